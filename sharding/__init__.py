@@ -1,0 +1,74 @@
+"""Spectral model sharding: train one large model on many weak, unequal devices.
+
+The server holds a full model. Each round it takes the SVD of every sharded layer and sends each client the few
+singular terms that its keep ratio affords; the client trains them as U·Ω·Vᵀ; the server averages each vector on its own.
+
+Names in code follow these symbols:
+
+======  ==================  ====================  =========================================================
+symbol  name                shape                 meaning
+======  ==================  ====================  =========================================================
+W       ``weight``          (out, in)             a layer's matrix; a conv is (out, in·kh·kw)
+N       ``rank``                                  min(out, in)
+λ       ``magnitudes``      (N,)                  singular values, non-increasing, float64
+u', v'  ``u``, ``v``        (out, N), (in, N)     √λᵢ·uᵢ, √λᵢ·vᵢ
+r, n    ``keep_ratio``,                           n = ⌈N·r⌉, r in (0, 1], shared by all layers of a client
+        ``num_terms``
+π       ``inclusion``       (N,)                  Pr(term i is drawn), Σπ = n
+ω       ``multipliers``     (N,) or (n,)          frozen diagonal of Ω
+C       ``num_clients``                           clients of the same keep ratio in this round
+τ       ``clip``                                  10 by default, ≥ 1
+D_c     ``num_samples``                           size of client c's data
+======  ==================  ====================  =========================================================
+"""
+
+from sharding.aggregate import Aggregation, aggregate
+from sharding.designs import DESIGNS, sample
+from sharding.diagnostics import anme, discrepancy, plan_anme, plan_discrepancy
+from sharding.errors import UserError
+from sharding.factorize import factorize, merge, shardable_layers
+from sharding.inclusion import (
+    collective_inclusion,
+    optimal_inclusion,
+    schatten_inclusion,
+    successive_inclusion,
+)
+from sharding.layers import FactorizedConv2d, FactorizedLayer, FactorizedLinear
+from sharding.optim import clip_effective_lr, clip_factors, factorized_layers, frobenius_decay
+from sharding.planner import Plan, ShardPlanner
+from sharding.shard import Shard, Terms
+from sharding.spectrum import Spectrum, decompose
+from sharding.strategies import STRATEGIES
+
+__all__ = [
+    "DESIGNS",
+    "STRATEGIES",
+    "Aggregation",
+    "FactorizedConv2d",
+    "FactorizedLayer",
+    "FactorizedLinear",
+    "Plan",
+    "Shard",
+    "ShardPlanner",
+    "Spectrum",
+    "Terms",
+    "UserError",
+    "aggregate",
+    "anme",
+    "clip_effective_lr",
+    "clip_factors",
+    "collective_inclusion",
+    "decompose",
+    "discrepancy",
+    "factorize",
+    "factorized_layers",
+    "frobenius_decay",
+    "merge",
+    "optimal_inclusion",
+    "plan_anme",
+    "plan_discrepancy",
+    "sample",
+    "schatten_inclusion",
+    "shardable_layers",
+    "successive_inclusion",
+]

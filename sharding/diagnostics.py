@@ -1,0 +1,78 @@
+"""Numbers that tell how a strategy behaves, without training: evenness of π, and the error of the reconstruction.
+
+With orthonormal u, v and Sᵢ the number of the C clients' draws that hold term i, each with multiplier ωᵢ, the average of
+the clients' estimators is W̄ = Σ λᵢ·(ωᵢ Sᵢ/C)·uᵢvᵢᵀ, so ‖W − W̄‖²_F = Σ λᵢ²(1 − ωᵢSᵢ/C)². Its expectation needs just π.
+"""
+
+from collections.abc import Iterable
+from math import nan
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sharding.planner import Plan
+
+Vector = NDArray[np.float64]
+
+
+def discrepancy(magnitudes: Vector, inclusion: Vector, multipliers: Vector, num_clients: int = 1) -> float:
+    """Return E‖W − W̄‖²_F for the average of `num_clients` independent clients' estimators.
+
+    One client and ω = 1/π give Σλ²(1/π − 1), Eq. 4 (terms that are never drawn count in full, λ²); ω of the
+    collective strategy gives Eq. 7. All arrays have shape (N,).
+    """
+    variance = multipliers**2 * inclusion * (1 - inclusion) / num_clients
+    return float(np.sum(magnitudes**2 * ((1 - multipliers * inclusion) ** 2 + variance)))
+
+
+def bernoulli_entropy(probability: Vector | float) -> Vector:
+    """Return −p ln p − (1−p) ln(1−p), elementwise, in nats; 0 at 0 and 1."""
+    p = np.asarray(probability, dtype=np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        terms = np.where(p > 0, -p * np.log(p), 0.0) + np.where(p < 1, -(1 - p) * np.log1p(-p), 0.0)
+    return np.asarray(terms)
+
+
+def anme(inclusions: Iterable[Vector]) -> float:
+    """Return the average normalized marginal entropy: mean Bernoulli entropy of π over that of n/N, over layers.
+
+    1 where all terms are equally likely, 0 where the draw is certain. Layers that are kept whole (n = N) have no
+    entropy to compare with and are left out; without any other the value is NaN.
+    """
+    ratios = []
+    for inclusion in inclusions:
+        even = float(bernoulli_entropy(inclusion.mean()))
+        if even > 1e-12:
+            ratios.append(float(bernoulli_entropy(inclusion).mean()) / even)
+    return float(np.mean(ratios)) if ratios else nan
+
+
+def plan_anme(plan: Plan) -> float:
+    """Return the ANME of a round, over its layers and groups; NaN where nothing is drawn."""
+    return anme(draw.law.inclusion for draw in plan.draws.values())
+
+
+def plan_discrepancy(plan: Plan) -> tuple[float, float]:
+    """Return the relative squared errors of a round as it was drawn, (of the clients' average, of one client).
+
+    The first is ‖W − W̄‖²/‖W‖², W̄ the unweighted average of all clients' estimators, whose expectation is Eq. 7; the
+    second is the mean over clients of ‖W − Ŵ‖²/‖W‖², whose expectation is Eq. 4. Both sum over layers first. They
+    hold for mixed keep ratios and multipliers that depend on the draw. NaN where nothing is sharded.
+    """
+    num_clients = sum(map(len, plan.groups.values()))
+    collective = single = norm = 0.0
+    for name in plan.spectra:
+        draws = [draw for (_, layer), draw in plan.draws.items() if layer == name]
+        squares = draws[0].group.magnitudes ** 2
+        held = np.concatenate([_coefficients(draw.indices, draw.multipliers, len(squares)) for draw in draws])
+        collective += float(squares @ (1 - held.sum(axis=0) / num_clients) ** 2)
+        single += float(((1 - held) ** 2 @ squares).mean())
+        norm += float(squares.sum())
+    return (collective / norm, single / norm) if norm > 0 else (nan, nan)
+
+
+def _coefficients(indices: NDArray[np.int64], multipliers: Vector, rank: int) -> Vector:
+    """Return ω of each client's terms at their places, zero elsewhere, shape (C, N)."""
+    coefficients = np.zeros((len(indices), rank))
+    np.put_along_axis(coefficients, indices, multipliers, axis=1)
+    return coefficients

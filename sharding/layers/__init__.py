@@ -1,0 +1,7 @@
+"""Drop-in modules that hold a weight as U·Ω·Vᵀ."""
+
+from sharding.layers.base import FactorizedLayer
+from sharding.layers.conv import FactorizedConv2d
+from sharding.layers.linear import FactorizedLinear
+
+__all__ = ["FactorizedConv2d", "FactorizedLayer", "FactorizedLinear"]

@@ -1,0 +1,180 @@
+"""The server's side of a round: spectra + budgets + generators -> one Shard per client.
+
+Clients that can afford the same keep ratio form a group. For each group and layer the strategy gives π and ω, a
+design is fitted to π once, and every client of the group draws from it with a generator of its own.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from sharding.designs import DESIGNS, Design, SuccessiveDesign, fit_all
+from sharding.errors import UserError, pick
+from sharding.factorize import ENDS, num_terms, shardable_layers
+from sharding.rng import generator
+from sharding.shard import Shard, Terms, dense_state
+from sharding.spectrum import Spectrum, decompose
+from sharding.strategies import Group, Law, get_strategy, norm_ratio
+
+Client = int | str
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What the clients of one group drew from one layer.
+
+    Attributes:
+        group: the spectrum and budget it was drawn for.
+        law: π and ω.
+        indices: shape (C, n), each row ascending.
+        multipliers: ω of the drawn terms, shape (C, n).
+    """
+
+    group: Group
+    law: Law
+    indices: NDArray[np.int64]
+    multipliers: NDArray[np.float64]
+
+
+class Plan(dict[Client, Shard]):
+    """A round's shards, by client, and what the server keeps for itself.
+
+    Attributes:
+        spectra: of the sharded layers, by name.
+        groups: the clients of each keep ratio, in the order of the rows of the draws.
+        draws: by (keep ratio, layer).
+    """
+
+    def __init__(
+        self,
+        shards: Mapping[Client, Shard],
+        spectra: Mapping[str, Spectrum],
+        groups: Mapping[float, list[Client]],
+        draws: Mapping[tuple[float, str], Draw],
+    ) -> None:
+        super().__init__(shards)
+        self.spectra = spectra
+        self.groups = groups
+        self.draws = draws
+
+
+class ShardPlanner:
+    """Draws each client's singular terms.
+
+    Args:
+        strategy: a name in `sharding.STRATEGIES`.
+        design: a name in `sharding.DESIGNS`. The PriSM strategies draw successively, as published, whatever it is.
+        seed: all draws depend on (seed, round, client, layer) alone.
+        skip: layers sent whole, as in `sharding.factorize`; by default the first and the last.
+
+    Raises:
+        UserError: unknown strategy or design.
+    """
+
+    def __init__(
+        self, strategy: str = "collective", design: str = "cps", seed: int = 0, skip: Iterable[str] = ENDS
+    ) -> None:
+        pick(DESIGNS, design, "design")
+        self.strategy = get_strategy(strategy)
+        self.design = design
+        self.seed = seed
+        self.skip = tuple(skip)
+
+    def plan(self, model: nn.Module, budgets: Mapping[Client, float], round: int = 0) -> Plan:
+        """Cut one shard for each client.
+
+        Args:
+            model: the server's dense model; only read.
+            budgets: the keep ratio r of each client, in (0, 1].
+            round: t.
+
+        Returns:
+            A `Plan`, that is a dict from client to `Shard`, in the order of `budgets`.
+
+        Raises:
+            UserError: a keep ratio outside (0, 1], a weight that is not finite, a layer that cannot be sharded.
+        """
+        layers = {} if self.strategy.law is None else shardable_layers(model, self.skip)
+        spectra = decompose({name: _finite_matrix(name, layer) for name, layer in layers.items()})
+        magnitudes = _on_host(spectra)
+        groups = self._group(budgets)
+        draws = {
+            (ratio, name): draw
+            for ratio, clients in groups.items()
+            for name, draw in self._draw(magnitudes, ratio, clients, round).items()
+        }
+        dense = dense_state(model, layers)
+        terms: dict[Client, dict[str, Terms]] = {client: {} for client in budgets}
+        for (ratio, name), draw in draws.items():
+            cut = Terms.cut(spectra[name], draw.indices, draw.multipliers)
+            for client, its_terms in zip(groups[ratio], cut, strict=True):
+                terms[client][name] = its_terms
+        return Plan({client: Shard(terms[client], dense) for client in budgets}, spectra, groups, draws)
+
+    def _group(self, budgets: Mapping[Client, float]) -> dict[float, list[Client]]:
+        groups: dict[float, list[Client]] = {}
+        for client, ratio in budgets.items():
+            groups.setdefault(self.strategy.keep_ratio or ratio, []).append(client)
+        return groups
+
+    def _draw(
+        self, magnitudes: Mapping[str, NDArray[np.float64]], ratio: float, clients: list[Client], round: int
+    ) -> dict[str, Draw]:
+        """Draw for one group, from every layer."""
+        groups = {
+            name: Group(values, num_terms(len(values), ratio), len(clients), ratio)
+            for name, values in magnitudes.items()
+        }
+        laws = {name: self._law(name, group) for name, group in groups.items()}
+        designs = self._fit(groups, laws)
+        return {name: self._draw_layer(name, groups[name], laws[name], designs[name], clients, round) for name in groups}
+
+    def _law(self, name: str, group: Group) -> Law:
+        assert self.strategy.law is not None
+        try:
+            return self.strategy.law(group)
+        except UserError as error:
+            raise UserError(f"layer {name}: {error}") from error
+
+    def _fit(self, groups: Mapping[str, Group], laws: Mapping[str, Law]) -> dict[str, Design]:
+        """Fit one design per layer: those that only have to honor π all together, the prescribed ones as they are."""
+        designs: dict[str, Design] = {
+            name: SuccessiveDesign(law.weights, groups[name].num_terms)
+            for name, law in laws.items()
+            if law.weights is not None
+        }
+        free = [name for name in laws if name not in designs]
+        return designs | dict(zip(free, fit_all([laws[name].inclusion for name in free], self.design), strict=True))
+
+    def _draw_layer(
+        self, name: str, group: Group, law: Law, design: Design, clients: list[Client], round: int
+    ) -> Draw:
+        rngs = (generator(self.seed, "draw", round, client, name) for client in clients)
+        indices = np.stack([design.draw(rng) for rng in rngs])
+        multipliers = law.multipliers[indices]
+        if self.strategy.rescales:
+            scales = [norm_ratio(group.magnitudes, row) for row in indices]
+            multipliers = np.broadcast_to(np.array(scales)[:, None], indices.shape).copy()
+        return Draw(group, law, indices, multipliers)
+
+
+def _finite_matrix(name: str, layer: nn.Module) -> Tensor:
+    """Return the layer's weight as a matrix (out, in)."""
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    if not bool(weight.isfinite().all()):
+        raise UserError(f"layer {name}: its weight has NaN or Inf; training diverged, so lower local.lr or the clip")
+    return weight.detach().flatten(1)
+
+
+def _on_host(spectra: Mapping[str, Spectrum]) -> dict[str, NDArray[np.float64]]:
+    """Fetch the magnitudes of all layers in one transfer."""
+    if not spectra:
+        return {}
+    sizes = [len(spectrum.magnitudes) for spectrum in spectra.values()]
+    flat = torch.cat([spectrum.magnitudes for spectrum in spectra.values()]).cpu().numpy()
+    return dict(zip(spectra, np.split(flat, np.cumsum(sizes)[:-1]), strict=True))

@@ -1,0 +1,139 @@
+"""The names a user types: which terms are likely to be drawn (π), how they are weighted (ω), and whether to clip.
+
+A strategy is a law, a function of one layer's spectrum and of what the clients can afford. To add one, write its law
+and give it a line in `STRATEGIES`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sharding.errors import pick
+from sharding.inclusion import collective_inclusion, optimal_inclusion, schatten_inclusion, successive_inclusion
+
+Vector = NDArray[np.float64]
+
+# PriSM draws in proportion to λᵏ. Below this share of the largest λ the weights are held level: λ⁴ would underflow.
+PRISM_FLOOR = 1e-7
+
+
+class Group(NamedTuple):
+    """What a law may look at: one layer, and the clients of one keep ratio in one round.
+
+    Attributes:
+        magnitudes: λ, shape (N,), non-increasing.
+        num_terms: n.
+        num_clients: C, the clients of this keep ratio in the round.
+        keep_ratio: r.
+    """
+
+    magnitudes: Vector
+    num_terms: int
+    num_clients: int
+    keep_ratio: float
+
+
+class Law(NamedTuple):
+    """What a strategy decides for one layer.
+
+    Attributes:
+        inclusion: π, shape (N,), Σπ = n.
+        multipliers: ω of a term if it is drawn, shape (N,).
+        weights: of successive sampling, shape (N,), where the strategy prescribes that draw; else None, and any
+            design that honors π will do.
+    """
+
+    inclusion: Vector
+    multipliers: Vector
+    weights: Vector | None = None
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A way of sharding.
+
+    Attributes:
+        summary: one line for people.
+        law: from a `Group` to π and ω; None where nothing is sharded.
+        clips: whether clients clip the effective learning rate (τ/ω).
+        rescales: whether all drawn terms share ω = √(Σλ² / Σ_{drawn} λ²) instead of the law's ω.
+        keep_ratio: what every client keeps whatever it can afford; None to respect the clients' own.
+    """
+
+    summary: str
+    law: Callable[[Group], Law] | None
+    clips: bool = False
+    rescales: bool = False
+    keep_ratio: float | None = None
+
+
+def top_n(group: Group) -> Law:
+    """The n largest terms, always; ω = 1."""
+    inclusion = np.zeros_like(group.magnitudes)
+    inclusion[: group.num_terms] = 1.0
+    return Law(inclusion, np.ones_like(inclusion))
+
+
+def prism(group: Group) -> Law:
+    """Successive sampling in proportion to λᵏ, k = 4 for r ≤ 0.2, else 2.5; ω = 1 (Niu et al., TMLR 2023)."""
+    relative = group.magnitudes / (group.magnitudes[0] or 1.0)
+    weights = np.maximum(relative, PRISM_FLOOR) ** (4.0 if group.keep_ratio <= 0.2 else 2.5)
+    inclusion = successive_inclusion(weights, group.num_terms)
+    return Law(inclusion, np.ones_like(inclusion), weights)
+
+
+def prism_wallenius(group: Group) -> Law:
+    """PriSM's draw, made unbiased by ω = 1/π with its exact inclusion probabilities."""
+    law = prism(group)
+    return law._replace(multipliers=_inverse(law.inclusion))
+
+
+def unbiased(group: Group) -> Law:
+    """The unbiased estimator of least discrepancy: π of Theorem 3.1, ω = 1/π."""
+    inclusion = optimal_inclusion(group.magnitudes, group.num_terms)
+    return Law(inclusion, _inverse(inclusion))
+
+
+def collective(group: Group) -> Law:
+    """The estimator whose average over the group's C clients has least discrepancy: π and ω of Theorem 3.2."""
+    return Law(*collective_inclusion(group.magnitudes, group.num_terms, group.num_clients))
+
+
+def schatten(group: Group) -> Law:
+    """The unbiased estimator of least expected Schatten-4 discrepancy; ω = 1/π."""
+    inclusion = schatten_inclusion(group.magnitudes, group.num_terms, p=4)
+    return Law(inclusion, _inverse(inclusion))
+
+
+STRATEGIES: dict[str, Strategy] = {
+    "top_n": Strategy("the n largest terms", top_n),
+    "top_n_scaled": Strategy("the n largest terms, rescaled to the norm of the whole", top_n, rescales=True),
+    "prism": Strategy("drawn in proportion to λᵏ", prism),
+    "prism_scaled": Strategy("PriSM, rescaled to the norm of the whole", prism, rescales=True),
+    "prism_wallenius": Strategy("PriSM with ω = 1/π", prism_wallenius),
+    "prism_wallenius_clip": Strategy("PriSM with ω = 1/π and clipping", prism_wallenius, clips=True),
+    "unbiased": Strategy("unbiased, least discrepancy of one client", unbiased, clips=True),
+    "collective": Strategy("least discrepancy of the clients' average", collective, clips=True),
+    "schatten": Strategy("unbiased, least Schatten-4 discrepancy", schatten, clips=True),
+    "full": Strategy("all terms to every client, factorized", top_n, keep_ratio=1.0),
+    "dense": Strategy("no sharding: FedAvg", None),
+}
+
+
+def get_strategy(name: str) -> Strategy:
+    """Return the strategy of that name; a `UserError` lists the names when there is none."""
+    return pick(STRATEGIES, name, "strategy")
+
+
+def norm_ratio(magnitudes: Vector, indices: NDArray[np.int64]) -> float:
+    """Return √(Σλ² / Σ_{drawn} λ²), the ω that gives the drawn terms the Frobenius norm of the whole (`+Scaled`)."""
+    drawn = np.square(magnitudes[indices]).sum()
+    return float(np.sqrt(np.square(magnitudes).sum() / drawn)) if drawn > 0 else 1.0
+
+
+def _inverse(inclusion: Vector) -> Vector:
+    """Return 1/π, and 1 for terms that are never drawn."""
+    return np.divide(1.0, inclusion, out=np.ones_like(inclusion), where=inclusion > 0)

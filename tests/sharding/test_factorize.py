@@ -1,0 +1,147 @@
+"""Replacing layers in a model, and undoing it."""
+
+import pytest
+import torch
+from torch import nn
+
+from sharding import FactorizedConv2d, FactorizedLinear, UserError, factorize, merge, shardable_layers
+from sharding.factorize import num_terms
+
+
+def small_model():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1),
+        nn.GroupNorm(2, 6),
+        nn.Sequential(nn.Conv2d(6, 10, 3, stride=2), nn.ReLU(), nn.Conv2d(10, 8, 1, bias=False)),
+        nn.Flatten(),
+        nn.Linear(72, 12),
+        nn.ReLU(),
+        nn.Linear(12, 4),
+    ).double()
+
+
+def test_all_terms_give_the_same_outputs_and_gradients():
+    model, x = small_model(), torch.randn(3, 3, 8, 8).double()
+    factorized = factorize(model, 1.0)
+    torch.testing.assert_close(factorized(x), model(x), rtol=0, atol=1e-10)
+    for net in (model, factorized):
+        net(x).square().sum().backward()
+    theirs = dict(model.named_parameters())
+    shared = [name for name, _ in factorized.named_parameters() if name in theirs]
+    assert {"0.weight", "1.bias", "4.bias", "6.weight"} <= set(shared)
+    for name in shared:
+        torch.testing.assert_close(factorized.get_parameter(name).grad, theirs[name].grad, rtol=0, atol=1e-10)
+
+
+def test_a_copy_is_changed_unless_inplace():
+    model = small_model()
+    copy = factorize(model, 0.5)
+    assert copy is not model
+    assert isinstance(model[4], nn.Linear)
+    assert isinstance(copy[4], FactorizedLinear)
+    assert factorize(model, 0.5, inplace=True) is model
+    assert isinstance(model[4], FactorizedLinear)
+
+
+def test_first_and_last_stay_whole_by_default_and_the_report_says_so():
+    factorized = factorize(small_model(), 0.5)
+    assert type(factorized[0]) is nn.Conv2d
+    assert type(factorized[6]) is nn.Linear
+    report = factorized.factorize_report
+    assert report.replaced == {"2.0": (10, 5), "2.2": (8, 4), "4": (12, 6)}
+    assert set(report.whole) == {"0", "6"}
+    assert report.parameters_before == sum(p.numel() for p in small_model().parameters())
+    assert report.parameters_after == sum(p.numel() for p in factorized.parameters())
+    assert "factorized 3 layers, left 2 whole" in str(report)
+
+
+def test_merge_undoes_it():
+    model = small_model()
+    merged = merge(factorize(model, 1.0))
+    assert repr(merged) == repr(model)
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(merged.state_dict()[name], tensor, rtol=0, atol=1e-10)
+
+
+def test_a_single_layer_is_a_model_too():
+    assert isinstance(factorize(nn.Linear(4, 4), 0.5, skip=()), FactorizedLinear)
+    assert isinstance(merge(FactorizedLinear(4, 4, 2)), nn.Linear)
+
+
+@pytest.mark.parametrize(
+    ("skip", "sharded"),
+    [
+        ((), {"0", "2.0", "2.2", "4", "6"}),
+        (["first"], {"2.0", "2.2", "4", "6"}),
+        (["2"], {"0", "4", "6"}),
+        (["2.*"], {"0", "4", "6"}),
+        (["first", "last", "2.2"], {"2.0", "4"}),
+        ("last", {"0", "2.0", "2.2", "4"}),
+        (["1"], {"0", "2.0", "2.2", "4", "6"}),  # a norm: nothing to skip, but no misspelling
+    ],
+)
+def test_skip_takes_names_enclosing_modules_and_patterns(skip, sharded):
+    assert set(shardable_layers(small_model(), skip)) == sharded
+
+
+def test_skip_takes_dotted_suffixes():
+    model = nn.ModuleDict({"a": nn.ModuleDict({"query": nn.Linear(2, 2)}), "b": nn.ModuleDict({"query": nn.Linear(2, 2)})})
+    assert shardable_layers(model, ["query"]) == {}
+
+
+def test_a_pattern_that_matches_nothing_lists_near_names():
+    model = nn.ModuleDict({"encoder": nn.Linear(2, 2), "decoder": nn.Linear(2, 2)})
+    with pytest.raises(UserError, match="'encodr' matches no layer; the nearest names are encoder, decoder"):
+        factorize(model, 0.5, skip=["encodr"])
+
+
+def test_a_module_used_twice_is_replaced_once_everywhere():
+    shared = nn.Linear(4, 4)
+    factorized = factorize(nn.Sequential(nn.Linear(4, 4), shared, nn.ReLU(), shared, nn.Linear(4, 4)), 0.5)
+    assert isinstance(factorized[1], FactorizedLinear)
+    assert factorized[1] is factorized[3]
+
+
+def test_all_obstacles_are_told_at_once_by_name():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(5, 4)
+            self.depthwise = nn.Conv2d(4, 4, 3, groups=4)
+            self.attention = nn.MultiheadAttention(4, 2)
+            self.head = nn.Linear(4, 5)
+            self.head.weight = self.embed.weight
+
+    with pytest.raises(UserError) as caught:
+        factorize(Tied(), 0.5, skip=())
+    message = str(caught.value)
+    assert "depthwise: it is a convolution with groups=4" in message
+    assert "attention.out_proj: nn.MultiheadAttention packs" in message
+    assert "head: its weight is tied to embed.weight" in message
+    assert "\n" not in message
+    factorize(Tied(), 0.5, skip=["depthwise", "attention", "head"])
+
+
+@pytest.mark.parametrize("keep_ratio", [0, -0.1, 1.01, float("nan")])
+def test_a_keep_ratio_outside_its_range_is_told(keep_ratio):
+    with pytest.raises(UserError, match=f"keep ratio {keep_ratio} is outside"):
+        factorize(small_model(), keep_ratio)
+
+
+def test_num_terms_rounds_up_but_not_for_floating_point():
+    assert [num_terms(10, ratio) for ratio in (0.01, 0.3, 0.31, 1.0)] == [1, 3, 4, 10]
+    assert all(num_terms(rank, k / rank) == k for rank in range(1, 65) for k in range(1, rank + 1))
+
+
+def test_code_that_reads_a_weight_still_works():
+    """nn.TransformerEncoderLayer's fast path reads `linear1.weight` without calling the module."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).double().eval()
+    x = torch.randn(2, 3, 8).double()
+    factorized = factorize(layer, 1.0, skip=["self_attn"])
+    assert isinstance(factorized.linear1, FactorizedLinear)
+    torch.testing.assert_close(factorized(x), layer(x), rtol=0, atol=1e-10)
+
+
+def test_convolutions_become_factorized_convolutions():
+    assert isinstance(factorize(small_model(), 0.5)[2][0], FactorizedConv2d)

@@ -1,0 +1,74 @@
+"""Decomposition against torch's SVD, and the cases that squaring could spoil."""
+
+import pytest
+import torch
+
+from sharding import decompose
+from sharding.spectrum import decompose_one
+
+SHAPES = [(5, 9), (9, 5), (6, 6), (1, 4), (4, 1), (1, 1), (64, 576)]
+
+
+def graded(out, columns, smallest, dtype=torch.float64):
+    """Return a matrix whose singular values fall geometrically from 1 to `smallest`."""
+    left, _ = torch.linalg.qr(torch.randn(out, out, dtype=torch.float64))
+    right, _ = torch.linalg.qr(torch.randn(columns, columns, dtype=torch.float64))
+    rank = min(out, columns)
+    values = torch.logspace(0, torch.log10(torch.tensor(smallest)).item(), rank, dtype=torch.float64)
+    return ((left[:, :rank] * values) @ right[:, :rank].mT).to(dtype)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_matches_the_svd(shape, dtype):
+    torch.manual_seed(0)
+    matrix = torch.randn(shape, dtype=dtype)
+    spectrum = decompose_one(matrix)
+    precision = torch.finfo(dtype).eps
+    expected = torch.linalg.svdvals(matrix.double())
+    torch.testing.assert_close(spectrum.magnitudes, expected, rtol=1e-9, atol=0)
+    torch.testing.assert_close(spectrum.compose(), matrix, rtol=0, atol=20 * precision * matrix.norm().item())
+    # u' and v' carry √λ each and are orthogonal among themselves.
+    for factor in (spectrum.u, spectrum.v):
+        gram = (factor.mT @ factor).double()
+        torch.testing.assert_close(gram, expected.diag(), rtol=0, atol=50 * precision * expected[0].item())
+
+
+@pytest.mark.parametrize("smallest", [1e-3, 1e-6, 1e-9])
+def test_a_steep_spectrum_keeps_its_small_terms(smallest):
+    torch.manual_seed(0)
+    matrix = graded(20, 50, smallest)
+    spectrum = decompose_one(matrix)
+    expected = torch.logspace(0, torch.log10(torch.tensor(smallest)).item(), 20, dtype=torch.float64)
+    torch.testing.assert_close(spectrum.magnitudes, expected, rtol=1e-5, atol=0)
+    unit = spectrum.v / spectrum.magnitudes.sqrt()
+    torch.testing.assert_close(unit.mT @ unit, torch.eye(20, dtype=torch.float64), rtol=0, atol=1e-4)
+
+
+def test_names_and_order_survive_the_batching_by_shape():
+    torch.manual_seed(0)
+    matrices = {"a": torch.randn(3, 4), "b": torch.randn(4, 3), "c": torch.randn(3, 4), "d": torch.randn(3, 4).double()}
+    spectra = decompose(matrices)
+    assert list(spectra) == list(matrices)
+    for name, matrix in matrices.items():
+        torch.testing.assert_close(spectra[name].compose(), matrix)
+        assert spectra[name].u.dtype == matrix.dtype
+        assert spectra[name].magnitudes.dtype == torch.float64
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (6, 4)])
+def test_a_zero_matrix_is_sharded_so_that_it_can_train(shape):
+    spectrum = decompose_one(torch.zeros(shape))
+    assert spectrum.magnitudes.eq(0).all()
+    assert spectrum.compose().eq(0).all()
+    # One side is zero and the other has unit columns, so the zero side has a gradient.
+    norms = torch.stack([spectrum.u.norm(dim=0), spectrum.v.norm(dim=0)]).sort(dim=0).values
+    torch.testing.assert_close(norms, torch.tensor([[0.0], [1.0]]).expand(2, 4))
+
+
+def test_a_rank_deficient_matrix_has_exact_zeros():
+    torch.manual_seed(0)
+    matrix = torch.randn(6, 2, dtype=torch.float64) @ torch.randn(2, 8, dtype=torch.float64)
+    spectrum = decompose_one(matrix)
+    assert (spectrum.magnitudes > 0).tolist() == [True, True, False, False, False, False]
+    torch.testing.assert_close(spectrum.compose(), matrix)

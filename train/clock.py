@@ -1,0 +1,27 @@
+"""Seconds by phase."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+import torch
+
+
+class Clock:
+    """Times the phases of one round: ``with clock("plan"): …``."""
+
+    def __init__(self) -> None:
+        self._start = perf_counter()
+        self._phases: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        start = perf_counter()
+        yield
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # between phases only, never within one
+        self._phases[f"seconds_{phase}"] = perf_counter() - start
+
+    def seconds(self) -> dict[str, float]:
+        """Return ``seconds`` since the clock was made, and ``seconds_<phase>`` of each phase."""
+        return {"seconds": perf_counter() - self._start} | self._phases

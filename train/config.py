@@ -1,0 +1,182 @@
+"""What a run is made of: YAML files and ``dotted.key=value`` overrides, checked before anything is computed."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from models import MODELS
+from sharding.clients import SAMPLERS
+from sharding.designs import DESIGNS
+from sharding.errors import UserError, nearest, pick
+from sharding.strategies import STRATEGIES
+from train.data import DATASETS
+from train.partition import PARTITIONS
+
+Ratio = Annotated[float, Field(gt=0, le=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """A part of the configuration; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class ModelConfig(Section):
+    """A model's name; all other keys are options of that model."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keys besides the name."""
+        return dict(self.model_extra or {})
+
+
+class DataConfig(Section):
+    """A dataset and how the clients share it."""
+
+    name: str
+    root: Path | None = None
+    partition: str = "dirichlet"
+    alpha: float = Field(1.0, gt=0)
+    download: bool = False
+
+
+class ClientsConfig(Section):
+    """How many clients there are, and how many are invited each round."""
+
+    count: int = Field(ge=1)
+    per_round: int = Field(ge=1)
+    sampler: str = "uniform"
+
+
+class LocalConfig(Section):
+    """A client's training in one round."""
+
+    epochs: int = Field(2, ge=1)
+    batch_size: int = Field(32, ge=1)
+    lr: float = Field(0.1, gt=0)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    frobenius_decay: float = Field(1e-4, ge=0)
+
+
+class TrackingConfig(Section):
+    """Where the metrics go besides `metrics.jsonl`."""
+
+    wandb: Literal["disabled", "online", "offline"] = "disabled"
+    project: str = "spectral-sharding"
+
+
+class Config(Section):
+    """One training run.
+
+    Attributes:
+        output: the run's directory; ``runs/<name>-<strategy>-<seed>`` if not given.
+        clip: τ of the strategies that clip the effective learning rate, at least 1.
+        keep_ratio: r of every client, or a mapping from ratio to the share of clients that have it.
+        evaluate_every: rounds between evaluations; the last round is always evaluated.
+    """
+
+    name: str
+    seed: int = 0
+    rounds: int = Field(ge=1)
+    output: Path | None = None
+    strategy: str = "collective"
+    design: str = "cps"
+    clip: float = Field(10.0, ge=1)
+    keep_ratio: Ratio | dict[Ratio, Share] = 0.2
+    model: ModelConfig
+    data: DataConfig
+    clients: ClientsConfig
+    local: LocalConfig = LocalConfig()
+    engine: str = "sequential"
+    device: str = "auto"
+    evaluate_every: int = Field(1, ge=1)
+    tracking: TrackingConfig = TrackingConfig()
+
+    @property
+    def directory(self) -> Path:
+        """Where the run writes."""
+        return self.output or Path("runs") / f"{self.name}-{self.strategy}-{self.seed}"
+
+    @model_validator(mode="after")
+    def _names_and_numbers_exist(self) -> "Config":
+        pick(STRATEGIES, self.strategy, "strategy")
+        pick(DESIGNS, self.design, "design")
+        pick(MODELS, self.model.name, "model")
+        pick(DATASETS, self.data.name, "dataset")
+        pick(PARTITIONS, self.data.partition, "partition")
+        pick(SAMPLERS, self.clients.sampler, "sampler")(self.clients.count, self.clients.per_round, self.seed)
+        if isinstance(self.keep_ratio, dict) and abs(sum(self.keep_ratio.values()) - 1) > 1e-6:
+            raise UserError(f"the shares of keep_ratio {self.keep_ratio} sum to {sum(self.keep_ratio.values())}, not 1")
+        return self
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a YAML file, apply ``dotted.key=value`` overrides (values in YAML), and check the whole.
+
+    Raises:
+        UserError: no such file, no valid YAML, an unknown key, or a value that is not allowed.
+    """
+    try:
+        values = yaml.safe_load(Path(path).read_text()) or {}
+    except OSError as error:
+        near = nearest(str(path), map(str, Path(path).parent.glob("*.yaml")))
+        raise UserError(f"cannot read the config {str(path)!r}{near}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path} holds {type(values).__name__}, but a config is a mapping from keys to values")
+    for override in overrides:
+        _override(values, override)
+    return check_config(values)
+
+
+def check_config(values: dict[str, Any]) -> Config:
+    """Return the configuration of these values; a `UserError` tells all that is wrong with them."""
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise UserError("; ".join(map(_explain, error.errors()))) from error
+
+
+def _override(values: dict[str, Any], override: str) -> None:
+    """Apply one ``dotted.key=value``."""
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise UserError(f"cannot read the override {override!r}; write dotted.key=value, e.g. local.lr=0.05")
+    *parents, last = key.split(".")
+    for parent in parents:
+        child = values.setdefault(parent, {})
+        if not isinstance(child, dict):
+            raise UserError(f"cannot set {key!r}: {parent!r} is {child!r}, not a section")
+        values = child
+    try:
+        values[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"cannot read the value {text!r} of {key!r} as YAML") from error
+
+
+def _explain(error: ErrorDetails) -> str:
+    """Turn one of pydantic's findings into a clause of our one line."""
+    if isinstance(cause := error.get("ctx", {}).get("error"), UserError):
+        return str(cause)
+    key = ".".join(str(part) for part in error["loc"] if part not in ("dict[constrained-float,constrained-float]",))
+    if error["type"] == "extra_forbidden":
+        return f"unknown config key {key!r}{nearest(key, _known_keys(Config))}; the keys are listed in the README"
+    if error["type"] == "missing":
+        return f"the config lacks {key!r}"
+    return f"{key}={error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+def _known_keys(section: type[Section], prefix: str = "") -> Iterator[str]:
+    for name, info in section.model_fields.items():
+        yield prefix + name
+        if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
+            yield from _known_keys(info.annotation, f"{prefix}{name}.")

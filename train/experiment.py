@@ -1,0 +1,119 @@
+"""From a configuration to the parts of a run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from models import build_model
+from sharding import Shard, ShardPlanner
+from sharding.clients import SAMPLERS, UniformSampler
+from sharding.errors import UserError, pick
+from sharding.rng import generator, seed_of
+from sharding.shard import dense_state
+from train.config import Config
+from train.data import Dataset, load_dataset
+from train.engines import ENGINES, Engine
+from train.local import ClientData
+from train.partition import partition
+
+
+@dataclass
+class Experiment:
+    """The parts of a run.
+
+    Attributes:
+        model: the server's, on the device.
+        keep_ratios: r of every client.
+        num_samples: D_c of every client.
+        dense_nbytes: what dense FedAvg sends one client, one way.
+    """
+
+    config: Config
+    dataset: Dataset
+    model: nn.Module
+    keep_ratios: Mapping[int, float]
+    num_samples: Mapping[int, int]
+    dense_nbytes: int
+    sampler: UniformSampler
+    planner: ShardPlanner
+    engine: Engine
+
+
+def assemble(config: Config) -> Experiment:
+    """Build everything a run needs; writes nothing.
+
+    Raises:
+        UserError: a missing data folder, a model option that does not exist, a device that is not there.
+    """
+    engine = pick(ENGINES, config.engine, "engine")
+    device = find_device(config.device)
+    dataset = load_dataset(config.data.name, config.data.root, config.data.download).to(device)
+    clients = share_out(config, dataset)
+    model = make_model(config, dataset).to(device)
+    planner = ShardPlanner(config.strategy, config.design, config.seed)
+    clip = config.clip if planner.strategy.clips else None
+    return Experiment(
+        config,
+        dataset,
+        model,
+        assign_keep_ratios(config.keep_ratio, len(clients), config.seed),
+        {client: len(data) for client, data in clients.items()},
+        Shard({}, dense_state(model, {})).nbytes,
+        pick(SAMPLERS, config.clients.sampler, "sampler")(len(clients), config.clients.per_round, config.seed),
+        planner,
+        engine(model, clients, dataset, config.local, clip, config.seed),
+    )
+
+
+def make_model(config: Config, dataset: Dataset) -> nn.Module:
+    """Build the server's model; its initial weights depend on the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_of(config.seed, "model"))
+        return build_model(
+            config.model.name,
+            input_shape=dataset.input_shape,
+            num_classes=dataset.num_classes,
+            **config.model.options,
+        )
+
+
+def share_out(config: Config, dataset: Dataset) -> dict[int, ClientData]:
+    """Give every client its samples."""
+    rng = generator(config.seed, "partition")
+    parts = partition(config.data.partition, dataset, config.clients.count, rng, config.data.alpha)
+    shares = {}
+    for client, part in enumerate(parts):
+        rows = torch.from_numpy(part).to(dataset.train.targets.device)
+        shares[client] = ClientData(dataset.train.inputs[rows], dataset.train.targets[rows])
+    return shares
+
+
+def assign_keep_ratios(keep_ratio: float | Mapping[float, float], count: int, seed: int) -> dict[int, float]:
+    """Return each client's keep ratio: the shares rounded to whole clients, dealt out at random, once for the run."""
+    if not isinstance(keep_ratio, Mapping):
+        return dict.fromkeys(range(count), keep_ratio)
+    exact = np.array(list(keep_ratio.values())) * count
+    whole = np.floor(exact + 1e-9).astype(int)
+    largest = np.argsort(whole - exact, kind="stable")  # the largest remainders get the clients left over
+    whole[largest[: count - whole.sum()]] += 1
+    dealt = np.repeat(list(keep_ratio), whole)
+    return dict(enumerate(generator(seed, "keep_ratio").permutation(dealt).tolist()))
+
+
+def find_device(name: str) -> torch.device:
+    """Return the device of that name; ``auto`` is the GPU if there is one.
+
+    Raises:
+        UserError: no such device here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device {name!r} is not to be had here; use device=auto or device=cpu") from error
+    return device

@@ -1,0 +1,80 @@
+"""One training run, from its configuration to its directory of results."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+from torch import nn
+
+from sharding.errors import UserError
+from train.checkpoint import drop_rounds_from, load_checkpoint, save_checkpoint
+from train.config import Config
+from train.experiment import assemble
+from train.rounds import Metrics, run_rounds
+from train.tracking import make_trackers
+
+METRICS_FILE = "metrics.jsonl"
+CONFIG_FILE = "config.yaml"
+
+
+def run(config: Config, progress: Callable[[Metrics], None], resume: bool = False) -> Path:
+    """Train as configured and return the directory with `config.yaml`, `metrics.jsonl` and `model.safetensors`.
+
+    Args:
+        config: of the run.
+        progress: is handed each round's metrics.
+        resume: go on with the run that the directory holds, from its last checkpoint.
+
+    Raises:
+        UserError: the directory holds a run already (or another one, on resuming), or a part cannot be built.
+    """
+    check_directory(config, resume)
+    experiment = assemble(config)  # before anything is written
+    start = _open_directory(config, experiment.model)
+    trackers = make_trackers(config)
+
+    def record(t: int, metrics: Metrics) -> None:
+        for tracker in trackers:
+            tracker.log(metrics)
+        if "test_accuracy" in metrics:
+            save_checkpoint(config.directory, experiment.model, t + 1)
+        progress(metrics)
+
+    try:
+        run_rounds(experiment, start, record)
+    finally:
+        for tracker in trackers:
+            tracker.close()
+    return config.directory
+
+
+def check_directory(config: Config, resume: bool) -> None:
+    """Make sure that nothing will be overwritten.
+
+    Raises:
+        UserError: the directory holds a run and `resume` is off, or a run of another configuration and it is on.
+    """
+    directory = config.directory
+    if not (directory / METRICS_FILE).exists() and not (directory / CONFIG_FILE).exists():
+        return
+    if not resume:
+        raise UserError(f"{directory} already holds a run; choose another with output=…, or go on with it by --resume")
+    held = yaml.safe_load((directory / CONFIG_FILE).read_text(encoding="utf-8"))
+    wanted = _plain(config)
+    differing = [key for key in wanted if held.get(key) != wanted[key]]
+    if differing:
+        key = differing[0]
+        raise UserError(f"{directory} holds a run with {key}={held.get(key)}, not {wanted[key]}; choose another output=…")
+
+
+def _open_directory(config: Config, model: nn.Module) -> int:
+    """Make the directory, load what an earlier run left there, and return the round to start with."""
+    config.directory.mkdir(parents=True, exist_ok=True)
+    (config.directory / CONFIG_FILE).write_text(yaml.safe_dump(_plain(config), sort_keys=False), encoding="utf-8")
+    start = load_checkpoint(config.directory, model)
+    drop_rounds_from(config.directory / METRICS_FILE, start)
+    return start
+
+
+def _plain(config: Config) -> dict[str, object]:
+    return config.model_dump(mode="json", exclude={"output"})
