@@ -1,7 +1,8 @@
 """Spectral model sharding: train one large model on many weak, unequal devices.
 
 The server holds a full model. Each round it takes the SVD of every sharded layer and sends each client the few
-singular terms that its keep ratio affords; the client trains them as U·Ω·Vᵀ; the server averages each vector on its own.
+singular terms that its keep ratio affords; the client trains them as U·Ω·Vᵀ; the server averages each vector on its
+own.
 
 Names in code follow these symbols:
 

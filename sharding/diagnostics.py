@@ -1,7 +1,8 @@
 """Numbers that tell how a strategy behaves, without training: evenness of π, and the error of the reconstruction.
 
-With orthonormal u, v and Sᵢ the number of the C clients' draws that hold term i, each with multiplier ωᵢ, the average of
-the clients' estimators is W̄ = Σ λᵢ·(ωᵢ Sᵢ/C)·uᵢvᵢᵀ, so ‖W − W̄‖²_F = Σ λᵢ²(1 − ωᵢSᵢ/C)². Its expectation needs just π.
+With orthonormal u, v and Sᵢ the number of the C clients' draws that hold term i, each with multiplier ωᵢ, the
+average of the clients' estimators is W̄ = Σ λᵢ·(ωᵢSᵢ/C)·uᵢvᵢᵀ, so ‖W − W̄‖²_F = Σ λᵢ²(1 − ωᵢSᵢ/C)². Its expectation
+needs just π.
 """
 
 from collections.abc import Iterable

@@ -20,6 +20,7 @@ FACTORIZED: dict[type[nn.Module], type[FactorizedLayer]] = {
     nn.Linear: FactorizedLinear,
     nn.Conv2d: FactorizedConv2d,
 }
+AFFINE: tuple[type[nn.Module], ...] = tuple(FACTORIZED)
 ENDS = ("first", "last")  # stand for the first and the last affine layer, in order of registration
 
 
@@ -73,7 +74,9 @@ def shardable_layers(model: nn.Module, skip: Iterable[str] = ENDS) -> dict[str, 
         UserError: a pattern matches nothing, or a layer is of a kind that cannot be factorized. All such problems are
             told at once, each with its layer's name.
     """
-    affine = {name: module for name, module in model.named_modules() if isinstance(module, tuple(FACTORIZED))}
+    affine: dict[str, nn.Module] = {
+        name: module for name, module in model.named_modules() if isinstance(module, AFFINE)
+    }
     skipped = _skipped(model, list(affine), skip)
     layers = {name: module for name, module in affine.items() if name not in skipped}
     problems = [f"{name}: {reason}" for name, reason in _obstacles(model, layers)]
@@ -82,9 +85,7 @@ def shardable_layers(model: nn.Module, skip: Iterable[str] = ENDS) -> dict[str, 
     return layers
 
 
-def factorize(
-    model: nn.Module, keep_ratio: float, skip: Iterable[str] = ENDS, inplace: bool = False
-) -> nn.Module:
+def factorize(model: nn.Module, keep_ratio: float, skip: Iterable[str] = ENDS, inplace: bool = False) -> nn.Module:
     """Replace every affine layer by its ⌈N·r⌉ largest singular terms, and say what was done.
 
     Args:
@@ -106,7 +107,7 @@ def factorize(
 
     def replace(name: str, layer: nn.Module) -> nn.Module:
         if name not in names:
-            if isinstance(layer, tuple(FACTORIZED)):
+            if isinstance(layer, AFFINE):
                 report.whole[name] = f"skip={list(skip)}"
             return layer
         rank = rank_of(layer)
@@ -156,10 +157,7 @@ def _skipped(model: nn.Module, affine: list[str], skip: Iterable[str]) -> set[st
 
 def _matches(pattern: str, name: str) -> bool:
     return (
-        name == pattern
-        or name.startswith(f"{pattern}.")
-        or name.endswith(f".{pattern}")
-        or fnmatchcase(name, pattern)
+        name == pattern or name.startswith(f"{pattern}.") or name.endswith(f".{pattern}") or fnmatchcase(name, pattern)
     )
 
 
@@ -172,13 +170,22 @@ def _obstacles(model: nn.Module, layers: dict[str, nn.Module]) -> Iterator[tuple
     for name, layer in layers.items():
         twins = [twin for twin in owners[id(layer.weight)] if model.get_submodule(twin.rpartition(".")[0]) is not layer]
         if getattr(layer, "groups", 1) != 1:
-            yield name, f"it is a convolution with groups={layer.groups}, and only groups=1 has singular terms to share"
+            yield (
+                name,
+                f"it is a convolution with groups={layer.groups}, and only groups=1 has singular terms to share",
+            )
         elif any(name.startswith(f"{attention}.") for attention in packed):
-            yield name, "nn.MultiheadAttention packs its projections in one bare weight; write them as nn.Linear"
+            yield (
+                name,
+                "nn.MultiheadAttention packs its projections in one bare weight; write them as nn.Linear",
+            )
         elif twins:
             yield name, f"its weight is tied to {', '.join(twins)}"
         elif type(layer) is not _kind(layer):
-            yield name, f"{type(layer).__name__} is a subclass whose own behavior a factorized layer would lose"
+            yield (
+                name,
+                f"{type(layer).__name__} is a subclass whose own behavior a factorized layer would lose",
+            )
 
 
 def _kind(layer: nn.Module) -> type[nn.Module]:

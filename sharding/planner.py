@@ -131,7 +131,9 @@ class ShardPlanner:
         }
         laws = {name: self._law(name, group) for name, group in groups.items()}
         designs = self._fit(groups, laws)
-        return {name: self._draw_layer(name, groups[name], laws[name], designs[name], clients, round) for name in groups}
+        return {
+            name: self._draw_layer(name, groups[name], laws[name], designs[name], clients, round) for name in groups
+        }
 
     def _law(self, name: str, group: Group) -> Law:
         assert self.strategy.law is not None
@@ -150,9 +152,7 @@ class ShardPlanner:
         free = [name for name in laws if name not in designs]
         return designs | dict(zip(free, fit_all([laws[name].inclusion for name in free], self.design), strict=True))
 
-    def _draw_layer(
-        self, name: str, group: Group, law: Law, design: Design, clients: list[Client], round: int
-    ) -> Draw:
+    def _draw_layer(self, name: str, group: Group, law: Law, design: Design, clients: list[Client], round: int) -> Draw:
         rngs = (generator(self.seed, "draw", round, client, name) for client in clients)
         indices = np.stack([design.draw(rng) for rng in rngs])
         multipliers = law.multipliers[indices]

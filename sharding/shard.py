@@ -18,7 +18,13 @@ from sharding.layers import FactorizedLayer
 from sharding.spectrum import Spectrum
 
 PARTS = ("indices", "u", "v", "multipliers")
-_WIRE_TYPES = {torch.int64: "I64", torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+_WIRE_TYPES = {
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+}
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,11 @@ class Shard:
         for name in order:
             end = offset + tensors[name].numel() * tensors[name].element_size()
             shape = list(tensors[name].shape)
-            header[name] = {"dtype": _WIRE_TYPES[tensors[name].dtype], "shape": shape, "data_offsets": [offset, end]}
+            header[name] = {
+                "dtype": _WIRE_TYPES[tensors[name].dtype],
+                "shape": shape,
+                "data_offsets": [offset, end],
+            }
             offset = end
         text = len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode())
         return 8 + -(-text // 8) * 8 + offset
@@ -91,7 +101,9 @@ class Shard:
     def from_bytes(cls, data: bytes) -> Self:
         """Read the wire form back, onto the CPU."""
         tensors = safetensors.torch.load(data)
-        layers = sorted({name.removeprefix("terms/").rpartition("/")[0] for name in tensors if name.startswith("terms/")})
+        layers = sorted(
+            {name.removeprefix("terms/").rpartition("/")[0] for name in tensors if name.startswith("terms/")}
+        )
         return cls(
             {layer: Terms(*(tensors[f"terms/{layer}/{part}"] for part in PARTS)) for layer in layers},
             {name.removeprefix("dense/"): tensor for name, tensor in tensors.items() if name.startswith("dense/")},

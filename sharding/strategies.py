@@ -12,7 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharding.errors import pick
-from sharding.inclusion import collective_inclusion, optimal_inclusion, schatten_inclusion, successive_inclusion
+from sharding.inclusion import (
+    collective_inclusion,
+    optimal_inclusion,
+    schatten_inclusion,
+    successive_inclusion,
+)
 
 Vector = NDArray[np.float64]
 

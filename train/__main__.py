@@ -2,8 +2,10 @@
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -44,15 +46,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace, console: Console) -> None:
     config = load_config(args.config, args.overrides)
-    with RoundProgress(console, total=config.rounds) as progress:
-        directory = run(config, progress.follow(config.strategy, config.rounds), args.resume)
+    with RoundProgress(console, [config]) as progress:
+        directory = run(config, partial(progress.show, 0), args.resume)
     _report([directory], directory, config.name, console)
 
 
 def _compare(args: argparse.Namespace, console: Console) -> None:
     cells = plan_cells(args.config, args.overrides, args.strategies, args.seeds)
-    with RoundProgress(console, total=sum(cell.rounds for cell in cells)) as progress:
-        directories = compare(cells, progress, args.resume)
+    with RoundProgress(console, cells) as progress:
+        directories = compare(cells, progress.show, args.jobs, args.resume)
     _report(directories, directories[0].parent, cells[0].name, console)
 
 
@@ -82,7 +84,12 @@ def _parser() -> argparse.ArgumentParser:
     several = commands.add_parser("compare", help="train with several strategies and seeds, and compare")
     several.set_defaults(command=_compare)
     several.add_argument("--strategies", type=_names, required=True, metavar="A,B,…", help="strategies to compare")
-    several.add_argument("--seeds", type=_numbers, metavar="0,1,…", help="seeds to average over (default: the config's)")
+    several.add_argument(
+        "--seeds", type=_numbers, metavar="0,1,…", help="seeds to average over (default: the config's)"
+    )
+    several.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), metavar="N", help="runs at a time (default: cores)"
+    )
     for command in (single, several):
         command.add_argument("config", metavar="CONFIG", help="a YAML file, e.g. configs/quickstart.yaml")
         command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES)

@@ -16,6 +16,7 @@ class Clock:
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
+        """Time what happens inside the `with`."""
         start = perf_counter()
         yield
         if torch.cuda.is_available():

@@ -1,12 +1,23 @@
-"""Several runs that differ in strategy and seed alone."""
+"""Several runs that differ in strategy and seed alone, side by side in processes of one thread each.
 
-from collections.abc import Sequence
+One thread, because small models gain nothing from more, and because sums in a different number of threads round
+differently: like this, the results are the same whatever the number of jobs.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
+from queue import Empty, Queue
+
+import torch
 
 from sharding.errors import UserError
 from train.config import Config, load_config
-from train.progress import RoundProgress
+from train.rounds import Metrics
 from train.run import check_directory, run
+
+Progress = Callable[[int, Metrics], None]  # takes the cell's place in the list, and a round's metrics
 
 
 def plan_cells(
@@ -23,17 +34,43 @@ def plan_cells(
     into = base.output or Path("runs") / f"{base.name}-compare"
     return [
         load_config(
-            path, [*overrides, f"strategy={strategy}", f"seed={seed}", f"output={into / f'{strategy}-{seed}'}"]
+            path,
+            [*overrides, f"strategy={strategy}", f"seed={seed}", f"output={into / f'{strategy}-{seed}'}"],
         )
         for strategy in dict.fromkeys(strategies)
         for seed in dict.fromkeys(seeds or [base.seed])
     ]
 
 
-def compare(cells: Sequence[Config], progress: RoundProgress, resume: bool = False) -> list[Path]:
-    """Run every cell, and return their directories; nothing starts unless all can."""
+def compare(cells: Sequence[Config], progress: Progress, jobs: int, resume: bool = False) -> list[Path]:
+    """Run every cell, `jobs` at a time, and return their directories; nothing starts unless all can."""
     for cell in cells:
         check_directory(cell, resume)
-    return [
-        run(cell, progress.follow(f"{cell.strategy} (seed {cell.seed})", cell.rounds), resume) for cell in cells
-    ]
+    context = get_context("spawn")
+    with (
+        context.Manager() as manager,
+        ProcessPoolExecutor(min(jobs, len(cells)), context, torch.set_num_threads, (1,)) as pool,
+    ):
+        queue = manager.Queue()
+        futures = [pool.submit(_run_cell, cell, place, queue, resume) for place, cell in enumerate(cells)]
+        try:
+            _relay(queue, futures, progress)
+            return [future.result() for future in futures]
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _run_cell(cell: Config, place: int, queue: "Queue[tuple[int, Metrics]]", resume: bool) -> Path:
+    return run(cell, lambda metrics: queue.put((place, metrics)), resume)
+
+
+def _relay(queue: "Queue[tuple[int, Metrics]]", futures: Sequence[Future[Path]], progress: Progress) -> None:
+    """Hand the workers' metrics on until all have finished or one has failed."""
+    while True:
+        running = any(not future.done() for future in futures)
+        failed = any(future.done() and future.exception() for future in futures)
+        try:
+            progress(*queue.get(timeout=0.1))
+        except Empty:
+            if failed or not running:
+                return

@@ -94,11 +94,11 @@ class Config(Section):
     model: ModelConfig
     data: DataConfig
     clients: ClientsConfig
-    local: LocalConfig = LocalConfig()
+    local: LocalConfig = Field(default_factory=LocalConfig)
     engine: str = "sequential"
     device: str = "auto"
     evaluate_every: int = Field(1, ge=1)
-    tracking: TrackingConfig = TrackingConfig()
+    tracking: TrackingConfig = Field(default_factory=TrackingConfig)
 
     @property
     def directory(self) -> Path:

@@ -11,6 +11,7 @@ from models import build_model
 from sharding import Shard, ShardPlanner
 from sharding.clients import SAMPLERS, UniformSampler
 from sharding.errors import UserError, pick
+from sharding.planner import Client
 from sharding.rng import generator, seed_of
 from sharding.shard import dense_state
 from train.config import Config
@@ -34,8 +35,8 @@ class Experiment:
     config: Config
     dataset: Dataset
     model: nn.Module
-    keep_ratios: Mapping[int, float]
-    num_samples: Mapping[int, int]
+    keep_ratios: Mapping[Client, float]
+    num_samples: Mapping[Client, int]
     dense_nbytes: int
     sampler: UniformSampler
     planner: ShardPlanner
@@ -80,18 +81,18 @@ def make_model(config: Config, dataset: Dataset) -> nn.Module:
         )
 
 
-def share_out(config: Config, dataset: Dataset) -> dict[int, ClientData]:
+def share_out(config: Config, dataset: Dataset) -> dict[Client, ClientData]:
     """Give every client its samples."""
     rng = generator(config.seed, "partition")
     parts = partition(config.data.partition, dataset, config.clients.count, rng, config.data.alpha)
-    shares = {}
+    shares: dict[Client, ClientData] = {}
     for client, part in enumerate(parts):
         rows = torch.from_numpy(part).to(dataset.train.targets.device)
         shares[client] = ClientData(dataset.train.inputs[rows], dataset.train.targets[rows])
     return shares
 
 
-def assign_keep_ratios(keep_ratio: float | Mapping[float, float], count: int, seed: int) -> dict[int, float]:
+def assign_keep_ratios(keep_ratio: float | Mapping[float, float], count: int, seed: int) -> dict[Client, float]:
     """Return each client's keep ratio: the shares rounded to whole clients, dealt out at random, once for the run."""
     if not isinstance(keep_ratio, Mapping):
         return dict.fromkeys(range(count), keep_ratio)

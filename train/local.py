@@ -82,9 +82,7 @@ def evaluate(model: nn.Module, dataset: Dataset, batch_size: int = 512) -> tuple
 
 def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int, reduction: str = "mean") -> Tensor:
     """Cross-entropy of logits (…, classes) against targets (…)."""
-    return F.cross_entropy(
-        logits.flatten(0, -2), targets.flatten(), ignore_index=ignore_index, reduction=reduction
-    )
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=ignore_index, reduction=reduction)
 
 
 def _batches(

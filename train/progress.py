@@ -1,39 +1,41 @@
-"""A progress bar over rounds."""
-
-from collections.abc import Callable
+"""A progress bar for each run."""
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from train.config import Config
 from train.rounds import Metrics
 
 
 class RoundProgress(Progress):
-    """One bar for all rounds of all runs, with the present run's name and last test accuracy beside it."""
+    """One bar a run over its rounds, with the last test accuracy beside it.
 
-    def __init__(self, console: Console, total: int) -> None:
+    Args:
+        console: to draw on.
+        configs: of the runs, in the order by which `show` counts them.
+    """
+
+    def __init__(self, console: Console, configs: list[Config]) -> None:
         super().__init__(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TimeRemainingColumn(),
             TextColumn("{task.fields[accuracy]}"),
             console=console,
         )
-        self._bar = self.add_task("", total=total, accuracy="")
-        self._started = 0  # rounds of the runs started so far
+        seeds = len({config.seed for config in configs}) > 1
+        self._bars = [
+            self.add_task(f"{c.strategy} {c.seed}" if seeds else c.strategy, start=False, total=c.rounds, accuracy="")
+            for c in configs
+        ]
 
-    def follow(self, name: str, rounds: int) -> Callable[[Metrics], None]:
-        """Return what a run of that name and length calls with each round's metrics."""
-        before = self._started
-        self._started += rounds
-        self.update(self._bar, description=name, completed=before, accuracy="")
-
-        def advance(metrics: Metrics) -> None:
-            accuracy, done = metrics.get("test_accuracy"), metrics["round"]
-            assert isinstance(done, int)
-            shown = {"accuracy": f"test accuracy {100 * accuracy:.1f} %"} if isinstance(accuracy, float) else {}
-            self.update(self._bar, completed=before + done + 1, **shown)
-
-        return advance
+    def show(self, place: int, metrics: Metrics) -> None:
+        """Show one round of the run at that place."""
+        bar, accuracy, done = self._bars[place], metrics.get("test_accuracy"), metrics["round"]
+        assert isinstance(done, int)
+        if not self.tasks[bar].started:
+            self.start_task(bar)
+        self.update(bar, completed=done + 1)
+        if isinstance(accuracy, float):
+            self.update(bar, accuracy=f"test accuracy {100 * accuracy:.1f} %")

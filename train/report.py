@@ -58,13 +58,22 @@ class Row:
         """The row as text."""
         spread = f" ± {100 * stdev(self.accuracies):.1f}" if len(self.accuracies) > 1 else ""
         accuracy = f"{100 * mean(self.accuracies):.1f}{spread} %"
-        return self.strategy, accuracy, f"{self.down / 1e3:,.1f} kB", f"{self.up / 1e3:,.1f} kB", f"{100 * self.share:.1f} %"
+        return (
+            self.strategy,
+            accuracy,
+            f"{self.down / 1e3:,.1f} kB",
+            f"{self.up / 1e3:,.1f} kB",
+            f"{100 * self.share:.1f} %",
+        )
 
 
 def write_report(directories: Sequence[Path], into: Path, title: str) -> tuple[Table, list[Path]]:
     """Write `summary.md` and `accuracy_vs_bytes.png`; return the table for the screen and the paths written."""
     histories = [History.read(directory) for directory in directories]
-    rows = [_row(name, [h for h in histories if h.strategy == name]) for name in dict.fromkeys(h.strategy for h in histories)]
+    rows = [
+        _row(name, [h for h in histories if h.strategy == name])
+        for name in dict.fromkeys(h.strategy for h in histories)
+    ]
     summary, plot = into / "summary.md", into / "accuracy_vs_bytes.png"
     summary.write_text(_markdown(title, rows, histories, plot.name), encoding="utf-8")
     _plot(histories, title).savefig(plot, dpi=150)
@@ -119,7 +128,12 @@ def _plot(histories: list[History], title: str) -> Figure:
             linewidth=1.6,
             label=history.strategy if first else None,
         )
-    axes.set(xscale="log", xlabel="bytes moved by all clients, down and up (MB)", ylabel="test accuracy (%)", title=title)
+    axes.set(
+        xscale="log",
+        xlabel="bytes moved by all clients, down and up (MB)",
+        ylabel="test accuracy (%)",
+        title=title,
+    )
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     return figure

@@ -40,9 +40,7 @@ def cosine(lr: float, t: int, rounds: int) -> float:
     return lr * (1 + cos(pi * t / rounds)) / 2
 
 
-def measure(
-    experiment: Experiment, plan: Plan, updates: dict[Client, Update], outcome: Aggregation
-) -> Metrics:
+def measure(experiment: Experiment, plan: Plan, updates: dict[Client, Update], outcome: Aggregation) -> Metrics:
     """Return what a round tells besides its accuracy; bytes are sums over the cohort."""
     accepted = outcome.accepted
     losses = {client: float(loss) for client in accepted if (loss := updates[client].loss) is not None}

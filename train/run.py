@@ -64,7 +64,9 @@ def check_directory(config: Config, resume: bool) -> None:
     differing = [key for key in wanted if held.get(key) != wanted[key]]
     if differing:
         key = differing[0]
-        raise UserError(f"{directory} holds a run with {key}={held.get(key)}, not {wanted[key]}; choose another output=…")
+        raise UserError(
+            f"{directory} holds a run with {key}={held.get(key)}, not {wanted[key]}; choose another output=…"
+        )
 
 
 def _open_directory(config: Config, model: nn.Module) -> int:

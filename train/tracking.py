@@ -29,7 +29,9 @@ class JsonlTracker:
 
     def log(self, metrics: dict[str, Any]) -> None:
         """Write one line, and have it on disk before the next round."""
-        clean = {key: None if isinstance(value, float) and not isfinite(value) else value for key, value in metrics.items()}
+        clean = {
+            key: None if isinstance(value, float) and not isfinite(value) else value for key, value in metrics.items()
+        }
         self._file.write(json.dumps(clean) + "\n")
         self._file.flush()
 

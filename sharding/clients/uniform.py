@@ -13,7 +13,9 @@ class UniformSampler:
 
     def __init__(self, num_clients: int, per_round: int, seed: int) -> None:
         if not 1 <= per_round <= num_clients:
-            raise UserError(f"clients.per_round is {per_round}, but there are {num_clients} clients; choose 1 to {num_clients}")
+            raise UserError(
+                f"clients.per_round is {per_round}, but there are {num_clients} clients; choose 1 to {num_clients}"
+            )
         self.num_clients = num_clients
         self.per_round = per_round
         self.seed = seed
@@ -33,5 +35,7 @@ class FullSampler(UniformSampler):
 
     def __init__(self, num_clients: int, per_round: int, seed: int) -> None:
         if per_round != num_clients:
-            raise UserError(f"clients.sampler=full invites all {num_clients} clients; set clients.per_round={num_clients}")
+            raise UserError(
+                f"clients.sampler=full invites all {num_clients} clients; set clients.per_round={num_clients}"
+            )
         super().__init__(num_clients, per_round, seed)

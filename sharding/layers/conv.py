@@ -1,6 +1,6 @@
 """A convolution through n singular terms: a k×k convolution to n channels, then a 1×1 one."""
 
-from typing import Self
+from typing import Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from sharding.errors import UserError
 from sharding.layers.base import FactorizedLayer
 
 Pair = tuple[int, int]
+PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
 
 class FactorizedConv2d(FactorizedLayer):
@@ -34,7 +35,7 @@ class FactorizedConv2d(FactorizedLayer):
         dilation: int | Pair = 1,
         groups: int = 1,
         bias: bool = True,
-        padding_mode: str = "zeros",
+        padding_mode: PaddingMode = "zeros",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -50,12 +51,14 @@ class FactorizedConv2d(FactorizedLayer):
         super().__init__(out_channels, in_channels * height * width, num_terms, bias, device, dtype)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.kernel_size = (height, width)
-        self.stride, self.dilation = geometry.stride, geometry.dilation
-        self.padding, self.padding_mode = geometry.padding, padding_mode
+        self.stride = cast(Pair, geometry.stride)
+        self.dilation = cast(Pair, geometry.dilation)
+        self.padding = cast(str | Pair, geometry.padding)
+        self.padding_mode: PaddingMode = padding_mode
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, in_channels, H, W) to (batch, out_channels, H', W')."""
-        padding = self.padding
+        padding: str | int | Pair = self.padding
         if self.padding_mode != "zeros":
             x, padding = F.pad(x, self._margins(), mode=self.padding_mode), 0
         filters = self.v.mT.reshape(self.num_terms, self.in_channels, *self.kernel_size)
@@ -68,6 +71,7 @@ class FactorizedConv2d(FactorizedLayer):
         return self.matrix().view(self.out_channels, self.in_channels, *self.kernel_size)
 
     def extra_repr(self) -> str:
+        """Return the geometry, for `repr`."""
         return (
             f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, num_terms={self.num_terms}, "
             f"stride={self.stride}, padding={self.padding}, dilation={self.dilation}, bias={self.bias is not None}"
@@ -93,11 +97,11 @@ class FactorizedConv2d(FactorizedLayer):
         return cls(
             layer.in_channels,
             layer.out_channels,
-            layer.kernel_size,  # type: ignore[arg-type]  # torch types it as a tuple of any length
+            cast(Pair, layer.kernel_size),
             num_terms,
-            layer.stride,  # type: ignore[arg-type]
-            layer.padding,  # type: ignore[arg-type]
-            layer.dilation,  # type: ignore[arg-type]
+            cast(Pair, layer.stride),
+            cast(str | Pair, layer.padding),
+            cast(Pair, layer.dilation),
             layer.groups,
             layer.bias is not None,
             layer.padding_mode,

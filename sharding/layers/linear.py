@@ -39,6 +39,7 @@ class FactorizedLinear(FactorizedLayer):
         return self.matrix()
 
     def extra_repr(self) -> str:
+        """Return the sizes, for `repr`."""
         return f"{self.in_features}, {self.out_features}, num_terms={self.num_terms}, bias={self.bias is not None}"
 
     @classmethod

@@ -86,7 +86,9 @@ def test_skip_takes_names_enclosing_modules_and_patterns(skip, sharded):
 
 
 def test_skip_takes_dotted_suffixes():
-    model = nn.ModuleDict({"a": nn.ModuleDict({"query": nn.Linear(2, 2)}), "b": nn.ModuleDict({"query": nn.Linear(2, 2)})})
+    model = nn.ModuleDict(
+        {"a": nn.ModuleDict({"query": nn.Linear(2, 2)}), "b": nn.ModuleDict({"query": nn.Linear(2, 2)})}
+    )
     assert shardable_layers(model, ["query"]) == {}
 
 

@@ -64,7 +64,13 @@ class SequentialEngine:
             loss = train_locally(model, self._clients[client], self._dataset, self._local, lr, self._clip, key)
             return Update(shard.read_from(model), loss)
         except Exception as error:  # a client's failure never stops a round
-            log.warning("client %s failed in round %d: %s", client, round, error, exc_info=log.isEnabledFor(logging.DEBUG))
+            log.warning(
+                "client %s failed in round %d: %s",
+                client,
+                round,
+                error,
+                exc_info=log.isEnabledFor(logging.DEBUG),
+            )
             return Update(None, None, f"{type(error).__name__}: {error}")
 
     def _resident(self, ratio: float | None) -> nn.Module:

@@ -1,0 +1,38 @@
+"""Multi-head self-attention from four separate linear layers, so that each projection can be sharded.
+
+For every head: softmax(Q Kᵀ / √d) V, with Q, K and V linear in the input; the heads' outputs are joined by a
+fourth projection. Vaswani et al., "Attention Is All You Need", NeurIPS 2017, Section 3.2.
+"""
+
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+
+class SelfAttention(nn.Module):
+    """Self-attention over a sequence.
+
+    Args:
+        dim: width of the sequence; must be a multiple of `heads`.
+        heads: number of heads.
+        bias: whether q, k and v have biases (`out` always has one).
+        causal: whether a position sees only itself and those before it.
+        dropout: rate of dropout on the attention weights, in training only.
+    """
+
+    def __init__(self, dim: int, heads: int, *, bias: bool, causal: bool, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.causal, self.dropout = heads, causal, dropout
+        self.q = nn.Linear(dim, dim, bias=bias)
+        self.k = nn.Linear(dim, dim, bias=bias)
+        self.v = nn.Linear(dim, dim, bias=bias)
+        self.out = nn.Linear(dim, dim)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map (batch, length, dim) to the same shape."""
+        q, k, v = (
+            rearrange(project(tokens), "b t (h d) -> b h t d", h=self.heads) for project in (self.q, self.k, self.v)
+        )
+        dropout = self.dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=self.causal)
+        return self.out(rearrange(mixed, "b h t d -> b t (h d)"))

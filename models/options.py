@@ -1,0 +1,68 @@
+"""Check what a user may set on a model (`model.width=32`, …) before the model is built."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sharding.errors import UserError, nearest
+
+
+def check_options(name: str, build: Callable[..., Any], options: Mapping[str, object]) -> None:
+    """Refuse an option that `build` does not know, or whose value is not of its default's kind.
+
+    The keyword-only parameters of `build` are a model's options, so that a model states them in one place.
+
+    Raises:
+        UserError: naming the option, what is allowed, and the nearest right name.
+    """
+    defaults = {
+        option: parameter.default
+        for option, parameter in inspect.signature(build).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+    allowed = ", ".join(f"{option}={default}" for option, default in defaults.items())
+    for option, value in options.items():
+        if option not in defaults:
+            raise UserError(
+                f"{name} has no option {option!r}{nearest(option, defaults)}; options and defaults: {allowed}"
+            )
+        if not _fits(value, defaults[option]):
+            raise UserError(f"model.{option}={value!r} must be {_kind(defaults[option])}; {name}'s defaults: {allowed}")
+
+
+def positive(**numbers: float | Sequence[int]) -> None:
+    """Refuse numbers, and lists of numbers, that are empty or not above zero.
+
+    Raises:
+        UserError: naming the option and its value.
+    """
+    for option, value in numbers.items():
+        values = value if isinstance(value, Sequence) else (value,)
+        if not values or min(values) <= 0:
+            raise UserError(f"model.{option}={value} must be positive")
+
+
+def fraction(**numbers: float) -> None:
+    """Refuse a dropout rate outside [0, 1).
+
+    Raises:
+        UserError: naming the option and its value.
+    """
+    for option, value in numbers.items():
+        if not 0 <= value < 1:
+            raise UserError(f"model.{option}={value} must be at least 0 and below 1")
+
+
+def _fits(value: object, default: object) -> bool:
+    """Tell whether a value read from YAML can stand for the default: bool is no number, int is a float."""
+    if isinstance(default, tuple):
+        return isinstance(value, list | tuple) and all(_fits(item, default[0]) for item in value)
+    number = isinstance(value, int) and not isinstance(value, bool)
+    return number or (isinstance(default, float) and isinstance(value, float))
+
+
+def _kind(default: object) -> str:
+    """Say in words which values :func:`_fits` accepts."""
+    if isinstance(default, tuple):
+        return "a list of whole numbers"
+    return "a number" if isinstance(default, float) else "a whole number"

@@ -1,0 +1,132 @@
+"""What all designs share: the check of π, the terms that need no drawing, and the order of the result.
+
+A design proper sees only the terms with 0 < π < 1, whose π sum to an integer. Terms with π = 1 are always
+in the sample and those with π = 0 never.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sharding.errors import UserError
+
+Floats = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+EDGE = 1e-14  # nearer than this to 0 or 1, π is taken for 0 or 1: no run would ever see the difference
+SUM_TOLERANCE = 1e-6
+
+
+class Design(Protocol):
+    """A law over samples of exactly `num_terms` distinct terms; term i is in the sample with chance
+    `inclusion[i]`.
+    """
+
+    @property
+    def inclusion(self) -> Floats:
+        """(N,) inclusion probabilities."""
+
+    @property
+    def num_terms(self) -> int:
+        """The number of terms of every sample."""
+
+    def draw(self, rng: np.random.Generator, size: int | None = None) -> Indices:
+        """Return ascending indices: (num_terms,), or (size, num_terms) for `size` independent samples."""
+
+
+class Sampler(Protocol):
+    """The part of a design that differs: a law over samples of the terms with 0 < π < 1."""
+
+    def draw(self, rng: np.random.Generator, size: int) -> Indices:
+        """Return (size, k) positions among those terms, in any order."""
+
+
+Fit = Callable[[Floats, int], Sampler]  # from π of the free terms, and its sum k with 0 < k < len(π)
+
+
+@dataclass(frozen=True)
+class Free:
+    """π split into what is certain and what is left to draw."""
+
+    inclusion: Floats  # (N,) as given
+    certain: Indices  # terms with π = 1
+    indices: Indices  # terms with 0 < π < 1
+    chances: Floats  # their π, rescaled so that the sum is `count` to rounding
+    count: int  # how many of them to draw, 0 < count < len(indices) or both 0
+
+    @property
+    def num_terms(self) -> int:
+        """The size of every sample, Σπ."""
+        return self.certain.size + self.count
+
+
+@dataclass(frozen=True)
+class FittedDesign:
+    """A design ready to draw; made by `fit`."""
+
+    free: Free
+    sampler: Sampler | None  # None when nothing is left to chance
+
+    @property
+    def inclusion(self) -> Floats:
+        """(N,) inclusion probabilities, as given."""
+        return self.free.inclusion
+
+    @property
+    def num_terms(self) -> int:
+        """The number of terms of every sample."""
+        return self.free.num_terms
+
+    def draw(self, rng: np.random.Generator, size: int | None = None) -> Indices:
+        """Return ascending indices: (num_terms,), or (size, num_terms) for `size` independent samples."""
+        rows = 1 if size is None else size
+        drawn = np.broadcast_to(self.free.certain, (rows, self.free.certain.size))
+        if self.sampler is not None:
+            drawn = np.concatenate([drawn, self.free.indices[self.sampler.draw(rng, rows)]], axis=1)
+        drawn = np.sort(drawn, axis=1)
+        return drawn[0] if size is None else drawn
+
+
+def split(inclusion: ArrayLike) -> Free:
+    """Check π and take out the terms with π = 0 or 1.
+
+    Raises:
+        UserError: π is not a vector, has an entry outside [0, 1] or NaN, or does not sum to a whole number
+        ≥ 1.
+    """
+    pi = np.array(inclusion, dtype=np.float64)
+    if pi.ndim != 1 or pi.size == 0:
+        raise UserError(f"inclusion has shape {pi.shape}; a non-empty vector is needed, one entry for each term")
+    bad = np.flatnonzero(~((pi >= 0.0) & (pi <= 1.0)))
+    if bad.size:
+        raise UserError(
+            f"inclusion[{bad[0]}] is {pi[bad[0]]}; probabilities in [0, 1] are needed: "
+            "use one of sharding.inclusion's solvers, or np.clip against rounding"
+        )
+    total, num_terms = float(pi.sum()), round(float(pi.sum()))
+    if num_terms == 0 or abs(total - num_terms) > SUM_TOLERANCE:
+        raise UserError(
+            f"inclusion sums to {total:.9g}; a whole number of at least 1 (to {SUM_TOLERANCE:g}) is "
+            "needed: compute it in float64 with a whole budget"
+        )
+    certain = np.flatnonzero(pi >= 1.0 - EDGE)
+    indices = np.flatnonzero((pi > EDGE) & (pi < 1.0 - EDGE))
+    count = num_terms - certain.size
+    pi.setflags(write=False)
+    if 0 < count < indices.size:
+        return Free(pi, certain, indices, _summing_to(pi[indices], count), count)
+    # What is left, if anything, differs from 0 or 1 by less than the sum's tolerance.
+    certain = np.sort(np.argsort(-pi, kind="stable")[:num_terms])
+    return Free(pi, certain, indices[:0], pi[:0], 0)
+
+
+def _summing_to(chances: Floats, count: int) -> Floats:
+    """Scale the chances, or their complements, so that none leaves [0, 1] and the sum is `count`."""
+    total = float(chances.sum())
+    if total > count:
+        return chances * (count / total)
+    missing = chances.size - total
+    return 1.0 - (1.0 - chances) * ((chances.size - count) / missing)

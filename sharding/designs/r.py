@@ -1,0 +1,104 @@
+"""R's designs through rpy2, for those who want the original code path, and R as an oracle for the tests.
+
+Needs R with the packages `sampling` (Tillé & Matei) and `BiasedUrn` (Fog), and rpy2; nothing is imported
+before it is used.
+"""
+
+import logging
+import warnings
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sharding.designs.base import Fit
+from sharding.errors import UserError
+
+Floats = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+INSTALL = (
+    "install R with its packages sampling and BiasedUrn (Debian: r-base-core r-cran-sampling "
+    "r-cran-biasedurn) and rpy2 (pip install 'spectral-sharding[r]')"
+)
+
+
+@dataclass(frozen=True)
+class RDesign:
+    """A function of R's package `sampling` that turns π into the zeros and ones of a sample."""
+
+    function: str
+    chances: Floats
+    count: int
+
+    def draw(self, rng: np.random.Generator, size: int) -> Indices:
+        """Return (size, count) positions; R's random state is seeded from `rng`."""
+        if self.count == 1:  # one law for all designs; UPmaxentropy raises here
+            return rng.choice(self.chances.size, size=(size, 1), p=self.chances / self.chances.sum())
+        require("base").set_seed(int(rng.integers(2**31 - 1)))
+        taken = [_call("sampling", self.function, self.chances) > 0.5 for _ in range(size)]
+        return np.nonzero(np.array(taken))[1].reshape(size, self.count)
+
+
+def fit_r(function: str) -> Fit:
+    """Return the fit of the design that `function` of R's package `sampling` draws from.
+
+    The fit raises UserError when R, the package or rpy2 is absent.
+    """
+
+    def fit(chances: Floats, count: int) -> RDesign:
+        require("sampling")
+        return RDesign(function, chances, count)
+
+    return fit
+
+
+def r_cps_joint_inclusion(inclusion: ArrayLike) -> Floats:
+    """Joint inclusion probabilities of CPS by `sampling::UPmaxentropypi2`: (N,) π in (0, 1) -> (N, N).
+
+    Raises:
+        UserError: R, the package or rpy2 is absent.
+    """
+    pi = np.asarray(inclusion, dtype=np.float64)
+    return _call("sampling", "UPmaxentropypi2", pi).reshape(pi.size, pi.size)
+
+
+def r_wallenius_inclusion(weights: ArrayLike, num_terms: int, precision: float = 1e-10) -> Floats:
+    """Successive inclusion by `BiasedUrn::meanMWNCHypergeo`, one ball of each color: at most 32 weights.
+
+    Raises:
+        UserError: R, the package or rpy2 is absent.
+    """
+    odds = np.asarray(weights, dtype=np.float64)
+    return _call("BiasedUrn", "meanMWNCHypergeo", np.ones(odds.size), num_terms, odds, precision)
+
+
+def _call(package: str, function: str, *arguments: Any) -> Floats:
+    """Call an R function on numbers and vectors and return its result as a flat float64 array."""
+    library = require(package)
+    vectors = import_module("rpy2.robjects.vectors")
+    converted = [vectors.FloatVector(a) if isinstance(a, np.ndarray) else a for a in arguments]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = getattr(library, function)(*converted)
+    return np.array(result, dtype=np.float64).ravel()
+
+
+@cache
+def require(name: str) -> Any:
+    """Load an R package, without R's chatter on the console.
+
+    Raises:
+        UserError: R, the package or rpy2 is absent.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            logging.getLogger("rpy2.rinterface_lib.callbacks").setLevel(logging.ERROR)
+            return import_module("rpy2.robjects.packages").importr(name)
+        except Exception as error:  # no rpy2, no R, or no such package: each has its own type, some private
+            problem = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise UserError(f"R's package {name!r} cannot be used ({problem}); {INSTALL}") from None

@@ -1,0 +1,97 @@
+"""The designs by name, and the functions that take one."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sharding.designs import r
+from sharding.designs.base import Design, Fit, FittedDesign, Free, split
+from sharding.designs.brewer import Brewer
+from sharding.designs.brewer_joint import brewer_joint_inclusion
+from sharding.designs.conditional_poisson import cps_joint_inclusion, fit_cps
+from sharding.designs.minimum_support import fit_minimum_support
+from sharding.designs.pareto import Pareto
+from sharding.designs.pivotal import Pivotal
+from sharding.designs.sampford import Sampford
+from sharding.designs.successive import fit_successive
+from sharding.designs.systematic import Systematic
+from sharding.errors import pick
+
+DESIGNS: dict[str, Fit] = {
+    "cps": fit_cps,
+    "brewer": Brewer,
+    "minimum_support": fit_minimum_support,
+    "systematic": Systematic,
+    "successive": fit_successive,
+    "sampford": Sampford,
+    "pivotal": Pivotal,
+    "pareto": Pareto,
+    "r_cps": r.fit_r("UPmaxentropy"),
+    "r_brewer": r.fit_r("UPbrewer"),
+    "r_minimum_support": r.fit_r("UPminimalsupport"),
+}
+
+JOINT = {"cps": cps_joint_inclusion, "brewer": brewer_joint_inclusion}
+
+
+def fit(inclusion: ArrayLike, design: str = "cps") -> Design:
+    """Prepare a design for drawing samples that honor `inclusion`.
+
+    Args:
+        inclusion: (N,) π in [0, 1] whose sum n is a whole number, to 1e-6.
+        design: a name in `DESIGNS`.
+
+    Raises:
+        UserError: π is not valid, or there is no such design; for R's designs also when R or rpy2 is absent.
+    """
+    fit_free = pick(DESIGNS, design, "design")
+    free = split(inclusion)
+    return FittedDesign(free, fit_free(free.chances, free.count) if free.count else None)
+
+
+def fit_all(inclusions: Sequence[ArrayLike], design: str = "cps") -> list[Design]:
+    """`fit` for each layer's π. Raises as `fit` does."""
+    return [fit(inclusion, design) for inclusion in inclusions]
+
+
+def sample(
+    inclusion: ArrayLike,
+    design: str = "cps",
+    rng: np.random.Generator | None = None,
+    size: int | None = None,
+) -> NDArray[np.int64]:
+    """Draw exactly n = Σπ distinct terms, term i with chance π_i.
+
+    Args:
+        inclusion: (N,) π in [0, 1] whose sum is a whole number, to 1e-6.
+        design: a name in `DESIGNS`.
+        rng: source of randomness; fresh entropy when None.
+        size: number of independent samples; None for one.
+
+    Returns:
+        ascending indices, (n,) or (size, n).
+
+    Raises:
+        UserError: as `fit`.
+    """
+    return fit(inclusion, design).draw(np.random.default_rng() if rng is None else rng, size)
+
+
+def joint_inclusion(inclusion: ArrayLike, design: str = "cps") -> NDArray[np.float64]:
+    """Pr(i and j drawn), (N, N), with π on the diagonal.
+
+    Exact for "cps" at any N; for "brewer" see `brewer_joint_inclusion`.
+
+    Raises:
+        UserError: π is not valid, or there is no such function for the design.
+    """
+    joint_free = pick(JOINT, design, "design with joint inclusion")
+    free: Free = split(inclusion)
+    pi = free.inclusion.copy()
+    pi[free.certain] = 1.0
+    joint = np.outer(pi, pi)
+    np.fill_diagonal(joint, pi)
+    if free.count:
+        joint[np.ix_(free.indices, free.indices)] = joint_free(free)
+    return joint

@@ -1,0 +1,107 @@
+"""Successive sampling: each next term in proportion to the remaining weights; numpy's
+`choice(replace=False)`.
+
+Drawn as a race: term i finishes after Eᵢ/wᵢ, Eᵢ exponential, and the first n are the sample. PriSM starts
+from weights (`SuccessiveDesign`); to honor a given π, the weights are found whose exact inclusion it is.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sharding.errors import UserError
+from sharding.inclusion import successive_inclusion
+from sharding.inclusion.checks import nonnegative, term_count
+
+Floats = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+TOLERANCE = 1e-12
+ACCEPTABLE = 1e-9  # should rounding keep the fit from its tolerance
+
+
+class SuccessiveDesign:
+    """Successive sampling from weights: the law of `numpy.random.choice(N, n, replace=False, p=w/Σw)`.
+
+    Finishing times are compared as logarithms, so weights may span any range (1e-30…1 and more).
+
+    Args:
+        weights: (N,) w ≥ 0, in any order and of any scale; a weight of 0 is never drawn.
+        num_terms: n, at most the number of positive weights.
+
+    Raises:
+        UserError: weights negative or not finite, or fewer positive ones than `num_terms`.
+    """
+
+    def __init__(self, weights: ArrayLike, num_terms: int) -> None:
+        self._weights = nonnegative(weights, "weights")
+        self._num_terms = term_count(num_terms, self._weights.size)
+        positive = int(np.count_nonzero(self._weights))
+        if positive < num_terms:
+            raise UserError(
+                f"num_terms is {num_terms} but only {positive} weights are positive, and a weight of 0 "
+                "is never drawn: draw fewer terms, or give every term a positive weight"
+            )
+        self._race = Race.of(self._weights, self._num_terms)
+
+    @cached_property
+    def inclusion(self) -> Floats:
+        """(N,) exact inclusion probabilities, computed when first asked for."""
+        return successive_inclusion(self._weights, self._num_terms)
+
+    @property
+    def num_terms(self) -> int:
+        """The number of terms of every sample."""
+        return self._num_terms
+
+    def draw(self, rng: np.random.Generator, size: int | None = None) -> Indices:
+        """Return ascending indices: (num_terms,), or (size, num_terms) for `size` independent samples."""
+        drawn = np.sort(self._race.draw(rng, 1 if size is None else size), axis=1)
+        return drawn[0] if size is None else drawn
+
+
+@dataclass(frozen=True)
+class Race:
+    """(N,) log-rates, and how many places there are."""
+
+    log_rates: Floats
+    count: int
+
+    @classmethod
+    def of(cls, weights: Floats, count: int) -> "Race":
+        """A race with the given rates; a rate of 0 never finishes."""
+        with np.errstate(divide="ignore"):
+            return cls(np.log(weights), count)
+
+    def draw(self, rng: np.random.Generator, size: int) -> Indices:
+        """Return (size, count) positions."""
+        uniforms = rng.random((size, self.log_rates.size))
+        log_times = np.log(-np.log1p(-uniforms) + np.finfo(float).tiny) - self.log_rates
+        return np.argpartition(log_times, self.count - 1, axis=1)[:, : self.count]
+
+
+def fit_successive(chances: Floats, count: int) -> Race:
+    """Find weights whose exact successive inclusion is `chances`, to about 1e-12.
+
+    The asymptotic law π = 1 − e^(−w) gives the start, and the same relation turns each misfit into a factor
+    for w.
+
+    Args:
+        chances: (N,) π in (0, 1) with Σπ = count.
+        count: 0 < count < N.
+    """
+    if count == 1:
+        return Race.of(chances, count)
+    target = np.log(-np.log1p(-chances))
+    log_rates = target
+    for _ in range(200):
+        realized = successive_inclusion(np.exp(log_rates - log_rates.max()), count)
+        misfit = float(np.abs(realized - chances).max())
+        if misfit <= TOLERANCE:
+            break
+        realized = np.clip(realized, np.finfo(float).tiny, 1.0 - np.finfo(float).epsneg)
+        log_rates = log_rates + target - np.log(-np.log1p(-realized))
+    assert misfit <= ACCEPTABLE, f"successive fit stopped {misfit:.1e} away from π"
+    return Race(log_rates, count)

@@ -1,0 +1,49 @@
+"""What every inclusion solver asks of its input, told in one line when it is not so."""
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sharding.errors import UserError
+
+
+def nonnegative(values: ArrayLike, name: str) -> NDArray[np.float64]:
+    """Return `values` as a float64 vector divided by its largest entry (inclusion does not depend on the
+    scale).
+
+    Raises:
+        UserError: not a vector, empty, negative or not finite.
+    """
+    vector = np.asarray(values, dtype=np.float64)
+    if vector.ndim != 1 or vector.size == 0:
+        raise UserError(f"{name} has shape {vector.shape}; a non-empty vector is needed: pass one layer at a time")
+    bad = np.flatnonzero(~(np.isfinite(vector) & (vector >= 0.0)))
+    if bad.size:
+        raise UserError(
+            f"{name}[{bad[0]}] is {vector[bad[0]]}; finite values of at least 0 are needed: "
+            "has the training diverged, or is it a signed quantity?"
+        )
+    largest = vector.max()
+    return vector / largest if largest > 0.0 else vector
+
+
+def term_count(num_terms: int, size: int) -> int:
+    """Return `num_terms` as an int between 1 and `size`.
+
+    Raises:
+        UserError: not a whole number, or out of that range.
+    """
+    if num_terms != int(num_terms) or not 1 <= num_terms <= size:
+        raise UserError(f"num_terms is {num_terms}; a whole number from 1 to {size}, the rank, is needed")
+    return int(num_terms)
+
+
+def positives_first(positive: NDArray[np.bool_], num_terms: int) -> NDArray[np.float64] | None:
+    """Inclusion when the positive magnitudes cannot fill the budget: they are in, zeros share what is left.
+
+    Returns:
+        (N,) inclusion, or None when there are more positive magnitudes than terms to draw.
+    """
+    left, zeros = num_terms - int(positive.sum()), int((~positive).sum())
+    if left < 0:
+        return None
+    return np.where(positive, 1.0, left / max(zeros, 1))

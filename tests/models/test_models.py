@@ -1,0 +1,170 @@
+"""Every model by name: parameter counts, shapes, seeds, and what a user may get wrong."""
+
+import pytest
+import torch
+from torch import nn
+
+from models import MODELS, build_model
+from sharding.errors import UserError
+
+SMALL = {
+    "resnet18_gn": ((3, 16, 16), 10, {"width": 8, "groups": 2}),
+    "cct_6_3x2": ((3, 16, 16), 10, {"dim": 16, "depth": 2, "heads": 2}),
+    "gpt_tiny": ((12,), 90, {"width": 16, "depth": 2, "heads": 2}),
+}
+
+
+def count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def small(name: str) -> tuple[nn.Module, torch.Tensor]:
+    shape, num_classes, options = SMALL[name]
+    model = build_model(name, input_shape=shape, num_classes=num_classes, **options)
+    batch = torch.randint(num_classes, (2, *shape)) if len(shape) == 1 else torch.randn(2, *shape)
+    return model, batch
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "num_classes", "expected"),
+    [
+        ("cct_6_3x2", (3, 32, 32), 100, 3_350_053),
+        ("cct_6_3x2", (3, 32, 32), 10, 3_326_923),
+        ("cct_6_3x2", (3, 64, 64), 200, 3_424_905),
+        # He et al.'s ResNet-18 with 11,689,512 parameters, less its 7x7 stem and 1,000 classes.
+        ("resnet18_gn", (3, 32, 32), 10, 11_689_512 - 3 * 64 * (7 * 7 - 3 * 3) - 990 * 513),
+        # Ids, positions, output; per block 12 matrices of 256x256 and 13 vectors; one more norm.
+        ("gpt_tiny", (80,), 90, (90 + 80 + 90) * 256 + 3 * (12 * 256**2 + 13 * 256) + 2 * 256),
+    ],
+)
+def test_parameter_counts(name: str, shape: tuple[int, ...], num_classes: int, expected: int) -> None:
+    assert count(build_model(name, input_shape=shape, num_classes=num_classes)) == expected
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_have_one_entry_per_class_and_gradients_reach_every_parameter(name: str) -> None:
+    model, batch = small(name)
+    for parameter in model.parameters():  # so that nothing is at a zero start
+        nn.init.normal_(parameter, std=0.1)
+    logits = model.eval()(batch)
+    shape, num_classes, _ = SMALL[name]
+    assert logits.shape == ((2, *shape, num_classes) if len(shape) == 1 else (2, num_classes))
+    logits.square().sum().backward()
+    idle = {key for key, parameter in model.named_parameters() if not parameter.grad.any()}
+    assert idle <= {"pool.bias"} | {key for key in idle if "k.bias" in key}  # softmax ignores a constant
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_global_seed_alone_decides_the_weights(name: str) -> None:
+    states = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        states.append(torch.nn.utils.parameters_to_vector(small(name)[0].parameters()))
+    assert torch.equal(states[0], states[1])
+    assert not torch.equal(states[0], states[2])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_sample_is_judged_by_itself(name: str) -> None:
+    model, batch = small(name)
+    model.eval()
+    torch.testing.assert_close(model(batch)[:1], model(batch[:1]))
+
+
+@pytest.mark.parametrize("name", ["cct_6_3x2", "gpt_tiny"])
+def test_each_projection_of_attention_is_a_linear_layer(name: str) -> None:
+    model, _ = small(name)
+    linear = {key for key, module in model.named_modules() if isinstance(module, nn.Linear)}
+    blocks = "layers" if name == "cct_6_3x2" else "blocks"
+    assert {f"{blocks}.1.attention.{part}" for part in ("q", "k", "v", "out")} <= linear
+    in_linear = {f"{key}.{which}" for key in linear for which in ("weight", "bias")}
+    matrices = {key for key, parameter in model.named_parameters() if parameter.ndim == 2}
+    assert matrices - in_linear <= {"positions", "tokens.weight"}
+
+
+def test_gpt_never_looks_ahead() -> None:
+    model, ids = small("gpt_tiny")
+    model.eval()
+    changed = ids.clone()
+    changed[:, 7:] = (changed[:, 7:] + 1) % 90
+    before, after = model(ids), model(changed)
+    torch.testing.assert_close(before[:, :7], after[:, :7])
+    assert not torch.allclose(before[:, 7], after[:, 7])
+    torch.testing.assert_close(model(ids[:, :5]), before[:, :5])
+
+
+def test_cct_pools_with_weights_that_sum_to_one() -> None:
+    model, images = small("cct_6_3x2")
+    model.eval()
+    nn.init.zeros_(model.norm.weight)
+    nn.init.ones_(model.norm.bias)  # every place says the same, so pooling must say it too
+    expected = model.fc(torch.ones(1, 16)).expand(2, -1)
+    torch.testing.assert_close(model(images), expected)
+
+
+def test_cct_drops_only_in_training() -> None:
+    model, images = small("cct_6_3x2")
+    with torch.no_grad():
+        assert not torch.equal(model.train()(images), model(images))
+        assert torch.equal(model.eval()(images), model(images))
+
+
+@pytest.mark.parametrize("blocks", [[1], [1, 2], [2, 2, 2, 2]])
+def test_resnet_reads_small_gray_images_with_any_number_of_stages(blocks: list[int]) -> None:
+    model = build_model("resnet18_gn", input_shape=(1, 8, 8), num_classes=10, width=8, groups=4, blocks=blocks)
+    assert [len(stage) for stage in model.stages] == blocks
+    assert model(torch.randn(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_resnet_keeps_the_full_size_in_its_stem_and_halves_it_in_later_stages() -> None:
+    model, images = small("resnet18_gn")
+    features = model.conv1(images)
+    sizes = [features.shape[-1]]
+    for stage in model.stages:
+        features = stage(features)
+        sizes.append(features.shape[-1])
+    assert sizes == [16, 16, 8, 4, 2]
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+
+
+def test_resnet_learns_in_every_layer_from_the_first_step() -> None:
+    model, images = small("resnet18_gn")
+    model(images).square().sum().backward()
+    assert all(parameter.grad.any() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options", "message"),
+    [
+        ("resnet18", (3, 8, 8), {}, r"unknown model 'resnet18' \(did you mean 'resnet18_gn'\?\)"),
+        (
+            "resnet18_gn",
+            (3, 8, 8),
+            {"widht": 8},
+            r"no option 'widht' \(did you mean 'width'\?\); .*groups=32",
+        ),
+        ("resnet18_gn", (3, 8, 8), {"width": "8"}, "model.width='8' must be a whole number"),
+        ("resnet18_gn", (3, 8, 8), {"width": True}, "model.width=True must be a whole number"),
+        ("resnet18_gn", (3, 8, 8), {"width": 8.0}, "model.width=8.0 must be a whole number"),
+        ("resnet18_gn", (3, 8, 8), {"blocks": 2}, "model.blocks=2 must be a list of whole numbers"),
+        ("resnet18_gn", (3, 8, 8), {"blocks": []}, r"model.blocks=\[\] must be positive"),
+        ("resnet18_gn", (3, 8, 8), {"blocks": [2, 0]}, r"model.blocks=\[2, 0\] must be positive"),
+        ("resnet18_gn", (3, 8, 8), {"width": 12}, "model.groups=32 does not divide model.width=12"),
+        ("resnet18_gn", (80,), {}, "reads images"),
+        ("cct_6_3x2", (80,), {}, "reads images"),
+        ("cct_6_3x2", (3, 8, 8), {"heads": 3}, "model.heads=3 does not divide model.dim=256"),
+        ("cct_6_3x2", (3, 8, 8), {"stochastic_depth": 1}, "model.stochastic_depth=1 must be at least 0"),
+        ("gpt_tiny", (3, 8, 8), {}, "reads sequences"),
+        ("gpt_tiny", (80,), {"heads": 3}, "model.heads=3 does not divide model.width=256"),
+        ("gpt_tiny", (80,), {"dropout": "a"}, "model.dropout='a' must be a number"),
+        ("gpt_tiny", (80,), {"dropout": -0.1}, "model.dropout=-0.1 must be at least 0"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(name: str, shape: tuple[int, ...], options: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        build_model(name, input_shape=shape, num_classes=10, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_whole_number_serves_as_a_rate() -> None:
+    assert build_model("gpt_tiny", input_shape=(4,), num_classes=5, width=8, dropout=0).dropout.p == 0

@@ -1,0 +1,98 @@
+import numpy as np
+import pytest
+
+from sharding.designs import DESIGNS, fit, fit_all, sample
+from sharding.designs.base import split
+from sharding.errors import UserError
+from sharding.inclusion import collective_inclusion, optimal_inclusion
+from tests.sharding.inclusion.spectra import SPECTRA
+
+OURS = [name for name in DESIGNS if not name.startswith("r_")]
+
+NASTY = {
+    "all in": np.ones(5),
+    "zeros and ones": np.array([1.0, 0.0, 1.0, 0.0]),
+    "one free slot": np.array([1.0, 0.3, 0.7, 0.0]),
+    "one of many": np.full(50, 1 / 50),
+    "all but one": np.full(50, 49 / 50),
+    "near the edges": np.array([1 - 1e-12, 1e-12, 0.5, 0.5, 1e-12, 1 - 1e-12]),
+    "nearly certain": np.array([1 - 2e-12, 1 - 2e-12, 2e-12, 2e-12]),
+    "off by rounding": np.array([0.3, 0.7, 1.0]) - 3e-7,
+    "a speck": np.array([1.0, 1.0, 1e-9]),
+    "ties": np.repeat([0.9, 0.5, 0.1], [5, 5, 5]) * (8 / 7.5) * np.repeat([1, 1.0, 1.0], 5),
+    "single": np.array([1.0]),
+    "geometric": optimal_inclusion(SPECTRA["geometric"](200), 20),
+    "geometric, n = N − 1": optimal_inclusion(SPECTRA["geometric"](40), 39),
+    "collective": collective_inclusion(SPECTRA["power"](100), 10, 10)[0],
+}
+
+
+@pytest.mark.parametrize("design", OURS)
+@pytest.mark.parametrize("case", NASTY)
+def test_every_sample_has_the_right_size_and_respects_0_and_1(case, design):
+    pi = NASTY[case]
+    fitted = fit(pi, design)
+    rng = np.random.default_rng(0)
+    n = round(pi.sum())
+    assert fitted.num_terms == n
+    np.testing.assert_array_equal(fitted.inclusion, pi)
+    samples = fitted.draw(rng, 50)
+    assert samples.shape == (50, n)
+    assert samples.dtype == np.int64
+    assert np.all(np.diff(samples, axis=1) > 0), "ascending and distinct"
+    assert samples.min() >= 0
+    assert samples.max() < pi.size
+    counts = np.bincount(samples.ravel(), minlength=pi.size)
+    assert np.all(counts[pi == 1.0] == 50)
+    assert np.all(counts[pi == 0.0] == 0)
+    assert fitted.draw(rng).shape == (n,)
+
+
+@pytest.mark.parametrize("design", OURS)
+def test_four_thousand_terms(design):
+    pi = optimal_inclusion(SPECTRA["power"](4096), 410)
+    drawn = sample(pi, design, rng=np.random.default_rng(0))
+    assert drawn.shape == (410,)
+    assert np.all(np.diff(drawn) > 0)
+
+
+@pytest.mark.parametrize("design", OURS)
+def test_the_generator_alone_decides(design):
+    pi = optimal_inclusion(SPECTRA["power"](30), 6)
+    one, two = fit_all([pi, pi], design)
+    first = one.draw(np.random.default_rng(7), 20)
+    np.testing.assert_array_equal(first, two.draw(np.random.default_rng(7), 20))
+    assert not np.array_equal(first, two.draw(np.random.default_rng(8), 20))
+
+
+@pytest.mark.parametrize(
+    ("inclusion", "message"),
+    [
+        ([0.5, 1.5], r"inclusion\[1\] is 1.5"),
+        ([-0.1, 0.1], r"inclusion\[0\] is -0.1"),
+        ([np.nan, 1.0], r"inclusion\[0\] is nan"),
+        ([0.5, 0.6], "sums to 1.1"),
+        ([0.5, 0.500002], "sums to 1.000002"),
+        ([0.0, 0.0], "sums to 0"),
+        ([], "non-empty"),
+        ([[0.5, 0.5]], "shape"),
+    ],
+)
+def test_bad_inclusion_is_told_in_one_line(inclusion, message):
+    with pytest.raises(UserError, match=message) as error:
+        fit(inclusion, "cps")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("error", [-9e-7, 0.0, 9e-7])
+def test_what_the_sum_lacks_is_made_up(error):
+    free = split(np.array([1.0, 0.25, 0.0, 0.75 + error]))
+    assert free.chances.sum() == pytest.approx(1.0, abs=1e-15)
+    np.testing.assert_array_equal(free.certain, [0])
+    np.testing.assert_array_equal(free.indices, [1, 3])
+    assert np.all((free.chances > 0) & (free.chances < 1))
+
+
+def test_unknown_design_names_the_nearest():
+    with pytest.raises(UserError, match="did you mean 'brewer'"):
+        sample([0.5, 0.5], "brewr", rng=np.random.default_rng(0))

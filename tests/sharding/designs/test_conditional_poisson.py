@@ -1,0 +1,152 @@
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharding.designs import DESIGNS, entropy, fit_all, joint_inclusion
+from sharding.designs.conditional_poisson import fit_cps
+from sharding.inclusion import optimal_inclusion
+from sharding.inclusion import poisson_binomial as pb
+from tests import reference
+from tests.sharding.designs.scripted import HIGH, LOW, Scripted
+from tests.sharding.inclusion.spectra import SPECTRA
+
+PI = np.array([0.15, 0.3, 0.4, 0.5, 0.75, 0.9])
+
+
+def inclusions():
+    """π in (0, 1) of up to eight terms with a whole sum, some of them at 1e-12 from an end."""
+    odds = st.one_of(st.floats(-27, 27), st.floats(-2, 2), st.sampled_from([-27.0, 0.0, 1.0, 27.0]))
+
+    def whole(log_odds):
+        pi = pb.sigmoid(np.array(log_odds))
+        count = min(max(round(pi.sum()), 1), pi.size - 1)
+        for _ in range(3):
+            total = pi.sum()
+            pi = pi * count / total if total > count else 1 - (1 - pi) * (pi.size - count) / (pi.size - total)
+        return np.clip(pi, 1e-13, 1 - 1e-13)
+
+    return st.lists(odds, min_size=2, max_size=8).map(whole).filter(lambda pi: abs(pi.sum() % 1 - 0.5) > 0.4999999)
+
+
+@given(inclusions())
+def test_fit_against_all_subsets(pi):
+    count = round(pi.sum())
+    design = fit_cps(pi, count)
+    np.testing.assert_allclose(
+        reference.inclusion_of(reference.cps_law(design.coins, count), pi.size), pi, rtol=0, atol=1e-11
+    )
+
+
+@pytest.mark.parametrize("spectrum", SPECTRA)
+@pytest.mark.parametrize(("size", "n"), [(64, 7), (512, 52), (512, 511), (512, 2), (4096, 410)])
+def test_fit_of_large_problems_against_a_recursion(spectrum, size, n):
+    pi = optimal_inclusion(SPECTRA[spectrum](size), n)
+    free = pi[(pi > 1e-14) & (pi < 1)]
+    if free.size < 2:
+        pytest.skip("nothing is left to chance")
+    count = round(free.sum())
+    coins = fit_cps(free, count).coins
+    np.testing.assert_allclose(inclusion_by_recursion(coins, count), free, rtol=0, atol=1e-11)
+
+
+def inclusion_by_recursion(coins, count):
+    """CPS inclusion by forward and backward convolutions of positive numbers (Tillé 2006, Section 5.6)."""
+    size = coins.size
+    forward = np.zeros((size + 1, count + 1))
+    backward = np.zeros((size + 1, count + 1))
+    forward[0, 0] = backward[size, 0] = 1.0
+    for i in range(size):
+        forward[i + 1] = forward[i] * (1 - coins[i])
+        forward[i + 1, 1:] += forward[i, :-1] * coins[i]
+    for i in reversed(range(size)):
+        backward[i] = backward[i + 1] * (1 - coins[i])
+        backward[i, 1:] += backward[i + 1, :-1] * coins[i]
+    others = (forward[:-1, :count] * backward[1:, :count][:, ::-1]).sum(axis=1)
+    return coins * others / forward[size, count]
+
+
+def test_the_sampler_accepts_exactly_the_outcomes_of_the_right_size():
+    design = DESIGNS["cps"](PI, 3)
+    fallback = np.where([1, 1, 1, 0, 0, 0], LOW, HIGH)
+    for heads in product([0, 1], repeat=6):
+        rows = np.tile(fallback, (int(np.ceil(1 / design.hit)), 1))
+        rows[0] = np.where(heads, LOW, HIGH)
+        rows[0] = rows[0] if len(rows) > 1 else fallback
+        drawn = design.draw(Scripted(rows, rows), 1)[0].tolist()
+        expected = np.flatnonzero(heads).tolist() if sum(heads) == 3 else [0, 1, 2]
+        assert drawn == expected
+
+
+def test_the_samplers_own_thresholds_give_pi():
+    design = DESIGNS["cps"](PI, 3)
+    thresholds = [threshold_of(design, i) for i in range(6)]
+    law = reference.cps_law(thresholds, 3)
+    np.testing.assert_allclose(reference.inclusion_of(law, 6), PI, rtol=0, atol=1e-11)
+
+
+def threshold_of(design, i):
+    """Bisect the uniform of coin i: below the threshold, i completes the sample; above, the next outcome is
+    taken.
+    """
+    others = [j for j in range(6) if j != i]
+    rows = np.full((int(np.ceil(1 / design.hit)), 6), HIGH)
+    rows[1:, others[:3]] = LOW
+    rows[0, others[:2]] = LOW
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        rows[0, i] = 0.5 * (low + high)
+        if i in design.draw(Scripted(rows.copy()), 1)[0]:
+            low = rows[0, i]
+        else:
+            high = rows[0, i]
+    return high
+
+
+def test_many_samples_come_from_consecutive_outcomes():
+    design = DESIGNS["cps"](PI, 3)
+    rng = np.random.default_rng(3)
+    batch = design.draw(rng, 500)
+    rows = np.random.default_rng(3).random((int(np.ceil(500 / design.hit)), 6)) < design.coins
+    accepted = rows[rows.sum(axis=1) == 3][:500]
+    np.testing.assert_array_equal(batch[: len(accepted)], [np.flatnonzero(row) for row in accepted])
+
+
+@pytest.mark.parametrize("pi", [PI, np.array([0.4, 1.0, 0.6, 0.0]), np.array([0.9, 0.8, 0.7, 0.6]), np.ones(3)])
+def test_joint_inclusion_and_entropy_against_all_subsets(pi):
+    free = (pi > 0) & (pi < 1)
+    joint, bits = np.outer(pi, pi), 0.0
+    np.fill_diagonal(joint, pi)
+    if free.any():
+        law = reference.cps_law(fit_cps(pi[free], round(pi[free].sum())).coins, round(pi[free].sum()))
+        joint[np.ix_(free, free)] = reference.joint_of(law, free.sum())
+        bits = -sum(chance * np.log(chance) for chance in law.values())
+    np.testing.assert_allclose(joint_inclusion(pi, "cps"), joint, rtol=0, atol=1e-12)
+    assert entropy(pi) == pytest.approx(bits, abs=1e-12)
+
+
+def test_joint_inclusion_of_a_large_problem_adds_up():
+    pi = optimal_inclusion(SPECTRA["power"](512), 52)
+    joint = joint_inclusion(pi, "cps")
+    np.testing.assert_allclose(joint.sum(axis=0), 52 * pi, rtol=0, atol=1e-9)
+    assert np.all(joint >= 0)
+
+
+def test_entropy_is_above_that_of_other_designs():
+    def entropy_of(law):
+        return -sum(chance * np.log(chance) for chance in law.values())
+
+    pi = np.array([0.2, 0.5, 0.6, 0.7])
+    assert entropy(pi) > entropy_of(reference.brewer_law(pi))
+    assert entropy(pi) > entropy_of(reference.sampford_law(pi))
+
+
+def test_all_layers_of_a_resnet18_fit_to_tolerance():
+    sizes = [64] * 5 + [128] * 5 + [256] * 5 + [512] * 5
+    layers = [optimal_inclusion(np.arange(1, size + 1.0) ** -0.5, -(-size // 10)) for size in sizes]
+    for pi, fitted in zip(layers, fit_all(layers, "cps"), strict=True):
+        np.testing.assert_array_equal(fitted.inclusion, pi)
+        realized = inclusion_by_recursion(fitted.sampler.coins, fitted.free.count)
+        np.testing.assert_allclose(realized, pi[fitted.free.indices], rtol=0, atol=1e-11)

@@ -1,0 +1,142 @@
+"""Designs that decide step by step or with one uniform: Brewer, pivotal, systematic, minimum support."""
+
+from collections import defaultdict
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from sharding.designs import DESIGNS, joint_inclusion
+from sharding.errors import UserError
+from sharding.inclusion import optimal_inclusion
+from tests import reference
+from tests.sharding.designs.scripted import Scripted, law_of, pieces
+from tests.sharding.inclusion.spectra import SPECTRA
+
+CASES = [
+    np.array([0.1, 0.25, 0.5, 0.55, 0.6]),
+    np.array([0.2, 0.4, 0.6, 0.801, 0.999]),
+    np.array([0.7, 0.7, 0.8, 0.8]),
+    np.array([0.5, 0.5, 0.5, 0.5]),
+]
+
+
+@pytest.mark.parametrize("pi", CASES)
+def test_brewers_decision_tree(pi):
+    n = round(pi.sum())
+    sampler = DESIGNS["brewer"](pi, n)
+    law = law_of(lambda uniforms: sampler.draw(Scripted(*uniforms), 1)[0], n)
+    expected = reference.brewer_law(pi)
+    assert set(law) == set(expected)
+    for chosen, chance in expected.items():
+        assert law[chosen] == pytest.approx(chance, abs=1e-9)
+    np.testing.assert_allclose(reference.inclusion_of(law, pi.size), pi, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("pi", CASES)
+def test_brewers_joint_inclusion_against_its_definition(pi):
+    law = reference.brewer_law(pi)
+    expected = reference.joint_of(law, pi.size)
+    np.testing.assert_allclose(joint_inclusion(pi, "brewer"), expected, rtol=0, atol=1e-12)
+    with_certain = joint_inclusion(np.append(pi, [1.0, 0.0]), "brewer")
+    np.testing.assert_allclose(with_certain[:-2, :-2], expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(with_certain[-2], np.append(pi, [1.0, 0.0]), rtol=0, atol=1e-15)
+
+
+def test_brewers_joint_inclusion_of_sixty_four_adds_up():
+    pi = optimal_inclusion(SPECTRA["power"](64), 5)
+    joint = joint_inclusion(pi, "brewer")
+    np.testing.assert_allclose(joint.sum(axis=0), 5 * pi, rtol=0, atol=1e-13)
+    np.testing.assert_array_equal(joint, joint.T)
+
+
+@pytest.mark.parametrize(("size", "n"), [(64, 32), (65, 2)])
+def test_brewers_joint_inclusion_says_when_it_cannot(size, n):
+    with pytest.raises(UserError, match="use design 'cps'"):
+        joint_inclusion(np.full(size, n / size), "brewer")
+
+
+@pytest.mark.parametrize("pi", [case for case in CASES if case.size == 4] + [np.array([0.1, 0.35, 0.65, 0.9])])
+def test_pivotals_decision_tree_over_all_orders(pi):
+    sampler = DESIGNS["pivotal"](pi, round(pi.sum()))
+    inclusion = np.zeros(4)
+    for order in permutations(range(4)):
+
+        def draw(uniforms, order=order):
+            return sampler.draw(Scripted(uniforms, order=order), 1)[0]
+
+        inclusion_in_order = reference.inclusion_of(law_of(draw, 3, grid=8), 4)
+        np.testing.assert_allclose(inclusion_in_order, pi, rtol=0, atol=1e-9)
+        inclusion += inclusion_in_order / 24
+    np.testing.assert_allclose(inclusion, pi, rtol=0, atol=1e-9)
+
+
+def test_pivotal_asks_for_a_random_order():
+    pi = CASES[0]
+    sampler = DESIGNS["pivotal"](pi, 2)
+    uniforms = np.full(4, 0.5)
+    samples = {tuple(sorted(sampler.draw(Scripted(uniforms, order=o), 1)[0])) for o in permutations(range(5))}
+    assert len(samples) > 2
+
+
+def one_uniform_law(design, pi):
+    sampler = DESIGNS[design](pi, round(pi.sum()))
+
+    def outcome(u):
+        return tuple(sorted(sampler.draw(Scripted([u]), 1)[0].tolist()))
+
+    law = defaultdict(float)
+    for length, middle in pieces(outcome, grid=2000):
+        law[outcome(middle)] += length
+    return dict(law)
+
+
+@pytest.mark.parametrize("design", ["systematic", "minimum_support"])
+@pytest.mark.parametrize("pi", [*CASES, np.array([0.05, 0.15, 0.3, 0.35, 0.45, 0.8, 0.9])])
+def test_one_uniform_designs_honor_pi_exactly(design, pi):
+    law = one_uniform_law(design, pi)
+    assert sum(law.values()) == pytest.approx(1.0, abs=1e-12)
+    np.testing.assert_allclose(reference.inclusion_of(law, pi.size), pi, rtol=0, atol=1e-9)
+    assert len(law) <= pi.size
+
+
+def test_systematic_takes_the_terms_under_points_a_unit_apart():
+    law = one_uniform_law("systematic", np.array([0.2, 0.7, 0.6, 0.5]))  # ends at 0.2, 0.9, 1.5, 2
+    expected = {(0, 2): 0.2, (1, 2): 0.3, (1, 3): 0.4, (2, 3): 0.1}
+    assert law.keys() == expected.keys()
+    for chosen, chance in expected.items():
+        assert law[chosen] == pytest.approx(chance, abs=1e-9)
+
+
+def test_systematic_stays_distinct_under_rounding():
+    # Rounding is exaggerated: a term a little longer than 1 can hold two points.
+    middle = DESIGNS["systematic"](np.array([0.5, 1 + 1e-9, 0.5 - 1e-9]), 2)
+    assert middle.draw(Scripted([0.5]), 1).tolist() == [[1, 2]]
+    last = DESIGNS["systematic"](np.array([0.5 - 1e-9, 0.5, 1 + 1e-9]), 2)
+    assert last.draw(Scripted([1 - 1e-9]), 1).tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize("spectrum", SPECTRA)
+@pytest.mark.parametrize("n", [1, 20, 199])
+def test_minimum_support_is_a_mixture_of_few_samples(spectrum, n):
+    pi = optimal_inclusion(SPECTRA[spectrum](200), n)
+    free = pi[(pi > 1e-14) & (pi < 1)]
+    count = round(free.sum())
+    if not 0 < count < free.size:
+        pytest.skip("nothing is left to chance")
+    design = DESIGNS["minimum_support"](free, count)
+    weights = np.diff(design.cumulative, prepend=0.0)
+    assert len(weights) <= free.size
+    assert np.all(weights >= 0)
+    mixture = np.zeros(free.size)
+    for chosen, weight in zip(design.samples, weights, strict=True):
+        assert len(set(chosen.tolist())) == count
+        mixture[chosen] += weight
+    np.testing.assert_allclose(mixture, free, rtol=0, atol=1e-12)
+    assert weights.sum() == pytest.approx(1.0, abs=1e-12)
+
+
+def test_minimum_support_begins_with_the_largest():
+    pi = np.random.default_rng(0).permutation(optimal_inclusion(np.arange(1, 201.0) ** -0.3, 20))
+    first = DESIGNS["minimum_support"](pi, 20).samples[0]
+    assert set(first.tolist()) == set(np.argsort(-pi)[:20].tolist())

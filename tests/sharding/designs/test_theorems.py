@@ -1,0 +1,68 @@
+"""What inclusion and design promise together, by enumerating every sample of a small problem."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from sharding.designs.conditional_poisson import fit_cps
+from sharding.inclusion import collective_inclusion, optimal_inclusion
+from tests import reference
+
+SPECTRUM = np.array([2.0, 1.5, 1.0, 0.4, 0.3])
+TERMS = 2
+
+
+def factors(seed=0):
+    rng = np.random.default_rng(seed)
+    u = np.linalg.qr(rng.normal(size=(6, 5)))[0]
+    v = np.linalg.qr(rng.normal(size=(7, 5)))[0]
+    return u, v
+
+
+def law_of_clients(pi):
+    """Law of one client's sample under CPS, terms with π = 1 or 0 included."""
+    free = np.flatnonzero((pi > 0) & (pi < 1))
+    certain = tuple(np.flatnonzero(pi == 1.0))
+    count = TERMS - len(certain)
+    law = reference.cps_law(fit_cps(pi[free], count).coins, count)
+    return {tuple(sorted(certain + tuple(free[list(s)]))): chance for s, chance in law.items()}
+
+
+def reconstruction(sample, omega):
+    u, v = factors()
+    chosen = list(sample)
+    return (u[:, chosen] * (SPECTRUM * omega)[chosen]) @ v[:, chosen].T
+
+
+def test_unbiased_theorem_3_1():
+    pi = optimal_inclusion(SPECTRUM, TERMS)
+    law = law_of_clients(pi)
+    u, v = factors()
+    weight = (u * SPECTRUM) @ v.T
+    mean = sum(chance * reconstruction(s, 1 / pi) for s, chance in law.items())
+    np.testing.assert_allclose(mean, weight, rtol=0, atol=1e-11)
+    error = sum(chance * np.sum((reconstruction(s, 1 / pi) - weight) ** 2) for s, chance in law.items())
+    assert error == pytest.approx(np.sum(SPECTRUM**2 * (1 / pi - 1)), rel=1e-10)
+
+
+@pytest.mark.parametrize("num_clients", [2, 3])
+def test_collective_theorem_3_2(num_clients):
+    pi, omega = collective_inclusion(SPECTRUM, TERMS, num_clients)
+    law = law_of_clients(pi)
+    u, v = factors()
+    weight = (u * SPECTRUM) @ v.T
+
+    def discrepancy(multipliers):
+        part = {s: reconstruction(s, multipliers) for s in law}
+        return sum(
+            np.prod([law[s] for s in clients]) * np.sum((sum(part[s] for s in clients) / num_clients - weight) ** 2)
+            for clients in product(law, repeat=num_clients)
+        )
+
+    best = discrepancy(omega)
+    expected = np.sum(SPECTRUM**2 * (1 - pi) / (1 + pi * (num_clients - 1)))
+    assert best == pytest.approx(expected, rel=1e-10)
+    for i in np.flatnonzero(pi > 0):
+        for step in (-1e-3, 1e-3):
+            assert discrepancy(omega + step * (np.arange(5) == i)) > best

@@ -1,0 +1,94 @@
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharding.errors import UserError
+from sharding.inclusion import collective_inclusion, optimal_inclusion
+from tests import reference
+from tests.sharding.inclusion.spectra import SPECTRA, magnitudes
+
+CLIENTS = st.sampled_from([2, 3, 10, 1000])
+
+
+@given(magnitudes(), CLIENTS, st.data())
+def test_equals_the_papers_algorithm(lam, num_clients, data):
+    n = data.draw(st.integers(1, lam.size))
+    pi, omega = collective_inclusion(lam, n, num_clients)
+    np.testing.assert_allclose(pi, reference.collective_inclusion(lam, n, num_clients), rtol=0, atol=1e-9)
+    np.testing.assert_allclose(omega, num_clients / (1 + pi * (num_clients - 1)), rtol=1e-15)
+
+
+@given(magnitudes(largest_size=40), CLIENTS, st.data())
+def test_kkt_conditions(lam, num_clients, data):
+    n = data.draw(st.integers(1, lam.size))
+    pi, _ = collective_inclusion(lam, n, num_clients)
+    assert np.all((pi >= 0) & (pi <= 1))
+    np.testing.assert_allclose(pi.sum(), n, atol=1e-9)
+    # −∂/∂π Σ λ²(1 − π)/(1 + π(C − 1)) = C·λ²/(1 + π(C − 1))² is one multiplier, in between.
+    slope = (lam / (1 + pi * (num_clients - 1))) ** 2
+    least_in, most_out = slope[pi > 0].min(), slope[pi < 1].max(initial=0.0)
+    assert most_out <= least_in * (1 + 1e-8)
+
+
+@pytest.mark.parametrize("spectrum", SPECTRA)
+@pytest.mark.parametrize("n", [1, 3, 11, 12])
+def test_named_spectra(spectrum, n):
+    lam = SPECTRA[spectrum](12)
+    pi, _ = collective_inclusion(lam, n, 10)
+    np.testing.assert_allclose(pi, reference.collective_inclusion(lam, n, 10), rtol=0, atol=1e-10)
+
+
+def test_one_client_gets_the_top_and_the_first_among_ties():
+    pi, omega = collective_inclusion([1.0, 3.0, 1.0, 2.0, 1.0], 3, 1)
+    np.testing.assert_array_equal(pi, [1, 1, 0, 1, 0])
+    np.testing.assert_array_equal(omega, np.ones(5))
+
+
+def test_many_clients_approach_the_unbiased_inclusion():
+    lam = np.arange(1, 33.0) ** -0.5
+    pi, omega = collective_inclusion(lam, 4, 10**9)
+    np.testing.assert_allclose(pi, optimal_inclusion(lam, 4), rtol=1e-6)
+    np.testing.assert_allclose(omega, 1 / pi, rtol=1e-6)
+
+
+def test_zeros_share_what_the_positive_leave():
+    np.testing.assert_array_equal(collective_inclusion([0.0, 2.0, 0.0, 1.0], 2, 5)[0], [0, 1, 0, 1])
+    np.testing.assert_array_equal(collective_inclusion([0.0, 2.0, 0.0, 1.0], 3, 1)[0], [0.5, 1, 0.5, 1])
+    np.testing.assert_array_equal(collective_inclusion(np.zeros(4), 1, 3)[0], np.full(4, 0.25))
+
+
+def test_extreme_spans_stay_exact():
+    lam = 10.0 ** (-np.arange(0, 300, 10.0))
+    for n in (1, 2, 15, 29):
+        pi, _ = collective_inclusion(lam, n, 10)
+        np.testing.assert_allclose(pi.sum(), n, rtol=1e-13)
+        assert np.all(np.diff(pi) <= 0)
+
+
+def test_large_problem_is_fast():
+    lam = np.arange(1, 4097.0) ** -0.5
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        pi, _ = collective_inclusion(lam, 410, 10)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) <= 5e-3
+    np.testing.assert_allclose(pi.sum(), 410, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([1.0, -2.0], 1, 2), r"magnitudes\[1\] is -2"),
+        (([1.0, 2.0], 0, 2), "num_terms is 0"),
+        (([1.0, 2.0], 3, 2), "num_terms is 3"),
+        (([1.0, 2.0], 1, 0), "num_clients is 0"),
+        (([1.0, 2.0], 1, 1.5), "num_clients is 1.5"),
+    ],
+)
+def test_bad_input_is_told_in_one_line(arguments, message):
+    with pytest.raises(UserError, match=message):
+        collective_inclusion(*arguments)

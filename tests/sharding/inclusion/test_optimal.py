@@ -1,0 +1,75 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharding.errors import UserError
+from sharding.inclusion import optimal_inclusion
+from tests import reference
+from tests.sharding.inclusion.spectra import SPECTRA, magnitudes
+
+
+@given(magnitudes(), st.data())
+def test_equals_the_papers_algorithm(lam, data):
+    n = data.draw(st.integers(1, lam.size))
+    np.testing.assert_allclose(optimal_inclusion(lam, n), reference.unbiased_inclusion(lam, n), rtol=1e-11, atol=1e-13)
+
+
+@given(magnitudes(), st.data())
+def test_kkt_conditions_with_costs(a, data):
+    costs = np.array(data.draw(st.lists(st.floats(0.05, 20), min_size=a.size, max_size=a.size)))
+    budget = costs.sum() * data.draw(st.floats(0.01, 1.0))
+    p = optimal_inclusion(a, budget, costs)
+    assert np.all((p > 0) & (p <= 1))
+    np.testing.assert_allclose(costs @ p, budget, rtol=1e-12)
+    # −∂/∂p Σ a²/p per unit of cost is one multiplier for all p < 1, and no less where p = 1.
+    slope = a**2 / p**2 / costs
+    free = p < 1
+    if free.any():
+        np.testing.assert_allclose(slope[free], slope[free].max(), rtol=1e-9)
+        assert np.all(slope[~free] >= slope[free].max() * (1 - 1e-9))
+
+
+@pytest.mark.parametrize("spectrum", SPECTRA)
+@pytest.mark.parametrize("n", [1, 2, 7, 19, 20])
+def test_named_spectra(spectrum, n):
+    lam = SPECTRA[spectrum](20)
+    pi = optimal_inclusion(lam, n)
+    np.testing.assert_allclose(pi, reference.unbiased_inclusion(lam, n), rtol=1e-11)
+    np.testing.assert_allclose(pi.sum(), n, rtol=1e-13)
+
+
+def test_order_and_scale_do_not_matter():
+    lam = np.array([1.0, 5.0, 0.2, 3.0, 3.0])
+    shuffle = [4, 2, 0, 1, 3]
+    pi = optimal_inclusion(lam, 2)
+    np.testing.assert_allclose(optimal_inclusion(lam[shuffle], 2), pi[shuffle], rtol=1e-14)
+    np.testing.assert_allclose(optimal_inclusion(lam * 1e-200, 2), pi, rtol=1e-14)
+
+
+def test_zeros_share_what_the_positive_leave():
+    np.testing.assert_array_equal(optimal_inclusion([0.0, 2.0, 0.0, 1.0], 2), [0, 1, 0, 1])
+    np.testing.assert_array_equal(optimal_inclusion([0.0, 2.0, 0.0, 1.0], 3), [0.5, 1, 0.5, 1])
+    np.testing.assert_allclose(optimal_inclusion([0.0, 2.0, 0.0], 4.0, [1.0, 3.0, 3.0]), [0.25, 1, 0.25])
+    np.testing.assert_array_equal(optimal_inclusion(np.zeros(4), 3), np.full(4, 0.75))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([1.0, -2.0], 1), r"magnitudes\[1\] is -2"),
+        (([1.0, np.nan], 1), r"magnitudes\[1\] is nan"),
+        (([1.0, np.inf], 1), r"magnitudes\[1\] is inf"),
+        (([], 1), "non-empty"),
+        (([[1.0]], 1), "shape"),
+        (([1.0, 2.0], 0), "budget is 0"),
+        (([1.0, 2.0], 2.5), "budget is 2.5"),
+        (([1.0, 2.0], np.nan), "budget is nan"),
+        (([1.0, 2.0], 1, [1.0, 0.0]), "costs"),
+        (([1.0, 2.0], 1, [1.0]), "costs"),
+    ],
+)
+def test_bad_input_is_told_in_one_line(arguments, message):
+    with pytest.raises(UserError, match=message) as error:
+        optimal_inclusion(*arguments)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,70 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharding.errors import UserError
+from sharding.inclusion import optimal_inclusion, schatten_inclusion
+from tests.sharding.inclusion.spectra import SPECTRA, magnitudes
+
+
+def objective(lam, pi, p):
+    return float(np.sum(lam**p * (1 - pi + pi * (1 / pi - 1) ** p)))
+
+
+@given(magnitudes(largest_size=30), st.floats(2, 8), st.data())
+def test_kkt_conditions(lam, p, data):
+    n = data.draw(st.integers(1, lam.size))
+    pi = schatten_inclusion(lam, n, p)
+    assert np.all((pi > 0) & (pi <= 1))
+    np.testing.assert_allclose(pi.sum(), n, rtol=1e-12)
+    # −f'(π) of the definition, differentiated by hand without the substitution that the code makes.
+    odds = 1 / pi - 1
+    slope = 1 - odds**p + p * odds ** (p - 1) / pi
+    log_slope = p * np.log(lam) + np.log(slope)
+    free = pi < 1
+    if free.any():
+        multiplier = log_slope[free].max()
+        np.testing.assert_allclose(log_slope[free], multiplier, rtol=0, atol=1e-8)
+        assert np.all(log_slope[~free] >= multiplier - 1e-8)
+
+
+@pytest.mark.parametrize("p", [2, 3, 4, 6.5, 8])
+def test_no_feasible_step_improves(p):
+    lam = np.array([1.0, 0.9, 0.5, 0.3, 0.1])
+    pi = schatten_inclusion(lam, 3, p)
+    best = objective(lam, pi, p)
+    for i in range(5):
+        for j in range(5):
+            moved = pi.copy()
+            step = 1e-3 * min(pi[i], 1.0)
+            moved[i] -= step
+            moved[j] += step
+            if i != j and moved[j] <= 1.0:
+                assert objective(lam, moved, p) > best
+
+
+@pytest.mark.parametrize("spectrum", SPECTRA)
+@pytest.mark.parametrize("n", [1, 7, 39, 40])
+def test_at_two_it_is_the_optimal_inclusion(spectrum, n):
+    lam = SPECTRA[spectrum](40)
+    np.testing.assert_allclose(schatten_inclusion(lam, n, 2), optimal_inclusion(lam, n), rtol=1e-10)
+
+
+@pytest.mark.parametrize("p", [2, 4, 8])
+def test_extreme_spans(p):
+    lam = 10.0 ** (-np.arange(0, 300, 10.0))
+    pi = schatten_inclusion(lam, 3, p)
+    np.testing.assert_allclose(pi.sum(), 3, rtol=1e-12)
+    assert np.all(np.diff(pi) <= 0)
+
+
+def test_zeros_share_what_the_positive_leave():
+    np.testing.assert_array_equal(schatten_inclusion([0.0, 2.0, 0.0, 1.0], 3), [0.5, 1, 0.5, 1])
+    np.testing.assert_array_equal(schatten_inclusion([0.0, 2.0, 1.0], 1)[0], 0.0)
+
+
+@pytest.mark.parametrize("p", [1.9, 8.1, np.nan])
+def test_p_out_of_range(p):
+    with pytest.raises(UserError, match="p is"):
+        schatten_inclusion([1.0, 2.0], 1, p)

@@ -1,0 +1,101 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharding.errors import UserError
+from sharding.inclusion import successive_inclusion
+from tests import reference
+
+ORDERS = [0, -1, -4, -12, -30]  # of magnitude
+
+
+def spread_weights():
+    exponents = st.one_of(st.sampled_from(ORDERS), st.floats(-30, 0), st.floats(-1, 0))
+    return st.lists(exponents, min_size=2, max_size=6).map(lambda e: 10.0 ** np.array(e))
+
+
+@given(spread_weights(), st.data())
+def test_equals_the_enumeration_of_all_orders(weights, data):
+    n = data.draw(st.integers(1, weights.size))
+    law = reference.successive_law(weights, n)
+    expected = reference.inclusion_of(law, weights.size)
+    np.testing.assert_allclose(successive_inclusion(weights, n), expected, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("n", range(1, 8))
+def test_eight_weights(n):
+    weights = np.array([1.0, 1.0, 0.3, 0.25, 1e-2, 1e-3, 1e-15, 1e-30])
+    expected = reference.inclusion_of(reference.successive_law(weights, n), 8)
+    pi = successive_inclusion(weights, n)
+    np.testing.assert_allclose(pi, expected, rtol=0, atol=1e-12)
+    if n < 6:  # the smallest is accurate relatively too
+        np.testing.assert_allclose(pi[-1], expected[-1], rtol=1e-9)
+
+
+@pytest.mark.parametrize("n", [2, 52, 256, 511])
+@pytest.mark.parametrize("decay", ["power", "geometric", "flat", "two levels"])
+def test_twice_the_nodes_change_nothing(decay, n):
+    i = np.arange(512)
+    weights = {
+        "power": (i + 1.0) ** -2,
+        "geometric": 10.0 ** (-30 * i / 511),
+        "flat": np.ones(512),
+        "two levels": np.where(i < 256, 1.0, 1e-30),
+    }[decay]
+    pi = successive_inclusion(weights, n)
+    np.testing.assert_allclose(pi, successive_inclusion(weights, n, nodes=24), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(pi.sum(), n, rtol=0, atol=1e-9)
+    if decay == "flat":
+        np.testing.assert_allclose(pi, n / 512, rtol=0, atol=1e-12)
+
+
+def test_zeros_are_never_drawn_and_scale_does_not_matter():
+    pi = successive_inclusion([3.0, 0.0, 1.0, 2.0], 2)
+    assert pi[1] == 0.0
+    np.testing.assert_allclose(pi[[0, 2, 3]], successive_inclusion([3e-200, 1e-200, 2e-200], 2), atol=1e-14)
+    np.testing.assert_array_equal(successive_inclusion([3.0, 0.0, 1.0], 2), [1, 0, 1])
+
+
+def test_the_asymptotic_form_is_what_it_says():
+    weights = np.arange(1, 65.0) ** -2
+    pi = successive_inclusion(weights, 7, method="asymptotic")
+    np.testing.assert_allclose(pi.sum(), 7, rtol=1e-12)
+    rates = -np.log1p(-pi) / weights
+    np.testing.assert_allclose(rates, rates[0], rtol=1e-9)
+    # Several per cent off the exact ones.
+    assert 0.01 < np.abs(pi - successive_inclusion(weights, 7)).max() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([1.0, -1.0], 1), r"weights\[1\] is -1"),
+        (([1.0, 0.0, 1.0], 3), "only 2 weights are positive"),
+        (([1.0, 1.0], 3), "num_terms is 3"),
+        (([1.0, 1.0], 1, "wallenius"), "unknown method 'wallenius'"),
+    ],
+)
+def test_bad_input_is_told_in_one_line(arguments, message):
+    with pytest.raises(UserError, match=message):
+        successive_inclusion(*arguments)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_numpys_algorithm_has_the_exact_law(n):
+    weights = [0.5, 0.3, 0.15, 0.05]
+    expected = reference.successive_law(weights, n)
+    law = reference.numpy_choice_law(weights, n)
+    assert law.keys() == expected.keys()
+    for sample, chance in expected.items():
+        assert law[sample] == pytest.approx(chance, abs=1e-14)
+    np.testing.assert_allclose(successive_inclusion(weights, n), reference.inclusion_of(law, 4), atol=1e-13)
+
+
+@pytest.mark.parametrize("make", [np.random.RandomState, np.random.default_rng])
+def test_both_of_numpys_choices_run_that_algorithm(make):
+    weights = np.array([0.4, 0.3, 0.2, 0.06, 0.04])
+    for seed in range(100):
+        n = 1 + seed % 5
+        drawn = make(seed).choice(5, n, replace=False, p=weights)
+        assert sorted(drawn.tolist()) == sorted(reference.numpy_choice(make(seed), n, weights))

@@ -1,0 +1,38 @@
+"""A small model and a round played on it, shared by the tests of the library."""
+
+import torch
+from torch import nn
+
+from sharding import Plan, Shard, ShardPlanner
+from sharding.shard import Terms
+
+
+def make_net() -> nn.Sequential:
+    """A net with three sharded layers (two convolutions, one linear) between whole ends."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 3, padding=1),
+        nn.Conv2d(6, 8, 3, padding=1),
+        nn.GroupNorm(2, 8),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 1, bias=False),
+        nn.Flatten(),
+        nn.Linear(128, 10),
+        nn.Linear(10, 3),
+    )
+
+
+def make_plan(model: nn.Module, budgets: dict, strategy: str = "collective", round: int = 0, seed: int = 0) -> Plan:
+    """Plan one round."""
+    return ShardPlanner(strategy, seed=seed).plan(model, budgets, round)
+
+
+def perturbed(shard: Shard, seed: int) -> Shard:
+    """What training might make of a shard: the same terms, other values."""
+    rng = torch.Generator().manual_seed(seed)
+
+    def noisy(tensor):
+        return tensor + torch.randn(tensor.shape, generator=rng, dtype=tensor.dtype)
+
+    terms = {n: Terms(t.indices, noisy(t.u), noisy(t.v), t.multipliers) for n, t in shard.terms.items()}
+    return Shard(terms, {name: noisy(tensor) for name, tensor in shard.dense.items()})

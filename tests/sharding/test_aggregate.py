@@ -1,0 +1,160 @@
+"""Per-vector averaging against the definition written as loops, and clients that misbehave."""
+
+import re
+from copy import deepcopy
+
+import pytest
+import torch
+
+from sharding import Shard, aggregate
+from sharding.aggregate import find_fault
+from sharding.shard import Terms
+from tests.sharding.models import make_net, make_plan, perturbed
+
+BUDGETS = {"a": 0.25, "b": 0.25, "c": 0.5, "d": 0.5}
+NUM_SAMPLES = {"a": 10, "b": 30, "c": 5, "d": 1}
+
+
+@pytest.fixture
+def played():
+    """(server model, plan, updates) of one round with two keep ratios."""
+    model = make_net().double()
+    plan = make_plan(model, BUDGETS, "unbiased")
+    return model, plan, {client: perturbed(shard, i) for i, (client, shard) in enumerate(plan.items())}
+
+
+def by_the_definition(plan, updates):
+    """u'ᵢ ← Σ D_c u'ᵢ⁽ᶜ⁾ / Σ D_c over those who drew i, term by term; then W = Σ u'ᵢ v'ᵢᵀ."""
+    weights = {}
+    for name, spectrum in plan.spectra.items():
+        weight = torch.zeros(len(spectrum.u), len(spectrum.v), dtype=torch.float64)
+        for i in range(len(spectrum.magnitudes)):
+            holders = [
+                (client, shard.terms[name].indices.tolist().index(i))
+                for client, shard in updates.items()
+                if i in shard.terms[name].indices.tolist()
+            ]
+            u, v = spectrum.u[:, i], spectrum.v[:, i]
+            if holders:
+                total = sum(NUM_SAMPLES[c] for c, _ in holders)
+                u = sum(NUM_SAMPLES[c] * updates[c].terms[name].u[:, k] for c, k in holders) / total
+                v = sum(NUM_SAMPLES[c] * updates[c].terms[name].v[:, k] for c, k in holders) / total
+            weight += torch.outer(u, v)
+        weights[name] = weight
+    return weights
+
+
+def test_each_vector_is_averaged_over_those_who_drew_it(played):
+    model, plan, updates = played
+    expected = by_the_definition(plan, updates)
+    outcome = aggregate(model, plan, updates, NUM_SAMPLES)
+    assert outcome.accepted == list(BUDGETS)
+    assert outcome.rejected == {}
+    for name, weight in expected.items():
+        torch.testing.assert_close(model.get_submodule(name).weight.flatten(1), weight, rtol=0, atol=1e-12)
+    total = sum(NUM_SAMPLES.values())
+    for name in plan["a"].dense:
+        mean = sum(NUM_SAMPLES[c] * updates[c].dense[name] for c in updates) / total
+        torch.testing.assert_close(model.state_dict()[name], mean, rtol=0, atol=1e-12)
+
+
+def test_terms_that_nobody_drew_are_untouched(played):
+    model, plan, updates = played
+    aggregate(model, plan, updates, NUM_SAMPLES)
+    checked = 0
+    for name, spectrum in plan.spectra.items():
+        drawn = torch.cat([shard.terms[name].indices for shard in plan.values()]).unique()
+        left = [i for i in range(len(spectrum.magnitudes)) if i not in drawn.tolist()]
+        # What the new weight has beyond the drawn terms is just the old terms that nobody drew.
+        rest = model.get_submodule(name).weight.flatten(1) - by_the_drawn_terms(plan, updates, name)
+        torch.testing.assert_close(rest, spectrum.u[:, left] @ spectrum.v[:, left].mT, rtol=0, atol=1e-12)
+        checked += len(left)
+    assert checked
+
+
+def by_the_drawn_terms(plan, updates, name):
+    kept = plan.spectra[name]
+    silent = deepcopy(plan)
+    silent.spectra = {name: type(kept)(kept.magnitudes, torch.zeros_like(kept.u), torch.zeros_like(kept.v))}
+    return by_the_definition(silent, updates)[name]
+
+
+def test_multipliers_do_not_enter(played):
+    model, plan, updates = played
+    other = deepcopy(model)
+    doubled = {
+        c: Shard({n: Terms(t.indices, t.u, t.v, 2 * t.multipliers) for n, t in shard.terms.items()}, shard.dense)
+        for c, shard in updates.items()
+    }
+    aggregate(model, plan, updates, NUM_SAMPLES)
+    aggregate(other, plan, doubled, NUM_SAMPLES)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, other.state_dict()[name])
+
+
+def test_clients_that_change_nothing_leave_the_model_as_it_was(played):
+    model, plan, _ = played
+    before = deepcopy(model.state_dict())
+    aggregate(model, plan, dict(plan), NUM_SAMPLES)
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, before[name], rtol=0, atol=1e-12)
+
+
+def test_the_order_of_arrival_does_not_show(played):
+    model, plan, updates = played
+    other = deepcopy(model)
+    aggregate(model, plan, updates, NUM_SAMPLES)
+    aggregate(other, plan, dict(reversed(updates.items())), NUM_SAMPLES)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, other.state_dict()[name])
+
+
+def spoiled(shard: Shard, part: str, change) -> Shard:
+    """The same shard with one tensor replaced."""
+    name = next(iter(shard.terms))
+    terms = shard.terms[name]
+    parts = {"indices": terms.indices, "u": terms.u, "v": terms.v, "multipliers": terms.multipliers}
+    return Shard({**shard.terms, name: Terms(**(parts | {part: change(parts[part])}))}, shard.dense)
+
+
+FAULTS = {
+    "nothing": (lambda shard: None, "nothing returned"),
+    "NaN": (lambda shard: spoiled(shard, "u", lambda u: u * float("nan")), "NaN or Inf in 1.u"),
+    "Inf": (lambda shard: spoiled(shard, "v", lambda v: v / 0.0), "NaN or Inf in 1.v"),
+    "shape": (
+        lambda shard: spoiled(shard, "u", lambda u: u[:, :-1]),
+        r"1.u has shape \(8, 1\), not \(8, 2\)",
+    ),
+    "layers": (lambda shard: Shard({}, shard.dense), "other layers: 1.u, 1.v, 4.u"),
+    "dense": (
+        lambda shard: Shard(shard.terms, {n: t * float("nan") for n, t in shard.dense.items()}),
+        "NaN or Inf in 0",
+    ),
+}
+
+
+@pytest.mark.parametrize(("spoil", "reason"), FAULTS.values(), ids=FAULTS.keys())
+def test_a_client_that_misbehaves_is_left_out_and_the_rest_goes_on(played, spoil, reason):
+    model, plan, updates = played
+    without = deepcopy(model)
+    aggregate(without, plan, {c: s for c, s in updates.items() if c != "b"}, NUM_SAMPLES)
+    outcome = aggregate(model, plan, updates | {"b": spoil(updates["b"])}, NUM_SAMPLES)
+    assert outcome.accepted == ["a", "c", "d"]
+    assert list(outcome.rejected) == ["b"]
+    assert re.search(reason, outcome.rejected["b"])
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, without.state_dict()[name])
+
+
+def test_a_round_without_any_update_changes_nothing(played):
+    model, plan, _ = played
+    before = deepcopy(model.state_dict())
+    outcome = aggregate(model, plan, {}, NUM_SAMPLES)
+    assert outcome.rejected == dict.fromkeys(BUDGETS, "nothing returned")
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_a_sound_update_has_no_fault(played):
+    _, plan, updates = played
+    assert all(find_fault(plan[client], updates[client]) is None for client in plan)

@@ -1,0 +1,82 @@
+"""Diagnostics against enumeration of all samples."""
+
+from itertools import product
+from math import comb, log
+
+import numpy as np
+import pytest
+
+from sharding import anme, collective_inclusion, discrepancy, optimal_inclusion, plan_anme, plan_discrepancy
+from sharding.diagnostics import bernoulli_entropy
+from tests.sharding.models import make_net, make_plan
+
+MAGNITUDES = np.array([3.0, 1.5, 1.0, 0.2])
+
+
+def all_outcomes(inclusion, num_clients):
+    """Yield (probability, counts) of independent Bernoulli draws by all clients: any law with these marginals will do,
+    as the discrepancy does not depend on joint inclusion within a client."""
+    for bits in product([0, 1], repeat=len(inclusion) * num_clients):
+        drawn = np.reshape(bits, (num_clients, -1))
+        yield np.prod(np.where(drawn, inclusion, 1 - inclusion)), drawn.sum(axis=0)
+
+
+@pytest.mark.parametrize("num_clients", [1, 2, 3])
+@pytest.mark.parametrize("law", ["unbiased", "collective", "arbitrary"])
+def test_discrepancy_is_the_expected_squared_error(num_clients, law):
+    if law == "unbiased":
+        inclusion = optimal_inclusion(MAGNITUDES, 2)
+        multipliers = 1 / inclusion
+    elif law == "collective":
+        inclusion, multipliers = collective_inclusion(MAGNITUDES, 2, num_clients)
+    else:
+        inclusion, multipliers = np.array([0.9, 0.5, 0.4, 0.2]), np.array([1.0, 2.0, 0.7, 3.0])
+    expected = sum(
+        probability * np.sum(MAGNITUDES**2 * (1 - multipliers * counts / num_clients) ** 2)
+        for probability, counts in all_outcomes(inclusion, num_clients)
+    )
+    assert discrepancy(MAGNITUDES, inclusion, multipliers, num_clients) == pytest.approx(expected, rel=1e-12)
+
+
+def test_unbiased_discrepancy_is_equation_4():
+    inclusion = optimal_inclusion(MAGNITUDES, 2)
+    expected = np.sum(MAGNITUDES**2 * (1 / inclusion - 1))
+    assert discrepancy(MAGNITUDES, inclusion, 1 / inclusion) == pytest.approx(expected, rel=1e-12)
+
+
+def test_bernoulli_entropy():
+    assert bernoulli_entropy(np.array([0.0, 0.5, 1.0])).tolist() == [0.0, log(2), 0.0]
+    # The entropy of p is the growth rate of the binomial coefficients.
+    assert bernoulli_entropy(0.25) == pytest.approx(log(comb(40000, 10000)) / 40000, rel=1e-3)
+
+
+def test_anme_is_one_for_an_even_draw_and_zero_for_a_certain_one():
+    assert anme([np.full(8, 0.25), np.full(3, 2 / 3)]) == pytest.approx(1)
+    assert anme([np.array([1.0, 1.0, 0.0, 0.0])]) == 0
+    assert anme([np.array([1.0, 0.0]), np.full(4, 0.5)]) == pytest.approx(0.5)
+    assert np.isnan(anme([np.ones(5)]))
+    assert anme([np.ones(5), np.full(4, 0.5)]) == pytest.approx(1)
+
+
+def test_a_plans_discrepancy_is_measured_on_what_was_sent():
+    """Against the matrices that the clients compose from their shards."""
+    model = make_net().double()
+    for strategy in ("unbiased", "prism_scaled"):
+        plan = make_plan(model, {"a": 0.25, "b": 0.5, "c": 0.25}, strategy)
+        collective = single = norm = 0.0
+        for name in plan.spectra:
+            weight = model.get_submodule(name).weight.detach().flatten(1)
+            composed = [(s.terms[name].u * s.terms[name].multipliers) @ s.terms[name].v.mT for s in plan.values()]
+            collective += float((weight - sum(composed) / 3).square().sum())
+            single += sum(float((weight - estimate).square().sum()) for estimate in composed) / 3
+            norm += float(weight.square().sum())
+        assert plan_discrepancy(plan) == pytest.approx((collective / norm, single / norm), rel=1e-9)
+
+
+def test_strategies_without_chance_have_no_anme():
+    model = make_net()
+    assert plan_anme(make_plan(model, {0: 0.25}, "top_n")) == 0
+    assert np.isnan(plan_anme(make_plan(model, {0: 0.25}, "dense")))
+    assert np.isnan(plan_anme(make_plan(model, {0: 0.25}, "full")))
+    assert plan_discrepancy(make_plan(model, {0: 0.25}, "full"))[0] == pytest.approx(0, abs=1e-12)
+    assert np.isnan(plan_discrepancy(make_plan(model, {0: 0.25}, "dense"))[0])

@@ -1,0 +1,159 @@
+"""What each client is sent: sizes, reproducibility, independence of order, and the law of the draws."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sharding import DESIGNS, STRATEGIES, ShardPlanner, UserError
+from sharding.factorize import num_terms
+from tests.sharding.models import make_net, make_plan
+
+OWN_DESIGNS = [name for name in DESIGNS if not name.startswith("r_")]
+
+
+def assert_equal_shards(one, other):
+    assert one.to_bytes() == other.to_bytes()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_sends_what_the_budget_affords(strategy):
+    model = make_net()
+    plan = make_plan(model, {"a": 0.25, "b": 0.5}, strategy)
+    assert list(plan) == ["a", "b"]
+    for client, ratio in {"a": 0.25, "b": 0.5}.items():
+        shard = plan[client]
+        ratio = {"full": 1.0}.get(strategy, ratio)
+        assert set(shard.terms) == (set() if strategy == "dense" else {"1", "4", "6"})
+        for name, terms in shard.terms.items():
+            rank = min(model.get_submodule(name).weight.flatten(1).shape)
+            n = num_terms(rank, ratio)
+            assert terms.indices.shape == terms.multipliers.shape == (n,)
+            assert terms.u.shape[1] == terms.v.shape[1] == n
+            assert terms.indices.diff().gt(0).all()
+
+
+@pytest.mark.parametrize("design", OWN_DESIGNS)
+def test_every_design_serves_the_planner(design):
+    plan = ShardPlanner("unbiased", design).plan(make_net(), {0: 0.5, 1: 0.5})
+    assert {len(terms.indices) for shard in plan.values() for terms in shard.terms.values()} == {4, 5}
+
+
+def test_terms_are_those_of_the_spectrum():
+    plan = make_plan(make_net(), {0: 0.5, 1: 0.25})
+    for shard in plan.values():
+        for name, terms in shard.terms.items():
+            assert torch.equal(terms.u, plan.spectra[name].u[:, terms.indices])
+            assert torch.equal(terms.v, plan.spectra[name].v[:, terms.indices])
+
+
+def test_multipliers_are_the_laws_at_the_drawn_terms():
+    plan = make_plan(make_net(), {0: 0.25, 1: 0.25}, "unbiased")
+    for (_, name), draw in plan.draws.items():
+        for client, shard in plan.items():
+            terms = shard.terms[name]
+            expected = 1 / draw.law.inclusion[terms.indices.numpy()]
+            np.testing.assert_allclose(terms.multipliers.numpy(), expected, rtol=1e-6)
+            assert client in plan.groups[0.25]
+
+
+def test_rescaled_terms_have_the_norm_of_the_whole():
+    model = make_net()
+    for shard in make_plan(model, {0: 0.25}, "prism_scaled").values():
+        for name, terms in shard.terms.items():
+            composed = (terms.u * terms.multipliers) @ terms.v.mT
+            assert composed.norm().item() == pytest.approx(model.get_submodule(name).weight.norm().item(), rel=1e-4)
+
+
+@settings(max_examples=20, deadline=None)
+@given(order=st.permutations(["a", "b", "c", 7]), round=st.integers(0, 1000))
+def test_draws_do_not_depend_on_the_order_of_clients(order, round):
+    budgets = {"a": 0.25, "b": 0.25, "c": 0.5, 7: 0.25}
+    model = make_net()
+    plan = make_plan(model, budgets, round=round)
+    shuffled = make_plan(model, {client: budgets[client] for client in order}, round=round)
+    assert list(shuffled) == order
+    for client in budgets:
+        assert_equal_shards(plan[client], shuffled[client])
+
+
+def test_draws_do_not_depend_on_the_other_group_nor_unbiased_ones_on_the_other_clients():
+    model = make_net()
+    plan = make_plan(model, {"a": 0.25, "b": 0.25, "c": 0.5}, "unbiased")
+    assert_equal_shards(plan["a"], make_plan(model, {"a": 0.25}, "unbiased")["a"])
+
+
+def test_draws_differ_between_seeds_rounds_clients_and_layers():
+    """A layer of 64 equal terms: the chance that two draws of 32 agree is 1 in 10¹⁸."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64, bias=False) for _ in range(4)))
+    with torch.no_grad():
+        for layer in model:
+            layer.weight.copy_(torch.eye(64))
+    planner, other = ShardPlanner("unbiased", seed=0), ShardPlanner("unbiased", seed=1)
+    draws = [
+        tuple(plan[client].terms[name].indices.tolist())
+        for plan in (
+            planner.plan(model, {0: 0.5, 1: 0.5}, 0),
+            planner.plan(model, {0: 0.5}, 1),
+            other.plan(model, {0: 0.5}),
+        )
+        for client in plan
+        for name in ("1", "2")
+    ]
+    assert len(set(draws)) == len(draws) == 8
+
+
+def test_the_design_realizes_the_strategys_inclusion_probabilities():
+    """Over many rounds, each term's count is binomial: none strays by five standard deviations."""
+    model, rounds = make_net(), 400
+    planner = ShardPlanner("collective", seed=3)
+    counts, inclusion = np.zeros(8), None
+    for t in range(rounds):
+        plan = planner.plan(model, {0: 0.25, 1: 0.25}, t)
+        inclusion = plan.draws[0.25, "1"].law.inclusion
+        counts += np.bincount(plan.draws[0.25, "1"].indices.ravel(), minlength=8)
+    deviation = np.sqrt(2 * rounds * inclusion * (1 - inclusion)) + 1e-9
+    assert np.all(np.abs(counts - 2 * rounds * inclusion) <= 5 * deviation)
+
+
+def test_dense_entries_are_a_snapshot():
+    model = make_net()
+    plan = make_plan(model, {0: 0.5})
+    before = plan[0].to_bytes()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    assert plan[0].to_bytes() == before
+
+
+@pytest.mark.parametrize("ratio", [0, -1, 1.5])
+def test_a_budget_outside_its_range_is_told(ratio):
+    with pytest.raises(UserError, match=f"keep ratio {ratio} is outside"):
+        make_plan(make_net(), {0: ratio})
+
+
+def test_unknown_names_are_told():
+    with pytest.raises(UserError, match="unknown strategy 'uniased'"):
+        ShardPlanner("uniased")
+    with pytest.raises(UserError, match="unknown design 'brewr'"):
+        ShardPlanner("unbiased", "brewr")
+
+
+def test_a_weight_that_is_not_finite_is_told_by_its_layer():
+    model = make_net()
+    with torch.no_grad():
+        model[4].weight[0, 0] = float("nan")
+    with pytest.raises(UserError, match="layer 4: its weight has NaN or Inf"):
+        make_plan(model, {0: 0.5})
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_zero_matrix_is_sharded_so_that_it_can_train(strategy):
+    model = make_net()
+    torch.nn.init.zeros_(model[1].weight)
+    shard = make_plan(model, {0: 0.25}, strategy)[0]
+    if strategy != "dense":
+        terms = shard.terms["1"]
+        assert (terms.u @ terms.v.mT).eq(0).all()
+        assert terms.u.norm() + terms.v.norm() > 0

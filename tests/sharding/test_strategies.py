@@ -1,0 +1,79 @@
+"""Every strategy's law, and its estimator of the weights in expectation."""
+
+import numpy as np
+import pytest
+
+from sharding import STRATEGIES, UserError
+from sharding.strategies import Group, get_strategy, norm_ratio
+
+MAGNITUDES = np.array([5.0, 3.0, 2.0, 1.0, 0.5, 0.25])
+UNBIASED = ["unbiased", "schatten", "prism_wallenius", "prism_wallenius_clip"]
+NAMES = [name for name, strategy in STRATEGIES.items() if strategy.law is not None]
+
+
+def law_of(name, num_clients=4, keep_ratio=0.5, magnitudes=MAGNITUDES, num_terms=3):
+    return STRATEGIES[name].law(Group(magnitudes, num_terms, num_clients, keep_ratio))
+
+
+def test_the_issue_names_them_all():
+    assert set(STRATEGIES) >= {
+        *("top_n", "top_n_scaled", "prism", "prism_scaled", "prism_wallenius", "prism_wallenius_clip"),
+        *("unbiased", "collective", "schatten", "full", "dense"),
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("num_clients", [1, 2, 10])
+@pytest.mark.parametrize("magnitudes", [MAGNITUDES, np.ones(6), np.geomspace(1, 1e-12, 6), np.zeros(6)], ids=str)
+def test_a_law_is_feasible(name, num_clients, magnitudes):
+    law = law_of(name, num_clients, magnitudes=magnitudes)
+    assert law.inclusion.sum() == pytest.approx(3, abs=1e-9)
+    assert np.all((law.inclusion >= 0) & (law.inclusion <= 1))
+    assert np.all(np.isfinite(law.multipliers))
+    assert np.all(law.multipliers > 0)
+
+
+@pytest.mark.parametrize("name", UNBIASED)
+def test_the_unbiased_ones_are_unbiased(name):
+    law = law_of(name)
+    np.testing.assert_allclose(law.inclusion * law.multipliers, 1, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["top_n", "prism", "full"])
+def test_the_plain_ones_have_no_multipliers(name):
+    assert np.all(law_of(name).multipliers == 1)
+
+
+def test_collective_shrinks_towards_top_n_for_one_client():
+    assert law_of("collective", num_clients=1).inclusion.tolist() == [1, 1, 1, 0, 0, 0]
+    law = law_of("collective", num_clients=10)
+    np.testing.assert_allclose(law.multipliers, 10 / (1 + 9 * law.inclusion), rtol=1e-12)
+
+
+def test_prism_is_steeper_at_small_keep_ratios():
+    small, large = law_of("prism", keep_ratio=0.2), law_of("prism", keep_ratio=0.21)
+    np.testing.assert_allclose(small.weights, (MAGNITUDES / 5) ** 4)
+    np.testing.assert_allclose(large.weights, (MAGNITUDES / 5) ** 2.5)
+
+
+def test_clipping_and_scaling_are_as_published():
+    clips = {name for name, strategy in STRATEGIES.items() if strategy.clips}
+    assert clips == {"unbiased", "collective", "schatten", "prism_wallenius_clip"}
+    assert {name for name, strategy in STRATEGIES.items() if strategy.rescales} == {
+        "top_n_scaled",
+        "prism_scaled",
+    }
+
+
+def test_norm_ratio_restores_the_frobenius_norm():
+    drawn = np.array([0, 3])
+    omega = norm_ratio(MAGNITUDES, drawn)
+    assert np.sum((omega * MAGNITUDES[drawn]) ** 2) == pytest.approx(np.sum(MAGNITUDES**2))
+    assert norm_ratio(np.zeros(3), np.array([0])) == 1
+
+
+def test_an_unknown_strategy_lists_the_names_and_the_nearest():
+    with pytest.raises(
+        UserError, match=r"unknown strategy 'colective' \(did you mean 'collective'\?\); choose one of: "
+    ):
+        get_strategy("colective")

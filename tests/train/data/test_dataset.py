@@ -1,0 +1,72 @@
+"""Preparation on the device, the embedded digits, and the registry."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sharding.errors import UserError
+from train.data import DATASETS, load_dataset
+from train.data.dataset import flip, standardize
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([(1, 8, 8), (3, 4, 6)]))
+def test_standardized_images_have_zero_mean_and_unit_deviation(seed: int, shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(256, (2, 3, *shape), generator=generator, dtype=torch.uint8)
+    ready = standardize(images)
+    assert ready.dtype == torch.float32
+    assert ready.shape == images.shape
+    flat = ready.flatten(-3)
+    torch.testing.assert_close(flat.mean(-1), torch.zeros(2, 3), atol=1e-5, rtol=0)
+    torch.testing.assert_close(flat.std(-1, correction=0), torch.ones(2, 3), atol=1e-4, rtol=0)
+    torch.testing.assert_close(standardize(images[1, 2]), ready[1, 2])  # each image by itself
+
+
+def test_an_image_of_one_color_becomes_zeros() -> None:
+    assert torch.equal(standardize(torch.full((1, 3, 2, 2), 7, dtype=torch.uint8)), torch.zeros(1, 3, 2, 2))
+
+
+def test_flips_are_decided_image_by_image_and_by_the_generator() -> None:
+    images = torch.arange(400 * 3 * 2 * 5).reshape(2, 200, 3, 2, 5)
+    flipped = flip(images, torch.Generator().manual_seed(0))
+    mirrored = (flipped == images.flip(-1)).flatten(2).all(-1)
+    kept = (flipped == images).flatten(2).all(-1)
+    assert torch.equal(mirrored, ~kept)
+    assert 150 < mirrored.sum() < 250  # 200 ± 5 standard deviations
+    assert torch.equal(flipped, flip(images, torch.Generator().manual_seed(0)))
+    assert not torch.equal(flipped, flip(images, torch.Generator().manual_seed(1)))
+
+
+def test_digits_are_split_by_class_and_scaled_to_bytes() -> None:
+    from sklearn.datasets import load_digits as published
+
+    digits = load_dataset("digits")
+    assert digits.train.inputs.shape == (1437, 1, 8, 8)
+    assert digits.test.inputs.shape == (360, 1, 8, 8)
+    assert digits.train.inputs.dtype == torch.uint8
+    together = torch.cat([digits.train.inputs, digits.test.inputs]).flatten(1).numpy() * (16 / 255)
+    inks = published().data
+    assert sorted(map(bytes, together.round().astype(np.uint8))) == sorted(map(bytes, inks.astype(np.uint8)))
+    shares = [torch.bincount(split.targets, minlength=10) for split in (digits.train, digits.test)]
+    assert (shares[1] - shares[0] / 4).abs().max() <= 1.25
+    assert torch.equal(digits.train.inputs, load_dataset("digits").train.inputs)
+
+
+def test_moving_a_dataset_moves_both_splits() -> None:
+    moved = load_dataset("digits").to("meta")
+    assert moved.train.inputs.device.type == moved.test.targets.device.type == "meta"
+    assert (len(moved.train), moved.num_classes, moved.input_shape) == (1437, 10, (1, 8, 8))
+
+
+def test_mistakes_are_told_in_one_line(tmp_path) -> None:
+    with pytest.raises(UserError, match=r"unknown dataset 'cifar' \(did you mean 'cifar10'\?\)"):
+        load_dataset("cifar")
+    for name in set(DATASETS) - {"digits"}:
+        with pytest.raises(UserError, match=f"dataset {name} needs data.root="):
+            load_dataset(name)
+        with pytest.raises(UserError, match=rf"no {name} under {tmp_path}: expected {name}.*set data.root=") as caught:
+            load_dataset(name, tmp_path)
+        assert "\n" not in str(caught.value)

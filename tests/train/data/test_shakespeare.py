@@ -1,0 +1,66 @@
+"""Shakespeare's ids, chunks and clients: by hand on small files, and the counts of the real ones."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from train.data import load_dataset
+from train.data.shakespeare import BOS, CHARACTERS, EOS, LENGTH, NUM_IDS, OOV, PAD, encode
+
+
+def test_ids_are_numbered_as_published() -> None:
+    assert len(CHARACTERS) == len(set(CHARACTERS)) == 86
+    assert (PAD, OOV, BOS, EOS, NUM_IDS) == (0, 87, 88, 89, 90)
+    assert [CHARACTERS.index(character) + 1 for character in "dh\r"] == [1, 2, 86]
+
+
+def test_a_short_snippet_is_one_padded_chunk() -> None:
+    (chunk,) = encode([b"dh~"])  # the tilde is in no play
+    assert chunk[:5].tolist() == [BOS, 1, 2, OOV, EOS]
+    assert (chunk[5:] == PAD).all()
+    assert len(chunk) == LENGTH + 1
+
+
+@pytest.mark.parametrize(("length", "chunks"), [(0, 1), (79, 1), (80, 1), (81, 2), (160, 2), (161, 2), (162, 3)])
+def test_a_long_snippet_is_cut_into_chunks_that_each_predict_something(length: int, chunks: int) -> None:
+    """80 characters make 82 ids; the second chunk would be a lone EOS, with nothing to predict."""
+    ids = encode([b"d" * length])
+    assert len(ids) == chunks
+    assert (ids[:, 1] != PAD).all()
+    assert (ids == CHARACTERS.index("d") + 1).sum() == length
+
+
+def test_clients_keep_their_chunks(tmp_path: Path) -> None:
+    import h5py
+
+    snippets = {"B": [b"dd", b"hh"], "A": [b"l" * 100]}
+    for split in ("train", "test"):
+        with h5py.File(tmp_path / f"shakespeare_{split}.h5", "w") as file:
+            for client, lines in snippets.items():
+                file[f"examples/{client}/snippets"] = lines
+    data = load_dataset("shakespeare", tmp_path)
+    assert data.natural is not None
+    assert [part.tolist() for part in data.natural] == [[0, 1], [2, 3]]  # A, then B
+    assert data.train.inputs[0].tolist() == [BOS] + [CHARACTERS.index("l") + 1] * 79
+    assert torch.equal(data.train.inputs[:, 1:], data.train.targets[:, :-1])
+    assert data.train.targets[2, :4].tolist() == [1, 1, EOS, PAD]
+
+
+def test_real_shakespeare(real_data: Callable[[str], Path]) -> None:
+    data = load_dataset("shakespeare", real_data("shakespeare"))
+    starts = [int((split.inputs == BOS).sum()) for split in (data.train, data.test)]
+    assert starts == [16_068, 2_356]  # one BOS a snippet
+    assert (data.train.inputs[:, 0] != PAD).all()
+    assert (data.train.targets[:, 0] != PAD).all()
+    assert int(data.train.targets.max()) == EOS
+    assert data.natural is not None
+    assert len(data.natural) == 715
+    assert np.array_equal(np.concatenate(data.natural), np.arange(len(data.train)))
+    assert min(len(part) for part in data.natural) >= 1
+    assert (data.num_classes, data.input_shape, data.ignore_index) == (90, (80,), 0)
+    adam = data.train.inputs[data.natural[0][0]]
+    text = "".join(CHARACTERS[token - 1] for token in adam.tolist() if 1 <= token <= 86)
+    assert text == "Yonder comes my master, your brother."

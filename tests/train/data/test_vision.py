@@ -1,0 +1,225 @@
+"""Image datasets: synthetic files of each layout, pixel by pixel, and a few rows of the real ones."""
+
+import hashlib
+import json
+import pickle
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sharding.errors import UserError
+from train.data import load_dataset
+from train.data.cifar100_classes import SUPERCLASSES, coarse_labels
+from train.data.vision import SOURCES
+
+RNG = np.random.default_rng(0)
+
+
+def encode(pixels: np.ndarray, file_format: str = "PNG") -> bytes:
+    buffer = BytesIO()
+    Image.fromarray(pixels).save(buffer, file_format)
+    return buffer.getvalue()
+
+
+def write_parquet(file: Path, images: list[np.ndarray], labels: list[int], label: str, names: list[str]) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    features = {"img": {"_type": "Image"}, label: {"names": names, "_type": "ClassLabel"}}
+    table = pa.table({"img": [{"bytes": encode(image), "path": None} for image in images], label: labels})
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    parquet.write_table(table.replace_schema_metadata(metadata), file)
+
+
+@pytest.fixture
+def cifar10(tmp_path: Path) -> tuple[Path, np.ndarray]:
+    """Three training shards with 700, 1 and 2 rows, in the folder that the hub uses, and a test shard."""
+    pixels = RNG.integers(256, size=(703, 32, 32, 3), dtype=np.uint8)
+    labels = [row % 10 for row in range(703)]
+    folder = tmp_path / "cifar10" / "plain_text"
+    for shard, (start, stop) in enumerate([(0, 700), (700, 701), (701, 703)]):
+        file = folder / f"train-{shard:05}-of-00003.parquet"
+        write_parquet(file, list(pixels[start:stop]), labels[start:stop], "label", list("abcdefghij"))
+    write_parquet(folder / "test-00000-of-00001.parquet", list(pixels[:2]), [3, 4], "label", list("abcdefghij"))
+    return tmp_path, pixels
+
+
+def test_parquet_shards_are_read_in_order_and_bit_for_bit(cifar10: tuple[Path, np.ndarray]) -> None:
+    root, pixels = cifar10
+    data = load_dataset("cifar10", root)
+    assert torch.equal(data.train.inputs, torch.from_numpy(pixels).permute(0, 3, 1, 2))
+    assert data.train.targets.tolist() == [row % 10 for row in range(703)]
+    assert data.test.targets.tolist() == [3, 4]
+    assert data.train.inputs.is_contiguous()
+    assert (data.input_shape, data.num_classes, data.ignore_index) == ((3, 32, 32), 10, -100)
+    assert data.augment is not None
+
+
+def test_a_limit_reads_the_first_rows_only(cifar10: tuple[Path, np.ndarray]) -> None:
+    root, pixels = cifar10
+    (root / "cifar10" / "plain_text" / "train-00001-of-00003.parquet").write_bytes(b"never opened")
+    data = load_dataset("cifar10", root, limit=5)
+    assert torch.equal(data.train.inputs, torch.from_numpy(pixels[:5]).permute(0, 3, 1, 2))
+    assert len(data.test) == 2
+
+
+def test_color_and_gray_are_converted_to_what_the_dataset_has(tmp_path: Path) -> None:
+    gray = RNG.integers(256, size=(28, 28), dtype=np.uint8)
+    color = np.repeat(gray[..., None], 3, axis=2)
+    for split in ("train", "test"):
+        write_parquet(tmp_path / "mnist" / f"{split}-0.parquet", [gray, color], [0, 1], "label", list("0123456789"))
+    data = load_dataset("mnist", tmp_path)
+    assert torch.equal(data.train.inputs, torch.from_numpy(np.stack([gray, gray]))[:, None])
+    assert data.augment is None
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "label", "message"),
+    [
+        ([np.zeros((32, 32, 3), np.uint8)], [0], "klass", "has the columns img, klass; expected .*`label`"),
+        (
+            [np.zeros((32, 32, 3), np.uint8), np.zeros((32, 30, 3), np.uint8)],
+            [0, 1],
+            "label",
+            "differ in size",
+        ),
+        ([np.zeros((28, 28, 3), np.uint8)], [0], "label", r"shape \(3, 28, 28\) .* expected \(3, 32, 32\)"),
+        ([np.zeros((32, 32, 3), np.uint8)], [10], "label", "labels up to 10; expected .* labels below 10"),
+    ],
+)
+def test_other_data_under_the_name_is_refused(tmp_path: Path, images, labels, label, message) -> None:
+    for split in ("train", "test"):
+        write_parquet(tmp_path / "cifar10" / f"{split}-0.parquet", images, labels, label, [])
+    with pytest.raises(UserError, match=message):
+        load_dataset("cifar10", tmp_path)
+
+
+def test_cifar100_superclasses_follow_the_names_in_the_file(tmp_path: Path) -> None:
+    names = sorted((name for fine in SUPERCLASSES.values() for name in fine), reverse=True)
+    for split in ("train", "test"):
+        file = tmp_path / "cifar100" / f"{split}-0.parquet"
+        write_parquet(file, [np.zeros((32, 32, 3), np.uint8)], [0], "fine_label", names)
+    coarse = load_dataset("cifar100", tmp_path).coarse
+    assert coarse is not None
+    assert np.array_equal(coarse, coarse_labels()[::-1])
+    with pytest.raises(UserError, match=r"not the 100 classes.*'x'"):
+        coarse_labels([*names[:-1], "x"])
+
+
+def test_the_table_of_superclasses_is_krizhevskys() -> None:
+    """Checked against the labels that come with the official files, class 0 (apple) to class 99 (worm)."""
+    official = (
+        "4 1 14 8 0 6 7 7 18 3 3 14 9 18 7 11 3 9 7 11 6 11 5 10 7 6 13 15 3 15 0 11 1 10 12 14 16 "
+        "9 11 5 5 19 8 8 15 13 14 17 18 10 16 4 17 4 2 0 17 4 18 17 10 3 2 12 12 16 12 1 9 19 2 10 "
+        "0 1 16 12 9 13 15 13 16 19 2 4 6 19 5 5 8 19 18 1 2 15 6 0 17 8 14 13"
+    )
+    assert coarse_labels().tolist() == [int(label) for label in official.split()]
+
+
+def test_mnist_in_its_official_layout(tmp_path: Path) -> None:
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    pixels = RNG.integers(256, size=(3, 28, 28), dtype=np.uint8)
+    for split in ("train", "t10k"):
+        header = b"".join(number.to_bytes(4, "big") for number in (0x803, 3, 28, 28))
+        (raw / f"{split}-images-idx3-ubyte").write_bytes(header + pixels.tobytes())
+        (raw / f"{split}-labels-idx1-ubyte").write_bytes(
+            (0x801).to_bytes(4, "big") + (3).to_bytes(4, "big") + b"\5\0\4"
+        )
+    data = load_dataset("mnist", tmp_path, limit=2)
+    assert torch.equal(data.train.inputs, torch.from_numpy(pixels[:2, None]))
+    assert data.train.targets.tolist() == [5, 0]
+
+
+def test_cifar10_in_its_official_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchvision.datasets import CIFAR10
+
+    folder = tmp_path / "cifar10" / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+
+    def write(name: str, content: dict) -> tuple[str, str]:
+        (folder / name).write_bytes(pickle.dumps(content))
+        return name, hashlib.md5((folder / name).read_bytes()).hexdigest()
+
+    pixels = RNG.integers(256, size=(2, 3, 32, 32), dtype=np.uint8)
+    batch = write("batch", {"data": pixels.reshape(2, -1), "labels": [7, 1]})
+    meta = write("meta", {"label_names": list("abcdefghij")})
+    monkeypatch.setattr(CIFAR10, "train_list", [batch])
+    monkeypatch.setattr(CIFAR10, "test_list", [batch])
+    monkeypatch.setattr(CIFAR10, "meta", {"filename": meta[0], "key": "label_names", "md5": meta[1]})
+    data = load_dataset("cifar10", tmp_path)
+    assert torch.equal(data.train.inputs, torch.from_numpy(pixels))
+    assert data.train.targets.tolist() == [7, 1]
+    (folder / "batch").write_bytes(b"cut short")
+    with pytest.raises(UserError, match=f"incomplete files under {tmp_path}"):
+        load_dataset("cifar10", tmp_path)
+
+
+def test_tiny_imagenet_in_its_official_layout(tmp_path: Path) -> None:
+    tree = tmp_path / "tiny-imagenet-200"
+    (tree / "val" / "images").mkdir(parents=True)
+    (tree / "wnids.txt").write_text("n2\nn1\n")
+    shades = {("n1", 0): 10, ("n1", 1): 20, ("n1", 10): 30, ("n2", 0): 40}
+    for (name, number), shade in shades.items():
+        (tree / "train" / name / "images").mkdir(parents=True, exist_ok=True)
+        file = tree / "train" / name / "images" / f"{name}_{number}.JPEG"
+        file.write_bytes(encode(np.full((64, 64, 3), shade, np.uint8), "JPEG"))
+    (tree / "val" / "images" / "val_0.JPEG").write_bytes(encode(np.full((64, 64), 50, np.uint8), "JPEG"))
+    (tree / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn2\t0\t0\t62\t62\n")
+    data = load_dataset("tiny_imagenet", tmp_path)
+    assert data.train.inputs[:, 0, 0, 0].tolist() == [10, 40, 20, 30]
+    assert data.train.targets.tolist() == [0, 1, 0, 0]
+    assert data.test.inputs[0, :, 5, 5].tolist() == [50, 50, 50]
+    assert data.test.targets.tolist() == [1]
+
+
+def test_download_goes_to_the_folder_of_the_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from train.data import official
+
+    def refused(folder: Path, download: bool) -> None:
+        raise OSError(f"no route to {folder}")
+
+    monkeypatch.setitem(official.DOWNLOADS, "mnist", refused)
+    with pytest.raises(UserError, match=rf"could not download mnist into {tmp_path}/mnist: no route"):
+        load_dataset("mnist", tmp_path, download=True)
+    with pytest.raises(UserError, match="cannot fetch tiny_imagenet, only cifar10, cifar100, mnist"):
+        load_dataset("tiny_imagenet", tmp_path, download=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("cifar10", "cifar10"),
+        ("cifar100", "cifar100"),
+        ("mnist", "mnist"),
+        ("tiny_imagenet", "tiny_imagenet_subset"),
+    ],
+)
+def test_real_images(name: str, folder: str, real_data: Callable[[str], Path]) -> None:
+    root, source = real_data(folder), SOURCES[name]
+    data = load_dataset(name, root, limit=2 * source.num_classes)
+    assert data.train.inputs.shape == (2 * source.num_classes, *source.shape)
+    assert torch.bincount(data.train.targets).tolist() == [2] * source.num_classes  # any prefix is balanced
+    assert torch.bincount(data.test.targets).tolist() == [2] * source.num_classes
+    assert 40 < data.train.inputs.float().std() < 120
+    assert (data.coarse is not None) == (name == "cifar100")
+    ready = data.prepare(data.train.inputs)
+    assert ready.isfinite().all()
+
+
+def test_real_class_names(real_data: Callable[[str], Path]) -> None:
+    from train.data.images import class_names
+
+    names = class_names(next((real_data("cifar100") / "cifar100").glob("train-*")), "fine_label")
+    assert np.array_equal(coarse_labels(names), coarse_labels())
+    names = class_names(next((real_data("cifar10") / "cifar10").glob("train-*")), "label")
+    assert names == (
+        *("airplane", "automobile", "bird", "cat", "deer"),
+        *("dog", "frog", "horse", "ship", "truck"),
+    )

@@ -1,0 +1,123 @@
+"""The command line as real processes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.train.test_runs import TINY
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def train(*arguments):
+    environment = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1", "WANDB_SILENT": "true"}
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "train", *map(str, arguments)],
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+def test_compare_ends_with_a_table_and_the_paths_of_what_it_wrote(tmp_path):
+    out = tmp_path / "out"
+    done = train(
+        "compare",
+        "configs/quickstart.yaml",
+        "--strategies",
+        "unbiased,dense",
+        "--seeds",
+        "0,1",
+        f"output={out}",
+        *TINY,
+    )
+    assert done.returncode == 0, done.stderr
+    for words in ("strategy", "test accuracy", "of dense FedAvg's bytes", "unbiased", "dense", "100.0 %"):
+        assert words in done.stdout
+    for name in ("unbiased-0", "unbiased-1", "dense-0", "dense-1"):
+        assert str(out / name / "metrics.jsonl") in done.stdout
+        lines = (out / name / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["round"] for line in lines] == [0, 1]
+    assert (out / "accuracy_vs_bytes.png").read_bytes().startswith(b"\x89PNG")
+    summary = (out / "summary.md").read_text()
+    assert "| unbiased |" in summary
+    assert "mean ± standard deviation of 2 seeds" in summary
+
+
+def test_a_second_run_overwrites_nothing_and_resume_goes_on(tmp_path):
+    arguments = ["run", "configs/quickstart.yaml", f"output={tmp_path}", *TINY]
+    assert train(*arguments).returncode == 0
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    again = train(*arguments)
+    assert again.returncode == 2
+    assert again.stderr.strip().endswith(
+        "already holds a run; choose another with output=…, or go on with it by --resume"
+    )
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    assert train(*arguments, "--resume").returncode == 0
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    other = train(*arguments, "seed=5", "--resume")
+    assert other.returncode == 2
+    assert "holds a run with seed=0, not 5" in other.stderr
+
+
+MISTAKES = {
+    "unknown key": (["run", "configs/quickstart.yaml", "local.lrr=1"], "unknown config key 'local.lrr'"),
+    "unknown strategy": (
+        ["compare", "configs/quickstart.yaml", "--strategies", "prsm"],
+        "unknown strategy 'prsm'",
+    ),
+    "no strategy": (["compare", "configs/quickstart.yaml", "--strategies", ","], "names no strategy"),
+    "unknown engine": (["run", "configs/quickstart.yaml", "engine=fast"], "unknown engine 'fast'"),
+    "unknown model option": (["run", "configs/quickstart.yaml", "model.widht=3"], "widht"),
+    "missing data": (["run", "configs/cifar10_small.yaml", "data.root=/nowhere"], "/nowhere"),
+    "missing config": (["run", "configs/quickstrat.yaml"], "did you mean 'configs/quickstart.yaml'"),
+    "too many clients": (
+        ["run", "configs/quickstart.yaml", "clients.per_round=99"],
+        "clients.per_round is 99",
+    ),
+    "keep ratio": (["run", "configs/quickstart.yaml", "keep_ratio=2"], "keep_ratio"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "words"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_is_one_line_exit_code_2_and_writes_nothing(tmp_path, arguments, words):
+    out = tmp_path / "out"
+    done = train(*arguments, f"output={out}")
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
+    assert not out.exists()
+
+
+def test_debug_shows_the_traceback():
+    done = train("run", "configs/quickstart.yaml", "strategy=none", "--debug")
+    assert done.returncode != 0
+    assert "Traceback" in done.stderr
+
+
+def test_wandb_offline_needs_no_account(tmp_path):
+    pytest.importorskip("wandb")
+    done = train("run", "configs/quickstart.yaml", f"output={tmp_path}", "tracking.wandb=offline", *TINY)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+
+
+def test_the_library_imports_without_the_trainers_packages():
+    """Neither timm, wandb, R nor anything of models/ or train/ is needed for `import sharding`."""
+    code = (
+        "import sys, sharding\n"
+        "heavy = {'timm', 'torchvision', 'wandb', 'rpy2', 'pydantic', 'matplotlib', 'sklearn', 'models', 'train'}\n"
+        "print(sorted(heavy & {name.partition('.')[0] for name in sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

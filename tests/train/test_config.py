@@ -1,0 +1,97 @@
+"""Configuration: overrides, defaults, and one line for every mistake."""
+
+from pathlib import Path
+
+import pytest
+
+from sharding import UserError
+from train.config import load_config
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+QUICKSTART = CONFIGS / "quickstart.yaml"
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_config_in_the_repository_is_sound(path):
+    assert load_config(path).name == path.stem
+
+
+def test_overrides_are_yaml_and_reach_into_sections():
+    config = load_config(
+        QUICKSTART, ["local.lr=5e-2", "keep_ratio={0.1: 0.5, 1: 0.5}", "model.width=4", "strategy=top_n"]
+    )
+    assert config.local.lr == 0.05
+    assert config.keep_ratio == {0.1: 0.5, 1.0: 0.5}
+    assert config.model.options["width"] == 4
+    assert str(config.directory) == "runs/quickstart-top_n-0"
+    assert str(load_config(QUICKSTART, ["output=/tmp/x"]).directory) == "/tmp/x"
+
+
+def test_the_quickstart_is_what_the_readme_says():
+    config = load_config(QUICKSTART)
+    assert (config.clients.count, config.clients.per_round) == (20, 5)
+    assert (config.data.name, config.data.partition, config.data.alpha) == ("digits", "dirichlet", 1)
+    assert config.keep_ratio == {0.2: 0.6, 0.4: 0.4}
+
+
+def test_the_cifar_config_is_what_the_readme_says():
+    config = load_config(CONFIGS / "cifar10_small.yaml")
+    assert (config.clients.count, config.clients.per_round, config.data.alpha, config.keep_ratio) == (
+        100,
+        10,
+        10,
+        0.2,
+    )
+
+
+MISTAKES = {
+    "local.lrr=1": r"unknown config key 'local.lrr' \(did you mean 'local.lr'\?\)",
+    "roundz=1": r"unknown config key 'roundz' \(did you mean 'rounds'\?\)",
+    "strategy=colective": r"unknown strategy 'colective' \(did you mean 'collective'\?\); choose one of: collective, ",
+    "design=cpss": r"unknown design 'cpss' \(did you mean 'cps'\?\)",
+    "model.name=resnet18": r"unknown model 'resnet18' \(did you mean 'resnet18_gn'\?\)",
+    "data.name=cifar": r"unknown dataset 'cifar' \(did you mean 'cifar10'\?\)",
+    "data.partition=dirichlett": r"unknown partition 'dirichlett' \(did you mean 'dirichlet'\?\)",
+    "clients.sampler=uniformly": r"unknown sampler 'uniformly' \(did you mean 'uniform'\?\)",
+    "clients.per_round=21": r"clients.per_round is 21, but there are 20 clients; choose 1 to 20",
+    "keep_ratio=0": r"keep_ratio.*0.*greater than 0",
+    "keep_ratio=1.5": r"keep_ratio.*1.5.*less than or equal to 1",
+    "keep_ratio={0.2: 0.5}": r"the shares of keep_ratio \{0.2: 0.5\} sum to 0.5, not 1",
+    "clip=0.5": r"clip=0.5: input should be greater than or equal to 1",
+    "rounds=none": r"rounds='none': input should be a valid integer",
+    "tracking.wandb=of": r"tracking.wandb='of': input should be 'disabled', 'online' or 'offline'",
+    "local=3": "local=3: ",
+    "name.first=3": "cannot set 'name.first': 'name' is 'quickstart', not a section",
+    "rounds": r"cannot read the override 'rounds'; write dotted.key=value",
+    "rounds=[": r"cannot read the value '\[' of 'rounds' as YAML",
+}
+
+
+@pytest.mark.parametrize(("override", "message"), MISTAKES.items(), ids=MISTAKES.keys())
+def test_a_mistake_is_told_in_one_line(override, message):
+    with pytest.raises(UserError, match=message) as caught:
+        load_config(QUICKSTART, [override])
+    assert "\n" not in str(caught.value)
+
+
+def test_all_mistakes_are_told_at_once():
+    with pytest.raises(UserError, match=r"rounds=0: .*; local.lr=-1: "):
+        load_config(QUICKSTART, ["rounds=0", "local.lr=-1"])
+
+
+def test_a_file_that_is_not_there_names_the_nearest():
+    with pytest.raises(
+        UserError, match=r"cannot read the config '.*quickstrat.yaml' \(did you mean '.*quickstart.yaml'"
+    ):
+        load_config(CONFIGS / "quickstrat.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("a: [", "is not valid YAML"), ("- a", "holds list"), ("", "lacks 'name'")]
+)
+def test_a_file_that_is_no_config_is_told(tmp_path, text, message):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message) as caught:
+        load_config(path)
+    assert "\n" not in str(caught.value)

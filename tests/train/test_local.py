@@ -1,0 +1,92 @@
+"""Local training against the algorithm written out by hand."""
+
+import torch
+from torch import nn
+
+from sharding import FactorizedLinear
+from sharding.rng import generator
+from train.config import LocalConfig
+from train.data import Dataset, Split
+from train.data.dataset import unchanged
+from train.local import ClientData, cross_entropy, evaluate, train_locally
+
+CLIP, DECAY, LR, MOMENTUM = 2.0, 0.05, 0.1, 0.9
+
+
+def make_data(samples=7, seed=0):
+    torch.manual_seed(seed)
+    split = Split(torch.randn(samples, 4), torch.randint(3, (samples,)))
+    return Dataset("toy", split, split, 3, (4,), unchanged)
+
+
+def make_model():
+    torch.manual_seed(1)
+    model = nn.Sequential(FactorizedLinear(4, 5, 2), nn.Tanh(), nn.Linear(5, 3))
+    model[0].multipliers.copy_(torch.tensor([1.5, 8.0]))
+    return model
+
+
+def train_by_hand(model, data, epochs, batch_size):
+    """Clip the gradient of loss + decay·‖UΩVᵀ‖²_F by min(1, τ/ω), then let momentum see it."""
+    rng = generator("batches", 0, 0, 0)
+    orders = [rng.permutation(len(data.train)) for _ in range(epochs)]
+    velocity = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    factor = torch.tensor([1.0, CLIP / 8.0])
+    losses = []
+    for order in orders:
+        for start in range(0, len(order), batch_size):
+            rows = torch.from_numpy(order[start : start + batch_size])
+            loss = nn.functional.cross_entropy(model(data.train.inputs[rows]), data.train.targets[rows])
+            matrix = model[0].u @ model[0].multipliers.diag() @ model[0].v.mT
+            model.zero_grad()
+            (loss + DECAY * matrix.square().sum()).backward()
+            losses.append(loss.item())
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    gradient = parameter.grad * factor if name in ("0.u", "0.v") else parameter.grad
+                    velocity[name].mul_(MOMENTUM).add_(gradient)
+                    parameter.sub_(LR * velocity[name])
+    return sum(losses) / len(losses)
+
+
+def test_local_training_is_clipped_decayed_sgd_with_momentum():
+    data, model, expected = make_data(), make_model(), make_model()
+    local = LocalConfig(epochs=2, batch_size=3, lr=LR, momentum=MOMENTUM, frobenius_decay=DECAY)
+    client = ClientData(data.train.inputs, data.train.targets)
+    loss = train_locally(model, client, data, local, LR, CLIP, key=(0, 0, 0))
+    assert abs(loss.item() - train_by_hand(expected, data, 2, 3)) < 1e-6
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter, expected.get_parameter(name), rtol=1e-5, atol=1e-6)
+    assert model[0].multipliers.tolist() == [1.5, 8.0]
+
+
+def test_training_depends_on_its_key_alone():
+    data = make_data()
+    client = ClientData(data.train.inputs, data.train.targets)
+
+    def trained(key, state):
+        model = nn.Sequential(make_model(), nn.Dropout(0.5))
+        torch.manual_seed(state)
+        train_locally(model, client, data, LocalConfig(batch_size=3), LR, None, key)
+        return model[0][2].weight
+
+    assert torch.equal(trained((0, 1, 2), 0), trained((0, 1, 2), 1))
+    assert not torch.equal(trained((0, 1, 2), 0), trained((0, 1, 3), 0))
+    model = make_model()
+    before = torch.get_rng_state()
+    train_locally(model, client, data, LocalConfig(), LR, None, (0, 0, 0))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_evaluation_counts_all_batches_and_no_ignored_target():
+    torch.manual_seed(0)
+    logits, targets = torch.randn(10, 6, 3), torch.randint(3, (10, 6))
+    split = Split(logits, targets)
+    data = Dataset("toy", split, split, 3, (6, 3), unchanged, ignore_index=0)
+    accuracy, loss = evaluate(nn.Identity(), data, batch_size=4)
+    counted = targets != 0
+    hits = (logits.argmax(-1) == targets) & counted
+    assert accuracy == hits.sum().item() / counted.sum().item()
+    expected = nn.functional.cross_entropy(logits[counted], targets[counted])
+    assert abs(loss - expected.item()) < 1e-6
+    torch.testing.assert_close(cross_entropy(logits, targets, 0), expected)

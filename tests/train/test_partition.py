@@ -1,0 +1,255 @@
+"""Partitions: exact laws where they can be enumerated, invariants by property tests, and bad input."""
+
+from collections.abc import Callable
+from itertools import product
+from math import factorial, prod
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sharding.errors import UserError
+from train.data import Dataset, Split
+from train.data.dataset import unchanged
+from train.partition import PARTITIONS, _draw, _log_dirichlet, class_counts, partition
+
+
+def dataset(labels: np.ndarray, num_classes: int = 10, **attributes: object) -> Dataset:
+    split = Split(torch.zeros(len(labels), 1), torch.from_numpy(labels))
+    return Dataset("toy", split, split, num_classes, (1,), unchanged, **attributes)
+
+
+def balanced(num_samples: int, num_classes: int = 10) -> Dataset:
+    coarse = np.arange(num_classes) // 2
+    halves = list(np.array_split(np.arange(num_samples), 2))
+    return dataset(np.arange(num_samples) % num_classes, num_classes, coarse=coarse, natural=halves)
+
+
+def counts_of(data: Dataset, parts: list[np.ndarray]) -> np.ndarray:
+    return class_counts(parts, data.train.targets.numpy(), data.num_classes)
+
+
+SPLITTING = sorted(set(PARTITIONS) - {"natural"})
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    scheme=st.sampled_from(SPLITTING),
+    labels=st.lists(st.integers(0, 9), min_size=1, max_size=80),
+    share=st.floats(0.01, 1.0),
+    alpha=st.sampled_from([1e-300, 1e-3, 0.1, 1.0, 1e3, 1e12]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_every_sample_has_one_owner_and_sizes_are_equal(scheme, labels, share, alpha, seed) -> None:
+    data = dataset(np.array(labels), coarse=np.arange(10) // 2)
+    num_clients = max(1, int(share * len(labels)))
+    parts = partition(scheme, data, num_clients, np.random.default_rng(seed), alpha)
+    again = partition(scheme, data, num_clients, np.random.default_rng(seed), alpha)
+    assert len(parts) == num_clients
+    assert all(part.dtype == np.int64 and (np.diff(part) > 0).all() for part in parts)
+    assert sorted(np.concatenate(parts)) == list(range(len(labels)))
+    sizes = [len(part) for part in parts]
+    assert min(sizes) >= 1
+    assert scheme == "power_law" or max(sizes) - min(sizes) <= 1
+    assert all(np.array_equal(part, other) for part, other in zip(parts, again, strict=True))
+
+
+@pytest.mark.parametrize("scheme", PARTITIONS)
+def test_another_seed_gives_another_partition(scheme: str) -> None:
+    data, clients = balanced(1000), 1 if scheme == "natural" else 20
+    drawn = {
+        np.concatenate(partition(scheme, data, clients, np.random.default_rng(seed))).tobytes() for seed in range(20)
+    }
+    assert len(drawn) == (2 if scheme == "natural" else 20)
+
+
+@pytest.mark.parametrize("scheme", ["dirichlet", "pachinko"])
+def test_a_tiny_alpha_gives_nearly_one_class_per_client(scheme: str) -> None:
+    data = balanced(10_000)
+    counts = counts_of(data, partition(scheme, data, 100, np.random.default_rng(0), 1e-3))
+    groups = counts if scheme == "dirichlet" else counts.reshape(100, 5, 2).sum(2)
+    largest = groups.max(axis=1) / counts.sum(axis=1)
+    assert (largest == 1).mean() > 0.75  # the others are the few who came when their class had run out
+    assert largest.mean() > 0.9
+
+
+def test_a_large_alpha_gives_every_client_the_shares_of_the_whole() -> None:
+    labels = np.repeat(np.arange(3), [1000, 3000, 6000])
+    data = dataset(labels, 3)
+    counts = counts_of(data, partition("dirichlet", data, 10, np.random.default_rng(0), 1e9))
+    expected = np.array([100, 300, 600])
+    assert (np.abs(counts - expected) < 5 * np.sqrt(expected)).all()
+
+
+def test_dirichlet_spreads_as_its_law_says() -> None:
+    """Over many small clients of a large pool, the classes' shares have variance p(1 − p)(1 + α/m)/(α + 1).
+
+    That is the Dirichlet-multinomial law; α multiplies p, so one α means the same for any number of classes.
+    """
+    alpha, size, clients = 2.0, 10, 4000
+    data = balanced(10 * size * clients, 4)
+    parts = partition("dirichlet", data, 10 * clients, np.random.default_rng(0), alpha)[:clients]
+    shares = counts_of(data, parts) / size
+    expected = 0.25 * 0.75 * (1 + alpha / size) / (1 + alpha)
+    assert shares.var(axis=0) == pytest.approx(expected, rel=0.08)
+    assert shares.mean(axis=0) == pytest.approx(0.25, abs=0.02)
+
+
+def test_pachinko_prefers_classes_of_one_superclass() -> None:
+    """Within a superclass α = 10 spreads evenly, so sisters occur together, classes of others do not."""
+    data = balanced(100_000)
+    counts = counts_of(data, partition("pachinko", data, 1000, np.random.default_rng(0), 0.1))[:500]
+    related = np.corrcoef(counts.T)
+    sisters = related[np.arange(10), np.arange(10) ^ 1]
+    strangers = related[np.arange(10), (np.arange(10) + 2) % 10]
+    assert sisters.min() > 0.7
+    assert strangers.max() < 0.1
+
+
+@settings(deadline=None)
+@given(
+    a=st.lists(st.sampled_from([0.0, 1e-320, 1e-300, 1e-12, 1e-3, 1.0, 1e300]), min_size=1, max_size=6),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_log_weights_are_always_finite(a: list[float], seed: int) -> None:
+    assert np.isfinite(_log_dirichlet(np.array(a), np.random.default_rng(seed))).all()
+
+
+class ScriptedGenerator:
+    """Stands in for a random generator: returns prescribed counts and multiplies their probabilities."""
+
+    def __init__(self, script: list[tuple[int, ...]]) -> None:
+        self.script, self.used, self.probability, self.options = script, 0, 1.0, []
+
+    def multinomial(self, total: int, weights: np.ndarray) -> np.ndarray:
+        outcomes = [c for c in product(range(total + 1), repeat=len(weights)) if sum(c) == total]
+        if self.used == len(self.script):
+            self.options = outcomes
+            raise StopIteration
+        counts = self.script[self.used]
+        self.used += 1
+        ways = factorial(total) / prod(map(factorial, counts))
+        self.probability *= ways * prod(w**c for w, c in zip(weights.tolist(), counts, strict=True))
+        return np.array(counts)
+
+
+def law_of_draw(weights: np.ndarray, capacity: tuple[int, ...], total: int) -> dict[tuple[int, ...], float]:
+    """Run `_draw` through every possible course of its random draws."""
+    law: dict[tuple[int, ...], float] = {}
+    scripts: list[list[tuple[int, ...]]] = [[]]
+    while scripts:
+        generator = ScriptedGenerator(scripts.pop())
+        try:
+            counts = _draw(np.log(weights), np.array(capacity), total, generator)
+        except StopIteration:
+            if generator.probability > 0:
+                scripts += [[*generator.script, outcome] for outcome in generator.options]
+        else:
+            key = tuple(counts.tolist())
+            law[key] = law.get(key, 0.0) + generator.probability
+    return law
+
+
+def law_one_by_one(weights: np.ndarray, capacity: tuple[int, ...], total: int) -> dict[tuple[int, ...], float]:
+    """Hsu et al.: draw a class, take one of its samples; restrict the law to classes that have some left."""
+    law = {(0,) * len(weights): 1.0}
+    for _ in range(total):
+        following: dict[tuple[int, ...], float] = {}
+        for counts, probability in law.items():
+            left = np.array([weight * (n < most) for weight, n, most in zip(weights, counts, capacity, strict=True)])
+            for chosen in np.flatnonzero(left):
+                key = tuple(n + (index == chosen) for index, n in enumerate(counts))
+                following[key] = following.get(key, 0.0) + probability * left[chosen] / left.sum()
+        law = following
+    return law
+
+
+@pytest.mark.parametrize("capacity", [(1, 1, 4), (2, 2, 1), (0, 2, 3), (4, 4, 4), (1, 3, 0)])
+def test_drawing_at_once_has_the_law_of_drawing_one_by_one(capacity: tuple[int, ...]) -> None:
+    weights = np.array([0.5, 0.3, 0.2])
+    expected = law_one_by_one(weights, capacity, 4)
+    actual = law_of_draw(weights, capacity, 4)
+    assert sum(actual.values()) == pytest.approx(1, abs=1e-12)
+    assert {key: p for key, p in actual.items() if p > 0} == pytest.approx(expected, abs=1e-12)
+
+
+def test_samples_of_a_class_are_dealt_at_random() -> None:
+    """No client gets the first of a class more often than another."""
+    data = dataset(np.zeros(4, dtype=np.int64), 1)
+    for scheme in ("iid", "dirichlet", "shards", "power_law"):
+        rng = np.random.default_rng(0)
+        owners = [int(0 in partition(scheme, data, 2, rng)[0]) for _ in range(400)]
+        assert 150 < sum(owners) < 250, scheme
+
+
+def test_shards_give_two_runs_of_classes_to_each_client() -> None:
+    data = balanced(1000)
+    parts = partition("shards", data, 50, np.random.default_rng(0))
+    counts = counts_of(data, parts)
+    assert ((counts > 0).sum(axis=1) <= 2).all()
+    assert set(np.unique(counts)) == {0, 10, 20}
+
+
+def test_power_law_sizes() -> None:
+    data = balanced(10_000)
+    parts = partition("power_law", data, 100, np.random.default_rng(0), 1.5)
+    sizes = np.sort([len(part) for part in parts])[::-1]
+    weights = np.arange(1, 101) ** -1.5
+    assert np.abs(sizes - 1 - 9900 * weights / weights.sum()).max() <= 1
+    assert len(parts[0]) != sizes[0]  # the largest is not always the first
+    equal = partition("power_law", data, 100, np.random.default_rng(0), 0)
+    assert {len(part) for part in equal} == {100}
+
+
+def test_natural_keeps_or_chooses_clients() -> None:
+    clients = [np.array([2 * index, 2 * index + 1]) for index in range(10)]
+    data = dataset(np.zeros(20, dtype=np.int64), natural=clients)
+    kept = partition("natural", data, 10, np.random.default_rng(0))
+    assert np.array_equal(np.stack(kept), np.stack(clients))
+    few = partition("natural", data, 3, np.random.default_rng(0))
+    assert len(few) == len({part[0] for part in few} & {client[0] for client in clients}) == 3
+
+
+def test_class_counts() -> None:
+    parts = [np.array([0, 3]), np.array([], dtype=np.int64), np.array([1, 2, 4])]
+    counts = class_counts(parts, np.array([1, 0, 0, 1, 2]), 4)
+    assert counts.tolist() == [[0, 2, 0, 0], [0, 0, 0, 0], [2, 0, 1, 0]]
+
+
+@pytest.mark.parametrize("scheme", SPLITTING)
+@pytest.mark.parametrize("alpha", [1e-3, 1.0])
+def test_ten_thousand_clients(scheme: str, alpha: float) -> None:
+    parts = partition(scheme, balanced(50_000, 100), 10_000, np.random.default_rng(0), alpha)
+    assert len(parts) == 10_000
+    assert len(np.unique(np.concatenate(parts))) == 50_000
+
+
+def text() -> Dataset:
+    split = Split(torch.zeros(5, 8), torch.zeros(5, 8))
+    return Dataset("play", split, split, 90, (8,), unchanged, natural=[np.arange(5)])
+
+
+@pytest.mark.parametrize(
+    ("scheme", "make", "num_clients", "alpha", "message"),
+    [
+        ("dirichlett", lambda: balanced(10), 2, 1.0, r"unknown partition .* \(did you mean 'dirichlet'\?\)"),
+        ("iid", lambda: balanced(10), 11, 1.0, "clients.count=11 must be 1 to 10, the samples of toy"),
+        ("iid", lambda: balanced(10), 0, 1.0, "clients.count=0 must be 1 to 10"),
+        ("dirichlet", lambda: balanced(10), 2, 0.0, "data.alpha=0.0 must be above 0"),
+        ("dirichlet", lambda: balanced(10), 2, float("nan"), "data.alpha=nan must be a finite number"),
+        ("pachinko", lambda: balanced(10), 2, 0.0, "data.alpha=0.0 must be above 0"),
+        ("power_law", lambda: balanced(10), 2, -1.0, "data.alpha=-1.0 must be a finite number, not negative"),
+        ("dirichlet", text, 2, 1.0, "play has no classes to partition by; choose one of: iid, natural"),
+        ("shards", text, 2, 1.0, "play has no classes"),
+        ("pachinko", text, 2, 1.0, "pachinko needs superclasses"),
+        ("natural", text, 2, 1.0, "clients.count=2 is more than the 1 natural clients"),
+        ("natural", lambda: dataset(np.zeros(4, dtype=np.int64)), 2, 1.0, "toy has none; try iid"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(
+    scheme: str, make: Callable[[], Dataset], num_clients: int, alpha: float, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        partition(scheme, make(), num_clients, np.random.default_rng(0), alpha)

@@ -1,0 +1,161 @@
+"""Whole runs on the embedded digits: what they write, that they learn, repeat and resume."""
+
+import json
+from itertools import pairwise
+
+import pytest
+import torch
+
+from sharding import STRATEGIES, Shard
+from sharding.rng import generator
+from sharding.shard import dense_state
+from train.config import load_config
+from train.experiment import assemble, assign_keep_ratios, find_device
+from train.rounds import cosine, run_rounds
+from train.run import run
+
+TINY = [
+    "rounds=2",
+    "evaluate_every=1",
+    "clients.count=40",
+    "clients.per_round=3",
+    "local.epochs=1",
+    "model.width=4",
+    "model.groups=2",
+    "model.blocks=[1, 1]",
+]
+REQUIRED = {
+    *("round", "test_accuracy", "test_loss", "train_loss", "anme", "discrepancy"),
+    *("bytes_down", "bytes_up", "seconds"),
+}
+
+
+def tiny(output, *overrides):
+    return load_config("configs/quickstart.yaml", [*TINY, f"output={output}", *overrides])
+
+
+def read(directory):
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_times(lines):
+    return [{key: value for key, value in line.items() if not key.startswith("seconds")} for line in lines]
+
+
+def ignore(metrics):
+    pass
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_trains(tmp_path, strategy):
+    lines = read(run(tiny(tmp_path / "run", f"strategy={strategy}"), ignore))
+    assert [line["round"] for line in lines] == [0, 1]
+    for line in lines:
+        assert line.keys() >= REQUIRED
+        assert 0 <= line["test_accuracy"] <= 1
+        assert line["failed"] == 0
+        assert line["seconds"] >= line["seconds_train"] + line["seconds_plan"]
+
+
+def test_the_loss_falls_and_accuracy_rises_well_above_chance(tmp_path):
+    config = tiny(
+        tmp_path / "run",
+        "rounds=12",
+        "clients.per_round=8",
+        "local.batch_size=8",
+        "keep_ratio=0.5",
+        "data.partition=iid",
+    )
+    lines = read(run(config, ignore))
+    assert lines[-1]["train_loss"] < 0.8 * lines[0]["train_loss"]
+    assert lines[-1]["test_accuracy"] > 0.3
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path):
+    first, again = (read(run(tiny(tmp_path / name), ignore)) for name in ("first", "again"))
+    assert without_times(first) == without_times(again)
+    other = read(run(tiny(tmp_path / "other", "seed=1"), ignore))
+    assert without_times(first) != without_times(other)
+
+
+def test_a_run_that_was_cut_off_goes_on_as_if_nothing_had_happened(tmp_path):
+    whole = read(run(tiny(tmp_path / "whole", "rounds=4", "evaluate_every=2"), ignore))
+
+    def pull_the_plug(metrics):
+        if metrics["round"] == 2:
+            raise KeyboardInterrupt
+
+    config = tiny(tmp_path / "cut", "rounds=4", "evaluate_every=2")
+    with pytest.raises(KeyboardInterrupt):
+        run(config, pull_the_plug)
+    with (config.directory / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 3, "half a li')
+    assert without_times(read(run(config, ignore, resume=True))) == without_times(whole)
+    model, other = (tmp_path / name / "model.safetensors" for name in ("whole", "cut"))
+    assert model.read_bytes() == other.read_bytes()
+
+
+def test_a_client_that_fails_is_reported_and_the_round_goes_on(tmp_path, caplog):
+    experiment = assemble(tiny(tmp_path / "run", "rounds=1"))
+    cohort = experiment.sampler.invite(0)
+    poisoned, broken = cohort[0], cohort[1]
+    clients = experiment.engine._clients
+    clients[broken] = None
+    clients[poisoned] = type(clients[poisoned])(clients[poisoned].inputs * float("nan"), clients[poisoned].targets)
+    lines = []
+    run_rounds(experiment, 0, lambda _, metrics: lines.append(metrics))
+    assert lines[0]["failed"] == 2
+    assert set(lines[0]["failures"]) == {str(poisoned), str(broken)}
+    assert "NaN or Inf" in lines[0]["failures"][str(poisoned)]
+    assert "AttributeError" in lines[0]["failures"][str(broken)]
+    assert f"client {broken} failed in round 0" in caplog.text
+    assert all(tensor.isfinite().all() for tensor in experiment.model.state_dict().values())
+
+
+def test_bytes_are_those_of_the_wire(tmp_path):
+    experiment = assemble(tiny(tmp_path / "run", "rounds=1", "keep_ratio=0.4"))
+    plan = experiment.planner.plan(experiment.model, dict.fromkeys(experiment.sampler.invite(0), 0.4), 0)
+    expected = sum(len(shard.to_bytes()) for shard in plan.values())
+    dense = len(Shard({}, dense_state(experiment.model, {})).to_bytes())
+    lines = []
+    run_rounds(experiment, 0, lambda _, metrics: lines.append(metrics))
+    assert (lines[0]["bytes_down"], lines[0]["bytes_up"], lines[0]["bytes_dense"]) == (
+        expected,
+        expected,
+        dense,
+    )
+
+
+def test_full_and_dense_start_from_the_same_model(tmp_path):
+    models = [assemble(tiny(tmp_path, f"strategy={name}")).model.state_dict() for name in ("full", "dense")]
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+
+
+def test_keep_ratios_are_dealt_out_in_their_shares():
+    ratios = assign_keep_ratios({0.2: 0.6, 0.4: 0.4}, 20, seed=0)
+    assert sorted(ratios.values()) == [0.2] * 12 + [0.4] * 8
+    assert ratios == assign_keep_ratios({0.2: 0.6, 0.4: 0.4}, 20, seed=0)
+    assert ratios != assign_keep_ratios({0.2: 0.6, 0.4: 0.4}, 20, seed=1)
+    assert sorted(assign_keep_ratios({0.1: 1 / 3, 0.2: 2 / 3}, 5, 0).values()) == [0.1] * 2 + [0.2] * 3
+    assert assign_keep_ratios(0.3, 3, 0) == {0: 0.3, 1: 0.3, 2: 0.3}
+
+
+def test_the_cosine_falls_from_lr_towards_zero():
+    rates = [cosine(0.1, t, 10) for t in range(10)]
+    assert rates[0] == 0.1
+    assert rates[5] == pytest.approx(0.05)
+    assert all(later < earlier for earlier, later in pairwise(rates))
+    assert rates[-1] > 0
+
+
+def test_a_device_that_is_not_there_is_told():
+    with pytest.raises(ValueError, match="device 'cudda' is not to be had here"):
+        find_device("cudda")
+
+
+def test_cohorts_are_drawn_without_replacement_and_by_round():
+    sampler = assemble(tiny("unused", "clients.per_round=20")).sampler
+    cohorts = [sampler.invite(t) for t in range(3)]
+    assert all(len(set(cohort)) == 20 and set(cohort) <= set(range(40)) for cohort in cohorts)
+    assert cohorts[0] != cohorts[1]
+    assert cohorts[0] == sorted(generator(0, "invite", 0).choice(40, 20, replace=False).tolist())

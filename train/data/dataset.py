@@ -1,0 +1,99 @@
+"""What a dataset is: raw tensors that go to the device once, and how a batch of them is made ready there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Split:
+    """Samples as they are stored.
+
+    Attributes:
+        inputs: uint8 images (samples, channels, height, width), or int64 token ids (samples, length).
+        targets: int64 classes (samples,), or the ids that follow the inputs (samples, length).
+    """
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def to(self, device: torch.device | str) -> Split:
+        """Return the same samples on another device."""
+        return Split(self.inputs.to(device), self.targets.to(device))
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A training and a test split, and all that a model and a partition need to know about them.
+
+    Attributes:
+        name: key in the registry.
+        train: samples to be shared out among the clients.
+        test: samples held back at the server.
+        num_classes: number of classes, or of token ids.
+        input_shape: shape of one input without the batch.
+        prepare: raw batch -> what a model reads, on the same device.
+        augment: (batch, generator) -> randomly changed batch for training, or None.
+        ignore_index: target that counts neither in the loss nor in the accuracy (torch's -100 matches no
+            class).
+        natural: the training samples of each real-world client, where the data has such.
+        coarse: (num_classes,) the superclass of each class, where the data has such.
+    """
+
+    name: str
+    train: Split
+    test: Split
+    num_classes: int
+    input_shape: tuple[int, ...]
+    prepare: Callable[[Tensor], Tensor]
+    augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
+    ignore_index: int = -100
+    natural: list[np.ndarray] | None = None
+    coarse: np.ndarray | None = None
+
+    def to(self, device: torch.device | str) -> Dataset:
+        """Return the same dataset with both splits on another device."""
+        return dataclasses.replace(self, train=self.train.to(device), test=self.test.to(device))
+
+
+def standardize(images: Tensor) -> Tensor:
+    """Give each image zero mean and unit variance over its own channels and pixels.
+
+    The deviation is kept from falling below 1/√size, so that an image of one color becomes zeros, not NaN
+    (as TensorFlow's `per_image_standardization` does).
+
+    Args:
+        images: (..., channels, height, width), any type.
+
+    Returns:
+        float32, the same shape and device.
+    """
+    dims = (-3, -2, -1)
+    variance, mean = torch.var_mean(images.float(), dim=dims, correction=0, keepdim=True)
+    size = images.shape[-3:].numel()
+    return (images - mean) / variance.sqrt().clamp(min=size**-0.5)
+
+
+def flip(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Mirror each image left to right with probability one half.
+
+    Args:
+        images: (..., channels, height, width), raw or prepared.
+        generator: decides which; may live on another device than the images.
+    """
+    coins = torch.rand(images.shape[:-3], generator=generator, device=generator.device).to(images.device)
+    return torch.where(coins[..., None, None, None] < 0.5, images.flip(-1), images)
+
+
+def unchanged(batch: Tensor) -> Tensor:
+    """Return the batch itself: token ids need no preparation."""
+    return batch

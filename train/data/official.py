@@ -1,0 +1,91 @@
+"""Read image datasets in the layouts in which their authors publish them.
+
+CIFAR-10, CIFAR-100 and MNIST are read, and fetched, by torchvision; TinyImageNet is a tree of JPEG files.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torchvision import datasets
+
+from sharding.errors import UserError
+from train.data.images import Images, decode
+
+
+def read_cifar10(folder: Path, training: bool, limit: int | None) -> Images:
+    """Read `folder/cifar-10-batches-py`."""
+    return _from_cifar(_open(datasets.CIFAR10, folder, training), limit)
+
+
+def read_cifar100(folder: Path, training: bool, limit: int | None) -> Images:
+    """Read `folder/cifar-100-python`."""
+    return _from_cifar(_open(datasets.CIFAR100, folder, training), limit)
+
+
+def read_mnist(folder: Path, training: bool, limit: int | None) -> Images:
+    """Read `folder/MNIST/raw`."""
+    split = _open(datasets.MNIST, folder, training)
+    return Images(split.data[:limit, None], split.targets[:limit], tuple("0123456789"))
+
+
+def read_tiny_imagenet(folder: Path, training: bool, limit: int | None) -> Images:
+    """Read `folder/tiny-imagenet-200`, its validation images for testing: the test labels are not published.
+
+    The first `limit` training images are spread over the classes.
+    """
+    tree = folder / "tiny-imagenet-200"
+    classes = tuple(sorted((tree / "wnids.txt").read_text().split()))
+    number = {name: label for label, name in enumerate(classes)}
+    if training:
+        files = [(file, number[name]) for name in classes for file in sorted((tree / "train" / name).rglob("*.JPEG"))]
+        files.sort(key=lambda item: (int(item[0].stem.rpartition("_")[2]), item[1]))  # n01443537_0.JPEG, …: by number
+    else:
+        lines = [line.split("\t") for line in (tree / "val" / "val_annotations.txt").read_text().splitlines()]
+        files = [(tree / "val" / "images" / line[0], number[line[1]]) for line in lines]
+    files = files[:limit]
+    inputs = decode((file.read_bytes() for file, _ in files), channels=3)
+    return Images(inputs, torch.tensor([label for _, label in files]), classes)
+
+
+READERS: dict[str, Callable[[Path, bool, int | None], Images]] = {
+    "cifar10": read_cifar10,
+    "cifar100": read_cifar100,
+    "mnist": read_mnist,
+    "tiny_imagenet": read_tiny_imagenet,
+}
+
+DOWNLOADS: dict[str, Callable[..., object]] = {
+    "cifar10": datasets.CIFAR10,
+    "cifar100": datasets.CIFAR100,
+    "mnist": datasets.MNIST,
+}
+
+
+def download(name: str, folder: Path) -> None:
+    """Fetch a dataset into `folder`, in its official layout.
+
+    Raises:
+        UserError: torchvision cannot fetch this dataset, or could not just now.
+    """
+    if name not in DOWNLOADS:
+        raise UserError(f"data.download=true cannot fetch {name}, only {', '.join(DOWNLOADS)}; place it in {folder}")
+    try:
+        DOWNLOADS[name](folder, download=True)
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"could not download {name} into {folder}: {error}") from error
+
+
+def _open(dataset: Callable[..., Any], folder: Path, training: bool) -> Any:
+    """Open one of torchvision's datasets, which check that their files are whole."""
+    try:
+        return dataset(folder, train=training)
+    except RuntimeError as error:
+        raise UserError(f"incomplete files under {folder}: {error}") from error
+
+
+def _from_cifar(split: datasets.CIFAR10, limit: int | None) -> Images:
+    """Take torchvision's (samples, height, width, channels) array apart."""
+    inputs = torch.from_numpy(split.data[:limit]).permute(0, 3, 1, 2).contiguous()
+    return Images(inputs, torch.tensor(split.targets[:limit]), tuple(split.classes))

@@ -1,0 +1,111 @@
+"""Image datasets from local folders: where to look, what to read, what to say when nothing is there."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sharding.errors import UserError
+from train.data.cifar100_classes import coarse_labels
+from train.data.dataset import Dataset, Split, flip, standardize
+from train.data.images import Images, read_parquet
+
+
+@dataclass(frozen=True)
+class Source:
+    """An image dataset as it is found on disk.
+
+    Attributes:
+        folders: names its folder may have under the root; the first is the one we name and download into.
+        marker: what its official layout looks like, below that folder or the root itself.
+        label: label column in the parquet layout.
+        num_classes: number of classes.
+        shape: (channels, height, width).
+        augment: random change of training batches, or None.
+    """
+
+    folders: tuple[str, ...]
+    marker: str
+    label: str
+    num_classes: int
+    shape: tuple[int, int, int]
+    augment: Callable[[Tensor, torch.Generator], Tensor] | None
+
+
+SOURCES = {
+    "cifar10": Source(("cifar10",), "cifar-10-batches-py", "label", 10, (3, 32, 32), flip),
+    "cifar100": Source(("cifar100",), "cifar-100-python", "fine_label", 100, (3, 32, 32), flip),
+    "mnist": Source(("mnist",), "MNIST/raw", "label", 10, (1, 28, 28), None),
+    "tiny_imagenet": Source(
+        ("tiny_imagenet", "tiny_imagenet_subset"), "tiny-imagenet-200", "label", 200, (3, 64, 64), flip
+    ),
+}
+
+
+def load_images(name: str, root: Path, download: bool, limit: int | None) -> Dataset:
+    """Load an image dataset of `SOURCES` from `root`, in Hugging Face's parquet layout or the official one.
+
+    Args:
+        name: a key of `SOURCES`.
+        root: folder that holds the dataset's own folder.
+        download: fetch what is missing, into `root`.
+        limit: keep just the first so many samples of each split.
+
+    Raises:
+        UserError: no such data, and not downloaded; or its images or labels are not of the expected kind.
+    """
+    train, test = (_read(name, root, training, download, limit) for training in (True, False))
+    source = SOURCES[name]
+    for split in (train, test):
+        if split.inputs.shape[1:] != source.shape or int(split.targets.max()) >= source.num_classes:
+            raise UserError(
+                f"{name} under {root} has images of shape {tuple(split.inputs.shape[1:])} and labels up to "
+                f"{int(split.targets.max())}; expected {source.shape} and labels below {source.num_classes}"
+            )
+    return Dataset(
+        name=name,
+        train=Split(train.inputs, train.targets),
+        test=Split(test.inputs, test.targets),
+        num_classes=source.num_classes,
+        input_shape=source.shape,
+        prepare=standardize,
+        augment=source.augment,
+        coarse=coarse_labels(train.classes) if name == "cifar100" else None,
+    )
+
+
+def _read(name: str, root: Path, training: bool, download: bool, limit: int | None) -> Images:
+    """Read one split from the first place that has it."""
+    source = SOURCES[name]
+    for folder_name in source.folders:
+        shards = _shards(root / folder_name, ("train",) if training else ("test", "valid"))
+        if shards:
+            return read_parquet(shards, source.label, source.shape[0], limit)
+    from train.data import official  # noqa: PLC0415 - torchvision is heavy
+
+    target = root / source.folders[0]
+    folder = next((place for place in (target, root) if (place / source.marker).exists()), None)
+    if folder is None:
+        if not download:
+            raise UserError(_missing(name, root))
+        official.download(name, target)
+        folder = target
+    return official.READERS[name](folder, training, limit)
+
+
+def _shards(folder: Path, splits: tuple[str, ...]) -> list[Path]:
+    """Return the parquet files of a split anywhere under the folder: `train-00000-of-00002….parquet`, …"""
+    return next((found for split in splits if (found := sorted(folder.rglob(f"{split}*.parquet")))), [])
+
+
+def _missing(name: str, root: Path) -> str:
+    """Say where we looked, what belongs there, and what to do."""
+    source = SOURCES[name]
+    places = " or ".join(f"{folder}/train-*.parquet" for folder in source.folders)
+    fetch = "" if name == "tiny_imagenet" else ", or data.download=true to fetch it"
+    return (
+        f"no {name} under {root.resolve()}: expected {places}, with test-* or valid-* beside it, or "
+        f"{source.marker}/; set data.root=… to the folder that holds it{fetch}"
+    )
