@@ -17,7 +17,7 @@ from sharding.inclusion.checks import nonnegative, positives_first, term_count
 def collective_inclusion(
     magnitudes: ArrayLike, num_terms: int, num_clients: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Minimise the discrepancy of the averaged reconstruction subject to Σπ = num_terms, in O(N log N).
+    """Minimize the discrepancy of the averaged reconstruction subject to Σπ = num_terms, in O(N log N).
 
     One client gets the `num_terms` largest terms (the first ones among ties). Zero magnitudes are drawn
     only when fewer than `num_terms` are positive; they then share the rest equally.

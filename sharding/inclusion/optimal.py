@@ -14,7 +14,7 @@ from sharding.inclusion.checks import nonnegative
 
 
 def optimal_inclusion(magnitudes: ArrayLike, budget: float, costs: ArrayLike | None = None) -> NDArray[np.float64]:
-    """Minimise Σ a²/p subject to Σ c·p = budget, 0 ≤ p ≤ 1, in O(N log N).
+    """Minimize Σ a²/p subject to Σ c·p = budget, 0 ≤ p ≤ 1, in O(N log N).
 
     With a/√c in non-increasing order and the first t at 1, p_i = (m − Σ_{j≤t} c_j)·(a_i/√c_i) / Σ_{j>t}
     √c_j·a_j; t is the smallest number for which every p ≤ 1. Zero magnitudes are drawn only when budget

@@ -15,7 +15,7 @@ from sharding.inclusion.checks import nonnegative, positives_first, term_count
 
 
 def schatten_inclusion(magnitudes: ArrayLike, num_terms: int, p: float = 4) -> NDArray[np.float64]:
-    """Minimise Σ λᵖ·[1 − π + π(1/π − 1)ᵖ] subject to Σπ = num_terms, 0 ≤ π ≤ 1.
+    """Minimize Σ λᵖ·[1 − π + π(1/π − 1)ᵖ] subject to Σπ = num_terms, 0 ≤ π ≤ 1.
 
     Convex for every p > 1, so the one point where the KKT conditions hold is the minimum. At p = 2 the
     bracket is 1/π − 1 and this is `optimal_inclusion`. Bisection on the logarithm of the multiplier; zero

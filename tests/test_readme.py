@@ -1,0 +1,37 @@
+"""The README's snippets run, and its tables name everything there is."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from models import MODELS
+from sharding import DESIGNS, STRATEGIES
+from sharding.clients import SAMPLERS
+from train.config import Config, _known_keys
+from train.data import DATASETS
+from train.partition import PARTITIONS
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS)
+def test_the_snippets_run(snippet, capsys):
+    exec(compile(snippet, "README.md", "exec"), {})
+    if "aggregate" in snippet:
+        assert "averaged: ['phone', 'tablet', 'laptop'] left out: {}" in capsys.readouterr().out
+
+
+def test_there_are_snippets():
+    assert len(SNIPPETS) == 2
+
+
+@pytest.mark.parametrize("registry", [STRATEGIES, DESIGNS, MODELS, DATASETS, PARTITIONS, SAMPLERS])
+def test_every_name_is_in_the_readme(registry):
+    assert [name for name in registry if f"`{name}`" not in README] == []
+
+
+def test_every_config_key_is_in_the_readme():
+    missing = [key for key in _known_keys(Config) if f"`{key}`" not in README and f"`.{key.split('.')[-1]}`" not in README]
+    assert set(missing) <= {"model", "data", "clients", "local", "tracking"}  # the sections themselves
