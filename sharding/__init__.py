@@ -24,12 +24,14 @@ D_c     ``num_samples``                           size of client c's data
 """
 
 from sharding.aggregate import Aggregation, aggregate
-from sharding.designs import DESIGNS, sample
+from sharding.coordination import COORDINATIONS
+from sharding.designs import DESIGNS, entropy, joint_inclusion, sample
 from sharding.diagnostics import anme, discrepancy, plan_anme, plan_discrepancy
 from sharding.errors import UserError
 from sharding.factorize import factorize, merge, shardable_layers
 from sharding.inclusion import (
     collective_inclusion,
+    coordinated_inclusion,
     optimal_inclusion,
     schatten_inclusion,
     successive_inclusion,
@@ -42,6 +44,7 @@ from sharding.spectrum import Spectrum, decompose
 from sharding.strategies import STRATEGIES
 
 __all__ = [
+    "COORDINATIONS",
     "DESIGNS",
     "STRATEGIES",
     "Aggregation",
@@ -59,11 +62,14 @@ __all__ = [
     "clip_effective_lr",
     "clip_factors",
     "collective_inclusion",
+    "coordinated_inclusion",
     "decompose",
     "discrepancy",
+    "entropy",
     "factorize",
     "factorized_layers",
     "frobenius_decay",
+    "joint_inclusion",
     "merge",
     "optimal_inclusion",
     "plan_anme",

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sharding.coordination import COORDINATIONS
 from sharding.designs import DESIGNS, Design, SuccessiveDesign, fit_all
 from sharding.errors import UserError, pick
 from sharding.factorize import ENDS, num_terms, shardable_layers
@@ -70,16 +71,25 @@ class ShardPlanner:
         design: a name in `sharding.DESIGNS`. The PriSM strategies draw successively, as published, whatever it is.
         seed: all draws depend on (seed, round, client, layer) alone.
         skip: layers sent whole, as in `sharding.factorize`; by default the first and the last.
+        coordination: a name in `sharding.COORDINATIONS`: how the draws of clients of one keep ratio hang together.
+            The strategy `coordinated` is made for spread draws, and spreads them whatever it is.
 
     Raises:
-        UserError: unknown strategy or design.
+        UserError: unknown strategy, design or coordination.
     """
 
     def __init__(
-        self, strategy: str = "collective", design: str = "cps", seed: int = 0, skip: Iterable[str] = ENDS
+        self,
+        strategy: str = "collective",
+        design: str = "cps",
+        seed: int = 0,
+        skip: Iterable[str] = ENDS,
+        coordination: str = "independent",
     ) -> None:
         pick(DESIGNS, design, "design")
+        pick(COORDINATIONS, coordination, "coordination")
         self.strategy = get_strategy(strategy)
+        self.coordination = self.strategy.coordination or coordination
         self.design = design
         self.seed = seed
         self.skip = tuple(skip)
@@ -126,7 +136,7 @@ class ShardPlanner:
     ) -> dict[str, Draw]:
         """Draw for one group, from every layer."""
         groups = {
-            name: Group(values, num_terms(len(values), ratio), len(clients), ratio)
+            name: Group(values, num_terms(len(values), ratio), len(clients), ratio, self.coordination)
             for name, values in magnitudes.items()
         }
         laws = {name: self._law(name, group) for name, group in groups.items()}
@@ -153,8 +163,10 @@ class ShardPlanner:
         return designs | dict(zip(free, fit_all([laws[name].inclusion for name in free], self.design), strict=True))
 
     def _draw_layer(self, name: str, group: Group, law: Law, design: Design, clients: list[Client], round: int) -> Draw:
-        rngs = (generator(self.seed, "draw", round, client, name) for client in clients)
-        indices = np.stack([design.draw(rng) for rng in rngs])
+        def rng_of(owner: Client) -> np.random.Generator:
+            return generator(self.seed, "draw", round, owner, name)
+
+        indices = COORDINATIONS[self.coordination](design, clients, rng_of)
         multipliers = law.multipliers[indices]
         if self.strategy.rescales:
             scales = [norm_ratio(group.magnitudes, row) for row in indices]

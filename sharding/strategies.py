@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from sharding.errors import pick
 from sharding.inclusion import (
     collective_inclusion,
+    coordinated_inclusion,
     optimal_inclusion,
     schatten_inclusion,
+    spread_multipliers,
     successive_inclusion,
 )
 
@@ -33,12 +35,14 @@ class Group(NamedTuple):
         num_terms: n.
         num_clients: C, the clients of this keep ratio in the round.
         keep_ratio: r.
+        coordination: how their draws hang together, a name in `sharding.COORDINATIONS`.
     """
 
     magnitudes: Vector
     num_terms: int
     num_clients: int
     keep_ratio: float
+    coordination: str = "independent"
 
 
 class Law(NamedTuple):
@@ -66,6 +70,7 @@ class Strategy:
         clips: whether clients clip the effective learning rate (τ/ω).
         rescales: whether all drawn terms share ω = √(Σλ² / Σ_{drawn} λ²) instead of the law's ω.
         keep_ratio: what every client keeps whatever it can afford; None to respect the clients' own.
+        coordination: the one that its law was made for; None to leave the choice to the user.
     """
 
     summary: str
@@ -73,6 +78,7 @@ class Strategy:
     clips: bool = False
     rescales: bool = False
     keep_ratio: float | None = None
+    coordination: str | None = None
 
 
 def top_n(group: Group) -> Law:
@@ -103,8 +109,19 @@ def unbiased(group: Group) -> Law:
 
 
 def collective(group: Group) -> Law:
-    """The estimator whose average over the group's C clients has least discrepancy: π and ω of Theorem 3.2."""
-    return Law(*collective_inclusion(group.magnitudes, group.num_terms, group.num_clients))
+    """The estimator whose average over the group's C clients has least discrepancy: π and ω of Theorem 3.2.
+
+    Where draws are spread, ω is the best for the same π and the counts that spreading gives.
+    """
+    inclusion, multipliers = collective_inclusion(group.magnitudes, group.num_terms, group.num_clients)
+    if group.coordination == "spread":
+        multipliers = spread_multipliers(inclusion, group.num_clients)
+    return Law(inclusion, multipliers)
+
+
+def coordinated(group: Group) -> Law:
+    """The estimator whose average has least discrepancy when the clients' draws are spread."""
+    return Law(*coordinated_inclusion(group.magnitudes, group.num_terms, group.num_clients))
 
 
 def schatten(group: Group) -> Law:
@@ -122,6 +139,9 @@ STRATEGIES: dict[str, Strategy] = {
     "prism_wallenius_clip": Strategy("PriSM with ω = 1/π and clipping", prism_wallenius, clips=True),
     "unbiased": Strategy("unbiased, least discrepancy of one client", unbiased, clips=True),
     "collective": Strategy("least discrepancy of the clients' average", collective, clips=True),
+    "coordinated": Strategy(
+        "least discrepancy of the average of spread draws", coordinated, clips=True, coordination="spread"
+    ),
     "schatten": Strategy("unbiased, least Schatten-4 discrepancy", schatten, clips=True),
     "full": Strategy("all terms to every client, factorized", top_n, keep_ratio=1.0),
     "dense": Strategy("no sharding: FedAvg", None),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from models import MODELS
-from sharding import DESIGNS, STRATEGIES
+from sharding import COORDINATIONS, DESIGNS, STRATEGIES
 from sharding.clients import SAMPLERS
 from train.config import Config, _known_keys
 from train.data import DATASETS
@@ -27,11 +27,12 @@ def test_there_are_snippets():
     assert len(SNIPPETS) == 2
 
 
-@pytest.mark.parametrize("registry", [STRATEGIES, DESIGNS, MODELS, DATASETS, PARTITIONS, SAMPLERS])
+@pytest.mark.parametrize("registry", [STRATEGIES, DESIGNS, COORDINATIONS, MODELS, DATASETS, PARTITIONS, SAMPLERS])
 def test_every_name_is_in_the_readme(registry):
     assert [name for name in registry if f"`{name}`" not in README] == []
 
 
 def test_every_config_key_is_in_the_readme():
-    missing = [key for key in _known_keys(Config) if f"`{key}`" not in README and f"`.{key.split('.')[-1]}`" not in README]
-    assert set(missing) <= {"model", "data", "clients", "local", "tracking"}  # the sections themselves
+    named = set(re.findall(r"`([\w.]+)`", README))
+    missing = {key for key in _known_keys(Config) if not named & {key, "." + key.rpartition(".")[2]}}
+    assert missing <= {"model", "data", "clients", "local", "tracking"}  # the sections themselves

