@@ -11,6 +11,7 @@ import json
 import platform
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -80,9 +81,7 @@ def time_planner(strategy: str, repeats: int) -> dict[str, float]:
     return phases | time_reference(matrices, inclusions, repeats)
 
 
-def time_reference(
-    matrices: dict[str, torch.Tensor], inclusions: list[np.ndarray], repeats: int
-) -> dict[str, float]:
+def time_reference(matrices: dict[str, torch.Tensor], inclusions: list[np.ndarray], repeats: int) -> dict[str, float]:
     """Return the seconds of SVDs layer by layer, and of R's draws; NaN for R where it is absent."""
     svd = seconds(lambda: [torch.linalg.svd(matrix, full_matrices=False) for matrix in matrices.values()], repeats)
     try:
@@ -99,27 +98,27 @@ def time_reference(
 
 
 def time_growth(repeats: int) -> dict[str, dict[str, float]]:
-    """Return milliseconds at each N, and the slope of their logarithm against log N."""
-    calls: dict[str, Callable[[np.ndarray, int], object]] = {
+    """Return milliseconds at each N (n = N/10, λᵢ = i^−½), and the slope of their logarithm against log N."""
+    solvers: dict[str, Callable[[np.ndarray, int], object]] = {
         "optimal": optimal_inclusion,
-        "collective": lambda values, n: collective_inclusion(values, n, NUM_CLIENTS),
-        "coordinated": lambda values, n: coordinated_inclusion(values, n, NUM_CLIENTS),
+        "collective": partial(collective_inclusion, num_clients=NUM_CLIENTS),
+        "coordinated": partial(coordinated_inclusion, num_clients=NUM_CLIENTS),
         "schatten": schatten_inclusion,
-        "successive": lambda values, n: successive_inclusion(values**4, n),
+        "successive": lambda magnitudes, n: successive_inclusion(magnitudes**4, n),
     }
-    growth = {}
-    problems = {size: np.arange(1, size + 1) ** -0.5 for size in SIZES}
-    for name, call in calls.items():
-        growth[name] = {size: seconds(lambda: call(problems[size], -(-size // 10)), repeats) for size in SIZES}
-    for name in DESIGNS:
-        solved = {size: optimal_inclusion(problems[size], -(-size // 10)) for size in SIZES}
-        fitted = {size: fit(solved[size], name) for size in SIZES}
-        rng = np.random.default_rng(0)
-        growth[f"{name} fit"] = {size: seconds(lambda: fit(solved[size], name), repeats) for size in SIZES}
-        growth[f"{name} draw"] = {size: seconds(lambda: fitted[size].draw(rng), repeats) for size in SIZES}
+    growth: dict[str, list[float]] = {}
+    for size in SIZES:
+        magnitudes, n = np.arange(1, size + 1) ** -0.5, -(-size // 10)
+        inclusion, rng = optimal_inclusion(magnitudes, n), np.random.default_rng(0)
+        calls: dict[str, Callable[[], object]] = {name: partial(f, magnitudes, n) for name, f in solvers.items()}
+        for name in DESIGNS:
+            calls[f"{name} fit"] = partial(fit, inclusion, name)
+            calls[f"{name} draw"] = partial(fit(inclusion, name).draw, rng)
+        for name, call in calls.items():
+            growth.setdefault(name, []).append(seconds(call, repeats))
     return {
-        name: {str(size): 1e3 * value for size, value in row.items()}
-        | {"slope": float(np.polyfit(np.log(list(row)), np.log(list(row.values())), 1)[0])}
+        name: {str(size): 1e3 * value for size, value in zip(SIZES, row, strict=True)}
+        | {"slope": float(np.polyfit(np.log(SIZES), np.log(row), 1)[0])}
         for name, row in growth.items()
     }
 

@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -23,7 +24,9 @@ OVERRIDES = "dotted.key=value, e.g. local.lr=0.05 or keep_ratio='{0.2: 0.6, 0.4:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 2 for a user's mistake, 130 when interrupted."""
-    args = _parse(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    args = _parse(words)
+    args.line = shlex.join(["python", "-m", "train", *words])
     console = Console()
     logging.basicConfig(
         level=logging.DEBUG if args.debug else logging.WARNING,
@@ -48,25 +51,25 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     config = load_config(args.config, args.overrides)
     with RoundProgress(console, [config]) as progress:
         directory = run(config, partial(progress.show, 0), args.resume)
-    _report([directory], directory, config.name, console)
+    _report([directory], directory, config.name, args.line, console)
 
 
 def _compare(args: argparse.Namespace, console: Console) -> None:
     cells = plan_cells(args.config, args.overrides, args.strategies, args.seeds)
     with RoundProgress(console, cells) as progress:
         directories = compare(cells, progress.show, args.jobs, args.resume)
-    _report(directories, directories[0].parent, cells[0].name, console)
+    _report(directories, directories[0].parent, cells[0].name, args.line, console)
 
 
-def _report(directories: list[Path], into: Path, title: str, console: Console) -> None:
-    table, paths = write_report(directories, into, title)
+def _report(directories: list[Path], into: Path, title: str, command: str, console: Console) -> None:
+    table, paths = write_report(directories, into, title, command)
     console.print(table)
     console.print("wrote")
     for path in paths:
         console.print(f"  {path}", highlight=False, soft_wrap=True)
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line; overrides may stand anywhere after the config, which argparse alone would refuse."""
     parser = _parser()
     args, rest = parser.parse_known_args(arguments)

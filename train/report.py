@@ -9,6 +9,7 @@ from statistics import mean, stdev
 import matplotlib as mpl
 import yaml
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 from rich.table import Table
 
 from train.run import CONFIG_FILE, METRICS_FILE
@@ -67,17 +68,24 @@ class Row:
         )
 
 
-def write_report(directories: Sequence[Path], into: Path, title: str) -> tuple[Table, list[Path]]:
-    """Write `summary.md` and `accuracy_vs_bytes.png`; return the table for the screen and the paths written."""
+def write_report(directories: Sequence[Path], into: Path, title: str, command: str) -> tuple[Table, list[Path]]:
+    """Write `summary.md` and `accuracy_vs_bytes.png`; return the table for the screen and the paths written.
+
+    Args:
+        directories: of the finished runs.
+        into: where to write.
+        title: of the table and the plot.
+        command: the one that made the runs, to stand beside the numbers.
+    """
     histories = [History.read(directory) for directory in directories]
     rows = [
         _row(name, [h for h in histories if h.strategy == name])
         for name in dict.fromkeys(h.strategy for h in histories)
     ]
     summary, plot = into / "summary.md", into / "accuracy_vs_bytes.png"
-    summary.write_text(_markdown(title, rows, histories, plot.name), encoding="utf-8")
+    summary.write_text(_markdown(title, command, rows, histories, plot.name), encoding="utf-8")
     _plot(histories, title).savefig(plot, dpi=150)
-    return _table(title, rows), [*(directory / METRICS_FILE for directory in directories), summary, plot]
+    return _table(title, rows, histories), [*(directory / METRICS_FILE for directory in directories), summary, plot]
 
 
 def _row(strategy: str, histories: list[History]) -> Row:
@@ -86,8 +94,10 @@ def _row(strategy: str, histories: list[History]) -> Row:
     return Row(strategy, accuracies, down, up, (down + up) / (2 * histories[0].lines[0]["bytes_dense"]))
 
 
-def _table(title: str, rows: list[Row]) -> Table:
-    table = Table(title=title, title_justify="left")
+def _table(title: str, rows: list[Row], histories: list[History]) -> Table:
+    failed = _failures(histories)
+    caption = f"{failed} client updates were left out; `failures` in metrics.jsonl says why" if failed else None
+    table = Table(title=title, title_justify="left", caption=caption)
     for index, column in enumerate(COLUMNS):
         table.add_column(column, justify="left" if index == 0 else "right")
     for row in rows:
@@ -95,17 +105,22 @@ def _table(title: str, rows: list[Row]) -> Table:
     return table
 
 
-def _markdown(title: str, rows: list[Row], histories: list[History], plot: str) -> str:
+def _failures(histories: list[History]) -> int:
+    return int(sum(line["failed"] for history in histories for line in history.lines))
+
+
+def _markdown(title: str, command: str, rows: list[Row], histories: list[History], plot: str) -> str:
     lines = [f"# {title}", "", f"| {' | '.join(COLUMNS)} |", f"|---|{'---:|' * (len(COLUMNS) - 1)}"]
     lines += [f"| {' | '.join(row.cells())} |" for row in rows]
     seeds = max(len(row.accuracies) for row in rows)
     seconds = sum(line["seconds"] for history in histories for line in history.lines)
-    failed = sum(line["failed"] for history in histories for line in history.lines)
     lines += [
         "",
         f"Accuracy after the last of {len(histories[0].lines)} rounds"
         + (f", mean ± standard deviation of {seeds} seeds" if seeds > 1 else ", one seed")
-        + f"; {seconds:.0f} s of rounds in all; {failed} client updates failed or were rejected.",
+        + f"; {seconds:.0f} s of rounds in all; {_failures(histories)} client updates failed or were rejected.",
+        "",
+        f"Made by `{command}`.",
         "",
         f"![Test accuracy against bytes]({plot})",
     ]
@@ -128,8 +143,11 @@ def _plot(histories: list[History], title: str) -> Figure:
             linewidth=1.6,
             label=history.strategy if first else None,
         )
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set(
-        xscale="log",
         xlabel="bytes moved by all clients, down and up (MB)",
         ylabel="test accuracy (%)",
         title=title,
