@@ -48,7 +48,7 @@ def train_locally(
     model.train()
     layers = factorized_layers(model)
     factors = None if clip is None else clip_factors(layers, clip)
-    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=local.momentum)
+    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=local.momentum, fused=True)
     total, steps = torch.zeros((), device=data.targets.device), 0
     with torch.random.fork_rng(devices=_cuda_devices(data)):
         torch.manual_seed(seed_of("dropout", *key))

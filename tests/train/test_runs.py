@@ -58,17 +58,10 @@ def test_every_strategy_trains(tmp_path, strategy):
 
 
 def test_the_loss_falls_and_accuracy_rises_well_above_chance(tmp_path):
-    config = tiny(
-        tmp_path / "run",
-        "rounds=12",
-        "clients.per_round=8",
-        "local.batch_size=8",
-        "keep_ratio=0.5",
-        "data.partition=iid",
-    )
-    lines = read(run(config, ignore))
-    assert lines[-1]["train_loss"] < 0.8 * lines[0]["train_loss"]
-    assert lines[-1]["test_accuracy"] > 0.3
+    longer = ["rounds=8", "clients.count=10", "clients.per_round=5", "local.epochs=2", "model.width=8"]
+    lines = read(run(tiny(tmp_path / "run", *longer, "keep_ratio=0.8", "data.partition=iid"), ignore))
+    assert lines[-1]["train_loss"] < 0.5 * lines[0]["train_loss"]
+    assert lines[-1]["test_accuracy"] > 0.5
 
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path):
