@@ -5,7 +5,10 @@ before it is used.
 """
 
 import logging
+import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -87,6 +90,21 @@ def _call(package: str, function: str, *arguments: Any) -> Floats:
     return np.array(result, dtype=np.float64).ravel()
 
 
+@contextmanager
+def _library_path_kept() -> Iterator[None]:
+    """Undo what rpy2 does to LD_LIBRARY_PATH on import: child processes would load the system's libraries by it,
+    another build of Python itself among them.
+    """
+    before = os.environ.get("LD_LIBRARY_PATH")
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("LD_LIBRARY_PATH", None)
+        else:
+            os.environ["LD_LIBRARY_PATH"] = before
+
+
 @cache
 def require(name: str) -> Any:
     """Load an R package, without R's chatter on the console.
@@ -94,7 +112,7 @@ def require(name: str) -> Any:
     Raises:
         UserError: R, the package or rpy2 is absent.
     """
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _library_path_kept():
         warnings.simplefilter("ignore")
         try:
             logging.getLogger("rpy2.rinterface_lib.callbacks").setLevel(logging.ERROR)
