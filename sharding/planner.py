@@ -4,6 +4,7 @@ Clients that can afford the same keep ratio form a group. For each group and lay
 design is fitted to π once, and every client of the group draws from it with a generator of its own.
 """
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ from sharding.rng import generator
 from sharding.shard import Shard, Terms, dense_state
 from sharding.spectrum import Spectrum, decompose
 from sharding.strategies import Group, Law, get_strategy, norm_ratio
+
+log = logging.getLogger(__name__)
 
 Client = int | str
 
@@ -111,6 +114,9 @@ class ShardPlanner:
         layers = {} if self.strategy.law is None else shardable_layers(model, self.skip)
         spectra = decompose({name: _finite_matrix(name, layer) for name, layer in layers.items()})
         magnitudes = _on_host(spectra)
+        for name, values in magnitudes.items():
+            if not values.any():
+                log.warning("layer %s is all zero; its terms get unit u and zero v, so that they can train", name)
         groups = self._group(budgets)
         draws = {
             (ratio, name): draw

@@ -12,7 +12,8 @@ from train.config import Config, _known_keys
 from train.data import DATASETS
 from train.partition import PARTITIONS
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
@@ -36,3 +37,11 @@ def test_every_config_key_is_in_the_readme():
     named = set(re.findall(r"`([\w.]+)`", README))
     missing = {key for key in _known_keys(Config) if not named & {key, "." + key.rpartition(".")[2]}}
     assert missing <= {"model", "data", "clients", "local", "tracking"}  # the sections themselves
+
+
+@pytest.mark.parametrize("summary", sorted((ROOT / "results").glob("*/summary.md")), ids=lambda path: path.parent.name)
+def test_numbers_in_the_readme_are_those_of_the_committed_results(summary):
+    lines = summary.read_text(encoding="utf-8").splitlines()
+    rows = [line for line in lines if line.startswith("| ") and "strategy" not in line]
+    assert rows
+    assert [row for row in rows if row not in README] == []

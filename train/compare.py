@@ -55,9 +55,9 @@ def compare(cells: Sequence[Config], progress: Progress, jobs: int, resume: bool
         futures = [pool.submit(_run_cell, cell, place, queue, resume) for place, cell in enumerate(cells)]
         try:
             _relay(queue, futures, progress)
-            return [future.result() for future in futures]
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)  # after a failure the cells under way still finish, and are kept
+        return [future.result() for future in futures]
 
 
 def _run_cell(cell: Config, place: int, queue: "Queue[tuple[int, Metrics]]", resume: bool) -> Path:
@@ -65,12 +65,13 @@ def _run_cell(cell: Config, place: int, queue: "Queue[tuple[int, Metrics]]", res
 
 
 def _relay(queue: "Queue[tuple[int, Metrics]]", futures: Sequence[Future[Path]], progress: Progress) -> None:
-    """Hand the workers' metrics on until all have finished or one has failed."""
+    """Hand the workers' metrics on until all have finished; the first failure is raised here."""
     while True:
-        running = any(not future.done() for future in futures)
-        failed = any(future.done() and future.exception() for future in futures)
+        done = [future for future in futures if future.done()]
+        for future in done:
+            future.result()
         try:
             progress(*queue.get(timeout=0.1))
         except Empty:
-            if failed or not running:
+            if len(done) == len(futures):
                 return

@@ -30,8 +30,10 @@ def run(config: Config, progress: Callable[[Metrics], None], resume: bool = Fals
     """
     check_directory(config, resume)
     experiment = assemble(config)  # before anything is written
-    start = _open_directory(config, experiment.model)
+    start = _open_directory(config.directory, experiment.model)
     trackers = make_trackers(config)
+    text = yaml.safe_dump(_plain(config), sort_keys=False)
+    (config.directory / CONFIG_FILE).write_text(text, encoding="utf-8")
 
     def record(t: int, metrics: Metrics) -> None:
         for tracker in trackers:
@@ -69,12 +71,11 @@ def check_directory(config: Config, resume: bool) -> None:
         )
 
 
-def _open_directory(config: Config, model: nn.Module) -> int:
+def _open_directory(directory: Path, model: nn.Module) -> int:
     """Make the directory, load what an earlier run left there, and return the round to start with."""
-    config.directory.mkdir(parents=True, exist_ok=True)
-    (config.directory / CONFIG_FILE).write_text(yaml.safe_dump(_plain(config), sort_keys=False), encoding="utf-8")
-    start = load_checkpoint(config.directory, model)
-    drop_rounds_from(config.directory / METRICS_FILE, start)
+    directory.mkdir(parents=True, exist_ok=True)
+    start = load_checkpoint(directory, model)
+    drop_rounds_from(directory / METRICS_FILE, start)
     return start
 
 

@@ -48,13 +48,16 @@ class WandbTracker:
             import wandb  # noqa: PLC0415  # an extra, imported where used
         except ImportError as error:
             raise UserError("tracking.wandb needs the package wandb: pip install 'spectral-sharding[wandb]'") from error
-        self._run = wandb.init(
-            project=config.tracking.project,
-            name=config.directory.name,
-            dir=config.directory,
-            mode=config.tracking.wandb,
-            config=config.model_dump(mode="json"),
-        )
+        try:
+            self._run = wandb.init(
+                project=config.tracking.project,
+                name=config.directory.name,
+                dir=config.directory,
+                mode=config.tracking.wandb,
+                config=config.model_dump(mode="json"),
+            )
+        except wandb.errors.Error as error:
+            raise UserError(f"W&B: {' '.join(str(error).split())}; tracking.wandb=offline needs no account") from error
 
     def log(self, metrics: dict[str, Any]) -> None:
         """Log the numbers of one round, with the round as the step."""

@@ -127,6 +127,11 @@ def test_resnet_keeps_the_full_size_in_its_stem_and_halves_it_in_later_stages() 
     assert not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
 
 
+def test_resnet_with_a_strided_stem_halves_the_image_at_once() -> None:
+    model = build_model("resnet18_gn", input_shape=(3, 16, 16), num_classes=4, width=4, groups=2, stem_stride=2)
+    assert model.conv1(torch.zeros(1, 3, 16, 16)).shape == (1, 4, 8, 8)
+
+
 def test_resnet_learns_in_every_layer_from_the_first_step() -> None:
     model, images = small("resnet18_gn")
     model(images).square().sum().backward()

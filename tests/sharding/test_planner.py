@@ -149,11 +149,12 @@ def test_a_weight_that_is_not_finite_is_told_by_its_layer():
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_zero_matrix_is_sharded_so_that_it_can_train(strategy):
+def test_a_zero_matrix_is_sharded_so_that_it_can_train_and_that_is_said(strategy, caplog):
     model = make_net()
     torch.nn.init.zeros_(model[1].weight)
     shard = make_plan(model, {0: 0.25}, strategy)[0]
     if strategy != "dense":
         terms = shard.terms["1"]
+        assert "layer 1 is all zero" in caplog.text
         assert (terms.u @ terms.v.mT).eq(0).all()
         assert terms.u.norm() + terms.v.norm() > 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.test_runs import TINY
+from tests.train.test_runs import TINY, read, without_times
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -46,6 +46,11 @@ def test_compare_ends_with_a_table_and_the_paths_of_what_it_wrote(tmp_path):
         lines = (out / name / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(line)["round"] for line in lines] == [0, 1]
     assert (out / "accuracy_vs_bytes.png").read_bytes().startswith(b"\x89PNG")
+    again = tmp_path / "again"
+    one_by_one = ["--strategies", "unbiased,dense", "--seeds", "1", "--jobs", "1", f"output={again}"]
+    assert train("compare", "configs/quickstart.yaml", *one_by_one, *TINY).returncode == 0
+    for name in ("unbiased-1", "dense-1"):
+        assert without_times(read(again / name)) == without_times(read(out / name))
     summary = (out / "summary.md").read_text()
     assert "| unbiased |" in summary
     assert "mean ± standard deviation of 2 seeds" in summary
@@ -110,6 +115,18 @@ def test_wandb_offline_needs_no_account(tmp_path):
     done = train("run", "configs/quickstart.yaml", f"output={tmp_path}", "tracking.wandb=offline", *TINY)
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+
+
+def test_wandb_online_without_an_account_is_one_line_and_leaves_no_run_behind(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    for variable, value in {"WANDB_API_KEY": "", "HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc")}.items():
+        monkeypatch.setenv(variable, value)
+    out = tmp_path / "out"
+    done = train("run", "configs/quickstart.yaml", f"output={out}", "tracking.wandb=online", *TINY)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: W&B: ")
+    assert not (out / "config.yaml").exists()
+    assert not (out / "metrics.jsonl").exists()
 
 
 def test_the_library_imports_without_the_trainers_packages():
