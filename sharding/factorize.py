@@ -61,7 +61,7 @@ def rank_of(layer: nn.Module) -> int:
     return min(weight.shape[0], weight[0].numel())
 
 
-def shardable_layers(model: nn.Module, skip: Iterable[str] = ENDS) -> dict[str, nn.Module]:
+def shardable_layers(model: nn.Module, skip: str | Iterable[str] = ENDS) -> dict[str, nn.Module]:
     """Return the affine layers to shard, by name, in order of registration.
 
     Args:
@@ -85,7 +85,14 @@ def shardable_layers(model: nn.Module, skip: Iterable[str] = ENDS) -> dict[str, 
     return layers
 
 
-def factorize(model: nn.Module, keep_ratio: float, skip: Iterable[str] = ENDS, inplace: bool = False) -> nn.Module:
+def as_patterns(skip: str | Iterable[str]) -> tuple[str, ...]:
+    """Return what a caller gave as `skip`, one pattern or several, as a tuple."""
+    return (skip,) if isinstance(skip, str) else tuple(skip)
+
+
+def factorize(
+    model: nn.Module, keep_ratio: float, skip: str | Iterable[str] = ENDS, inplace: bool = False
+) -> nn.Module:
     """Replace every affine layer by its ⌈N·r⌉ largest singular terms, and say what was done.
 
     Args:
@@ -100,7 +107,7 @@ def factorize(model: nn.Module, keep_ratio: float, skip: Iterable[str] = ENDS, i
     Raises:
         UserError: keep ratio outside (0, 1], a pattern that matches nothing, or a layer that cannot be factorized.
     """
-    skip = tuple(skip)
+    skip = as_patterns(skip)
     report = Report(parameters_before=_count_parameters(model))
     names = list(shardable_layers(model, skip))
     model = model if inplace else deepcopy(model)
@@ -140,10 +147,10 @@ def _replace_modules(model: nn.Module, replace: Callable[[str, nn.Module], nn.Mo
     return replacements[id(model)]
 
 
-def _skipped(model: nn.Module, affine: list[str], skip: Iterable[str]) -> set[str]:
+def _skipped(model: nn.Module, affine: list[str], skip: str | Iterable[str]) -> set[str]:
     """Return the names of the affine layers that some pattern of `skip` matches."""
     skipped: set[str] = set()
-    for pattern in [skip] if isinstance(skip, str) else skip:
+    for pattern in as_patterns(skip):
         if pattern in ENDS:
             skipped.update(affine[:1] if pattern == "first" else affine[-1:])
             continue

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sharding.coordination import COORDINATIONS
 from sharding.designs import DESIGNS, Design, SuccessiveDesign, fit_all
 from sharding.errors import UserError, pick
-from sharding.factorize import ENDS, num_terms, shardable_layers
+from sharding.factorize import ENDS, as_patterns, num_terms, shardable_layers
 from sharding.rng import generator
 from sharding.shard import Shard, Terms, dense_state
 from sharding.spectrum import Spectrum, decompose
@@ -86,7 +86,7 @@ class ShardPlanner:
         strategy: str = "collective",
         design: str = "cps",
         seed: int = 0,
-        skip: Iterable[str] = ENDS,
+        skip: str | Iterable[str] = ENDS,
         coordination: str = "independent",
     ) -> None:
         pick(DESIGNS, design, "design")
@@ -95,7 +95,7 @@ class ShardPlanner:
         self.coordination = self.strategy.coordination or coordination
         self.design = design
         self.seed = seed
-        self.skip = tuple(skip)
+        self.skip = as_patterns(skip)
 
     def plan(self, model: nn.Module, budgets: Mapping[Client, float], round: int = 0) -> Plan:
         """Cut one shard for each client.

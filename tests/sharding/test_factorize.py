@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from sharding import FactorizedConv2d, FactorizedLinear, UserError, factorize, merge, shardable_layers
+from sharding import FactorizedConv2d, FactorizedLinear, ShardPlanner, UserError, factorize, merge, shardable_layers
 from sharding.factorize import num_terms
 
 
@@ -82,7 +82,10 @@ def test_a_single_layer_is_a_model_too():
     ],
 )
 def test_skip_takes_names_enclosing_modules_and_patterns(skip, sharded):
-    assert set(shardable_layers(small_model(), skip)) == sharded
+    model = small_model()
+    assert set(shardable_layers(model, skip)) == sharded
+    assert set(factorize(model, 0.5, skip).factorize_report.replaced) == sharded
+    assert set(ShardPlanner(skip=skip).plan(model, {0: 0.5})[0].terms) == sharded
 
 
 def test_skip_takes_dotted_suffixes():
