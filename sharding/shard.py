@@ -55,8 +55,8 @@ class Terms:
         num_terms, device = indices.shape[1], spectrum.u.device
         rows = torch.from_numpy(indices).to(device)
         flat = rows.flatten()
-        us = spectrum.u.index_select(1, flat).split(num_terms, dim=1)
-        vs = spectrum.v.index_select(1, flat).split(num_terms, dim=1)
+        us = (part.mT for part in spectrum.u.mT.index_select(0, flat).split(num_terms))
+        vs = (part.mT for part in spectrum.v.mT.index_select(0, flat).split(num_terms))
         omegas = torch.from_numpy(multipliers).to(device, spectrum.u.dtype)
         return [cls(*parts) for parts in zip(rows, us, vs, omegas, strict=True)]
 

@@ -1,9 +1,12 @@
 """A weight matrix as a sum of singular terms: W = Σ u'ᵢ v'ᵢᵀ with u'ᵢ = √λᵢ·uᵢ and v'ᵢ = √λᵢ·vᵢ.
 
-Matrices of one shape are decomposed together. The eigenvectors of the smaller Gram matrix, say WWᵀ, are one side of
-the singular vectors; the other side is Wᵀu/λ. In float64 this is several times cheaper than an SVD and, as UUᵀW = W
-for any orthonormal U, the recomposition is exact whatever the accuracy of λ. What the squaring does cost is the
-orthogonality of terms whose λ is below about 1e-7 of the largest; a batch that has such terms goes through the SVD.
+The eigenvectors of the smaller Gram matrix, say WWᵀ, are one side of the singular vectors; the other side is Wᵀu/λ. In
+float64 this is several times cheaper than an SVD and, as UUᵀW = W for any orthonormal U, the recomposition is exact
+whatever the accuracy of λ. What the squaring does cost is the orthogonality of the small terms: where some λ is below
+1e-5 of the largest, the SVD is taken instead.
+
+Matrices of one shape are decomposed in one batched call on a GPU, one after the other on a CPU: there each has work
+enough for all cores, and batched products in float64 run at half the speed.
 """
 
 from collections.abc import Mapping
@@ -14,6 +17,7 @@ from torch import Tensor
 
 # Below this share of the largest magnitude, squaring in float64 leaves fewer digits than float32 holds.
 GRAM_FLOOR = 1e-5
+STRIP = 128  # rows of a Gram matrix computed at once
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,8 @@ def decompose(matrices: Mapping[str, Tensor]) -> dict[str, Spectrum]:
     """
     batches: dict[object, list[str]] = {}
     for name, matrix in matrices.items():
-        batches.setdefault((matrix.shape, matrix.dtype, matrix.device), []).append(name)
+        alone = name if matrix.device.type == "cpu" else ""
+        batches.setdefault((alone, matrix.shape, matrix.dtype, matrix.device), []).append(name)
     spectra: dict[str, Spectrum] = {}
     for names in batches.values():
         batch = torch.stack([matrices[name].detach() for name in names])
@@ -59,26 +64,42 @@ def decompose_one(matrix: Tensor) -> Spectrum:
 def _decompose_batch(batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return magnitudes (B, N), u' (B, out, N) and v' (B, in, N) of a batch (B, out, in)."""
     wide = batch.shape[1] <= batch.shape[2]
-    flat = (batch if wide else batch.mT).double()
-    left, magnitudes, right = _gram_route(flat)
+    flat = batch if wide else batch.mT
+    magnitudes, short, long = _gram_route(flat)
     if bool((magnitudes[:, -1] <= GRAM_FLOOR * magnitudes[:, 0]).any()):
-        left, magnitudes, right = _svd_route(flat)
-    root = magnitudes.sqrt()[:, None, :]
-    null = magnitudes[:, None, :] == 0
-    short = torch.where(null, left, left * root).to(batch.dtype)
-    long = (right * root).to(batch.dtype)
+        magnitudes, short, long = _svd_route(flat)
     return (magnitudes, short, long) if wide else (magnitudes, long, short)
 
 
 def _gram_route(flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    squares, left = torch.linalg.eigh(flat @ flat.mT)
+    """Return λ and the scaled factors of a batch (B, N, M), N ≤ M, none of whose λ is zero."""
+    squares, left = torch.linalg.eigh(_lower_gram(flat.double()))  # reads the lower triangle alone
     magnitudes = squares.flip(-1).clamp(min=0).sqrt()
     left = left.flip(-1)
-    return left, magnitudes, flat.mT @ left / magnitudes[:, None, :].clamp(min=torch.finfo(flat.dtype).tiny)
+    root = magnitudes.sqrt()[:, :, None].clamp(min=torch.finfo(torch.float64).tiny)
+    # Rows are terms, so that cutting terms out is copying rows. W's own precision is enough here.
+    long = (left.mT / root).to(flat.dtype) @ flat
+    return magnitudes, (left * root.mT).to(flat.dtype), long.mT
+
+
+def _lower_gram(flat: Tensor) -> Tensor:
+    """Return AAᵀ (B, N, N) of a batch A (B, N, M), right in the lower triangle only: about half the work."""
+    gram = flat.new_zeros(len(flat), flat.shape[1], flat.shape[1])
+    for start in range(0, flat.shape[1], STRIP):
+        rows, columns = slice(start, start + STRIP), slice(0, start + STRIP)
+        if len(flat) == 1:  # a product of two matrices is faster than one of a batch of them
+            gram[0, rows, columns] = flat[0, rows] @ flat[0, columns].mT
+        else:
+            gram[:, rows, columns] = flat[:, rows] @ flat[:, columns].mT
+    return gram
 
 
 def _svd_route(flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    left, magnitudes, right = torch.linalg.svd(flat, full_matrices=False)
+    """The same for any batch; a λ of zero comes with a unit column on the short side and zeros on the long one."""
+    left, magnitudes, right = torch.linalg.svd(flat.double(), full_matrices=False)
     # What lies below the numerical rank is rounding: it counts as zero, lest factors of 1e-9 be sent out to train.
-    noise = magnitudes[:, :1] * max(flat.shape[1:]) * torch.finfo(flat.dtype).eps
-    return left, magnitudes * (magnitudes > noise), right.mT
+    noise = magnitudes[:, :1] * max(flat.shape[1:]) * torch.finfo(torch.float64).eps
+    magnitudes = magnitudes * (magnitudes > noise)
+    root = magnitudes.sqrt()[:, None, :]
+    short = torch.where(root == 0, left, left * root)
+    return magnitudes, short.to(flat.dtype), (right.mT * root).to(flat.dtype)
