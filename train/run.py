@@ -29,6 +29,8 @@ def run(config: Config, progress: Callable[[Metrics], None], resume: bool = Fals
         UserError: the directory holds a run already (or another one, on resuming), or a part cannot be built.
     """
     check_directory(config, resume)
+    if resume and _is_finished(config):
+        return config.directory
     experiment = assemble(config)  # before anything is written
     start = _open_directory(config.directory, experiment.model)
     trackers = make_trackers(config)
@@ -69,6 +71,12 @@ def check_directory(config: Config, resume: bool) -> None:
         raise UserError(
             f"{directory} holds a run with {key}={held.get(key)}, not {wanted[key]}; choose another output=…"
         )
+
+
+def _is_finished(config: Config) -> bool:
+    path = config.directory / METRICS_FILE
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return text.endswith("\n") and text.count("\n") == config.rounds  # a line a round
 
 
 def _open_directory(directory: Path, model: nn.Module) -> int:

@@ -66,6 +66,7 @@ def test_a_second_run_overwrites_nothing_and_resume_goes_on(tmp_path):
         "already holds a run; choose another with output=…, or go on with it by --resume"
     )
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    (tmp_path / "model.safetensors").unlink()  # a finished run is not run again, even without its model
     assert train(*arguments, "--resume").returncode == 0
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
     other = train(*arguments, "seed=5", "--resume")
