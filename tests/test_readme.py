@@ -1,5 +1,6 @@
 """The README's snippets run, and its tables name everything there is."""
 
+import json
 import re
 from pathlib import Path
 
@@ -45,3 +46,12 @@ def test_numbers_in_the_readme_are_those_of_the_committed_results(summary):
     rows = [line for line in lines if line.startswith("| ") and "strategy" not in line]
     assert rows
     assert [row for row in rows if row not in README] == []
+
+
+def test_the_planners_timings_in_the_readme_are_those_of_the_committed_results():
+    timings = json.loads((ROOT / "results" / "planner" / "planner.json").read_text(encoding="utf-8"))
+    for strategy in ("unbiased", "collective"):
+        phases = timings[strategy]
+        shown = [f"{1e3 * phases[phase]:.1f}" for phase in ("spectra", "inclusion", "fit", "draw", "plan")]
+        reference = 1e3 * (phases["reference_svd"] + phases["reference_r_draw"])
+        assert f"| {strategy} | {' | '.join(shown)} | {reference:.0f} | {phases['ratio']:.1f} |" in README

@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         "--seeds", type=_numbers, metavar="0,1,…", help="seeds to average over (default: the config's)"
     )
     several.add_argument(
-        "--jobs", type=int, default=os.cpu_count(), metavar="N", help="runs at a time (default: cores)"
+        "--jobs", type=_positive, default=os.cpu_count(), metavar="N", help="runs at a time (default: cores)"
     )
     for command in (single, several):
         command.add_argument("config", metavar="CONFIG", help="a YAML file, e.g. configs/quickstart.yaml")
@@ -103,6 +103,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
 
 
 def _numbers(text: str) -> list[int]:

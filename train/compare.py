@@ -4,11 +4,14 @@ One thread, because small models gain nothing from more, and because sums in a d
 differently: like this, the results are the same whatever the number of jobs.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.queues import Queue
 from pathlib import Path
-from queue import Empty, Queue
+from queue import Empty
+from typing import TypeAlias
 
 import torch
 
@@ -17,6 +20,7 @@ from train.config import Config, load_config
 from train.rounds import Metrics
 from train.run import check_directory, run
 
+ProgressQueue: TypeAlias = "Queue[tuple[int, Metrics]]"
 Progress = Callable[[int, Metrics], None]  # takes the cell's place in the list, and a round's metrics
 
 
@@ -47,12 +51,9 @@ def compare(cells: Sequence[Config], progress: Progress, jobs: int, resume: bool
     for cell in cells:
         check_directory(cell, resume)
     context = get_context("spawn")
-    with (
-        context.Manager() as manager,
-        ProcessPoolExecutor(min(jobs, len(cells)), context, torch.set_num_threads, (1,)) as pool,
-    ):
-        queue = manager.Queue()
-        futures = [pool.submit(_run_cell, cell, place, queue, resume) for place, cell in enumerate(cells)]
+    queue: ProgressQueue = context.Queue()
+    with ProcessPoolExecutor(min(jobs, len(cells)), context, _start_worker, (queue,)) as pool:
+        futures = [pool.submit(_run_cell, cell, place, resume) for place, cell in enumerate(cells)]
         try:
             _relay(queue, futures, progress)
         finally:
@@ -60,11 +61,24 @@ def compare(cells: Sequence[Config], progress: Progress, jobs: int, resume: bool
         return [future.result() for future in futures]
 
 
-def _run_cell(cell: Config, place: int, queue: "Queue[tuple[int, Metrics]]", resume: bool) -> Path:
-    return run(cell, lambda metrics: queue.put((place, metrics)), resume)
+def _start_worker(queue: ProgressQueue) -> None:
+    torch.set_num_threads(1)
+    _workers_queue.append(queue)
 
 
-def _relay(queue: "Queue[tuple[int, Metrics]]", futures: Sequence[Future[Path]], progress: Progress) -> None:
+_workers_queue: list[ProgressQueue] = []  # of this worker process; a queue can be handed over at its start only
+
+
+def _run_cell(cell: Config, place: int, resume: bool) -> Path:
+    def report(metrics: Metrics) -> None:
+        if (parent := parent_process()) is not None and not parent.is_alive():
+            os._exit(1)  # killed; after a mere exception the worker would wait for its next cell for ever
+        _workers_queue[0].put((place, metrics))
+
+    return run(cell, report, resume)
+
+
+def _relay(queue: ProgressQueue, futures: Sequence[Future[Path]], progress: Progress) -> None:
     """Hand the workers' metrics on until all have finished; the first failure is raised here."""
     while True:
         done = [future for future in futures if future.done()]

@@ -57,7 +57,7 @@ def test_a_dense_shard_holds_the_whole_floating_point_state():
 @pytest.mark.parametrize("keep_ratio", [0.3, 1.0])
 def test_a_shard_goes_into_a_client_model_and_comes_back(keep_ratio):
     server = make_net()
-    shard = make_plan(server, {0: keep_ratio})[0]
+    shard = make_plan(server, {0: keep_ratio}, "unbiased")[0]
     client = factorize(make_net(), keep_ratio)
     with torch.no_grad():
         for parameter in client.parameters():

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,27 @@ def test_a_mistake_is_one_line_exit_code_2_and_writes_nothing(tmp_path, argument
     assert done.stderr.count("\n") == 1
     assert "Traceback" not in done.stderr
     assert not out.exists()
+
+
+@pytest.mark.slow
+def test_workers_end_with_the_comparison_that_is_killed(tmp_path):
+    command = [sys.executable, "-m", "train", "compare", "configs/quickstart.yaml", "--strategies", "dense,top_n"]
+    process = subprocess.Popen([*command, f"output={tmp_path}", *TINY, "rounds=100000"], cwd=REPOSITORY)
+    metrics = tmp_path / "dense-0" / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0)
+    workers = subprocess.check_output(["pgrep", "-f", "spawn_main", "-P", str(process.pid)], text=True).split()
+    process.kill()
+    process.wait()
+    assert workers
+    wait_until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
+
+
+def wait_until(condition, seconds=60):
+    """Poll until the condition holds; fail if it does not in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.1)
 
 
 def test_debug_shows_the_traceback():
