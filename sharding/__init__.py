@@ -28,7 +28,7 @@ from sharding.coordination import COORDINATIONS
 from sharding.designs import DESIGNS, entropy, joint_inclusion, sample
 from sharding.diagnostics import anme, discrepancy, plan_anme, plan_discrepancy
 from sharding.errors import UserError
-from sharding.factorize import factorize, merge, shardable_layers
+from sharding.factorize import factorize, merge, shardable_layers, unpack_attention
 from sharding.inclusion import (
     collective_inclusion,
     coordinated_inclusion,
@@ -36,7 +36,7 @@ from sharding.inclusion import (
     schatten_inclusion,
     successive_inclusion,
 )
-from sharding.layers import FactorizedConv2d, FactorizedLayer, FactorizedLinear
+from sharding.layers import FactorizedConv2d, FactorizedLayer, FactorizedLinear, UnpackedAttention
 from sharding.optim import clip_effective_lr, clip_factors, factorized_layers, frobenius_decay
 from sharding.planner import Plan, ShardPlanner
 from sharding.shard import Shard, Terms
@@ -56,6 +56,7 @@ __all__ = [
     "ShardPlanner",
     "Spectrum",
     "Terms",
+    "UnpackedAttention",
     "UserError",
     "aggregate",
     "anme",
@@ -78,4 +79,5 @@ __all__ = [
     "schatten_inclusion",
     "shardable_layers",
     "successive_inclusion",
+    "unpack_attention",
 ]

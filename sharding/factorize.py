@@ -14,7 +14,7 @@ from math import ceil
 from torch import nn
 
 from sharding.errors import UserError
-from sharding.layers import FactorizedConv2d, FactorizedLayer, FactorizedLinear
+from sharding.layers import FactorizedConv2d, FactorizedLayer, FactorizedLinear, UnpackedAttention
 
 FACTORIZED: dict[type[nn.Module], type[FactorizedLayer]] = {
     nn.Linear: FactorizedLinear,
@@ -108,9 +108,10 @@ def factorize(
         UserError: keep ratio outside (0, 1], a pattern that matches nothing, or a layer that cannot be factorized.
     """
     skip = as_patterns(skip)
+    num_terms(1, keep_ratio)  # all that can be wrong is found before anything is changed
+    names = list(shardable_layers(unpack_attention(model) if _has_packed_attention(model) else model, skip))
     report = Report(parameters_before=_count_parameters(model))
-    names = list(shardable_layers(model, skip))
-    model = model if inplace else deepcopy(model)
+    model = unpack_attention(model, inplace)
 
     def replace(name: str, layer: nn.Module) -> nn.Module:
         if name not in names:
@@ -128,12 +129,32 @@ def factorize(
 
 
 def merge(model: nn.Module, inplace: bool = False) -> nn.Module:
-    """Undo `factorize`: replace every factorized layer by the ordinary layer with weight UΩVᵀ."""
+    """Undo `factorize`: put the ordinary layer with weight UΩVᵀ for every factorized one, and pack attention again."""
     model = model if inplace else deepcopy(model)
-    model = _replace_modules(model, lambda _, layer: layer.to_dense() if isinstance(layer, FactorizedLayer) else layer)
+    model = _replace_modules(model, lambda _, part: part.to_dense() if isinstance(part, FactorizedLayer) else part)
+    model = _replace_modules(model, lambda _, part: part.to_packed() if isinstance(part, UnpackedAttention) else part)
     if hasattr(model, "factorize_report"):
         del model.factorize_report
     return model
+
+
+def unpack_attention(model: nn.Module, inplace: bool = False) -> nn.Module:
+    """Replace every `nn.MultiheadAttention` by one whose projections are layers, so that they can be sharded.
+
+    `factorize` does this by itself; a server's model that has such attention needs it before it goes to `ShardPlanner`.
+
+    Raises:
+        UserError: an attention with add_bias_kv or add_zero_attn.
+    """
+    model = model if inplace else deepcopy(model)
+    return _replace_modules(
+        model,
+        lambda _, layer: UnpackedAttention.from_packed(layer) if isinstance(layer, nn.MultiheadAttention) else layer,
+    )
+
+
+def _has_packed_attention(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
 
 
 def _replace_modules(model: nn.Module, replace: Callable[[str, nn.Module], nn.Module]) -> nn.Module:
@@ -184,7 +205,7 @@ def _obstacles(model: nn.Module, layers: dict[str, nn.Module]) -> Iterator[tuple
         elif any(name.startswith(f"{attention}.") for attention in packed):
             yield (
                 name,
-                "nn.MultiheadAttention packs its projections in one bare weight; write them as nn.Linear",
+                "nn.MultiheadAttention packs its projections in one bare weight; call sharding.unpack_attention first",
             )
         elif twins:
             yield name, f"its weight is tied to {', '.join(twins)}"

@@ -37,6 +37,17 @@ def term_count(num_terms: int, size: int) -> int:
     return int(num_terms)
 
 
+def client_count(num_clients: int) -> int:
+    """Return `num_clients` as an int of at least 1.
+
+    Raises:
+        UserError: not a whole number, or less.
+    """
+    if num_clients != int(num_clients) or num_clients < 1:
+        raise UserError(f"num_clients is {num_clients}; a whole number of at least 1 is needed")
+    return int(num_clients)
+
+
 def positives_first(positive: NDArray[np.bool_], num_terms: int) -> NDArray[np.float64] | None:
     """Inclusion when the positive magnitudes cannot fill the budget: they are in, zeros share what is left.
 

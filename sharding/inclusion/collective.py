@@ -10,8 +10,7 @@ exactly between two breakpoints.
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sharding.errors import UserError
-from sharding.inclusion.checks import nonnegative, positives_first, term_count
+from sharding.inclusion.checks import client_count, nonnegative, positives_first, term_count
 
 
 def collective_inclusion(
@@ -37,8 +36,7 @@ def collective_inclusion(
     """
     scaled = nonnegative(magnitudes, "magnitudes")
     n = term_count(num_terms, scaled.size)
-    if num_clients != int(num_clients) or num_clients < 1:
-        raise UserError(f"num_clients is {num_clients}; a whole number of at least 1 is needed")
+    num_clients = client_count(num_clients)
     inclusion = positives_first(scaled > 0.0, n)
     if inclusion is None:
         order = np.argsort(-scaled, kind="stable")
@@ -46,7 +44,7 @@ def collective_inclusion(
         if num_clients == 1:
             inclusion[order[:n]] = 1.0
         else:
-            inclusion[order] = _clipped_line(scaled[order], n, int(num_clients))
+            inclusion[order] = _clipped_line(scaled[order], n, num_clients)
     return inclusion, num_clients / (1.0 + inclusion * (num_clients - 1.0))
 
 

@@ -12,8 +12,7 @@ further copies are given; they go where they most reduce the discrepancy of a si
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sharding.errors import UserError
-from sharding.inclusion.checks import nonnegative, term_count
+from sharding.inclusion.checks import client_count, nonnegative, term_count
 
 
 def coordinated_inclusion(
@@ -36,9 +35,8 @@ def coordinated_inclusion(
     """
     scaled = nonnegative(magnitudes, "magnitudes")
     n = term_count(num_terms, scaled.size)
-    if num_clients != int(num_clients) or num_clients < 1:
-        raise UserError(f"num_clients is {num_clients}; a whole number of at least 1 is needed")
-    counts = _copies(scaled, n * int(num_clients), int(num_clients))
+    num_clients = client_count(num_clients)
+    counts = _copies(scaled, n * num_clients, num_clients)
     inclusion = counts / num_clients
     return inclusion, spread_multipliers(inclusion, num_clients)
 

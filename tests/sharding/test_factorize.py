@@ -108,24 +108,36 @@ def test_a_module_used_twice_is_replaced_once_everywhere():
     assert factorized[1] is factorized[3]
 
 
-def test_all_obstacles_are_told_at_once_by_name():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed = nn.Embedding(5, 4)
-            self.depthwise = nn.Conv2d(4, 4, 3, groups=4)
-            self.attention = nn.MultiheadAttention(4, 2)
-            self.head = nn.Linear(4, 5)
-            self.head.weight = self.embed.weight
+class Tied(nn.Module):
+    """One of each thing that cannot be factorized."""
 
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(5, 4)
+        self.depthwise = nn.Conv2d(4, 4, 3, groups=4)
+        self.attention = nn.MultiheadAttention(4, 2)
+        self.head = nn.Linear(4, 5)
+        self.head.weight = self.embed.weight
+
+
+def test_all_obstacles_are_told_at_once_by_name():
     with pytest.raises(UserError) as caught:
-        factorize(Tied(), 0.5, skip=())
+        shardable_layers(Tied(), skip=())
     message = str(caught.value)
     assert "depthwise: it is a convolution with groups=4" in message
     assert "attention.out_proj: nn.MultiheadAttention packs" in message
     assert "head: its weight is tied to embed.weight" in message
     assert "\n" not in message
-    factorize(Tied(), 0.5, skip=["depthwise", "attention", "head"])
+    factorize(Tied(), 0.5, skip=["depthwise", "head"])
+
+
+def test_nothing_is_changed_where_something_is_wrong():
+    for arguments in ({"keep_ratio": 0.5}, {"keep_ratio": 2, "skip": ["depthwise", "head"]}):
+        model = Tied()
+        before = repr(model)
+        with pytest.raises(UserError):
+            factorize(model, inplace=True, **({"skip": ()} | arguments))
+        assert repr(model) == before
 
 
 @pytest.mark.parametrize("keep_ratio", [0, -0.1, 1.01, float("nan")])
@@ -139,13 +151,17 @@ def test_num_terms_rounds_up_but_not_for_floating_point():
     assert all(num_terms(rank, k / rank) == k for rank in range(1, 65) for k in range(1, rank + 1))
 
 
-def test_code_that_reads_a_weight_still_works():
-    """nn.TransformerEncoderLayer's fast path reads `linear1.weight` without calling the module."""
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).double().eval()
+def test_a_stock_transformer_is_sharded_whole_and_merged_back():
+    """Its fast path reads `linear1.weight` without calling the module, and has an attention with packed weights."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0).double()
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     x = torch.randn(2, 3, 8).double()
-    factorized = factorize(layer, 1.0, skip=["self_attn"])
-    assert isinstance(factorized.linear1, FactorizedLinear)
-    torch.testing.assert_close(factorized(x), layer(x), rtol=0, atol=1e-10)
+    factorized = factorize(encoder, 1.0, skip=())
+    assert set(factorized.factorize_report.replaced) >= {f"layers.1.self_attn.{p}_proj" for p in ("q", "k", "v", "out")}
+    merged = merge(factorized)
+    assert repr(merged) == repr(encoder)
+    for model in (factorized, merged, factorized.eval(), merged.eval()):
+        torch.testing.assert_close(model(x), encoder.train(model.training)(x), rtol=0, atol=1e-10)
 
 
 def test_convolutions_become_factorized_convolutions():
