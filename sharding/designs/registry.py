@@ -16,7 +16,7 @@ from sharding.designs.pivotal import Pivotal
 from sharding.designs.sampford import Sampford
 from sharding.designs.successive import fit_successive
 from sharding.designs.systematic import Systematic
-from sharding.errors import pick
+from sharding.errors import UserError, pick
 
 DESIGNS: dict[str, Fit] = {
     "cps": fit_cps,
@@ -66,16 +66,18 @@ def sample(
     Args:
         inclusion: (N,) π in [0, 1] whose sum is a whole number, to 1e-6.
         design: a name in `DESIGNS`.
-        rng: source of randomness; fresh entropy when None.
+        rng: source of randomness; has to be given, so that what is drawn can be drawn again.
         size: number of independent samples; None for one.
 
     Returns:
         ascending indices, (n,) or (size, n).
 
     Raises:
-        UserError: as `fit`.
+        UserError: as `fit`, or no generator.
     """
-    return fit(inclusion, design).draw(np.random.default_rng() if rng is None else rng, size)
+    if rng is None:
+        raise UserError("sample needs a generator: rng=numpy.random.default_rng(seed)")
+    return fit(inclusion, design).draw(rng, size)
 
 
 def joint_inclusion(inclusion: ArrayLike, design: str = "cps") -> NDArray[np.float64]:

@@ -75,6 +75,17 @@ def test_a_second_run_overwrites_nothing_and_resume_goes_on(tmp_path):
     assert "holds a run with seed=0, not 5" in other.stderr
 
 
+def test_compare_starts_nothing_where_one_directory_holds_a_run(tmp_path):
+    (tmp_path / "dense-0").mkdir()
+    (tmp_path / "dense-0" / "metrics.jsonl").write_text("kept")
+    strategies = ["--strategies", "top_n,dense"]
+    done = train("compare", "configs/quickstart.yaml", *strategies, f"output={tmp_path}", *TINY)
+    assert done.returncode == 2
+    assert "dense-0 already holds a run" in done.stderr
+    assert not (tmp_path / "top_n-0").exists()
+    assert (tmp_path / "dense-0" / "metrics.jsonl").read_text() == "kept"
+
+
 MISTAKES = {
     "unknown key": (["run", "configs/quickstart.yaml", "local.lrr=1"], "unknown config key 'local.lrr'"),
     "unknown strategy": (

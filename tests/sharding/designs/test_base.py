@@ -96,3 +96,8 @@ def test_what_the_sum_lacks_is_made_up(error):
 def test_unknown_design_names_the_nearest():
     with pytest.raises(UserError, match="did you mean 'brewer'"):
         sample([0.5, 0.5], "brewr", rng=np.random.default_rng(0))
+
+
+def test_a_generator_has_to_be_given():
+    with pytest.raises(UserError, match="sample needs a generator"):
+        sample([0.5, 0.5])
