@@ -1,4 +1,4 @@
-"""The command line: ``python -m train run CONFIG …`` and ``python -m train compare CONFIG --strategies a,b …``."""
+"""The command line: ``python -m train run | compare | inspect CONFIG …``."""
 
 import argparse
 import logging
@@ -15,6 +15,7 @@ from rich.logging import RichHandler
 from sharding.errors import UserError
 from train.compare import compare, plan_cells
 from train.config import load_config
+from train.inspection import inspect_partition
 from train.progress import RoundProgress
 from train.report import write_report
 from train.run import run
@@ -61,6 +62,13 @@ def _compare(args: argparse.Namespace, console: Console) -> None:
     _report(directories, directories[0].parent, cells[0].name, args.line, console)
 
 
+def _inspect(args: argparse.Namespace, console: Console) -> None:
+    config = load_config(args.config, args.overrides)
+    picture = Path("runs") / f"{config.name}-partition.png"
+    for line in [*inspect_partition(config, picture), f"wrote {picture}"]:
+        console.print(line, highlight=False, soft_wrap=True)
+
+
 def _report(directories: list[Path], into: Path, title: str, command: str, console: Console) -> None:
     table, paths = write_report(directories, into, title, command)
     console.print(table)
@@ -93,11 +101,14 @@ def _parser() -> argparse.ArgumentParser:
     several.add_argument(
         "--jobs", type=_positive, default=os.cpu_count(), metavar="N", help="runs at a time (default: cores)"
     )
-    for command in (single, several):
+    look = commands.add_parser("inspect", help="draw who has what, and train nothing")
+    look.set_defaults(command=_inspect)
+    for command in (single, several, look):
         command.add_argument("config", metavar="CONFIG", help="a YAML file, e.g. configs/quickstart.yaml")
         command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES)
-        command.add_argument("--resume", action="store_true", help="go on with what the output directory holds")
         command.add_argument("--debug", action="store_true", help="show tracebacks")
+    for command in (single, several):
+        command.add_argument("--resume", action="store_true", help="go on with what the output directory holds")
     return parser
 
 

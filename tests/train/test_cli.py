@@ -14,11 +14,17 @@ from tests.train.test_runs import TINY, read, without_times
 REPOSITORY = Path(__file__).parents[2]
 
 
-def train(*arguments):
-    environment = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1", "WANDB_SILENT": "true"}
+def train(*arguments, cwd=REPOSITORY):
+    environment = {
+        **os.environ,
+        "COLUMNS": "120",
+        "NO_COLOR": "1",
+        "WANDB_SILENT": "true",
+        "PYTHONPATH": str(REPOSITORY),
+    }
     return subprocess.run(
         [sys.executable, "-W", "error", "-m", "train", *map(str, arguments)],
-        cwd=REPOSITORY,
+        cwd=cwd,
         env=environment,
         capture_output=True,
         text=True,
@@ -84,6 +90,15 @@ def test_compare_starts_nothing_where_one_directory_holds_a_run(tmp_path):
     assert "dense-0 already holds a run" in done.stderr
     assert not (tmp_path / "top_n-0").exists()
     assert (tmp_path / "dense-0" / "metrics.jsonl").read_text() == "kept"
+
+
+def test_inspect_draws_the_partition_and_trains_nothing(tmp_path):
+    done = train("inspect", REPOSITORY / "configs" / "quickstart.yaml", "data.partition=iid", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "20 clients share 1,437 of 1,437 samples of digits" in done.stdout
+    assert "samples a client: 71 least, 72 median, 72 most" in done.stdout
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["quickstart-partition.png"]
+    assert (tmp_path / "runs" / "quickstart-partition.png").read_bytes().startswith(b"\x89PNG")
 
 
 MISTAKES = {
