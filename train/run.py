@@ -80,8 +80,15 @@ def _is_finished(config: Config) -> bool:
 
 
 def _open_directory(directory: Path, model: nn.Module) -> int:
-    """Make the directory, load what an earlier run left there, and return the round to start with."""
-    directory.mkdir(parents=True, exist_ok=True)
+    """Make the directory, load what an earlier run left there, and return the round to start with.
+
+    Raises:
+        UserError: the directory cannot be made.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the directory {directory}: {error.strerror}; choose another output=…") from error
     start = load_checkpoint(directory, model)
     drop_rounds_from(directory / METRICS_FILE, start)
     return start

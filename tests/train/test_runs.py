@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from sharding import STRATEGIES, Shard
+from sharding import STRATEGIES, Shard, UserError
 from sharding.rng import generator
 from sharding.shard import dense_state
 from train.config import load_config
@@ -152,3 +152,9 @@ def test_cohorts_are_drawn_without_replacement_and_by_round():
     assert all(len(set(cohort)) == 20 and set(cohort) <= set(range(40)) for cohort in cohorts)
     assert cohorts[0] != cohorts[1]
     assert cohorts[0] == sorted(generator(0, "invite", 0).choice(40, 20, replace=False).tolist())
+
+
+def test_an_output_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match=r"cannot make the directory .*file/run: Not a directory"):
+        run(tiny(tmp_path / "file" / "run"), ignore)
