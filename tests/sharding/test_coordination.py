@@ -4,7 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding import COORDINATIONS, STRATEGIES, UserError, collective_inclusion, coordinated_inclusion, discrepancy
@@ -32,7 +32,6 @@ def problems(draw):
     return inclusion, draw(st.integers(1, 9)), draw(st.integers(0, 2**20))
 
 
-@settings(deadline=None)
 @given(problems())
 def test_spread_gives_everyone_n_terms_and_each_term_to_its_rounded_number_of_clients(problem):
     inclusion, num_clients, seed = problem

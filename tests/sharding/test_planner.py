@@ -66,7 +66,7 @@ def test_rescaled_terms_have_the_norm_of_the_whole():
             assert composed.norm().item() == pytest.approx(model.get_submodule(name).weight.norm().item(), rel=1e-4)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(order=st.permutations(["a", "b", "c", 7]), round=st.integers(0, 1000))
 def test_draws_do_not_depend_on_the_order_of_clients(order, round):
     budgets = {"a": 0.25, "b": 0.25, "c": 0.5, 7: 0.25}

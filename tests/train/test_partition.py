@@ -34,7 +34,7 @@ def counts_of(data: Dataset, parts: list[np.ndarray]) -> np.ndarray:
 SPLITTING = sorted(set(PARTITIONS) - {"natural"})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     scheme=st.sampled_from(SPLITTING),
     labels=st.lists(st.integers(0, 9), min_size=1, max_size=80),
@@ -108,7 +108,6 @@ def test_pachinko_prefers_classes_of_one_superclass() -> None:
     assert strangers.max() < 0.1
 
 
-@settings(deadline=None)
 @given(
     a=st.lists(st.sampled_from([0.0, 1e-320, 1e-300, 1e-12, 1e-3, 1.0, 1e300]), min_size=1, max_size=6),
     seed=st.integers(0, 2**32 - 1),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.errors import UserError
@@ -11,7 +11,6 @@ from train.data import DATASETS, load_dataset
 from train.data.dataset import flip, standardize
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([(1, 8, 8), (3, 4, 6)]))
 def test_standardized_images_have_zero_mean_and_unit_deviation(seed: int, shape: tuple[int, ...]) -> None:
     generator = torch.Generator().manual_seed(seed)
