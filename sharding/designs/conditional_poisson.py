@@ -66,9 +66,7 @@ def fit_cps(chances: Floats, count: int) -> ConditionalPoisson:
 
 
 def cps_joint_inclusion(free: Free) -> Floats:
-    """Pr(i and j drawn) = pᵢpⱼ·Pr(k − 2 of the others)/Pr(k), for the free terms; π on the diagonal: (F,
-    F).
-    """
+    """Return Pr(i and j drawn) = pᵢpⱼ·Pr(k − 2 of the others)/Pr(k), (F, F) for the free terms; π on the diagonal."""
     design = fit_cps(free.chances, free.count)
     p = design.coins
     z = pb.half_circle(float(p @ (1.0 - p)), p.size)
@@ -81,8 +79,7 @@ def cps_joint_inclusion(free: Free) -> Floats:
 
 
 def entropy(inclusion: ArrayLike) -> float:
-    """Entropy −Σ Pr(s)·log Pr(s) of conditional Poisson sampling, in nats: the most that any design with
-    this π has.
+    """Return the entropy −Σ Pr(s)·log Pr(s) of conditional Poisson sampling, in nats: the most for this π.
 
     With the coins p, Pr(s) = Π_{i∈s} pᵢ Π_{i∉s} (1 − pᵢ) / Pr(k heads), so the mean of log Pr(s) needs π
     alone.

@@ -1,5 +1,4 @@
-"""Pareto sampling: an approximation to CPS that is drawn without rejection. **π is honored approximately
-only.**
+"""Pareto sampling: an approximation to CPS, drawn without rejection. **π is honored approximately only.**
 
 Term i gets the score U/(1 − U) divided by the odds πᵢ/(1 − πᵢ), U uniform, and the n smallest are the
 sample. The error of π is largest for few terms (a per cent for n = 2 of 6) and of order 1/Σπ(1 − π);

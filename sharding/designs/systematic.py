@@ -1,5 +1,4 @@
-"""Systematic sampling: lay the πs end to end on a line of length k and take the terms under k points a unit
-apart.
+"""Systematic sampling: lay the πs end to end on a line and take the terms under k points a unit apart.
 
 One uniform number decides the sample. Neighbors in order of index exclude each other, so it is the order that
 shapes the joint probabilities, many of which are 0.

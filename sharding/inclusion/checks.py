@@ -7,8 +7,7 @@ from sharding.errors import UserError
 
 
 def nonnegative(values: ArrayLike, name: str) -> NDArray[np.float64]:
-    """Return `values` as a float64 vector divided by its largest entry (inclusion does not depend on the
-    scale).
+    """Return `values` as a float64 vector divided by its largest entry; inclusion does not depend on the scale.
 
     Raises:
         UserError: not a vector, empty, negative or not finite.

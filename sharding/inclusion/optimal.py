@@ -1,5 +1,4 @@
-"""Inclusion of least variance for an unbiased estimate (the strategy *Unbiased*, and optimal client
-sampling).
+"""Inclusion of least variance for an unbiased estimate (the strategy *Unbiased*, and optimal client sampling).
 
 Estimate Σ xᵢ by Σ_{i drawn} xᵢ/pᵢ, |xᵢ| = aᵢ. Its expected squared error is Σ aᵢ²(1/pᵢ − 1). Under a budget
 Σ cᵢpᵢ = m the best pᵢ are proportional to aᵢ/√cᵢ, except that none may exceed 1: those which would are always

@@ -35,9 +35,7 @@ def half_circle(variance: float, size: int) -> Complexes:
 
 
 def inverse_moduli(p: Floats, z: Complexes) -> Floats:
-    """1/|1 − p + p·z|² for every trial and every point, without cancellation at p = ½: (..., N) -> (..., N,
-    H).
-    """
+    """Return 1/|1 − p + p·z|² for every trial and point, without cancellation at p = ½: (..., N) -> (..., N, H)."""
     cos2 = (1.0 + z.real) / 2.0
     return 1.0 / (cos2 + ((1.0 - 2.0 * p) ** 2)[..., None] * (1.0 - cos2))
 
