@@ -67,7 +67,7 @@ def accuracies(history: History) -> list[tuple[int, float]]:
 
 
 def write_curves(path: Path, curves: dict[Setting, list[History]]) -> None:
-    """Write every evaluation of every run, and what the draws' discrepancy was, as CSV."""
+    """Write every evaluation of every run as CSV."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(("alpha", "keep_ratio", "strategy", "coordination", "seed", "rounds", "test_accuracy"))

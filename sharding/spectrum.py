@@ -6,7 +6,7 @@ whatever the accuracy of λ. What the squaring does cost is the orthogonality of
 1e-5 of the largest, the SVD is taken instead.
 
 Matrices of one shape are decomposed in one batched call on a GPU, one after the other on a CPU: there each has work
-enough for all cores, and batched products in float64 run at half the speed.
+enough for all cores, and batched products in float64 run slower.
 """
 
 from collections.abc import Mapping
