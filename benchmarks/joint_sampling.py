@@ -11,9 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from studies import Lines, draw, run_all, spread, write_curves
-
-from train.config import Config, load_config
+from studies import Lines, cells, draw, evaluations, megabytes_up, run_all, spread, write_curves, write_summary
 
 CONFIG = Path(__file__).parents[1] / "configs" / "joint_sampling.yaml"
 SEEDS = (0, 1)
@@ -26,22 +24,6 @@ SCHEMES = {
 }
 
 
-def cells(into: Path, overrides: list[str]) -> dict[str, Config]:
-    """Return the configuration of every scheme and seed."""
-    return {
-        f"{scheme}-{seed}": load_config(
-            CONFIG, [*overrides, *own, f"seed={seed}", f"output={into}/runs/{scheme.replace(', ', '-')}-{seed}"]
-        )
-        for seed in SEEDS
-        for scheme, own in SCHEMES.items()
-    }
-
-
-def megabytes_up(line: dict[str, Any]) -> float:
-    """What the clients sent in a round."""
-    return float(line["bytes_up"]) / 1e6
-
-
 def megabytes(line: dict[str, Any]) -> float:
     """What was sent both ways in a round."""
     return (line["bytes_up"] + line["bytes_down"]) / 1e6
@@ -49,12 +31,8 @@ def megabytes(line: dict[str, Any]) -> float:
 
 def accuracy_at(lines: Lines, budget: float) -> float:
     """Return the test accuracy, in %, at the last evaluation within so many megabytes up."""
-    spent, last = 0.0, 0.0
-    for line in lines:
-        spent += megabytes_up(line)
-        if spent <= budget * 1.0001 and "test_accuracy" in line:
-            last = 100 * line["test_accuracy"]
-    return last
+    within = [accuracy for spent, accuracy in evaluations(lines, megabytes_up) if spent <= budget * 1.0001]
+    return 100 * within[-1] if within else 0.0
 
 
 def row(scheme: str, runs: list[Lines], budget: float) -> str:
@@ -70,7 +48,7 @@ def row(scheme: str, runs: list[Lines], budget: float) -> str:
 def main(into: Path, overrides: list[str]) -> None:
     """Run what is missing, and write."""
     into.mkdir(parents=True, exist_ok=True)
-    runs = run_all(cells(into, overrides))
+    runs = run_all(cells(CONFIG, SCHEMES, SEEDS, into, overrides))
     write_curves(into / "curves.csv", runs)
     groups = {scheme: [runs[f"{scheme}-{seed}"] for seed in SEEDS] for scheme in SCHEMES}
     figure = draw(groups, {"megabytes sent by clients": megabytes_up, "megabytes both ways": megabytes})
@@ -86,15 +64,8 @@ def main(into: Path, overrides: list[str]) -> None:
         "| hearing scheme | heard a round | MB up a round | MB down a round | last accuracy | at equal bytes up |",
         "|---|---:|---:|---:|---:|---:|",
         *(row(scheme, groups[scheme], budget) for scheme in SCHEMES),
-        "",
-        f"Made by `python benchmarks/joint_sampling.py results/joint_sampling {' '.join(overrides)}`".rstrip("` ")
-        + "`.",
-        "",
-        "![Accuracy against bytes](joint_sampling.png)",
-        "",
     ]
-    (into / "summary.md").write_text("\n".join(table), encoding="utf-8")
-    print("\n".join(table))
+    write_summary(into, "joint_sampling", overrides, table, "Accuracy against bytes")
 
 
 if __name__ == "__main__":

@@ -7,12 +7,10 @@ already are not run again.
     python benchmarks/multi_task.py results/multi_task [rounds=40]
 """
 
-import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
-from studies import Lines, draw, run_all, spread, write_curves
+from studies import Lines, draw, megabytes_up, run_all, spread, write_curves, write_summary
 
 from train.config import Config, load_config
 
@@ -39,7 +37,7 @@ def main(into: Path, overrides: list[str]) -> None:
     runs = run_all(configs)
     write_curves(into / "curves.csv", runs)
     groups = {signal: [runs[f"{signal}-{seed}"] for seed in SEEDS] for signal in SIGNALS}
-    draw(groups, {"rounds": lambda line: 1, "megabytes sent by clients": megabytes}).savefig(
+    draw(groups, {"rounds": lambda line: 1, "megabytes sent by clients": megabytes_up}).savefig(
         into / "multi_task.png", dpi=130
     )
     names = list(next(iter(configs.values())).tasks)
@@ -52,19 +50,8 @@ def main(into: Path, overrides: list[str]) -> None:
         f"| signal | average | {' | '.join(names)} | MB up a round | trainings a round |",
         "|---|" + "---:|" * (len(names) + 3),
         *(row(signal, groups[signal], names) for signal in SIGNALS),
-        "",
-        f"Made by `{shlex.join(['python', 'benchmarks/multi_task.py', f'results/{into.name}', *overrides])}`.",
-        "",
-        "![Average accuracy](multi_task.png)",
-        "",
     ]
-    (into / "summary.md").write_text("\n".join(table), encoding="utf-8")
-    print("\n".join(table))
-
-
-def megabytes(line: dict[str, Any]) -> float:
-    """What the clients sent to the server in a round."""
-    return float(line["bytes_up"]) / 1e6
+    write_summary(into, "multi_task", overrides, table, "Average accuracy")
 
 
 def row(signal: str, runs: list[Lines], names: list[str]) -> str:
@@ -74,7 +61,7 @@ def row(signal: str, runs: list[Lines], names: list[str]) -> str:
         for key in ("test_accuracy", *(f"{name}/test_accuracy" for name in names))
     ]
     lines = [line for run in runs for line in run]
-    sent = sum(map(megabytes, lines)) / len(lines)
+    sent = sum(map(megabytes_up, lines)) / len(lines)
     trained = sum(line[f"{name}/clients"] for line in lines for name in names) / len(lines)
     return f"| {signal} | {' | '.join(accuracies)} | {sent:.2f} | {trained:.0f} |"
 

@@ -1,7 +1,7 @@
 """What the studies of client sampling share: run configurations one by one, and read, table and draw what they left."""
 
 import csv
-import json
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from math import isnan
@@ -14,10 +14,29 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `train` runs from a checko
 import torch
 from matplotlib.figure import Figure
 
-from train.config import Config
+from train.config import Config, load_config
+from train.report import History
 from train.run import run
 
 Lines = list[dict[str, Any]]  # of one run's metrics.jsonl
+
+
+def cells(
+    path: Path, schemes: Mapping[str, Sequence[str]], seeds: Sequence[int], into: Path, overrides: Sequence[str]
+) -> dict[str, Config]:
+    """Return the configuration of every seed of every scheme, each with a folder of its own, as ``scheme-seed``."""
+    return {
+        f"{scheme}-{seed}": load_config(
+            path, [*overrides, *own, f"seed={seed}", f"output={into}/runs/{folder(scheme)}-{seed}"]
+        )
+        for seed in seeds
+        for scheme, own in schemes.items()
+    }
+
+
+def folder(scheme: str) -> str:
+    """Return a scheme's name as that of a folder: no remark in brackets, no comma."""
+    return scheme.partition(" (")[0].replace(", ", "-")
 
 
 def run_all(configs: Mapping[str, Config]) -> dict[str, Lines]:
@@ -28,10 +47,15 @@ def run_all(configs: Mapping[str, Config]) -> dict[str, Lines]:
 
 def _run(name: str, config: Config) -> Lines:
     directory = run(config, lambda metrics: None, resume=True)
-    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines: Lines = History.read(directory).lines
     seconds = sum(line["seconds"] for line in lines)
     print(f"{name}: {lines[-1]['test_accuracy']:.4f} after {len(lines)} rounds, {seconds:.0f} s", flush=True)
     return lines
+
+
+def megabytes_up(line: dict[str, Any]) -> float:
+    """What the clients sent to the server in a round."""
+    return float(line["bytes_up"]) / 1e6
 
 
 def evaluations(lines: Lines, amount: Callable[[dict[str, Any]], float]) -> list[tuple[float, float]]:
@@ -71,6 +95,14 @@ def write_curves(path: Path, runs: Mapping[str, Lines]) -> None:
                 if "test_accuracy" in line:
                     scores = (f"{line['test_accuracy']:.4f}", f"{line['test_loss']:.4f}")
                     writer.writerow((name, line["round"] + 1, up, down, heard, *scores))
+
+
+def write_summary(into: Path, script: str, overrides: Sequence[str], lines: Sequence[str], picture: str) -> None:
+    """Write `summary.md`, and print it: these lines, the command that made them, and the picture of that title."""
+    command = shlex.join(["python", f"benchmarks/{script}.py", f"results/{into.name}", *overrides])
+    text = "\n".join([*lines, "", f"Made by `{command}`.", "", f"![{picture}]({script}.png)", ""])
+    (into / "summary.md").write_text(text, encoding="utf-8")
+    print(text)
 
 
 def draw(

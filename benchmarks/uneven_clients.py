@@ -12,7 +12,18 @@ import sys
 from math import isnan
 from pathlib import Path
 
-from studies import Lines, draw, evaluations, run_all, spent_to, spread, write_curves
+from studies import (
+    Lines,
+    draw,
+    evaluations,
+    folder,
+    megabytes_up,
+    run_all,
+    spent_to,
+    spread,
+    write_curves,
+    write_summary,
+)
 
 from train.config import Config, load_config
 
@@ -31,7 +42,7 @@ SCHEMES = {
 
 def cell(into: Path, overrides: list[str], scheme: str, rate: float, seed: int) -> dict[str, Config]:
     """Return one configuration under its name."""
-    name = f"{scheme.replace(', ', '-')}-lr{rate}-{seed}"
+    name = f"{folder(scheme)}-lr{rate}-{seed}"
     own = [*SCHEMES[scheme], f"local.lr={rate}", f"seed={seed}", f"output={into}/runs/{name}"]
     return {name: load_config(CONFIG, [*overrides, *own])}
 
@@ -43,7 +54,7 @@ def count_round(line: dict[str, float]) -> float:
 
 def megabits(line: dict[str, float]) -> float:
     """What the clients sent to the server in a round."""
-    return 8e-6 * line["bytes_up"]
+    return 8 * megabytes_up(line)
 
 
 def badness(lines: Lines) -> tuple[float, float]:
@@ -74,7 +85,7 @@ def main(into: Path, overrides: list[str]) -> None:
         best = min(RATES, key=lambda rate: badness(found[rate]))
         for seed in SEEDS[1:]:
             runs |= run_all(cell(into, overrides, scheme, best, seed))
-        prefix = f"{scheme.replace(', ', '-')}-lr{best}-"
+        prefix = f"{folder(scheme)}-lr{best}-"
         chosen[scheme] = (best, [lines for name, lines in runs.items() if name.startswith(prefix)])
     write_curves(into / "curves.csv", runs)
     bits = "megabits sent by clients"
@@ -90,15 +101,8 @@ def main(into: Path, overrides: list[str]) -> None:
         "| upload scheme | step size | rounds to target | Mbit up to target | last accuracy, % | best, % | α |",
         "|---|---:|---:|---:|---:|---:|---:|",
         *(row(scheme, *chosen[scheme]) for scheme in SCHEMES),
-        "",
-        f"Made by `python benchmarks/uneven_clients.py results/uneven_clients {' '.join(overrides)}`".rstrip("` ")
-        + "`.",
-        "",
-        "![Accuracy against rounds and bits](uneven_clients.png)",
-        "",
     ]
-    (into / "summary.md").write_text("\n".join(lines), encoding="utf-8")
-    print("\n".join(lines))
+    write_summary(into, "uneven_clients", overrides, lines, "Accuracy against rounds and bits")
 
 
 if __name__ == "__main__":

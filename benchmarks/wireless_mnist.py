@@ -10,9 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from studies import Lines, draw, run_all, spent_to, spread, write_curves
-
-from train.config import Config, load_config
+from studies import Lines, cells, draw, run_all, spent_to, spread, write_curves, write_summary
 
 CONFIG = Path(__file__).parents[1] / "configs" / "wireless_mnist.yaml"
 SEEDS, TARGET = (0, 1), 0.97
@@ -23,17 +21,6 @@ SCHEMES = {
     "weighted": ["clients.sampler=weighted", "clients.replacement=true", OTHERS],
     "uniform": ["clients.sampler=uniform", "clients.replacement=true", OTHERS],
 }
-
-
-def cells(into: Path, overrides: list[str]) -> dict[str, Config]:
-    """Return the configuration of every scheme and seed."""
-    return {
-        f"{scheme}-{seed}": load_config(
-            CONFIG, [*overrides, *own, f"seed={seed}", f"output={into}/runs/{scheme.split()[0]}-{seed}"]
-        )
-        for seed in SEEDS
-        for scheme, own in SCHEMES.items()
-    }
 
 
 def simulated(line: dict[str, Any]) -> float:
@@ -53,7 +40,7 @@ def row(scheme: str, runs: list[Lines]) -> str:
 def main(into: Path, overrides: list[str]) -> None:
     """Run what is missing, and write."""
     into.mkdir(parents=True, exist_ok=True)
-    runs = run_all(cells(into, overrides))
+    runs = run_all(cells(CONFIG, SCHEMES, SEEDS, into, overrides))
     write_curves(into / "curves.csv", runs)
     groups = {scheme: [runs[f"{scheme}-{seed}"] for seed in SEEDS] for scheme in SCHEMES}
     draw(groups, {"simulated seconds": simulated, "rounds": lambda line: 1}).savefig(
@@ -68,15 +55,8 @@ def main(into: Path, overrides: list[str]) -> None:
         "| draws (MNIST) | simulated seconds to target | rounds to target | seconds a round | last accuracy, % |",
         "|---|---:|---:|---:|---:|",
         *(row(scheme, groups[scheme]) for scheme in SCHEMES),
-        "",
-        f"Made by `python benchmarks/wireless_mnist.py results/wireless_mnist {' '.join(overrides)}`".rstrip("` ")
-        + "`.",
-        "",
-        "![Accuracy against simulated seconds](wireless_mnist.png)",
-        "",
     ]
-    (into / "summary.md").write_text("\n".join(table), encoding="utf-8")
-    print("\n".join(table))
+    write_summary(into, "wireless_mnist", overrides, table, "Accuracy against simulated seconds")
 
 
 if __name__ == "__main__":

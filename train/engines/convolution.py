@@ -46,10 +46,14 @@ def pointwise(x: Tensor, matrices: Tensor, bias: Tensor | None) -> Tensor:
     Returns:
         (G·B, out, H, W), with channels innermost.
     """
-    samples, channels, height, width = x.shape
-    rows = x.permute(0, 2, 3, 1).reshape(len(matrices), -1, channels)
-    y = torch.bmm(rows, matrices.mT) if bias is None else torch.baddbmm(bias[:, None], rows, matrices.mT)
-    return y.view(samples, height, width, -1).permute(0, 3, 1, 2)
+    return affine(x.permute(0, 2, 3, 1), matrices.mT, bias).permute(0, 3, 1, 2)
+
+
+def affine(x: Tensor, matrices: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x·M + b for each client: x (G·B, …, in), M (G, in, out), b (G, out) or None -> (G·B, …, out)."""
+    rows = x.reshape(len(matrices), -1, x.shape[-1])
+    y = torch.bmm(rows, matrices) if bias is None else torch.baddbmm(bias[:, None], rows, matrices)
+    return y.view(*x.shape[:-1], -1)
 
 
 def _grouped(x: Tensor, filters: Tensor, geometry: Geometry) -> Tensor:

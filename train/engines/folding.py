@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sharding.layers import FactorizedConv2d, FactorizedLinear
-from train.engines.convolution import Geometry, convolve, pointwise
+from train.engines.convolution import Geometry, affine, convolve, pointwise
 
 
 class NotFoldableError(Exception):
@@ -55,7 +55,7 @@ class FoldedLinear(Folded):
     def forward(self, x: Tensor) -> Tensor:
         """Map a folded batch."""
         assert self.weight is not None
-        return _affine(x, self.weight.mT, self.bias)
+        return affine(x, self.weight.mT, self.bias)
 
 
 class FoldedFactorizedLinear(Folded):
@@ -67,7 +67,7 @@ class FoldedFactorizedLinear(Folded):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map a folded batch."""
-        return _affine(_affine(x, self.v, None), (self.u * self.multipliers[:, None]).mT, self.bias)
+        return affine(affine(x, self.v, None), (self.u * self.multipliers[:, None]).mT, self.bias)
 
 
 class FoldedConv2d(Folded):
@@ -231,10 +231,3 @@ def _geometry(layer: Any) -> Geometry:
 def _repeat(parameter: nn.Parameter, times: int) -> nn.Parameter:
     repeated = parameter.detach().expand(times, *parameter.shape).clone(memory_format=torch.contiguous_format)
     return nn.Parameter(repeated, parameter.requires_grad)
-
-
-def _affine(x: Tensor, matrices: Tensor, bias: Tensor | None) -> Tensor:
-    """Return x·M + b for each client: x (G·B, …, in), M (G, in, out), b (G, out)."""
-    rows = x.reshape(len(matrices), -1, x.shape[-1])
-    y = torch.bmm(rows, matrices) if bias is None else torch.baddbmm(bias[:, None], rows, matrices)
-    return y.view(*x.shape[:-1], -1)

@@ -9,7 +9,6 @@ from math import inf
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from sharding import Shard
 from sharding.shard import Terms
@@ -17,7 +16,7 @@ from train.config import LocalConfig
 from train.dropout import key_dropout, sample_seeds
 from train.engines.base import Job
 from train.engines.folding import FoldedFactorizedConv2d, FoldedFactorizedLinear, fold
-from train.local import ClientData, channels_last, draw_epochs, mixed_precision, num_steps
+from train.local import ClientData, channels_last, cross_entropy, draw_epochs, mixed_precision, num_steps
 
 Key = tuple[int | str, ...]
 
@@ -103,8 +102,7 @@ class Profile:
         """Return each client's mean cross-entropy over the targets of its own batch, (G,)."""
         targets, ignored = batches.targets[step].flatten(), self.job.dataset.ignore_index
         with mixed_precision(self.job.local, targets.device):
-            logits = self.logits(batches, step).flatten(0, -2)
-            each = F.cross_entropy(logits, targets, ignore_index=ignored, reduction="none")
+            each = cross_entropy(self.logits(batches, step), targets, ignored, reduction="none")
         return each.view(self.num_clients, -1).sum(dim=1) / batches.counts[step]
 
     @torch.no_grad()
