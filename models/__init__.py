@@ -1,24 +1,21 @@
 """The models of the experiments, by name."""
 
-from collections.abc import Callable
+from importlib import import_module
 
 from torch import nn
 
-from models.cct import CCT
-from models.gpt import GPT
 from models.options import check_options
-from models.resnet import ResNetGN
-from models.small import CNN, MLP
 from sharding.errors import pick
 
 __all__ = ["MODELS", "build_model"]
 
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    "resnet18_gn": ResNetGN,
-    "cct_6_3x2": CCT,
-    "gpt_tiny": GPT,
-    "mlp": MLP,
-    "cnn": CNN,
+# Names of classes, each imported when it is built: importing timm takes seconds.
+MODELS = {
+    "resnet18_gn": "models.resnet.ResNetGN",
+    "cct_6_3x2": "models.cct.CCT",
+    "gpt_tiny": "models.gpt.GPT",
+    "mlp": "models.small.MLP",
+    "cnn": "models.small.CNN",
 }
 
 
@@ -34,6 +31,8 @@ def build_model(name: str, *, input_shape: tuple[int, ...], num_classes: int, **
     Raises:
         UserError: an unknown model, an option it does not have or of the wrong kind, an input it cannot read.
     """
-    build = pick(MODELS, name, "model")
+    module, _, kind = pick(MODELS, name, "model").rpartition(".")
+    build = getattr(import_module(module), kind)
     check_options(name, build, options)
-    return build(input_shape, num_classes, **options)
+    model: nn.Module = build(input_shape, num_classes, **options)
+    return model

@@ -14,7 +14,7 @@ from rich.logging import RichHandler
 from sharding.errors import UserError
 from train.compare import compare, default_jobs, plan_cells
 from train.config import load_config
-from train.engines.processes import launched
+from train.engines.workers import launched
 from train.inspection import inspect_partition
 from train.progress import RoundProgress
 from train.report import write_report

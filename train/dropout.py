@@ -6,11 +6,12 @@ generator): the same on CPU and GPU, alone or stacked, whatever padding follows 
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
 import torch
-from timm.layers.drop import DropPath
 from torch import Tensor, nn
 
 from sharding.rng import seed_of
@@ -49,9 +50,9 @@ class Masks:
         self._calls += 1
         streams = _mix(seeds.to(torch.int32) + self._calls * 0x3C6EF35)[:, None]
         strides = _mix((seeds >> 32).to(torch.int32) ^ self._calls)[:, None] | 1
-        places = torch.arange(int(np.prod(sample_shape)), dtype=torch.int32, device=seeds.device) * GOLDEN
         threshold = min(int(rate * 2**32) - 2**31, 2**31 - 1)
-        return (_mix((places ^ streams) * strides) >= threshold).view(-1, *sample_shape)
+        places = _places(prod(sample_shape), seeds.device)
+        return (_mix((places ^ streams).mul_(strides)) >= threshold).view(-1, *sample_shape)
 
 
 class KeyedDropout(nn.Module):
@@ -86,10 +87,15 @@ def key_dropout(model: nn.Module) -> Masks:
         for name, module in parent._modules.items():
             if type(module) is nn.Dropout:
                 parent._modules[name] = keyed.setdefault(module, KeyedDropout(module.p, masks).train(module.training))
-            elif type(module) is DropPath:
+            elif module is not None and name_of(module) == "timm.layers.drop.DropPath":
                 rate: Any = module.drop_prob
                 parent._modules[name] = keyed.setdefault(module, KeyedDropPath(rate, masks).train(module.training))
     return masks
+
+
+def name_of(module: nn.Module) -> str:
+    """Return the full name of a module's class: so timm's are told without importing timm, which takes seconds."""
+    return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
 def sample_seeds(steps: int, batch_size: int, key: tuple[int | str, ...]) -> Tensor:
@@ -101,14 +107,20 @@ def sample_seeds(steps: int, batch_size: int, key: tuple[int | str, ...]) -> Ten
 
 def _drop(x: Tensor, masks: Masks, sample_shape: Sequence[int], rate: float) -> Tensor:
     kept = masks.keep(sample_shape, rate) if len(x) == masks.samples else masks.keep_whole(x.shape, rate)
-    return x * (kept.to(x.dtype) / (1 - rate))
+    return x * kept.to(x.dtype).div_(1 - rate)
+
+
+@lru_cache(maxsize=64)
+def _places(count: int, device: torch.device) -> Tensor:
+    """Return 0, 1, …, each times the golden ratio, int32."""
+    return torch.arange(count, dtype=torch.int32, device=device) * GOLDEN
 
 
 def _mix(x: Tensor) -> Tensor:
-    """Hash int32 to int32: the finalizer of MurmurHash3 (Appleby), whose shifts are unsigned."""
-    x = (x ^ (x >> 16 & 0xFFFF)) * -0x7A143595
-    x = (x ^ (x >> 13 & 0x7FFFF)) * -0x3D4D51CB
-    return x ^ (x >> 16 & 0xFFFF)
+    """Hash int32 to int32, in place: the finalizer of MurmurHash3 (Appleby), whose shifts are unsigned."""
+    x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(-0x7A143595)
+    x.bitwise_xor_((x >> 13).bitwise_and_(0x7FFFF)).mul_(-0x3D4D51CB)
+    return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
 
 
 def _splitmix(x: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ from sharding.rng import generator, seed_of
 from train.config import LocalConfig
 from train.data import Dataset
 from train.dropout import key_dropout, sample_seeds
+from train.layout import channels_last
 
 
 @dataclass(frozen=True)
@@ -148,11 +149,6 @@ def _batches(
     for inputs, targets in zip(drawn.inputs.split(len(data)), drawn.targets.split(len(data)), strict=True):
         for batch, wanted in zip(inputs.split(local.batch_size), targets.split(local.batch_size), strict=True):
             yield channels_last(dataset.prepare(batch)), wanted
-
-
-def channels_last(inputs: Tensor) -> Tensor:
-    """Lay images out with channels innermost, which convolutions to a few channels run faster on."""
-    return inputs.contiguous(memory_format=torch.channels_last) if inputs.dim() == 4 else inputs
 
 
 def _cuda_devices(data: ClientData) -> list[torch.device]:

@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import torch.distributed as dist
 import yaml
 
 from sharding.errors import UserError
 from train.checkpoint import drop_rounds_from, load_checkpoint, save_checkpoint
 from train.config import Config, check_config
-from train.engines.processes import serve
+from train.engines.post import Gloo, Mailbox
+from train.engines.workers import serve
 from train.experiment import Experiment, assemble
 from train.rounds import Metrics, run_rounds
 from train.tasks import Tasks, assemble_tasks, run_tasks
@@ -62,7 +64,7 @@ def follow(config: Config) -> None:
     """Train what the process of rank 0 asks for, and write nothing."""
     if config.tasks:
         assemble_tasks(config)  # says why not
-    serve(assemble(config).job)
+    serve(assemble(config).job, Gloo(0), Mailbox(None, dist.get_rank()))
 
 
 def check_directory(config: Config, resume: bool) -> None:

@@ -17,7 +17,7 @@ def scale(images: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
-    images, classes = (torch.from_numpy(part.copy()) for part in data())
+    images, classes = map(torch.from_numpy, data())
     model, nothing = network(), Split(images[:0].clone(), classes[:0].clone())
     dataset = Dataset("cifar10", nothing, nothing, 10, (3, 32, 32), scale)
     local = LocalConfig(epochs=EPOCHS, batch_size=BATCH, lr=LR, momentum=0)

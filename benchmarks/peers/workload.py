@@ -32,7 +32,7 @@ def network() -> nn.Module:
 @cache
 def data() -> tuple[np.ndarray, np.ndarray]:
     """Return uint8 images (50000, 3, 32, 32) and classes, mapped from disk, in the order in which users own them."""
-    return np.load(FOLDER / "images.npy", mmap_mode="r"), np.load(FOLDER / "classes.npy", mmap_mode="r")
+    return np.load(FOLDER / "images.npy", mmap_mode="c"), np.load(FOLDER / "classes.npy", mmap_mode="c")
 
 
 def user_data(user: int) -> tuple[torch.Tensor, torch.Tensor]:

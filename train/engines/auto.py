@@ -8,10 +8,11 @@ import torch.distributed as dist
 
 from sharding import Plan
 from train.engines.base import Engine, Job, Updates
-from train.engines.processes import ProcessesEngine, num_cores
+from train.engines.processes import ProcessesEngine
 from train.engines.stacked import StackedEngine
+from train.engines.workers import num_cores, start_method
 
-PATIENCE = 10.0  # seconds of training after which starting workers, which takes a few, is worth it
+PATIENCE = {"fork": 0.0, "spawn": 10.0}  # seconds of training after which it is worth while to start workers so
 
 
 def auto_engine(job: Job) -> Engine:
@@ -22,7 +23,7 @@ def auto_engine(job: Job) -> Engine:
 
 
 class AutoEngine:
-    """Trains in this process, and in several once that has taken long enough to pay for starting them.
+    """Trains in several processes, once training has taken long enough to pay for starting them.
 
     The clock may decide this, because it does not show in any result: `processes` and `stacked` in one thread give the
     same bits. In a process that shares the machine with others (a worker of `compare`) no workers are started.
@@ -38,7 +39,7 @@ class AutoEngine:
 
     def train(self, plan: Plan, round: int, lr: float) -> Updates:
         """Yield the clients' updates."""
-        if self._alone and self._seconds > PATIENCE:
+        if self._alone and self._seconds >= PATIENCE[start_method()]:
             self._engine, self._alone = ProcessesEngine(self._job), False
         start = perf_counter()
         yield from self._engine.train(plan, round, lr)

@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from timm.layers.norm import GroupNorm, LayerNorm
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sharding.layers import FactorizedConv2d, FactorizedLinear
+from train.dropout import name_of
 from train.engines.convolution import Geometry, affine, convolve, pointwise
 
 
@@ -156,15 +156,15 @@ class FoldedEmbedding(Folded):
         return F.embedding(places, self.weight.flatten(0, 1))
 
 
-FOLDED: dict[type[nn.Module], Any] = {
+FOLDED: dict[type[nn.Module] | str, Any] = {  # by class, and timm's by name
     nn.Linear: FoldedLinear,
     nn.Conv2d: FoldedConv2d,
     FactorizedLinear: FoldedFactorizedLinear,
     FactorizedConv2d: FoldedFactorizedConv2d,
     nn.GroupNorm: FoldedGroupNorm,
-    GroupNorm: FoldedGroupNorm,
+    "timm.layers.norm.GroupNorm": FoldedGroupNorm,
     nn.LayerNorm: FoldedLayerNorm,
-    LayerNorm: FoldedLayerNorm,
+    "timm.layers.norm.LayerNorm": FoldedLayerNorm,
     nn.Embedding: FoldedEmbedding,
 }
 
@@ -181,8 +181,9 @@ def fold(model: nn.Module, num_clients: int) -> tuple[nn.Module, dict[str, Tenso
     folded = deepcopy(model)
     replaced: dict[nn.Module, nn.Module] = {}
     for name, module in list(folded.named_modules()):
-        if type(module) in FOLDED:
-            replaced[module] = FOLDED[type(module)](module, num_clients)
+        kind = FOLDED.get(type(module)) or FOLDED.get(name_of(module))
+        if kind is not None:
+            replaced[module] = kind(module, num_clients)
         elif any(True for _ in module.buffers(recurse=False)):
             raise NotFoldableError(f"{name}, a {type(module).__name__} with buffers")
     _refuse_tied(model)

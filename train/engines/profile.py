@@ -16,7 +16,8 @@ from train.config import LocalConfig
 from train.dropout import key_dropout, sample_seeds
 from train.engines.base import Job
 from train.engines.folding import FoldedFactorizedConv2d, FoldedFactorizedLinear, fold
-from train.local import ClientData, channels_last, cross_entropy, draw_epochs, mixed_precision, num_steps
+from train.layout import channels_last
+from train.local import ClientData, cross_entropy, draw_epochs, mixed_precision, num_steps
 
 Key = tuple[int | str, ...]
 

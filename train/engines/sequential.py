@@ -11,6 +11,7 @@ from torch import nn
 from sharding import Plan, Shard, factorize
 from sharding.planner import Client
 from train.engines.base import Job, Update, Updates
+from train.layout import keep_layout
 from train.local import train_locally
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class SequentialEngine:
     def resident(self, ratio: float | None) -> nn.Module:
         """Return the model that shards of this keep ratio are trained in; None stands for the dense one."""
         if ratio not in self._residents:
-            self._residents[ratio] = self._template if ratio is None else factorize(self._template, ratio)
+            self._residents[ratio] = keep_layout(self._template if ratio is None else factorize(self._template, ratio))
         return self._residents[ratio]
 
     def close(self) -> None:

@@ -27,7 +27,8 @@ from train.engines.fastest import fastest
 from train.engines.folding import NotFoldableError
 from train.engines.profile import Batches, Profile
 from train.engines.sequential import SequentialEngine
-from train.local import ClientData, channels_last, num_steps, train_locally
+from train.layout import channels_last
+from train.local import ClientData, num_steps, train_locally
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ LR = 0.05
 
 @pytest.mark.parametrize("in_a_worker", [False, True])
 def test_workers_are_started_once_they_pay_and_no_result_shows_it(in_a_worker, monkeypatch):
-    monkeypatch.setattr(auto, "PATIENCE", 0.0)
+    monkeypatch.setattr(auto, "start_method", lambda: "spawn")
+    monkeypatch.setitem(auto.PATIENCE, "spawn", 1e-9)
     monkeypatch.setattr(auto, "num_cores", lambda: 2)
     monkeypatch.setattr(auto, "parent_process", lambda: object() if in_a_worker else None)
     job = make_job()

@@ -4,17 +4,22 @@ import os
 import signal
 import subprocess
 import sys
+from multiprocessing import active_children
 from pathlib import Path
 from tempfile import gettempdir
 
 import pytest
 import torch
 
+from sharding import Plan
 from tests.train.engines.jobs import make_job, make_plan, stack_always, tensors, with_bad_clients
 from tests.train.test_cli import REPOSITORY, wait_until
 from tests.train.test_runs import TINY, read, without_times
 from train.config import load_config
-from train.engines.processes import ProcessesEngine, WorkerError, _send, deal
+from train.engines import processes as processes_module
+from train.engines import workers as workers_module
+from train.engines.post import Inbox, WorkerError
+from train.engines.processes import ProcessesEngine, deal
 from train.engines.stacked import StackedEngine
 from train.run import run
 
@@ -35,9 +40,10 @@ def engine_of():
         engine.close()
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 3])
-def test_any_number_of_workers_gives_the_bits_of_stacked(num_workers, engine_of, monkeypatch):
+@pytest.mark.parametrize(("num_workers", "start"), [(1, "fork"), (2, "fork"), (3, "fork"), (2, "spawn")])
+def test_any_number_of_workers_gives_the_bits_of_stacked(num_workers, start, engine_of, monkeypatch):
     stack_always(monkeypatch)
+    monkeypatch.setattr(workers_module, "start_method", lambda: start)
     job = with_bad_clients(make_job("cct"))
     engine = engine_of(job, num_workers)
     for round in (0, 1):
@@ -57,25 +63,53 @@ def test_a_worker_that_dies_is_told_and_nobody_waits_for_it(engine_of):
     job = make_job()
     engine, plan = engine_of(job, 2), make_plan(job)
     list(engine.train(plan, 0, LR))
-    os.kill(engine._workers._processes[0].pid, signal.SIGKILL)
+    os.kill(active_children()[0].pid, signal.SIGKILL)
     with pytest.raises(WorkerError, match="worker 1 died"):
         list(engine.train(plan, 1, LR))
 
 
-def test_a_worker_that_dies_before_it_is_met_is_told(engine_of):
+def test_a_worker_that_dies_before_it_is_needed_is_told(engine_of):
     job = make_job()
     engine = engine_of(job, 2)
-    os.kill(engine._workers._processes[0].pid, signal.SIGKILL)
-    with pytest.raises(WorkerError, match="worker 1 died while it started"):
+    os.kill(active_children()[0].pid, signal.SIGKILL)
+    with pytest.raises(WorkerError, match="worker 1 died"):
         list(engine.train(make_plan(job), 0, LR))
 
 
 def test_a_workers_own_error_comes_home(engine_of):
     engine = engine_of(make_job(), 2)
-    engine._workers.meet()
-    _send("no order at all", 1)
+    engine._lines[0].send("no order at all")
     with pytest.raises(WorkerError, match=r"(?s)worker 1 failed:.*AttributeError: 'str' object"):
-        list(engine._fetch(1))
+        Inbox(engine._lines[0], 1).get()
+
+
+def test_workers_are_forked_unless_a_gpu_may_be_used(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert workers_module.start_method() == ("fork" if sys.platform == "linux" else "spawn")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert workers_module.start_method() == "spawn"
+
+
+def test_rank_0_trains_ahead_while_it_waits_but_only_so_far(engine_of, monkeypatch):
+    job = make_job()
+    engine, plan = engine_of(job, 2), make_plan(job)
+    trained, train_bunch = [], engine.stacked.train_bunch
+
+    def noted(bunch, *args):
+        trained.append(bunch)
+        return train_bunch(bunch, *args)
+
+    monkeypatch.setattr(engine.stacked, "train_bunch", noted)
+    monkeypatch.setattr(processes_module, "deal", lambda loads, *args: [1] + [0] * (len(loads) - 1))
+    monkeypatch.setattr(Inbox, "empty", lambda inbox: True)
+    updates = engine.train(plan, 0, LR)
+    assert next(updates)[0] == engine.stacked.bunches(plan)[0].clients[0]
+    assert trained == engine.stacked.bunches(plan)[1 : 1 + workers_module.AHEAD]
+    assert len(list(updates)) == len(plan) - 1
+
+
+def test_a_round_without_clients_has_no_updates(engine_of):
+    assert list(engine_of(make_job(), 2).train(Plan({}, {}, {}, {}), 0, LR)) == []
 
 
 def test_the_longest_are_dealt_first_each_to_who_has_the_least():
@@ -109,7 +143,6 @@ def torchrun(arguments):
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=300)
 
 
-@pytest.mark.slow
 def left_behind(pid):
     places = map(Path, ("/dev/shm", gettempdir()))
     return [folder for place in places for folder in place.glob(f"spectral-sharding-{pid}-*")]
@@ -120,7 +153,7 @@ def test_workers_end_with_the_run_that_is_killed(tmp_path):
     process = subprocess.Popen(command, cwd=REPOSITORY)
     metrics = tmp_path / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0)
-    workers = subprocess.check_output(["pgrep", "-f", "spawn_main", "-P", str(process.pid)], text=True).split()
+    workers = subprocess.check_output(["pgrep", "-P", str(process.pid)], text=True).split()
     assert left_behind(process.pid)
     process.kill()
     process.wait()

@@ -1,0 +1,54 @@
+"""Gradients come back in the layout in which the images went in, with the same values."""
+
+import pytest
+import torch
+from torch import nn
+
+from train.layout import channels_last, keep_layout
+
+HEADS = {
+    "flattened": lambda: nn.Sequential(nn.Flatten(), nn.Linear(8 * 8 * 8, 3)),
+    "pooled": lambda: nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)),
+}
+
+
+def gradients(kept, head, inputs):
+    """Return a network's gradients, and whether the gradient of its hidden image has channels innermost."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(inputs.shape[1], 8, 3, padding=1), nn.ReLU(), *HEADS[head]())
+    if kept:
+        assert keep_layout(model) is model
+    seen = []
+
+    def watch(module, images):
+        images[0].register_hook(lambda gradient: seen.append(gradient.is_contiguous(memory_format=torch.channels_last)))
+
+    model[2].register_forward_pre_hook(watch)
+    model(channels_last(inputs)).square().sum().backward()
+    return [parameter.grad for parameter in model.parameters()], seen[0]
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_gradients_of_images_keep_their_layout_and_values(head):
+    inputs = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    plain, innermost = gradients(False, head, inputs)
+    assert not innermost
+    ours, innermost = gradients(True, head, inputs)
+    assert innermost
+    for mine, theirs in zip(ours, plain, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_images_of_one_channel_have_channels_outermost_and_keep_that(head):
+    inputs = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    plain, _ = gradients(False, head, inputs)
+    ours, innermost = gradients(True, head, inputs)
+    assert not innermost
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(ours, plain, strict=True))
+
+
+def test_what_is_no_image_is_left_alone():
+    for shape in ((4, 3), (4, 3, 5)):
+        inputs = torch.randn(shape)
+        assert channels_last(inputs) is inputs

@@ -1,0 +1,185 @@
+"""What processes send each other: orders to train bunches of clients, and parcels of what became of them.
+
+Shards travel in their wire form. Workers that rank 0 started itself leave them in files in shared memory and send the
+names through a pipe. Between torchrun's processes all goes by `torch.distributed` over gloo, through the hosts' memory;
+on GPUs, and between hosts, that has never been run: there was none to run it on.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import Queue
+from threading import Thread
+from typing import Any
+
+import torch.distributed as dist
+
+from sharding import Shard
+from sharding.planner import Client
+from train.engines.base import Update
+from train.engines.stacked import Bunch
+
+
+class WorkerError(RuntimeError):
+    """A worker process failed or died, in its own words where it left any."""
+
+
+Mail = bytes | Path  # a shard in its wire form, or where that lies; who opens it takes it away
+
+
+@dataclass(frozen=True)
+class Order:
+    """What rank 0 asks of a worker: train these bunches, on these shards in wire form."""
+
+    round: int
+    lr: float
+    bunches: Sequence[Bunch]
+    terms: Mapping[Client, Mail]
+    dense: Mail
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A worker's updates of one bunch, or what stopped it."""
+
+    updates: Sequence[tuple[Client, Mail | None, float | None, str | None]]
+    error: str | None = None
+
+
+class Mailbox:
+    """Wraps shards up: in files in a folder, or as bytes where sender and receiver share none.
+
+    Args:
+        folder: of all who share it, or None.
+        rank: of the process whose mailbox this is.
+    """
+
+    def __init__(self, folder: Path | None, rank: int) -> None:
+        self.folder, self._rank, self._count = folder, rank, 0
+
+    def wrap(self, shard: Shard) -> Mail:
+        """Return what to send."""
+        if self.folder is None:
+            return shard.to_bytes()
+        self._count += 1
+        path = self.folder / f"{self._rank}-{self._count}"
+        shard.write(path)
+        return path
+
+    def pack(self, client: Client, update: Update) -> tuple[Client, Mail | None, float | None, str | None]:
+        """Return a client's entry in a parcel."""
+        shard, loss = update.shard, update.loss
+        mail = None if shard is None else self.wrap(shard)
+        return client, mail, None if loss is None else float(loss), update.failure
+
+    @staticmethod
+    def unwrap(mail: Mail) -> Shard:
+        """Return what was sent."""
+        if isinstance(mail, bytes):
+            return Shard.from_bytes(mail)
+        shard = Shard.read(mail)
+        mail.unlink()
+        return shard
+
+
+@dataclass(frozen=True)
+class Pipe:
+    """Carries messages, anything that can be pickled, to and from another process of this machine."""
+
+    peer: int
+    connection: Connection
+
+    def send(self, message: object) -> None:
+        """Send a message.
+
+        Raises:
+            WorkerError: the other process is gone.
+        """
+        try:
+            self.connection.send(message)
+        except OSError as error:
+            raise WorkerError(f"worker {self.peer} died") from error
+
+    def receive(self) -> Any:
+        """Wait for the next message.
+
+        Raises:
+            WorkerError: the other process is gone.
+        """
+        try:
+            return self.connection.recv()
+        except (EOFError, OSError) as error:
+            raise WorkerError(f"worker {self.peer} died") from error
+
+
+@dataclass(frozen=True)
+class Gloo:
+    """Does what `Pipe` does between processes that torchrun started, on whatever machine."""
+
+    peer: int
+
+    def send(self, message: object) -> None:
+        """Send a message.
+
+        Raises:
+            WorkerError: the other process is gone.
+        """
+        try:
+            dist.send_object_list([message], self.peer)
+        except RuntimeError as error:
+            raise WorkerError(f"worker {self.peer} died") from error
+
+    def receive(self) -> Any:
+        """Wait for the next message.
+
+        Raises:
+            WorkerError: the other process is gone.
+        """
+        box: list[Any] = [None]
+        try:
+            dist.recv_object_list(box, self.peer)
+        except RuntimeError as error:
+            raise WorkerError(f"worker {self.peer} died") from error
+        return box[0]
+
+
+Line = Pipe | Gloo
+
+
+class Inbox:
+    """Takes in a worker's parcels of a round while this process trains, one ahead of those that are asked for.
+
+    Args:
+        line: to the worker.
+        count: how many there will be.
+    """
+
+    def __init__(self, line: Line, count: int) -> None:
+        self._line = line
+        self._parcels: Queue[Parcel | WorkerError] = Queue(1)
+        Thread(target=self._take_in, args=(count,), daemon=True).start()
+
+    def empty(self) -> bool:
+        """Tell whether `get` would wait."""
+        return self._parcels.empty()
+
+    def get(self) -> Parcel:
+        """Return the next parcel.
+
+        Raises:
+            WorkerError: the worker failed or died.
+        """
+        parcel = self._parcels.get()
+        if isinstance(parcel, WorkerError):
+            raise parcel
+        if parcel.error is not None:
+            raise WorkerError(f"worker {self._line.peer} failed:\n{parcel.error}")
+        return parcel
+
+    def _take_in(self, count: int) -> None:
+        try:
+            for _ in range(count):
+                self._parcels.put(self._line.receive())
+        except WorkerError as error:
+            self._parcels.put(error)

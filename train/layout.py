@@ -1,0 +1,30 @@
+"""Images with channels innermost ("channels last"), there and back.
+
+Convolutions to a few channels run faster on such images. Layers hand an image on in the layout in which it came, and so
+they do its gradient. Only where images end, flattened or pooled to a vector, does a gradient come back with channels
+outermost, and every layer on its way would pay for reading the one layout beside the other. It is put right there.
+"""
+
+import torch
+from torch import Tensor, nn
+
+ENDS = (nn.Flatten, nn.AdaptiveAvgPool2d)
+
+
+def channels_last(inputs: Tensor) -> Tensor:
+    """Return images (B, C, H, W) with channels innermost; anything else as it is."""
+    return inputs.contiguous(memory_format=torch.channels_last) if inputs.dim() == 4 else inputs
+
+
+def keep_layout(model: nn.Module) -> nn.Module:
+    """Let gradients come back to a model's images in the layout of these, and return the model."""
+    for module in model.modules():
+        if isinstance(module, ENDS):
+            module.register_forward_pre_hook(_put_right)
+    return model
+
+
+def _put_right(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    images = inputs[0]
+    if images.requires_grad and images.dim() == 4 and not images.is_contiguous():
+        images.register_hook(channels_last)
