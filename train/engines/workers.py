@@ -1,5 +1,6 @@
 """The processes that train for that of rank 0: started here, one a core, or by torchrun."""
 
+import gc
 import os
 import sys
 import traceback
@@ -51,6 +52,7 @@ class Workers:
         processes: list[BaseProcess] = []
         self.stop = finalize(self, _end, processes, self.folder)
         import_module("torch._dynamo")  # as the first optimizer would: here once, for all that are forked
+        gc.freeze()  # the collector would write to all that they share, and so copy it
         context: Any = get_context(start_method())
         for rank in range(1, num_workers):
             ours, theirs = context.Pipe()
@@ -133,6 +135,7 @@ def _end(processes: Sequence[BaseProcess], folder: Path) -> None:
         process.terminate()
         process.join()
     rmtree(folder, ignore_errors=True)
+    gc.unfreeze()
 
 
 def _work(job: Job, rank: int, folder: Path, connection: Connection, other_end: Connection) -> None:
