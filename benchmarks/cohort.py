@@ -1,7 +1,7 @@
 """Time the engines: seconds per round of `sequential`, `stacked` and `processes`, and how rounds grow with clients.
 
 The engines take turns, round by round, on the same plans, so that what else the machine does falls on all alike; the
-figures are medians over rounds and ratios to `sequential`. Peak memory is that of a process of its own for each engine.
+figures are medians over rounds and ratios to `sequential`. Peak memory is that of a program of its own for each engine.
 
     python benchmarks/cohort.py [--rounds 7] [--only quickstart,gpt] [--data ../shared/data]
     python benchmarks/cohort.py --device cuda      # the GPU's bars; needs torch with CUDA and the `train` extra
@@ -10,14 +10,13 @@ figures are medians over rounds and ratios to `sequential`. Peak memory is that 
 import argparse
 import json
 import os
-import subprocess
 import sys
-from multiprocessing import active_children
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 
 import torch
+from memory import run_and_watch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -137,28 +136,21 @@ def best_of_small(case: list[str], count: int, args: argparse.Namespace) -> floa
 
 
 def peak_memory(case: str, engine: str, args: argparse.Namespace) -> float:
-    """Return the peak memory in MB of a process that plays two rounds, workers included."""
+    """Return the peak memory in MB of a process that plays two rounds, workers included; on a GPU, of the GPU."""
     command = [sys.executable, __file__, "--memory-of", case, engine, "--device", args.device, "--data", str(args.data)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+    lines, peak = run_and_watch(command, os.environ, interval=0.1)
+    return float(lines[-1]) if args.device == "cuda" else peak
 
 
-def measure_memory(case: str, engine: str, args: argparse.Namespace) -> None:
-    """Play two rounds in this process and print its peak memory in MB, with that of its workers."""
+def play_two_rounds(case: str, engine: str, args: argparse.Namespace) -> None:
+    """Do what `peak_memory` watches."""
     cases = GPU_CASES if args.device == "cuda" else CPU_CASES
     runner = Runner(make(cases[case], engine, args), 1)
     for t in range(2):
         runner.round(t)
+    runner.engine.close()
     if args.device == "cuda":
         print(torch.cuda.max_memory_allocated() / 2**20)
-    else:
-        print(sum(_peak_of(pid) for pid in (os.getpid(), *(child.pid for child in active_children()))) / 1024)
-    runner.engine.close()
-
-
-def _peak_of(pid: int | None) -> int:
-    """Return the kB that a process has held at most; not `ru_maxrss`, which counts what its parent held as well."""
-    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
 
 
 def main() -> None:
@@ -171,7 +163,7 @@ def main() -> None:
     parser.add_argument("--memory-of", nargs=2, metavar=("CASE", "ENGINE"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.memory_of:
-        measure_memory(*args.memory_of, args)
+        play_two_rounds(*args.memory_of, args)
         return
     cases = GPU_CASES if args.device == "cuda" else CPU_CASES
     results: dict[str, object] = {

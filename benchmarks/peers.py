@@ -15,14 +15,13 @@ import platform
 import subprocess
 import sys
 import tempfile
-import time
-import uuid
 import venv
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 import torch
+from memory import run_and_watch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -59,16 +58,14 @@ def write_data(root: Path, folder: Path) -> None:
     """Write CIFAR-10's training images in the order in which the users own them."""
     images = load_dataset("cifar10", root, False).train
     order = generator(0, "peers").permutation(len(images))
-    np.save(folder / "images.npy", images.inputs.numpy()[order])
-    np.save(folder / "classes.npy", images.targets.numpy()[order])
+    images.inputs.numpy()[order].tofile(folder / "images")
+    images.targets.numpy()[order].astype(np.int64).tofile(folder / "classes")
 
 
 def run(peer: str, tuned: bool, python: str, data: Path, rounds: int) -> dict[str, object]:
     """Run one simulator once and return its seconds per round and peak memory."""
-    mark = uuid.uuid4().hex
     environment = {
         **os.environ,
-        "PEERS_MARK": mark,
         "PEERS_DATA": str(data),
         "PEERS_ROUNDS": str(rounds),
         "PEERS_TUNED": "1" if tuned else "",
@@ -76,32 +73,11 @@ def run(peer: str, tuned: bool, python: str, data: Path, rounds: int) -> dict[st
         "FLWR_TELEMETRY_ENABLED": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
     }
-    command = [python, str(ROOT / "benchmarks" / "peers" / f"on_{peer}.py")]
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(command, env=environment, cwd=data, stdout=log, stderr=subprocess.STDOUT)
-        peak = 0
-        while process.poll() is None:
-            peak = max(peak, memory_of(mark))
-            time.sleep(0.5)
-        log.seek(0)
-        lines = log.read().splitlines()
+    lines, peak = run_and_watch([python, str(ROOT / "benchmarks" / "peers" / f"on_{peer}.py")], environment, data)
     results = [json.loads(line.partition("RESULT ")[2]) for line in lines if "RESULT " in line]
     if not results:
-        raise RuntimeError(f"{peer} failed with exit code {process.returncode}:\n" + "\n".join(lines[-30:]))
-    return results[0] | {"peak_memory_mb": peak / 2**20}
-
-
-def memory_of(mark: str) -> int:
-    """Return the bytes of all processes that carry the mark in their environment, wherever they hang in the tree."""
-    total = 0
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark.encode() in (folder / "environ").read_bytes():
-                rollup = (folder / "smaps_rollup").read_text().splitlines()
-                total += next(int(line.split()[1]) for line in rollup if line.startswith("Pss:")) * 1024
-        except OSError:  # it has just ended
-            continue
-    return total
+        raise RuntimeError(f"{peer} ended without a result:\n" + "\n".join(lines[-30:]))
+    return results[0] | {"peak_memory_mb": peak}
 
 
 def main() -> None:

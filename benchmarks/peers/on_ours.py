@@ -1,15 +1,31 @@
 """The workload on this project's `processes` engine. Run by benchmarks/peers.py."""
 
+from collections.abc import Iterator, Mapping
+
 import torch
-from workload import BATCH, COHORT, EPOCHS, LR, PER_USER, ROUNDS, USERS, Stopwatch, data, network
+from workload import BATCH, COHORT, EPOCHS, LR, PER_USER, ROUNDS, USERS, Stopwatch, network, samples
 
 from sharding import ShardPlanner
 from sharding.aggregate import Average
 from sharding.clients import UniformSampler
+from sharding.planner import Client
 from train.config import LocalConfig
 from train.data import Dataset, Split
 from train.engines import Job, ProcessesEngine
-from train.local import Shares
+from train.local import ClientData
+
+
+class Users(Mapping[Client, ClientData]):
+    """Reads a user's images when asked for, as the other simulators do."""
+
+    def __getitem__(self, user: Client) -> ClientData:
+        return ClientData(*samples(int(user)))
+
+    def __iter__(self) -> Iterator[Client]:
+        return iter(range(USERS))
+
+    def __len__(self) -> int:
+        return USERS
 
 
 def scale(images: torch.Tensor) -> torch.Tensor:
@@ -17,11 +33,10 @@ def scale(images: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
-    images, classes = map(torch.from_numpy, data())
-    model, nothing = network(), Split(images[:0].clone(), classes[:0].clone())
+    model, nothing = network(), Split(torch.empty(0, 3, 32, 32), torch.empty(0, dtype=torch.int64))
     dataset = Dataset("cifar10", nothing, nothing, 10, (3, 32, 32), scale)
     local = LocalConfig(epochs=EPOCHS, batch_size=BATCH, lr=LR, momentum=0)
-    engine = ProcessesEngine(Job(model, Shares(images, classes, [PER_USER] * USERS), dataset, local, None, 0))
+    engine = ProcessesEngine(Job(model, Users(), dataset, local, None, 0))
     sampler, planner, watch = UniformSampler(USERS, COHORT, 0), ShardPlanner("dense"), Stopwatch()
     for t in range(ROUNDS + 1):
         plan = planner.plan(model, dict.fromkeys(sampler.invite(t), 1.0), t)

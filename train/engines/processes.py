@@ -56,8 +56,7 @@ class ProcessesEngine:
             WorkerError: a worker failed or died.
         """
         bunches = self.stacked.bunches(plan)
-        loads = [sum(map(self.stacked.steps, bunch.clients)) for bunch in bunches]
-        owners = deal(loads, len(self._lines) + 1, self._handicap)
+        owners = deal([bunch.steps for bunch in bunches], len(self._lines) + 1, self._handicap)
         shares: list[list[Bunch]] = [[] for _ in range(len(self._lines) + 1)]
         for bunch, owner in zip(bunches, owners, strict=True):
             shares[owner].append(bunch)
@@ -76,7 +75,7 @@ class ProcessesEngine:
             updates = ahead.popleft() if inbox is None else self._open(inbox.get())
             training, waiting = training + trained - begun, waiting + perf_counter() - trained
             yield from updates
-        own = sum(load for load, owner in zip(loads, owners, strict=True) if owner == 0)
+        own = sum(bunch.steps for bunch in shares[0])
         latest = own * (perf_counter() - started - training - waiting) / training if own else 0.0
         self._handicap = (self._handicap + latest) / 2
 

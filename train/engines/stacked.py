@@ -38,10 +38,11 @@ TOLERANCE = 1e-3  # of a folded model's logits from its clients' own, relative t
 
 @dataclass(frozen=True)
 class Bunch:
-    """Clients of one keep ratio that are trained together, those with the most steps first."""
+    """Clients of one keep ratio that are trained together, those with the most steps first, and all their steps."""
 
     ratio: float
     clients: tuple[Client, ...]
+    steps: int = 0
 
 
 class StackedEngine:
@@ -62,10 +63,12 @@ class StackedEngine:
         """Cut the cohort into bunches, the same whoever asks."""
         bunches = []
         for ratio, clients in plan.groups.items():
-            sound = sorted((client for client in clients if self.steps(client)), key=self.steps, reverse=True)
+            steps = {client: self.steps(client) for client in clients}
+            sound = sorted((client for client in clients if steps[client]), key=steps.__getitem__, reverse=True)
             width = self._width(ratio, sound, plan)
-            bunches += [Bunch(ratio, tuple(sound[start : start + width])) for start in range(0, len(sound), width)]
-            bunches += [Bunch(ratio, (client,)) for client in clients if client not in sound]
+            together = (tuple(sound[start : start + width]) for start in range(0, len(sound), width))
+            bunches += [Bunch(ratio, its, sum(steps[client] for client in its)) for its in together]
+            bunches += [Bunch(ratio, (client,)) for client in clients if not steps[client]]
         return bunches
 
     def steps(self, client: Client) -> int:
