@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from models import build_model
@@ -65,7 +66,7 @@ def assemble(config: Config) -> Experiment:
     Raises:
         UserError: a missing data folder, a model option that does not exist, a device that is not there.
     """
-    engine = pick(ENGINES, config.engine, "engine")
+    engine = find_engine(config.engine)
     device = find_device(config.device)
     dataset = load_dataset(config.data.name, config.data.root, config.data.download).to(device)
     clients = share_out(config, dataset)
@@ -87,6 +88,18 @@ def assemble(config: Config) -> Experiment:
         Job(model, clients, dataset, config.local, clip, config.seed),
         engine,
     )
+
+
+def find_engine(name: str) -> Callable[[Job], Engine]:
+    """Return what makes the engine of this name.
+
+    Raises:
+        UserError: there is none, or torchrun started several processes and it would leave all but one idle.
+    """
+    engine = pick(ENGINES, name, "engine")
+    if name in ("sequential", "stacked") and dist.is_initialized() and dist.get_world_size() > 1:
+        raise UserError(f"engine={name} trains in one process; start it without torchrun, or choose engine=auto")
+    return engine
 
 
 def make_sampler(config: Config, num_samples: Mapping[Client, int], keep_ratios: Mapping[Client, float]) -> Sampler:

@@ -6,13 +6,15 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from sharding import STRATEGIES, Shard, UserError
 from sharding.clients import SAMPLERS
 from sharding.rng import generator
 from sharding.shard import dense_state
 from train.config import load_config
-from train.experiment import assemble, assign_keep_ratios, find_device
+from train.engines import ENGINES
+from train.experiment import assemble, assign_keep_ratios, find_device, find_engine
 from train.rounds import cosine, run_rounds
 from train.run import run
 
@@ -147,6 +149,17 @@ def test_the_cosine_falls_from_lr_towards_zero():
 def test_a_device_that_is_not_there_is_told():
     with pytest.raises(ValueError, match="device 'cudda' is not to be had here"):
         find_device("cudda")
+
+
+@pytest.mark.parametrize("engine", ["sequential", "stacked"])
+def test_an_engine_of_one_process_is_refused_by_several(engine, monkeypatch):
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 1)
+    assert find_engine(engine) is ENGINES[engine]
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    assert find_engine("auto") is ENGINES["auto"]
+    with pytest.raises(UserError, match=rf"engine={engine} trains in one process; start it without torchrun"):
+        find_engine(engine)
 
 
 def test_cohorts_are_drawn_without_replacement_and_by_round():
