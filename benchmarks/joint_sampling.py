@@ -9,9 +9,10 @@ invites as many as send about as much. What clients upload is the scarce resourc
 
 import sys
 from pathlib import Path
-from typing import Any
 
-from studies import Lines, cells, draw, evaluations, megabytes_up, run_all, spread, write_curves, write_summary
+from studies import Lines, cells, draw, megabytes_up, run_all, spread, write_curves, write_summary
+
+from train.report import evaluations, megabytes
 
 CONFIG = Path(__file__).parents[1] / "configs" / "joint_sampling.yaml"
 SEEDS = (0, 1)
@@ -22,11 +23,6 @@ SCHEMES = {
     "uniform, unbiased": [*PLAIN, "clients.per_round=5", "clients.replacement=true"],
     "all 10": PLAIN,
 }
-
-
-def megabytes(line: dict[str, Any]) -> float:
-    """What was sent both ways in a round."""
-    return (line["bytes_up"] + line["bytes_down"]) / 1e6
 
 
 def accuracy_at(lines: Lines, budget: float) -> float:

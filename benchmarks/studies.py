@@ -15,7 +15,7 @@ import torch
 from matplotlib.figure import Figure
 
 from train.config import Config, load_config
-from train.report import History
+from train.report import History, evaluations
 from train.run import run
 
 Lines = list[dict[str, Any]]  # of one run's metrics.jsonl
@@ -56,16 +56,6 @@ def _run(name: str, config: Config) -> Lines:
 def megabytes_up(line: dict[str, Any]) -> float:
     """What the clients sent to the server in a round."""
     return float(line["bytes_up"]) / 1e6
-
-
-def evaluations(lines: Lines, amount: Callable[[dict[str, Any]], float]) -> list[tuple[float, float]]:
-    """Return (what has been spent so far, test accuracy) at every evaluation, in the units of `amount` of a round."""
-    spent, points = 0.0, []
-    for line in lines:
-        spent += amount(line)
-        if "test_accuracy" in line:
-            points.append((spent, line["test_accuracy"]))
-    return points
 
 
 def spent_to(lines: Lines, target: float, amount: Callable[[dict[str, Any]], float]) -> float:

@@ -15,7 +15,6 @@ from pathlib import Path
 from studies import (
     Lines,
     draw,
-    evaluations,
     folder,
     megabytes_up,
     run_all,
@@ -26,6 +25,7 @@ from studies import (
 )
 
 from train.config import Config, load_config
+from train.report import evaluations
 
 CONFIG = Path(__file__).parents[1] / "configs" / "uneven_clients.yaml"
 RATES, SEEDS, TARGET = (0.03, 0.1, 0.3), (0, 1, 2), 0.94

@@ -19,6 +19,7 @@ import torch
 
 from sharding.errors import UserError
 from train.config import Config, load_config
+from train.engines.workers import num_cores
 from train.rounds import Metrics
 from train.run import check_directory, run
 
@@ -53,7 +54,7 @@ def plan_cells(
 
 def default_jobs() -> int:
     """Return how many runs go side by side: one a GPU, or one a core where there is none."""
-    return torch.cuda.device_count() or os.cpu_count() or 1
+    return torch.cuda.device_count() or num_cores()
 
 
 def compare(cells: Sequence[Config], progress: Progress, jobs: int, resume: bool = False) -> dict[Path, str]:

@@ -1,8 +1,9 @@
 """What one looks at after training: a table, a Markdown file, and a plot, all made from `metrics.jsonl` alone."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -37,12 +38,23 @@ class History:
 
     def curve(self) -> tuple[list[float], list[float]]:
         """(megabytes that all clients have moved so far, test accuracy in %), one point per evaluation."""
-        moved, points = 0.0, []
-        for line in self.lines:
-            moved += (line["bytes_down"] + line["bytes_up"]) / 1e6
-            if "test_accuracy" in line:
-                points.append((moved, 100 * line["test_accuracy"]))
-        return [x for x, _ in points], [y for _, y in points]
+        points = evaluations(self.lines, megabytes)
+        return [moved for moved, _ in points], [100 * accuracy for _, accuracy in points]
+
+
+def megabytes(line: Mapping[str, float]) -> float:
+    """Return what all clients moved in a round, down and up, in MB, from its line in `metrics.jsonl`."""
+    return (line["bytes_down"] + line["bytes_up"]) / 1e6
+
+
+def evaluations(
+    lines: Sequence[Mapping[str, float]], amount: Callable[[Mapping[str, float]], float]
+) -> list[tuple[float, float]]:
+    """Return (what has been spent so far, test accuracy in 0…1) at every evaluation; a round spends `amount` of it."""
+    spent = accumulate(map(amount, lines))
+    return [
+        (so_far, line["test_accuracy"]) for so_far, line in zip(spent, lines, strict=True) if "test_accuracy" in line
+    ]
 
 
 @dataclass(frozen=True)

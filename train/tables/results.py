@@ -7,7 +7,7 @@ from itertools import accumulate
 from math import isfinite
 from statistics import mean, stdev
 
-from train.report import History
+from train.report import History, megabytes
 from train.run import METRICS_FILE
 from train.tables.cells import Cell
 from train.tables.layout import Setting
@@ -48,7 +48,7 @@ class Outcome:
     @cached_property
     def megabytes(self) -> list[float]:
         """MB that all clients have moved, down and up, after each round."""
-        return list(accumulate((line["bytes_down"] + line["bytes_up"]) / 1e6 for line in self.lines))
+        return list(accumulate(map(megabytes, self.lines)))
 
     def curve(self, x: str, y: str, smooth: float) -> tuple[list[float], list[float]]:
         """Return the points (x, y) of the rounds that have y, smoothed; accuracies in %."""
