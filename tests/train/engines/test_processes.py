@@ -116,6 +116,7 @@ def test_the_longest_are_dealt_first_each_to_who_has_the_least():
     assert deal([3, 1, 4, 1, 5], 2) == [1, 0, 1, 0, 0]
     assert deal([2, 2], 3) == [0, 1]
     assert deal([], 2) == []
+    assert deal([1, 1, 1, 1], 2, handicap=2.0) == [1, 1, 0, 1]
 
 
 def overrides(output, *more):
