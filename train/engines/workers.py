@@ -1,6 +1,7 @@
 """The processes that train for that of rank 0: started here, one a core, or by torchrun."""
 
 import gc
+import logging
 import os
 import sys
 import traceback
@@ -141,6 +142,7 @@ def _end(processes: Sequence[BaseProcess], folder: Path) -> None:
 def _work(job: Job, rank: int, folder: Path, connection: Connection, other_end: Connection) -> None:
     """Live as a worker that `Workers` started."""
     other_end.close()  # else a worker would never see that rank 0, the only one to hold it, is gone
+    logging.basicConfig(level=logging.getLogger().level, format="%(message)s", force=True)  # not by rank 0's console
     torch.set_num_threads(1)
     mailbox = Mailbox(folder, rank)
     serve(job, Pipe(0, connection), mailbox)

@@ -1,5 +1,6 @@
 """Real processes: the same bits for any number of them, and no failure that goes unnoticed."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -74,6 +75,25 @@ def test_a_worker_that_dies_before_it_is_needed_is_told(engine_of):
     os.kill(active_children()[0].pid, signal.SIGKILL)
     with pytest.raises(WorkerError, match="worker 1 died"):
         list(engine.train(make_plan(job), 0, LR))
+
+
+def test_a_worker_does_not_write_through_what_it_inherited(tmp_path, engine_of, monkeypatch, capfd):
+    class Console(logging.Handler):
+        def emit(self, record):
+            (tmp_path / str(os.getpid())).touch()
+
+    handler = Console()
+    logging.getLogger().addHandler(handler)
+    try:
+        job = with_bad_clients(make_job())
+        engine = engine_of(job, 2)
+        monkeypatch.setattr(processes_module, "deal", lambda loads, *args: [1] * len(loads))
+        failures = [update.failure for _, update in engine.train(make_plan(job), 0, LR)]
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert any(failures)
+    assert [path.name for path in tmp_path.iterdir() if path.name != str(os.getpid())] == []
+    assert "failed in round 0" in capfd.readouterr().err
 
 
 def test_a_workers_own_error_comes_home(engine_of):
