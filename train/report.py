@@ -9,6 +9,7 @@ from statistics import mean, stdev
 
 import matplotlib as mpl
 import yaml
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 from rich.table import Table
@@ -155,10 +156,7 @@ def _plot(histories: list[History], title: str) -> Figure:
             linewidth=1.6,
             label=history.strategy if first else None,
         )
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    lay_out_bytes(axes)
     axes.set(
         xlabel="bytes moved by all clients, down and up (MB)",
         ylabel="test accuracy (%)",
@@ -167,3 +165,11 @@ def _plot(histories: list[History], title: str) -> Figure:
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     return figure
+
+
+def lay_out_bytes(axes: Axes) -> None:
+    """Make the x axis logarithmic, with plain numbers at 1, 2 and 5 of each decade."""
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())

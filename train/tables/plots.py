@@ -8,6 +8,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
+from train.report import lay_out_bytes
 from train.tables.layout import Layout, Matrix, Panel, Setting
 from train.tables.results import Grid, summarize
 
@@ -83,7 +84,7 @@ def _draw_panel(axes: Axes, matrix: Matrix, grid: Grid, setting: Setting, panel:
                 axes.plot(xs, ys, color=color, linestyle="--" if strategy == "dense" else "-", label=label)
                 label = None
     if panel.x == "bytes":
-        axes.set_xscale("log")
+        lay_out_bytes(axes)
     smoothed = f", moving average {panel.smooth:g}" if panel.smooth else ""
     axes.set(xlabel=LABELS[panel.x], ylabel=LABELS.get(panel.y, panel.y) + smoothed)
     axes.grid(alpha=0.3)
