@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -143,6 +144,7 @@ def _work(job: Job, rank: int, folder: Path, connection: Connection, other_end: 
     """Live as a worker that `Workers` started."""
     other_end.close()  # else a worker would never see that rank 0, the only one to hold it, is gone
     logging.basicConfig(level=logging.getLogger().level, format="%(message)s", force=True)  # not by rank 0's console
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; rank 0 ends the others
     torch.set_num_threads(1)
     mailbox = Mailbox(folder, rank)
     serve(job, Pipe(0, connection), mailbox)

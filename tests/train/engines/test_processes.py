@@ -181,3 +181,15 @@ def test_workers_end_with_the_run_that_is_killed(tmp_path):
     assert workers
     wait_until(lambda: not any(os.path.exists(f"/proc/{worker}") for worker in workers))
     assert left_behind(process.pid) == []
+
+
+def test_an_interrupt_is_one_line_and_ends_the_workers(tmp_path):
+    command = [sys.executable, "-m", "train", "run", *overrides(tmp_path, "rounds=100000", "engine=processes")]
+    process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    metrics = tmp_path / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0)
+    os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert told == "interrupted; the same command with --resume goes on from the last checkpoint\n"
+    assert left_behind(process.pid) == []
