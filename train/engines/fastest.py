@@ -24,18 +24,25 @@ REPEATS = 3
 _chosen: dict[str, str] = {}
 
 
-def fastest(subject: str, ways: Mapping[str, Callable[[], object]]) -> str:
+def fastest(subject: str, ways: Mapping[str, Callable[[], object]], margin: float = 0.0) -> str:
     """Return the name of the fastest way, by the best of a few interleaved runs; the first time on this machine only.
 
     Args:
         subject: what is done, with all that the time depends on (shapes, options, device).
         ways: by name; each is called several times.
+        margin: the share of the first way's time that another must save to be taken instead of it.
     """
-    subject = f"{subject} | {_machine()} | {torch.get_num_threads()} threads"
+    subject = f"{subject} | {_machine()} | {torch.get_num_threads()} threads | margin {margin}"
     if subject not in _chosen:
         path = _folder() / blake2b(subject.encode(), digest_size=16).hexdigest()
-        _chosen[subject] = _remembered(path, ways) or _remember(path, subject, _measure(ways), ways)
+        _chosen[subject] = _remembered(path, ways) or _remember(path, subject, _measure(ways), ways, margin)
     return _chosen[subject]
+
+
+def choose(seconds: Mapping[str, float], margin: float) -> str:
+    """Return the way with the least seconds, or the first where the least saves no more than the margin."""
+    first, best = next(iter(seconds)), min(seconds, key=seconds.__getitem__)
+    return best if seconds[best] < (1 - margin) * seconds[first] else first
 
 
 def _measure(ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
@@ -62,9 +69,11 @@ def _remembered(path: Path, ways: Mapping[str, Callable[[], object]]) -> str | N
     return choice if choice in ways else None
 
 
-def _remember(path: Path, subject: str, seconds: dict[str, float], ways: Mapping[str, Callable[[], object]]) -> str:
+def _remember(
+    path: Path, subject: str, seconds: dict[str, float], ways: Mapping[str, Callable[[], object]], margin: float
+) -> str:
     """Write the choice down, unless another process was first: then its choice holds."""
-    choice = min(seconds, key=seconds.__getitem__)
+    choice = choose(seconds, margin)
     log.debug("%s: %s is the fastest of %s", subject, choice, seconds)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from torch import nn
 from sharding import FactorizedConv2d, FactorizedLinear
 from train.engines import fastest as fastest_module
 from train.engines.convolution import WAYS, Geometry, convolve
-from train.engines.fastest import fastest
+from train.engines.fastest import choose, fastest
 from train.engines.folding import NotFoldableError, fold
 
 GEOMETRIES = [Geometry((1, 1), (1, 1), (1, 1)), Geometry((2, 1), (0, 2), (1, 2))]
@@ -109,3 +109,10 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("SPECTRAL_SHARDING_CACHE", str(tmp_path / "file" / "cache"))
     assert fastest("test without a cache", {"only": lambda: None}) == "only"
     assert "cannot remember what is fastest" in caplog.text
+
+
+def test_a_way_must_save_the_margin_to_be_taken_instead_of_the_first():
+    assert choose({"first": 1.0, "second": 0.89, "third": 2.0}, margin=0.1) == "second"
+    assert choose({"first": 1.0, "second": 0.91}, margin=0.1) == "first"
+    assert choose({"first": 1.0, "second": 0.99}, margin=0.0) == "second"
+    assert choose({"first": 1.0, "second": 1.0}, margin=0.0) == "first"
