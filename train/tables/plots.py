@@ -85,7 +85,7 @@ def _draw_panel(axes: Axes, matrix: Matrix, grid: Grid, setting: Setting, panel:
                 label = None
     if panel.x == "bytes":
         lay_out_bytes(axes)
-    smoothed = f", moving average {panel.smooth:g}" if panel.smooth else ""
+    smoothed = f"\nmoving average {panel.smooth:g}" if panel.smooth else ""
     axes.set(xlabel=LABELS[panel.x], ylabel=LABELS.get(panel.y, panel.y) + smoothed)
     axes.grid(alpha=0.3)
 
