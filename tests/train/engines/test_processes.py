@@ -184,7 +184,15 @@ def test_workers_end_with_the_run_that_is_killed(tmp_path):
 
 
 def test_an_interrupt_is_one_line_and_ends_the_workers(tmp_path):
-    command = [sys.executable, "-m", "train", "run", *overrides(tmp_path, "rounds=100000", "engine=processes")]
+    heeding = ["env", "--default-signal=INT"]  # what a shell starts in the background ignores Ctrl-C
+    command = [
+        *heeding,
+        sys.executable,
+        "-m",
+        "train",
+        "run",
+        *overrides(tmp_path, "rounds=100000", "engine=processes"),
+    ]
     process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, start_new_session=True)
     metrics = tmp_path / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0)
