@@ -159,13 +159,16 @@ class Shard:
 def update_norm(sent: Shard, returned: Shard) -> Tensor:
     """Return ‖U‖, a scalar on the device: the change of every vector u', v' and dense parameter that a client holds.
 
-    It is what client sampling weighs clients by. NaN or Inf in the update shows in the norm.
+    It is what client sampling weighs clients by. NaN or Inf in the update shows in the norm. The sum goes by name
+    and row, so that an update gives the same bits whether it has travelled or not.
     """
-    pairs = [(sent.dense[name], tensor) for name, tensor in returned.dense.items()]
+    pairs = [(sent.dense[name], returned.dense[name]) for name in sorted(returned.dense)]
     pairs += [
-        (getattr(sent.terms[n], part), getattr(terms, part)) for n, terms in returned.terms.items() for part in "uv"
+        (getattr(sent.terms[layer], part), getattr(returned.terms[layer], part))
+        for layer in sorted(returned.terms)
+        for part in "uv"
     ]
-    return torch.stack([(after - before).double().square().sum() for before, after in pairs]).sum().sqrt()
+    return torch.stack([(after - before).double().contiguous().square().sum() for before, after in pairs]).sum().sqrt()
 
 
 def dense_state(model: nn.Module, sharded: Mapping[str, object]) -> dict[str, Tensor]:

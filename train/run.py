@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import torch.distributed as dist
 import yaml
 
 from sharding.errors import UserError
@@ -64,7 +63,7 @@ def follow(config: Config) -> None:
     """Train what the process of rank 0 asks for, and write nothing."""
     if config.tasks:
         assemble_tasks(config)  # says why not
-    serve(assemble(config).job, Gloo(0), Mailbox(None, dist.get_rank()))
+    serve(assemble(config).job, Gloo(0), Mailbox())
 
 
 def check_directory(config: Config, resume: bool) -> None:

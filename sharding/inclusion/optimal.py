@@ -39,6 +39,8 @@ def optimal_inclusion(magnitudes: ArrayLike, budget: float, costs: ArrayLike | N
     total = float(c.sum())
     if not 0.0 < budget <= total * (1.0 + 1e-12):
         raise UserError(f"budget is {budget}; a number above 0 and at most {total:g}, the cost of all, is needed")
+    if budget >= total:
+        return np.ones(a.size)  # exactly, which the closed form's rounding would not give
     ratio = a / np.sqrt(c)
     order = np.argsort(-ratio)  # the order among ties does not matter: all of them get the same p
     ratio, sorted_c = ratio[order], c[order]

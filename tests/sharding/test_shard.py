@@ -94,3 +94,13 @@ def test_the_norm_of_an_update_is_that_of_all_that_changed():
         squares += ((after.u - terms.u) ** 2).sum() + ((after.v - terms.v) ** 2).sum()
     torch.testing.assert_close(update_norm(sent, returned), squares.sqrt(), rtol=1e-12, atol=0)
     assert update_norm(sent, sent) == 0
+
+
+def test_the_norm_has_the_same_bits_whether_the_update_has_travelled():
+    sent = make_plan(make_net(), {0: 0.5})[0]
+    for seed in range(20):
+        returned = perturbed(sent, seed)
+        turned = Shard(dict(reversed(returned.terms.items())), dict(reversed(returned.dense.items())))
+        norm = update_norm(sent, returned)
+        assert torch.equal(update_norm(sent, turned), norm)
+        assert torch.equal(update_norm(sent, Shard.from_bytes(returned.to_bytes())), norm)

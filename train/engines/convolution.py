@@ -29,7 +29,7 @@ def convolve(x: Tensor, filters: Tensor, geometry: Geometry) -> Tensor:
     if filters.shape[-2:] == (1, 1) and geometry.padding == (0, 0):
         down, right = geometry.stride
         return pointwise(x[:, :, ::down, ::right], filters.flatten(2), None)
-    shape = (*x.shape, *filters.shape, *geometry, x.device.type, x.dtype)
+    shape = (*x.shape, *filters.shape, *geometry, x.device.type, x.dtype, torch.get_num_threads())
     if shape not in _ways:
         _ways[shape] = WAYS[_measure(x, filters, geometry)]
     return _ways[shape](x, filters, geometry)

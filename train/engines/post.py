@@ -52,10 +52,10 @@ class Mailbox:
 
     Args:
         folder: of all who share it, or None.
-        rank: of the process whose mailbox this is.
+        rank: of the process whose mailbox this is; it keeps their files apart.
     """
 
-    def __init__(self, folder: Path | None, rank: int) -> None:
+    def __init__(self, folder: Path | None = None, rank: int = 0) -> None:
         self.folder, self._rank, self._count = folder, rank, 0
 
     def wrap(self, shard: Shard) -> Mail:

@@ -44,9 +44,9 @@ class ProcessesEngine:
         self._workers = None if dist.is_initialized() else Workers(job, num_workers or num_cores())
         if self._workers is None:
             self._lines: Sequence[Line] = [Gloo(rank) for rank in range(1, dist.get_world_size())]
-            self._mailbox = Mailbox(None, rank=0)
+            self._mailbox = Mailbox()
         else:
-            self._lines, self._mailbox = self._workers.lines, Mailbox(self._workers.folder, rank=0)
+            self._lines, self._mailbox = self._workers.lines, Mailbox(self._workers.folder)
         self._handicap = 0.0  # steps that this process could take while it does what is not training
 
     def train(self, plan: Plan, round: int, lr: float) -> Updates:

@@ -22,7 +22,7 @@ class SequentialEngine:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self._template = deepcopy(job.model)
+        self._template = keep_layout(deepcopy(job.model))
         self._residents: dict[float | None, nn.Module] = {}
 
     def train(self, plan: Plan, round: int, lr: float) -> Updates:
@@ -53,7 +53,7 @@ class SequentialEngine:
     def resident(self, ratio: float | None) -> nn.Module:
         """Return the model that shards of this keep ratio are trained in; None stands for the dense one."""
         if ratio not in self._residents:
-            self._residents[ratio] = keep_layout(self._template if ratio is None else factorize(self._template, ratio))
+            self._residents[ratio] = self._template if ratio is None else factorize(self._template, ratio)
         return self._residents[ratio]
 
     def close(self) -> None:

@@ -96,6 +96,7 @@ def launched() -> Iterator[int]:
 
 def serve(job: Job, line: Line, mailbox: Mailbox) -> None:
     """Train what rank 0 orders until it sends home, or is no more; the whole life of any other rank."""
+    torch.set_num_threads(1)  # as rank 0 does: more would round otherwise
     engine = StackedEngine(job)
     parcels: Queue[Parcel | None] = Queue(AHEAD)
     post = Thread(target=_post, args=(parcels, line, mailbox), daemon=True)
@@ -145,7 +146,6 @@ def _work(job: Job, rank: int, folder: Path, connection: Connection, other_end: 
     other_end.close()  # else a worker would never see that rank 0, the only one to hold it, is gone
     logging.basicConfig(level=logging.getLogger().level, format="%(message)s", force=True)  # not by rank 0's console
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; rank 0 ends the others
-    torch.set_num_threads(1)
     mailbox = Mailbox(folder, rank)
     serve(job, Pipe(0, connection), mailbox)
     _vanish(mailbox)

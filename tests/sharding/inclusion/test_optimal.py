@@ -54,6 +54,13 @@ def test_zeros_share_what_the_positive_leave():
     np.testing.assert_array_equal(optimal_inclusion(np.zeros(4), 3), np.full(4, 0.75))
 
 
+@given(magnitudes(), st.data())
+def test_a_budget_for_all_makes_all_of_them_certain_to_the_last_bit(a, data):
+    np.testing.assert_array_equal(optimal_inclusion(a, a.size), np.ones(a.size))
+    costs = np.array(data.draw(st.lists(st.floats(0.05, 20), min_size=a.size, max_size=a.size)))
+    np.testing.assert_array_equal(optimal_inclusion(a, costs.sum(), costs), np.ones(a.size))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

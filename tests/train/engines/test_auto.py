@@ -32,3 +32,16 @@ def test_workers_are_started_once_they_pay_and_no_result_shows_it(in_a_worker, m
     finally:
         engine.close()
     assert torch.get_num_threads() == threads
+
+
+def test_workers_that_are_forked_pay_at_once(monkeypatch):
+    monkeypatch.setattr(auto, "start_method", lambda: "fork")
+    monkeypatch.setattr(auto, "num_cores", lambda: 2)
+    monkeypatch.setattr(auto, "parent_process", lambda: None)
+    job = make_job()
+    engine = auto.auto_engine(job)
+    try:
+        list(engine.train(make_plan(job), 0, LR))
+        assert type(engine._engine) is ProcessesEngine
+    finally:
+        engine.close()

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from sharding import FactorizedConv2d, FactorizedLinear
+from train.engines import convolution
 from train.engines import fastest as fastest_module
 from train.engines.convolution import WAYS, Geometry, convolve
 from train.engines.fastest import choose, fastest
@@ -31,6 +32,20 @@ def test_every_way_is_each_clients_own_convolution(way, geometry):
     ):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(convolve(x, filters, geometry), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_way_of_a_convolution_is_chosen_for_a_number_of_threads(monkeypatch):
+    asked = []
+    monkeypatch.setattr(convolution, "_ways", {})
+    monkeypatch.setattr(convolution, "fastest", lambda subject, ways: asked.append(subject) or "looped")
+    threads = torch.get_num_threads()
+    try:
+        for number in (1, 2, 1):
+            torch.set_num_threads(number)
+            convolve(torch.randn(2, 1, 4, 4), torch.randn(2, 3, 1, 3, 3), Geometry((1, 1), (1, 1), (1, 1)))
+    finally:
+        torch.set_num_threads(threads)
+    assert len(asked) == 2
 
 
 LAYERS = {

@@ -161,7 +161,10 @@ def test_a_run_gives_the_same_on_every_choice_of_processes(tmp_path):
 
 def torchrun(arguments):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "train", "run", *arguments]
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=300)
+    environment = os.environ | {"OMP_NUM_THREADS": "2"}  # torchrun would say 1, which must not be what holds
+    return subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
 
 
 def left_behind(pid):
