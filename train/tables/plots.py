@@ -66,7 +66,7 @@ def draw_curves(matrix: Matrix, grid: Grid, layout: Layout, panels: Sequence[Pan
     for row, setting in zip(axes_of, settings, strict=True):
         for axes, panel in zip(row, panels, strict=True):
             _draw_panel(axes, matrix, grid, setting, panel)
-        row[0].set_title(f"{layout.experiments[setting.experiment].title}, {setting.label}", fontsize=9, loc="left")
+        row[0].set_title(f"{layout.experiments[setting.experiment].title}\n{setting.label}", fontsize=9, loc="left")
     handles: dict[str, Artist] = {}
     for axes in axes_of.flatten():
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
