@@ -135,7 +135,7 @@ def _post(parcels: "Queue[Parcel | None]", line: Line, mailbox: Mailbox) -> None
 
 def _end(processes: Sequence[BaseProcess], folder: Path) -> None:
     for process in processes:
-        process.terminate()
+        process.kill()
         process.join()
     rmtree(folder, ignore_errors=True)
     gc.unfreeze()
@@ -145,7 +145,8 @@ def _work(job: Job, rank: int, folder: Path, connection: Connection, other_end: 
     """Live as a worker that `Workers` started."""
     other_end.close()  # else a worker would never see that rank 0, the only one to hold it, is gone
     logging.basicConfig(level=logging.getLogger().level, format="%(message)s", force=True)  # not by rank 0's console
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; rank 0 ends the others
+    for ending in (signal.SIGINT, signal.SIGTERM):  # may reach all; a worker ends with rank 0, and clears up after it
+        signal.signal(ending, signal.SIG_IGN)
     mailbox = Mailbox(folder, rank)
     serve(job, Pipe(0, connection), mailbox)
     _vanish(mailbox)

@@ -172,14 +172,22 @@ def left_behind(pid):
     return [folder for place in places for folder in place.glob(f"spectral-sharding-{pid}-*")]
 
 
-def test_workers_end_with_the_run_that_is_killed(tmp_path):
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda process: process.kill(),
+        lambda process: os.killpg(process.pid, signal.SIGTERM),  # as a cluster's scheduler does
+    ],
+    ids=["killed alone", "all told to end"],
+)
+def test_workers_end_with_the_run_that_is_killed(tmp_path, end):
     command = [sys.executable, "-m", "train", "run", *overrides(tmp_path, "rounds=100000", "engine=processes")]
-    process = subprocess.Popen(command, cwd=REPOSITORY)
+    process = subprocess.Popen(command, cwd=REPOSITORY, start_new_session=True)
     metrics = tmp_path / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0)
     workers = subprocess.check_output(["pgrep", "-P", str(process.pid)], text=True).split()
     assert left_behind(process.pid)
-    process.kill()
+    end(process)
     process.wait()
     assert workers
     wait_until(lambda: not any(os.path.exists(f"/proc/{worker}") for worker in workers))
