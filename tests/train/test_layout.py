@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from train.layout import channels_last, keep_layout
+from tests.train.engines.jobs import make_job
+from train.engines.sequential import SequentialEngine
+from train.layout import ENDS, channels_last, keep_layout
 
 HEADS = {
     "flattened": lambda: nn.Sequential(nn.Flatten(), nn.Linear(8 * 8 * 8, 3)),
@@ -52,3 +54,11 @@ def test_what_is_no_image_is_left_alone():
     for shape in ((4, 3), (4, 3, 5)):
         inputs = torch.randn(shape)
         assert channels_last(inputs) is inputs
+
+
+@pytest.mark.parametrize("keep_ratio", [None, 0.3])
+def test_the_models_that_clients_are_trained_in_keep_the_layout(keep_ratio):
+    resident = SequentialEngine(make_job()).resident(keep_ratio)
+    ends = [module for module in resident.modules() if isinstance(module, ENDS)]
+    assert ends
+    assert all(len(module._forward_pre_hooks) == 1 for module in ends)
