@@ -148,7 +148,7 @@ def find_fault(sent: Shard, returned: Shard | None) -> str | None:
     """Say in a few words what is wrong with a client's update, or None if it can be averaged."""
     if returned is None:
         return NOTHING
-    ours, theirs = _tensors(sent), _tensors(returned)
+    ours, theirs = sent.trained(), returned.trained()
     if ours.keys() != theirs.keys():
         return f"other layers: {', '.join(sorted(ours.keys() ^ theirs.keys())[:3])}"
     for name, tensor in theirs.items():
@@ -161,12 +161,6 @@ def find_fault(sent: Shard, returned: Shard | None) -> str | None:
     if not bool(finite.all()):
         return f"NaN or Inf in {next(name for name, fine in zip(theirs, finite.tolist(), strict=True) if not fine)}"
     return None
-
-
-def _tensors(shard: Shard) -> dict[str, Tensor]:
-    """Return what a client may change: u and v of every layer, and the dense rest."""
-    factors = {f"{name}.{part}": getattr(terms, part) for name, terms in shard.terms.items() for part in "uv"}
-    return factors | dict(shard.dense)
 
 
 class _Sums:

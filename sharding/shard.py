@@ -149,6 +149,11 @@ class Shard:
         state = model.state_dict()
         return Shard(terms, {name: state[name].clone() for name in self.dense})
 
+    def trained(self) -> dict[str, Tensor]:
+        """Return what a client may change: u and v of every layer, as ``<layer>.<part>``, and the dense rest."""
+        factors = {f"{layer}.{part}": getattr(terms, part) for layer, terms in self.terms.items() for part in "uv"}
+        return factors | dict(self.dense)
+
     def _named_tensors(self) -> dict[str, Tensor]:
         tensors = {
             f"terms/{layer}/{part}": getattr(terms, part) for layer, terms in self.terms.items() for part in PARTS
@@ -162,13 +167,9 @@ def update_norm(sent: Shard, returned: Shard) -> Tensor:
     It is what client sampling weighs clients by. NaN or Inf in the update shows in the norm. The sum goes by name
     and row, so that an update gives the same bits whether it has travelled or not.
     """
-    pairs = [(sent.dense[name], returned.dense[name]) for name in sorted(returned.dense)]
-    pairs += [
-        (getattr(sent.terms[layer], part), getattr(returned.terms[layer], part))
-        for layer in sorted(returned.terms)
-        for part in "uv"
-    ]
-    return torch.stack([(after - before).double().contiguous().square().sum() for before, after in pairs]).sum().sqrt()
+    before, after = sent.trained(), returned.trained()
+    changes = ((after[name] - before[name]).double().contiguous() for name in sorted(after))
+    return torch.stack([change.square().sum() for change in changes]).sum().sqrt()
 
 
 def dense_state(model: nn.Module, sharded: Mapping[str, object]) -> dict[str, Tensor]:
