@@ -35,7 +35,7 @@ from sharding import (
     successive_inclusion,
 )
 from sharding.designs import fit, fit_all
-from sharding.factorize import num_terms
+from sharding.factorization import num_terms
 from sharding.planner import Client
 
 KEEP_RATIO, NUM_CLIENTS = 0.1, 10

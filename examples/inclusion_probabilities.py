@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `train` runs from a checkout
 
 from sharding import STRATEGIES, decompose, shardable_layers
-from sharding.factorize import num_terms
+from sharding.factorization import num_terms
 from sharding.strategies import Group, Law
 from train.config import load_config
 from train.experiment import assemble

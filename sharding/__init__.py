@@ -29,7 +29,7 @@ from sharding.coordination import COORDINATIONS
 from sharding.designs import DESIGNS, entropy, joint_inclusion, sample
 from sharding.diagnostics import alignment, anme, discrepancy, plan_anme, plan_discrepancy
 from sharding.errors import UserError
-from sharding.factorize import factorize, merge, shardable_layers, unpack_attention
+from sharding.factorization import factorize, factorize_empty, merge, shardable_layers, unpack_attention
 from sharding.inclusion import (
     collective_inclusion,
     coordinated_inclusion,
@@ -37,7 +37,7 @@ from sharding.inclusion import (
     schatten_inclusion,
     successive_inclusion,
 )
-from sharding.layers import FactorizedConv2d, FactorizedLayer, FactorizedLinear, UnpackedAttention
+from sharding.layers import FactorizedConv2d, FactorizedLayer, FactorizedLinear, UnpackedAttention, register
 from sharding.optim import clip_effective_lr, clip_factors, factorized_layers, frobenius_decay
 from sharding.planner import Plan, ShardPlanner
 from sharding.shard import Shard, Terms
@@ -71,6 +71,7 @@ __all__ = [
     "discrepancy",
     "entropy",
     "factorize",
+    "factorize_empty",
     "factorized_layers",
     "frobenius_decay",
     "joint_inclusion",
@@ -79,6 +80,7 @@ __all__ = [
     "optimal_inclusion",
     "plan_anme",
     "plan_discrepancy",
+    "register",
     "round_time",
     "sample",
     "schatten_inclusion",

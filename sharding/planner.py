@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sharding.coordination import COORDINATIONS
 from sharding.designs import DESIGNS, Design, SuccessiveDesign, fit_all
 from sharding.errors import UserError, pick
-from sharding.factorize import ENDS, as_patterns, num_terms, shardable_layers
+from sharding.factorization import ENDS, as_patterns, num_terms, shardable_layers
 from sharding.rng import generator
 from sharding.shard import Shard, Terms, dense_state
 from sharding.spectrum import Spectrum, decompose

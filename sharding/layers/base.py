@@ -78,7 +78,7 @@ class FactorizedLayer(nn.Module):
         Raises:
             UserError: num_terms is not in 1…N, or the layer is of a kind that cannot be factorized.
         """
-        factorized = cls._empty_like(layer, num_terms)
+        factorized = cls.empty_like(layer, num_terms)
         spectrum = decompose_one(_weight(layer).flatten(1))
         with torch.no_grad():
             factorized.u.copy_(spectrum.u[:, :num_terms])
@@ -97,8 +97,17 @@ class FactorizedLayer(nn.Module):
 
     @classmethod
     @abstractmethod
-    def _empty_like(cls, layer: nn.Module, num_terms: int) -> Self:
-        """Return a factorized layer of the same geometry, its values yet to be filled in."""
+    def empty_like(cls, layer: nn.Module, num_terms: int, device: torch.device | str | None = None) -> Self:
+        """Return a factorized layer of the geometry of `layer`, its values yet to be filled in.
+
+        Args:
+            layer: the dense layer; its values are not read, it may be on the `meta` device.
+            num_terms: n.
+            device: where to make it; by default where `layer` is.
+
+        Raises:
+            UserError: num_terms is not in 1…N, or the layer is of a kind that cannot be factorized.
+        """
 
     @abstractmethod
     def _empty_dense(self) -> nn.Module:

@@ -91,7 +91,8 @@ class FactorizedConv2d(FactorizedLayer):
         return margins
 
     @classmethod
-    def _empty_like(cls, layer: nn.Module, num_terms: int) -> Self:
+    def empty_like(cls, layer: nn.Module, num_terms: int, device: torch.device | str | None = None) -> Self:
+        """Return a factorized layer of the geometry of `layer`, its values yet to be filled in."""
         if not isinstance(layer, nn.Conv2d):
             raise UserError(f"FactorizedConv2d is made from an nn.Conv2d, not from {type(layer).__name__}")
         return cls(
@@ -105,7 +106,7 @@ class FactorizedConv2d(FactorizedLayer):
             layer.groups,
             layer.bias is not None,
             layer.padding_mode,
-            layer.weight.device,
+            layer.weight.device if device is None else device,
             layer.weight.dtype,
         )
 

@@ -43,7 +43,8 @@ class FactorizedLinear(FactorizedLayer):
         return f"{self.in_features}, {self.out_features}, num_terms={self.num_terms}, bias={self.bias is not None}"
 
     @classmethod
-    def _empty_like(cls, layer: nn.Module, num_terms: int) -> Self:
+    def empty_like(cls, layer: nn.Module, num_terms: int, device: torch.device | str | None = None) -> Self:
+        """Return a factorized layer of the geometry of `layer`, its values yet to be filled in."""
         if not isinstance(layer, nn.Linear):
             raise UserError(f"FactorizedLinear is made from an nn.Linear, not from {type(layer).__name__}")
         return cls(
@@ -51,7 +52,7 @@ class FactorizedLinear(FactorizedLayer):
             layer.out_features,
             num_terms,
             layer.bias is not None,
-            layer.weight.device,
+            layer.weight.device if device is None else device,
             layer.weight.dtype,
         )
 

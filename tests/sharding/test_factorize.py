@@ -4,8 +4,18 @@ import pytest
 import torch
 from torch import nn
 
-from sharding import FactorizedConv2d, FactorizedLinear, ShardPlanner, UserError, factorize, merge, shardable_layers
-from sharding.factorize import num_terms
+from sharding import (
+    FactorizedConv2d,
+    FactorizedLinear,
+    ShardPlanner,
+    UserError,
+    factorize,
+    factorize_empty,
+    merge,
+    register,
+    shardable_layers,
+)
+from sharding.factorization import num_terms
 
 
 def small_model():
@@ -149,6 +159,76 @@ def test_a_keep_ratio_outside_its_range_is_told(keep_ratio):
 def test_num_terms_rounds_up_but_not_for_floating_point():
     assert [num_terms(10, ratio) for ratio in (0.01, 0.3, 0.31, 1.0)] == [1, 3, 4, 10]
     assert all(num_terms(rank, k / rank) == k for rank in range(1, 65) for k in range(1, rank + 1))
+
+
+def test_a_keep_ratio_that_went_through_float32_affords_as_many_terms():
+    for rank in (10, 64, 4096):
+        for tenths in range(1, 11):
+            assert num_terms(rank, torch.tensor(tenths / 10).item()) == num_terms(rank, tenths / 10)
+
+
+class Language(nn.Module):
+    """Its first layer is an embedding, which is whole anyway, and it says so."""
+
+    ends = ("tokens", "heads")
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(5, 4)
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        self.heads = nn.ModuleList([nn.Linear(4, 5), nn.Linear(4, 2)])
+
+
+def test_a_model_names_its_own_ends():
+    assert list(shardable_layers(Language())) == ["body.0", "body.1"]
+    assert list(shardable_layers(Language(), "first")) == ["body.0", "body.1", "heads.0", "heads.1"]
+    wrong = Language()
+    wrong.ends = ("tokens", "head")
+    with pytest.raises(UserError, match=r"Language\.ends names 'head', which is no module"):
+        shardable_layers(wrong)
+
+
+def test_a_single_term_stays_whole():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(1, 4), nn.Conv2d(4, 1, 3), nn.Linear(4, 4))
+    assert shardable_layers(model) == {}
+    assert list(shardable_layers(model, ())) == ["0", "4"]
+    report = factorize(model, 0.5, skip=()).factorize_report
+    assert {name: report.whole[name] for name in "123"} == dict.fromkeys("123", "a single term")
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_empty_layers_take_the_place_of_layers_on_the_meta_device(inplace):
+    with torch.device("meta"):
+        model = small_model()
+    small = factorize_empty(model, {"2.0": 3, "4": 2}, device="cpu", inplace=inplace)
+    assert (small is model) == inplace
+    assert isinstance(small[2][0], FactorizedConv2d)
+    assert small[2][0].u.shape == (10, 3)
+    assert small[4].v.shape == (72, 2)
+    assert small[4].u.device.type == "cpu"
+    assert small[0].weight.device.type == "meta"
+    with pytest.raises(UserError, match="no layer 4x"):
+        factorize_empty(model, {"4x": 1})
+    with pytest.raises(UserError, match="layer 1 is a GroupNorm, which has no factorized form"):
+        factorize_empty(model, {"1": 1})
+
+
+def test_anybody_may_register_a_kind():
+    class MyLinear(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    class MyFactorizedLinear(FactorizedLinear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    register(MyLinear, MyFactorizedLinear)
+    model, x = nn.Sequential(MyLinear(4, 4)), torch.randn(2, 4)
+    factorized = factorize(model, 1.0, skip=())
+    assert type(factorized[0]) is MyFactorizedLinear
+    torch.testing.assert_close(factorized(x), model(x))
+    with pytest.raises(UserError, match="is no FactorizedLayer"):
+        register(MyLinear, nn.Linear)
 
 
 def test_a_stock_transformer_is_sharded_whole_and_merged_back():

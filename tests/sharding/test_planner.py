@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharding import DESIGNS, STRATEGIES, ShardPlanner, UserError
-from sharding.factorize import num_terms
+from sharding.factorization import num_terms
 from tests.sharding.models import make_net, make_plan
 
 OWN_DESIGNS = [name for name in DESIGNS if not name.startswith("r_")]
