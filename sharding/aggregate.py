@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from sharding.planner import Client, Plan
-from sharding.shard import Shard, Terms
+from sharding.shard import Shard, Terms, as_real, key
 from sharding.spectrum import Spectrum
+from sharding.wrappers import spread_like, unwrap
 
 Returned = Mapping[Client, Shard | None] | Iterable[tuple[Client, Shard | None]]
 
@@ -114,13 +115,13 @@ class Average:
                 shrinks in proportion to the weight that is lost.
             server_lr: η_g, the share of the way from the old model to the aggregate.
         """
-        state = model.state_dict(keep_vars=True)
+        state = unwrap(model).state_dict(keep_vars=True)
         divisor = self._total if total is None else total * self._total / sum(self._weights.values() or [1.0])
         for name, running in self._dense.items():
             sent = next(iter(self._plan.values())).dense[name]
-            _move(state[name], _step(running, sent, self._total, divisor), server_lr)
+            _move(as_real(state[name]), _step(running, sent, self._total, divisor), server_lr)
         for name, sums in self._layers.items():
-            weight = state[f"{name}.weight"]
+            weight = state[key(name, "weight")]
             _move(weight, sums.recompose().view_as(weight), server_lr)
         faults = {client: self._faults.get(client, NOTHING) for client in self._weights}
         return Aggregation(
@@ -138,6 +139,7 @@ def _step(weighted_sum: Tensor, sent: Tensor, weight: float, total: float) -> Te
 
 def _move(weight: Tensor, target: Tensor, server_lr: float) -> None:
     """Go η_g of the way to the target, in place."""
+    target = spread_like(target, weight)
     weight.copy_(target if server_lr == 1.0 else weight + server_lr * (target - weight))
 
 

@@ -18,9 +18,10 @@ from sharding.designs import DESIGNS, Design, SuccessiveDesign, fit_all
 from sharding.errors import UserError, pick
 from sharding.factorization import ENDS, as_patterns, num_terms, shardable_layers
 from sharding.rng import generator
-from sharding.shard import Shard, Terms, dense_state
+from sharding.shard import Shard, Terms, dense_state, frozen_names
 from sharding.spectrum import Spectrum, decompose
 from sharding.strategies import Group, Law, get_strategy, norm_ratio
+from sharding.wrappers import unwrap, whole
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +112,7 @@ class ShardPlanner:
         Raises:
             UserError: a keep ratio outside (0, 1], a weight that is not finite, a layer that cannot be sharded.
         """
+        model = unwrap(model)
         layers = {} if self.strategy.law is None else shardable_layers(model, self.skip)
         spectra = decompose({name: _finite_matrix(name, layer) for name, layer in layers.items()})
         magnitudes = _on_host(spectra)
@@ -124,12 +126,15 @@ class ShardPlanner:
             for name, draw in self._draw(magnitudes, ratio, clients, round).items()
         }
         dense = dense_state(model, layers)
+        frozen = frozen_names(model, layers, dense)
         terms: dict[Client, dict[str, Terms]] = {client: {} for client in budgets}
         for (ratio, name), draw in draws.items():
             cut = Terms.cut(spectra[name], draw.indices, draw.multipliers)
             for client, its_terms in zip(groups[ratio], cut, strict=True):
                 terms[client][name] = its_terms
-        return Plan({client: Shard(terms[client], dense) for client in budgets}, spectra, groups, draws)
+        ratios = {client: ratio if layers else 1.0 for ratio, clients in groups.items() for client in clients}
+        shards = {client: Shard(terms[client], dense, ratios[client], frozen) for client in budgets}
+        return Plan(shards, spectra, groups, draws)
 
     def _group(self, budgets: Mapping[Client, float]) -> dict[float, list[Client]]:
         groups: dict[float, list[Client]] = {}
@@ -184,6 +189,7 @@ def _finite_matrix(name: str, layer: nn.Module) -> Tensor:
     """Return the layer's weight as a matrix (out, in)."""
     weight = layer.weight
     assert isinstance(weight, Tensor)
+    weight = whole(weight)
     if not bool(weight.isfinite().all()):
         raise UserError(f"layer {name}: its weight has NaN or Inf; training diverged, so lower local.lr or the clip")
     return weight.detach().flatten(1)

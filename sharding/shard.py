@@ -1,31 +1,29 @@
 """What travels between server and client: the singular terms of the sharded layers, and the dense rest.
 
 All index arithmetic is here: cutting terms out of a spectrum, and saying which columns a returned vector belongs to.
+
+A tensor that the model has under several names (tied weights, a module registered twice) travels once, under the first
+of them. Frozen ones are sent, but do not come back. A complex tensor travels as pairs of real numbers.
 """
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
 import numpy as np
-import safetensors.torch
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sharding import wire
+from sharding.errors import UserError
 from sharding.layers import FactorizedLayer
 from sharding.spectrum import Spectrum
+from sharding.wrappers import spread_like, unwrap, whole
 
 PARTS = ("indices", "u", "v", "multipliers")
-_WIRE_TYPES = {
-    torch.int64: "I64",
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-}
+FROZEN = "frozen/"
 
 
 @dataclass(frozen=True)
@@ -70,95 +68,171 @@ class Shard:
         terms: by layer name.
         dense: everything else of floating point in the state dict (first and last layers, norms, biases, embeddings),
             by state-dict key. The shards of a round share these tensors; nobody writes to them.
+        keep_ratio: r that it was cut for; 1 where nothing is left out.
+        frozen: the names in `terms` and `dense` of what is neither trained nor sent back.
     """
 
     terms: Mapping[str, Terms]
     dense: Mapping[str, Tensor]
+    keep_ratio: float = 1.0
+    frozen: frozenset[str] = frozenset()
 
     @property
     def nbytes(self) -> int:
         """The exact length of `to_bytes()`, told without making it."""
-        tensors = self._named_tensors()
-        # Safetensors orders by decreasing alignment of the type, then by name.
-        order = sorted(tensors, key=lambda name: (-_alignment_rank(tensors[name].dtype), name))
-        header, offset = {}, 0
-        for name in order:
-            end = offset + tensors[name].numel() * tensors[name].element_size()
-            shape = list(tensors[name].shape)
-            header[name] = {
-                "dtype": _WIRE_TYPES[tensors[name].dtype],
-                "shape": shape,
-                "data_offsets": [offset, end],
-            }
-            offset = end
-        text = len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode())
-        return 8 + -(-text // 8) * 8 + offset
+        return wire.size_of(self._named_tensors(), self._metadata())
 
     def to_bytes(self) -> bytes:
-        """Return the wire form: a safetensors file with keys ``terms/<layer>/<part>`` and ``dense/<name>``."""
-        return safetensors.torch.save({name: tensor.contiguous() for name, tensor in self._named_tensors().items()})
+        """Return the wire form: a safetensors file with keys ``terms/<layer>/<part>`` and ``dense/<name>``.
+
+        What is frozen has ``frozen/`` before its key. The keep ratio is in the file's metadata.
+        """
+        return wire.to_bytes(self._named_tensors(), self._metadata())
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read the wire form back, onto the CPU."""
-        return cls._from_named(safetensors.torch.load(data))
+        """Read the wire form back, onto the CPU.
 
-    @classmethod
-    def _from_named(cls, tensors: Mapping[str, Tensor]) -> Self:
-        layers = sorted(
-            {name.removeprefix("terms/").rpartition("/")[0] for name in tensors if name.startswith("terms/")}
-        )
-        return cls(
-            {layer: Terms(*(tensors[f"terms/{layer}/{part}"] for part in PARTS)) for layer in layers},
-            {name.removeprefix("dense/"): tensor for name, tensor in tensors.items() if name.startswith("dense/")},
-        )
+        Raises:
+            UserError: the bytes are no shard.
+        """
+        return cls._from_named(*wire.from_bytes(data))
 
     def write(self, path: Path) -> None:
         """Write the wire form to a file."""
-        safetensors.torch.save_file({name: part.contiguous() for name, part in self._named_tensors().items()}, path)
+        wire.to_file(self._named_tensors(), self._metadata(), path)
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a file of the wire form, onto the CPU; its contents are mapped, not copied."""
-        return cls._from_named(safetensors.torch.load_file(path))
+        """Read a file of the wire form, onto the CPU; its contents are mapped, not copied.
+
+        Raises:
+            UserError: the file holds no shard.
+        """
+        return cls._from_named(*wire.from_file(path))
 
     def to(self, device: torch.device | str) -> "Shard":
         """Return the same values on a device."""
         terms = {name: Terms(*(getattr(held, part).to(device) for part in PARTS)) for name, held in self.terms.items()}
-        return Shard(terms, {name: tensor.to(device) for name, tensor in self.dense.items()})
+        return replace(self, terms=terms, dense={name: tensor.to(device) for name, tensor in self.dense.items()})
 
-    @torch.no_grad()
-    def load_into(self, model: nn.Module) -> None:
-        """Copy this shard's values into a model factorized for the same keep ratio."""
-        for name, terms in self.terms.items():
-            layer = _factorized_layer(model, name)
-            layer.u.copy_(terms.u)
-            layer.v.copy_(terms.v)
-            layer.multipliers.copy_(terms.multipliers)
-        state = model.state_dict(keep_vars=True)
-        for name, tensor in self.dense.items():
-            state[name].copy_(tensor)
-
-    @torch.no_grad()
-    def read_from(self, model: nn.Module) -> "Shard":
-        """Return what training made of this shard: the same terms and names, with the model's present values."""
-        terms = {}
-        for name, sent in self.terms.items():
-            layer = _factorized_layer(model, name)
-            terms[name] = Terms(sent.indices, layer.u.detach().clone(), layer.v.detach().clone(), sent.multipliers)
-        state = model.state_dict()
-        return Shard(terms, {name: state[name].clone() for name in self.dense})
+    def state(self) -> dict[str, Tensor]:
+        """Return all values by their names in the state dict of a client's model: ``<layer>.u`` and so on."""
+        factors = {
+            key(layer, part): getattr(terms, part)
+            for layer, terms in self.terms.items()
+            for part in ("u", "v", "multipliers")
+        }
+        return factors | dict(self.dense)
 
     def trained(self) -> dict[str, Tensor]:
         """Return what a client may change: u and v of every layer, as ``<layer>.<part>``, and the dense rest."""
-        factors = {f"{layer}.{part}": getattr(terms, part) for layer, terms in self.terms.items() for part in "uv"}
-        return factors | dict(self.dense)
+        factors = {
+            key(layer, part): getattr(terms, part)
+            for layer, terms in self.terms.items()
+            for part in "uv"
+            if layer not in self.frozen
+        }
+        return factors | {name: tensor for name, tensor in self.dense.items() if name not in self.frozen}
+
+    def returned(self, values: Mapping[str, Tensor]) -> "Shard":
+        """Return what goes back to the server: what may be trained, with values by the names of `trained`."""
+        terms = {
+            layer: replace(sent, u=values[key(layer, "u")], v=values[key(layer, "v")])
+            for layer, sent in self.terms.items()
+            if layer not in self.frozen
+        }
+        dense = {name: values[name] for name in self.dense if name not in self.frozen}
+        return Shard(terms, dense, self.keep_ratio)
+
+    @torch.no_grad()
+    def load_into(self, model: nn.Module) -> None:
+        """Copy this shard's values into a client's model, inside DDP, `torch.compile` or FSDP2 or not.
+
+        Raises:
+            UserError: names, shapes or numbers of terms are not those of the model; all that differ are told.
+        """
+        state = self._matching_state(model)
+        for name, tensor in self.state().items():
+            target = as_real(state[name])
+            target.copy_(spread_like(tensor.to(target.device, target.dtype), target))
+
+    @torch.no_grad()
+    def read_from(self, model: nn.Module) -> "Shard":
+        """Return what training made of this shard: the same terms and names, with the model's present values.
+
+        Raises:
+            UserError: as `load_into`.
+        """
+        state = self._matching_state(model)
+        return self.returned({name: as_real(whole(state[name].detach())).clone() for name in self.trained()})
+
+    def _matching_state(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return a model's parameters and buffers by name, if they are just those that this shard has values for."""
+        model = unwrap(model)
+        state = {name: part for name, part in model.state_dict(keep_vars=True).items() if travels(part)}
+        problems = list(self._misfits(model, state))
+        if problems:
+            raise UserError(
+                f"the shard (keep ratio {self.keep_ratio:g}) does not fit the model: {'; '.join(problems)}. "
+                "sharding.client_model(model, shard) makes the model that fits"
+            )
+        return state
+
+    def _misfits(self, model: nn.Module, state: Mapping[str, Tensor]) -> Iterator[str]:
+        """Say of each name that the shard and the model do not have in common, or not alike, what is wrong."""
+        modules, told = dict(model.named_modules(remove_duplicate=False)), set()
+        for layer, terms in self.terms.items():
+            module, n = modules.get(layer), terms.indices.numel()
+            if not isinstance(module, FactorizedLayer):
+                yield f"{layer} is {'not there' if module is None else f'a {type(module).__name__}, not factorized'}"
+            elif module.num_terms != n:
+                yield f"{layer} has {module.num_terms} terms, not {n}"
+            else:
+                continue
+            told |= {key(layer, part) for part in ("u", "v", "multipliers", "weight")}
+        sent = self.state()
+        for name in (name for name in sent if name not in told):
+            if name not in state:
+                yield f"{name} is not there"
+            elif as_real(state[name]).shape != sent[name].shape:
+                yield f"{name} has shape {tuple(state[name].shape)}, not {tuple(sent[name].shape)}"
+        held = {id(state[name]) for name in sent if name in state}  # tied parameters have more names than the shard's
+        yield from (f"{name} is not in the shard" for name in state if id(state[name]) not in held and name not in told)
+
+    def _metadata(self) -> dict[str, str]:
+        return {"keep_ratio": repr(float(self.keep_ratio))}
 
     def _named_tensors(self) -> dict[str, Tensor]:
         tensors = {
-            f"terms/{layer}/{part}": getattr(terms, part) for layer, terms in self.terms.items() for part in PARTS
+            f"{self._prefix(layer)}terms/{layer}/{part}": getattr(terms, part)
+            for layer, terms in self.terms.items()
+            for part in PARTS
         }
-        return tensors | {f"dense/{name}": tensor for name, tensor in self.dense.items()}
+        return tensors | {f"{self._prefix(name)}dense/{name}": tensor for name, tensor in self.dense.items()}
+
+    def _prefix(self, name: str) -> str:
+        return FROZEN if name in self.frozen else ""
+
+    @classmethod
+    def _from_named(cls, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Self:
+        parts: dict[str, dict[str, Tensor]] = {}
+        dense: dict[str, Tensor] = {}
+        frozen = set()
+        for key, tensor in tensors.items():
+            kind, _, name = key.removeprefix(FROZEN).partition("/")
+            if kind == "terms":
+                name, _, part = name.rpartition("/")
+                parts.setdefault(name, {})[part] = tensor
+            else:
+                dense[name] = tensor
+            if key.startswith(FROZEN):
+                frozen.add(name)
+        try:
+            terms = {layer: Terms(*(parts[layer][part] for part in PARTS)) for layer in sorted(parts)}
+            return cls(terms, dense, float(metadata["keep_ratio"]), frozenset(frozen))
+        except (KeyError, ValueError) as error:
+            raise UserError(f"this is no shard: it lacks {error}") from error
 
 
 def update_norm(sent: Shard, returned: Shard) -> Tensor:
@@ -168,25 +242,45 @@ def update_norm(sent: Shard, returned: Shard) -> Tensor:
     and row, so that an update gives the same bits whether it has travelled or not.
     """
     before, after = sent.trained(), returned.trained()
+    if not after:
+        return torch.zeros((), dtype=torch.float64)
     changes = ((after[name] - before[name]).double().contiguous() for name in sorted(after))
     return torch.stack([change.square().sum() for change in changes]).sum().sqrt()
 
 
-def dense_state(model: nn.Module, sharded: Mapping[str, object]) -> dict[str, Tensor]:
-    """Return a snapshot of what is sent whole: the floating-point state but the weights of the sharded layers."""
-    weights = {f"{name}.weight" for name in sharded}
-    return {
-        name: tensor.detach().clone()
-        for name, tensor in model.state_dict().items()
-        if name not in weights and tensor.is_floating_point()
-    }
+def dense_state(model: nn.Module, sharded: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """Return a snapshot of what is sent whole: the floating-point state but the weights of the sharded layers.
+
+    Args:
+        model: the server's.
+        sharded: the layers of it whose terms are sent, by name.
+    """
+    seen = {id(layer.weight) for layer in sharded.values()}
+    dense = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if travels(tensor) and id(tensor) not in seen:
+            seen.add(id(tensor))
+            dense[name] = as_real(whole(tensor.detach())).clone()
+    return dense
 
 
-def _factorized_layer(model: nn.Module, name: str) -> FactorizedLayer:
-    layer = model.get_submodule(name)
-    assert isinstance(layer, FactorizedLayer), f"{name} is a {type(layer).__name__}, not a factorized layer"
-    return layer
+def frozen_names(model: nn.Module, sharded: Mapping[str, nn.Module], dense: Mapping[str, Tensor]) -> frozenset[str]:
+    """Return which of the sharded layers and of the parameters that are sent whole are not to be trained."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    own = {key(layer, "weight"): layer for layer in sharded} | {name: name for name in dense}
+    return frozenset(own[name] for name, parameter in parameters.items() if name in own and not parameter.requires_grad)
 
 
-def _alignment_rank(dtype: torch.dtype) -> int:
-    return list(reversed(_WIRE_TYPES)).index(dtype)
+def as_real(tensor: Tensor) -> Tensor:
+    """Return a complex tensor's numbers as pairs of real ones, a view of shape (…, 2); any other as it is."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def travels(entry: object) -> bool:
+    """Tell whether an entry of a state dict is sent: a tensor of real or complex numbers, not counters or settings."""
+    return isinstance(entry, Tensor) and (entry.is_floating_point() or entry.is_complex())
+
+
+def key(layer: str, part: str) -> str:
+    """Return the state-dict name of a part of a layer; a layer that is the whole model has no name itself."""
+    return f"{layer}.{part}" if layer else part

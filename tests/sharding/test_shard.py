@@ -4,8 +4,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-from sharding import Shard, factorize
+from sharding import Shard, ShardPlanner, UserError, aggregate, factorize
 from sharding.shard import Terms, dense_state, update_norm
 from tests.sharding.models import make_net, make_plan, perturbed
 
@@ -18,6 +19,7 @@ def assert_same(one: Shard, other: Shard) -> None:
             assert torch.equal(getattr(terms, part), getattr(other.terms[name], part))
     for name, tensor in one.dense.items():
         assert torch.equal(tensor, other.dense[name])
+    assert (one.keep_ratio, one.frozen) == (other.keep_ratio, other.frozen)
 
 
 def test_the_wire_form_comes_back_the_same_and_nbytes_is_its_length():
@@ -35,13 +37,16 @@ def test_the_wire_form_comes_back_the_same_and_nbytes_is_its_length():
     ),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
     dense=st.integers(0, 12),
+    keep_ratio=st.floats(0, 1, exclude_min=True),
+    frozen=st.integers(0, 3),
 )
-def test_nbytes_is_exact_for_any_names_sizes_and_types(layers, dtype, dense):
+def test_nbytes_is_exact_for_any_names_sizes_and_types(layers, dtype, dense, keep_ratio, frozen):
     terms = {
         name: Terms(torch.arange(n), torch.ones(3, n, dtype=dtype), torch.ones(5, n, dtype=dtype), torch.ones(n))
         for name, n in layers.items()
     }
-    shard = Shard(terms, {f"layer{i}.bias": torch.ones(10**i % 1001, dtype=torch.float32) for i in range(dense)})
+    rest = {f"layer{i}.bias": torch.ones(10**i % 1001, dtype=torch.float32) for i in range(dense)}
+    shard = Shard(terms, rest, keep_ratio, frozenset([*list(rest)[:frozen], *list(terms)[:frozen]]))
     data = shard.to_bytes()
     assert len(data) == shard.nbytes
     assert_same(Shard.from_bytes(data), shard)
@@ -104,3 +109,189 @@ def test_the_norm_has_the_same_bits_whether_the_update_has_travelled():
         norm = update_norm(sent, returned)
         assert torch.equal(update_norm(sent, turned), norm)
         assert torch.equal(update_norm(sent, Shard.from_bytes(returned.to_bytes())), norm)
+
+
+def test_a_shard_knows_its_keep_ratio():
+    plan = make_plan(make_net(), {"a": 0.25, "b": 0.5})
+    assert [plan[client].keep_ratio for client in "ab"] == [0.25, 0.5]
+    assert make_plan(make_net(), {"a": 0.25}, "full")["a"].keep_ratio == 1
+    assert make_plan(make_net(), {"a": 0.25}, "dense")["a"].keep_ratio == 1
+
+
+@pytest.mark.parametrize("data", [b"", b"no shard at all", b"\x02" + bytes(7) + b"{}", b"\x02" + bytes(7) + b"[]"])
+def test_bytes_that_are_no_shard_are_told(data, tmp_path):
+    with pytest.raises(UserError, match="no shard"):
+        Shard.from_bytes(data)
+    (tmp_path / "file").write_bytes(data)
+    with pytest.raises(UserError, match="no shard"):
+        Shard.read(tmp_path / "file")
+
+
+def test_a_shard_that_lacks_a_part_is_told():
+    data = make_plan(make_net(), {0: 0.5})[0].to_bytes()
+    with pytest.raises(UserError, match="it lacks 'multipliers'"):
+        Shard.from_bytes(data.replace(b"/multipliers", b"/multipliexs"))
+
+
+class Tied(nn.Module):
+    """A language model whose head is its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(40, 8)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.head = nn.Linear(8, 40, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x)
+
+
+def round_of(model: nn.Module, **options) -> tuple[Shard, nn.Module]:
+    """Send a model's shard to a client that trains it a step, and aggregate. Returns the shard and the client."""
+    plan = ShardPlanner("top_n", **options).plan(model, {0: 1.0})
+    client = factorize(model, 1.0, **options)
+    plan[0].load_into(client)
+    with torch.no_grad():
+        for parameter in client.parameters():
+            parameter.add_(parameter.requires_grad * 0.5)
+    outcome = aggregate(model, plan, {0: Shard.from_bytes(plan[0].read_from(client).to_bytes())}, {0: 1})
+    assert outcome.accepted == [0]
+    return plan[0], client
+
+
+def test_a_tied_weight_travels_once():
+    model = Tied()
+    shard, client = round_of(model)
+    assert "embedding.weight" in shard.dense
+    assert "head.weight" not in shard.dense
+    assert sum(tensor.numel() for tensor in shard.dense.values()) < 40 * 8 + 3 * 8 + 8 * 8 + 1
+    assert model.head.weight is model.embedding.weight
+    ids = torch.arange(40)
+    torch.testing.assert_close(model(ids), client(ids), rtol=1e-4, atol=1e-4)
+
+
+def test_a_client_whose_model_is_not_tied_as_the_servers_is_told():
+    client = factorize(Tied(), 0.5)
+    client.head.weight = nn.Parameter(client.head.weight.detach().clone())
+    with pytest.raises(UserError, match=r"head.weight is not in the shard"):
+        make_plan(Tied(), {0: 0.5})[0].load_into(client)
+
+
+def test_a_module_registered_twice_is_sharded_once():
+    torch.manual_seed(0)
+    shared = nn.Linear(8, 8)
+    model = nn.Sequential(nn.Linear(8, 8), shared, shared, nn.Linear(8, 8))
+    shard, client = round_of(model)
+    assert set(shard.terms) == {"1"}
+    assert set(shard.dense) == {"0.weight", "0.bias", "1.bias", "3.weight", "3.bias"}
+    assert model[1] is model[2]
+    x = torch.randn(2, 8)
+    torch.testing.assert_close(model(x), client(x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_layer_can_be_the_whole_model():
+    model = nn.Linear(8, 6)
+    shard, client = round_of(model, skip=())
+    assert set(shard.dense) == {"bias"}
+    assert_same(Shard.from_bytes(shard.to_bytes()), shard)
+    x = torch.randn(2, 8)
+    torch.testing.assert_close(model(x), client(x), rtol=1e-4, atol=1e-4)
+
+
+def freeze(model: nn.Module, *names: str) -> nn.Module:
+    for name in names:
+        model.get_parameter(name).requires_grad_(False)
+    return model
+
+
+def test_frozen_parameters_are_sent_but_do_not_come_back():
+    names = ("0.weight", "2.bias", "4.weight")
+    model, free = freeze(make_net(), *names), make_plan(make_net(), {0: 1.0}, "top_n")[0]
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    shard, client = round_of(model)
+    assert shard.frozen == {"0.weight", "2.bias", "4"}
+    assert shard.trained().keys() == free.trained().keys() - {"0.weight", "2.bias", "4.u", "4.v"}
+    returned = shard.read_from(client)
+    values = sum(shard.state()[name].numel() for name in ("0.weight", "2.bias", "4.u", "4.v", "4.multipliers"))
+    assert shard.nbytes - returned.nbytes > 4 * values
+    assert returned.nbytes == len(returned.to_bytes())
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name]) == (name in names)
+
+
+def test_a_model_with_everything_frozen_sends_nothing_back():
+    model = make_net().requires_grad_(False)
+    plan = make_plan(model, {0: 0.5})
+    client = factorize(model, 0.5)
+    plan[0].load_into(client)
+    returned = plan[0].read_from(client)
+    assert (returned.terms, returned.dense) == ({}, {})
+    assert update_norm(plan[0], returned) == 0
+
+
+class Complex(nn.Sequential):
+    """A net with a complex parameter, and state of its own that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__(*(nn.Linear(8, 8) for _ in range(3)))
+        self.phases = nn.Parameter(torch.randn(4, dtype=torch.cfloat))
+
+    def get_extra_state(self):
+        return {"words": 3}
+
+    def set_extra_state(self, state):
+        pass
+
+
+def test_complex_parameters_travel_and_are_averaged():
+    torch.manual_seed(0)
+    model = Complex()
+    before = model.phases.detach().clone()
+    shard, client = round_of(model)
+    assert shard.dense["phases"].shape == (4, 2)
+    torch.testing.assert_close(model.phases, client.phases)
+    torch.testing.assert_close(model.phases, before + 0.5)
+
+
+def test_counters_and_extra_state_stay_where_they_are():
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), Complex())
+    assert not [name for name in dense_state(net, {}) if "num_batches" in name or "extra" in name]
+
+
+MISFITS = {
+    "another number of terms": (lambda: factorize(make_net(), 0.5), r"1 has 4 terms, not 1; 4 has 4 terms, not 1; 6 "),
+    "not factorized": (make_net, "1 is a Conv2d, not factorized; 4 is a Conv2d, not factorized; 6 is a Linear"),
+    "missing": (
+        lambda: factorize(make_net(), 0.1)[:-2],
+        "6 is not there; 6.bias is not there; 7.weight is not there; 7.bias is not there",
+    ),
+    "too many": (
+        lambda: factorize(make_net(), 0.1).append(nn.Linear(3, 1)),
+        "8.weight is not in the shard; 8.bias is not in the shard",
+    ),
+}
+
+
+@pytest.mark.parametrize(("build", "told"), MISFITS.values(), ids=MISFITS.keys())
+def test_a_model_that_a_shard_does_not_fit_is_told_all_at_once_and_left_alone(build, told):
+    shard, model = make_plan(make_net(), {0: 0.1})[0], build()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for put in (shard.load_into, shard.read_from):
+        with pytest.raises(UserError, match=told) as raised:
+            put(model)
+        assert "\n" not in str(raised.value)
+        assert "keep ratio 0.1" in str(raised.value)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_other_shapes_are_told():
+    model = make_net()
+    model[7] = nn.Linear(10, 5)
+    shard = make_plan(make_net(), {0: 0.5})[0]
+    with pytest.raises(UserError, match=r"7.weight has shape \(5, 10\), not \(3, 10\); 7.bias has shape \(5,\)"):
+        shard.load_into(factorize(model, 0.5))

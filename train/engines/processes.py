@@ -9,12 +9,13 @@ update home costs little beside training it; sums formed on the way would depend
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
 
 import torch
 import torch.distributed as dist
 
-from sharding import Plan, Shard
+from sharding import Plan
 from sharding.planner import Client
 from train.engines.base import Job, Update, Updates
 from train.engines.post import Gloo, Inbox, Line, Mailbox, Order, Parcel
@@ -87,8 +88,8 @@ class ProcessesEngine:
 
     def _order(self, share: Sequence[Bunch], plan: Plan, round: int, lr: float) -> Order:
         wrap, clients = self._mailbox.wrap, [client for bunch in share for client in bunch.clients]
-        dense = wrap(Shard({}, next(iter(plan.values())).dense))
-        return Order(round, lr, share, {client: wrap(Shard(plan[client].terms, {})) for client in clients}, dense)
+        dense = wrap(replace(next(iter(plan.values())), terms={}))
+        return Order(round, lr, share, {client: wrap(replace(plan[client], dense={})) for client in clients}, dense)
 
     def _open(self, parcel: Parcel) -> list[tuple[Client, Update]]:
         updates = []

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from sharding import Shard
-from sharding.shard import Terms
 from train.config import LocalConfig
 from train.dropout import key_dropout, sample_seeds
 from train.engines.base import Job
@@ -41,30 +40,22 @@ class Profile:
         self.masks = key_dropout(self.model)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         kinds = FoldedFactorizedLinear | FoldedFactorizedConv2d
-        self.layers = [module for module in self.model.modules() if isinstance(module, kinds)]
+        self.layers = [part for part in self.model.modules() if isinstance(part, kinds) and part.u.requires_grad]
 
     @torch.no_grad()
     def load(self, shards: Sequence[Shard]) -> None:
         """Copy the shards of G clients in."""
-        for name in shards[0].terms:
-            for part in ("u", "v", "multipliers"):
-                self.state[f"{name}.{part}"].copy_(torch.stack([getattr(shard.terms[name], part) for shard in shards]))
-        for name, tensor in shards[0].dense.items():
-            alike = all(shard.dense[name] is tensor for shard in shards)
-            self.state[name].copy_(tensor if alike else torch.stack([shard.dense[name] for shard in shards]))
+        states = [shard.state() for shard in shards]
+        for name, tensor in states[0].items():
+            alike = all(state[name] is tensor for state in states)
+            self.state[name].copy_(tensor if alike else torch.stack([state[name] for state in states]))
 
     @torch.no_grad()
     def read(self, shards: Sequence[Shard]) -> list[Shard]:
         """Return what training made of these shards."""
-        parts = {name: tensor.detach().clone().unbind() for name, tensor in self.state.items()}
+        parts = {name: self.state[name].detach().clone().unbind() for name in shards[0].trained()}
         return [
-            Shard(
-                {
-                    name: Terms(sent.indices, parts[f"{name}.u"][place], parts[f"{name}.v"][place], sent.multipliers)
-                    for name, sent in shard.terms.items()
-                },
-                {name: parts[name][place] for name in shard.dense},
-            )
+            shard.returned({name: tensors[place] for name, tensors in parts.items()})
             for place, shard in enumerate(shards)
         ]
 

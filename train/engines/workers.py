@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from importlib import import_module
 from multiprocessing import get_context
@@ -24,7 +25,6 @@ from weakref import finalize
 import torch
 import torch.distributed as dist
 
-from sharding import Shard
 from sharding.errors import UserError
 from train.engines.base import Job
 from train.engines.post import Gloo, Line, Mailbox, Order, Parcel, Pipe, WorkerError
@@ -117,8 +117,11 @@ def serve(job: Job, line: Line, mailbox: Mailbox) -> None:
 
 def _carry_out(order: Order, engine: StackedEngine, mailbox: Mailbox) -> Iterator[Parcel]:
     device = engine.job.dataset.test.targets.device
-    dense = mailbox.unwrap(order.dense).to(device).dense
-    shards = {client: Shard(mailbox.unwrap(mail).to(device).terms, dense) for client, mail in order.terms.items()}
+    whole = mailbox.unwrap(order.dense).to(device)
+    shards = {}
+    for client, mail in order.terms.items():
+        shard = mailbox.unwrap(mail).to(device)
+        shards[client] = replace(shard, dense=whole.dense, frozen=shard.frozen | whole.frozen)
     for bunch in order.bunches:
         updates = engine.train_bunch(bunch, shards, order.round, order.lr)
         yield Parcel([mailbox.pack(client, update) for client, update in updates])

@@ -1,0 +1,87 @@
+"""Named tensors and a few words as bytes: a safetensors file, and its exact length before it is made."""
+
+import json
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import BinaryIO
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from sharding.errors import UserError
+
+Named = Mapping[str, Tensor]
+Words = Mapping[str, str]
+
+_TYPES = {
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+}
+
+
+def size_of(tensors: Named, metadata: Words) -> int:
+    """Return the exact length of `to_bytes` of the same."""
+    # Safetensors orders by decreasing alignment of the type, then by name.
+    rank = {dtype: place for place, dtype in enumerate(_TYPES)}
+    order = sorted(tensors, key=lambda name: (rank[tensors[name].dtype], name))
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    offset = 0
+    for name in order:
+        end = offset + tensors[name].numel() * tensors[name].element_size()
+        shape = list(tensors[name].shape)
+        header[name] = {"dtype": _TYPES[tensors[name].dtype], "shape": shape, "data_offsets": [offset, end]}
+        offset = end
+    text = len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode())
+    return 8 + -(-text // 8) * 8 + offset
+
+
+def to_bytes(tensors: Named, metadata: Words) -> bytes:
+    """Return a safetensors file."""
+    return safetensors.torch.save(_contiguous(tensors), dict(metadata))
+
+
+def from_bytes(data: bytes) -> tuple[Named, Words]:
+    """Read a safetensors file, onto the CPU.
+
+    Raises:
+        UserError: the bytes are none.
+    """
+    try:
+        return safetensors.torch.load(data), _metadata(BytesIO(data))
+    except (SafetensorError, ValueError, AttributeError) as error:
+        raise UserError(f"these {len(data)} bytes are no shard: {error}") from error
+
+
+def to_file(tensors: Named, metadata: Words, path: Path) -> None:
+    """Write a safetensors file."""
+    safetensors.torch.save_file(_contiguous(tensors), path, dict(metadata))
+
+
+def from_file(path: Path) -> tuple[Named, Words]:
+    """Read a safetensors file, onto the CPU; its contents are mapped, not copied.
+
+    Raises:
+        UserError: the file is none.
+    """
+    try:
+        with path.open("rb") as file:
+            return safetensors.torch.load_file(path), _metadata(file)
+    except (SafetensorError, ValueError, AttributeError) as error:
+        raise UserError(f"{path} is no shard: {error}") from error
+
+
+def _contiguous(tensors: Named) -> dict[str, Tensor]:
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}
+
+
+def _metadata(file: BinaryIO) -> dict[str, str]:
+    """Return the words in the header: 8 bytes that tell its length, then JSON."""
+    length = int.from_bytes(file.read(8), "little")
+    words: dict[str, str] = json.loads(file.read(length)).get("__metadata__", {})
+    return words

@@ -1,0 +1,45 @@
+"""Models and tensors as DDP, `torch.compile` and FSDP2 wrap them, and what a shard knows by name inside."""
+
+from typing import Any, cast
+
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the module inside DDP, `DataParallel` and `torch.compile`, in whatever order they were put around it."""
+    while True:
+        if isinstance(model, DistributedDataParallel | DataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):  # torch.compile's OptimizedModule
+            model = inner
+        else:
+            return model
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return all of a tensor that FSDP2 may hold in pieces, a collective call then; any other as it is."""
+    if not _is_distributed(tensor):
+        return tensor
+    full: Tensor = cast(Any, tensor).full_tensor()
+    return full
+
+
+def spread_like(tensor: Tensor, like: Any, *, copies: bool = False) -> Tensor:
+    """Return a plain tensor distributed as FSDP2 has `like`, so that both meet in one operation.
+
+    Args:
+        tensor: all of it, the same on every process.
+        like: a parameter; where it is not distributed `tensor` comes back as it is.
+        copies: give every process the whole of it, not its piece.
+    """
+    if not _is_distributed(like):
+        return tensor
+    from torch.distributed.tensor import Replicate, distribute_tensor  # noqa: PLC0415 - heavy, and loaded by now
+
+    placements = [Replicate()] * like.device_mesh.ndim if copies else like.placements
+    return distribute_tensor(tensor, like.device_mesh, placements)
+
+
+def _is_distributed(tensor: Any) -> bool:
+    return hasattr(tensor, "device_mesh")
