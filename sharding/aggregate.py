@@ -15,18 +15,31 @@ Where clients were sampled with probabilities p_c, D_c/p_c takes the place of D_
   estimator). A vector that nobody heard holds stays as it was.
 
 With the server's rate η_g every weight of the model goes η_g of the way from its old value to this new one.
+
+What a client sends is checked before it is summed up, and the new model before it takes the old one's place: what would
+have a NaN or Inf is not kept. Two guards can be had against updates that are sound and yet wrong: a bound on their
+norm, relative to the median of the round's, and the trimmed mean (`sharding.averages`). With either all updates are
+kept until the last has come.
 """
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import inf
+from sys import float_info
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sharding.averages import Mean, RunningMean, TrimmedMean
+from sharding.errors import UserError
+from sharding.faults import NOTHING, find_fault, find_nonfinite
 from sharding.planner import Client, Plan
-from sharding.shard import Shard, Terms, as_real, key
-from sharding.spectrum import Spectrum
-from sharding.wrappers import spread_like, unwrap
+from sharding.shard import Shard, as_real, key, update_norm
+from sharding.wrappers import spread_like, unwrap, whole
+
+log = logging.getLogger(__name__)
 
 Returned = Mapping[Client, Shard | None] | Iterable[tuple[Client, Shard | None]]
 
@@ -46,6 +59,8 @@ def aggregate(
     num_samples: Mapping[Client, float],
     total: float | None = None,
     server_lr: float = 1.0,
+    norm_bound: float | None = None,
+    trim: float = 0.0,
 ) -> Aggregation:
     """Average the clients' updates into the server's model, in place.
 
@@ -57,15 +72,31 @@ def aggregate(
             not in it are not heard, and their updates are not looked at.
         total: ΣD over all who might have been heard; see `Average.write_to`.
         server_lr: η_g, the share of the way from the old model to the aggregate.
+        norm_bound: see `Average`.
+        trim: see `Average`.
 
     Returns:
-        Who was left out and why: nothing returned, other layers or shapes, NaN or Inf. If nobody is left the model
-        stays as it was.
+        Who was left out and why: nothing returned, not of this plan, other layers, types, shapes or indices, NaN or
+        Inf, a weight that is none. If nobody is left, or the new model would have a NaN or Inf, the model stays as it
+        was. What a client sends never raises.
+
+    Raises:
+        UserError: the caller's own numbers: total, server_lr, norm_bound or trim out of range; num_samples no mapping.
     """
-    average = Average(plan, num_samples)
-    for client, shard in ((c, updates[c]) for c in plan if c in updates) if isinstance(updates, Mapping) else updates:
+    average = Average(plan, num_samples, norm_bound, trim)
+    check_step(total, server_lr)
+    for client, shard in _in_order(plan, updates):
         average.add(client, shard)
     return average.write_to(model, total, server_lr)
+
+
+def _in_order(plan: Plan, updates: Returned) -> Iterable[tuple[Client, Shard | None]]:
+    """Return the updates of a mapping in the order of the plan, those of clients that are not in it last."""
+    if not isinstance(updates, Mapping):
+        return updates
+    return [
+        (client, updates[client]) for client in (*plan, *(c for c in updates if c not in plan)) if client in updates
+    ]
 
 
 class Average:
@@ -74,35 +105,57 @@ class Average:
     Args:
         plan: the round's shards as sent.
         weights: D_c, or D_c/p_c, of those who are to be heard.
+        norm_bound: leave out who changed its shard by more than this many times the (lower) median of the round; None
+            for no bound.
+        trim: β in [0, 1/2): the share of the values, at each end, that the trimmed mean leaves out of each coordinate
+            of each vector, over those who hold it; 0 for the mean.
+
+    Raises:
+        UserError: a bound that is less than 1 or not finite, a trim outside [0, 1/2), weights that are no mapping.
     """
 
-    def __init__(self, plan: Plan, weights: Mapping[Client, float]) -> None:
+    def __init__(
+        self, plan: Plan, weights: Mapping[Client, float], norm_bound: float | None = None, trim: float = 0.0
+    ) -> None:
+        if not isinstance(weights, Mapping):
+            raise UserError(f"num_samples is a {type(weights).__name__}; a mapping is needed, client: its samples")
+        if norm_bound is not None and not 1 <= norm_bound < inf:
+            raise UserError(f"norm_bound is {norm_bound}; a finite number of at least 1 is needed, or None")
+        if not 0 <= trim < 0.5:
+            raise UserError(f"trim is {trim}; a number from 0 to less than 0.5 is needed, as 0.1")
         self._plan = plan
-        self._weights = {client: float(weights[client]) for client in plan if client in weights}
-        self._faults: dict[Client, str | None] = {}
-        self._total = 0.0
-        self._dense: dict[str, Tensor] = {}
-        self._layers: dict[str, _Sums] = {}
+        self._heard = [client for client in plan if client in weights]
+        self._weights = {client: float(weights[client]) for client in self._heard if _is_positive(weights[client])}
+        self._faults: dict[Client, str | None] = {
+            client: f"its weight is {weights[client]!r}, not a finite number above 0"
+            for client in self._heard
+            if client not in self._weights
+        }
+        self._mean: Mean = TrimmedMean(plan.spectra, trim) if trim else RunningMean(plan.spectra)
+        self._bound = norm_bound
+        self._held: dict[Client, Shard] = {}  # until their norms can be compared
+        self._strange: dict[Client, str] = {}
 
     @torch.no_grad()
     def add(self, client: Client, shard: Shard | None) -> None:
-        """Sum a client's update up, if the client is to be heard and there is nothing wrong with it."""
+        """Take a client's update in, if the client is to be heard and there is nothing wrong with it.
+
+        A client's first word counts; what comes after it is left out and logged.
+        """
+        if client not in self._plan:
+            self._strange[client] = "is not in this round's plan"
         if client not in self._weights:
             return
-        fault = self._faults[client] = find_fault(self._plan[client], shard)
-        if fault is not None or shard is None:
+        if client in self._faults:
+            log.warning("client %s sent another update in the same round; its first one counts", client)
             return
-        weight = self._weights[client]
-        self._total += weight
-        for name, tensor in shard.dense.items():
-            if name in self._dense:
-                self._dense[name].add_(tensor, alpha=weight)
-            else:
-                self._dense[name] = tensor.double() * weight
-        for name, terms in shard.terms.items():
-            if name not in self._layers:
-                self._layers[name] = _Sums(self._plan.spectra[name])
-            self._layers[name].add(terms, weight)
+        self._faults[client] = find_fault(self._plan[client], shard)
+        if self._faults[client] is not None or shard is None:
+            return
+        if self._bound is None:
+            self._mean.add(shard, self._weights[client])
+        else:
+            self._held[client] = shard
 
     @torch.no_grad()
     def write_to(self, model: nn.Module, total: float | None = None, server_lr: float = 1.0) -> Aggregation:
@@ -114,20 +167,69 @@ class Average:
                 by default. If some of those to be heard sent nothing usable the others stand for them: the total
                 shrinks in proportion to the weight that is lost.
             server_lr: η_g, the share of the way from the old model to the aggregate.
+
+        Raises:
+            UserError: total or server_lr is not a finite number above 0.
         """
+        check_step(total, server_lr)
+        self._compare_norms()
         state = unwrap(model).state_dict(keep_vars=True)
-        divisor = self._total if total is None else total * self._total / sum(self._weights.values() or [1.0])
-        for name, running in self._dense.items():
+        moved = dict(self._moved(state, total, server_lr))
+        faults = {client: self._faults.get(client, NOTHING) for client in self._heard}
+        if (name := find_nonfinite(moved)) is not None:
+            spoiled = f"with this round's updates {name} would have NaN or Inf; the model stays as it was"
+            faults = {client: fault or spoiled for client, fault in faults.items()}
+        else:
+            for name, value in moved.items():
+                weight = as_real(state[name])
+                weight.copy_(spread_like(value, weight))
+        rejected = {client: fault for client, fault in faults.items() if fault is not None}
+        return Aggregation([client for client in faults if client not in rejected], rejected | self._strange)
+
+    def _compare_norms(self) -> None:
+        """Leave out the updates that are too long, and take the others in."""
+        if self._bound is None or not self._held:
+            return
+        norms = torch.stack([update_norm(self._plan[client], shard) for client, shard in self._held.items()])
+        median = float(norms.median())  # the lower one: of two clients, the one that changed less
+        for (client, shard), norm in zip(self._held.items(), norms.tolist(), strict=True):
+            if norm <= self._bound * median:
+                self._mean.add(shard, self._weights[client])
+            else:
+                self._faults[client] = (
+                    f"its update's norm {norm:.3g} is above {self._bound:g} times the median {median:.3g}"
+                )
+        self._held.clear()
+
+    def _moved(
+        self, state: Mapping[str, Tensor], total: float | None, server_lr: float
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield the new value of every tensor that moves, in its own type."""
+        heard = self._mean.weight
+        divisor = heard if total is None else total * heard / sum(self._weights.values() or [1.0])
+        for name, weighted_sum in self._mean.dense():
             sent = next(iter(self._plan.values())).dense[name]
-            _move(as_real(state[name]), _step(running, sent, self._total, divisor), server_lr)
-        for name, sums in self._layers.items():
-            weight = state[key(name, "weight")]
-            _move(weight, sums.recompose().view_as(weight), server_lr)
-        faults = {client: self._faults.get(client, NOTHING) for client in self._weights}
-        return Aggregation(
-            [client for client, fault in faults.items() if fault is None],
-            {client: fault for client, fault in faults.items() if fault is not None},
-        )
+            yield name, _part_of_the_way(as_real(state[name]), _step(weighted_sum, sent, heard, divisor), server_lr)
+        for layer, matrix in self._mean.matrices():
+            weight = state[name := key(layer, "weight")]
+            yield name, _part_of_the_way(weight, matrix.view(weight.shape), server_lr)
+
+
+def check_step(total: float | None, server_lr: float) -> None:
+    """Make sure that the server's own numbers are finite and above 0.
+
+    Raises:
+        UserError: one is not.
+    """
+    for name, value in (("total", total), ("server_lr", server_lr)):
+        if value is not None and not _is_positive(value):
+            raise UserError(f"{name} is {value!r}; a finite number above 0 is needed")
+
+
+def _is_positive(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        return False
+    return bool(0 < value <= float_info.max)
 
 
 def _step(weighted_sum: Tensor, sent: Tensor, weight: float, total: float) -> Tensor:
@@ -137,54 +239,9 @@ def _step(weighted_sum: Tensor, sent: Tensor, weight: float, total: float) -> Te
     return weighted_sum / total
 
 
-def _move(weight: Tensor, target: Tensor, server_lr: float) -> None:
-    """Go η_g of the way to the target, in place."""
-    target = spread_like(target, weight)
-    weight.copy_(target if server_lr == 1.0 else weight + server_lr * (target - weight))
-
-
-NOTHING = "nothing returned"
-
-
-def find_fault(sent: Shard, returned: Shard | None) -> str | None:
-    """Say in a few words what is wrong with a client's update, or None if it can be averaged."""
-    if returned is None:
-        return NOTHING
-    ours, theirs = sent.trained(), returned.trained()
-    if ours.keys() != theirs.keys():
-        return f"other layers: {', '.join(sorted(ours.keys() ^ theirs.keys())[:3])}"
-    for name, tensor in theirs.items():
-        if tensor.shape != ours[name].shape:
-            return f"{name} has shape {tuple(tensor.shape)}, not {tuple(ours[name].shape)}"
-    sums = torch.stack([tensor.sum() for tensor in theirs.values()])
-    if bool(sums.isfinite().all()):  # a NaN or Inf would show in its sum, and one pass finds that out
-        return None
-    finite = torch.stack([tensor.isfinite().all() for tensor in theirs.values()])
-    if not bool(finite.all()):
-        return f"NaN or Inf in {next(name for name, fine in zip(theirs, finite.tolist(), strict=True) if not fine)}"
-    return None
-
-
-class _Sums:
-    """Running sums of one layer's vectors, and of the weights behind each."""
-
-    def __init__(self, spectrum: Spectrum) -> None:
-        self._kept = spectrum
-        self._u = torch.zeros_like(spectrum.u, dtype=torch.float64)
-        self._v = torch.zeros_like(spectrum.v, dtype=torch.float64)
-        self._weights = torch.zeros(spectrum.u.shape[1], dtype=torch.float64, device=spectrum.u.device)
-
-    def add(self, terms: Terms, weight: float) -> None:
-        device = self._weights.device
-        indices = terms.indices.to(device)
-        self._weights[indices] += weight
-        for sums, part in ((self._u, terms.u), (self._v, terms.v)):
-            sums.index_add_(1, indices, part.to(device).double() * weight)
-
-    def recompose(self) -> Tensor:
-        """Return W (out, in) after averaging each vector over those who hold it."""
-        return self._mean(self._u, self._kept.u) @ self._mean(self._v, self._kept.v).mT
-
-    def _mean(self, sums: Tensor, kept: Tensor) -> Tensor:
-        weights = self._weights
-        return torch.where(weights > 0, sums / weights.clamp(min=torch.finfo(torch.float64).tiny), kept.double())
+def _part_of_the_way(weight: Tensor, target: Tensor, server_lr: float) -> Tensor:
+    """Return what lies η_g of the way to the target, in the weight's type."""
+    if server_lr != 1.0:
+        old = whole(weight)
+        target = old + server_lr * (target - old)
+    return target.to(weight.dtype)

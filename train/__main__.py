@@ -18,6 +18,7 @@ from train.engines.workers import launched
 from train.inspection import inspect_partition
 from train.progress import RoundProgress
 from train.report import write_report
+from train.rounds import DivergedError
 from train.run import check_directory, follow, is_finished, run
 from train.tables import Report, cells_of, choose, load_layout
 
@@ -25,7 +26,10 @@ OVERRIDES = "dotted.key=value, e.g. local.lr=0.05 or keep_ratio='{0.2: 0.6, 0.4:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0, 2 for a user's mistake, 130 when interrupted."""
+    """Run the command line and return its exit code.
+
+    That is 0, 1 where the training diverged, 2 for a user's mistake, and 130 when interrupted.
+    """
     words = sys.argv[1:] if arguments is None else list(arguments)
     args = _parse(words)
     args.line = shlex.join(["python", "-m", "train", *words])
@@ -43,6 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except DivergedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("interrupted; the same command with --resume goes on from the last checkpoint", file=sys.stderr)
         return 130

@@ -113,6 +113,18 @@ class LocalConfig(Section):
     precision: Literal["float32", "bfloat16"] = "float32"
 
 
+class AggregationConfig(Section):
+    """Guards against updates that are sound and yet wrong; with either, all updates of a round are kept in memory.
+
+    Attributes:
+        norm_bound: leave out who changed its shard by more than this many times the round's median; None for no bound.
+        trim: β, the share of the values of each coordinate that is left out at each end; 0 for the plain mean.
+    """
+
+    norm_bound: float | None = Field(None, ge=1)
+    trim: float = Field(0.0, ge=0, lt=0.5)
+
+
 class TrackingConfig(Section):
     """Where the metrics go besides `metrics.jsonl`."""
 
@@ -148,6 +160,7 @@ class Config(Section):
     network: NetworkConfig = Field(default_factory=NetworkConfig)
     local: LocalConfig = Field(default_factory=LocalConfig)
     server_lr: float = Field(1.0, gt=0)
+    aggregation: AggregationConfig = Field(default_factory=AggregationConfig)
     tasks: dict[str, dict[str, Any]] = {}
     engine: str = "auto"
     device: str = "auto"

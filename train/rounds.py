@@ -1,5 +1,6 @@
 """The algorithm: invite, plan, train, hear, aggregate, evaluate, record."""
 
+import logging
 from collections.abc import Callable, Mapping
 from math import cos, pi
 
@@ -8,6 +9,7 @@ import torch
 from sharding import plan_anme, plan_discrepancy
 from sharding.aggregate import Aggregation, Average
 from sharding.clients import Heard
+from sharding.faults import NOTHING, find_misfit
 from sharding.planner import Client, Plan
 from sharding.shard import update_norm
 from train.alignment import FedAvgStep
@@ -17,12 +19,16 @@ from train.engines.base import Updates
 from train.experiment import Experiment
 from train.local import evaluate
 
+log = logging.getLogger(__name__)
+
 Metrics = dict[str, object]
+MOST_LOST = 5  # rounds in a row without any usable update, after which a run ends
 
 
 def run_rounds(experiment: Experiment, start: int, record: Callable[[int, Metrics], None]) -> None:
     """Run the rounds `start` … `config.rounds` − 1 and hand each one's metrics to `record`."""
     config, model = experiment.config, experiment.model
+    guards, losses = config.aggregation, LostRounds(config.rounds)
     for t in range(start, config.rounds):
         clock = Clock()
         cohort = experiment.sampler.invite(t)
@@ -32,7 +38,7 @@ def run_rounds(experiment: Experiment, start: int, record: Callable[[int, Metric
         fedavg = FedAvgStep(experiment, cohort, t, lr) if config.alignment else None
         with clock("train"):
             heard, updates = hear(experiment, cohort, plan, t, lr)
-            average, receipts = Average(plan, heard.weights), {}
+            average, receipts = Average(plan, heard.weights, guards.norm_bound, guards.trim), {}
             for client, update in updates:
                 average.add(client, update.shard)
                 receipts[client] = Receipt.of(update)
@@ -46,6 +52,7 @@ def run_rounds(experiment: Experiment, start: int, record: Callable[[int, Metric
                 accuracy, loss = evaluate(model, experiment.dataset)
             metrics |= {"test_accuracy": accuracy, "test_loss": loss}
         record(t, {"round": t} | metrics | clock.seconds())
+        losses.count(metrics)
 
 
 def cosine(lr: float, t: int, rounds: int) -> float:
@@ -53,13 +60,54 @@ def cosine(lr: float, t: int, rounds: int) -> float:
     return lr * (1 + cos(pi * t / rounds)) / 2
 
 
+class DivergedError(RuntimeError):
+    """No client's update could be used for too long: going on would train nothing."""
+
+
+class LostRounds:
+    """Counts the rounds in a row in which all that was heard had to be left out.
+
+    Args:
+        rounds: of the run; a shorter one ends when all of its rounds were lost.
+    """
+
+    def __init__(self, rounds: int) -> None:
+        self._limit, self._lost = min(MOST_LOST, rounds), 0
+
+    def count(self, metrics: Metrics) -> None:
+        """Take a round's metrics in.
+
+        Raises:
+            DivergedError: it was one too many.
+        """
+        self._lost = self._lost + 1 if metrics["failed"] and not metrics["heard"] else 0
+        if self._lost == self._limit:
+            raise DivergedError(
+                f"no client's update could be used in {self._lost} rounds in a row; metrics.jsonl says why, under "
+                "failures. Where the training diverged, lower local.lr, server_lr or clip, and run it again"
+            )
+
+
 def hear(experiment: Experiment, cohort: list[int], plan: Plan, t: int, lr: float) -> tuple[Heard, Updates]:
     """Train the cohort, and return who of them is heard; where that depends on their updates, all are kept first."""
-    sampler, updates = experiment.sampler, experiment.engine.train(plan, t, lr)
+    sampler, updates = experiment.sampler, fitting(plan, experiment.engine.train(plan, t, lr))
     if not sampler.asks:
         return sampler.hear(t, cohort, {}), updates
-    kept = list(updates)
-    return sampler.hear(t, cohort, reported_norms(plan, dict(kept), lr)), iter(kept)
+    kept = dict(updates)
+    return sampler.hear(t, cohort, reported_norms(plan, kept, lr)), iter(kept.items())
+
+
+def fitting(plan: Plan, updates: Updates) -> Updates:
+    """Yield one update of every client, its first; in the place of one that does not fit the plan comes why not."""
+    seen: set[Client] = set()
+    for client, update in updates:
+        if client not in plan or client in seen:
+            log.warning("an update of client %s is left out: it is its second, or nobody asked for it", client)
+            continue
+        seen.add(client)
+        misfit = None if update.shard is None else find_misfit(plan[client], update.shard)
+        yield client, update if misfit is None else Update(None, None, misfit)
+    yield from ((client, Update(None, None, NOTHING)) for client in plan if client not in seen)
 
 
 def reported_norms(plan: Plan, updates: Mapping[Client, Update], lr: float) -> dict[Client, float]:

@@ -25,7 +25,7 @@ from train.config import Config
 from train.engines import Receipt, Update
 from train.experiment import Experiment, assemble, make_sampler
 from train.local import evaluate
-from train.rounds import Metrics, cosine, measure, reported_norms
+from train.rounds import LostRounds, Metrics, cosine, fitting, measure, reported_norms
 
 SUMS = ("bytes_down", "bytes_up", "bytes_dense", "heard", "failed")
 
@@ -81,7 +81,7 @@ def assemble_tasks(config: Config) -> Tasks:
 
 def run_tasks(tasks: Tasks, start: int, record: Callable[[int, Metrics], None]) -> None:
     """Run the rounds `start` … `config.rounds` − 1 and hand each one's metrics to `record`."""
-    config, sampler = tasks.config, tasks.sampler
+    config, sampler, losses = tasks.config, tasks.sampler, LostRounds(tasks.config.rounds)
     for t in range(start, config.rounds):
         clock = Clock()
         cohort = sampler.invite(t)
@@ -103,7 +103,9 @@ def run_tasks(tasks: Tasks, start: int, record: Callable[[int, Metrics], None]) 
                     metrics[f"{name}/test_accuracy"], metrics[f"{name}/test_loss"] = evaluate(
                         experiment.model, experiment.dataset
                     )
-        record(t, {"round": t, "clients": len(cohort)} | summarize(metrics, list(tasks.experiments)) | clock.seconds())
+        metrics = summarize(metrics, list(tasks.experiments))
+        record(t, {"round": t, "clients": len(cohort)} | metrics | clock.seconds())
+        losses.count(metrics)
 
 
 def ask(tasks: Tasks, cohort: list[int], t: int) -> tuple[NDArray[np.float64], dict[str, Work]]:
@@ -125,7 +127,7 @@ def train(experiment: Experiment, clients: list[int], t: int) -> Work:
     """Train the clients on one model."""
     budgets: dict[Client, float] = {client: experiment.keep_ratios[client] for client in clients}
     plan = experiment.planner.plan(experiment.model, budgets, t)
-    return Work(plan, dict(experiment.engine.train(plan, t, step_size(experiment, t))))
+    return Work(plan, dict(fitting(plan, experiment.engine.train(plan, t, step_size(experiment, t)))))
 
 
 def step_size(experiment: Experiment, t: int) -> float:
@@ -157,7 +159,10 @@ def finish(experiment: Experiment, work: Work, cohort: list[int], part: Mapping[
     weights: dict[Client, float] = {client: samples[client] * weight for client, weight in part.items()}
     heard = Heard(weights, total, report_bytes=REPORT_BYTES * len(cohort) * (signal in ("norm", "loss")))
     uploads: dict[Client, Shard | None] = {client: work.updates[client].shard for client in weights}
-    outcome = aggregate(experiment.model, work.plan, uploads, weights, total, config.server_lr)
+    guards = config.aggregation
+    outcome = aggregate(
+        experiment.model, work.plan, uploads, weights, total, config.server_lr, guards.norm_bound, guards.trim
+    )
     receipts = {client: Receipt.of(update) for client, update in work.updates.items()}
     metrics = measure(experiment, work.plan, receipts, heard, outcome)
     if signal == "loss":  # who evaluates the model must have it whole, and who trains it whole has it already

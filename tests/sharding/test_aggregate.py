@@ -8,8 +8,8 @@ from math import prod
 import pytest
 import torch
 
-from sharding import Shard, aggregate
-from sharding.aggregate import find_fault
+from sharding import Shard, UserError, aggregate
+from sharding.faults import find_fault
 from sharding.shard import Terms
 from tests.sharding.models import make_net, make_plan, perturbed
 
@@ -119,20 +119,59 @@ def spoiled(shard: Shard, part: str, change) -> Shard:
     return Shard({**shard.terms, name: Terms(**(parts | {part: change(parts[part])}))}, shard.dense)
 
 
+def with_dense(shard: Shard, change) -> Shard:
+    """The same shard with all dense tensors replaced."""
+    return Shard(shard.terms, {name: change(tensor) for name, tensor in shard.dense.items()})
+
+
+NAN, INF = float("nan"), float("inf")
 FAULTS = {
     "nothing": (lambda shard: None, "nothing returned"),
-    "NaN": (lambda shard: spoiled(shard, "u", lambda u: u * float("nan")), "NaN or Inf in 1.u"),
+    "NaN": (lambda shard: spoiled(shard, "u", lambda u: u * NAN), "NaN or Inf in 1.u"),
     "Inf": (lambda shard: spoiled(shard, "v", lambda v: v / 0.0), "NaN or Inf in 1.v"),
-    "shape": (
-        lambda shard: spoiled(shard, "u", lambda u: u[:, :-1]),
-        r"1.u has shape \(8, 1\), not \(8, 2\)",
-    ),
+    "Inf and -Inf": (lambda shard: spoiled(shard, "u", lambda u: u.sign() * INF), "NaN or Inf in 1.u"),
+    "dense NaN": (lambda shard: with_dense(shard, lambda tensor: tensor * NAN), "NaN or Inf in 0"),
+    "shape": (lambda shard: spoiled(shard, "u", lambda u: u[:, :-1]), r"1.u has shape \(8, 1\), not \(8, 2\)"),
+    "transposed": (lambda shard: spoiled(shard, "v", lambda v: v.mT), r"1.v has shape \(2, 54\), not \(54, 2\)"),
+    "no number at all": (lambda shard: spoiled(shard, "u", lambda u: u[:0]), r"1.u has shape \(0, 2\)"),
+    "dense shape": (lambda shard: with_dense(shard, lambda tensor: tensor[None]), r"0.weight has shape \(1, "),
+    "half": (lambda shard: spoiled(shard, "u", lambda u: u.half()), "1.u is torch.float16, not torch.float64"),
+    "whole numbers": (lambda shard: spoiled(shard, "v", lambda v: v.long()), "1.v is torch.int64, not torch.float64"),
+    "bool": (lambda shard: with_dense(shard, lambda tensor: tensor > 0), "is torch.bool, not torch.float64"),
+    "complex": (lambda shard: spoiled(shard, "u", lambda u: u + 1j), "1.u is torch.complex128, not torch.float64"),
+    "sparse": (lambda shard: spoiled(shard, "u", lambda u: u.to_sparse()), "1.u is no tensor of plain values"),
+    "meta": (lambda shard: spoiled(shard, "u", lambda u: u.to("meta")), "1.u is no tensor of plain values"),
+    "numpy": (lambda shard: spoiled(shard, "u", lambda u: u.numpy()), "1.u is no tensor of plain values but a ndarray"),
+    "text": (lambda shard: spoiled(shard, "v", lambda v: "v"), "1.v is no tensor of plain values but a str"),
+    "no u": (lambda shard: spoiled(shard, "u", lambda u: None), "1.u is no tensor of plain values but a NoneType"),
+    "indices beyond": (lambda shard: spoiled(shard, "indices", lambda i: i + 1000), "1.indices are not those of the"),
+    "indices below": (lambda shard: spoiled(shard, "indices", lambda i: -i - 1), "1.indices are not those of the plan"),
+    "indices turned": (lambda shard: spoiled(shard, "indices", lambda i: i.flip(0)), "1.indices are not those of the"),
+    "indices doubled": (lambda shard: spoiled(shard, "indices", lambda i: i[:1].repeat(2)), "1.indices are not those"),
+    "indices broken": (lambda shard: spoiled(shard, "indices", lambda i: i.double()), "1.indices is torch.float64"),
+    "no indices": (lambda shard: spoiled(shard, "indices", lambda i: None), "1.indices is no tensor"),
+    "too few indices": (lambda shard: spoiled(shard, "indices", lambda i: i[:1]), r"1.indices has shape \(1,\)"),
+    "no multipliers": (lambda shard: spoiled(shard, "multipliers", lambda m: None), "1.multipliers is no tensor"),
     "layers": (lambda shard: Shard({}, shard.dense), "other layers: 1.u, 1.v, 4.u"),
-    "dense": (
-        lambda shard: Shard(shard.terms, {n: t * float("nan") for n, t in shard.dense.items()}),
-        "NaN or Inf in 0",
+    "another layer": (
+        lambda shard: Shard({**shard.terms, "x": shard.terms["1"]}, shard.dense),
+        "other layers: x.u, x.v",
     ),
+    "no dense": (lambda shard: Shard(shard.terms, {}), "other layers: 0.bias, 0.weight"),
+    "terms passed off as dense": (
+        lambda shard: Shard({n: t for n, t in shard.terms.items() if n != "1"}, shard.dense | parts_of(shard, "1")),
+        "other layers",
+    ),
+    "not a shard": (lambda shard: {"u": 1}, "a dict, not a shard"),
+    "bytes": (lambda shard: shard.to_bytes(), "a bytes, not a shard"),
+    "hollow": (lambda shard: Shard(None, None), "no shard that can be read: AttributeError"),
+    "terms of nothing": (lambda shard: Shard(dict.fromkeys(shard.terms), shard.dense), "no shard that can be read"),
 }
+
+
+def parts_of(shard: Shard, layer: str) -> dict:
+    """A layer's factors, named as dense tensors would have to be to look alike."""
+    return {f"{layer}.{part}": getattr(shard.terms[layer], part) for part in "uv"}
 
 
 @pytest.mark.parametrize(("spoil", "reason"), FAULTS.values(), ids=FAULTS.keys())
@@ -146,6 +185,107 @@ def test_a_client_that_misbehaves_is_left_out_and_the_rest_goes_on(played, spoil
     assert re.search(reason, outcome.rejected["b"])
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, without.state_dict()[name])
+
+
+@pytest.mark.parametrize(("spoil", "reason"), FAULTS.values(), ids=FAULTS.keys())
+@pytest.mark.parametrize("guards", [{"norm_bound": 1e3}, {"trim": 0.1}], ids=str)
+def test_guards_look_at_sound_updates_alone(played, spoil, reason, guards):
+    model, plan, updates = played
+    without = deepcopy(model)
+    aggregate(without, plan, {c: s for c, s in updates.items() if c != "b"}, NUM_SAMPLES, **guards)
+    outcome = aggregate(model, plan, updates | {"b": spoil(updates["b"])}, NUM_SAMPLES, **guards)
+    assert list(outcome.rejected) == ["b"]
+    assert all(torch.equal(tensor, without.state_dict()[name]) for name, tensor in model.state_dict().items())
+
+
+def test_an_update_that_travelled_is_averaged_as_it_was(played):
+    model, plan, updates = played
+    other = deepcopy(model)
+    aggregate(model, plan, updates, NUM_SAMPLES)
+    travelled = {client: Shard.from_bytes(shard.to_bytes()) for client, shard in updates.items()}
+    assert aggregate(other, plan, travelled, NUM_SAMPLES).rejected == {}
+    assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_clients_first_word_counts(played, caplog):
+    model, plan, updates = played
+    other = deepcopy(model)
+    aggregate(other, plan, updates | {"b": None}, NUM_SAMPLES)
+    stream = [("a", updates["a"]), ("b", None), ("a", updates["b"]), ("b", updates["b"])]
+    outcome = aggregate(model, plan, iter([*stream, ("c", updates["c"]), ("d", updates["d"])]), NUM_SAMPLES)
+    assert (outcome.accepted, outcome.rejected) == (["a", "c", "d"], {"b": "nothing returned"})
+    assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in model.state_dict().items())
+    assert caplog.text.count("sent another update in the same round") == 2
+
+
+@pytest.mark.parametrize("wrap", [dict, lambda updates: iter(updates.items())], ids=["mapping", "stream"])
+def test_a_client_that_nobody_asked_is_named(played, wrap):
+    model, plan, updates = played
+    other = deepcopy(model)
+    aggregate(other, plan, updates, NUM_SAMPLES)
+    outcome = aggregate(model, plan, wrap({"x": updates["a"]} | updates), NUM_SAMPLES | {"x": 7})
+    assert (outcome.accepted, outcome.rejected) == (list(BUDGETS), {"x": "is not in this round's plan"})
+    assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("weight", [0, -1, NAN, INF, "10", None, True, 10**400, torch.ones(1)], ids=str)
+def test_a_weight_that_is_none_leaves_its_client_out(played, weight):
+    model, plan, updates = played
+    without = deepcopy(model)
+    aggregate(without, plan, updates, {c: w for c, w in NUM_SAMPLES.items() if c != "b"})
+    outcome = aggregate(model, plan, updates, NUM_SAMPLES | {"b": weight})
+    assert outcome.accepted == ["a", "c", "d"]
+    assert "not a finite number above 0" in outcome.rejected["b"]
+    assert all(torch.equal(tensor, without.state_dict()[name]) for name, tensor in model.state_dict().items())
+
+
+def test_weights_at_the_end_of_the_scale_average_all_the_same(played):
+    model, plan, updates = played
+    plain, tiny = deepcopy(model), dict.fromkeys(BUDGETS, 1e-310)
+    aggregate(plain, plan, updates, dict.fromkeys(BUDGETS, 1.0))
+    assert aggregate(model, plan, updates, tiny).accepted == list(BUDGETS)
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, plain.state_dict()[name], rtol=1e-9, atol=1e-9)
+
+
+WRONG = {
+    "total": [{"total": value} for value in (0, -1, NAN, INF, "4", True)],
+    "server_lr": [{"server_lr": value} for value in (0, -1, NAN, INF, "1")],
+    "norm_bound": [{"norm_bound": value} for value in (0, 0.5, NAN, INF)],
+    "trim": [{"trim": value} for value in (-0.1, 0.5, NAN, 1)],
+}
+
+
+@pytest.mark.parametrize("wrong", [case for cases in WRONG.values() for case in cases], ids=str)
+def test_the_servers_own_mistake_is_told_before_anything_is_touched(played, wrong):
+    model, plan, updates = played
+    before = deepcopy(model.state_dict())
+    with pytest.raises(UserError, match=rf"{next(iter(wrong))} is .* is needed"):
+        aggregate(model, plan, updates, NUM_SAMPLES, **wrong)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_samples_that_are_no_mapping_are_told(played):
+    model, plan, updates = played
+    with pytest.raises(UserError, match="num_samples is a list; a mapping is needed"):
+        aggregate(model, plan, updates, list(BUDGETS))
+
+
+@pytest.mark.parametrize("guards", [{}, {"trim": 0.2}], ids=str)
+@pytest.mark.parametrize("server_lr", [1.0, 0.5])
+def test_a_model_that_would_not_be_finite_is_not_kept(played, guards, server_lr):
+    model = played[0].float()
+    plan = make_plan(model, BUDGETS, "full")
+    before = deepcopy(model.state_dict())
+    huge = {
+        c: spoiled(spoiled(shard, "u", lambda u: u * 0 + 1e38), "v", lambda v: v * 0 + 1e38)
+        for c, shard in plan.items()
+    }
+    outcome = aggregate(model, plan, huge, NUM_SAMPLES, server_lr=server_lr, **guards)
+    assert outcome.accepted == []
+    assert set(outcome.rejected) == set(BUDGETS)
+    assert "1.weight would have NaN or Inf; the model stays as it was" in outcome.rejected["a"]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
 def test_a_round_without_any_update_changes_nothing(played):

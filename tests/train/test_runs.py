@@ -1,6 +1,7 @@
 """Whole runs on the embedded digits: what they write, that they learn, repeat and resume."""
 
 import json
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -15,7 +16,7 @@ from sharding.shard import dense_state
 from train.config import load_config
 from train.engines import ENGINES
 from train.experiment import assemble, assign_keep_ratios, find_device, find_engine
-from train.rounds import cosine, run_rounds
+from train.rounds import DivergedError, cosine, run_rounds
 from train.run import run
 
 TINY = [
@@ -234,3 +235,130 @@ def test_clients_that_report_nan_or_vanish_stop_nothing(tmp_path, caplog):
     assert lines[0]["heard"] == 1
     assert "upload with equal probabilities" in caplog.text
     assert all(tensor.isfinite().all() for tensor in experiment.model.state_dict().values())
+
+
+class Tampering:
+    """An engine whose clients send what `tamper` makes of their updates, as pairs."""
+
+    def __init__(self, engine, tamper):
+        self._engine, self._tamper = engine, tamper
+
+    def train(self, plan, round, lr):
+        yield from self._tamper(plan, list(self._engine.train(plan, round, lr)))
+
+    def close(self):
+        self._engine.close()
+
+
+def tampered(tmp_path, tamper, *overrides):
+    """The metrics and the experiment of a run in which `tamper` has the last word on what clients send."""
+    experiment = assemble(tiny(tmp_path / "run", "engine=sequential", *overrides))
+    experiment.__dict__["engine"] = Tampering(experiment.engine, tamper)
+    lines = []
+    run_rounds(experiment, 0, lambda _, metrics: lines.append(metrics))
+    return lines, experiment
+
+
+def first(change):
+    """Change what the first client of the round sends."""
+    return lambda plan, pairs: [*change(plan, *pairs[0]), *pairs[1:]]
+
+
+TAMPERINGS = {
+    "missing": (first(lambda plan, client, update: []), "nothing returned"),
+    "no shard": (first(lambda plan, client, update: [(client, replace(update, shard="x"))]), "a str, not a shard"),
+    "hollow": (first(lambda plan, client, update: [(client, replace(update, shard=Shard({}, {})))]), "other layers"),
+    "another's": (
+        lambda plan, pairs: [(pairs[0][0], pairs[1][1]), *pairs[1:]],
+        r"has shape|indices are not those of the plan",
+    ),
+    "half": (
+        first(lambda plan, c, u: [(c, replace(u, shard=Shard(u.shard.terms, halved(u.shard.dense))))]),
+        "is torch.float16, not torch.float32",
+    ),
+}
+
+
+def halved(tensors):
+    return {name: tensor.half() for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize(
+    "sampler", [[], ["clients.sampler=ocs", "clients.budget=3"], ["clients.sampler=statistical"]], ids=str
+)
+@pytest.mark.parametrize(("tamper", "reason"), TAMPERINGS.values(), ids=TAMPERINGS.keys())
+def test_whatever_one_client_sends_the_round_goes_on_and_names_it(tmp_path, tamper, reason, sampler):
+    lines, experiment = tampered(tmp_path, tamper, "keep_ratio=0.5", "strategy=unbiased", *sampler)
+    for line in lines:
+        assert line["failed"] >= 1
+        assert any(re.search(reason, why) for why in line["failures"].values())
+        assert line["heard"] == line["clients"] - line["failed"]
+    assert all(tensor.isfinite().all() for tensor in experiment.model.state_dict().values())
+
+
+def test_updates_that_come_twice_or_from_nowhere_count_once(tmp_path, caplog):
+    plain, _ = tampered(tmp_path, lambda plan, pairs: pairs)
+    twice, _ = tampered(tmp_path, lambda plan, pairs: [*pairs, *pairs, (999, pairs[0][1])])
+    assert without_times(twice) == without_times(plain)
+    assert "an update of client 999 is left out" in caplog.text
+
+
+def scaled(factor):
+    """Every first client's update, `factor` times as large."""
+
+    def change(plan, client, update):
+        sent, shard = plan[client], update.shard
+        terms = {
+            name: replace(
+                held,
+                u=sent.terms[name].u + factor * (held.u - sent.terms[name].u),
+                v=sent.terms[name].v + factor * (held.v - sent.terms[name].v),
+            )
+            for name, held in shard.terms.items()
+        }
+        dense = {name: sent.dense[name] + factor * (tensor - sent.dense[name]) for name, tensor in shard.dense.items()}
+        return [(client, replace(update, shard=replace(shard, terms=terms, dense=dense)))]
+
+    return first(change)
+
+
+LONGER = ["rounds=3", "clients.per_round=9", "keep_ratio=0.5"]
+
+
+def test_a_huge_update_is_left_out_by_the_bound_and_the_run_goes_on(tmp_path):
+    lines, experiment = tampered(tmp_path, scaled(1e6), *LONGER, "aggregation.norm_bound=5")
+    for line in lines:
+        assert (line["heard"], line["failed"]) == (8, 1)
+        assert "times the median" in next(iter(line["failures"].values()))
+    assert max(float(tensor.abs().max()) for tensor in experiment.model.state_dict().values()) < 10
+
+
+@pytest.mark.parametrize("factor", [1e6, -1e6])
+def test_a_huge_or_flipped_update_is_outvoted_by_the_trimmed_mean(tmp_path, factor):
+    lines, experiment = tampered(tmp_path, scaled(factor), *LONGER, "strategy=full", "aggregation.trim=0.2")
+    assert [line["heard"] for line in lines] == [9] * 3
+    assert max(float(tensor.abs().max()) for tensor in experiment.model.state_dict().values()) < 10
+
+
+def test_a_round_that_would_spoil_the_model_is_lost_and_a_run_of_lost_rounds_ends(tmp_path):
+    experiment, lines, models = assemble(tiny(tmp_path, "rounds=20", "engine=sequential")), [], []
+    experiment.__dict__["engine"] = Tampering(experiment.engine, lambda plan, pairs: scaled(1e38)(plan, pairs))
+
+    def record(t, metrics):
+        lines.append(metrics)
+        models.append([tensor.clone() for tensor in experiment.model.state_dict().values()])
+
+    with pytest.raises(
+        DivergedError, match=r"no client's update could be used in 5 rounds in a row; .* lower local.lr"
+    ):
+        run_rounds(experiment, 0, record)
+    assert len(lines) == 5
+    for line in lines:
+        assert (line["heard"], line["failed"]) == (0, 3)
+    for model in models[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(models[0], model, strict=True))
+
+
+def test_a_run_whose_rounds_were_all_lost_does_not_end_well(tmp_path):
+    with pytest.raises(DivergedError, match="in 2 rounds in a row"):
+        tampered(tmp_path, lambda plan, pairs: [], "rounds=2")

@@ -1,0 +1,139 @@
+"""The trimmed mean and the bound on norms, against definitions and against attackers."""
+
+from copy import deepcopy
+from math import ceil
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharding import Shard, aggregate
+from sharding.averages import trimmed_mean
+from sharding.shard import Terms
+from tests.sharding.models import make_net, make_plan, perturbed
+
+CLIENTS = [f"c{i}" for i in range(9)]
+SAMPLES = {client: 1.0 + i for i, client in enumerate(CLIENTS)}
+HONEST_SCALE = 0.01  # of the honest clients' changes
+
+
+def moved(shard: Shard, seed: int, factor: float = 1.0) -> Shard:
+    """A shard after an honest step, or `factor` times that step."""
+    step = perturbed(shard, seed)
+
+    def along(before, after):
+        return before + factor * HONEST_SCALE * (after - before)
+
+    terms = {
+        name: Terms(
+            sent.indices, along(sent.u, step.terms[name].u), along(sent.v, step.terms[name].v), sent.multipliers
+        )
+        for name, sent in shard.terms.items()
+    }
+    return Shard(terms, {name: along(tensor, step.dense[name]) for name, tensor in shard.dense.items()})
+
+
+def played(strategy="full", ratio=0.5, attack=1.0, attackers=0):
+    """(model, plan, updates): the first clients' steps are `attack` times what they should be."""
+    model = make_net().double()
+    plan = make_plan(model, dict.fromkeys(CLIENTS, ratio), strategy)
+    factors = [attack] * attackers + [1.0] * (len(CLIENTS) - attackers)
+    return model, plan, {c: moved(plan[c], 7, factor) for c, factor in zip(CLIENTS, factors, strict=True)}
+
+
+def literally(values, weights, trim):
+    """The definition, one coordinate."""
+    cut = min(ceil(trim * len(values)), (len(values) - 1) // 2)
+    kept = sorted(range(len(values)), key=values.__getitem__)[cut : len(values) - cut]
+    return sum(values[i] * weights[i] for i in kept) / sum(weights[i] for i in kept)
+
+
+@given(
+    st.lists(st.tuples(st.floats(-5, 5), st.floats(0.1, 9)), min_size=1, max_size=9),
+    st.floats(0, 0.499),
+)
+def test_the_trimmed_mean_is_that_of_the_definition(pairs, trim):
+    values, weights = zip(*pairs, strict=True)
+    mean = trimmed_mean(torch.tensor(values).double(), torch.tensor(weights).double(), trim)
+    values, weights = (torch.tensor(column).double().tolist() for column in (values, weights))
+    assert mean.item() == pytest.approx(literally(values, weights, trim), rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("strategy", ["unbiased", "full", "dense"])
+def test_every_vector_is_trimmed_over_its_own_holders(strategy):
+    model, plan, updates = played(strategy)
+    updates = {client: moved(plan[client], i) for i, client in enumerate(CLIENTS)}
+    aggregate(model, plan, updates, SAMPLES, trim=0.2)
+    for name, spectrum in plan.spectra.items():
+        sides = {"u": spectrum.u.clone(), "v": spectrum.v.clone()}
+        for part, side in sides.items():
+            for i in range(side.shape[1]):
+                held = [
+                    (getattr(shard.terms[name], part)[:, shard.terms[name].indices.tolist().index(i)], SAMPLES[client])
+                    for client, shard in updates.items()
+                    if i in shard.terms[name].indices.tolist()
+                ]
+                for row in range(len(side)) if held else ():
+                    side[row, i] = literally([float(vector[row]) for vector, _ in held], [w for _, w in held], 0.2)
+        wanted = sides["u"] @ sides["v"].mT
+        torch.testing.assert_close(model.get_submodule(name).weight.flatten(1), wanted, rtol=0, atol=1e-12)
+    for name in plan["c0"].dense:
+        stacked = torch.stack([shard.dense[name].flatten() for shard in updates.values()])
+        wanted = [literally(column.tolist(), list(SAMPLES.values()), 0.2) for column in stacked.T]
+        np.testing.assert_allclose(model.state_dict()[name].flatten(), wanted, rtol=0, atol=1e-12)
+
+
+def test_with_equal_holders_and_total_the_step_is_a_share_of_the_trimmed_one():
+    model, plan, updates = played("dense")
+    whole, before = deepcopy(model), deepcopy(model.state_dict())
+    aggregate(whole, plan, updates, SAMPLES, trim=0.2)
+    aggregate(model, plan, updates, SAMPLES, total=2 * sum(SAMPLES.values()), trim=0.2)
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, (before[name] + whole.state_dict()[name]) / 2, rtol=0, atol=1e-12)
+
+
+def distance(model, other) -> float:
+    """Largest difference of two models' weights."""
+    return max(float((tensor - other.state_dict()[name]).abs().max()) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("strategy", ["full", "dense"])
+@pytest.mark.parametrize("attack", [1e6, -1.0, -1e6, 1e30])
+@pytest.mark.parametrize("attackers", [1, 2])
+def test_the_trimmed_mean_stays_within_the_honest(strategy, attack, attackers):
+    """All honest clients take the same step here: without the attackers' values it is what comes out."""
+    model, plan, updates = played(strategy, attack=attack, attackers=attackers)
+    honest, plain = deepcopy(model), deepcopy(model)
+    aggregate(honest, plan, {client: updates[client] for client in CLIENTS[attackers:]}, SAMPLES)
+    assert aggregate(model, plan, updates, SAMPLES, trim=0.25).accepted == CLIENTS
+    assert distance(model, honest) < 1e-12
+    aggregate(plain, plan, updates, SAMPLES)
+    assert distance(plain, honest) > 1e-3  # the plain mean is moved by them, or not kept
+
+
+@pytest.mark.parametrize("strategy", ["unbiased", "dense"])
+@pytest.mark.parametrize("attack", [1e6, -1e6, 1e30])
+def test_the_bound_leaves_out_who_goes_too_far_and_nobody_else(strategy, attack):
+    model, plan, updates = played(strategy, attack=attack, attackers=2)
+    honest = deepcopy(model)
+    aggregate(honest, plan, {client: updates[client] for client in CLIENTS[2:]}, SAMPLES)
+    outcome = aggregate(model, plan, updates, SAMPLES, norm_bound=4)
+    assert (outcome.accepted, list(outcome.rejected)) == (CLIENTS[2:], CLIENTS[:2])
+    assert "is above 4 times the median" in outcome.rejected["c0"]
+    assert distance(model, honest) == 0
+
+
+def test_of_two_clients_the_bound_leaves_out_the_one_that_goes_further():
+    model, plan, updates = played(attack=1e6, attackers=1)
+    outcome = aggregate(model, plan, {c: updates[c] for c in CLIENTS[:2]}, dict.fromkeys(CLIENTS[:2], 1), norm_bound=2)
+    assert outcome.accepted == ["c1"]
+
+
+def test_guards_that_find_nothing_change_nothing():
+    model, plan, updates = played("unbiased")
+    other = deepcopy(model)
+    aggregate(model, plan, updates, SAMPLES)
+    aggregate(other, plan, updates, SAMPLES, norm_bound=100)
+    assert distance(model, other) == 0
