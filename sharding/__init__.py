@@ -24,6 +24,7 @@ D_c     ``num_samples``                           size of client c's data
 """
 
 from sharding.aggregate import Aggregation, aggregate
+from sharding.client import client_model, skeleton, train_shard
 from sharding.clients import aocs_probabilities, mmfl_probabilities, round_time, wireless_probabilities
 from sharding.coordination import COORDINATIONS
 from sharding.designs import DESIGNS, entropy, joint_inclusion, sample
@@ -38,7 +39,7 @@ from sharding.inclusion import (
     successive_inclusion,
 )
 from sharding.layers import FactorizedConv2d, FactorizedLayer, FactorizedLinear, UnpackedAttention, register
-from sharding.optim import clip_effective_lr, clip_factors, factorized_layers, frobenius_decay
+from sharding.optim import LocalSGD, clip_effective_lr, clip_factors, factorized_layers, frobenius_decay
 from sharding.planner import Plan, ShardPlanner
 from sharding.shard import Shard, Terms
 from sharding.spectrum import Spectrum, decompose
@@ -52,6 +53,7 @@ __all__ = [
     "FactorizedConv2d",
     "FactorizedLayer",
     "FactorizedLinear",
+    "LocalSGD",
     "Plan",
     "Shard",
     "ShardPlanner",
@@ -63,6 +65,7 @@ __all__ = [
     "alignment",
     "anme",
     "aocs_probabilities",
+    "client_model",
     "clip_effective_lr",
     "clip_factors",
     "collective_inclusion",
@@ -85,7 +88,9 @@ __all__ = [
     "sample",
     "schatten_inclusion",
     "shardable_layers",
+    "skeleton",
     "successive_inclusion",
+    "train_shard",
     "unpack_attention",
     "wireless_probabilities",
 ]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sharding.errors import UserError
 from sharding.layers import FactorizedLayer
+from sharding.wrappers import spread_like, whole
 
 
 def factorized_layers(model: nn.Module) -> list[FactorizedLayer]:
@@ -39,16 +40,63 @@ def clip_effective_lr(layers: Iterable[FactorizedLayer], factors: Iterable[Tenso
     for layer, factor in zip(layers, factors, strict=True):
         for parameter in (layer.u, layer.v):
             if parameter.grad is not None:
-                parameter.grad.mul_(factor)
+                parameter.grad.mul_(spread_like(factor, parameter.grad, copies=True))
 
 
 def frobenius_decay(layers: Iterable[FactorizedLayer]) -> Tensor:
-    """Return Σ ‖UΩVᵀ‖²_F over the layers, a scalar that can be differentiated.
+    """Return Σ ‖UΩVᵀ‖²_F over the layers, a scalar that can be differentiated; 0 if there are none.
 
-    ‖UΩVᵀ‖²_F = tr(Ω UᵀU Ω VᵀV), the sum of the elementwise product of two n×n Grams.
+    ‖UΩVᵀ‖²_F = tr(Ω UᵀU Ω VᵀV), the sum of the elementwise product of two n×n Grams, in the factors' own precision.
     """
-    return torch.stack([(_gram(layer.scaled_u) * _gram(layer.v)).sum() for layer in layers]).sum()
+    layers = list(layers)
+    if not layers:
+        return torch.zeros(())
+    with torch.autocast(layers[0].u.device.type, enabled=False):
+        return torch.stack([_square_norm(layer) for layer in layers]).sum()
+
+
+def _square_norm(layer: FactorizedLayer) -> Tensor:
+    omega = spread_like(layer.multipliers, layer.u, copies=True)
+    return (_gram(layer.u * omega) * _gram(layer.v)).sum()
 
 
 def _gram(factor: Tensor) -> Tensor:
-    return factor.mT @ factor
+    return whole(factor.mT @ factor)
+
+
+class LocalSGD:
+    """A client's optimizer for one round: SGD on loss + decay·Σ‖UΩVᵀ‖²_F, with the effective learning rate clipped.
+
+    Args:
+        model: the client's, with the shard of this round loaded: clipping goes by its multipliers.
+        lr: the learning rate.
+        momentum: of SGD.
+        frobenius_decay: the strength of the decay.
+        clip: τ ≥ 1, or None for no clipping.
+
+    Raises:
+        UserError: the clip is below 1.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float,
+        momentum: float = 0.9,
+        frobenius_decay: float = 1e-4,
+        clip: float | None = 10.0,
+    ) -> None:
+        self._layers = factorized_layers(model)
+        self._factors = None if clip is None else clip_factors(self._layers, clip)
+        self._decay = frobenius_decay
+        fused = not any(parameter.is_complex() for parameter in model.parameters())
+        self._sgd = torch.optim.SGD(model.parameters(), lr, momentum=momentum, fused=fused)
+
+    def step(self, loss: Tensor) -> None:
+        """Take one step down from a loss, a scalar that can be differentiated."""
+        decay = self._decay * frobenius_decay(self._layers) if self._layers and self._decay else 0.0
+        self._sgd.zero_grad()
+        (loss + decay).backward()
+        if self._factors is not None:
+            clip_effective_lr(self._layers, self._factors)
+        self._sgd.step()

@@ -125,6 +125,10 @@ class Shard:
         }
         return factors | dict(self.dense)
 
+    def is_frozen(self, name: str) -> bool:
+        """Tell whether a name of `state` is one of a layer or a tensor that is not to be trained."""
+        return (name if name in self.dense else name.rpartition(".")[0]) in self.frozen
+
     def trained(self) -> dict[str, Tensor]:
         """Return what a client may change: u and v of every layer, as ``<layer>.<part>``, and the dense rest."""
         factors = {
@@ -145,6 +149,22 @@ class Shard:
         dense = {name: values[name] for name in self.dense if name not in self.frozen}
         return Shard(terms, dense, self.keep_ratio)
 
+    def matching_state(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return a client model's parameters and buffers by name, if they are those that this shard has values for.
+
+        Raises:
+            UserError: as `load_into`.
+        """
+        model = unwrap(model)
+        state = {name: part for name, part in model.state_dict(keep_vars=True).items() if travels(part)}
+        problems = list(self._misfits(model, state))
+        if problems:
+            raise UserError(
+                f"the shard (keep ratio {self.keep_ratio:g}) does not fit the model: {'; '.join(problems)}. "
+                "sharding.client_model(model, shard) makes the model that fits"
+            )
+        return state
+
     @torch.no_grad()
     def load_into(self, model: nn.Module) -> None:
         """Copy this shard's values into a client's model, inside DDP, `torch.compile` or FSDP2 or not.
@@ -152,7 +172,7 @@ class Shard:
         Raises:
             UserError: names, shapes or numbers of terms are not those of the model; all that differ are told.
         """
-        state = self._matching_state(model)
+        state = self.matching_state(model)
         for name, tensor in self.state().items():
             target = as_real(state[name])
             target.copy_(spread_like(tensor.to(target.device, target.dtype), target))
@@ -164,20 +184,8 @@ class Shard:
         Raises:
             UserError: as `load_into`.
         """
-        state = self._matching_state(model)
+        state = self.matching_state(model)
         return self.returned({name: as_real(whole(state[name].detach())).clone() for name in self.trained()})
-
-    def _matching_state(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return a model's parameters and buffers by name, if they are just those that this shard has values for."""
-        model = unwrap(model)
-        state = {name: part for name, part in model.state_dict(keep_vars=True).items() if travels(part)}
-        problems = list(self._misfits(model, state))
-        if problems:
-            raise UserError(
-                f"the shard (keep ratio {self.keep_ratio:g}) does not fit the model: {'; '.join(problems)}. "
-                "sharding.client_model(model, shard) makes the model that fits"
-            )
-        return state
 
     def _misfits(self, model: nn.Module, state: Mapping[str, Tensor]) -> Iterator[str]:
         """Say of each name that the shard and the model do not have in common, or not alike, what is wrong."""

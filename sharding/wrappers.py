@@ -35,10 +35,12 @@ def spread_like(tensor: Tensor, like: Any, *, copies: bool = False) -> Tensor:
     """
     if not _is_distributed(like):
         return tensor
-    from torch.distributed.tensor import Replicate, distribute_tensor  # noqa: PLC0415 - heavy, and loaded by now
+    from torch.distributed.tensor import DTensor, Replicate, distribute_tensor  # noqa: PLC0415 - heavy, loaded by now
 
-    placements = [Replicate()] * like.device_mesh.ndim if copies else like.placements
-    return distribute_tensor(tensor, like.device_mesh, placements)
+    mesh = like.device_mesh
+    if copies:
+        return DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim)
+    return distribute_tensor(tensor, mesh, like.placements)
 
 
 def _is_distributed(tensor: Any) -> bool:

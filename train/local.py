@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sharding.optim import clip_effective_lr, clip_factors, factorized_layers, frobenius_decay
+from sharding.optim import LocalSGD
 from sharding.planner import Client
 from sharding.rng import generator, seed_of
 from train.config import LocalConfig
@@ -76,9 +76,7 @@ def train_locally(
         key: (seed, round, client); the order of the samples, flips and dropout follow from it alone.
     """
     model.train()
-    layers = factorized_layers(model)
-    factors = None if clip is None else clip_factors(layers, clip)
-    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=local.momentum, fused=True)
+    optimizer = LocalSGD(model, lr, local.momentum, local.frobenius_decay, clip)
     total, steps = torch.zeros((), device=data.targets.device), num_steps(data, local)
     masks, seeds = key_dropout(model), sample_seeds(steps, local.batch_size, key).to(data.targets.device)
     with torch.random.fork_rng(devices=_cuda_devices(data)):
@@ -87,12 +85,7 @@ def train_locally(
             masks.begin(its_seeds[: len(targets)])
             with mixed_precision(local, targets.device):
                 loss = cross_entropy(model(inputs), targets, dataset.ignore_index)
-            decay = local.frobenius_decay * frobenius_decay(layers) if layers and local.frobenius_decay else 0.0
-            optimizer.zero_grad()
-            (loss + decay).backward()
-            if factors is not None:
-                clip_effective_lr(layers, factors)
-            optimizer.step()
+            optimizer.step(loss)
             total += loss.detach()
     return total / steps
 

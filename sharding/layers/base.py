@@ -62,6 +62,8 @@ class FactorizedLayer(nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draw U and V so that UVᵀ has the variance 1/(3·in) of `nn.Linear`'s default; bias and multipliers 0 and 1."""
+        if self.u.is_meta:  # there is nothing to draw, and torch would load much for it
+            return
         scale = (3 * self.v.shape[0] * self.num_terms) ** -0.25
         nn.init.normal_(self.u, std=scale)
         nn.init.normal_(self.v, std=scale)

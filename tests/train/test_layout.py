@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.train.engines.jobs import make_job
+from tests.train.engines.jobs import make_job, make_plan
 from train.engines.sequential import SequentialEngine
 from train.layout import ENDS, channels_last, keep_layout
 
@@ -56,9 +56,10 @@ def test_what_is_no_image_is_left_alone():
         assert channels_last(inputs) is inputs
 
 
-@pytest.mark.parametrize("keep_ratio", [None, 0.3])
-def test_the_models_that_clients_are_trained_in_keep_the_layout(keep_ratio):
-    resident = SequentialEngine(make_job()).resident(keep_ratio)
+@pytest.mark.parametrize("strategy", ["dense", "unbiased"])
+def test_the_models_that_clients_are_trained_in_keep_the_layout(strategy):
+    job = make_job()
+    resident = SequentialEngine(job).resident(make_plan(job, strategy)[0])
     ends = [module for module in resident.modules() if isinstance(module, ENDS)]
     assert ends
     assert all(len(module._forward_pre_hooks) == 1 for module in ends)

@@ -4,11 +4,10 @@ Shards are copied into the resident model, so memory does not grow with the numb
 """
 
 import logging
-from copy import deepcopy
 
 from torch import nn
 
-from sharding import Plan, Shard, factorize
+from sharding import Plan, Shard, client_model
 from sharding.planner import Client
 from train.engines.base import Job, Update, Updates
 from train.layout import keep_layout
@@ -22,20 +21,18 @@ class SequentialEngine:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self._template = keep_layout(deepcopy(job.model))
         self._residents: dict[float | None, nn.Module] = {}
 
     def train(self, plan: Plan, round: int, lr: float) -> Updates:
         """Yield the clients' updates."""
-        ratios = {client: ratio for ratio, clients in plan.groups.items() for client in clients}
         for client, shard in plan.items():
-            yield client, self.train_client(client, shard, ratios[client], round, lr)
+            yield client, self.train_client(client, shard, round, lr)
 
-    def train_client(self, client: Client, shard: Shard, ratio: float, round: int, lr: float) -> Update:
-        """Train one client on a shard of this keep ratio."""
+    def train_client(self, client: Client, shard: Shard, round: int, lr: float) -> Update:
+        """Train one client on its shard."""
         job = self.job
         try:
-            model = self.resident(ratio if shard.terms else None)
+            model = self.resident(shard)
             shard.load_into(model)
             key = (job.seed, round, client)
             loss = train_locally(model, job.clients[client], job.dataset, job.local, lr, job.clip, key)
@@ -50,11 +47,17 @@ class SequentialEngine:
             )
             return Update(None, None, f"{type(error).__name__}: {error}")
 
-    def resident(self, ratio: float | None) -> nn.Module:
-        """Return the model that shards of this keep ratio are trained in; None stands for the dense one."""
-        if ratio not in self._residents:
-            self._residents[ratio] = self._template if ratio is None else factorize(self._template, ratio)
-        return self._residents[ratio]
+    def resident(self, shard: Shard) -> nn.Module:
+        """Return the model that shards of this one's keep ratio are trained in."""
+        size = size_of(shard)
+        if size not in self._residents:
+            self._residents[size] = keep_layout(client_model(self.job.model, shard))
+        return self._residents[size]
 
     def close(self) -> None:
         """Nothing to do."""
+
+
+def size_of(shard: Shard) -> float | None:
+    """Return what shards that fit one model have in common: the keep ratio, or None where all layers are whole."""
+    return shard.keep_ratio if shard.terms else None

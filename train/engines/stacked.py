@@ -26,7 +26,7 @@ from train.engines.base import Job, Update, Updates
 from train.engines.fastest import fastest
 from train.engines.folding import NotFoldableError
 from train.engines.profile import Batches, Profile
-from train.engines.sequential import SequentialEngine
+from train.engines.sequential import SequentialEngine, size_of
 from train.layout import channels_last
 from train.local import ClientData, num_steps, train_locally
 
@@ -86,7 +86,7 @@ class StackedEngine:
             except Exception as error:
                 log.debug("%s failed together: %s", bunch, error, exc_info=True)
         for client in bunch.clients:
-            yield client, self.sequential.train_client(client, shards[client], bunch.ratio, round, lr)
+            yield client, self.sequential.train_client(client, shards[client], round, lr)
 
     def close(self) -> None:
         """Nothing to do."""
@@ -95,17 +95,19 @@ class StackedEngine:
         self, bunch: Bunch, shards: Mapping[Client, Shard], round: int, lr: float
     ) -> list[tuple[Client, Update]]:
         sent = [shards[client] for client in bunch.clients]
-        profile = self._profile(bunch.ratio if sent[0].terms else None, len(sent))
+        profile = self._profile(sent[0], len(sent))
         profile.load(sent)
         data = [self.job.clients[client] for client in bunch.clients]
         losses = profile.train(data, [(self.job.seed, round, client) for client in bunch.clients], lr)
         returned = zip(bunch.clients, profile.read(sent), losses, strict=True)
         return [(client, Update(shard, loss)) for client, shard, loss in returned]
 
-    def _profile(self, ratio: float | None, num_clients: int) -> Profile:
-        if (ratio, num_clients) not in self._profiles:
-            self._profiles[ratio, num_clients] = Profile(self.sequential.resident(ratio), num_clients, self.job)
-        return self._profiles[ratio, num_clients]
+    def _profile(self, shard: Shard, num_clients: int) -> Profile:
+        """Return the model that `num_clients` shards of this one's keep ratio are trained in."""
+        key = size_of(shard), num_clients
+        if key not in self._profiles:
+            self._profiles[key] = Profile(self.sequential.resident(shard), num_clients, self.job)
+        return self._profiles[key]
 
     def _width(self, ratio: float, clients: list[Client], plan: Plan) -> int:
         """Return how many clients of a keep ratio to train together."""
@@ -135,9 +137,8 @@ class Trial:
     @torch.no_grad()
     def folds(self) -> bool:
         """Tell whether the folded model computes what its clients' models do."""
-        ratio = self._bunch.ratio if self._shards[0].terms else None
         try:
-            return self._deviation(ratio) <= TOLERANCE
+            return self._deviation() <= TOLERANCE
         except NotFoldableError as error:
             log.info("clients are trained one by one: the model has %s", error)
         except Exception as error:  # a client's bad data, or an operation that is not by sample
@@ -161,7 +162,7 @@ class Trial:
 
     def sequential_model(self) -> nn.Module:
         """Return the resident model of one client."""
-        return self._engine.sequential.resident(self._bunch.ratio if self._shards[0].terms else None)
+        return self._engine.sequential.resident(self._shards[0])
 
     def _together(self) -> None:
         self._engine._train_together(self._bunch, self._shards, 0, lr=0.0)
@@ -173,10 +174,10 @@ class Trial:
             train_locally(model, job.clients[client], job.dataset, job.local, 0.0, job.clip, (job.seed, 0, client))
             self._shards[client].read_from(model)
 
-    def _deviation(self, ratio: float | None) -> float:
+    def _deviation(self) -> float:
         """Return how far the folded logits of the first step are from the clients' own."""
         clients = self._bunch.clients
-        profile = self._engine._profile(ratio, len(clients))
+        profile = self._engine._profile(self._shards[0], len(clients))
         profile.load([self._shards[client] for client in clients])
         batches = Batches([self._job.clients[c] for c in clients], [(0, 0, c) for c in clients], self._job)
         folded = profile.logits(batches, 0).unflatten(0, (len(clients), -1))

@@ -1,0 +1,145 @@
+"""A client's side of a round: its small model from a shard, the training, and the update that goes back.
+
+A client cannot hold the dense model. It has the model's structure, with parameters that take no memory (`skeleton`),
+and puts factorized layers of as many terms as the shard has in the place of the layers that are sharded. Nothing is
+decomposed; the only values are those of the shard.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from sharding.errors import UserError
+from sharding.factorization import factorize_empty, unpack_attention
+from sharding.optim import LocalSGD
+from sharding.shard import Shard, as_real
+from sharding.wrappers import unwrap
+
+
+def train_shard(
+    model: nn.Module,
+    shard: Shard,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    lr: float,
+    momentum: float = 0.9,
+    frobenius_decay: float = 1e-4,
+    clip: float | None = 10.0,
+    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+) -> Shard:
+    """Train a shard on a client's data, and return the update: one step of `LocalSGD` a batch.
+
+    Args:
+        model: as for `client_model`; it stays as it is.
+        shard: what the server sent; it stays as it is.
+        batches: (inputs, targets) in the order of their use, all epochs.
+        lr: the learning rate of this round.
+        momentum: of SGD, fresh each round.
+        frobenius_decay: see `LocalSGD`.
+        clip: τ, or None where the strategy does not clip.
+        loss: of outputs and targets, a scalar.
+
+    Raises:
+        UserError: as `client_model` and `LocalSGD`.
+    """
+    small = client_model(model, shard).train()
+    optimizer = LocalSGD(small, lr, momentum, frobenius_decay, clip)
+    for inputs, targets in batches:
+        optimizer.step(loss(small(inputs), targets))
+    return shard.read_from(small)
+
+
+@torch.no_grad()
+def client_model(model: nn.Module, shard: Shard, copy: bool = True) -> nn.Module:
+    """Return the small model that a shard is trained in, with the shard's values, on the shard's device.
+
+    Args:
+        model: the dense model, for its structure only: a `skeleton`, one on the `meta` device, or any other. It stays
+            as it is, and none of its weights is copied.
+        shard: of any keep ratio, or the whole model (strategy ``dense``).
+        copy: False lets the model take the shard's own tensors over, which then change in training: half the memory,
+            for a client that has received the shard and does not need it again.
+
+    Raises:
+        UserError: the shard is one of another model; all names and shapes that differ are told. Or a buffer that is
+            not in the shard has no value.
+    """
+    model = unwrap(model)
+    hollow: dict[int, object] = {id(part): _hollow(part) for part in model.parameters()}
+    small = _replace_layers(deepcopy(model, hollow), shard)
+    slots = shard.matching_state(small)
+    filled: dict[int, Tensor] = {}
+    for name, value in shard.state().items():
+        slot = slots[name]
+        filled[id(slot)] = _fill(slot, value, copy)
+        if isinstance(slot, nn.Parameter):
+            trains = slot.requires_grad and not shard.is_frozen(name)
+            filled[id(slot)] = nn.Parameter(filled[id(slot)], trains)
+    for module in small.modules():
+        for entries in cast(list[dict[str, Any]], [module._parameters, module._buffers]):
+            entries.update({key: filled[id(entry)] for key, entry in entries.items() if id(entry) in filled})
+    _refuse_empty(small)
+    return small.to(next(iter(filled.values())).device) if filled else small
+
+
+@contextmanager
+def skeleton() -> Iterator[None]:
+    """Build models whose parameters are on the `meta` device, where they take no memory, and whose buffers are real.
+
+    Under ``torch.device("meta")`` buffers that a model computes for itself, such as a table of positions, would have no
+    values either.
+    """
+
+    def hollow(_: nn.Module, __: str, parameter: nn.Parameter) -> nn.Parameter | None:
+        return None if parameter.is_meta else _hollow(parameter)  # None keeps it: one that is tied stays tied
+
+    handle = register_module_parameter_registration_hook(hollow)  # type: ignore[arg-type]  # torch's slip
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _hollow(parameter: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+
+
+def _replace_layers(model: nn.Module, shard: Shard) -> nn.Module:
+    """Put empty factorized layers in the place of those that the shard has terms of, in place."""
+    attentions = [name for name, part in model.named_modules() if isinstance(part, nn.MultiheadAttention)]
+    if any(name.startswith(f"{attention}.q_proj") for attention in attentions for name in shard.state()):
+        model = unpack_attention(model, inplace=True)
+    dense = dict(model.named_modules(remove_duplicate=False))
+    model = factorize_empty(model, {layer: terms.indices.numel() for layer, terms in shard.terms.items()}, inplace=True)
+    for layer in shard.terms:
+        before, after = dense[layer], model.get_submodule(layer)
+        after.train(before.training)
+        flags = {name: parameter.requires_grad for name, parameter in before.named_parameters()}
+        for name, parameter in after.named_parameters():
+            parameter.requires_grad_(flags.get(name, flags["weight"]))
+    return model
+
+
+def _fill(slot: Tensor, value: Tensor, copy: bool) -> Tensor:
+    """Return a tensor in the dtype and layout of an empty one, with the values of a shard's."""
+    if not copy and value.dtype == slot.dtype:
+        return value
+    filled = torch.empty_strided(slot.shape, slot.stride(), dtype=slot.dtype, device=value.device)
+    as_real(filled).copy_(value)
+    return filled
+
+
+def _refuse_empty(model: nn.Module) -> None:
+    empty = [
+        name for named in (model.named_parameters(), model.named_buffers()) for name, part in named if part.is_meta
+    ]
+    if empty:
+        raise UserError(
+            f"{', '.join(empty)} are on the meta device, and no shard has values for them; "
+            "build the model in `with sharding.skeleton():`, which leaves buffers real"
+        )

@@ -1,0 +1,262 @@
+"""The small model from a shard: without the dense one, whatever kind of model it is, and a round of training."""
+
+import subprocess
+import sys
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from sharding import (
+    FactorizedLayer,
+    LocalSGD,
+    Shard,
+    ShardPlanner,
+    UserError,
+    aggregate,
+    client_model,
+    factorize,
+    skeleton,
+    train_shard,
+    unpack_attention,
+)
+from sharding.shard import Terms
+from tests.sharding.models import make_net, make_plan
+from tests.sharding.test_shard import Tied, assert_same, freeze
+
+
+def on_meta(build):
+    with torch.device("meta"):
+        return build()
+
+
+def hollow(build):
+    with skeleton():
+        return build()
+
+
+KINDS = {"meta": on_meta, "skeleton": hollow, "dense": lambda build: build()}
+
+
+@pytest.mark.parametrize("strategy", ["collective", "full", "dense"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_shard_and_a_models_structure_make_the_clients_model(kind, strategy):
+    shard = make_plan(make_net(), {0: 0.3}, strategy)[0]
+    structure = KINDS[kind](make_net)
+    before = {name: tensor if tensor.is_meta else tensor.clone() for name, tensor in structure.state_dict().items()}
+    small = client_model(structure, shard)
+    assert_same(shard.read_from(small), shard)
+    assert len([part for part in small.modules() if isinstance(part, FactorizedLayer)]) == len(shard.terms)
+    x = torch.randn(2, 1, 4, 4)
+    expected = make_net()
+    if shard.terms:
+        expected = factorize(expected, shard.keep_ratio)
+    shard.load_into(expected)
+    assert torch.equal(small(x), expected(x))
+    for name, tensor in structure.state_dict().items():
+        assert tensor.is_meta == (kind != "dense")
+        assert tensor.is_meta or torch.equal(tensor, before[name])
+
+
+def test_the_clients_model_is_its_own_unless_it_takes_the_shard_over():
+    shard = Shard.from_bytes(make_plan(make_net(), {0: 0.3})[0].to_bytes())
+    kept = shard.to_bytes()
+    own, taken = client_model(on_meta(make_net), shard), client_model(on_meta(make_net), shard, copy=False)
+    with torch.no_grad():
+        own[0].weight.add_(1)
+        own[1].u.add_(1)
+    assert shard.to_bytes() == kept
+    assert taken[1].u.data_ptr() == shard.terms["1"].u.data_ptr()
+    assert taken[0].weight.data_ptr() == shard.dense["0.weight"].data_ptr()
+
+
+def test_values_take_the_models_type():
+    shard = make_plan(make_net(), {0: 0.3})[0]
+    for copy in (True, False):
+        small = client_model(on_meta(lambda: make_net().double()), shard, copy)
+        assert {parameter.dtype for parameter in small.parameters()} == {torch.float64}
+
+
+PEAK = """
+import sys, torch
+from pathlib import Path
+from torch import nn
+from sharding import Shard, client_model, skeleton
+
+def memory(line):
+    return next(int(row.split()[1]) for row in Path("/proc/self/status").read_text().splitlines() if line in row) * 1024
+
+def build():
+    return nn.Sequential(nn.Linear(16, 4096), *(nn.Linear(4096, 4096) for _ in range(8)), nn.Linear(4096, 16))
+
+nn.Linear(256, 256)(torch.randn(64, 256))  # what torch loads and sets aside at first use
+before = memory("VmRSS")
+with (torch.device("meta") if sys.argv[2] == "meta" else skeleton()):
+    model = build()
+shard = Shard.read(Path(sys.argv[1]))
+small = client_model(model, shard, copy=False)
+with torch.no_grad():
+    assert small(torch.randn(64, 16)).shape == (64, 16)
+print(memory("VmHWM") - before, shard.nbytes)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+@pytest.mark.parametrize("kind", ["meta", "skeleton"])
+def test_a_client_never_holds_a_dense_weight(kind, tmp_path):
+    """A shard that is read, its model built and run, take at most 1.3 shards; the activations of 64 rows are 9 MB."""
+    width, n, depth = 4096, 410, 8
+    factor = torch.randn(width, n) / 64
+    terms = {str(layer): Terms(torch.arange(n), factor + 0, factor + 0, torch.ones(n)) for layer in range(1, depth + 1)}
+    dense = {"0.weight": torch.randn(width, 16), "9.weight": torch.randn(16, width), "9.bias": torch.randn(16)}
+    dense |= {f"{layer}.bias": torch.randn(width) for layer in range(depth + 1)}
+    shard = Shard(terms, dense, 0.1)
+    shard.write(tmp_path / "shard")
+    command = [sys.executable, "-c", PEAK, str(tmp_path / "shard"), kind]
+    run = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    peak, nbytes = map(int, run.stdout.split())
+    assert nbytes == shard.nbytes
+    activations = (depth + 1) * 64 * width * 4
+    assert peak <= 1.3 * nbytes + activations
+    assert 1.3 * nbytes + activations < 0.3 * depth * width * width * 4  # what a dense model would take
+
+
+def test_tied_weights_stay_tied():
+    shard = make_plan(Tied(), {0: 0.5})[0]
+    for structure in (Tied(), on_meta(Tied), hollow(Tied)):
+        small = client_model(structure, shard)
+        assert small.head.weight is small.embedding.weight
+        assert not small.head.weight.is_meta
+
+
+def test_a_structure_whose_ties_were_lost_is_told():
+    structure = hollow(Tied)
+    structure.head.weight = nn.Parameter(torch.empty_like(structure.head.weight))
+    with pytest.raises(UserError, match=r"head.weight is not in the shard"):
+        client_model(structure, make_plan(Tied(), {0: 0.5})[0])
+
+
+def test_a_module_registered_twice_stays_one():
+    def build():
+        shared = nn.Linear(8, 8)
+        return nn.Sequential(nn.Linear(8, 8), shared, shared, nn.Linear(8, 8))
+
+    small = client_model(on_meta(build), make_plan(build(), {0: 0.5})[0])
+    assert small[1] is small[2]
+    assert isinstance(small[1], FactorizedLayer)
+
+
+def test_a_layer_can_be_the_whole_model():
+    shard = ShardPlanner("top_n", skip=()).plan(nn.Linear(8, 6), {0: 0.5})[0]
+    assert client_model(on_meta(lambda: nn.Linear(8, 6)), shard).num_terms == 3
+
+
+def test_what_the_server_froze_is_frozen_at_the_client_and_so_is_what_the_client_froze():
+    shard = make_plan(freeze(make_net(), "0.weight", "1.weight", "4.weight"), {0: 0.5})[0]
+    small = client_model(freeze(on_meta(make_net), "6.weight", "7.bias"), Shard.from_bytes(shard.to_bytes()))
+    frozen = {name for name, parameter in small.named_parameters() if not parameter.requires_grad}
+    assert frozen == {"0.weight", "1.u", "1.v", "4.u", "4.v", "6.u", "6.v", "7.bias"}
+
+
+def test_modes_are_those_of_the_structure():
+    structure = on_meta(make_net).eval()
+    structure[4].train()
+    small = client_model(structure, make_plan(make_net(), {0: 0.5})[0])
+    assert [part.training for part in small] == [i == 4 for i in range(8)]
+
+
+class Encoder(nn.Sequential):
+    """A model with one packed attention, whose `out_proj` is the first linear layer that torch registers."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Embedding(11, 8), nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), nn.Linear(8, 3)
+        )
+
+
+def test_a_client_unpacks_attention_where_the_server_did():
+    torch.manual_seed(0)
+    server, ids = unpack_attention(Encoder()), torch.arange(6)[None]
+    plan = ShardPlanner("full").plan(server, {0: 1.0})
+    for structure in (on_meta(Encoder), unpack_attention(on_meta(Encoder))):
+        torch.testing.assert_close(client_model(structure, plan[0])(ids), server(ids), rtol=1e-4, atol=1e-5)
+
+
+def test_a_client_leaves_attention_packed_where_the_server_did():
+    server, ids = Encoder(), torch.arange(6)[None]
+    shard = ShardPlanner("dense").plan(server, {0: 1.0})[0]
+    assert torch.equal(client_model(on_meta(Encoder), shard)(ids), server(ids))
+
+
+class Positions(nn.Sequential):
+    """A net with a table that no state dict has, and one of integers."""
+
+    def __init__(self) -> None:
+        super().__init__(*(nn.Linear(4, 4) for _ in range(3)))
+        self.register_buffer("table", torch.arange(4.0), persistent=False)
+        self.register_buffer("places", torch.arange(4))
+        self.register_buffer("scale", torch.full((4,), 2.0))
+
+    def forward(self, x):
+        return super().forward(x + self.table[self.places] * self.scale)
+
+
+def test_buffers_are_real_in_a_skeleton_and_missed_on_meta():
+    server, x = Positions(), torch.randn(2, 4)
+    with torch.no_grad():
+        server.scale.fill_(3.0)
+    shard = make_plan(server, {0: 1.0}, "full")[0]
+    torch.testing.assert_close(client_model(hollow(Positions), shard)(x), server(x))
+    with pytest.raises(UserError, match=r"^table, places are on the meta device.*sharding.skeleton\(\)"):
+        client_model(on_meta(Positions), shard)
+
+
+def test_a_skeleton_has_the_models_flags_and_no_parameters():
+    model = hollow(lambda: freeze(make_net(), "0.weight"))
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert not model[0].weight.requires_grad
+    assert not nn.Linear(2, 2).weight.is_meta  # it ends with the block
+
+
+def test_a_shard_of_another_model_is_told():
+    shard = make_plan(make_net(), {0: 0.5})[0]
+    with pytest.raises(UserError, match=r"7.weight has shape \(4, 10\), not \(3, 10\)"):
+        client_model(nn.Sequential(*list(make_net())[:-1], nn.Linear(10, 4)), shard)
+    with pytest.raises(UserError, match="6"):
+        client_model(make_net()[:5], shard)
+
+
+def batches(count=3):
+    rng = torch.Generator().manual_seed(5)
+    return [(torch.randn(4, 1, 4, 4, generator=rng), torch.randint(3, (4,), generator=rng)) for _ in range(count)]
+
+
+def test_training_a_shard_is_clipped_decayed_sgd_on_its_model():
+    shard = make_plan(make_net(), {0: 0.3}, "unbiased")[0]
+    sent = shard.to_bytes()
+    update = train_shard(hollow(make_net), shard, batches(), lr=0.1, frobenius_decay=0.01, clip=2.0)
+    model = client_model(hollow(make_net), shard)
+    optimizer = LocalSGD(model, 0.1, 0.9, 0.01, 2.0)
+    for inputs, targets in batches():
+        optimizer.step(F.cross_entropy(model(inputs), targets))
+    assert_same(update, shard.read_from(model))
+    assert shard.to_bytes() == sent
+    for changed in ({"clip": None}, {"clip": 3.0}, {"frobenius_decay": 0.0}, {"momentum": 0.0}):
+        options = {"frobenius_decay": 0.01, "clip": 2.0} | changed
+        other = train_shard(hollow(make_net), shard, batches(), lr=0.1, **options)
+        assert not torch.equal(other.terms["1"].u, update.terms["1"].u)
+
+
+def test_a_round_with_a_frozen_backbone_moves_the_head_alone():
+    server = freeze(make_net(), *(name for name, _ in make_net().named_parameters() if not name.startswith("7")))
+    before = deepcopy(server)
+    plan = make_plan(server, {0: 0.3, 1: 0.5})
+    updates = {client: train_shard(hollow(make_net), shard, batches(), lr=0.1) for client, shard in plan.items()}
+    assert set(updates[0].trained()) == {"7.weight", "7.bias"}
+    assert updates[0].nbytes < 500 < plan[0].nbytes
+    assert aggregate(server, plan, updates, {0: 1, 1: 1}).accepted == [0, 1]
+    for name, parameter in server.named_parameters():
+        assert torch.equal(parameter, before.get_parameter(name)) == (not name.startswith("7"))
