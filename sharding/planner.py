@@ -7,6 +7,7 @@ design is fitted to π once, and every client of the group draws from it with a 
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from sharding.coordination import COORDINATIONS
 from sharding.designs import DESIGNS, Design, SuccessiveDesign, fit_all
 from sharding.errors import UserError, pick
 from sharding.factorization import ENDS, as_patterns, num_terms, shardable_layers
-from sharding.rng import generator
+from sharding.rng import generator, seed_of
 from sharding.shard import Shard, Terms, dense_state, frozen_names
 from sharding.spectrum import Spectrum, decompose
 from sharding.strategies import Group, Law, get_strategy, norm_ratio
@@ -133,8 +134,14 @@ class ShardPlanner:
             for client, its_terms in zip(groups[ratio], cut, strict=True):
                 terms[client][name] = its_terms
         ratios = {client: ratio if layers else 1.0 for ratio, clients in groups.items() for client in clients}
-        shards = {client: Shard(terms[client], dense, ratios[client], frozen) for client in budgets}
+        name = f"{round}-{self._digest(round, magnitudes)}"
+        shards = {client: Shard(terms[client], dense, ratios[client], frozen, name) for client in budgets}
         return Plan(shards, spectra, groups, draws)
+
+    def _digest(self, round: int, magnitudes: Mapping[str, NDArray[np.float64]]) -> str:
+        """Return what tells this plan from those of other rounds, runs and models, whoever takes part."""
+        spectra = blake2b(b"".join(values.tobytes() for values in magnitudes.values())).hexdigest()
+        return f"{seed_of(self.seed, 'plan', round, spectra):016x}"
 
     def _group(self, budgets: Mapping[Client, float]) -> dict[float, list[Client]]:
         groups: dict[float, list[Client]] = {}

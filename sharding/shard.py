@@ -6,10 +6,11 @@ A tensor that the model has under several names (tied weights, a module register
 of them. Frozen ones are sent, but do not come back. A complex tensor travels as pairs of real numbers.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -70,12 +71,14 @@ class Shard:
             by state-dict key. The shards of a round share these tensors; nobody writes to them.
         keep_ratio: r that it was cut for; 1 where nothing is left out.
         frozen: the names in `terms` and `dense` of what is neither trained nor sent back.
+        plan: which plan it is of, ``<round>-<digest>``; an update must be of the same. Empty outside of any plan.
     """
 
     terms: Mapping[str, Terms]
     dense: Mapping[str, Tensor]
     keep_ratio: float = 1.0
     frozen: frozenset[str] = frozenset()
+    plan: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -85,13 +88,15 @@ class Shard:
     def to_bytes(self) -> bytes:
         """Return the wire form: a safetensors file with keys ``terms/<layer>/<part>`` and ``dense/<name>``.
 
-        What is frozen has ``frozen/`` before its key. The keep ratio is in the file's metadata.
+        What is frozen has ``frozen/`` before its key. Keep ratio and plan are in the file's metadata.
         """
         return wire.to_bytes(self._named_tensors(), self._metadata())
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
+    def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
         """Read the wire form back, onto the CPU.
+
+        Names, types and shapes of what comes out hang together; its values may be anything.
 
         Raises:
             UserError: the bytes are no shard.
@@ -147,7 +152,7 @@ class Shard:
             if layer not in self.frozen
         }
         dense = {name: values[name] for name in self.dense if name not in self.frozen}
-        return Shard(terms, dense, self.keep_ratio)
+        return replace(self, terms=terms, dense=dense, frozen=frozenset())
 
     def matching_state(self, model: nn.Module) -> dict[str, Tensor]:
         """Return a client model's parameters and buffers by name, if they are those that this shard has values for.
@@ -209,7 +214,8 @@ class Shard:
         yield from (f"{name} is not in the shard" for name in state if id(state[name]) not in held and name not in told)
 
     def _metadata(self) -> dict[str, str]:
-        return {"keep_ratio": repr(float(self.keep_ratio))}
+        # In one word: safetensors writes several in any order.
+        return {"shard": json.dumps({"keep_ratio": float(self.keep_ratio), "plan": self.plan})}
 
     def _named_tensors(self) -> dict[str, Tensor]:
         tensors = {
@@ -232,15 +238,52 @@ class Shard:
             if kind == "terms":
                 name, _, part = name.rpartition("/")
                 parts.setdefault(name, {})[part] = tensor
-            else:
+            elif kind == "dense" and name not in dense and tensor.is_floating_point():
                 dense[name] = tensor
+            else:
+                raise UserError(f"this is no shard: what is {key[:80]!r}, {tensor.dtype}?")
             if key.startswith(FROZEN):
                 frozen.add(name)
-        try:
-            terms = {layer: Terms(*(parts[layer][part] for part in PARTS)) for layer in sorted(parts)}
-            return cls(terms, dense, float(metadata["keep_ratio"]), frozenset(frozen))
-        except (KeyError, ValueError) as error:
-            raise UserError(f"this is no shard: it lacks {error}") from error
+        terms = {layer: _checked_terms(layer, parts[layer]) for layer in sorted(parts)}
+        return cls(terms, dense, frozen=frozenset(frozen), **_checked_words(metadata))
+
+
+def _checked_terms(layer: str, parts: Mapping[str, Tensor]) -> Terms:
+    """Return the terms of these parts.
+
+    Raises:
+        UserError: their names, types or shapes do not hang together, or the indices do not ascend.
+    """
+    for part in PARTS:
+        if part not in parts:
+            raise UserError(f"this is no shard: it lacks {part!r} of layer {layer[:80]!r}")
+    if len(parts) == len(PARTS) and all(parts[part].is_floating_point() for part in PARTS[1:]):
+        terms = Terms(*(parts[part] for part in PARTS))
+        n = terms.indices.shape
+        alike = terms.u.dim() == terms.v.dim() == 2 and n == terms.multipliers.shape == terms.u.shape[1:]
+        ascending = terms.indices.dtype == torch.int64 and bool((terms.indices.diff() > 0).all())
+        if n and alike and n == terms.v.shape[1:] and ascending and bool((terms.indices >= 0).all()):
+            return terms
+    found = ", ".join(
+        f"{part[:20]} {str(tensor.dtype)[6:]}{list(tensor.shape)}" for part, tensor in sorted(parts.items())
+    )
+    raise UserError(f"this is no shard: layer {layer[:80]!r} has {found[:200]}, or its indices do not ascend")
+
+
+def _checked_words(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Return the keep ratio and the plan.
+
+    Raises:
+        UserError: they are not there, or cannot be.
+    """
+    try:
+        words = json.loads(metadata["shard"])
+        keep_ratio, plan = words["keep_ratio"], words["plan"]
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
+        raise UserError("this is no shard: its metadata has no keep ratio and plan") from error
+    if not (isinstance(keep_ratio, float) and 0 < keep_ratio <= 1 and isinstance(plan, str)):
+        raise UserError(f"this is no shard: its metadata has {str(words)[:80]}")
+    return {"keep_ratio": keep_ratio, "plan": plan}
 
 
 def update_norm(sent: Shard, returned: Shard) -> Tensor:

@@ -8,7 +8,6 @@ from typing import BinaryIO
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from sharding.errors import UserError
@@ -16,6 +15,7 @@ from sharding.errors import UserError
 Named = Mapping[str, Tensor]
 Words = Mapping[str, str]
 
+LONGEST_HEADER = 2**22  # bytes, room for some 30,000 tensors: many empty ones would take long to read
 _TYPES = {
     torch.int64: "I64",
     torch.float64: "F64",
@@ -46,16 +46,20 @@ def to_bytes(tensors: Named, metadata: Words) -> bytes:
     return safetensors.torch.save(_contiguous(tensors), dict(metadata))
 
 
-def from_bytes(data: bytes) -> tuple[Named, Words]:
+def from_bytes(data: bytes | bytearray | memoryview) -> tuple[Named, Words]:
     """Read a safetensors file, onto the CPU.
 
     Raises:
         UserError: the bytes are none.
     """
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise UserError(f"a {type(data).__name__} is no shard; the bytes that Shard.to_bytes returned are needed")
+    data = bytes(data)
     try:
-        return safetensors.torch.load(data), _metadata(BytesIO(data))
-    except (SafetensorError, ValueError, AttributeError) as error:
-        raise UserError(f"these {len(data)} bytes are no shard: {error}") from error
+        words = _metadata(BytesIO(data))
+        return safetensors.torch.load(data), words
+    except Exception as error:  # whatever the parser makes of bytes from anywhere
+        raise UserError(f"these {len(data)} bytes are no shard: {_in_short(error)}") from error
 
 
 def to_file(tensors: Named, metadata: Words, path: Path) -> None:
@@ -71,9 +75,10 @@ def from_file(path: Path) -> tuple[Named, Words]:
     """
     try:
         with path.open("rb") as file:
-            return safetensors.torch.load_file(path), _metadata(file)
-    except (SafetensorError, ValueError, AttributeError) as error:
-        raise UserError(f"{path} is no shard: {error}") from error
+            words = _metadata(file)
+        return safetensors.torch.load_file(path), words
+    except Exception as error:  # whatever the parser makes of a file from anywhere
+        raise UserError(f"{path} is no shard: {_in_short(error)}") from error
 
 
 def _contiguous(tensors: Named) -> dict[str, Tensor]:
@@ -83,5 +88,11 @@ def _contiguous(tensors: Named) -> dict[str, Tensor]:
 def _metadata(file: BinaryIO) -> dict[str, str]:
     """Return the words in the header: 8 bytes that tell its length, then JSON."""
     length = int.from_bytes(file.read(8), "little")
-    words: dict[str, str] = json.loads(file.read(length)).get("__metadata__", {})
+    if length > LONGEST_HEADER:
+        raise ValueError(f"a header of {length} bytes, and more than {LONGEST_HEADER} are not read")
+    words: dict[str, str] = json.loads(file.read(length))["__metadata__"]
     return words
+
+
+def _in_short(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

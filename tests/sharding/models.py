@@ -1,5 +1,7 @@
 """A small model and a round played on it, shared by the tests of the library."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -35,4 +37,4 @@ def perturbed(shard: Shard, seed: int) -> Shard:
         return tensor + torch.randn(tensor.shape, generator=rng, dtype=tensor.dtype)
 
     terms = {n: Terms(t.indices, noisy(t.u), noisy(t.v), t.multipliers) for n, t in shard.terms.items()}
-    return Shard(terms, {name: noisy(tensor) for name, tensor in shard.dense.items()})
+    return replace(shard, terms=terms, dense={name: noisy(tensor) for name, tensor in shard.dense.items()})

@@ -2,6 +2,7 @@
 
 import re
 from copy import deepcopy
+from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -85,7 +86,7 @@ def test_multipliers_do_not_enter(played):
     model, plan, updates = played
     other = deepcopy(model)
     doubled = {
-        c: Shard({n: Terms(t.indices, t.u, t.v, 2 * t.multipliers) for n, t in shard.terms.items()}, shard.dense)
+        c: replace(shard, terms={n: replace(t, multipliers=2 * t.multipliers) for n, t in shard.terms.items()})
         for c, shard in updates.items()
     }
     aggregate(model, plan, updates, NUM_SAMPLES)
@@ -116,12 +117,12 @@ def spoiled(shard: Shard, part: str, change) -> Shard:
     name = next(iter(shard.terms))
     terms = shard.terms[name]
     parts = {"indices": terms.indices, "u": terms.u, "v": terms.v, "multipliers": terms.multipliers}
-    return Shard({**shard.terms, name: Terms(**(parts | {part: change(parts[part])}))}, shard.dense)
+    return replace(shard, terms={**shard.terms, name: Terms(**(parts | {part: change(parts[part])}))})
 
 
 def with_dense(shard: Shard, change) -> Shard:
     """The same shard with all dense tensors replaced."""
-    return Shard(shard.terms, {name: change(tensor) for name, tensor in shard.dense.items()})
+    return replace(shard, dense={name: change(tensor) for name, tensor in shard.dense.items()})
 
 
 NAN, INF = float("nan"), float("inf")
@@ -152,20 +153,26 @@ FAULTS = {
     "no indices": (lambda shard: spoiled(shard, "indices", lambda i: None), "1.indices is no tensor"),
     "too few indices": (lambda shard: spoiled(shard, "indices", lambda i: i[:1]), r"1.indices has shape \(1,\)"),
     "no multipliers": (lambda shard: spoiled(shard, "multipliers", lambda m: None), "1.multipliers is no tensor"),
-    "layers": (lambda shard: Shard({}, shard.dense), "other layers: 1.u, 1.v, 4.u"),
+    "layers": (lambda shard: replace(shard, terms={}), "other layers: 1.u, 1.v, 4.u"),
     "another layer": (
-        lambda shard: Shard({**shard.terms, "x": shard.terms["1"]}, shard.dense),
+        lambda shard: replace(shard, terms={**shard.terms, "x": shard.terms["1"]}),
         "other layers: x.u, x.v",
     ),
-    "no dense": (lambda shard: Shard(shard.terms, {}), "other layers: 0.bias, 0.weight"),
+    "no dense": (lambda shard: replace(shard, dense={}), "other layers: 0.bias, 0.weight"),
     "terms passed off as dense": (
-        lambda shard: Shard({n: t for n, t in shard.terms.items() if n != "1"}, shard.dense | parts_of(shard, "1")),
+        lambda shard: replace(
+            shard,
+            terms={name: held for name, held in shard.terms.items() if name != "1"},
+            dense={**shard.dense, **parts_of(shard, "1")},
+        ),
         "other layers",
     ),
     "not a shard": (lambda shard: {"u": 1}, "a dict, not a shard"),
     "bytes": (lambda shard: shard.to_bytes(), "a bytes, not a shard"),
-    "hollow": (lambda shard: Shard(None, None), "no shard that can be read: AttributeError"),
-    "terms of nothing": (lambda shard: Shard(dict.fromkeys(shard.terms), shard.dense), "no shard that can be read"),
+    "another plan": (lambda shard: replace(shard, plan="0-0"), r"an update of the plan '0-0', not of '0-[0-9a-f]{16}'"),
+    "no plan": (lambda shard: replace(shard, plan=None), "an update of the plan 'None'"),
+    "hollow": (lambda shard: replace(shard, terms=None), "no shard that can be read: AttributeError"),
+    "terms of nothing": (lambda shard: replace(shard, terms=dict.fromkeys(shard.terms)), "no shard that can be read"),
 }
 
 
@@ -205,6 +212,19 @@ def test_an_update_that_travelled_is_averaged_as_it_was(played):
     travelled = {client: Shard.from_bytes(shard.to_bytes()) for client, shard in updates.items()}
     assert aggregate(other, plan, travelled, NUM_SAMPLES).rejected == {}
     assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in model.state_dict().items())
+
+
+def test_an_update_of_another_plan_is_left_out_even_where_it_would_fit():
+    """All terms for everybody: indices tell nothing."""
+    model = make_net()
+    plans = [make_plan(model, BUDGETS, "full", round) for round in (0, 1)] + [make_plan(model, BUDGETS, "full", seed=1)]
+    with torch.no_grad():
+        model[1].weight.mul_(1.001)
+    plans += [make_plan(model, BUDGETS, "full")]
+    for i, plan in enumerate(plans):
+        outcomes = [aggregate(deepcopy(model), plan, {"a": other["a"]}, {"a": 1}) for other in plans]
+        assert [bool(outcome.accepted) for outcome in outcomes] == [j == i for j in range(len(plans))]
+    assert "an update of the plan '0-" in outcomes[0].rejected["a"]
 
 
 def test_a_clients_first_word_counts(played, caplog):

@@ -1,6 +1,7 @@
 """The trimmed mean and the bound on norms, against definitions and against attackers."""
 
 from copy import deepcopy
+from dataclasses import replace
 from math import ceil
 
 import numpy as np
@@ -32,7 +33,8 @@ def moved(shard: Shard, seed: int, factor: float = 1.0) -> Shard:
         )
         for name, sent in shard.terms.items()
     }
-    return Shard(terms, {name: along(tensor, step.dense[name]) for name, tensor in shard.dense.items()})
+    dense = {name: along(tensor, step.dense[name]) for name, tensor in shard.dense.items()}
+    return replace(shard, terms=terms, dense=dense)
 
 
 def played(strategy="full", ratio=0.5, attack=1.0, attackers=0):

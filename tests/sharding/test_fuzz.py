@@ -1,0 +1,191 @@
+"""Bytes from anywhere: a `UserError`, or a shard that cannot hurt."""
+
+import json
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+
+from sharding import Shard, UserError, aggregate
+from sharding.wire import LONGEST_HEADER
+from tests.sharding.models import make_net, make_plan, perturbed
+
+WORDS = ["I64", "F64", "F32", "F16", "BF16", "BOOL", "C64", "U8", "F8_E4M3", "F4", "?", "", "u", "terms/1/u", "dense/x"]
+NUMBERS = [0, 1, -1, 2, 7, 8, 2**31, 2**63 - 1, 2**64, -(2**63), 10**30, 0.5, None, True, [], {}, "1"]
+
+
+@pytest.fixture(scope="module")
+def played():
+    model = make_net()
+    plan = make_plan(model, {"a": 0.4, "b": 0.4}, "unbiased")
+    return model, plan, {client: perturbed(shard, 1) for client, shard in plan.items()}
+
+
+def split(data: bytes) -> tuple[dict, bytes]:
+    """Header and body."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    return json.loads(data[8:end]), data[end:]
+
+
+def joined(header: object, body: bytes) -> bytes:
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + body
+
+
+def anywhere(node: dict, rng: np.random.Generator) -> tuple[dict | list, object]:
+    """A place in the header: what holds it, and its key."""
+    holder: dict | list = node
+    while True:
+        keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
+        key = keys[rng.integers(len(keys))]
+        if not isinstance(holder[key], dict | list) or not holder[key] or rng.random() < 0.2:
+            return holder, key
+        holder = holder[key]
+
+
+def with_other_header(data: bytes, rng: np.random.Generator) -> bytes:
+    header, body = split(data)
+    holder, key = anywhere(header, rng)
+    match rng.integers(5):
+        case 0:
+            del holder[key]
+        case 1:
+            holder[key] = NUMBERS[rng.integers(len(NUMBERS))]
+        case 2:
+            holder[key] = WORDS[rng.integers(len(WORDS))]
+        case 3:
+            other, its = anywhere(header, rng)
+            holder[key], other[its] = deepcopy(other[its]), deepcopy(holder[key])
+        case 4:
+            header = {name[: rng.integers(20)] if rng.random() < 0.1 else name: part for name, part in header.items()}
+    return joined(header, body)
+
+
+def with_flipped_bits(data: bytes, rng: np.random.Generator) -> bytes:
+    spoiled = bytearray(data)
+    for place in rng.integers(len(data) if rng.random() < 0.5 else 2000, size=rng.integers(1, 6)):
+        spoiled[place] ^= 1 << rng.integers(8)
+    return bytes(spoiled)
+
+
+def with_other_values(data: bytes, rng: np.random.Generator) -> bytes:
+    header, body = split(data)
+    start = int(rng.integers(len(body)))
+    return joined(header, body[:start] + rng.bytes(min(64, len(body) - start)) + body[start + 64 :])
+
+
+def with_other_length(data: bytes, rng: np.random.Generator) -> bytes:
+    lengths = [0, 1, 7, 2**20, 2**31, 2**40, 2**63, 2**64 - 1]
+    return lengths[rng.integers(len(lengths))].to_bytes(8, "little") + data[8:]
+
+
+CHANGES = [
+    with_other_header,
+    with_flipped_bits,
+    with_other_values,
+    with_other_length,
+    lambda data, rng: data[: rng.integers(len(data))],
+    lambda data, rng: data + rng.bytes(rng.integers(1, 20)),
+    lambda data, rng: rng.bytes(rng.integers(200)),
+]
+ODDS = np.array([8, 4, 3, 0.5, 1, 0.5, 1])
+
+
+def read(data: bytes) -> Shard | str:
+    """The shard, or why there is none."""
+    try:
+        return Shard.from_bytes(data)
+    except UserError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("cases", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_spoiled_byte_strings_hurt_nobody(played, cases):
+    model, plan, updates = played
+    rng, data = np.random.default_rng(cases), updates["a"].to_bytes()
+    refused = left_out = 0
+    for _ in range(cases):
+        spoiled = CHANGES[rng.choice(len(CHANGES), p=ODDS / ODDS.sum())](data, rng)
+        shard = read(spoiled)
+        if isinstance(shard, str):
+            assert "no shard" in shard
+            assert "\n" not in shard
+            refused += 1
+            continue
+        server = deepcopy(model)
+        outcome = aggregate(server, plan, {"a": shard, "b": updates["b"]}, {"a": 1, "b": 1})
+        left_out += "a" in outcome.rejected
+        assert all(tensor.isfinite().all() for tensor in server.state_dict().values())
+    assert refused > cases / 3
+    assert left_out > cases / 100
+    assert refused + left_out < cases  # other values are taken: nobody can tell
+
+
+def test_many_empty_tensors_are_refused_at_once():
+    header = {f"dense/{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(100_000)}
+    data = joined(header, b"")
+    assert len(data) > LONGEST_HEADER
+    with pytest.raises(UserError, match=rf"a header of {len(data) - 8} bytes, and more than {LONGEST_HEADER} are not"):
+        Shard.from_bytes(data)
+
+
+def edited(data: bytes, edit) -> bytes:
+    header, body = split(data)
+    edit(header)
+    return joined(header, body)
+
+
+def renamed(old: str, new: str):
+    def edit(header):
+        header[new] = header.pop(old)
+
+    return edit
+
+
+WRONG = {
+    "nothing": (lambda data: b"", "these 0 bytes are no shard"),
+    "text": (lambda data: "text", "a str is no shard"),
+    "none": (lambda data: None, "a NoneType is no shard"),
+    "no metadata": (
+        lambda data: edited(data, lambda h: h.pop("__metadata__")),
+        "these .* bytes are no shard: KeyError",
+    ),
+    "no words": (lambda data: edited(data, lambda h: h["__metadata__"].clear()), "no keep ratio and plan"),
+    "a part missing": (lambda data: edited(data, renamed("terms/1/u", "dense/u")), "it lacks 'u' of layer '1'"),
+    "an unknown part": (lambda data: edited(data, renamed("terms/1/u", "terms/1/w")), "it lacks 'u' of layer"),
+    "a part too much": (lambda data: edited(data, renamed("dense/0.bias", "terms/1/w")), "layer '1' has indices int64"),
+    "an unknown kind": (lambda data: edited(data, renamed("dense/0.bias", "rest/0.bias")), "what is 'rest/0.bias'"),
+    "twice": (
+        lambda data: edited(data, renamed("dense/7.bias", "frozen/dense/0.bias")),
+        "what is '(frozen/)?dense/0",
+    ),
+    "keep ratio": (
+        lambda data: edited(data, lambda h: h["__metadata__"].update(shard='{"keep_ratio": 2.0, "plan": ""}')),
+        "its metadata has {'keep_ratio': 2.0",
+    ),
+    "deep": (
+        lambda data: edited(data, lambda h: h["__metadata__"].update(shard="[" * 100_000)),
+        "no keep ratio and plan",
+    ),
+}
+
+
+@pytest.mark.parametrize(("spoil", "message"), WRONG.values(), ids=WRONG.keys())
+def test_what_is_no_shard_is_told(played, spoil, message):
+    with pytest.raises(UserError, match=message):
+        Shard.from_bytes(spoil(played[2]["a"].to_bytes()))
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_bytes_may_come_in_any_form(played, kind):
+    shard = Shard.from_bytes(kind(played[2]["a"].to_bytes()))
+    assert torch.equal(shard.terms["1"].u, played[2]["a"].terms["1"].u)
+
+
+@pytest.mark.parametrize("text", [b"", b"garbage", b"\0" * 100], ids=["empty", "garbage", "zeros"])
+def test_a_file_that_is_no_shard_is_told(tmp_path, text):
+    path = tmp_path / "shard"
+    path.write_bytes(text)
+    with pytest.raises(UserError, match="is no shard"):
+        Shard.read(path)
