@@ -141,6 +141,8 @@ class Config(Section):
         keep_ratio: r of every client, or a mapping from ratio to the share of clients that have it.
         server_lr: η_g, the server's step towards the aggregate.
         tasks: models to train at once, by name, each with the keys in which it differs from this configuration.
+        threads: of torch in the process that trains; sums in another number of threads round differently.
+        ways: how to choose among ways that round differently, by rule or by what is fastest on this machine.
         evaluate_every: rounds between evaluations; the last round is always evaluated.
         alignment: whether to measure each round's update against FedAvg's, at about twice the cost.
     """
@@ -164,6 +166,8 @@ class Config(Section):
     tasks: dict[str, dict[str, Any]] = {}
     engine: str = "auto"
     device: str = "auto"
+    threads: int = Field(1, ge=1)
+    ways: Literal["rule", "timed"] = "rule"
     evaluate_every: int = Field(1, ge=1)
     alignment: bool = False
     tracking: TrackingConfig = Field(default_factory=TrackingConfig)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -20,6 +20,8 @@ from sharding.shard import dense_state
 from train.config import Config
 from train.data import Dataset, load_dataset
 from train.engines import ENGINES, Engine, Job
+from train.engines.choices import Choices
+from train.engines.trial import choose_ways
 from train.local import Shares
 from train.partition import Partition, make_uneven, partition
 
@@ -51,9 +53,28 @@ class Experiment:
         """What trains the cohorts; made when it is first asked for, since some start processes."""
         return self.make_engine(self.job)
 
-    def open(self) -> None:
-        """Make the engine now, so that what is wrong with it shows before anything is written."""
+    def open(self, choices: Choices | None = None) -> None:
+        """Choose the ways to compute in and make the engine now, so that what is wrong shows before all is written.
+
+        Args:
+            choices: that were made when the run was started, to be kept.
+        """
+        if self.config.engine != "sequential":
+            self.job = replace(self.job, choices=choices or Choices(timed=self.config.ways == "timed"))
+            one_of_each: dict[Client, float] = {str(ratio): ratio for ratio in sorted(set(self.keep_ratios.values()))}
+            choose_ways(self.job, self.planner.plan(self.model, one_of_each).values())
+            self.job = replace(self.job, choices=replace(self.job.choices, timed=False))
         assert self.engine
+
+    @property
+    def parts(self) -> "Mapping[str, Experiment]":
+        """Itself by its name: `train.tasks.Tasks` has several."""
+        return {self.config.name: self}
+
+    @property
+    def device(self) -> torch.device:
+        """That of the model and the data."""
+        return self.dataset.test.targets.device
 
     def close(self) -> None:
         """Let go of what the engine holds besides memory."""
@@ -66,7 +87,7 @@ def assemble(config: Config) -> Experiment:
     Raises:
         UserError: a missing data folder, a model option that does not exist, a device that is not there.
     """
-    engine = find_engine(config.engine)
+    engine = find_engine(config)
     device = find_device(config.device)
     dataset = load_dataset(config.data.name, config.data.root, config.data.download).to(device)
     clients = share_out(config, dataset)
@@ -90,15 +111,22 @@ def assemble(config: Config) -> Experiment:
     )
 
 
-def find_engine(name: str) -> Callable[[Job], Engine]:
+def find_engine(config: Config) -> Callable[[Job], Engine]:
     """Return what makes the engine of this name.
 
     Raises:
-        UserError: there is none, or torchrun started several processes and it would leave all but one idle.
+        UserError: there is none, or torchrun started several processes and it would leave all but one idle; threads or
+            timed ways where processes share the work out.
     """
+    name = config.engine
     engine = pick(ENGINES, name, "engine")
-    if name in ("sequential", "stacked") and dist.is_initialized() and dist.get_world_size() > 1:
+    alone, several = name in ("sequential", "stacked"), dist.is_initialized() and dist.get_world_size() > 1
+    if alone and several:
         raise UserError(f"engine={name} trains in one process; start it without torchrun, or choose engine=auto")
+    if config.threads > 1 and not alone:
+        raise UserError(f"threads={config.threads} needs engine=sequential or stacked; engine={name} has one a process")
+    if config.ways == "timed" and several:
+        raise UserError("ways=timed times on one machine; start it without torchrun, or choose ways=rule")
     return engine
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 import yaml
 
 from sharding.errors import UserError
@@ -11,6 +12,7 @@ from train.config import Config, check_config
 from train.engines.post import Gloo, Mailbox
 from train.engines.workers import serve
 from train.experiment import Experiment, assemble
+from train.provenance import PROVENANCE_FILE, Provenance, describe_start, keep_device
 from train.rounds import Metrics, run_rounds
 from train.tasks import Tasks, assemble_tasks, run_tasks
 from train.tracking import make_trackers
@@ -33,9 +35,15 @@ def run(config: Config, progress: Callable[[Metrics], None], resume: bool = Fals
     check_directory(config, resume)
     if resume and is_finished(config):
         return config.directory
-    experiment = assemble_tasks(config) if config.tasks else assemble(config)  # before anything is written
-    experiment.open()
+    held = Provenance.read(config.directory) if resume else None
+    local = keep_device(config, held)
+    torch.set_num_threads(config.threads)
+    experiment = assemble_tasks(local) if config.tasks else assemble(local)  # before anything is written
+    for name, part in experiment.parts.items():
+        part.open(held.choices.get(name) if held else None)
     start = _open_directory(config.directory, experiment)
+    made = held.resumed(describe_start(start)) if held else Provenance.of(config, experiment.parts, start)
+    (config.directory / PROVENANCE_FILE).write_text(made.to_json(), encoding="utf-8")
     trackers = make_trackers(config)
     text = yaml.safe_dump(_plain(config), sort_keys=False)
     (config.directory / CONFIG_FILE).write_text(text, encoding="utf-8")
@@ -63,6 +71,7 @@ def follow(config: Config) -> None:
     """Train what the process of rank 0 asks for, and write nothing."""
     if config.tasks:
         assemble_tasks(config)  # says why not
+    torch.set_num_threads(config.threads)
     serve(assemble(config).job, Gloo(0), Mailbox())
 
 

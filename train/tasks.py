@@ -44,10 +44,10 @@ class Tasks:
     sampler: TaskSampler
     model: nn.ModuleDict
 
-    def open(self) -> None:
-        """Make the engines now, so that what is wrong with them shows before anything is written."""
-        for experiment in self.experiments.values():
-            experiment.open()
+    @property
+    def parts(self) -> Mapping[str, Experiment]:
+        """The experiments by name."""
+        return self.experiments
 
     def close(self) -> None:
         """Let go of what the engines hold besides memory."""

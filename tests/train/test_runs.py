@@ -156,11 +156,12 @@ def test_a_device_that_is_not_there_is_told():
 def test_an_engine_of_one_process_is_refused_by_several(engine, monkeypatch):
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda: 1)
-    assert find_engine(engine) is ENGINES[engine]
+    config = tiny("unused", f"engine={engine}")
+    assert find_engine(config) is ENGINES[engine]
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    assert find_engine("auto") is ENGINES["auto"]
+    assert find_engine(tiny("unused")) is ENGINES["auto"]
     with pytest.raises(UserError, match=rf"engine={engine} trains in one process; start it without torchrun"):
-        find_engine(engine)
+        find_engine(config)
 
 
 def test_cohorts_are_drawn_without_replacement_and_by_round():

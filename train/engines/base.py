@@ -1,7 +1,7 @@
 """What an engine is."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from sharding import Plan, Shard
 from sharding.planner import Client
 from train.config import LocalConfig
 from train.data import Dataset
+from train.engines.choices import Choices
 from train.local import ClientData
 
 
@@ -56,6 +57,7 @@ class Job:
         local: epochs, batch size and so on.
         clip: τ, or None for no clipping.
         seed: of the run.
+        choices: of the ways to compute in, made so far; filled as more are made.
     """
 
     model: nn.Module
@@ -64,6 +66,7 @@ class Job:
     local: LocalConfig
     clip: float | None
     seed: int
+    choices: Choices = field(default_factory=Choices)
 
 
 class Engine(Protocol):

@@ -1,8 +1,7 @@
 """Convolutions of G clients, each with filters of its own.
 
 Three ways compute the same: one convolution whose groups are the clients, one after the other, and a matrix product
-over unfolded patches. On CPU groups win for small images and lose by a factor for large ones, so each shape is
-measured once, forward and backward.
+over unfolded patches. Which is fastest depends on the shapes, by a factor; see `choices`.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from train.engines.fastest import fastest
+from train.engines.choices import Choices, convolution_way, fastest
 
 
 class Geometry(NamedTuple):
@@ -24,15 +23,16 @@ class Geometry(NamedTuple):
     dilation: tuple[int, int]
 
 
-def convolve(x: Tensor, filters: Tensor, geometry: Geometry) -> Tensor:
+def convolve(x: Tensor, filters: Tensor, geometry: Geometry, choices: Choices) -> Tensor:
     """Convolve x (G·B, in, H, W) with filters (G, out, in, kh, kw) and return (G·B, out, H', W')."""
     if filters.shape[-2:] == (1, 1) and geometry.padding == (0, 0):
         down, right = geometry.stride
         return pointwise(x[:, :, ::down, ::right], filters.flatten(2), None)
-    shape = (*x.shape, *filters.shape, *geometry, x.device.type, x.dtype, torch.get_num_threads())
-    if shape not in _ways:
-        _ways[shape] = WAYS[_measure(x, filters, geometry)]
-    return _ways[shape](x, filters, geometry)
+    batch = (len(x) // len(filters), *x.shape[1:])
+    subject = f"{batch} * {tuple(filters.shape[1:])} {tuple(geometry)}"
+    if subject not in choices.convolutions:
+        choices.convolutions[subject] = _choose(x, filters, geometry, choices.timed)
+    return WAYS[choices.convolutions[subject]](x, filters, geometry)
 
 
 def pointwise(x: Tensor, matrices: Tensor, bias: Tensor | None) -> Tensor:
@@ -83,16 +83,21 @@ def _output_size(size: Sequence[int], kernel: Sequence[int], geometry: Geometry)
 
 Way = Callable[[Tensor, Tensor, Geometry], Tensor]
 WAYS: dict[str, Way] = {"grouped": _grouped, "looped": _looped, "unfolded": _unfolded}
-_ways: dict[object, Way] = {}
+
+
+def _choose(x: Tensor, filters: Tensor, geometry: Geometry, timed: bool) -> str:
+    if timed:
+        return _fastest(x, filters, geometry)
+    size = _output_size(x.shape[2:], filters.shape[-2:], geometry)
+    return convolution_way((len(x) // len(filters), *x.shape[1:]), filters.shape[1:], size, x.device.type)
 
 
 @torch.enable_grad()
-def _measure(x: Tensor, filters: Tensor, geometry: Geometry) -> str:
+def _fastest(x: Tensor, filters: Tensor, geometry: Geometry) -> str:
     """Return the way that is fastest there and back."""
     x, filters = x.detach().requires_grad_(), filters.detach().requires_grad_()
 
     def there_and_back(way: Way) -> object:
         return torch.autograd.grad(way(x, filters, geometry).square().sum(), (x, filters))
 
-    subject = f"convolution of {tuple(x.shape)} with {tuple(filters.shape)}, {geometry}, {x.dtype} on {x.device.type}"
-    return fastest(subject, {name: partial(there_and_back, way) for name, way in WAYS.items()})
+    return fastest({name: partial(there_and_back, way) for name, way in WAYS.items()})

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from sharding.layers import FactorizedConv2d, FactorizedLinear
 from train.dropout import name_of
+from train.engines.choices import Choices
 from train.engines.convolution import Geometry, affine, convolve, pointwise
 
 
@@ -29,14 +30,15 @@ class Folded(nn.Module):
     Args:
         layer: of one client; its parameters and buffers, each repeated along a new first axis, become this module's.
         num_clients: G.
+        choices: of the ways to compute it in.
     """
 
     weight: Tensor | None
     bias: Tensor | None
 
-    def __init__(self, layer: nn.Module, num_clients: int) -> None:
+    def __init__(self, layer: nn.Module, num_clients: int, choices: Choices) -> None:
         super().__init__()
-        self.num_clients = num_clients
+        self.num_clients, self.choices = num_clients, choices
         if "bias" not in layer._parameters:
             self.register_parameter("bias", None)
         for name, parameter in layer._parameters.items():
@@ -73,16 +75,16 @@ class FoldedFactorizedLinear(Folded):
 class FoldedConv2d(Folded):
     """`nn.Conv2d` of each client: (G·B, in, H, W) -> (G·B, out, H', W')."""
 
-    def __init__(self, layer: nn.Conv2d, num_clients: int) -> None:
+    def __init__(self, layer: nn.Conv2d, num_clients: int, choices: Choices) -> None:
         if layer.groups != 1:
             raise NotFoldableError("a grouped convolution")
-        super().__init__(layer, num_clients)
+        super().__init__(layer, num_clients, choices)
         self.geometry = _geometry(layer)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map a folded batch."""
         assert self.weight is not None
-        y = convolve(x, self.weight, self.geometry)
+        y = convolve(x, self.weight, self.geometry, self.choices)
         return y if self.bias is None else y + self.per_sample(self.bias, x)[:, :, None, None]
 
 
@@ -93,22 +95,22 @@ class FoldedFactorizedConv2d(Folded):
     v: Tensor
     multipliers: Tensor
 
-    def __init__(self, layer: FactorizedConv2d, num_clients: int) -> None:
-        super().__init__(layer, num_clients)
+    def __init__(self, layer: FactorizedConv2d, num_clients: int, choices: Choices) -> None:
+        super().__init__(layer, num_clients, choices)
         self.geometry = _geometry(layer)
         self.filter_shape = (layer.in_channels, *layer.kernel_size)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map a folded batch."""
-        terms = convolve(x, self.v.mT.unflatten(2, self.filter_shape), self.geometry)
+        terms = convolve(x, self.v.mT.unflatten(2, self.filter_shape), self.geometry, self.choices)
         return pointwise(terms, self.u * self.multipliers[:, None], self.bias)
 
 
 class FoldedGroupNorm(Folded):
     """`nn.GroupNorm` of each client: every sample is normalized by itself, then scaled as its client has it."""
 
-    def __init__(self, layer: nn.GroupNorm, num_clients: int) -> None:
-        super().__init__(layer, num_clients)
+    def __init__(self, layer: nn.GroupNorm, num_clients: int, choices: Choices) -> None:
+        super().__init__(layer, num_clients, choices)
         self.normalize = partial(F.group_norm, num_groups=layer.num_groups, eps=layer.eps)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -123,8 +125,8 @@ class FoldedGroupNorm(Folded):
 class FoldedLayerNorm(Folded):
     """`nn.LayerNorm` of each client."""
 
-    def __init__(self, layer: nn.LayerNorm, num_clients: int) -> None:
-        super().__init__(layer, num_clients)
+    def __init__(self, layer: nn.LayerNorm, num_clients: int, choices: Choices) -> None:
+        super().__init__(layer, num_clients, choices)
         self.normalize = partial(F.layer_norm, normalized_shape=layer.normalized_shape, eps=layer.eps)
         self.dims = len(layer.normalized_shape)
 
@@ -140,10 +142,10 @@ class FoldedLayerNorm(Folded):
 class FoldedEmbedding(Folded):
     """`nn.Embedding` of each client, as one table of G·ids rows: ids (G·B, …) -> vectors (G·B, …, width)."""
 
-    def __init__(self, layer: nn.Embedding, num_clients: int) -> None:
+    def __init__(self, layer: nn.Embedding, num_clients: int, choices: Choices) -> None:
         if layer.padding_idx is not None or layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse:
             raise NotFoldableError("an embedding with padding_idx, max_norm, scale_grad_by_freq or sparse")
-        super().__init__(layer, num_clients)
+        super().__init__(layer, num_clients, choices)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Map a folded batch."""
@@ -169,7 +171,7 @@ FOLDED: dict[type[nn.Module] | str, Any] = {  # by class, and timm's by name
 }
 
 
-def fold(model: nn.Module, num_clients: int) -> tuple[nn.Module, dict[str, Tensor]]:
+def fold(model: nn.Module, num_clients: int, choices: Choices) -> tuple[nn.Module, dict[str, Tensor]]:
     """Return the folded model, and its parameters and buffers (G, …) by the names that they have in `model`.
 
     A bare parameter of any other module is shown to it once for every sample, shape (G·B, …): enough for learned
@@ -183,7 +185,7 @@ def fold(model: nn.Module, num_clients: int) -> tuple[nn.Module, dict[str, Tenso
     for name, module in list(folded.named_modules()):
         kind = FOLDED.get(type(module)) or FOLDED.get(name_of(module))
         if kind is not None:
-            replaced[module] = kind(module, num_clients)
+            replaced[module] = kind(module, num_clients, choices)
         elif any(True for _ in module.buffers(recurse=False)):
             raise NotFoldableError(f"{name}, a {type(module).__name__} with buffers")
     _refuse_tied(model)

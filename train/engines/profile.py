@@ -35,7 +35,7 @@ class Profile:
 
     def __init__(self, resident: nn.Module, num_clients: int, job: Job) -> None:
         self.job, self.num_clients = job, num_clients
-        self.model, self.state = fold(resident, num_clients)
+        self.model, self.state = fold(resident, num_clients, job.choices)
         self.model.train()
         self.masks = key_dropout(self.model)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]

@@ -96,7 +96,6 @@ def launched() -> Iterator[int]:
 
 def serve(job: Job, line: Line, mailbox: Mailbox) -> None:
     """Train what rank 0 orders until it sends home, or is no more; the whole life of any other rank."""
-    torch.set_num_threads(1)  # as rank 0 does: more would round otherwise
     engine = StackedEngine(job)
     parcels: Queue[Parcel | None] = Queue(AHEAD)
     post = Thread(target=_post, args=(parcels, line, mailbox), daemon=True)
@@ -150,6 +149,7 @@ def _work(job: Job, rank: int, folder: Path, connection: Connection, other_end: 
     logging.basicConfig(level=logging.getLogger().level, format="%(message)s", force=True)  # not by rank 0's console
     for ending in (signal.SIGINT, signal.SIGTERM):  # may reach all; a worker ends with rank 0, and clears up after it
         signal.signal(ending, signal.SIG_IGN)
+    torch.set_num_threads(1)  # as rank 0 does: more would round otherwise
     mailbox = Mailbox(folder, rank)
     serve(job, Pipe(0, connection), mailbox)
     _vanish(mailbox)

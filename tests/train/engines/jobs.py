@@ -10,7 +10,7 @@ from train.config import LocalConfig
 from train.data import Dataset, Split
 from train.data.dataset import flip, standardize, unchanged
 from train.engines import Job
-from train.engines.stacked import Trial
+from train.engines.trial import Trial
 from train.local import ClientData
 
 SIZES = (13, 7, 3, 10, 1, 8, 4)  # with batches of 4: from 1 to 4 steps an epoch, most with a ragged end
@@ -69,7 +69,7 @@ def with_bad_clients(job: Job) -> Job:
 
 def stack_always(monkeypatch):
     """Train together whatever can be, however slow."""
-    monkeypatch.setattr(Trial, "pays", lambda self: True)
+    monkeypatch.setattr(Trial, "_pays", lambda self: True)
 
 
 def tensors(shard):

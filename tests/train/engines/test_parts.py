@@ -1,16 +1,14 @@
-"""What the stacked engine is made of: convolutions, folded layers, choices that are remembered."""
-
-import json
+"""What the stacked engine is made of: convolutions, folded layers, choices by rule."""
 
 import pytest
 import torch
 from torch import nn
 
 from sharding import FactorizedConv2d, FactorizedLinear
+from train.engines import choices as choices_module
 from train.engines import convolution
-from train.engines import fastest as fastest_module
+from train.engines.choices import Choices, convolution_way, fastest
 from train.engines.convolution import WAYS, Geometry, convolve
-from train.engines.fastest import choose, fastest
 from train.engines.folding import NotFoldableError, fold
 
 GEOMETRIES = [Geometry((1, 1), (1, 1), (1, 1)), Geometry((2, 1), (0, 2), (1, 2))]
@@ -31,21 +29,43 @@ def test_every_way_is_each_clients_own_convolution(way, geometry):
         strict=True,
     ):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-4)
-    torch.testing.assert_close(convolve(x, filters, geometry), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(convolve(x, filters, geometry, Choices()), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_the_way_of_a_convolution_is_chosen_for_a_number_of_threads(monkeypatch):
-    asked = []
-    monkeypatch.setattr(convolution, "_ways", {})
-    monkeypatch.setattr(convolution, "fastest", lambda subject, ways: asked.append(subject) or "looped")
-    threads = torch.get_num_threads()
-    try:
-        for number in (1, 2, 1):
-            torch.set_num_threads(number)
-            convolve(torch.randn(2, 1, 4, 4), torch.randn(2, 3, 1, 3, 3), Geometry((1, 1), (1, 1), (1, 1)))
-    finally:
-        torch.set_num_threads(threads)
-    assert len(asked) == 2
+SHAPES = {  # (B, in, H, W), (out, in, kh, kw), size -> way
+    "few patches": ((8, 8, 8, 8), (4, 8, 3, 3), (8, 8), "unfolded"),
+    "one channel": ((32, 1, 28, 28), (6, 1, 3, 3), (28, 28), "grouped"),
+    "few patches of whole vectors": ((8, 32, 4, 4), (32, 32, 3, 3), (4, 4), "grouped"),
+    "whole vectors": ((16, 16, 8, 8), (16, 16, 3, 3), (8, 8), "grouped"),
+    "many patches": ((16, 16, 32, 32), (16, 16, 3, 3), (32, 32), "looped"),
+    "odd channels": ((16, 16, 8, 8), (7, 16, 3, 3), (8, 8), "looped"),
+}
+
+
+@pytest.mark.parametrize(("batch", "filters", "size", "way"), SHAPES.values(), ids=SHAPES)
+def test_the_way_of_a_convolution_follows_from_its_shapes(batch, filters, size, way):
+    assert convolution_way(batch, filters, size, "cpu") == way
+    choices, geometry = Choices(), Geometry((1, 1), (1, 1), (1, 1))
+    for clients in (2, 3):  # the same, however many
+        convolve(torch.randn(clients * batch[0], *batch[1:]), torch.randn(clients, *filters), geometry, choices)
+    assert list(choices.convolutions.values()) == [way]
+
+
+def test_a_choice_that_was_made_is_kept():
+    x, filters, geometry = torch.randn(4, 1, 4, 4), torch.randn(2, 3, 1, 3, 3), Geometry((1, 1), (1, 1), (1, 1))
+    choices = Choices()
+    convolve(x, filters, geometry, choices)
+    (subject,) = choices.convolutions
+    asked = dict.fromkeys([subject], "no way")
+    with pytest.raises(KeyError, match="no way"):
+        convolve(x, filters, geometry, Choices(convolutions=asked))
+
+
+def test_who_wants_it_has_the_ways_timed(monkeypatch):
+    monkeypatch.setattr(convolution, "fastest", lambda ways: "looped")
+    choices = Choices(timed=True)
+    convolve(torch.randn(2, 1, 4, 4), torch.randn(2, 3, 1, 3, 3), GEOMETRIES[0], choices)
+    assert list(choices.convolutions.values()) == ["looped"]
 
 
 LAYERS = {
@@ -65,7 +85,7 @@ LAYERS = {
 @pytest.mark.parametrize(("layer", "shape"), LAYERS.values(), ids=LAYERS)
 def test_a_folded_layer_is_each_clients_own(layer, shape):
     torch.manual_seed(0)
-    folded, state = fold(nn.Sequential(layer), 3)
+    folded, state = fold(nn.Sequential(layer), 3, Choices())
     assert state.keys() == nn.Sequential(layer).state_dict().keys()
     with torch.no_grad():
         for tensor in state.values():
@@ -79,7 +99,7 @@ def test_a_folded_layer_is_each_clients_own(layer, shape):
 
 
 def test_folded_embeddings_read_their_own_table_and_refuse_other_ids():
-    folded, state = fold(nn.Sequential(nn.Embedding(5, 2)), 3)
+    folded, state = fold(nn.Sequential(nn.Embedding(5, 2)), 3, Choices())
     with torch.no_grad():
         state["0.weight"].normal_()
     ids = torch.randint(5, (6, 4))
@@ -96,37 +116,14 @@ def test_folded_embeddings_read_their_own_table_and_refuse_other_ids():
 )
 def test_what_cannot_be_folded_is_refused(layer):
     with pytest.raises(NotFoldableError):
-        fold(nn.Sequential(layer), 2)
+        fold(nn.Sequential(layer), 2, Choices())
 
 
-def test_what_was_measured_first_holds_for_every_process(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECTRAL_SHARDING_CACHE", str(tmp_path))
-    monkeypatch.setattr(fastest_module, "_chosen", {})
-    calls = []
-    ways = {"slow": lambda: [calls.append("slow"), sum(range(10**6))], "quick": lambda: calls.append("quick")}
-    assert fastest("test", ways) == "quick"
-    assert len(calls) == 8
-    assert fastest("test", ways) == "quick"
-    (path,) = tmp_path.iterdir()
-    held = json.loads(path.read_text())
-    assert held["subject"].startswith("test | ")
-    path.write_text(json.dumps(held | {"fastest": "slow"}))
-    monkeypatch.setattr(fastest_module, "_chosen", {})
-    assert fastest("test", ways) == "slow"
-    assert len(calls) == 8
-    path.write_text("cut o")
-    monkeypatch.setattr(fastest_module, "_chosen", {})
-    assert fastest("test", ways) == "quick"
+def test_a_way_must_save_the_margin_to_be_taken_instead_of_the_first(monkeypatch):
+    def choose(seconds, margin):
+        monkeypatch.setattr(choices_module, "measure", lambda ways: seconds)
+        return fastest({}, margin)
 
-
-def test_a_cache_that_cannot_be_written_is_told(tmp_path, monkeypatch, caplog):
-    (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv("SPECTRAL_SHARDING_CACHE", str(tmp_path / "file" / "cache"))
-    assert fastest("test without a cache", {"only": lambda: None}) == "only"
-    assert "cannot remember what is fastest" in caplog.text
-
-
-def test_a_way_must_save_the_margin_to_be_taken_instead_of_the_first():
     assert choose({"first": 1.0, "second": 0.89, "third": 2.0}, margin=0.1) == "second"
     assert choose({"first": 1.0, "second": 0.91}, margin=0.1) == "first"
     assert choose({"first": 1.0, "second": 0.99}, margin=0.0) == "second"
