@@ -1,11 +1,11 @@
 """What processes send each other: orders to train bunches of clients, and parcels of what became of them.
 
 Shards travel in their wire form. Workers that rank 0 started itself leave them in files in shared memory and send the
-names through a pipe. Between torchrun's processes all goes by `torch.distributed` over gloo, through the hosts' memory;
-on GPUs, and between hosts, that has never been run: there was none to run it on.
+names through a pipe. Between torchrun's processes letters go by `torch.distributed` over gloo, through the hosts'
+memory, as bytes that hold plain data: whoever reaches the port can say something wrong, but run nothing. (torchrun's
+own rendezvous trusts its network: keep it on a private one.) On GPUs, and between hosts, that has never been run.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -13,38 +13,18 @@ from queue import Queue
 from threading import Thread
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from sharding import Shard
 from sharding.planner import Client
+from train.engines import letters
 from train.engines.base import Update
-from train.engines.stacked import Bunch
+from train.engines.letters import Mail, Message, Parcel
 
 
 class WorkerError(RuntimeError):
     """A worker process failed or died, in its own words where it left any."""
-
-
-Mail = bytes | Path  # a shard in its wire form, or where that lies; who opens it takes it away
-
-
-@dataclass(frozen=True)
-class Order:
-    """What rank 0 asks of a worker: train these bunches, on these shards in wire form."""
-
-    round: int
-    lr: float
-    bunches: Sequence[Bunch]
-    terms: Mapping[Client, Mail]
-    dense: Mail
-
-
-@dataclass(frozen=True)
-class Parcel:
-    """A worker's updates of one bunch, or what stopped it."""
-
-    updates: Sequence[tuple[Client, Mail | None, float | None, str | None]]
-    error: str | None = None
 
 
 class Mailbox:
@@ -119,14 +99,16 @@ class Gloo:
 
     peer: int
 
-    def send(self, message: object) -> None:
+    def send(self, message: Message) -> None:
         """Send a message.
 
         Raises:
             WorkerError: the other process is gone.
         """
+        letter = torch.frombuffer(bytearray(letters.write(message)), dtype=torch.uint8)
         try:
-            dist.send_object_list([message], self.peer)
+            dist.send(torch.tensor([len(letter)]), self.peer)
+            dist.send(letter, self.peer)
         except RuntimeError as error:
             raise WorkerError(f"worker {self.peer} died") from error
 
@@ -134,14 +116,19 @@ class Gloo:
         """Wait for the next message.
 
         Raises:
-            WorkerError: the other process is gone.
+            WorkerError: the other process is gone, or its letter cannot be read.
         """
-        box: list[Any] = [None]
+        length = torch.zeros(1, dtype=torch.int64)
         try:
-            dist.recv_object_list(box, self.peer)
+            dist.recv(length, self.peer)
+            letter = torch.empty(int(length), dtype=torch.uint8)
+            dist.recv(letter, self.peer)
         except RuntimeError as error:
             raise WorkerError(f"worker {self.peer} died") from error
-        return box[0]
+        try:
+            return letters.read(letter.numpy().tobytes())
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise WorkerError(f"worker {self.peer} sent what cannot be read: {error}") from error
 
 
 Line = Pipe | Gloo

@@ -16,9 +16,11 @@ import torch
 import torch.distributed as dist
 
 from sharding import Plan
+from sharding.errors import UserError
 from sharding.planner import Client
 from train.engines.base import Job, Update, Updates
-from train.engines.post import Gloo, Inbox, Line, Mailbox, Order, Parcel
+from train.engines.letters import Mail, Order, Parcel
+from train.engines.post import Gloo, Inbox, Line, Mailbox
 from train.engines.stacked import Bunch, StackedEngine
 from train.engines.workers import AHEAD, Workers, num_cores
 
@@ -92,12 +94,14 @@ class ProcessesEngine:
         return Order(round, lr, share, {client: wrap(replace(plan[client], dense={})) for client in clients}, dense)
 
     def _open(self, parcel: Parcel) -> list[tuple[Client, Update]]:
-        updates = []
-        for client, mail, loss, failure in parcel.updates:
+        return [(client, self._update(mail, loss, why)) for client, mail, loss, why in parcel.updates]
+
+    def _update(self, mail: Mail | None, loss: float | None, failure: str | None) -> Update:
+        try:
             shard = None if mail is None else Mailbox.unwrap(mail).to(self._device)
-            on_device = None if loss is None else torch.tensor(loss, device=self._device)
-            updates.append((client, Update(shard, on_device, failure)))
-        return updates
+        except UserError as error:
+            return Update(None, None, str(error))
+        return Update(shard, None if loss is None else torch.tensor(loss, device=self._device), failure)
 
 
 def deal(loads: Sequence[int], num_workers: int, handicap: float = 0.0) -> list[int]:

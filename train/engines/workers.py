@@ -27,7 +27,8 @@ import torch.distributed as dist
 
 from sharding.errors import UserError
 from train.engines.base import Job
-from train.engines.post import Gloo, Line, Mailbox, Order, Parcel, Pipe, WorkerError
+from train.engines.letters import Order, Parcel
+from train.engines.post import Gloo, Line, Mailbox, Pipe, WorkerError
 from train.engines.stacked import StackedEngine
 
 TIMEOUT = timedelta(days=7)  # a process that dies closes its connections, which is seen at once; long training is fine

@@ -19,6 +19,7 @@ from tests.train.test_runs import TINY, read, without_times
 from train.config import load_config
 from train.engines import processes as processes_module
 from train.engines import workers as workers_module
+from train.engines.letters import Parcel
 from train.engines.post import Inbox, WorkerError
 from train.engines.processes import ProcessesEngine, deal
 from train.engines.stacked import StackedEngine
@@ -101,6 +102,16 @@ def test_a_workers_own_error_comes_home(engine_of):
     engine._lines[0].send("no order at all")
     with pytest.raises(WorkerError, match=r"(?s)worker 1 failed:.*AttributeError: 'str' object"):
         Inbox(engine._lines[0], 1).get()
+
+
+def test_a_shard_that_cannot_be_read_is_its_clients_failure(engine_of):
+    engine, plan = engine_of(make_job(), 1), make_plan(make_job())
+    (_, broken), (client, whole) = engine._open(
+        Parcel([(0, b"garbage", 1.0, None), (1, plan[1].to_bytes(), 1.0, None)])
+    )
+    assert broken.shard is None
+    assert "no shard" in broken.failure
+    assert (client, whole.failure, whole.shard.plan) == (1, None, plan[1].plan)
 
 
 def test_workers_are_forked_unless_a_gpu_may_be_used(monkeypatch):
