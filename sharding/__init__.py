@@ -28,7 +28,7 @@ from sharding.client import client_model, skeleton, train_shard
 from sharding.clients import aocs_probabilities, mmfl_probabilities, round_time, wireless_probabilities
 from sharding.coordination import COORDINATIONS
 from sharding.designs import DESIGNS, entropy, joint_inclusion, sample
-from sharding.diagnostics import alignment, anme, discrepancy, plan_anme, plan_discrepancy
+from sharding.diagnostics import alignment, anme, discrepancy, plan_anme, plan_coverage, plan_discrepancy
 from sharding.errors import UserError
 from sharding.factorization import factorize, factorize_empty, merge, shardable_layers, unpack_attention
 from sharding.inclusion import (
@@ -82,6 +82,7 @@ __all__ = [
     "mmfl_probabilities",
     "optimal_inclusion",
     "plan_anme",
+    "plan_coverage",
     "plan_discrepancy",
     "register",
     "round_time",

@@ -1,4 +1,4 @@
-"""Numbers that tell how a strategy behaves: evenness of π, the error of the reconstruction, alignment with FedAvg.
+"""Numbers that tell how a strategy behaves: evenness of π, error of the reconstruction, coverage, way of FedAvg.
 
 With orthonormal u, v and Sᵢ the number of the C clients' draws that hold term i, each with multiplier ωᵢ, the
 average of the clients' estimators is W̄ = Σ λᵢ·(ωᵢSᵢ/C)·uᵢvᵢᵀ, so ‖W − W̄‖²_F = Σ λᵢ²(1 − ωᵢSᵢ/C)². Its expectation
@@ -73,6 +73,18 @@ def plan_discrepancy(plan: Plan) -> tuple[float, float]:
         single += float(((1 - held) ** 2 @ squares).mean())
         norm += float(squares.sum())
     return (collective / norm, single / norm) if norm > 0 else (nan, nan)
+
+
+def plan_coverage(plan: Plan) -> float:
+    """Return the share of a round's singular terms that at least one client holds, mean over layers, in 0…1.
+
+    A term that nobody holds keeps its value for the round. NaN where nothing is sharded.
+    """
+    held: dict[str, set[int]] = {}
+    for (_, name), draw in plan.draws.items():
+        held.setdefault(name, set()).update(np.unique(draw.indices).tolist())
+    shares = [len(terms) / plan.spectra[name].magnitudes.numel() for name, terms in held.items()]
+    return float(np.mean(shares)) if shares else nan
 
 
 def alignment(update: Tensor, reference: Tensor) -> float:

@@ -144,7 +144,8 @@ class Config(Section):
         threads: of torch in the process that trains; sums in another number of threads round differently.
         ways: how to choose among ways that round differently, by rule or by what is fastest on this machine.
         evaluate_every: rounds between evaluations; the last round is always evaluated.
-        alignment: whether to measure each round's update against FedAvg's, at about twice the cost.
+        evaluate_training: whether to evaluate on the clients' samples as well.
+        alignment: whether to measure the update of each evaluated round against FedAvg's, which about doubles its cost.
     """
 
     name: str
@@ -169,6 +170,7 @@ class Config(Section):
     threads: int = Field(1, ge=1)
     ways: Literal["rule", "timed"] = "rule"
     evaluate_every: int = Field(1, ge=1)
+    evaluate_training: bool = False
     alignment: bool = False
     tracking: TrackingConfig = Field(default_factory=TrackingConfig)
 

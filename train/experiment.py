@@ -22,7 +22,7 @@ from train.data import Dataset, load_dataset
 from train.engines import ENGINES, Engine, Job
 from train.engines.choices import Choices
 from train.engines.trial import choose_ways
-from train.local import Shares
+from train.local import ClientData, Shares
 from train.partition import Partition, make_uneven, partition
 
 
@@ -31,6 +31,7 @@ class Experiment:
     """The parts of a run.
 
     Attributes:
+        training: the samples of all clients.
         model: the server's, on the device.
         keep_ratios: r of every client.
         num_samples: D_c of every client.
@@ -39,6 +40,7 @@ class Experiment:
 
     config: Config
     dataset: Dataset
+    training: ClientData
     model: nn.Module
     keep_ratios: Mapping[Client, float]
     num_samples: Mapping[Client, int]
@@ -100,6 +102,7 @@ def assemble(config: Config) -> Experiment:
     return Experiment(
         config,
         dataset,
+        clients.all(),
         model,
         keep_ratios,
         num_samples,

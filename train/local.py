@@ -14,6 +14,7 @@ from sharding.planner import Client
 from sharding.rng import generator, seed_of
 from train.config import LocalConfig
 from train.data import Dataset
+from train.data.dataset import Split
 from train.dropout import key_dropout, sample_seeds
 from train.layout import channels_last
 
@@ -47,6 +48,10 @@ class Shares(Mapping[Client, ClientData]):
             raise KeyError(client)
         rows = slice(self._ends[int(client)], self._ends[int(client) + 1])
         return ClientData(self._inputs[rows], self._targets[rows])
+
+    def all(self) -> ClientData:
+        """Return the samples of all clients, one client after the other."""
+        return ClientData(self._inputs, self._targets)
 
     def __iter__(self) -> Iterator[Client]:
         return iter(range(len(self)))
@@ -115,9 +120,14 @@ def draw_epochs(data: ClientData, dataset: Dataset, local: LocalConfig, key: tup
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, dataset: Dataset, batch_size: int = 512) -> tuple[float, float]:
-    """Return (accuracy in 0…1, mean cross-entropy) on the test split, over all targets but the ignored ones."""
-    inputs, targets = dataset.test.inputs, dataset.test.targets
+def evaluate(
+    model: nn.Module, dataset: Dataset, data: Split | ClientData, batch_size: int = 512
+) -> tuple[float, float]:
+    """Return (accuracy in 0…1, mean cross-entropy) of a model over all targets of `data` but the ignored ones.
+
+    Samples are prepared as `dataset` says, and never augmented.
+    """
+    inputs, targets = data.inputs, data.targets
     model.eval()
     sums = torch.zeros(3, dtype=torch.float64, device=targets.device)
     for batch, wanted in zip(inputs.split(batch_size), targets.split(batch_size), strict=True):

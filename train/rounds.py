@@ -6,7 +6,7 @@ from math import cos, pi
 
 import torch
 
-from sharding import plan_anme, plan_discrepancy
+from sharding import plan_anme, plan_coverage, plan_discrepancy
 from sharding.aggregate import Aggregation, Average
 from sharding.clients import Heard
 from sharding.faults import NOTHING, find_misfit
@@ -35,7 +35,8 @@ def run_rounds(experiment: Experiment, start: int, record: Callable[[int, Metric
         with clock("plan"):
             plan = experiment.planner.plan(model, {c: experiment.keep_ratios[c] for c in cohort}, t)
         lr = cosine(config.local.lr, t, config.rounds)
-        fedavg = FedAvgStep(experiment, cohort, t, lr) if config.alignment else None
+        looks = t % config.evaluate_every == config.evaluate_every - 1 or t == config.rounds - 1
+        fedavg = FedAvgStep(experiment, cohort, t, lr) if config.alignment and looks else None
         with clock("train"):
             heard, updates = hear(experiment, cohort, plan, t, lr)
             average, receipts = Average(plan, heard.weights, guards.norm_bound, guards.trim), {}
@@ -47,12 +48,22 @@ def run_rounds(experiment: Experiment, start: int, record: Callable[[int, Metric
         metrics = measure(experiment, plan, receipts, heard, outcome)
         if fedavg is not None:
             metrics["alignment"] = fedavg.cosine(model)
-        if t % config.evaluate_every == config.evaluate_every - 1 or t == config.rounds - 1:
+        if looks:
             with clock("evaluate"):
-                accuracy, loss = evaluate(model, experiment.dataset)
-            metrics |= {"test_accuracy": accuracy, "test_loss": loss}
+                metrics |= scores(experiment)
         record(t, {"round": t} | metrics | clock.seconds())
         losses.count(metrics)
+
+
+def scores(experiment: Experiment) -> Metrics:
+    """Return how the server's model does on the test split and, if that is asked for, on all clients' samples."""
+    model, dataset = experiment.model, experiment.dataset
+    accuracy, loss = evaluate(model, dataset, dataset.test)
+    metrics: Metrics = {"test_accuracy": accuracy, "test_loss": loss}
+    if experiment.config.evaluate_training:
+        accuracy, loss = evaluate(model, dataset, experiment.training)
+        metrics |= {"train_set_accuracy": accuracy, "train_set_loss": loss}
+    return metrics
 
 
 def cosine(lr: float, t: int, rounds: int) -> float:
@@ -131,6 +142,7 @@ def measure(
         "anme": plan_anme(plan),
         "discrepancy": collective,
         "discrepancy_client": single,
+        "coverage": plan_coverage(plan),
         "bytes_down": sum(shard.nbytes for shard in plan.values()),
         "bytes_up": heard.report_bytes + sum(receipts[client].nbytes for client in heard.weights),
         "bytes_dense": experiment.dense_nbytes,

@@ -101,7 +101,7 @@ def run_tasks(tasks: Tasks, start: int, record: Callable[[int, Metrics], None]) 
             with clock("evaluate"):
                 for name, experiment in tasks.experiments.items():
                     metrics[f"{name}/test_accuracy"], metrics[f"{name}/test_loss"] = evaluate(
-                        experiment.model, experiment.dataset
+                        experiment.model, experiment.dataset, experiment.dataset.test
                     )
         metrics = summarize(metrics, list(tasks.experiments))
         record(t, {"round": t, "clients": len(cohort)} | metrics | clock.seconds())

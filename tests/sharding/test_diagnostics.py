@@ -6,7 +6,7 @@ from math import comb, log
 import numpy as np
 import pytest
 
-from sharding import anme, collective_inclusion, discrepancy, optimal_inclusion, plan_anme, plan_discrepancy
+from sharding import anme, collective_inclusion, discrepancy, optimal_inclusion, plan_anme, plan_coverage, plan_discrepancy
 from sharding.diagnostics import bernoulli_entropy
 from tests.sharding.models import make_net, make_plan
 
@@ -80,3 +80,15 @@ def test_strategies_without_chance_have_no_anme():
     assert np.isnan(plan_anme(make_plan(model, {0: 0.25}, "full")))
     assert plan_discrepancy(make_plan(model, {0: 0.25}, "full"))[0] == pytest.approx(0, abs=1e-12)
     assert np.isnan(plan_discrepancy(make_plan(model, {0: 0.25}, "dense"))[0])
+
+
+def test_coverage_is_the_share_of_terms_that_anybody_holds():
+    net = make_net()
+    alone = make_plan(net, {"a": 0.25}, strategy="top_n")
+    ranks = [len(spectrum.magnitudes) for spectrum in alone.spectra.values()]
+    assert plan_coverage(alone) == pytest.approx(np.mean([-(-rank // 4) / rank for rank in ranks]))
+    mixed = make_plan(net, {"a": 0.25, "b": 0.5, "c": 0.5})
+    held = [set().union(*(shard.terms[name].indices.tolist() for shard in mixed.values())) for name in mixed.spectra]
+    assert plan_coverage(mixed) == pytest.approx(np.mean([len(h) / rank for h, rank in zip(held, ranks, strict=True)]))
+    assert plan_coverage(make_plan(net, {"a": 0.1}, strategy="full")) == 1
+    assert np.isnan(plan_coverage(make_plan(net, {"a": 0.1}, strategy="dense")))

@@ -32,4 +32,7 @@ def test_measuring_changes_nothing_and_more_terms_go_more_nearly_fedavgs_way(tmp
     plain = read(run(tiny(tmp_path / "plain", "keep_ratio=0.2"), ignore))
     cosines = [line.pop("alignment") for line in few]
     assert without_times(few) == without_times(plain)
+    rare = aligned(tmp_path / "rare", "keep_ratio=0.2", "evaluate_every=2")
+    assert ["alignment" in line for line in rare] == [False, True]
+    assert rare[1]["alignment"] == cosines[1]
     assert all(0 < few_terms < line["alignment"] < 1 for few_terms, line in zip(cosines, many, strict=True))

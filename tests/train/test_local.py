@@ -83,7 +83,7 @@ def test_evaluation_counts_all_batches_and_no_ignored_target():
     logits, targets = torch.randn(10, 6, 3), torch.randint(3, (10, 6))
     split = Split(logits, targets)
     data = Dataset("toy", split, split, 3, (6, 3), unchanged, ignore_index=0)
-    accuracy, loss = evaluate(nn.Identity(), data, batch_size=4)
+    accuracy, loss = evaluate(nn.Identity(), data, split, batch_size=4)
     counted = targets != 0
     hits = (logits.argmax(-1) == targets) & counted
     assert accuracy == hits.sum().item() / counted.sum().item()

@@ -13,9 +13,11 @@ from sharding import STRATEGIES, Shard, UserError
 from sharding.clients import SAMPLERS
 from sharding.rng import generator
 from sharding.shard import dense_state
+from train.checkpoint import load_checkpoint
 from train.config import load_config
 from train.engines import ENGINES
 from train.experiment import assemble, assign_keep_ratios, find_device, find_engine
+from train.local import evaluate
 from train.rounds import DivergedError, cosine, run_rounds
 from train.run import run
 
@@ -366,3 +368,16 @@ def test_a_round_that_would_spoil_the_model_is_lost_and_a_run_of_lost_rounds_end
 def test_a_run_whose_rounds_were_all_lost_does_not_end_well(tmp_path):
     with pytest.raises(DivergedError, match="in 2 rounds in a row"):
         tampered(tmp_path, lambda plan, pairs: [], "rounds=2")
+
+
+def test_the_training_set_is_evaluated_whole_and_changes_nothing(tmp_path):
+    config = tiny(tmp_path / "seen", "evaluate_training=true", "evaluate_every=2")
+    first, last = read(run(config, ignore))
+    assert "train_set_loss" not in first
+    experiment = assemble(config)
+    load_checkpoint(config.directory, experiment.model, experiment.sampler)
+    assert sum(experiment.num_samples.values()) == len(experiment.training)
+    expected = evaluate(experiment.model, experiment.dataset, experiment.training)
+    assert (last.pop("train_set_accuracy"), last.pop("train_set_loss")) == expected
+    plain = read(run(tiny(tmp_path / "plain", "evaluate_every=2"), ignore))
+    assert without_times([first, last]) == without_times(plain)
