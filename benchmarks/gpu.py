@@ -14,14 +14,18 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `train` runs from a checko
 
 from train.__main__ import main as train
 
-ORDER = ("collective", "unbiased", "top_n", "prism", "coordinated", "dense", "prism_wallenius_clip")
+ORDER = (
+    *("collective", "top_n", "unbiased", "prism_wallenius_clip", "prism", "dense", "full"),  # what is asked first
+    *("prism_wallenius", "prism_scaled", "top_n_scaled"),
+)
+WHOLE = ("dense", "full")  # the same run at any keep ratio
 
 
 def main(words: Sequence[str]) -> int:
     """Run the column; words are a folder, and overrides for every run."""
     overrides = [word for word in words if "=" in word]
     into, *_ = [word for word in words if "=" not in word] + ["results/gpu"]
-    cells = [f"cifar10_resnet18/{'whole' if name == 'dense' else 'r0.1'}/{name}-0" for name in ORDER]
+    cells = [f"cifar10_resnet18/{'whole' if name in WHOLE else 'r0.1'}/{name}-0" for name in ORDER]
     options = ["--scale", "paper", "--seeds", "0", "--jobs", "1", "--output", into, "--only", ",".join(cells)]
     return train(["table", "1", *options, *overrides])
 

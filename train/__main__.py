@@ -140,8 +140,10 @@ def _parser() -> argparse.ArgumentParser:
     several.add_argument("--strategies", type=_names, required=True, metavar="A,B,…", help="strategies to compare")
     numbered = commands.add_parser("table", help="run what is missing of a published table or figure, and write it")
     numbered.set_defaults(command=_table)
-    numbered.add_argument("number", metavar="N", help="1 to 5, or figure1 to figure4")
-    numbered.add_argument("--scale", default="small", help="small (a stand-in, tens of minutes) or paper (for a GPU)")
+    numbered.add_argument("number", metavar="N", help="1 to 5, coordination, designs, or figure1 to figure4")
+    numbered.add_argument(
+        "--scale", default="small", help="small (minutes), medium (stand-ins, hours) or paper (for a GPU)"
+    )
     numbered.add_argument("--only", type=_names, default=[], metavar="A,B,…", help="run these cells only, by pattern")
     numbered.add_argument("--output", type=Path, help="folder of the table and its runs (default: runs/tables-SCALE)")
     for command in (several, numbered):

@@ -6,7 +6,15 @@ from math import comb, log
 import numpy as np
 import pytest
 
-from sharding import anme, collective_inclusion, discrepancy, optimal_inclusion, plan_anme, plan_coverage, plan_discrepancy
+from sharding import (
+    anme,
+    collective_inclusion,
+    discrepancy,
+    optimal_inclusion,
+    plan_anme,
+    plan_coverage,
+    plan_discrepancy,
+)
 from sharding.diagnostics import bernoulli_entropy
 from tests.sharding.models import make_net, make_plan
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import train.__main__ as command_line
-from sharding import STRATEGIES, UserError
+from sharding import UserError
 from tests.train.test_runs import TINY
 from train.run import CONFIG_FILE, METRICS_FILE
 from train.tables import Report, cells_of, choose, load_layout
@@ -35,10 +35,10 @@ def small_layout(tmp_path):
         yaml.safe_dump(
             {
                 "scales": {"small": {"title": "tiny runs", "seeds": [0, 1]}},
-                "experiments": {"quickstart": {"title": "Digits", "small": TINY}},
-                "tables": {1: matrix},
+                "experiments": {"quickstart": {"title": "Digits", "stand_ins": {"small": TINY}}},
+                "tables": {"1": matrix},
                 "figures": {1: matrix | {"keep_ratios": [0.2], "panels": [{"y": "train_loss", "smooth": 0.5}]}},
-                "published": {"quickstart": {"0.2": {"top_n": [67.44, 2.34]}, "any": {"dense": [87.46]}}},
+                "published": {"quickstart": {"0.2": {"top_n": [67.44, 2.34]}, "any": {"dense": [87.46, 0.31]}}},
             }
         )
     )
@@ -52,13 +52,14 @@ def pretend(cell: Cell, accuracies, rounds=None):
     (directory / CONFIG_FILE).write_text(yaml.safe_dump(cell.config.model_dump(mode="json", exclude={"output"})))
     lines = [
         {"round": t, "test_accuracy": a, "train_loss": 1.0, "seconds": 2.0, "bytes_down": 5e6, "bytes_up": 5e6}
+        | {"failed": t}
         for t, a in enumerate(accuracies)
     ]
     (directory / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 @pytest.mark.parametrize("matrix", MATRICES, ids=lambda matrix: matrix.title)
-@pytest.mark.parametrize("scale", ["small", "paper"])
+@pytest.mark.parametrize("scale", LAYOUT.scales)
 def test_every_cell_is_a_config_with_a_directory_of_its_own(matrix, scale, tmp_path):
     cells = cells_of(matrix, LAYOUT, scale, tmp_path)
     assert len(cells) == len(matrix.settings()) * len(matrix.strategies) * len(LAYOUT.scales[scale].seeds)
@@ -76,27 +77,62 @@ def test_paper_scale_is_the_published_config_and_shares_runs_with_the_figures(tm
     effect_of_alpha = {cell.name for cell in cells_of(LAYOUT.find("figure3"), LAYOUT, "paper", tmp_path)}
     assert "cifar10_resnet18/r0.1/collective-2" in effect_of_alpha  # α = 1 is what the config says anyway
     assert "cifar10_resnet18/r0.1,data.alpha=10/collective-2" in effect_of_alpha
-    (cell,) = choose(cells_of(LAYOUT.find("2"), LAYOUT, "paper", tmp_path), ["shakes*/collective-1"])
+    (cell,) = choose(cells_of(LAYOUT.find("1"), LAYOUT, "paper", tmp_path), ["shakes*/r0.2x*/collective-1"])
     assert cell.config.keep_ratio == {0.2: 0.6, 0.4: 0.4}
     assert (cell.config.rounds, cell.config.clients.count) == (1500, 715)
 
 
 def test_published_values_stand_by_their_strategy_and_ratio():
-    settings = {setting.label: setting for setting in LAYOUT.tables[1].settings()[:2]}
+    settings = {setting.label: setting for setting in LAYOUT.tables["1"].settings()[:2]}
     assert LAYOUT.published_of(settings["r = 0.1"], "collective") == [82.59, 0.27]
-    assert LAYOUT.published_of(settings["r = 0.2"], "collective") is None
-    assert LAYOUT.published_of(settings["r = 0.2"], "dense") == [87.46]
-    for of_experiment in LAYOUT.published.values():
-        for of_ratio in of_experiment.values():
-            assert of_ratio.keys() <= STRATEGIES.keys()
+    assert LAYOUT.published_of(settings["r = 0.2"], "collective") == [85.00, 0.34]
+    assert LAYOUT.published_of(settings["r = 0.2"], "dense") == [87.46, 0.31]
+    assert LAYOUT.published_of(settings["r = 0.2"], "coordinated") is None
+
+
+def published_cells(name):
+    """Return (published, all) cells of a table."""
+    table = LAYOUT.find(name)
+    values = [LAYOUT.published_of(s, strategy) for s in table.settings() for strategy in table.strategies]
+    return [value for value in values if value], values
+
+
+@pytest.mark.parametrize(("name", "count"), [("1", 150), ("2", 16), ("3", 8), ("4", 24), ("5", 9)])
+def test_every_cell_of_the_papers_tables_has_its_published_mean_and_spread(name, count):
+    known, cells = published_cells(name)
+    assert len(known) == len(cells) == count
+    assert all(len(value) == 2 and 0 < value[1] < value[0] < 100 for value in known)
+
+
+def test_longer_training_and_no_clipping_have_published_values_of_their_own(tmp_path):
+    short, long = LAYOUT.find("2").settings()
+    assert LAYOUT.published_of(short, "top_n") == [21.13, 2.01]
+    assert LAYOUT.published_of(long, "top_n") == [32.22, 1.74]
+    _, unclipped = LAYOUT.find("3").settings()[:2]
+    assert LAYOUT.published_of(unclipped, "unbiased") == [30.14, 1.58]
+    rounds = {
+        scale: [
+            choose(cells_of(LAYOUT.find("2"), LAYOUT, scale, tmp_path), [p])[0].config.rounds for p in ("*", "rounds=")
+        ]
+        for scale in LAYOUT.scales
+    }
+    assert rounds == {"small": [40, 133], "medium": [400, 1333], "paper": [1500, 5000]}
+
+
+def test_tables_of_ours_have_nothing_published_that_they_do_not_share_with_the_paper():
+    assert {strategy for table in ("1", "2", "3", "4", "5") for strategy in LAYOUT.find(table).strategies}.isdisjoint(
+        {"coordinated"}
+    )
+    known, cells = published_cells("designs")
+    assert 0 < len(known) < len(cells)
 
 
 def test_only_chooses_by_pattern_and_refuses_one_that_matches_nothing(tmp_path):
     cells = cells_of(LAYOUT.find("1"), LAYOUT, "small", tmp_path, seeds=[7])
     names = [cell.name for cell in choose(cells, ["cifar10_*r0.2/top_n-", "whole"])]
     assert names[0] == "cifar10_resnet18/r0.2/top_n-7"  # in the order of the patterns
-    assert sum("whole" in name for name in names) == 5
-    assert len(names) == len(set(names)) == 6
+    assert sum("whole" in name for name in names) == 10  # full and dense of five experiments
+    assert len(names) == len(set(names)) == 11
     with pytest.raises(UserError, match="--only cifar11 matches none"):
         choose(cells, ["cifar11"])
     with pytest.raises(UserError, match="scale 'big'"):
@@ -115,16 +151,17 @@ def test_a_table_shows_what_was_run_and_a_dash_for_the_rest(small_layout, tmp_pa
     pretend(of["quickstart/whole/dense-0"], [0.1, 0.9])
     paths = Report.of("1", table, cells, small_layout, "small", "python -m train table 1", tmp_path).write()
     text = (tmp_path / "table1.md").read_text()
-    assert f"| top_n | 55.0 ± {10 / sqrt(2):.1f} | 67.44 ± 2.34 | – | – |" in text
-    assert "| dense | 90.0 | 87.46 | 90.0 | 87.46 |" in text
+    assert f"| top_n | 55.0 ± {10 / sqrt(2):.1f} (2 lost) | 67.44 ± 2.34 | – | – |" in text
+    assert "| dense | 90.0 (1 lost) | 87.46 ± 0.31 | 90.0 (1 lost) | 87.46 ± 0.31 |" in text
     assert "3 of 6 runs are finished, 4 to 4 s of rounds each." in text
     assert "`quickstart/r0.4/top_n-0` is at round 1 of 2 (70.0 %)." in text
     assert "Made by `python -m train table 1`." in text
     with (tmp_path / "table1.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["test_accuracy"] for row in rows if row["strategy"] == "top_n"] == ["50.00", "60.00", "70.00"]
-    assert {row["published_sd"] for row in rows} == {"", "2.34"}
+    assert {row["published_sd"] for row in rows} == {"", "2.34", "0.31"}
     assert {row["megabytes"] for row in rows} == {"10.000", "20.000"}
+    assert [row["lost"] for row in rows if row["strategy"] == "top_n"] == ["1", "1", "0"]
     for path in paths[2:]:
         assert path.read_bytes().startswith(b"\x89PNG")
     assert set(re.findall(r"\((\w+\.png)\)", text)) == {path.name for path in paths[2:]}
@@ -167,7 +204,7 @@ def test_the_command_runs_what_is_missing_and_no_more(small_layout, tmp_path, mo
     (out / "cells" / "quickstart" / "whole" / "dense-0").mkdir(parents=True)
     assert command_line.main([*words, "r0.2,whole"]) == 0
     assert ran.read_bytes() == before
-    assert re.search(r"\| dense \| \d+\.\d \| 87.46 \|", (out / "table1.md").read_text())
+    assert re.search(r"\| dense \| \d+\.\d \| 87.46 ± 0.31 \|", (out / "table1.md").read_text())
     assert command_line.main([*words, "r0.2", "local.lr=0.3"]) == 2  # never another run's directory
     assert "holds a run with local=" in capsys.readouterr().err
 
@@ -186,7 +223,7 @@ def test_a_cell_that_fails_stops_no_other_and_is_told_of(small_layout, tmp_path,
 
 def test_the_layout_file_names_what_exists(tmp_path):
     values = yaml.safe_load(LAYOUT_FILE.read_text())
-    values["tables"][1]["strategies"] = ["colective"]
+    values["tables"]["1"]["strategies"] = ["colective"]
     broken = tmp_path / "layout.yaml"
     broken.write_text(yaml.safe_dump(values))
     with pytest.raises(UserError, match="colective"):

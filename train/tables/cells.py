@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from fractions import Fraction
 from pathlib import Path
 
 from sharding.errors import UserError, pick
@@ -39,7 +40,7 @@ def cells_of(
     Args:
         matrix: the table or figure.
         layout: that it stands in.
-        scale: ``small`` or ``paper``.
+        scale: ``small``, ``medium`` or ``paper``.
         into: the folder that holds `cells/`.
         seeds: instead of the scale's own.
         overrides: ``dotted.key=value`` for every run.
@@ -78,9 +79,10 @@ def _cell(
     setting: Setting, strategy: str, seed: int, layout: Layout, scale: str, into: Path, overrides: Sequence[str]
 ) -> Cell:
     path = CONFIGS / f"{setting.experiment}.yaml"
-    base = [*(layout.experiments[setting.experiment].small if scale == "small" else []), *overrides]
+    base = [*layout.experiments[setting.experiment].stand_ins.get(scale, []), *overrides]
     plain = load_config(path, base)
-    varied = [override for override in setting.overrides if load_config(path, [*base, override]) != plain]
+    changes = [_times(override, plain.rounds) for override in setting.overrides]
+    varied = [override for override in changes if load_config(path, [*base, override]) != plain]
     known = STRATEGIES[strategy]
     whole = known.law is None or known.keep_ratio is not None  # then its runs are the same for every keep ratio
     ratio = [] if whole else [f"keep_ratio={setting.keep_ratio}"]
@@ -88,6 +90,12 @@ def _cell(
     output = into / "cells" / name
     config = load_config(path, [*base, *varied, *ratio, f"strategy={strategy}", f"seed={seed}", f"output={output}"])
     return Cell(setting, strategy, seed, name, config)
+
+
+def _times(override: str, rounds: int) -> str:
+    """Return an override as the config takes it: ``rounds*=10/3`` says how many times longer to train."""
+    key, times, factor = override.partition("*=")
+    return f"{key}={round(rounds * Fraction(factor))}" if times else override
 
 
 def _short(keep_ratio: str, whole: bool) -> str:

@@ -20,7 +20,8 @@ from train.config import Ratio, Section, Share
 LAYOUT_FILE = Path(__file__).with_name("layout.yaml")
 CONFIGS = Path(__file__).parents[2] / "configs"
 KeepRatio = Ratio | dict[Ratio, Share]
-Variants = dict[str, list[str]]  # label -> overrides
+Variants = dict[str, list[str]]  # label -> overrides; ``rounds*=10/3`` multiplies what the scale says
+Published = dict[str, dict[str, list[float]]]  # keep ratio -> strategy -> [mean, standard deviation], in %
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,14 @@ class Setting:
 
 
 class Experiment(Section):
-    """A published experiment; `configs/<name>.yaml` is the real thing, `small` turns it into a stand-in."""
+    """A published experiment; `configs/<name>.yaml` is the real thing, overrides turn it into a stand-in.
+
+    Attributes:
+        stand_ins: scale -> overrides; a scale that is not here is the real thing.
+    """
 
     title: str
-    small: list[str]
+    stand_ins: dict[str, list[str]]
 
 
 class Scale(Section):
@@ -103,24 +108,27 @@ class Layout(Section):
     """All of `layout.yaml`.
 
     Attributes:
-        published: experiment -> keep ratio -> strategy -> [mean, standard deviation] or [mean], in %.
+        published: by experiment; the keep ratio ``any`` stands for all.
+        published_variants: experiment -> keep ratio -> override -> strategy -> as above.
     """
 
     scales: dict[str, Scale]
     experiments: dict[str, Experiment]
-    tables: dict[int, Table]
+    tables: dict[str, Table]
     figures: dict[int, Figure]
-    published: dict[str, dict[str, dict[str, list[float]]]]
+    published: dict[str, Published]
+    published_variants: dict[str, dict[str, Published]] = Field(default_factory=dict)
 
     def find(self, name: str) -> Table | Figure:
-        """Return the table ``3`` or the figure ``figure3``; a `UserError` lists the names when there is none."""
-        tables: dict[str, Table | Figure] = {str(number): table for number, table in self.tables.items()}
+        """Return the table ``3`` or ``designs``, or the figure ``figure3``; a `UserError` if there is none."""
+        tables: dict[str, Table | Figure] = dict(self.tables)
         return pick(tables | {f"figure{number}": figure for number, figure in self.figures.items()}, name, "table")
 
     def published_of(self, setting: Setting, strategy: str) -> Sequence[float] | None:
         """Return the published mean (and deviation) of a cell, in %, or None where none is known."""
-        if setting.variant:
-            return None
+        if setting.overrides:
+            of_variants = self.published_variants.get(setting.experiment, {}).get(setting.keep_ratio, {})
+            return of_variants.get(",".join(setting.overrides), {}).get(strategy)
         of_experiment: Mapping[str, Mapping[str, list[float]]] = self.published.get(setting.experiment, {})
         return of_experiment.get(setting.keep_ratio, {}).get(strategy) or of_experiment.get("any", {}).get(strategy)
 

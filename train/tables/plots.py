@@ -17,7 +17,8 @@ LABELS = {
     "rounds": "rounds",
     "bytes": "bytes moved by all clients, down and up (MB)",
     "test_accuracy": "test accuracy (%)",
-    "train_loss": "training loss",
+    "train_set_loss": "loss on the training set",
+    "train_set_accuracy": "accuracy on the training set (%)",
     "anme": "ANME",
     "alignment": "cosine with FedAvg's update",
 }

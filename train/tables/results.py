@@ -41,6 +41,11 @@ class Outcome:
         return 100 * evaluated[-1] if evaluated else None
 
     @property
+    def lost(self) -> int:
+        """Trainings of clients that were left out, because they diverged or failed."""
+        return int(sum(line["failed"] for line in self.lines))
+
+    @property
     def seconds(self) -> float:
         """Seconds of all its rounds."""
         return sum(line["seconds"] for line in self.lines)
@@ -52,7 +57,7 @@ class Outcome:
 
     def curve(self, x: str, y: str, smooth: float) -> tuple[list[float], list[float]]:
         """Return the points (x, y) of the rounds that have y, smoothed; accuracies in %."""
-        factor = 100 if y == "test_accuracy" else 1
+        factor = 100 if y.endswith("accuracy") else 1
         rows = [index for index, line in enumerate(self.lines) if _is_number(line.get(y))]
         xs = [self.megabytes[index] if x == "bytes" else self.lines[index]["round"] + 1 for index in rows]
         return xs, moving_average([factor * self.lines[index][y] for index in rows], smooth)
@@ -63,14 +68,19 @@ Grid = Mapping[tuple[Setting, str], Sequence[Outcome]]  # the seeds of each sett
 
 @dataclass(frozen=True)
 class Summary:
-    """A setting and strategy over its finished seeds: mean and standard deviation in %, None where unknown."""
+    """A setting and strategy over its finished seeds: mean and standard deviation in %, None where unknown.
+
+    Attributes:
+        lost: trainings of clients that were left out, of all seeds together.
+    """
 
     count: int
     mean: float | None = None
     deviation: float | None = None
+    lost: int = 0
 
     def __str__(self) -> str:
-        return entry(self.mean, self.deviation, digits=1)
+        return entry(self.mean, self.deviation, digits=1) + (f" ({self.lost} lost)" if self.lost else "")
 
 
 def read_outcome(cell: Cell) -> Outcome:
@@ -82,10 +92,12 @@ def read_outcome(cell: Cell) -> Outcome:
 
 def summarize(outcomes: Sequence[Outcome]) -> Summary:
     """Average the accuracies of the finished ones."""
-    accuracies = [outcome.accuracy for outcome in outcomes if outcome.finished and outcome.accuracy is not None]
+    finished = [outcome for outcome in outcomes if outcome.finished]
+    accuracies = [outcome.accuracy for outcome in finished if outcome.accuracy is not None]
     if not accuracies:
         return Summary(0)
-    return Summary(len(accuracies), mean(accuracies), stdev(accuracies) if len(accuracies) > 1 else None)
+    deviation = stdev(accuracies) if len(accuracies) > 1 else None
+    return Summary(len(accuracies), mean(accuracies), deviation, sum(outcome.lost for outcome in finished))
 
 
 def entry(average: float | None, deviation: float | None, digits: int) -> str:

@@ -15,7 +15,7 @@ from train.tables.results import Grid, Outcome, entry, read_outcome, summarize
 TABLE_CURVES = [Panel(y="test_accuracy"), Panel(y="test_accuracy", x="bytes")]
 CSV_COLUMNS = (
     *("experiment", "keep_ratio", "variant", "strategy", "seed", "rounds_run", "rounds", "test_accuracy", "seconds"),
-    *("megabytes", "published_mean", "published_sd"),
+    *("lost", "megabytes", "published_mean", "published_sd"),
 )
 
 
@@ -70,10 +70,11 @@ class Report:
         number = self.name.removeprefix("table").removeprefix("figure")
         kind = "Figure" if isinstance(self.matrix, Figure) else "Table"
         scale = self.layout.scales[self.scale].title
-        yield f"# {kind} {number}: {self.matrix.title}"
+        yield f"# {kind} {number}: {self.matrix.title}" if number.isdigit() else f"# {self.matrix.title}"
         yield ""
         yield f"Test accuracy in % after the last round, mean ± standard deviation over seeds ({scale})."
-        yield "`published`: the paper's, at its own scale. A dash: a run that has not finished, or a value not known."
+        yield "`published`: the paper's, at its own scale. A dash: a run that has not finished, or no such value."
+        yield "`lost`: trainings of clients that diverged or failed and were left out of their round."
         for experiment, settings in groupby(self.matrix.settings(), key=lambda setting: setting.experiment):
             yield from ("", f"## {self.layout.experiments[experiment].title}", "")
             yield from self._rows(list(settings))
@@ -126,4 +127,11 @@ def published(layout: Layout, setting: Setting, strategy: str) -> str:
 def _measured(outcome: Outcome) -> tuple[object, ...]:
     accuracy = "" if outcome.accuracy is None else f"{outcome.accuracy:.2f}"
     rounds = (outcome.rounds, outcome.cell.config.rounds)
-    return (outcome.cell.seed, *rounds, accuracy, f"{outcome.seconds:.1f}", f"{outcome.megabytes[-1]:.3f}")
+    return (
+        outcome.cell.seed,
+        *rounds,
+        accuracy,
+        f"{outcome.seconds:.1f}",
+        outcome.lost,
+        f"{outcome.megabytes[-1]:.3f}",
+    )
