@@ -44,6 +44,8 @@ class DataConfig(Section):
     """A dataset and how the clients share it.
 
     Attributes:
+        fine_alpha: concentration within a superclass, of the partition `pachinko`.
+        concentration: whether pachinko's two numbers are the sum of a Dirichlet law's parameters, or each of them.
         uneven: (a, b, s): of the clients with more than a and less than b samples a share s is dropped, the rest cut to
             a. Fewer than `clients.count` clients may then be left.
     """
@@ -52,6 +54,8 @@ class DataConfig(Section):
     root: Path | None = None
     partition: str = "dirichlet"
     alpha: float = Field(1.0, gt=0)
+    fine_alpha: float = Field(10.0, gt=0)
+    concentration: Literal["total", "per_class"] = "total"
     uneven: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)], Share] | None = None
     download: bool = False
 

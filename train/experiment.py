@@ -23,7 +23,7 @@ from train.engines import ENGINES, Engine, Job
 from train.engines.choices import Choices
 from train.engines.trial import choose_ways
 from train.local import ClientData, Shares
-from train.partition import Partition, make_uneven, partition
+from train.partition import Concentration, Partition, make_uneven, partition
 
 
 @dataclass
@@ -167,7 +167,9 @@ def make_model(config: Config, dataset: Dataset) -> nn.Module:
 def deal(config: Config, dataset: Dataset) -> Partition:
     """Return which training samples each client has."""
     rng = generator(config.seed, "partition")
-    parts = partition(config.data.partition, dataset, config.clients.count, rng, config.data.alpha)
+    data = config.data
+    how = Concentration(data.alpha, data.fine_alpha, data.concentration == "per_class")
+    parts = partition(data.partition, dataset, config.clients.count, rng, how)
     return parts if config.data.uneven is None else make_uneven(parts, *config.data.uneven, rng)
 
 

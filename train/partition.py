@@ -10,6 +10,7 @@ restricted to the rest.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,8 +20,24 @@ from train.data import Dataset
 Partition = list[np.ndarray]
 
 
+@dataclass(frozen=True)
+class Concentration:
+    """How alike the clients are; each scheme uses what it knows.
+
+    Attributes:
+        alpha: of `dirichlet` and of the superclasses in `pachinko` (small: few classes a client); exponent of
+            `power_law` (0: equal sizes).
+        fine_alpha: of the classes within a superclass in `pachinko`.
+        per_class: `pachinko` takes its two numbers as the parameter of every class, not as their total.
+    """
+
+    alpha: float = 1.0
+    fine_alpha: float = 10.0
+    per_class: bool = False
+
+
 def partition(
-    scheme: str, dataset: Dataset, num_clients: int, rng: np.random.Generator, alpha: float = 1.0
+    scheme: str, dataset: Dataset, num_clients: int, rng: np.random.Generator, how: Concentration | float = 1.0
 ) -> Partition:
     """Share the training samples of a dataset out among clients.
 
@@ -29,8 +46,7 @@ def partition(
         dataset: what to share out.
         num_clients: number of shares.
         rng: decides everything random.
-        alpha: concentration of `dirichlet` and of the superclasses in `pachinko` (small: few classes a
-            client), exponent of `power_law` (0: equal sizes); the other schemes have no use for it.
+        how: how alike the clients are, or its `alpha` alone.
 
     Raises:
         UserError: an unknown scheme, one that this dataset does not allow, more clients than it has samples
@@ -39,9 +55,10 @@ def partition(
     split = pick(PARTITIONS, scheme, "partition")
     if not 1 <= num_clients <= len(dataset.train):
         raise UserError(f"clients.count={num_clients} must be 1 to {len(dataset.train)}, the samples of {dataset.name}")
-    if not (np.isfinite(alpha) and alpha >= 0):
-        raise UserError(f"data.alpha={alpha} must be a finite number, not negative")
-    return split(dataset, num_clients, rng, alpha)
+    how = how if isinstance(how, Concentration) else Concentration(how)
+    if not (np.isfinite(how.alpha) and how.alpha >= 0):
+        raise UserError(f"data.alpha={how.alpha} must be a finite number, not negative")
+    return split(dataset, num_clients, rng, how)
 
 
 def iid(num_samples: int, num_clients: int, rng: np.random.Generator) -> Partition:
@@ -77,34 +94,35 @@ def pachinko(
     coarse: np.ndarray,
     num_clients: int,
     rng: np.random.Generator,
-    alpha: float,
-    *,
-    fine_alpha: float = 10.0,
+    how: Concentration,
 ) -> Partition:
     """Draw each client's law over superclasses, then its law over the classes of each superclass.
 
-    Both are symmetric Dirichlet laws (each superclass has parameter α, each of its classes `fine_alpha`). A
-    client thus prefers classes that look alike. Pachinko allocation: Reddi et al., "Adaptive Federated
-    Optimization", ICLR 2021, Appendix C.1 and its Algorithm 3.
+    A client thus prefers classes that look alike. Pachinko allocation: Reddi et al., "Adaptive Federated
+    Optimization", ICLR 2021, Appendix C.1 and its Algorithm 3. They draw from symmetric Dirichlet laws, with one
+    parameter per class. Korzhenkov & Louizos (Section 4.1) write Dir(αp), p the shares of the data, so that α is the
+    total: Dir(αp) over superclasses, then Dir(α′p′) with the shares p′ within the superclass. That is the default here.
+    On CIFAR-100, α = 1 and α′ = 10 leave a client about 7 effective classes so, and 43 with one parameter per class.
 
     Args:
         labels: (samples,) integer classes.
         coarse: (classes,) superclass of each class.
         num_clients: number of shares.
         rng: source of randomness.
-        alpha: concentration over superclasses, above 0.
-        fine_alpha: concentration over the classes of a superclass, above 0.
+        how: α and α′, both above 0, and whether they are per class.
     """
-    _require_positive(alpha)
+    _require_positive(how.alpha)
     left = _class_sizes(labels, len(coarse))
     members = [np.flatnonzero(coarse == superclass) for superclass in range(coarse.max() + 1)]
+    outer = _parameters(np.array([left[fine].sum() for fine in members]), how.alpha, how.per_class)
+    inner = [_parameters(left[fine], how.fine_alpha, how.per_class) for fine in members]
     counts = np.zeros((num_clients, len(left)), dtype=np.int64)
     for client, size in enumerate(_equal_sizes(len(labels), num_clients)):
         totals = np.array([left[fine].sum() for fine in members])
-        wanted = _draw(_log_dirichlet(np.full(len(members), alpha), rng), totals, size, rng)
+        wanted = _draw(_log_dirichlet(outer, rng), totals, size, rng)
         for superclass in np.flatnonzero(wanted):
             fine = members[superclass]
-            law = _log_dirichlet(np.full(len(fine), fine_alpha), rng)
+            law = _log_dirichlet(inner[superclass], rng)
             counts[client, fine] = _draw(law, left[fine], wanted[superclass], rng)
         left -= counts[client]
     return _deal(labels, counts, rng)
@@ -180,6 +198,11 @@ def class_counts(parts: Sequence[np.ndarray], labels: np.ndarray, num_classes: i
     owners = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     cells = owners * num_classes + labels[np.concatenate(parts)]
     return np.bincount(cells, minlength=len(parts) * num_classes).reshape(len(parts), num_classes)
+
+
+def _parameters(sizes: np.ndarray, alpha: float, per_class: bool) -> np.ndarray:
+    """Return the parameters of a Dirichlet law over classes of these sizes: α each, or α in all."""
+    return np.full(len(sizes), alpha) if per_class else alpha * sizes / max(sizes.sum(), 1)
 
 
 def _log_dirichlet(parameters: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -264,25 +287,25 @@ def _labels(dataset: Dataset) -> np.ndarray:
     return dataset.train.targets.cpu().numpy()
 
 
-def _pachinko(dataset: Dataset, num_clients: int, rng: np.random.Generator, alpha: float) -> Partition:
+def _pachinko(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: Concentration) -> Partition:
     if dataset.coarse is None:
         raise UserError(f"pachinko needs superclasses, which cifar100 has and {dataset.name} has not; try dirichlet")
-    return pachinko(_labels(dataset), dataset.coarse, num_clients, rng, alpha)
+    return pachinko(_labels(dataset), dataset.coarse, num_clients, rng, how)
 
 
-def _natural(dataset: Dataset, num_clients: int, rng: np.random.Generator, alpha: float) -> Partition:
+def _natural(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: Concentration) -> Partition:
     if dataset.natural is None:
         raise UserError(f"natural needs data with clients of its own, as shakespeare; {dataset.name} has none; try iid")
     return natural(dataset.natural, num_clients, rng)
 
 
-Scheme = Callable[[Dataset, int, np.random.Generator, float], Partition]
+Scheme = Callable[[Dataset, int, np.random.Generator, Concentration], Partition]
 
 PARTITIONS: dict[str, Scheme] = {
-    "iid": lambda data, num_clients, rng, alpha: iid(len(data.train), num_clients, rng),
-    "dirichlet": lambda data, num_clients, rng, alpha: dirichlet(_labels(data), num_clients, rng, alpha),
+    "iid": lambda data, num_clients, rng, how: iid(len(data.train), num_clients, rng),
+    "dirichlet": lambda data, num_clients, rng, how: dirichlet(_labels(data), num_clients, rng, how.alpha),
     "pachinko": _pachinko,
     "natural": _natural,
-    "power_law": lambda data, num_clients, rng, alpha: power_law(len(data.train), num_clients, rng, alpha),
-    "shards": lambda data, num_clients, rng, alpha: shards(_labels(data), num_clients, rng),
+    "power_law": lambda data, num_clients, rng, how: power_law(len(data.train), num_clients, rng, how.alpha),
+    "shards": lambda data, num_clients, rng, how: shards(_labels(data), num_clients, rng),
 }

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sharding.errors import UserError
 from train.data import Dataset, Split
 from train.data.dataset import unchanged
-from train.partition import PARTITIONS, _draw, _log_dirichlet, class_counts, make_uneven, partition
+from train.partition import PARTITIONS, Concentration, _draw, _log_dirichlet, class_counts, make_uneven, partition
 
 
 def dataset(labels: np.ndarray, num_classes: int = 10, **attributes: object) -> Dataset:
@@ -98,14 +98,51 @@ def test_dirichlet_spreads_as_its_law_says() -> None:
 
 
 def test_pachinko_prefers_classes_of_one_superclass() -> None:
-    """Within a superclass α = 10 spreads evenly, so sisters occur together, classes of others do not."""
+    """Within a superclass α = 10 each spreads evenly, so sisters occur together, classes of others do not."""
     data = balanced(100_000)
-    counts = counts_of(data, partition("pachinko", data, 1000, np.random.default_rng(0), 0.1))[:500]
+    how = Concentration(0.1, 10.0, per_class=True)
+    counts = counts_of(data, partition("pachinko", data, 1000, np.random.default_rng(0), how))[:500]
     related = np.corrcoef(counts.T)
     sisters = related[np.arange(10), np.arange(10) ^ 1]
     strangers = related[np.arange(10), (np.arange(10) + 2) % 10]
     assert sisters.min() > 0.7
     assert strangers.max() < 0.1
+
+
+def effective(counts: np.ndarray) -> float:
+    """Mean over clients of 1/Σq², q the shares of the classes."""
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    return float(np.mean(1 / np.square(shares).sum(axis=1)))
+
+
+@pytest.mark.parametrize(
+    ("how", "classes", "superclasses"),
+    [
+        (Concentration(1.0, 10.0), (6.3, 8.3), (1.8, 2.4)),
+        (Concentration(1.0, 10.0, per_class=True), (40, 47), (9.3, 11)),
+        (Concentration(0.1, 10.0, per_class=True), (11, 15), (2.5, 3.4)),
+    ],
+    ids=["totals, as the spectral paper writes", "per class", "per class, Reddi et al.'s usual value"],
+)
+def test_what_pachinkos_concentration_means_for_a_client_of_cifar100(how, classes, superclasses) -> None:
+    """As many samples, clients and classes as CIFAR-100 has; the bounds hold for two seeds of another computation."""
+    labels, coarse = np.arange(50_000) % 100, np.arange(100) % 20
+    data = dataset(labels, 100, coarse=coarse)
+    counts = counts_of(data, partition("pachinko", data, 100, np.random.default_rng(0), how))
+    above = np.stack([counts[:, coarse == superclass].sum(axis=1) for superclass in range(20)], axis=1)
+    assert classes[0] < effective(counts) < classes[1]
+    assert superclasses[0] < effective(above) < superclasses[1]
+
+
+def test_pachinko_of_totals_in_one_superclass_is_dirichlet() -> None:
+    """With a single superclass the coarse stage decides nothing, and Dir(α′p′) is left, here of uneven classes."""
+    labels = np.repeat(np.arange(4), [12_000, 24_000, 36_000, 48_000])
+    data = dataset(labels, 4, coarse=np.zeros(4, dtype=int))
+    parts = partition("pachinko", data, 12_000, np.random.default_rng(0), Concentration(1.0, 2.0))[:4000]
+    shares = counts_of(data, parts) / 10
+    mean = np.array([0.1, 0.2, 0.3, 0.4])
+    assert shares.mean(axis=0) == pytest.approx(mean, abs=0.03)
+    assert shares.var(axis=0) == pytest.approx(mean * (1 - mean) * (1 + 2 / 10) / 3, rel=0.12)
 
 
 @given(
