@@ -39,7 +39,14 @@ from sharding.inclusion import (
     successive_inclusion,
 )
 from sharding.layers import FactorizedConv2d, FactorizedLayer, FactorizedLinear, UnpackedAttention, register
-from sharding.optim import LocalSGD, clip_effective_lr, clip_factors, factorized_layers, frobenius_decay
+from sharding.optim import (
+    LocalSGD,
+    clip_effective_lr,
+    clip_factors,
+    decay_multipliers,
+    factorized_layers,
+    frobenius_decay,
+)
 from sharding.planner import Plan, ShardPlanner
 from sharding.shard import Shard, Terms
 from sharding.spectrum import Spectrum, decompose
@@ -70,6 +77,7 @@ __all__ = [
     "clip_factors",
     "collective_inclusion",
     "coordinated_inclusion",
+    "decay_multipliers",
     "decompose",
     "discrepancy",
     "entropy",

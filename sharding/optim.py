@@ -6,9 +6,15 @@ its momentum) sees them (Korzhenkov & Louizos, section on local training).
 
 Frobenius decay. Decaying U and V apart is not decaying their product; this decays ‖UΩVᵀ‖²_F itself (Khodak et al.,
 ICLR 2021), through n×n Gram matrices, never through the full matrix.
+
+Bounded decay. The decay's own step takes the share 2ηδω²‖v'ᵢ‖² of u'ᵢ away (η the learning rate after clipping, δ the
+decay's strength). Where nothing clips, ω = 1/π of a rare term makes that share larger than one, and the term swings
+ever wider: the literal form loses clients. So by default ω is lowered, in the decay alone and only where it has to be,
+until the share is one.
 """
 
 from collections.abc import Iterable
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +22,8 @@ from torch import Tensor, nn
 from sharding.errors import UserError
 from sharding.layers import FactorizedLayer
 from sharding.wrappers import spread_like, whole
+
+DecayOf = Literal["bounded", "effective", "factors"]
 
 
 def factorized_layers(model: nn.Module) -> list[FactorizedLayer]:
@@ -43,20 +51,45 @@ def clip_effective_lr(layers: Iterable[FactorizedLayer], factors: Iterable[Tenso
                 parameter.grad.mul_(spread_like(factor, parameter.grad, copies=True))
 
 
-def frobenius_decay(layers: Iterable[FactorizedLayer]) -> Tensor:
+def frobenius_decay(layers: Iterable[FactorizedLayer], multipliers: Iterable[Tensor] | None = None) -> Tensor:
     """Return Σ ‖UΩVᵀ‖²_F over the layers, a scalar that can be differentiated; 0 if there are none.
 
     ‖UΩVᵀ‖²_F = tr(Ω UᵀU Ω VᵀV), the sum of the elementwise product of two n×n Grams, in the factors' own precision.
+
+    Args:
+        layers: factorized ones.
+        multipliers: in the place of each layer's own Ω, shape (n,).
     """
     layers = list(layers)
     if not layers:
         return torch.zeros(())
+    omegas = [layer.multipliers for layer in layers] if multipliers is None else multipliers
     with torch.autocast(layers[0].u.device.type, enabled=False):
-        return torch.stack([_square_norm(layer) for layer in layers]).sum()
+        return torch.stack([_square_norm(layer, omega) for layer, omega in zip(layers, omegas, strict=True)]).sum()
 
 
-def _square_norm(layer: FactorizedLayer) -> Tensor:
-    omega = spread_like(layer.multipliers, layer.u, copies=True)
+@torch.no_grad()
+def decay_multipliers(of: DecayOf, multipliers: Tensor, u: Tensor, v: Tensor, step: float | Tensor) -> Tensor:
+    """Return the Ω that the decay sees, shape (..., n).
+
+    Args:
+        of: ``effective`` decays UΩVᵀ, as published; ``factors`` decays UVᵀ; ``bounded`` decays UΩVᵀ with ωᵢ lowered to
+            1/√(2·step·max(‖u'ᵢ‖², ‖v'ᵢ‖²)) where it is above that, so that no step of the decay takes more than all.
+        multipliers: ω, shape (..., n).
+        u: u', shape (..., out, n).
+        v: v', shape (..., in, n).
+        step: ηδ, the learning rate times the decay's strength; times the clip factors (..., n), where there are any.
+    """
+    if of == "effective":
+        return multipliers
+    if of == "factors":
+        return torch.ones_like(multipliers)
+    size = torch.maximum(whole(u.square().sum(-2)), whole(v.square().sum(-2)))
+    return torch.minimum(multipliers, (2 * step * size).rsqrt())
+
+
+def _square_norm(layer: FactorizedLayer, multipliers: Tensor) -> Tensor:
+    omega = spread_like(multipliers, layer.u, copies=True)
     return (_gram(layer.u * omega) * _gram(layer.v)).sum()
 
 
@@ -72,6 +105,7 @@ class LocalSGD:
         lr: the learning rate.
         momentum: of SGD.
         frobenius_decay: the strength of the decay.
+        decay_of: what decays, see `decay_multipliers`.
         clip: τ ≥ 1, or None for no clipping.
 
     Raises:
@@ -85,18 +119,27 @@ class LocalSGD:
         momentum: float = 0.9,
         frobenius_decay: float = 1e-4,
         clip: float | None = 10.0,
+        decay_of: DecayOf = "bounded",
     ) -> None:
         self._layers = factorized_layers(model)
         self._factors = None if clip is None else clip_factors(self._layers, clip)
-        self._decay = frobenius_decay
+        self._decay, self._decay_of = frobenius_decay, decay_of
+        factors = [1.0] * len(self._layers) if self._factors is None else self._factors
+        self._decay_steps = [lr * frobenius_decay * factor for factor in factors]
         fused = not any(parameter.is_complex() for parameter in model.parameters())
         self._sgd = torch.optim.SGD(model.parameters(), lr, momentum=momentum, fused=fused)
 
     def step(self, loss: Tensor) -> None:
         """Take one step down from a loss, a scalar that can be differentiated."""
-        decay = self._decay * frobenius_decay(self._layers) if self._layers and self._decay else 0.0
+        decay = self._decay * frobenius_decay(self._layers, self._decayed()) if self._layers and self._decay else 0.0
         self._sgd.zero_grad()
         (loss + decay).backward()
         if self._factors is not None:
             clip_effective_lr(self._layers, self._factors)
         self._sgd.step()
+
+    def _decayed(self) -> list[Tensor]:
+        return [
+            decay_multipliers(self._decay_of, layer.multipliers, layer.u, layer.v, step)
+            for layer, step in zip(self._layers, self._decay_steps, strict=True)
+        ]

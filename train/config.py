@@ -14,6 +14,7 @@ from sharding.clients.network import positive_bandwidth
 from sharding.coordination import COORDINATIONS
 from sharding.designs import DESIGNS
 from sharding.errors import UserError, nearest, pick
+from sharding.optim import DecayOf
 from sharding.strategies import STRATEGIES
 from train.data import DATASETS
 from train.partition import PARTITIONS
@@ -114,6 +115,7 @@ class LocalConfig(Section):
     lr: float = Field(0.1, gt=0)
     momentum: float = Field(0.9, ge=0, lt=1)
     frobenius_decay: float = Field(1e-4, ge=0)
+    frobenius_decay_of: DecayOf = "bounded"
     precision: Literal["float32", "bfloat16"] = "float32"
 
 

@@ -81,7 +81,7 @@ def train_locally(
         key: (seed, round, client); the order of the samples, flips and dropout follow from it alone.
     """
     model.train()
-    optimizer = LocalSGD(model, lr, local.momentum, local.frobenius_decay, clip)
+    optimizer = LocalSGD(model, lr, local.momentum, local.frobenius_decay, clip, local.frobenius_decay_of)
     total, steps = torch.zeros((), device=data.targets.device), num_steps(data, local)
     masks, seeds = key_dropout(model), sample_seeds(steps, local.batch_size, key).to(data.targets.device)
     with torch.random.fork_rng(devices=_cuda_devices(data)):

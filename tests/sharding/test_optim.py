@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from sharding import FactorizedConv2d, FactorizedLinear, UserError
-from sharding.optim import clip_effective_lr, clip_factors, factorized_layers, frobenius_decay
+from sharding import FactorizedConv2d, FactorizedLinear, LocalSGD, UserError
+from sharding.optim import clip_effective_lr, clip_factors, decay_multipliers, factorized_layers, frobenius_decay
 
 
 def layers():
@@ -28,6 +28,56 @@ def test_frobenius_decay_has_the_gradient_of_the_norm():
     matrix = (u * omega) @ v.mT
     torch.testing.assert_close(layer.u.grad, 2 * matrix @ v * omega, rtol=1e-12, atol=0)
     torch.testing.assert_close(layer.v.grad, 2 * matrix.mT @ u * omega, rtol=1e-12, atol=0)
+
+
+def decayed(of, clip=None, steps=200, omega=3000.0):
+    """‖u'‖, ‖v'‖ and ω of a layer of one rare and one common term after steps of the decay alone."""
+    layer = FactorizedLinear(2, 2, 2, bias=False).double()
+    with torch.no_grad():
+        layer.u.copy_(torch.eye(2))
+        layer.v.copy_(torch.eye(2))
+        layer.multipliers.copy_(torch.tensor([omega, 1.0]))
+    optimizer = LocalSGD(layer, lr=0.1, momentum=0.9, frobenius_decay=1e-4, clip=clip, decay_of=of)
+    for _ in range(steps):
+        optimizer.step(torch.zeros((), dtype=torch.float64))
+    return layer.u.detach().norm(dim=0), layer.v.detach().norm(dim=0)
+
+
+def test_the_literal_decay_of_a_rare_term_diverges_and_the_bounded_one_shrinks_it():
+    literal, bounded = decayed("effective"), decayed("bounded")
+    assert not literal[0].isfinite().all()
+    for norms in bounded:
+        assert norms[0] < 0.1
+        assert 0.99 < norms[1] < 1
+
+
+@pytest.mark.parametrize("clip", [None, 10.0])
+def test_the_bounded_decay_is_the_literal_one_to_the_last_bit_where_that_is_stable(clip):
+    for bounded, literal in zip(
+        decayed("bounded", clip, omega=100.0), decayed("effective", clip, omega=100.0), strict=True
+    ):
+        assert torch.equal(bounded, literal)
+
+
+def test_no_step_of_the_bounded_decay_takes_more_than_the_whole_vector():
+    layer = layers()[0]
+    with torch.no_grad():
+        layer.multipliers.copy_(torch.tensor([1.0, 1e3, 1e9]))
+    step, factors = 0.1 * 1e-2, torch.tensor([1.0, 0.5, 1e-3], dtype=torch.float64)
+    omega = decay_multipliers("bounded", layer.multipliers, layer.u, layer.v, step * factors)
+    squares = torch.maximum(layer.u.square().sum(0), layer.v.square().sum(0))
+    share = 2 * step * factors * omega**2 * squares
+    assert share[0] < 1
+    torch.testing.assert_close(share[1:], torch.ones(2, dtype=torch.float64), rtol=1e-12, atol=0)
+    assert torch.equal(decay_multipliers("effective", layer.multipliers, layer.u, layer.v, 1.0), layer.multipliers)
+    assert torch.equal(decay_multipliers("factors", layer.multipliers, layer.u, layer.v, 1.0), torch.ones(3).double())
+
+
+def test_decay_of_factors_is_the_norm_without_omega():
+    made = layers()
+    ones = [torch.ones_like(layer.multipliers) for layer in made]
+    expected = sum(torch.linalg.matrix_norm(layer.u @ layer.v.mT) ** 2 for layer in made)
+    torch.testing.assert_close(frobenius_decay(made, ones), expected, rtol=1e-12, atol=0)
 
 
 def test_gradients_are_multiplied_by_the_clipped_ratio():

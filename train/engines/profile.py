@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sharding import Shard
+from sharding.optim import decay_multipliers
 from train.config import LocalConfig
 from train.dropout import key_dropout, sample_seeds
 from train.engines.base import Job
@@ -76,7 +77,7 @@ class Profile:
             losses = self._losses(batches, step)
             optimizer.zero_grad()
             losses.sum().backward()
-            self._decay(job.local.frobenius_decay)
+            self._decay(lr, factors)
             if job.clip is not None:
                 self._clip(factors)
             if active < self.num_clients:
@@ -98,10 +99,13 @@ class Profile:
         return each.view(self.num_clients, -1).sum(dim=1) / batches.counts[step]
 
     @torch.no_grad()
-    def _decay(self, strength: float) -> None:
+    def _decay(self, lr: float, factors: Sequence[Tensor]) -> None:
         """Add the gradient of strength·‖UΩVᵀ‖²_F: 2UΩ(VᵀV)Ω for u', 2V(ΩUᵀUΩ) for v'."""
-        for layer in self.layers if strength else ():
-            omega = layer.multipliers[:, None]
+        local = self.job.local
+        strength = local.frobenius_decay
+        for layer, factor in zip(self.layers, factors, strict=True) if strength else ():
+            step = lr * strength * factor[:, 0]
+            omega = decay_multipliers(local.frobenius_decay_of, layer.multipliers, layer.u, layer.v, step)[:, None]
             scaled = layer.u * omega
             assert layer.u.grad is not None
             assert layer.v.grad is not None

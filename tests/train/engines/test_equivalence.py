@@ -48,6 +48,21 @@ def test_stacked_is_sequential(kind, strategy):
         torch.testing.assert_close(other[name], one[name], rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("of", ["bounded", "effective", "factors"])
+@pytest.mark.parametrize("clip", [None, 2.0])
+def test_engines_decay_alike_where_the_bound_binds(of, clip):
+    """So strong a decay that the bound lowers most multipliers; few steps, for the literal form would diverge."""
+    job = make_job(clip=clip, epochs=1, frobenius_decay=0.1, frobenius_decay_of=of)
+    plan = make_plan(job)
+    alone, together = (dict(engine(job).train(plan, 0, 0.01)) for engine in (SequentialEngine, StackedEngine))
+    for client, update in alone.items():
+        pairs = zip(tensors(update.shard), tensors(together[client].shard), strict=True)
+        for (name, mine), (_, theirs) in pairs:
+            torch.testing.assert_close(
+                theirs, mine, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+            )
+
+
 @pytest.mark.parametrize("engine", [SequentialEngine, StackedEngine])
 @pytest.mark.parametrize("kind", MODELS)
 def test_bfloat16_is_near_float32_and_leaves_the_shards_in_float32(kind, engine):
