@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from sharding.errors import UserError
 from sharding.layers import FactorizedLayer
-from sharding.wrappers import spread_like, whole
+from sharding.wrappers import is_distributed, spread_like, whole
 
 DecayOf = Literal["bounded", "effective", "factors"]
 
@@ -126,7 +126,7 @@ class LocalSGD:
         self._decay, self._decay_of = frobenius_decay, decay_of
         factors = [1.0] * len(self._layers) if self._factors is None else self._factors
         self._decay_steps = [lr * frobenius_decay * factor for factor in factors]
-        fused = not any(parameter.is_complex() for parameter in model.parameters())
+        fused = not any(parameter.is_complex() or is_distributed(parameter) for parameter in model.parameters())
         self._sgd = torch.optim.SGD(model.parameters(), lr, momentum=momentum, fused=fused)
 
     def step(self, loss: Tensor) -> None:

@@ -19,7 +19,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def whole(tensor: Tensor) -> Tensor:
     """Return all of a tensor that FSDP2 may hold in pieces, a collective call then; any other as it is."""
-    if not _is_distributed(tensor):
+    if not is_distributed(tensor):
         return tensor
     full: Tensor = cast(Any, tensor).full_tensor()
     return full
@@ -33,7 +33,7 @@ def spread_like(tensor: Tensor, like: Any, *, copies: bool = False) -> Tensor:
         like: a parameter; where it is not distributed `tensor` comes back as it is.
         copies: give every process the whole of it, not its piece.
     """
-    if not _is_distributed(like):
+    if not is_distributed(like):
         return tensor
     from torch.distributed.tensor import DTensor, Replicate, distribute_tensor  # noqa: PLC0415 - heavy, loaded by now
 
@@ -43,5 +43,6 @@ def spread_like(tensor: Tensor, like: Any, *, copies: bool = False) -> Tensor:
     return distribute_tensor(tensor, mesh, like.placements)
 
 
-def _is_distributed(tensor: Any) -> bool:
+def is_distributed(tensor: Any) -> bool:
+    """Tell whether FSDP2 holds a tensor in pieces."""
     return hasattr(tensor, "device_mesh")

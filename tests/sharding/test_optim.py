@@ -112,3 +112,47 @@ def test_a_clip_below_one_is_told(clip):
 def test_factorized_layers_are_found_in_order():
     made = layers()
     assert factorized_layers(torch.nn.Sequential(made[1], torch.nn.ReLU(), made[0])) == [made[1], made[0]]
+
+
+def test_a_model_without_factorized_layers_has_no_decay():
+    assert frobenius_decay(factorized_layers(torch.nn.Linear(2, 2))) == 0
+    assert frobenius_decay(iter([])) == 0
+
+
+def test_decay_keeps_its_precision_under_autocast():
+    made = [layer.float() for layer in layers()]
+    expected = frobenius_decay(made)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(frobenius_decay(made), expected)
+
+
+@pytest.mark.parametrize("clip", [None, 4.0])
+def test_a_local_step_is_decay_then_clipping_then_momentum(clip):
+    torch.manual_seed(0)
+    layer, twin = (FactorizedLinear(5, 4, 2).double() for _ in range(2))
+    twin.load_state_dict(layer.state_dict())
+    for each in (layer, twin):
+        each.multipliers.copy_(torch.tensor([2.0, 16.0]))
+    factor = torch.tensor([1.0, 1.0 if clip is None else 0.25])
+    optimizer, momentum = LocalSGD(layer, 0.1, 0.5, 0.01, clip), {}
+    for x in torch.randn(3, 6, 5, dtype=torch.float64):
+        optimizer.step(layer(x).square().sum())
+        twin.zero_grad()
+        (twin(x).square().sum() + 0.01 * twin.matrix().square().sum()).backward()
+        with torch.no_grad():
+            for name, parameter in twin.named_parameters():
+                gradient = parameter.grad * (factor if name in "uv" else 1)
+                momentum[name] = 0.5 * momentum.get(name, 0) + gradient
+                parameter -= 0.1 * momentum[name]
+    for name, parameter in twin.named_parameters():
+        torch.testing.assert_close(layer.get_parameter(name), parameter, rtol=1e-10, atol=1e-12)
+
+
+def test_a_local_step_passes_frozen_and_complex_parameters():
+    model = torch.nn.Sequential(*layers()[:1])
+    model.register_parameter("phase", torch.nn.Parameter(torch.ones(2, dtype=torch.cdouble)))
+    model[0].u.requires_grad_(False)
+    before, phase = model[0].u.clone(), model.phase.detach().clone()
+    LocalSGD(model, 0.1).step(model(torch.ones(1, 5).double()).sum() + model.phase.abs().sum())
+    assert torch.equal(model[0].u, before)
+    assert not torch.equal(model.phase, phase)
