@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from models import MODELS
 from sharding import COORDINATIONS, DESIGNS, STRATEGIES
@@ -20,9 +21,13 @@ SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 @pytest.mark.parametrize("snippet", SNIPPETS)
 def test_the_snippets_run(snippet, capsys):
-    exec(compile(snippet, "README.md", "exec"), {})
+    torch.manual_seed(0)
+    exec(compile(snippet, "README.md", "exec"), names := {})
     if "aggregate" in snippet:
         assert "averaged: ['phone', 'tablet', 'laptop'] left out: {}" in capsys.readouterr().out
+        inputs = names["inputs"]["laptop"]
+        hits = names["model"](inputs).argmax(1) == inputs[:, :10].argmax(1)
+        assert hits.float().mean() > 0.8  # it has learned: chance is 0.1
 
 
 def test_there_are_snippets():
@@ -37,7 +42,15 @@ def test_every_name_is_in_the_readme(registry):
 def test_every_config_key_is_in_the_readme():
     named = set(re.findall(r"`([\w.]+)`", README))
     missing = {key for key in _known_keys(Config) if not named & {key, "." + key.rpartition(".")[2]}}
-    assert missing <= {"model", "data", "clients", "network", "local", "tracking"}  # the sections themselves
+    assert missing <= {
+        "model",
+        "data",
+        "clients",
+        "network",
+        "local",
+        "aggregation",
+        "tracking",
+    }  # the sections themselves
 
 
 @pytest.mark.parametrize("summary", sorted((ROOT / "results").glob("*/summary.md")), ids=lambda path: path.parent.name)

@@ -134,7 +134,7 @@ def test_a_local_step_is_decay_then_clipping_then_momentum(clip):
     for each in (layer, twin):
         each.multipliers.copy_(torch.tensor([2.0, 16.0]))
     factor = torch.tensor([1.0, 1.0 if clip is None else 0.25])
-    optimizer, momentum = LocalSGD(layer, 0.1, 0.5, 0.01, clip), {}
+    optimizer, momentum = LocalSGD(layer, 0.001, 0.5, 0.01, clip, "effective"), {}
     for x in torch.randn(3, 6, 5, dtype=torch.float64):
         optimizer.step(layer(x).square().sum())
         twin.zero_grad()
@@ -143,7 +143,7 @@ def test_a_local_step_is_decay_then_clipping_then_momentum(clip):
             for name, parameter in twin.named_parameters():
                 gradient = parameter.grad * (factor if name in "uv" else 1)
                 momentum[name] = 0.5 * momentum.get(name, 0) + gradient
-                parameter -= 0.1 * momentum[name]
+                parameter -= 0.001 * momentum[name]
     for name, parameter in twin.named_parameters():
         torch.testing.assert_close(layer.get_parameter(name), parameter, rtol=1e-10, atol=1e-12)
 
