@@ -57,6 +57,8 @@ def _fits(value: object, default: object) -> bool:
     """Tell whether a value read from YAML can stand for the default: bool is no number, int is a float."""
     if isinstance(default, tuple):
         return isinstance(value, list | tuple) and all(_fits(item, default[0]) for item in value)
+    if isinstance(default, bool):
+        return isinstance(value, bool)
     number = isinstance(value, int) and not isinstance(value, bool)
     return number or (isinstance(default, float) and isinstance(value, float))
 
@@ -65,4 +67,6 @@ def _kind(default: object) -> str:
     """Say in words which values :func:`_fits` accepts."""
     if isinstance(default, tuple):
         return "a list of whole numbers"
+    if isinstance(default, bool):
+        return "true or false"
     return "a number" if isinstance(default, float) else "a whole number"

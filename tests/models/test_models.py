@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from models import MODELS, build_model
+from sharding import Shard, ShardPlanner
 from sharding.errors import UserError
 
 SMALL = {
@@ -166,6 +167,7 @@ def test_resnet_learns_in_every_layer_from_the_first_step() -> None:
         ("gpt_tiny", (3, 8, 8), {}, "reads sequences"),
         ("gpt_tiny", (80,), {"heads": 3}, "model.heads=3 does not divide model.width=256"),
         ("gpt_tiny", (80,), {"dropout": "a"}, "model.dropout='a' must be a number"),
+        ("gpt_tiny", (80,), {"fused_qkv": 1}, "model.fused_qkv=1 must be true or false"),
         ("gpt_tiny", (80,), {"dropout": -0.1}, "model.dropout=-0.1 must be at least 0"),
     ],
 )
@@ -177,3 +179,36 @@ def test_mistakes_are_told_in_one_line(name: str, shape: tuple[int, ...], option
 
 def test_a_whole_number_serves_as_a_rate() -> None:
     assert build_model("gpt_tiny", input_shape=(4,), num_classes=5, width=8, dropout=0).dropout.p == 0
+
+
+@pytest.mark.parametrize("name", ["cct_6_3x2", "gpt_tiny"])
+def test_fused_projections_compute_what_three_do(name: str) -> None:
+    shape, num_classes, options = SMALL[name]
+    apart, batch = small(name)
+    fused = build_model(name, input_shape=shape, num_classes=num_classes, **options, fused_qkv=True)
+    state = apart.state_dict()
+    for key in fused.state_dict().keys() - state.keys():
+        state[key] = torch.cat([state.pop(key.replace(".qkv.", f".{part}.")) for part in "qkv"])
+    fused.load_state_dict(state)
+    assert count(fused) == count(apart)
+    torch.testing.assert_close(fused.eval()(batch), apart.eval()(batch))
+    assert tenth(fused).nbytes < tenth(apart).nbytes
+
+
+def tenth(model: nn.Module) -> Shard:
+    """The shard of a client that keeps a tenth."""
+    return ShardPlanner("top_n").plan(model, {0: 0.1})[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "whole"),
+    [
+        ("gpt_tiny", {"fc"}),  # it begins with its embedding, so every projection is sharded
+        ("cct_6_3x2", {"tokenizer.0", "pool", "fc"}),  # the pooling has rank 1
+        ("resnet18_gn", {"conv1", "fc"}),
+    ],
+)
+def test_what_is_sent_whole_is_the_first_and_the_last_layer(name: str, whole: set[str]) -> None:
+    model, _ = small(name)
+    affine = {key for key, part in model.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)}
+    assert affine - tenth(model).terms.keys() == whole
