@@ -5,6 +5,7 @@ design is fitted to π once, and every client of the group draws from it with a 
 """
 
 import logging
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -115,6 +116,12 @@ class ShardPlanner:
         """
         model = unwrap(model)
         layers = {} if self.strategy.law is None else shardable_layers(model, self.skip)
+        if self.strategy.law is not None and not layers:
+            warnings.warn(
+                f"no layer of this {type(model).__name__} is sharded: every client is sent the whole model, whatever "
+                "its keep ratio; the report of `factorize(model, 0.1)` says what stays whole",
+                stacklevel=2,
+            )
         spectra = decompose({name: _finite_matrix(name, layer) for name, layer in layers.items()})
         magnitudes = _on_host(spectra)
         for name, values in magnitudes.items():

@@ -117,6 +117,16 @@ def test_the_design_realizes_the_strategys_inclusion_probabilities():
     assert np.all(np.abs(counts - 2 * rounds * inclusion) <= 5 * deviation)
 
 
+def test_that_nothing_is_sharded_is_said():
+    model = torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Linear(4, 3))
+    with pytest.warns(
+        UserWarning, match="no layer of this Sequential is sharded: every client is sent the whole model"
+    ):
+        shard = make_plan(model, {0: 0.1})[0]
+    assert (shard.keep_ratio, len(shard.dense)) == (1.0, 3)
+    make_plan(model, {0: 0.1}, "dense")  # that is what was asked for: no warning
+
+
 def test_dense_entries_are_a_snapshot():
     model = make_net()
     plan = make_plan(model, {0: 0.5})

@@ -48,6 +48,29 @@ def test_stacked_is_sequential(kind, strategy):
         torch.testing.assert_close(other[name], one[name], rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", MODELS)
+def test_frozen_parameters_stay_at_the_server_with_every_engine(kind):
+    job = make_job(kind)
+    for place, parameter in enumerate(job.model.parameters()):
+        parameter.requires_grad_(place % 5 not in (0, 1))
+    plan = make_plan(job)
+    frozen = plan[0].frozen
+    assert frozen & plan[0].terms.keys()
+    assert frozen & plan[0].dense.keys()
+    assert plan[0].terms.keys() - frozen
+    engine = StackedEngine(job)
+    alone, together = dict(SequentialEngine(job).train(plan, 0, LR)), dict(engine.train(plan, 0, LR))
+    for client, update in alone.items():
+        assert together[client].shard.trained().keys() == update.shard.trained().keys() == plan[client].trained().keys()
+        for (name, mine), (_, theirs) in zip(tensors(update.shard), tensors(together[client].shard), strict=True):
+            assert name.removesuffix(".u").removesuffix(".v") not in frozen
+            torch.testing.assert_close(theirs, mine, rtol=1e-5, atol=1e-5)
+    assert engine._profiles  # they were trained together indeed
+    before, after = job.model.state_dict(), averaged(job, plan, SequentialEngine(job))
+    flags = {name: parameter.requires_grad for name, parameter in job.model.named_parameters()}
+    assert all(torch.equal(after[name], before[name]) != trains for name, trains in flags.items())
+
+
 @pytest.mark.parametrize("of", ["bounded", "effective", "factors"])
 @pytest.mark.parametrize("clip", [None, 2.0])
 def test_engines_decay_alike_where_the_bound_binds(of, clip):
