@@ -10,7 +10,7 @@ import logging
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -39,6 +39,7 @@ class Provenance:
         threads: of each process that trains.
         device: on which the run was started.
         choices: of the ways to compute in, by task; of a run without tasks, under its own name.
+        data: in what its samples differ from the official ones, by task.
         starts: when it was started and resumed: the first round, and versions, commit, processor.
     """
 
@@ -46,6 +47,7 @@ class Provenance:
     threads: int
     device: str
     choices: Mapping[str, Choices]
+    data: Mapping[str, Sequence[str]]
     starts: tuple[Mapping[str, Any], ...]
 
     @classmethod
@@ -61,7 +63,8 @@ class Provenance:
         try:
             held = json.loads(path.read_text(encoding="utf-8"))
             choices = {name: Choices(**its) for name, its in held["choices"].items()}
-            return cls(held["engine"], held["threads"], held["device"], choices, tuple(held["starts"]))
+            data = held.get("data", {})
+            return cls(held["engine"], held["threads"], held["device"], choices, data, tuple(held["starts"]))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"cannot read {path}: {error}; delete it, and all is chosen anew") from error
 
@@ -74,7 +77,8 @@ class Provenance:
         """Describe a run of these parts that is about to start."""
         device = str(next(iter(parts.values())).device)
         choices = {name: part.job.choices for name, part in parts.items()}
-        return cls(config.engine, config.threads, device, choices, (describe_start(round),))
+        data = {name: part.dataset.remarks for name, part in parts.items()}
+        return cls(config.engine, config.threads, device, choices, data, (describe_start(round),))
 
     def resumed(self, start: Mapping[str, Any]) -> "Provenance":
         """Return this with one more start; where rounds will round differently from now on, it is said."""
@@ -82,7 +86,7 @@ class Provenance:
             before, now = self.starts[-1].get(key), start[key]
             if before != now:
                 log.warning("this run was started with %s %s; with %s it rounds differently", key, before, now)
-        return Provenance(self.engine, self.threads, self.device, self.choices, (*self.starts, start))
+        return Provenance(self.engine, self.threads, self.device, self.choices, self.data, (*self.starts, start))
 
 
 def describe_start(round: int) -> dict[str, Any]:

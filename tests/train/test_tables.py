@@ -11,6 +11,7 @@ import yaml
 import train.__main__ as command_line
 from sharding import UserError
 from tests.train.test_runs import TINY
+from train.provenance import PROVENANCE_FILE, Provenance
 from train.run import CONFIG_FILE, METRICS_FILE
 from train.tables import Report, cells_of, choose, load_layout
 from train.tables.cells import Cell
@@ -56,6 +57,8 @@ def pretend(cell: Cell, accuracies, rounds=None):
         for t, a in enumerate(accuracies)
     ]
     (directory / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    made = Provenance("sequential", 1, "cpu", {}, {"quickstart": ["half of the digits"]}, ({"round": 0},))
+    (directory / PROVENANCE_FILE).write_text(made.to_json())
 
 
 @pytest.mark.parametrize("matrix", MATRICES, ids=lambda matrix: matrix.title)
@@ -153,6 +156,7 @@ def test_a_table_shows_what_was_run_and_a_dash_for_the_rest(small_layout, tmp_pa
     text = (tmp_path / "table1.md").read_text()
     assert f"| top_n | 55.0 ± {10 / sqrt(2):.1f} (2 lost) | 67.44 ± 2.34 | – | – |" in text
     assert "| dense | 90.0 (1 lost) | 87.46 ± 0.31 | 90.0 (1 lost) | 87.46 ± 0.31 |" in text
+    assert "Ours on data that are not the official ones: half of the digits." in text
     assert "3 of 6 runs are finished, 4 to 4 s of rounds each." in text
     assert "`quickstart/r0.4/top_n-0` is at round 1 of 2 (70.0 %)." in text
     assert "Made by `python -m train table 1`." in text

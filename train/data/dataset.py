@@ -47,6 +47,7 @@ class Dataset:
             class).
         natural: the training samples of each real-world client, where the data has such.
         coarse: (num_classes,) the superclass of each class, where the data has such.
+        remarks: in what the samples differ from the official ones, to stand beside every number.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Dataset:
     ignore_index: int = -100
     natural: list[np.ndarray] | None = None
     coarse: np.ndarray | None = None
+    remarks: tuple[str, ...] = ()
 
     def to(self, device: torch.device | str) -> Dataset:
         """Return the same dataset with both splits on another device."""

@@ -23,11 +23,15 @@ CHUNK = 500  # images a thread decodes at a time
 
 
 class Images(NamedTuple):
-    """One split: uint8 images (samples, channels, height, width), int64 labels (samples,), class names."""
+    """One split: uint8 images (samples, channels, height, width), int64 labels (samples,), class names.
+
+    `lossy` names the encoding of the files where that does not give the pixels back exactly.
+    """
 
     inputs: Tensor
     targets: Tensor
     classes: tuple[str, ...]
+    lossy: str = ""
 
 
 def read_parquet(files: Sequence[Path], label: str, channels: int, limit: int | None = None) -> Images:
@@ -44,7 +48,15 @@ def read_parquet(files: Sequence[Path], label: str, channels: int, limit: int | 
     """
     rows = islice(_rows(files, label), limit)
     encoded, labels = zip(*rows, strict=True)
-    return Images(decode(encoded, channels), torch.tensor(labels), class_names(files[0], label))
+    classes = class_names(files[0], label)
+    return Images(decode(encoded, channels), torch.tensor(labels), classes, lossy_encoding(encoded[0]))
+
+
+def lossy_encoding(file: bytes) -> str:
+    """Return ``JPEG`` or ``WebP`` for an image file of a lossy encoding, by its first bytes; else nothing."""
+    if file.startswith(b"\xff\xd8\xff"):
+        return "JPEG"
+    return "WebP" if file[:4] == b"RIFF" and file[8:16] == b"WEBPVP8 " else ""
 
 
 def class_names(file: Path, label: str) -> tuple[str, ...]:

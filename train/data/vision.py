@@ -24,6 +24,8 @@ class Source:
         num_classes: number of classes.
         shape: (channels, height, width).
         augment: random change of training batches, or None.
+        samples: official numbers of training and test images.
+        encoding: lossy encoding in which it was published, if any.
     """
 
     folders: tuple[str, ...]
@@ -32,14 +34,33 @@ class Source:
     num_classes: int
     shape: tuple[int, int, int]
     augment: Callable[[Tensor, torch.Generator], Tensor] | None
+    samples: tuple[int, int]
+    encoding: str = ""
+
+    def remarks(self, train: Images, test: Images) -> tuple[str, ...]:
+        """Say in what these images differ from the official ones."""
+        remarks = [
+            f"{len(split.targets):,} of {official:,} {name} images"
+            for split, official, name in zip((train, test), self.samples, ("training", "test"), strict=True)
+            if len(split.targets) != official
+        ]
+        lossy = {images.lossy for images in (train, test)} - {"", self.encoding}
+        return (*(f"a lossy re-encoding ({encoding})" for encoding in sorted(lossy)), *remarks)
 
 
 SOURCES = {
-    "cifar10": Source(("cifar10",), "cifar-10-batches-py", "label", 10, (3, 32, 32), flip),
-    "cifar100": Source(("cifar100",), "cifar-100-python", "fine_label", 100, (3, 32, 32), flip),
-    "mnist": Source(("mnist",), "MNIST/raw", "label", 10, (1, 28, 28), None),
+    "cifar10": Source(("cifar10",), "cifar-10-batches-py", "label", 10, (3, 32, 32), flip, (50_000, 10_000)),
+    "cifar100": Source(("cifar100",), "cifar-100-python", "fine_label", 100, (3, 32, 32), flip, (50_000, 10_000)),
+    "mnist": Source(("mnist",), "MNIST/raw", "label", 10, (1, 28, 28), None, (60_000, 10_000)),
     "tiny_imagenet": Source(
-        ("tiny_imagenet", "tiny_imagenet_subset"), "tiny-imagenet-200", "label", 200, (3, 64, 64), flip
+        ("tiny_imagenet", "tiny_imagenet_subset"),
+        "tiny-imagenet-200",
+        "label",
+        200,
+        (3, 64, 64),
+        flip,
+        (100_000, 10_000),
+        encoding="JPEG",
     ),
 }
 
@@ -73,6 +94,7 @@ def load_images(name: str, root: Path, download: bool, limit: int | None) -> Dat
         prepare=standardize,
         augment=source.augment,
         coarse=coarse_labels(train.classes) if name == "cifar100" else None,
+        remarks=source.remarks(train, test),
     )
 
 

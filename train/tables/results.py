@@ -1,12 +1,13 @@
 """What the runs of a cell have come to, read from their `metrics.jsonl` alone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from math import isfinite
 from statistics import mean, stdev
 
+from train.provenance import Provenance
 from train.report import History, megabytes
 from train.run import METRICS_FILE
 from train.tables.cells import Cell
@@ -88,6 +89,12 @@ def read_outcome(cell: Cell) -> Outcome:
     if not (cell.config.directory / METRICS_FILE).exists():
         return Outcome(cell, [])
     return Outcome(cell, History.read(cell.config.directory).lines)
+
+
+def remarks_on(outcomes: Iterable[Outcome]) -> list[str]:
+    """Return in what the data of these runs differ from the official ones, as their directories say."""
+    held = [Provenance.read(outcome.cell.config.directory) for outcome in outcomes if outcome.rounds]
+    return list(dict.fromkeys(remark for its in held if its for each in its.data.values() for remark in each))
 
 
 def summarize(outcomes: Sequence[Outcome]) -> Summary:

@@ -3,14 +3,14 @@
 import csv
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Self
 
 from train.tables.cells import Cell
 from train.tables.layout import Figure, Layout, Matrix, Panel, Setting
 from train.tables.plots import draw_curves, draw_table
-from train.tables.results import Grid, Outcome, entry, read_outcome, summarize
+from train.tables.results import Grid, Outcome, entry, read_outcome, remarks_on, summarize
 
 TABLE_CURVES = [Panel(y="test_accuracy"), Panel(y="test_accuracy", x="bytes")]
 CSV_COLUMNS = (
@@ -77,7 +77,11 @@ class Report:
         yield "`lost`: trainings of clients that diverged or failed and were left out of their round."
         for experiment, settings in groupby(self.matrix.settings(), key=lambda setting: setting.experiment):
             yield from ("", f"## {self.layout.experiments[experiment].title}", "")
-            yield from self._rows(list(settings))
+            columns = list(settings)
+            cells = (self.grid[setting, name] for setting in columns for name in self.matrix.strategies)
+            if remarks := remarks_on(chain.from_iterable(cells)):
+                yield from (f"Ours on data that are not the official ones: {', '.join(remarks)}.", "")
+            yield from self._rows(columns)
         yield from ("", *self._runs(), "", f"Made by `{self.command}`.")
         for picture in pictures:
             yield from ("", f"![{picture.stem}]({picture.name})")

@@ -15,6 +15,7 @@ from PIL import Image
 from sharding.errors import UserError
 from train.data import load_dataset
 from train.data.cifar100_classes import SUPERCLASSES, coarse_labels
+from train.data.images import Images, lossy_encoding
 from train.data.vision import SOURCES
 
 RNG = np.random.default_rng(0)
@@ -59,6 +60,26 @@ def test_parquet_shards_are_read_in_order_and_bit_for_bit(cifar10: tuple[Path, n
     assert data.train.inputs.is_contiguous()
     assert (data.input_shape, data.num_classes, data.ignore_index) == ((3, 32, 32), 10, -100)
     assert data.augment is not None
+
+
+def test_data_that_are_not_the_official_ones_say_so(cifar10: tuple[Path, np.ndarray]) -> None:
+    data = load_dataset("cifar10", cifar10[0])
+    assert data.remarks == ("703 of 50,000 training images", "2 of 10,000 test images")
+
+    def images(count: int, lossy: str = "") -> Images:
+        return Images(torch.zeros(0), torch.zeros(count), (), lossy)
+
+    assert SOURCES["cifar10"].remarks(images(50_000), images(10_000)) == ()
+    assert SOURCES["cifar10"].remarks(images(50_000, "WebP"), images(10_000)) == ("a lossy re-encoding (WebP)",)
+    assert SOURCES["tiny_imagenet"].remarks(images(100_000, "JPEG"), images(10_000, "JPEG")) == ()
+
+
+def test_lossy_encodings_are_told_by_their_first_bytes() -> None:
+    pixels = RNG.integers(256, size=(8, 8, 3), dtype=np.uint8)
+    lossless = BytesIO()
+    Image.fromarray(pixels).save(lossless, "WEBP", lossless=True)
+    files = [encode(pixels), encode(pixels, "JPEG"), encode(pixels, "WEBP"), lossless.getvalue()]
+    assert [lossy_encoding(file) for file in files] == ["", "JPEG", "WebP", ""]
 
 
 def test_a_limit_reads_the_first_rows_only(cifar10: tuple[Path, np.ndarray]) -> None:
@@ -208,6 +229,7 @@ def test_real_images(name: str, folder: str, real_data: Callable[[str], Path]) -
     assert torch.bincount(data.train.targets).tolist() == [2] * source.num_classes  # any prefix is balanced
     assert torch.bincount(data.test.targets).tolist() == [2] * source.num_classes
     assert 40 < data.train.inputs.float().std() < 120
+    assert ("a lossy re-encoding (WebP)" in data.remarks) == (name != "mnist")
     assert (data.coarse is not None) == (name == "cifar100")
     ready = data.prepare(data.train.inputs)
     assert ready.isfinite().all()
