@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from sharding.errors import UserError
@@ -83,6 +84,7 @@ def client_model(model: nn.Module, shard: Shard, copy: bool = True) -> nn.Module
     for module in small.modules():
         for entries in cast(list[dict[str, Any]], [module._parameters, module._buffers]):
             entries.update({key: filled[id(entry)] for key, entry in entries.items() if id(entry) in filled})
+    _reset_counters(small)
     _refuse_empty(small)
     return small.to(next(iter(filled.values())).device) if filled else small
 
@@ -132,6 +134,14 @@ def _fill(slot: Tensor, value: Tensor, copy: bool) -> Tensor:
     filled = torch.empty_strided(slot.shape, slot.stride(), dtype=slot.dtype, device=value.device)
     as_real(filled).copy_(value)
     return filled
+
+
+def _reset_counters(model: nn.Module) -> None:
+    """Let batch norms on the `meta` device start counting their batches, as each client does for itself."""
+    for module in model.modules():
+        counter = getattr(module, "num_batches_tracked", None)
+        if isinstance(module, _BatchNorm) and isinstance(counter, Tensor) and counter.is_meta:
+            module.num_batches_tracked = torch.zeros_like(counter, device="cpu")
 
 
 def _refuse_empty(model: nn.Module) -> None:

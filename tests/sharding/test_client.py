@@ -191,6 +191,37 @@ def test_a_client_leaves_attention_packed_where_the_server_did():
     assert torch.equal(client_model(on_meta(Encoder), shard)(ids), server(ids))
 
 
+def test_where_the_planner_sees_no_packed_attention_the_client_keeps_it():
+    """Of `Encoder`, `out_proj` is the first linear layer and stays whole, so nothing of the attention is sharded."""
+    server, ids = Encoder(), torch.arange(6)[None]
+    plan = ShardPlanner("full").plan(server, {0: 1.0})
+    assert set(plan[0].terms) == {"1.linear1", "1.linear2"}
+    torch.testing.assert_close(client_model(on_meta(Encoder), plan[0])(ids), server(ids), rtol=1e-4, atol=1e-5)
+    with pytest.raises(UserError, match=r"1.self_attn.in_proj_weight is not there"):
+        plan[0].load_into(factorize(server, 1.0))
+
+
+def test_batch_norms_on_meta_get_their_statistics_and_count_for_themselves():
+    def build():
+        return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.Linear(6, 3))
+
+    server, x = build(), torch.randn(8, 4)
+    server(x)
+    small = client_model(on_meta(build), make_plan(server.eval(), {0: 1.0}, "full")[0]).eval()
+    torch.testing.assert_close(small(x), server(x), rtol=1e-4, atol=1e-5)
+    assert small[1].num_batches_tracked == 0
+
+
+def test_a_shard_read_from_a_file_is_trained_in_place_and_the_file_is_not(tmp_path):
+    path, shard = tmp_path / "shard", make_plan(make_net(), {0: 0.3})[0]
+    shard.write(path)
+    before, (inputs, targets) = path.read_bytes(), batches()[0]
+    model = client_model(hollow(make_net), Shard.read(path), copy=False)
+    LocalSGD(model, 0.1).step(F.cross_entropy(model(inputs), targets))
+    assert path.read_bytes() == before
+    assert not torch.equal(model[1].u, shard.terms["1"].u)
+
+
 class Positions(nn.Sequential):
     """A net with a table that no state dict has, and one of integers."""
 
