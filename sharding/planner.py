@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
+from math import isclose, nan
 
 import numpy as np
 import torch
@@ -151,9 +152,15 @@ class ShardPlanner:
         return f"{seed_of(self.seed, 'plan', round, spectra):016x}"
 
     def _group(self, budgets: Mapping[Client, float]) -> dict[float, list[Client]]:
+        """Put clients of one keep ratio together, also those whose ratio has lost digits in float32."""
+        ratios = {client: self.strategy.keep_ratio or ratio for client, ratio in budgets.items()}
+        known: dict[float, float] = {}
+        last = nan
+        for ratio in sorted(set(ratios.values())):
+            last = known[ratio] = last if isclose(last, ratio, rel_tol=1e-7) else ratio
         groups: dict[float, list[Client]] = {}
-        for client, ratio in budgets.items():
-            groups.setdefault(self.strategy.keep_ratio or ratio, []).append(client)
+        for client, ratio in ratios.items():
+            groups.setdefault(known[ratio], []).append(client)
         return groups
 
     def _draw(

@@ -1,5 +1,7 @@
 """What each client is sent: sizes, reproducibility, independence of order, and the law of the draws."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -115,6 +117,18 @@ def test_the_design_realizes_the_strategys_inclusion_probabilities():
         counts += np.bincount(plan.draws[0.25, "1"].indices.ravel(), minlength=8)
     deviation = np.sqrt(2 * rounds * inclusion * (1 - inclusion)) + 1e-9
     assert np.all(np.abs(counts - 2 * rounds * inclusion) <= 5 * deviation)
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.2, 0.3, 0.7])
+def test_a_keep_ratio_that_went_through_float32_is_the_same(ratio):
+    model, rounded = make_net(), torch.tensor(ratio).item()
+    assert rounded != ratio
+    orders = ((ratio, rounded), (rounded, ratio), (ratio, ratio))
+    plans = [make_plan(model, {"a": first, "b": second}) for first, second in orders]
+    for plan in plans:
+        assert list(plan.groups.values()) == [["a", "b"]]
+        for client in "ab":
+            assert_equal_shards(replace(plan[client], keep_ratio=ratio), plans[-1][client])
 
 
 def test_that_nothing_is_sharded_is_said():
