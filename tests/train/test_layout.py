@@ -56,6 +56,12 @@ def test_what_is_no_image_is_left_alone():
         assert channels_last(inputs) is inputs
 
 
+def test_channels_are_innermost_on_a_cpu_alone():
+    assert not channels_last(torch.empty(2, 3, 4, 4)).is_contiguous()
+    elsewhere = torch.empty(2, 3, 4, 4, device="meta")
+    assert channels_last(elsewhere) is elsewhere
+
+
 @pytest.mark.parametrize("strategy", ["dense", "unbiased"])
 def test_the_models_that_clients_are_trained_in_keep_the_layout(strategy):
     job = make_job()
