@@ -1,0 +1,56 @@
+"""Language models as published, small and with random weights: what travels of them, and what a client makes of it."""
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from sharding import Shard, ShardPlanner, client_model, skeleton
+from tests.sharding.test_shard import round_of
+
+SIZES = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+T5 = {"vocab_size": 99, "d_model": 32, "d_ff": 48, "num_layers": 2, "num_heads": 4, "d_kv": 8}
+MODELS = {  # by the configuration, and the number of names that the one tied weight has
+    "T5ForConditionalGeneration": (lambda: transformers.T5Config(**T5, decoder_start_token_id=0), 4),
+    "BertForMaskedLM": (lambda: transformers.BertConfig(**SIZES), 2),
+    "LlamaForCausalLM": (lambda: transformers.LlamaConfig(**SIZES, tie_word_embeddings=True), 2),
+}
+
+
+def build(name: str) -> nn.Module:
+    return getattr(transformers, name)(MODELS[name][0]())
+
+
+def logits(model: nn.Module) -> torch.Tensor:
+    ids = torch.arange(14).view(2, 7)
+    extra = {"decoder_input_ids": ids} if hasattr(model, "decoder") else {}
+    return model(input_ids=ids, **extra).logits
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_weight_of_a_tied_model_travels_once(name):
+    torch.manual_seed(0)
+    server = build(name).eval()
+    names = [n for n, p in server.named_parameters(remove_duplicate=False) if p is server.get_input_embeddings().weight]
+    assert len(names) == MODELS[name][1]
+    shard = ShardPlanner("full").plan(server, {0: 1.0})[0]
+    assert len(set(names) & shard.dense.keys()) == 1
+    sharded = sum(server.get_submodule(layer).weight.numel() for layer in shard.terms)
+    buffers = sum(tensor.numel() for tensor in server.buffers() if tensor.is_floating_point())
+    sent = sum(tensor.numel() for tensor in shard.dense.values())
+    assert sent <= sum(parameter.numel() for parameter in server.parameters()) - sharded + buffers
+    with skeleton():
+        structure = build(name).eval()
+    client = client_model(structure, Shard.from_bytes(shard.to_bytes()))
+    tied = [p for n, p in client.named_parameters(remove_duplicate=False) if n in names]
+    assert all(parameter is tied[0] for parameter in tied)
+    torch.testing.assert_close(logits(client), logits(server), rtol=1e-4, atol=1e-5)
+
+
+def test_a_tied_model_goes_through_a_round():
+    server = build("LlamaForCausalLM")
+    before = server.lm_head.weight.detach().clone()
+    shard, client = round_of(server)
+    assert server.lm_head.weight is server.model.embed_tokens.weight
+    torch.testing.assert_close(server.lm_head.weight, before + 0.5)
+    torch.testing.assert_close(client.lm_head.weight, server.lm_head.weight)
