@@ -50,7 +50,7 @@ def test_each_weight_of_a_tied_model_travels_once(name):
 def test_a_tied_model_goes_through_a_round():
     server = build("LlamaForCausalLM")
     before = server.lm_head.weight.detach().clone()
-    shard, client = round_of(server)
+    _, client = round_of(server)
     assert server.lm_head.weight is server.model.embed_tokens.weight
     torch.testing.assert_close(server.lm_head.weight, before + 0.5)
     torch.testing.assert_close(client.lm_head.weight, server.lm_head.weight)
