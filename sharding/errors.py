@@ -2,13 +2,34 @@
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from reprlib import Repr
 from typing import TypeVar
 
 Entry = TypeVar("Entry")
 
+LONGEST = 2000  # characters of a message
+
 
 class UserError(ValueError):
-    """Something the caller asked for that one line can explain; the command line shows just that line."""
+    """Something the caller asked for that one line can explain; the command line shows just that line.
+
+    Whatever the message quotes, it stays one line, and is cut in the middle where it is too long for anybody to read.
+    """
+
+    def __init__(self, message: str) -> None:
+        line = "".join(c if c.isprintable() else " " if c == "\n" else ascii(c)[1:-1] for c in message)
+        if len(line) > LONGEST:
+            line = f"{line[: LONGEST // 2]} … {line[-LONGEST // 2 :]}"
+        super().__init__(line)
+
+
+def shown(value: object) -> str:
+    """Return a value for a message: its `repr`, cut where it is long."""
+    return _REPR.repr(value)
+
+
+_REPR = Repr()
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
@@ -23,8 +44,7 @@ def pick(registry: Mapping[str, Entry], name: str, kind: str) -> Entry:
     Raises:
         UserError: the name is not in the registry; the message lists what is, and the nearest name.
     """
-    if name not in registry:
-        raise UserError(
-            f"unknown {kind} {name!r}{nearest(name, registry)}; choose one of: {', '.join(sorted(registry))}"
-        )
+    if not isinstance(name, str) or name not in registry:
+        near, names = nearest(str(name)[:80], registry), ", ".join(sorted(registry))
+        raise UserError(f"unknown {kind} {shown(name)}{near}; choose one of: {names}")
     return registry[name]

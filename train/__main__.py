@@ -6,12 +6,14 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
+from io import TextIOWrapper
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 from rich.logging import RichHandler
 
-from sharding.errors import UserError
+from sharding.errors import UserError, shown
 from train.compare import compare, default_jobs, plan_cells
 from train.config import load_config
 from train.engines.workers import launched
@@ -21,6 +23,7 @@ from train.report import write_report
 from train.rounds import DivergedError
 from train.run import check_directory, follow, is_finished, run
 from train.tables import Report, cells_of, choose, load_layout
+from train.values import check_path
 
 OVERRIDES = "dotted.key=value, e.g. local.lr=0.05 or keep_ratio='{0.2: 0.6, 0.4: 0.4}'"
 
@@ -31,7 +34,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     That is 0, 1 where the training diverged, 2 for a user's mistake, and 130 when interrupted.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
-    args = _parse(words)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that has no … is no reason to fail
+    try:
+        args = _parse(words)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     args.line = shlex.join(["python", "-m", "train", *words])
     console = Console()
     logging.basicConfig(
@@ -120,18 +130,26 @@ def _show_paths(paths: Sequence[Path], console: Console) -> None:
         console.print(f"  {path}", highlight=False, soft_wrap=True)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Tells a mistake in one line, as everything else here does."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse would print."""
+        raise UserError(f"{message.replace(', KEY=VALUE', '')}; see python -m train --help")
+
+
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line; overrides may stand anywhere after the config, which argparse alone would refuse."""
     parser = _parser()
     args, rest = parser.parse_known_args(arguments)
     if unknown := [word for word in rest if word.startswith("-")]:
-        parser.error(f"unknown option {unknown[0]}; see python -m train COMMAND --help")
+        parser.error(f"unknown option {shown(unknown[0])}")
     args.overrides += rest
     return args
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m train", description="Train with spectral model sharding.")
+    parser = _Parser(prog="python -m train", description="Train with spectral model sharding.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     single = commands.add_parser("run", help="train once")
     single.set_defaults(command=_run)
@@ -145,7 +163,9 @@ def _parser() -> argparse.ArgumentParser:
         "--scale", default="small", help="small (minutes), medium (stand-ins, hours) or paper (for a GPU)"
     )
     numbered.add_argument("--only", type=_names, default=[], metavar="A,B,…", help="run these cells only, by pattern")
-    numbered.add_argument("--output", type=Path, help="folder of the table and its runs (default: runs/tables-SCALE)")
+    numbered.add_argument(
+        "--output", type=_folder, help="folder of the table and its runs (default: runs/tables-SCALE)"
+    )
     for command in (several, numbered):
         command.add_argument("--seeds", type=_numbers, metavar="0,1,…", help="seeds to average over")
         command.add_argument(
@@ -171,15 +191,32 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
+def _folder(text: str) -> Path:
+    try:
+        path = check_path(text)
+        if path.exists() and not path.is_dir():
+            raise argparse.ArgumentTypeError(f"{shown(text)} is a file, and a folder is needed")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{shown(text)}: {error}") from error
+    return path
+
+
 def _positive(text: str) -> int:
-    number = int(text)
+    number = _whole(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is less than 1")
     return number
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
+    return [_whole(number) for number in text.split(",")]
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is no whole number") from error
 
 
 if __name__ == "__main__":

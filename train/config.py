@@ -4,35 +4,63 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
+from torch import nn
 
 from models import MODELS
 from sharding.clients import SAMPLERS
 from sharding.clients.network import positive_bandwidth
 from sharding.coordination import COORDINATIONS
 from sharding.designs import DESIGNS
-from sharding.errors import UserError, nearest, pick
+from sharding.errors import UserError, nearest, pick, shown
 from sharding.optim import DecayOf
 from sharding.strategies import STRATEGIES
 from train.data import DATASETS
 from train.partition import PARTITIONS
+from train.values import FileName, UserPath, refuse_mistaken_flag
+from train.yaml_text import parse_yaml, read_yaml
 
 Ratio = Annotated[float, Field(gt=0, le=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class Section(BaseModel):
-    """A part of the configuration; unknown keys are errors."""
+# One number for all, or a mapping from ratio to share; a mistake is told of the one that was meant.
+KeepRatio = Annotated[
+    Annotated[Ratio, Tag("number")] | Annotated[dict[Ratio, Share], Tag("shares")],
+    Discriminator(lambda value: "shares" if isinstance(value, Mapping) else "number"),
+]
+PATHS = ("output", "data.root", "network.profiles")  # given as they are on the command line: 2024 can be a folder
+OF_THE_WHOLE = ("name", "rounds", "output", "clients", "network", "tasks", "evaluate_every", "alignment", "tracking")
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+class Section(BaseModel):
+    """A part of the configuration; unknown keys, NaN, infinities, and truth values for numbers are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _flags_are_flags(cls, value: object, info: ValidationInfo) -> object:
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        holds_flags = info.field_name == "tasks" or (isinstance(annotation, type) and issubclass(annotation, Section))
+        return value if holds_flags else refuse_mistaken_flag(value, annotation is bool)
 
 
 class ModelConfig(Section):
     """A model's name; all other keys are options of that model."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow")
     name: str
 
     @property
@@ -52,7 +80,7 @@ class DataConfig(Section):
     """
 
     name: str
-    root: Path | None = None
+    root: UserPath | None = None
     partition: str = "dirichlet"
     alpha: float = Field(1.0, gt=0)
     fine_alpha: float = Field(10.0, gt=0)
@@ -71,7 +99,7 @@ class ClientsConfig(Section):
         signal: what mmfl goes by: norm, loss, round_robin or uniform.
     """
 
-    count: int = Field(ge=1)
+    count: int = Field(ge=1, le=10**6)
     per_round: int = Field(ge=1)
     sampler: str = "uniform"
     replacement: bool = False
@@ -98,19 +126,28 @@ class NetworkConfig(Section):
     bandwidth: float | None = None
     compute: float = Field(1.0, ge=0)
     communicate: float = Field(1.0, ge=0)
-    profiles: Path | None = None
+    profiles: UserPath | None = None
 
     @model_validator(mode="after")
     def _some_band(self) -> "NetworkConfig":
-        if self.bandwidth is not None:
+        if self.bandwidth is None:
+            for key in ("compute", "communicate", "profiles"):
+                if (value := getattr(self, key)) != type(self).model_fields[key].default:
+                    raise UserError(
+                        f"network.{key}={value} does nothing without network.bandwidth=…; set both or neither"
+                    )
+            return self
+        try:
             positive_bandwidth(self.bandwidth)
+        except UserError as error:
+            raise UserError(f"network.{error}") from error
         return self
 
 
 class LocalConfig(Section):
     """A client's training in one round."""
 
-    epochs: int = Field(2, ge=1)
+    epochs: int = Field(2, ge=1, le=10**4)
     batch_size: int = Field(32, ge=1)
     lr: float = Field(0.1, gt=0)
     momentum: float = Field(0.9, ge=0, lt=1)
@@ -143,7 +180,7 @@ class Config(Section):
 
     Attributes:
         output: the run's directory; ``runs/<name>-<strategy>-<seed>`` if not given.
-        clip: τ of the strategies that clip the effective learning rate, at least 1.
+        clip: τ of the strategies that clip the effective learning rate, at least 1; .inf for none.
         keep_ratio: r of every client, or a mapping from ratio to the share of clients that have it.
         server_lr: η_g, the server's step towards the aggregate.
         tasks: models to train at once, by name, each with the keys in which it differs from this configuration.
@@ -154,15 +191,15 @@ class Config(Section):
         alignment: whether to measure the update of each evaluated round against FedAvg's, which about doubles its cost.
     """
 
-    name: str
+    name: FileName
     seed: int = 0
-    rounds: int = Field(ge=1)
-    output: Path | None = None
+    rounds: int = Field(ge=1, le=10**9)
+    output: UserPath | None = None
     strategy: str = "collective"
     design: str = "cps"
     coordination: str = "independent"
-    clip: float = Field(10.0, ge=1)
-    keep_ratio: Ratio | dict[Ratio, Share] = 0.2
+    clip: float = Field(10.0, ge=1, allow_inf_nan=True)
+    keep_ratio: KeepRatio = 0.2
     model: ModelConfig
     data: DataConfig
     clients: ClientsConfig
@@ -191,6 +228,16 @@ class Config(Section):
         shared["clients"] = {"count": self.clients.count, "per_round": self.clients.per_round}
         return {name: check_config(_merged(shared, own)) for name, own in self.tasks.items()}
 
+    def _check_tasks(self) -> None:
+        if self.tasks and self.alignment:
+            raise UserError("alignment=true does nothing for tasks; leave one of them out")
+        for name, own in self.tasks.items():
+            if not name.isidentifier() or hasattr(nn.ModuleDict(), name):
+                raise UserError(f"the task name {shown(name)} must be a plain word that means nothing else, as cifar10")
+            if whole := [key for key in OF_THE_WHOLE if key in own]:
+                raise UserError(f"tasks.{name}.{whole[0]} is not for one task alone; set {whole[0]} for the whole run")
+        self.task_configs()
+
     @model_validator(mode="after")
     def _names_and_numbers_exist(self) -> "Config":
         pick(STRATEGIES, self.strategy, "strategy")
@@ -204,10 +251,7 @@ class Config(Section):
         sampler(clients.count, clients.per_round, self.seed, **clients.options)
         if sampler.chooses_tasks != bool(self.tasks):
             raise UserError("clients.sampler=mmfl and tasks={name: {…}} go together; set both or neither")
-        for name in self.tasks:
-            if not name.isidentifier():
-                raise UserError(f"the task name {name!r} must be a plain word, as cifar10")
-        self.task_configs()
+        self._check_tasks()
         if sampler.timed and self.network.bandwidth is None:
             raise UserError(f"clients.sampler={clients.sampler} needs network.bandwidth=…, which all clients share")
         if isinstance(self.keep_ratio, dict) and abs(sum(self.keep_ratio.values()) - 1) > 1e-6:
@@ -221,13 +265,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     Raises:
         UserError: no such file, no valid YAML, an unknown key, or a value that is not allowed.
     """
-    try:
-        values = yaml.safe_load(Path(path).read_text()) or {}
-    except OSError as error:
-        near = nearest(str(path), map(str, Path(path).parent.glob("*.yaml")))
-        raise UserError(f"cannot read the config {str(path)!r}{near}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    values = read_yaml(Path(path))
+    values = {} if values is None else values
     if not isinstance(values, dict):
         raise UserError(f"{path} holds {type(values).__name__}, but a config is a mapping from keys to values")
     for override in overrides:
@@ -266,21 +305,32 @@ def _override(values: dict[str, Any], override: str) -> None:
             raise UserError(f"cannot set {key!r}: {parent!r} is {child!r}, not a section")
         values = child
     try:
-        values[last] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"cannot read the value {text!r} of {key!r} as YAML") from error
+        value = parse_yaml(text)
+    except UserError as error:
+        raise UserError(f"cannot read the value {shown(text)} of {shown(key)} as YAML: {error}") from error
+    values[last] = text.strip() if _means_itself(key, text, value) else value
+
+
+def _means_itself(key: str, text: str, value: object) -> bool:
+    """Tell whether an override is taken as it is written: plain words (YAML would end them at a #), and all paths."""
+    if isinstance(value, str):
+        return text[:1] not in "\"'|>&!"
+    return key in PATHS and value is not None
 
 
 def _explain(error: ErrorDetails) -> str:
     """Turn one of pydantic's findings into a clause of our one line."""
     if isinstance(cause := error.get("ctx", {}).get("error"), UserError):
         return str(cause)
-    key = ".".join(str(part) for part in error["loc"] if part not in ("dict[constrained-float,constrained-float]",))
+    key = ".".join(str(part)[:80] for part in error["loc"] if part not in ("number", "shares", "[key]"))
     if error["type"] == "extra_forbidden":
-        return f"unknown config key {key!r}{nearest(key, _known_keys(Config))}; the keys are listed in the README"
+        siblings = [known for known in _known_keys(Config) if known.count(".") == key.count(".")]
+        return f"unknown config key {key!r}{nearest(key, siblings)}; the keys are listed in the README"
     if error["type"] == "missing":
         return f"the config lacks {key!r}"
-    return f"{key}={error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
+    if error["type"] == "model_type":
+        return f"{key}={shown(error['input'])}: a section of keys is needed, as {key}={{key: value}}"
+    return f"{key}={shown(error['input'])}: {error['msg'][0].lower()}{error['msg'][1:]}"
 
 
 def _known_keys(section: type[Section], prefix: str = "") -> Iterator[str]:

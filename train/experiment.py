@@ -13,7 +13,8 @@ from torch import nn
 from models import build_model
 from sharding import Shard, ShardPlanner
 from sharding.clients import SAMPLERS, Population, Profiles, Sampler
-from sharding.errors import UserError, pick
+from sharding.designs import fit
+from sharding.errors import UserError, pick, shown
 from sharding.planner import Client
 from sharding.rng import generator, seed_of
 from sharding.shard import dense_state
@@ -87,7 +88,8 @@ def assemble(config: Config) -> Experiment:
     """Build everything a run needs; writes nothing.
 
     Raises:
-        UserError: a missing data folder, a model option that does not exist, a device that is not there.
+        UserError: a missing data folder, a model option that does not exist, a device that is not there, a design or
+            a sampler that cannot draw.
     """
     engine = find_engine(config)
     device = find_device(config.device)
@@ -99,6 +101,11 @@ def assemble(config: Config) -> Experiment:
     clip = config.clip if planner.strategy.clips else None
     keep_ratios = assign_keep_ratios(config.keep_ratio, len(clients), config.seed)
     num_samples = {client: len(data) for client, data in clients.items()}
+    sampler = make_sampler(config, num_samples, keep_ratios)
+    fit([0.5, 0.5], config.design)  # a design or a sampler that cannot draw says so now
+    sampler.invite(0)
+    largest = min(config.local.batch_size, max(num_samples.values()))  # no batch is larger than its client's data
+    local = config.local.model_copy(update={"batch_size": largest})
     return Experiment(
         config,
         dataset,
@@ -107,9 +114,9 @@ def assemble(config: Config) -> Experiment:
         keep_ratios,
         num_samples,
         Shard({}, dense_state(model, {})).nbytes,
-        make_sampler(config, num_samples, keep_ratios),
+        sampler,
         planner,
-        Job(model, clients, dataset, config.local, clip, config.seed),
+        Job(model, clients, dataset, local, clip, config.seed),
         engine,
     )
 
@@ -156,12 +163,11 @@ def make_model(config: Config, dataset: Dataset) -> nn.Module:
     """Build the server's model; its initial weights depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(config.seed, "model"))
-        return build_model(
-            config.model.name,
-            input_shape=dataset.input_shape,
-            num_classes=dataset.num_classes,
-            **config.model.options,
-        )
+        name, options = config.model.name, config.model.options
+        try:
+            return build_model(name, input_shape=dataset.input_shape, num_classes=dataset.num_classes, **options)
+        except (RuntimeError, MemoryError, OverflowError) as error:
+            raise UserError(f"the model {name} with {shown(options)} cannot be built: {error}") from error
 
 
 def deal(config: Config, dataset: Dataset) -> Partition:
@@ -203,7 +209,7 @@ def find_device(name: str) -> torch.device:
         return torch.device(f"cuda:{own}" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device {name!r} is not to be had here; use device=auto or device=cpu") from error
+        torch.ones(1, device=device).tolist()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UserError(f"device {shown(name)} is not to be had here; use device=auto or device=cpu") from error
     return device

@@ -1,10 +1,12 @@
 """A progress bar for each run."""
 
 from collections.abc import Sequence
+from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from sharding.errors import UserError
 from train.config import Config
 from train.rounds import Metrics
 
@@ -35,6 +37,11 @@ class RoundProgress(Progress):
             self.add_task(name, start=False, total=config.rounds, accuracy="", visible=not self._many)
             for config, name in zip(configs, names or _names(configs), strict=True)
         ]
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Take the bars away where a mistake kept every run from starting: its one line says all."""
+        self.live.transient = isinstance(error, UserError) and not any(task.started for task in self.tasks)
+        super().__exit__(kind, error, at)
 
     def show(self, place: int, metrics: Metrics) -> None:
         """Show one round of the run at that place."""

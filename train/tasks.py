@@ -67,12 +67,18 @@ def assemble_tasks(config: Config) -> Tasks:
     """Build everything a run of several models needs; writes nothing.
 
     Raises:
-        UserError: as `train.experiment.assemble`; or torchrun started this process.
+        UserError: as `train.experiment.assemble`; the tasks' clients differ in number; or torchrun started this
+            process.
     """
     if dist.is_torchelastic_launched():
         raise UserError("tasks={…} are trained by one process; start it without torchrun")
     experiments = {name: assemble(task) for name, task in config.task_configs().items()}
     first = next(iter(experiments.values()))
+    counts = {name: len(experiment.num_samples) for name, experiment in experiments.items()}
+    if len(set(counts.values())) > 1:
+        raise UserError(
+            f"the tasks have different numbers of clients, {counts}; share every one out among equally many"
+        )
     sampler = make_sampler(config, first.num_samples, first.keep_ratios)
     assert isinstance(sampler, TaskSampler)
     model = nn.ModuleDict({name: experiment.model for name, experiment in experiments.items()})

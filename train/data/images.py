@@ -10,13 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sharding.errors import UserError
+from sharding.errors import UserError, shown
+from train.data.reading import reading
 
 THREADS = 2  # decoders share Python's lock: a third thread was measured to slow the others down
 CHUNK = 500  # images a thread decodes at a time
@@ -44,12 +45,17 @@ def read_parquet(files: Sequence[Path], label: str, channels: int, limit: int | 
         limit: read just the first so many rows.
 
     Raises:
-        UserError: a file has no such columns, or the images differ in size.
+        UserError: a file is damaged, holds nothing, has no such columns or no numbers for labels, or images that differ
+            in size or cannot be decoded.
     """
-    rows = islice(_rows(files, label), limit)
+    rows = list(islice(_rows(files, label), limit))
+    where = files[0] if len(files) == 1 else files[0].parent
+    if not rows:
+        raise UserError(f"{where} holds no images; put a sound copy in its place")
     encoded, labels = zip(*rows, strict=True)
-    classes = class_names(files[0], label)
-    return Images(decode(encoded, channels), torch.tensor(labels), classes, lossy_encoding(encoded[0]))
+    with reading(where):
+        classes = class_names(files[0], label)
+        return Images(decode(encoded, channels), torch.tensor(labels), classes, lossy_encoding(encoded[0]))
 
 
 def lossy_encoding(file: bytes) -> str:
@@ -73,14 +79,32 @@ def _rows(files: Sequence[Path], label: str) -> Iterator[tuple[bytes, int]]:
     from pyarrow import parquet  # noqa: PLC0415 - heavy
 
     for file in files:
-        shard = parquet.ParquetFile(file)
-        names = shard.schema_arrow.names
+        with reading(file):
+            shard = parquet.ParquetFile(file)
+            names = shard.schema_arrow.names
         image = next((name for name in ("img", "image") if name in names), None)
         if image is None or label not in names:
             raise UserError(f"{file} has the columns {', '.join(names)}; expected `img` or `image`, and `{label}`")
-        for batch in shard.iter_batches(batch_size=CHUNK, columns=[image, label]):
-            encoded = batch.column(image).field("bytes").to_pylist()
-            yield from zip(encoded, batch.column(label).to_pylist(), strict=True)
+        batches = shard.iter_batches(batch_size=CHUNK, columns=[image, label])
+        while rows := _next_rows(file, batches, image, label):
+            yield from rows
+
+
+def _next_rows(file: Path, batches: Iterator[Any], image: str, label: str) -> list[tuple[bytes, int]]:
+    """Return the rows of the next batch; none after the last."""
+    with reading(file):
+        batch = next(batches, None)
+        if batch is None:
+            return []
+        if not hasattr(batch.column(image), "field"):
+            raise UserError(
+                f"{file} has {batch.column(image).type} in `{image}`; expected structs of `bytes` and `path`"
+            )
+        rows = [*zip(batch.column(image).field("bytes").to_pylist(), batch.column(label).to_pylist(), strict=True)]
+    for encoded, number in rows:
+        if not isinstance(encoded, bytes) or not isinstance(number, int) or isinstance(number, bool):
+            raise UserError(f"{file} has a row without an image, or whose `{label}` {shown(number)} is no whole number")
+    return rows
 
 
 def decode(encoded: Iterable[bytes], channels: int) -> Tensor:

@@ -4,7 +4,10 @@ CIFAR-10, CIFAR-100 and MNIST are read, and fetched, by torchvision; TinyImageNe
 """
 
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import torch
@@ -36,13 +39,13 @@ def read_tiny_imagenet(folder: Path, training: bool, limit: int | None) -> Image
     The first `limit` training images are spread over the classes.
     """
     tree = folder / "tiny-imagenet-200"
-    classes = tuple(sorted((tree / "wnids.txt").read_text().split()))
+    classes = tuple(sorted((tree / "wnids.txt").read_text(encoding="utf-8").split()))
     number = {name: label for label, name in enumerate(classes)}
     if training:
         files = [(file, number[name]) for name in classes for file in sorted((tree / "train" / name).rglob("*.JPEG"))]
         files.sort(key=lambda item: (int(item[0].stem.rpartition("_")[2]), item[1]))  # n01443537_0.JPEG, …: by number
     else:
-        lines = [line.split("\t") for line in (tree / "val" / "val_annotations.txt").read_text().splitlines()]
+        lines = [line.split("\t") for line in (tree / "val" / "val_annotations.txt").read_text("utf-8").splitlines()]
         files = [(tree / "val" / "images" / line[0], number[line[1]]) for line in lines]
     files = files[:limit]
     inputs = decode((file.read_bytes() for file, _ in files), channels=3)
@@ -71,10 +74,15 @@ def download(name: str, folder: Path) -> None:
     """
     if name not in DOWNLOADS:
         raise UserError(f"data.download=true cannot fetch {name}, only {', '.join(DOWNLOADS)}; place it in {folder}")
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
-        DOWNLOADS[name](folder, download=True)
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # every attempt and its failure
+            DOWNLOADS[name](folder, download=True)
     except (OSError, RuntimeError) as error:
-        raise UserError(f"could not download {name} into {folder}: {error}") from error
+        if made:
+            rmtree(made[-1], ignore_errors=True)
+        words = " ".join(str(error).split())[:300]
+        raise UserError(f"could not download {name} into {folder}: {words}; place it there by other means") from error
 
 
 def _open(dataset: Callable[..., Any], folder: Path, training: bool) -> Any:
@@ -82,7 +90,9 @@ def _open(dataset: Callable[..., Any], folder: Path, training: bool) -> Any:
     try:
         return dataset(folder, train=training)
     except RuntimeError as error:
-        raise UserError(f"incomplete files under {folder}: {error}") from error
+        raise UserError(
+            f"incomplete files under {folder}: put sound ones in their place, or remove them and set data.download=true"
+        ) from error
 
 
 def _from_cifar(split: datasets.CIFAR10, limit: int | None) -> Images:

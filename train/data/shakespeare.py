@@ -15,6 +15,7 @@ import torch
 
 from sharding.errors import UserError
 from train.data.dataset import Dataset, Split, unchanged
+from train.data.reading import reading
 
 LENGTH = 80
 CHARACTERS = "dhlptx@DHLPTX $(,048cgkoswCGKOSW[_#'/37;?bfjnrvzBFJNRVZ\"&*.26:\naeimquyAEIMQUY]!%)-159\r"
@@ -78,8 +79,10 @@ def _read(root: Path, name: str) -> tuple[Split, list[np.ndarray]]:
             f"no shakespeare under {root.resolve()}: expected shakespeare/{name}, as published with "
             "TensorFlow Federated; set data.root=… to the folder that holds it"
         )
-    with h5py.File(file) as stored:
+    with reading(file), h5py.File(file) as stored:
         clients = [encode(client["snippets"][()]) for client in stored["examples"].values()]
+    if not sum(map(len, clients)):
+        raise UserError(f"{file} holds no snippets; put a sound copy in its place")
     ends = np.cumsum([len(chunks) for chunks in clients])
     ids = torch.from_numpy(np.concatenate(clients))
     split = Split(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())

@@ -11,6 +11,7 @@ from sharding.errors import UserError
 from train.data.cifar100_classes import coarse_labels
 from train.data.dataset import Dataset, Split, flip, standardize
 from train.data.images import Images, read_parquet
+from train.data.reading import reading
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,13 @@ def load_images(name: str, root: Path, download: bool, limit: int | None) -> Dat
     train, test = (_read(name, root, training, download, limit) for training in (True, False))
     source = SOURCES[name]
     for split in (train, test):
-        if split.inputs.shape[1:] != source.shape or int(split.targets.max()) >= source.num_classes:
+        if not len(split.targets):
+            raise UserError(f"{name} under {root} has a split without samples; put a sound copy in its place")
+        shape, low, high = tuple(split.inputs.shape[1:]), int(split.targets.min()), int(split.targets.max())
+        if shape != source.shape or low < 0 or high >= source.num_classes:
             raise UserError(
-                f"{name} under {root} has images of shape {tuple(split.inputs.shape[1:])} and labels up to "
-                f"{int(split.targets.max())}; expected {source.shape} and labels below {source.num_classes}"
+                f"{name} under {root} has images of shape {shape} and labels from {low}, labels up to {high}; "
+                f"expected {source.shape} and labels below {source.num_classes}, from 0 on"
             )
     return Dataset(
         name=name,
@@ -114,7 +118,8 @@ def _read(name: str, root: Path, training: bool, download: bool, limit: int | No
             raise UserError(_missing(name, root))
         official.download(name, target)
         folder = target
-    return official.READERS[name](folder, training, limit)
+    with reading(folder):
+        return official.READERS[name](folder, training, limit)
 
 
 def _shards(folder: Path, splits: tuple[str, ...]) -> list[Path]:

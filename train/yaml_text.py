@@ -1,0 +1,65 @@
+"""YAML from users: UTF-8, and every key once."""
+
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sharding.errors import UserError, nearest, shown
+
+
+class _Loader(yaml.SafeLoader):
+    """A safe loader that refuses to choose between two values of one key."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Hashable] = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable) and key in seen:
+                place = key_node.start_mark
+                raise UserError(f"the key {shown(key)} stands twice, again in line {place.line + 1}; keep one of them")
+            seen.add(key if isinstance(key, Hashable) else id(key))
+        return super().construct_mapping(node, deep)
+
+
+def parse_yaml(text: str) -> Any:
+    """Return what a text says in YAML.
+
+    Raises:
+        UserError: it is no YAML, has a key twice, or goes too deep.
+    """
+    try:
+        return yaml.load(text, _Loader)  # a safe loader
+    except UserError:
+        raise
+    except RecursionError as error:
+        raise UserError("it is nested too deeply") from error
+    except (yaml.YAMLError, ValueError) as error:  # a date in month 13 is a ValueError
+        raise UserError(f"it is not valid YAML: {' '.join(str(error).split())}") from error
+
+
+def read_yaml(path: Path) -> Any:
+    """Return what a file says in YAML.
+
+    Raises:
+        UserError: there is no such file, or it is not in UTF-8, or `parse_yaml` refuses it.
+    """
+    try:
+        return parse_yaml(path.read_text(encoding="utf-8-sig"))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not a text in UTF-8 (byte {error.start}); save it as UTF-8") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot read the config {shown(str(path))}{_nearest_file(path)}: {reason}") from error
+
+
+def _nearest_file(path: Path) -> str:
+    try:
+        return nearest(str(path), map(str, path.parent.glob("*.yaml")))
+    except (OSError, ValueError):
+        return ""
