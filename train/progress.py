@@ -40,7 +40,7 @@ class RoundProgress(Progress):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Take the bars away where a mistake kept every run from starting: its one line says all."""
-        self.live.transient = isinstance(error, UserError) and not any(task.started for task in self.tasks)
+        self.live.transient = isinstance(error, UserError) and not any(self.tasks[bar].started for bar in self._bars)
         super().__exit__(kind, error, at)
 
     def show(self, place: int, metrics: Metrics) -> None:

@@ -76,9 +76,7 @@ def assemble_tasks(config: Config) -> Tasks:
     first = next(iter(experiments.values()))
     counts = {name: len(experiment.num_samples) for name, experiment in experiments.items()}
     if len(set(counts.values())) > 1:
-        raise UserError(
-            f"the tasks have different numbers of clients, {counts}; share every one out among equally many"
-        )
+        raise UserError(f"the tasks have different numbers of clients, {counts}; share each out among equally many")
     sampler = make_sampler(config, first.num_samples, first.keep_ratios)
     assert isinstance(sampler, TaskSampler)
     model = nn.ModuleDict({name: experiment.model for name, experiment in experiments.items()})

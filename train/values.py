@@ -52,7 +52,7 @@ def check_path(value: object) -> Path:
         raise PydanticCustomError("path", "a path is needed, in quotes where YAML would take it for something else")
     if not str(value).isprintable():
         raise PydanticCustomError("path", "a path without control characters is needed")
-    if max(map(_num_bytes, Path(value).parts)) > LONGEST_NAME or _num_bytes(str(value)) > LONGEST_PATH:
+    if max(map(_num_bytes, Path(value).parts), default=0) > LONGEST_NAME or _num_bytes(str(value)) > LONGEST_PATH:
         raise PydanticCustomError("path", f"a shorter path is needed: names of at most {LONGEST_NAME} bytes")
     try:
         return Path(value).expanduser()

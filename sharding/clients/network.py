@@ -7,15 +7,17 @@ band f_tot so that all finish at the same moment T, which is the least possible:
 import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sharding.errors import UserError
+from sharding.errors import UserError, shown
 
 Vector = NDArray[np.float64]
+LEAST_BANDWIDTH = 1e-150
 COLUMNS = ("compute", "communicate")
 
 
@@ -124,16 +126,23 @@ class Profiles:
         """
         positive_bandwidth(bandwidth)
         try:
-            with path.open(newline="", encoding="utf-8") as file:
-                rows = [[float(row[column]) for column in COLUMNS] for row in csv.DictReader(file)]
+            with path.open(newline="", encoding="utf-8-sig") as file:
+                lines = csv.DictReader(file)
+                rows = [(lines.line_num, [float(row[column]) for column in COLUMNS]) for row in lines]
         except OSError as error:
-            raise UserError(f"cannot read the client profiles {str(path)!r}: {error.strerror}") from error
-        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"cannot read the client profiles {shown(str(path))}: {error.strerror}") from error
+        except (KeyError, TypeError, ValueError, csv.Error) as error:
             raise UserError(f"{path} must have numbers in the columns {' and '.join(COLUMNS)}; got {error}") from error
         if len(rows) != num_clients:
             raise UserError(f"{path} has {len(rows)} rows, but there are {num_clients} clients; give one row a client")
-        compute, communicate = np.array(rows).T
-        return cls(_times(compute, "compute"), _times(communicate, "communicate"), bandwidth)
+        for place, (line, times) in enumerate(rows):
+            for column, time in zip(COLUMNS, times, strict=True):
+                if not 0 <= time < inf:
+                    raise UserError(
+                        f"{path}, line {line}: {column}[{place}] is {time}; a finite time of at least 0 is needed"
+                    )
+        compute, communicate = np.array([times for _, times in rows]).T
+        return cls(compute, communicate, bandwidth)
 
     def costs(self, cohort_size: int) -> Vector:
         """Return c_i = K t_i/f_tot + τ_i, (N,) seconds: what drawing client i adds to the expected round time."""
@@ -155,9 +164,9 @@ def positive_bandwidth(bandwidth: float) -> float:
     """Return the bandwidth as a float.
 
     Raises:
-        UserError: not finite, or not above 0.
+        UserError: not finite, or not above 0; below 1e-150 it is 0 for all purposes, as times would overflow.
     """
-    if not (np.isfinite(bandwidth) and bandwidth > 0):
+    if not (np.isfinite(bandwidth) and bandwidth > LEAST_BANDWIDTH):
         raise UserError(f"bandwidth is {bandwidth}; a finite number above 0 is needed, or no update ever arrives")
     return float(bandwidth)
 
