@@ -11,13 +11,12 @@ import torch.distributed as dist
 from torch import nn
 
 from models import build_model
-from sharding import Shard, ShardPlanner
+from sharding import ShardPlanner
 from sharding.clients import SAMPLERS, Population, Profiles, Sampler
 from sharding.designs import fit
 from sharding.errors import UserError, pick, shown
 from sharding.planner import Client
 from sharding.rng import generator, seed_of
-from sharding.shard import dense_state
 from train.config import Config
 from train.data import Dataset, load_dataset
 from train.engines import ENGINES, Engine, Job
@@ -113,7 +112,7 @@ def assemble(config: Config) -> Experiment:
         model,
         keep_ratios,
         num_samples,
-        Shard({}, dense_state(model, {})).nbytes,
+        ShardPlanner("dense").plan(model, {0: 1.0})[0].nbytes,
         sampler,
         planner,
         Job(model, clients, dataset, local, clip, config.seed),

@@ -9,10 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sharding import STRATEGIES, Shard, UserError
+from sharding import STRATEGIES, ShardPlanner, UserError
 from sharding.clients import SAMPLERS
 from sharding.rng import generator
-from sharding.shard import dense_state
 from train.checkpoint import load_checkpoint
 from train.config import load_config
 from train.engines import ENGINES
@@ -117,7 +116,7 @@ def test_bytes_are_those_of_the_wire(tmp_path):
     experiment = assemble(tiny(tmp_path / "run", "rounds=1", "keep_ratio=0.4"))
     plan = experiment.planner.plan(experiment.model, dict.fromkeys(experiment.sampler.invite(0), 0.4), 0)
     expected = sum(len(shard.to_bytes()) for shard in plan.values())
-    dense = len(Shard({}, dense_state(experiment.model, {})).to_bytes())
+    dense = len(ShardPlanner("dense").plan(experiment.model, {"any": 1.0})["any"].to_bytes())
     lines = []
     run_rounds(experiment, 0, lambda _, metrics: lines.append(metrics))
     assert (lines[0]["bytes_down"], lines[0]["bytes_up"], lines[0]["bytes_dense"]) == (
