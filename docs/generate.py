@@ -1,0 +1,90 @@
+"""What the pages are made of that nobody should write by hand: tables from committed measurements, keys from the models."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from train.config import Config, Section
+
+ROOT = Path(__file__).parents[1]
+
+
+def write(folder: Path) -> None:
+    """Write every generated part, as Markdown that pages include."""
+    folder.mkdir(exist_ok=True)
+    for name, lines in (
+        ("configuration", configuration()),
+        ("engines", engines()),
+        ("peers", peers()),
+        ("planner", planner()),
+    ):
+        (folder / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def table(*columns: str) -> Iterator[str]:
+    """Yield the head of a table: the first column is text, the others are numbers."""
+    yield f"| {' | '.join(columns)} |"
+    yield "|---|" + "---:|" * (len(columns) - 1)
+
+
+def configuration() -> Iterator[str]:
+    """Yield one table a section of the configuration."""
+    yield from _section(Config, "")
+
+
+def engines() -> Iterator[str]:
+    """Yield the table of benchmarks/cohort.py."""
+    yield from table(
+        *("seconds a round", "sequential", "stacked, one thread", "processes"),
+        *("the fastest: times sequential", "peak MB, sequential / processes"),
+    )
+    for name, case in _measured("benchmarks/results/cohort.json").items():
+        if isinstance(case, dict) and "seconds_per_round" in case:
+            seconds, memory = case["seconds_per_round"], case["peak_memory_mb"]
+            sequential = min(seconds["sequential"], seconds["sequential_1_thread"])
+            fastest = max(case["times_sequential"].values())
+            yield (
+                f"| {name} | {sequential:.2f} | {seconds['stacked']:.2f} | {seconds['processes']:.2f} | {fastest:.2f} "
+                f"| {memory['sequential']:,.0f} / {memory['processes']:,.0f} |"
+            )
+
+
+def peers() -> Iterator[str]:
+    """Yield the table of benchmarks/peers.py."""
+    yield from table("simulator", "seconds a round", "ours is faster by", "peak MB")
+    for name, its in _measured("benchmarks/results/peers.json")["simulators"].items():
+        ratio = f"{its['ours_is_faster_by']:.2f}" if "ours_is_faster_by" in its else ""
+        yield f"| {name} | {its['seconds_per_round']:.2f} | {ratio} | {its['peak_memory_mb']:,.0f} |"
+
+
+def planner() -> Iterator[str]:
+    """Yield the table of benchmarks/planner.py."""
+    yield from table("milliseconds", "spectra", "π", "fit", "draw", "whole plan", "reference", "ratio")
+    measured = _measured("results/planner/planner.json")
+    for strategy in ("unbiased", "collective"):
+        phases = measured[strategy]
+        shown = [f"{1e3 * phases[phase]:.1f}" for phase in ("spectra", "inclusion", "fit", "draw", "plan")]
+        reference = 1e3 * (phases["reference_svd"] + phases["reference_r_draw"])
+        yield f"| {strategy} | {' | '.join(shown)} | {reference:.0f} | {phases['ratio']:.1f} |"
+
+
+def _section(section: type[Section], prefix: str) -> Iterator[str]:
+    inner = {
+        name: info.annotation
+        for name, info in section.model_fields.items()
+        if isinstance(info.annotation, type) and issubclass(info.annotation, Section)
+    }
+    yield from ("| key | default | meaning |", "|---|---|---|")
+    for name, info in section.model_fields.items():
+        if name not in inner:
+            default = "–" if info.is_required() else f"`{json.dumps(info.get_default(call_default_factory=True))}`"
+            yield f"| `{prefix}{name}` | {default} | {info.description} |"
+    for name, its in inner.items():
+        yield from ("", f"## `{name}`", "", " ".join((its.__doc__ or "").split()), "")
+        yield from _section(its, f"{prefix}{name}.")
+
+
+def _measured(path: str) -> dict[str, Any]:
+    held: dict[str, Any] = json.loads((ROOT / path).read_text(encoding="utf-8"))
+    return held

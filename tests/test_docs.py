@@ -1,0 +1,99 @@
+"""The README and the documentation: snippets and commands run, links lead somewhere, and the site builds without a warning."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from models import MODELS
+from sharding import COORDINATIONS, DESIGNS, STRATEGIES
+from sharding.clients import SAMPLERS
+from train.__main__ import _parse
+from train.config import load_config
+from train.data import DATASETS
+from train.partition import PARTITIONS
+from train.tables import load_layout
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*/*.md"))]
+TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
+SNIPPETS = [(page, code) for page, text in TEXTS.items() for code in re.findall(r"```python\n(.*?)```", text, re.S)]
+COMMANDS = sorted(
+    {
+        command.strip()
+        for text in TEXTS.values()
+        for command in re.findall(r"(?:^\$ |`)(python -m train [^`#\n…]+)", text, re.M)
+        if not re.search(r"\b[A-Z]{3,}|\bN\b", command)  # a placeholder, as in `table N`
+    }
+)
+
+
+@pytest.mark.parametrize(("page", "snippet"), SNIPPETS, ids=[page for page, _ in SNIPPETS])
+def test_snippets_run(page, snippet, capsys):
+    torch.manual_seed(0)
+    exec(compile(snippet, page, "exec"), names := {})
+    if "aggregate(" in snippet:
+        assert "averaged: ['phone', 'tablet', 'laptop'] left out: {}" in capsys.readouterr().out
+        inputs = names["inputs"]["laptop"]
+        hits = names["model"](inputs).argmax(1) == inputs[:, :10].argmax(1)
+        assert hits.float().mean() > 0.8  # it has learned: chance is 0.1
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_are_understood(command):
+    """What is behind them is tested elsewhere: here, that options, files, keys and values exist."""
+    args = _parse(shlex.split(command)[3:])
+    if hasattr(args, "config"):
+        load_config(args.config, args.overrides)
+    if hasattr(args, "number"):
+        load_layout().find(args.number)
+
+
+def test_there_are_snippets_and_commands():
+    assert len(SNIPPETS) >= 3
+    assert len(COMMANDS) >= 5
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_links_lead_to_files(page):
+    folder = (ROOT / page).parent
+    for target in re.findall(r"\]\(([^)#\s]+)", TEXTS[page]) + re.findall(r"```\{include\} (\S+)", TEXTS[page]):
+        if "://" not in target and "_generated" not in target:
+            assert (folder / target).exists(), f"{page} links to {target}"
+
+
+@pytest.mark.parametrize("registry", [STRATEGIES, DESIGNS, COORDINATIONS, MODELS, DATASETS, PARTITIONS, SAMPLERS])
+def test_every_name_is_documented(registry):
+    everything = "".join(TEXTS.values())
+    assert [name for name in registry if f"`{name}`" not in everything] == []
+
+
+def test_the_readme_is_three_screens():
+    lines = TEXTS["README.md"].splitlines()
+    assert len(lines) <= 130
+    assert max(map(len, lines)) <= 260
+
+
+def test_the_readmes_quickstart_is_the_committed_one():
+    summary = (ROOT / "results" / "quickstart_seeds" / "summary.md").read_text(encoding="utf-8")
+    rows = [line for line in summary.splitlines() if line.startswith("|")]
+    assert rows
+    assert [row for row in rows if row not in TEXTS["README.md"]] == []
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    """In a process of its own: Sphinx changes what is imported."""
+    pytest.importorskip("sphinx", reason="the documentation needs pip install -e '.[docs]'")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "docs", str(tmp_path)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (built.returncode, built.stderr) == (0, "")
+    for page in (ROOT / "docs").glob("*/*.md"):
+        if page.parent.name != "_generated":
+            assert (tmp_path / page.relative_to(ROOT / "docs")).with_suffix(".html").exists()
+    keys = (tmp_path / "reference" / "configuration.html").read_text(encoding="utf-8")
+    assert "local.frobenius_decay" in keys
+    assert ">None<" not in keys  # a key without a description
