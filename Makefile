@@ -6,7 +6,7 @@ EXTRAS ?= train,wandb,dev
 BIN = $(VENV)/bin
 INSTALLED = $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: quickstart test test-slow lint format clean
+.PHONY: quickstart test test-slow lint format docs clean
 
 quickstart: $(INSTALLED)
 	$(BIN)/python -m train compare configs/quickstart.yaml \
@@ -24,6 +24,9 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(INSTALLED)
+	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

@@ -1,4 +1,4 @@
-"""What the pages are made of that nobody should write by hand: tables from committed measurements, keys from the models."""
+"""Parts of pages that nobody should write by hand: tables from committed measurements, keys from the models."""
 
 import json
 from collections.abc import Iterator
@@ -79,7 +79,7 @@ def _section(section: type[Section], prefix: str) -> Iterator[str]:
     for name, info in section.model_fields.items():
         if name not in inner:
             default = "–" if info.is_required() else f"`{json.dumps(info.get_default(call_default_factory=True))}`"
-            yield f"| `{prefix}{name}` | {default} | {info.description} |"
+            yield f"| `{prefix}{name}` | {default} | {' '.join(str(info.description).split())} |"
     for name, its in inner.items():
         yield from ("", f"## `{name}`", "", " ".join((its.__doc__ or "").split()), "")
         yield from _section(its, f"{prefix}{name}.")

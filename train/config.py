@@ -47,7 +47,9 @@ OF_THE_WHOLE = ("name", "rounds", "output", "clients", "network", "tasks", "eval
 class Section(BaseModel):
     """A part of the configuration; unknown keys, NaN, infinities, and truth values for numbers are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     @field_validator("*", mode="before")
     @classmethod
@@ -62,6 +64,7 @@ class ModelConfig(Section):
 
     model_config = ConfigDict(extra="allow")
     name: str
+    """A model: `resnet18_gn`, `cct_6_3x2`, `gpt_tiny`, `mlp` or `cnn`."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -70,42 +73,46 @@ class ModelConfig(Section):
 
 
 class DataConfig(Section):
-    """A dataset and how the clients share it.
-
-    Attributes:
-        fine_alpha: concentration within a superclass, of the partition `pachinko`.
-        concentration: whether pachinko's two numbers are the sum of a Dirichlet law's parameters, or each of them.
-        uneven: (a, b, s): of the clients with more than a and less than b samples a share s is dropped, the rest cut to
-            a. Fewer than `clients.count` clients may then be left.
-    """
+    """A dataset and how the clients share it."""
 
     name: str
+    """A dataset: `digits`, `cifar10`, `cifar100`, `mnist`, `tiny_imagenet` or `shakespeare`."""
     root: UserPath | None = None
+    """The folder that holds it."""
     partition: str = "dirichlet"
+    """Who has what: `dirichlet`, `iid`, `pachinko`, `natural`, `power_law` or `shards`."""
     alpha: float = Field(1.0, gt=0)
+    """Concentration of `dirichlet` and `pachinko` (small: few classes a client), exponent of `power_law`."""
     fine_alpha: float = Field(10.0, gt=0)
+    """Concentration within a superclass, of `pachinko`."""
     concentration: Literal["total", "per_class"] = "total"
+    """Whether pachinko's two numbers are the sum of a Dirichlet law's parameters, or each of them."""
     uneven: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)], Share] | None = None
+    """(a, b, s): of the clients with more than a and less than b samples a share s is dropped, the rest cut to a.
+
+    Fewer than `clients.count` clients may then be left.
+    """
     download: bool = False
+    """Fetch an image dataset that is not under `data.root`."""
 
 
 class ClientsConfig(Section):
-    """How many clients there are, how many are invited each round, and how many of them are heard.
-
-    Attributes:
-        replacement: whether uniform and weighted sampling draw with replacement.
-        budget: m, the expected number of uploads of samplers that choose after training.
-        beta_over_alpha: β/α of wireless sampling, in units of squared norms of updates over the step size.
-        signal: what mmfl goes by: norm, loss, round_robin or uniform.
-    """
+    """How many clients there are, how many are invited each round, and how many of them are heard."""
 
     count: int = Field(ge=1, le=10**6)
+    """How many there are."""
     per_round: int = Field(ge=1)
+    """How many are invited each round."""
     sampler: str = "uniform"
+    """`uniform`, `weighted`, `full`, `ocs`, `aocs`, `ocs_partial`, `mmfl`, `wireless` or `statistical`."""
     replacement: bool = False
+    """Whether uniform and weighted sampling draw with replacement."""
     budget: float | None = Field(None, gt=0)
+    """m, the expected number of uploads of samplers that choose after training."""
     beta_over_alpha: float | None = Field(None, ge=0)
+    """β/α of wireless sampling, in units of squared norms of updates over the step size."""
     signal: str | None = None
+    """What mmfl goes by: `norm`, `loss`, `round_robin` or `uniform`."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -114,19 +121,16 @@ class ClientsConfig(Section):
 
 
 class NetworkConfig(Section):
-    """How fast the clients are, for a simulated clock.
-
-    Attributes:
-        bandwidth: f_tot, the band they share; None for no clock.
-        compute: mean of τ in seconds, drawn from an exponential law.
-        communicate: mean of t, seconds of sending times bandwidth; likewise.
-        profiles: a CSV file with the columns `compute` and `communicate`, a row a client, in place of the two means.
-    """
+    """How fast the clients are, for a simulated clock."""
 
     bandwidth: float | None = None
+    """f_tot, the band they share; none: no clock."""
     compute: float = Field(1.0, ge=0)
+    """Mean of τ in seconds, drawn from an exponential law."""
     communicate: float = Field(1.0, ge=0)
+    """Mean of t, seconds of sending times bandwidth; likewise."""
     profiles: UserPath | None = None
+    """A CSV file with the columns `compute` and `communicate`, a row a client, in place of the two means."""
 
     @model_validator(mode="after")
     def _some_band(self) -> "NetworkConfig":
@@ -148,73 +152,84 @@ class LocalConfig(Section):
     """A client's training in one round."""
 
     epochs: int = Field(2, ge=1, le=10**4)
+    """Passes over its samples."""
     batch_size: int = Field(32, ge=1)
+    """Samples a step."""
     lr: float = Field(0.1, gt=0)
+    """Learning rate of round 0; it falls as half a cosine over the rounds."""
     momentum: float = Field(0.9, ge=0, lt=1)
+    """Of SGD, fresh in each round."""
     frobenius_decay: float = Field(1e-4, ge=0)
+    """Strength of the decay of ‖UΩVᵀ‖²_F."""
     frobenius_decay_of: DecayOf = "bounded"
+    """`effective`: UΩVᵀ, as published; `bounded`: likewise, but lowered where it would diverge; `factors`: UVᵀ."""
     precision: Literal["float32", "bfloat16"] = "float32"
+    """`bfloat16`: matrix products of the forward pass in it; all else stays float32."""
 
 
 class AggregationConfig(Section):
-    """Guards against updates that are sound and yet wrong; with either, all updates of a round are kept in memory.
-
-    Attributes:
-        norm_bound: leave out who changed its shard by more than this many times the round's median; None for no bound.
-        trim: β, the share of the values of each coordinate that is left out at each end; 0 for the plain mean.
-    """
+    """Guards against updates that are sound and yet wrong; with either, all updates of a round are kept in memory."""
 
     norm_bound: float | None = Field(None, ge=1)
+    """Leave out who changed its shard by more than this many times the round's median; none: no bound."""
     trim: float = Field(0.0, ge=0, lt=0.5)
+    """β, the share of the values of each coordinate that is left out at each end; 0: the plain mean."""
 
 
 class TrackingConfig(Section):
     """Where the metrics go besides `metrics.jsonl`."""
 
     wandb: Literal["disabled", "online", "offline"] = "disabled"
+    """Weights & Biases: `disabled`, `online` or `offline`."""
     project: str = "spectral-sharding"
+    """Its project."""
 
 
 class Config(Section):
-    """One training run.
-
-    Attributes:
-        output: the run's directory; ``runs/<name>-<strategy>-<seed>`` if not given.
-        clip: τ of the strategies that clip the effective learning rate, at least 1; .inf for none.
-        keep_ratio: r of every client, or a mapping from ratio to the share of clients that have it.
-        server_lr: η_g, the server's step towards the aggregate.
-        tasks: models to train at once, by name, each with the keys in which it differs from this configuration.
-        threads: of torch in the process that trains; sums in another number of threads round differently.
-        ways: how to choose among ways that round differently, by rule or by what is fastest on this machine.
-        evaluate_every: rounds between evaluations; the last round is always evaluated.
-        evaluate_training: whether to evaluate on the clients' samples as well.
-        alignment: whether to measure the update of each evaluated round against FedAvg's, which about doubles its cost.
-    """
+    """One training run."""
 
     name: FileName
+    """Of the run."""
     seed: int = 0
+    """Every random number follows from it."""
     rounds: int = Field(ge=1, le=10**9)
+    """How many."""
     output: UserPath | None = None
+    """The run's directory; `runs/<name>-<strategy>-<seed>` if not given."""
     strategy: str = "collective"
+    """Which terms are drawn, with which weight: a name in the table of strategies."""
     design: str = "cps"
+    """How to draw with given probabilities: a name in the table of designs."""
     coordination: str = "independent"
+    """How the draws of different clients hang together: `independent`, `spread` or `shared`."""
     clip: float = Field(10.0, ge=1, allow_inf_nan=True)
+    """τ of the strategies that clip the effective learning rate, at least 1; `.inf`: none does."""
     keep_ratio: KeepRatio = 0.2
+    """r of every client, or a mapping from ratio to the share of clients that have it."""
     model: ModelConfig
     data: DataConfig
     clients: ClientsConfig
     network: NetworkConfig = Field(default_factory=NetworkConfig)
     local: LocalConfig = Field(default_factory=LocalConfig)
     server_lr: float = Field(1.0, gt=0)
+    """η_g, the server's step towards the aggregate."""
     aggregation: AggregationConfig = Field(default_factory=AggregationConfig)
     tasks: dict[str, dict[str, Any]] = {}
+    """Models to train at once, by name, each with the keys in which it differs from this configuration."""
     engine: str = "auto"
+    """What trains the cohort: `auto`, `sequential`, `stacked` or `processes`; all give the same, at another speed."""
     device: str = "auto"
+    """`auto`, `cpu`, `cuda`, `cuda:1`, …"""
     threads: int = Field(1, ge=1)
+    """Of torch in the process that trains; sums in another number of threads round differently."""
     ways: Literal["rule", "timed"] = "rule"
+    """How to choose among ways that round differently: by `rule`, or `timed` on this machine."""
     evaluate_every: int = Field(1, ge=1)
+    """Rounds between evaluations; the last round is always evaluated."""
     evaluate_training: bool = False
+    """Whether to evaluate on the clients' samples as well."""
     alignment: bool = False
+    """Whether to measure the update of each evaluated round against FedAvg's, which about doubles its cost."""
     tracking: TrackingConfig = Field(default_factory=TrackingConfig)
 
     @property
