@@ -18,6 +18,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from sharding.errors import UserError
 from sharding.factorization import factorize_empty, unpack_attention
+from sharding.layers import FactorizedLayer
 from sharding.optim import LocalSGD
 from sharding.shard import Shard, as_real
 from sharding.wrappers import unwrap
@@ -60,8 +61,8 @@ def client_model(model: nn.Module, shard: Shard, copy: bool = True) -> nn.Module
     """Return the small model that a shard is trained in, with the shard's values, on the shard's device.
 
     Args:
-        model: the dense model, for its structure only: a `skeleton`, one on the `meta` device, or any other. It stays
-            as it is, and none of its weights is copied.
+        model: the dense model, for its structure only: a `skeleton`, one on the `meta` device, or any other; or a small
+            model of earlier. It stays as it is, and none of its weights is copied.
         shard: of any keep ratio, or the whole model (strategy ``dense``).
         copy: False lets the model take the shard's own tensors over, which then change in training: half the memory,
             for a client that has received the shard and does not need it again.
@@ -94,7 +95,7 @@ def skeleton() -> Iterator[None]:
     """Build models whose parameters are on the `meta` device, where they take no memory, and whose buffers are real.
 
     Under ``torch.device("meta")`` buffers that a model computes for itself, such as a table of positions, would have no
-    values either.
+    values either. What other threads build meanwhile is hollow as well.
     """
 
     def hollow(_: nn.Module, __: str, parameter: nn.Parameter) -> nn.Parameter | None:
@@ -117,8 +118,10 @@ def _replace_layers(model: nn.Module, shard: Shard) -> nn.Module:
     if any(name.startswith(f"{attention}.q_proj") for attention in attentions for name in shard.state()):
         model = unpack_attention(model, inplace=True)
     dense = dict(model.named_modules(remove_duplicate=False))
-    model = factorize_empty(model, {layer: terms.indices.numel() for layer, terms in shard.terms.items()}, inplace=True)
-    for layer in shard.terms:
+    sizes = {layer: terms.indices.numel() for layer, terms in shard.terms.items()}
+    sizes = {layer: n for layer, n in sizes.items() if not isinstance(dense.get(layer), FactorizedLayer)}
+    model = factorize_empty(model, sizes, inplace=True)
+    for layer in sizes:
         before, after = dense[layer], model.get_submodule(layer)
         after.train(before.training)
         flags = {name: parameter.requires_grad for name, parameter in before.named_parameters()}

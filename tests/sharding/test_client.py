@@ -73,6 +73,18 @@ def test_the_clients_model_is_its_own_unless_it_takes_the_shard_over():
     assert taken[0].weight.data_ptr() == shard.dense["0.weight"].data_ptr()
 
 
+def test_a_small_model_of_earlier_is_a_structure_for_the_same_keep_ratio():
+    model = make_net()
+    first, other = make_plan(model, {0: 0.3})[0], make_plan(model, {0: 0.5})[0]
+    small = client_model(hollow(make_net), first)
+    before = small[1].u.detach().clone()
+    again = client_model(small, make_plan(model, {0: 0.3}, round=1)[0])
+    assert_same(make_plan(model, {0: 0.3}, round=1)[0].read_from(again), make_plan(model, {0: 0.3}, round=1)[0])
+    assert torch.equal(small[1].u, before)
+    with pytest.raises(UserError, match=r"1 has 3 terms, not 4"):
+        client_model(small, other)
+
+
 def test_values_take_the_models_type():
     shard = make_plan(make_net(), {0: 0.3})[0]
     for copy in (True, False):
