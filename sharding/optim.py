@@ -37,7 +37,7 @@ def clip_factors(layers: Iterable[FactorizedLayer], clip: float) -> list[Tensor]
     Raises:
         UserError: the clip τ is below 1.
     """
-    if clip < 1:
+    if not clip >= 1:
         raise UserError(f"clip is {clip}, but τ must be at least 1 (10 is the usual value); use inf for no clipping")
     return [(clip / layer.multipliers).clamp(max=1.0) for layer in layers]
 

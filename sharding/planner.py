@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from sharding.coordination import COORDINATIONS
 from sharding.designs import DESIGNS, Design, SuccessiveDesign, fit_all
-from sharding.errors import UserError, pick
+from sharding.errors import UserError, pick, shown
 from sharding.factorization import ENDS, as_patterns, num_terms, shardable_layers
+from sharding.faults import find_nonfinite
 from sharding.rng import generator, seed_of
 from sharding.shard import Shard, Terms, dense_state, frozen_names
 from sharding.spectrum import Spectrum, decompose
@@ -115,6 +116,7 @@ class ShardPlanner:
         Raises:
             UserError: a keep ratio outside (0, 1], a weight that is not finite, a layer that cannot be sharded.
         """
+        _check_budgets(budgets)
         model = unwrap(model)
         layers = {} if self.strategy.law is None else shardable_layers(model, self.skip)
         if self.strategy.law is not None and not layers:
@@ -123,7 +125,7 @@ class ShardPlanner:
                 "its keep ratio; the report of `factorize(model, 0.1)` says what stays whole",
                 stacklevel=2,
             )
-        spectra = decompose({name: _finite_matrix(name, layer) for name, layer in layers.items()})
+        spectra = decompose({name: _matrix(layer) for name, layer in layers.items()})
         magnitudes = _on_host(spectra)
         for name, values in magnitudes.items():
             if not values.any():
@@ -135,6 +137,10 @@ class ShardPlanner:
             for name, draw in self._draw(magnitudes, ratio, clients, round).items()
         }
         dense = dense_state(model, layers)
+        if (spoiled := find_nonfinite(dense)) is not None:
+            raise UserError(
+                f"{spoiled} has NaN or Inf; did training diverge? A mask can be a buffer with persistent=False"
+            )
         frozen = frozen_names(model, layers, dense)
         terms: dict[Client, dict[str, Terms]] = {client: {} for client in budgets}
         for (ratio, name), draw in draws.items():
@@ -142,8 +148,8 @@ class ShardPlanner:
             for client, its_terms in zip(groups[ratio], cut, strict=True):
                 terms[client][name] = its_terms
         ratios = {client: ratio if layers else 1.0 for ratio, clients in groups.items() for client in clients}
-        name = f"{round}-{self._digest(round, magnitudes)}"
-        shards = {client: Shard(terms[client], dense, ratios[client], frozen, name) for client in budgets}
+        plan = f"{round}-{self._digest(round, magnitudes)}"
+        shards = {client: Shard(terms[client], dense, ratios[client], frozen, plan) for client in budgets}
         return Plan(shards, spectra, groups, draws)
 
     def _digest(self, round: int, magnitudes: Mapping[str, NDArray[np.float64]]) -> str:
@@ -206,14 +212,21 @@ class ShardPlanner:
         return Draw(group, law, indices, multipliers)
 
 
-def _finite_matrix(name: str, layer: nn.Module) -> Tensor:
+def _matrix(layer: nn.Module) -> Tensor:
     """Return the layer's weight as a matrix (out, in)."""
     weight = layer.weight
     assert isinstance(weight, Tensor)
-    weight = whole(weight)
-    if not bool(weight.isfinite().all()):
-        raise UserError(f"layer {name}: its weight has NaN or Inf; training diverged, so lower local.lr or the clip")
-    return weight.detach().flatten(1)
+    return whole(weight).detach().flatten(1)
+
+
+def _check_budgets(budgets: Mapping[Client, float]) -> None:
+    """Raise a `UserError` that names the first client whose keep ratio is none."""
+    for client, ratio in budgets.items():
+        try:
+            num_terms(1, ratio)
+        except (UserError, TypeError, ValueError) as error:
+            why = error if isinstance(error, UserError) else f"keep ratio {shown(ratio)} is no number in (0, 1]"
+            raise UserError(f"client {shown(client)}: {why}") from error
 
 
 def _on_host(spectra: Mapping[str, Spectrum]) -> dict[str, NDArray[np.float64]]:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sharding.errors import UserError
+
 # Below this share of the largest magnitude, squaring in float64 leaves fewer digits than float32 holds.
 GRAM_FLOOR = 1e-5
 STRIP = 128  # rows of a Gram matrix computed at once
@@ -44,7 +46,12 @@ def decompose(matrices: Mapping[str, Tensor]) -> dict[str, Spectrum]:
 
     A term of magnitude zero gets a unit u' and v' = 0: the matrix is unchanged, and the term can train (with both
     sides zero its gradients would be zero for ever).
+
+    Raises:
+        UserError: what is no matrix of real floating-point numbers, or has NaN or Inf.
     """
+    for name, matrix in matrices.items():
+        _check(f"layer {name}: its weight" if name else "the matrix", matrix)
     batches: dict[object, list[str]] = {}
     for name, matrix in matrices.items():
         alone = name if matrix.device.type == "cpu" else ""
@@ -59,6 +66,15 @@ def decompose(matrices: Mapping[str, Tensor]) -> dict[str, Spectrum]:
 def decompose_one(matrix: Tensor) -> Spectrum:
     """Decompose a single matrix (out, in)."""
     return decompose({"": matrix})[""]
+
+
+def _check(what: str, matrix: Tensor) -> None:
+    """Raise a `UserError` that says why a matrix has no singular terms to share."""
+    if matrix.dim() != 2 or not matrix.is_floating_point():
+        kind = f"{matrix.dtype} of shape {tuple(matrix.shape)}"
+        raise UserError(f"{what} is {kind}; a matrix of real floating-point numbers is needed")
+    if not bool(matrix.isfinite().all()):
+        raise UserError(f"{what} has NaN or Inf; training diverged, so lower local.lr or the clip")
 
 
 def _decompose_batch(batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharding.clients.network import Profiles
-from sharding.errors import UserError
+from sharding.errors import UserError, shown
+from sharding.inclusion.checks import is_whole
 from sharding.rng import generator
 
 Client = int | str  # as in `sharding.planner`; samplers number them from 0
@@ -34,6 +35,23 @@ class Population:
     num_samples: Vector
     keep_ratios: Vector
     profiles: Profiles | None = None
+
+    def check(self, num_clients: int) -> None:
+        """Make sure that all of it can be true of so many clients.
+
+        Raises:
+            UserError: a number too few or too many, sizes that are not finite, negative or all 0, no keep ratio.
+        """
+        sizes, ratios = np.asarray(self.num_samples), np.asarray(self.keep_ratios)
+        times = () if self.profiles is None else (self.profiles.compute, self.profiles.communicate)
+        if any(np.shape(column) != (num_clients,) for column in (sizes, ratios, *times)):
+            raise UserError(
+                f"the population is not one of {num_clients} clients; one size, keep ratio and time for each"
+            )
+        if not (np.isfinite(sizes).all() and sizes.min() >= 0 and sizes.sum() > 0):
+            raise UserError("num_samples of the population must be finite, at least 0, and not all 0")
+        if not ((ratios > 0) & (ratios <= 1)).all():
+            raise UserError("keep_ratios of the population must be in (0, 1]")
 
 
 @dataclass(frozen=True)
@@ -93,6 +111,9 @@ class Sampler:
         beta_over_alpha: float | None = None,
         signal: str | None = None,
     ) -> None:
+        for name, number in (("count", num_clients), ("per_round", per_round)):
+            if not is_whole(number):
+                raise UserError(f"clients.{name} is {shown(number)}; a whole number is needed")
         if not 1 <= per_round <= num_clients:
             raise UserError(
                 f"clients.per_round is {per_round}, but there are {num_clients} clients; choose 1 to {num_clients}"
@@ -101,11 +122,14 @@ class Sampler:
         self.per_round = per_round
         self.seed = seed
         self.population = population or Population(np.ones(num_clients), np.ones(num_clients))
+        self.population.check(num_clients)
         self.replacement = replacement
         self.budget = budget or 0.0
         self.beta_over_alpha = beta_over_alpha or 0.0
         self.signal = signal
         self._refuse_what_does_nothing()
+        if not 0 <= self.beta_over_alpha < np.inf:
+            raise UserError(f"clients.beta_over_alpha is {beta_over_alpha}; a finite number of at least 0 is needed")
         if self.has_budget and not 0 < self.budget <= per_round:
             raise UserError(
                 f"clients.budget is {budget}; the expected number of uploads is needed, above 0 and at most "

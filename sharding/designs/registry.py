@@ -16,7 +16,8 @@ from sharding.designs.pivotal import Pivotal
 from sharding.designs.sampford import Sampford
 from sharding.designs.successive import fit_successive
 from sharding.designs.systematic import Systematic
-from sharding.errors import UserError, pick
+from sharding.errors import UserError, pick, shown
+from sharding.inclusion.checks import is_whole
 
 DESIGNS: dict[str, Fit] = {
     "cps": fit_cps,
@@ -73,10 +74,12 @@ def sample(
         ascending indices, (n,) or (size, n).
 
     Raises:
-        UserError: as `fit`, or no generator.
+        UserError: as `fit`, or no generator, or a size below 1.
     """
-    if rng is None:
-        raise UserError("sample needs a generator: rng=numpy.random.default_rng(seed)")
+    if not isinstance(rng, np.random.Generator):
+        raise UserError(f"sample needs a generator, not {shown(rng)}: rng=numpy.random.default_rng(seed)")
+    if size is not None and not (is_whole(size) and size >= 1):
+        raise UserError(f"size is {shown(size)}; a whole number of at least 1 is needed, or None for a single sample")
     return fit(inclusion, design).draw(rng, size)
 
 

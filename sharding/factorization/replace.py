@@ -54,7 +54,10 @@ def factorize(
             return layer
         rank = rank_of(layer)
         report.replaced[name] = rank, num_terms(rank, keep_ratio)
-        return _factorized_type(name, layer).from_dense(layer, num_terms(rank, keep_ratio))
+        try:
+            return _factorized_type(name, layer).from_dense(layer, num_terms(rank, keep_ratio))
+        except UserError as error:
+            raise UserError(f"layer {name}: {error}") from error
 
     model = _replace_modules(model, replace)
     report.parameters_after = _count_parameters(model)

@@ -10,8 +10,10 @@ def nonnegative(values: ArrayLike, name: str) -> NDArray[np.float64]:
     """Return `values` as a float64 vector divided by its largest entry; inclusion does not depend on the scale.
 
     Raises:
-        UserError: not a vector, empty, negative or not finite.
+        UserError: not a vector, empty, negative, complex or not finite.
     """
+    if np.iscomplexobj(values):
+        raise UserError(f"{name} has complex values; real ones are needed: take np.abs of them")
     vector = np.asarray(values, dtype=np.float64)
     if vector.ndim != 1 or vector.size == 0:
         raise UserError(f"{name} has shape {vector.shape}; a non-empty vector is needed: pass one layer at a time")
@@ -25,13 +27,20 @@ def nonnegative(values: ArrayLike, name: str) -> NDArray[np.float64]:
     return vector / largest if largest > 0.0 else vector
 
 
+def is_whole(value: object) -> bool:
+    """Tell whether a value is a whole number, be it a float."""
+    return (
+        isinstance(value, int | float | np.integer | np.floating) and bool(np.isfinite(value)) and value == int(value)
+    )
+
+
 def term_count(num_terms: int, size: int) -> int:
     """Return `num_terms` as an int between 1 and `size`.
 
     Raises:
         UserError: not a whole number, or out of that range.
     """
-    if num_terms != int(num_terms) or not 1 <= num_terms <= size:
+    if not (is_whole(num_terms) and 1 <= num_terms <= size):
         raise UserError(f"num_terms is {num_terms}; a whole number from 1 to {size}, the rank, is needed")
     return int(num_terms)
 
@@ -42,7 +51,7 @@ def client_count(num_clients: int) -> int:
     Raises:
         UserError: not a whole number, or less.
     """
-    if num_clients != int(num_clients) or num_clients < 1:
+    if not (is_whole(num_clients) and num_clients >= 1):
         raise UserError(f"num_clients is {num_clients}; a whole number of at least 1 is needed")
     return int(num_clients)
 

@@ -8,7 +8,7 @@ drawn, and the others share what is left of the budget.
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sharding.errors import UserError
+from sharding.errors import UserError, shown
 from sharding.inclusion.checks import nonnegative
 
 
@@ -61,5 +61,5 @@ def _valid_costs(costs: ArrayLike | None, size: int) -> NDArray[np.float64]:
         return np.ones(size)
     c = np.asarray(costs, dtype=np.float64)
     if c.shape != (size,) or not np.all(np.isfinite(c) & (c > 0.0)):
-        raise UserError(f"costs must be {size} finite numbers above 0, one for each magnitude; got {c!r}")
+        raise UserError(f"costs must be {size} finite numbers above 0, one for each magnitude; got {shown(c)}")
     return c
