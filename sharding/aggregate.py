@@ -152,6 +152,8 @@ class Average:
         self._faults[client] = find_fault(self._plan[client], shard)
         if self._faults[client] is not None or shard is None:
             return
+        here = [tensor.device for tensor in self._plan[client].trained().values()]
+        shard = shard.to(here[0]) if here else shard
         if self._bound is None:
             self._mean.add(shard, self._weights[client])
         else:

@@ -37,7 +37,7 @@ class Mean(Protocol):
 
 
 class RunningMean:
-    """Sums in float64, so that memory does not grow with the cohort."""
+    """Sums in float64, so that memory does not grow with the cohort. Updates must be on the device of the spectra."""
 
     def __init__(self, spectra: Mapping[str, Spectrum]) -> None:
         self.weight = 0.0
@@ -50,7 +50,7 @@ class RunningMean:
         self.weight += weight
         for name, tensor in shard.dense.items():
             if name in self._dense:
-                self._dense[name].add_(tensor.to(self._dense[name].device), alpha=weight)
+                self._dense[name].add_(tensor, alpha=weight)
             else:
                 self._dense[name] = tensor.double() * weight
         for name, terms in shard.terms.items():
@@ -78,11 +78,9 @@ class _Sums:
         self._weights = torch.zeros(spectrum.u.shape[1], dtype=torch.float64, device=spectrum.u.device)
 
     def add(self, terms: Terms, weight: float) -> None:
-        device = self._weights.device
-        indices = terms.indices.to(device)
-        self._weights[indices] += weight
+        self._weights[terms.indices] += weight
         for sums, part in ((self._u, terms.u), (self._v, terms.v)):
-            sums.index_add_(1, indices, part.to(device).double() * weight)
+            sums.index_add_(1, terms.indices, part.double() * weight)
 
     def recompose(self) -> Tensor:
         """Return W (out, in) after averaging each vector over those who hold it."""
@@ -113,8 +111,8 @@ class TrimmedMean:
 
     def dense(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the trimmed means times the weight of all."""
-        for name, first in self._held[0][0].dense.items() if self._held else ():
-            values = torch.stack([shard.dense[name].to(first.device).double() for shard, _ in self._held], dim=-1)
+        for name in self._held[0][0].dense if self._held else ():
+            values = torch.stack([shard.dense[name].double() for shard, _ in self._held], dim=-1)
             weights = values.new_tensor([weight for _, weight in self._held])
             yield name, trimmed_mean(values, weights, self._trim) * self.weight
 
@@ -125,18 +123,17 @@ class TrimmedMean:
 
     def _recompose(self, spectrum: Spectrum, held: list[tuple[Terms, float]]) -> Tensor:
         """Return W; the terms that are held by equally many clients are averaged together."""
-        device = spectrum.u.device
-        indices = torch.cat([terms.indices.to(device) for terms, _ in held])
+        indices = torch.cat([terms.indices for terms, _ in held])
         weights = torch.cat([spectrum.magnitudes.new_full(terms.indices.shape, weight) for terms, weight in held])
         counts, order = indices.bincount(minlength=spectrum.u.shape[1]), indices.argsort(stable=True)
         starts = counts.cumsum(0) - counts
         sides = []
         for part, kept in (("u", spectrum.u), ("v", spectrum.v)):
-            columns = torch.cat([getattr(terms, part).to(device) for terms, _ in held], dim=1).double()
+            columns = torch.cat([getattr(terms, part) for terms, _ in held], dim=1).double()
             side = kept.double()
             for count in counts[counts > 0].unique().tolist():
                 terms = torch.nonzero(counts == count)[:, 0]
-                holders = order[starts[terms, None] + torch.arange(count, device=device)]  # (terms, holders)
+                holders = order[starts[terms, None] + torch.arange(count, device=indices.device)]  # (terms, holders)
                 side[:, terms] = trimmed_mean(columns[:, holders], weights[holders], self._trim)
             sides.append(side)
         return sides[0] @ sides[1].mT
