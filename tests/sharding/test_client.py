@@ -209,8 +209,6 @@ def test_where_the_planner_sees_no_packed_attention_the_client_keeps_it():
     plan = ShardPlanner("full").plan(server, {0: 1.0})
     assert set(plan[0].terms) == {"1.linear1", "1.linear2"}
     torch.testing.assert_close(client_model(on_meta(Encoder), plan[0])(ids), server(ids), rtol=1e-4, atol=1e-5)
-    with pytest.raises(UserError, match=r"1.self_attn.in_proj_weight is not there"):
-        plan[0].load_into(factorize(server, 1.0))
 
 
 def test_batch_norms_on_meta_get_their_statistics_and_count_for_themselves():
