@@ -115,7 +115,7 @@ def _hollow(parameter: nn.Parameter) -> nn.Parameter:
 def _replace_layers(model: nn.Module, shard: Shard) -> nn.Module:
     """Put empty factorized layers in the place of those that the shard has terms of, in place."""
     attentions = [name for name, part in model.named_modules() if isinstance(part, nn.MultiheadAttention)]
-    if any(name.startswith(f"{attention}.q_proj") for attention in attentions for name in shard.state()):
+    if any(name.startswith(f"{attention}.q_proj.") for attention in attentions for name in shard.state()):
         model = unpack_attention(model, inplace=True)
     dense = dict(model.named_modules(remove_duplicate=False))
     sizes = {layer: terms.indices.numel() for layer, terms in shard.terms.items()}

@@ -203,6 +203,14 @@ def test_a_client_leaves_attention_packed_where_the_server_did():
     assert torch.equal(client_model(on_meta(Encoder), shard)(ids), server(ids))
 
 
+def test_attention_over_keys_of_another_width_stays_packed_too():
+    """Its projections are bare weights as well, one of them by the name `q_proj_weight`."""
+    server = nn.Sequential(nn.MultiheadAttention(8, 2, kdim=4, vdim=6))
+    shard = ShardPlanner("dense").plan(server, {0: 1.0})[0]
+    small = client_model(on_meta(lambda: nn.Sequential(nn.MultiheadAttention(8, 2, kdim=4, vdim=6))), shard)
+    assert torch.equal(small[0].q_proj_weight, server[0].q_proj_weight)
+
+
 def test_where_the_planner_sees_no_packed_attention_the_client_keeps_it():
     """Of `Encoder`, `out_proj` is the first linear layer and stays whole, so nothing of the attention is sharded."""
     server, ids = Encoder(), torch.arange(6)[None]
