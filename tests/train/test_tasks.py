@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sharding import UserError
+from tests.train.test_runs import Tampering, scaled
 from train.config import load_config
 from train.run import follow, run
 from train.tasks import ask, assemble_tasks, local_losses, run_tasks
@@ -122,3 +123,15 @@ def test_torchrun_is_refused(monkeypatch):
     for start in (assemble_tasks, follow):
         with pytest.raises(UserError, match="are trained by one process; start it without torchrun"):
             start(tiny("unused"))
+
+
+def test_the_guards_hold_for_every_task():
+    tasks = assemble_tasks(tiny("unused", "rounds=1", "clients.signal=round_robin", "aggregation.norm_bound=5"))
+    one = tasks.experiments["one"]
+    one.__dict__["engine"] = Tampering(one.engine, scaled(1e6))
+    lines = []
+    run_tasks(tasks, 0, lambda _, metrics: lines.append(metrics))
+    assert lines[0]["one/failed"] == 1
+    assert lines[0]["one/heard"] > 0
+    assert "times the median" in next(iter(lines[0]["one/failures"].values()))
+    assert max(float(tensor.abs().max()) for tensor in tasks.model.state_dict().values()) < 10
