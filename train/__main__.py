@@ -1,7 +1,8 @@
-"""The command line: ``python -m train run | compare | inspect CONFIG …`` and ``python -m train table N``."""
+"""The command line: ``python -m train run | compare | inspect CONFIG …``, ``table N`` and ``report DIR …``."""
 
 import argparse
 import logging
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from train.engines.workers import launched
 from train.inspection import inspect_partition
 from train.progress import RoundProgress
 from train.report import write_report
+from train.report.page import write_page
 from train.rounds import DivergedError
 from train.run import check_directory, follow, is_finished, run
 from train.tables import Report, cells_of, choose, load_layout
@@ -118,6 +120,11 @@ def _inspect(args: argparse.Namespace, console: Console) -> None:
         console.print(line, highlight=False, soft_wrap=True)
 
 
+def _page(args: argparse.Namespace, console: Console) -> None:
+    into = args.output or Path(os.path.commonpath(args.folders))
+    _show_paths(write_page(args.folders, into, args.line, args.targets), console)
+
+
 def _report(directories: list[Path], into: Path, title: str, command: str, console: Console) -> None:
     table, paths = write_report(directories, into, title, command)
     console.print(table)
@@ -166,6 +173,14 @@ def _parser() -> argparse.ArgumentParser:
     numbered.add_argument(
         "--output", type=_folder, help="folder of the table and its runs (default: runs/tables-SCALE)"
     )
+    page = commands.add_parser("report", help="make one page of runs that exist, whatever made them")
+    page.set_defaults(command=_page, overrides=[])
+    page.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="a run, or a folder with runs in it")
+    page.add_argument("--output", type=_folder, help="folder to write to (default: the one that holds all DIR)")
+    page.add_argument(
+        "--targets", type=_percents, default=[], metavar="A,B,…", help="accuracies in %% to tell the bytes of"
+    )
+    page.add_argument("--debug", action="store_true", help="show tracebacks")
     for command in (several, numbered):
         command.add_argument("--seeds", type=_numbers, metavar="0,1,…", help="seeds to average over")
         command.add_argument(
@@ -199,6 +214,13 @@ def _folder(text: str) -> Path:
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{shown(text)}: {error}") from error
     return path
+
+
+def _percents(text: str) -> list[float]:
+    numbers = [float(number) for number in text.split(",")]
+    if not all(0 < number <= 100 for number in numbers):
+        raise argparse.ArgumentTypeError(f"{text} is not a list of numbers above 0 and up to 100")
+    return numbers
 
 
 def _positive(text: str) -> int:

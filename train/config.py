@@ -183,6 +183,20 @@ class TrackingConfig(Section):
     """Weights & Biases: `disabled`, `online` or `offline`."""
     project: str = "spectral-sharding"
     """Its project."""
+    entity: str | None = None
+    """Whose project it is; your own if not given."""
+    group: str | None = None
+    """What stands together there; name and strategy if not given, so that seeds do."""
+    name: str | None = None
+    """Of the run there; that of its directory if not given."""
+    tags: tuple[str, ...] = ()
+    """Besides the strategy and the dataset."""
+    artifacts: bool = False
+    """Whether to upload the run's files as well."""
+    layers_every: int | None = Field(None, ge=1)
+    """Rounds between records of λ, π and ω of every layer, besides those of the first and the last round."""
+    use: tuple[str, ...] = ()
+    """Trackers of one's own, by name."""
 
 
 class Config(Section):

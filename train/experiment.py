@@ -1,8 +1,8 @@
 """From a configuration to the parts of a run."""
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from models import build_model
-from sharding import ShardPlanner
+from sharding import Plan, ShardPlanner
 from sharding.clients import SAMPLERS, Population, Profiles, Sampler
 from sharding.designs import fit
 from sharding.errors import UserError, pick, shown
@@ -36,6 +36,7 @@ class Experiment:
         keep_ratios: r of every client.
         num_samples: D_c of every client.
         dense_nbytes: what dense FedAvg sends one client, one way.
+        observers: are shown each round's plan, with the round's number, before it is trained.
     """
 
     config: Config
@@ -49,6 +50,7 @@ class Experiment:
     planner: ShardPlanner
     job: Job
     make_engine: Callable[[Job], Engine]
+    observers: list[Callable[[int, Plan], None]] = field(default_factory=list)
 
     @cached_property
     def engine(self) -> Engine:
@@ -77,6 +79,13 @@ class Experiment:
     def device(self) -> torch.device:
         """That of the model and the data."""
         return self.dataset.test.targets.device
+
+    def plan(self, clients: Sequence[int], round: int) -> Plan:
+        """Cut the shards of these clients for a round, and show them to the observers."""
+        plan = self.planner.plan(self.model, {client: self.keep_ratios[client] for client in clients}, round)
+        for observe in self.observers:
+            observe(round, plan)
+        return plan
 
     def close(self) -> None:
         """Let go of what the engine holds besides memory."""

@@ -33,7 +33,7 @@ def run_rounds(experiment: Experiment, start: int, record: Callable[[int, Metric
         clock = Clock()
         cohort = experiment.sampler.invite(t)
         with clock("plan"):
-            plan = experiment.planner.plan(model, {c: experiment.keep_ratios[c] for c in cohort}, t)
+            plan = experiment.plan(cohort, t)
         lr = cosine(config.local.lr, t, config.rounds)
         looks = t % config.evaluate_every == config.evaluate_every - 1 or t == config.rounds - 1
         fedavg = FedAvgStep(experiment, cohort, t, lr) if config.alignment and looks else None
@@ -51,7 +51,7 @@ def run_rounds(experiment: Experiment, start: int, record: Callable[[int, Metric
         if looks:
             with clock("evaluate"):
                 metrics |= scores(experiment)
-        record(t, {"round": t} | metrics | clock.seconds())
+        record(t, {"round": t, "lr": lr} | metrics | clock.seconds())
         losses.count(metrics)
 
 

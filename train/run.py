@@ -1,5 +1,6 @@
 """One training run, from its configuration to its directory of results."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from train.engines.post import Gloo, Mailbox
 from train.engines.workers import serve
 from train.experiment import Experiment, assemble
 from train.provenance import PROVENANCE_FILE, Provenance, describe_start, keep_device
+from train.records import CLIENTS_FILE, describe_clients
 from train.rounds import Metrics, run_rounds
 from train.tasks import Tasks, assemble_tasks, run_tasks
-from train.tracking import make_trackers
+from train.tracking import Trackers, check_trackers
 
 METRICS_FILE = "metrics.jsonl"
 CONFIG_FILE = "config.yaml"
@@ -33,6 +35,7 @@ def run(config: Config, progress: Callable[[Metrics], None], resume: bool = Fals
         UserError: the directory holds a run already (or another one, on resuming), or a part cannot be built.
     """
     check_directory(config, resume)
+    check_trackers(config)
     if resume and is_finished(config):
         return config.directory
     held = Provenance.read(config.directory) if resume else None
@@ -44,26 +47,24 @@ def run(config: Config, progress: Callable[[Metrics], None], resume: bool = Fals
     start = _open_directory(config.directory, experiment)
     made = held.resumed(describe_start(start)) if held else Provenance.of(config, experiment.parts, start)
     (config.directory / PROVENANCE_FILE).write_text(made.to_json(), encoding="utf-8")
-    trackers = make_trackers(config)
-    text = yaml.safe_dump(_plain(config), sort_keys=False)
-    (config.directory / CONFIG_FILE).write_text(text, encoding="utf-8")
 
     def record(t: int, metrics: Metrics) -> None:
-        for tracker in trackers:
-            tracker.log(metrics)
+        trackers.log(metrics)
         if "test_accuracy" in metrics:
             save_checkpoint(config.directory, experiment.model, t + 1, experiment.sampler)
         progress(metrics)
 
     try:
-        if isinstance(experiment, Tasks):
-            run_tasks(experiment, start, record)
-        else:
-            run_rounds(experiment, start, record)
+        with Trackers(config) as trackers:
+            _describe(config, experiment)
+            for name, part in experiment.parts.items():
+                part.observers.append(trackers.observe(name))
+            if isinstance(experiment, Tasks):
+                run_tasks(experiment, start, record)
+            else:
+                run_rounds(experiment, start, record)
     finally:
         experiment.close()
-        for tracker in trackers:
-            tracker.close()
     return config.directory
 
 
@@ -93,6 +94,13 @@ def check_directory(config: Config, resume: bool) -> None:
     if differing:
         key = differing[0]
         raise UserError(f"{directory} holds a run with {key}={held[key]}, not {wanted[key]}; choose another output=…")
+
+
+def _describe(config: Config, experiment: Experiment | Tasks) -> None:
+    """Write the configuration, and who has what."""
+    text = yaml.safe_dump(_plain(config), sort_keys=False)
+    (config.directory / CONFIG_FILE).write_text(text, encoding="utf-8")
+    (config.directory / CLIENTS_FILE).write_text(json.dumps(describe_clients(experiment.parts)), encoding="utf-8")
 
 
 def is_finished(config: Config) -> bool:

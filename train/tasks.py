@@ -129,8 +129,7 @@ def ask(tasks: Tasks, cohort: list[int], t: int) -> tuple[NDArray[np.float64], d
 
 def train(experiment: Experiment, clients: list[int], t: int) -> Work:
     """Train the clients on one model."""
-    budgets: dict[Client, float] = {client: experiment.keep_ratios[client] for client in clients}
-    plan = experiment.planner.plan(experiment.model, budgets, t)
+    plan = experiment.plan(clients, t)
     return Work(plan, dict(fitting(plan, experiment.engine.train(plan, t, step_size(experiment, t)))))
 
 

@@ -3,25 +3,13 @@
 from collections.abc import Sequence
 from math import ceil
 
-import matplotlib as mpl
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
-from train.report import lay_out_bytes
+from train.plots import LABELS, Point, draw_band, lay_out, style_of
 from train.tables.layout import Layout, Matrix, Panel, Setting
 from train.tables.results import Grid, summarize
-
-COLORS = mpl.color_sequences["tab10"]
-LABELS = {
-    "rounds": "rounds",
-    "bytes": "bytes moved by all clients, down and up (MB)",
-    "test_accuracy": "test accuracy (%)",
-    "train_set_loss": "loss on the training set",
-    "train_set_accuracy": "accuracy on the training set (%)",
-    "anme": "ANME",
-    "alignment": "cosine with FedAvg's update",
-}
 
 
 def draw_table(matrix: Matrix, grid: Grid, layout: Layout) -> Picture:
@@ -47,7 +35,8 @@ def _draw_setting(axes: Axes, matrix: Matrix, grid: Grid, layout: Layout, settin
     for place, strategy in enumerate(matrix.strategies):
         ours, known = summarize(grid[setting, strategy]), layout.published_of(setting, strategy)
         if ours.mean is not None:
-            axes.errorbar(ours.mean, place, xerr=ours.deviation, fmt="o", color="C0", label=labels.pop("ours", None))
+            color = style_of(strategy).color
+            axes.errorbar(ours.mean, place, xerr=ours.deviation, fmt="o", color=color, label=labels.pop("ours", None))
         if known is not None:
             spread = known[1] if len(known) > 1 else None
             label = labels.pop("published", None)
@@ -59,7 +48,7 @@ def _draw_setting(axes: Axes, matrix: Matrix, grid: Grid, layout: Layout, settin
 
 
 def draw_curves(matrix: Matrix, grid: Grid, layout: Layout, panels: Sequence[Panel]) -> Picture:
-    """Draw one row of panels a setting that has been run; one color a strategy, one line a seed."""
+    """Draw one row of panels a setting that has been run; one color a strategy, its seeds' mean in a band."""
     settings = _run_settings(matrix, grid) or matrix.settings()[:1]
     size = (4.6 * len(panels) + 2, 3.0 * len(settings) + 0.2)
     picture = Picture(figsize=size, layout="constrained")
@@ -76,19 +65,13 @@ def draw_curves(matrix: Matrix, grid: Grid, layout: Layout, panels: Sequence[Pan
 
 
 def _draw_panel(axes: Axes, matrix: Matrix, grid: Grid, setting: Setting, panel: Panel) -> None:
-    for place, strategy in enumerate(matrix.strategies):
-        color = "black" if strategy == "dense" else COLORS[place % len(COLORS)]
-        label: str | None = strategy
-        for outcome in grid[setting, strategy]:
-            xs, ys = outcome.curve(panel.x, panel.y, panel.smooth)
-            if xs:
-                axes.plot(xs, ys, color=color, linestyle="--" if strategy == "dense" else "-", label=label)
-                label = None
-    if panel.x == "bytes":
-        lay_out_bytes(axes)
-    smoothed = f"\nmoving average {panel.smooth:g}" if panel.smooth else ""
-    axes.set(xlabel=LABELS[panel.x], ylabel=LABELS.get(panel.y, panel.y) + smoothed)
-    axes.grid(alpha=0.3)
+    for strategy in matrix.strategies:
+        points = [outcome.curve(panel.x, panel.y, panel.smooth) for outcome in grid[setting, strategy]]
+        curves = [[Point(place, *xy) for place, xy in enumerate(zip(*its, strict=True))] for its in points]
+        draw_band(axes, curves, style_of(strategy), strategy)
+    lay_out(axes, panel.x, panel.y)
+    if panel.smooth:
+        axes.set_ylabel(f"{LABELS.get(panel.y, panel.y)}\nmoving average {panel.smooth:g}")
 
 
 def _run_settings(matrix: Matrix, grid: Grid) -> list[Setting]:

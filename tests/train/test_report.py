@@ -1,0 +1,207 @@
+"""The page about runs that exist: read by a browser, and by a person's rules of thumb; and what it is made of."""
+
+import csv
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sharding import STRATEGIES, UserError
+from train.config import load_config
+from train.plots import STYLES, Point, mean_band, style_of
+from train.report.history import History, find_runs, group
+from train.report.page import reached_targets, write_page
+from train.run import run
+
+SEEDS = Path("results/quickstart_seeds")
+TINY = [
+    *("rounds=2", "evaluate_every=1", "clients.count=20", "clients.per_round=3", "local.epochs=1"),
+    *("model={name: mlp, hidden: [16, 16]}", "network.bandwidth=10", "alignment=true"),
+]
+# What a browser sees of the page, in a frame as wide as a phone: pictures that did not load, what sticks out, errors.
+PROBE = """<!doctype html><title></title><iframe width="360" height="640" srcdoc="{page}"></iframe><script>
+const errors = [];
+addEventListener("error", event => errors.push(event.message));
+addEventListener("load", () => {{
+  const page = document.querySelector("iframe").contentDocument;
+  const images = [...page.images];
+  const found = {{
+    errors: errors,
+    images: images.length,
+    broken: images.filter(image => !image.naturalWidth).length,
+    hidden: images.filter(image => image.getBoundingClientRect().width < 250).length,
+    unnamed: images.filter(image => !image.alt).length,
+    sticksOut: page.documentElement.scrollWidth - page.documentElement.clientWidth,
+    scripts: page.scripts.length,
+    headings: [...page.querySelectorAll("h2")].map(heading => heading.textContent),
+    loaded: page.defaultView.performance.getEntriesByType("resource").filter(
+      entry => !entry.name.startsWith("data:")).length,
+  }};
+  document.title = "probe" + JSON.stringify(found) + "end";
+}});
+</script>"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two strategies, one of them with two seeds, of a model and a clock so small that it takes a second."""
+    into = tmp_path_factory.mktemp("runs")
+    for name, own in {"a": ["seed=0"], "b": ["seed=1"], "c": ["strategy=dense", "server_lr=0.5"]}.items():
+        run(load_config("configs/quickstart.yaml", [*TINY, *own, f"output={into / name}"]), lambda metrics: None)
+    return into
+
+
+@pytest.fixture(scope="module")
+def written(runs, tmp_path_factory):
+    """The page and the table about them."""
+    return write_page([runs], tmp_path_factory.mktemp("page"), "python -m train report runs", targets=[1, 99.9])
+
+
+def browse(page, tmp_path):
+    """Return what headless chromium finds on the page."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no chromium: `apt-get install chromium` has the page read by a browser")
+    probe = tmp_path / "probe.html"
+    probe.write_text(PROBE.format(page=escape(page.read_text(encoding="utf-8"))), encoding="utf-8")
+    flags = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}")
+    command = [chromium, *flags, "--virtual-time-budget=5000", "--dump-dom", probe.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    found = re.search(r"<title>probe(.*?)end</title>", done.stdout, re.DOTALL)
+    assert found, done.stderr[-2000:]
+    return json.loads(found[1])
+
+
+def test_a_browser_shows_every_figure_on_a_phone_and_runs_and_loads_nothing(written, tmp_path):
+    page, _ = written
+    found = browse(page, tmp_path)
+    wanted = page.read_text(encoding="utf-8").count("<figure>")
+    assert found["images"] == wanted >= 14
+    clean = ("broken", "hidden", "unnamed", "sticksOut", "scripts", "loaded")
+    assert {key: found[key] for key in clean} == dict.fromkeys(clean, 0)
+    assert found["errors"] == []
+    assert found["headings"] == [
+        *("Results", "Accuracy", "Bytes to a target", "What was sent", "Who has what"),
+        *("Time", "Lost clients", "Configuration", "Versions"),
+    ]
+
+
+def test_the_page_says_all_there_is_to_say(written):
+    page, _ = written
+    text = page.read_text(encoding="utf-8")
+    for caption in ("Test accuracy against simulated seconds", "π of the terms of", "ω of the terms of", "by phase"):
+        assert caption in text, caption
+    for key in ("data.partition", "dirichlet", "server_lr", "torch", "commit", "collective, server_lr=1.0"):
+        assert key in text, key
+    assert "http" not in re.sub(r"data:image[^\"]*", "", text), "the page must not need the network"
+
+
+def test_the_table_beside_the_page_has_a_row_a_run(written):
+    _, table = written
+    with table.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["strategy"], row["seed"]) for row in rows] == [
+        ("collective", "0"),
+        ("collective", "1"),
+        ("dense", "0"),
+    ]
+    for row in rows:
+        last = History.read(Path(row["directory"])).lines
+        assert float(row["test_accuracy"]) == last[-1]["test_accuracy"]
+        assert float(row["megabytes"]) == pytest.approx(
+            sum(line["bytes_down"] + line["bytes_up"] for line in last) / 1e6
+        )
+        assert float(row["megabytes_to_1"]) == pytest.approx((last[0]["bytes_down"] + last[0]["bytes_up"]) / 1e6)
+        assert row["megabytes_to_99.9"] == ""
+
+
+def test_runs_made_long_ago_have_a_page_as_well(tmp_path):
+    page, table = write_page([SEEDS], tmp_path, "x")
+    text = page.read_text(encoding="utf-8")
+    assert text.count("<figure>") == 9  # three of accuracy and loss, three targets, two of draws, time; no lost clients
+    assert "were made before layers.jsonl was written" in text
+    assert len(table.read_text(encoding="utf-8").splitlines()) == 21
+
+
+def test_a_run_that_is_not_done_is_said_to_be_so(runs, tmp_path):
+    shutil.copytree(runs / "a", tmp_path / "half")
+    metrics = tmp_path / "half" / "metrics.jsonl"
+    first, second = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text(first + second[: len(second) // 2])  # as while it is being written
+    page, _ = write_page([tmp_path], tmp_path, "x")
+    assert "has 1 of 2 rounds" in page.read_text(encoding="utf-8")
+
+
+def test_lost_clients_are_counted_by_their_reason(runs, tmp_path):
+    shutil.copytree(runs / "a", tmp_path / "lost")
+    metrics = tmp_path / "lost" / "metrics.jsonl"
+    lines = [
+        json.loads(line) | {"failed": 1, "failures": {"7": "a <NaN> in u"}} for line in metrics.read_text().splitlines()
+    ]
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page, _ = write_page([tmp_path], tmp_path, "x")
+    text = page.read_text(encoding="utf-8")
+    assert "<td>a &lt;NaN&gt; in u</td><td>2</td>" in text
+    assert "left out up to each round" in text
+
+
+def test_a_file_that_is_not_from_here_is_not_overwritten(runs, written, tmp_path):
+    for path in written:
+        shutil.copy(path, tmp_path)
+    write_page([runs / "a"], tmp_path, "x")  # its own, it may
+    (tmp_path / "report.csv").write_text("mine")
+    with pytest.raises(UserError, match="not from here"):
+        write_page([runs], tmp_path, "x")
+
+
+def test_no_run_is_one_line(tmp_path):
+    with pytest.raises(UserError, match="no run with a finished round"):
+        find_runs([tmp_path])
+
+
+def test_seeds_stand_together_and_what_differs_is_named(runs):
+    held = find_runs([runs])
+    assert [(arm.label, len(arm.runs)) for arm in group(held)] == [
+        ("collective, server_lr=1.0", 2),
+        ("dense, server_lr=0.5", 1),
+    ]
+    old = replace(held[0], config={key: value for key, value in held[0].config.items() if key != "server_lr"})
+    assert len(group([held[0], old])) == 1, "a key that did not exist then counts with its default"
+    other = replace(held[0], config=held[0].config | {"local": held[0].config["local"] | {"lr": 0.7}})
+    first, second = group([held[0], other])
+    assert (first.label, second.label) == ("collective, lr=0.1", "collective, lr=0.7")
+    assert first.style.color == second.style.color
+    assert first.style.dash != second.style.dash
+
+
+def test_targets_are_what_was_reached(runs):
+    arms = group(find_runs([SEEDS]))
+    assert reached_targets(arms) == [80.0, 85.0, 95.0]
+    assert reached_targets([]) == []
+
+
+def test_a_band_is_the_mean_and_deviation_of_the_rounds_that_all_seeds_have():
+    first = [Point(1, 1.0, 10.0), Point(2, 2.0, 20.0), Point(3, 3.0, float("nan"))]
+    second = [Point(1, 3.0, 14.0), Point(2, 4.0, 20.0), Point(3, 5.0, 30.0)]
+    band = mean_band([first, second, []])
+    assert band.xs == [2.0, 3.0]
+    assert band.means == [12.0, 20.0]
+    assert band.deviations == pytest.approx([8**0.5, 0.0])
+    assert mean_band([[], []]).xs == []
+
+
+def test_every_strategy_has_a_look_of_its_own():
+    assert set(STYLES) == set(STRATEGIES)
+    looks = [(style.color, style.dash) for style in STYLES.values()]
+    assert len(set(looks)) == len(looks)
+    assert style_of("one_of_my_own") == style_of("one_of_my_own")
+
+
+def test_the_config_beside_the_metrics_is_read_as_it_is(runs):
+    assert History.read(runs / "a").config == yaml.safe_load((runs / "a" / "config.yaml").read_text())

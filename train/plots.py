@@ -1,0 +1,230 @@
+"""How every picture looks: one color a strategy, the mean over seeds in a band of ± one deviation, SVG beside PNG.
+
+The colors are those of Okabe & Ito and of Paul Tol, which stay apart for the color-blind; a dash and a marker tell what
+shares a color apart, and survive a print in black and white.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from io import BytesIO
+from itertools import cycle, islice
+from math import isfinite
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, Literal
+from zlib import crc32
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+
+DASHES = ("-", "--", ":", "-.")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+LOOK: Any = {"svg.hashsalt": "spectral-sharding", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+
+LABELS = {
+    "rounds": "rounds",
+    "bytes": "bytes moved by all clients, down and up (MB)",
+    "simulated": "simulated seconds",
+    "test_accuracy": "test accuracy (%)",
+    "test_loss": "loss on the test set",
+    "train_loss": "clients' training loss",
+    "train_set_loss": "loss on the training set",
+    "train_set_accuracy": "accuracy on the training set (%)",
+    "anme": "ANME (1 even, 0 certain)",
+    "alignment": "cosine with FedAvg's update",
+    "coverage": "share of the terms that anybody holds",
+    "discrepancy": "squared error of the average, of ‖W‖²",
+}
+
+
+@dataclass(frozen=True)
+class Style:
+    """How the line of a strategy is drawn."""
+
+    color: str
+    dash: str = "-"
+    marker: str = "o"
+
+    def variant(self, number: int) -> "Style":
+        """Return the style of the same strategy with other settings, told apart by dash and marker."""
+        place = (MARKERS.index(self.marker) + number) % len(MARKERS)
+        return self if number == 0 else replace(self, dash=DASHES[number % len(DASHES)], marker=MARKERS[place])
+
+
+STYLES = {
+    "top_n": Style("#E69F00", "-", "s"),
+    "top_n_scaled": Style("#E69F00", "--", "s"),
+    "prism": Style("#56B4E9", "-", "^"),
+    "prism_scaled": Style("#56B4E9", "--", "^"),
+    "prism_wallenius": Style("#332288", "--", "v"),
+    "prism_wallenius_clip": Style("#332288", "-", "v"),
+    "unbiased": Style("#D55E00", "-", "D"),
+    "collective": Style("#0072B2", "-", "o"),
+    "coordinated": Style("#009E73", "-", "P"),
+    "schatten": Style("#CC79A7", "-", "X"),
+    "full": Style("#777777", "--", "*"),
+    "dense": Style("#000000", "--", "*"),
+}
+OTHERS = ("#882255", "#999933", "#AA4499", "#44AA99", "#661100", "#6699CC")
+
+
+def style_of(strategy: str) -> Style:
+    """Return how a strategy is drawn, the same everywhere; one's own gets a color by its name."""
+    return STYLES.get(strategy) or Style(OTHERS[crc32(strategy.encode()) % len(OTHERS)], "-", "D")
+
+
+def styles_of(names: Iterable[str]) -> dict[str, Style]:
+    """Return a style for each of several things that are no strategies, by their order."""
+    colors = cycle(dict.fromkeys(style.color for style in STYLES.values()))
+    names = list(names)
+    return {
+        name: Style(color, DASHES[place // 9 % len(DASHES)], MARKERS[place % len(MARKERS)])
+        for place, (name, color) in enumerate(zip(names, islice(colors, len(names)), strict=True))
+    }
+
+
+@dataclass(frozen=True)
+class Point:
+    """A measurement: its round, where it stands on the x axis, and its value."""
+
+    round: int
+    x: float
+    y: float
+
+
+Curve = Sequence[Point]
+
+
+@dataclass(frozen=True)
+class Band:
+    """The mean of several curves, at the rounds that all of them have; deviations are zero for a single one."""
+
+    xs: list[float]
+    means: list[float]
+    deviations: list[float]
+
+
+def mean_band(curves: Sequence[Curve]) -> Band:
+    """Average curves round by round; values that are not finite count as missing."""
+    by_round = [{point.round: point for point in curve if isfinite(point.y)} for curve in curves]
+    by_round = [points for points in by_round if points]
+    common = sorted(set.intersection(*map(set, by_round))) if by_round else []
+    columns = [[points[t] for points in by_round] for t in common]
+    return Band(
+        [fmean(point.x for point in column) for column in columns],
+        [fmean(point.y for point in column) for column in columns],
+        [stdev(point.y for point in column) if len(column) > 1 else 0.0 for column in columns],
+    )
+
+
+def draw_band(axes: Axes, curves: Sequence[Curve], style: Style, label: str | None = None) -> None:
+    """Draw the mean of the seeds' curves, and ± one standard deviation around it; a single point gets a marker."""
+    band = mean_band(curves)
+    if not band.xs:
+        return
+    few = len(band.xs) <= 12
+    axes.plot(
+        band.xs,
+        band.means,
+        color=style.color,
+        linestyle=style.dash,
+        marker=style.marker if few else None,
+        markersize=4,
+        linewidth=1.6,
+        label=label,
+    )
+    if any(band.deviations):
+        low, high = ([m + sign * d for m, d in zip(band.means, band.deviations, strict=True)] for sign in (-1, 1))
+        axes.fill_between(band.xs, low, high, color=style.color, alpha=0.15, linewidth=0)
+
+
+def draw_target(axes: Axes, percent: float) -> None:
+    """Mark the accuracy that is aimed at."""
+    axes.axhline(percent, color="0.4", linewidth=0.9, linestyle=(0, (1, 2)))
+    axes.annotate(
+        f"target {percent:g} %",
+        (1, percent),
+        xycoords=("axes fraction", "data"),
+        ha="right",
+        va="bottom",
+        fontsize=7,
+        color="0.3",
+    )
+
+
+def lay_out(axes: Axes, x: str, y: str, title: str = "") -> None:
+    """Label the axes by the names of `LABELS`; rounds are whole numbers, bytes logarithmic."""
+    axes.set(xlabel=LABELS.get(x, x), ylabel=LABELS.get(y, y))
+    if title:
+        axes.set_title(title, loc="left")
+    if x == "bytes":
+        lay_out_log(axes, "x")
+    if x == "rounds":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+
+
+def lay_out_log(axes: Axes, which: Literal["x", "y"]) -> None:
+    """Make an axis logarithmic, with plain numbers at 1, 2 and 5 of each decade."""
+    axes.set(**{f"{which}scale": "log"})
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def accuracy_figure(
+    curves: Mapping[str, Sequence[Curve]], styles: Mapping[str, Style], x: str, title: str, targets: Sequence[float]
+) -> Figure:
+    """Draw the test accuracy in % of several arms, each a list of its seeds' curves, against rounds, bytes or seconds.
+
+    Args:
+        curves: by the arm's label.
+        styles: likewise.
+        x: a key of `LABELS`.
+        title: of the picture.
+        targets: accuracies in % that are aimed at.
+    """
+    figure, axes = new_figure()
+    for label, seeds in curves.items():
+        draw_band(axes, seeds, styles[label], label)
+    for target in targets:
+        draw_target(axes, target)
+    lay_out(axes, x, "test_accuracy", title)
+    if max(map(len, curves.values()), default=1) > 1:
+        axes.set_ylabel(LABELS["test_accuracy"] + ", mean ± sd of the seeds")
+    add_legend(figure, axes)
+    return figure
+
+
+def new_figure(width: float = 5.2, height: float = 3.8) -> tuple[Figure, Axes]:
+    """Return a picture with one panel, small enough to be read on a phone."""
+    with mpl.rc_context(LOOK):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        return figure, figure.subplots()
+
+
+def add_legend(figure: Figure, axes: Axes) -> None:
+    """Put the legend below, where it hides nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        columns = 1 if max(map(len, labels)) > 34 else 2 if max(map(len, labels)) > 18 else 3
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
+
+
+def svg_of(figure: Figure) -> bytes:
+    """Return the picture as SVG, the same bytes each time."""
+    buffer = BytesIO()
+    with mpl.rc_context(LOOK):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
+
+
+def save(figure: Figure, path: Path) -> list[Path]:
+    """Write the picture as PNG and, for papers, as SVG beside it; return both paths."""
+    vector = path.with_suffix(".svg")
+    figure.savefig(path, dpi=150)
+    vector.write_bytes(svg_of(figure))
+    return [path, vector]

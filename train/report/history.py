@@ -1,0 +1,193 @@
+"""What a run has left in its directory, and which runs are seeds of the same thing."""
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sharding.errors import UserError
+from train.config import Config
+from train.plots import Curve, Point, Style, style_of
+from train.run import CONFIG_FILE, METRICS_FILE
+
+# What does not make a run another experiment.
+HOUSEKEEPING = frozenset({"seed", "output", "engine", "device", "threads", "ways", "checkpoint_every"})
+_EMPTY = {
+    "name": "",
+    "rounds": 1,
+    "model": {"name": "mlp"},
+    "data": {"name": "digits"},
+    "clients": {"count": 1, "per_round": 1},
+}
+DEFAULTS = Config.model_validate(_EMPTY).model_dump(mode="json")
+
+
+@dataclass(frozen=True)
+class History:
+    """One run, finished or not: its configuration and the lines of its `metrics.jsonl`."""
+
+    strategy: str
+    lines: list[dict[str, Any]]
+    config: Mapping[str, Any]
+    directory: Path
+
+    @classmethod
+    def read(cls, directory: Path) -> "History":
+        """Read a run's directory; a last line that is being written is left out.
+
+        Raises:
+            UserError: it holds no run, or something else under such names.
+        """
+        try:
+            config = yaml.safe_load((directory / CONFIG_FILE).read_text(encoding="utf-8"))
+            text = (directory / METRICS_FILE).read_text(encoding="utf-8")
+            lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+            return cls(config["strategy"], lines, config, directory)
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{directory} holds no run that can be read: {' '.join(str(error).split())}") from error
+
+    @property
+    def evaluated(self) -> list[dict[str, Any]]:
+        """The lines of the rounds that were evaluated."""
+        return [line for line in self.lines if "test_accuracy" in line]
+
+    def mean_bytes(self, direction: str) -> float:
+        """Bytes ``down`` or ``up``, per client and round."""
+        return float(
+            sum(line[f"bytes_{direction}"] for line in self.lines) / sum(line["clients"] for line in self.lines)
+        )
+
+    def curve(self, y: str, x: str = "rounds") -> Curve:
+        """Return the rounds that have y, against ``rounds``, ``bytes`` (MB) or ``simulated`` seconds; shares in %."""
+        factor = 100 if y.endswith("accuracy") else 1
+        places = accumulate(map(AMOUNTS[x], self.lines))
+        return [
+            Point(line["round"], place, factor * line[y])
+            for place, line in zip(places, self.lines, strict=True)
+            if isinstance(line.get(y), int | float) and isfinite(line[y])
+        ]
+
+
+def megabytes(line: Mapping[str, float]) -> float:
+    """Return what all clients moved in a round, down and up, in MB, from its line in `metrics.jsonl`."""
+    return (line["bytes_down"] + line["bytes_up"]) / 1e6
+
+
+AMOUNTS: dict[str, Callable[[Mapping[str, float]], float]] = {
+    "rounds": lambda line: 1,
+    "bytes": megabytes,
+    "simulated": lambda line: line.get("simulated_seconds", 0.0),
+}
+
+
+def evaluations(
+    lines: Sequence[Mapping[str, float]], amount: Callable[[Mapping[str, float]], float]
+) -> list[tuple[float, float]]:
+    """Return (what has been spent so far, test accuracy in 0…1) at every evaluation; a round spends `amount` of it."""
+    spent = accumulate(map(amount, lines))
+    return [
+        (so_far, line["test_accuracy"]) for so_far, line in zip(spent, lines, strict=True) if "test_accuracy" in line
+    ]
+
+
+def find_runs(folders: Iterable[Path]) -> list[History]:
+    """Read all runs in these folders and below that have finished a round.
+
+    Raises:
+        UserError: there is none.
+    """
+    folders = list(folders)
+    found = {path.parent for folder in folders for path in folder.rglob(METRICS_FILE) if path.stat().st_size}
+    runs = [history for directory in sorted(found) if (history := History.read(directory)).lines]
+    if not runs:
+        raise UserError(f"no run with a finished round in {', '.join(map(str, folders))}; name folders that hold runs")
+    return runs
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Runs that differ in their seed alone.
+
+    Attributes:
+        label: the strategy, and what else tells it from the other arms.
+        settings: its configuration, flat, without what does not make it another experiment.
+        style: how it is drawn.
+    """
+
+    label: str
+    strategy: str
+    settings: Mapping[str, Any]
+    runs: Sequence[History]
+    style: Style
+
+    def curves(self, y: str, x: str = "rounds") -> list[Curve]:
+        """Return the seeds' curves, without those that have no point."""
+        return [curve for run in self.runs if (curve := run.curve(y, x))]
+
+    @property
+    def finals(self) -> list[float]:
+        """The last test accuracy of every seed that has one, in %."""
+        return [100 * run.evaluated[-1]["test_accuracy"] for run in self.runs if run.evaluated]
+
+
+def group(runs: Sequence[History]) -> list[Arm]:
+    """Put the seeds of one configuration together, in the order of their first run."""
+    gathered: dict[str, list[History]] = {}
+    for run in runs:
+        gathered.setdefault(json.dumps(settings_of(run), sort_keys=True, default=str), []).append(run)
+    members = list(gathered.values())
+    settings = [settings_of(seeds[0]) for seeds in members]
+    differing = differing_keys(settings)
+    seen: dict[str, int] = {}
+    arms = []
+    for its, seeds in zip(settings, members, strict=True):
+        strategy = str(its["strategy"])
+        number = seen[strategy] = seen.get(strategy, -1) + 1
+        others = [f"{_short(key, differing)}={its.get(key, '–')}" for key in differing if key != "strategy"]
+        label = ", ".join([strategy, *others])
+        arms.append(Arm(label, strategy, its, seeds, style_of(strategy).variant(number)))
+    return arms
+
+
+def settings_of(run: History) -> dict[str, Any]:
+    """Return a run's configuration, flat, with defaults for keys that did not exist then."""
+    flat = flatten(DEFAULTS) | flatten(run.config)
+    return {key: value for key, value in flat.items() if key.partition(".")[0] not in HOUSEKEEPING | {"tracking"}}
+
+
+def differing_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys in which configurations differ."""
+    keys = dict.fromkeys(key for its in settings for key in its)
+    return [key for key in keys if any(its.get(key) != settings[0].get(key) for its in settings)]
+
+
+def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``{"local.lr": 0.1, …}``; mappings that are values, as `keep_ratio`, stay whole."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and isinstance(DEFAULTS.get(key), dict) and key != "tasks":
+            flat |= {f"{key}.{inner}": own for inner, own in value.items()}
+        else:
+            flat[key] = value
+    return flat
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> Path:
+    """Write a table and return its path."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(rows)
+    return path
+
+
+def _short(key: str, among: Sequence[str]) -> str:
+    """Return a dotted key's last word, or all of it where that is another key's as well."""
+    last = key.rpartition(".")[2]
+    return last if sum(other.rpartition(".")[2] == last for other in among) == 1 else key

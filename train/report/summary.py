@@ -1,0 +1,133 @@
+"""What is written after training, of a run or of several: a table, a Markdown file, a CSV, and a plot."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+
+from rich.table import Table
+
+from train.plots import accuracy_figure, save
+from train.report.history import Arm, History, group, megabytes, write_csv
+from train.run import METRICS_FILE
+
+COLUMNS = ("strategy", "test accuracy", "down / client·round", "up / client·round", "of dense FedAvg's bytes")
+CSV_COLUMNS = (
+    *("strategy", "settings", "seed", "directory", "rounds", "test_accuracy", "best_accuracy", "test_loss"),
+    *("megabytes", "bytes_down_per_client_round", "bytes_up_per_client_round", "share_of_dense", "failed"),
+    *("seconds", "simulated_seconds"),
+)
+SUMMARY, TABLE, PLOT = "summary.md", "summary.csv", "accuracy_vs_bytes.png"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: a strategy, with its settings, over its seeds; accuracies in %."""
+
+    label: str
+    accuracies: list[float]
+    down: float
+    up: float
+    share: float
+
+    @classmethod
+    def of(cls, arm: Arm) -> "Row":
+        """Average the runs of an arm."""
+        down, up = (mean(run.mean_bytes(direction) for run in arm.runs) for direction in ("down", "up"))
+        return cls(arm.label, arm.finals, down, up, (down + up) / (2 * arm.runs[0].lines[0]["bytes_dense"]))
+
+    def cells(self) -> tuple[str, ...]:
+        """The row as text."""
+        return (
+            self.label,
+            f"{mean_and_spread(self.accuracies)} %" if self.accuracies else "–",
+            f"{self.down / 1e3:,.1f} kB",
+            f"{self.up / 1e3:,.1f} kB",
+            f"{100 * self.share:.1f} %",
+        )
+
+
+def write_report(directories: Sequence[Path], into: Path, title: str, command: str) -> tuple[Table, list[Path]]:
+    """Write `summary.md`, `summary.csv` and the plot of accuracy against bytes, as PNG and SVG.
+
+    Args:
+        directories: of the finished runs.
+        into: where to write.
+        title: of the table and the plot.
+        command: the one that made the runs, to stand beside the numbers.
+
+    Returns:
+        The table for the screen, and the paths written.
+    """
+    histories = [History.read(directory) for directory in directories]
+    arms = group(histories)
+    rows = [Row.of(arm) for arm in arms]
+    (into / SUMMARY).write_text(_markdown(title, command, rows, histories), encoding="utf-8")
+    table = write_csv(into / TABLE, CSV_COLUMNS, csv_rows(arms))
+    curves = {arm.label: arm.curves("test_accuracy", "bytes") for arm in arms}
+    figure = accuracy_figure(curves, {arm.label: arm.style for arm in arms}, "bytes", title, targets_of(arms))
+    written = [*(directory / METRICS_FILE for directory in directories), into / SUMMARY, table]
+    return _table(title, rows, histories), [*written, *save(figure, into / PLOT)]
+
+
+def targets_of(arms: Sequence[Arm]) -> list[float]:
+    """Return the accuracies that the runs' configurations aim at, in %."""
+    aimed = {arm.settings.get("target_accuracy") for arm in arms}
+    return sorted(100 * target for target in aimed if target is not None)
+
+
+def csv_rows(arms: Sequence[Arm]) -> list[tuple[object, ...]]:
+    """Return a row a run; accuracies are shares in 0…1."""
+    return [_csv_row(arm, run) for arm in arms for run in arm.runs]
+
+
+def _csv_row(arm: Arm, run: History) -> tuple[object, ...]:
+    evaluated = run.evaluated
+    accuracies = [line["test_accuracy"] for line in evaluated]
+    down, up = run.mean_bytes("down"), run.mean_bytes("up")
+    settings = arm.label.removeprefix(arm.strategy).removeprefix(", ")
+    scores = (accuracies[-1], max(accuracies), evaluated[-1].get("test_loss")) if evaluated else (None, None, None)
+    simulated = sum(line.get("simulated_seconds", 0.0) for line in run.lines)
+    return (
+        *(arm.strategy, settings, run.config.get("seed"), run.directory, len(run.lines), *scores),
+        *(sum(map(megabytes, run.lines)), down, up, (down + up) / (2 * run.lines[0]["bytes_dense"])),
+        *(sum(line["failed"] for line in run.lines), sum(line["seconds"] for line in run.lines), simulated or None),
+    )
+
+
+def mean_and_spread(values: Sequence[float], form: str = ".1f") -> str:
+    """Return ``mean ± standard deviation``, the mean alone of a single value."""
+    return f"{mean(values):{form}}" + (f" ± {stdev(values):{form}}" if len(values) > 1 else "")
+
+
+def _table(title: str, rows: list[Row], histories: list[History]) -> Table:
+    failed = _failures(histories)
+    caption = f"{failed} client updates were left out; `failures` in metrics.jsonl says why" if failed else None
+    table = Table(title=title, title_justify="left", caption=caption)
+    for index, column in enumerate(COLUMNS):
+        table.add_column(column, justify="left" if index == 0 else "right")
+    for row in rows:
+        table.add_row(*row.cells())
+    return table
+
+
+def _failures(histories: list[History]) -> int:
+    return int(sum(line["failed"] for history in histories for line in history.lines))
+
+
+def _markdown(title: str, command: str, rows: list[Row], histories: list[History]) -> str:
+    lines = [f"# {title}", "", f"| {' | '.join(COLUMNS)} |", f"|---|{'---:|' * (len(COLUMNS) - 1)}"]
+    lines += [f"| {' | '.join(row.cells())} |" for row in rows]
+    seeds = max(len(row.accuracies) for row in rows)
+    seconds = sum(line["seconds"] for history in histories for line in history.lines)
+    lines += [
+        "",
+        f"Accuracy after the last of {len(histories[0].lines)} rounds"
+        + (f", mean ± standard deviation of {seeds} seeds" if seeds > 1 else ", one seed")
+        + f"; {seconds:.0f} s of rounds in all; {_failures(histories)} client updates failed or were rejected.",
+        "",
+        f"Made by `{command}`.",
+        "",
+        f"![Test accuracy against bytes]({PLOT})",
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,120 @@
+"""Weights & Biases: one run there for a run here, however often it is resumed.
+
+`wandb.json` in the run's directory remembers the run's id and how many rounds it has been told, so that rounds that are
+run again are not logged twice. Offline needs no account: `wandb sync DIR/wandb/offline-run-*` uploads it.
+"""
+
+import json
+from collections.abc import Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import wandb
+
+from sharding.errors import UserError
+from train.config import Config
+from train.provenance import describe_start
+from train.records import Layers
+from train.tracking import Tracker, totals
+
+STATE_FILE = "wandb.json"
+ARTIFACTS = ("config.yaml", "provenance.json", "metrics.jsonl", "layers.jsonl", "clients.json", "model.safetensors")
+BEST = {"test_accuracy": "max", "train_set_accuracy": "max", "test_loss": "min", "train_loss": "min"}
+
+
+class WandbTracker(Tracker):
+    """Sends every number of a round, histograms of the layers' laws, and the run's files if asked.
+
+    Raises:
+        UserError: there is no account and `tracking.wandb` is online.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config, self._state = config, config.directory / STATE_FILE
+        held = json.loads(self._state.read_text(encoding="utf-8")) if self._state.exists() else {}
+        self._id, self._told = held.get("id") or uuid4().hex[:12], int(held.get("rounds", 0))
+        self._megabytes, self._best = totals(_lines(config.directory / "metrics.jsonl"))
+        self._layers: dict[str, Any] = {}
+        tracking = config.tracking
+        try:
+            self._run = wandb.init(
+                project=tracking.project,
+                entity=tracking.entity,
+                group=tracking.group or f"{config.name}-{config.strategy}",
+                job_type=config.strategy,
+                tags=[config.strategy, config.data.name, *tracking.tags],
+                name=tracking.name or config.directory.name,
+                id=self._id,
+                resume="allow" if held and tracking.wandb == "online" else None,
+                dir=config.directory,
+                mode=tracking.wandb,
+                config=config.model_dump(mode="json") | {"versions": describe_start(self._told)},
+                settings=wandb.Settings(silent=True, console="off"),
+            )
+        except wandb.errors.Error as error:
+            raise UserError(f"W&B: {' '.join(str(error).split())}; tracking.wandb=offline needs no account") from error
+        self._remember()
+        self._define()
+
+    def log(self, metrics: dict[str, Any]) -> None:
+        """Log the numbers of one round, with the round as the step."""
+        moved, best = totals([metrics])
+        self._megabytes, self._best = self._megabytes + moved, max(self._best, best)
+        if metrics["round"] < self._told:
+            return
+        numbers = {key: value for key, value in metrics.items() if _is_number(value)}
+        derived = {"megabytes": self._megabytes} | ({"best_test_accuracy": self._best} if self._best >= 0 else {})
+        self._run.log(numbers | derived | self._layers, step=metrics["round"])
+        self._layers, self._told = {}, metrics["round"] + 1
+        self._remember()
+        for client, why in metrics.get("failures", {}).items():
+            self._run.summary[f"failures/{metrics['round']}/{client}"] = why
+
+    def log_layers(self, round: int, task: str, layers: Layers) -> None:
+        """Keep histograms of λ, π and ω, and the ANME, of each layer for the round's line."""
+        prefix = f"{task}/" if self._config.tasks else ""
+        for name, laws in layers.items():
+            for law in laws:
+                place = f"{prefix}{name}" + (f"/r={law.keep_ratio:g}" if len(laws) > 1 else "")
+                self._layers[f"anme/{place}"] = law.anme
+                self._layers[f"magnitudes/{place}"] = wandb.Histogram(np_histogram=np.histogram(law.magnitudes, 32))
+                self._layers[f"inclusion/{place}"] = wandb.Histogram(
+                    np_histogram=np.histogram(law.inclusion, 32, (0, 1))
+                )
+                self._layers[f"multipliers/{place}"] = wandb.Histogram(np_histogram=np.histogram(law.multipliers, 32))
+
+    def close(self, failed: bool = False) -> None:
+        """Finish the run, with exit code 1 where it did not come to its end."""
+        if self._config.tracking.artifacts and not failed:
+            artifact = wandb.Artifact(f"run-{self._id}", type="run")
+            for name in ARTIFACTS:
+                if (path := self._config.directory / name).exists():
+                    artifact.add_file(str(path))
+            self._run.log_artifact(artifact)
+        self._run.finish(exit_code=int(failed))
+
+    def _define(self) -> None:
+        """Have rounds as the axis, bytes as that of the best accuracy, and the best of each in the summary."""
+        self._run.define_metric("round")
+        self._run.define_metric("megabytes", step_metric="round")
+        self._run.define_metric("*", step_metric="round")
+        self._run.define_metric("best_test_accuracy", step_metric="megabytes", summary="max")
+        for prefix in ("", *(f"{task}/" for task in self._config.tasks)):
+            for name, best in BEST.items():
+                self._run.define_metric(prefix + name, step_metric="round", summary=f"{best},last")
+
+    def _remember(self) -> None:
+        self._state.write_text(json.dumps({"id": self._id, "rounds": self._told}) + "\n", encoding="utf-8")
+
+
+def _lines(path: Path) -> list[Mapping[str, Any]]:
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line[-1] == "\n"]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and isfinite(value)
