@@ -19,7 +19,7 @@ from train.run import CONFIG_FILE, METRICS_FILE
 # What does not make a run another experiment.
 HOUSEKEEPING = frozenset({"seed", "output", "engine", "device", "threads", "ways", "checkpoint_every"})
 _EMPTY = {
-    "name": "",
+    "name": "run",
     "rounds": 1,
     "model": {"name": "mlp"},
     "data": {"name": "digits"},

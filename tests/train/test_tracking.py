@@ -1,0 +1,158 @@
+"""Trackers: an offline run of Weights & Biases is read back, resumed, and may fail; trackers of one's own."""
+
+import json
+import logging
+import struct
+
+import pytest
+
+from sharding import UserError
+from train.config import load_config
+from train.run import run
+from train.tracking import TRACKERS, Tracker, check_trackers
+
+TINY = [
+    *("rounds=3", "evaluate_every=1", "clients.count=20", "clients.per_round=3", "local.epochs=1", "seed=0"),
+    "model={name: mlp, hidden: [16, 16]}",
+]
+BLOCK = 32768  # of the log that an offline run is
+
+
+def tiny(output, *overrides):
+    return load_config("configs/quickstart.yaml", [*TINY, f"output={output}", *overrides])
+
+
+def ignore(metrics):
+    pass
+
+
+def records(directory):
+    """Yield the records of the offline runs in a directory, the oldest run first."""
+    pb = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    for path in sorted(directory.glob("wandb/offline-run-*/*.wandb")):
+        data, place, whole = path.read_bytes(), 7, b""  # after the file's own head
+        while place + 7 <= len(data):
+            if (left := BLOCK - place % BLOCK) < 7:
+                place += left
+                continue
+            _, length, kind = struct.unpack("<IHB", data[place : place + 7])
+            whole += data[place + 7 : place + 7 + length]
+            place += 7 + length
+            if kind in (1, 4):  # whole, or the last piece
+                record = pb.Record()
+                record.ParseFromString(whole)
+                whole = b""
+                yield record
+
+
+def items(pairs):
+    return {pair.key or "/".join(pair.nested_key): json.loads(pair.value_json) for pair in pairs}
+
+
+def of_kind(all_records, kind):
+    return [getattr(record, kind) for record in all_records if record.WhichOneof("record_type") == kind]
+
+
+def stop_after(rounds):
+    """Return what is shown the metrics of each round, and breaks off after so many."""
+
+    def show(metrics):
+        if metrics["round"] + 1 == rounds:
+            raise KeyboardInterrupt
+
+    return show
+
+
+def test_an_offline_run_is_continued_and_can_be_read_back(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    own = ["tracking.wandb=offline", "tracking.layers_every=2", "tracking.artifacts=true", "tracking.tags=[mine]"]
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny(tmp_path, *own), stop_after(2))
+    broken_off = list(records(tmp_path))
+    assert [its.exit_code for its in of_kind(broken_off, "exit")] == [1]
+    run(tiny(tmp_path, *own), ignore, resume=True)
+    told = list(records(tmp_path))
+    assert [its.exit_code for its in of_kind(told, "exit")] == [1, 0]
+
+    starts = of_kind(told, "run")
+    assert len({its.run_id for its in starts}) == 1, "resuming continues the run"
+    first = starts[0]
+    assert (first.run_group, first.job_type) == ("quickstart-collective", "collective")
+    assert set(first.tags) == {"collective", "digits", "mine"}
+    config = items(first.config.update)
+    assert config["local"]["lr"] == 0.1
+    assert set(config["versions"]) >= {"python", "torch", "commit"}
+
+    lines = [items(its.item) for its in of_kind(told, "history")]
+    rounds = [line for line in lines if "round" in line]
+    assert [line["round"] for line in rounds] == [0, 1, 2], "no round twice"
+    held = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    moved, best = 0.0, 0.0
+    for line, ours in zip(rounds, held, strict=True):
+        moved, best = moved + (ours["bytes_down"] + ours["bytes_up"]) / 1e6, max(best, ours["test_accuracy"])
+        assert line["megabytes"] == pytest.approx(moved)
+        assert line["best_test_accuracy"] == best
+        assert (line["test_accuracy"], line["lr"]) == (ours["test_accuracy"], ours["lr"])
+    layers = [{key.split("/")[0] for key in line if "/" in key} for line in rounds]
+    assert layers[0] == layers[1] == {"anme", "magnitudes", "inclusion", "multipliers"}
+    metrics = {its.name: its for its in of_kind(told, "metric")}
+    assert metrics["best_test_accuracy"].step_metric == "megabytes"
+    assert metrics["test_accuracy"].step_metric == "round"
+    assert metrics["test_accuracy"].summary.max
+    assert of_kind(told, "artifact")
+
+
+def test_what_weights_and_biases_cannot_do_ends_no_training(tmp_path, monkeypatch, caplog):
+    wandb = pytest.importorskip("wandb")
+
+    class Run:
+        def __init__(self):
+            self.summary = {}
+
+        def define_metric(self, *args, **kwargs):
+            pass
+
+        def log(self, metrics, step):
+            if step == 1:
+                raise ConnectionError("the network is gone")
+
+        def finish(self, exit_code):
+            raise AssertionError("it has failed and is left alone")
+
+    monkeypatch.setattr(wandb, "init", lambda **how: Run())
+    with caplog.at_level(logging.WARNING):
+        run(tiny(tmp_path, "tracking.wandb=offline"), ignore)
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+    assert [record.getMessage() for record in caplog.records].count(
+        "wandb failed and is left out from now on; metrics.jsonl has all: the network is gone"
+    ) == 1
+
+
+def test_a_tracker_of_ones_own_is_told_all_and_after_the_file(tmp_path, monkeypatch):
+    told = []
+
+    class Mine(Tracker):
+        def __init__(self, config):
+            self.file = config.directory / "metrics.jsonl"
+
+        def log(self, metrics):
+            told.append((metrics["round"], len(self.file.read_text().splitlines())))
+
+        def log_layers(self, round, task, layers):
+            told.append((round, sorted(layers)))
+
+        def close(self, failed=False):
+            told.append(failed)
+
+    monkeypatch.setitem(TRACKERS, "mine", Mine)
+    run(tiny(tmp_path, "tracking.use=[mine]", "rounds=2"), ignore)
+    assert told == [(0, ["3"]), (0, 1), (1, ["3"]), (1, 2), False]
+
+
+def test_trackers_that_cannot_be_had_are_told_of_before_anything_is_done(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="tracker"):
+        run(tiny(tmp_path / "out", "tracking.use=[nobody]"), ignore)
+    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
+    with pytest.raises(UserError, match="pip install"):
+        check_trackers(tiny(tmp_path / "out", "tracking.wandb=offline"))
+    assert not (tmp_path / "out").exists()
