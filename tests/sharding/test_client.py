@@ -211,10 +211,9 @@ def test_attention_over_keys_of_another_width_stays_packed_too():
     assert torch.equal(small[0].q_proj_weight, server[0].q_proj_weight)
 
 
-def test_where_the_planner_sees_no_packed_attention_the_client_keeps_it():
-    """Of `Encoder`, `out_proj` is the first linear layer and stays whole, so nothing of the attention is sharded."""
+def test_a_client_keeps_attention_packed_beside_sharded_layers():
     server, ids = Encoder(), torch.arange(6)[None]
-    plan = ShardPlanner("full").plan(server, {0: 1.0})
+    plan = ShardPlanner("full", skip=["1.self_attn", "last"]).plan(server, {0: 1.0})
     assert set(plan[0].terms) == {"1.linear1", "1.linear2"}
     torch.testing.assert_close(client_model(on_meta(Encoder), plan[0])(ids), server(ids), rtol=1e-4, atol=1e-5)
 
