@@ -30,7 +30,17 @@ from sharding.coordination import COORDINATIONS
 from sharding.designs import DESIGNS, entropy, joint_inclusion, sample
 from sharding.diagnostics import alignment, anme, discrepancy, plan_anme, plan_coverage, plan_discrepancy
 from sharding.errors import UserError
-from sharding.factorization import factorize, factorize_empty, merge, shardable_layers, unpack_attention
+from sharding.factorization import (
+    Budget,
+    CoverageWarning,
+    Energy,
+    factorize,
+    factorize_empty,
+    merge,
+    shardable_layers,
+    split_layers,
+    unpack_attention,
+)
 from sharding.inclusion import (
     collective_inclusion,
     coordinated_inclusion,
@@ -38,7 +48,22 @@ from sharding.inclusion import (
     schatten_inclusion,
     successive_inclusion,
 )
-from sharding.layers import FactorizedConv2d, FactorizedLayer, FactorizedLinear, UnpackedAttention, register
+from sharding.layers import (
+    FactorizedConv1d,
+    FactorizedConv2d,
+    FactorizedConv3d,
+    FactorizedConvTranspose1d,
+    FactorizedConvTranspose2d,
+    FactorizedConvTranspose3d,
+    FactorizedEmbedding,
+    FactorizedLayer,
+    FactorizedLinear,
+    FactorizedTransposedLinear,
+    SplitLinear,
+    UnpackedAttention,
+    register,
+)
+from sharding.lora import export_lora
 from sharding.optim import (
     LocalSGD,
     clip_effective_lr,
@@ -48,6 +73,7 @@ from sharding.optim import (
     frobenius_decay,
 )
 from sharding.planner import Plan, ShardPlanner
+from sharding.save import load_factorized, save_factorized
 from sharding.shard import Shard, Terms
 from sharding.spectrum import Spectrum, decompose
 from sharding.strategies import STRATEGIES
@@ -57,14 +83,25 @@ __all__ = [
     "DESIGNS",
     "STRATEGIES",
     "Aggregation",
+    "Budget",
+    "CoverageWarning",
+    "Energy",
+    "FactorizedConv1d",
     "FactorizedConv2d",
+    "FactorizedConv3d",
+    "FactorizedConvTranspose1d",
+    "FactorizedConvTranspose2d",
+    "FactorizedConvTranspose3d",
+    "FactorizedEmbedding",
     "FactorizedLayer",
     "FactorizedLinear",
+    "FactorizedTransposedLinear",
     "LocalSGD",
     "Plan",
     "Shard",
     "ShardPlanner",
     "Spectrum",
+    "SplitLinear",
     "Terms",
     "UnpackedAttention",
     "UserError",
@@ -81,11 +118,13 @@ __all__ = [
     "decompose",
     "discrepancy",
     "entropy",
+    "export_lora",
     "factorize",
     "factorize_empty",
     "factorized_layers",
     "frobenius_decay",
     "joint_inclusion",
+    "load_factorized",
     "merge",
     "mmfl_probabilities",
     "optimal_inclusion",
@@ -95,9 +134,11 @@ __all__ = [
     "register",
     "round_time",
     "sample",
+    "save_factorized",
     "schatten_inclusion",
     "shardable_layers",
     "skeleton",
+    "split_layers",
     "successive_inclusion",
     "train_shard",
     "unpack_attention",

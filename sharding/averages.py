@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sharding.shard import Shard, Terms
-from sharding.spectrum import Spectrum
+from sharding.spectrum import Spectrum, compose
 
 
 class Mean(Protocol):
@@ -84,7 +84,7 @@ class _Sums:
 
     def recompose(self) -> Tensor:
         """Return W (out, in) after averaging each vector over those who hold it."""
-        return self._mean(self._u, self._kept.u) @ self._mean(self._v, self._kept.v).mT
+        return compose(self._mean(self._u, self._kept.u), self._mean(self._v, self._kept.v), self._kept.blocks)
 
     def _mean(self, sums: Tensor, kept: Tensor) -> Tensor:
         held = self._weights > 0
@@ -136,7 +136,7 @@ class TrimmedMean:
                 holders = order[starts[terms, None] + torch.arange(count, device=indices.device)]  # (terms, holders)
                 side[:, terms] = trimmed_mean(columns[:, holders], weights[holders], self._trim)
             sides.append(side)
-        return sides[0] @ sides[1].mT
+        return compose(sides[0], sides[1], spectrum.blocks)
 
 
 def trimmed_mean(values: Tensor, weights: Tensor, trim: float) -> Tensor:

@@ -90,7 +90,10 @@ def decay_multipliers(of: DecayOf, multipliers: Tensor, u: Tensor, v: Tensor, st
 
 def _square_norm(layer: FactorizedLayer, multipliers: Tensor) -> Tensor:
     omega = spread_like(multipliers, layer.u, copies=True)
-    return (_gram(layer.u * omega) * _gram(layer.v)).sum()
+    u, v = layer.u * omega, layer.v
+    if layer.num_blocks > 1:
+        u, v = (factor.unflatten(0, (layer.num_blocks, -1)) for factor in (u, v))
+    return (_gram(u) * _gram(v)).sum()
 
 
 def _gram(factor: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from sharding.designs import DESIGNS, Design, SuccessiveDesign, fit_all
 from sharding.errors import UserError, pick, shown
 from sharding.factorization import ENDS, as_patterns, num_terms, shardable_layers
 from sharding.faults import find_nonfinite
+from sharding.layers import as_blocks, num_blocks
 from sharding.rng import generator, seed_of
 from sharding.shard import Shard, Terms, dense_state, frozen_names
 from sharding.spectrum import Spectrum, decompose
@@ -213,10 +214,10 @@ class ShardPlanner:
 
 
 def _matrix(layer: nn.Module) -> Tensor:
-    """Return the layer's weight as a matrix (out, in)."""
+    """Return the layer's weight as blocks (blocks, out, in); most layers have one."""
     weight = layer.weight
     assert isinstance(weight, Tensor)
-    return whole(weight).detach().flatten(1)
+    return as_blocks(whole(weight).detach(), num_blocks(layer))
 
 
 def _check_budgets(budgets: Mapping[Client, float]) -> None:

@@ -5,6 +5,10 @@ float64 this is several times cheaper than an SVD and, as UUᵀW = W for any ort
 whatever the accuracy of λ. What the squaring does cost is the orthogonality of the small terms: where some λ is below
 1e-5 of the largest, the SVD is taken instead.
 
+A weight of several blocks (a grouped convolution) has a spectrum for each. Its term i is the i-th term of every block
+at once, the blocks' u' stacked, their v' likewise: these terms are orthogonal too, and λ² of one is the sum of its
+blocks' λ².
+
 Matrices of one shape are decomposed in one batched call on a GPU, one after the other on a CPU: there each has work
 enough for all cores, and batched products in float64 run slower.
 """
@@ -21,6 +25,8 @@ from sharding.errors import UserError
 GRAM_FLOOR = 1e-5
 STRIP = 128  # rows of a Gram matrix computed at once
 
+Key = tuple[str, int]  # the name of a weight and the number of a block
+
 
 @dataclass(frozen=True)
 class Spectrum:
@@ -30,19 +36,28 @@ class Spectrum:
         magnitudes: λ, shape (N,), float64, N = min(out, in).
         u: u' = √λ·u, shape (out, N), in the matrix's dtype.
         v: v' = √λ·v, shape (in, N), in the matrix's dtype.
+        blocks: the number of blocks that u and v are stacked of.
     """
 
     magnitudes: Tensor
     u: Tensor
     v: Tensor
+    blocks: int = 1
 
     def compose(self) -> Tensor:
-        """Return W = Σ u'ᵢ v'ᵢᵀ, shape (out, in)."""
-        return self.u @ self.v.mT
+        """Return W = Σ u'ᵢ v'ᵢᵀ, shape (out, in), or that of its blocks, stacked."""
+        return compose(self.u, self.v, self.blocks)
+
+
+def compose(u: Tensor, v: Tensor, blocks: int = 1) -> Tensor:
+    """Return u vᵀ, shape (out, in), of every block."""
+    if blocks == 1:
+        return u @ v.mT
+    return (u.unflatten(0, (blocks, -1)) @ v.unflatten(0, (blocks, -1)).mT).flatten(0, 1)
 
 
 def decompose(matrices: Mapping[str, Tensor]) -> dict[str, Spectrum]:
-    """Decompose every matrix (out, in), those of one shape, dtype and device in one batched call.
+    """Decompose every matrix (out, in), or stack of blocks (blocks, out, in), each as one.
 
     A term of magnitude zero gets a unit u' and v' = 0: the matrix is unchanged, and the term can train (with both
     sides zero its gradients would be zero for ever).
@@ -52,15 +67,35 @@ def decompose(matrices: Mapping[str, Tensor]) -> dict[str, Spectrum]:
     """
     for name, matrix in matrices.items():
         _check(f"layer {name}: its weight" if name else "the matrix", matrix)
-    batches: dict[object, list[str]] = {}
+    spectra = _decompose_each(
+        {(name, block): each for name, matrix in matrices.items() for block, each in enumerate(_blocks(matrix))}
+    )
+    return {name: _joined([spectra[name, block] for block in range(len(_blocks(m)))]) for name, m in matrices.items()}
+
+
+def _blocks(matrix: Tensor) -> Tensor:
+    return matrix if matrix.dim() == 3 else matrix[None]
+
+
+def _joined(blocks: list[Spectrum]) -> Spectrum:
+    if len(blocks) == 1:
+        return blocks[0]
+    squares = torch.stack([block.magnitudes.square() for block in blocks]).sum(dim=0)
+    u, v = (torch.cat([getattr(block, part).mT for block in blocks], dim=1).mT for part in "uv")  # a term a row
+    return Spectrum(squares.sqrt(), u, v, len(blocks))
+
+
+def _decompose_each(matrices: Mapping[Key, Tensor]) -> dict[Key, Spectrum]:
+    """Decompose matrices (out, in), those of one shape, dtype and device in one batched call."""
+    batches: dict[object, list[Key]] = {}
     for name, matrix in matrices.items():
-        alone = name if matrix.device.type == "cpu" else ""
+        alone = name[0] if matrix.device.type == "cpu" else None
         batches.setdefault((alone, matrix.shape, matrix.dtype, matrix.device), []).append(name)
-    spectra: dict[str, Spectrum] = {}
+    spectra: dict[Key, Spectrum] = {}
     for names in batches.values():
         batch = torch.stack([matrices[name].detach() for name in names])
         spectra.update(zip(names, map(Spectrum, *_decompose_batch(batch)), strict=True))
-    return {name: spectra[name] for name in matrices}
+    return spectra
 
 
 def decompose_one(matrix: Tensor) -> Spectrum:
@@ -70,7 +105,7 @@ def decompose_one(matrix: Tensor) -> Spectrum:
 
 def _check(what: str, matrix: Tensor) -> None:
     """Raise a `UserError` that says why a matrix has no singular terms to share."""
-    if matrix.dim() != 2 or not matrix.is_floating_point():
+    if matrix.dim() not in (2, 3) or not matrix.is_floating_point():
         kind = f"{matrix.dtype} of shape {tuple(matrix.shape)}"
         raise UserError(f"{what} is {kind}; a matrix of real floating-point numbers is needed")
     if not bool(matrix.isfinite().all()):
@@ -89,7 +124,7 @@ def _decompose_batch(batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _gram_route(flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return λ and the scaled factors of a batch (B, N, M), N ≤ M, none of whose λ is zero."""
-    squares, left = torch.linalg.eigh(_lower_gram(flat.double()))  # reads the lower triangle alone
+    squares, left = torch.linalg.eigh(lower_gram(flat.double()))  # reads the lower triangle alone
     magnitudes = squares.flip(-1).clamp(min=0).sqrt()
     left = left.flip(-1)
     root = magnitudes.sqrt()[:, :, None].clamp(min=torch.finfo(torch.float64).tiny)
@@ -98,7 +133,7 @@ def _gram_route(flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return magnitudes, (left * root.mT).to(flat.dtype), long.mT
 
 
-def _lower_gram(flat: Tensor) -> Tensor:
+def lower_gram(flat: Tensor) -> Tensor:
     """Return AAᵀ (B, N, N) of a batch A (B, N, M), right in the lower triangle only: about half the work."""
     gram = flat.new_zeros(len(flat), flat.shape[1], flat.shape[1])
     for start in range(0, flat.shape[1], STRIP):

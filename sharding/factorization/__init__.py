@@ -4,12 +4,22 @@ One place decides which layers are sharded (`choose`); the planner asks the same
 and what the server cuts always agree.
 """
 
-from sharding.factorization.choose import ENDS, as_patterns, rank_of, shardable_layers
-from sharding.factorization.replace import factorize, factorize_empty, merge, num_terms, unpack_attention
-from sharding.factorization.report import Report
+from sharding.factorization.choose import ENDS, Pattern, Patterns, as_patterns, shardable_layers
+from sharding.factorization.coverage import CoverageWarning
+from sharding.factorization.obstacles import rank_of
+from sharding.factorization.replace import factorize, factorize_empty, merge
+from sharding.factorization.report import LayerReport, Report
+from sharding.factorization.terms import Budget, Energy, num_terms
+from sharding.factorization.unpack import split_layers, unpack_attention
 
 __all__ = [
     "ENDS",
+    "Budget",
+    "CoverageWarning",
+    "Energy",
+    "LayerReport",
+    "Pattern",
+    "Patterns",
     "Report",
     "as_patterns",
     "factorize",
@@ -18,5 +28,6 @@ __all__ = [
     "num_terms",
     "rank_of",
     "shardable_layers",
+    "split_layers",
     "unpack_attention",
 ]

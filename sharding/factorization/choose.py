@@ -3,112 +3,212 @@
 This is the one place that decides. The planner asks it of the server's model, `factorize` of anybody's.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from torch import nn
 
 from sharding.errors import UserError
-from sharding.layers import dense_types, factorized_type
+from sharding.factorization.obstacles import SINGLE_TERM, Surroundings, obstacle
+from sharding.layers import FactorizedLayer, is_affine, is_on_demand
+from sharding.layers.attention import obstacle_to_unpacking
 
+Pattern = str | type[nn.Module] | Callable[[str, nn.Module], bool]
+Patterns = Pattern | Iterable[Pattern]
 ENDS = ("first", "last")  # stand for the first and the last affine layer, or for those that the model itself names
+PACKED = "nn.MultiheadAttention packs its projections in one bare weight; call sharding.unpack_attention first"
 
 
-def rank_of(layer: nn.Module) -> int:
-    """Return N = min(out, in) of an affine layer, a convolution being seen as (out, in·kh·kw)."""
-    weight = layer.weight
-    assert isinstance(weight, nn.Parameter)
-    return min(weight.shape[0], weight[0].numel()) if weight.numel() else 0
+@dataclass(frozen=True)
+class Choice:
+    """Which layers are sharded, and why the others are not.
+
+    Attributes:
+        layers: to be sharded, by name, in order of registration.
+        asked: layers that the caller or the model wants whole, with the pattern that says so.
+        cannot: layers that cannot be sharded, with the reason; reasons are the same for layers of one kind.
+    """
+
+    layers: dict[str, nn.Module]
+    asked: dict[str, str]
+    cannot: dict[str, str]
+
+    def refuse(self) -> None:
+        """Raise if there are layers that cannot be sharded.
+
+        Raises:
+            UserError: with all reasons and a list of patterns that leaves just these layers whole.
+        """
+        kinds: dict[str, list[str]] = {}
+        for name, reason in self.cannot.items():
+            if reason != SINGLE_TERM:  # of which factorizing would make no less
+                kinds.setdefault(reason, []).append(name)
+        if not kinds:
+            return
+        told = "; ".join(f"{_some(names)}: {reason}" for reason, names in kinds.items())
+        patterns = [*dict.fromkeys(self.asked.values()), *_covering(set(self.cannot), set(self.layers))]
+        listed = ", ".join(f'"{pattern}"' for pattern in patterns)
+        raise UserError(f"cannot factorize {told}. Leave whole what cannot be sharded with skip=[{listed}]")
 
 
-def shardable_layers(model: nn.Module, skip: str | Iterable[str] = ENDS) -> dict[str, nn.Module]:
+def choose(model: nn.Module, skip: Patterns = ENDS, also: Patterns = ()) -> Choice:
+    """Decide which layers are sharded; see `shardable_layers` for the arguments."""
+    modules = dict(model.named_modules())
+    surroundings = Surroundings(model)
+    demanded = matching(model, [name for name, module in modules.items() if is_on_demand(module)], also, "also")
+    candidates = {
+        name: module
+        for name, module in modules.items()
+        if is_affine(module) or name in demanded or isinstance(module, FactorizedLayer)
+    }
+    asked = _skipped(model, [name for name in candidates if not surroundings.is_adapter(name)], demanded, skip)
+    attentions = {name: module for name, module in modules.items() if isinstance(module, nn.MultiheadAttention)}
+    asked |= _skipped(model, list(attentions), set(attentions), skip)
+    candidates |= attentions
+    reasons = {name: obstacle(name, module, surroundings) for name, module in candidates.items() if name not in asked}
+    layers = {name: candidates[name] for name, reason in reasons.items() if reason is None}
+    return Choice(layers, asked, {name: reason for name, reason in reasons.items() if reason is not None})
+
+
+def shardable_layers(
+    model: nn.Module, skip: Patterns = ENDS, also: Patterns = (), strict: bool = False
+) -> dict[str, nn.Module]:
     """Return the affine layers to shard, by name, in order of registration.
 
-    A layer of rank 1 is a single term: there is nothing to choose, and it stays whole.
+    Layers that cannot be sharded stay whole, and so does a layer of rank 1, a single term with nothing to choose.
 
     Args:
         model: any module.
-        skip: layers to leave whole. Each entry is a full name, the name of an enclosing module, a dotted suffix
-            (``"attn.query"``), a shell pattern (``"blocks.*.mlp.*"``), or ``"first"`` / ``"last"``. What is given
-            replaces the default, which leaves the first and the last affine layer whole. A model may name its ends
-            itself, as an attribute: with ``ends = ("tokens", "fc")`` the first is the module ``tokens`` (an embedding,
-            say, which is never sharded), the last is ``fc``.
+        skip: layers to leave whole. Each entry is a name, of a layer or an enclosing module, or the end of one
+            (``"attn.query"``) where nothing has just that name, or a shell pattern for one (``"blocks.*.mlp"``); a
+            class, of the layer or an enclosing module; a function of (name, layer); or ``"first"`` / ``"last"``. What
+            is given replaces the default, which leaves the first and the last affine layer whole. A model may name its
+            ends itself, as an attribute: with ``ends = ("tokens", "fc")`` the first is the module ``tokens`` (an
+            embedding, say, which is whole anyway), the last is ``fc``; an end may be a tuple of names.
+        also: layers to shard that stay whole unless asked for, as embeddings do; patterns as for `skip`.
+        strict: refuse a model that has layers which cannot be sharded.
 
     Raises:
-        UserError: a pattern matches nothing, or a layer is of a kind that cannot be factorized. All such problems are
-            told at once, each with its layer's name.
+        UserError: a pattern matches nothing, the model has an `nn.MultiheadAttention` that has yet to be unpacked, or
+            `strict` and a layer cannot be sharded. All such layers are told at once.
     """
-    affine: dict[str, nn.Module] = {
-        name: module for name, module in model.named_modules() if isinstance(module, dense_types())
-    }
-    skipped = _skipped(model, list(affine), skip)
-    layers = {name: module for name, module in affine.items() if name not in skipped}
-    problems = [f"{name}: {reason}" for name, reason in _obstacles(model, layers)]
-    if problems:
-        raise UserError(f"cannot factorize {'; '.join(problems)}. Leave whole what cannot be sharded with skip=[…]")
-    return {name: layer for name, layer in layers.items() if rank_of(layer) > 1}
+    choice = choose(model, skip, also)
+    packed = [name for name in packed_attention(model, skip) if f"{name}.out_proj" not in choice.asked]
+    if packed:
+        raise UserError(f"cannot factorize {_some(packed)}: {PACKED}, or leave it whole with skip=[…]")
+    if strict:
+        choice.refuse()
+    return choice.layers
 
 
-def as_patterns(skip: str | Iterable[str]) -> tuple[str, ...]:
-    """Return what a caller gave as `skip`, one pattern or several, as a tuple."""
-    return (skip,) if isinstance(skip, str) else tuple(skip)
+def packed_attention(model: nn.Module, skip: Patterns) -> list[str]:
+    """Return the names of the attentions that can be unpacked, and that nobody wants whole."""
+    names = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.MultiheadAttention) and obstacle_to_unpacking(module) is None
+    ]
+    wanted = [pattern for pattern in as_patterns(skip) if pattern not in ENDS]
+    whole = {name for pattern in wanted for name in names if matches(model, pattern, name)}
+    return [name for name in names if name not in whole]
 
 
-def _skipped(model: nn.Module, affine: list[str], skip: str | Iterable[str]) -> set[str]:
-    """Return the names of the affine layers that some pattern of `skip` matches."""
-    skipped: set[str] = set()
+def as_patterns(skip: Patterns) -> tuple[Pattern, ...]:
+    """Return what a caller gave as patterns, one or several, as a tuple.
+
+    Raises:
+        UserError: something that is no pattern.
+    """
+    patterns = (skip,) if isinstance(skip, str | type) or callable(skip) else tuple(skip)
+    for pattern in patterns:
+        if not isinstance(pattern, str) and not callable(pattern):
+            raise UserError(f"{pattern!r} is no pattern; give names, shell patterns, classes or functions")
+    return patterns
+
+
+def matching(model: nn.Module, names: Iterable[str], patterns: Patterns, what: str) -> set[str]:
+    """Return the names that some pattern matches.
+
+    Raises:
+        UserError: a pattern matches no module at all; `what` says where it was given.
+    """
+    names, matched = list(names), set()
+    for pattern in as_patterns(patterns):
+        found = {name for name in names if matches(model, pattern, name)}
+        if not found and isinstance(pattern, str | type):
+            modules = [name for name, _ in model.named_modules()]
+            if not any(matches(model, pattern, name) for name in modules):
+                near = get_close_matches(str(pattern), names or modules, n=3, cutoff=0.0)
+                raise UserError(f"{what} pattern {pattern!r} matches no layer; the nearest names are {', '.join(near)}")
+        matched |= found
+    return matched
+
+
+def matches(model: nn.Module, pattern: Pattern, name: str) -> bool:
+    """Whether a pattern means a module, by itself or by a module around it."""
+    parts = name.split(".")
+    around = [".".join(parts[: end + 1]) for end in range(len(parts))]
+    if isinstance(pattern, type):
+        return any(isinstance(model.get_submodule(outer), pattern) for outer in around)
+    if not isinstance(pattern, str):
+        return bool(pattern(name, model.get_submodule(name)))
+    if _has_module(model, pattern):  # just this one, not all whose names end like it
+        return pattern in around
+    return any(outer.endswith(f".{pattern}") or fnmatchcase(outer, pattern) for outer in around)
+
+
+def _has_module(model: nn.Module, name: str) -> bool:
+    try:
+        model.get_submodule(name)
+    except AttributeError:
+        return False
+    return True
+
+
+def _skipped(model: nn.Module, affine: list[str], unranked: set[str], skip: Patterns) -> dict[str, str]:
+    """Return the layers to leave whole, with the pattern that says so; unranked ones are no first or last layer."""
+    skipped: dict[str, str] = {}
     for pattern in as_patterns(skip):
         if pattern in ENDS:
-            skipped.update(_end(model, affine, ENDS.index(pattern)))
-            continue
-        matched = {name for name in affine if _matches(pattern, name)}
-        if not matched and not any(_matches(pattern, name) for name, _ in model.named_modules()):
-            near = get_close_matches(pattern, affine, n=3, cutoff=0.0)
-            raise UserError(f"skip pattern {pattern!r} matches no layer; the nearest names are {', '.join(near)}")
-        skipped |= matched
+            ordinary = [name for name in affine if name not in unranked]
+            matched = set(_end(model, ordinary, ENDS.index(pattern)))
+        else:
+            matched = matching(model, affine, pattern, "skip")
+        skipped = dict.fromkeys((name for name in affine if name in matched), _told(pattern)) | skipped
     return skipped
 
 
 def _end(model: nn.Module, affine: list[str], which: int) -> list[str]:
     """Return the affine layers at the first (0) or the last (1) end of a model."""
     named = getattr(model, "ends", None)
-    if named is None:
+    if named is None or not affine:
         return affine[:1] if which == 0 else affine[-1:]
-    end = named[which]
-    if end not in dict(model.named_modules()):
-        raise UserError(f"{type(model).__name__}.ends names {end!r}, which is no module of the model")
-    return [name for name in affine if name == end or name.startswith(f"{end}.")]
+    ends = (named[which],) if isinstance(named[which], str) else tuple(named[which])
+    for end in ends:
+        if not _has_module(model, end):
+            raise UserError(f"{type(model).__name__}.ends names {end!r}, which is no module of the model")
+    return [name for name in affine if any(f"{name}.".startswith(f"{end}.") for end in ends)]
 
 
-def _matches(pattern: str, name: str) -> bool:
-    return (
-        name == pattern or name.startswith(f"{pattern}.") or name.endswith(f".{pattern}") or fnmatchcase(name, pattern)
-    )
+def _told(pattern: Pattern) -> str:
+    return pattern if isinstance(pattern, str) else getattr(pattern, "__name__", repr(pattern))
 
 
-def _obstacles(model: nn.Module, layers: dict[str, nn.Module]) -> Iterator[tuple[str, str]]:
-    """Say of each layer that cannot be factorized why not."""
-    owners: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        owners.setdefault(id(parameter), []).append(name)
-    packed = [name for name, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)]
-    for name, layer in layers.items():
-        twins = [twin for twin in owners[id(layer.weight)] if model.get_submodule(twin.rpartition(".")[0]) is not layer]
-        if getattr(layer, "groups", 1) != 1:
-            yield (
-                name,
-                f"it is a convolution with groups={layer.groups}, and only groups=1 has singular terms to share",
-            )
-        elif any(name.startswith(f"{attention}.") for attention in packed):
-            yield (
-                name,
-                "nn.MultiheadAttention packs its projections in one bare weight; call sharding.unpack_attention first",
-            )
-        elif twins:
-            yield name, f"its weight is tied to {', '.join(twins)}"
-        elif factorized_type(layer) is None:
-            yield (
-                name,
-                f"{type(layer).__name__} is a subclass whose own behavior a factorized layer would lose",
-            )
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{len(names)} layers ({shown}, …)"
+
+
+def _covering(names: set[str], others: set[str]) -> list[str]:
+    """Return as few dotted suffixes, as short as can be, that match these names and none of the others."""
+    patterns: dict[str, None] = {}
+    for name in sorted(names):
+        parts = name.split(".")
+        for start in reversed(range(len(parts))):
+            suffix = ".".join(parts[start:])
+            if start == 0 or not any(f".{other}".endswith(f".{suffix}") for other in others):
+                patterns[suffix] = None
+                break
+    return list(patterns)

@@ -1,68 +1,91 @@
 """Putting factorized layers in the place of dense ones, and undoing it."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from math import ceil
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sharding.errors import UserError
-from sharding.factorization.choose import ENDS, as_patterns, rank_of, shardable_layers
+from sharding.factorization.choose import ENDS, Patterns, as_patterns, choose, packed_attention
+from sharding.factorization.coverage import (
+    count_parameters,
+    count_positions,
+    describe,
+    reasons,
+    uncovered,
+    warn_if_little,
+)
 from sharding.factorization.report import Report
-from sharding.layers import FactorizedLayer, UnpackedAttention, dense_types, factorized_type
-
-
-def num_terms(rank: int, keep_ratio: float) -> int:
-    """Return n = ⌈N·r⌉, the singular terms that keep ratio r in (0, 1] affords of a layer of rank N.
-
-    Raises:
-        UserError: the keep ratio is outside (0, 1].
-    """
-    if not 0 < keep_ratio <= 1:
-        raise UserError(f"keep ratio {keep_ratio} is outside (0, 1]; 0.2 keeps a fifth of each layer's singular terms")
-    return ceil(rank * keep_ratio * (1 - 1e-7))  # 10·0.3 is 3.0000000000000004, and 0.2 in float32 is above 0.2
+from sharding.factorization.terms import Budget, Cost, KeepRatio, check_keep_ratio, count_terms
+from sharding.factorization.unpack import pack, replace_modules, unpack
+from sharding.layers import FactorizedLayer, factorized_type, is_affine
 
 
 def factorize(
-    model: nn.Module, keep_ratio: float, skip: str | Iterable[str] = ENDS, inplace: bool = False
+    model: nn.Module,
+    keep_ratio: KeepRatio,
+    skip: Patterns = ENDS,
+    inplace: bool = False,
+    *,
+    also: Patterns = (),
+    strict: bool = False,
+    example_inputs: Sequence[Any] | None = None,
 ) -> nn.Module:
     """Replace every affine layer by its ⌈N·r⌉ largest singular terms, and say what was done.
 
+    What cannot be factorized stays whole, and so do layers that would grow, unless r is 1, which asks for all terms.
+
     Args:
         model: any module; it is left as it was unless `inplace`.
-        keep_ratio: r in (0, 1].
+        keep_ratio: r in (0, 1]; or ratios by pattern, the first that matches a layer being its (a layer that none
+            matches stays whole); or an `Energy` that each layer shall keep; or a `Budget` for the whole model.
         skip: layers to leave whole, see `shardable_layers`; by default the first and the last.
         inplace: change `model` itself instead of a copy.
+        also: layers to factorize that stay whole unless asked for, as embeddings do (``also=nn.Embedding``).
+        strict: refuse a model that has layers which cannot be factorized.
+        example_inputs: the arguments of a forward pass, which is then run once to count multiply-adds.
 
     Returns:
         The model, with a `Report` of what was replaced as `model.factorize_report`.
 
     Raises:
-        UserError: keep ratio outside (0, 1], a pattern that matches nothing, or a layer that cannot be factorized.
+        UserError: keep ratio outside (0, 1], a pattern that matches nothing, a weight that is not finite, a budget that
+            is too small, or `strict` and a layer that cannot be factorized. Nothing has been changed then.
+
+    Warns:
+        CoverageWarning: nothing was factorized, or less than half of what was not skipped.
     """
+    check_keep_ratio(keep_ratio)
     skip = as_patterns(skip)
-    num_terms(1, keep_ratio)  # all that can be wrong is found before anything is changed
-    names = list(shardable_layers(unpack_attention(model) if _has_packed_attention(model) else model, skip))
-    report = Report(parameters_before=_count_parameters(model))
-    model = unpack_attention(model, inplace)
+    target = model if inplace else _copy(model, share=True)
+    plan = _copy(model, share=True) if inplace else target  # to find all that can be wrong before anything is changed
+    packed = packed_attention(model, skip)
+    unpack(plan, packed)
+    choice = choose(plan, skip, also)
+    if strict:
+        choice.refuse()
+    _check_finite(choice.layers)
+    affine = {name: module for name, module in plan.named_modules() if is_affine(module)}
+    positions = {} if example_inputs is None else count_positions(plan, affine | choice.layers, example_inputs)
+    elsewhere = _cost_elsewhere(plan, choice.layers, affine, keep_ratio, positions)
+    terms = count_terms(plan, choice.layers, keep_ratio, elsewhere, positions)
 
-    def replace(name: str, layer: nn.Module) -> nn.Module:
-        if name not in names:
-            if isinstance(layer, dense_types()):
-                report.whole[name] = f"skip={list(skip)}" if rank_of(layer) > 1 else "a single term"
-            return layer
-        rank = rank_of(layer)
-        report.replaced[name] = rank, num_terms(rank, keep_ratio)
-        try:
-            return _factorized_type(name, layer).from_dense(layer, num_terms(rank, keep_ratio))
-        except UserError as error:
-            raise UserError(f"layer {name}: {error}") from error
-
-    model = _replace_modules(model, replace)
-    report.parameters_after = _count_parameters(model)
-    model.factorize_report = report  # type: ignore[assignment]  # a plain attribute, not a submodule
-    return model
+    whole = reasons(choice, terms)
+    kept = {name: n for name, n in terms.items() if isinstance(n, int)}
+    dense = {name: choice.layers[name] for name in kept}
+    report = Report(whole=whole, uncovered=uncovered(plan, dense, whole), parameters_before=count_parameters(model))
+    if inplace:
+        unpack(target, packed)
+    new = {name: _made(name, target.get_submodule(name), n) for name, n in kept.items()}
+    report.layers = {name: describe(name, dense[name], layer, positions) for name, layer in new.items()}
+    target = replace_modules(target, {id(target.get_submodule(name)): layer for name, layer in new.items()})
+    report.parameters_after = count_parameters(target)
+    result = target if inplace else _copy(target, share=False)
+    result.factorize_report = report  # type: ignore[assignment]  # a plain attribute, not a submodule
+    warn_if_little(report, stacklevel=2)
+    return result
 
 
 def factorize_empty(
@@ -89,60 +112,69 @@ def factorize_empty(
     if missing:
         raise UserError(f"the model has no layer {', '.join(missing)}")
     empty = {
-        id(layers[name]): _factorized_type(name, layers[name]).empty_like(layers[name], n, device)
-        for name, n in terms.items()
+        id(layers[name]): _kind(name, layers[name]).empty_like(layers[name], n, device) for name, n in terms.items()
     }
     if inplace:
-        return _replace_modules(model, lambda _, part: empty.get(id(part), part))
+        return replace_modules(model, empty)
     return deepcopy(model, dict[int, object](empty))  # so no dense weight is copied only to be dropped
 
 
 def merge(model: nn.Module, inplace: bool = False) -> nn.Module:
     """Undo `factorize`: put the ordinary layer with weight UΩVᵀ for every factorized one, and pack attention again."""
     model = model if inplace else deepcopy(model)
-    model = _replace_modules(model, lambda _, part: part.to_dense() if isinstance(part, FactorizedLayer) else part)
-    model = _replace_modules(model, lambda _, part: part.to_packed() if isinstance(part, UnpackedAttention) else part)
+    dense = {id(part): part.to_dense() for part in model.modules() if isinstance(part, FactorizedLayer)}
+    model = pack(replace_modules(model, dense))
     if hasattr(model, "factorize_report"):
         del model.factorize_report
     return model
 
 
-def unpack_attention(model: nn.Module, inplace: bool = False) -> nn.Module:
-    """Replace every `nn.MultiheadAttention` by one whose projections are layers, so that they can be sharded.
-
-    `factorize` does this by itself; a server's model that has such attention needs it before it goes to `ShardPlanner`.
-
-    Raises:
-        UserError: an attention with add_bias_kv or add_zero_attn.
-    """
-    model = model if inplace else deepcopy(model)
-    return _replace_modules(
-        model,
-        lambda _, layer: UnpackedAttention.from_packed(layer) if isinstance(layer, nn.MultiheadAttention) else layer,
-    )
+def _copy(model: nn.Module, share: bool) -> nn.Module:
+    """Return a copy of the model's modules, with copies of its tensors or with the same."""
+    memo: dict[int, object] = {}
+    for module in model.modules():
+        held = (*module._parameters.values(), *module._buffers.values(), *vars(module).values())
+        for tensor in (tensor for tensor in held if isinstance(tensor, Tensor)):
+            if share:
+                memo[id(tensor)] = tensor
+            elif not tensor.is_leaf:  # what a pruned layer has computed, which torch does not copy
+                memo[id(tensor)] = tensor.detach().clone()
+    return deepcopy(model, memo)
 
 
-def _has_packed_attention(model: nn.Module) -> bool:
-    return any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
+def _made(name: str, layer: nn.Module, num_terms: int) -> FactorizedLayer:
+    return _kind(name, layer).from_dense(layer, num_terms)
 
 
-def _replace_modules(model: nn.Module, replace: Callable[[str, nn.Module], nn.Module]) -> nn.Module:
-    """Put `replace(name, module)` in the place of each module, once for a module that is registered several times."""
-    replacements = {id(module): replace(name, module) for name, module in list(model.named_modules())}
-    for parent in list(model.modules()):
-        # Not `named_children`, which tells a child that one parent registers twice only once.
-        for name, module in parent._modules.items():
-            if module is not None:
-                parent._modules[name] = replacements[id(module)]
-    return replacements[id(model)]
-
-
-def _factorized_type(name: str, layer: nn.Module) -> type[FactorizedLayer]:
+def _kind(name: str, layer: nn.Module) -> type[FactorizedLayer]:
     kind = factorized_type(layer)
     if kind is None:
         raise UserError(f"layer {name} is a {type(layer).__name__}, which has no factorized form")
     return kind
 
 
-def _count_parameters(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
+def _check_finite(layers: Mapping[str, nn.Module]) -> None:
+    for name, layer in layers.items():
+        weight = layer.weight
+        assert isinstance(weight, Tensor)
+        # A NaN or Inf shows in the sum, and one pass finds that out.
+        if not weight.is_meta and not bool(weight.sum().isfinite()) and not bool(weight.isfinite().all()):
+            raise UserError(f"layer {name}: the matrix has NaN or Inf, and no singular terms")
+
+
+def _cost_elsewhere(
+    model: nn.Module,
+    chosen: Mapping[str, nn.Module],
+    affine: Mapping[str, nn.Module],
+    keep_ratio: KeepRatio,
+    positions: Mapping[str, int],
+) -> int:
+    """What a budget has to spend on layers that are not factorized."""
+    if not isinstance(keep_ratio, Budget):
+        return 0
+    if keep_ratio.parameters is not None:
+        return count_parameters(model) - sum(Cost.of(layer).whole for layer in chosen.values())
+    if not positions:
+        raise UserError("a budget of multiply_adds needs example_inputs=, the arguments of a forward pass")
+    others = {name: layer for name, layer in affine.items() if name not in chosen}
+    return sum(Cost.of(layer).times(positions[name]).whole for name, layer in others.items())

@@ -3,20 +3,44 @@
 from torch import nn
 
 from sharding.layers.attention import UnpackedAttention
-from sharding.layers.base import FactorizedLayer
-from sharding.layers.conv import FactorizedConv2d
-from sharding.layers.linear import FactorizedLinear
-from sharding.layers.registry import dense_types, factorized_type, register
+from sharding.layers.base import FactorizedLayer, as_blocks, num_blocks
+from sharding.layers.conv import FactorizedConv1d, FactorizedConv2d, FactorizedConv3d
+from sharding.layers.embedding import FactorizedEmbedding
+from sharding.layers.linear import FactorizedLinear, FactorizedTransposedLinear
+from sharding.layers.registry import factorized_type, is_affine, is_on_demand, register
+from sharding.layers.split import SplitLinear
+from sharding.layers.transposed import (
+    FactorizedConvTranspose1d,
+    FactorizedConvTranspose2d,
+    FactorizedConvTranspose3d,
+)
 
 register(nn.Linear, FactorizedLinear)
+register(nn.Conv1d, FactorizedConv1d)
 register(nn.Conv2d, FactorizedConv2d)
+register(nn.Conv3d, FactorizedConv3d)
+register(nn.ConvTranspose1d, FactorizedConvTranspose1d)
+register(nn.ConvTranspose2d, FactorizedConvTranspose2d)
+register(nn.ConvTranspose3d, FactorizedConvTranspose3d)
+register(nn.Embedding, FactorizedEmbedding, on_demand=True)
 
 __all__ = [
+    "FactorizedConv1d",
     "FactorizedConv2d",
+    "FactorizedConv3d",
+    "FactorizedConvTranspose1d",
+    "FactorizedConvTranspose2d",
+    "FactorizedConvTranspose3d",
+    "FactorizedEmbedding",
     "FactorizedLayer",
     "FactorizedLinear",
+    "FactorizedTransposedLinear",
+    "SplitLinear",
     "UnpackedAttention",
-    "dense_types",
+    "as_blocks",
     "factorized_type",
+    "is_affine",
+    "is_on_demand",
+    "num_blocks",
     "register",
 ]

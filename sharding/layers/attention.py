@@ -4,15 +4,16 @@ torch packs the weights of q, k and v in one bare parameter, which no tool that 
 four projections are ordinary `nn.Linear`s: they can be sharded one by one, and the attention computes what it did.
 """
 
+from collections.abc import Sequence
 from math import inf, sqrt
 from typing import Self
 
 import torch
-from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sharding.errors import UserError
+from sharding.layers.base import carry_over
 
 
 class UnpackedAttention(nn.Module):
@@ -21,17 +22,21 @@ class UnpackedAttention(nn.Module):
     Made by `from_packed`; `to_packed` undoes it once the projections are ordinary linear layers.
 
     Raises:
-        UserError: the attention has `add_bias_kv` or `add_zero_attn`, which are not supported.
+        UserError: `obstacle_to_unpacking` names something.
     """
 
     in_proj_bias = None  # nn.TransformerEncoderLayer reads it, and then calls the module instead of its fused kernel
+    embed_dim: int
+    num_heads: int
+    batch_first: bool
+    dropout: float
 
     def __init__(self, packed: nn.MultiheadAttention) -> None:
         super().__init__()
-        if packed.bias_k is not None or packed.add_zero_attn:
-            raise UserError("an nn.MultiheadAttention with add_bias_kv or add_zero_attn cannot be unpacked")
-        self.embed_dim, self.num_heads = packed.embed_dim, packed.num_heads
-        self.dropout, self.batch_first = packed.dropout, packed.batch_first
+        obstacle = obstacle_to_unpacking(packed)
+        if obstacle:
+            raise UserError(f"an nn.MultiheadAttention cannot be unpacked: {obstacle}")
+        carry_over(packed, self)
         self.drop = nn.Dropout(packed.dropout)
         widths = (packed.embed_dim, packed.kdim, packed.vdim, packed.embed_dim)
         weights = (*_input_weights(packed), packed.out_proj.weight)
@@ -48,7 +53,7 @@ class UnpackedAttention(nn.Module):
 
     @torch.no_grad()
     def to_packed(self) -> nn.MultiheadAttention:
-        """Return the `nn.MultiheadAttention` with these projections."""
+        """Return the `nn.MultiheadAttention` with these projections; a parameter trains if a part of it did."""
         inputs = (self.q_proj, self.k_proj, self.v_proj)
         packed = nn.MultiheadAttention(
             self.embed_dim,
@@ -61,6 +66,7 @@ class UnpackedAttention(nn.Module):
             device=self.q_proj.weight.device,
             dtype=self.q_proj.weight.dtype,
         )
+        carry_over(self, packed)
         for target, layer in zip(
             (*_input_weights(packed), packed.out_proj.weight), (*inputs, self.out_proj), strict=True
         ):
@@ -68,6 +74,7 @@ class UnpackedAttention(nn.Module):
         if packed.in_proj_bias is not None:
             packed.in_proj_bias.copy_(torch.cat([layer.bias for layer in inputs]))
             packed.out_proj.bias.copy_(self.out_proj.bias)
+        _train_alike(packed, inputs, self.out_proj)
         return packed.train(self.training)
 
     def forward(
@@ -87,37 +94,97 @@ class UnpackedAttention(nn.Module):
         """
         if is_causal and attn_mask is None:
             raise UserError("is_causal=True needs attn_mask as well, as in nn.MultiheadAttention")
-        single, turned = query.dim() == 2, query.dim() == 3 and not self.batch_first
-        q, k, v = (
-            self._heads(layer(_batched(x, single, turned)))
-            for layer, x in ((self.q_proj, query), (self.k_proj, key), (self.v_proj, value))
-        )
-        mask = self._mask(attn_mask, key_padding_mask, q)
-        weights = None
-        if need_weights or (self.dropout and self.training):  # then by the module, whose masks may be replaced
-            scores = q @ k.mT / sqrt(q.shape[-1]) + (0.0 if mask is None else mask)
-            weights = self.drop(scores.softmax(dim=-1))
-            attended = weights @ v
-            weights = weights.mean(dim=1) if average_attn_weights else weights
-            weights = weights.squeeze(0) if single else weights
-        else:
-            attended = F.scaled_dot_product_attention(q, k, v, mask)
-        out = self.out_proj(rearrange(attended, "b h t d -> b t (h d)"))
-        return (out.squeeze(0) if single else out.transpose(0, 1) if turned else out), weights if need_weights else None
+        q, k, v = self.q_proj(query), self.k_proj(key), self.v_proj(value)
+        heads, first = self.num_heads, self.batch_first
+        if not need_weights and not (self.dropout > 0 and self.training):
+            return self.out_proj(_attended(q, k, v, attn_mask, key_padding_mask, heads, first)), None
+        weights = self.drop(_weights(q, k, attn_mask, key_padding_mask, heads, first))  # whose masks may be replaced
+        out = self.out_proj(_mixed(weights, q, v, heads, first))
+        return out, _shown(weights, q, average_attn_weights) if need_weights else None
 
-    def _heads(self, x: Tensor) -> Tensor:
-        return rearrange(x, "b t (h d) -> b h t d", h=self.num_heads)
 
-    def _mask(self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, q: Tensor) -> Tensor | None:
-        """Return what is added to the scores, broadcast over (batch, heads, queries, keys), or None."""
-        total = None
-        if attn_mask is not None:
-            total = _additive(attn_mask, q)
-            total = total if total.dim() == 2 else rearrange(total, "(b h) t s -> b h t s", h=self.num_heads)
-        if key_padding_mask is not None:
-            padding = torch.atleast_2d(_additive(key_padding_mask, q))[:, None, None, :]
-            total = padding if total is None else total + padding
-        return total
+def obstacle_to_unpacking(attention: nn.MultiheadAttention) -> str | None:
+    """Say why an attention cannot be unpacked, or return None."""
+    if type(attention) is not nn.MultiheadAttention or "forward" in vars(attention):
+        return f"{type(attention).__name__} may compute something else"
+    if attention.bias_k is not None or attention.add_zero_attn:
+        return "it has add_bias_kv or add_zero_attn"
+    return None
+
+
+# The arithmetic depends on the number of dimensions, which a tracer does not know: it sees these as single steps.
+@torch.fx.wrap
+def _attended(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, padding: Tensor | None, heads: int, batch_first: bool
+) -> Tensor:
+    """Return what q, k, v (projected, as given) attend to, in their layout."""
+    qs, ks, vs = (_heads(x, heads, batch_first) for x in (q, k, v))
+    return _joined(F.scaled_dot_product_attention(qs, ks, vs, _additive_mask(mask, padding, qs)), q, batch_first)
+
+
+@torch.fx.wrap
+def _weights(
+    q: Tensor, k: Tensor, mask: Tensor | None, padding: Tensor | None, heads: int, batch_first: bool
+) -> Tensor:
+    """Return the attention weights (batch, heads, queries, keys)."""
+    qs, ks = _heads(q, heads, batch_first), _heads(k, heads, batch_first)
+    scores = qs @ ks.mT / sqrt(qs.shape[-1])
+    added = _additive_mask(mask, padding, qs)
+    return (scores if added is None else scores + added).softmax(dim=-1)
+
+
+@torch.fx.wrap
+def _mixed(weights: Tensor, q: Tensor, v: Tensor, heads: int, batch_first: bool) -> Tensor:
+    """Return the values mixed by the weights, in the layout of q."""
+    return _joined(weights @ _heads(v, heads, batch_first), q, batch_first)
+
+
+@torch.fx.wrap
+def _shown(weights: Tensor, q: Tensor, average: bool) -> Tensor:
+    """Return the weights as `nn.MultiheadAttention` does."""
+    weights = weights.mean(dim=1) if average else weights
+    return weights.squeeze(0) if q.dim() == 2 else weights
+
+
+def _heads(x: Tensor, heads: int, batch_first: bool) -> Tensor:
+    """Return (batch, heads, time, width of a head) of (time, width), (batch, time, width) or (time, batch, width)."""
+    if x.dim() == 2:
+        x = x.unsqueeze(0)
+    elif not batch_first:
+        x = x.transpose(0, 1)
+    return x.unflatten(-1, [heads, -1]).transpose(1, 2)
+
+
+def _joined(attended: Tensor, like: Tensor, batch_first: bool) -> Tensor:
+    """Undo `_heads`."""
+    joined = attended.transpose(1, 2).flatten(2)
+    if like.dim() == 2:
+        return joined.squeeze(0)
+    return joined if batch_first else joined.transpose(0, 1)
+
+
+def _additive_mask(mask: Tensor | None, padding: Tensor | None, q: Tensor) -> Tensor | None:
+    """Return what is added to the scores, broadcast over (batch, heads, queries, keys), or None."""
+    total: Tensor | None = None
+    if mask is not None:
+        total = _additive(mask, q)
+        if total.dim() == 3:
+            if total.shape[0] != q.shape[0] * q.shape[1]:
+                raise UserError(
+                    f"attn_mask has {total.shape[0]} matrices, not {q.shape[0] * q.shape[1]}, one a sample and head"
+                )
+            total = total.unflatten(0, [q.shape[0], q.shape[1]])
+    if padding is not None:
+        padded = torch.atleast_2d(_additive(padding, q))[:, None, None, :]
+        total = padded if total is None else total + padded
+    return total
+
+
+def _additive(mask: Tensor, like: Tensor) -> Tensor:
+    """Return a mask as numbers to add: where a boolean one is True, attention is not allowed."""
+    if mask.dtype != torch.bool:
+        return mask.to(like.dtype)
+    return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, -inf)
 
 
 def _input_weights(packed: nn.MultiheadAttention) -> tuple[Tensor, ...]:
@@ -131,19 +198,19 @@ def _input_weights(packed: nn.MultiheadAttention) -> tuple[Tensor, ...]:
 @torch.no_grad()
 def _linear(width: int, weight: Tensor, bias: Tensor | None) -> nn.Linear:
     layer = nn.Linear(width, len(weight), bias is not None, weight.device, weight.dtype)
-    layer.weight.copy_(weight)
+    layer.weight.copy_(weight).requires_grad_(weight.requires_grad)
     if bias is not None:
-        layer.bias.copy_(bias)
+        layer.bias.copy_(bias).requires_grad_(bias.requires_grad)
     return layer
 
 
-def _batched(x: Tensor, single: bool, turned: bool) -> Tensor:
-    """Return inputs as (batch, time, features)."""
-    return x.unsqueeze(0) if single else x.transpose(0, 1) if turned else x
-
-
-def _additive(mask: Tensor, like: Tensor) -> Tensor:
-    """Return a mask as numbers to add: where a boolean one is True, attention is not allowed."""
-    if mask.dtype != torch.bool:
-        return mask.to(like.dtype)
-    return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, -inf)
+def _train_alike(packed: nn.MultiheadAttention, inputs: Sequence[nn.Linear], out: nn.Linear) -> None:
+    """Freeze what is frozen in the projections; what holds several of them trains if one does."""
+    named = {"in_proj_weight": inputs, "q_proj_weight": inputs[:1], "k_proj_weight": inputs[1:2]}
+    for name, layers in (named | {"v_proj_weight": inputs[2:]}).items():
+        if isinstance(parameter := getattr(packed, name), Tensor):
+            parameter.requires_grad_(any(layer.weight.requires_grad for layer in layers))
+    packed.out_proj.weight.requires_grad_(out.weight.requires_grad)
+    if packed.in_proj_bias is not None:
+        packed.in_proj_bias.requires_grad_(any(layer.bias.requires_grad for layer in inputs))
+        packed.out_proj.bias.requires_grad_(out.bias.requires_grad)

@@ -1,21 +1,43 @@
-"""What all factorized layers share: W ≈ U Ω Vᵀ, U and V learnable, the diagonal Ω frozen."""
+"""A layer whose weight is held as U·Ω·Vᵀ, the factors learnable, the diagonal Ω frozen."""
 
 from abc import abstractmethod
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from sharding.errors import UserError
-from sharding.spectrum import decompose_one
+from sharding.layers.lazy import lazy_weight
+from sharding.spectrum import compose
+from sharding.truncation import largest_terms
+
+# A layer's own record of what it stands for; means nothing to the dense layer.
+OWN = ("dense_type", "weight_shape", "num_blocks", "axis")
+# Of `nn.Module`'s machinery, what users hang on a layer; it goes with the layer when the layer is replaced.
+HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_is_full_backward_hook",
+)
+MACHINERY = frozenset(vars(nn.Module())) - {"training", *HOOKS}
 
 
 class FactorizedLayer(nn.Module):
     """A layer whose matrix is the sum of n singular terms, ωᵢ·u'ᵢ v'ᵢᵀ.
 
+    The weight, of whatever shape, is seen as a matrix of `weight.shape[0]` rows. That of a grouped convolution is a
+    block for each group; term i is then the i-th term of every block at once, stacked: blocks of u' above each other,
+    and those of v' likewise.
+
     Attributes:
-        u: u', shape (out, n), learnable.
-        v: v', shape (in, n), learnable.
+        u: u', shape (rows, n), learnable; the rows are the layer's outputs, or its inputs where the weight is stored
+            transposed (transposed convolutions, transformers' Conv1D).
+        v: v', shape (columns, n), learnable.
         multipliers: ω, shape (n,), a buffer: saved and moved with the module, never trained.
         bias: shape (out,), learnable, or None.
     """
@@ -24,26 +46,32 @@ class FactorizedLayer(nn.Module):
     v: nn.Parameter
     multipliers: Tensor
     bias: nn.Parameter | None
+    dense_type: type[nn.Module]  # what `to_dense` makes
+    __jit_unused_properties__: ClassVar[list[str]] = ["num_terms", "scaled_u", "weight"]  # for torch.jit.script
 
-    def __init__(
-        self,
-        rows: int,
-        columns: int,
-        num_terms: int,
-        bias: bool,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, dense: nn.Module, num_terms: int, device: torch.device | str | None = None) -> None:
+        """Take the geometry, attributes, hooks and mode of a dense layer, whose values are not read."""
         super().__init__()
-        if not 1 <= num_terms <= min(rows, columns):
+        carry_over(dense, self)
+        weight, bias = _weight(dense), dense._parameters.get("bias")
+        self.dense_type = type(dense)
+        self.weight_shape: tuple[int, ...] = tuple(weight.shape)
+        self.num_blocks = num_blocks(dense)
+        rows, columns = weight.shape[0], weight.shape[1:].numel()
+        rank = min(rows // self.num_blocks, columns)
+        if not 1 <= num_terms <= rank:
             raise UserError(
-                f"num_terms is {num_terms}, but a matrix of {rows}×{columns} has 1 to {min(rows, columns)} terms"
+                f"num_terms is {num_terms}, but a matrix of {rows // self.num_blocks}×{columns} has 1 to {rank} terms"
             )
-        self.u = nn.Parameter(torch.empty(rows, num_terms, device=device, dtype=dtype))
-        self.v = nn.Parameter(torch.empty(columns, num_terms, device=device, dtype=dtype))
-        self.register_buffer("multipliers", torch.ones(num_terms, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(rows, device=device, dtype=dtype)) if bias else None
-        self.reset_parameters()
+
+        def parameter(like: Tensor, *shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape, device=device, dtype=like.dtype), like.requires_grad)
+
+        self.u = parameter(weight, rows, num_terms)
+        self.v = parameter(weight, columns * self.num_blocks, num_terms)
+        self.register_buffer("multipliers", torch.ones(num_terms, device=device, dtype=weight.dtype))
+        if "bias" in dense._parameters:  # an embedding has none, not even None
+            self.register_parameter("bias", None if bias is None else parameter(bias, len(bias)))
 
     @property
     def num_terms(self) -> int:
@@ -52,55 +80,39 @@ class FactorizedLayer(nn.Module):
 
     @property
     def scaled_u(self) -> Tensor:
-        """UΩ, shape (out, n): scaling the factor is cheaper than scaling the activations."""
+        """UΩ, shape (rows, n)."""
         return self.u * self.multipliers
 
     def matrix(self) -> Tensor:
-        """Return UΩVᵀ, shape (out, in)."""
-        return self.scaled_u @ self.v.mT
+        """Return UΩVᵀ, shape (rows, columns of a block)."""
+        return compose(self.scaled_u, self.v, self.num_blocks)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight UΩVᵀ in the dense layer's shape, for code that reads `layer.weight`.
+
+        It is composed when it is used, not when it is asked for its shape, dtype or device; it cannot be written to.
+        """
+        return lazy_weight(self)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draw U and V so that UVᵀ has the variance 1/(3·in) of `nn.Linear`'s default; bias and multipliers 0 and 1."""
         if self.u.is_meta:  # there is nothing to draw, and torch would load much for it
             return
-        scale = (3 * self.v.shape[0] * self.num_terms) ** -0.25
+        scale = (3 * self._fan_in() * self.num_terms) ** -0.25
         nn.init.normal_(self.u, std=scale)
         nn.init.normal_(self.v, std=scale)
         nn.init.ones_(self.multipliers)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+        bias = self._parameters.get("bias")
+        if bias is not None:
+            nn.init.zeros_(bias)
 
     @classmethod
-    def from_dense(cls, layer: nn.Module, num_terms: int) -> Self:
-        """Return a copy of `layer` that holds its `num_terms` largest singular terms, with ω = 1.
-
-        At num_terms = N (the rank) it computes the same function as `layer`.
-
-        Raises:
-            UserError: num_terms is not in 1…N, or the layer is of a kind that cannot be factorized.
-        """
-        factorized = cls.empty_like(layer, num_terms)
-        spectrum = decompose_one(_weight(layer).flatten(1))
-        with torch.no_grad():
-            factorized.u.copy_(spectrum.u[:, :num_terms])
-            factorized.v.copy_(spectrum.v[:, :num_terms])
-        _copy_bias_and_mode(layer, factorized)
-        return factorized
-
-    def to_dense(self) -> nn.Module:
-        """Return the ordinary layer with weight UΩVᵀ, composed in float64 so that half precision does not drift."""
-        dense = self._empty_dense()
-        with torch.no_grad():
-            weight = (self.u.double() * self.multipliers.double()) @ self.v.double().mT
-            _weight(dense).copy_(weight.view_as(_weight(dense)))
-        _copy_bias_and_mode(self, dense)
-        return dense
-
-    @classmethod
-    @abstractmethod
     def empty_like(cls, layer: nn.Module, num_terms: int, device: torch.device | str | None = None) -> Self:
         """Return a factorized layer of the geometry of `layer`, its values yet to be filled in.
+
+        Hooks and attributes that were set on the layer, its mode, and what of it is frozen go with it.
 
         Args:
             layer: the dense layer; its values are not read, it may be on the `meta` device.
@@ -110,10 +122,71 @@ class FactorizedLayer(nn.Module):
         Raises:
             UserError: num_terms is not in 1…N, or the layer is of a kind that cannot be factorized.
         """
+        if not isinstance(layer, cls.made_from()):
+            raise UserError(
+                f"{cls.__name__} is made from an nn.{cls.made_from().__name__}, not from {type(layer).__name__}"
+            )
+        empty = cls.__new__(cls)
+        FactorizedLayer.__init__(empty, layer, num_terms, _weight(layer).device if device is None else device)
+        return empty
 
+    @classmethod
+    def from_dense(cls, layer: nn.Module, num_terms: int) -> Self:
+        """Return a copy of `layer` that holds its `num_terms` largest singular terms, with ω = 1.
+
+        At num_terms = N (the rank) it computes the same function as `layer`. On the `meta` device nothing is computed.
+
+        Raises:
+            UserError: num_terms is not in 1…N, or the layer is of a kind that cannot be factorized.
+        """
+        factorized = cls.empty_like(layer, num_terms)
+        if not factorized.u.is_meta:
+            blocks = as_blocks(_weight(layer).detach(), factorized.num_blocks)
+            factorized.hold(*largest_terms(blocks, num_terms), layer._parameters.get("bias"))
+        return factorized
+
+    @torch.no_grad()
+    def hold(self, u: Tensor, v: Tensor, bias: Tensor | None) -> None:
+        """Copy values into the factors and the bias."""
+        self.u.copy_(u)
+        self.v.copy_(v)
+        if bias is not None:
+            assert self.bias is not None
+            self.bias.copy_(bias)
+
+    @torch.no_grad()
+    def to_dense(self) -> nn.Module:
+        """Return the ordinary layer with weight UΩVᵀ, composed in float64 so that half precision does not drift."""
+        dense = self.dense_type.__new__(self.dense_type)  # its `__init__` may be anybody's
+        nn.Module.__init__(dense)
+        carry_over(self, dense)
+        weight = compose(self.u.double() * self.multipliers.double(), self.v.double(), self.num_blocks)
+        trains = self.u.requires_grad or self.v.requires_grad
+        dense.weight = nn.Parameter(weight.view(self.weight_shape).to(self.u.dtype), trains)
+        if "bias" in self._parameters:
+            bias = self.bias
+            dense.register_parameter("bias", None if bias is None else nn.Parameter(bias.clone(), bias.requires_grad))
+        return dense
+
+    @classmethod
     @abstractmethod
-    def _empty_dense(self) -> nn.Module:
-        """Return an ordinary layer of the same geometry, its values yet to be filled in."""
+    def made_from(cls) -> type[nn.Module]:
+        """Return the kind of dense layer that this is the factorized form of."""
+
+    def _fan_in(self) -> int:
+        """Return how many inputs an output is made of."""
+        return torch.Size(self.weight_shape[1:]).numel()
+
+
+def as_blocks(weight: Tensor, blocks: int) -> Tensor:
+    """Return a dense layer's weight as matrices, shape (blocks, rows, columns)."""
+    return weight.flatten(1).unflatten(0, (blocks, -1))
+
+
+def num_blocks(layer: nn.Module) -> int:
+    """Return the number of blocks that a dense layer's matrix consists of."""
+    groups = getattr(layer, "groups", 1)
+    return groups if isinstance(groups, int) else 1
 
 
 def _weight(layer: nn.Module) -> Tensor:
@@ -122,10 +195,11 @@ def _weight(layer: nn.Module) -> Tensor:
     return weight
 
 
-@torch.no_grad()
-def _copy_bias_and_mode(source: nn.Module, target: nn.Module) -> None:
-    target.train(source.training)
-    if isinstance(source.bias, Tensor):
-        assert isinstance(target.bias, nn.Parameter)
-        target.bias.copy_(source.bias)
-        target.bias.requires_grad_(source.bias.requires_grad)
+def carry_over(source: nn.Module, target: nn.Module) -> None:
+    """Let attributes, hooks and the mode of a layer go with the one that takes its place."""
+    vars(target).update(plain_attributes(source))
+
+
+def plain_attributes(layer: nn.Module) -> dict[str, object]:
+    """Return what a layer holds besides its parameters, buffers and modules, and this library's notes."""
+    return {name: value for name, value in vars(layer).items() if name not in MACHINERY and name not in OWN}

@@ -1,125 +1,139 @@
-"""A convolution through n singular terms: a k×k convolution to n channels, then a 1×1 one."""
+"""A convolution through n singular terms: one to n channels, of the kernel's size, and a 1×1 one.
 
-from typing import Literal, Self, cast
+The weight (out, in/groups, *kernel) is seen as a matrix of out rows. Column i of V is a filter (in, *kernel); stride,
+padding and dilation belong to that first convolution. With groups each block of the matrix has n terms of its own, and
+both convolutions are grouped.
+"""
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sharding.errors import UserError
 from sharding.layers.base import FactorizedLayer
 
-Pair = tuple[int, int]
+Size = int | tuple[int, ...]
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
 
-class FactorizedConv2d(FactorizedLayer):
-    """y = (U Ω) ∗₁ₓ₁ (V ∗ₖₓₖ x) + b, for x of shape (batch, in, H, W).
+class FactorizedConv(FactorizedLayer):
+    """What convolutions of all dimensions share; see `FactorizedConv1d`, `FactorizedConv2d`, `FactorizedConv3d`.
 
-    The weight (out, in, kh, kw) is seen as a matrix (out, in·kh·kw). Column i of V is a filter (in, kh, kw), and
-    stride, padding and dilation belong to that first convolution.
-
-    Raises:
-        UserError: `groups` is not 1. A grouped convolution is a block-diagonal matrix, whose singular terms do not
-            keep the blocks.
+    The arguments are those of the dense layer, and `num_terms` after the kernel's size.
     """
+
+    if TYPE_CHECKING:  # torch.jit.script would go by annotations, and knows no tuple[int, ...]
+        in_channels: int
+        out_channels: int
+        kernel_size: tuple[int, ...]
+        stride: tuple[int, ...]
+        padding: Any  # a tuple, "same" or "valid"
+        dilation: tuple[int, ...]
+        groups: int
+        padding_mode: PaddingMode
+        _reversed_padding_repeated_twice: list[int]
+    kind: ClassVar[Any]  # the dense layer
 
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: int | Pair,
+        kernel_size: Size,
         num_terms: int,
-        stride: int | Pair = 1,
-        padding: str | int | Pair = 0,
-        dilation: int | Pair = 1,
+        stride: Size = 1,
+        padding: str | Size = 0,
+        dilation: Size = 1,
         groups: int = 1,
         bias: bool = True,
         padding_mode: PaddingMode = "zeros",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if groups != 1:
-            raise UserError(
-                f"a convolution with groups={groups} cannot be factorized: only groups=1 can; leave it whole (skip=…)"
-            )
-        # A weightless convolution, so that torch itself checks and normalizes the geometry.
-        geometry = nn.Conv2d(
-            in_channels, out_channels, kernel_size, stride, padding, dilation, 1, False, padding_mode, "meta"
-        )
-        height, width = geometry.kernel_size
-        super().__init__(out_channels, in_channels * height * width, num_terms, bias, device, dtype)
-        self.in_channels, self.out_channels = in_channels, out_channels
-        self.kernel_size = (height, width)
-        self.stride = cast(Pair, geometry.stride)
-        self.dilation = cast(Pair, geometry.dilation)
-        self.padding = cast(str | Pair, geometry.padding)
-        self.padding_mode: PaddingMode = padding_mode
+        sizes = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode)
+        super().__init__(self.kind(*sizes, "meta", dtype), num_terms, device)  # which checks and normalizes them
+        self.reset_parameters()
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, in_channels, H, W) to (batch, out_channels, H', W')."""
-        padding: str | int | Pair = self.padding
-        if self.padding_mode != "zeros":
-            x, padding = F.pad(x, self._margins(), mode=self.padding_mode), 0
-        filters = self.v.mT.reshape(self.num_terms, self.in_channels, *self.kernel_size)
-        terms = F.conv2d(x, filters, None, self.stride, padding, self.dilation)
-        return F.conv2d(terms, self.scaled_u[:, :, None, None], self.bias)
+    def _filters(self) -> Tensor:
+        """Return V as filters, shape (n·groups, in/groups, *kernel)."""
+        return stacked_terms(self.v, self.num_blocks).view([-1, self.weight_shape[1], *self.kernel_size])
 
-    @property
-    def weight(self) -> Tensor:
-        """The kernel UΩVᵀ, shape (out, in, kh, kw), for code that reads `layer.weight`."""
-        return self.matrix().view(self.out_channels, self.in_channels, *self.kernel_size)
+    def _combination(self) -> Tensor:
+        """Return U as the filters of a 1×1 convolution, shape (out, n, 1, …)."""
+        return self.u.view(list(self.u.shape) + [1] * len(self.kernel_size))
+
+    def _scaled(self, terms: Tensor) -> Tensor:
+        """Multiply terms (…, n·groups, *positions) by Ω."""
+        return terms * repeated(self.multipliers, self.num_blocks).view([-1] + [1] * len(self.kernel_size))
 
     def extra_repr(self) -> str:
         """Return the geometry, for `repr`."""
+        groups = f", groups={self.groups}" if self.groups != 1 else ""
         return (
             f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, num_terms={self.num_terms}, "
-            f"stride={self.stride}, padding={self.padding}, dilation={self.dilation}, bias={self.bias is not None}"
+            f"stride={self.stride}, padding={self.padding}, dilation={self.dilation}{groups}, "
+            f"bias={self.bias is not None}"
         )
-
-    def _margins(self) -> list[int]:
-        """Padding as (left, right, top, bottom), for the padding modes that `F.conv2d` itself does not know."""
-        margins: list[int] = []
-        for axis in (1, 0):
-            total = self.dilation[axis] * (self.kernel_size[axis] - 1)
-            if self.padding == "same":
-                margins += [total // 2, total - total // 2]
-            elif self.padding == "valid":
-                margins += [0, 0]
-            else:
-                margins += [int(self.padding[axis])] * 2
-        return margins
 
     @classmethod
-    def empty_like(cls, layer: nn.Module, num_terms: int, device: torch.device | str | None = None) -> Self:
-        """Return a factorized layer of the geometry of `layer`, its values yet to be filled in."""
-        if not isinstance(layer, nn.Conv2d):
-            raise UserError(f"FactorizedConv2d is made from an nn.Conv2d, not from {type(layer).__name__}")
-        return cls(
-            layer.in_channels,
-            layer.out_channels,
-            cast(Pair, layer.kernel_size),
-            num_terms,
-            cast(Pair, layer.stride),
-            cast(str | Pair, layer.padding),
-            cast(Pair, layer.dilation),
-            layer.groups,
-            layer.bias is not None,
-            layer.padding_mode,
-            layer.weight.device if device is None else device,
-            layer.weight.dtype,
-        )
+    def made_from(cls) -> type[nn.Module]:
+        """Return the dense convolution."""
+        kind: type[nn.Module] = cls.kind
+        return kind
 
-    def _empty_dense(self) -> nn.Conv2d:
-        return nn.Conv2d(
-            self.in_channels,
-            self.out_channels,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.dilation,
-            bias=self.bias is not None,
-            padding_mode=self.padding_mode,
-            device=self.u.device,
-            dtype=self.u.dtype,
-        )
+
+class FactorizedConv1d(FactorizedConv):
+    """y = (U Ω) ∗₁ (V ∗ₖ x) + b, for x of shape (batch, in, L)."""
+
+    kind = nn.Conv1d
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, in_channels, L) to (batch, out_channels, L')."""
+        if self.padding_mode != "zeros":
+            x = F.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            terms = F.conv1d(x, self._filters(), None, self.stride, 0, self.dilation, self.groups)
+        else:
+            terms = F.conv1d(x, self._filters(), None, self.stride, self.padding, self.dilation, self.groups)
+        return F.conv1d(self._scaled(terms), self._combination(), self.bias, 1, 0, 1, self.groups)
+
+
+class FactorizedConv2d(FactorizedConv):
+    """y = (U Ω) ∗₁ₓ₁ (V ∗ₖₓₖ x) + b, for x of shape (batch, in, H, W)."""
+
+    kind = nn.Conv2d
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, in_channels, H, W) to (batch, out_channels, H', W')."""
+        if self.padding_mode != "zeros":
+            x = F.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            terms = F.conv2d(x, self._filters(), None, self.stride, 0, self.dilation, self.groups)
+        else:
+            terms = F.conv2d(x, self._filters(), None, self.stride, self.padding, self.dilation, self.groups)
+        return F.conv2d(self._scaled(terms), self._combination(), self.bias, 1, 0, 1, self.groups)
+
+
+class FactorizedConv3d(FactorizedConv):
+    """y = (U Ω) ∗₁ₓ₁ₓ₁ (V ∗ₖₓₖₓₖ x) + b, for x of shape (batch, in, D, H, W)."""
+
+    kind = nn.Conv3d
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, in_channels, D, H, W) to (batch, out_channels, D', H', W')."""
+        if self.padding_mode != "zeros":
+            x = F.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            terms = F.conv3d(x, self._filters(), None, self.stride, 0, self.dilation, self.groups)
+        else:
+            terms = F.conv3d(x, self._filters(), None, self.stride, self.padding, self.dilation, self.groups)
+        return F.conv3d(self._scaled(terms), self._combination(), self.bias, 1, 0, 1, self.groups)
+
+
+def stacked_terms(factor: Tensor, blocks: int) -> Tensor:
+    """Return the terms of every block as rows: (blocks·columns, n) to (blocks·n, columns)."""
+    if blocks == 1:
+        return factor.mT
+    return factor.unflatten(0, [blocks, -1]).mT.flatten(0, 1)
+
+
+def repeated(multipliers: Tensor, blocks: int) -> Tensor:
+    """Return ω once for every block, shape (blocks·n,)."""
+    return multipliers if blocks == 1 else multipliers.repeat(blocks)

@@ -1,20 +1,21 @@
 """A linear layer through n singular terms."""
 
-from typing import Self
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sharding.errors import UserError
 from sharding.layers.base import FactorizedLayer
 
 
 class FactorizedLinear(FactorizedLayer):
     """y = U Ω Vᵀ x + b, for x of shape (..., in_features) and y of shape (..., out_features).
 
-    Costs n·(in + out) multiplications a sample where `nn.Linear` costs in·out.
+    Costs n·(in + out) multiplications a sample where `nn.Linear` costs in·out. Ω scales the n terms of each
+    sample: they are fewer than the entries of U unless the batch is large, and then the products cost far more.
     """
+
+    in_features: int
+    out_features: int
 
     def __init__(
         self,
@@ -25,42 +26,50 @@ class FactorizedLinear(FactorizedLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(out_features, in_features, num_terms, bias, device, dtype)
-        self.in_features = in_features
-        self.out_features = out_features
+        super().__init__(nn.Linear(in_features, out_features, bias, "meta", dtype), num_terms, device)
+        self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., in_features) to (..., out_features)."""
-        return F.linear(F.linear(x, self.v.mT), self.scaled_u, self.bias)
-
-    @property
-    def weight(self) -> Tensor:
-        """The matrix UΩVᵀ, shape (out, in), for code that reads `layer.weight`."""
-        return self.matrix()
+        return F.linear(x @ self.v * self.multipliers, self.u, self.bias)
 
     def extra_repr(self) -> str:
         """Return the sizes, for `repr`."""
         return f"{self.in_features}, {self.out_features}, num_terms={self.num_terms}, bias={self.bias is not None}"
 
     @classmethod
-    def empty_like(cls, layer: nn.Module, num_terms: int, device: torch.device | str | None = None) -> Self:
-        """Return a factorized layer of the geometry of `layer`, its values yet to be filled in."""
-        if not isinstance(layer, nn.Linear):
-            raise UserError(f"FactorizedLinear is made from an nn.Linear, not from {type(layer).__name__}")
-        return cls(
-            layer.in_features,
-            layer.out_features,
-            num_terms,
-            layer.bias is not None,
-            layer.weight.device if device is None else device,
-            layer.weight.dtype,
-        )
+    def made_from(cls) -> type[nn.Module]:
+        """Return `nn.Linear`."""
+        return nn.Linear
 
-    def _empty_dense(self) -> nn.Linear:
-        return nn.Linear(
-            self.in_features,
-            self.out_features,
-            self.bias is not None,
-            device=self.u.device,
-            dtype=self.u.dtype,
-        )
+
+class FactorizedTransposedLinear(FactorizedLayer):
+    """The `Conv1D` of transformers' GPT-2 and its kin: a linear layer whose weight is stored as (in, out)."""
+
+    nf: int
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., nx) to (..., nf)."""
+        return F.linear(x @ self.u * self.multipliers, self.v, self.bias)
+
+    def extra_repr(self) -> str:
+        """Return the sizes, for `repr`."""
+        return f"nf={self.nf}, nx={self.weight_shape[0]}, num_terms={self.num_terms}"
+
+    @classmethod
+    def made_from(cls) -> type[nn.Module]:
+        """Return any module: the kind is known by what it has, see `is_transposed_linear`."""
+        return nn.Module
+
+
+def is_transposed_linear(layer: nn.Module) -> bool:
+    """Whether a layer is transformers' `Conv1D`, by its looks; nothing is imported for it."""
+    kind = next((kind for kind in type(layer).__mro__ if kind.__name__ == "Conv1D"), None)
+    weight = layer._parameters.get("weight")
+    return (
+        kind is not None
+        and type(layer).forward is vars(kind).get("forward")
+        and weight is not None
+        and weight.dim() == 2
+        and weight.shape[1] == getattr(layer, "nf", None)
+    )

@@ -4,16 +4,21 @@ from torch import nn
 
 from sharding.errors import UserError
 from sharding.layers.base import FactorizedLayer
+from sharding.layers.linear import FactorizedTransposedLinear, is_transposed_linear
 
 _REGISTRY: dict[type[nn.Module], type[FactorizedLayer]] = {}
+_ON_DEMAND: set[type[nn.Module]] = set()
+# What makes a layer compute what it does: a subclass that changes none of it can be replaced like its base.
+BEHAVIOR = ("__call__", "forward", "_conv_forward", "_output_padding", "weight")
 
 
-def register(dense_type: type[nn.Module], factorized_type: type[FactorizedLayer]) -> None:
-    """Let layers of `dense_type` be sharded as layers of `factorized_type`.
+def register(dense_type: type[nn.Module], factorized_type: type[FactorizedLayer], on_demand: bool = False) -> None:
+    """Let layers of `dense_type`, and of subclasses that inherit its `forward`, be sharded as `factorized_type`.
 
     Args:
         dense_type: a layer with a parameter `weight`.
-        factorized_type: its factorized form, which says how the weight is seen as a matrix.
+        factorized_type: its factorized form.
+        on_demand: whether such layers stay whole unless they are asked for with `also=`.
 
     Raises:
         UserError: `factorized_type` is no subclass of `FactorizedLayer`.
@@ -21,13 +26,29 @@ def register(dense_type: type[nn.Module], factorized_type: type[FactorizedLayer]
     if not (isinstance(factorized_type, type) and issubclass(factorized_type, FactorizedLayer)):
         raise UserError(f"{factorized_type!r} is no FactorizedLayer; subclass sharding.FactorizedLayer to register it")
     _REGISTRY[dense_type] = factorized_type
-
-
-def dense_types() -> tuple[type[nn.Module], ...]:
-    """Return the kinds of layers that have a factorized form."""
-    return tuple(_REGISTRY)
+    (_ON_DEMAND.add if on_demand else _ON_DEMAND.discard)(dense_type)
 
 
 def factorized_type(layer: nn.Module) -> type[FactorizedLayer] | None:
-    """Return the class that `layer` is factorized into, or None where there is none."""
-    return _REGISTRY.get(type(layer))
+    """Return the class that `layer` is factorized into, or None where it would compute something else."""
+    kind = base_of(layer)
+    if kind is None:
+        return FactorizedTransposedLinear if is_transposed_linear(layer) else None
+    inherits = all(getattr(type(layer), name, None) is getattr(kind, name, None) for name in BEHAVIOR)
+    return _REGISTRY[kind] if inherits and "forward" not in vars(layer) else None
+
+
+def base_of(layer: nn.Module) -> type[nn.Module] | None:
+    """Return the registered kind that a layer is of, by inheritance, whether or not it can be replaced."""
+    return next((kind for kind in type(layer).__mro__ if kind in _REGISTRY), None)
+
+
+def is_affine(layer: nn.Module) -> bool:
+    """Whether a layer is of a kind that is sharded unless there is a reason not to."""
+    kind = base_of(layer)
+    return is_transposed_linear(layer) if kind is None else kind not in _ON_DEMAND
+
+
+def is_on_demand(layer: nn.Module) -> bool:
+    """Whether a layer is of a kind that is sharded only where it is asked for."""
+    return base_of(layer) in _ON_DEMAND

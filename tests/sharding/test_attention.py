@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sharding import ShardPlanner, UnpackedAttention, UserError, factorize, unpack_attention
+from sharding import ShardPlanner, UnpackedAttention, UserError, factorize, merge, unpack_attention
 
 MASKS = ["none", "float", "bool", "per head", "padding", "padding and float"]
 KINDS = [{}, {"bias": False}, {"batch_first": True}, {"kdim": 6, "vdim": 10, "batch_first": True}]
@@ -101,3 +101,111 @@ def test_the_planner_shards_each_projection_of_an_unpacked_model():
     shard = ShardPlanner().plan(server, {0: 0.5})[0]
     assert {f"1.self_attn.{p}_proj" for p in ("q", "k", "v", "out")} < set(shard.terms)
     shard.load_into(factorize(model, 0.5))
+
+
+def encoder(depth=2, **options):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0, **options).double()
+    return nn.TransformerEncoder(layer, depth)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_an_encoders_evaluation_with_padding_does_not_read_packed_weights():
+    """Its nested tensors do; they are put off, and back on by `merge`."""
+    model, x = encoder().eval(), torch.randn(2, 5, 8).double()
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    with torch.no_grad():
+        expected = model(x, src_key_padding_mask=padding)
+        small = factorize(model, 1.0)
+        actual = small(x, src_key_padding_mask=padding)
+        merged = merge(small)
+        again = merged(x, src_key_padding_mask=padding)
+    valid = ~padding
+    torch.testing.assert_close(actual[valid], expected[valid], rtol=0, atol=1e-10)
+    torch.testing.assert_close(again, expected, rtol=0, atol=1e-10)
+    assert (model.use_nested_tensor, small.use_nested_tensor, merged.use_nested_tensor) == (True, False, True)
+    assert vars(merged).keys() == vars(model).keys()
+
+
+def test_a_packed_attention_that_is_skipped_stays_packed_and_the_fast_path_is_right():
+    model, x = encoder().eval(), torch.randn(2, 5, 8).double()
+    for skip in ("self_attn", nn.MultiheadAttention, ["layers.*.self_attn"]):
+        small = factorize(model, 1.0, skip)
+        assert type(small.layers[0].self_attn) is nn.MultiheadAttention
+        assert set(small.factorize_report.layers) == {f"layers.{i}.linear{j}" for i in (0, 1) for j in (1, 2)}
+        with torch.no_grad():
+            torch.testing.assert_close(small(x), model(x), rtol=0, atol=1e-10)
+
+
+class Doubling(nn.MultiheadAttention):
+    def forward(self, query, key, value, **options):
+        return super().forward(2 * query, key, value, **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: Doubling(8, 2), "Doubling may compute something else"),
+        (lambda: nn.MultiheadAttention(8, 2, add_bias_kv=True), "it has add_bias_kv or add_zero_attn"),
+        (lambda: nn.MultiheadAttention(8, 2, add_zero_attn=True), "it has add_bias_kv or add_zero_attn"),
+    ],
+)
+def test_attention_that_cannot_be_unpacked_stays_as_it_is_and_is_named(make, reason):
+    model = nn.ModuleDict({"attn": make(), "mlp": nn.Sequential(*(nn.Linear(8, 8) for _ in range(12)))})
+    small = factorize(model, 0.25, skip="mlp.0")
+    assert type(small["attn"]) is type(model["attn"])
+    assert small.factorize_report.whole["attn.out_proj"] == f"in a packed attention: {reason}"
+    assert ShardPlanner(skip="mlp.0").plan(model, {0: 0.25})[0].terms.keys() == small.factorize_report.layers.keys()
+
+
+def test_unpacking_keeps_what_is_frozen_attributes_and_hooks():
+    packed, inputs = make({})
+    packed.requires_grad_(False)
+    packed.out_proj.weight.requires_grad_(True)
+    packed.note, seen = "kept", []
+    packed.register_forward_hook(lambda *_: seen.append("forward"))
+    unpacked = UnpackedAttention.from_packed(packed)
+    assert {name for name, part in unpacked.named_parameters() if part.requires_grad} == {"out_proj.weight"}
+    again = unpacked.to_packed()
+    assert {name for name, part in again.named_parameters() if part.requires_grad} == {"out_proj.weight"}
+    for attention in (unpacked, again):
+        assert (attention.note, attention.head_dim, attention.kdim) == ("kept", 4, 8)
+        attention(*inputs)
+    assert seen == ["forward", "forward"]
+
+
+def test_masks_of_another_batch_are_told():
+    packed, inputs = make({})
+    with pytest.raises(UserError, match="attn_mask has 3 matrices, not 4, one a sample and head"):
+        UnpackedAttention.from_packed(packed)(*inputs, attn_mask=torch.zeros(3, 3, 5).double())
+
+
+class Vision(nn.Module):
+    """Attention as torchvision's ViT calls it."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.mlp = nn.Linear(8, 8)
+
+    def forward(self, x):
+        attended, _ = self.attention(x, x, x, need_weights=False)
+        return self.mlp(x + attended)
+
+
+def test_unpacked_attention_can_be_traced_symbolically():
+    model = factorize(Vision().eval(), 1.0, skip=())
+    x = torch.randn(2, 3, 8)
+    torch.testing.assert_close(torch.fx.symbolic_trace(model)(x), model(x))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")
+def test_torchscript_compiles_unpacked_attention_and_convolutions():
+    attention = torch.jit.script(factorize(Vision().eval(), 1.0, skip=()).attention)
+    x = torch.randn(2, 3, 8)
+    for need_weights in (True, False):
+        assert attention(x, x, x, need_weights=need_weights)[0].shape == x.shape
+    convolutions = nn.Sequential(nn.Conv2d(4, 4, 3, padding="same"), nn.Conv1d(4, 4, 1), nn.Conv2d(4, 4, 3, groups=2))
+    for index, layer in enumerate(factorize(convolutions, 1.0, skip=())):
+        x = torch.randn(2, 4, 5) if index == 1 else torch.randn(2, 4, 5, 5)
+        torch.testing.assert_close(torch.jit.script(layer)(x), layer(x))

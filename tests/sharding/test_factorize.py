@@ -5,6 +5,8 @@ import torch
 from torch import nn
 
 from sharding import (
+    Budget,
+    CoverageWarning,
     FactorizedConv2d,
     FactorizedLinear,
     ShardPlanner,
@@ -130,24 +132,49 @@ class Tied(nn.Module):
         self.head.weight = self.embed.weight
 
 
-def test_all_obstacles_are_told_at_once_by_name():
+def test_strict_tells_all_obstacles_at_once_with_patterns_that_leave_them_whole():
     with pytest.raises(UserError) as caught:
-        shardable_layers(Tied(), skip=())
+        factorize(Tied(), 0.5, skip=(), strict=True)
     message = str(caught.value)
-    assert "depthwise: it is a convolution with groups=4" in message
-    assert "attention.out_proj: nn.MultiheadAttention packs" in message
+    assert "depthwise: a single term a group (depthwise convolution)" in message
     assert "head: its weight is tied to embed.weight" in message
+    assert 'skip=["depthwise", "head"]' in message
     assert "\n" not in message
-    factorize(Tied(), 0.5, skip=["depthwise", "head"])
+    factorize(Tied(), 0.5, skip=["depthwise", "head"], strict=True)
+    with pytest.raises(UserError, match=r"attention: nn\.MultiheadAttention packs"):
+        shardable_layers(Tied(), skip=())
 
 
-def test_nothing_is_changed_where_something_is_wrong():
-    for arguments in ({"keep_ratio": 0.5}, {"keep_ratio": 2, "skip": ["depthwise", "head"]}):
-        model = Tied()
-        before = repr(model)
-        with pytest.raises(UserError):
-            factorize(model, inplace=True, **({"skip": ()} | arguments))
-        assert repr(model) == before
+def test_what_cannot_be_factorized_stays_whole_and_is_reported():
+    with pytest.warns(CoverageWarning, match=r"only 44\.1% of the parameters are factorized"):
+        report = factorize(Tied(), 0.5, skip=()).factorize_report
+    assert report.whole == {
+        "depthwise": "a single term a group (depthwise convolution)",
+        "head": "its weight is tied to embed.weight",
+    }
+    assert sum(report.uncovered.values()) + sum(64 // 4 for _ in report.layers) == report.parameters_before
+    assert report.uncovered["a single term a group (depthwise convolution)"] == 4 * 9 + 4
+    assert report.uncovered["Embedding.weight"] == 20
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"keep_ratio": 0.5, "strict": True},
+        {"keep_ratio": 2},
+        {"keep_ratio": 0.5, "skip": "nothing"},
+        {"keep_ratio": {"*": 0}},
+        {"keep_ratio": Budget(parameters=3)},
+        {"keep_ratio": Budget(multiply_adds=100)},
+    ],
+    ids=str,
+)
+def test_nothing_is_changed_where_something_is_wrong(arguments):
+    model = Tied()
+    before = repr(model)
+    with pytest.raises(UserError):
+        factorize(model, inplace=True, **({"skip": ()} | arguments))
+    assert repr(model) == before
 
 
 @pytest.mark.parametrize("keep_ratio", [0, -0.1, 1.01, float("nan")])
@@ -190,9 +217,10 @@ def test_a_model_names_its_own_ends():
 
 def test_a_single_term_stays_whole():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(1, 4), nn.Conv2d(4, 1, 3), nn.Linear(4, 4))
-    assert shardable_layers(model) == {}
+    assert list(shardable_layers(model, ["first", "last"])) == []
     assert list(shardable_layers(model, ())) == ["0", "4"]
-    report = factorize(model, 0.5, skip=()).factorize_report
+    with pytest.warns(CoverageWarning, match=r"single term 55\.6%"):
+        report = factorize(model, 0.5, skip=(), strict=True).factorize_report
     assert {name: report.whole[name] for name in "123"} == dict.fromkeys("123", "a single term")
 
 

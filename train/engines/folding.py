@@ -96,6 +96,8 @@ class FoldedFactorizedConv2d(Folded):
     multipliers: Tensor
 
     def __init__(self, layer: FactorizedConv2d, num_clients: int, choices: Choices) -> None:
+        if layer.groups != 1:
+            raise NotFoldableError("a grouped convolution")
         super().__init__(layer, num_clients, choices)
         self.geometry = _geometry(layer)
         self.filter_shape = (layer.in_channels, *layer.kernel_size)

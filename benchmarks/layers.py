@@ -1,0 +1,146 @@
+"""What factorized layers cost beside dense ones, and `factorize` beside an SVD of every layer.
+
+Ratios of processor time on one thread; the two sides of a ratio take turns, and each is the best of several, so that
+what else the machine does shows in neither.
+
+    python benchmarks/layers.py [results/layers.json] [--quick]
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import process_time
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+from timm import create_model
+from torch import Tensor, nn
+
+from sharding import factorize
+from sharding.factorization import num_terms, rank_of
+from sharding.layers import FactorizedConv2d, FactorizedLayer, factorized_type
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear 4096x4096, batch 64": (lambda: nn.Linear(4096, 4096), (64, 4096)),
+    "linear 4096x4096, batch 1": (lambda: nn.Linear(4096, 4096), (1, 4096)),
+    "linear 768x3072, 1576 tokens": (lambda: nn.Linear(768, 3072), (8, 197, 768)),
+    "conv 256x256 3x3, 16x16, batch 16": (lambda: nn.Conv2d(256, 256, 3, padding=1), (16, 256, 16, 16)),
+}
+RATIOS = (0.1, 0.2)
+BARS = {  # the most that a forward and backward pass may take of the dense layer's time
+    ("linear 4096x4096, batch 64", 0.1): 0.18,
+    ("linear 4096x4096, batch 64", 0.2): 0.34,
+    ("conv 256x256 3x3, 16x16, batch 16", 0.1): 0.18,
+    ("conv 256x256 3x3, 16x16, batch 16", 0.2): 0.34,
+}
+OMEGA_BAR = 0.03  # of a pass, at any batch
+FACTORIZE_BAR = 4.0  # times as fast as an SVD of every layer
+
+
+def main(words: Sequence[str]) -> int:
+    """Measure, print and write."""
+    torch.set_num_threads(1)
+    rounds = 3 if "--quick" in words else 15
+    results: dict[str, object] = {"torch": torch.__version__, "threads": 1}
+    results["layers"] = {name: measure_layer(name, rounds) for name in LAYERS}
+    results["factorize"] = measure_factorize(1 if "--quick" in words else 2)
+    text = json.dumps(results, indent=1)
+    print(text)
+    into = next((word for word in words if not word.startswith("--")), None)
+    if into:
+        Path(into).write_text(text + "\n", encoding="utf-8")
+    return 0
+
+
+def measure_layer(name: str, rounds: int) -> dict[str, object]:
+    """Compare a dense layer, factorized ones, and factorized ones without Ω."""
+    make, shape = LAYERS[name]
+    torch.manual_seed(0)
+    dense, x = make(), torch.randn(shape)
+    passes = {"dense": one_pass(dense, x)}
+    for ratio in RATIOS:
+        layer = factorized_type(dense)
+        assert layer is not None
+        small = layer.empty_like(dense, num_terms(rank_of(dense), ratio))
+        small.reset_parameters()
+        passes[f"{ratio}"] = one_pass(small, x)
+        passes[f"{ratio} without omega"] = one_pass(Plain(small), x)
+    seconds = in_turns(passes, rounds)
+    told: dict[str, object] = {"dense_ms": round(1e3 * seconds["dense"], 3)}
+    for ratio in RATIOS:
+        mine, bare = seconds[f"{ratio}"], seconds[f"{ratio} without omega"]
+        told[f"{ratio}"] = {
+            "of_dense": round(mine / seconds["dense"], 4),
+            "omega": round(mine / bare - 1, 4),
+            "bar": BARS.get((name, ratio)),
+        }
+    return told
+
+
+def measure_factorize(rounds: int) -> dict[str, float]:
+    """Compare `factorize` of a ViT-B with an SVD of every layer that it replaces."""
+    torch.manual_seed(0)
+    model = create_model("vit_base_patch16_224")
+    names = factorize(create_model("vit_tiny_patch16_224"), 0.1).factorize_report.layers
+    weights = [model.get_submodule(name).weight.detach() for name in names]
+
+    def decompose() -> None:
+        for weight in weights:
+            torch.linalg.svd(weight, full_matrices=False)
+
+    seconds = in_turns({"factorize": lambda: factorize(model, 0.1), "svd": decompose}, rounds)
+    faster = seconds["svd"] / seconds["factorize"]
+    return {
+        "svd_s": round(seconds["svd"], 2),
+        "factorize_s": round(seconds["factorize"], 2),
+        "faster": round(faster, 2),
+    }
+
+
+class Plain(nn.Module):
+    """The same two products, or convolutions, without Ω."""
+
+    def __init__(self, layer: FactorizedLayer) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map as the layer does."""
+        layer = self.layer
+        if isinstance(layer, FactorizedConv2d):
+            terms = nn.functional.conv2d(x, layer._filters(), None, layer.stride, layer.padding)
+            return nn.functional.conv2d(terms, layer._combination(), layer.bias)
+        return nn.functional.linear(x @ layer.v, layer.u, layer.bias)
+
+
+def one_pass(layer: nn.Module, x: Tensor) -> Callable[[], None]:
+    """Return a forward and backward pass."""
+    x = x.clone().requires_grad_()
+
+    def run() -> None:
+        layer.zero_grad()
+        x.grad = None
+        layer(x).sum().backward()
+
+    return run
+
+
+def in_turns(tasks: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Return the least processor time of each, in seconds; they take turns."""
+    best = dict.fromkeys(tasks, float("inf"))
+    for _ in range(rounds + 1):  # the first warms up
+        for name, task in tasks.items():
+            start, repeats = process_time(), 0
+            while repeats == 0 or process_time() - start < 0.02:
+                task()
+                repeats += 1
+            best[name] = min(best[name], (process_time() - start) / repeats)
+    return best
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

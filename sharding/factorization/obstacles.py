@@ -1,0 +1,103 @@
+"""Why a layer cannot be factorized, where it cannot."""
+
+from torch import nn
+
+from sharding.layers import FactorizedLayer, factorized_type, num_blocks
+from sharding.layers.attention import obstacle_to_unpacking
+
+STATE_HOOKS = (
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+
+SINGLE_TERM = "a single term"
+
+
+class Surroundings:
+    """What has to be known of a model to judge one layer of it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._owners: dict[int, list[str]] = {}
+        self._modules: dict[str, nn.Module] = {}
+        for name, module in model.named_modules():
+            self._modules[name] = module
+            for kind, parameter in module._parameters.items():
+                if parameter is not None:
+                    self._owners.setdefault(id(parameter), []).append(f"{name}.{kind}".lstrip("."))
+
+    def is_adapter(self, name: str) -> bool:
+        """Whether a layer is one that peft puts beside a `base_layer`: it is small already."""
+        parts = name.split(".")
+        for end in range(len(parts)):
+            outer = self._modules[".".join(parts[:end])]
+            if isinstance(outer._modules.get("base_layer"), nn.Module) and parts[end] != "base_layer":
+                return True
+        return False
+
+    def attention_around(self, name: str) -> nn.MultiheadAttention | None:
+        """Return the packed attention that a module is, or is the output projection of."""
+        around = (self._modules[name], self._modules[name.rpartition(".")[0]])
+        return next((module for module in around if isinstance(module, nn.MultiheadAttention)), None)
+
+    def twins(self, name: str, layer: nn.Module) -> list[str]:
+        """Return the other parameters that are the layer's weight."""
+        return [owner for owner in self._owners[id(layer.weight)] if owner != f"{name}.weight".lstrip(".")]
+
+
+def rank_of(layer: nn.Module) -> int:
+    """Return N, of an affine layer: min(out, in), a convolution being seen as (out/groups, in/groups·kh·kw)."""
+    weight = layer.weight
+    assert isinstance(weight, nn.Parameter)
+    return min(weight.shape[0] // num_blocks(layer), weight.shape[1:].numel())
+
+
+def obstacle(name: str, layer: nn.Module, surroundings: Surroundings) -> str | None:
+    """Say why a layer cannot be factorized, in words that are the same for all layers of a kind; None if it can."""
+    if isinstance(layer, FactorizedLayer):
+        return "factorized already; merge first"
+    attention = surroundings.attention_around(name)
+    if attention is not None:
+        return f"in a packed attention: {obstacle_to_unpacking(attention) or 'its projections are one bare weight'}"
+    if surroundings.is_adapter(name):
+        return "an adapter beside its base layer, small already"
+    return _of_weight(layer) or _of_behavior(layer) or _of_company(name, layer, surroundings) or _of_rank(layer)
+
+
+def _of_weight(layer: nn.Module) -> str | None:
+    weight: nn.Parameter | None = layer._parameters.get("weight")
+    if weight is None:
+        return "its weight is computed (parametrized, normalized or pruned)"
+    if isinstance(weight, nn.UninitializedParameter):
+        return "not initialized yet"
+    if not weight.is_floating_point() or weight.element_size() < 2:
+        return f"its weight is {str(weight.dtype).removeprefix('torch.')}"
+    return None
+
+
+def _of_behavior(layer: nn.Module) -> str | None:
+    if factorized_type(layer) is None:
+        whose = "this one" if "forward" in vars(layer) else type(layer).__name__
+        return f"{whose} has a forward of its own"
+    if type(layer).get_extra_state is not nn.Module.get_extra_state:
+        return f"{type(layer).__name__} has extra state"
+    fsdp = hasattr(layer.weight, "device_mesh")  # whose hooks say how a state dict is put together
+    if not fsdp and any(vars(layer).get(hooks) for hooks in STATE_HOOKS):
+        return "it has hooks on its state dict"
+    if isinstance(layer, nn.Embedding) and (layer.sparse or layer.max_norm is not None):
+        return "an embedding with sparse gradients or max_norm"
+    return None
+
+
+def _of_company(name: str, layer: nn.Module, surroundings: Surroundings) -> str | None:
+    if set(layer._parameters) - {"weight", "bias"} or layer._buffers or layer._modules:
+        return "it holds more than a weight and a bias"
+    twins = surroundings.twins(name, layer)
+    return f"its weight is tied to {', '.join(twins)}" if twins else None
+
+
+def _of_rank(layer: nn.Module) -> str | None:
+    if rank_of(layer) > 1:
+        return None
+    return SINGLE_TERM if num_blocks(layer) == 1 else "a single term a group (depthwise convolution)"

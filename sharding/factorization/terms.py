@@ -1,0 +1,243 @@
+"""How many terms each layer keeps: by a ratio, by ratios for patterns, by energy, or by a budget for the whole model.
+
+The budget is spent as a client's draw would be: with inclusion p of every term of every layer, the squared error of an
+unbiased draw is Σ λ²(1/p − 1), and the p that minimizes it under Σ cost·p = budget is that of Theorem 3.1 with costs. A
+layer then keeps as many terms as p sums to. A layer that would cost more than it does whole, is left whole.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from sharding.errors import UserError
+from sharding.factorization.choose import Pattern, matches, matching
+from sharding.factorization.obstacles import rank_of
+from sharding.inclusion import optimal_inclusion
+from sharding.layers import as_blocks, num_blocks
+
+GROWS = "would grow"
+UNGIVEN = "no keep ratio is given for it"
+UNUSED = "not used by the example inputs"
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Keep the fewest terms of each layer that hold this share of ‖W‖², in (0, 1]."""
+
+    share: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise UserError(f"energy {self.share} is outside (0, 1]; 0.9 keeps nine tenths of each weight's square")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Keep what the whole model may cost, spent where the discrepancy falls most.
+
+    Attributes:
+        parameters: of the whole model, what is left whole included.
+        multiply_adds: of the affine layers in one forward pass of `factorize`'s `example_inputs`.
+    """
+
+    parameters: int | None = None
+    multiply_adds: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.parameters is None) == (self.multiply_adds is None):
+            raise UserError("a Budget is one of parameters or multiply_adds, not both or neither")
+
+
+KeepRatio = float | Mapping[Pattern, float] | Energy | Budget
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a layer costs: whole, and for each of its terms."""
+
+    whole: int
+    term: int
+
+    @classmethod
+    def of(cls, layer: nn.Module) -> "Cost":
+        """Return the parameters of a layer's weight, which are its multiply-adds at one position as well."""
+        weight, blocks = layer.weight, num_blocks(layer)
+        assert isinstance(weight, torch.Tensor)
+        return cls(weight.numel(), weight.shape[0] + weight.shape[1:].numel() * blocks)
+
+    def times(self, positions: int) -> "Cost":
+        """Return the cost at so many positions."""
+        return Cost(self.whole * positions, self.term * positions)
+
+
+def num_terms(rank: int, keep_ratio: float) -> int:
+    """Return n = ⌈N·r⌉, the singular terms that keep ratio r in (0, 1] affords of a layer of rank N.
+
+    Raises:
+        UserError: the keep ratio is outside (0, 1].
+    """
+    if not 0 < keep_ratio <= 1:
+        raise UserError(f"keep ratio {keep_ratio} is outside (0, 1]; 0.2 keeps a fifth of each layer's singular terms")
+    return ceil(rank * keep_ratio * (1 - 1e-7))  # 10·0.3 is 3.0000000000000004, and 0.2 in float32 is above 0.2
+
+
+def count_terms(
+    model: nn.Module,
+    layers: Mapping[str, nn.Module],
+    keep_ratio: KeepRatio,
+    elsewhere: int,
+    positions: Mapping[str, int],
+) -> dict[str, int | str]:
+    """Return n for each layer, or why it stays whole: no pattern of `keep_ratio` matches it, or it would grow.
+
+    A ratio of 1 asks for all terms, and gets them although the layer grows.
+
+    Args:
+        model: which the layers belong to.
+        layers: to be factorized.
+        keep_ratio: see `factorize`.
+        elsewhere: parameters, or multiply-adds, of what is left whole, which are part of a budget.
+        positions: at how many each layer is applied, for a budget of multiply-adds.
+    """
+    if isinstance(keep_ratio, Budget):
+        return _spend(layers, keep_ratio, elsewhere, positions)
+    if isinstance(keep_ratio, Energy):
+        spectra = {name: _magnitudes(layer) for name, layer in layers.items()}
+        return {name: _thrifty(layers[name], _enough(spectra[name], keep_ratio.share)) for name in layers}
+    if not isinstance(keep_ratio, Mapping):
+        return {name: _by_ratio(layer, keep_ratio) for name, layer in layers.items()}
+    for pattern in keep_ratio:
+        matching(model, layers, pattern, "keep_ratio")
+    ratios = {
+        name: next((ratio for pattern, ratio in keep_ratio.items() if matches(model, pattern, name)), None)
+        for name in layers
+    }
+    return {name: UNGIVEN if ratio is None else _by_ratio(layers[name], ratio) for name, ratio in ratios.items()}
+
+
+def check_keep_ratio(keep_ratio: KeepRatio) -> None:
+    """Raise a UserError if a ratio is outside (0, 1]."""
+    for ratio in keep_ratio.values() if isinstance(keep_ratio, Mapping) else [keep_ratio]:
+        if not isinstance(ratio, Energy | Budget):
+            num_terms(1, ratio)
+
+
+def _by_ratio(layer: nn.Module, ratio: float) -> int | str:
+    n = num_terms(rank_of(layer), ratio)
+    return n if ratio == 1 else _thrifty(layer, n)
+
+
+def _thrifty(layer: nn.Module, terms: int) -> int | str:
+    """Return the number of terms unless so many take more room than the layer does whole."""
+    cost = Cost.of(layer)
+    return GROWS if terms * cost.term > cost.whole else terms
+
+
+def _magnitudes(layer: nn.Module) -> NDArray[np.float64]:
+    """Return λ, non-increasing, shape (N,); of a grouped convolution √Σλ² over the groups."""
+    weight = layer.weight
+    assert isinstance(weight, torch.Tensor)
+    blocks = as_blocks(weight.detach().double(), num_blocks(layer))
+    flat = blocks if blocks.shape[1] <= blocks.shape[2] else blocks.mT
+    squares = torch.linalg.eigvalsh(flat @ flat.mT).clamp(min=0).flip(-1).sum(dim=0)
+    values: NDArray[np.float64] = squares.sqrt().cpu().numpy()
+    return values
+
+
+def _enough(magnitudes: NDArray[np.float64], share: float) -> int:
+    """Return the fewest terms whose squares sum to a share of all."""
+    kept = np.cumsum(magnitudes**2)
+    return min(int(np.searchsorted(kept, share * kept[-1] * (1 - 1e-12))) + 1, len(kept))
+
+
+def _spend(
+    layers: Mapping[str, nn.Module], budget: Budget, elsewhere: int, positions: Mapping[str, int]
+) -> dict[str, int | str]:
+    costs = {name: Cost.of(layer) for name, layer in layers.items()}
+    total = budget.parameters
+    if budget.multiply_adds is not None:
+        costs = {name: cost.times(positions[name]) for name, cost in costs.items() if positions[name]}
+        total = budget.multiply_adds
+    assert total is not None
+    left = total - elsewhere
+    least = sum(cost.term for cost in costs.values())
+    if left < least:
+        raise UserError(
+            f"the budget of {total:,} is too small: {elsewhere:,} for what stays whole and {least:,} for one term of "
+            "each layer are needed"
+        )
+    spectra = {name: _magnitudes(layers[name]) for name in costs}
+    return dict.fromkeys(layers, UNUSED) | allocate(spectra, costs, left)
+
+
+def allocate(
+    spectra: Mapping[str, NDArray[np.float64]], costs: Mapping[str, Cost], budget: float
+) -> dict[str, int | str]:
+    """Return how many terms each layer keeps within a budget, at least one, or `GROWS` for those left whole.
+
+    Args:
+        spectra: λ by layer, non-increasing.
+        costs: by layer.
+        budget: for all; at least one term of each.
+    """
+    shared, room = dict(spectra), budget
+    while shared:
+        means = _mean_terms(shared, costs, room)
+        least = sum(costs[name].term for name in shared)
+        grown = {
+            name: mean * costs[name].term / costs[name].whole
+            for name, mean in means.items()
+            if mean * costs[name].term > costs[name].whole
+            and room - costs[name].whole >= least - costs[name].term  # a term of each of the others must be left
+        }
+        if not grown:
+            return dict.fromkeys(spectra, GROWS) | _whole_numbers(shared, costs, means, room)
+        worst = max(grown, key=lambda name: grown[name])
+        room -= costs[worst].whole
+        del shared[worst]
+    return dict.fromkeys(spectra, GROWS)
+
+
+def _mean_terms(
+    spectra: Mapping[str, NDArray[np.float64]], costs: Mapping[str, Cost], budget: float
+) -> dict[str, float]:
+    """Return Σp over the terms of each layer, p being the optimal inclusion with costs over all layers."""
+    prices = np.concatenate([np.full(len(values), costs[name].term) for name, values in spectra.items()])
+    inclusion = optimal_inclusion(np.concatenate(list(spectra.values())), min(budget, prices.sum()), prices)
+    ends = np.cumsum([len(values) for values in spectra.values()])[:-1]
+    return {name: float(part.sum()) for name, part in zip(spectra, np.split(inclusion, ends), strict=True)}
+
+
+def _whole_numbers(
+    spectra: Mapping[str, NDArray[np.float64]],
+    costs: Mapping[str, Cost],
+    means: Mapping[str, float],
+    budget: float,
+) -> dict[str, int]:
+    """Round to whole terms within the budget; the term that holds most for its cost comes first and goes last."""
+    terms = {name: max(1, min(int(mean), costs[name].whole // costs[name].term)) for name, mean in means.items()}
+    left = budget - sum(n * costs[name].term for name, n in terms.items())
+
+    def worth(name: str, index: int) -> float:
+        return float(spectra[name][index]) ** 2 / costs[name].term
+
+    while left < 0:
+        name = min((name for name in terms if terms[name] > 1), key=lambda name: worth(name, terms[name] - 1))
+        terms[name] -= 1
+        left += costs[name].term
+    while True:
+        able = [
+            name
+            for name, n in terms.items()
+            if n < len(spectra[name]) and costs[name].term <= left and (n + 1) * costs[name].term <= costs[name].whole
+        ]
+        if not able:
+            return terms
+        name = max(able, key=lambda name: worth(name, terms[name]))
+        terms[name] += 1
+        left -= costs[name].term

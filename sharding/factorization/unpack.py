@@ -1,0 +1,77 @@
+"""Layers in the place of what is fused or packed, so that each can be sharded, and undoing it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+
+from torch import nn
+
+from sharding.factorization.choose import Pattern, matching, packed_attention
+from sharding.layers import SplitLinear, UnpackedAttention
+
+BEFORE = "use_nested_tensor_when_packed"  # an encoder's own flag, to be put back by `pack`
+
+
+def unpack_attention(model: nn.Module, inplace: bool = False) -> nn.Module:
+    """Replace every `nn.MultiheadAttention` by one whose projections are layers, so that they can be sharded.
+
+    `factorize` does this by itself; a server's model that has such attention needs it before it goes to `ShardPlanner`.
+    Attention with add_bias_kv or add_zero_attn, and subclasses, stay as they are.
+    """
+    model = model if inplace else deepcopy(model)
+    return unpack(model, packed_attention(model, ()))
+
+
+def split_layers(model: nn.Module, parts: Mapping[Pattern, int | Sequence[int]], inplace: bool = False) -> nn.Module:
+    """Replace fused linear layers by ones whose parts are layers; `merge` fuses them again.
+
+    Args:
+        model: any module; it is left as it was unless `inplace`.
+        parts: in how many equal parts the outputs come, or their sizes, by pattern: ``{"attn.qkv": 3}``.
+        inplace: change `model` itself instead of a copy.
+
+    Raises:
+        UserError: a pattern matches nothing, or a layer whose outputs do not come in such parts.
+    """
+    model = model if inplace else deepcopy(model)
+    split: dict[str, SplitLinear] = {}
+    for pattern, sizes in parts.items():
+        linear = [name for name, module in model.named_modules() if not module._modules]
+        for name in sorted(matching(model, linear, pattern, "split_layers")):
+            split[name] = SplitLinear.from_fused(model.get_submodule(name), sizes)
+    return replace_modules(model, {id(model.get_submodule(name)): layer for name, layer in split.items()})
+
+
+def unpack(model: nn.Module, names: Iterable[str]) -> nn.Module:
+    """Unpack the attentions of these names, in place."""
+    packed = {name: model.get_submodule(name) for name in names}
+    for encoder in model.modules():
+        if isinstance(encoder, nn.TransformerEncoder) and any(part in packed.values() for part in encoder.modules()):
+            vars(encoder)[BEFORE] = encoder.use_nested_tensor
+            vars(encoder)["use_nested_tensor"] = False  # on that path it reads the packed weights
+    unpacked: dict[int, nn.Module] = {}
+    for attention in packed.values():
+        assert isinstance(attention, nn.MultiheadAttention)
+        unpacked[id(attention)] = UnpackedAttention.from_packed(attention)
+    return replace_modules(model, unpacked)
+
+
+def pack(model: nn.Module) -> nn.Module:
+    """Undo unpacking and splitting, in place."""
+    fused: dict[int, nn.Module] = {}
+    for module in model.modules():
+        if isinstance(module, UnpackedAttention):
+            fused[id(module)] = module.to_packed()
+        elif isinstance(module, SplitLinear):
+            fused[id(module)] = module.to_fused()
+        elif isinstance(module, nn.TransformerEncoder) and BEFORE in vars(module):
+            vars(module)["use_nested_tensor"] = vars(module).pop(BEFORE)
+    return replace_modules(model, fused)
+
+
+def replace_modules(model: nn.Module, replacements: Mapping[int, nn.Module]) -> nn.Module:
+    """Put other modules in the place of some, given by their identity, wherever these are registered."""
+    for parent in list(model.modules()):
+        for name, module in parent._modules.items():
+            if id(module) in replacements:
+                parent._modules[name] = replacements[id(module)]
+    return replacements.get(id(model), model)

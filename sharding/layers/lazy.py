@@ -1,0 +1,135 @@
+"""A weight that is composed from its factors only when it is used.
+
+Much code reads `layer.weight` for no more than its dtype or device. UΩVᵀ of a large layer is a product too many for
+that. So what such code gets knows its metadata; whatever else is done with it is done with the composed weight, and
+`F.linear` with the factors themselves. Writing to it would be lost, and is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._pytree import tree_map
+
+from sharding.errors import UserError
+
+if TYPE_CHECKING:
+    from sharding.layers.base import FactorizedLayer
+
+# What can be told without composing: attributes, and the methods of like meaning.
+ATTRIBUTES = (
+    *("shape", "dtype", "device", "layout", "ndim", "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized"),
+    *("is_nested", "is_mkldnn", "is_leaf", "grad", "itemsize", "nbytes"),
+)
+METHODS = (
+    *("size", "dim", "numel", "nelement", "ndimension", "element_size", "stride", "is_contiguous", "storage_offset"),
+    *("is_floating_point", "is_complex", "get_device", "is_pinned", "__len__", "__hash__"),
+)
+
+
+def _getter(name: str) -> Any:
+    """Return what torch calls a tensor's attribute by."""
+    return getattr(Tensor, name).__get__
+
+
+METADATA = frozenset(
+    [_getter(name) for name in ATTRIBUTES]
+    + [getattr(Tensor, name) for name in METHODS]
+    + [torch.numel, torch.is_floating_point, torch.is_complex]
+)
+DETACHING = (_getter("data"), Tensor.detach, torch.detach)
+TRAINS = _getter("requires_grad")
+WRITES = frozenset({"__setitem__", "__set__", "set_"})
+
+
+class _AnyTensor(type(Tensor)):  # type: ignore[misc]
+    """Lets every tensor count as a lazy weight: `torch.testing.assert_close` compares related types alone."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, Tensor)
+
+
+class LazyWeight(Tensor, metaclass=_AnyTensor):
+    """The weight of a factorized layer, yet to be composed."""
+
+    _layer: FactorizedLayer
+    _attached: bool
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Answer what needs no values; compose for the rest."""
+        kwargs = kwargs or {}
+        first = args[0] if args else None
+        if type(first) is LazyWeight:
+            if func in METADATA:
+                with torch._C.DisableTorchFunctionSubclass():
+                    return func(*args, **kwargs)
+            if func == TRAINS:
+                return first._attached and first._layer.u.requires_grad
+            if func in DETACHING:
+                return _wrap(first._layer, False)
+            name = getattr(func, "__name__", "")
+            if name in WRITES or (name.endswith("_") and not name.startswith("__")):
+                raise UserError(
+                    f"{name} would write to the weight of a factorized layer, which is the product of u, multipliers "
+                    "and v; write to these, or merge the model first"
+                )
+        if func is F.linear and len(args) > 1 and _is_matrix(args[1]) and type(first) is not LazyWeight:
+            layer = args[1]._layer
+            return F.linear(args[0] @ layer.v * layer.multipliers, layer.u, *args[2:], **kwargs)
+        args, kwargs = tree_map(_composed, (args, dict(kwargs)))
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Compose for kernels that torch calls without asking `__torch_function__`."""
+        args, kwargs = tree_map(lambda value: _composed(value, False), (args, dict(kwargs or {})))
+        return func(*args, **kwargs)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        """Return the composed weight's."""
+        return repr(_composed(self))
+
+
+def lazy_weight(layer: FactorizedLayer) -> Tensor:
+    """Return the layer's weight; the composed one where torch follows what is computed (compile, export, trace)."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return layer.matrix().view(layer.weight_shape)
+    return _wrap(layer, True)
+
+
+def _wrap(layer: FactorizedLayer, attached: bool) -> LazyWeight:
+    lazy: LazyWeight = torch.Tensor._make_wrapper_subclass(
+        LazyWeight, layer.weight_shape, dtype=layer.u.dtype, device=layer.u.device
+    )
+    lazy._layer, lazy._attached = layer, attached
+    return lazy
+
+
+def _composed(value: Any, attached: bool = True) -> Any:
+    """Return a lazy weight composed, anything else as it is."""
+    if type(value) is not LazyWeight:
+        return value
+    composed = value._layer.matrix().view(value._layer.weight_shape)
+    return composed if attached and value._attached else composed.detach()
+
+
+def _is_matrix(weight: object) -> bool:
+    """Whether a product with this weight may be one with its factors."""
+    return type(weight) is LazyWeight and weight._attached and len(weight._layer.weight_shape) == 2

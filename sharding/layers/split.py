@@ -1,0 +1,96 @@
+"""A linear layer whose outputs come in parts, each a layer of its own.
+
+Many models compute q, k and v by one layer. As one matrix the three share their right singular vectors; split, each has
+a spectrum of its own.
+"""
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from sharding.errors import UserError
+from sharding.layers.base import HOOKS, carry_over, plain_attributes
+from sharding.layers.linear import is_transposed_linear
+
+
+class SplitLinear(nn.Module):
+    """A drop-in for a fused `nn.Linear` (or transformers' `Conv1D`), with its parts as modules `parts.0`, `parts.1`, …
+
+    Made by `from_fused`; `to_fused` undoes it once the parts are ordinary layers.
+    """
+
+    def __init__(self, parts: Sequence[nn.Module], whole: nn.Module) -> None:
+        super().__init__()
+        carry_over(whole, self)
+        self.parts = nn.ModuleList(parts)
+        self.axis = _axis(whole)
+
+    @classmethod
+    def from_fused(cls, layer: nn.Module, parts: int | Sequence[int]) -> Self:
+        """Return the same layer in parts: so many of one size, or of the sizes given.
+
+        Raises:
+            UserError: the layer is not linear, or its outputs do not come in such parts.
+        """
+        if not (type(layer) is nn.Linear or is_transposed_linear(layer)):
+            raise UserError(f"a {type(layer).__name__} cannot be split, only an nn.Linear or transformers' Conv1D can")
+        weight, axis = _parameter(layer, "weight"), _axis(layer)
+        out = weight.shape[axis]
+        if isinstance(parts, int) and out % parts:
+            raise UserError(f"{out} outputs cannot be split in {parts} equal parts; give their sizes")
+        sizes = [out // parts] * parts if isinstance(parts, int) else list(parts)
+        if sum(sizes) != out:
+            raise UserError(f"the sizes {sizes} of the parts sum to {sum(sizes)}, not to the {out} outputs")
+        weights = weight.split(sizes, dim=axis)
+        biases = [None] * len(sizes) if layer.bias is None else _parameter(layer, "bias").split(sizes)
+        return cls([_like(layer, axis, *each) for each in zip(weights, biases, strict=True)], layer)
+
+    def to_fused(self) -> nn.Module:
+        """Return the one layer with these parts; it trains if a part did."""
+        fused = _like(self.parts[0], self.axis, self.weight, self.bias)
+        carry_over(self, fused)
+        return fused
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., in) to (..., out)."""
+        return torch.cat([part(x) for part in self.parts], dim=-1)
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many outputs each part has."""
+        return [_parameter(part, "weight").shape[self.axis] for part in self.parts]
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights of all parts in one, for code that reads `layer.weight`."""
+        return torch.cat([_parameter(part, "weight") for part in self.parts], dim=self.axis)
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The biases of all parts in one."""
+        biases = [part.bias for part in self.parts if isinstance(part.bias, Tensor)]
+        return torch.cat(biases) if biases else None
+
+
+def _axis(layer: nn.Module) -> int:
+    """The axis of the weight that counts the outputs."""
+    return int(is_transposed_linear(layer))
+
+
+def _parameter(layer: nn.Module, name: str) -> Tensor:
+    parameter = getattr(layer, name)
+    assert isinstance(parameter, Tensor)
+    return parameter
+
+
+def _like(layer: nn.Module, axis: int, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    """Return a layer with the attributes of another, but with these values, as many outputs, and no hooks."""
+    made = type(layer).__new__(type(layer))
+    nn.Module.__init__(made)
+    vars(made).update({name: value for name, value in plain_attributes(layer).items() if name not in HOOKS})
+    setattr(made, "nf" if hasattr(layer, "nf") else "out_features", weight.shape[axis])
+    made.weight = nn.Parameter(weight.detach().clone(), weight.requires_grad)
+    made.register_parameter("bias", None if bias is None else nn.Parameter(bias.detach().clone(), bias.requires_grad))
+    return made

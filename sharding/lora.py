@@ -1,0 +1,116 @@
+"""What training made of factorized layers, as a LoRA adapter in PEFT's form.
+
+The change of a layer, U'Ω'V'ᵀ − UΩVᵀ, has rank 2n at most: it is an adapter with B = [U'Ω', −UΩ] and A = [V', V]ᵀ. On
+the model that the terms came from the adapter adds what was learned, and the terms that were not kept stay. From the
+dense model itself the whole difference to the factorized one is taken; the adapter then turns the one into the other,
+and its rank is what that needs.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from sharding.errors import UserError
+from sharding.layers import FactorizedConv1d, FactorizedConv2d, FactorizedConv3d, FactorizedLayer, FactorizedLinear
+from sharding.layers.linear import FactorizedTransposedLinear
+from sharding.wrappers import unwrap
+
+CONVOLUTIONS = (FactorizedConv1d, FactorizedConv2d, FactorizedConv3d)
+KINDS = (FactorizedLinear, FactorizedTransposedLinear, *CONVOLUTIONS)
+
+
+def export_lora(model: nn.Module, start: nn.Module, folder: str | Path) -> None:
+    """Write the change of a model's factorized layers as an adapter that `peft.PeftModel.from_pretrained` loads.
+
+    Args:
+        model: the factorized model, trained.
+        start: what it started from: the factorized model before training, or the dense one.
+        folder: where to write ``adapter_config.json`` and ``adapter_model.safetensors``.
+
+    Raises:
+        UserError: a layer has no form as LoRA (transposed and grouped convolutions, embeddings, parts of what was
+            unpacked or split), `start` lacks it, something else than factorized layers differs, or the folder holds
+            an adapter already.
+    """
+    model, start, folder = unwrap(model), unwrap(start), Path(folder)
+    if (folder / "adapter_config.json").exists():
+        raise UserError(f"{folder} holds an adapter already; choose another folder or remove it")
+    layers = {name: part for name, part in model.named_modules() if isinstance(part, FactorizedLayer)}
+    _check(model, start, layers)
+    pairs = {name: _change(layer, start.get_submodule(name)) for name, layer in layers.items()}
+    ranks = {f"^{re.escape(name)}": b.shape[1] for name, (b, _) in pairs.items()}
+    largest = max(ranks.values())
+    config: dict[str, Any] = {
+        "peft_type": "LORA",
+        "r": largest,
+        "lora_alpha": largest,  # a scale of 1
+        "rank_pattern": ranks,
+        "alpha_pattern": ranks,
+        "target_modules": "|".join(map(re.escape, pairs)),
+        "fan_in_fan_out": any(isinstance(layer, FactorizedTransposedLinear) for layer in layers.values()),
+        "bias": "none",
+        "lora_dropout": 0.0,
+        "inference_mode": True,
+        "task_type": None,
+        "base_model_name_or_path": None,
+    }
+    tensors: dict[str, Tensor] = {}
+    for name, pair in pairs.items():
+        b, a = _shaped(layers[name], *pair)
+        tensors[f"base_model.model.{name}.lora_A.weight"] = a.cpu().contiguous()
+        tensors[f"base_model.model.{name}.lora_B.weight"] = b.cpu().contiguous()
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+
+
+def _check(model: nn.Module, start: nn.Module, layers: Mapping[str, FactorizedLayer]) -> None:
+    if not layers:
+        raise UserError(f"this {type(model).__name__} has no factorized layers to export")
+    before = dict(start.named_modules())
+    problems = [
+        f"{name}, a {type(layer).__name__}{' with groups' * (layer.num_blocks > 1)}, has no form as LoRA"
+        for name, layer in layers.items()
+        if not isinstance(layer, KINDS) or layer.num_blocks > 1
+    ]
+    problems += [f"{name} is not in the model it started from" for name in layers if name not in before]
+    others = dict(start.named_parameters())
+    inside = tuple(f"{name}." for name in layers)
+    problems += [
+        f"{name} has changed as well, and an adapter holds factorized weights alone"
+        for name, part in model.named_parameters()
+        if (not name.startswith(inside) or name.endswith(".bias"))
+        and not (name in others and torch.equal(others[name], part))
+    ]
+    if problems:
+        raise UserError(f"cannot export an adapter: {'; '.join(problems)}")
+
+
+def _change(layer: FactorizedLayer, before: nn.Module) -> tuple[Tensor, Tensor]:
+    """Return B (rows, r) and A (columns, r) with B·Aᵀ the change of the layer's matrix."""
+    u, v = layer.scaled_u.detach(), layer.v.detach()
+    if isinstance(before, FactorizedLayer):
+        return torch.cat([u, -before.scaled_u.detach()], dim=1), torch.cat([v, before.v.detach()], dim=1)
+    dense = before.weight
+    assert isinstance(dense, Tensor)
+    difference = (u.double() @ v.double().mT) - dense.detach().flatten(1).double()
+    left, sizes, right = torch.linalg.svd(difference, full_matrices=False)
+    rank = max(1, int((sizes > sizes.max() * 1e-12).sum()))
+    root = sizes[:rank].sqrt()
+    return (left[:, :rank] * root).to(u.dtype), (right[:rank].mT * root).to(u.dtype)
+
+
+def _shaped(layer: FactorizedLayer, b: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+    """Return B and A in the shapes that PEFT has for this kind of layer."""
+    if isinstance(layer, FactorizedTransposedLinear):
+        return a, b.mT
+    if isinstance(layer, CONVOLUTIONS):
+        ones = [1] * len(layer.kernel_size)
+        return b.view(*b.shape, *ones), a.mT.reshape(-1, *layer.weight_shape[1:])
+    return b, a.mT

@@ -1,0 +1,148 @@
+"""A factorized model in a folder: its tensors in safetensors, its shape in JSON.
+
+The folder knows which layers are factorized, with how many terms, and what was unpacked or split. With it and the dense
+model's structure (one on the `meta` device will do) the model is built again without a dense weight or an SVD.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from sharding.errors import UserError
+from sharding.factorization import factorize_empty
+from sharding.factorization.unpack import split_layers, unpack
+from sharding.layers import FactorizedLayer, SplitLinear, UnpackedAttention
+from sharding.wrappers import unwrap
+
+FORMAT = 1
+TENSORS, CONFIG = "model.safetensors", "factorization.json"
+
+
+def save_factorized(model: nn.Module, folder: str | Path) -> None:
+    """Write a factorized model to a folder, which is made if it is not there.
+
+    Tied tensors are written once.
+
+    Raises:
+        UserError: the folder holds a model already, or the model has state that is no tensor.
+    """
+    model, folder = unwrap(model), Path(folder)
+    if (folder / CONFIG).exists() or (folder / TENSORS).exists():
+        raise UserError(f"{folder} holds a model already; choose another folder or remove it")
+    slots = model.state_dict(keep_vars=True)
+    strange = [name for name, value in slots.items() if not isinstance(value, Tensor)]
+    if strange:
+        raise UserError(f"{', '.join(strange)} is state that is no tensor, which cannot be saved")
+    names = _first_names(slots)
+    modules = dict(model.named_modules())
+    config = {
+        "format": FORMAT,
+        "layers": {name: part.num_terms for name, part in modules.items() if isinstance(part, FactorizedLayer)},
+        "unpacked": [name for name, part in modules.items() if isinstance(part, UnpackedAttention)],
+        "split": {name: part.sizes for name, part in modules.items() if isinstance(part, SplitLinear)},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: slots[name].detach().cpu().contiguous().clone() for name in names}
+    save_file(tensors, folder / f"{TENSORS}.part")
+    (folder / f"{CONFIG}.part").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    for name in (TENSORS, CONFIG):  # whole or not at all
+        os.replace(folder / f"{name}.part", folder / name)
+
+
+def load_factorized(folder: str | Path, model: nn.Module, device: torch.device | str = "cpu") -> nn.Module:
+    """Return the factorized model that a folder holds.
+
+    Args:
+        folder: what `save_factorized` wrote.
+        model: the dense model it came from, for its structure only: one built in `with sharding.skeleton():`, on the
+            `meta` device, or any other. It stays as it is, and none of its weights is copied.
+        device: where the tensors go.
+
+    Raises:
+        UserError: the folder does not hold a model, one of another format, or one whose names and shapes are not those
+            of `model`; all that differ are told at once.
+    """
+    config, tensors = _read(Path(folder))
+    model = unwrap(model)
+    hollow: dict[int, object] = {
+        id(part): nn.Parameter(part.detach().to("meta"), part.requires_grad) for part in model.parameters()
+    }
+    small = _structure(deepcopy(model, hollow), config, folder)
+    slots = small.state_dict(keep_vars=True)
+    names = _first_names(slots)
+    problems = [
+        *(f"{name} is not in the folder" for name in names if name not in tensors),
+        *(f"{name} is not in the model" for name in tensors if name not in names),
+        *(
+            f"{name} has shape {list(tensor.shape)} in the folder, {list(slots[name].shape)} in the model"
+            for name, tensor in tensors.items()
+            if name in names and tensor.shape != slots[name].shape
+        ),
+    ]
+    if problems:
+        raise UserError(f"{folder} does not fit this {type(model).__name__}: {'; '.join(problems)}")
+    _fill(small, {id(slots[name]): tensors[name].to(device) for name in names})
+    return small
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        tensors = load_file(folder / TENSORS)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"{folder} holds no factorized model: {error}") from error
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        found = config.get("format") if isinstance(config, dict) else None
+        raise UserError(f"{folder} is of format {found}, and this version reads {FORMAT}; save it again with this one")
+    return config, tensors
+
+
+def _structure(model: nn.Module, config: Mapping[str, Any], folder: str | Path) -> nn.Module:
+    """Unpack, split and factorize an empty model as the folder says, in place."""
+    named = [*config["unpacked"], *config["split"]]
+    modules = dict(model.named_modules())
+    missing = [name for name in named if name not in modules]
+    if missing:
+        raise UserError(f"{folder} does not fit this {type(model).__name__}: the model has no {', '.join(missing)}")
+    model = unpack(model, config["unpacked"])
+    model = split_layers(model, config["split"], inplace=True)
+    return factorize_empty(model, config["layers"], inplace=True)
+
+
+def _first_names(slots: Mapping[str, Any]) -> list[str]:
+    """Return the names of a state, those of one tensor once."""
+    first: dict[int, str] = {}
+    for name, slot in slots.items():
+        first.setdefault(id(slot), name)
+    return list(first.values())
+
+
+def _fill(model: nn.Module, values: Mapping[int, Tensor]) -> None:
+    """Put tensors in the place of a model's parameters and buffers, by these's identity."""
+    parameters: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for key, slot in module._parameters.items():
+            if slot is not None and id(slot) in values:
+                made = parameters.setdefault(id(slot), nn.Parameter(values[id(slot)], slot.requires_grad))
+                module._parameters[key] = made
+        for key, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[key] = values.get(id(buffer), buffer)
+    _refuse_empty([*model.named_parameters(), *model.named_buffers()])
+
+
+def _refuse_empty(named: Iterable[tuple[str, Tensor]]) -> None:
+    empty = [name for name, tensor in named if tensor.is_meta]
+    if empty:
+        raise UserError(
+            f"{', '.join(empty)} are on the meta device and not in the folder; build the model in "
+            "`with sharding.skeleton():`, which leaves buffers real"
+        )

@@ -1,0 +1,51 @@
+"""The largest singular terms of a weight, without the others.
+
+Where less than half of the terms of a weight in single precision (or half) are wanted, the eigenvectors of the smaller
+Gram matrix are computed in single precision, and the other side is Wᵀu for the n wanted alone. That is enough for terms
+well above the rounding of a square, 1e-3 of the largest: what the kept terms hold is within 1e-6 of the best. For all
+else the whole spectrum is computed, in float64.
+"""
+
+import torch
+from torch import Tensor
+
+from sharding.spectrum import decompose, lower_gram
+
+SMALLEST = 1e-12  # a norm whose square is far from under- and overflow
+FLOOR = 1e-2  # of the largest magnitude: terms below are not told from their neighbors in single precision
+
+
+def largest_terms(blocks: Tensor, num_terms: int) -> tuple[Tensor, Tensor]:
+    """Return u' and v' of the largest terms of every block, stacked.
+
+    Args:
+        blocks: shape (blocks, rows, columns); a weight is one block, but that of a grouped convolution.
+        num_terms: n, of each block.
+
+    Returns:
+        u' (blocks·rows, n) and v' (blocks·columns, n), by non-increasing magnitude, in the dtype of `blocks`.
+    """
+    found = None
+    if blocks.dtype != torch.float64 and 2 * num_terms <= min(blocks.shape[1:]):
+        found = _by_single_precision(blocks.float(), num_terms)
+    if found is None:
+        spectrum = decompose({"": blocks})[""]
+        return spectrum.u[:, :num_terms], spectrum.v[:, :num_terms]
+    u, v = found
+    return u.flatten(0, 1).to(blocks.dtype), v.flatten(0, 1).to(blocks.dtype)
+
+
+def _by_single_precision(blocks: Tensor, num_terms: int) -> tuple[Tensor, Tensor] | None:
+    """Return u' and v' of each block, or None where single precision does not do."""
+    wide = blocks.shape[1] <= blocks.shape[2]
+    flat = blocks if wide else blocks.mT
+    size = float(torch.linalg.vector_norm(flat))
+    if not SMALLEST < size < 1 / SMALLEST:
+        return None
+    short = torch.linalg.eigh(lower_gram(flat)).eigenvectors[:, :, -num_terms:].flip(-1)
+    long = flat.mT @ short
+    magnitudes = torch.linalg.vector_norm(long, dim=1, keepdim=True)
+    if not bool((magnitudes >= FLOOR * magnitudes.amax()).all()):
+        return None
+    root = magnitudes.sqrt()
+    return (short * root, long / root) if wide else (long / root, short * root)

@@ -1,0 +1,242 @@
+"""Which layers are factorized: what the caller asks for, and what a layer allows."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+
+from sharding import FactorizedLinear, UserError, factorize, merge, shardable_layers
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attn = nn.ModuleDict({"q": nn.Linear(4, 4), "proj": nn.Linear(4, 4)})
+        self.mlp = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))
+
+    def forward(self, x):
+        return self.mlp(self.attn["proj"](self.attn["q"](x)))
+
+
+def blocks(count=4):
+    torch.manual_seed(0)
+    return nn.ModuleDict({"stem": nn.Linear(4, 4), "blocks": nn.Sequential(*(Block() for _ in range(count)))})
+
+
+def chain(width=8, depth=4):
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(depth)))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "count"),
+    [
+        ("attn", 8),
+        ("*.attn", 8),
+        ("blocks.*.attn", 8),
+        ("mlp", 8),
+        ("blocks.?", 16),
+        ("blocks.0", 4),
+        ("mlp.0", 4),
+        ("attn.q", 4),
+        (Block, 16),
+        (nn.GELU, 0),
+        (nn.Linear, 17),
+        (lambda name, layer: layer.out_features == 8, 4),
+        (lambda name, layer: name.endswith(".q"), 4),
+    ],
+    ids=str,
+)
+def test_patterns_match_a_layer_or_what_encloses_it(pattern, count):
+    assert 17 - len(shardable_layers(blocks(), pattern)) == count
+    assert 17 - len(shardable_layers(blocks(), [pattern])) == count
+
+
+def test_an_exact_name_means_just_that():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+    assert list(shardable_layers(model, "0")) == ["1.0", "1.1"]
+    assert list(shardable_layers(model, "1.0")) == ["0", "1.1"]
+
+
+@pytest.mark.parametrize("pattern", [3, nn.Linear(2, 2), ["attn", None]], ids=str)
+def test_what_is_no_pattern_is_told(pattern):
+    if isinstance(pattern, nn.Module):  # callable, but no predicate
+        pytest.skip("a module is a function as well")
+    with pytest.raises(UserError if isinstance(pattern, list) else TypeError):
+        shardable_layers(blocks(), pattern)
+
+
+def test_a_class_that_is_not_there_is_told():
+    with pytest.raises(UserError, match="matches no layer"):
+        shardable_layers(blocks(), nn.Conv2d)
+
+
+def own_forward():
+    class Scaled(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    return Scaled(8, 8)
+
+
+def patched():
+    layer = nn.Linear(8, 8)
+    layer.forward = lambda x: nn.functional.linear(x, layer.weight) * 2
+    return layer
+
+
+def with_extra_state():
+    class Stateful(nn.Linear):
+        def get_extra_state(self):
+            return {"steps": 1}
+
+        def set_extra_state(self, state):
+            pass
+
+    return Stateful(8, 8)
+
+
+def with_more():
+    layer = nn.Linear(8, 8)
+    layer.register_buffer("seen", torch.zeros(1))
+    return layer
+
+
+def with_state_hook():
+    layer = nn.Linear(8, 8)
+    layer.register_state_dict_post_hook(lambda *_: None)
+    return layer
+
+
+def pruned():
+    return prune.l1_unstructured(nn.Linear(8, 8), "weight", amount=0.5)
+
+
+OBSTACLES = {
+    "weight_norm": (lambda: parametrizations.weight_norm(nn.Linear(8, 8)), "its weight is computed"),
+    "spectral_norm": (lambda: parametrizations.spectral_norm(nn.Linear(8, 8)), "its weight is computed"),
+    "old spectral_norm": (lambda: nn.utils.spectral_norm(nn.Linear(8, 8)), "its weight is computed"),
+    "pruned": (pruned, "its weight is computed"),
+    "own forward": (own_forward, "Scaled has a forward of its own"),
+    "patched": (patched, "this one has a forward of its own"),
+    "extra state": (with_extra_state, "Stateful has extra state"),
+    "more": (with_more, "it holds more than a weight and a bias"),
+    "state hook": (with_state_hook, "it has hooks on its state dict"),
+    "complex": (lambda: nn.Linear(8, 8, dtype=torch.complex64), "its weight is complex64"),
+    "lazy": (lambda: nn.LazyLinear(8), "not initialized yet"),
+    "nothing": (lambda: nn.Linear(8, 0), "a single term"),
+    "factorized": (lambda: FactorizedLinear(8, 8, 2), "factorized already; merge first"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("kind", OBSTACLES)
+def test_a_layer_that_cannot_be_factorized_stays_whole_and_is_named(kind):
+    make, reason = OBSTACLES[kind]
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), make(), nn.Linear(8, 8), nn.Linear(8, 8))
+    small = factorize(model, 0.25)
+    report = small.factorize_report
+    assert set(report.layers) == {"1", "3"}
+    assert report.whole["2"].startswith(reason)
+    assert type(small[2]) is type(model[2])
+    if kind not in ("nothing", "lazy", "complex"):
+        x = torch.randn(2, 8)
+        torch.testing.assert_close(small.eval()[2](x), model.eval()[2](x))
+    if reason != "a single term":
+        with pytest.raises(UserError, match=f"cannot factorize 2: {reason[:20]}"):
+            factorize(model, 0.25, strict=True)
+
+
+def test_strict_groups_many_layers_by_kind_and_its_advice_can_be_followed():
+    model = nn.ModuleDict({"stem": nn.Conv2d(3, 8, 3), "conv_dw": nn.Linear(8, 8)})
+    stage = [nn.ModuleDict({"conv_dw": nn.Conv2d(8, 8, 3, groups=8), "conv_pw": nn.Conv2d(8, 8, 1)}) for _ in range(9)]
+    model["stages"] = nn.ModuleList(stage)
+    model["head"] = nn.Linear(8, 8)
+    with pytest.raises(UserError) as caught:
+        factorize(model, 0.25, strict=True)
+    message = str(caught.value)
+    assert len(message) < 1000
+    assert "9 layers (stages.0.conv_dw, stages.1.conv_dw, stages.2.conv_dw, …)" in message
+    skip = eval(message.rpartition("skip=")[2])
+    assert set(factorize(model, 0.25, skip, strict=True).factorize_report.layers) == {
+        "conv_dw",
+        *(f"stages.{index}.conv_pw" for index in range(9)),
+    }
+
+
+def test_frozen_layers_stay_frozen_there_and_back():
+    model = chain()
+    model[1].weight.requires_grad_(False)
+    model[2].bias.requires_grad_(False)
+    small = factorize(model, 0.25, skip=())
+    flags = {name: parameter.requires_grad for name, parameter in small.named_parameters()}
+    assert {name for name, trains in flags.items() if not trains} == {"1.u", "1.v", "2.bias"}
+    assert not small[1].weight.requires_grad
+    assert small[0].weight.requires_grad
+    before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    assert {name: parameter.requires_grad for name, parameter in merge(small).named_parameters()} == before
+
+
+def test_hooks_and_attributes_go_with_the_layer():
+    model, seen = chain(), []
+    model[1].register_forward_hook(lambda layer, args, output: seen.append("forward"))
+    model[1].register_forward_pre_hook(lambda layer, args: seen.append("before"))
+    model[1].register_full_backward_hook(lambda layer, inputs, outputs: seen.append("backward"))
+    model[1].note = "kept"
+    model[1].eval()
+    small = factorize(model, 0.25)
+    small(torch.randn(2, 8).requires_grad_()).sum().backward()
+    assert seen == ["before", "forward", "backward"]
+    merged = merge(small)
+    for each in (small, merged):
+        assert (each[1].note, each[1].training, each[2].training) == ("kept", False, True)
+    seen.clear()
+    merged(torch.randn(2, 8)).sum().backward()
+    assert seen == ["before", "forward", "backward"]
+    small[1].register_forward_hook(lambda *_: None)
+    assert len(model[1]._forward_hooks) == 1
+
+
+def test_a_weight_that_is_not_finite_is_told_by_name():
+    model = chain()
+    model[2].weight.data[0, 0] = float("nan")
+    with pytest.raises(UserError, match="layer 2: the matrix has NaN or Inf"):
+        factorize(model, 0.25)
+
+
+def test_a_model_on_the_meta_device_is_factorized_without_values():
+    with torch.device("meta"):
+        model = chain()
+    small = factorize(model, 0.25)
+    assert small[1].u.is_meta
+    assert small.factorize_report.parameters_after == 2 * 72 + 2 * (2 * 8 * 2 + 8)
+
+
+class Lora(nn.Module):
+    """As peft wraps a layer."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.base_layer = layer.requires_grad_(False)
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(layer.in_features, 4, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(4, layer.out_features, bias=False)})
+
+    def forward(self, x):
+        return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x))
+
+
+def test_adapters_stay_whole_beside_a_factorized_frozen_base():
+    model = nn.Sequential(*(Lora(nn.Linear(64, 64)) for _ in range(4)))
+    small = factorize(model, 0.25)
+    assert set(small.factorize_report.layers) == {"1.base_layer", "2.base_layer"}
+    trained = {name for name, parameter in small.named_parameters() if parameter.requires_grad}
+    assert trained == {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def test_nothing_to_factorize_warns_and_says_what_there_is():
+    with pytest.warns(UserWarning, match=r"nothing is factorized; what stays whole: LSTM\.weight_hh_l0 \d+"):
+        factorize(nn.LSTM(4, 8), 0.5)
+    small = factorize(chain(), 0.25)
+    with pytest.warns(UserWarning, match="factorized already"):
+        again = factorize(small, 0.1)
+    assert again.factorize_report.whole["1"] == "factorized already; merge first"

@@ -1,0 +1,191 @@
+"""Every kind of layer against its dense form, in float64: computed, merged, planned, averaged."""
+
+import pickle
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+
+from sharding import ShardPlanner, SplitLinear, UserError, aggregate, client_model, factorize, merge, split_layers
+from sharding.factorization import rank_of
+from sharding.layers import as_blocks, factorized_type, num_blocks
+from sharding.layers.embedding import FactorizedEmbedding
+
+TOLERANCE = {"rtol": 0, "atol": 1e-10}
+
+
+class Conv1D(nn.Module):
+    """As transformers has it."""
+
+    def __init__(self, nf, nx):
+        super().__init__()
+        self.nf, self.nx = nf, nx
+        self.weight = nn.Parameter(torch.randn(nx, nf))
+        self.bias = nn.Parameter(torch.randn(nf))
+
+    def forward(self, x):
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.shape[:-1], self.nf)
+
+
+class Marked(nn.Linear):
+    """A subclass with an `__init__` of its own, but the forward that it inherits."""
+
+    def __init__(self, width):
+        super().__init__(width, width)
+
+
+CASES = {
+    "linear": (lambda: nn.Linear(6, 8), (4, 6)),
+    "subclass": (lambda: Marked(6), (4, 6)),
+    "transformers": (lambda: Conv1D(8, 6), (4, 3, 6)),
+    "conv1d": (lambda: nn.Conv1d(4, 6, 3, stride=2, padding=1), (2, 4, 9)),
+    "conv1d reflect": (lambda: nn.Conv1d(4, 6, 3, padding=2, padding_mode="reflect"), (2, 4, 9)),
+    "conv2d grouped": (lambda: nn.Conv2d(8, 12, 3, groups=4, padding="same"), (2, 8, 5, 6)),
+    "conv2d grouped circular": (lambda: nn.Conv2d(8, 4, 3, groups=2, padding=1, padding_mode="circular"), (2, 8, 5, 6)),
+    "conv2d without a batch": (lambda: nn.Conv2d(4, 6, 3, bias=False), (4, 5, 6)),
+    "conv3d": (lambda: nn.Conv3d(3, 6, 2, dilation=2), (2, 3, 4, 5, 6)),
+    "conv3d replicate": (lambda: nn.Conv3d(3, 6, 3, padding=1, padding_mode="replicate"), (2, 3, 3, 4, 5)),
+    "transposed 1d": (lambda: nn.ConvTranspose1d(4, 6, 3, stride=2), (2, 4, 5)),
+    "transposed 2d": (lambda: nn.ConvTranspose2d(6, 4, (3, 2), stride=2, padding=1, output_padding=1), (2, 6, 4, 5)),
+    "transposed 2d grouped": (lambda: nn.ConvTranspose2d(8, 6, 3, groups=2, bias=False, dilation=2), (2, 8, 4, 5)),
+    "transposed 3d": (lambda: nn.ConvTranspose3d(4, 3, 2), (2, 4, 3, 3, 3)),
+    "embedding": (lambda: nn.Embedding(9, 6, padding_idx=0), None),
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    torch.manual_seed(0)
+    make, shape = CASES[request.param]
+    x = torch.randint(9, (3, 4)) if shape is None else torch.randn(shape, dtype=torch.float64)
+    return make().double(), x
+
+
+def factorized(layer, terms):
+    return factorized_type(layer).from_dense(layer, terms)
+
+
+def blocks(factor, layer):
+    return factor.unflatten(0, (num_blocks(layer), -1))
+
+
+def test_all_terms_equal_the_dense_layer_in_output_and_gradients(case):
+    layer, x = case
+    small = factorized(layer, rank_of(layer))
+    y, z = (each.clone().requires_grad_(each.is_floating_point()) for each in (x, x))
+    expected, actual = layer(y), small(z)
+    torch.testing.assert_close(actual, expected, **TOLERANCE)
+    probe = torch.randn_like(expected)
+    (expected * probe).sum().backward()
+    (actual * probe).sum().backward()
+    if x.is_floating_point():
+        torch.testing.assert_close(z.grad, y.grad, **TOLERANCE)
+    gradient = as_blocks(layer.weight.grad, num_blocks(layer))
+    for factor, expected in (
+        (small.u, gradient @ blocks(small.v, layer)),
+        (small.v, gradient.mT @ blocks(small.u, layer)),
+    ):
+        torch.testing.assert_close(factor.grad, expected.flatten(0, 1), **TOLERANCE)
+    if getattr(layer, "bias", None) is not None:
+        torch.testing.assert_close(small.bias.grad, layer.bias.grad, **TOLERANCE)
+
+
+def test_some_terms_with_multipliers_equal_the_layer_they_merge_to(case):
+    layer, x = case
+    small = factorized(layer, 2)
+    small.multipliers.copy_(torch.tensor([3.0, 0.5]))
+    dense = small.to_dense()
+    assert type(dense) is type(layer)
+    assert repr(dense) == repr(layer)
+    assert dense.state_dict().keys() == layer.state_dict().keys()
+    torch.testing.assert_close(small(x), dense(x), **TOLERANCE)
+    torch.testing.assert_close(small.weight, dense.weight, **TOLERANCE)
+    best = torch.linalg.svd(as_blocks(layer.weight, num_blocks(layer)))
+    omega = small.multipliers
+    weight = (best.U[..., :2] * best.S[:, None, :2] * omega) @ best.Vh[:, :2]
+    torch.testing.assert_close(weight.flatten(0, 1), dense.weight.flatten(1), **TOLERANCE)
+
+
+def test_copies_and_pickles(case):
+    layer, x = case
+    small = factorized(layer, 2)
+    for twin in (deepcopy(small), pickle.loads(pickle.dumps(small))):
+        assert torch.equal(twin(x), small(x))
+        assert repr(twin.to_dense()) == repr(layer)
+
+
+def test_a_round_with_all_terms_moves_the_layer_as_a_step_on_the_dense_one_would(case):
+    layer, x = case
+    model = nn.Sequential(layer)
+    if isinstance(layer, nn.Embedding):
+        pytest.skip("the planner leaves embeddings whole")
+    plan = ShardPlanner("full", skip=()).plan(model, {0: 1.0, 1: 1.0})
+    assert list(plan[0].terms) == ["0"]
+    small = client_model(model, plan[0])
+    torch.testing.assert_close(small(x), model(x), **TOLERANCE)
+    before = layer.weight.detach().clone()
+    aggregate(model, plan, plan, {0: 1, 1: 3})
+    torch.testing.assert_close(layer.weight.detach(), before, **TOLERANCE)
+
+
+def test_a_grouped_convolutions_joint_terms_hold_what_its_groups_terms_do():
+    layer = nn.Conv2d(8, 12, 3, groups=4).double()
+    plan = ShardPlanner("top_n", skip=()).plan(nn.Sequential(layer), {0: 0.5})
+    singular = torch.linalg.svdvals(layer.weight.view(4, 3, 18))
+    magnitudes = plan.spectra["0"].magnitudes
+    torch.testing.assert_close(magnitudes, singular.square().sum(dim=0).sqrt().detach(), **TOLERANCE)
+    small = client_model(nn.Sequential(layer), plan[0])[0]
+    error = (small.to_dense().weight - layer.weight).square().sum()
+    torch.testing.assert_close(error, magnitudes[2:].square().sum(), **TOLERANCE)
+
+
+def test_transposed_convolutions_take_an_output_size():
+    layer = nn.ConvTranspose2d(4, 3, 3, stride=2).double()
+    x = torch.randn(1, 4, 3, 3).double()
+    small = factorized(layer, 4)
+    torch.testing.assert_close(small(x, output_size=[8, 8]), layer(x, output_size=[8, 8]), **TOLERANCE)
+
+
+@pytest.mark.parametrize("sizes", [3, (4, 2, 6)])
+@pytest.mark.parametrize(
+    "make", [lambda: nn.Linear(5, 12), lambda: Conv1D(12, 5), lambda: nn.Linear(5, 12, bias=False)]
+)
+def test_a_fused_layer_is_split_factorized_and_fused_again(make, sizes):
+    torch.manual_seed(0)
+    model, x = nn.ModuleDict({"attn": nn.ModuleDict({"qkv": make().double()})}), torch.randn(2, 5).double()
+    fused = model["attn"]["qkv"]
+    split = split_layers(model, {"attn.qkv": sizes})
+    assert isinstance(split["attn"]["qkv"], SplitLinear)
+    torch.testing.assert_close(split["attn"]["qkv"](x), fused(x), **TOLERANCE)
+    torch.testing.assert_close(split["attn"]["qkv"].weight, fused.weight, **TOLERANCE)
+    small = factorize(split, 1.0, skip=())
+    assert set(small.factorize_report.layers) == {f"attn.qkv.parts.{part}" for part in range(3)}
+    torch.testing.assert_close(small["attn"]["qkv"](x), fused(x), **TOLERANCE)
+    merged = merge(small)
+    assert repr(merged) == repr(model)
+    torch.testing.assert_close(merged["attn"]["qkv"].weight, fused.weight, **TOLERANCE)
+
+
+def test_what_cannot_be_split_is_told():
+    for make, sizes, message in (
+        (lambda: nn.Linear(4, 7), 3, "7 outputs cannot be split in 3 equal parts"),
+        (lambda: nn.Linear(4, 7), (3, 3), r"the sizes \[3, 3\] of the parts sum to 6, not to the 7 outputs"),
+        (lambda: nn.Conv2d(4, 6, 1), 3, "a Conv2d cannot be split"),
+    ):
+        with pytest.raises(UserError, match=message):
+            split_layers(nn.Sequential(make()), {"0": sizes})
+
+
+def test_embeddings_are_factorized_on_demand():
+    model = nn.Sequential(nn.Embedding(30, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
+    with pytest.warns(UserWarning, match=r"Embedding\.weight"):
+        assert type(factorize(model, 0.25)[0]) is nn.Embedding
+    small = factorize(model, 0.25, also=nn.Embedding)
+    assert isinstance(small[0], FactorizedEmbedding)
+    assert isinstance(small[1], nn.Linear)  # still the first affine layer
+    assert small(torch.tensor([1, 2])).shape == (2, 8)
+    assert repr(merge(small)) == repr(model)
+    renormalizing = nn.Sequential(nn.Embedding(30, 8, max_norm=1.0), nn.Linear(8, 8))
+    with pytest.warns(UserWarning, match="an embedding with sparse gradients or max_norm"):
+        factorize(renormalizing, 0.25, skip=(), also="0")

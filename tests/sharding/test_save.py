@@ -1,0 +1,164 @@
+"""Factorized models in folders, and as adapters."""
+
+import json
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+
+from sharding import UserError, export_lora, factorize, load_factorized, merge, save_factorized, skeleton, split_layers
+
+
+class Net(nn.Module):
+    """Tied weights, packed attention, buffers, convolutions."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(30, 12)
+        self.mix = nn.Conv1d(12, 12, 3, padding=1)
+        self.norm = nn.BatchNorm1d(12)
+        self.encoder = nn.TransformerEncoderLayer(12, 2, 24, batch_first=True, dropout=0.0)
+        self.qkv = nn.Linear(12, 36)
+        self.back = nn.Linear(36, 12)
+        self.head = nn.Linear(12, 30, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, ids):
+        x = self.norm(self.mix(self.tokens(ids).mT)).mT
+        return self.head(self.back(self.qkv(self.encoder(x))))
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return Net()
+
+
+IDS = torch.arange(12).view(2, 6)
+
+
+def make_small(net):
+    return factorize(split_layers(net, {"qkv": 3}), 0.25, skip="mix")
+
+
+@pytest.mark.parametrize("where", ["skeleton", "meta", "dense"])
+def test_what_is_saved_is_loaded_into_the_structure_alone(net, tmp_path, where):
+    small = make_small(net)
+    for parameter in small.parameters():
+        parameter.data.add_(0.01 * torch.randn_like(parameter))
+    small.norm(torch.randn(5, 12))  # running statistics move
+    save_factorized(small, tmp_path / "model")
+    if where == "skeleton":
+        with skeleton():
+            empty = Net()
+    else:
+        with torch.device("meta" if where == "meta" else "cpu"):
+            empty = Net()
+    loaded = load_factorized(tmp_path / "model", empty)
+    assert loaded.head.weight is loaded.tokens.weight
+    assert repr(loaded) == repr(small)
+    torch.testing.assert_close(loaded.eval()(IDS), small.eval()(IDS), rtol=0, atol=0)
+    torch.testing.assert_close(merge(loaded)(IDS), merge(small)(IDS), rtol=0, atol=0)
+    assert isinstance(empty.qkv, nn.Linear)
+
+
+def test_every_wrong_name_is_told_at_once(net, tmp_path):
+    save_factorized(make_small(net), tmp_path)
+
+    class Other(Net):
+        def __init__(self):
+            super().__init__()
+            self.back = nn.Linear(36, 12, bias=False)
+            self.norm = nn.BatchNorm1d(24, affine=False)
+            self.more = nn.Parameter(torch.zeros(2))
+
+    with pytest.raises(UserError) as caught:
+        load_factorized(tmp_path, Other())
+    message = str(caught.value)
+    for problem in (
+        "more is not in the folder",
+        "back.bias is not in the model",
+        "norm.weight is not in the model",
+        "norm.running_mean has shape [12] in the folder, [24] in the model",
+    ):
+        assert problem in message
+
+
+def test_folders_that_hold_no_such_model_are_told(net, tmp_path):
+    with pytest.raises(UserError, match="holds no factorized model"):
+        load_factorized(tmp_path, net)
+    save_factorized(make_small(net), tmp_path)
+    with pytest.raises(UserError, match="holds a model already"):
+        save_factorized(make_small(net), tmp_path)
+    config = json.loads((tmp_path / "factorization.json").read_text())
+    (tmp_path / "factorization.json").write_text(json.dumps(config | {"format": 2}))
+    with pytest.raises(UserError, match="is of format 2, and this version reads 1"):
+        load_factorized(tmp_path, net)
+    (tmp_path / "factorization.json").write_text(json.dumps(config | {"unpacked": ["nowhere"]}))
+    with pytest.raises(UserError, match="the model has no nowhere"):
+        load_factorized(tmp_path, net)
+    (tmp_path / "model.safetensors").write_bytes(b"torn")
+    with pytest.raises(UserError, match="holds no factorized model"):
+        load_factorized(tmp_path, net)
+
+
+def trained(small):
+    again = deepcopy(small)
+    for name, parameter in again.named_parameters():
+        if name.endswith((".u", ".v")):
+            parameter.data.add_(0.1 * torch.randn_like(parameter))
+    return again
+
+
+def plain(dtype=torch.float64):
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, padding=1), nn.Flatten(), nn.Linear(128, 16), nn.Linear(16, 12)]
+    return nn.Sequential(*layers, nn.Linear(12, 4)).to(dtype)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("whole", [False, True])
+def test_peft_loads_the_adapter_and_merges_it_exactly(tmp_path, whole):
+    peft = pytest.importorskip("peft")
+    base, x = plain(), torch.randn(2, 3, 6, 6).double()
+    small = factorize(base, {"1": 0.25, "3": 0.5, "4": 0.1}, skip=("first", "last"))
+    later = trained(small)
+    export_lora(later, base if whole else small, tmp_path)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert len(set(config["rank_pattern"].values())) > 1
+    adapted = peft.PeftModel.from_pretrained(deepcopy(base), tmp_path)
+    expected = later(x) if whole else plus_change(base, small, later)(x)
+    torch.testing.assert_close(adapted(x), expected, rtol=0, atol=1e-9)
+    merged = adapted.merge_and_unload()
+    assert repr(merged) == repr(base)
+    torch.testing.assert_close(merged(x), expected, rtol=0, atol=1e-9)
+    if whole:
+        for name, tensor in merge(later).state_dict().items():
+            torch.testing.assert_close(merged.state_dict()[name], tensor, rtol=0, atol=1e-10)
+
+
+def plus_change(base, small, later):
+    moved = deepcopy(base)
+    for name in small.factorize_report.layers:
+        change = later.get_submodule(name).to_dense().weight - small.get_submodule(name).to_dense().weight
+        moved.get_submodule(name).weight.data += change
+    return moved
+
+
+def test_what_an_adapter_cannot_hold_is_told(tmp_path):
+    small = factorize(plain(), 0.25)
+    later = trained(small)
+    later[4].bias.data += 1
+    with pytest.raises(UserError, match=r"4\.bias has changed as well"):
+        export_lora(later, small, tmp_path)
+    grouped = factorize(nn.Sequential(nn.ConvTranspose2d(8, 8, 3), nn.Conv2d(8, 8, 3, groups=2)), 0.25, skip=())
+    with pytest.raises(
+        UserError, match=r"0, a FactorizedConvTranspose2d, has no form as LoRA; 1, .* with groups, has no"
+    ):
+        export_lora(grouped, grouped, tmp_path)
+    with pytest.raises(UserError, match="no factorized layers"):
+        export_lora(plain(), plain(), tmp_path)
+    export_lora(trained(small), small, tmp_path)
+    with pytest.raises(UserError, match="holds an adapter already"):
+        export_lora(trained(small), small, tmp_path)

@@ -1,0 +1,150 @@
+"""How many terms a layer keeps: ratios by pattern, energy, budgets; and what the report says of it."""
+
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from sharding import Budget, CoverageWarning, Energy, UserError, factorize
+from sharding.factorization.terms import Cost, allocate
+
+
+def net(*widths):
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(widths))).double()
+
+
+def test_layers_that_would_grow_stay_whole_unless_all_terms_are_asked_for():
+    model = net(8, 64, 8, 8)
+    with pytest.warns(CoverageWarning, match="nothing is factorized; what stays whole: would grow 100"):
+        report = factorize(model, 0.9, skip=()).factorize_report
+    assert report.whole == dict.fromkeys("012", "would grow")
+    assert factorize(model, 1.0, skip=()).factorize_report.replaced == {"0": (8, 8), "1": (8, 8), "2": (8, 8)}
+
+
+@pytest.mark.filterwarnings("ignore:nothing is factorized")
+def test_the_smallest_that_does_not_grow():
+    for terms in range(1, 9):
+        report = factorize(nn.Linear(8, 24), terms / 8, skip=()).factorize_report
+        assert bool(report.replaced) == (terms * 32 <= 192 or terms == 8)
+        assert report.parameters_after <= report.parameters_before or terms == 8
+        assert report.replaced or report.whole == {"": "would grow"}
+
+
+def test_ratios_by_pattern_the_first_that_matches_counts():
+    model = nn.ModuleDict({"attn": net(16, 16, 16), "mlp": net(16, 32, 16), "norm": net(16, 16)})
+    ratios = {"mlp.0": 0.125, "mlp": 0.5, lambda name, layer: name.startswith("attn"): 0.25}
+    report = factorize(model, ratios, skip=()).factorize_report
+    assert report.replaced == {"attn.0": (16, 4), "attn.1": (16, 4), "mlp.0": (16, 2), "mlp.1": (16, 8)}
+    assert report.whole == {"norm.0": "no keep ratio is given for it"}
+    with pytest.raises(UserError, match="keep_ratio pattern 'mpl' matches no layer"):
+        factorize(model, {"mpl": 0.5})
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8, 0.9])
+def test_energy_keeps_the_fewest_terms_that_hold_it(share):
+    model = nn.Sequential(*net(60, 50, 40), nn.Conv2d(8, 8, 3, groups=2).double())
+    report = factorize(model, Energy(share), skip=()).factorize_report
+    for name, layer in report.layers.items():
+        weight = model.get_submodule(name).weight.detach()
+        blocks = weight.flatten(1).unflatten(0, (2 if name == "2" else 1, -1))
+        kept = torch.linalg.svdvals(blocks).square().sum(dim=0).cumsum(0)
+        kept = kept / kept[-1]
+        assert kept[layer.num_terms - 1] >= share - 1e-12
+        assert layer.num_terms == 1 or kept[layer.num_terms - 2] < share
+        assert layer.energy == pytest.approx(kept[layer.num_terms - 1].item(), abs=1e-9)
+    with pytest.raises(UserError, match=r"energy 1\.5 is outside"):
+        Energy(1.5)
+
+
+@pytest.mark.parametrize("parameters", [1_000, 2_000, 4_000, 7_000])
+def test_a_budget_of_parameters_is_used_but_not_exceeded(parameters):
+    model = net(40, 60, 50, 30, 20)
+    report = factorize(model, Budget(parameters=parameters), skip=()).factorize_report
+    assert report.parameters_after <= parameters
+    assert report.parameters_after > min(parameters, report.parameters_before) - 110  # the dearest term
+
+
+def test_a_budget_of_multiply_adds_counts_positions():
+    model = nn.Sequential(
+        nn.Conv2d(4, 16, 3, padding=1), nn.Conv2d(16, 16, 3, stride=4), nn.Flatten(), nn.Linear(64, 32)
+    )
+    x = torch.randn(2, 4, 8, 8)
+    whole = 2 * 64 * 16 * 36 + 2 * 4 * 16 * 144 + 2 * 64 * 32
+    report = factorize(model, Budget(multiply_adds=whole // 3), skip=(), example_inputs=(x,)).factorize_report
+    assert report.whole == {"3": "would grow"}
+    last = 2 * 64 * 32
+    assert sum(layer.multiply_adds[0] for layer in report.layers.values()) == whole - last
+    assert 0.25 * whole < sum(layer.multiply_adds[1] for layer in report.layers.values()) + last <= whole / 3
+    with pytest.raises(UserError, match="needs example_inputs="):
+        factorize(model, Budget(multiply_adds=whole // 3), skip=())
+
+
+def test_budgets_that_cannot_be_met_or_meant_are_told():
+    with pytest.raises(UserError, match=r"the budget of 100 is too small: 50 for what stays whole and 90 for one term"):
+        factorize(net(40, 50, 40)[:1], Budget(parameters=100), skip=())
+    for budget in ({}, {"parameters": 1, "multiply_adds": 1}):
+        with pytest.raises(UserError, match="one of parameters or multiply_adds"):
+            Budget(**budget)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 4), st.floats(0.05, 1.2))
+def test_no_exchange_of_single_terms_keeps_more(seed, count, share):
+    """Each layer gets what optimal inclusion says, up to whole terms, and the budget is spent."""
+    rng = np.random.default_rng(seed)
+    shapes = [tuple(rng.integers(2, 12, size=2)) for _ in range(count)]
+    spectra = {str(i): np.sort(rng.exponential(size=min(shape)))[::-1] for i, shape in enumerate(shapes)}
+    costs = {str(i): Cost(int(a * b), int(a + b)) for i, (a, b) in enumerate(shapes)}
+    least = sum(cost.term for cost in costs.values())
+    budget = max(least, share * sum(cost.whole for cost in costs.values()))
+    terms = allocate(spectra, costs, budget)
+    spent = sum(costs[name].whole if isinstance(n, str) else n * costs[name].term for name, n in terms.items())
+    assert spent <= budget or "would grow" in terms.values()
+    for name, n in terms.items():
+        assert isinstance(n, str) or 1 <= n <= len(spectra[name])
+        assert isinstance(n, str) or n * costs[name].term <= costs[name].whole
+        could = isinstance(n, int) and n < len(spectra[name]) and (n + 1) * costs[name].term <= costs[name].whole
+        assert not could or spent + costs[name].term > budget
+
+
+def test_the_budget_goes_where_the_discrepancy_falls_most():
+    flat, steep = np.ones(20), 0.5 ** np.arange(20)
+    terms = allocate({"flat": flat, "steep": steep}, dict.fromkeys(("flat", "steep"), Cost(400, 40)), 400)
+    assert terms == {"flat": 9, "steep": 1}
+
+
+def test_the_report_says_what_was_done():
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 16), nn.Linear(16, 4))
+    report = factorize(model, 0.25, example_inputs=(torch.randn(5, 8),)).factorize_report
+    layer = report.layers["1"]
+    assert (layer.kind, layer.rank, layer.num_terms) == ("Linear", 16, 4)
+    assert layer.parameters == (256, 128)
+    assert layer.multiply_adds == (5 * 256, 5 * 128)
+    assert report.coverage == pytest.approx(512 / report.parameters_before)
+    lines = str(report).splitlines()
+    assert lines[0] == "factorized 2 layers, left 2 whole: 788 -> 532 parameters (67.5%), coverage 65.0%"
+    assert lines[2].split()[:9] == ["*", "2", "Linear", "16", "4", "512", "->", "256", "2.56k"]
+    assert lines[3:] == [
+        "whole:  18.3%  left whole as asked (first)",
+        "whole:   8.6%  left whole as asked (last)",
+        "whole:   4.1%  Linear.bias",
+        "whole:   2.0%  LayerNorm.weight",
+        "whole:   2.0%  LayerNorm.bias",
+    ]
+
+
+def test_a_report_on_many_layers_fits_a_screen():
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 16), nn.Linear(16, 8)) for _ in range(50)))
+    for kind in "ab":
+        for index in range(40):
+            model.add_module(f"{kind}{index}", nn.Linear(8, 8))
+    text = str(factorize(model, 0.25).factorize_report)
+    assert len(text.splitlines()) <= 40
+    assert max(map(len, text.splitlines())) <= 120
+    assert re.search(r"\*\.\* +149 Linear +8 +2 ", text)
+    assert re.search(r"… +\d+ more rows", text)
