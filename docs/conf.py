@@ -21,5 +21,23 @@ autodoc_typehints_description_target = "documented"
 napoleon_use_ivar = True
 
 import generate  # noqa: E402 - beside this file
+from docutils import nodes  # noqa: E402
+from latex2mathml.converter import convert  # noqa: E402
+from sphinx.application import Sphinx  # noqa: E402
+from sphinx.writers.html5 import HTML5Translator  # noqa: E402
 
 generate.write(Path(__file__).parent / "_generated")
+
+html_math_renderer = "mathml"
+
+
+def write_math(translator: HTML5Translator, node: nodes.math | nodes.math_block) -> None:
+    """Write a formula as MathML, which browsers show without a script or a network."""
+    display = "block" if isinstance(node, nodes.math_block) else "inline"
+    translator.body.append(convert(node.astext(), display=display))
+    raise nodes.SkipNode
+
+
+def setup(app: Sphinx) -> None:
+    """Tell Sphinx of it."""
+    app.add_html_math_renderer("mathml", (write_math, None), (write_math, None))

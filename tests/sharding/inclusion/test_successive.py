@@ -1,3 +1,6 @@
+from itertools import product
+from math import ceil
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -99,3 +102,13 @@ def test_both_of_numpys_choices_run_that_algorithm(make):
         n = 1 + seed % 5
         drawn = make(seed).choice(5, n, replace=False, p=weights)
         assert sorted(drawn.tolist()) == sorted(reference.numpy_choice(make(seed), n, weights))
+
+
+@pytest.mark.parametrize(("size", "bound"), [(64, 0.084), (256, 0.020), (512, 0.010)])
+def test_the_papers_approximation_is_as_near_as_the_documentation_says(size, bound):
+    worst = 0.0
+    for fall, (ratio, exponent) in product((0.3, 0.5, 0.7, 1.0), ((0.1, 4), (0.2, 4), (0.3, 2.5), (0.4, 2.5))):
+        weights = np.arange(1, size + 1.0) ** (-fall * exponent)
+        exact, rough = (successive_inclusion(weights, ceil(size * ratio), method) for method in ("exact", "asymptotic"))
+        worst = max(worst, np.abs(rough / exact - 1).max())
+    assert 0.9 * bound < worst < bound
