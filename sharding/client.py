@@ -17,7 +17,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from sharding.errors import UserError
-from sharding.factorization import factorize_empty, unpack_attention
+from sharding.factorization import factorize_empty
+from sharding.factorization.unpack import unpack
 from sharding.layers import FactorizedLayer
 from sharding.optim import LocalSGD
 from sharding.shard import Shard, as_real
@@ -114,20 +115,13 @@ def _hollow(parameter: nn.Parameter) -> nn.Parameter:
 
 def _replace_layers(model: nn.Module, shard: Shard) -> nn.Module:
     """Put empty factorized layers in the place of those that the shard has terms of, in place."""
+    sent = shard.state()
     attentions = [name for name, part in model.named_modules() if isinstance(part, nn.MultiheadAttention)]
-    if any(name.startswith(f"{attention}.q_proj.") for attention in attentions for name in shard.state()):
-        model = unpack_attention(model, inplace=True)
-    dense = dict(model.named_modules(remove_duplicate=False))
+    model = unpack(model, [name for name in attentions if any(key.startswith(f"{name}.q_proj.") for key in sent)])
+    modules = dict(model.named_modules(remove_duplicate=False))
     sizes = {layer: terms.indices.numel() for layer, terms in shard.terms.items()}
-    sizes = {layer: n for layer, n in sizes.items() if not isinstance(dense.get(layer), FactorizedLayer)}
-    model = factorize_empty(model, sizes, inplace=True)
-    for layer in sizes:
-        before, after = dense[layer], model.get_submodule(layer)
-        after.train(before.training)
-        flags = {name: parameter.requires_grad for name, parameter in before.named_parameters()}
-        for name, parameter in after.named_parameters():
-            parameter.requires_grad_(flags.get(name, flags["weight"]))
-    return model
+    sizes = {layer: n for layer, n in sizes.items() if not isinstance(modules.get(layer), FactorizedLayer)}
+    return factorize_empty(model, sizes, inplace=True)
 
 
 def _fill(slot: Tensor, value: Tensor, copy: bool) -> Tensor:

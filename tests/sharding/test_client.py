@@ -193,7 +193,8 @@ def test_a_client_unpacks_attention_where_the_server_did():
     torch.manual_seed(0)
     server, ids = unpack_attention(Encoder()), torch.arange(6)[None]
     plan = ShardPlanner("full").plan(server, {0: 1.0})
-    for structure in (on_meta(Encoder), unpack_attention(on_meta(Encoder))):
+    structures = (on_meta(Encoder), hollow(Encoder), unpack_attention(on_meta(Encoder)))
+    for structure in structures:
         torch.testing.assert_close(client_model(structure, plan[0])(ids), server(ids), rtol=1e-4, atol=1e-5)
 
 
