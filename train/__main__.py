@@ -1,9 +1,14 @@
 """The command line: ``python -m train run | compare | inspect CONFIG …``, ``table N`` and ``report DIR …``."""
 
+from train import early  # before all that takes its time
+
+# isort: split
+
 import argparse
 import logging
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -15,15 +20,17 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from sharding.errors import UserError, shown
-from train.compare import compare, default_jobs, plan_cells
+from train.compare import Failure, compare, default_jobs, plan_cells
 from train.config import load_config
+from train.directory import check_directory, check_reports
 from train.engines.workers import launched
+from train.failures import RunError
 from train.inspection import inspect_partition
+from train.interrupts import Stopped
 from train.progress import RoundProgress
 from train.report import write_report
 from train.report.page import write_page
-from train.rounds import DivergedError
-from train.run import check_directory, follow, is_finished, run
+from train.run import follow, is_measured, run
 from train.tables import Report, cells_of, choose, load_layout
 from train.values import check_path
 
@@ -33,7 +40,8 @@ OVERRIDES = "dotted.key=value, e.g. local.lr=0.05 or keep_ratio='{0.2: 0.6, 0.4:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
-    That is 0, 1 where the training diverged, 2 for a user's mistake, and 130 when interrupted.
+    That is 0, 1 where a run could not go on, 2 for a user's mistake, and 128 with a signal's number added when stopped
+    by it, 130 for Ctrl-C.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     for stream in (sys.stdout, sys.stderr):
@@ -52,20 +60,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         handlers=[RichHandler(console=console, show_path=False)],
     )
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
+    early.ready()
     try:
         args.command(args, console)
-    except UserError as error:
+        sys.stdout.flush()
+    except (Exception, KeyboardInterrupt) as error:
         if args.debug:
             raise
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except DivergedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted; the same command with --resume goes on from the last checkpoint", file=sys.stderr)
-        return 130
+        told, code = _explain(error, args)
+        print(told, file=sys.stderr)
+        return code
     return 0
+
+
+def _explain(error: BaseException, args: argparse.Namespace) -> tuple[str, int]:
+    """Return one line, and the exit code."""
+    if isinstance(error, UserError):
+        return f"error: {error}", 2
+    if isinstance(error, RunError):
+        return f"error: {error}", 1
+    if isinstance(error, KeyboardInterrupt):
+        again = "the same command with --resume" if "resume" in args else "the same command"
+        number = error.signal if isinstance(error, Stopped) else signal.SIGINT
+        return f"interrupted; {again} goes on from the last checkpoint", 128 + number
+    if isinstance(error, OSError):
+        where = "" if error.filename is None else f"{error.filename}: "
+        return f"error: {where}{error.strerror or error}", 1
+    why = " ".join(str(error).split())
+    return f"error: {type(error).__name__}: {why[:500]}; --debug shows where", 1
 
 
 def _run(args: argparse.Namespace, console: Console) -> None:
@@ -81,6 +103,7 @@ def _run(args: argparse.Namespace, console: Console) -> None:
 
 def _compare(args: argparse.Namespace, console: Console) -> None:
     cells = plan_cells(args.config, args.overrides, args.strategies, args.seeds)
+    check_reports(cells[0].directory.parent)
     with RoundProgress(console, cells) as progress:
         failures = compare(cells, progress.show, args.jobs, args.resume)
     directories = [cell.directory for cell in cells if cell.directory not in failures]
@@ -93,10 +116,12 @@ def _table(args: argparse.Namespace, console: Console) -> None:
     layout = load_layout()
     matrix = layout.find(args.number)
     into = args.output or Path("runs") / f"tables-{args.scale}"
+    if into.exists() and not into.is_dir():
+        raise UserError(f"{into} is a file, but a table and its runs are written to a folder; choose another --output")
     cells = cells_of(matrix, layout, args.scale, into, args.seeds, args.overrides)
     for cell in cells:
         check_directory(cell.config, resume=True)  # neither run nor show what was run with another configuration
-    missing = [cell for cell in choose(cells, args.only) if not is_finished(cell.config)]
+    missing = [cell for cell in choose(cells, args.only) if not is_measured(cell.config)]
     configs, failures = [cell.config for cell in missing], {}
     if missing:
         with RoundProgress(console, configs, [cell.name for cell in missing]) as progress:
@@ -106,11 +131,19 @@ def _table(args: argparse.Namespace, console: Console) -> None:
     _raise_failures(failures, len(missing))
 
 
-def _raise_failures(failures: Mapping[Path, str], total: int) -> None:
-    """Tell of runs that failed, after what the others came to has been written."""
+def _raise_failures(failures: Mapping[Path, Failure], total: int) -> None:
+    """Tell of runs that failed, after what the others came to has been written; of the same failure once."""
     if failures:
-        each = "; ".join(f"{directory}: {why}" for directory, why in failures.items())
-        raise UserError(f"{len(failures)} of {total} runs failed, the others are done: {each}")
+        alike: dict[str, list[str]] = {}
+        for directory, failure in failures.items():
+            alike.setdefault(failure.why, []).append(str(directory))
+        each = "; ".join(f"{_few(directories)}: {why}" for why, directories in alike.items())
+        kind = UserError if all(failure.mistake for failure in failures.values()) else RunError
+        raise kind(f"{len(failures)} of {total} runs failed, the others are done: {each}")
+
+
+def _few(names: Sequence[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _inspect(args: argparse.Namespace, console: Console) -> None:

@@ -1,56 +1,176 @@
 """The server's model on disk, so that a run that was cut off goes on where it was.
 
 Every random number is keyed by its round and local optimizers are fresh each round, so the model, the number of
-finished rounds and what the sampler has learned of the clients are all the state there is.
+finished rounds and what the sampler has learned of the clients are all the state there is. The last two checkpoints are
+kept, each with a checksum: should the newer one be spoiled, or be ahead of the metrics because the process died between
+the two, the run goes on from the older one, and comes to the same.
 """
 
 import json
+import logging
+from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import safetensors
 import safetensors.torch
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from sharding.clients import Sampler
+from sharding.errors import UserError
+from train.files import write_whole
 
+log = logging.getLogger(__name__)
+
+FORMAT = 1
 MODEL_FILE = "model.safetensors"
+PREVIOUS_FILE = "model.previous.safetensors"
+BEST_FILE = "model.best.safetensors"
 
 
-def save_checkpoint(directory: Path, model: nn.Module, rounds: int, sampler: Sampler | None = None) -> None:
-    """Write the model after `rounds` finished rounds; the old file stays until the new one is complete."""
-    state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    unfinished = directory / f"{MODEL_FILE}.tmp"
-    metadata = {"rounds": str(rounds)}
-    if sampler is not None and (learned := sampler.gradient_norms) is not None:
-        metadata["gradient_norms"] = json.dumps(learned.tolist())
-    safetensors.torch.save_file(state, unfinished, metadata=metadata)
-    unfinished.replace(directory / MODEL_FILE)
+class SpoiledError(Exception):
+    """A checkpoint cannot be used; says why."""
 
 
-def load_checkpoint(directory: Path, model: nn.Module, sampler: Sampler | None = None) -> int:
-    """Load the model and return the number of finished rounds: 0, and nothing is touched, if there is no file."""
-    path = directory / MODEL_FILE
-    if not path.exists():
-        return 0
-    model.load_state_dict(safetensors.torch.load_file(path))
-    with safetensors.safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-    if sampler is not None and "gradient_norms" in metadata:
-        sampler.restore(np.array(json.loads(metadata["gradient_norms"])))
-    return int(metadata["rounds"])
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model after some rounds.
 
-
-def drop_rounds_from(metrics: Path, rounds: int) -> None:
-    """Drop what `metrics` says of round `rounds` and later: they are about to be run again.
-
-    A last line that was cut off in writing goes as well.
+    Attributes:
+        rounds: that are finished.
+        state: of the model, by name.
+        gradient_norms: what the sampler has learned of the clients, if it learns.
     """
-    if not metrics.exists():
-        return
-    kept = []
-    for line in metrics.read_text(encoding="utf-8").splitlines(keepends=True):
-        if not line.endswith("\n") or json.loads(line)["round"] >= rounds:
-            break
-        kept.append(line)
-    metrics.write_text("".join(kept), encoding="utf-8")
+
+    rounds: int
+    state: dict[str, Tensor]
+    gradient_norms: list[float] | None = None
+
+    @classmethod
+    def of(cls, model: nn.Module, rounds: int, sampler: Sampler | None = None) -> Self:
+        """Return the checkpoint of a model after so many rounds."""
+        state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+        learned = None if sampler is None else sampler.gradient_norms
+        return cls(rounds, state, None if learned is None else learned.tolist())
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a file.
+
+        Raises:
+            SpoiledError: it is no checkpoint, is cut off or altered.
+            UserError: it was written by a later version.
+        """
+        try:
+            with safetensors.safe_open(path, framework="pt") as file:
+                told = _told(file.metadata())
+                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+            _refuse_later(path, told)
+            read = cls(int(told["rounds"]), state, told["gradient_norms"])
+        except UserError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError) as error:
+            raise SpoiledError(f"it is no whole checkpoint ({type(error).__name__}: {error})") from error
+        if read.rounds < 0:
+            raise SpoiledError(f"it says {read.rounds} rounds")
+        if "checksum" in told and told["checksum"] != read.checksum():
+            raise SpoiledError("its content is not what was written: the checksum differs")
+        return read
+
+    def to_bytes(self) -> bytes:
+        """Return the content of its file."""
+        told = {
+            "format": FORMAT,
+            "rounds": self.rounds,
+            "gradient_norms": self.gradient_norms,
+            "checksum": self.checksum(),
+        }
+        return safetensors.torch.save(self.state, {"checkpoint": json.dumps(told)})  # one key: several are in any order
+
+    def checksum(self) -> str:
+        """Return the digest of all that it holds."""
+        digest = blake2b(json.dumps([self.rounds, self.gradient_norms]).encode(), digest_size=16)
+        for name, tensor in sorted(self.state.items()):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+    def must_fit(self, model: nn.Module | None) -> None:
+        """Make sure that this is a checkpoint of that model, if one is given.
+
+        Raises:
+            SpoiledError: it is not.
+        """
+        wanted = {} if model is None else {name: tensor.shape for name, tensor in model.state_dict().items()}
+        held = {name: tensor.shape for name, tensor in self.state.items()}
+        differing = sorted(name for name in wanted.keys() | held.keys() if wanted.get(name) != held.get(name))
+        if model is not None and differing:
+            raise SpoiledError(f"it is of another model: {differing[0]} differs")
+
+    def restore(self, model: nn.Module, sampler: Sampler | None = None) -> None:
+        """Put the model, and what the sampler had learned, where they were."""
+        model.load_state_dict(self.state)
+        if sampler is not None and self.gradient_norms is not None:
+            sampler.restore(np.array(self.gradient_norms))
+
+
+def rounds_of(path: Path) -> int | None:
+    """Return the rounds that a checkpoint says it has, without a look at its content; None where it says nothing."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return int(_told(file.metadata())["rounds"])
+    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError):
+        return None
+
+
+def save_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
+    """Write the newest checkpoint; the one before is kept.
+
+    Raises:
+        RunError: it cannot be written; those that were there still are.
+    """
+    write_whole(directory / MODEL_FILE, checkpoint.to_bytes(), keep=directory / PREVIOUS_FILE)
+
+
+def find_checkpoint(directory: Path, rounds: int, model: nn.Module | None = None) -> tuple[Path, Checkpoint] | None:
+    """Return the newest checkpoint that can be used and is not ahead of so many rounds; what is wrong is told.
+
+    Args:
+        directory: of the run.
+        rounds: of which there are metrics.
+        model: that it must fit.
+
+    Raises:
+        UserError: one was written by a later version.
+    """
+    for path in (directory / MODEL_FILE, directory / PREVIOUS_FILE):
+        if not path.exists():
+            continue
+        try:
+            checkpoint = Checkpoint.read(path)
+            checkpoint.must_fit(model)
+        except SpoiledError as error:
+            log.warning("%s cannot be used: %s", path, error)
+            continue
+        if checkpoint.rounds <= rounds:
+            return path, checkpoint
+        log.info("%s is of round %d, but there are metrics of %d only", path, checkpoint.rounds, rounds)
+    return None
+
+
+def _told(metadata: dict[str, str] | None) -> dict[str, Any]:
+    """Return what a file says of itself; before there was a format, each thing for itself."""
+    metadata = metadata or {}
+    if "checkpoint" in metadata:
+        return dict(json.loads(metadata["checkpoint"]))
+    norms = metadata.get("gradient_norms")
+    return {"rounds": metadata["rounds"], "gradient_norms": None if norms is None else json.loads(norms)}
+
+
+def _refuse_later(path: Path, told: dict[str, Any]) -> None:
+    if told.get("format", 0) > FORMAT:
+        later = f"{path} is in format {told['format']}, that of a later version; this one knows {FORMAT}"
+        raise UserError(f"{later}: update, or choose another output=…")

@@ -6,28 +6,42 @@ differently: like this, the results are the same whatever the number of jobs.
 
 import logging
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from multiprocessing import get_context, parent_process
-from multiprocessing.queues import Queue
-from multiprocessing.sharedctypes import Synchronized
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from queue import Empty
-from typing import TypeAlias
+from typing import Any
 
 import torch
 
 from sharding.errors import UserError
 from train.config import Config, load_config
+from train.directory import check_directory
 from train.engines.workers import num_cores
+from train.failures import REMEDY, RunError
+from train.interrupts import Stopped, stop_on_request
 from train.rounds import Metrics
-from train.run import check_directory, run
+from train.run import run
 
 log = logging.getLogger(__name__)
 
-ProgressQueue: TypeAlias = "Queue[tuple[int, Metrics]]"
-Counter: TypeAlias = "Synchronized[int]"
 Progress = Callable[[int, Metrics], None]  # takes the cell's place in the list, and a round's metrics
+POLL = 0.2  # seconds after which a request to stop is seen at the latest
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run failed, and whether what was asked for was wrong."""
+
+    why: str
+    mistake: bool = False
 
 
 def plan_cells(
@@ -42,14 +56,12 @@ def plan_cells(
         raise UserError("--strategies names no strategy; write for example --strategies unbiased,collective")
     base = load_config(path, overrides)
     into = base.output or Path("runs") / f"{base.name}-compare"
-    return [
-        load_config(
-            path,
-            [*overrides, f"strategy={strategy}", f"seed={seed}", f"output={into / f'{strategy}-{seed}'}"],
-        )
+    cells = [
+        load_config(path, [*overrides, f"strategy={strategy}", f"seed={seed}"])
         for strategy in dict.fromkeys(strategies)
         for seed in dict.fromkeys(seeds or [base.seed])
     ]
+    return [cell.model_copy(update={"output": into / f"{cell.strategy}-{cell.seed}"}) for cell in cells]
 
 
 def default_jobs() -> int:
@@ -57,64 +69,155 @@ def default_jobs() -> int:
     return torch.cuda.device_count() or num_cores()
 
 
-def compare(cells: Sequence[Config], progress: Progress, jobs: int, resume: bool = False) -> dict[Path, str]:
+def compare(cells: Sequence[Config], progress: Progress, jobs: int, resume: bool = False) -> dict[Path, Failure]:
     """Run every cell, `jobs` at a time; nothing starts unless all can.
 
-    On a machine with GPUs the workers are dealt out to them.
+    On a machine with GPUs the runs are dealt out to them.
 
     Returns:
         Why a cell failed, by its directory; the others have finished. A failure does not stop the others.
+
+    Raises:
+        Stopped: a signal asked for it. No more cells were started, those under way finished their round.
     """
     for cell in cells:
         check_directory(cell, resume)
-    context = get_context("spawn")
-    queue: ProgressQueue = context.Queue()
-    places = context.Value("i", 0)
-    with ProcessPoolExecutor(min(jobs, len(cells)) or 1, context, _start_worker, (queue, places)) as pool:
-        futures = [pool.submit(_run_cell, cell, place, resume) for place, cell in enumerate(cells)]
+    with stop_on_request() as request, _crew(cells, jobs, resume) as crew:
+        while crew.step(progress, request.signal is not None):
+            pass
+        request.heed()
+    return crew.failures
+
+
+@dataclass
+class Crew:
+    """The processes that run cells, one each.
+
+    A cell's own process shares nothing with the others: when it is killed, it takes none with it.
+
+    Attributes:
+        waiting: places of the cells that have not been started.
+        working: what runs, by the end of the pipe from it.
+        failures: so far.
+    """
+
+    cells: Sequence[Config]
+    jobs: int
+    resume: bool
+    context: BaseContext
+    waiting: deque[int]
+    working: dict[Connection, "Worker"] = field(default_factory=dict)
+    failures: dict[Path, Failure] = field(default_factory=dict)
+
+    def step(self, progress: Progress, stopping: bool) -> bool:
+        """Start what can be started, take in what is told; return whether there is more to come."""
+        if stopping:
+            self.waiting.clear()
+            for worker in self.working.values():
+                worker.stop()
+        while self.waiting and len(self.working) < self.jobs:
+            self._start(self.waiting.popleft())
+        for line in wait(list(self.working), POLL):
+            assert isinstance(line, Connection)
+            self._take(line, progress, stopping)
+        return bool(self.waiting or self.working)
+
+    def end(self) -> None:
+        """End what still runs, at once."""
+        for worker in self.working.values():
+            worker.process.kill()
+            worker.process.join()
+
+    def _start(self, place: int) -> None:
+        slots = {worker.slot for worker in self.working.values()}
+        slot = next(slot for slot in range(self.jobs) if slot not in slots)
+        ours, theirs = self.context.Pipe(duplex=False)
+        process: BaseProcess = self.context.Process(  # type: ignore[attr-defined]
+            target=_work, args=(self.cells[place], self.resume, slot, theirs)
+        )
+        process.start()
+        theirs.close()
+        self.working[ours] = Worker(place, slot, process)
+
+    def _take(self, line: Connection, progress: Progress, stopping: bool) -> None:
+        """Take in a round's metrics, how the run ended, or that its process is gone."""
+        worker = self.working[line]
         try:
-            _relay(queue, futures, progress)
-        finally:
-            pool.shutdown(cancel_futures=True)  # when interrupted, the cells under way still finish, and are kept
-    return {cell.directory: why for cell, future in zip(cells, futures, strict=True) if (why := future.result())}
+            told = line.recv()
+        except (EOFError, OSError):
+            worker.process.join()
+            del self.working[line]
+            if not worker.told and not stopping:
+                why = f"its process was killed (exit code {worker.process.exitcode}), perhaps for want of memory"
+                self._fail(worker, Failure(f"{why}; {REMEDY}"))
+            return
+        if isinstance(told, dict):
+            progress(worker.place, told)
+        else:
+            worker.told = True
+            if told is not None:
+                self._fail(worker, told)
+
+    def _fail(self, worker: "Worker", failure: Failure) -> None:
+        self.failures[self.cells[worker.place].directory] = failure
 
 
-def _start_worker(queue: ProgressQueue, places: Counter) -> None:
-    torch.set_num_threads(1)
-    _workers_queue.append(queue)
+@dataclass
+class Worker:
+    """One process.
+
+    Attributes:
+        place: of its cell.
+        slot: of the jobs at a time.
+        told: whether it said how the run ended.
+        stopped: whether it has been told to stop.
+    """
+
+    place: int
+    slot: int
+    process: BaseProcess
+    told: bool = False
+    stopped: bool = False
+
+    def stop(self) -> None:
+        """Have it stop after the round under way; once."""
+        if not self.stopped:
+            self.stopped = True
+            self.process.terminate()
+
+
+@contextmanager
+def _crew(cells: Sequence[Config], jobs: int, resume: bool) -> Iterator[Crew]:
+    # A process of one thread that has imported all there is to import, and forks: faster than to start each anew.
+    context: Any = get_context("forkserver" if sys.platform == "linux" else "spawn")
+    if sys.platform == "linux":
+        context.set_forkserver_preload(["train.compare"])
+    crew = Crew(cells, jobs, resume, context, deque(range(len(cells))))
+    try:
+        yield crew
+    finally:
+        crew.end()
+
+
+def _work(cell: Config, resume: bool, slot: int, line: Connection) -> None:
+    """Run a cell, and tell how it ends: nothing if well, else a `Failure`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; what it means is passed on by SIGTERM
     if torch.cuda.is_available():
-        with places.get_lock():
-            place, places.value = places.value, places.value + 1
-        torch.cuda.set_device(place % torch.cuda.device_count())
+        torch.cuda.set_device(slot % torch.cuda.device_count())
 
-
-_workers_queue: list[ProgressQueue] = []  # of this worker process; a queue can be handed over at its start only
-
-
-def _run_cell(cell: Config, place: int, resume: bool) -> str:
-    """Run a cell in a worker; return why it failed, or nothing."""
-
-    def report(metrics: Metrics) -> None:
-        if (parent := parent_process()) is not None and not parent.is_alive():
-            os._exit(1)  # killed; after a mere exception the worker would wait for its next cell for ever
-        _workers_queue[0].put((place, metrics))
+    def report(metrics: Mapping[str, object]) -> None:
+        try:
+            line.send(dict(metrics))
+        except OSError:  # whoever started this is gone
+            raise Stopped(signal.SIGTERM) from None
 
     try:
         run(cell, report, resume)
+        line.send(None)
+    except KeyboardInterrupt:
+        os._exit(0)
     except Exception as error:
         log.debug("%s failed", cell.directory, exc_info=True)
-        return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-    return ""
-
-
-def _relay(queue: ProgressQueue, futures: Sequence[Future[str]], progress: Progress) -> None:
-    """Hand the workers' metrics on until all have finished; a worker that died is raised here."""
-    while True:
-        done = [future for future in futures if future.done()]
-        for future in done:
-            future.result()
-        try:
-            progress(*queue.get(timeout=0.1))
-        except Empty:
-            if len(done) == len(futures):
-                return
+        mistake = isinstance(error, UserError)
+        known = mistake or isinstance(error, RunError)
+        line.send(Failure(str(error) if known else f"{type(error).__name__}: {error}", mistake))

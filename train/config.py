@@ -238,6 +238,8 @@ class Config(Section):
     """Of torch in the process that trains; sums in another number of threads round differently."""
     ways: Literal["rule", "timed"] = "rule"
     """How to choose among ways that round differently: by `rule`, or `timed` on this machine."""
+    checkpoint_every: int = Field(5, ge=1)
+    """Rounds between checkpoints; there is one of the last round, and one when the run is told to stop."""
     evaluate_every: int = Field(1, ge=1)
     """Rounds between evaluations; the last round is always evaluated."""
     evaluate_training: bool = False

@@ -17,6 +17,7 @@ from train.clock import Clock
 from train.engines import Receipt, Update
 from train.engines.base import Updates
 from train.experiment import Experiment
+from train.failures import RunError
 from train.local import evaluate
 
 log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ def cosine(lr: float, t: int, rounds: int) -> float:
     return lr * (1 + cos(pi * t / rounds)) / 2
 
 
-class DivergedError(RuntimeError):
+class DivergedError(RunError):
     """No client's update could be used for too long: going on would train nothing."""
 
 

@@ -1,26 +1,32 @@
 """One training run, from its configuration to its directory of results."""
 
 import json
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
 
-from sharding.errors import UserError
-from train.checkpoint import drop_rounds_from, load_checkpoint, save_checkpoint
-from train.config import Config, check_config
-from train.engines.post import Gloo, Mailbox
+from train.checkpoint import BEST_FILE, MODEL_FILE, Checkpoint, find_checkpoint, rounds_of, save_checkpoint
+from train.config import Config
+from train.directory import CONFIG_FILE, METRICS_FILE, check_directory, hold, plain
+from train.engines.post import Gloo, Mailbox, WorkerError
 from train.engines.workers import serve
 from train.experiment import Experiment, assemble
+from train.failures import REMEDY, RunError
+from train.files import write_whole
+from train.interrupts import Request, stop_on_request
+from train.lines import keep_lines, read_lines
 from train.provenance import PROVENANCE_FILE, Provenance, describe_start, keep_device
-from train.records import CLIENTS_FILE, describe_clients
+from train.records import CLIENTS_FILE, LAYERS_FILE, describe_clients
 from train.rounds import Metrics, run_rounds
 from train.tasks import Tasks, assemble_tasks, run_tasks
-from train.tracking import Trackers, check_trackers
+from train.tracking import Tracker, Trackers, check_trackers
 
-METRICS_FILE = "metrics.jsonl"
-CONFIG_FILE = "config.yaml"
+log = logging.getLogger(__name__)
 
 
 def run(config: Config, progress: Callable[[Metrics], None], resume: bool = False) -> Path:
@@ -33,38 +39,28 @@ def run(config: Config, progress: Callable[[Metrics], None], resume: bool = Fals
 
     Raises:
         UserError: the directory holds a run already (or another one, on resuming), or a part cannot be built.
+        RunError: the run cannot go on: a full disk, a worker that died, a training that diverged.
+        Stopped: a signal asked for it; there is a checkpoint of the last finished round.
     """
     check_directory(config, resume)
     check_trackers(config)
     if resume and is_finished(config):
         return config.directory
-    held = Provenance.read(config.directory) if resume else None
-    local = keep_device(config, held)
-    torch.set_num_threads(config.threads)
-    experiment = assemble_tasks(local) if config.tasks else assemble(local)  # before anything is written
-    for name, part in experiment.parts.items():
-        part.open(held.choices.get(name) if held else None)
-    start = _open_directory(config.directory, experiment)
-    made = held.resumed(describe_start(start)) if held else Provenance.of(config, experiment.parts, start)
-    (config.directory / PROVENANCE_FILE).write_text(made.to_json(), encoding="utf-8")
-
-    def record(t: int, metrics: Metrics) -> None:
-        trackers.log(metrics)
-        if "test_accuracy" in metrics:
-            save_checkpoint(config.directory, experiment.model, t + 1, experiment.sampler)
-        progress(metrics)
-
-    try:
-        with Trackers(config) as trackers:
-            _describe(config, experiment)
-            for name, part in experiment.parts.items():
-                part.observers.append(trackers.observe(name))
-            if isinstance(experiment, Tasks):
-                run_tasks(experiment, start, record)
-            else:
-                run_rounds(experiment, start, record)
-    finally:
-        experiment.close()
+    with threads(config.threads):
+        held = Provenance.read(config.directory) if resume else None
+        experiment = prepare(config, held)
+        try:
+            with hold(config.directory), _workers_at_work():
+                check_directory(config, resume)  # again, now that nobody else writes
+                start, lines = _go_back(config, experiment) if resume else (0, [])
+                _describe(config, experiment, held, start)
+                with stop_on_request() as request, Trackers(config) as trackers:
+                    for name, part in experiment.parts.items():
+                        part.observers.append(trackers.observe(name))
+                    record = Recorder(config, experiment, trackers, lines, progress, request)
+                    _run_rounds(experiment, start, record)
+        finally:
+            experiment.close()
     return config.directory
 
 
@@ -76,54 +72,131 @@ def follow(config: Config) -> None:
     serve(assemble(config).job, Gloo(0), Mailbox())
 
 
-def check_directory(config: Config, resume: bool) -> None:
-    """Make sure that nothing will be overwritten.
-
-    Raises:
-        UserError: the directory holds a run and `resume` is off, or a run of another configuration and it is on.
-    """
-    directory = config.directory
-    if not (directory / METRICS_FILE).exists() and not (directory / CONFIG_FILE).exists():
-        return
-    if not resume:
-        raise UserError(f"{directory} already holds a run; choose another with output=…, or go on with it by --resume")
-    # Checked as a config, so that keys that did not exist then count with their defaults.
-    held = _plain(check_config(yaml.safe_load((directory / CONFIG_FILE).read_text(encoding="utf-8"))))
-    wanted = _plain(config)
-    differing = [key for key in wanted if held[key] != wanted[key]]
-    if differing:
-        key = differing[0]
-        raise UserError(f"{directory} holds a run with {key}={held[key]}, not {wanted[key]}; choose another output=…")
-
-
-def _describe(config: Config, experiment: Experiment | Tasks) -> None:
-    """Write the configuration, and who has what."""
-    text = yaml.safe_dump(_plain(config), sort_keys=False)
-    (config.directory / CONFIG_FILE).write_text(text, encoding="utf-8")
-    (config.directory / CLIENTS_FILE).write_text(json.dumps(describe_clients(experiment.parts)), encoding="utf-8")
-
-
 def is_finished(config: Config) -> bool:
-    """Return whether the run's directory holds all its rounds."""
+    """Return whether the run has come to its end: metrics and a readable checkpoint of all rounds."""
+    found = find_checkpoint(config.directory, config.rounds) if is_measured(config) else None
+    return found is not None and found[1].rounds == config.rounds
+
+
+def is_measured(config: Config) -> bool:
+    """Return whether there are metrics of all rounds, and no checkpoint that says otherwise.
+
+    Enough for a table. The model was on disk before the last line; somebody may have taken it away since.
+    """
+    if len(read_lines(config.directory / METRICS_FILE)) != config.rounds:
+        return False
+    model = config.directory / MODEL_FILE
+    return not model.exists() or rounds_of(model) == config.rounds
+
+
+def prepare(config: Config, held: Provenance | None) -> Experiment | Tasks:
+    """Build all that a run needs, and choose the ways to compute in or keep those of its start; writes nothing."""
+    local = keep_device(config, held)
+    experiment = assemble_tasks(local) if config.tasks else assemble(local)
+    for name, part in experiment.parts.items():
+        part.open(held.choices.get(name) if held else None)
+    return experiment
+
+
+class Recorder:
+    """Takes each round's metrics, and has the round on disk before the next one starts.
+
+    First the best model, then the checkpoint, then the line of metrics: a line stands for a round that can be gone back
+    to, and where the process dies between them, the round is run again.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        experiment: Experiment | Tasks,
+        trackers: Tracker,
+        lines: Sequence[dict[str, Any]],
+        progress: Callable[[Metrics], None],
+        request: Request,
+    ) -> None:
+        self._config, self._experiment, self._trackers = config, experiment, trackers
+        self._progress, self._request = progress, request
+        self._best = max((line["test_accuracy"] for line in lines if "test_accuracy" in line), default=-1.0)
+
+    def __call__(self, t: int, metrics: Metrics) -> None:
+        """Record round t.
+
+        Raises:
+            RunError: the disk is full, or takes no writing.
+            Stopped: a signal asked for it.
+        """
+        config, done, stopping = self._config, t + 1, self._request.signal is not None
+        accuracy = metrics.get("test_accuracy")
+        if isinstance(accuracy, float) and accuracy > self._best:
+            self._best = accuracy
+            write_whole(config.directory / BEST_FILE, self._checkpoint(done).to_bytes())
+        if stopping or done % config.checkpoint_every == 0 or done == config.rounds:
+            save_checkpoint(config.directory, self._checkpoint(done))
+        self._trackers.log(metrics)
+        self._progress(metrics)
+        if stopping and done < config.rounds:
+            self._request.heed()
+
+    def _checkpoint(self, rounds: int) -> Checkpoint:
+        return Checkpoint.of(self._experiment.model, rounds, self._experiment.sampler)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Have torch compute in so many threads, which shows in how it rounds."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _go_back(config: Config, experiment: Experiment | Tasks) -> tuple[int, list[dict[str, Any]]]:
+    """Load the last checkpoint of which there are metrics; return its round and the metrics up to there."""
     path = config.directory / METRICS_FILE
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    return text.endswith("\n") and text.count("\n") == config.rounds  # a line a round
+    lines = read_lines(path)
+    found = find_checkpoint(config.directory, len(lines), experiment.model)
+    start = 0
+    if found is not None:
+        where, checkpoint = found
+        checkpoint.restore(experiment.model, experiment.sampler)
+        start = checkpoint.rounds
+        if where.name != MODEL_FILE:  # else the next checkpoint would push it out
+            where.replace(config.directory / MODEL_FILE)
+    if start < len(lines):
+        log.warning("%s: rounds %d to %d are run again", config.directory, start, len(lines) - 1)
+    keep_lines(path, start)
+    keep_lines(config.directory / LAYERS_FILE)
+    return start, lines[:start]
 
 
-def _open_directory(directory: Path, experiment: Experiment | Tasks) -> int:
-    """Make the directory, load what an earlier run left there, and return the round to start with.
+def _describe(config: Config, experiment: Experiment | Tasks, held: Provenance | None, start: int) -> None:
+    """Write the configuration, if it is not there, who has what, and what the run is made with."""
+    path = config.directory / CONFIG_FILE
+    if not path.exists():
+        write_whole(path, yaml.safe_dump(plain(config), sort_keys=False).encode())
+    write_whole(config.directory / CLIENTS_FILE, json.dumps(describe_clients(experiment.parts)).encode())
+    made = held.resumed(describe_start(start)) if held else Provenance.of(config, experiment.parts, start)
+    write_whole(config.directory / PROVENANCE_FILE, made.to_json().encode())
+
+
+@contextmanager
+def _workers_at_work() -> Iterator[None]:
+    """Tell of a worker that failed or was killed in one line; what it said itself is shown by --debug.
 
     Raises:
-        UserError: the directory cannot be made.
+        RunError: one did.
     """
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the directory {directory}: {error.strerror}; choose another output=…") from error
-    start = load_checkpoint(directory, experiment.model, experiment.sampler)
-    drop_rounds_from(directory / METRICS_FILE, start)
-    return start
+        yield
+    except WorkerError as error:
+        why = str(error).rstrip().splitlines()
+        raise RunError(f"{why[0].rstrip(':')}{f': {why[-1]}' if len(why) > 1 else ''}; {REMEDY}") from error
 
 
-def _plain(config: Config) -> dict[str, object]:
-    return config.model_dump(mode="json", exclude={"output"})
+def _run_rounds(experiment: Experiment | Tasks, start: int, record: Callable[[int, Metrics], None]) -> None:
+    if isinstance(experiment, Tasks):
+        run_tasks(experiment, start, record)
+    else:
+        run_rounds(experiment, start, record)

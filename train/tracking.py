@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any, Self
 from sharding import Plan
 from sharding.errors import UserError, pick
 from train.config import Config
+from train.failures import writing
+from train.files import sync_folder
 from train.records import LAYERS_FILE, Layers, append_layers, laws_of
 
 log = logging.getLogger(__name__)
@@ -32,20 +35,31 @@ class JsonlTracker(Tracker):
     """Appends one JSON object a line; NaN and infinities, which JSON has not, become null."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
+        self._path = path
+        with writing(path):
+            self._file = path.open("ab", buffering=0)
+            sync_folder(path.parent)
         self._layers = path.with_name(LAYERS_FILE)
 
     def log(self, metrics: dict[str, Any]) -> None:
-        """Write one line, and have it on disk before the next round."""
+        """Write one line, and have it on disk before the next round.
+
+        Raises:
+            RunError: the disk is full, or takes no writing.
+        """
         clean = {
             key: None if isinstance(value, float) and not isfinite(value) else value for key, value in metrics.items()
         }
-        self._file.write(json.dumps(clean) + "\n")
-        self._file.flush()
+        line = (json.dumps(clean) + "\n").encode()
+        with writing(self._path):
+            while line:  # a file that is not buffered may take less than all
+                line = line[self._file.write(line) :]
+            os.fsync(self._file.fileno())
 
     def log_layers(self, round: int, task: str, layers: Layers) -> None:
         """Append to `layers.jsonl`."""
-        append_layers(self._layers, round, task, layers)
+        with writing(self._layers):
+            append_layers(self._layers, round, task, layers)
 
     def close(self, failed: bool = False) -> None:
         """Close the file."""

@@ -73,9 +73,12 @@ def test_a_second_run_overwrites_nothing_and_resume_goes_on(tmp_path):
         "already holds a run; choose another with output=…, or go on with it by --resume"
     )
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
-    (tmp_path / "model.safetensors").unlink()  # a finished run is not run again, even without its model
-    assert train(*arguments, "--resume").returncode == 0
+    model = (tmp_path / "model.safetensors").read_bytes()
+    assert train(*arguments, "--resume").returncode == 0  # a finished run is not run again
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    (tmp_path / "model.safetensors").unlink()  # but without its model it is not finished
+    assert train(*arguments, "--resume").returncode == 0
+    assert (tmp_path / "model.safetensors").read_bytes() == model
     other = train(*arguments, "seed=5", "--resume")
     assert other.returncode == 2
     assert "holds a run with seed=0, not 5" in other.stderr
@@ -138,11 +141,15 @@ def test_workers_end_with_the_comparison_that_is_killed(tmp_path):
     process = subprocess.Popen([*command, f"output={tmp_path}", *TINY, "rounds=100000"], cwd=REPOSITORY)
     metrics = tmp_path / "dense-0" / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0)
-    workers = subprocess.check_output(["pgrep", "-f", "spawn_main", "-P", str(process.pid)], text=True).split()
+    workers = [worker for server in children(process.pid) for worker in children(server)]
     process.kill()
     process.wait()
     assert workers
     wait_until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
+
+
+def children(process):
+    return subprocess.run(["pgrep", "-P", str(process)], capture_output=True, text=True, check=False).stdout.split()
 
 
 def wait_until(condition, seconds=60):

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from sharding import STRATEGIES, ShardPlanner, UserError
 from sharding.clients import SAMPLERS
 from sharding.rng import generator
-from train.checkpoint import load_checkpoint
+from train.checkpoint import MODEL_FILE, Checkpoint
 from train.config import load_config
 from train.engines import ENGINES
 from train.experiment import assemble, assign_keep_ratios, find_device, find_engine
@@ -374,7 +374,7 @@ def test_the_training_set_is_evaluated_whole_and_changes_nothing(tmp_path):
     first, last = read(run(config, ignore))
     assert "train_set_loss" not in first
     experiment = assemble(config)
-    load_checkpoint(config.directory, experiment.model, experiment.sampler)
+    Checkpoint.read(config.directory / MODEL_FILE).restore(experiment.model)
     assert sum(experiment.num_samples.values()) == len(experiment.training)
     expected = evaluate(experiment.model, experiment.dataset, experiment.training)
     assert (last.pop("train_set_accuracy"), last.pop("train_set_loss")) == expected

@@ -19,7 +19,7 @@ from train.engines.trial import choose_ways
 from train.provenance import PROVENANCE_FILE
 from train.run import run
 
-ARGUMENTS = ["configs/quickstart.yaml", *TINY, "rounds=3"]
+ARGUMENTS = ["configs/quickstart.yaml", *TINY, "rounds=3", "checkpoint_every=1"]
 
 
 def model_of(directory):
@@ -44,7 +44,7 @@ def test_neither_home_nor_threads_nor_command_nor_a_break_shows(tmp_path):
         if metrics["round"] == 1:
             raise KeyboardInterrupt
 
-    config = tiny(tmp_path / "broken", "rounds=3")
+    config = tiny(tmp_path / "broken", "rounds=3", "checkpoint_every=1")
     with pytest.raises(KeyboardInterrupt):
         run(config, pull_the_plug)
     train(tmp_path / "four", "run", *ARGUMENTS, f"output={config.directory}", "--resume")
@@ -67,7 +67,7 @@ def test_a_run_tells_what_it_was_made_with(tmp_path):
 
 
 def test_a_resumed_run_keeps_its_choices_and_tells_of_another_torch(tmp_path, caplog):
-    config = tiny(tmp_path / "run", "rounds=3", "engine=stacked")
+    config = tiny(tmp_path / "run", "rounds=3", "checkpoint_every=1", "engine=stacked")
 
     def pull_the_plug(metrics):
         if metrics["round"] == 1:

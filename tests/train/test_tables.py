@@ -11,8 +11,8 @@ import yaml
 import train.__main__ as command_line
 from sharding import UserError
 from tests.train.test_runs import TINY
+from train.directory import CONFIG_FILE, METRICS_FILE
 from train.provenance import PROVENANCE_FILE, Provenance
-from train.run import CONFIG_FILE, METRICS_FILE
 from train.tables import Report, cells_of, choose, load_layout
 from train.tables.cells import Cell
 from train.tables.layout import LAYOUT_FILE

@@ -7,7 +7,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from importlib import import_module
@@ -17,8 +17,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from queue import Queue
 from shutil import disk_usage, rmtree
-from tempfile import mkdtemp
+from tempfile import gettempdir, mkdtemp
 from threading import Thread
+from time import time
 from typing import Any
 from weakref import finalize
 
@@ -30,9 +31,12 @@ from train.engines.base import Job
 from train.engines.letters import Order, Parcel
 from train.engines.post import Gloo, Line, Mailbox, Pipe, WorkerError
 from train.engines.stacked import StackedEngine
+from train.interrupts import ENDING
 
 TIMEOUT = timedelta(days=7)  # a process that dies closes its connections, which is seen at once; long training is fine
 ROOM = 2**32  # bytes of shared memory below which shards lie on disk: some containers have but a few MB
+SHARED_MEMORY, FOLDERS = "/dev/shm", "spectral-sharding-"
+UNTOUCHED = 3600.0  # seconds after which a folder of a process that is not there is taken for left behind
 AHEAD = 2  # bunches that a process may have finished before it is their turn in the sum
 
 
@@ -50,7 +54,8 @@ class Workers:
             raise UserError(
                 "engine=processes shares GPUs out under torchrun: torchrun --nproc-per-node K -m train run …"
             )
-        self.folder = Path(mkdtemp(prefix=f"spectral-sharding-{os.getpid()}-", dir=_memory()))
+        clear_folders()
+        self.folder = Path(mkdtemp(prefix=f"{FOLDERS}{os.getpid()}-", dir=_memory()))
         self.lines: list[Pipe] = []
         processes: list[BaseProcess] = []
         self.stop = finalize(self, _end, processes, self.folder)
@@ -64,6 +69,20 @@ class Workers:
             theirs.close()
             processes.append(process)
             self.lines.append(Pipe(rank, ours))
+
+
+def clear_folders() -> None:
+    """Remove what runs left in shared memory that were killed together with their workers.
+
+    Only folders that nobody has touched for a while are taken: a container that shares the memory has processes of its
+    own, which cannot be seen from here.
+    """
+    for place in filter(None, {SHARED_MEMORY, gettempdir()}):
+        for folder in Path(place).glob(f"{FOLDERS}*-*"):
+            with suppress(OSError, ValueError):
+                owner = int(folder.name.removeprefix(FOLDERS).partition("-")[0])
+                if time() - folder.stat().st_mtime > UNTOUCHED and not _lives(owner):
+                    rmtree(folder, ignore_errors=True)
 
 
 def start_method() -> str:
@@ -148,7 +167,7 @@ def _work(job: Job, rank: int, folder: Path, connection: Connection, other_end: 
     """Live as a worker that `Workers` started."""
     other_end.close()  # else a worker would never see that rank 0, the only one to hold it, is gone
     logging.basicConfig(level=logging.getLogger().level, format="%(message)s", force=True)  # not by rank 0's console
-    for ending in (signal.SIGINT, signal.SIGTERM):  # may reach all; a worker ends with rank 0, and clears up after it
+    for ending in ENDING:  # may reach all; a worker ends with rank 0, and clears up after it
         signal.signal(ending, signal.SIG_IGN)
     torch.set_num_threads(1)  # as rank 0 does: more would round otherwise
     mailbox = Mailbox(folder, rank)
@@ -163,7 +182,17 @@ def _vanish(mailbox: Mailbox) -> None:
     os._exit(0)
 
 
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
 def _memory() -> str | None:
     """Return the folder that lies in memory, if there is one with room; None for the one of temporary files."""
-    folder = "/dev/shm"
-    return folder if os.access(folder, os.W_OK) and disk_usage(folder).free > ROOM else None
+    writable = os.access(SHARED_MEMORY, os.W_OK)
+    return SHARED_MEMORY if writable and disk_usage(SHARED_MEMORY).free > ROOM else None

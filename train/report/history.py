@@ -13,8 +13,8 @@ import yaml
 
 from sharding.errors import UserError
 from train.config import Config
+from train.directory import CONFIG_FILE, METRICS_FILE
 from train.plots import Curve, Point, Style, style_of
-from train.run import CONFIG_FILE, METRICS_FILE
 
 # What does not make a run another experiment.
 HOUSEKEEPING = frozenset({"seed", "output", "engine", "device", "threads", "ways", "checkpoint_every"})

@@ -7,9 +7,9 @@ from statistics import mean, stdev
 
 from rich.table import Table
 
+from train.directory import METRICS_FILE
 from train.plots import accuracy_figure, save
 from train.report.history import Arm, History, group, megabytes, write_csv
-from train.run import METRICS_FILE
 
 COLUMNS = ("strategy", "test accuracy", "down / client·round", "up / client·round", "of dense FedAvg's bytes")
 CSV_COLUMNS = (

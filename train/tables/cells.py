@@ -87,9 +87,8 @@ def _cell(
     whole = known.law is None or known.keep_ratio is not None  # then its runs are the same for every keep ratio
     ratio = [] if whole else [f"keep_ratio={setting.keep_ratio}"]
     name = f"{setting.experiment}/{','.join([_short(setting.keep_ratio, whole), *varied])}/{strategy}-{seed}"
-    output = into / "cells" / name
-    config = load_config(path, [*base, *varied, *ratio, f"strategy={strategy}", f"seed={seed}", f"output={output}"])
-    return Cell(setting, strategy, seed, name, config)
+    config = load_config(path, [*base, *varied, *ratio, f"strategy={strategy}", f"seed={seed}"])
+    return Cell(setting, strategy, seed, name, config.model_copy(update={"output": into / "cells" / name}))
 
 
 def _times(override: str, rounds: int) -> str:

@@ -7,9 +7,9 @@ from itertools import accumulate
 from math import isfinite
 from statistics import mean, stdev
 
+from train.directory import METRICS_FILE
 from train.provenance import Provenance
 from train.report import History, megabytes
-from train.run import METRICS_FILE
 from train.tables.cells import Cell
 from train.tables.layout import Setting
 

@@ -1,0 +1,437 @@
+"""Nothing lost, nothing mixed: a run that is killed, told to stop, or finds its files spoiled or its disk full."""
+
+import errno
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing import active_children
+from pathlib import Path
+
+import pytest
+
+from sharding import UserError
+from tests.train.runs import cut_off, ignore, in_a_fork, killed_at, model_of
+from tests.train.test_cli import REPOSITORY, wait_until
+from tests.train.test_runs import TINY, read, tiny, without_times
+from train.checkpoint import BEST_FILE, MODEL_FILE, PREVIOUS_FILE, Checkpoint, SpoiledError
+from train.compare import compare, plan_cells
+from train.directory import CONFIG_FILE, LOCK_FILE, METRICS_FILE
+from train.engines import workers
+from train.failures import RunError
+from train.interrupts import Stopped
+from train.provenance import PROVENANCE_FILE
+from train.run import is_finished, is_measured, run
+
+OPTIONS = ["rounds=4", "checkpoint_every=1", "engine=stacked", "clients.sampler=ocs", "clients.budget=1.5"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nothing happened to."""
+    config = tiny(tmp_path_factory.mktemp("whole") / "run", *OPTIONS)
+    run(config, ignore)
+    return config.directory
+
+
+def same(directory, whole):
+    return model_of(directory) == model_of(whole) and without_times(read(directory)) == without_times(read(whole))
+
+
+MOMENTS = range(64)
+
+
+def test_these_are_all_moments_there_are(tmp_path):
+    assert killed_at(tiny(tmp_path / "last", *OPTIONS), MOMENTS[-1])
+    assert not killed_at(tiny(tmp_path / "beyond", *OPTIONS), len(MOMENTS))
+
+
+@pytest.mark.parametrize("moment", [pytest.param(m, marks=[] if m % 6 == 5 else pytest.mark.slow) for m in MOMENTS])
+def test_a_run_killed_between_any_two_writes_comes_to_the_same(moment, tmp_path, whole):
+    config = tiny(tmp_path / "run", *OPTIONS)
+    assert killed_at(config, moment)
+    if moment % 4 == 3:  # once more, on the way back
+        killed_at(config, 9, resume=True)
+    run(config, ignore, resume=True)
+    assert same(config.directory, whole)
+    assert not list(config.directory.glob("*tmp*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_a_run_killed_at_any_time_with_its_workers_comes_to_the_same(seed, tmp_path, whole):
+    config = tiny(tmp_path / "run", *OPTIONS)
+    arguments = ["configs/quickstart.yaml", *TINY, *OPTIONS, f"output={config.directory}", "engine=processes"]
+    command = [sys.executable, "-m", "train", "run", *arguments]
+    process = subprocess.Popen(command, cwd=REPOSITORY, start_new_session=True, stdout=subprocess.DEVNULL)
+    wait_until(config.directory.exists)
+    time.sleep(random.Random(seed).uniform(0, 1.5))
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    again = [*command, "--resume"]
+    subprocess.run(again, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
+    assert same(config.directory, whole)
+
+
+SPOILED = {
+    "empty": lambda content: b"",
+    "a few bytes": lambda content: content[:4],
+    "a part": lambda content: content[:5000],
+    "a byte short": lambda content: content[:-1],
+    "a byte more": lambda content: content + b"x",
+    "zeros": lambda content: bytes(len(content)),
+    "garbage": lambda content: random.Random(0).randbytes(len(content)),
+    "a bit": lambda content: content[:-9] + bytes([content[-9] ^ 1]) + content[-8:],
+    "another round": lambda content: content.replace(rb"\"rounds\": 3", rb"\"rounds\": 2"),
+    "rounds in words": lambda content: content.replace(rb"\"rounds\": 3", rb"\"rounds\": x"),
+    "no metadata": lambda content: content.replace(b"checkpoint", b"chickpoint"),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
+def test_a_spoiled_checkpoint_falls_back_to_the_one_before_and_says_so(spoil, tmp_path, whole, caplog):
+    config = tiny(tmp_path / "run", *OPTIONS)
+    cut_off(config, after=2)
+    path = config.directory / MODEL_FILE
+    content = path.read_bytes()
+    assert spoil(content) != content
+    path.write_bytes(spoil(content))
+    run(config, ignore, resume=True)
+    assert same(config.directory, whole)
+    assert f"{MODEL_FILE} cannot be used" in caplog.text
+    assert "rounds 2 to 2 are run again" in caplog.text
+
+
+def test_without_any_checkpoint_it_starts_again_and_says_so(tmp_path, whole, caplog):
+    config = tiny(tmp_path / "run", *OPTIONS)
+    cut_off(config, after=2)
+    for name in (MODEL_FILE, PREVIOUS_FILE):
+        (config.directory / name).unlink()
+    run(config, ignore, resume=True)
+    assert same(config.directory, whole)
+    assert "rounds 0 to 2 are run again" in caplog.text
+
+
+METRICS = {
+    "empty": lambda lines: [],
+    "first line gone": lambda lines: lines[1:],
+    "last line gone": lambda lines: lines[:-1],
+    "last newline lost": lambda lines: [*lines[:-1], lines[-1].rstrip()],
+    "garbage": lambda lines: [lines[0], b"{garbage\n", lines[2]],
+    "zeros": lambda lines: [lines[0], bytes(100), b"\n"],
+    "no text": lambda lines: [lines[0], b"\xff\xfe\n"],
+    "a list": lambda lines: [lines[0], b"[]\n"],
+    "no round": lambda lines: [*lines[:2], b"{}\n"],
+    "a round twice": lambda lines: [lines[0], *lines],
+}
+
+
+@pytest.mark.parametrize("spoil", METRICS.values(), ids=METRICS)
+def test_metrics_that_are_spoiled_or_behind_are_made_again(spoil, tmp_path, whole):
+    config = tiny(tmp_path / "run", *OPTIONS)
+    cut_off(config, after=2)
+    path = config.directory / METRICS_FILE
+    path.write_bytes(b"".join(spoil(path.read_bytes().splitlines(keepends=True))))
+    run(config, ignore, resume=True)
+    assert same(config.directory, whole)
+
+
+def test_a_run_is_finished_when_its_model_is_there_and_sound(tmp_path, whole):
+    config = tiny(tmp_path / "run", *OPTIONS)
+    shutil.copytree(whole, config.directory)
+    assert is_finished(config)
+    path = config.directory / MODEL_FILE
+    content = path.read_bytes()
+    for spoiled in (content[:100], content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]):
+        path.write_bytes(spoiled)
+        assert not is_finished(config)
+        run(config, ignore, resume=True)
+        assert same(config.directory, whole)
+    for name in (MODEL_FILE, PREVIOUS_FILE):
+        (config.directory / name).unlink()
+    assert is_measured(config)  # all that a table needs
+    assert not is_finished(config)
+    path.write_bytes(Checkpoint.read(whole / PREVIOUS_FILE).to_bytes())
+    assert not is_measured(config)
+
+
+def test_a_checkpoint_of_before_there_was_a_format_is_read(tmp_path, whole):
+    import safetensors.torch
+
+    config = tiny(tmp_path / "run", *OPTIONS)
+    cut_off(config, after=2)
+    checkpoint = Checkpoint.read(config.directory / MODEL_FILE)
+    told = {"rounds": "3", "gradient_norms": json.dumps(checkpoint.gradient_norms)}
+    safetensors.torch.save_file(checkpoint.state, config.directory / MODEL_FILE, told)
+    for name in (PREVIOUS_FILE, PROVENANCE_FILE, BEST_FILE):
+        (config.directory / name).unlink(missing_ok=True)
+    run(config, ignore, resume=True)
+    assert same(config.directory, whole)
+
+
+def test_a_checkpoint_of_a_later_version_is_kept(tmp_path, whole):
+    config = tiny(tmp_path / "run", *OPTIONS)
+    shutil.copytree(whole, config.directory)
+    path = config.directory / MODEL_FILE
+    path.write_bytes(path.read_bytes().replace(rb"\"format\": 1", rb"\"format\": 9"))
+    before = path.read_bytes()
+    with pytest.raises(UserError, match="in format 9, that of a later version"):
+        run(config, ignore, resume=True)
+    assert path.read_bytes() == before
+
+
+def test_a_checkpoint_of_another_model_is_told(whole):
+    with pytest.raises(SpoiledError, match="it is of another model: "):
+        Checkpoint.read(whole / MODEL_FILE).must_fit(pytest.importorskip("torch").nn.Linear(2, 2))
+
+
+def test_two_checkpoints_and_the_best_model_are_kept_readable_by_the_group(whole):
+    lines = read(whole)
+    accuracies = [line["test_accuracy"] for line in lines]
+    assert Checkpoint.read(whole / MODEL_FILE).rounds == 4
+    assert Checkpoint.read(whole / PREVIOUS_FILE).rounds == 3
+    assert Checkpoint.read(whole / BEST_FILE).rounds == accuracies.index(max(accuracies)) + 1
+    mask = os.umask(0)
+    os.umask(mask)
+    for path in whole.iterdir():
+        assert path.stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_a_run_after_the_round_under_way(number, tmp_path, whole):
+    config = tiny(tmp_path / "run", *OPTIONS, "checkpoint_every=100")
+
+    def tell(metrics):
+        if metrics["round"] == 0:
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(Stopped) as stopped:
+        run(config, tell)
+    assert stopped.value.signal == number
+    assert len(read(config.directory)) == Checkpoint.read(config.directory / MODEL_FILE).rounds == 2
+    run(config, ignore, resume=True)
+    assert same(config.directory, whole)
+
+
+def test_a_second_interrupt_stops_a_run_at_once(tmp_path):
+    config = tiny(tmp_path / "run", *OPTIONS)
+
+    def tell(metrics):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        run(config, tell)
+    assert not isinstance(stopped.value, Stopped)
+    assert len(read(config.directory)) == 1
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_directory_has_one_writer(tmp_path):
+    config = tiny(tmp_path / "run", *OPTIONS)
+
+    def second(metrics):
+        for resume in (False, True) if metrics["round"] == 0 else ():
+            code = in_a_fork(lambda resume=resume: expect_refusal(config, resume))
+            assert code == 0
+
+    run(config, second)
+    assert [line["round"] for line in read(config.directory)] == [0, 1, 2, 3]
+
+
+def expect_refusal(config, resume):
+    with pytest.raises(UserError, match="another process writes to" if resume else "already holds a run"):
+        run(config, ignore, resume)
+
+
+def test_who_comes_second_into_a_new_directory_is_refused(tmp_path):
+    config = tiny(tmp_path / "run", *OPTIONS)
+    config.directory.mkdir()
+    holding = [sys.executable, "-c", HOLD, str(config.directory / LOCK_FILE)]
+    with subprocess.Popen(holding, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline()
+        with pytest.raises(UserError, match="another process writes to"):
+            run(config, ignore)
+        other.kill()
+    run(config, ignore)  # the lock died with it
+
+
+HOLD = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print(1, flush=True); input()"
+
+
+@pytest.mark.parametrize("name", [MODEL_FILE, BEST_FILE, "summary.md", "accuracy_vs_bytes.png"])
+def test_a_file_that_is_not_ours_is_never_overwritten(name, tmp_path):
+    config = tiny(tmp_path / "run", *OPTIONS)
+    config.directory.mkdir()
+    (config.directory / name).write_text("thesis")
+    with pytest.raises(UserError, match=f"{name}"):
+        run(config, ignore)
+    assert [path.name for path in config.directory.iterdir()] == [name]
+    assert (config.directory / name).read_text() == "thesis"
+
+
+def test_a_checkpoint_without_its_run_is_neither_loaded_nor_overwritten(tmp_path, whole):
+    config = tiny(tmp_path / "run", *OPTIONS)
+    config.directory.mkdir()
+    shutil.copy(whole / MODEL_FILE, config.directory)
+    with pytest.raises(UserError, match=f"already has a {MODEL_FILE}"):
+        run(config, ignore)
+    with pytest.raises(UserError, match=f"holds {MODEL_FILE} but no {CONFIG_FILE}"):
+        run(config, ignore, resume=True)
+
+
+CONFIGS = {
+    "binary": b"\x89PNG\xff",
+    "no YAML": b"a: [",
+    "a python tag": b"!!python/object/apply:os.system [true]",
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("content", CONFIGS.values(), ids=CONFIGS)
+def test_a_config_that_cannot_be_read_is_one_line(content, tmp_path, whole):
+    config = tiny(tmp_path / "run", *OPTIONS)
+    shutil.copytree(whole, config.directory)
+    (config.directory / CONFIG_FILE).write_bytes(content)
+    with pytest.raises(UserError, match="so what was run there cannot be told") as refused:
+        run(config, ignore, resume=True)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_refused_value_leaves_nothing_behind(tmp_path):
+    with pytest.raises(UserError, match="widht"):
+        run(tiny(tmp_path / "a" / "run", *OPTIONS, "model.widht=3"), ignore)
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_run_refused_in_its_first_round_leaves_nothing_behind(tmp_path, monkeypatch):
+    def refuse(*args):
+        raise UserError("no")
+
+    monkeypatch.setattr("train.run.run_rounds", refuse)
+    (tmp_path / "empty").mkdir()
+    for folder in ("a/run", "empty"):
+        with pytest.raises(UserError, match="no"):
+            run(tiny(tmp_path / folder, *OPTIONS), ignore)
+    assert not (tmp_path / "a").exists()
+    assert [path.name for path in (tmp_path / "empty").iterdir()] == [LOCK_FILE]
+
+
+def test_what_a_dead_process_was_writing_is_cleared_away(tmp_path):
+    config = tiny(tmp_path / "run", *OPTIONS)
+    cut_off(config, after=0)
+    for name in (f"{MODEL_FILE}.tmp", ".tmpAbC123", "notes.tmp"):
+        (config.directory / name).write_text("half")
+    run(config, ignore, resume=True)
+    assert [path.name for path in config.directory.glob("*tmp*")] == ["notes.tmp"]
+
+
+def test_shared_memory_of_dead_processes_is_cleared_away(tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "SHARED_MEMORY", str(tmp_path))
+    dead = os.fork()
+    if dead == 0:
+        os._exit(0)
+    os.waitpid(dead, 0)
+    names = {"dead": f"{dead}-a", "recent": f"{dead}-b", "alive": f"{os.getpid()}-c", "foreign": "x-d"}
+    folders = {key: tmp_path / f"spectral-sharding-{name}" for key, name in names.items()}
+    for key, folder in folders.items():
+        folder.mkdir()
+        if key != "recent":
+            os.utime(folder, (0, 0))
+    workers.clear_folders()
+    assert {key for key, folder in folders.items() if folder.exists()} == {"recent", "alive", "foreign"}
+
+
+def test_a_full_disk_is_one_line_and_loses_no_checkpoint(tmp_path, whole):
+    config = tiny(tmp_path / "run", *OPTIONS)
+
+    def fill(metrics):
+        if metrics["round"] == 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+
+    def action():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        with pytest.raises(RunError, match=r"^cannot write .*safetensors: File too large; .*--resume[^\n]*$"):
+            run(config, fill)
+
+    assert in_a_fork(action) == 0
+    assert Checkpoint.read(config.directory / MODEL_FILE).rounds == len(read(config.directory)) == 2
+    assert not list(config.directory.glob("*.tmp"))
+    run(config, ignore, resume=True)
+    assert same(config.directory, whole)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS, errno.EIO])
+def test_a_line_of_metrics_that_cannot_be_written_is_one_line(error, tmp_path, whole, monkeypatch):
+    config = tiny(tmp_path / "run", *OPTIONS)
+    fsync = os.fsync
+
+    def fail(descriptor):
+        if METRICS_FILE in os.readlink(f"/proc/self/fd/{descriptor}") and len(read(config.directory)) == 4:
+            raise OSError(error, os.strerror(error))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(RunError, match=f"cannot write .*{METRICS_FILE}: {os.strerror(error)}"):
+        run(config, ignore)
+    monkeypatch.undo()
+    run(config, ignore, resume=True)
+    assert same(config.directory, whole)
+
+
+def test_an_interrupt_while_the_program_is_imported_is_one_line():
+    code = f"import sys; sys.argv = [{str(REPOSITORY / 'train' / '__main__.py')!r}]; import train.early, os, signal; "
+    code += "os.kill(os.getpid(), signal.SIGINT); import torch"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+def cells_in(folder, *options):
+    strategies = ["dense", "top_n", "full"]
+    cells = plan_cells("configs/quickstart.yaml", [*TINY, *options], strategies, None)
+    return [cell.model_copy(update={"output": folder / cell.strategy}) for cell in cells]
+
+
+def test_a_worker_that_is_killed_takes_no_other_cell_with_it(tmp_path):
+    cells, killed = cells_in(tmp_path, "rounds=6"), []
+
+    def kill(place, metrics):
+        if place == 0 and not killed:
+            killed.append(active_children()[0])
+            killed[0].kill()
+
+    failures = compare(cells, kill, jobs=1)
+    (why,) = failures.values()
+    assert list(failures) == [cells[0].directory]
+    assert "its process was killed" in why.why
+    assert "--resume" in why.why
+    assert [is_finished(cell) for cell in cells] == [False, True, True]
+
+
+def test_a_signal_stops_what_runs_and_what_waits(tmp_path):
+    cells = cells_in(tmp_path, "rounds=100000", "checkpoint_every=100000")
+
+    def stop(place, metrics):
+        if metrics["round"] == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Stopped):
+        compare(cells, stop, jobs=1)
+    lines = read(cells[0].directory)
+    assert Checkpoint.read(cells[0].directory / MODEL_FILE).rounds == len(lines)
+    assert not cells[1].directory.exists()
+    assert not active_children()
+
+
+def test_a_comparisons_output_is_a_path_whatever_is_in_it(tmp_path):
+    folder = tmp_path / "run #1: a"
+    cells = plan_cells("configs/quickstart.yaml", [f"output='{folder}'"], ["dense", "top_n"], [0, 1])
+    assert [cell.directory.parent for cell in cells] == [folder] * 4
+    assert len({cell.directory for cell in cells}) == 4
+    assert isinstance(cells[0].directory, Path)

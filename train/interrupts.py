@@ -1,0 +1,69 @@
+"""Ctrl-C, SIGTERM and SIGHUP.
+
+A run finishes the round under way and writes a checkpoint. A second Ctrl-C ends it at once.
+"""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+class Stopped(KeyboardInterrupt):
+    """A run was told to stop, and did so after a round.
+
+    Attributes:
+        signal: that told it.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.signal = number
+
+
+class Request:
+    """Whether to stop after the round under way.
+
+    Attributes:
+        signal: that asked for it, or None.
+    """
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def heed(self) -> None:
+        """Stop, if that was asked for.
+
+        Raises:
+            Stopped: it was.
+        """
+        if self.signal is not None:
+            raise Stopped(self.signal)
+
+    def take(self, number: int, frame: FrameType | None) -> None:
+        """Take a signal in, as its handler."""
+        if self.signal == number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is closed now must be closed to its end
+            raise KeyboardInterrupt
+        self.signal = number
+
+
+@contextmanager
+def stop_on_request() -> Iterator[Request]:
+    """Take requests to stop in, in place of being ended; in the main thread only, others get no signals."""
+    request = Request()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    before = {number: signal.getsignal(number) for number in ENDING}
+    for number in ENDING:
+        if before[number] is not signal.SIG_IGN:  # as under nohup, or in a worker that another process ends
+            signal.signal(number, request.take)
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

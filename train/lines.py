@@ -1,0 +1,37 @@
+"""Files of a line a round, read so that what was spoiled or cut off in writing is never taken for a round."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from train.failures import writing
+from train.files import write_whole
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the rounds that a file of metrics has from the first on, up to one that is missing or spoiled."""
+    lines: list[dict[str, Any]] = []
+    for line in whole_lines(path):
+        try:
+            metrics = json.loads(line)
+        except ValueError:
+            break
+        if not isinstance(metrics, dict) or metrics.get("round") != len(lines):
+            break
+        lines.append(metrics)
+    return lines
+
+
+def keep_lines(path: Path, count: int | None = None) -> None:
+    """Drop what a file has after the first `count` lines, and in any case a last one that was cut off in writing."""
+    kept = b"".join(whole_lines(path)[:count])
+    if path.exists() and path.read_bytes() != kept:
+        write_whole(path, kept)
+
+
+def whole_lines(path: Path) -> list[bytes]:
+    """Return the lines of a file, none if there is no file; a last one that was cut off in writing is left out."""
+    if not path.exists():
+        return []
+    with writing(path):
+        return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
