@@ -26,15 +26,14 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
-from sys import float_info
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sharding.averages import Mean, RunningMean, TrimmedMean
 from sharding.errors import UserError
 from sharding.faults import NOTHING, find_fault, find_nonfinite
+from sharding.numbers import is_number
 from sharding.planner import Client, Plan
 from sharding.shard import Shard, as_real, key, update_norm
 from sharding.wrappers import spread_like, unwrap, whole
@@ -229,9 +228,7 @@ def check_step(total: float | None, server_lr: float) -> None:
 
 
 def _is_positive(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        return False
-    return bool(0 < value <= float_info.max)
+    return is_number(value) and value > 0
 
 
 def _step(weighted_sum: Tensor, sent: Tensor, weight: float, total: float) -> Tensor:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from sharding.errors import UserError
+from sharding.errors import UserError, shown
+from sharding.numbers import as_floats, is_number
 
 Vector = NDArray[np.float64]
 SecureSum = Callable[[Vector], float]  # one number per client, (n,), to their total: all that the server may learn
@@ -43,12 +44,14 @@ def aocs_probabilities(norms: Vector, budget: float, secure_sum: SecureSum, max_
 
     Source: Chen, Horváth & Richtárik, TMLR 2022 (arXiv 2010.13723), Algorithm 2; C = 0/0 guarded.
     """
-    u = np.asanyarray(norms, dtype=np.float64)
+    u = as_floats(norms, "norms")
     if u.ndim != 1 or u.shape[0] == 0:
         raise UserError(f"norms has shape {u.shape}; a non-empty vector, one norm a client, is needed")
     n = u.shape[0]
-    if not 0.0 < budget <= n:
-        raise UserError(f"budget is {budget}; a number above 0 and at most {n}, the clients there are, is needed")
+    if not (is_number(budget) and 0.0 < budget <= n):
+        raise UserError(
+            f"budget is {shown(budget)}; a number above 0 and at most {n}, the clients there are, is needed"
+        )
     if secure_sum(np.where(np.isfinite(u) & (u >= 0.0), 0.0, 1.0)) > 0:
         raise UserError("norms has entries that are NaN, infinite or negative; leave those clients out")
     total = secure_sum(u)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sharding.clients.network import Profiles
 from sharding.errors import UserError, shown
-from sharding.inclusion.checks import is_whole
+from sharding.numbers import is_number, is_whole
 from sharding.rng import generator
 
 Client = int | str  # as in `sharding.planner`; samplers number them from 0
@@ -124,12 +124,15 @@ class Sampler:
         self.population = population or Population(np.ones(num_clients), np.ones(num_clients))
         self.population.check(num_clients)
         self.replacement = replacement
+        for name, option in (("budget", budget), ("beta_over_alpha", beta_over_alpha)):
+            if option is not None and not is_number(option):
+                raise UserError(f"clients.{name} is {shown(option)}; a finite number is needed")
         self.budget = budget or 0.0
         self.beta_over_alpha = beta_over_alpha or 0.0
         self.signal = signal
         self._refuse_what_does_nothing()
-        if not 0 <= self.beta_over_alpha < np.inf:
-            raise UserError(f"clients.beta_over_alpha is {beta_over_alpha}; a finite number of at least 0 is needed")
+        if self.beta_over_alpha < 0:
+            raise UserError(f"clients.beta_over_alpha is {beta_over_alpha}; a number of at least 0 is needed")
         if self.has_budget and not 0 < self.budget <= per_round:
             raise UserError(
                 f"clients.budget is {budget}; the expected number of uploads is needed, above 0 and at most "

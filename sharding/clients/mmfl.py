@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from sharding.errors import UserError
 from sharding.inclusion import optimal_inclusion
+from sharding.numbers import as_floats
 
 Matrix = NDArray[np.float64]
 
@@ -31,7 +32,7 @@ def mmfl_probabilities(norms: ArrayLike, budget: float) -> Matrix:
 
     Source: Zhang et al. 2024, "Optimal Variance-Reduced Client Sampling for Multiple Models Federated Learning".
     """
-    a = np.asarray(norms, dtype=np.float64)
+    a = np.asarray(as_floats(norms, "norms"))
     if a.ndim != 2 or a.shape[1] == 0:
         raise UserError(f"norms has shape {a.shape}; one row a client and one column a model are needed")
     bad = np.argwhere(~(np.isfinite(a) & (a >= 0.0)))

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sharding.errors import UserError, shown
+from sharding.numbers import as_floats, is_number
 
 Vector = NDArray[np.float64]
 LEAST_BANDWIDTH = 1e-150
@@ -166,13 +167,15 @@ def positive_bandwidth(bandwidth: float) -> float:
     Raises:
         UserError: not finite, or not above 0; below 1e-150 it is 0 for all purposes, as times would overflow.
     """
-    if not (np.isfinite(bandwidth) and bandwidth > LEAST_BANDWIDTH):
-        raise UserError(f"bandwidth is {bandwidth}; a finite number above 0 is needed, or no update ever arrives")
+    if not (is_number(bandwidth) and bandwidth > LEAST_BANDWIDTH):
+        raise UserError(
+            f"bandwidth is {shown(bandwidth)}; a finite number above 0 is needed, or no update ever arrives"
+        )
     return float(bandwidth)
 
 
 def _times(values: ArrayLike, name: str) -> Vector:
-    vector = np.asarray(values, dtype=np.float64)
+    vector = np.asarray(as_floats(values, name))
     if vector.ndim != 1:
         raise UserError(f"{name} has shape {vector.shape}; a vector, one time a client, is needed")
     bad = np.flatnonzero(~(np.isfinite(vector) & (vector >= 0.0)))

@@ -20,7 +20,8 @@ import logging
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sharding.errors import UserError
+from sharding.errors import UserError, shown
+from sharding.numbers import as_floats, is_number, is_whole
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +55,10 @@ def wireless_probabilities(
         raise UserError(f"weights, gradient_norms and times have {p.size}, {g.size} and {c.size} entries; one a client")
     if not c.min() > 0.0:
         raise UserError(f"times[{int(c.argmin())}] is {c.min()}; times above 0 seconds are needed")
-    if cohort_size != int(cohort_size) or cohort_size < 1:
-        raise UserError(f"cohort_size is {cohort_size}; a whole number of at least 1 is needed")
-    if not (np.isfinite(beta_over_alpha) and beta_over_alpha >= 0.0):
-        raise UserError(f"beta_over_alpha is {beta_over_alpha}; a finite number of at least 0 is needed")
+    if not (is_whole(cohort_size) and cohort_size >= 1):
+        raise UserError(f"cohort_size is {shown(cohort_size)}; a whole number of at least 1 is needed")
+    if not (is_number(beta_over_alpha) and beta_over_alpha >= 0.0):
+        raise UserError(f"beta_over_alpha is {shown(beta_over_alpha)}; a finite number of at least 0 is needed")
     a = p / (p.sum() or 1.0) * g
     scale = a.max()
     if scale == 0.0:
@@ -73,7 +74,10 @@ def wireless_probabilities(
 
 def statistical_probabilities(weights: ArrayLike, gradient_norms: ArrayLike) -> Vector:
     """Return q ∝ pG, (N,), the fewest rounds whatever they take: the baseline that ignores time."""
-    a = _vector(weights, "weights") * _vector(gradient_norms, "gradient_norms")
+    p, g = _vector(weights, "weights"), _vector(gradient_norms, "gradient_norms")
+    if p.size != g.size:
+        raise UserError(f"weights and gradient_norms have {p.size} and {g.size} entries; one of each a client")
+    a = p * g
     return a / a.sum() if a.sum() > 0.0 else np.full(a.size, 1.0 / a.size)
 
 
@@ -138,7 +142,7 @@ def _gap(a: Vector, slack: Vector, fastest: float, target: float) -> float:
 
 
 def _vector(values: ArrayLike, name: str) -> Vector:
-    vector = np.asarray(values, dtype=np.float64)
+    vector = np.asarray(as_floats(values, name))
     bad = np.flatnonzero(~(np.isfinite(vector) & (vector >= 0.0)))
     if vector.ndim != 1 or bad.size:
         what = f" has shape {vector.shape}" if vector.ndim != 1 else f"[{bad[0]}] is {vector[bad[0]]}"

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sharding.errors import UserError
+from sharding.numbers import as_floats
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -97,7 +98,7 @@ def split(inclusion: ArrayLike) -> Free:
         UserError: π is not a vector, has an entry outside [0, 1] or NaN, or does not sum to a whole number
         ≥ 1.
     """
-    pi = np.array(inclusion, dtype=np.float64)
+    pi = np.array(as_floats(inclusion, "inclusion"))
     if pi.ndim != 1 or pi.size == 0:
         raise UserError(f"inclusion has shape {pi.shape}; a non-empty vector is needed, one entry for each term")
     bad = np.flatnonzero(~((pi >= 0.0) & (pi <= 1.0)))

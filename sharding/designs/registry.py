@@ -17,7 +17,7 @@ from sharding.designs.sampford import Sampford
 from sharding.designs.successive import fit_successive
 from sharding.designs.systematic import Systematic
 from sharding.errors import UserError, pick, shown
-from sharding.inclusion.checks import is_whole
+from sharding.numbers import is_whole
 
 DESIGNS: dict[str, Fit] = {
     "cps": fit_cps,

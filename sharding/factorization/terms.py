@@ -14,11 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from sharding.errors import UserError
+from sharding.errors import UserError, shown
 from sharding.factorization.choose import Pattern, matches, matching
 from sharding.factorization.obstacles import rank_of
 from sharding.inclusion import optimal_inclusion
 from sharding.layers import as_blocks, num_blocks
+from sharding.numbers import is_number
 
 GROWS = "would grow"
 UNGIVEN = "no keep ratio is given for it"
@@ -81,8 +82,10 @@ def num_terms(rank: int, keep_ratio: float) -> int:
     Raises:
         UserError: the keep ratio is outside (0, 1].
     """
-    if not 0 < keep_ratio <= 1:
-        raise UserError(f"keep ratio {keep_ratio} is outside (0, 1]; 0.2 keeps a fifth of each layer's singular terms")
+    if not (is_number(keep_ratio) and 0 < keep_ratio <= 1):
+        raise UserError(
+            f"keep ratio {shown(keep_ratio)} is outside (0, 1]; 0.2 keeps a fifth of each layer's singular terms"
+        )
     return ceil(rank * keep_ratio * (1 - 1e-7))  # 10·0.3 is 3.0000000000000004, and 0.2 in float32 is above 0.2
 
 

@@ -3,7 +3,8 @@
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sharding.errors import UserError
+from sharding.errors import UserError, shown
+from sharding.numbers import as_floats, is_whole
 
 
 def nonnegative(values: ArrayLike, name: str) -> NDArray[np.float64]:
@@ -12,9 +13,7 @@ def nonnegative(values: ArrayLike, name: str) -> NDArray[np.float64]:
     Raises:
         UserError: not a vector, empty, negative, complex or not finite.
     """
-    if np.iscomplexobj(values):
-        raise UserError(f"{name} has complex values; real ones are needed: take np.abs of them")
-    vector = np.asarray(values, dtype=np.float64)
+    vector = np.asarray(as_floats(values, name))
     if vector.ndim != 1 or vector.size == 0:
         raise UserError(f"{name} has shape {vector.shape}; a non-empty vector is needed: pass one layer at a time")
     bad = np.flatnonzero(~(np.isfinite(vector) & (vector >= 0.0)))
@@ -27,13 +26,6 @@ def nonnegative(values: ArrayLike, name: str) -> NDArray[np.float64]:
     return vector / largest if largest > 0.0 else vector
 
 
-def is_whole(value: object) -> bool:
-    """Tell whether a value is a whole number, be it a float."""
-    return (
-        isinstance(value, int | float | np.integer | np.floating) and bool(np.isfinite(value)) and value == int(value)
-    )
-
-
 def term_count(num_terms: int, size: int) -> int:
     """Return `num_terms` as an int between 1 and `size`.
 
@@ -41,7 +33,7 @@ def term_count(num_terms: int, size: int) -> int:
         UserError: not a whole number, or out of that range.
     """
     if not (is_whole(num_terms) and 1 <= num_terms <= size):
-        raise UserError(f"num_terms is {num_terms}; a whole number from 1 to {size}, the rank, is needed")
+        raise UserError(f"num_terms is {shown(num_terms)}; a whole number from 1 to {size}, the rank, is needed")
     return int(num_terms)
 
 
@@ -52,7 +44,7 @@ def client_count(num_clients: int) -> int:
         UserError: not a whole number, or less.
     """
     if not (is_whole(num_clients) and num_clients >= 1):
-        raise UserError(f"num_clients is {num_clients}; a whole number of at least 1 is needed")
+        raise UserError(f"num_clients is {shown(num_clients)}; a whole number of at least 1 is needed")
     return int(num_clients)
 
 

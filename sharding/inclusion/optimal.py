@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from sharding.errors import UserError, shown
 from sharding.inclusion.checks import nonnegative
+from sharding.numbers import as_floats, is_number
 
 
 def optimal_inclusion(magnitudes: ArrayLike, budget: float, costs: ArrayLike | None = None) -> NDArray[np.float64]:
@@ -37,8 +38,10 @@ def optimal_inclusion(magnitudes: ArrayLike, budget: float, costs: ArrayLike | N
     a = nonnegative(magnitudes, "magnitudes")
     c = _valid_costs(costs, a.size)
     total = float(c.sum())
-    if not 0.0 < budget <= total * (1.0 + 1e-12):
-        raise UserError(f"budget is {budget}; a number above 0 and at most {total:g}, the cost of all, is needed")
+    if not (is_number(budget) and 0.0 < budget <= total * (1.0 + 1e-12)):
+        raise UserError(
+            f"budget is {shown(budget)}; a number above 0 and at most {total:g}, the cost of all, is needed"
+        )
     if budget >= total:
         return np.ones(a.size)  # exactly, which the closed form's rounding would not give
     ratio = a / np.sqrt(c)
@@ -59,7 +62,7 @@ def optimal_inclusion(magnitudes: ArrayLike, budget: float, costs: ArrayLike | N
 def _valid_costs(costs: ArrayLike | None, size: int) -> NDArray[np.float64]:
     if costs is None:
         return np.ones(size)
-    c = np.asarray(costs, dtype=np.float64)
+    c = np.asarray(as_floats(costs, "costs"))
     if c.shape != (size,) or not np.all(np.isfinite(c) & (c > 0.0)):
         raise UserError(f"costs must be {size} finite numbers above 0, one for each magnitude; got {shown(c)}")
     return c
