@@ -20,7 +20,7 @@ from sharding.errors import UserError
 from sharding.factorization import factorize_empty
 from sharding.factorization.unpack import unpack
 from sharding.layers import FactorizedLayer
-from sharding.optim import LocalSGD
+from sharding.optim import DecayOf, LocalSGD
 from sharding.shard import Shard, as_real
 from sharding.wrappers import unwrap
 
@@ -33,6 +33,7 @@ def train_shard(
     momentum: float = 0.9,
     frobenius_decay: float = 1e-4,
     clip: float | None = 10.0,
+    decay_of: DecayOf = "bounded",
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
 ) -> Shard:
     """Train a shard on a client's data, and return the update: one step of `LocalSGD` a batch.
@@ -45,13 +46,14 @@ def train_shard(
         momentum: of SGD, fresh each round.
         frobenius_decay: see `LocalSGD`.
         clip: τ, or None where the strategy does not clip.
+        decay_of: what decays, see `decay_multipliers`.
         loss: of outputs and targets, a scalar.
 
     Raises:
         UserError: as `client_model` and `LocalSGD`.
     """
     small = client_model(model, shard).train()
-    optimizer = LocalSGD(small, lr, momentum, frobenius_decay, clip)
+    optimizer = LocalSGD(small, lr, momentum, frobenius_decay, clip, decay_of)
     for inputs, targets in batches:
         optimizer.step(loss(small(inputs), targets))
     return shard.read_from(small)

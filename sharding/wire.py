@@ -77,6 +77,8 @@ def from_file(path: Path) -> tuple[Named, Words]:
         with path.open("rb") as file:
             words = _metadata(file)
         return safetensors.torch.load_file(path), words
+    except OSError as error:
+        raise UserError(f"cannot read the shard {path}: {error.strerror}") from error
     except Exception as error:  # whatever the parser makes of a file from anywhere
         raise UserError(f"{path} is no shard: {_in_short(error)}") from error
 

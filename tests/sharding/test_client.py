@@ -294,7 +294,13 @@ def test_training_a_shard_is_clipped_decayed_sgd_on_its_model():
         optimizer.step(F.cross_entropy(model(inputs), targets))
     assert_same(update, shard.read_from(model))
     assert shard.to_bytes() == sent
-    for changed in ({"clip": None}, {"clip": 3.0}, {"frobenius_decay": 0.0}, {"momentum": 0.0}):
+    for changed in (
+        {"clip": None},
+        {"clip": 3.0},
+        {"frobenius_decay": 0.0},
+        {"momentum": 0.0},
+        {"decay_of": "factors"},
+    ):
         options = {"frobenius_decay": 0.01, "clip": 2.0} | changed
         other = train_shard(hollow(make_net), shard, batches(), lr=0.1, **options)
         assert not torch.equal(other.terms["1"].u, update.terms["1"].u)

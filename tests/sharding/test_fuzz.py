@@ -189,3 +189,8 @@ def test_a_file_that_is_no_shard_is_told(tmp_path, text):
     path.write_bytes(text)
     with pytest.raises(UserError, match="is no shard"):
         Shard.read(path)
+
+
+def test_a_shard_that_is_not_there_is_told_by_its_path(tmp_path):
+    with pytest.raises(UserError, match=r"cannot read the shard .*nowhere: No such file"):
+        Shard.read(tmp_path / "nowhere")
