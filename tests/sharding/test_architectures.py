@@ -1,0 +1,114 @@
+"""Published architectures at n = N: outputs, gradients, merging back; and how much of each is covered."""
+
+import warnings
+
+import pytest
+import torch
+
+from sharding import CoverageWarning, factorize, merge
+from tests.sharding.architectures import NAMES, make, output
+
+# Per cent of the parameters that lie in the weights replaced.
+COVERAGE = {
+    "timm/resnet10t": 99.8,
+    "timm/seresnet18": 99.6,
+    "timm/regnety_002": 99.0,
+    "timm/nf_regnet_b0": 46.3,
+    "timm/densenet121": 93.8,
+    "timm/mobilenetv3_small_050": 91.6,
+    "timm/efficientnet_lite0": 93.1,
+    "timm/mnasnet_small": 88.3,
+    "timm/ghostnet_050": 95.8,
+    "timm/convnext_atto": 97.1,
+    "timm/convnextv2_atto": 96.8,
+    "timm/pvt_v2_b0": 97.9,
+    "timm/mobilevit_xxs": 98.0,
+    "timm/edgenext_xx_small": 95.4,
+    "timm/mambaout_femto": 97.6,
+    "timm/vit_tiny_patch16_224": 58.7,
+    "timm/deit_tiny_distilled_patch16_224": 58.8,
+    "timm/beit_base_patch16_224": 58.8,
+    "timm/eva02_tiny_patch14_224": 64.6,
+    "timm/cait_xxs24_224": 73.2,
+    "timm/xcit_nano_12_p16_224": 95.4,
+    "timm/swin_tiny_patch4_window7_224": 91.9,
+    "timm/swinv2_tiny_window8_256": 92.2,
+    "torchvision/mobilenet_v3_small": 94.6,
+    "torchvision/shufflenet_v2_x0_5": 92.8,
+    "torchvision/squeezenet1_1": 98.9,
+    "torchvision/mnasnet0_5": 88.2,
+    "torchvision/vit": 38.5,
+    "transformers/gpt2": 78.0,
+    "transformers/openai-gpt": 78.1,
+    "transformers/bert": 45.0,
+    "transformers/distilbert": 45.1,
+    "transformers/albert": 46.4,
+    "transformers/deberta": 23.7,
+    "transformers/llama": 79.9,
+    "transformers/llama tied": 87.5,
+    "transformers/qwen2": 79.4,
+    "transformers/gemma": 86.2,
+    "transformers/gpt-neox": 65.4,
+    "transformers/opt": 18.2,
+    "transformers/bloom": 79.2,
+    "transformers/mamba": 78.5,
+    "transformers/t5": 72.9,
+    "torch/DCGAN": 64.8,
+    "torch/LSTM": 9.6,
+    "torch/TransformerEncoder": 74.8,
+    "torch/audio": 67.8,
+    "torch/video": 76.6,
+    "timm/resnext50_32x4d": 99.4,
+    "timm/resnest14d": 99.5,
+    "timm/resnetv2_50x1_bit": 0.0,
+    "timm/poolformer_s12": 99.5,
+    "timm/mixer_s32_224": 91.2,
+    "timm/gmlp_s16_224": 98.3,
+    "timm/resmlp_12_224": 97.6,
+}
+LARGE = {
+    *(f"timm/{name}" for name in ("resnet10t", "seresnet18", "resnext50_32x4d", "resnest14d", "resnetv2_50x1_bit")),
+    *(f"timm/{name}" for name in ("nf_regnet_b0", "poolformer_s12", "mixer_s32_224", "gmlp_s16_224", "resmlp_12_224")),
+}
+
+
+def test_there_are_enough():
+    assert len(set(NAMES) - LARGE) >= 40
+    assert set(NAMES) == set(COVERAGE)
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in NAMES]
+)
+def test_all_terms_compute_what_the_model_does(name):
+    model, inputs = make(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CoverageWarning)
+        small = factorize(model, 1.0)
+    assert round(100 * small.factorize_report.coverage, 1) == COVERAGE[name]
+    expected, actual = output(model, inputs), output(small, inputs)
+    scale = expected.detach().abs().max()
+    torch.testing.assert_close(actual / scale, expected / scale, rtol=0, atol=1e-10)
+    probe = torch.randn_like(expected)
+    for each in (expected, actual):
+        (each / scale * probe).sum().backward()
+    gradients = {
+        key: part.grad for key, part in model.named_parameters(remove_duplicate=False) if part.grad is not None
+    }
+    largest = max(gradient.abs().max() for gradient in gradients.values())
+    compared = 0
+    for key, part in small.named_parameters(remove_duplicate=False):
+        if key in gradients:
+            torch.testing.assert_close(part.grad / largest, gradients[key] / largest, rtol=0, atol=1e-10)
+        elif key.endswith(".u") and f"{key[:-1]}weight" in gradients:
+            layer = small.get_submodule(key[:-2])
+            dense = gradients[f"{key[:-1]}weight"].flatten(1).unflatten(0, (layer.num_blocks, -1))
+            expected = (dense @ layer.v.unflatten(0, (layer.num_blocks, -1))).flatten(0, 1)
+            torch.testing.assert_close(part.grad / largest, expected / largest, rtol=0, atol=1e-10)
+            compared += 1
+    assert compared or not small.factorize_report.layers or "Encoder" in name or name == "torchvision/vit"
+    merged = merge(small).state_dict()
+    assert merged.keys() == model.state_dict().keys()
+    for key, tensor in model.state_dict().items():
+        torch.testing.assert_close(merged[key], tensor, rtol=0, atol=1e-10)

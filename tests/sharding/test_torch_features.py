@@ -1,0 +1,153 @@
+"""What torch offers, on a factorized ViT (timm) and a factorized GPT-2 (transformers)."""
+
+import os
+import pickle
+from copy import deepcopy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from sharding import factorize
+from tests.sharding.architectures import make, output
+
+NAMES = ["timm/vit_tiny_patch16_224", "transformers/gpt2"]
+
+
+@pytest.fixture(params=NAMES)
+def case(request):
+    model, inputs = make(request.param)
+    skip = ["patch_embed", "head", "lm_head"] if "gpt2" not in request.param else ["lm_head"]
+    skip = [name for name in skip if any(name == each for each, _ in model.named_modules())]
+    model = model.float()
+    if hasattr(model, "config"):
+        model.config.use_cache = False
+    inputs = {key: value.float() if value.is_floating_point() else value for key, value in inputs.items()}
+    small = factorize(model, 0.4, skip)
+    return Bare(small).eval(), tuple(inputs.values())
+
+
+class Bare(nn.Module):
+    """Gives a tensor."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        made = self.model(x)
+        return made if isinstance(made, torch.Tensor) else made.logits
+
+
+def test_copies_and_pickles(case):
+    model, inputs = case
+    for twin in (deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(twin(*inputs), model(*inputs))
+    state = model.state_dict()
+    fresh = deepcopy(model)
+    for parameter in fresh.parameters():
+        parameter.data.zero_()
+    fresh.load_state_dict(state, strict=True)
+    assert torch.equal(fresh(*inputs), model(*inputs))
+
+
+def test_compiles_to_one_graph(case):
+    model, inputs = case
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*inputs), model(*inputs), rtol=1e-4, atol=1e-5)
+    compiled(*inputs).sum().backward()
+
+
+def test_exports_with_a_batch_of_any_size(case):
+    model, inputs = case
+    batch = torch.export.Dim("batch", min=2, max=64)
+    exported = torch.export.export(model, inputs, dynamic_shapes=({0: batch},)).module()
+    longer = tuple(torch.cat([x, x, x]) for x in inputs)
+    torch.testing.assert_close(exported(*longer), model(*longer), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_onnx(case, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model, inputs = case
+    torch.onnx.export(model, inputs, tmp_path / "model.onnx", dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    feed = {each.name: x.numpy() for each, x in zip(session.get_inputs(), inputs, strict=True)}
+    made = torch.from_numpy(session.run(None, feed)[0])
+    torch.testing.assert_close(made, model(*inputs), rtol=1e-3, atol=1e-4)
+
+
+def test_autocast(case):
+    model, inputs = case
+    with torch.autocast("cpu", torch.bfloat16):
+        low = model(*inputs)
+    high = model(*inputs)
+    assert (low.float() - high).abs().max() < 0.1 * high.abs().max()
+    low.float().sum().backward()
+    assert all(part.grad is None or part.grad.dtype == torch.float32 for part in model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_gradients_of_every_sample_with_functional_call_and_vmap(case):
+    model, inputs = case
+    factors = {name: part.detach() for name, part in model.named_parameters() if name.endswith((".u", ".v"))}
+
+    def loss(factors, x):
+        return torch.func.functional_call(model, factors, (x[None],)).square().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(factors, inputs[0])
+    model.zero_grad()
+    model(*inputs).square().sum().backward()
+    for name, gradient in each.items():
+        expected = model.get_parameter(name).grad
+        torch.testing.assert_close(gradient.sum(dim=0), expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
+
+
+def test_checkpointing(case):
+    model, inputs = case
+    model(*inputs).square().sum().backward()
+    expected = {name: part.grad.clone() for name, part in model.named_parameters() if part.grad is not None}
+    model.zero_grad()
+    checkpoint(model, *inputs, use_reentrant=False).square().sum().backward()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(model.get_parameter(name).grad, gradient)
+
+
+@pytest.fixture
+def group(tmp_path):
+    os.environ.setdefault("MASTER_ADDR", "localhost")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_ddp_and_fsdp2(case, group):
+    from torch.distributed.fsdp import fully_shard
+
+    model, inputs = case
+    expected = model(*inputs)
+    wrapped = DistributedDataParallel(deepcopy(model))
+    torch.testing.assert_close(wrapped(*inputs), expected)
+    wrapped(*inputs).sum().backward()
+    pieces = fully_shard(deepcopy(model), mesh=torch.distributed.init_device_mesh("cpu", (1,)))
+    optimizer = torch.optim.SGD(pieces.parameters(), 0.1)
+    torch.testing.assert_close(pieces(*inputs), expected)
+    pieces(*inputs).square().sum().backward()
+    optimizer.step()
+    assert not torch.allclose(pieces(*inputs), expected)
+
+
+def test_a_models_own_reading_of_weights_is_right():
+    """EVA and T5 read `.weight` themselves."""
+    for name in ("timm/eva02_tiny_patch14_224", "timm/beit_base_patch16_224", "transformers/t5"):
+        model, inputs = make(name)
+        small = factorize(model, 0.5, skip=())
+        made = output(small, inputs)
+        made.sum().backward()
+        for key, part in small.named_parameters():
+            assert part.grad is not None or "relative" in key or "mask" in key, key
