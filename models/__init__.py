@@ -1,5 +1,6 @@
 """The models of the experiments, by name."""
 
+from collections.abc import Callable
 from importlib import import_module
 
 from torch import nn
@@ -9,8 +10,8 @@ from sharding.errors import pick
 
 __all__ = ["MODELS", "build_model"]
 
-# Names of classes, each imported when it is built: importing timm takes seconds.
-MODELS = {
+# What builds a model, or its dotted name, imported when it is built: importing timm takes seconds.
+MODELS: dict[str, str | Callable[..., nn.Module]] = {
     "resnet18_gn": "models.resnet.ResNetGN",
     "cct_6_3x2": "models.cct.CCT",
     "gpt_tiny": "models.gpt.GPT",
@@ -31,8 +32,10 @@ def build_model(name: str, *, input_shape: tuple[int, ...], num_classes: int, **
     Raises:
         UserError: an unknown model, an option it does not have or of the wrong kind, an input it cannot read.
     """
-    module, _, kind = pick(MODELS, name, "model").rpartition(".")
-    build = getattr(import_module(module), kind)
+    build = pick(MODELS, name, "model")
+    if isinstance(build, str):
+        module, _, kind = build.rpartition(".")
+        build = getattr(import_module(module), kind)
     check_options(name, build, options)
     model: nn.Module = build(input_shape, num_classes, **options)
     return model

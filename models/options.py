@@ -7,7 +7,7 @@ from typing import Any
 from sharding.errors import UserError, nearest
 
 
-def check_options(name: str, build: Callable[..., Any], options: Mapping[str, object]) -> None:
+def check_options(name: str, build: Callable[..., Any], options: Mapping[str, object], section: str = "model") -> None:
     """Refuse an option that `build` does not know, or whose value is not of its default's kind.
 
     The keyword-only parameters of `build` are a model's options, so that a model states them in one place.
@@ -27,7 +27,9 @@ def check_options(name: str, build: Callable[..., Any], options: Mapping[str, ob
                 f"{name} has no option {option!r}{nearest(option, defaults)}; options and defaults: {allowed}"
             )
         if not _fits(value, defaults[option]):
-            raise UserError(f"model.{option}={value!r} must be {_kind(defaults[option])}; {name}'s defaults: {allowed}")
+            raise UserError(
+                f"{section}.{option}={value!r} must be {_kind(defaults[option])}; {name}'s defaults: {allowed}"
+            )
 
 
 def positive(**numbers: float | Sequence[int]) -> None:
@@ -59,6 +61,8 @@ def _fits(value: object, default: object) -> bool:
         return isinstance(value, list | tuple) and all(_fits(item, default[0]) for item in value)
     if isinstance(default, bool):
         return isinstance(value, bool)
+    if not isinstance(default, int | float):  # none to go by, or another kind of thing
+        return default is None or default is inspect.Parameter.empty or isinstance(value, type(default))
     number = isinstance(value, int) and not isinstance(value, bool)
     return number or (isinstance(default, float) and isinstance(value, float))
 
@@ -69,4 +73,6 @@ def _kind(default: object) -> str:
         return "a list of whole numbers"
     if isinstance(default, bool):
         return "true or false"
-    return "a number" if isinstance(default, float) else "a whole number"
+    if isinstance(default, int | float):
+        return "a number" if isinstance(default, float) else "a whole number"
+    return "a word" if isinstance(default, str) else f"of the kind of {default!r}"

@@ -25,7 +25,16 @@ D_c     ``num_samples``                           size of client c's data
 
 from sharding.aggregate import Aggregation, aggregate
 from sharding.client import client_model, skeleton, train_shard
-from sharding.clients import aocs_probabilities, mmfl_probabilities, round_time, wireless_probabilities
+from sharding.clients import (
+    SAMPLERS,
+    Heard,
+    Population,
+    Sampler,
+    aocs_probabilities,
+    mmfl_probabilities,
+    round_time,
+    wireless_probabilities,
+)
 from sharding.coordination import COORDINATIONS
 from sharding.designs import DESIGNS, entropy, joint_inclusion, sample
 from sharding.diagnostics import alignment, anme, discrepancy, plan_anme, plan_coverage, plan_discrepancy
@@ -76,11 +85,14 @@ from sharding.planner import Plan, ShardPlanner
 from sharding.save import load_factorized, save_factorized
 from sharding.shard import Shard, Terms
 from sharding.spectrum import Spectrum, decompose
-from sharding.strategies import STRATEGIES
+from sharding.strategies import STRATEGIES, Group, Law, Strategy
+
+__version__ = "0.1.0"
 
 __all__ = [
     "COORDINATIONS",
     "DESIGNS",
+    "SAMPLERS",
     "STRATEGIES",
     "Aggregation",
     "Budget",
@@ -96,12 +108,18 @@ __all__ = [
     "FactorizedLayer",
     "FactorizedLinear",
     "FactorizedTransposedLinear",
+    "Group",
+    "Heard",
+    "Law",
     "LocalSGD",
     "Plan",
+    "Population",
+    "Sampler",
     "Shard",
     "ShardPlanner",
     "Spectrum",
     "SplitLinear",
+    "Strategy",
     "Terms",
     "UnpackedAttention",
     "UserError",

@@ -25,7 +25,7 @@ from sharding.layers import as_blocks, num_blocks
 from sharding.rng import generator, seed_of
 from sharding.shard import Shard, Terms, dense_state, frozen_names
 from sharding.spectrum import Spectrum, decompose
-from sharding.strategies import Group, Law, get_strategy, norm_ratio
+from sharding.strategies import Group, Law, Strategy, get_strategy, norm_ratio
 from sharding.wrappers import unwrap, whole
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class ShardPlanner:
     """Draws each client's singular terms.
 
     Args:
-        strategy: a name in `sharding.STRATEGIES`.
+        strategy: a name in `sharding.STRATEGIES`, or a `Strategy` of your own.
         design: a name in `sharding.DESIGNS`. The PriSM strategies draw successively, as published, whatever it is.
         seed: all draws depend on (seed, round, client, layer) alone.
         skip: layers sent whole, as in `sharding.factorize`; by default the first and the last.
@@ -89,7 +89,7 @@ class ShardPlanner:
 
     def __init__(
         self,
-        strategy: str = "collective",
+        strategy: str | Strategy = "collective",
         design: str = "cps",
         seed: int = 0,
         skip: str | Iterable[str] = ENDS,

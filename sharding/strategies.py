@@ -148,9 +148,9 @@ STRATEGIES: dict[str, Strategy] = {
 }
 
 
-def get_strategy(name: str) -> Strategy:
+def get_strategy(strategy: str | Strategy) -> Strategy:
     """Return the strategy of that name; a `UserError` lists the names when there is none."""
-    return pick(STRATEGIES, name, "strategy")
+    return strategy if isinstance(strategy, Strategy) else pick(STRATEGIES, strategy, "strategy")
 
 
 def norm_ratio(magnitudes: Vector, indices: NDArray[np.int64]) -> float:

@@ -1,4 +1,4 @@
-"""The command line: ``python -m train run | compare | inspect CONFIG …``, ``table N`` and ``report DIR …``."""
+"""The command line: ``python -m train run | compare | inspect | config CONFIG …``, ``table N``, ``report DIR …``, …"""
 
 from train import early  # before all that takes its time
 
@@ -16,17 +16,22 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import NoReturn
 
+import yaml
 from rich.console import Console
 from rich.logging import RichHandler
 
+import sharding
 from sharding.errors import UserError, shown
 from train.compare import Failure, compare, default_jobs, plan_cells
-from train.config import load_config
+from train.config import Config, load_config
 from train.directory import check_directory, check_reports
 from train.engines.workers import launched
 from train.failures import RunError
 from train.inspection import inspect_partition
 from train.interrupts import Stopped
+from train.listing import names
+from train.naming import with_directory
+from train.parts import import_parts
 from train.progress import RoundProgress
 from train.report import write_report
 from train.report.page import write_page
@@ -34,6 +39,7 @@ from train.run import follow, is_measured, run
 from train.tables import Report, cells_of, choose, load_layout
 from train.values import check_path
 
+IMPORT = "a module of your own that registers strategies, models, datasets, …; may be repeated"
 OVERRIDES = "dotted.key=value, e.g. local.lr=0.05 or keep_ratio='{0.2: 0.6, 0.4: 0.4}'"
 
 
@@ -53,15 +59,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     args.line = shlex.join(["python", "-m", "train", *words])
-    console = Console()
+    console = Console(quiet=args.quiet)
     logging.basicConfig(
         level=logging.DEBUG if args.debug else logging.WARNING,
         format="%(message)s",
-        handlers=[RichHandler(console=console, show_path=False)],
+        handlers=[RichHandler(console=Console(stderr=True) if args.quiet else console, show_path=False)],
     )
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     early.ready()
     try:
+        import_parts(args.imports)
         args.command(args, console)
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
@@ -91,7 +98,7 @@ def _explain(error: BaseException, args: argparse.Namespace) -> tuple[str, int]:
 
 
 def _run(args: argparse.Namespace, console: Console) -> None:
-    config = load_config(args.config, args.overrides)
+    config = with_directory(load_config(args.config, args.overrides), args.overrides)
     with launched() as rank:
         if rank:
             follow(config)
@@ -102,9 +109,9 @@ def _run(args: argparse.Namespace, console: Console) -> None:
 
 
 def _compare(args: argparse.Namespace, console: Console) -> None:
-    cells = plan_cells(args.config, args.overrides, args.strategies, args.seeds)
+    cells = plan_cells(args.config, args.overrides, args.strategies, args.seeds, args.grid)
     check_reports(cells[0].directory.parent)
-    with RoundProgress(console, cells) as progress:
+    with RoundProgress(console, cells, [cell.directory.name for cell in cells]) as progress:
         failures = compare(cells, progress.show, args.jobs, args.resume)
     directories = [cell.directory for cell in cells if cell.directory not in failures]
     if directories:
@@ -153,6 +160,16 @@ def _inspect(args: argparse.Namespace, console: Console) -> None:
         console.print(line, highlight=False, soft_wrap=True)
 
 
+def _config(args: argparse.Namespace, console: Console) -> None:
+    config = with_directory(load_config(args.config, args.overrides), args.overrides)
+    console.print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), end="", markup=False, soft_wrap=True)
+
+
+def _list(args: argparse.Namespace, console: Console) -> None:
+    for line in names():
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
 def _page(args: argparse.Namespace, console: Console) -> None:
     into = args.output or Path(os.path.commonpath(args.folders))
     _show_paths(write_page(args.folders, into, args.line, args.targets), console)
@@ -179,23 +196,39 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Read the command line; overrides may stand anywhere after the config, which argparse alone would refuse."""
+    """Read the command line; overrides may stand anywhere after the config, which argparse alone would refuse.
+
+    ``--dotted.key=value``, as sweeps write it, is an override as well.
+    """
     parser = _parser()
     args, rest = parser.parse_known_args(arguments)
+    rest = [word[2:] if _is_key(word.partition("=")) else word for word in rest]
     if unknown := [word for word in rest if word.startswith("-")]:
         parser.error(f"unknown option {shown(unknown[0])}")
     args.overrides += rest
+    if args.imports:
+        args.overrides.append(f"imports=[{', '.join(args.imports)}]")
     return args
+
+
+def _is_key(word: tuple[str, str, str]) -> bool:
+    """Tell whether ``--key=value`` sets a key of the configuration."""
+    option, equals, _ = word
+    return option.startswith("--") and bool(equals) and option[2:].partition(".")[0] in Config.model_fields
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m train", description="Train with spectral model sharding.")
+    parser.add_argument("--version", action="version", version=f"spectral-sharding {sharding.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     single = commands.add_parser("run", help="train once")
     single.set_defaults(command=_run)
     several = commands.add_parser("compare", help="train with several strategies and seeds, and compare")
     several.set_defaults(command=_compare)
-    several.add_argument("--strategies", type=_names, required=True, metavar="A,B,…", help="strategies to compare")
+    several.add_argument("--strategies", type=_names, default=[], metavar="A,B,…", help="strategies to compare")
+    several.add_argument(
+        "--grid", action="append", default=[], metavar="KEY=V,W,…", help="values of any key to compare; may be repeated"
+    )
     numbered = commands.add_parser("table", help="run what is missing of a published table or figure, and write it")
     numbered.set_defaults(command=_table)
     numbered.add_argument("number", metavar="N", help="1 to 5, coordination, designs, or figure1 to figure4")
@@ -213,7 +246,6 @@ def _parser() -> argparse.ArgumentParser:
     page.add_argument(
         "--targets", type=_percents, default=[], metavar="A,B,…", help="accuracies in %% to tell the bytes of"
     )
-    page.add_argument("--debug", action="store_true", help="show tracebacks")
     for command in (several, numbered):
         command.add_argument("--seeds", type=_numbers, metavar="0,1,…", help="seeds to average over")
         command.add_argument(
@@ -225,10 +257,17 @@ def _parser() -> argparse.ArgumentParser:
         )
     look = commands.add_parser("inspect", help="draw who has what, and train nothing")
     look.set_defaults(command=_inspect)
-    for command in (single, several, look):
+    resolved = commands.add_parser("config", help="print the whole configuration as YAML, and train nothing")
+    resolved.set_defaults(command=_config)
+    listing = commands.add_parser("list", help="print the names of strategies, designs, models, datasets, tables, …")
+    listing.set_defaults(command=_list, overrides=[])
+    for command in (single, several, look, resolved):
         command.add_argument("config", metavar="CONFIG", help="a YAML file, e.g. configs/quickstart.yaml")
-    for command in (single, several, look, numbered):
+    for command in (single, several, look, numbered, resolved):
         command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES)
+    for command in (single, several, look, numbered, page, resolved, listing):
+        command.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE", help=IMPORT)
+        command.add_argument("--quiet", action="store_true", help="show warnings and errors only")
         command.add_argument("--debug", action="store_true", help="show tracebacks")
     for command in (single, several):
         command.add_argument("--resume", action="store_true", help="go on with what the output directory holds")

@@ -1,4 +1,4 @@
-"""Several runs that differ in strategy and seed alone, side by side in processes of one thread each.
+"""Several runs that differ in strategy, seed and the keys of a grid, side by side in processes of one thread each.
 
 One thread, because small models gain nothing from more, and because sums in a different number of threads round
 differently: like this, the results are the same whatever the number of jobs.
@@ -27,6 +27,7 @@ from train.directory import check_directory
 from train.engines.workers import num_cores
 from train.failures import REMEDY, RunError
 from train.interrupts import Stopped, stop_on_request
+from train.naming import describe, expand
 from train.rounds import Metrics
 from train.run import run
 
@@ -45,23 +46,36 @@ class Failure:
 
 
 def plan_cells(
-    path: str, overrides: Sequence[str], strategies: Sequence[str], seeds: Sequence[int] | None
+    path: str,
+    overrides: Sequence[str],
+    strategies: Sequence[str],
+    seeds: Sequence[int] | None,
+    grids: Sequence[str] = (),
 ) -> list[Config]:
     """Return the configurations to run, each with a directory of its own under the comparison's.
 
     Raises:
-        UserError: a mistake in the file, an override, or any of the strategies; no strategy at all.
+        UserError: a mistake in the file, an override, a grid, or any of the strategies; nothing to compare.
     """
-    if not strategies:
-        raise UserError("--strategies names no strategy; write for example --strategies unbiased,collective")
+    if not strategies and not grids:
+        raise UserError("--strategies names no strategy and there is no --grid; write --strategies unbiased,collective")
     base = load_config(path, overrides)
-    into = base.output or Path("runs") / f"{base.name}-compare"
-    cells = [
-        load_config(path, [*overrides, f"strategy={strategy}", f"seed={seed}"])
-        for strategy in dict.fromkeys(strategies)
+    told = describe(dict(override.split("=", 1) for override in overrides))
+    into = base.output or Path("runs") / "-".join(filter(None, (base.name, "compare", told)))
+    cells = {
+        _cell_name(strategy, point, seed): load_config(
+            path, [*overrides, *point, f"strategy={strategy}", f"seed={seed}"]
+        )
+        for strategy in dict.fromkeys(strategies or [base.strategy])
+        for point in expand(grids)
         for seed in dict.fromkeys(seeds or [base.seed])
-    ]
-    return [cell.model_copy(update={"output": into / f"{cell.strategy}-{cell.seed}"}) for cell in cells]
+    }
+    return [cell.model_copy(update={"output": into / name}) for name, cell in cells.items()]
+
+
+def _cell_name(strategy: str, point: Sequence[str], seed: int) -> str:
+    told = describe(dict(override.split("=", 1) for override in point))
+    return "-".join(filter(None, (strategy, told, str(seed))))
 
 
 def default_jobs() -> int:

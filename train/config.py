@@ -28,6 +28,7 @@ from sharding.optim import DecayOf
 from sharding.strategies import STRATEGIES
 from train.data import DATASETS
 from train.partition import PARTITIONS
+from train.parts import LOSSES, OPTIMIZERS, SCHEDULES, import_parts
 from train.values import FileName, UserPath, refuse_mistaken_flag
 from train.yaml_text import parse_yaml, read_yaml
 
@@ -94,6 +95,8 @@ class DataConfig(Section):
     """
     download: bool = False
     """Fetch an image dataset that is not under `data.root`."""
+    options: dict[str, Any] = {}
+    """Options of a dataset of your own."""
 
 
 class ClientsConfig(Section):
@@ -163,6 +166,14 @@ class LocalConfig(Section):
     """Strength of the decay of ‖UΩVᵀ‖²_F."""
     frobenius_decay_of: DecayOf = "bounded"
     """`effective`: UΩVᵀ, as published; `bounded`: likewise, but lowered where it would diverge; `factors`: UVᵀ."""
+    loss: str = "cross_entropy"
+    """What the clients lower: `cross_entropy`, or one of your own; tests always tell the cross-entropy."""
+    optimizer: str = "sgd"
+    """`sgd`, or one of your own."""
+    optimizer_options: dict[str, Any] = {}
+    """Options of an optimizer of your own."""
+    schedule: str = "cosine"
+    """How the learning rate goes over the rounds: `cosine`, `constant`, or one of your own."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """`bfloat16`: matrix products of the forward pass in it; all else stays float32."""
 
@@ -207,7 +218,13 @@ class Config(Section):
     seed: int = 0
     """Every random number follows from it."""
     rounds: int = Field(ge=1, le=10**9)
-    """How many."""
+    """How many, unless it ends earlier."""
+    target_accuracy: float | None = Field(None, gt=0, le=1)
+    """Test accuracy with which a run ends."""
+    patience: int | None = Field(None, ge=1)
+    """Evaluations without a better test accuracy after which a run ends."""
+    imports: tuple[str, ...] = ()
+    """Modules of your own to import first: they register strategies, models, datasets, …"""
     output: UserPath | None = None
     """The run's directory; `runs/<name>-<strategy>-<seed>` if not given."""
     strategy: str = "collective"
@@ -269,6 +286,13 @@ class Config(Section):
                 raise UserError(f"tasks.{name}.{whole[0]} is not for one task alone; set {whole[0]} for the whole run")
         self.task_configs()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _import_first(cls, values: Any) -> Any:
+        modules = values.get("imports") if isinstance(values, dict) else None
+        import_parts([modules] if isinstance(modules, str) else [str(module) for module in modules or ()])
+        return values
+
     @model_validator(mode="after")
     def _names_and_numbers_exist(self) -> "Config":
         pick(STRATEGIES, self.strategy, "strategy")
@@ -277,6 +301,9 @@ class Config(Section):
         pick(MODELS, self.model.name, "model")
         pick(DATASETS, self.data.name, "dataset")
         pick(PARTITIONS, self.data.partition, "partition")
+        pick(LOSSES, self.local.loss, "loss")
+        pick(OPTIMIZERS, self.local.optimizer, "optimizer")
+        pick(SCHEDULES, self.local.schedule, "schedule")
         clients = self.clients
         sampler = pick(SAMPLERS, clients.sampler, "sampler")
         sampler(clients.count, clients.per_round, self.seed, **clients.options)

@@ -101,7 +101,9 @@ def assemble(config: Config) -> Experiment:
     """
     engine = find_engine(config)
     device = find_device(config.device)
-    dataset = load_dataset(config.data.name, config.data.root, config.data.download).to(device)
+    dataset = load_dataset(config.data.name, config.data.root, config.data.download, options=config.data.options).to(
+        device
+    )
     clients = share_out(config, dataset)
     dataset = dataset.without_training()  # the clients have it
     model = make_model(config, dataset).to(device)
@@ -136,7 +138,10 @@ def find_engine(config: Config) -> Callable[[Job], Engine]:
         UserError: there is none, or torchrun started several processes and it would leave all but one idle; threads or
             timed ways where processes share the work out.
     """
-    name = config.engine
+    own = config.local.loss != "cross_entropy" or config.local.optimizer != "sgd"
+    name = "sequential" if own and config.engine == "auto" else config.engine
+    if own and name != "sequential":
+        raise UserError(f"a loss or an optimizer of your own needs engine=sequential, not {name}")
     engine = pick(ENGINES, name, "engine")
     alone, several = name in ("sequential", "stacked"), dist.is_initialized() and dist.get_world_size() > 1
     if alone and several:

@@ -18,7 +18,7 @@ def inspect_partition(config: Config, into: Path) -> list[str]:
     Raises:
         UserError: the data is not there, or cannot be shared out as configured.
     """
-    dataset = load_dataset(config.data.name, config.data.root, config.data.download)
+    dataset = load_dataset(config.data.name, config.data.root, config.data.download, options=config.data.options)
     parts = deal(config, dataset)
     sizes = np.array([len(part) for part in parts])
     labels = _labels(dataset)

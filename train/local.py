@@ -1,4 +1,4 @@
-"""A client's training in one round: plain SGD on its shard, clipped and decayed as the design says."""
+"""A client's training in one round: SGD on its shard unless told otherwise, clipped and decayed as the design says."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,9 +7,7 @@ from itertools import accumulate
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from sharding.optim import LocalSGD
 from sharding.planner import Client
 from sharding.rng import generator, seed_of
 from train.config import LocalConfig
@@ -17,6 +15,7 @@ from train.data import Dataset
 from train.data.dataset import Split
 from train.dropout import key_dropout, sample_seeds
 from train.layout import channels_last
+from train.parts import LOSSES, OPTIMIZERS, cross_entropy
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def train_locally(
     clip: float | None,
     key: tuple[int | str, ...],
 ) -> Tensor:
-    """Train `model` in place and return the mean cross-entropy of its steps, a scalar left on the device.
+    """Train `model` in place and return the mean loss of its steps, a scalar left on the device.
 
     Args:
         model: the factorized model that holds the client's shard; its dropouts get keyed masks.
@@ -81,7 +80,9 @@ def train_locally(
         key: (seed, round, client); the order of the samples, flips and dropout follow from it alone.
     """
     model.train()
-    optimizer = LocalSGD(model, lr, local.momentum, local.frobenius_decay, clip, local.frobenius_decay_of)
+    optimizer = OPTIMIZERS[local.optimizer](
+        model, lr, local.momentum, local.frobenius_decay, clip, local.frobenius_decay_of, **local.optimizer_options
+    )
     total, steps = torch.zeros((), device=data.targets.device), num_steps(data, local)
     masks, seeds = key_dropout(model), sample_seeds(steps, local.batch_size, key).to(data.targets.device)
     with torch.random.fork_rng(devices=_cuda_devices(data)):
@@ -89,7 +90,7 @@ def train_locally(
         for (inputs, targets), its_seeds in zip(_batches(data, dataset, local, key), seeds, strict=True):
             masks.begin(its_seeds[: len(targets)])
             with mixed_precision(local, targets.device):
-                loss = cross_entropy(model(inputs), targets, dataset.ignore_index)
+                loss = LOSSES[local.loss](model(inputs), targets, dataset.ignore_index)
             optimizer.step(loss)
             total += loss.detach()
     return total / steps
@@ -137,11 +138,6 @@ def evaluate(
         sums += torch.stack([((logits.argmax(-1) == wanted) & counted).sum(), loss, counted.sum()])
     correct, loss_sum, count = sums.tolist()
     return correct / count, loss_sum / count
-
-
-def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int, reduction: str = "mean") -> Tensor:
-    """Cross-entropy of logits (…, classes) against targets (…)."""
-    return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=ignore_index, reduction=reduction)
 
 
 def _batches(

@@ -1,60 +1,146 @@
-"""A progress bar for each run."""
+"""What is seen of runs while they train: bars on a terminal, a line every so often elsewhere."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
 from types import TracebackType
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from sharding.errors import UserError
 from train.config import Config
-from train.rounds import Metrics
 
 FEW = 12  # so many bars fit on a screen; of more runs, only those under way have one
+INTERVAL = 30.0  # seconds between lines where there is no terminal
+BEFORE = "reads the data and builds the model"
 
 
-class RoundProgress(Progress):
-    """One bar a run over its rounds, with the last test accuracy beside it.
+@dataclass
+class Standing:
+    """How far a run has come.
 
-    Args:
-        console: to draw on.
-        configs: of the runs, in the order by which `show` counts them.
-        names: of the runs; strategy and seed if not given.
+    Attributes:
+        name: of the run.
+        rounds: it has in all.
+        done: rounds that are finished.
+        began: the rounds that were finished when this process started.
     """
 
-    def __init__(self, console: Console, configs: Sequence[Config], names: Sequence[str] = ()) -> None:
-        super().__init__(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[accuracy]}"),
-            console=console,
-        )
-        self._many = len(configs) > FEW
-        self._all = self.add_task("all runs", total=len(configs), accuracy="", visible=self._many)
-        self._bars = [
-            self.add_task(name, start=False, total=config.rounds, accuracy="", visible=not self._many)
-            for config, name in zip(configs, names or _names(configs), strict=True)
-        ]
+    name: str
+    rounds: int
+    done: int = 0
+    began: int = 0
+    loss: float | None = None
+    accuracy: float | None = None
+    megabytes: float = 0.0
+    lost: int = 0
+    seconds: float = 0.0
+
+    def take(self, metrics: Mapping[str, Any]) -> None:
+        """Take in a round's metrics."""
+        if not self.done:
+            self.began = metrics["round"]
+        self.done = metrics["round"] + 1
+        self.loss = metrics.get("train_loss", self.loss)
+        self.accuracy = metrics.get("test_accuracy", self.accuracy)
+        self.megabytes += (metrics.get("bytes_down", 0) + metrics.get("bytes_up", 0)) / 1e6
+        self.lost += metrics.get("failed", 0)
+        self.seconds += metrics.get("seconds", 0.0)
+
+    @property
+    def left(self) -> float:
+        """Seconds to the end, if the rounds go on as they did."""
+        return self.seconds / (self.done - self.began) * (self.rounds - self.done) if self.done else 0.0
+
+    def __str__(self) -> str:
+        told = [] if self.loss is None else [f"loss {self.loss:.3f}"]
+        told += [] if self.accuracy is None else [f"test accuracy {100 * self.accuracy:.1f} %"]
+        told += [f"{self.megabytes:,.1f} MB"] + ([f"{self.lost} lost"] if self.lost else [])
+        return ", ".join([*told, *([f"{clock(self.left)} left"] if self.done < self.rounds else [])])
+
+
+class RoundProgress:
+    """Shows each run's round, loss, last test accuracy, bytes, lost clients, and the time left.
+
+    Args:
+        console: to draw on; a quiet one shows nothing.
+        configs: of the runs, in the order by which `show` counts them.
+        names: of the runs; strategy and seed if not given.
+        now: the time in seconds.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        configs: Sequence[Config],
+        names: Sequence[str] = (),
+        now: Callable[[], float] = monotonic,
+    ) -> None:
+        names = names or _names(configs)
+        self._runs = [Standing(name, config.rounds) for config, name in zip(configs, names, strict=True)]
+        self._console, self._now, self._last = console, now, -INTERVAL
+        self._bars = _Bars(console, self._runs) if console.is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self._bars is not None:
+            self._bars.start()
+        elif len(self._runs) == 1:
+            self._say(f"{self._runs[0].name}: {BEFORE}")
+        else:
+            self._say(f"{len(self._runs)} runs of {max(run.rounds for run in self._runs)} rounds")
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Take the bars away where a mistake kept every run from starting: its one line says all."""
-        self.live.transient = isinstance(error, UserError) and not any(self.tasks[bar].started for bar in self._bars)
-        super().__exit__(kind, error, at)
+        if self._bars is not None:
+            self._bars.live.transient = isinstance(error, UserError) and not any(run.done for run in self._runs)
+            self._bars.stop()
 
-    def show(self, place: int, metrics: Metrics) -> None:
+    def show(self, place: int, metrics: Mapping[str, Any]) -> None:
         """Show one round of the run at that place."""
-        bar, accuracy, done = self._bars[place], metrics.get("test_accuracy"), metrics["round"]
-        assert isinstance(done, int)
+        run = self._runs[place]
+        first = not any(other.done for other in self._runs)
+        run.take(metrics)
+        if self._bars is not None:
+            self._bars.show(place, run)
+        elif first or run.done == run.rounds or self._now() - self._last >= INTERVAL:
+            self._last = self._now()
+            self._say(f"{run.name}: round {run.done} of {run.rounds}, {run}")
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, highlight=False, soft_wrap=True)
+
+
+class _Bars(Progress):
+    """One bar a run, and one over all where they are many."""
+
+    def __init__(self, console: Console, runs: Sequence[Standing]) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())
+        super().__init__(*columns, TextColumn("{task.fields[told]}"), console=console)
+        self._many = len(runs) > FEW
+        self._all = self.add_task("all runs", total=len(runs), told="", visible=self._many)
+        before = BEFORE if len(runs) == 1 else "waits, or starts"
+        self._places = [
+            self.add_task(run.name, start=len(runs) == 1, total=run.rounds, told=before, visible=not self._many)
+            for run in runs
+        ]
+
+    def show(self, place: int, run: Standing) -> None:
+        bar, finished = self._places[place], run.done == run.rounds
         if not self.tasks[bar].started:
             self.start_task(bar)
-        finished = done + 1 == self.tasks[bar].total
-        self.update(bar, completed=done + 1, visible=not (self._many and finished))
+        self.update(bar, completed=run.done, told=str(run), visible=not (self._many and finished))
         if finished:
             self.advance(self._all)
-        if isinstance(accuracy, float):
-            self.update(bar, accuracy=f"test accuracy {100 * accuracy:.1f} %")
+
+
+def clock(seconds: float) -> str:
+    """Return ``1:02:03``, or ``2:03`` below an hour."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
 def _names(configs: Sequence[Config]) -> list[str]:

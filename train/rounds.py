@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from math import cos, pi
 
 import torch
 
@@ -14,11 +13,13 @@ from sharding.planner import Client, Plan
 from sharding.shard import update_norm
 from train.alignment import FedAvgStep
 from train.clock import Clock
+from train.config import Config
 from train.engines import Receipt, Update
 from train.engines.base import Updates
 from train.experiment import Experiment
 from train.failures import RunError
 from train.local import evaluate
+from train.parts import SCHEDULES
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +27,8 @@ Metrics = dict[str, object]
 MOST_LOST = 5  # rounds in a row without any usable update, after which a run ends
 
 
-def run_rounds(experiment: Experiment, start: int, record: Callable[[int, Metrics], None]) -> None:
-    """Run the rounds `start` … `config.rounds` − 1 and hand each one's metrics to `record`."""
+def run_rounds(experiment: Experiment, start: int, record: Callable[[int, Metrics], bool]) -> None:
+    """Run the rounds `start` … `config.rounds` − 1, each one's metrics handed to `record`, until that returns true."""
     config, model = experiment.config, experiment.model
     guards, losses = config.aggregation, LostRounds(config.rounds)
     for t in range(start, config.rounds):
@@ -35,7 +36,7 @@ def run_rounds(experiment: Experiment, start: int, record: Callable[[int, Metric
         cohort = experiment.sampler.invite(t)
         with clock("plan"):
             plan = experiment.plan(cohort, t)
-        lr = cosine(config.local.lr, t, config.rounds)
+        lr = step_size(config, t)
         looks = t % config.evaluate_every == config.evaluate_every - 1 or t == config.rounds - 1
         fedavg = FedAvgStep(experiment, cohort, t, lr) if config.alignment and looks else None
         with clock("train"):
@@ -52,7 +53,8 @@ def run_rounds(experiment: Experiment, start: int, record: Callable[[int, Metric
         if looks:
             with clock("evaluate"):
                 metrics |= scores(experiment)
-        record(t, {"round": t, "lr": lr} | metrics | clock.seconds())
+        if record(t, {"round": t, "lr": lr} | metrics | clock.seconds()):
+            return
         losses.count(metrics)
 
 
@@ -67,9 +69,9 @@ def scores(experiment: Experiment) -> Metrics:
     return metrics
 
 
-def cosine(lr: float, t: int, rounds: int) -> float:
-    """Return the learning rate of round t: half a cosine from `lr` at round 0 towards 0 at round `rounds`."""
-    return lr * (1 + cos(pi * t / rounds)) / 2
+def step_size(config: Config, t: int) -> float:
+    """Return the clients' learning rate in round t."""
+    return SCHEDULES[config.local.schedule](config.local.lr, t, config.rounds)
 
 
 class DivergedError(RunError):

@@ -20,9 +20,11 @@ from train.failures import REMEDY, RunError
 from train.files import write_whole
 from train.interrupts import Request, stop_on_request
 from train.lines import keep_lines, read_lines
+from train.parts import import_parts
 from train.provenance import PROVENANCE_FILE, Provenance, describe_start, keep_device
 from train.records import CLIENTS_FILE, LAYERS_FILE, describe_clients
 from train.rounds import Metrics, run_rounds
+from train.stopping import EarlyStop
 from train.tasks import Tasks, assemble_tasks, run_tasks
 from train.tracking import Tracker, Trackers, check_trackers
 
@@ -42,6 +44,7 @@ def run(config: Config, progress: Callable[[Metrics], None], resume: bool = Fals
         RunError: the run cannot go on: a full disk, a worker that died, a training that diverged.
         Stopped: a signal asked for it; there is a checkpoint of the last finished round.
     """
+    import_parts(config.imports)
     check_directory(config, resume)
     check_trackers(config)
     if resume and is_finished(config):
@@ -75,7 +78,7 @@ def follow(config: Config) -> None:
 def is_finished(config: Config) -> bool:
     """Return whether the run has come to its end: metrics and a readable checkpoint of all rounds."""
     found = find_checkpoint(config.directory, config.rounds) if is_measured(config) else None
-    return found is not None and found[1].rounds == config.rounds
+    return found is not None and found[1].rounds == _end(config)
 
 
 def is_measured(config: Config) -> bool:
@@ -83,10 +86,15 @@ def is_measured(config: Config) -> bool:
 
     Enough for a table. The model was on disk before the last line; somebody may have taken it away since.
     """
-    if len(read_lines(config.directory / METRICS_FILE)) != config.rounds:
-        return False
-    model = config.directory / MODEL_FILE
-    return not model.exists() or rounds_of(model) == config.rounds
+    end, model = _end(config), config.directory / MODEL_FILE
+    return end is not None and (not model.exists() or rounds_of(model) == end)
+
+
+def _end(config: Config) -> int | None:
+    """Return the rounds with which the run has ended, early or not; None where it has not."""
+    lines = read_lines(config.directory / METRICS_FILE)
+    ended = len(lines) == config.rounds or (bool(lines) and "stopped" in lines[-1])
+    return len(lines) if ended else None
 
 
 def prepare(config: Config, held: Provenance | None) -> Experiment | Tasks:
@@ -117,25 +125,30 @@ class Recorder:
         self._config, self._experiment, self._trackers = config, experiment, trackers
         self._progress, self._request = progress, request
         self._best = max((line["test_accuracy"] for line in lines if "test_accuracy" in line), default=-1.0)
+        self._early = EarlyStop(config, lines)
 
-    def __call__(self, t: int, metrics: Metrics) -> None:
-        """Record round t.
+    def __call__(self, t: int, metrics: Metrics) -> bool:
+        """Record round t, and return whether the run ends with it.
 
         Raises:
             RunError: the disk is full, or takes no writing.
             Stopped: a signal asked for it.
         """
         config, done, stopping = self._config, t + 1, self._request.signal is not None
-        accuracy = metrics.get("test_accuracy")
+        accuracy, why = metrics.get("test_accuracy"), self._early.reason(metrics)
+        ended = why is not None or done == config.rounds
+        if why is not None:
+            metrics["stopped"] = why
         if isinstance(accuracy, float) and accuracy > self._best:
             self._best = accuracy
             write_whole(config.directory / BEST_FILE, self._checkpoint(done).to_bytes())
-        if stopping or done % config.checkpoint_every == 0 or done == config.rounds:
+        if stopping or ended or done % config.checkpoint_every == 0:
             save_checkpoint(config.directory, self._checkpoint(done))
         self._trackers.log(metrics)
         self._progress(metrics)
-        if stopping and done < config.rounds:
+        if stopping and not ended:
             self._request.heed()
+        return ended
 
     def _checkpoint(self, rounds: int) -> Checkpoint:
         return Checkpoint.of(self._experiment.model, rounds, self._experiment.sampler)
@@ -195,7 +208,7 @@ def _workers_at_work() -> Iterator[None]:
         raise RunError(f"{why[0].rstrip(':')}{f': {why[-1]}' if len(why) > 1 else ''}; {REMEDY}") from error
 
 
-def _run_rounds(experiment: Experiment | Tasks, start: int, record: Callable[[int, Metrics], None]) -> None:
+def _run_rounds(experiment: Experiment | Tasks, start: int, record: Callable[[int, Metrics], bool]) -> None:
     if isinstance(experiment, Tasks):
         run_tasks(experiment, start, record)
     else:

@@ -25,7 +25,7 @@ from train.config import Config
 from train.engines import Receipt, Update
 from train.experiment import Experiment, assemble, make_sampler
 from train.local import evaluate
-from train.rounds import LostRounds, Metrics, cosine, fitting, measure, reported_norms
+from train.rounds import LostRounds, Metrics, fitting, measure, reported_norms, step_size
 
 SUMS = ("bytes_down", "bytes_up", "bytes_dense", "heard", "failed")
 
@@ -83,8 +83,8 @@ def assemble_tasks(config: Config) -> Tasks:
     return Tasks(config, experiments, sampler, model)
 
 
-def run_tasks(tasks: Tasks, start: int, record: Callable[[int, Metrics], None]) -> None:
-    """Run the rounds `start` … `config.rounds` − 1 and hand each one's metrics to `record`."""
+def run_tasks(tasks: Tasks, start: int, record: Callable[[int, Metrics], bool]) -> None:
+    """Run the rounds `start` … `config.rounds` − 1, each one's metrics handed to `record`, until that returns true."""
     config, sampler, losses = tasks.config, tasks.sampler, LostRounds(tasks.config.rounds)
     for t in range(start, config.rounds):
         clock = Clock()
@@ -108,7 +108,8 @@ def run_tasks(tasks: Tasks, start: int, record: Callable[[int, Metrics], None]) 
                         experiment.model, experiment.dataset, experiment.dataset.test
                     )
         metrics = summarize(metrics, list(tasks.experiments))
-        record(t, {"round": t, "clients": len(cohort)} | metrics | clock.seconds())
+        if record(t, {"round": t, "clients": len(cohort)} | metrics | clock.seconds()):
+            return
         losses.count(metrics)
 
 
@@ -119,7 +120,7 @@ def ask(tasks: Tasks, cohort: list[int], t: int) -> tuple[NDArray[np.float64], d
     for s, (name, experiment) in enumerate(tasks.experiments.items()):
         sizes = np.array([experiment.num_samples[client] for client in cohort], dtype=np.float64)
         if work:
-            norms = reported_norms(work[name].plan, work[name].updates, step_size(experiment, t))
+            norms = reported_norms(work[name].plan, work[name].updates, step_size(experiment.config, t))
             signals[:, s] = [norms.get(client, 0.0) for client in cohort]  # who could not train sends nothing
         elif tasks.sampler.signal == "loss":
             signals[:, s] = local_losses(experiment, cohort)
@@ -130,12 +131,7 @@ def ask(tasks: Tasks, cohort: list[int], t: int) -> tuple[NDArray[np.float64], d
 def train(experiment: Experiment, clients: list[int], t: int) -> Work:
     """Train the clients on one model."""
     plan = experiment.plan(clients, t)
-    return Work(plan, dict(fitting(plan, experiment.engine.train(plan, t, step_size(experiment, t)))))
-
-
-def step_size(experiment: Experiment, t: int) -> float:
-    """Return the task's learning rate in round t."""
-    return cosine(experiment.config.local.lr, t, experiment.config.rounds)
+    return Work(plan, dict(fitting(plan, experiment.engine.train(plan, t, step_size(experiment.config, t)))))
 
 
 @torch.no_grad()

@@ -5,9 +5,7 @@ run again are not logged twice. Offline needs no account: `wandb sync DIR/wandb/
 """
 
 import json
-from collections.abc import Mapping
 from math import isfinite
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -16,6 +14,7 @@ import wandb
 
 from sharding.errors import UserError
 from train.config import Config
+from train.lines import read_lines
 from train.provenance import describe_start
 from train.records import Layers
 from train.tracking import Tracker, totals
@@ -36,7 +35,7 @@ class WandbTracker(Tracker):
         self._config, self._state = config, config.directory / STATE_FILE
         held = json.loads(self._state.read_text(encoding="utf-8")) if self._state.exists() else {}
         self._id, self._told = held.get("id") or uuid4().hex[:12], int(held.get("rounds", 0))
-        self._megabytes, self._best = totals(_lines(config.directory / "metrics.jsonl"))
+        self._megabytes, self._best = totals(read_lines(config.directory / "metrics.jsonl"))
         self._layers: dict[str, Any] = {}
         tracking = config.tracking
         try:
@@ -108,12 +107,6 @@ class WandbTracker(Tracker):
 
     def _remember(self) -> None:
         self._state.write_text(json.dumps({"id": self._id, "rounds": self._told}) + "\n", encoding="utf-8")
-
-
-def _lines(path: Path) -> list[Mapping[str, Any]]:
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line[-1] == "\n"]
 
 
 def _is_number(value: object) -> bool:

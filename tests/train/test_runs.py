@@ -17,7 +17,8 @@ from train.config import load_config
 from train.engines import ENGINES
 from train.experiment import assemble, assign_keep_ratios, find_device, find_engine
 from train.local import evaluate
-from train.rounds import DivergedError, cosine, run_rounds
+from train.parts import cosine
+from train.rounds import DivergedError, run_rounds
 from train.run import run
 
 TINY = [

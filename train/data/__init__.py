@@ -1,9 +1,10 @@
 """The datasets of the experiments, by name: decoded once, kept on the device, prepared there in batches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from models.options import check_options
 from sharding.errors import UserError, pick
 from train.data.dataset import Dataset, Split
 from train.data.digits import load_digits
@@ -12,31 +13,48 @@ from train.data.vision import SOURCES, load_images
 
 __all__ = ["DATASETS", "Dataset", "Split", "load_dataset"]
 
-Loader = Callable[[Path, bool, int | None], Dataset]
+
+def _folder(name: str, root: Path | None) -> Path:
+    if root is None:
+        raise UserError(f"dataset {name} needs data.root=…, the folder that holds it")
+    return root
+
+
+def _load_images(name: str, root: Path | None, download: bool, limit: int | None) -> Dataset:
+    return load_images(name, _folder(name, root), download, limit)
+
+
+# (root if given, download, limit, and the dataset's own options by keyword) -> the dataset
+Loader = Callable[..., Dataset]
 
 DATASETS: dict[str, Loader] = {
     "digits": lambda root, download, limit: load_digits(),
-    "shakespeare": lambda root, download, limit: load_shakespeare(root),
-    **{name: partial(load_images, name) for name in SOURCES},
+    "shakespeare": lambda root, download, limit: load_shakespeare(_folder("shakespeare", root)),
+    **{name: partial(_load_images, name) for name in SOURCES},
 }
 
 
 def load_dataset(
-    name: str, root: str | Path | None = None, download: bool = False, limit: int | None = None
+    name: str,
+    root: str | Path | None = None,
+    download: bool = False,
+    limit: int | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> Dataset:
     """Load a dataset into memory.
 
     Args:
         name: a key of `DATASETS`.
-        root: folder that holds the dataset's folder; `digits` needs none.
+        root: folder that holds the dataset's folder; `digits` needs none, and others may not.
         download: fetch an image dataset into `root` when it is not there.
         limit: read just the first so many images of each split, to try something quickly; the embedded digits
             and the text are small, and are always read whole.
+        options: the loader's own keyword-only arguments.
 
     Raises:
-        UserError: an unknown dataset, no root, or nothing of the expected form there.
+        UserError: an unknown dataset or option, no root, or nothing of the expected form there.
     """
     load = pick(DATASETS, name, "dataset")
-    if root is None and name != "digits":
-        raise UserError(f"dataset {name} needs data.root=…, the folder that holds it")
-    return load(Path(root or ".").expanduser(), download, limit)
+    options = options or {}
+    check_options(name, load, options, "data.options")
+    return load(None if root is None else Path(root).expanduser(), download, limit, **options)

@@ -17,7 +17,8 @@ from train.dropout import key_dropout, sample_seeds
 from train.engines.base import Job
 from train.engines.folding import FoldedFactorizedConv2d, FoldedFactorizedLinear, fold
 from train.layout import channels_last
-from train.local import ClientData, cross_entropy, draw_epochs, mixed_precision, num_steps
+from train.local import ClientData, draw_epochs, mixed_precision, num_steps
+from train.parts import cross_entropy
 
 Key = tuple[int | str, ...]
 

@@ -1,0 +1,55 @@
+"""A loss, an optimizer and a schedule of the learning rate.
+
+`python -m train run configs/quickstart.yaml --import examples.own_training local.loss=smoothed local.optimizer=adam
+local.optimizer_options.beta2=0.99 local.schedule=warm_up local.lr=0.003`
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sharding import factorized_layers, frobenius_decay
+from train.parts import LOSSES, OPTIMIZERS, SCHEDULES, cosine
+
+
+def smoothed(logits: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
+    """Cross-entropy with a tenth of the label spread over all classes."""
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=ignore_index, label_smoothing=0.1)
+
+
+class Adam:
+    """Adam on the client's factors, with the decay of UΩVᵀ; its steps have a size of their own, so nothing is clipped.
+
+    Args:
+        model: the client's, with its shard.
+        lr: of this round.
+        momentum: β₁.
+        frobenius_decay: the strength of the decay.
+        clip: not used.
+        decay_of: not used.
+        beta2: β₂.
+    """
+
+    def __init__(
+        self, model: nn.Module, lr: float, momentum: float, frobenius_decay: float, *_: Any, beta2: float = 0.999
+    ) -> None:
+        self.layers, self.decay = factorized_layers(model), frobenius_decay
+        self.adam = torch.optim.Adam(model.parameters(), lr, betas=(momentum, beta2))
+
+    def step(self, loss: Tensor) -> None:
+        """Take one step."""
+        self.adam.zero_grad()
+        (loss + self.decay * frobenius_decay(self.layers)).backward()
+        self.adam.step()
+
+
+def warm_up(lr: float, t: int, rounds: int) -> float:
+    """Rise over the first tenth of the rounds, then fall as half a cosine."""
+    return cosine(lr, t, rounds) * min(1.0, (t + 1) / (0.1 * rounds))
+
+
+LOSSES["smoothed"] = smoothed
+OPTIMIZERS["adam"] = Adam
+SCHEDULES["warm_up"] = warm_up

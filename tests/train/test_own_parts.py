@@ -1,0 +1,191 @@
+"""Parts of your own: each example is run as its text says, by itself and in several processes."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sharding import STRATEGIES, Group, Law, ShardPlanner, Strategy, UserError, sample
+from train.config import load_config
+from train.experiment import assemble, find_engine
+from train.naming import describe, expand, with_directory
+from train.parts import SCHEDULES, import_parts
+from train.run import is_finished, run
+from train.stopping import EarlyStop
+
+TINY = ["rounds=2", "evaluate_every=1", "clients.count=20", "clients.per_round=4", "local.epochs=1"]
+MLP = ["model={name: mlp, hidden: [16, 16]}", *TINY]
+EXAMPLES = {
+    "own_strategy": ["configs/quickstart.yaml", *MLP, "strategy=even"],
+    "own_draws": [
+        *("configs/quickstart.yaml", *MLP, "design=random_order", "clients.sampler=in_turn", "data.partition=halves")
+    ],
+    "own_training": [
+        *("configs/quickstart.yaml", *MLP, "local.loss=smoothed", "local.optimizer=adam", "local.lr=0.003"),
+        *("local.optimizer_options.beta2=0.99", "local.schedule=warm_up"),
+    ],
+    "own_tracker": ["configs/quickstart.yaml", *MLP, "tracking.use=[csv]"],
+    "own_data_model": ["examples/moons.yaml", "data.options.noise=0.2", "model.activation=gelu"],
+}
+
+
+def ignore(metrics):
+    pass
+
+
+def lines_of(directory):
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_every_example_trains(tmp_path, example):
+    path, *overrides = EXAMPLES[example]
+    config = load_config(path, [f"imports=[examples.{example}]", *overrides, f"output={tmp_path}"])
+    lines = lines_of(run(config, ignore))
+    assert len(lines) == config.rounds
+    assert not any(line["failed"] for line in lines)
+    if example == "own_tracker":
+        assert len((tmp_path / "accuracy.csv").read_text().splitlines()) == 2
+    if example == "own_data_model":
+        assert lines[-1]["test_accuracy"] > 0.8
+
+
+def test_every_example_is_run_by_a_test_and_says_how():
+    written = {path.stem for path in Path("examples").glob("own_*.py")}
+    assert written == set(EXAMPLES)
+    for name in written:
+        assert f"examples.{name}" in Path(f"examples/{name}.py").read_text() + Path("examples/moons.yaml").read_text()
+
+
+def test_a_strategy_takes_eight_lines():
+    body = ast.parse(Path("examples/own_strategy.py").read_text()).body
+    code = [ast.unparse(node) for node in body if not isinstance(node, ast.Expr)]
+    without_text = re.sub(r'\n? *""".*?"""', "", "\n".join(code), flags=re.DOTALL)
+    assert len(without_text.splitlines()) <= 8
+
+
+def test_own_parts_reach_the_processes_of_a_comparison(tmp_path):
+    command = [
+        *(sys.executable, "-m", "train", "compare", "configs/quickstart.yaml", "--import", "examples.own_strategy"),
+        *("--strategies", "even", "--grid", "local.lr=0.03,0.1", "--quiet", "--rounds=1", *MLP[:1], *TINY[1:]),
+        f"--output={tmp_path}",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"even-lr=0.03-0", "even-lr=0.1-0"}
+    assert lines_of(tmp_path / "even-lr=0.03-0")[0]["lr"] == 0.03
+    summary = (tmp_path / "summary.md").read_text()
+    assert "| even, lr=0.03 |" in summary
+    assert "| even, lr=0.1 |" in summary
+
+
+def test_a_planner_takes_a_strategy_as_it_is():
+    def even(group: Group) -> Law:
+        inclusion = np.full_like(group.magnitudes, group.num_terms / len(group.magnitudes))
+        return Law(inclusion, 1 / inclusion)
+
+    mine = Strategy("even", even)
+    assert ShardPlanner(mine).strategy is mine
+    assert mine not in STRATEGIES.values()
+
+
+def test_the_examples_design_honors_inclusion():
+    import_parts(["examples.own_draws"])
+    wanted = np.array([0.9, 0.6, 0.3, 0.2, 1.0, 0.0])
+    drawn = sample(wanted, design="random_order", rng=np.random.default_rng(0), size=4000)
+    assert drawn.shape == (4000, 3)
+    found = np.bincount(drawn.ravel(), minlength=6) / 4000
+    assert np.abs(found - wanted).max() < 4 * 0.5 / 4000**0.5  # four standard errors
+    assert (np.diff(drawn, axis=1) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["imports=[no_such_module]"], "cannot import 'no_such_module'"),
+        (["local.loss=smothed"], "loss"),
+        (["local.schedule=cosin"], "did you mean 'cosine'"),
+        (["data.options.noise=1"], "digits has no option 'noise'"),
+    ],
+)
+def test_mistakes_are_one_line(overrides, words):
+    with pytest.raises(UserError, match=words) as caught:
+        assemble(load_config("configs/quickstart.yaml", overrides))
+    assert "\n" not in str(caught.value)
+
+
+def test_options_are_of_the_kind_of_their_defaults():
+    own = ["imports=[examples.own_data_model]", "model={name: perceptron}", "data.name=moons"]
+    with pytest.raises(UserError, match=r"model.activation=3 must be a word"):
+        assemble(load_config("configs/quickstart.yaml", [*own, "model.activation=3"]))
+    with pytest.raises(UserError, match=r"data.options.noise='much' must be a number"):
+        assemble(load_config("configs/quickstart.yaml", [*own, "data.options.noise=much"]))
+
+
+def test_a_loss_of_your_own_is_trained_one_by_one():
+    import_parts(["examples.own_training"])
+    own = load_config("configs/quickstart.yaml", ["local.loss=smoothed"])
+    assert find_engine(own).__name__ == "SequentialEngine"
+    with pytest.raises(UserError, match="engine=sequential"):
+        find_engine(own.model_copy(update={"engine": "stacked"}))
+
+
+def test_schedules():
+    assert [SCHEDULES["constant"](0.1, t, 4) for t in (0, 3)] == [0.1, 0.1]
+    assert [round(SCHEDULES["cosine"](1.0, t, 4), 3) for t in range(4)] == [1.0, 0.854, 0.5, 0.146]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "accuracies", "ends"),
+    [
+        (["target_accuracy=0.5"], [0.1, None, 0.5, 0.6], 2),
+        (["patience=2"], [0.3, 0.2, None, 0.3, 0.9], 3),
+        ([], [0.1, 0.1, 0.1], None),
+    ],
+)
+def test_when_a_run_ends_early(overrides, accuracies, ends):
+    config = load_config("configs/quickstart.yaml", overrides)
+    lines = [{} if accuracy is None else {"test_accuracy": accuracy} for accuracy in accuracies]
+    stop = EarlyStop(config)
+    assert next((t for t, line in enumerate(lines) if stop.reason(line)), None) == ends
+    if ends is not None:  # what an earlier process has seen counts
+        assert EarlyStop(config, lines[:ends]).reason(lines[ends])
+
+
+def test_a_run_that_reached_its_target_is_finished(tmp_path):
+    config = load_config("configs/quickstart.yaml", [*MLP, "rounds=9", "target_accuracy=0.01", f"output={tmp_path}"])
+    assert not is_finished(config)
+    (line,) = lines_of(run(config, ignore))
+    assert "has reached target_accuracy=0.01" in line["stopped"]
+    assert is_finished(config)
+    run(config, ignore, resume=True)
+    assert lines_of(tmp_path) == [line]
+
+
+def test_directories_are_named_after_what_was_overridden():
+    def directory(*overrides):
+        return with_directory(load_config("configs/quickstart.yaml", overrides), overrides).directory.as_posix()
+
+    assert directory() == "runs/quickstart-collective-0"
+    assert directory("seed=3", "strategy=dense", "engine=sequential") == "runs/quickstart-dense-3"
+    assert directory("model.width=8", "local.lr=0.05") == "runs/quickstart-collective-lr=0.05,width=8-0"
+    assert directory("local.lr=0.05", "output=here") == "here"
+    names = {directory(f"keep_ratio={ratio}") for ratio in ("0.1", "{0.1: 1}", "{0.2: 1}", "{ 0.2: 1}")}
+    assert len(names) == 4
+    assert all(re.fullmatch(r"[\w/,.=~-]+", name) for name in names)
+    assert len(describe({f"local.key{place}": "x" * 9 for place in range(20)})) < 20
+
+
+def test_a_grid_is_every_point():
+    assert expand(["local.lr=0.03,0.1", "keep_ratio={0.2: 0.5, 0.4: 0.5},0.3"]) == [
+        (f"local.lr={lr}", f"keep_ratio={ratio}") for lr in ("0.03", "0.1") for ratio in ("{0.2: 0.5, 0.4: 0.5}", "0.3")
+    ]
+    assert expand([]) == [()]
+    for wrong in ("local.lr", "=3", "local.lr=1,,2"):
+        with pytest.raises(UserError, match="grid"):
+            expand([wrong])

@@ -1,0 +1,66 @@
+"""What is seen of a run: by a clock of the test's own, on consoles that are read."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from train.config import load_config
+from train.progress import RoundProgress, Standing, clock
+
+CONFIG = load_config("configs/quickstart.yaml", ["rounds=10"])
+
+
+def line(round, **other):
+    return {"round": round, "train_loss": 0.5, "bytes_down": 1e6, "bytes_up": 5e5, "failed": 0, "seconds": 2.0} | other
+
+
+class Time:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_off_a_terminal_there_is_a_line_at_once_then_every_so_often_and_at_the_end():
+    time, out = Time(), io.StringIO()
+    with RoundProgress(Console(file=out, width=200), [CONFIG], now=time) as progress:
+        assert out.getvalue() == "collective: reads the data and builds the model\n"
+        for t in range(10):
+            time.now += 12
+            progress.show(0, line(t, **({"test_accuracy": 0.125, "failed": 1} if t == 3 else {})))
+    assert out.getvalue().splitlines()[1:] == [
+        "collective: round 1 of 10, loss 0.500, 1.5 MB, 0:18 left",
+        "collective: round 4 of 10, loss 0.500, test accuracy 12.5 %, 6.0 MB, 1 lost, 0:12 left",
+        "collective: round 7 of 10, loss 0.500, test accuracy 12.5 %, 10.5 MB, 1 lost, 0:06 left",
+        "collective: round 10 of 10, loss 0.500, test accuracy 12.5 %, 15.0 MB, 1 lost",
+    ]
+
+
+def test_on_a_terminal_a_bar_says_the_same():
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=160, color_system=None)
+    with RoundProgress(console, [CONFIG]) as progress:
+        progress.show(0, line(0, test_accuracy=0.25))
+    shown = out.getvalue()
+    assert "reads the data" in shown
+    assert "loss 0.500, test accuracy 25.0 %, 1.5 MB, 0:18 left" in shown
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_quiet_console_shows_nothing(terminal):
+    out = io.StringIO()
+    with RoundProgress(Console(file=out, quiet=True, force_terminal=terminal), [CONFIG, CONFIG]) as progress:
+        progress.show(1, line(0))
+    assert not out.getvalue().strip("\x1b[?25lh\n")
+
+
+def test_the_time_left_counts_the_rounds_of_this_process_alone():
+    run = Standing("resumed", 10)
+    run.take(line(6))
+    assert (run.done, run.left) == (7, 6.0)
+
+
+def test_clock():
+    assert [clock(s) for s in (0, 59.6, 61, 3723)] == ["0:00", "1:00", "1:01", "1:02:03"]
