@@ -226,7 +226,7 @@ class Config(Section):
     imports: tuple[str, ...] = ()
     """Modules of your own to import first: they register strategies, models, datasets, …"""
     output: UserPath | None = None
-    """The run's directory; `runs/<name>-<strategy>-<seed>` if not given."""
+    """The run's directory; `runs/<name>-<strategy>-<what was overridden>-<seed>` if not given."""
     strategy: str = "collective"
     """Which terms are drawn, with which weight: a name in the table of strategies."""
     design: str = "cps"
