@@ -17,6 +17,7 @@ from statistics import mean, stdev
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `train` runs from a checkout
 
+from arguments import read_arguments
 from matplotlib.figure import Figure
 from rich.console import Console
 
@@ -125,4 +126,4 @@ def draw(curves: dict[Setting, list[History]]) -> Figure:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(*read_arguments(__doc__))

@@ -15,6 +15,7 @@ from typing import get_args
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `train` runs from a checkout
 
 import torch
+from arguments import read_arguments
 
 from sharding.optim import DecayOf
 from train.config import Config, load_config
@@ -67,4 +68,4 @@ def _row(form: str, strategy: str, rounds: int, histories: Sequence[History]) ->
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(*read_arguments(__doc__))

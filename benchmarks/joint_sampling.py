@@ -7,9 +7,9 @@ invites as many as send about as much. What clients upload is the scarce resourc
     python benchmarks/joint_sampling.py results/joint_sampling [rounds=30]
 """
 
-import sys
 from pathlib import Path
 
+from arguments import read_arguments
 from studies import Lines, cells, draw, megabytes_up, run_all, spread, write_curves, write_summary
 
 from train.report import evaluations, megabytes
@@ -65,4 +65,4 @@ def main(into: Path, overrides: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(*read_arguments(__doc__))

@@ -43,6 +43,9 @@ FACTORIZE_BAR = 4.0  # times as fast as an SVD of every layer
 
 def main(words: Sequence[str]) -> int:
     """Measure, print and write."""
+    if {"-h", "--help"} & set(words):
+        print(__doc__)
+        return 0
     torch.set_num_threads(1)
     rounds = 3 if "--quick" in words else 15
     results: dict[str, object] = {"torch": torch.__version__, "threads": 1}

@@ -7,9 +7,9 @@ already are not run again.
     python benchmarks/multi_task.py results/multi_task [rounds=40]
 """
 
-import sys
 from pathlib import Path
 
+from arguments import read_arguments
 from studies import Lines, draw, megabytes_up, run_all, spread, write_curves, write_summary
 
 from train.config import Config, load_config
@@ -67,4 +67,4 @@ def row(signal: str, runs: list[Lines], names: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(*read_arguments(__doc__))

@@ -15,6 +15,7 @@ import torch
 from matplotlib.figure import Figure
 
 from train.config import Config, load_config
+from train.plots import Curve, Point, draw_band, styles_of
 from train.report import History, evaluations
 from train.run import run
 
@@ -100,14 +101,18 @@ def draw(
     axes_of: Mapping[str, Callable[[dict[str, Any]], float]],
     logarithmic: Sequence[str] = (),
 ) -> Figure:
-    """Return test accuracy against each amount, one color a group, one line a run."""
+    """Return test accuracy against each amount: one look a group, the mean of its runs in a band of one deviation."""
+    styles = styles_of(groups)
     figure = Figure(figsize=(5 * len(axes_of), 4), layout="constrained")
     for axes, (label, amount) in zip(figure.subplots(1, len(axes_of), squeeze=False)[0], axes_of.items(), strict=True):
-        for color, (name, runs) in enumerate(groups.items()):
-            for place, lines in enumerate(runs):
-                points = [(spent, 100 * accuracy) for spent, accuracy in evaluations(lines, amount)]
-                axes.plot(*zip(*points, strict=True), color=f"C{color}", label=None if place else name, linewidth=1.2)
+        for name, runs in groups.items():
+            draw_band(axes, [_curve(lines, amount) for lines in runs], styles[name], name)
         axes.set(xlabel=label, ylabel="test accuracy (%)", xscale="log" if label in logarithmic else "linear")
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)
     return figure
+
+
+def _curve(lines: Lines, amount: Callable[[dict[str, Any]], float]) -> Curve:
+    points = enumerate(evaluations(lines, amount))
+    return [Point(place, spent, 100 * accuracy) for place, (spent, accuracy) in points]

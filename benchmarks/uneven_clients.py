@@ -8,10 +8,10 @@ there already are not run again.
     python benchmarks/uneven_clients.py results/uneven_clients [rounds=60]
 """
 
-import sys
 from math import isnan
 from pathlib import Path
 
+from arguments import read_arguments
 from studies import (
     Lines,
     draw,
@@ -106,4 +106,4 @@ def main(into: Path, overrides: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(*read_arguments(__doc__))

@@ -6,10 +6,10 @@ learn them too; uniform and weighted ones need none. Runs that are there already
     python benchmarks/wireless_mnist.py results/wireless_mnist [rounds=25]
 """
 
-import sys
 from pathlib import Path
 from typing import Any
 
+from arguments import read_arguments
 from studies import Lines, cells, draw, run_all, spent_to, spread, write_curves, write_summary
 
 CONFIG = Path(__file__).parents[1] / "configs" / "wireless_mnist.yaml"
@@ -60,4 +60,4 @@ def main(into: Path, overrides: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(*read_arguments(__doc__))

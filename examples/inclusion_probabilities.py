@@ -6,6 +6,7 @@ plots each strategy's inclusion probabilities and multipliers against the terms'
     python examples/inclusion_probabilities.py inclusion_probabilities.png
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from sharding.factorization import num_terms
 from sharding.strategies import Group, Law
 from train.config import load_config
 from train.experiment import assemble
+from train.plots import Style, save, style_of
 from train.rounds import run_rounds
 
 LAYER, KEEP_RATIO, NUM_CLIENTS = "stages.2.0.conv2", 0.2, 10
@@ -33,14 +35,13 @@ SHOWN = {
     "schatten": "schatten",
     "coordinated": "coordinated",
 }
-STYLES = {"coordinated": ":", "top_n": "--", "prism_wallenius": "--"}
 
 
 def trained_magnitudes() -> np.ndarray:
     """Return λ of the layer after 20 rounds of FedAvg, shape (N,)."""
     config = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
     experiment = assemble(load_config(config, ["strategy=dense", "rounds=20", "evaluate_every=20"]))
-    run_rounds(experiment, 0, lambda t, metrics: print(f"round {t + 1} of 20", end="\r", flush=True))
+    run_rounds(experiment, 0, lambda t, metrics: bool(print(f"round {t + 1} of 20", end="\r", flush=True)))
     weight = shardable_layers(experiment.model)[LAYER].weight
     return decompose({LAYER: weight.detach().flatten(1)})[LAYER].magnitudes.numpy()
 
@@ -54,8 +55,8 @@ def draw(magnitudes: np.ndarray) -> Figure:
     terms = np.arange(1, len(magnitudes) + 1)
     spectrum.fill_between(terms, magnitudes, step="mid", color="0.8")
     spectrum.set(ylabel="magnitude λ", ylim=(0, None))
-    for (name, law), color in zip(laws.items(), (f"C{i}" for i in range(10)), strict=False):
-        _curves(inclusion, multipliers, terms, law, color, STYLES.get(name, "-"), SHOWN[name])
+    for name, law in laws.items():
+        _curves(inclusion, multipliers, terms, law, style_of(name), SHOWN[name])
     inclusion.axhline(KEEP_RATIO, color="0.6", linewidth=0.8)
     inclusion.annotate("n/N: all terms equally likely", (terms[-1], KEEP_RATIO), ha="right", va="bottom", color="0.4")
     inclusion.set(ylabel="inclusion probability π", ylim=(-0.02, 1.02))
@@ -72,14 +73,15 @@ def draw(magnitudes: np.ndarray) -> Figure:
     return figure
 
 
-def _curves(
-    inclusion: Axes, multipliers: Axes, terms: np.ndarray, law: Law, color: str, style: str, label: str
-) -> None:
-    inclusion.plot(terms, law.inclusion, color=color, linestyle=style, label=label)
-    multipliers.plot(terms, np.where(law.inclusion > 1e-12, law.multipliers, np.nan), color=color, linestyle=style)
+def _curves(inclusion: Axes, multipliers: Axes, terms: np.ndarray, law: Law, style: Style, label: str) -> None:
+    look = {"color": style.color, "linestyle": style.dash}
+    inclusion.step(terms, law.inclusion, where="mid", label=label, **look)
+    multipliers.step(terms, np.where(law.inclusion > 1e-12, law.multipliers, np.nan), where="mid", **look)
 
 
 if __name__ == "__main__":
-    target = sys.argv[1] if len(sys.argv) > 1 else "inclusion_probabilities.png"
-    draw(trained_magnitudes()).savefig(target, dpi=130)
-    print(f"wrote {target}       ")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", type=Path, nargs="?", default="inclusion_probabilities.png")
+    target = Path(parser.parse_args().target)
+    for path in save(draw(trained_magnitudes()), target):
+        print(f"wrote {path}       ")

@@ -3,6 +3,8 @@
 python examples/own_module.py
 """
 
+import argparse
+
 import torch
 from torch import Tensor, nn
 
@@ -52,4 +54,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()

@@ -5,6 +5,8 @@ Twelve clients have handwritten digits, four a round; phones afford a quarter of
     python examples/vit_from_shards.py
 """
 
+import argparse
+
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
@@ -65,4 +67,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()

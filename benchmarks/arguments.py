@@ -1,0 +1,18 @@
+"""The command line of the studies: a folder to write to, and overrides."""
+
+import argparse
+from pathlib import Path
+
+
+def read_arguments(text: str | None, default: str | None = None) -> tuple[Path, list[str]]:
+    """Return the folder or file to write to, and the overrides; ``--help`` prints the script's text and ends.
+
+    Args:
+        text: of the script.
+        default: where to write if it is not said.
+    """
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("into", type=Path, metavar="WHERE", nargs="?" if default else None, default=default)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of every run, e.g. rounds=3")
+    args = parser.parse_args()
+    return Path(args.into), args.overrides

@@ -1,0 +1,36 @@
+"""Every script prints its help, and does nothing else."""
+
+import contextlib
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = [
+    path
+    for folder in ("examples", "benchmarks")
+    for path in sorted((ROOT / folder).glob("*.py"))
+    if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
+]
+NEEDS = {"compress_gpt2": "transformers", "vit_from_shards": "timm"}
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_help_does_nothing_else(script, tmp_path, monkeypatch, capsys):
+    if script.stem in NEEDS:
+        pytest.importorskip(NEEDS[script.stem])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(script), "--help"])
+    monkeypatch.setattr(sys, "path", [str(script.parent), *sys.path])
+    monkeypatch.setattr(torch.Tensor, "backward", lambda *_, **__: pytest.fail("it trains"))
+    with contextlib.suppress(SystemExit):
+        runpy.run_path(str(script), run_name="__main__")
+    said = capsys.readouterr().out
+    first = re.search(r'^"""(.+?)(?:\.|\n|""")', script.read_text(encoding="utf-8"))
+    assert first
+    assert " ".join(first[1].split())[:40] in " ".join(said.split())
+    assert list(tmp_path.iterdir()) == []
