@@ -3,7 +3,7 @@
 Ratios of processor time on one thread; the two sides of a ratio take turns, and each is the best of several, so that
 what else the machine does shows in neither.
 
-    python benchmarks/layers.py [results/layers.json] [--quick]
+    python benchmarks/layers.py [results/layers/layers.json] [--quick]
 """
 
 import json

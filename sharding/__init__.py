@@ -23,6 +23,8 @@ D_c     ``num_samples``                           size of client c's data
 ======  ==================  ====================  =========================================================
 """
 
+from importlib.metadata import PackageNotFoundError, version
+
 from sharding.aggregate import Aggregation, aggregate
 from sharding.client import client_model, skeleton, train_shard
 from sharding.clients import (
@@ -88,6 +90,11 @@ from sharding.spectrum import Spectrum, decompose
 from sharding.strategies import STRATEGIES, Group, Law, Strategy
 
 __version__ = "0.1.0"
+
+try:
+    __version__ = version("spectral-sharding")
+except PackageNotFoundError:  # a checkout that is not installed
+    __version__ = "0"
 
 __all__ = [
     "COORDINATIONS",

@@ -26,7 +26,7 @@ def largest_terms(blocks: Tensor, num_terms: int) -> tuple[Tensor, Tensor]:
         u' (blocks·rows, n) and v' (blocks·columns, n), by non-increasing magnitude, in the dtype of `blocks`.
     """
     found = None
-    if blocks.dtype != torch.float64 and 2 * num_terms <= min(blocks.shape[1:]):
+    if blocks.is_floating_point() and blocks.dtype != torch.float64 and 2 * num_terms <= min(blocks.shape[1:]):
         found = _by_single_precision(blocks.float(), num_terms)
     if found is None:
         spectrum = decompose({"": blocks})[""]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import nn
 
@@ -121,7 +122,8 @@ def as_patterns(skip: Patterns) -> tuple[Pattern, ...]:
     Raises:
         UserError: something that is no pattern.
     """
-    patterns = (skip,) if isinstance(skip, str | type) or callable(skip) else tuple(skip)
+    alone = isinstance(skip, str | type) or callable(skip) or not isinstance(skip, Iterable)
+    patterns: tuple[Any, ...] = (skip,) if alone else tuple(skip)
     for pattern in patterns:
         if not isinstance(pattern, str) and not callable(pattern):
             raise UserError(f"{pattern!r} is no pattern; give names, shell patterns, classes or functions")

@@ -1,10 +1,14 @@
 """Which layers are factorized: what the caller asks for, and what a layer allows."""
 
+import importlib.metadata
+import importlib.util
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
+import sharding
 from sharding import FactorizedLinear, UserError, factorize, merge, shardable_layers
 
 
@@ -58,12 +62,12 @@ def test_an_exact_name_means_just_that():
     assert list(shardable_layers(model, "1.0")) == ["0", "1.1"]
 
 
-@pytest.mark.parametrize("pattern", [3, nn.Linear(2, 2), ["attn", None]], ids=str)
-def test_what_is_no_pattern_is_told(pattern):
-    if isinstance(pattern, nn.Module):  # callable, but no predicate
-        pytest.skip("a module is a function as well")
-    with pytest.raises(UserError if isinstance(pattern, list) else TypeError):
-        shardable_layers(blocks(), pattern)
+def test_what_is_no_pattern_is_told():
+    for pattern in (3, ["attn", None]):
+        with pytest.raises(
+            UserError, match=r"(3|None) is no pattern; give names, shell patterns, classes or functions"
+        ):
+            shardable_layers(blocks(), pattern)
 
 
 def test_a_class_that_is_not_there_is_told():
@@ -231,6 +235,20 @@ def test_adapters_stay_whole_beside_a_factorized_frozen_base():
     assert set(small.factorize_report.layers) == {"1.base_layer", "2.base_layer"}
     trained = {name for name, parameter in small.named_parameters() if parameter.requires_grad}
     assert trained == {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def test_a_complex_layer_is_refused_not_halved():
+    with pytest.raises(UserError, match=r"a matrix of real floating-point numbers is needed"):
+        FactorizedLinear.from_dense(nn.Linear(16, 16, dtype=torch.complex64), 2)
+
+
+def test_the_version_is_that_of_the_distribution():
+    assert sharding.__version__ == importlib.metadata.version("spectral-sharding")
+
+
+def test_the_package_and_the_function_have_names_of_their_own():
+    assert importlib.util.find_spec("sharding.factorize") is None
+    assert importlib.import_module("sharding.factorization").factorize is factorize
 
 
 def test_nothing_to_factorize_warns_and_says_what_there_is():
