@@ -122,8 +122,9 @@ def as_patterns(skip: Patterns) -> tuple[Pattern, ...]:
     Raises:
         UserError: something that is no pattern.
     """
-    alone = isinstance(skip, str | type) or callable(skip) or not isinstance(skip, Iterable)
-    patterns: tuple[Any, ...] = (skip,) if alone else tuple(skip)
+    given: Any = skip
+    alone = isinstance(given, str | type) or callable(given) or not isinstance(given, Iterable)
+    patterns: tuple[Any, ...] = (given,) if alone else tuple(given)
     for pattern in patterns:
         if not isinstance(pattern, str) and not callable(pattern):
             raise UserError(f"{pattern!r} is no pattern; give names, shell patterns, classes or functions")
