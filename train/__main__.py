@@ -289,9 +289,12 @@ def _folder(text: str) -> Path:
 
 
 def _percents(text: str) -> list[float]:
-    numbers = [float(number) for number in text.split(",")]
-    if not all(0 < number <= 100 for number in numbers):
-        raise argparse.ArgumentTypeError(f"{text} is not a list of numbers above 0 and up to 100")
+    try:
+        numbers = [float(number) for number in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(0 < number <= 100 for number in numbers):
+        raise argparse.ArgumentTypeError(f"{shown(text)} is no list of numbers above 0 and up to 100")
     return numbers
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sharding.errors import UserError, shown
+from train.data.cache import cached
 from train.data.reading import reading
 
 THREADS = 2  # decoders share Python's lock: a third thread was measured to slow the others down
@@ -108,15 +109,21 @@ def _next_rows(file: Path, batches: Iterator[Any], image: str, label: str) -> li
 
 
 def decode(encoded: Iterable[bytes], channels: int) -> Tensor:
-    """Decode image files of one size and one format into a uint8 tensor (images, channels, height, width).
+    """Decode image files of one size and one format into a uint8 tensor (images, channels, height, width); once.
 
     Raises:
         UserError: the images differ in size.
     """
-    from PIL import Image  # noqa: PLC0415 - heavy
+    from PIL import __version__ as decoder  # noqa: PLC0415 - heavy
 
     encoded = list(encoded)
     mode = {1: "L", 3: "RGB"}[channels]
+    return cached(encoded, f"{mode} {decoder}", lambda: _decode(encoded, mode, channels))
+
+
+def _decode(encoded: Sequence[bytes], mode: str, channels: int) -> Tensor:
+    from PIL import Image  # noqa: PLC0415 - heavy
+
     with Image.open(BytesIO(encoded[0])) as first:
         size, formats = first.size, (first.format or "",)  # naming the format halves the time: no guessing
 

@@ -1,0 +1,84 @@
+"""Commands that train nothing, options of all, and what sweeps pass: in this process, for they are many."""
+
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+import sharding
+from train.__main__ import main
+from train.listing import REGISTRIES
+
+
+@pytest.fixture(autouse=True)
+def quiet_logs(monkeypatch):
+    monkeypatch.setattr(logging, "basicConfig", lambda **how: None)
+
+
+def test_config_prints_what_would_be_run(capsys):
+    words = ["config", "configs/quickstart.yaml", "--local.lr=0.05", "model.width=8", "--seed=3", "--strategy=dense"]
+    assert main(words) == 0
+    told = yaml.safe_load(capsys.readouterr().out)
+    assert (told["local"]["lr"], told["model"]["width"], told["seed"], told["strategy"]) == (0.05, 8, 3, "dense")
+    assert told["local"]["momentum"] == 0.9, "defaults as well"
+    assert told["output"] == "runs/quickstart-dense-lr=0.05,width=8-3"
+
+
+def test_list_names_all_there_is(capsys):
+    assert main(["list"]) == 0
+    out = capsys.readouterr().out
+    for key, registry in REGISTRIES.items():
+        assert key in out
+        assert [name for name in registry if name not in out] == []
+    assert "figure4" in out
+    assert "configs/quickstart.yaml" in out
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"spectral-sharding {sharding.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["config", "configs/quickstart.yaml", "--local.lrr=1"], "did you mean 'local.lr'"),
+        (["config", "configs/quickstart.yaml", "--nonsense=1"], "unknown option"),
+        (["run", "configs/quickstart.yaml", "--import", "no_such_module"], "cannot import 'no_such_module'"),
+        (["report", "configs"], "no run with a finished round in configs"),
+        (["report", "configs", "--targets", "0.8,800"], "0.8,800"),
+        (["report", "configs", "--targets", "most"], "is no list of numbers"),
+        (["compare", "configs/quickstart.yaml", "--grid", "local.lr"], "write key=value,value"),
+        (["compare", "configs/quickstart.yaml"], "--grid"),
+    ],
+)
+def test_mistakes_are_one_line(words, told, capsys):
+    assert main(words) == 2
+    line = capsys.readouterr().err
+    assert told in line
+    assert line.count("\n") == 1
+
+
+def test_report_is_a_command(tmp_path, capsys):
+    shutil.copytree("results/quickstart_seeds/dense-0", tmp_path / "dense-0")
+    assert main(["report", str(tmp_path), "--targets", "90", "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "first reached 90 %" in page
+    assert f"python -m train report {tmp_path} --targets 90 --quiet" in page
+    assert (tmp_path / "report.csv").exists()
+
+
+def test_the_sweeps_words_are_understood(capsys):
+    """As W&B's agent writes them: `--key=value`, for ${args}."""
+    sweep = yaml.safe_load(Path("examples/sweep.yaml").read_text())
+    args = [f"--{key}={its.get('values', [its.get('min')])[0]}" for key, its in sweep["parameters"].items()]
+    command = [arg for word in sweep["command"][3:] for arg in (args if word == "${args}" else [word])]
+    assert command[:2] == ["train", "run"]
+    assert main(["config", *command[2:]]) == 0
+    told = yaml.safe_load(capsys.readouterr().out)
+    assert (told["strategy"], told["local"]["lr"], told["keep_ratio"]) == ("unbiased", 0.01, 0.1)
