@@ -50,6 +50,7 @@ def chain(width=8, depth=4):
         (lambda name, layer: name.endswith(".q"), 4),
     ],
     ids=str,
+    ids=lambda value: getattr(value, "__name__", None),  # not its address, which differs from worker to worker
 )
 def test_patterns_match_a_layer_or_what_encloses_it(pattern, count):
     assert 17 - len(shardable_layers(blocks(), pattern)) == count
