@@ -49,7 +49,6 @@ def chain(width=8, depth=4):
         (lambda name, layer: layer.out_features == 8, 4),
         (lambda name, layer: name.endswith(".q"), 4),
     ],
-    ids=str,
     ids=lambda value: getattr(value, "__name__", None),  # not its address, which differs from worker to worker
 )
 def test_patterns_match_a_layer_or_what_encloses_it(pattern, count):
