@@ -15,6 +15,7 @@ import yaml
 from sharding import STRATEGIES, UserError
 from train.config import load_config
 from train.plots import STYLES, Point, mean_band, style_of
+from train.report.figures import metric_drawing
 from train.report.history import History, find_runs, group
 from train.report.page import reached_targets, write_page
 from train.run import run
@@ -158,6 +159,18 @@ def test_a_file_that_is_not_from_here_is_not_overwritten(runs, written, tmp_path
     (tmp_path / "report.csv").write_text("mine")
     with pytest.raises(UserError, match="not from here"):
         write_page([runs], tmp_path, "x")
+
+
+def test_a_loss_that_exploded_does_not_hide_the_others(runs, tmp_path):
+    shutil.copytree(runs / "a", tmp_path / "a")
+    shutil.copytree(runs / "b", tmp_path / "b")
+    metrics = tmp_path / "b" / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    lines[1]["train_loss"] = 1e20
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    drawing = metric_drawing(group(find_runs([tmp_path])), "train_loss", "Training loss", "The loss.")
+    assert drawing.figure.axes[0].get_ylim()[1] < 100
+    assert "diverged" in drawing.caption
 
 
 def test_no_run_is_one_line(tmp_path):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,9 @@ def metric_drawing(arms: Sequence[Arm], key: str, title: str, caption: str, log:
     lay_out(axes, "rounds", key, title)
     if log and all(point.y > 0 for arm in arms for curve in arm.curves(key) for point in curve):
         lay_out_log(axes, "y")
+    elif (top := _ceiling(arms, key)) is not None:
+        axes.set_ylim(top=top)
+        caption += " Some of a run that diverged is above the picture."
     add_legend(figure, axes)
     return Drawing(figure, caption)
 
@@ -175,6 +178,13 @@ def even_laws(laws: Sequence[LayerLaw]) -> float:
     """Return the mean ANME over keep ratios, NaN where all is certain."""
     values = [law.anme for law in laws if not np.isnan(law.anme)]
     return fmean(values) if values else float("nan")
+
+
+def _ceiling(arms: Sequence[Arm], key: str) -> float | None:
+    """Return where to cut a picture off that a few huge values would spoil, None where there are none."""
+    values = [point.y for arm in arms for curve in arm.curves(key) for point in curve]
+    usual = median(values)
+    return 4 * usual if usual > 0 and max(values) > 20 * usual else None
 
 
 def _tasks(arms: Sequence[Arm]) -> list[str]:
