@@ -6,6 +6,7 @@ memory, as bytes that hold plain data: whoever reaches the port can say somethin
 own rendezvous trusts its network: keep it on a private one.) On GPUs, and between hosts, that has never been run.
 """
 
+import logging
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,6 +22,10 @@ from sharding.planner import Client
 from train.engines import letters
 from train.engines.base import Update
 from train.engines.letters import Mail, Message, Parcel
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 60.0  # seconds that a worker may say nothing before that is told
 
 
 class WorkerError(RuntimeError):
@@ -82,12 +87,16 @@ class Pipe:
             raise WorkerError(f"worker {self.peer} died") from error
 
     def receive(self) -> Any:
-        """Wait for the next message.
+        """Wait for the next message; rank 0 says so when a worker keeps it waiting, ever more rarely.
 
         Raises:
             WorkerError: the other process is gone.
         """
+        patience = PATIENCE
         try:
+            while self.peer and not self.connection.poll(patience):
+                log.warning("worker %d has sent nothing for %g s: it trains long, or was stopped", self.peer, patience)
+                patience *= 2
             return self.connection.recv()
         except (EOFError, OSError) as error:
             raise WorkerError(f"worker {self.peer} died") from error

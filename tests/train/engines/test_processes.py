@@ -1,6 +1,7 @@
 """Real processes: the same bits for any number of them, and no failure that goes unnoticed."""
 
 import logging
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from tests.train.engines.jobs import make_job, make_plan, stack_always, tensors,
 from tests.train.test_cli import REPOSITORY, wait_until
 from tests.train.test_runs import TINY, read, without_times
 from train.config import load_config
+from train.engines import post as post_module
 from train.engines import processes as processes_module
 from train.engines import workers as workers_module
 from train.engines.letters import Parcel
@@ -223,3 +225,21 @@ def test_an_interrupt_is_one_line_and_ends_the_workers(tmp_path):
     assert process.returncode == 130
     assert told == "interrupted; the same command with --resume goes on from the last checkpoint\n"
     assert left_behind(process.pid) == []
+
+
+def test_a_worker_that_keeps_rank_0_waiting_is_told_of(monkeypatch, caplog):
+    """As one that was stopped would: it is waited for, since it may go on, but not without a word."""
+    ours, theirs = multiprocessing.Pipe()
+    monkeypatch.setattr(post_module, "PATIENCE", 0.01)
+    warn = post_module.log.warning
+
+    def answer_after_two(*words):
+        warn(*words)
+        if len(caplog.records) == 2:
+            theirs.send("at last")
+
+    monkeypatch.setattr(post_module.log, "warning", answer_after_two)
+    assert post_module.Pipe(3, ours).receive() == "at last"
+    told = [record.getMessage() for record in caplog.records]
+    assert told[0] == "worker 3 has sent nothing for 0.01 s: it trains long, or was stopped"
+    assert "0.02 s" in told[1]
