@@ -153,6 +153,17 @@ def _few(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+def _federate(args: argparse.Namespace, console: Console) -> None:
+    from train.federate.launch import Patience, federate  # noqa: PLC0415  # Flower is an extra
+
+    config = load_config(args.config, args.overrides)
+    patience = Patience(args.start_timeout, args.round_timeout)
+    with RoundProgress(console, [config]) as progress:
+        show = partial(progress.show, 0)
+        config = federate(args.config, args.overrides, args.nodes, patience, show, args.resume)
+    _report([config.directory], config.directory, config.name, args.line, console)
+
+
 def _inspect(args: argparse.Namespace, console: Console) -> None:
     config = load_config(args.config, args.overrides)
     picture = Path("runs") / f"{config.name}-partition.png"
@@ -255,21 +266,28 @@ def _parser() -> argparse.ArgumentParser:
             metavar="N",
             help="runs at a time (default: GPUs or cores)",
         )
+    spread = commands.add_parser("federate", help="train once, each client a process of its own, on Flower")
+    spread.set_defaults(command=_federate)
+    spread.add_argument("--nodes", type=_positive, required=True, metavar="N", help="clients, a SuperNode each")
+    for wait, seconds, what in (("start", 300.0, "all nodes"), ("round", 600.0, "the replies of a round")):
+        spread.add_argument(
+            f"--{wait}-timeout", type=float, default=seconds, metavar="S", help=f"seconds to wait for {what}"
+        )
     look = commands.add_parser("inspect", help="draw who has what, and train nothing")
     look.set_defaults(command=_inspect)
     resolved = commands.add_parser("config", help="print the whole configuration as YAML, and train nothing")
     resolved.set_defaults(command=_config)
     listing = commands.add_parser("list", help="print the names of strategies, designs, models, datasets, tables, …")
     listing.set_defaults(command=_list, overrides=[])
-    for command in (single, several, look, resolved):
+    for command in (single, several, spread, look, resolved):
         command.add_argument("config", metavar="CONFIG", help="a YAML file, e.g. configs/quickstart.yaml")
-    for command in (single, several, look, numbered, resolved):
+    for command in (single, several, spread, look, numbered, resolved):
         command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES)
-    for command in (single, several, look, numbered, page, resolved, listing):
+    for command in (single, several, spread, look, numbered, page, resolved, listing):
         command.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE", help=IMPORT)
         command.add_argument("--quiet", action="store_true", help="show warnings and errors only")
         command.add_argument("--debug", action="store_true", help="show tracebacks")
-    for command in (single, several):
+    for command in (single, several, spread):
         command.add_argument("--resume", action="store_true", help="go on with what the output directory holds")
     return parser
 

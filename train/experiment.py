@@ -100,17 +100,35 @@ def assemble(config: Config) -> Experiment:
             a sampler that cannot draw.
     """
     engine = find_engine(config)
-    device = find_device(config.device)
-    dataset = load_dataset(config.data.name, config.data.root, config.data.download, options=config.data.options).to(
-        device
-    )
+    data, device = config.data, find_device(config.device)
+    dataset = load_dataset(data.name, data.root, data.download, options=data.options).to(device)
     clients = share_out(config, dataset)
-    dataset = dataset.without_training()  # the clients have it
-    model = make_model(config, dataset).to(device)
+    keep_ratios = assign_keep_ratios(config.keep_ratio, len(clients), config.seed)
+    num_samples: dict[Client, int] = {client: len(data) for client, data in clients.items()}
+    return put_together(config, dataset.without_training(), clients, keep_ratios, num_samples, engine)
+
+
+def put_together(
+    config: Config,
+    dataset: Dataset,
+    clients: Shares,
+    keep_ratios: Mapping[Client, float],
+    num_samples: Mapping[Client, int],
+    engine: Callable[[Job], Engine],
+) -> Experiment:
+    """Make an experiment of what is known of the clients; their samples may be elsewhere, and `clients` empty.
+
+    Args:
+        config: of the run.
+        dataset: without its training split, on the device.
+        clients: their samples, as far as they are here.
+        keep_ratios: r of every client.
+        num_samples: D_c of every client.
+        engine: makes what trains them.
+    """
+    model = make_model(config, dataset).to(dataset.test.targets.device)
     planner = ShardPlanner(config.strategy, config.design, config.seed, coordination=config.coordination)
     clip = config.clip if planner.strategy.clips else None
-    keep_ratios = assign_keep_ratios(config.keep_ratio, len(clients), config.seed)
-    num_samples = {client: len(data) for client, data in clients.items()}
     sampler = make_sampler(config, num_samples, keep_ratios)
     fit([0.5, 0.5], config.design)  # a design or a sampler that cannot draw says so now
     sampler.invite(0)

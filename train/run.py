@@ -30,14 +30,22 @@ from train.tracking import Tracker, Trackers, check_trackers
 
 log = logging.getLogger(__name__)
 
+Build = Callable[[Config], Experiment | Tasks]
 
-def run(config: Config, progress: Callable[[Metrics], None], resume: bool = False) -> Path:
+
+def run(
+    config: Config,
+    progress: Callable[[Metrics], None],
+    resume: bool = False,
+    build: Build | None = None,
+) -> Path:
     """Train as configured and return the directory with `config.yaml`, `metrics.jsonl` and `model.safetensors`.
 
     Args:
         config: of the run.
         progress: is handed each round's metrics.
         resume: go on with the run that the directory holds, from its last checkpoint.
+        build: makes the parts of the run; those of a simulation by default.
 
     Raises:
         UserError: the directory holds a run already (or another one, on resuming), or a part cannot be built.
@@ -51,7 +59,7 @@ def run(config: Config, progress: Callable[[Metrics], None], resume: bool = Fals
         return config.directory
     with threads(config.threads):
         held = Provenance.read(config.directory) if resume else None
-        experiment = prepare(config, held)
+        experiment = prepare(config, held, build or (assemble_tasks if config.tasks else assemble))
         try:
             with hold(config.directory), _workers_at_work():
                 check_directory(config, resume)  # again, now that nobody else writes
@@ -97,10 +105,9 @@ def _end(config: Config) -> int | None:
     return len(lines) if ended else None
 
 
-def prepare(config: Config, held: Provenance | None) -> Experiment | Tasks:
+def prepare(config: Config, held: Provenance | None, build: Build) -> Experiment | Tasks:
     """Build all that a run needs, and choose the ways to compute in or keep those of its start; writes nothing."""
-    local = keep_device(config, held)
-    experiment = assemble_tasks(local) if config.tasks else assemble(local)
+    experiment = build(keep_device(config, held))
     for name, part in experiment.parts.items():
         part.open(held.choices.get(name) if held else None)
     return experiment

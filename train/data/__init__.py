@@ -4,14 +4,16 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from models.options import check_options
 from sharding.errors import UserError, pick
 from train.data.dataset import Dataset, Split
-from train.data.digits import load_digits
-from train.data.shakespeare import load_shakespeare
-from train.data.vision import SOURCES, load_images
+from train.data.digits import digits_of, load_digits
+from train.data.shakespeare import load_shakespeare, shakespeare_of
+from train.data.vision import SOURCES, images_of, load_images
 
-__all__ = ["DATASETS", "Dataset", "Split", "load_dataset"]
+__all__ = ["DATASETS", "Dataset", "Split", "empty_dataset", "load_dataset"]
 
 
 def _folder(name: str, root: Path | None) -> Path:
@@ -32,6 +34,22 @@ DATASETS: dict[str, Loader] = {
     "shakespeare": lambda root, download, limit: load_shakespeare(_folder("shakespeare", root)),
     **{name: partial(_load_images, name) for name in SOURCES},
 }
+
+_WITH: dict[str, Callable[[Split, Split], Dataset]] = {
+    "digits": digits_of,
+    "shakespeare": shakespeare_of,
+    **{name: partial(images_of, name) for name in SOURCES},
+}
+
+
+def empty_dataset(name: str) -> Dataset:
+    """Return what is known of a dataset without its samples: both splits are empty, nothing is read.
+
+    Raises:
+        UserError: an unknown dataset.
+    """
+    nothing = Split(torch.empty(0), torch.empty(0))
+    return pick(_WITH, name, "dataset")(nothing, nothing)
 
 
 def load_dataset(

@@ -22,11 +22,9 @@ def load_digits() -> Dataset:
     by_class = np.argsort(labels, kind="stable")
     test = by_class[::5]
     train = np.setdiff1d(by_class, test)
-    return Dataset(
-        name="digits",
-        train=Split(inputs[train], targets[train]),
-        test=Split(inputs[test], targets[test]),
-        num_classes=10,
-        input_shape=(1, 8, 8),
-        prepare=standardize,
-    )
+    return digits_of(Split(inputs[train], targets[train]), Split(inputs[test], targets[test]))
+
+
+def digits_of(train: Split, test: Split) -> Dataset:
+    """Return the dataset with these samples in it."""
+    return Dataset("digits", train, test, num_classes=10, input_shape=(1, 8, 8), prepare=standardize)

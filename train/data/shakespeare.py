@@ -8,6 +8,7 @@ McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Dec
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,11 @@ def load_shakespeare(root: Path) -> Dataset:
     """
     train, natural = _read(root, "shakespeare_train.h5")
     test, _ = _read(root, "shakespeare_test.h5")
+    return replace(shakespeare_of(train, test), natural=natural)
+
+
+def shakespeare_of(train: Split, test: Split) -> Dataset:
+    """Return the dataset with these samples in it."""
     return Dataset(
         name="shakespeare",
         train=train,
@@ -47,7 +53,6 @@ def load_shakespeare(root: Path) -> Dataset:
         input_shape=(LENGTH,),
         prepare=unchanged,
         ignore_index=PAD,
-        natural=natural,
     )
 
 

@@ -1,7 +1,7 @@
 """Image datasets from local folders: where to look, what to read, what to say when nothing is there."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -89,16 +89,22 @@ def load_images(name: str, root: Path, download: bool, limit: int | None) -> Dat
                 f"{name} under {root} has images of shape {shape} and labels from {low}, labels up to {high}; "
                 f"expected {source.shape} and labels below {source.num_classes}, from 0 on"
             )
+    images = images_of(name, Split(train.inputs, train.targets), Split(test.inputs, test.targets))
+    coarse = coarse_labels(train.classes) if name == "cifar100" else None
+    return replace(images, coarse=coarse, remarks=source.remarks(train, test))
+
+
+def images_of(name: str, train: Split, test: Split) -> Dataset:
+    """Return the dataset of `SOURCES` with these samples in it."""
+    source = SOURCES[name]
     return Dataset(
         name=name,
-        train=Split(train.inputs, train.targets),
-        test=Split(test.inputs, test.targets),
+        train=train,
+        test=test,
         num_classes=source.num_classes,
         input_shape=source.shape,
         prepare=standardize,
         augment=source.augment,
-        coarse=coarse_labels(train.classes) if name == "cifar100" else None,
-        remarks=source.remarks(train, test),
     )
 
 

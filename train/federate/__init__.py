@@ -1,0 +1,6 @@
+"""The same algorithm across processes and machines, on Flower.
+
+The server runs the rounds of `train.rounds` as any run does, with an engine that has each client trained by the node
+that holds its data (`server`). A node trains with the engine `sequential` (`node`). What travels between them is a
+shard as `Shard.to_bytes` writes it, and a few plain values (`messages`). `launch` starts all on one machine.
+"""

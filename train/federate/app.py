@@ -1,0 +1,56 @@
+"""The server's app, which Flower runs: one training run in its directory, as `python -m train run` has it."""
+
+import logging
+import shlex
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from train.config import Config, load_config
+from train.federate.server import Patience, assemble_over
+from train.rounds import Metrics
+from train.run import run
+
+ROOT = Path(__file__).parents[2]  # what the names of configurations are relative to
+
+log = logging.getLogger(__name__)
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train as `config` and `overrides` of the run's configuration say; a run that was cut off goes on."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stdout)
+    logging.getLogger("train").setLevel(logging.INFO)
+    settings: dict[str, Any] = dict(context.run_config)
+    config = read(settings)
+    patience = Patience(float(settings["start-timeout"]), float(settings["round-timeout"]))
+    build = partial(assemble_over, grid=grid, patience=patience)
+    with ThreadPoolExecutor(1) as apart:  # signals are Flower's: told to end, this process does so at once
+        apart.submit(run, config, tell, resume=True, build=build).result()
+    log.info("finished: %s", config.directory)
+
+
+def read(settings: dict[str, Any]) -> Config:
+    """Return the configuration; a node trains one client, with the engine `sequential`."""
+    config = load_config(ROOT / settings["config"], shlex.split(settings["overrides"]))
+    return config.model_copy(update={"engine": "sequential"})
+
+
+def tell(metrics: Metrics) -> None:
+    """Log one round."""
+    accuracy = metrics.get("test_accuracy")
+    tested = f", test accuracy {100 * accuracy:.1f} %" if isinstance(accuracy, float) else ""
+    log.info(
+        "round %s: %s of %s clients heard, %.1f s%s",
+        metrics["round"],
+        metrics["heard"],
+        metrics["clients"],
+        metrics["seconds"],
+        tested,
+    )

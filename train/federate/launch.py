@@ -1,0 +1,242 @@
+"""A whole federation on this machine: a SuperLink and its SuperNodes on loopback, with TLS and a key for each node.
+
+Everything is a process of its own, as it would be on hosts of their own: a node has its key, the certificate to know
+the server by, and the file of its own samples. What was started here is ended here, whatever happens.
+"""
+
+import json
+import logging
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import rmtree
+from time import monotonic, sleep
+
+from sharding.errors import UserError
+from train.config import Config, load_config
+from train.data import load_dataset
+from train.experiment import assign_keep_ratios, share_out
+from train.federate.app import ROOT, read
+from train.federate.keys import LOOPBACK, write_certificates, write_node_key
+from train.federate.node import write_data
+from train.federate.processes import Processes
+from train.federate.server import Patience
+from train.rounds import DivergedError, Metrics
+from train.run import METRICS_FILE, check_directory, is_finished
+
+log = logging.getLogger(__name__)
+
+FOLDER = "federation"  # in the run's directory: keys, data and logs of what runs here
+STARTING = 60.0  # seconds for a process to listen
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a federation is on this machine.
+
+    Attributes:
+        folder: of its files.
+        port: that the SuperLink listens at.
+    """
+
+    folder: Path
+    port: int
+
+    @property
+    def address(self) -> str:
+        """The SuperLink's."""
+        return f"{LOOPBACK}:{self.port}"
+
+    def environment(self, name: str) -> dict[str, str]:
+        """Return what a process finds in its environment: a home of its own, and nothing sent to anybody."""
+        home = self.folder / "homes" / name
+        programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # they start one another
+        return {
+            "FLWR_HOME": str(home),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "PATH": programs,
+        }
+
+
+def federate(
+    path: str,
+    overrides: Sequence[str],
+    nodes: int,
+    patience: Patience,
+    progress: Callable[[Metrics], None],
+    resume: bool = False,
+) -> Config:
+    """Train as configured, with each client a node of its own on this machine; return the configuration.
+
+    Args:
+        path: of the configuration.
+        overrides: of it; how many clients there are follows from `nodes`.
+        nodes: how many.
+        patience: of the server.
+        progress: is handed each round's metrics.
+        resume: go on with the run that the directory holds.
+
+    Raises:
+        UserError: as `train.run.run`.
+        DivergedError: the run did not come to its end.
+    """
+    settings = settings_of(path, overrides, nodes, patience)
+    config = read(settings)
+    check_directory(config, resume)
+    if resume and is_finished(config):
+        return config
+    place = lay_out(config, settings)
+    with Processes(place.folder / "logs") as processes:
+        start_server(processes, place)
+        for node in range(nodes):
+            start_node(processes, place, node, node_settings(config, place, node))
+        command = [_program("flwr"), "run", str(ROOT), "loopback", "--stream"]
+        command += ["--run-config", str(place.folder / "run.toml")]
+        processes.start("run", command, place.environment("operator"))
+        follow(processes, config, progress)
+    return config
+
+
+def settings_of(path: str, overrides: Sequence[str], nodes: int, patience: Patience) -> dict[str, object]:
+    """Return the run's configuration for Flower, flat as it wants it."""
+    asked = load_config(path, overrides)
+    own = [f"clients.count={nodes}", f"clients.per_round={min(asked.clients.per_round, nodes)}"]
+    config = load_config(path, [*overrides, *own])
+    words = [*overrides, *own, f"output={json.dumps(str(config.directory.resolve()))}"]
+    return {
+        "config": str(Path(path).resolve()),
+        "overrides": shlex.join(words),
+        "start-timeout": patience.start,
+        "round-timeout": patience.round,
+    }
+
+
+def lay_out(config: Config, settings: dict[str, object]) -> Place:
+    """Write the keys, the configurations, and each node's data; those of an earlier start go."""
+    place = Place(config.directory / FOLDER, free_port())
+    rmtree(place.folder, ignore_errors=True)
+    place.folder.mkdir(parents=True, mode=0o700)
+    (place.folder / "logs").mkdir()
+    write_certificates(place.folder)
+    dataset = load_dataset(config.data.name, config.data.root, config.data.download)
+    for node, data in share_out(config, dataset).items():
+        folder = place.folder / f"node-{node}"
+        folder.mkdir()
+        write_node_key(folder)
+        write_data(folder / "data.safetensors", data)
+    operator = Path(place.environment("operator")["FLWR_HOME"])
+    operator.mkdir(parents=True)
+    link = {"address": place.address, "root-certificates": str(place.folder / "ca.crt")}
+    (operator / "config.toml").write_text(_toml({"default": "loopback"}, "superlink") + _toml(link, "superlink.loopback"))
+    (place.folder / "run.toml").write_text(_toml(settings))
+    return place
+
+
+def start_server(processes: Processes, place: Place) -> None:
+    """Start the SuperLink, wait until it listens, and tell it the nodes' public keys."""
+    folder = place.folder
+    command = [_program("flower-superlink"), "--host", LOOPBACK, "--port", str(place.port), "--enable-supernode-auth"]
+    command += ["--ssl-ca-certfile", str(folder / "ca.crt"), "--ssl-certfile", str(folder / "server.crt")]
+    command += ["--ssl-keyfile", str(folder / "server.key"), "--disable-runtime-dependency-installation"]
+    processes.start("superlink", command, place.environment("server"))
+    end = monotonic() + STARTING
+    while not _listens(place.port):
+        if processes.ended() or monotonic() > end:
+            raise UserError(f"the SuperLink does not listen at {place.address}: {last_words(folder / 'logs/superlink.log')}")
+        sleep(0.1)
+    register(place, sorted(folder.glob("node-*/node.pub")))
+
+
+def register(place: Place, keys: Sequence[Path]) -> None:
+    """Let the nodes with these public keys in.
+
+    Raises:
+        UserError: the SuperLink does not take one.
+    """
+    environment = os.environ | place.environment("operator")
+    for key in keys:
+        command = [_program("flwr"), "supernode", "register", str(key), "loopback"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            why = " ".join((done.stdout + done.stderr).split())[-300:]
+            raise UserError(f"the SuperLink does not take the key {key}: {why}")
+
+
+def node_settings(config: Config, place: Place, node: int) -> dict[str, object]:
+    """Return what a node's operator says of it."""
+    ratio = assign_keep_ratios(config.keep_ratio, config.clients.count, config.seed)[node]
+    data = place.folder / f"node-{node}" / "data.safetensors"
+    return {"partition-id": node, "keep-ratio": float(ratio), "data": str(data)}
+
+
+def start_node(processes: Processes, place: Place, node: int, settings: dict[str, object]) -> None:
+    """Start a SuperNode."""
+    folder = place.folder
+    command = [_program("flower-supernode"), "--superlink", place.address, "--port", str(free_port())]
+    command += ["--root-certificates", str(folder / "ca.crt")]
+    command += ["--auth-supernode-private-key", str(folder / f"node-{node}" / "node.key")]
+    command += ["--node-config", " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())]
+    processes.start(f"node-{node}", command, place.environment(f"node-{node}"))
+
+
+def follow(processes: Processes, config: Config, progress: Callable[[Metrics], None]) -> None:
+    """Hand each round's metrics on until the run has ended. A node that ends is told of, and the run goes on.
+
+    Raises:
+        DivergedError: the run, the SuperLink or all nodes ended before its time.
+    """
+    nodes = config.clients.count
+    path, logs, shown, told = config.directory / METRICS_FILE, config.directory / FOLDER / "logs", 0, set[str]()
+    while True:
+        ended = processes.ended()
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+        for line in lines[shown:]:
+            if line.endswith("\n"):
+                progress(json.loads(line))
+                shown += 1
+        if is_finished(config):
+            return
+        for name in sorted(set(ended) - told - {"superlink", "run"}):
+            log.warning("%s has ended: %s; see %s", name, last_words(logs / f"{name}.log"), logs / f"{name}.log")
+            told.add(name)
+        name = next((name for name in ("superlink", "run") if name in ended), "node-0" if len(told) == nodes else None)
+        if name is not None:
+            raise DivergedError(
+                f"{name} ended before the run did: {last_words(logs / f'{name}.log')}; {logs} has the rest, and the "
+                "same command with --resume goes on from the last checkpoint"
+            )
+        sleep(0.5)
+
+
+def last_words(path: Path) -> str:
+    """Return the last line that says something."""
+    lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines()] if path.exists() else []
+    return next((line for line in reversed(lines) if line), "nothing was said")[:300]
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody listens at."""
+    with socket.socket() as listener:
+        listener.bind((LOOPBACK, 0))
+        return int(listener.getsockname()[1])
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as caller:
+        return caller.connect_ex((LOOPBACK, port)) == 0
+
+
+def _program(name: str) -> str:
+    """Return a program of Flower's, that of this environment."""
+    return str(Path(sys.executable).with_name(name))
+
+
+def _toml(values: dict[str, object] | dict[str, str], table: str = "") -> str:
+    """Return values as TOML: a number or string is the same in JSON."""
+    return (f"[{table}]\n" if table else "") + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())

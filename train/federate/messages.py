@@ -1,0 +1,147 @@
+"""What travels between server and nodes: a shard's own wire form in one array, a few plain values, and no pickle.
+
+Whoever reads a message does not trust it: bytes that are no shard, or values that are not there, are a `UserError`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Self
+
+import torch
+
+from sharding import Shard
+from sharding.errors import UserError
+from train.config import Config, check_config
+from train.engines import Update
+
+try:
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+except ImportError as error:
+    raise UserError("federation needs the package flwr: pip install 'spectral-sharding[flower]'") from error
+
+STYPE = "spectral-sharding.shard"  # says how an array's bytes are to be read; Flower itself does not look at them
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a node is to do in a round."""
+
+    config: Config
+    shard: Shard
+    round: int
+    lr: float
+
+    def to_record(self) -> RecordDict:
+        """Return the content of a message."""
+        values = {"round": self.round, "lr": self.lr, "config": self.config.model_dump_json(exclude_defaults=True)}
+        return RecordDict({"shard": pack(self.shard), "values": ConfigRecord(values)})
+
+    @classmethod
+    def from_record(cls, content: RecordDict) -> Self:
+        """Read the content of a message.
+
+        Raises:
+            UserError: it is not what `to_record` makes.
+        """
+        values = content["values"]
+        return cls(read_config(values["config"]), unpack(content["shard"]), values["round"], values["lr"])
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a node says of itself.
+
+    Attributes:
+        partition: the client that it is, from 0.
+        keep_ratio: r that it can afford.
+        num_samples: D_c.
+    """
+
+    partition: int
+    keep_ratio: float
+    num_samples: int
+
+    def to_record(self) -> RecordDict:
+        """Return the content of a message."""
+        return RecordDict({"card": ConfigRecord(dict(vars(self)))})
+
+    @classmethod
+    def from_record(cls, content: RecordDict) -> Self:
+        """Read the content of a message, or a line of what the server keeps.
+
+        Raises:
+            UserError: it is not what `to_record` makes, or no client can be so.
+        """
+        return cls.of(_part(content, "card", ConfigRecord))
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """Return the card with these values.
+
+        Raises:
+            UserError: no client can be so.
+        """
+        partition, ratio, size = (values.get(key) for key in ("partition", "keep_ratio", "num_samples"))
+        numbers = isinstance(partition, int) and isinstance(ratio, float) and isinstance(size, int)
+        if not (numbers and partition >= 0 and 0 < ratio <= 1 and size >= 1):
+            raise UserError(
+                f"it says partition {partition!r}, keep ratio {ratio!r}, {size!r} samples; needed are a partition "
+                "from 0, a keep ratio above 0 and at most 1, and a sample"
+            )
+        return cls(partition, ratio, size)
+
+
+def reply_record(update: Update) -> RecordDict:
+    """Return the content of a node's reply."""
+    if update.shard is None:
+        return RecordDict({"failure": ConfigRecord({"why": update.failure or ""})})
+    loss = float("nan") if update.loss is None else float(update.loss)
+    return RecordDict({"shard": pack(update.shard), "values": ConfigRecord({"loss": loss})})
+
+
+def read_reply(content: RecordDict) -> Update:
+    """Read a node's reply; whether it fits the round is not looked at.
+
+    Raises:
+        UserError: it is not what `reply_record` makes.
+    """
+    if "failure" in content:
+        return Update(None, None, str(_part(content, "failure", ConfigRecord).get("why"))[:500])
+    loss = _part(content, "values", ConfigRecord).get("loss")
+    if not isinstance(loss, float):
+        raise UserError(f"its loss is {loss!r}, not a number")
+    return Update(unpack(_part(content, "shard", ArrayRecord)), torch.tensor(loss) if isfinite(loss) else None)
+
+
+def read_config(text: str) -> Config:
+    """Return the configuration that a server has sent."""
+    return check_config(Config.model_validate_json(text).model_dump())
+
+
+def pack(shard: Shard) -> ArrayRecord:
+    """Return a shard as one array."""
+    data = shard.to_bytes()
+    return ArrayRecord({"shard": Array("uint8", (len(data),), STYPE, data)})
+
+
+def unpack(record: ArrayRecord) -> Shard:
+    """Return the shard of an array.
+
+    Raises:
+        UserError: it is none.
+    """
+    if list(record) != ["shard"]:
+        raise UserError(f"arrays named {', '.join(map(str, record))[:80]!r}, where a shard is needed")
+    return Shard.from_bytes(record["shard"].data)
+
+
+def _part(content: RecordDict, name: str, kind: type) -> Any:
+    """Return a record of a message.
+
+    Raises:
+        UserError: there is none of that kind.
+    """
+    if not isinstance(content.get(name), kind):
+        raise UserError(f"a message without {name!r}; it has {', '.join(map(str, content))[:80] or 'nothing'}")
+    return content[name]

@@ -1,0 +1,228 @@
+"""The server's side: the rounds of `train.rounds`, with an engine that has nodes train.
+
+Nodes come and go, and their numbers change when they come back; a client is known by its partition alone. What the
+clients said of themselves at first is kept in the run's directory and holds for the whole run, so that samplers draw
+alike after a restart, whoever is there by then.
+"""
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from time import monotonic, sleep
+from typing import TypeVar
+
+from sharding import Plan
+from sharding.errors import UserError
+from sharding.planner import Client
+from train.config import Config
+from train.data import load_dataset
+from train.engines import Job, Update
+from train.engines.base import Updates
+from train.experiment import Experiment, find_device, put_together
+from train.federate.messages import Card, Order, read_reply
+from train.local import Shares
+
+try:
+    from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+    from flwr.serverapp import Grid
+except ImportError as error:
+    raise UserError("federation needs the package flwr: pip install 'spectral-sharding[flower]'") from error
+
+log = logging.getLogger(__name__)
+
+ROSTER_FILE = "clients.json"
+POLL = 0.5  # seconds between looks for replies
+Asked = TypeVar("Asked", bound=int)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long the server waits, in seconds.
+
+    Attributes:
+        start: for all clients to be there at the start of the run.
+        round: for the replies of a round, from the moment its shards are sent.
+    """
+
+    start: float
+    round: float
+
+
+def ask(grid: Grid, messages: Mapping[Asked, Message], seconds: float) -> Iterator[tuple[Asked, Message]]:
+    """Send a message each and yield the replies as they come, until all are there or time is up.
+
+    A reply counts if it answers the message that was sent to its source, once; Flower drops what comes after the time.
+    """
+    numbers = grid.push_messages(list(messages.values()))
+    waiting = {number: key for number, key in zip(numbers, messages, strict=False) if number}
+    end = monotonic() + seconds
+    while waiting and monotonic() < end:
+        for reply in grid.pull_messages(list(waiting)):
+            key = waiting.get(reply.metadata.reply_to_message_id)
+            if key is None or not (reply.has_error() or reply.metadata.src_node_id == messages[key].metadata.dst_node_id):
+                log.warning("a reply of node %d that nobody waits for is left out", reply.metadata.src_node_id)
+                continue
+            del waiting[reply.metadata.reply_to_message_id]
+            yield key, reply
+        if waiting:
+            sleep(POLL)
+
+
+@dataclass
+class Nodes:
+    """The nodes that are there, and the clients that they are.
+
+    Attributes:
+        roster: what is known of each client, for the whole run.
+    """
+
+    grid: Grid
+    config: Config
+    patience: Patience
+    roster: dict[int, Card] = field(default_factory=dict)
+    _clients: dict[int, int | None] = field(default_factory=dict)  # by node; None for one that is of no use
+
+    def gather(self) -> None:
+        """Wait until every client is on the roster.
+
+        Raises:
+            UserError: some did not come in time.
+        """
+        count, end = self.config.clients.count, monotonic() + self.patience.start
+        while missing := [client for client in range(count) if client not in self.roster]:
+            self.online()
+            if monotonic() > end:
+                raise UserError(
+                    f"after {self.patience.start:g} s nodes for the partitions {', '.join(map(str, missing))} of "
+                    f"0 to {count - 1} are missing; start them, or set clients.count to how many there are"
+                )
+            sleep(POLL)
+
+    def online(self) -> dict[int, int]:
+        """Return the node of each client that is there now; those that are new are asked who they are."""
+        present = set(self.grid.get_node_ids())
+        self._introduce(sorted(present - self._clients.keys()))
+        there = {node: client for node, client in self._clients.items() if client is not None and node in present}
+        return {client: node for node, client in there.items()}  # of two nodes of one client, the one that came last
+
+    def _introduce(self, nodes: list[int]) -> None:
+        values = ConfigRecord({"config": self.config.model_dump_json(exclude_defaults=True)})
+        messages = {
+            node: Message(
+                RecordDict({"values": values}),
+                dst_node_id=node,
+                message_type=MessageType.QUERY,
+                ttl=self.patience.round,
+            )
+            for node in nodes
+        }
+        for node, reply in ask(self.grid, messages, self.patience.round):
+            try:
+                if reply.has_error():
+                    raise UserError(str(reply.error.reason))
+                card = Card.from_record(reply.content)
+                self._clients[node] = self._admit(card)
+                size, ratio = card.num_samples, card.keep_ratio
+                log.info("node %d is client %d: %d samples, r = %g", node, card.partition, size, ratio)
+            except UserError as why:
+                self._clients[node] = None
+                log.warning("node %d is left out: %s", node, why)
+
+    def _admit(self, card: Card) -> int:
+        if card.partition >= self.config.clients.count:
+            raise UserError(f"its partition is {card.partition}, but clients.count is {self.config.clients.count}")
+        if self.roster.setdefault(card.partition, card) != card:
+            raise UserError(f"it says {card}, but this run began with {self.roster[card.partition]}")
+        return card.partition
+
+
+class NodesEngine:
+    """Has each client of a plan trained by the node that holds its data."""
+
+    def __init__(self, nodes: Nodes, job: Job) -> None:
+        self._nodes, self._device = nodes, job.dataset.test.targets.device
+
+    def train(self, plan: Plan, round: int, lr: float) -> Updates:
+        """Yield the clients' updates in the order of the plan, whatever the order of the replies.
+
+        Who is not there, fails, or has not replied at the round's deadline is a failure that says so.
+        """
+        nodes, patience, config = self._nodes.online(), self._nodes.patience.round, self._nodes.config
+        messages = {
+            client: Message(
+                Order(config, shard, round, lr).to_record(),
+                dst_node_id=nodes[int(client)],
+                message_type=MessageType.TRAIN,
+                ttl=patience,
+                group_id=str(round),
+            )
+            for client, shard in plan.items()
+            if client in nodes
+        }
+        late = Update(None, None, f"no reply within {patience:g} s")
+        absent = Update(None, None, "its node is not there")
+        updates: dict[Client, Update] = {client: late if client in messages else absent for client in plan}
+        for client, reply in ask(self._nodes.grid, messages, patience):
+            updates[client] = self._read(reply)
+        for client, update in updates.items():
+            if update.failure is not None:
+                log.warning("client %s failed in round %d: %s", client, round, update.failure)
+        yield from updates.items()
+
+    def _read(self, reply: Message) -> Update:
+        if reply.has_error():
+            return Update(None, None, f"error {reply.error.code}: {str(reply.error.reason)[:500]}")
+        try:
+            update = read_reply(reply.content)
+        except UserError as why:
+            return Update(None, None, str(why))
+        return update if update.shard is None else Update(update.shard.to(self._device), update.loss)
+
+    def close(self) -> None:
+        """Nothing to do: nodes are not ours."""
+
+
+def assemble_over(config: Config, grid: Grid, patience: Patience) -> Experiment:
+    """Build everything a run needs whose clients are nodes.
+
+    Raises:
+        UserError: something is asked for that needs the clients' data here; nodes are missing.
+    """
+    for asked, name in ((config.tasks, "tasks"), (config.alignment, "alignment"), (config.evaluate_training, "evaluate_training")):
+        if asked:
+            raise UserError(f"{name} needs the clients' data at the server; leave it out of a federation")
+    dataset = load_dataset(config.data.name, config.data.root, config.data.download).without_training()
+    dataset = dataset.to(find_device(config.device))
+    nodes = Nodes(grid, config, patience, read_roster(config.directory))
+    nodes.gather()
+    write_roster(config.directory, nodes.roster)
+    ratios: dict[Client, float] = {client: card.keep_ratio for client, card in sorted(nodes.roster.items())}
+    samples: dict[Client, int] = {client: card.num_samples for client, card in sorted(nodes.roster.items())}
+    nobody = Shares(dataset.train.inputs, dataset.train.targets, [])
+    return put_together(config, dataset, nobody, ratios, samples, partial(NodesEngine, nodes))
+
+
+def read_roster(directory: Path) -> dict[int, Card]:
+    """Return the clients of the run that the directory holds, if any.
+
+    Raises:
+        UserError: the file is spoiled.
+    """
+    path = directory / ROSTER_FILE
+    if not path.exists():
+        return {}
+    try:
+        cards = [Card.of(values) for values in json.loads(path.read_text(encoding="utf-8"))]
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"cannot read {path}: {error}; delete it, and the nodes are asked anew") from error
+    return {card.partition: card for card in cards}
+
+
+def write_roster(directory: Path, roster: Mapping[int, Card]) -> None:
+    """Keep what the clients said of themselves."""
+    directory.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(asdict(card)) for _, card in sorted(roster.items())]
+    (directory / ROSTER_FILE).write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
