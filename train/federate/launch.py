@@ -96,9 +96,7 @@ def federate(
         start_server(processes, place)
         for node in range(nodes):
             start_node(processes, place, node, node_settings(config, place, node))
-        command = [_program("flwr"), "run", str(ROOT), "loopback", "--stream"]
-        command += ["--run-config", str(place.folder / "run.toml")]
-        processes.start("run", command, place.environment("operator"))
+        submit(processes, place)
         follow(processes, config, progress)
     return config
 
@@ -183,6 +181,13 @@ def start_node(processes: Processes, place: Place, node: int, settings: dict[str
     command += ["--auth-supernode-private-key", str(folder / f"node-{node}" / "node.key")]
     command += ["--node-config", " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())]
     processes.start(f"node-{node}", command, place.environment(f"node-{node}"))
+
+
+def submit(processes: Processes, place: Place, app: Path = ROOT) -> None:
+    """Have the SuperLink run the app of that folder, and stay as long as it runs."""
+    command = [_program("flwr"), "run", str(app), "loopback", "--stream"]
+    command += ["--run-config", str(place.folder / "run.toml")]
+    processes.start("run", command, place.environment("operator"))
 
 
 def follow(processes: Processes, config: Config, progress: Callable[[Metrics], None]) -> None:
