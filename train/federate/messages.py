@@ -3,6 +3,7 @@
 Whoever reads a message does not trust it: bytes that are no shard, or values that are not there, are a `UserError`.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
@@ -34,7 +35,7 @@ class Order:
 
     def to_record(self) -> RecordDict:
         """Return the content of a message."""
-        values = {"round": self.round, "lr": self.lr, "config": self.config.model_dump_json(exclude_defaults=True)}
+        values = {"round": self.round, "lr": self.lr, "config": config_text(self.config)}
         return RecordDict({"shard": pack(self.shard), "values": ConfigRecord(values)})
 
     @classmethod
@@ -114,9 +115,18 @@ def read_reply(content: RecordDict) -> Update:
     return Update(unpack(_part(content, "shard", ArrayRecord)), torch.tensor(loss) if isfinite(loss) else None)
 
 
+def config_text(config: Config) -> str:
+    """Return what a node is told of the configuration: all but where the server writes."""
+    return config.model_dump_json(exclude_defaults=True, exclude={"output", "tracking"})
+
+
 def read_config(text: str) -> Config:
-    """Return the configuration that a server has sent."""
-    return check_config(Config.model_validate_json(text).model_dump())
+    """Return the configuration that a server has sent.
+
+    Raises:
+        UserError: it is none.
+    """
+    return check_config(json.loads(text))
 
 
 def pack(shard: Shard) -> ArrayRecord:

@@ -22,7 +22,7 @@ from train.data import load_dataset
 from train.engines import Job, Update
 from train.engines.base import Updates
 from train.experiment import Experiment, find_device, put_together
-from train.federate.messages import Card, Order, read_reply
+from train.federate.messages import Card, Order, config_text, read_reply
 from train.local import Shares
 
 try:
@@ -109,7 +109,7 @@ class Nodes:
         return {client: node for node, client in there.items()}  # of two nodes of one client, the one that came last
 
     def _introduce(self, nodes: list[int]) -> None:
-        values = ConfigRecord({"config": self.config.model_dump_json(exclude_defaults=True)})
+        values = ConfigRecord({"config": config_text(self.config)})
         messages = {
             node: Message(
                 RecordDict({"values": values}),
@@ -144,16 +144,17 @@ class NodesEngine:
 
     def __init__(self, nodes: Nodes, job: Job) -> None:
         self._nodes, self._device = nodes, job.dataset.test.targets.device
+        self._config = nodes.config.model_copy(update={"local": job.local})
 
     def train(self, plan: Plan, round: int, lr: float) -> Updates:
         """Yield the clients' updates in the order of the plan, whatever the order of the replies.
 
         Who is not there, fails, or has not replied at the round's deadline is a failure that says so.
         """
-        nodes, patience, config = self._nodes.online(), self._nodes.patience.round, self._nodes.config
+        nodes, patience = self._nodes.online(), self._nodes.patience.round
         messages = {
             client: Message(
-                Order(config, shard, round, lr).to_record(),
+                Order(self._config, shard, round, lr).to_record(),
                 dst_node_id=nodes[int(client)],
                 message_type=MessageType.TRAIN,
                 ttl=patience,

@@ -1,7 +1,7 @@
 """Nodes without processes: a grid that runs the nodes' own app at once."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import pytest
 if "REQUIRE_FLOWER" not in os.environ:
     pytest.importorskip("flwr", reason="needs the extra `flower`")
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -67,6 +67,8 @@ class Nodes(Grid):
         server, TaskIdentity.node_id = TaskIdentity.node_id, number
         try:
             return node.app(message, context)
+        except Exception as error:  # as Flower's own process does
+            return Message(Error(0, f"{type(error).__name__}: {error}"), reply_to=message)
         finally:
             TaskIdentity.node_id = server
 
@@ -79,11 +81,11 @@ class Nodes(Grid):
 
 
 @pytest.fixture
-def identity(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def identity(monkeypatch: pytest.MonkeyPatch) -> None:
     """Be the server of a run, as messages want to know."""
     monkeypatch.setattr(TaskIdentity, "_run_id", 1)
     monkeypatch.setattr(TaskIdentity, "_node_id", 1)
-    yield
+    monkeypatch.setattr(TaskIdentity, "_task_id", 1)
 
 
 @pytest.fixture

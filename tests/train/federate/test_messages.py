@@ -1,0 +1,71 @@
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from models import build_model
+from sharding import ShardPlanner
+from sharding.errors import UserError
+from train.engines import Update
+from train.federate.messages import Card, Order, read_reply, reply_record
+
+
+@pytest.fixture
+def shard():
+    model = build_model("mlp", input_shape=(1, 8, 8), num_classes=10, hidden=[32, 16])
+    return ShardPlanner("collective").plan(model, {0: 0.5, 1: 0.5}, 3)[1]
+
+
+def same(one, other):
+    names = one.state().keys()
+    return names == other.state().keys() and all(torch.equal(one.state()[name], other.state()[name]) for name in names)
+
+
+def test_an_order_arrives_as_it_was_sent(shard, config):
+    sent = Order(config("local.lr=0.3", "seed=5"), shard, 3, 0.1)
+    got = Order.from_record(sent.to_record())
+    assert got.config == sent.config.model_copy(update={"output": None})
+    assert (got.round, got.lr, got.shard.plan) == (3, 0.1, shard.plan)
+    assert same(got.shard, shard)
+
+
+def test_a_shard_travels_as_the_one_array_of_its_own_bytes(shard, config):
+    record = Order(config(), shard, 3, 0.1).to_record()["shard"]
+    (array,) = record.values()
+    assert len(array.data) == shard.nbytes
+    assert array.data == shard.to_bytes()
+
+
+def test_a_reply_arrives_as_it_was_sent(shard):
+    got = read_reply(reply_record(Update(shard, torch.tensor(1.5))))
+    assert same(got.shard, shard)
+    assert got.loss == 1.5
+    assert read_reply(reply_record(Update(None, None, "no memory"))).failure == "no memory"
+    assert read_reply(reply_record(Update(shard, torch.tensor(float("nan"))))).loss is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        {"shard": ConfigRecord({"loss": 1.0}), "values": ConfigRecord({"loss": 1.0})},
+        {"shard": ArrayRecord({}), "values": ConfigRecord({"loss": 1.0})},
+        {"shard": ArrayRecord({"shard": Array("uint8", (3,), "", b"abc")}), "values": ConfigRecord({"loss": 1.0})},
+        {"shard": ArrayRecord({"shard": Array("uint8", (3,), "", b"abc")}), "values": ConfigRecord({"loss": "low"})},
+        {"values": ConfigRecord({"loss": 1.0})},
+    ],
+)
+def test_a_reply_that_is_none_is_told_in_one_line(content):
+    with pytest.raises(UserError) as error:
+        read_reply(RecordDict(content))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("card", [Card(-1, 0.5, 3), Card(0, 0.0, 3), Card(0, 1.5, 3), Card(0, 0.5, 0)])
+def test_a_card_of_no_client_is_refused(card):
+    with pytest.raises(UserError, match="needed are"):
+        Card.from_record(card.to_record())
+
+
+def test_a_card_arrives_as_it_was_sent():
+    card = Card(3, 0.25, 17)
+    assert Card.from_record(card.to_record()) == card

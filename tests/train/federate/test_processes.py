@@ -1,0 +1,184 @@
+"""Real processes on loopback: SuperLink, SuperNodes, TLS, keys; each is started here and ended by its number."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from shutil import copytree, ignore_patterns
+from time import monotonic, sleep
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from train.engines import SequentialEngine, Update
+from train.experiment import assemble
+from train.federate import launch
+from train.federate.app import read
+from train.federate.processes import Processes
+from train.federate.server import Patience
+from train.rounds import run_rounds
+from train.run import run
+
+ROOT = Path(__file__).parents[3]
+SMALL = (
+    "{name: small, rounds: 2, model: {name: mlp, hidden: [32, 16]}, data: {name: digits}, "
+    "clients: {count: 16, per_round: 16}, keep_ratio: {0.25: 0.5, 0.5: 0.5}, local: {epochs: 1}}"
+)
+
+
+@pytest.fixture
+def small(tmp_path):
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return str(path)
+
+
+def lines(directory):
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines() if line]
+
+
+def weights(directory):
+    return (directory / "model.safetensors").read_bytes()
+
+
+def wait_for(what, seconds=240.0):
+    end = monotonic() + seconds
+    while not what():
+        assert monotonic() < end, "it did not come about in time"
+        sleep(0.2)
+
+
+def there(number):
+    shown = subprocess.run(["ps", "-o", "stat=", "-p", str(number)], capture_output=True, text=True, check=False)
+    return bool(shown.stdout.strip()) and not shown.stdout.startswith("Z")
+
+
+def command_line(small, output, *words):
+    command = [sys.executable, "-m", "train", "federate", small, "--nodes", "2", f"output={output}", *words]
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, stdout=subprocess.DEVNULL)
+
+
+def superlink_of(folder):
+    """Return the number of the SuperLink of this run, by the keys it was given."""
+    shown = subprocess.run(["ps", "-A", "-ww", "-o", "pid=,args="], capture_output=True, text=True, check=True)
+    found = [line.split() for line in shown.stdout.splitlines() if "flower-superlink" in line and str(folder) in line]
+    return int(found[0][0])
+
+
+def test_a_federation_that_loses_its_server_goes_on_and_comes_to_what_a_simulation_comes_to(small, tmp_path):
+    output = tmp_path / "run"
+    first = command_line(small, output, "rounds=3")
+    try:
+        wait_for(lambda: (output / "metrics.jsonl").exists() and lines(output))
+        os.kill(superlink_of(output), signal.SIGKILL)
+        _, told = first.communicate(timeout=120)
+    finally:
+        first.terminate()
+        first.wait()
+    assert first.returncode == 1
+    assert "--resume" in told
+    assert 1 <= len(lines(output)) < 3
+    held = subprocess.run(["ps", "-A", "-ww", "-o", "args="], capture_output=True, text=True, check=True).stdout
+    assert str(output) not in held  # nothing that was started is left
+    second = command_line(small, output, "rounds=3", "--resume")
+    _, told = second.communicate(timeout=400)
+    assert second.returncode == 0, told
+    config = launch.load_config(small, ["rounds=3", f"output={tmp_path / 'alone'}", "engine=sequential"])
+    run(config, lambda metrics: None)
+    assert weights(output) == weights(config.directory)
+    assert [line["heard"] for line in lines(output)] == [2, 2, 2]
+
+
+FAULTS = {  # by client: what is wrong, and what the metrics say of it
+    2: ("NaN", "NaN or Inf in"),
+    3: ("a stale round", "an update of the plan"),
+    4: ("dies in training", "no reply within"),
+    5: ("is late", "no reply within"),
+}
+MORE = {
+    2: ("Inf", "NaN or Inf in"),
+    3: ("another shape", "has shape"),
+    4: ("dies after training", "no reply within"),
+    5: ("too long", "times the median"),
+}
+
+
+def faulty_app(folder):
+    """Pack the sources with the app that has faults."""
+    kept = ignore_patterns("__pycache__", "*.pyc")
+    for name in ("sharding", "models", "train", "configs"):
+        copytree(ROOT / name, folder / name, ignore=kept)
+    (folder / "faulty.py").write_text((Path(__file__).parent / "faulty.py").read_text())
+    project = (ROOT / "pyproject.toml").read_text()
+    project = project.replace('clientapp = "train.federate.node:app"', 'clientapp = "faulty:app"')
+    (folder / "pyproject.toml").write_text(project.replace("fab-include = [", 'fab-include = ["faulty.py", '))
+    return folder
+
+
+def with_participation(config, failing):
+    """Run the rounds in this process, without the updates of those that fail."""
+    experiment = assemble(config)
+
+    class Some(SequentialEngine):
+        def train(self, plan, round, lr):
+            for client, update in super().train(plan, round, lr):
+                yield client, Update(None, None, "lost") if client in failing else update
+
+    experiment = replace(experiment, make_engine=Some)
+    run_rounds(experiment, 0, lambda t, metrics: None)
+    return experiment.model.state_dict()
+
+
+@pytest.mark.parametrize("faults", [FAULTS, pytest.param(MORE, marks=pytest.mark.slow)], ids=["some", "others"])
+def test_what_goes_wrong_is_told_and_the_round_goes_on(small, tmp_path, faults):
+    overrides = [f"output={tmp_path / 'run'}", "aggregation.norm_bound=100"]
+    settings = launch.settings_of(small, overrides, 6, Patience(240.0, 60.0))
+    config = read(settings)
+    place = launch.lay_out(config, settings)
+    with Processes(place.folder / "logs") as processes:
+        launch.start_server(processes, place)
+        for node in range(6):
+            fault = {"fault": faults[node][0], "late": 90.0} if node in faults else {}
+            launch.start_node(processes, place, node, launch.node_settings(config, place, node) | fault)
+        launch.submit(processes, place, faulty_app(tmp_path / "faulty-app"))
+        launch.follow(processes, config, lambda metrics: None)
+        numbers = [processes.pid(name) for name in ("superlink", "run", "node-0")]
+    assert not any(there(number) for number in numbers)
+    for line in lines(config.directory):
+        assert line["heard"] == 2
+        assert line["failed"] == 4
+    told = lines(config.directory)[0]["failures"]
+    for client, (_, why) in faults.items():
+        assert why in told[str(client)]
+    expected = with_participation(config.model_copy(update={"output": tmp_path / "alone"}), set(faults))
+    held = load_file(config.directory / "model.safetensors")
+    assert all(torch.equal(expected[name], held[name]) for name in expected)
+
+
+def test_a_node_without_a_key_and_one_without_tls_are_refused(small, tmp_path):
+    settings = launch.settings_of(small, [f"output={tmp_path / 'run'}"], 2, Patience(60.0, 60.0))
+    config = read(settings)
+    place = launch.lay_out(config, settings)
+    supernode = [str(Path(sys.executable).with_name("flower-supernode")), "--superlink", place.address]
+    logs = place.folder / "logs"
+    with Processes(logs) as processes:
+        launch.start_server(processes, place)
+        strange = tmp_path / "strange"
+        strange.mkdir()
+        launch.write_node_key(strange)
+        trusting = [*supernode, "--root-certificates", str(place.folder / "ca.crt"), "--max-retries", "1"]
+        unknown = ["--auth-supernode-private-key", str(strange / "node.key"), "--port", str(launch.free_port())]
+        processes.start("unknown", [*trusting, *unknown], place.environment("unknown"))
+        processes.start("keyless", [*trusting, "--port", str(launch.free_port())], place.environment("keyless"))
+        plain = [*supernode, "--insecure", "--max-retries", "1", "--port", str(launch.free_port())]
+        processes.start("plain", plain, place.environment("plain"))
+        refused = {"unknown", "keyless", "plain"}
+        wait_for(lambda: refused <= set(processes.ended()), 120.0)
+    for name in refused:
+        print(name, (logs / f"{name}.log").read_text()[-600:])
+        assert "SuperNode ID" not in (logs / f"{name}.log").read_text()
+    assert "Activated node_id" not in (logs / "superlink.log").read_text()

@@ -1,0 +1,272 @@
+"""The server against nodes that answer at once: what every reply comes to."""
+
+import json
+from dataclasses import replace
+from functools import partial
+from math import inf, nan
+
+import pytest
+import torch
+from flwr.app import Message, RecordDict
+
+from sharding.errors import UserError
+from train.engines import Update
+from train.experiment import assemble
+from train.federate import server
+from train.federate.messages import read_reply, reply_record
+from train.federate.server import Patience, assemble_over
+from train.rounds import DivergedError
+from train.run import run
+from tests.train.federate.conftest import Nodes
+
+pytestmark = pytest.mark.usefixtures("identity")
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch):
+    """Look for replies once: nodes here answer at once or never."""
+    monkeypatch.setattr(server, "sleep", lambda seconds: None)
+    ticks = iter(range(10**6))
+    monkeypatch.setattr(server, "monotonic", lambda: next(ticks) / 100)
+
+
+def settings(config, count=4, first=100):
+    """Return the nodes of the clients that the configuration deals out, by numbers that start anywhere."""
+    ratios = assemble(config).keep_ratios
+    return {first + 7 * client: {"partition-id": client, "keep-ratio": ratios[client]} for client in range(count)}
+
+
+def lines(config):
+    return [json.loads(line) for line in (config.directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def over(config, nodes):
+    run(config, lambda metrics: None, resume=True, build=partial(assemble_over, grid=nodes, patience=Patience(0.5, 0.5)))
+    return lines(config)
+
+
+def alone(config, folder):
+    config = config.model_copy(update={"output": folder})
+    run(config, lambda metrics: None)
+    return config
+
+
+def without_times(all_lines):
+    return [{key: value for key, value in line.items() if not key.startswith("seconds")} for line in all_lines]
+
+
+def models_agree(one, other):
+    return (one.directory / "model.safetensors").read_bytes() == (other.directory / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["strategy=collective"],
+        ["strategy=dense", "data.partition=iid"],
+        ["strategy=unbiased", "aggregation.norm_bound=100"],
+        ["clients.sampler=aocs", "clients.budget=2"],
+        ["clients.sampler=weighted"],
+        ["clients.sampler=ocs_partial", "clients.budget=1"],
+        ["clients.sampler=uniform", "clients.replacement=true"],
+    ],
+)
+def test_nodes_give_the_bits_of_a_simulation(config, tmp_path, overrides):
+    ours = config(*overrides)
+    told = over(ours, Nodes(settings(ours)))
+    theirs = alone(ours, tmp_path / "alone")
+    assert without_times(told) == without_times(lines(theirs))
+    assert models_agree(ours, theirs)
+
+
+def test_neither_numbers_nor_order_of_the_nodes_show(config, tmp_path):
+    ours = config("clients.per_round=4")
+    over(ours, Nodes(settings(ours)))
+    others = ours.model_copy(update={"output": tmp_path / "others"})
+    shuffled = dict(reversed(settings(ours, first=5).items()))
+    over(others, Nodes({99 - number: its for number, its in shuffled.items()}))
+    assert models_agree(ours, others)
+
+
+def altered(change):
+    """Return what has a node's update changed on its way."""
+
+    def bend(reply):
+        if "shard" not in reply.content:
+            return [reply]
+        update = read_reply(reply.content)
+        content = reply_record(Update(change(update.shard), update.loss))
+        reply.content.clear()
+        reply.content.update(content)
+        return [reply]
+
+    return bend
+
+
+def scaled(factor):
+    return lambda shard: shard.returned({name: value * factor for name, value in shard.trained().items()})
+
+
+def cut(shard):
+    return replace(shard, dense={name: value[..., :-1].clone() for name, value in shard.dense.items()})
+
+
+def doubled(shard):
+    return replace(shard, dense={name: value.double() for name, value in shard.dense.items()})
+
+
+FAULTS = {
+    "NaN": (altered(scaled(nan)), "NaN or Inf in"),
+    "Inf": (altered(scaled(inf)), "NaN or Inf in"),
+    "shape": (altered(cut), "has shape"),
+    "type": (altered(doubled), "torch.float64, not torch.float32"),
+    "names": (altered(lambda shard: replace(shard, dense={})), "other layers"),
+    "stale": (altered(lambda shard: replace(shard, plan="0-stale")), "not of"),
+    "garbled": (lambda reply: (reply.content.clear(), [reply])[1], "a message without"),
+    "silent": (lambda reply: [reply] if "card" in reply.content else [], "no reply within"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_reply_that_is_wrong_is_refused_and_named(config, tmp_path, fault):
+    ours = config("clients.per_round=4", "rounds=1")
+    nodes, (bend, why) = Nodes(settings(ours)), FAULTS[fault]
+
+    def introduced(reply):
+        return [reply] if "card" in reply.content else bend(reply)
+
+    nodes.bend[107] = introduced
+    (line,) = over(ours, nodes)
+    assert (line["heard"], line["failed"]) == (3, 1)
+    assert why in line["failures"]["1"]
+    missing = ours.model_copy(update={"output": tmp_path / "missing"})
+    gone = Nodes(settings(ours))
+    gone.bend[107] = lambda reply: [reply] if "card" in reply.content else []
+    over(missing, gone)
+    assert models_agree(ours, missing)  # what is refused is as if it had never come
+
+
+def test_an_update_a_million_times_too_long_is_left_out_where_that_is_asked_for(config):
+    ours = config("clients.per_round=4", "rounds=1", "aggregation.norm_bound=10")
+    nodes = Nodes(settings(ours))
+    nodes.bend[107] = altered(scaled(1e6))
+    (line,) = over(ours, nodes)
+    assert "times the median" in line["failures"]["1"]
+
+
+def test_a_reply_that_comes_twice_counts_once(config, tmp_path):
+    ours = config("clients.per_round=4")
+    nodes = Nodes(settings(ours))
+    nodes.bend[107] = lambda reply: [reply, reply]
+    told = over(ours, nodes)
+    theirs = alone(ours, tmp_path / "alone")
+    assert without_times(told) == without_times(lines(theirs))
+    assert models_agree(ours, theirs)
+
+
+def test_a_reply_from_another_node_than_was_asked_does_not_count(config):
+    ours = config("clients.per_round=4", "rounds=1")
+    nodes = Nodes(settings(ours))
+
+    def impostor(reply):
+        if "card" not in reply.content:
+            reply.metadata.__dict__["_src_node_id"] = 100
+        return [reply]
+
+    nodes.bend[107] = impostor
+    (line,) = over(ours, nodes)
+    assert list(line["failures"]) == ["1"]
+
+
+def test_a_node_that_fails_says_why(config):
+    ours = config("clients.per_round=4", "rounds=1")
+    nodes = Nodes(settings(ours))
+    nodes.bend[107] = lambda reply: (nodes.settings[107].update({"data": "nowhere"}), [reply])[1]  # after its first word
+    (line,) = over(ours, nodes)
+    assert "data=nowhere cannot be read" in line["failures"]["1"]
+
+
+def test_with_half_of_the_nodes_gone_the_rest_goes_on_and_who_comes_back_is_known_again(config):
+    ours = config("clients.per_round=4", "rounds=3")
+    nodes, whole = Nodes(settings(ours)), settings(ours)
+
+    def count(t):
+        if t == 0:
+            nodes.settings = {number: its for number, its in whole.items() if its["partition-id"] < 2}
+        if t == 1:  # with another number
+            nodes.settings |= {1000 + number: its for number, its in whole.items() if its["partition-id"] >= 2}
+
+    build = partial(assemble_over, grid=nodes, patience=Patience(0.5, 0.5))
+    run(ours, lambda metrics: count(metrics["round"]), build=build)
+    assert [line["heard"] for line in lines(ours)] == [4, 2, 4]
+    assert set(lines(ours)[1]["failures"].values()) == {"its node is not there"}
+
+
+def test_without_a_usable_reply_the_model_stays_and_the_run_ends_in_the_end(config):
+    ours = config("rounds=3", "clients.per_round=4")
+    nodes = Nodes(settings(ours))
+    nodes.bend = {number: FAULTS["silent"][0] for number in nodes.settings}
+    with pytest.raises(DivergedError):
+        over(ours, nodes)
+
+
+def test_missing_nodes_are_named(config):
+    ours = config()
+    with pytest.raises(UserError, match="partitions 2, 3 of 0 to 3 are missing"):
+        over(ours, Nodes(settings(ours, count=2)))
+
+
+def test_the_first_word_of_a_client_holds_for_the_run(config, caplog):
+    ours = config("rounds=1")
+    over(ours, Nodes(settings(ours)))
+    longer = ours.model_copy(update={"rounds": 1})
+    nodes = Nodes(settings(longer))
+    nodes.settings[107] = nodes.settings[107] | {"keep-ratio": 0.9}
+    roster = server.read_roster(ours.directory)
+    known = server.Nodes(nodes, longer, Patience(0.5, 0.5), roster)
+    assert sorted(known.online()) == [0, 2, 3]
+    assert "but this run began with" in caplog.text
+
+
+@pytest.mark.parametrize("wrong", [{}, {"partition-id": "x"}, {"partition-id": 9}])
+def test_a_node_that_is_no_client_is_told_so(config, caplog, wrong):
+    ours = config()
+    nodes = Nodes(settings(ours) | {500: wrong})
+    known = server.Nodes(nodes, ours, Patience(0.5, 0.5))
+    known.gather()
+    assert len(known.online()) == 4
+    assert "node 500 is left out" in caplog.text
+
+
+@pytest.mark.parametrize("asked", ["alignment=true", "evaluate_training=true"])
+def test_what_needs_the_clients_data_is_refused(config, asked):
+    ours = config(asked)
+    with pytest.raises(UserError, match="needs the clients' data at the server"):
+        over(ours, Nodes({}))
+
+
+def test_a_run_that_was_cut_off_goes_on_with_other_nodes(config, tmp_path):
+    ours = config("rounds=3", "clients.per_round=4")
+
+    def cut_off(metrics):
+        if metrics["round"] == 1:
+            raise KeyboardInterrupt
+
+    build = partial(assemble_over, grid=Nodes(settings(ours)), patience=Patience(0.5, 0.5))
+    with pytest.raises(KeyboardInterrupt):
+        run(ours, cut_off, build=build)
+    over(ours, Nodes(settings(ours, first=10**15)))
+    assert models_agree(ours, alone(ours, tmp_path / "alone"))
+
+
+def test_each_node_gets_a_message_of_its_own_with_tensors_only(config):
+    ours = config("rounds=1", "clients.per_round=4")
+    nodes = Nodes(settings(ours))
+    over(ours, nodes)
+    trains = [message for message in nodes.sent if message.metadata.message_type == "train"]
+    assert len({id(message.content) for message in trains}) == len(trains) == 4
+    payload = [array.data for message in trains for array in message.content["shard"].values()]
+    (line,) = lines(ours)
+    assert sum(map(len, payload)) == line["bytes_down"]
+    assert not any(b"pickle" in data or data.startswith(b"\x80") for data in payload)
+    assert all(isinstance(message, Message) and isinstance(message.content, RecordDict) for message in trains)
+    assert torch.get_num_threads() >= 1
