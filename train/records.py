@@ -84,7 +84,7 @@ def read_layers(directory: Path) -> dict[tuple[int, str], Layers]:
 
 
 def describe_clients(parts: Mapping[str, Experiment]) -> dict[str, dict[str, object]]:
-    """Return, by task, each client's samples, keep ratio, and samples of each class (None for text)."""
+    """Return, by task, each client's samples, keep ratio, and samples of each class (None for text, or if they are not here)."""
     return {name: _describe(part) for name, part in parts.items()}
 
 
@@ -97,7 +97,7 @@ def read_clients(directory: Path) -> dict[str, dict[str, Any]]:
 def _describe(part: Experiment) -> dict[str, object]:
     targets, sizes = part.training.targets, list(part.num_samples.values())
     classes = None
-    if targets.dim() == 1:
+    if targets.dim() == 1 and len(targets) == sum(sizes):  # else it is text, or the samples are elsewhere
         owners = np.repeat(np.arange(len(sizes)), sizes)
         classes = np.zeros((len(sizes), part.dataset.num_classes), dtype=np.int64)
         np.add.at(classes, (owners, targets.cpu().numpy()), 1)

@@ -24,7 +24,9 @@ LOOPBACK = "127.0.0.1"
 def write_certificates(folder: Path) -> None:
     """Write `ca.crt`, and `server.crt` with `server.key` for the loopback address."""
     authority, server = _new_key(), _new_key()
-    root = _certificate("spectral-sharding test authority", authority, "spectral-sharding test authority", authority, ca=True)
+    root = _certificate(
+        "spectral-sharding test authority", authority, "spectral-sharding test authority", authority, ca=True
+    )
     leaf = _certificate("localhost", server, "spectral-sharding test authority", authority, ca=False)
     (folder / "ca.crt").write_bytes(root.public_bytes(serialization.Encoding.PEM))
     (folder / "server.crt").write_bytes(leaf.public_bytes(serialization.Encoding.PEM))

@@ -26,8 +26,10 @@ from train.federate.keys import LOOPBACK, write_certificates, write_node_key
 from train.federate.node import write_data
 from train.federate.processes import Processes
 from train.federate.server import Patience
-from train.rounds import DivergedError, Metrics
-from train.run import METRICS_FILE, check_directory, is_finished
+from train.failures import REMEDY, RunError
+from train.rounds import Metrics
+from train.directory import METRICS_FILE, check_directory
+from train.run import is_finished
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +86,7 @@ def federate(
 
     Raises:
         UserError: as `train.run.run`.
-        DivergedError: the run did not come to its end.
+        RunError: the run did not come to its end.
     """
     settings = settings_of(path, overrides, nodes, patience)
     config = read(settings)
@@ -131,7 +133,9 @@ def lay_out(config: Config, settings: dict[str, object]) -> Place:
     operator = Path(place.environment("operator")["FLWR_HOME"])
     operator.mkdir(parents=True)
     link = {"address": place.address, "root-certificates": str(place.folder / "ca.crt")}
-    (operator / "config.toml").write_text(_toml({"default": "loopback"}, "superlink") + _toml(link, "superlink.loopback"))
+    (operator / "config.toml").write_text(
+        _toml({"default": "loopback"}, "superlink") + _toml(link, "superlink.loopback")
+    )
     (place.folder / "run.toml").write_text(_toml(settings))
     return place
 
@@ -146,7 +150,9 @@ def start_server(processes: Processes, place: Place) -> None:
     end = monotonic() + STARTING
     while not _listens(place.port):
         if processes.ended() or monotonic() > end:
-            raise UserError(f"the SuperLink does not listen at {place.address}: {last_words(folder / 'logs/superlink.log')}")
+            raise UserError(
+                f"the SuperLink does not listen at {place.address}: {last_words(folder / 'logs/superlink.log')}"
+            )
         sleep(0.1)
     register(place, sorted(folder.glob("node-*/node.pub")))
 
@@ -194,35 +200,29 @@ def follow(processes: Processes, config: Config, progress: Callable[[Metrics], N
     """Hand each round's metrics on until the run has ended. A node that ends is told of, and the run goes on.
 
     Raises:
-        DivergedError: the run, the SuperLink or all nodes ended before its time.
+        RunError: the run, the SuperLink or all nodes ended before its time.
     """
-    nodes = config.clients.count
-    path, logs, shown, told = config.directory / METRICS_FILE, config.directory / FOLDER / "logs", 0, set[str]()
-    while True:
-        ended = processes.ended()
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-        for line in lines[shown:]:
-            if line.endswith("\n"):
-                progress(json.loads(line))
-                shown += 1
-        if is_finished(config):
-            return
-        for name in sorted(set(ended) - told - {"superlink", "run"}):
-            log.warning("%s has ended: %s; see %s", name, last_words(logs / f"{name}.log"), logs / f"{name}.log")
+    logs, told = config.directory / FOLDER / "logs", set[str]()
+    rounds = _whole_lines(config.directory / METRICS_FILE)
+    finished = False
+    while not finished:
+        ended, finished = processes.ended(), is_finished(config)
+        for line in rounds():
+            progress(json.loads(line))
+        for name in sorted(set(ended) - told):
             told.add(name)
-        name = next((name for name in ("superlink", "run") if name in ended), "node-0" if len(told) == nodes else None)
-        if name is not None:
-            raise DivergedError(
-                f"{name} ended before the run did: {last_words(logs / f'{name}.log')}; {logs} has the rest, and the "
-                "same command with --resume goes on from the last checkpoint"
-            )
+            if not finished:
+                log.warning("%s has ended: %s; see %s", name, last_words(logs / f"{name}.log"), logs / f"{name}.log")
+        nobody = len(told - {"superlink", "run"}) == config.clients.count
+        if not finished and (nobody or told & {"superlink", "run"}):
+            raise RunError(f"{', '.join(sorted(told))} ended before the run did; {logs} says why, and {REMEDY}")
         sleep(0.5)
 
 
 def last_words(path: Path) -> str:
     """Return the last line that says something."""
-    lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines()] if path.exists() else []
-    return next((line for line in reversed(lines) if line), "nothing was said")[:300]
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "nothing was said")[:300]
 
 
 def free_port() -> int:
@@ -230,6 +230,20 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind((LOOPBACK, 0))
         return int(listener.getsockname()[1])
+
+
+def _whole_lines(path: Path) -> Callable[[], list[str]]:
+    """Return what returns the lines that have been completed since it was last asked."""
+    shown = 0
+
+    def more() -> list[str]:
+        nonlocal shown
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        lines = [line for line in text.splitlines(keepends=True)[shown:] if line.endswith("\n")]
+        shown += len(lines)
+        return lines
+
+    return more
 
 
 def _listens(port: int) -> bool:
@@ -244,4 +258,6 @@ def _program(name: str) -> str:
 
 def _toml(values: dict[str, object] | dict[str, str], table: str = "") -> str:
     """Return values as TOML: a number or string is the same in JSON."""
-    return (f"[{table}]\n" if table else "") + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+    return (f"[{table}]\n" if table else "") + "".join(
+        f"{key} = {json.dumps(value)}\n" for key, value in values.items()
+    )

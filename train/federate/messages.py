@@ -83,7 +83,8 @@ class Card:
         Raises:
             UserError: no client can be so.
         """
-        partition, ratio, size = (values.get(key) for key in ("partition", "keep_ratio", "num_samples"))
+        known: list[Any] = [values.get(key) for key in ("partition", "keep_ratio", "num_samples")]
+        partition, ratio, size = known
         numbers = isinstance(partition, int) and isinstance(ratio, float) and isinstance(size, int)
         if not (numbers and partition >= 0 and 0 < ratio <= 1 and size >= 1):
             raise UserError(

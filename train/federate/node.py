@@ -17,7 +17,8 @@ from sharding.errors import UserError
 from sharding.strategies import get_strategy
 from train.config import Config
 from train.data import Dataset, empty_dataset, load_dataset
-from train.engines import Job, SequentialEngine
+from train.engines import Job
+from train.engines.sequential import SequentialEngine
 from train.experiment import assign_keep_ratios, find_device, make_model, share_out
 from train.federate.messages import Card, Order, read_config, reply_record
 from train.local import ClientData
@@ -110,7 +111,9 @@ def read_data(path: Path) -> ClientData:
     except (OSError, KeyError, safetensors.SafetensorError) as error:
         raise UserError(f"data={path} cannot be read: {type(error).__name__}: {error}") from error
     if not 0 < len(data) == len(data.inputs):
-        raise UserError(f"data={path} has {len(data.inputs)} inputs and {len(data)} targets; as many of both are needed")
+        raise UserError(
+            f"data={path} has {len(data.inputs)} inputs and {len(data)} targets; as many of both are needed"
+        )
     return data
 
 

@@ -67,7 +67,7 @@ class Processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
         end = monotonic() + GRACE
-        while monotonic() < end and (any([p.poll() is None for p in self._started.values()]) or self._left()):
+        while monotonic() < end and (any(p.poll() is None for p in self._started.values()) or self._left()):
             sleep(0.1)
         for process in self._started.values():
             process.kill()  # does nothing where it has ended
@@ -81,7 +81,9 @@ class Processes:
         self._handlers = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
         for number in self._handlers:
             signal.signal(number, signal.SIG_IGN)  # what is ended now must be ended to the last
         self.stop()

@@ -5,12 +5,10 @@ clients said of themselves at first is kept in the run's directory and holds for
 alike after a restart, whoever is there by then.
 """
 
-import json
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from time import monotonic, sleep
 from typing import TypeVar
 
@@ -24,6 +22,7 @@ from train.engines.base import Updates
 from train.experiment import Experiment, find_device, put_together
 from train.federate.messages import Card, Order, config_text, read_reply
 from train.local import Shares
+from train.records import CLIENTS_FILE, read_clients
 
 try:
     from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -33,9 +32,11 @@ except ImportError as error:
 
 log = logging.getLogger(__name__)
 
-ROSTER_FILE = "clients.json"
 POLL = 0.5  # seconds between looks for replies
-Asked = TypeVar("Asked", bound=int)
+SLACK = (
+    10.0  # seconds that a message lives on after the server has stopped to wait, so that it is the server who says so
+)
+Asked = TypeVar("Asked", bound=Client)
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Patience:
 def ask(grid: Grid, messages: Mapping[Asked, Message], seconds: float) -> Iterator[tuple[Asked, Message]]:
     """Send a message each and yield the replies as they come, until all are there or time is up.
 
-    A reply counts if it answers the message that was sent to its source, once; Flower drops what comes after the time.
+    A reply counts if it answers the message that was sent to its source, once; nobody asks for what comes later.
     """
     numbers = grid.push_messages(list(messages.values()))
     waiting = {number: key for number, key in zip(numbers, messages, strict=False) if number}
@@ -62,7 +63,9 @@ def ask(grid: Grid, messages: Mapping[Asked, Message], seconds: float) -> Iterat
     while waiting and monotonic() < end:
         for reply in grid.pull_messages(list(waiting)):
             key = waiting.get(reply.metadata.reply_to_message_id)
-            if key is None or not (reply.has_error() or reply.metadata.src_node_id == messages[key].metadata.dst_node_id):
+            if key is None or not (
+                reply.has_error() or reply.metadata.src_node_id == messages[key].metadata.dst_node_id
+            ):
                 log.warning("a reply of node %d that nobody waits for is left out", reply.metadata.src_node_id)
                 continue
             del waiting[reply.metadata.reply_to_message_id]
@@ -115,7 +118,7 @@ class Nodes:
                 RecordDict({"values": values}),
                 dst_node_id=node,
                 message_type=MessageType.QUERY,
-                ttl=self.patience.round,
+                ttl=self.patience.round + SLACK,
             )
             for node in nodes
         }
@@ -157,7 +160,7 @@ class NodesEngine:
                 Order(self._config, shard, round, lr).to_record(),
                 dst_node_id=nodes[int(client)],
                 message_type=MessageType.TRAIN,
-                ttl=patience,
+                ttl=patience + SLACK,
                 group_id=str(round),
             )
             for client, shard in plan.items()
@@ -168,9 +171,9 @@ class NodesEngine:
         updates: dict[Client, Update] = {client: late if client in messages else absent for client in plan}
         for client, reply in ask(self._nodes.grid, messages, patience):
             updates[client] = self._read(reply)
-        for client, update in updates.items():
-            if update.failure is not None:
-                log.warning("client %s failed in round %d: %s", client, round, update.failure)
+        failed = {client: update.failure for client, update in updates.items() if update.failure is not None}
+        for lost, why in failed.items():
+            log.warning("client %s failed in round %d: %s", lost, round, why)
         yield from updates.items()
 
     def _read(self, reply: Message) -> Update:
@@ -192,38 +195,33 @@ def assemble_over(config: Config, grid: Grid, patience: Patience) -> Experiment:
     Raises:
         UserError: something is asked for that needs the clients' data here; nodes are missing.
     """
-    for asked, name in ((config.tasks, "tasks"), (config.alignment, "alignment"), (config.evaluate_training, "evaluate_training")):
+    for asked, name in (
+        (config.tasks, "tasks"),
+        (config.alignment, "alignment"),
+        (config.evaluate_training, "evaluate_training"),
+    ):
         if asked:
             raise UserError(f"{name} needs the clients' data at the server; leave it out of a federation")
     dataset = load_dataset(config.data.name, config.data.root, config.data.download).without_training()
     dataset = dataset.to(find_device(config.device))
-    nodes = Nodes(grid, config, patience, read_roster(config.directory))
+    nodes = Nodes(grid, config, patience, read_roster(config))
     nodes.gather()
-    write_roster(config.directory, nodes.roster)
     ratios: dict[Client, float] = {client: card.keep_ratio for client, card in sorted(nodes.roster.items())}
     samples: dict[Client, int] = {client: card.num_samples for client, card in sorted(nodes.roster.items())}
     nobody = Shares(dataset.train.inputs, dataset.train.targets, [])
     return put_together(config, dataset, nobody, ratios, samples, partial(NodesEngine, nodes))
 
 
-def read_roster(directory: Path) -> dict[int, Card]:
-    """Return the clients of the run that the directory holds, if any.
+def read_roster(config: Config) -> dict[int, Card]:
+    """Return what the clients of the run that the directory holds have said of themselves, if there is one.
 
     Raises:
         UserError: the file is spoiled.
     """
-    path = directory / ROSTER_FILE
-    if not path.exists():
-        return {}
     try:
-        cards = [Card.of(values) for values in json.loads(path.read_text(encoding="utf-8"))]
-    except (ValueError, AttributeError) as error:
+        told = read_clients(config.directory).get(config.name, {"samples": [], "keep_ratios": []})
+        pairs = zip(told["keep_ratios"], told["samples"], strict=True)
+        return {client: Card(client, ratio, size) for client, (ratio, size) in enumerate(pairs)}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        path = config.directory / CLIENTS_FILE
         raise UserError(f"cannot read {path}: {error}; delete it, and the nodes are asked anew") from error
-    return {card.partition: card for card in cards}
-
-
-def write_roster(directory: Path, roster: Mapping[int, Card]) -> None:
-    """Keep what the clients said of themselves."""
-    directory.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(asdict(card)) for _, card in sorted(roster.items())]
-    (directory / ROSTER_FILE).write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")

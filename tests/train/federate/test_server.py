@@ -10,6 +10,7 @@ import torch
 from flwr.app import Message, RecordDict
 
 from sharding.errors import UserError
+from tests.train.federate.nodes import Nodes
 from train.engines import Update
 from train.experiment import assemble
 from train.federate import server
@@ -17,9 +18,9 @@ from train.federate.messages import read_reply, reply_record
 from train.federate.server import Patience, assemble_over
 from train.rounds import DivergedError
 from train.run import run
-from tests.train.federate.conftest import Nodes
 
-pytestmark = pytest.mark.usefixtures("identity")
+pytestmark = pytest.mark.usefixtures("flower_identity")
+
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch):
@@ -40,7 +41,9 @@ def lines(config):
 
 
 def over(config, nodes):
-    run(config, lambda metrics: None, resume=True, build=partial(assemble_over, grid=nodes, patience=Patience(0.5, 0.5)))
+    run(
+        config, lambda metrics: None, resume=True, build=partial(assemble_over, grid=nodes, patience=Patience(0.5, 0.5))
+    )
     return lines(config)
 
 
@@ -180,7 +183,9 @@ def test_a_reply_from_another_node_than_was_asked_does_not_count(config):
 def test_a_node_that_fails_says_why(config):
     ours = config("clients.per_round=4", "rounds=1")
     nodes = Nodes(settings(ours))
-    nodes.bend[107] = lambda reply: (nodes.settings[107].update({"data": "nowhere"}), [reply])[1]  # after its first word
+    nodes.bend[107] = lambda reply: (nodes.settings[107].update({"data": "nowhere"}), [reply])[
+        1
+    ]  # after its first word
     (line,) = over(ours, nodes)
     assert "data=nowhere cannot be read" in line["failures"]["1"]
 
@@ -204,7 +209,7 @@ def test_with_half_of_the_nodes_gone_the_rest_goes_on_and_who_comes_back_is_know
 def test_without_a_usable_reply_the_model_stays_and_the_run_ends_in_the_end(config):
     ours = config("rounds=3", "clients.per_round=4")
     nodes = Nodes(settings(ours))
-    nodes.bend = {number: FAULTS["silent"][0] for number in nodes.settings}
+    nodes.bend = dict.fromkeys(nodes.settings, FAULTS["silent"][0])
     with pytest.raises(DivergedError):
         over(ours, nodes)
 
@@ -221,7 +226,7 @@ def test_the_first_word_of_a_client_holds_for_the_run(config, caplog):
     longer = ours.model_copy(update={"rounds": 1})
     nodes = Nodes(settings(longer))
     nodes.settings[107] = nodes.settings[107] | {"keep-ratio": 0.9}
-    roster = server.read_roster(ours.directory)
+    roster = server.read_roster(ours)
     known = server.Nodes(nodes, longer, Patience(0.5, 0.5), roster)
     assert sorted(known.online()) == [0, 2, 3]
     assert "but this run began with" in caplog.text

@@ -1,21 +1,13 @@
 """Nodes without processes: a grid that runs the nodes' own app at once."""
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from itertools import count
-from pathlib import Path
 from typing import Any
-
-import pytest
-
-if "REQUIRE_FLOWER" not in os.environ:
-    pytest.importorskip("flwr", reason="needs the extra `flower`")
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from train.config import Config, load_config
 from train.federate import node
 
 Bend = Callable[[Message], Iterable[Message]]
@@ -78,26 +70,3 @@ class Nodes(Grid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         raise NotImplementedError
-
-
-@pytest.fixture
-def identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Be the server of a run, as messages want to know."""
-    monkeypatch.setattr(TaskIdentity, "_run_id", 1)
-    monkeypatch.setattr(TaskIdentity, "_node_id", 1)
-    monkeypatch.setattr(TaskIdentity, "_task_id", 1)
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Callable[..., Config]:
-    """Return a small configuration of four clients with unequal keep ratios, with overrides."""
-
-    def make(*overrides: str) -> Config:
-        path = tmp_path / "small.yaml"
-        path.write_text(
-            "{name: small, rounds: 2, engine: sequential, model: {name: mlp, hidden: [32, 16]}, data: {name: digits}, "
-            "clients: {count: 4, per_round: 3}, keep_ratio: {0.25: 0.5, 0.5: 0.5}, local: {epochs: 1}}"
-        )
-        return load_config(path, [f"output={tmp_path / 'run'}", *overrides])
-
-    return make

@@ -1,0 +1,190 @@
+"""What a federation on Flower costs: seconds and bytes a round, and the engine against Flower's simulation.
+
+Real processes on loopback: a SuperLink and 2, 4 and 8 SuperNodes, TLS, keys. A relay between them counts the bytes. The
+floor is Flower's own empty round. Rounds wait for Flower's polls (3 s at a SuperNode, 1 s before a process starts) and
+for a new process per message, so that wall-clock seconds on a busy machine say little: the best round is reported.
+
+    python benchmarks/deployment.py wire results/deployment       # nodes 2, 4, 8: seconds and bytes
+    python benchmarks/deployment.py engines results/deployment    # ours against Flower's simulation
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+from threading import Thread
+from time import sleep
+
+from train.config import load_config
+from train.federate import launch
+from train.federate.app import ROOT, read
+from train.federate.processes import Processes
+from train.federate.server import Patience
+from train.run import run
+
+CONFIG = str(ROOT / "configs" / "quickstart.yaml")
+NODES = (2, 4, 8)
+WIDE = ["model.width=64", "keep_ratio=0.1", "local.epochs=1", "local.batch_size=32", "rounds=4", "evaluate_every=4"]
+ENGINE = ["clients.count=10", "clients.per_round=10", "keep_ratio=0.1", "rounds=6", "evaluate_every=6"]
+
+
+class Relay:
+    """Hands bytes on between the nodes and the server, and counts them each way."""
+
+    def __init__(self, port: int) -> None:
+        self.down = self.up = 0
+        self._to, self._listener = port, socket.create_server((launch.LOOPBACK, 0))
+        self.port = self._listener.getsockname()[1]
+        Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            node, _ = self._listener.accept()
+            server = socket.create_connection((launch.LOOPBACK, self._to))
+            Thread(target=self._hand_on, args=(node, server, "up"), daemon=True).start()
+            Thread(target=self._hand_on, args=(server, node, "down"), daemon=True).start()
+
+    def _hand_on(self, source: socket.socket, target: socket.socket, way: str) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                setattr(self, way, getattr(self, way) + len(data))
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            return
+
+
+def federated(nodes: int, folder: Path) -> tuple[list[dict[str, float]], list[tuple[int, int]]]:
+    """Return the rounds' metrics, and the bytes that had passed down and up by the end of each."""
+    settings = launch.settings_of(CONFIG, [*WIDE, f"output={folder}"], nodes, Patience(600.0, 600.0))
+    config = read(settings)
+    place, passed = launch.lay_out(config, settings), []
+    with Processes(place.folder / "logs") as processes:
+        launch.start_server(processes, place)
+        relay = Relay(place.port)
+        for node in range(nodes):
+            through = replace(place, port=relay.port)
+            launch.start_node(processes, through, node, launch.node_settings(config, place, node))
+        launch.submit(processes, place)
+        launch.follow(processes, config, lambda metrics: passed.append((relay.down, relay.up)))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return lines, passed
+
+
+def empty(nodes: int, folder: Path, rounds: int = 4) -> list[float]:
+    """Return the seconds of Flower's own rounds, with nothing in the messages."""
+    settings = launch.settings_of(CONFIG, [f"output={folder}"], nodes, Patience(600.0, 600.0))
+    place = launch.lay_out(read(settings), settings)
+    app, output = place.folder / "empty-app", folder / "empty.txt"
+    app.mkdir()
+    (app / "empty_round.py").write_text(Path(__file__).with_name("empty_round.py").read_text())
+    (app / "pyproject.toml").write_text(
+        '[project]\nname = "empty"\nversion = "0.1.0"\ndescription = ""\nlicense = "Apache-2.0"\n'
+        '[tool.flwr.app]\npublisher = "spectral-sharding"\n'
+        '[tool.flwr.app.components]\nserverapp = "empty_round:server"\nclientapp = "empty_round:client"\n'
+        '[tool.flwr.app.config]\nnodes = 0\nrounds = 0\noutput = ""\n'
+    )
+    (place.folder / "run.toml").write_text(f'nodes = {nodes}\nrounds = {rounds}\noutput = "{output}"\n')
+    with Processes(place.folder / "logs") as processes:
+        launch.start_server(processes, place)
+        for node in range(nodes):
+            launch.start_node(processes, place, node, {"partition-id": node})
+        launch.submit(processes, place, app)
+        while not output.exists() and "run" not in processes.ended():
+            sleep(0.5)
+    return [float(seconds) for seconds in output.read_text().split()]
+
+
+def wire(into: Path) -> None:
+    """Measure the rounds of 2, 4 and 8 nodes, and write."""
+    rows, scratch = [], Path(mkdtemp())
+    for nodes in NODES:
+        lines, passed = federated(nodes, scratch / f"nodes-{nodes}")
+        floor = empty(nodes, scratch / f"empty-{nodes}")
+        rounds = range(1, len(lines))  # the first carries the app itself, and finds the nodes still starting
+        sent = [tuple(now - before for now, before in zip(passed[t], passed[t - 1], strict=True)) for t in rounds]
+        shards = [(lines[t]["bytes_down"], lines[t]["bytes_up"]) for t in rounds]
+        over = [sum(real) / sum(own) - 1 for real, own in zip(sent, shards, strict=True)]
+        best, best_floor = min(lines[t]["seconds"] for t in rounds), min(floor[1:])
+        rows.append(
+            {
+                "nodes": nodes,
+                "seconds": best,
+                "seconds_empty": best_floor,
+                "shard_bytes": sum(shards[0]),
+                "wire_over": sorted(over)[len(over) // 2],
+                "all_seconds": [lines[t]["seconds"] for t in rounds],
+                "all_empty": floor[1:],
+                "all_over": over,
+            }
+        )
+        print(rows[-1], flush=True)
+    rmtree(scratch)
+    save(into, "wire", {"config": "quickstart.yaml", "overrides": WIDE, "rows": rows})
+
+
+def simulated_by_us(folder: Path) -> float:
+    """Return the seconds of the best round of our engine."""
+    config = load_config(CONFIG, [*ENGINE, f"output={folder}"])
+    times: list[float] = []
+    run(config, lambda metrics: times.append(float(str(metrics["seconds"]))))
+    return min(times[1:])
+
+
+def simulated_by_flower(folder: Path) -> float:
+    """Return the seconds of the best round of Flower's simulation: as many actors as there are cores."""
+    home = folder.parent / f"{folder.name}-home"
+    home.mkdir()
+    port = launch.free_port()
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "x"\n[superlink.x]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    )
+    (home / "run.toml").write_text(
+        f'config = "{CONFIG}"\noverrides = "{" ".join(ENGINE)} output={folder}"\n'
+        "start-timeout = 600.0\nround-timeout = 600.0\n"
+    )
+    own = launch.Place(home, port).environment("x") | {"FLWR_HOME": str(home)}
+    program = Path(sys.executable).with_name
+    with Processes(home) as processes:
+        link = [str(program("flower-superlink")), "--insecure", "--simulation", "--port", str(port)]
+        processes.start("superlink", [*link, "--disable-runtime-dependency-installation"], own)
+        while socket.socket().connect_ex((launch.LOOPBACK, port)):
+            sleep(0.2)
+        command = [str(program("flwr")), "run", str(ROOT), "x", "--stream", "--run-config", str(home / "run.toml")]
+        cores = "num-supernodes=10 client-resources-num-cpus=1"
+        subprocess.run(
+            [*command, "--federation-config", cores], env=os.environ | own, check=True, stdout=subprocess.DEVNULL
+        )
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return min(line["seconds"] for line in lines[1:])
+
+
+def engines(into: Path, times: int = 2) -> None:
+    """Time both in turn, and write the best of each."""
+    scratch = Path(mkdtemp())
+    ours, theirs = [], []
+    for turn in range(times):
+        ours.append(simulated_by_us(scratch / f"ours-{turn}"))
+        theirs.append(simulated_by_flower(scratch / f"flower-{turn}"))
+        print(ours[-1], theirs[-1], flush=True)
+    same = [(scratch / f"{who}-0" / "model.safetensors").stat().st_size for who in ("ours", "flower")]
+    assert same[0] == same[1]
+    rmtree(scratch)
+    result = {"config": "quickstart.yaml", "overrides": ENGINE, "ours": ours, "flower": theirs}
+    save(into, "engines", result | {"ratio": min(theirs) / min(ours)})
+
+
+def save(into: Path, name: str, result: dict[str, object]) -> None:
+    """Write what was measured."""
+    into.mkdir(parents=True, exist_ok=True)
+    result["cores"] = len(os.sched_getaffinity(0))
+    (into / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    {"wire": wire, "engines": engines}[sys.argv[1]](Path(sys.argv[2]))

@@ -1,0 +1,29 @@
+"""A node in a process of its own: trains the shards in the files it is given, and prints its peak memory after each."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from sharding import Shard
+from train.config import check_config
+from train.federate import node
+from train.federate.messages import Order
+
+
+def main(data: str, *orders: str) -> None:
+    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+    context = Context(1, 1, {"partition-id": 0, "data": data}, RecordDict(), {})
+    for config, shard in zip(orders[::2], orders[1::2], strict=True):
+        order = Order(check_config(json.loads(config)), Shard.from_bytes(Path(shard).read_bytes()), 0, 0.1)
+        message = Message(order.to_record(), dst_node_id=1, message_type=MessageType.TRAIN)
+        del order
+        assert "shard" in node.app(message, context).content
+        print(1024 * int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
