@@ -151,8 +151,8 @@ def simulated_by_flower(folder: Path) -> float:
     own = launch.Place(home, port).environment("x") | {"FLWR_HOME": str(home)}
     program = Path(sys.executable).with_name
     with Processes(home) as processes:
-        link = [str(program("flower-superlink")), "--insecure", "--simulation", "--port", str(port)]
-        processes.start("superlink", [*link, "--disable-runtime-dependency-installation"], own)
+        server = [str(program("flower-superlink")), "--insecure", "--simulation", "--port", str(port)]
+        processes.start("superlink", [*server, "--disable-runtime-dependency-installation"], own)
         while socket.socket().connect_ex((launch.LOOPBACK, port)):
             sleep(0.2)
         command = [str(program("flwr")), "run", str(ROOT), "x", "--stream", "--run-config", str(home / "run.toml")]
