@@ -84,7 +84,7 @@ def read_layers(directory: Path) -> dict[tuple[int, str], Layers]:
 
 
 def describe_clients(parts: Mapping[str, Experiment]) -> dict[str, dict[str, object]]:
-    """Return, by task, each client's samples, keep ratio, and samples of each class (None for text, or if they are not here)."""
+    """Return, by task, each client's samples, keep ratio, and samples of each class: None for text, or elsewhere."""
     return {name: _describe(part) for name, part in parts.items()}
 
 

@@ -20,15 +20,15 @@ from time import monotonic, sleep
 from sharding.errors import UserError
 from train.config import Config, load_config
 from train.data import load_dataset
+from train.directory import METRICS_FILE, check_directory
 from train.experiment import assign_keep_ratios, share_out
+from train.failures import REMEDY, RunError
 from train.federate.app import ROOT, read
 from train.federate.keys import LOOPBACK, write_certificates, write_node_key
 from train.federate.node import write_data
 from train.federate.processes import Processes
 from train.federate.server import Patience
-from train.failures import REMEDY, RunError
 from train.rounds import Metrics
-from train.directory import METRICS_FILE, check_directory
 from train.run import is_finished
 
 log = logging.getLogger(__name__)
