@@ -12,6 +12,7 @@ from types import FrameType, TracebackType
 from typing import Self
 
 from sharding.errors import UserError
+from train.interrupts import Stopped
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class Processes:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    raise Stopped(number)
 
 
 def _table() -> dict[int, tuple[int, str]]:
