@@ -124,7 +124,7 @@ def lay_out(config: Config, settings: dict[str, object]) -> Place:
     place.folder.mkdir(parents=True, mode=0o700)
     (place.folder / "logs").mkdir()
     write_certificates(place.folder)
-    dataset = load_dataset(config.data.name, config.data.root, config.data.download)
+    dataset = load_dataset(config.data.name, config.data.root, config.data.download, options=config.data.options)
     for node, data in share_out(config, dataset).items():
         folder = place.folder / f"node-{node}"
         folder.mkdir()

@@ -91,7 +91,7 @@ def open_data(config: Config, settings: Mapping[str, Any]) -> tuple[Dataset, Cli
     if "data" in settings:
         return empty_dataset(config.data.name), read_data(Path(str(settings["data"])))
     partition, root = partition_of(settings), settings.get("data-root", config.data.root)
-    dataset = load_dataset(config.data.name, root, config.data.download)
+    dataset = load_dataset(config.data.name, root, config.data.download, options=config.data.options)
     shares = share_out(config, dataset)
     if partition not in shares:
         raise UserError(f"partition-id={partition}, but the data are shared among clients 0 to {len(shares) - 1}")

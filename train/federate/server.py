@@ -33,9 +33,7 @@ except ImportError as error:
 log = logging.getLogger(__name__)
 
 POLL = 0.5  # seconds between looks for replies
-SLACK = (
-    10.0  # seconds that a message lives on after the server has stopped to wait, so that it is the server who says so
-)
+SLACK = 10.0  # seconds that a message outlives the wait for its reply: it is the server who says that time is up
 Asked = TypeVar("Asked", bound=Client)
 
 
@@ -87,6 +85,7 @@ class Nodes:
     patience: Patience
     roster: dict[int, Card] = field(default_factory=dict)
     _clients: dict[int, int | None] = field(default_factory=dict)  # by node; None for one that is of no use
+    _asked: dict[str, int] = field(default_factory=dict)  # nodes by the message that asks them who they are
 
     def gather(self) -> None:
         """Wait until every client is on the roster.
@@ -105,34 +104,38 @@ class Nodes:
             sleep(POLL)
 
     def online(self) -> dict[int, int]:
-        """Return the node of each client that is there now; those that are new are asked who they are."""
+        """Return the node of each client that is there now.
+
+        Those that are new are asked who they are, and count as soon as they have answered; nobody waits for them here.
+        """
         present = set(self.grid.get_node_ids())
-        self._introduce(sorted(present - self._clients.keys()))
+        self._ask_who(sorted(present - self._clients.keys() - set(self._asked.values())))
+        for reply in self.grid.pull_messages(list(self._asked)) if self._asked else ():
+            node = self._asked.pop(reply.metadata.reply_to_message_id, None)
+            if node is not None:
+                self._introduce(node, reply)
         there = {node: client for node, client in self._clients.items() if client is not None and node in present}
         return {client: node for node, client in there.items()}  # of two nodes of one client, the one that came last
 
-    def _introduce(self, nodes: list[int]) -> None:
+    def _ask_who(self, nodes: list[int]) -> None:
         values = ConfigRecord({"config": config_text(self.config)})
-        messages = {
-            node: Message(
-                RecordDict({"values": values}),
-                dst_node_id=node,
-                message_type=MessageType.QUERY,
-                ttl=self.patience.round + SLACK,
-            )
-            for node in nodes
-        }
-        for node, reply in ask(self.grid, messages, self.patience.round):
-            try:
-                if reply.has_error():
-                    raise UserError(str(reply.error.reason))
-                card = Card.from_record(reply.content)
-                self._clients[node] = self._admit(card)
-                size, ratio = card.num_samples, card.keep_ratio
-                log.info("node %d is client %d: %d samples, r = %g", node, card.partition, size, ratio)
-            except UserError as why:
-                self._clients[node] = None
-                log.warning("node %d is left out: %s", node, why)
+        messages = [
+            Message(RecordDict({"values": values}), dst_node_id=node, message_type=MessageType.QUERY) for node in nodes
+        ]
+        numbers = self.grid.push_messages(messages) if messages else []
+        self._asked |= {number: node for number, node in zip(numbers, nodes, strict=False) if number}
+
+    def _introduce(self, node: int, reply: Message) -> None:
+        try:
+            if reply.has_error():
+                raise UserError(str(reply.error.reason))
+            card = Card.from_record(reply.content)
+            self._clients[node] = self._admit(card)
+            size, ratio = card.num_samples, card.keep_ratio
+            log.info("node %d is client %d: %d samples, r = %g", node, card.partition, size, ratio)
+        except UserError as why:
+            self._clients[node] = None
+            log.warning("node %d is left out: %s", node, why)
 
     def _admit(self, card: Card) -> int:
         if card.partition >= self.config.clients.count:
@@ -202,8 +205,8 @@ def assemble_over(config: Config, grid: Grid, patience: Patience) -> Experiment:
     ):
         if asked:
             raise UserError(f"{name} needs the clients' data at the server; leave it out of a federation")
-    dataset = load_dataset(config.data.name, config.data.root, config.data.download).without_training()
-    dataset = dataset.to(find_device(config.device))
+    dataset = load_dataset(config.data.name, config.data.root, config.data.download, options=config.data.options)
+    dataset = dataset.without_training().to(find_device(config.device))
     nodes = Nodes(grid, config, patience, read_roster(config))
     nodes.gather()
     ratios: dict[Client, float] = {client: card.keep_ratio for client, card in sorted(nodes.roster.items())}

@@ -207,7 +207,7 @@ def test_with_half_of_the_nodes_gone_the_rest_goes_on_and_who_comes_back_is_know
 
 
 def test_without_a_usable_reply_the_model_stays_and_the_run_ends_in_the_end(config):
-    ours = config("rounds=3", "clients.per_round=4")
+    ours = config("rounds=7", "clients.per_round=4")
     nodes = Nodes(settings(ours))
     nodes.bend = dict.fromkeys(nodes.settings, FAULTS["silent"][0])
     with pytest.raises(DivergedError):
