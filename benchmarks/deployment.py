@@ -13,6 +13,7 @@ import os
 import socket
 import subprocess
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
@@ -82,7 +83,7 @@ def empty(nodes: int, folder: Path, rounds: int = 4) -> list[float]:
     place = launch.lay_out(read(settings), settings)
     app, output = place.folder / "empty-app", folder / "empty.txt"
     app.mkdir()
-    (app / "empty_round.py").write_text(Path(__file__).with_name("empty_round.py").read_text())
+    (app / "empty_round.py").write_text(Path(__file__).parent.joinpath("peers", "empty_round.py").read_text())
     (app / "pyproject.toml").write_text(
         '[project]\nname = "empty"\nversion = "0.1.0"\ndescription = ""\nlicense = "Apache-2.0"\n'
         '[tool.flwr.app]\npublisher = "spectral-sharding"\n'
@@ -187,4 +188,8 @@ def save(into: Path, name: str, result: dict[str, object]) -> None:
 
 
 if __name__ == "__main__":
-    {"wire": wire, "engines": engines}[sys.argv[1]](Path(sys.argv[2]))
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["wire", "engines"])
+    parser.add_argument("into", type=Path)
+    args = parser.parse_args()
+    {"wire": wire, "engines": engines}[args.what](args.into)

@@ -16,7 +16,7 @@ SCRIPTS = [
     for path in sorted((ROOT / folder).glob("*.py"))
     if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
 ]
-NEEDS = {"compress_gpt2": "transformers", "vit_from_shards": "timm"}
+NEEDS = {"deployment": "flwr", "compress_gpt2": "transformers", "vit_from_shards": "timm"}
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)

@@ -4,3 +4,10 @@ The server runs the rounds of `train.rounds` as any run does, with an engine tha
 that holds its data (`server`). A node trains with the engine `sequential` (`node`). What travels between them is a
 shard as `Shard.to_bytes` writes it, and a few plain values (`messages`). `launch` starts all on one machine.
 """
+
+from importlib.util import find_spec
+
+from sharding.errors import UserError
+
+if find_spec("flwr") is None:
+    raise UserError("federation needs the package flwr: pip install 'spectral-sharding[flower]'")

@@ -8,14 +8,9 @@ from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 
-from sharding.errors import UserError
-
-try:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-except ImportError as error:
-    raise UserError("federation needs the package flwr: pip install 'spectral-sharding[flower]'") from error
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 VALID = timedelta(days=30)
 LOOPBACK = "127.0.0.1"

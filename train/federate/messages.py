@@ -10,16 +10,12 @@ from math import isfinite
 from typing import Any, Self
 
 import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from sharding import Shard
 from sharding.errors import UserError
 from train.config import Config, check_config
 from train.engines import Update
-
-try:
-    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-except ImportError as error:
-    raise UserError("federation needs the package flwr: pip install 'spectral-sharding[flower]'") from error
 
 STYPE = "spectral-sharding.shard"  # says how an array's bytes are to be read; Flower itself does not look at them
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
 
 from sharding import skeleton
 from sharding.errors import UserError
@@ -22,12 +24,6 @@ from train.engines.sequential import SequentialEngine
 from train.experiment import assign_keep_ratios, find_device, make_model, share_out
 from train.federate.messages import Card, Order, read_config, reply_record
 from train.local import ClientData
-
-try:
-    from flwr.app import Context, Message
-    from flwr.clientapp import ClientApp
-except ImportError as error:
-    raise UserError("federation needs the package flwr: pip install 'spectral-sharding[flower]'") from error
 
 log = logging.getLogger(__name__)
 app = ClientApp()

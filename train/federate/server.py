@@ -12,6 +12,9 @@ from functools import partial
 from time import monotonic, sleep
 from typing import TypeVar
 
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
 from sharding import Plan
 from sharding.errors import UserError
 from sharding.planner import Client
@@ -23,12 +26,6 @@ from train.experiment import Experiment, find_device, put_together
 from train.federate.messages import Card, Order, config_text, read_reply
 from train.local import Shares
 from train.records import CLIENTS_FILE, read_clients
-
-try:
-    from flwr.app import ConfigRecord, Message, MessageType, RecordDict
-    from flwr.serverapp import Grid
-except ImportError as error:
-    raise UserError("federation needs the package flwr: pip install 'spectral-sharding[flower]'") from error
 
 log = logging.getLogger(__name__)
 
