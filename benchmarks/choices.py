@@ -35,7 +35,7 @@ from train.engines.sequential import SequentialEngine
 from train.engines.trial import GAIN, Trial
 from train.local import ClientData
 
-OUTPUT = Path(__file__).parent / "results" / "choices.json"
+OUTPUT = Path(__file__).parents[1] / "results" / "engines" / "choices.json"
 LARGEST = 3e9  # operations of a convolution that is worth the while
 
 CLIENTS, BATCHES, CHANNELS, SIZES = (5, 5, 5, 2), (8, 10, 16, 32), (1, 3, 8, 16, 32, 64, 128), (4, 7, 8, 14, 16, 28, 32)

@@ -2,7 +2,7 @@
 
     python benchmarks/clients.py [--repeats 5]
 
-writes benchmarks/results/clients.json: median seconds, the solvers' peak memory beyond their input, and slopes of the
+writes results/samplers/clients.json: median seconds, the solvers' peak memory beyond their input, and slopes of the
 logarithm of both against that of N.
 """
 
@@ -82,7 +82,7 @@ def main() -> None:
         seconds, peaks = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         result[name] = {"seconds": seconds, "peak_mb": peaks, "slopes": [slope(seconds), slope(peaks)]}
         print(f"{name:12s}{seconds[-1]:16.3f}{peaks[-1]:10.0f}{slope(seconds):8.2f}{slope(peaks):6.2f}")
-    path = Path(__file__).parent / "results" / "clients.json"
+    path = Path(__file__).parents[1] / "results" / "samplers" / "clients.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 

@@ -27,7 +27,7 @@ from train.experiment import Experiment, assemble
 
 ROOT = Path(__file__).parents[1]
 
-OUTPUT = ROOT / "benchmarks" / "results" / "cohort.json"
+OUTPUT = ROOT / "results" / "engines" / "cohort.json"
 ENGINE_NAMES = ("sequential", "stacked", "processes")
 
 # One local epoch and small clients, where more would only take longer.

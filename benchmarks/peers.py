@@ -38,7 +38,7 @@ CONTENDERS = {  # name -> whose, and whether it is tuned beyond what its example
     "flower_one_core_each": ("flower", True),
     "pfl": ("pfl", False),
 }
-OUTPUT = ROOT / "benchmarks" / "results" / "peers.json"
+OUTPUT = ROOT / "results" / "engines" / "peers.json"
 
 
 def python_of(peer: str, folder: Path) -> str:

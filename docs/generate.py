@@ -39,7 +39,7 @@ def engines() -> Iterator[str]:
         *("seconds a round", "sequential", "stacked, one thread", "processes"),
         *("the fastest: times sequential", "peak MB, sequential / processes"),
     )
-    for name, case in _measured("benchmarks/results/cohort.json").items():
+    for name, case in _measured("results/engines/cohort.json").items():
         if isinstance(case, dict) and "seconds_per_round" in case:
             seconds, memory = case["seconds_per_round"], case["peak_memory_mb"]
             sequential = min(seconds["sequential"], seconds["sequential_1_thread"])
@@ -53,7 +53,7 @@ def engines() -> Iterator[str]:
 def peers() -> Iterator[str]:
     """Yield the table of benchmarks/peers.py."""
     yield from table("simulator", "seconds a round", "ours is faster by", "peak MB")
-    for name, its in _measured("benchmarks/results/peers.json")["simulators"].items():
+    for name, its in _measured("results/engines/peers.json")["simulators"].items():
         ratio = f"{its['ours_is_faster_by']:.2f}" if "ours_is_faster_by" in its else ""
         yield f"| {name} | {its['seconds_per_round']:.2f} | {ratio} | {its['peak_memory_mb']:,.0f} |"
 

@@ -97,3 +97,10 @@ def test_the_site_builds_without_a_warning(tmp_path):
     keys = (tmp_path / "reference" / "configuration.html").read_text(encoding="utf-8")
     assert "local.frobenius_decay" in keys
     assert ">None<" not in keys  # a key without a description
+
+
+def test_every_folder_of_results_is_on_the_page_that_says_what_it_supports():
+    page = TEXTS["docs/results/index.md"]
+    folders = sorted(folder.name for folder in (ROOT / "results").iterdir() if folder.is_dir())
+    assert folders
+    assert [name for name in folders if f"`{name}`" not in page] == []
