@@ -47,7 +47,7 @@ def main(words: Sequence[str]) -> int:
         print(__doc__)
         return 0
     torch.set_num_threads(1)
-    rounds = 3 if "--quick" in words else 15
+    rounds = 3 if "--quick" in words else 8
     results: dict[str, object] = {"torch": torch.__version__, "threads": 1}
     results["layers"] = {name: measure_layer(name, rounds) for name in LAYERS}
     results["factorize"] = measure_factorize(1 if "--quick" in words else 2)

@@ -58,12 +58,21 @@ class FactorizedConv(FactorizedLayer):
         """Return V as filters, shape (n·groups, in/groups, *kernel)."""
         return stacked_terms(self.v, self.num_blocks).view([-1, self.weight_shape[1], *self.kernel_size])
 
+    def _is_pointwise(self) -> bool:
+        return self.v.shape[0] == self.in_channels
+
     def _combination(self) -> Tensor:
-        """Return U as the filters of a 1×1 convolution, shape (out, n, 1, …)."""
-        return self.u.view(list(self.u.shape) + [1] * len(self.kernel_size))
+        """Return UΩ as the filters of a 1×1 convolution, shape (out, n, 1, …), or U where `_scaled` takes care of Ω."""
+        u = self.u if self._is_pointwise() else self.u * self.multipliers
+        return u.view(list(u.shape) + [1] * len(self.kernel_size))
 
     def _scaled(self, terms: Tensor) -> Tensor:
-        """Multiply terms (…, n·groups, *positions) by Ω."""
+        """Multiply terms (…, n·groups, *positions) by Ω in a 1×1 convolution, which may see a single position.
+
+        The filters of a larger kernel are so much more work than the entries of U that scaling U does not show.
+        """
+        if not self._is_pointwise():
+            return terms
         return terms * repeated(self.multipliers, self.num_blocks).view([-1] + [1] * len(self.kernel_size))
 
     def extra_repr(self) -> str:
