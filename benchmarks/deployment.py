@@ -125,8 +125,8 @@ def wire(into: Path) -> None:
             }
         )
         print(rows[-1], flush=True)
+        save(into, "wire", {"config": "quickstart.yaml", "overrides": WIDE, "rows": rows})
     rmtree(scratch)
-    save(into, "wire", {"config": "quickstart.yaml", "overrides": WIDE, "rows": rows})
 
 
 def simulated_by_us(folder: Path) -> float:
