@@ -89,8 +89,6 @@ from sharding.shard import Shard, Terms
 from sharding.spectrum import Spectrum, decompose
 from sharding.strategies import STRATEGIES, Group, Law, Strategy
 
-__version__ = "0.1.0"
-
 try:
     __version__ = version("spectral-sharding")
 except PackageNotFoundError:  # a checkout that is not installed
