@@ -7,7 +7,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from sharding.errors import UserError
 from train.config import Config
@@ -56,7 +57,7 @@ class Standing:
 
     def __str__(self) -> str:
         told = [] if self.loss is None else [f"loss {self.loss:.3f}"]
-        told += [] if self.accuracy is None else [f"test accuracy {100 * self.accuracy:.1f} %"]
+        told += [] if self.accuracy is None else [f"accuracy {100 * self.accuracy:.1f} %"]
         told += [f"{self.megabytes:,.1f} MB"] + ([f"{self.lost} lost"] if self.lost else [])
         return ", ".join([*told, *([f"{clock(self.left)} left"] if self.done < self.rounds else [])])
 
@@ -117,8 +118,10 @@ class _Bars(Progress):
     """One bar a run, and one over all where they are many."""
 
     def __init__(self, console: Console, runs: Sequence[Standing]) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())
-        super().__init__(*columns, TextColumn("{task.fields[told]}"), console=console)
+        whole = Column(no_wrap=True)  # of 80 characters all are needed
+        elapsed = [TimeElapsedColumn()] if len(runs) == 1 else []
+        columns = (TextColumn("{task.description}", table_column=Column(no_wrap=True)), BarColumn(8), *elapsed)
+        super().__init__(*columns, TextColumn("{task.fields[told]}", table_column=whole), console=console)
         self._many = len(runs) > FEW
         self._all = self.add_task("all runs", total=len(runs), told="", visible=self._many)
         before = BEFORE if len(runs) == 1 else "waits, or starts"
@@ -131,7 +134,8 @@ class _Bars(Progress):
         bar, finished = self._places[place], run.done == run.rounds
         if not self.tasks[bar].started:
             self.start_task(bar)
-        self.update(bar, completed=run.done, told=str(run), visible=not (self._many and finished))
+        told = f"{run.done}/{run.rounds}, {run}"
+        self.update(bar, completed=run.done, told=told, visible=not (self._many and finished))
         if finished:
             self.advance(self._all)
 

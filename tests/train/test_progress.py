@@ -32,9 +32,9 @@ def test_off_a_terminal_there_is_a_line_at_once_then_every_so_often_and_at_the_e
             progress.show(0, line(t, **({"test_accuracy": 0.125, "failed": 1} if t == 3 else {})))
     assert out.getvalue().splitlines()[1:] == [
         "collective: round 1 of 10, loss 0.500, 1.5 MB, 0:18 left",
-        "collective: round 4 of 10, loss 0.500, test accuracy 12.5 %, 6.0 MB, 1 lost, 0:12 left",
-        "collective: round 7 of 10, loss 0.500, test accuracy 12.5 %, 10.5 MB, 1 lost, 0:06 left",
-        "collective: round 10 of 10, loss 0.500, test accuracy 12.5 %, 15.0 MB, 1 lost",
+        "collective: round 4 of 10, loss 0.500, accuracy 12.5 %, 6.0 MB, 1 lost, 0:12 left",
+        "collective: round 7 of 10, loss 0.500, accuracy 12.5 %, 10.5 MB, 1 lost, 0:06 left",
+        "collective: round 10 of 10, loss 0.500, accuracy 12.5 %, 15.0 MB, 1 lost",
     ]
 
 
@@ -45,7 +45,16 @@ def test_on_a_terminal_a_bar_says_the_same():
         progress.show(0, line(0, test_accuracy=0.25))
     shown = out.getvalue()
     assert "reads the data" in shown
-    assert "loss 0.500, test accuracy 25.0 %, 1.5 MB, 0:18 left" in shown
+    assert "1/10, loss 0.500, accuracy 25.0 %, 1.5 MB, 0:18 left" in shown
+
+
+def test_a_bar_with_all_there_is_to_say_fits_a_terminal():
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=80, color_system=None)
+    with RoundProgress(console, [CONFIG, CONFIG], ["collective", "b"]) as progress:
+        progress.show(0, line(2, test_accuracy=0.25, bytes_up=1e9, failed=12))
+    assert "collective ━━" in out.getvalue()
+    assert "3/10, loss 0.500, accuracy 25.0 %, 1,001.0 MB, 12 lost, 0:14 left" in out.getvalue()
 
 
 @pytest.mark.parametrize("terminal", [True, False])
