@@ -17,7 +17,8 @@ from train.config import load_config
 from train.plots import STYLES, Point, mean_band, style_of
 from train.report.figures import metric_drawing
 from train.report.history import History, find_runs, group
-from train.report.page import reached_targets, write_page
+from train.report.page import write_page
+from train.report.targets import price, reached_targets, spent_until
 from train.run import run
 
 SEEDS = Path("results/quickstart_seeds")
@@ -197,6 +198,23 @@ def test_targets_are_what_was_reached(runs):
     arms = group(find_runs([SEEDS]))
     assert reached_targets(arms) == [80.0, 85.0, 95.0]
     assert reached_targets([]) == []
+
+
+def test_the_price_of_a_target_is_what_moved_until_an_evaluation_first_reached_it(runs):
+    arm = group(find_runs([runs]))[0]
+    lines = [
+        {"round": t, "bytes_down": 3e6, "bytes_up": 1e6} | ({"test_accuracy": a} if a is not None else {})
+        for t, a in enumerate((None, 0.5, 0.7, 0.6))
+    ]
+    fast = replace(arm.runs[0], lines=lines)
+    slow = replace(arm.runs[0], lines=[*lines[:2], *lines[:1], *lines[2:]])
+    assert [spent_until(fast, target, "bytes") for target in (50, 50.1, 70, 71)] == [8, 12, 12, None]
+    assert spent_until(slow, 70, "rounds") == 4
+    both = replace(arm, runs=[fast, slow])
+    assert (price(both, 50), price(both, 71)) == ("8.0 ± 0.0", "never")
+    assert price(both, 70, " MB") == f"14.0 ± {8**0.5:.1f} MB"
+    never = replace(arm, runs=[fast, replace(slow, lines=lines[:2])])
+    assert price(never, 70) == "12.0 (1 of 2 seeds never)"
 
 
 def test_a_band_is_the_mean_and_deviation_of_the_rounds_that_all_seeds_have():

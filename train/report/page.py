@@ -2,13 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from math import floor, isnan
+from math import isnan
 from pathlib import Path
 from statistics import fmean, mean
 from typing import Any
 
 from sharding.errors import UserError
-from train.plots import mean_band
 from train.provenance import Provenance
 from train.records import read_clients, read_layers
 from train.report import html
@@ -23,8 +22,9 @@ from train.report.figures import (
     phase_drawing,
     spread_drawing,
 )
-from train.report.history import AMOUNTS, Arm, History, differing_keys, evaluations, find_runs, group, write_csv
-from train.report.summary import CSV_COLUMNS, csv_rows, mean_and_spread, targets_of
+from train.report.history import AMOUNTS, Arm, History, differing_keys, find_runs, group, write_csv
+from train.report.summary import CSV_COLUMNS, csv_rows
+from train.report.targets import mean_and_spread, price, reached_targets, spent_until, targets_of
 
 PAGE, TABLE = "report.html", "report.csv"
 REASONS = 12  # so many reasons for lost updates are told
@@ -54,22 +54,12 @@ def write_page(folders: Sequence[Path], into: Path, command: str, targets: Seque
     into.mkdir(parents=True, exist_ok=True)
     aims = list(targets) or targets_of(arms) or reached_targets(arms)
     columns = [f"megabytes_to_{aim:g}" for aim in aims]
-    spent = [[_spent(run, aim, "bytes") for aim in aims] for arm in arms for run in arm.runs]
+    spent = [[spent_until(run, aim, "bytes") for aim in aims] for arm in arms for run in arm.runs]
     rows = [(*row, *its) for row, its in zip(csv_rows(arms), spent, strict=True)]
     write_csv(table, (*CSV_COLUMNS, *columns), rows)
     title = ", ".join(dict.fromkeys(str(run.config.get("name", run.directory.name)) for run in runs))
     page.write_text(html.page(title, _sections(arms, aims, command)), encoding="utf-8")
     return [page, table]
-
-
-def reached_targets(arms: Sequence[Arm]) -> list[float]:
-    """Return up to three multiples of 5 %: what the worst arm reached, what the best did, and one between."""
-    best = [max(mean_band(curves).means) for arm in arms if (curves := arm.curves("test_accuracy"))]
-    if not best:
-        return []
-    ends = min(best), max(best)
-    chosen = {5.0 * floor(value / 5) for value in (ends[0], fmean(ends), ends[1])}
-    return sorted(target for target in chosen if target > 0)
 
 
 def _sections(arms: Sequence[Arm], aims: Sequence[float], command: str) -> Iterator[tuple[str, str]]:
@@ -128,12 +118,8 @@ def _loss(arms: Sequence[Arm]) -> Drawing | None:
 def _targets(arms: Sequence[Arm], aims: Sequence[float]) -> str:
     if not aims:
         return ""
-    spent = [[[_spent(run, aim, "bytes") for run in arm.runs] for aim in aims] for arm in arms]
-    rounds = [[[_spent(run, aim, "rounds") for run in arm.runs] for aim in aims] for arm in arms]
-    rows = [
-        (arm.label, *(_price(mb, t) for mb, t in zip(its, of, strict=True)))
-        for arm, its, of in zip(arms, spent, rounds, strict=True)
-    ]
+    spent = [[[spent_until(run, aim, "bytes") for run in arm.runs] for aim in aims] for arm in arms]
+    rows = [(arm.label, *(_price(arm, aim) for aim in aims)) for arm in arms]
     header = ("strategy", *(f"{aim:g} %" for aim in aims))
     dots = [
         spread_drawing(arms, [[value for value in its[place] if value is not None] for its in spent], aim)
@@ -143,19 +129,11 @@ def _targets(arms: Sequence[Arm], aims: Sequence[float]) -> str:
     return html.table(header, rows, colors=[arm.style.color for arm in arms]) + html.note(words) + html.figures(dots)
 
 
-def _spent(run: History, aim: float, unit: str) -> float | None:
-    found = evaluations(run.lines, AMOUNTS[unit])
-    return next((spent for spent, accuracy in found if 100 * accuracy >= aim - 1e-9), None)
-
-
-def _price(spent: Sequence[float | None], rounds: Sequence[float | None]) -> str:
-    """Return the MB and rounds of the seeds that reached a target."""
-    bytes_of, rounds_of = ([value for value in values if value is not None] for values in (spent, rounds))
-    if not bytes_of:
-        return "never"
-    missing = len(spent) - len(bytes_of)
-    never = f" ({missing} of {len(spent)} seeds never)" if missing else ""
-    return f"{mean_and_spread(bytes_of, ',.1f')} MB · {mean_and_spread(rounds_of, '.0f')} rounds{never}"
+def _price(arm: Arm, aim: float) -> str:
+    """Return the rounds and MB of the seeds that reached a target."""
+    rounds = [value for run in arm.runs if (value := spent_until(run, aim, "rounds")) is not None]
+    moved = price(arm, aim, " MB")
+    return f"{mean_and_spread(rounds, '.0f')} rounds · {moved}" if rounds else moved
 
 
 def _laws(arms: Sequence[Arm]) -> str:

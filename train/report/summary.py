@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 from rich.table import Table
 
 from train.directory import METRICS_FILE
 from train.plots import accuracy_figure, save
 from train.report.history import Arm, History, group, megabytes, write_csv
+from train.report.targets import mean_and_spread, price, reached_targets, targets_of
 
 COLUMNS = ("strategy", "test accuracy", "down / client·round", "up / client·round", "of dense FedAvg's bytes")
 CSV_COLUMNS = (
@@ -29,12 +30,14 @@ class Row:
     down: float
     up: float
     share: float
+    price: str
 
     @classmethod
-    def of(cls, arm: Arm) -> "Row":
-        """Average the runs of an arm."""
+    def of(cls, arm: Arm, target: float | None) -> "Row":
+        """Average the runs of an arm; its price is what it moved to reach the target in %."""
         down, up = (mean(run.mean_bytes(direction) for run in arm.runs) for direction in ("down", "up"))
-        return cls(arm.label, arm.finals, down, up, (down + up) / (2 * arm.runs[0].lines[0]["bytes_dense"]))
+        share = (down + up) / (2 * arm.runs[0].lines[0]["bytes_dense"])
+        return cls(arm.label, arm.finals, down, up, share, "–" if target is None else price(arm, target))
 
     def cells(self) -> tuple[str, ...]:
         """The row as text."""
@@ -44,6 +47,7 @@ class Row:
             f"{self.down / 1e3:,.1f} kB",
             f"{self.up / 1e3:,.1f} kB",
             f"{100 * self.share:.1f} %",
+            self.price,
         )
 
 
@@ -61,19 +65,15 @@ def write_report(directories: Sequence[Path], into: Path, title: str, command: s
     """
     histories = [History.read(directory) for directory in directories]
     arms = group(histories)
-    rows = [Row.of(arm) for arm in arms]
-    (into / SUMMARY).write_text(_markdown(title, command, rows, histories), encoding="utf-8")
+    aims = targets_of(arms) or reached_targets(arms)
+    columns = (*COLUMNS, f"MB to {aims[0]:g} %" if aims else "MB to a target")
+    rows = [Row.of(arm, aims[0] if aims else None) for arm in arms]
+    (into / SUMMARY).write_text(_markdown(title, command, columns, rows, histories), encoding="utf-8")
     table = write_csv(into / TABLE, CSV_COLUMNS, csv_rows(arms))
     curves = {arm.label: arm.curves("test_accuracy", "bytes") for arm in arms}
     figure = accuracy_figure(curves, {arm.label: arm.style for arm in arms}, "bytes", title, targets_of(arms))
     written = [*(directory / METRICS_FILE for directory in directories), into / SUMMARY, table]
-    return _table(title, rows, histories), [*written, *save(figure, into / PLOT)]
-
-
-def targets_of(arms: Sequence[Arm]) -> list[float]:
-    """Return the accuracies that the runs' configurations aim at, in %."""
-    aimed = {arm.settings.get("target_accuracy") for arm in arms}
-    return sorted(100 * target for target in aimed if target is not None)
+    return _table(title, columns, rows, histories), [*written, *save(figure, into / PLOT)]
 
 
 def csv_rows(arms: Sequence[Arm]) -> list[tuple[object, ...]]:
@@ -95,16 +95,11 @@ def _csv_row(arm: Arm, run: History) -> tuple[object, ...]:
     )
 
 
-def mean_and_spread(values: Sequence[float], form: str = ".1f") -> str:
-    """Return ``mean ± standard deviation``, the mean alone of a single value."""
-    return f"{mean(values):{form}}" + (f" ± {stdev(values):{form}}" if len(values) > 1 else "")
-
-
-def _table(title: str, rows: list[Row], histories: list[History]) -> Table:
+def _table(title: str, columns: Sequence[str], rows: list[Row], histories: list[History]) -> Table:
     failed = _failures(histories)
     caption = f"{failed} client updates were left out; `failures` in metrics.jsonl says why" if failed else None
     table = Table(title=title, title_justify="left", caption=caption)
-    for index, column in enumerate(COLUMNS):
+    for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index == 0 else "right")
     for row in rows:
         table.add_row(*row.cells())
@@ -115,8 +110,8 @@ def _failures(histories: list[History]) -> int:
     return int(sum(line["failed"] for history in histories for line in history.lines))
 
 
-def _markdown(title: str, command: str, rows: list[Row], histories: list[History]) -> str:
-    lines = [f"# {title}", "", f"| {' | '.join(COLUMNS)} |", f"|---|{'---:|' * (len(COLUMNS) - 1)}"]
+def _markdown(title: str, command: str, columns: Sequence[str], rows: list[Row], histories: list[History]) -> str:
+    lines = [f"# {title}", "", f"| {' | '.join(columns)} |", f"|---|{'---:|' * (len(columns) - 1)}"]
     lines += [f"| {' | '.join(row.cells())} |" for row in rows]
     seeds = max(len(row.accuracies) for row in rows)
     seconds = sum(line["seconds"] for history in histories for line in history.lines)
