@@ -23,6 +23,7 @@ from rich.console import Console
 
 from train.compare import compare
 from train.config import Config, load_config
+from train.plots import save
 from train.progress import RoundProgress
 from train.report import History
 
@@ -58,7 +59,7 @@ def main(into: Path, overrides: Sequence[str]) -> None:
         curves.setdefault(setting, []).append(History.read(config.directory))
     write_curves(into / "curves.csv", curves)
     (into / "summary.md").write_text(table(curves, overrides), encoding="utf-8")
-    draw(curves).savefig(into / "accuracy.png", dpi=130)
+    save(draw(curves), into / "accuracy.png")
     print(f"wrote {into}/summary.md, curves.csv and accuracy.png")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from arguments import read_arguments
 from studies import Lines, cells, draw, megabytes_up, run_all, spread, write_curves, write_summary
 
+from train.plots import save
 from train.report import evaluations, megabytes
 
 CONFIG = Path(__file__).parents[1] / "configs" / "joint_sampling.yaml"
@@ -48,7 +49,7 @@ def main(into: Path, overrides: list[str]) -> None:
     write_curves(into / "curves.csv", runs)
     groups = {scheme: [runs[f"{scheme}-{seed}"] for seed in SEEDS] for scheme in SCHEMES}
     figure = draw(groups, {"megabytes sent by clients": megabytes_up, "megabytes both ways": megabytes})
-    figure.savefig(into / "joint_sampling.png", dpi=130)
+    save(figure, into / "joint_sampling.png")
     budget = min(sum(map(megabytes_up, lines)) for scheme, rs in groups.items() if scheme != "all 10" for lines in rs)
     rounds, seconds = len(runs["ocs_partial-0"]), sum(line["seconds"] for lines in runs.values() for line in lines)
     table = [

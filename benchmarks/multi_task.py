@@ -13,6 +13,7 @@ from arguments import read_arguments
 from studies import Lines, draw, megabytes_up, run_all, spread, write_curves, write_summary
 
 from train.config import Config, load_config
+from train.plots import save
 
 CONFIG = Path(__file__).parents[1] / "configs" / "multi_task.yaml"
 SIGNALS, SEEDS = ("norm", "loss", "round_robin", "uniform"), (0, 1)
@@ -37,9 +38,7 @@ def main(into: Path, overrides: list[str]) -> None:
     runs = run_all(configs)
     write_curves(into / "curves.csv", runs)
     groups = {signal: [runs[f"{signal}-{seed}"] for seed in SEEDS] for signal in SIGNALS}
-    draw(groups, {"rounds": lambda line: 1, "megabytes sent by clients": megabytes_up}).savefig(
-        into / "multi_task.png", dpi=130
-    )
+    save(draw(groups, {"rounds": lambda line: 1, "megabytes sent by clients": megabytes_up}), into / "multi_task.png")
     names = list(next(iter(configs.values())).tasks)
     rounds, seconds = len(groups["norm"][0]), sum(line["seconds"] for lines in runs.values() for line in lines)
     table = [

@@ -25,6 +25,7 @@ from studies import (
 )
 
 from train.config import Config, load_config
+from train.plots import save
 from train.report import evaluations
 
 CONFIG = Path(__file__).parents[1] / "configs" / "uneven_clients.yaml"
@@ -90,7 +91,7 @@ def main(into: Path, overrides: list[str]) -> None:
     write_curves(into / "curves.csv", runs)
     bits = "megabits sent by clients"
     figure = draw({s: r for s, (_, r) in chosen.items()}, {"rounds": count_round, bits: megabits}, logarithmic=[bits])
-    figure.savefig(into / "uneven_clients.png", dpi=130)
+    save(figure, into / "uneven_clients.png")
     rounds = len(next(iter(runs.values())))
     lines = [
         f"# Uneven clients on MNIST, {rounds} rounds, target {100 * TARGET:.0f} %",

@@ -27,6 +27,7 @@ from sharding import round_time, wireless_probabilities
 from sharding.clients import estimate_beta_over_alpha, statistical_probabilities
 from sharding.rng import generator, seed_of
 from train.partition import power_law
+from train.plots import save
 
 CLIENTS, SAMPLES, FEATURES, CLASSES = 100, 20_509, 60, 10
 STEPS, BATCH, LR = 50, 24, 0.1
@@ -223,7 +224,7 @@ def write(into: Path, runs: list[Run], sweep: list[Run], args: argparse.Namespac
         "",
     ]
     (into / "summary.md").write_text("\n".join(lines), encoding="utf-8")
-    figure(runs, sizes, curves, args).savefig(into / "wireless.png", dpi=130)
+    save(figure(runs, sizes, curves, args), into / "wireless.png")
 
 
 def table(runs: list[Run], args: argparse.Namespace) -> list[str]:

@@ -12,6 +12,8 @@ from typing import Any
 from arguments import read_arguments
 from studies import Lines, cells, draw, run_all, spent_to, spread, write_curves, write_summary
 
+from train.plots import save
+
 CONFIG = Path(__file__).parents[1] / "configs" / "wireless_mnist.yaml"
 SEEDS, TARGET = (0, 1), 0.97
 OTHERS = "clients.beta_over_alpha=null"
@@ -43,9 +45,7 @@ def main(into: Path, overrides: list[str]) -> None:
     runs = run_all(cells(CONFIG, SCHEMES, SEEDS, into, overrides))
     write_curves(into / "curves.csv", runs)
     groups = {scheme: [runs[f"{scheme}-{seed}"] for seed in SEEDS] for scheme in SCHEMES}
-    draw(groups, {"simulated seconds": simulated, "rounds": lambda line: 1}).savefig(
-        into / "wireless_mnist.png", dpi=130
-    )
+    save(draw(groups, {"simulated seconds": simulated, "rounds": lambda line: 1}), into / "wireless_mnist.png")
     rounds, seconds = len(groups["uniform"][0]), sum(line["seconds"] for lines in runs.values() for line in lines)
     table = [
         f"# Simulated seconds to {100 * TARGET:.0f} % on MNIST, N = 100, K = 6, {rounds} rounds",

@@ -7,6 +7,7 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Self
 
+from train.plots import save
 from train.tables.cells import Cell
 from train.tables.layout import Figure, Layout, Matrix, Panel, Setting
 from train.tables.plots import draw_curves, draw_table
@@ -58,10 +59,10 @@ class Report:
         self._write_csv(cells)
         pictures = [curves]
         if isinstance(self.matrix, Figure):
-            draw_curves(self.matrix, self.grid, self.layout, self.matrix.panels).savefig(curves, dpi=130)
+            save(draw_curves(self.matrix, self.grid, self.layout, self.matrix.panels), curves)
         else:
-            draw_curves(self.matrix, self.grid, self.layout, TABLE_CURVES).savefig(curves, dpi=130)
-            draw_table(self.matrix, self.grid, self.layout).savefig(dots, dpi=130)
+            save(draw_curves(self.matrix, self.grid, self.layout, TABLE_CURVES), curves)
+            save(draw_table(self.matrix, self.grid, self.layout), dots)
             pictures.insert(0, dots)
         text.write_text("\n".join(self._markdown(pictures)) + "\n", encoding="utf-8")
         return [text, cells, *pictures]
