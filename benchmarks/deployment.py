@@ -31,6 +31,7 @@ from train.run import run
 CONFIG = str(ROOT / "configs" / "quickstart.yaml")
 NODES = (2, 4, 8)
 WIDE = ["model.width=64", "keep_ratio=0.1", "local.epochs=1", "local.batch_size=32", "rounds=4", "evaluate_every=4"]
+BATCHES = (8, 32)  # the quickstart's, and the paper's
 ENGINE = ["clients.count=10", "clients.per_round=10", "keep_ratio=0.1", "rounds=6", "evaluate_every=6"]
 
 
@@ -129,15 +130,15 @@ def wire(into: Path) -> None:
     rmtree(scratch)
 
 
-def simulated_by_us(folder: Path) -> float:
+def simulated_by_us(folder: Path, overrides: list[str]) -> float:
     """Return the seconds of the best round of our engine."""
-    config = load_config(CONFIG, [*ENGINE, f"output={folder}"])
+    config = load_config(CONFIG, [*overrides, f"output={folder}"])
     times: list[float] = []
     run(config, lambda metrics: times.append(float(str(metrics["seconds"]))))
     return min(times[1:])
 
 
-def simulated_by_flower(folder: Path) -> float:
+def simulated_by_flower(folder: Path, overrides: list[str]) -> float:
     """Return the seconds of the best round of Flower's simulation: as many actors as there are cores."""
     home = folder.parent / f"{folder.name}-home"
     home.mkdir()
@@ -146,7 +147,7 @@ def simulated_by_flower(folder: Path) -> float:
         f'[superlink]\ndefault = "x"\n[superlink.x]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
     )
     (home / "run.toml").write_text(
-        f'config = "{CONFIG}"\noverrides = "{" ".join(ENGINE)} output={folder}"\n'
+        f'config = "{CONFIG}"\noverrides = "{" ".join(overrides)} output={folder}"\n'
         "start-timeout = 600.0\nround-timeout = 600.0\n"
     )
     own = launch.Place(home, port).environment("x") | {"FLWR_HOME": str(home)}
@@ -165,19 +166,20 @@ def simulated_by_flower(folder: Path) -> float:
     return min(line["seconds"] for line in lines[1:])
 
 
-def engines(into: Path, times: int = 2) -> None:
-    """Time both in turn, and write the best of each."""
-    scratch = Path(mkdtemp())
-    ours, theirs = [], []
-    for turn in range(times):
-        ours.append(simulated_by_us(scratch / f"ours-{turn}"))
-        theirs.append(simulated_by_flower(scratch / f"flower-{turn}"))
-        print(ours[-1], theirs[-1], flush=True)
-    same = [(scratch / f"{who}-0" / "model.safetensors").stat().st_size for who in ("ours", "flower")]
-    assert same[0] == same[1]
+def engines(into: Path, turns: int = 2) -> None:
+    """Time both in turn, for small and large batches, and write the best of each."""
+    scratch, rows = Path(mkdtemp()), []
+    for batch in BATCHES:
+        overrides = [*ENGINE, f"local.batch_size={batch}"]
+        ours, theirs = [], []
+        for turn in range(turns):
+            ours.append(simulated_by_us(scratch / f"ours-{batch}-{turn}", overrides))
+            theirs.append(simulated_by_flower(scratch / f"flower-{batch}-{turn}", overrides))
+        ratio = min(theirs) / min(ours)
+        rows.append({"overrides": overrides, "ours": ours, "flower": theirs, "ratio": ratio})
+        print(rows[-1], flush=True)
+        save(into, "engines", {"config": "quickstart.yaml", "rows": rows})
     rmtree(scratch)
-    result = {"config": "quickstart.yaml", "overrides": ENGINE, "ours": ours, "flower": theirs}
-    save(into, "engines", result | {"ratio": min(theirs) / min(ours)})
 
 
 def save(into: Path, name: str, result: dict[str, object]) -> None:
