@@ -30,7 +30,7 @@ from train.run import run
 
 CONFIG = str(ROOT / "configs" / "quickstart.yaml")
 NODES = (2, 4, 8)
-WIDE = ["model.width=64", "keep_ratio=0.1", "local.epochs=1", "local.batch_size=32", "rounds=4", "evaluate_every=4"]
+WIDE = ["model.width=128", "keep_ratio=0.1", "local.epochs=1", "local.batch_size=32", "rounds=4", "evaluate_every=4"]
 BATCHES = (8, 32)  # the quickstart's, and the paper's
 ENGINE = ["clients.count=10", "clients.per_round=10", "keep_ratio=0.1", "rounds=6", "evaluate_every=6"]
 
