@@ -47,7 +47,11 @@ class Relay:
     def _accept(self) -> None:
         while True:
             node, _ = self._listener.accept()
-            server = socket.create_connection((launch.LOOPBACK, self._to))
+            try:
+                server = socket.create_connection((launch.LOOPBACK, self._to))
+            except OSError:  # the server is gone
+                node.close()
+                continue
             Thread(target=self._hand_on, args=(node, server, "up"), daemon=True).start()
             Thread(target=self._hand_on, args=(server, node, "down"), daemon=True).start()
 
