@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.train.test_own_parts import EXAMPLES
+
 ROOT = Path(__file__).parents[1]
 SAYS = {
     "compress_gpt2.py": ("saved and loaded", "the change is an adapter", "merged: Conv1D again"),
@@ -17,7 +19,9 @@ SAYS = {
 
 
 def test_all_examples_are_run():
-    assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(SAYS)
+    """Those of parts of one's own by tests/train/test_own_parts.py, the others here."""
+    scripts = {path.name for path in (ROOT / "examples").glob("*.py")}
+    assert scripts == set(SAYS) | {f"{name}.py" for name in EXAMPLES}
 
 
 @pytest.mark.parametrize("name", SAYS)

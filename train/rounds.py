@@ -53,9 +53,10 @@ def run_rounds(experiment: Experiment, start: int, record: Callable[[int, Metric
         if looks:
             with clock("evaluate"):
                 metrics |= scores(experiment)
-        if record(t, {"round": t, "lr": lr} | metrics | clock.seconds()):
-            return
+        done = record(t, {"round": t, "lr": lr} | metrics | clock.seconds())
         losses.count(metrics)
+        if done:
+            return
 
 
 def scores(experiment: Experiment) -> Metrics:

@@ -108,9 +108,10 @@ def run_tasks(tasks: Tasks, start: int, record: Callable[[int, Metrics], bool]) 
                         experiment.model, experiment.dataset, experiment.dataset.test
                     )
         metrics = summarize(metrics, list(tasks.experiments))
-        if record(t, {"round": t, "clients": len(cohort)} | metrics | clock.seconds()):
-            return
+        done = record(t, {"round": t, "clients": len(cohort)} | metrics | clock.seconds())
         losses.count(metrics)
+        if done:
+            return
 
 
 def ask(tasks: Tasks, cohort: list[int], t: int) -> tuple[NDArray[np.float64], dict[str, Work]]:

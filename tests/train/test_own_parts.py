@@ -13,6 +13,7 @@ import pytest
 from sharding import STRATEGIES, Group, Law, ShardPlanner, Strategy, UserError, sample
 from train.config import load_config
 from train.experiment import assemble, find_engine
+from train.listing import REGISTRIES
 from train.naming import describe, expand, with_directory
 from train.parts import SCHEDULES, import_parts
 from train.run import is_finished, run
@@ -32,6 +33,19 @@ EXAMPLES = {
     "own_tracker": ["configs/quickstart.yaml", *MLP, "tracking.use=[csv]"],
     "own_data_model": ["examples/moons.yaml", "data.options.noise=0.2", "model.activation=gelu"],
 }
+
+
+@pytest.fixture(autouse=True)
+def _registries_as_before():
+    """What a test registers is gone after it, so that no other test of this process sees it."""
+    registries = [STRATEGIES, *REGISTRIES.values()]
+    before = [dict(registry) for registry in registries]
+    yield
+    for registry, held in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(held)
+    for module in [name for name in sys.modules if name.startswith("examples.own_")]:
+        del sys.modules[module]
 
 
 def ignore(metrics):

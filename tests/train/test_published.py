@@ -18,8 +18,8 @@ CUT = {
 }
 
 
-def load_few(name, root, download):
-    dataset = load_dataset(name, root, download, limit=64)
+def load_few(name, root, download, options):
+    dataset = load_dataset(name, root, download, limit=64, options=options)
     return replace(dataset, test=Split(dataset.test.inputs[:16], dataset.test.targets[:16]))
 
 

@@ -370,6 +370,13 @@ def test_a_run_whose_rounds_were_all_lost_does_not_end_well(tmp_path):
         tampered(tmp_path, lambda plan, pairs: [], "rounds=2")
 
 
+def test_a_last_round_that_was_lost_counts_before_the_run_may_end(tmp_path):
+    experiment = assemble(tiny(tmp_path / "run", "engine=sequential"))
+    experiment.__dict__["engine"] = Tampering(experiment.engine, lambda plan, pairs: [])
+    with pytest.raises(DivergedError):
+        run_rounds(experiment, 0, lambda t, metrics: t == 1)
+
+
 def test_the_training_set_is_evaluated_whole_and_changes_nothing(tmp_path):
     config = tiny(tmp_path / "seen", "evaluate_training=true", "evaluate_every=2")
     first, last = read(run(config, ignore))
