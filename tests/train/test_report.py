@@ -124,7 +124,13 @@ def test_the_table_beside_the_page_has_a_row_a_run(written):
 
 
 def test_runs_made_long_ago_have_a_page_as_well(tmp_path):
-    page, table = write_page([SEEDS], tmp_path, "x")
+    newer = shutil.ignore_patterns("layers.jsonl", "clients.json", "provenance.json", "*.safetensors")
+    shutil.copytree(SEEDS, tmp_path / "old", ignore=newer)
+    for metrics in (tmp_path / "old").glob("*/metrics.jsonl"):
+        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+        old = [{key: value for key, value in line.items() if key not in ("coverage", "lr")} for line in lines]
+        metrics.write_text("".join(json.dumps(line) + "\n" for line in old))
+    page, table = write_page([tmp_path / "old"], tmp_path / "page", "x")
     text = page.read_text(encoding="utf-8")
     assert text.count("<figure>") == 9  # three of accuracy and loss, three targets, two of draws, time; no lost clients
     assert "were made before layers.jsonl was written" in text
