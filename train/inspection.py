@@ -10,7 +10,6 @@ from train.config import Config
 from train.data import Dataset, load_dataset
 from train.experiment import deal
 from train.partition import class_counts
-from train.plots import save
 
 
 def inspect_partition(config: Config, into: Path) -> list[str]:
@@ -25,7 +24,7 @@ def inspect_partition(config: Config, into: Path) -> list[str]:
     labels = _labels(dataset)
     counts = None if labels is None else class_counts(parts, labels, dataset.num_classes)
     into.parent.mkdir(parents=True, exist_ok=True)
-    save(_draw(sizes, counts, f"{config.name}: {config.data.partition}"), into)
+    _draw(sizes, counts, f"{config.name}: {config.data.partition}").savefig(into, dpi=130)
     lines = [
         f"{len(parts)} clients share {sizes.sum():,} of {len(dataset.train):,} samples of {dataset.name}",
         f"samples a client: {sizes.min()} least, {int(np.median(sizes))} median, {sizes.max()} most",
