@@ -85,20 +85,27 @@ class Nodes:
     _asked: dict[str, int] = field(default_factory=dict)  # nodes by the message that asks them who they are
 
     def gather(self) -> None:
-        """Wait until every client is on the roster.
+        """Wait until every client is there: at the start of a run, and when it goes on after a restart.
+
+        A run that goes on knows its clients already; without those that do not come in time it goes on all the same.
 
         Raises:
-            UserError: some did not come in time.
+            UserError: some that the run has never seen did not come in time.
         """
         count, end = self.config.clients.count, monotonic() + self.patience.start
-        while missing := [client for client in range(count) if client not in self.roster]:
-            self.online()
+        while absent := [client for client in range(count) if client not in (there := self.online())]:
             if monotonic() > end:
-                raise UserError(
-                    f"after {self.patience.start:g} s nodes for the partitions {', '.join(map(str, missing))} of "
-                    f"0 to {count - 1} are missing; start them, or set clients.count to how many there are"
-                )
+                break
             sleep(POLL)
+        else:
+            return
+        names, seconds = ", ".join(map(str, absent)), f"{self.patience.start:g} s"
+        if any(client not in self.roster for client in absent):
+            raise UserError(
+                f"after {seconds} nodes for the partitions {names} of 0 to {count - 1} are missing; start them, or set "
+                "clients.count to how many there are"
+            )
+        log.warning("after %s nodes for the partitions %s are missing; %d go on", seconds, names, len(there))
 
     def online(self) -> dict[int, int]:
         """Return the node of each client that is there now.

@@ -275,3 +275,25 @@ def test_each_node_gets_a_message_of_its_own_with_tensors_only(config):
     assert not any(b"pickle" in data or data.startswith(b"\x80") for data in payload)
     assert all(isinstance(message, Message) and isinstance(message.content, RecordDict) for message in trains)
     assert torch.get_num_threads() >= 1
+
+
+class Late(Nodes):
+    """Nodes of which none is there for the first looks."""
+
+    looks = 0
+
+    def get_node_ids(self):
+        self.looks += 1
+        return super().get_node_ids() if self.looks > 5 else []
+
+
+def test_a_run_that_goes_on_waits_for_its_nodes_and_goes_on_without_those_that_stay_away(config, caplog):
+    ours = config("rounds=1", "clients.per_round=4")
+    over(ours, Nodes(settings(ours)))
+    roster = server.read_roster(ours)
+    known = server.Nodes(Late(settings(ours)), ours, Patience(0.5, 0.5), dict(roster))
+    known.gather()
+    assert sorted(known.online()) == [0, 1, 2, 3]
+    few = server.Nodes(Nodes(settings(ours, count=3)), ours, Patience(0.5, 0.5), dict(roster))
+    few.gather()
+    assert "nodes for the partitions 3 are missing; 3 go on" in caplog.text
