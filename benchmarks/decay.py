@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from statistics import mean, stdev
 from typing import get_args
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `train` runs from a checkout
@@ -21,6 +20,7 @@ from arguments import read_arguments
 from sharding.optim import DecayOf
 from train.config import Config, load_config
 from train.report import History
+from train.report.targets import mean_and_spread
 from train.rounds import DivergedError
 from train.run import run
 
@@ -76,7 +76,7 @@ def _counts(histories: Sequence[History]) -> tuple[int, int, int, float]:
 def _row(form: str, strategy: str, rounds: int, histories: Sequence[History]) -> str:
     _, lost, trained, _ = _counts(histories)
     ended = [100 * history.lines[-1]["test_accuracy"] for history in histories if len(history.lines) == rounds]
-    accuracy = f"{mean(ended):.1f} ± {stdev(ended):.1f}" if len(ended) > 1 else "–"
+    accuracy = mean_and_spread(ended) if len(ended) > 1 else "–"
     early = len(histories) - len(ended)
     return f"| {form} | {strategy} | {lost} of {trained} | {early} of {len(histories)} | {accuracy} |"
 

@@ -31,7 +31,7 @@ ORDER = (
 WHOLE = ("dense", "full")  # the same run at any keep ratio
 LACKING = ("pydantic", "pydantic-core", "annotated-types", "typing-inspection", "typing-extensions")
 DATA = ("cifar10",)
-OFTEN = "evaluate_every=25"  # rounds, some minutes; checkpoints come with evaluations
+OFTEN = "checkpoint_every=25"  # rounds, some minutes
 
 
 def main(words: Sequence[str]) -> int:

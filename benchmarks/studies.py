@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from math import isnan
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `train` runs from a checkout
@@ -17,6 +16,7 @@ from matplotlib.figure import Figure
 from train.config import Config, load_config
 from train.plots import Curve, Point, draw_band, styles_of
 from train.report import History, evaluations
+from train.report.targets import mean_and_spread
 from train.run import run
 
 Lines = list[dict[str, Any]]  # of one run's metrics.jsonl
@@ -69,9 +69,8 @@ def spread(values: Sequence[float], form: str = ".1f") -> str:
     finite = [value for value in values if not isnan(value)]
     if not finite:
         return "never"
-    sd = f" ± {stdev(finite):{form}}" if len(finite) > 1 else ""
     missing = f" ({len(values) - len(finite)} never)" if len(finite) < len(values) else ""
-    return f"{mean(finite):{form}}{sd}{missing}"
+    return f"{mean_and_spread(finite, form)}{missing}"
 
 
 def write_curves(path: Path, runs: Mapping[str, Lines]) -> None:

@@ -270,6 +270,10 @@ class Config(Section):
         """Where the run writes."""
         return self.output or Path("runs") / f"{self.name}-{self.strategy}-{self.seed}"
 
+    def evaluates(self, t: int) -> bool:
+        """Return whether round t is evaluated."""
+        return t % self.evaluate_every == self.evaluate_every - 1 or t == self.rounds - 1
+
     def task_configs(self) -> dict[str, "Config"]:
         """Return the configuration of each task: this one with the task's own keys."""
         shared = self.model_dump(exclude={"tasks"})

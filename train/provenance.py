@@ -11,7 +11,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
@@ -86,7 +86,7 @@ class Provenance:
             before, now = self.starts[-1].get(key), start[key]
             if before != now:
                 log.warning("this run was started with %s %s; with %s it rounds differently", key, before, now)
-        return Provenance(self.engine, self.threads, self.device, self.choices, self.data, (*self.starts, start))
+        return replace(self, starts=(*self.starts, start))
 
 
 def describe_start(round: int) -> dict[str, Any]:

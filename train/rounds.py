@@ -37,7 +37,7 @@ def run_rounds(experiment: Experiment, start: int, record: Callable[[int, Metric
         with clock("plan"):
             plan = experiment.plan(cohort, t)
         lr = step_size(config, t)
-        looks = t % config.evaluate_every == config.evaluate_every - 1 or t == config.rounds - 1
+        looks = config.evaluates(t)
         fedavg = FedAvgStep(experiment, cohort, t, lr) if config.alignment and looks else None
         with clock("train"):
             heard, updates = hear(experiment, cohort, plan, t, lr)

@@ -101,7 +101,7 @@ def run_tasks(tasks: Tasks, start: int, record: Callable[[int, Metrics], bool]) 
             for (name, experiment), part in zip(tasks.experiments.items(), parts, strict=True):
                 finished = finish(experiment, work[name], cohort, part, sampler.signal or "norm")
                 metrics |= {f"{name}/{key}": value for key, value in finished.items()}
-        if t % config.evaluate_every == config.evaluate_every - 1 or t == config.rounds - 1:
+        if config.evaluates(t):
             with clock("evaluate"):
                 for name, experiment in tasks.experiments.items():
                     metrics[f"{name}/test_accuracy"], metrics[f"{name}/test_loss"] = evaluate(

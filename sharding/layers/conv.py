@@ -17,7 +17,27 @@ Size = int | tuple[int, ...]
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
 
-class FactorizedConv(FactorizedLayer):
+class Convolution(FactorizedLayer):
+    """What plain and transposed convolutions share: the dense layer they are made from, and what `repr` tells."""
+
+    kind: ClassVar[Any]  # the dense layer
+    told: ClassVar[tuple[str, ...]] = ("kernel_size", "num_terms", "stride", "padding", "dilation")
+
+    def extra_repr(self) -> str:
+        """Return the geometry, for `repr`."""
+        parts = [str(self.in_channels), str(self.out_channels)]
+        parts += [f"{name}={getattr(self, name)}" for name in self.told]
+        parts += [f"groups={self.groups}"] if self.groups != 1 else []
+        return ", ".join([*parts, f"bias={self.bias is not None}"])
+
+    @classmethod
+    def made_from(cls) -> type[nn.Module]:
+        """Return the dense convolution."""
+        kind: type[nn.Module] = cls.kind
+        return kind
+
+
+class FactorizedConv(Convolution):
     """What convolutions of all dimensions share; see `FactorizedConv1d`, `FactorizedConv2d`, `FactorizedConv3d`.
 
     The arguments are those of the dense layer, and `num_terms` after the kernel's size.
@@ -33,7 +53,6 @@ class FactorizedConv(FactorizedLayer):
         groups: int
         padding_mode: PaddingMode
         _reversed_padding_repeated_twice: list[int]
-    kind: ClassVar[Any]  # the dense layer
 
     def __init__(
         self,
@@ -74,21 +93,6 @@ class FactorizedConv(FactorizedLayer):
         if not self._is_pointwise():
             return terms
         return terms * repeated(self.multipliers, self.num_blocks).view([-1] + [1] * len(self.kernel_size))
-
-    def extra_repr(self) -> str:
-        """Return the geometry, for `repr`."""
-        groups = f", groups={self.groups}" if self.groups != 1 else ""
-        return (
-            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, num_terms={self.num_terms}, "
-            f"stride={self.stride}, padding={self.padding}, dilation={self.dilation}{groups}, "
-            f"bias={self.bias is not None}"
-        )
-
-    @classmethod
-    def made_from(cls) -> type[nn.Module]:
-        """Return the dense convolution."""
-        kind: type[nn.Module] = cls.kind
-        return kind
 
 
 class FactorizedConv1d(FactorizedConv):

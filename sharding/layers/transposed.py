@@ -5,17 +5,16 @@ V is what term i adds to the output, (out, *kernel).
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sharding.layers.base import FactorizedLayer
-from sharding.layers.conv import Size, repeated, stacked_terms
+from sharding.layers.conv import Convolution, Size, repeated, stacked_terms
 
 
-class FactorizedConvTranspose(FactorizedLayer):
+class FactorizedConvTranspose(Convolution):
     """What transposed convolutions of all dimensions share; the arguments are the dense layer's, and `num_terms`."""
 
     in_channels: int
@@ -26,7 +25,7 @@ class FactorizedConvTranspose(FactorizedLayer):
     output_padding: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
-    kind: ClassVar[Any]  # the dense layer
+    told = ("kernel_size", "num_terms", "stride", "padding", "output_padding", "dilation")
     pointwise: ClassVar[Callable[..., Tensor]]
     transposed_convolution: ClassVar[Callable[..., Tensor]]
 
@@ -70,21 +69,6 @@ class FactorizedConvTranspose(FactorizedLayer):
         return self.transposed_convolution(
             terms, filters, self.bias, self.stride, self.padding, extra, blocks, self.dilation
         )
-
-    def extra_repr(self) -> str:
-        """Return the geometry, for `repr`."""
-        groups = f", groups={self.groups}" if self.groups != 1 else ""
-        return (
-            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, num_terms={self.num_terms}, "
-            f"stride={self.stride}, padding={self.padding}, output_padding={self.output_padding}, "
-            f"dilation={self.dilation}{groups}, bias={self.bias is not None}"
-        )
-
-    @classmethod
-    def made_from(cls) -> type[nn.Module]:
-        """Return the dense convolution."""
-        kind: type[nn.Module] = cls.kind
-        return kind
 
 
 class FactorizedConvTranspose1d(FactorizedConvTranspose):

@@ -63,6 +63,11 @@ class History:
             sum(line[f"bytes_{direction}"] for line in self.lines) / sum(line["clients"] for line in self.lines)
         )
 
+    @property
+    def share_of_dense(self) -> float:
+        """What a client moved in a round, down and up, of what dense FedAvg would have."""
+        return (self.mean_bytes("down") + self.mean_bytes("up")) / (2 * float(self.lines[0]["bytes_dense"]))
+
     def curve(self, y: str, x: str = "rounds") -> Curve:
         """Return the rounds that have y, against ``rounds``, ``bytes`` (MB) or ``simulated`` seconds; shares in %."""
         factor = 100 if y.endswith("accuracy") else 1

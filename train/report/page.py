@@ -92,9 +92,7 @@ def _result(arm: Arm) -> tuple[str, ...]:
     lines = [line for run in arm.runs for line in run.lines]
     best = [100 * max(line["test_accuracy"] for line in run.evaluated) for run in arm.runs if run.evaluated]
     moved = [sum(map(AMOUNTS["bytes"], run.lines)) for run in arm.runs]
-    share = mean(
-        (run.mean_bytes("down") + run.mean_bytes("up")) / (2 * run.lines[0]["bytes_dense"]) for run in arm.runs
-    )
+    share = mean(run.share_of_dense for run in arm.runs)
     rounds = sorted({len(run.lines) for run in arm.runs})
     return (
         arm.label,

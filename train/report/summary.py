@@ -36,7 +36,7 @@ class Row:
     def of(cls, arm: Arm, target: float | None) -> "Row":
         """Average the runs of an arm; its price is what it moved to reach the target in %."""
         down, up = (mean(run.mean_bytes(direction) for run in arm.runs) for direction in ("down", "up"))
-        share = (down + up) / (2 * arm.runs[0].lines[0]["bytes_dense"])
+        share = mean(run.share_of_dense for run in arm.runs)
         return cls(arm.label, arm.finals, down, up, share, "–" if target is None else price(arm, target))
 
     def cells(self) -> tuple[str, ...]:
@@ -90,7 +90,7 @@ def _csv_row(arm: Arm, run: History) -> tuple[object, ...]:
     simulated = sum(line.get("simulated_seconds", 0.0) for line in run.lines)
     return (
         *(arm.strategy, settings, run.config.get("seed"), run.directory, len(run.lines), *scores),
-        *(sum(map(megabytes, run.lines)), down, up, (down + up) / (2 * run.lines[0]["bytes_dense"])),
+        *(sum(map(megabytes, run.lines)), down, up, run.share_of_dense),
         *(sum(line["failed"] for line in run.lines), sum(line["seconds"] for line in run.lines), simulated or None),
     )
 
@@ -100,7 +100,7 @@ def _table(title: str, columns: Sequence[str], rows: list[Row], histories: list[
     caption = f"{failed} client updates were left out; `failures` in metrics.jsonl says why" if failed else None
     table = Table(title=title, title_justify="left", caption=caption)
     for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right")
+        table.add_column(column.replace("·", " · "), justify="left" if index == 0 else "right")
     for row in rows:
         table.add_row(*row.cells())
     return table
