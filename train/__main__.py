@@ -36,6 +36,7 @@ from train.progress import RoundProgress
 from train.report import write_report
 from train.report.page import write_page
 from train.run import follow, is_measured, run
+from train.stages import watched
 from train.tables import Report, cells_of, choose, load_layout
 from train.values import check_path
 
@@ -103,7 +104,7 @@ def _run(args: argparse.Namespace, console: Console) -> None:
         if rank:
             follow(config)
             return
-        with RoundProgress(console, [config]) as progress:
+        with RoundProgress(console, [config]) as progress, watched(partial(progress.tell, 0)):
             directory = run(config, partial(progress.show, 0), args.resume)
     _report([directory], directory, config.name, args.line, console)
 
@@ -112,7 +113,7 @@ def _compare(args: argparse.Namespace, console: Console) -> None:
     cells = plan_cells(args.config, args.overrides, args.strategies, args.seeds, args.grid)
     check_reports(cells[0].directory.parent)
     with RoundProgress(console, cells, [cell.directory.name for cell in cells]) as progress:
-        failures = compare(cells, progress.show, args.jobs, args.resume)
+        failures = compare(cells, progress.show, args.jobs, args.resume, progress.tell)
     directories = [cell.directory for cell in cells if cell.directory not in failures]
     if directories:
         _report(directories, directories[0].parent, cells[0].name, args.line, console)
@@ -132,7 +133,7 @@ def _table(args: argparse.Namespace, console: Console) -> None:
     configs, failures = [cell.config for cell in missing], {}
     if missing:
         with RoundProgress(console, configs, [cell.name for cell in missing]) as progress:
-            failures = compare(configs, progress.show, args.jobs, resume=True)
+            failures = compare(configs, progress.show, args.jobs, resume=True, stage=progress.tell)
     paths = Report.of(args.number, matrix, cells, layout, args.scale, args.line, into).write()
     _show_paths(paths, console)
     _raise_failures(failures, len(missing))

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -30,10 +30,12 @@ from train.interrupts import Stopped, stop_on_request
 from train.naming import describe, expand
 from train.rounds import Metrics
 from train.run import run
+from train.stages import watched
 
 log = logging.getLogger(__name__)
 
 Progress = Callable[[int, Metrics], None]  # takes the cell's place in the list, and a round's metrics
+Stage = Callable[[int, str], None]  # takes the cell's place, and what it does before its first round
 POLL = 0.2  # seconds after which a request to stop is seen at the latest
 
 
@@ -83,7 +85,13 @@ def default_jobs() -> int:
     return torch.cuda.device_count() or num_cores()
 
 
-def compare(cells: Sequence[Config], progress: Progress, jobs: int, resume: bool = False) -> dict[Path, Failure]:
+def compare(
+    cells: Sequence[Config],
+    progress: Progress,
+    jobs: int,
+    resume: bool = False,
+    stage: Stage = lambda place, stage: None,
+) -> dict[Path, Failure]:
     """Run every cell, `jobs` at a time; nothing starts unless all can.
 
     On a machine with GPUs the runs are dealt out to them.
@@ -97,7 +105,7 @@ def compare(cells: Sequence[Config], progress: Progress, jobs: int, resume: bool
     for cell in cells:
         check_directory(cell, resume)
     with stop_on_request() as request, _crew(cells, jobs, resume) as crew:
-        while crew.step(progress, request.signal is not None):
+        while crew.step(progress, stage, request.signal is not None):
             pass
         request.heed()
     return crew.failures
@@ -123,7 +131,7 @@ class Crew:
     working: dict[Connection, "Worker"] = field(default_factory=dict)
     failures: dict[Path, Failure] = field(default_factory=dict)
 
-    def step(self, progress: Progress, stopping: bool) -> bool:
+    def step(self, progress: Progress, stage: Stage, stopping: bool) -> bool:
         """Start what can be started, take in what is told; return whether there is more to come."""
         if stopping:
             self.waiting.clear()
@@ -133,7 +141,7 @@ class Crew:
             self._start(self.waiting.popleft())
         for line in wait(list(self.working), POLL):
             assert isinstance(line, Connection)
-            self._take(line, progress, stopping)
+            self._take(line, progress, stage, stopping)
         return bool(self.waiting or self.working)
 
     def end(self) -> None:
@@ -153,8 +161,8 @@ class Crew:
         theirs.close()
         self.working[ours] = Worker(place, slot, process)
 
-    def _take(self, line: Connection, progress: Progress, stopping: bool) -> None:
-        """Take in a round's metrics, how the run ended, or that its process is gone."""
+    def _take(self, line: Connection, progress: Progress, stage: Stage, stopping: bool) -> None:
+        """Take in a round's metrics, what comes before the first, how the run ended, or that its process is gone."""
         worker = self.working[line]
         try:
             told = line.recv()
@@ -167,6 +175,8 @@ class Crew:
             return
         if isinstance(told, dict):
             progress(worker.place, told)
+        elif isinstance(told, str):
+            stage(worker.place, told)
         else:
             worker.told = True
             if told is not None:
@@ -219,14 +229,15 @@ def _work(cell: Config, resume: bool, slot: int, line: Connection) -> None:
     if torch.cuda.is_available():
         torch.cuda.set_device(slot % torch.cuda.device_count())
 
-    def report(metrics: Mapping[str, object]) -> None:
+    def tell(what: dict[str, object] | str) -> None:
         try:
-            line.send(dict(metrics))
+            line.send(what)
         except OSError:  # whoever started this is gone
             raise Stopped(signal.SIGTERM) from None
 
     try:
-        run(cell, report, resume)
+        with watched(tell):
+            run(cell, lambda metrics: tell(dict(metrics)), resume)
         line.send(None)
     except KeyboardInterrupt:
         os._exit(0)

@@ -24,6 +24,7 @@ from train.engines.choices import Choices
 from train.engines.trial import choose_ways
 from train.local import ClientData, Shares
 from train.partition import Concentration, Partition, make_uneven, partition
+from train.stages import enter
 
 
 @dataclass
@@ -63,6 +64,7 @@ class Experiment:
         Args:
             choices: that were made when the run was started, to be kept.
         """
+        enter(f"prepares the engine {self.config.engine}")
         if self.config.engine != "sequential":
             self.job = replace(self.job, choices=choices or Choices(timed=self.config.ways == "timed"))
             one_of_each: dict[Client, float] = {str(ratio): ratio for ratio in sorted(set(self.keep_ratios.values()))}
@@ -101,7 +103,9 @@ def assemble(config: Config) -> Experiment:
     """
     engine = find_engine(config)
     data, device = config.data, find_device(config.device)
+    enter(f"reads {data.name}")
     dataset = load_dataset(data.name, data.root, data.download, options=data.options).to(device)
+    enter(f"shares {data.name} out among {config.clients.count} clients")
     clients = share_out(config, dataset)
     keep_ratios = assign_keep_ratios(config.keep_ratio, len(clients), config.seed)
     num_samples: dict[Client, int] = {client: len(data) for client, data in clients.items()}
@@ -126,6 +130,7 @@ def put_together(
         num_samples: D_c of every client.
         engine: makes what trains them.
     """
+    enter(f"builds {config.model.name}")
     model = make_model(config, dataset).to(dataset.test.targets.device)
     planner = ShardPlanner(config.strategy, config.design, config.seed, coordination=config.coordination)
     clip = config.clip if planner.strategy.clips else None

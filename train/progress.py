@@ -15,7 +15,6 @@ from train.config import Config
 
 FEW = 12  # so many bars fit on a screen; of more runs, only those under way have one
 INTERVAL = 30.0  # seconds between lines where there is no terminal
-BEFORE = "reads the data and builds the model"
 
 
 @dataclass
@@ -87,9 +86,7 @@ class RoundProgress:
     def __enter__(self) -> Self:
         if self._bars is not None:
             self._bars.start()
-        elif len(self._runs) == 1:
-            self._say(f"{self._runs[0].name}: {BEFORE}")
-        else:
+        elif len(self._runs) > 1:
             self._say(f"{len(self._runs)} runs of {max(run.rounds for run in self._runs)} rounds")
         return self
 
@@ -98,6 +95,13 @@ class RoundProgress:
         if self._bars is not None:
             self._bars.live.transient = isinstance(error, UserError) and not any(run.done for run in self._runs)
             self._bars.stop()
+
+    def tell(self, place: int, stage: str) -> None:
+        """Show what the run at that place does before its first round; of several runs, on their bars alone."""
+        if self._bars is not None:
+            self._bars.tell(place, stage)
+        elif len(self._runs) == 1:
+            self._say(f"{self._runs[0].name}: {stage}")
 
     def show(self, place: int, metrics: Mapping[str, Any]) -> None:
         """Show one round of the run at that place."""
@@ -124,11 +128,14 @@ class _Bars(Progress):
         super().__init__(*columns, TextColumn("{task.fields[told]}", table_column=whole), console=console)
         self._many = len(runs) > FEW
         self._all = self.add_task("all runs", total=len(runs), told="", visible=self._many)
-        before = BEFORE if len(runs) == 1 else "waits, or starts"
+        before = "starts" if len(runs) == 1 else "waits"
         self._places = [
             self.add_task(run.name, start=len(runs) == 1, total=run.rounds, told=before, visible=not self._many)
             for run in runs
         ]
+
+    def tell(self, place: int, stage: str) -> None:
+        self.update(self._places[place], told=stage)
 
     def show(self, place: int, run: Standing) -> None:
         bar, finished = self._places[place], run.done == run.rounds

@@ -24,6 +24,7 @@ from train.parts import import_parts
 from train.provenance import PROVENANCE_FILE, Provenance, describe_start, keep_device
 from train.records import CLIENTS_FILE, LAYERS_FILE, describe_clients
 from train.rounds import Metrics, run_rounds
+from train.stages import enter
 from train.stopping import EarlyStop
 from train.tasks import Tasks, assemble_tasks, run_tasks
 from train.tracking import Tracker, Trackers, check_trackers
@@ -69,6 +70,7 @@ def run(
                     for name, part in experiment.parts.items():
                         part.observers.append(trackers.observe(name))
                     record = Recorder(config, experiment, trackers, lines, progress, request)
+                    enter("trains its first round" if start == 0 else f"goes on with round {start + 1}")
                     _run_rounds(experiment, start, record)
         finally:
             experiment.close()

@@ -6,6 +6,8 @@ run again are not logged twice. Offline needs no account: `wandb sync DIR/wandb/
 
 import json
 from math import isfinite
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import uuid4
 
@@ -14,9 +16,12 @@ import wandb
 
 from sharding.errors import UserError
 from train.config import Config
+from train.directory import CONFIG_FILE
 from train.lines import read_lines
 from train.provenance import describe_start
 from train.records import Layers
+from train.report import write_report
+from train.report.page import write_page
 from train.tracking import Tracker, totals
 
 STATE_FILE = "wandb.json"
@@ -88,12 +93,22 @@ class WandbTracker(Tracker):
     def close(self, failed: bool = False) -> None:
         """Finish the run, with exit code 1 where it did not come to its end."""
         if self._config.tracking.artifacts and not failed:
-            artifact = wandb.Artifact(f"run-{self._id}", type="run")
-            for name in ARTIFACTS:
-                if (path := self._config.directory / name).exists():
-                    artifact.add_file(str(path))
-            self._run.log_artifact(artifact)
+            self._run.log_artifact(self._artifact())
         self._run.finish(exit_code=int(failed))
+
+    def _artifact(self) -> wandb.Artifact:
+        """Return the run's files, with its summary, plots and page."""
+        directory = self._config.directory
+        artifact = wandb.Artifact(f"run-{self._id}", type="run")
+        for name in ARTIFACTS:
+            if (path := directory / name).exists():
+                artifact.add_file(str(path))
+        with TemporaryDirectory() as made:
+            command = f"python -m train run {directory / CONFIG_FILE}"
+            write_report([directory], Path(made), self._config.name, command)
+            write_page([directory], Path(made), command)
+            artifact.add_dir(made)
+        return artifact
 
     def _define(self) -> None:
         """Have rounds as the axis, bytes as that of the best accuracy, and the best of each in the summary."""

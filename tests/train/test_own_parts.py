@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -97,6 +98,23 @@ def test_own_parts_reach_the_processes_of_a_comparison(tmp_path):
     summary = (tmp_path / "summary.md").read_text()
     assert "| even, lr=0.03 |" in summary
     assert "| even, lr=0.1 |" in summary
+
+
+def test_parts_of_an_installed_package_need_no_import(tmp_path):
+    folder, package = tmp_path / "site", "[spectral_sharding]\nparts = installed_parts\n"
+    (info := folder / "installed_parts-1.0.dist-info").mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: installed-parts\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(package)
+    (folder / "installed_parts.py").write_text(Path("examples/own_strategy.py").read_text())
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "train", "config", "configs/quickstart.yaml", "strategy=even"]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "strategy: even" in done.stdout
+    (folder / "installed_parts.py").write_text("import nothing_of_this_name\n")
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: the installed part 'installed_parts' cannot be imported: No module named")
 
 
 def test_a_planner_takes_a_strategy_as_it_is():

@@ -5,9 +5,13 @@ import io
 import pytest
 from rich.console import Console
 
+from train.compare import compare
 from train.config import load_config
 from train.progress import RoundProgress, Standing, clock
+from train.run import run
+from train.stages import watched
 
+SMALL = ["rounds=1", "model={name: mlp, hidden: [16, 16]}"]
 CONFIG = load_config("configs/quickstart.yaml", ["rounds=10"])
 
 
@@ -26,7 +30,8 @@ class Time:
 def test_off_a_terminal_there_is_a_line_at_once_then_every_so_often_and_at_the_end():
     time, out = Time(), io.StringIO()
     with RoundProgress(Console(file=out, width=200), [CONFIG], now=time) as progress:
-        assert out.getvalue() == "collective: reads the data and builds the model\n"
+        progress.tell(0, "reads digits")
+        assert out.getvalue() == "collective: reads digits\n"
         for t in range(10):
             time.now += 12
             progress.show(0, line(t, **({"test_accuracy": 0.125, "failed": 1} if t == 3 else {})))
@@ -42,9 +47,11 @@ def test_on_a_terminal_a_bar_says_the_same():
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=160, color_system=None)
     with RoundProgress(console, [CONFIG]) as progress:
+        progress.tell(0, "reads digits")
+        progress._bars.refresh()
         progress.show(0, line(0, test_accuracy=0.25))
     shown = out.getvalue()
-    assert "reads the data" in shown
+    assert "reads digits" in shown
     assert "1/10, loss 0.500, accuracy 25.0 %, 1.5 MB, 0:18 left" in shown
 
 
@@ -73,3 +80,19 @@ def test_the_time_left_counts_the_rounds_of_this_process_alone():
 
 def test_clock():
     assert [clock(s) for s in (0, 59.6, 61, 3723)] == ["0:00", "1:00", "1:01", "1:02:03"]
+
+
+def test_what_comes_before_the_first_round_is_told_by_a_run_and_by_each_of_several(tmp_path):
+    config = load_config("configs/quickstart.yaml", [*SMALL, f"output={tmp_path / 'one'}"])
+    stages = ["reads digits", "shares digits out among 20 clients", "builds mlp"]
+    stages += ["prepares the engine auto", "trains its first round"]
+    told, rounds = [], []
+    with watched(told.append):
+        run(config, rounds.append)
+    assert told == stages
+    run(config.model_copy(update={"output": tmp_path / "unseen"}), rounds.append)
+    assert told == stages, "nobody watches any more"
+    by_place = {0: [], 1: []}
+    cells = [config.model_copy(update={"output": tmp_path / name}) for name in "ab"]
+    compare(cells, lambda place, metrics: None, 2, stage=lambda place, stage: by_place[place].append(stage))
+    assert by_place == {0: stages, 1: stages}

@@ -3,6 +3,7 @@
 import json
 import logging
 import struct
+from pathlib import Path
 
 import pytest
 
@@ -99,7 +100,10 @@ def test_an_offline_run_is_continued_and_can_be_read_back(tmp_path, monkeypatch)
     assert metrics["best_test_accuracy"].step_metric == "megabytes"
     assert metrics["test_accuracy"].step_metric == "round"
     assert metrics["test_accuracy"].summary.max
-    assert of_kind(told, "artifact")
+    (artifact,) = of_kind(told, "artifact")
+    files = {entry.path: Path(entry.local_path) for entry in artifact.manifest.contents}
+    assert set(files) >= {"model.safetensors", "metrics.jsonl", "summary.md", "accuracy_vs_bytes.svg", "report.html"}
+    assert "| collective |" in files["summary.md"].read_text(encoding="utf-8"), "it is kept until it is uploaded"
 
 
 def test_what_weights_and_biases_cannot_do_ends_no_training(tmp_path, monkeypatch, caplog):

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from train.stages import enter
+
 log = logging.getLogger(__name__)
 
 FEW = 2000  # so few images are decoded faster than it is worth to keep them
@@ -36,6 +38,7 @@ def cached(encoded: Sequence[bytes], how: str, decode: Callable[[], Tensor]) -> 
         images = np.load(path, allow_pickle=False)
         if images.dtype == np.uint8 and images.ndim == 4 and len(images) == len(encoded):
             return torch.from_numpy(images)
+    enter(f"decodes {len(encoded):,} images, once on this machine")
     images = decode()
     try:
         _write(path, images)

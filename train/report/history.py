@@ -4,6 +4,7 @@ import csv
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 from math import isfinite
 from pathlib import Path
@@ -18,14 +19,6 @@ from train.plots import Curve, Point, Style, style_of
 
 # What does not make a run another experiment.
 HOUSEKEEPING = frozenset({"seed", "output", "engine", "device", "threads", "ways", "checkpoint_every"})
-_EMPTY = {
-    "name": "run",
-    "rounds": 1,
-    "model": {"name": "mlp"},
-    "data": {"name": "digits"},
-    "clients": {"count": 1, "per_round": 1},
-}
-DEFAULTS = Config.model_validate(_EMPTY).model_dump(mode="json")
 
 
 @dataclass(frozen=True)
@@ -162,7 +155,7 @@ def group(runs: Sequence[History]) -> list[Arm]:
 
 def settings_of(run: History) -> dict[str, Any]:
     """Return a run's configuration, flat, with defaults for keys that did not exist then."""
-    flat = flatten(DEFAULTS) | flatten(run.config)
+    flat = flatten(_defaults()) | flatten(run.config)
     return {key: value for key, value in flat.items() if key.partition(".")[0] not in HOUSEKEEPING | {"tracking"}}
 
 
@@ -176,7 +169,7 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``{"local.lr": 0.1, …}``; mappings that are values, as `keep_ratio`, stay whole."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        if isinstance(value, Mapping) and isinstance(DEFAULTS.get(key), dict) and key != "tasks":
+        if isinstance(value, Mapping) and isinstance(_defaults().get(key), dict) and key != "tasks":
             flat |= {f"{key}.{inner}": own for inner, own in value.items()}
         else:
             flat[key] = value
@@ -196,3 +189,11 @@ def _short(key: str, among: Sequence[str]) -> str:
     """Return a dotted key's last word, or all of it where that is another key's as well."""
     last = key.rpartition(".")[2]
     return last if sum(other.rpartition(".")[2] == last for other in among) == 1 else key
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    """Return what a configuration holds that says no more than it must."""
+    needed = {"name": "run", "rounds": 1, "model": {"name": "mlp"}, "data": {"name": "digits"}}
+    clients = {"count": 1, "per_round": 1}
+    return Config.model_validate(needed | {"clients": clients}).model_dump(mode="json")
