@@ -41,6 +41,11 @@ KeepRatio = Annotated[
     Annotated[Ratio, Tag("number")] | Annotated[dict[Ratio, Share], Tag("shares")],
     Discriminator(lambda value: "shares" if isinstance(value, Mapping) else "number"),
 ]
+Time = Annotated[float, Field(ge=0)]
+TimeLaw = Annotated[
+    Annotated[Time, Tag("number")] | Annotated[tuple[Time, Time], Tag("range")],
+    Discriminator(lambda value: "range" if isinstance(value, Sequence) and not isinstance(value, str) else "number"),
+]
 PATHS = ("output", "data.root", "network.profiles")  # given as they are on the command line: 2024 can be a folder
 OF_THE_WHOLE = ("name", "rounds", "output", "clients", "network", "tasks", "evaluate_every", "alignment", "tracking")
 
@@ -81,7 +86,9 @@ class DataConfig(Section):
     root: UserPath | None = None
     """The folder that holds it."""
     partition: str = "dirichlet"
-    """Who has what: `dirichlet`, `iid`, `pachinko`, `natural`, `power_law` or `shards`."""
+    """`dirichlet`, `iid`, `pachinko`, `natural`, `power_law`, `power_law_classes`, `two_sizes` or `shards`."""
+    partition_options: dict[str, Any] = {}
+    """`classes` and `samples` of `power_law_classes`; `share`, `large`, `small` and `classes` of `two_sizes`."""
     alpha: float = Field(1.0, gt=0)
     """Concentration of `dirichlet` and `pachinko` (small: few classes a client), exponent of `power_law`."""
     fine_alpha: float = Field(10.0, gt=0)
@@ -128,10 +135,10 @@ class NetworkConfig(Section):
 
     bandwidth: float | None = None
     """f_tot, the band they share; none: no clock."""
-    compute: float = Field(1.0, ge=0)
-    """Mean of τ in seconds, drawn from an exponential law."""
-    communicate: float = Field(1.0, ge=0)
-    """Mean of t, seconds of sending times bandwidth; likewise."""
+    compute: TimeLaw = 1.0
+    """τ in seconds: the mean of an exponential law, or the least and the most of a uniform one."""
+    communicate: TimeLaw = 1.0
+    """t, seconds of sending times bandwidth; likewise."""
     profiles: UserPath | None = None
     """A CSV file with the columns `compute` and `communicate`, a row a client, in place of the two means."""
 
@@ -144,6 +151,9 @@ class NetworkConfig(Section):
                         f"network.{key}={value} does nothing without network.bandwidth=…; set both or neither"
                     )
             return self
+        for key in ("compute", "communicate"):
+            if isinstance(law := getattr(self, key), tuple) and law[0] > law[1]:
+                raise UserError(f"network.{key}={list(law)} must be the least and the most time, in this order")
         try:
             positive_bandwidth(self.bandwidth)
         except UserError as error:
@@ -156,10 +166,12 @@ class LocalConfig(Section):
 
     epochs: int = Field(2, ge=1, le=10**4)
     """Passes over its samples."""
+    steps: int | None = Field(None, ge=1, le=10**6)
+    """Steps that every client takes in place of epochs, each on a batch of its samples drawn with replacement."""
     batch_size: int = Field(32, ge=1)
     """Samples a step."""
     lr: float = Field(0.1, gt=0)
-    """Learning rate of round 0; it falls as half a cosine over the rounds."""
+    """Learning rate of round 0; `schedule` says how it goes on."""
     momentum: float = Field(0.9, ge=0, lt=1)
     """Of SGD, fresh in each round."""
     frobenius_decay: float = Field(1e-4, ge=0)
@@ -173,7 +185,7 @@ class LocalConfig(Section):
     optimizer_options: dict[str, Any] = {}
     """Options of an optimizer of your own."""
     schedule: str = "cosine"
-    """How the learning rate goes over the rounds: `cosine`, `constant`, or one of your own."""
+    """How the learning rate goes over the rounds: `cosine`, `constant`, `inverse` (lr/(1 + round)), or your own."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """`bfloat16`: matrix products of the forward pass in it; all else stays float32."""
 
@@ -384,7 +396,7 @@ def _explain(error: ErrorDetails) -> str:
     """Turn one of pydantic's findings into a clause of our one line."""
     if isinstance(cause := error.get("ctx", {}).get("error"), UserError):
         return str(cause)
-    key = ".".join(str(part)[:80] for part in error["loc"] if part not in ("number", "shares", "[key]"))
+    key = ".".join(str(part)[:80] for part in error["loc"] if part not in ("number", "shares", "range", "[key]"))
     if error["type"] == "extra_forbidden":
         siblings = [known for known in _known_keys(Config) if known.count(".") == key.count(".")]
         return f"unknown config key {key!r}{nearest(key, siblings)}; the keys are listed in the README"

@@ -23,8 +23,9 @@ from train.engines import ENGINES, Engine, Job
 from train.engines.choices import Choices
 from train.engines.trial import choose_ways
 from train.local import ClientData, Shares
-from train.partition import Concentration, Partition, make_uneven, partition
+from train.partition import Concentration, partition
 from train.stages import enter
+from train.unequal import Partition, make_uneven
 
 
 @dataclass
@@ -134,11 +135,17 @@ def put_together(
     model = make_model(config, dataset).to(dataset.test.targets.device)
     planner = ShardPlanner(config.strategy, config.design, config.seed, coordination=config.coordination)
     clip = config.clip if planner.strategy.clips else None
-    sampler = make_sampler(config, num_samples, keep_ratios)
+    dense_nbytes = ShardPlanner("dense").plan(model, {0: 1.0})[0].nbytes
+    costs = dict.fromkeys(num_samples, 1.0)
+    if SAMPLERS[config.clients.sampler].weighs_costs:
+        one_of_each = planner.plan(model, {str(ratio): ratio for ratio in set(keep_ratios.values())})
+        costs = {c: one_of_each[str(ratio)].nbytes / dense_nbytes for c, ratio in keep_ratios.items()}
+    sampler = make_sampler(config, num_samples, costs)
     fit([0.5, 0.5], config.design)  # a design or a sampler that cannot draw says so now
     sampler.invite(0)
-    largest = min(config.local.batch_size, max(num_samples.values()))  # no batch is larger than its client's data
-    local = config.local.model_copy(update={"batch_size": largest})
+    local = config.local
+    if local.steps is None:  # no batch of an epoch is larger than its client's data
+        local = local.model_copy(update={"batch_size": min(local.batch_size, max(num_samples.values()))})
     return Experiment(
         config,
         dataset,
@@ -146,7 +153,7 @@ def put_together(
         model,
         keep_ratios,
         num_samples,
-        ShardPlanner("dense").plan(model, {0: 1.0})[0].nbytes,
+        dense_nbytes,
         sampler,
         planner,
         Job(model, clients, dataset, local, clip, config.seed),
@@ -176,8 +183,8 @@ def find_engine(config: Config) -> Callable[[Job], Engine]:
     return engine
 
 
-def make_sampler(config: Config, num_samples: Mapping[Client, int], keep_ratios: Mapping[Client, float]) -> Sampler:
-    """Build the sampler, which knows the clients' sizes, keep ratios and speeds.
+def make_sampler(config: Config, num_samples: Mapping[Client, int], costs: Mapping[Client, float]) -> Sampler:
+    """Build the sampler, which knows the clients' sizes, costs and speeds.
 
     Raises:
         UserError: client profiles that cannot be read.
@@ -189,8 +196,8 @@ def make_sampler(config: Config, num_samples: Mapping[Client, int], keep_ratios:
     elif network.bandwidth is not None:
         rng = generator(config.seed, "profiles")
         profiles = Profiles.draw(count, network.bandwidth, rng, network.compute, network.communicate)
-    sizes, ratios = (np.array(list(values.values()), dtype=np.float64) for values in (num_samples, keep_ratios))
-    population = Population(sizes, ratios, profiles)
+    sizes, prices = (np.array(list(values.values()), dtype=np.float64) for values in (num_samples, costs))
+    population = Population(sizes, prices, profiles)
     sampler = pick(SAMPLERS, clients.sampler, "sampler")
     return sampler(count, clients.per_round, config.seed, population, **clients.options)
 
@@ -211,7 +218,7 @@ def deal(config: Config, dataset: Dataset) -> Partition:
     rng = generator(config.seed, "partition")
     data = config.data
     how = Concentration(data.alpha, data.fine_alpha, data.concentration == "per_class")
-    parts = partition(data.partition, dataset, config.clients.count, rng, how)
+    parts = partition(data.partition, dataset, config.clients.count, rng, how, data.partition_options)
     return parts if config.data.uneven is None else make_uneven(parts, *config.data.uneven, rng)
 
 

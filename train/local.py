@@ -104,16 +104,28 @@ def mixed_precision(local: LocalConfig, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=local.precision == "bfloat16")
 
 
+def passes(num_samples: int, local: LocalConfig) -> tuple[int, int]:
+    """Return how many passes a client with so many samples makes in a round, and the samples of each.
+
+    A pass is an epoch, or where `local.steps` is set all that is drawn; its last batch may be smaller than the others.
+    """
+    return (local.epochs, num_samples) if local.steps is None else (1, local.steps * local.batch_size)
+
+
 def num_steps(data: ClientData, local: LocalConfig) -> int:
     """Return the steps that a client takes in a round."""
-    return local.epochs * -(-len(data) // local.batch_size)
+    count, length = passes(len(data), local)
+    return count * -(-length // local.batch_size)
 
 
-def draw_epochs(data: ClientData, dataset: Dataset, local: LocalConfig, key: tuple[int | str, ...]) -> ClientData:
-    """Return the samples of all epochs in the order of their use, raw and augmented; each epoch is a permutation."""
-    rng = generator("batches", *key)
-    order = torch.from_numpy(np.concatenate([rng.permutation(len(data)) for _ in range(local.epochs)]))
-    order = order.to(data.targets.device)
+def draw_passes(data: ClientData, dataset: Dataset, local: LocalConfig, key: tuple[int | str, ...]) -> ClientData:
+    """Return the samples of all passes in the order of their use, raw and augmented; each epoch is a permutation."""
+    rng, (count, length) = generator("batches", *key), passes(len(data), local)
+    if local.steps is None:
+        drawn = np.concatenate([rng.permutation(length) for _ in range(count)])
+    else:
+        drawn = rng.integers(len(data), size=length)
+    order = torch.from_numpy(drawn).to(data.targets.device)
     inputs = data.inputs[order]
     if dataset.augment is not None:
         inputs = dataset.augment(inputs, torch.Generator().manual_seed(seed_of("augment", *key)))
@@ -143,9 +155,9 @@ def evaluate(
 def _batches(
     data: ClientData, dataset: Dataset, local: LocalConfig, key: tuple[int | str, ...]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield prepared batches of all epochs; the last of each epoch may be smaller."""
-    drawn = draw_epochs(data, dataset, local, key)
-    for inputs, targets in zip(drawn.inputs.split(len(data)), drawn.targets.split(len(data)), strict=True):
+    """Yield prepared batches of all passes."""
+    drawn, (_, length) = draw_passes(data, dataset, local, key), passes(len(data), local)
+    for inputs, targets in zip(drawn.inputs.split(length), drawn.targets.split(length), strict=True):
         for batch, wanted in zip(inputs.split(local.batch_size), targets.split(local.batch_size), strict=True):
             yield channels_last(dataset.prepare(batch)), wanted
 

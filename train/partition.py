@@ -1,23 +1,26 @@
 """Who has which training samples: disjoint, reproducible shares of a dataset, one per client.
 
-A partition is a list with one ascending int64 index array per client. All schemes but `natural` use every
-sample once, and all but `natural` and `power_law` give equal sizes, up to one sample when the division leaves
-a remainder.
+A partition is a list with one ascending int64 index array per client. All schemes but `natural` and those of
+train/unequal.py use every sample once, and all but these and `power_law` give equal sizes, up to one sample when the
+division leaves a remainder.
 
 The non-IID schemes give each client its own random law over classes and then hand out samples of those
 classes until it is full. Samples are not put back, so a class can run out; the client's law is then
 restricted to the rest.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from models.options import check_options
 from sharding.errors import UserError, pick
 from train.data import Dataset
+from train.unequal import Counts, Partition, power_law_classes, two_sizes
 
-Partition = list[np.ndarray]
+__all__ = ["PARTITIONS", "Concentration", "Partition", "class_counts", "partition"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,12 @@ class Concentration:
 
 
 def partition(
-    scheme: str, dataset: Dataset, num_clients: int, rng: np.random.Generator, how: Concentration | float = 1.0
+    scheme: str,
+    dataset: Dataset,
+    num_clients: int,
+    rng: np.random.Generator,
+    how: Concentration | float = 1.0,
+    options: Mapping[str, Any] | None = None,
 ) -> Partition:
     """Share the training samples of a dataset out among clients.
 
@@ -47,9 +55,10 @@ def partition(
         num_clients: number of shares.
         rng: decides everything random.
         how: how alike the clients are, or its `alpha` alone.
+        options: the scheme's own keyword-only arguments.
 
     Raises:
-        UserError: an unknown scheme, one that this dataset does not allow, more clients than it has samples
+        UserError: an unknown scheme or option, one that this dataset does not allow, more clients than it has samples
             (or natural clients), or an alpha out of range.
     """
     split = pick(PARTITIONS, scheme, "partition")
@@ -58,7 +67,9 @@ def partition(
     how = how if isinstance(how, Concentration) else Concentration(how)
     if not (np.isfinite(how.alpha) and how.alpha >= 0):
         raise UserError(f"data.alpha={how.alpha} must be a finite number, not negative")
-    return split(dataset, num_clients, rng, how)
+    options = options or {}
+    check_options(scheme, split, options, "data.partition_options")
+    return split(dataset, num_clients, rng, how, **options)
 
 
 def iid(num_samples: int, num_clients: int, rng: np.random.Generator) -> Partition:
@@ -145,30 +156,15 @@ def power_law(num_samples: int, num_clients: int, rng: np.random.Generator, alph
 
     Which client is large is random.
     """
-    weights = np.arange(1, num_clients + 1, dtype=np.float64) ** -alpha
-    ends = np.round(np.cumsum(weights) / weights.sum() * (num_samples - num_clients)).astype(np.int64)
-    sizes = 1 + np.diff(ends, prepend=0)
-    owners = np.repeat(np.arange(num_clients), rng.permutation(sizes))
+    owners = np.repeat(np.arange(num_clients), power_law_sizes(num_samples, num_clients, rng, alpha))
     return _collect(rng.permutation(num_samples), owners, num_clients)
 
 
-def make_uneven(parts: Partition, low: int, high: int, drop: float, rng: np.random.Generator) -> Partition:
-    """Leave only small and large clients: one between is dropped with probability `drop`, or else cut to `low`.
-
-    A client of at most `low` or at least `high` samples stays as it is. Chen, Horváth & Richtárik, TMLR 2022, Section 5
-    (their unbalanced FEMNIST).
-
-    Raises:
-        UserError: nobody is left.
-    """
-    kept = []
-    for part in parts:
-        between = low < len(part) < high
-        if not (between and rng.random() < drop):
-            kept.append(np.sort(rng.choice(part, low, replace=False)) if between else part)
-    if not kept:
-        raise UserError(f"data.uneven=[{low}, {high}, {drop}] drops every client; choose other bounds")
-    return kept
+def power_law_sizes(num_samples: int, num_clients: int, rng: np.random.Generator, alpha: float) -> Counts:
+    """Return the sizes of `power_law`, int64 (clients,); they sum to `num_samples`."""
+    weights = np.arange(1, num_clients + 1, dtype=np.float64) ** -alpha
+    ends = np.round(np.cumsum(weights) / weights.sum() * (num_samples - num_clients)).astype(np.int64)
+    return rng.permutation(1 + np.diff(ends, prepend=0))
 
 
 def shards(labels: np.ndarray, num_clients: int, rng: np.random.Generator, per_client: int = 2) -> Partition:
@@ -299,7 +295,38 @@ def _natural(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: 
     return natural(dataset.natural, num_clients, rng)
 
 
-Scheme = Callable[[Dataset, int, np.random.Generator, Concentration], Partition]
+def _two_sizes(
+    dataset: Dataset,
+    num_clients: int,
+    rng: np.random.Generator,
+    how: Concentration,
+    *,
+    share: float = 0.1,
+    large: Sequence[int] = (90, 150),
+    small: Sequence[int] = (9, 15),
+    classes: int = 0,
+) -> Partition:
+    return two_sizes(_labels(dataset), num_clients, rng, share=share, large=large, small=small, classes=classes)
+
+
+def _power_law_classes(
+    dataset: Dataset,
+    num_clients: int,
+    rng: np.random.Generator,
+    how: Concentration,
+    *,
+    samples: int = 0,
+    classes: Sequence[int] = (1, 6),
+) -> Partition:
+    total = samples or len(dataset.train)
+    if not num_clients <= total <= len(dataset.train):
+        raise UserError(f"data.partition_options.samples={samples} must be {num_clients} to {len(dataset.train)}")
+    sizes = power_law_sizes(total, num_clients, rng, how.alpha)
+    return power_law_classes(_labels(dataset), sizes, rng, classes=classes)
+
+
+# (dataset, clients, randomness, how alike, and the scheme's own options by keyword) -> the partition
+Scheme = Callable[..., Partition]
 
 PARTITIONS: dict[str, Scheme] = {
     "iid": lambda data, num_clients, rng, how: iid(len(data.train), num_clients, rng),
@@ -307,5 +334,7 @@ PARTITIONS: dict[str, Scheme] = {
     "pachinko": _pachinko,
     "natural": _natural,
     "power_law": lambda data, num_clients, rng, how: power_law(len(data.train), num_clients, rng, how.alpha),
+    "power_law_classes": _power_law_classes,
+    "two_sizes": _two_sizes,
     "shards": lambda data, num_clients, rng, how: shards(_labels(data), num_clients, rng),
 }

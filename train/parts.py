@@ -44,12 +44,17 @@ def constant(lr: float, t: int, rounds: int) -> float:
     return lr
 
 
+def inverse(lr: float, t: int, rounds: int) -> float:
+    """Return lr/(1 + t), the decay of Luo et al. 2024 (arXiv 2404.13804)."""
+    return lr / (1 + t)
+
+
 # (logits, targets, the target that does not count) -> a scalar.
 LOSSES: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {"cross_entropy": cross_entropy}
 # (model, lr, momentum, frobenius_decay, clip, decay_of, and `local.optimizer_options`) -> what takes the steps.
 OPTIMIZERS: dict[str, Callable[..., LocalOptimizer]] = {"sgd": LocalSGD}
 # (local.lr, round, rounds) -> the round's learning rate.
-SCHEDULES: dict[str, Callable[[float, int, int], float]] = {"cosine": cosine, "constant": constant}
+SCHEDULES: dict[str, Callable[[float, int, int], float]] = {"cosine": cosine, "constant": constant, "inverse": inverse}
 
 
 def import_parts(modules: Sequence[str]) -> None:

@@ -165,4 +165,7 @@ def simulated_time(experiment: Experiment, plan: Plan, heard: Heard) -> Metrics:
     if profiles is None:
         return {}
     cohort, senders = [int(client) for client in plan], [int(client) for client in heard.weights]
-    return {"simulated_seconds": profiles.round_time(cohort, None if len(senders) == len(cohort) else senders)}
+    if len(senders) < len(cohort):
+        return {"simulated_seconds": profiles.round_time(cohort, senders)}
+    draws = [int(client) for client in plan for _ in range(heard.draws.get(client, 1))]
+    return {"simulated_seconds": profiles.round_time(draws)}

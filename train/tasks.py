@@ -77,7 +77,7 @@ def assemble_tasks(config: Config) -> Tasks:
     counts = {name: len(experiment.num_samples) for name, experiment in experiments.items()}
     if len(set(counts.values())) > 1:
         raise UserError(f"the tasks have different numbers of clients, {counts}; share each out among equally many")
-    sampler = make_sampler(config, first.num_samples, first.keep_ratios)
+    sampler = make_sampler(config, first.num_samples, dict.fromkeys(first.num_samples, 1.0))
     assert isinstance(sampler, TaskSampler)
     model = nn.ModuleDict({name: experiment.model for name, experiment in experiments.items()})
     return Tasks(config, experiments, sampler, model)

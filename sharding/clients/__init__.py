@@ -8,7 +8,7 @@ from sharding.clients.network import Profiles, expected_round_time, round_time
 from sharding.clients.optimal import OptimalSampler, PartialOptimalSampler, SecureOptimalSampler
 from sharding.clients.tasks import TaskSampler
 from sharding.clients.timed import StatisticalSampler, WirelessSampler
-from sharding.clients.uniform import FullSampler, UniformSampler, WeightedSampler
+from sharding.clients.uniform import FullSampler, UniformSampler, UniformUploadSampler, WeightedSampler
 from sharding.clients.wireless import estimate_beta_over_alpha, statistical_probabilities, wireless_probabilities
 
 SAMPLERS: dict[str, type[Sampler]] = {
@@ -17,6 +17,7 @@ SAMPLERS: dict[str, type[Sampler]] = {
         UniformSampler,
         WeightedSampler,
         FullSampler,
+        UniformUploadSampler,
         OptimalSampler,
         SecureOptimalSampler,
         PartialOptimalSampler,
@@ -40,6 +41,7 @@ __all__ = [
     "StatisticalSampler",
     "TaskSampler",
     "UniformSampler",
+    "UniformUploadSampler",
     "WeightedSampler",
     "WirelessSampler",
     "aocs_probabilities",

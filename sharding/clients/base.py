@@ -28,30 +28,28 @@ class Population:
 
     Attributes:
         num_samples: (N,) D_c.
-        keep_ratios: (N,) r_c.
+        costs: (N,) r_c, what hearing c costs, in whole models: the bytes of its shard over those of the dense model.
         profiles: how fast they are; None where time is not simulated.
     """
 
     num_samples: Vector
-    keep_ratios: Vector
+    costs: Vector
     profiles: Profiles | None = None
 
     def check(self, num_clients: int) -> None:
         """Make sure that all of it can be true of so many clients.
 
         Raises:
-            UserError: a number too few or too many, sizes that are not finite, negative or all 0, no keep ratio.
+            UserError: a number too few or too many, sizes that are not finite, negative or all 0, costs not above 0.
         """
-        sizes, ratios = np.asarray(self.num_samples), np.asarray(self.keep_ratios)
+        sizes, costs = np.asarray(self.num_samples), np.asarray(self.costs)
         times = () if self.profiles is None else (self.profiles.compute, self.profiles.communicate)
-        if any(np.shape(column) != (num_clients,) for column in (sizes, ratios, *times)):
-            raise UserError(
-                f"the population is not one of {num_clients} clients; one size, keep ratio and time for each"
-            )
+        if any(np.shape(column) != (num_clients,) for column in (sizes, costs, *times)):
+            raise UserError(f"the population is not one of {num_clients} clients; one size, cost and time for each")
         if not (np.isfinite(sizes).all() and sizes.min() >= 0 and sizes.sum() > 0):
             raise UserError("num_samples of the population must be finite, at least 0, and not all 0")
-        if not ((ratios > 0) & (ratios <= 1)).all():
-            raise UserError("keep_ratios of the population must be in (0, 1]")
+        if not (np.isfinite(costs) & (costs > 0)).all():
+            raise UserError("costs of the population must be finite and above 0")
 
 
 @dataclass(frozen=True)
@@ -66,6 +64,8 @@ class Heard:
         metrics: to record: `improvement_alpha` and `improvement_gamma` where clients report.
         report_bytes: what all clients together sent before it was decided who uploads. (What the server answers, a few
             numbers for all, is not counted.)
+        draws: how often each was drawn, where that may be more than once: who is drawn twice sends twice in the
+            simulated time of a round (Luo et al. 2024, Eqs. 4 and 22), though its bytes travel once.
     """
 
     weights: Mapping[Client, float]
@@ -73,6 +73,7 @@ class Heard:
     rejected: Mapping[Client, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     report_bytes: int = 0
+    draws: Mapping[Client, int] = field(default_factory=dict)
 
 
 class Sampler:
@@ -82,7 +83,7 @@ class Sampler:
         num_clients: N.
         per_round: how many clients, or draws with replacement, a round; 1…N without replacement.
         seed: the draws of round t depend on (seed, t) alone.
-        population: sizes, keep ratios and speeds; equal sizes, whole models and no clock by default.
+        population: sizes, costs and speeds; equal sizes, whole models and no clock by default.
         replacement: whether the same client may be drawn several times.
         budget: m, the expected number of uploads, of the samplers that ask for reports.
         beta_over_alpha: β/α of the wireless sampler.
@@ -98,6 +99,7 @@ class Sampler:
     may_replace = False
     chooses_tasks = False  # whether it chooses for which of several models each client works
     timed = False  # whether it must know how fast the clients are
+    weighs_costs = False  # whether it goes by what hearing each client costs
 
     def __init__(
         self,
@@ -167,7 +169,7 @@ class Sampler:
     def _refuse_what_does_nothing(self) -> None:
         given = {
             "replacement": (self.replacement, self.may_replace, "uniform or weighted"),
-            "budget": (self.budget, self.has_budget, "ocs, aocs, ocs_partial or mmfl"),
+            "budget": (self.budget, self.has_budget, "ocs, aocs, ocs_partial, uniform_upload or mmfl"),
             "beta_over_alpha": (self.beta_over_alpha, self.timed, "wireless"),
             "signal": (self.signal, self.chooses_tasks, "mmfl"),
         }
@@ -193,7 +195,7 @@ class WithReplacement:
         weights: dict[Client, float] = {
             j: float(num_samples[j] * self.counts[j] / self._expected[j]) for j in self.cohort
         }
-        return Heard(weights, float(num_samples.sum()))
+        return Heard(weights, float(num_samples.sum()), draws={j: int(self.counts[j]) for j in self.cohort})
 
 
 def uniform_cohort(num_clients: int, per_round: int, seed: int, round: int) -> list[int]:

@@ -18,6 +18,7 @@ from sharding.errors import UserError, shown
 from sharding.numbers import as_floats, is_number
 
 Vector = NDArray[np.float64]
+Law = float | tuple[float, float]  # the mean of an exponential law, or the least and the most of a uniform one
 LEAST_BANDWIDTH = 1e-150
 COLUMNS = ("compute", "communicate")
 
@@ -111,12 +112,13 @@ class Profiles:
         num_clients: int,
         bandwidth: float,
         rng: np.random.Generator,
-        compute: float = 1.0,
-        communicate: float = 1.0,
+        compute: Law = 1.0,
+        communicate: Law = 1.0,
     ) -> Self:
-        """Draw τ and t from exponential laws with the given means."""
+        """Draw τ and t, from an exponential law of this mean or a uniform one from least to most."""
         positive_bandwidth(bandwidth)
-        return cls(rng.exponential(compute, num_clients), rng.exponential(communicate, num_clients), bandwidth)
+        tau, t = (_drawn(law, num_clients, rng) for law in (compute, communicate))
+        return cls(tau, t, bandwidth)
 
     @classmethod
     def read(cls, path: Path, num_clients: int, bandwidth: float) -> Self:
@@ -172,6 +174,10 @@ def positive_bandwidth(bandwidth: float) -> float:
             f"bandwidth is {shown(bandwidth)}; a finite number above 0 is needed, or no update ever arrives"
         )
     return float(bandwidth)
+
+
+def _drawn(law: Law, count: int, rng: np.random.Generator) -> Vector:
+    return rng.uniform(*law, count) if isinstance(law, tuple) else rng.exponential(law, count)
 
 
 def _times(values: ArrayLike, name: str) -> Vector:

@@ -58,15 +58,15 @@ class OptimalSampler(Sampler):
         if rejected:
             p, report_bytes = np.full(clients.size, min(1.0, self.budget / clients.size)), REPORT_BYTES * len(norms)
         else:
-            p, report_bytes = self.probabilities(scaled, self.population.keep_ratios[clients])
+            p, report_bytes = self.probabilities(scaled, self.population.costs[clients])
         alpha, gamma = improvement_factors(scaled, p, float(p.sum()))
         coins = generator(self.seed, "hear", round).random(self.num_clients)[clients]
         weights: dict[Client, float] = {int(clients[i]): float(sizes[i] / p[i]) for i in np.flatnonzero(coins < p)}
         metrics = {"improvement_alpha": alpha, "improvement_gamma": gamma}
         return Heard(weights, float(sizes.sum()), rejected, metrics, report_bytes)
 
-    def probabilities(self, norms: Vector, keep_ratios: Vector) -> tuple[Vector, int]:
-        """Return p and the bytes that all clients reported for it; both arguments and p have shape (n,)."""
+    def probabilities(self, norms: Vector, costs: Vector) -> tuple[Vector, int]:
+        """Return p and the bytes that all clients reported for it; all have shape (n,)."""
         return optimal_inclusion(norms, min(self.budget, norms.size)), REPORT_BYTES * norms.size
 
 
@@ -78,7 +78,7 @@ class SecureOptimalSampler(OptimalSampler):
 
     name = "aocs"
 
-    def probabilities(self, norms: Vector, keep_ratios: Vector) -> tuple[Vector, int]:
+    def probabilities(self, norms: Vector, costs: Vector) -> tuple[Vector, int]:
         """Return p and the bytes of all sums."""
         sums = 0
 
@@ -92,7 +92,9 @@ class SecureOptimalSampler(OptimalSampler):
 
 
 class PartialOptimalSampler(OptimalSampler):
-    """OCS for clients that train a part r_c of the model each: the budget is Σ r_c p_c = m, in whole models.
+    """OCS for clients that train a part of the model each: the budget is Σ r_c p_c = m, in whole models.
+
+    r_c is what hearing c costs: the bytes of its shard over those of the dense model.
 
     Clients are ordered by u/√r, as the KKT conditions have it. (The note's own rule, √r·u, contradicts them.) Where the
     budget exceeds Σ r_c of the cohort all upload.
@@ -101,8 +103,9 @@ class PartialOptimalSampler(OptimalSampler):
     """
 
     name = "ocs_partial"
+    weighs_costs = True
 
-    def probabilities(self, norms: Vector, keep_ratios: Vector) -> tuple[Vector, int]:
-        """Return p and the bytes of one norm a client; the server knows the keep ratios."""
-        budget = min(self.budget, float(keep_ratios.sum()))
-        return optimal_inclusion(norms, budget, keep_ratios), REPORT_BYTES * norms.size
+    def probabilities(self, norms: Vector, costs: Vector) -> tuple[Vector, int]:
+        """Return p and the bytes of one norm a client; the server knows the costs."""
+        budget = min(self.budget, float(costs.sum()))
+        return optimal_inclusion(norms, budget, costs), REPORT_BYTES * norms.size

@@ -41,6 +41,32 @@ class UniformSampler(Sampler):
         return WithReplacement(q, self.per_round, generator(self.seed, "invite", round))
 
 
+class UniformUploadSampler(Sampler):
+    """The uniform baseline of two-stage sampling: of n invited, each uploads by a coin of its own, with p = m/n.
+
+    It counts D_c n/m over the data of all n, whether they upload or not. As the coins ask for nothing, only those who
+    will upload are sent a model and train; a round may be without any.
+
+    Source: Chen, Horváth & Richtárik, TMLR 2022 (arXiv 2010.13723), Section 2 and Definition 11.
+    """
+
+    name = "uniform_upload"
+    has_budget = True
+
+    def invite(self, round: int) -> list[int]:
+        """Return those of the `per_round` invited whose coin says yes, ascending: the coins that `ocs` throws."""
+        coins = generator(self.seed, "hear", round).random(self.num_clients)
+        invited = uniform_cohort(self.num_clients, self.per_round, self.seed, round)
+        return [client for client in invited if coins[client] < self.budget / self.per_round]
+
+    def hear(self, round: int, cohort: list[int], norms: Mapping[Client, float]) -> Heard:
+        """Hear all of them."""
+        sizes = self.population.num_samples
+        invited = uniform_cohort(self.num_clients, self.per_round, self.seed, round)
+        weights: dict[Client, float] = {c: float(sizes[c] * self.per_round / self.budget) for c in cohort}
+        return Heard(weights, float(sizes[invited].sum()))
+
+
 class WeightedSampler(Sampler):
     """Invites clients in proportion to their data, and corrects for it.
 

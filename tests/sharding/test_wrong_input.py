@@ -116,8 +116,8 @@ CASES = {
     "negative sizes": (lambda: sampler(population=population(-ONES)), "num_samples of the population must be finite"),
     "no sizes": (lambda: sampler(population=population(0 * ONES)), "not all 0"),
     "ratios": (
-        lambda: sampler(population=population(ratios=2 * ONES)),
-        r"keep_ratios of the population must be in \(0",
+        lambda: sampler(population=population(ratios=0 * ONES)),
+        "costs of the population must be finite and above 0",
     ),
     "band": (lambda: round_time([1.0], [1.0], 1e-320), "bandwidth is 1e-320"),
     "no band": (lambda: round_time([1.0], [1.0], 0), "bandwidth is 0"),

@@ -8,7 +8,7 @@ from sharding.rng import generator
 from train.config import LocalConfig
 from train.data import Dataset, Split
 from train.data.dataset import unchanged
-from train.local import ClientData, cross_entropy, evaluate, train_locally
+from train.local import ClientData, cross_entropy, draw_passes, evaluate, num_steps, train_locally
 
 CLIP, DECAY, LR, MOMENTUM = 2.0, 0.05, 0.1, 0.9
 
@@ -90,3 +90,22 @@ def test_evaluation_counts_all_batches_and_no_ignored_target():
     expected = nn.functional.cross_entropy(logits[counted], targets[counted])
     assert abs(loss - expected.item()) < 1e-6
     torch.testing.assert_close(cross_entropy(logits, targets, 0), expected)
+
+
+def test_steps_are_batches_drawn_with_replacement_as_many_for_everybody():
+    data = make_data(samples=7)
+    local = LocalConfig(steps=5, batch_size=3)
+    client = ClientData(data.train.inputs, data.train.targets)
+    assert num_steps(client, local) == num_steps(ClientData(client.inputs[:2], client.targets[:2]), local) == 5
+    drawn = draw_passes(client, data, local, (0, 0, 0))
+    rows = generator("batches", 0, 0, 0).integers(7, size=15)
+    torch.testing.assert_close(drawn.inputs, data.train.inputs[rows])
+    model, expected = make_model(), make_model()
+    train_locally(model, client, data, local.model_copy(update={"frobenius_decay": 0.0}), LR, None, key=(0, 0, 0))
+    optimizer = torch.optim.SGD(expected.parameters(), LR, momentum=MOMENTUM)
+    for batch in rows.reshape(5, 3):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(expected(client.inputs[batch]), client.targets[batch]).backward()
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter, expected.get_parameter(name), rtol=1e-5, atol=1e-6)

@@ -171,6 +171,7 @@ def test_a_loss_of_your_own_is_trained_one_by_one():
 def test_schedules():
     assert [SCHEDULES["constant"](0.1, t, 4) for t in (0, 3)] == [0.1, 0.1]
     assert [round(SCHEDULES["cosine"](1.0, t, 4), 3) for t in range(4)] == [1.0, 0.854, 0.5, 0.146]
+    assert [SCHEDULES["inverse"](0.1, t, 4) for t in (0, 1, 9)] == [0.1, 0.05, 0.01]
 
 
 @pytest.mark.parametrize(

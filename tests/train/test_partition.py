@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from sharding.errors import UserError
 from train.data import Dataset, Split
 from train.data.dataset import unchanged
-from train.partition import PARTITIONS, Concentration, _draw, _log_dirichlet, class_counts, make_uneven, partition
+from train.partition import PARTITIONS, Concentration, _draw, _log_dirichlet, class_counts, partition
+from train.unequal import make_uneven
 
 
 def dataset(labels: np.ndarray, num_classes: int = 10, **attributes: object) -> Dataset:
@@ -31,7 +32,7 @@ def counts_of(data: Dataset, parts: list[np.ndarray]) -> np.ndarray:
     return class_counts(parts, data.train.targets.numpy(), data.num_classes)
 
 
-SPLITTING = sorted(set(PARTITIONS) - {"natural"})
+SPLITTING = sorted(set(PARTITIONS) - {"natural", "two_sizes", "power_law_classes"})
 
 
 @settings(max_examples=60)
@@ -59,9 +60,9 @@ def test_every_sample_has_one_owner_and_sizes_are_equal(scheme, labels, share, a
 @pytest.mark.parametrize("scheme", PARTITIONS)
 def test_another_seed_gives_another_partition(scheme: str) -> None:
     data, clients = balanced(1000), 1 if scheme == "natural" else 20
-    drawn = {
-        np.concatenate(partition(scheme, data, clients, np.random.default_rng(seed))).tobytes() for seed in range(20)
-    }
+    options = {"samples": 200} if scheme == "power_law_classes" else {}
+    drawn = [partition(scheme, data, clients, np.random.default_rng(seed), options=options) for seed in range(20)]
+    drawn = {np.concatenate(parts).tobytes() for parts in drawn}
     assert len(drawn) == (2 if scheme == "natural" else 20)
 
 
@@ -304,3 +305,56 @@ def test_uneven_leaves_only_small_and_large_clients():
     ]
     with pytest.raises(UserError, match="drops every client"):
         make_uneven([np.arange(9)], 5, 30, 1.0, np.random.default_rng(0))
+
+
+def test_two_sizes_are_those_of_the_study_and_the_first_clients_are_large():
+    data = balanced(60_000)
+    parts = partition("two_sizes", data, 1200, np.random.default_rng(0))
+    sizes = np.array([len(part) for part in parts])
+    assert set(range(90, 151)) >= set(sizes[:120]) > {90, 150}
+    assert set(sizes[120:]) == set(range(9, 16))
+    assert sizes[:120].sum() / sizes.sum() == pytest.approx(0.526, abs=0.02)
+    assert len(np.unique(np.concatenate(parts))) == sizes.sum(), "no sample has two owners"
+    assert (counts_of(data, parts)[:120] > 0).all(), "all classes are mixed"
+
+
+@given(seed=st.integers(0, 2**32 - 1), classes=st.integers(1, 10), num_clients=st.integers(1, 30))
+@settings(max_examples=40)
+def test_clients_of_few_classes_have_them_in_equal_parts(seed, classes, num_clients):
+    data, options = balanced(3000), {"large": [40, 60], "small": [10, 12], "classes": classes}
+    parts = partition("two_sizes", data, num_clients, np.random.default_rng(seed), options=options)
+    assert len(np.unique(np.concatenate(parts))) == sum(map(len, parts))
+    for row in counts_of(data, parts):
+        held = row[row > 0]
+        assert len(held) == classes
+        assert held.max() - held.min() <= 1
+
+
+def test_sizes_by_a_power_law_and_classes_do_not_hang_together():
+    data, options = balanced(20_000), {"samples": 15_129, "classes": [1, 6]}
+    parts = partition("power_law_classes", data, 100, np.random.default_rng(3), 1.0, options)
+    sizes = np.array([len(part) for part in parts])
+    assert sizes.sum() == 15_129
+    assert sizes.max() == pytest.approx(15_129 / (1 / np.arange(1, 101)).sum(), rel=0.01)
+    kinds = (counts_of(data, parts) > 0).sum(axis=1)
+    assert set(kinds) == {1, 2, 3, 4, 5, 6}
+    assert abs(np.corrcoef(kinds, np.log(sizes))[0, 1]) < 0.3
+
+
+@pytest.mark.parametrize(
+    ("scheme", "clients", "options", "words"),
+    [
+        ("two_sizes", 5, {"share": 1.5}, "share=1.5 must be in"),
+        ("two_sizes", 5, {"small": [5, 3]}, r"small=\[5, 3\] must be the least and the most"),
+        ("two_sizes", 5, {"large": [5]}, r"large=\[5\] must be the least and the most"),
+        ("two_sizes", 5, {"classes": 11}, "shall have 11 classes, but the data has 10"),
+        ("two_sizes", 90, {}, "the data has 1000; make them smaller"),
+        ("two_sizes", 90, {"classes": 3}, "too few samples of each class"),
+        ("two_sizes", 5, {"larg": [1, 2]}, "did you mean 'large'"),
+        ("power_law_classes", 5, {"samples": 2000}, "samples=2000 must be 5 to 1000"),
+        ("iid", 5, {"classes": 3}, "iid has no option 'classes'"),
+    ],
+)
+def test_options_of_partitions_that_cannot_be(scheme, clients, options, words):
+    with pytest.raises(UserError, match=words):
+        partition(scheme, balanced(1000), clients, np.random.default_rng(0), options=options)

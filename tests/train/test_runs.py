@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -184,6 +185,7 @@ SAMPLER_OPTIONS = {
     "uniform": ["clients.replacement=true"],
     "weighted": ["data.partition=power_law"],
     "full": ["clients.count=3"],
+    "uniform_upload": ["clients.budget=1.5"],
     "ocs": ["clients.budget=1.5"],
     "aocs": ["clients.budget=1.5"],
     "ocs_partial": ["clients.budget=0.6", "server_lr=0.7"],
@@ -210,6 +212,22 @@ def test_every_sampler_trains_and_resumes(tmp_path, sampler):
         assert line["heard"] <= line["clients"]
         assert ("simulated_seconds" in line) == (sampler == "wireless")
         assert ("improvement_alpha" in line) == ("ocs" in sampler)
+
+
+def test_a_client_drawn_twice_sends_twice_in_simulated_time(tmp_path):
+    options = ["clients.replacement=true", "network={bandwidth: 2, communicate: [1, 1], compute: 0}", "clients.count=3"]
+    lines = read(run(tiny(tmp_path, *options, "clients.per_round=3", "rounds=6"), ignore))
+    assert {line["clients"] for line in lines} > {3}, "in some rounds a client is drawn twice"
+    assert [line["simulated_seconds"] for line in lines] == pytest.approx([3 * 1 / 2] * 6)
+
+
+def test_what_hearing_a_client_costs_is_its_shard_over_the_dense_model(tmp_path):
+    options = ["clients.sampler=ocs_partial", "clients.budget=0.6", "keep_ratio={0.2: 0.5, 0.6: 0.5}"]
+    experiment = assemble(tiny(tmp_path, *options))
+    plan = experiment.plan(range(len(experiment.num_samples)), 0)
+    costs = [plan[client].nbytes / experiment.dense_nbytes for client in plan]
+    np.testing.assert_allclose(experiment.sampler.population.costs, costs, rtol=1e-12)
+    assert min(costs) > 0.2
 
 
 def test_who_is_heard_for_certain_is_averaged_as_ever(tmp_path):

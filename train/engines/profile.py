@@ -17,7 +17,7 @@ from train.dropout import key_dropout, sample_seeds
 from train.engines.base import Job
 from train.engines.folding import FoldedFactorizedConv2d, FoldedFactorizedLinear, fold
 from train.layout import channels_last
-from train.local import ClientData, draw_epochs, mixed_precision, num_steps
+from train.local import ClientData, draw_passes, mixed_precision, num_steps, passes
 from train.parts import cross_entropy
 
 Key = tuple[int | str, ...]
@@ -141,7 +141,7 @@ class Batches:
         self.active = [sum(step < steps for steps in self.steps) for step in range(longest)]
         inputs, targets, seeds = [], [], []
         for data, key in zip(clients, keys, strict=True):
-            drawn = draw_epochs(data, job.dataset, local, key)
+            drawn = draw_passes(data, job.dataset, local, key)
             places, padding = (part.to(device) for part in _places(len(data), longest, local))
             inputs.append(drawn.inputs[places])
             wanted = drawn.targets[places]
@@ -155,13 +155,14 @@ class Batches:
 
 
 def _places(samples: int, steps: int, local: LocalConfig) -> tuple[Tensor, Tensor]:
-    """Return where each batch's samples stand among those of all epochs, and which are padding, both (steps, B)."""
-    per_epoch = -(-samples // local.batch_size)
+    """Return where each batch's samples stand among those of all passes, and which are padding, both (steps, B)."""
+    count, length = passes(samples, local)
+    per_pass = -(-length // local.batch_size)
     step, row = np.arange(steps)[:, None], np.arange(local.batch_size)
-    epoch, start = step // per_epoch, step % per_epoch * local.batch_size
-    padding = (start + row >= samples) | (epoch >= local.epochs)
-    places = epoch * samples + start + np.where(padding, 0, row)
-    return torch.from_numpy(np.where(epoch >= local.epochs, 0, places)), torch.from_numpy(padding)
+    number, start = step // per_pass, step % per_pass * local.batch_size
+    padding = (start + row >= length) | (number >= count)
+    places = number * length + start + np.where(padding, 0, row)
+    return torch.from_numpy(np.where(number >= count, 0, places)), torch.from_numpy(padding)
 
 
 def _stand_still(optimizer: torch.optim.Optimizer, active: int) -> None:

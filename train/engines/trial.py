@@ -56,7 +56,7 @@ class Trial:
     """Some clients of one keep ratio, of random weights and a batch of the test split each."""
 
     def __init__(self, resident: nn.Module, job: Job) -> None:
-        self._job = replace(job, local=job.local.model_copy(update={"epochs": 1}))
+        self._job = replace(job, local=job.local.model_copy(update={"epochs": 1, "steps": None}))
         self._resident = resident.train()
         test, size = job.dataset.test, job.local.batch_size
         rows = (torch.arange(CLIENTS * size) % len(test.targets)).to(test.targets.device).split(size)

@@ -71,6 +71,15 @@ def test_profiles_are_drawn_or_read(tmp_path):
     assert read.round_time([0, 2], []) == drawn.compute[[0, 2]].max()
 
 
+def test_times_follow_an_exponential_or_a_uniform_law():
+    drawn = Profiles.draw(4000, 1.0, np.random.default_rng(1), compute=0.5, communicate=(0.22, 5.04))
+    assert drawn.compute.mean() == pytest.approx(0.5, abs=0.04)
+    assert drawn.compute.std() == pytest.approx(0.5, abs=0.06)
+    assert drawn.communicate.mean() == pytest.approx(2.63, abs=0.1)
+    assert drawn.communicate.std() == pytest.approx(1.39, abs=0.1)
+    assert 0.22 <= drawn.communicate.min() < drawn.communicate.max() <= 5.04
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

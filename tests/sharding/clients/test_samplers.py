@@ -44,6 +44,25 @@ def test_two_stage_probabilities_and_weights(name):
     assert heard.report_bytes == 4 * 5 * {"ocs": 1, "ocs_partial": 1, "aocs": 4}[name]
 
 
+def test_uniform_uploads_are_independent_coins_among_those_invited():
+    sampler, m, n = make("uniform_upload", 4, budget=1.5), 1.5, 4
+    invited = make("ocs", 4, budget=1.5)  # the same seed, the same cohort
+    uploads = np.zeros(5)
+    estimate, values = [], np.array([3.0, -1.0, 0.5, 2.0, -4.0])
+    for t in range(4000):
+        cohort, asked = sampler.invite(t), invited.invite(t)
+        assert set(cohort) <= set(asked)
+        heard = sampler.hear(t, cohort, {})
+        assert heard.weights == {c: SIZES[c] * n / m for c in cohort}
+        assert heard.total == SIZES[asked].sum()
+        uploads[cohort] += 1
+        wanted = (SIZES * values)[asked].sum() / heard.total
+        estimate.append(sum(w * values[c] for c, w in heard.weights.items()) / heard.total - wanted)
+    np.testing.assert_allclose(uploads / 4000, n / 5 * m / n, atol=5 * np.sqrt(0.25 / 4000))
+    assert abs(np.mean(estimate)) < 4 * np.std(estimate) / np.sqrt(4000), "given the invitation it is unbiased"
+    assert not sampler.asks
+
+
 def test_when_all_may_upload_all_count_as_in_a_plain_average():
     sampler = make("ocs", budget=5)
     heard = sampler.hear(0, sampler.invite(0), dict.fromkeys(range(5), 1.0))
@@ -96,6 +115,7 @@ def test_weighted_with_replacement_counts_every_draw_alike():
         np.testing.assert_allclose(sum(heard.weights.values()), heard.total)
         draws = np.array(list(heard.weights.values())) * 3 / SIZES.sum()
         np.testing.assert_allclose(draws, np.round(draws))
+        assert heard.draws == dict(zip(heard.weights, np.round(draws).astype(int).tolist(), strict=True))
 
 
 def test_weighted_without_replacement_honors_its_inclusion():

@@ -49,6 +49,17 @@ def test_stacked_is_sequential(kind, strategy):
 
 
 @pytest.mark.parametrize("kind", MODELS)
+def test_stacked_is_sequential_where_everybody_takes_as_many_steps(kind):
+    job = make_job(kind, steps=3)
+    plan = make_plan(job)
+    alone, together = dict(SequentialEngine(job).train(plan, 0, LR)), dict(StackedEngine(job).train(plan, 0, LR))
+    for client, update in alone.items():
+        torch.testing.assert_close(together[client].loss, update.loss, rtol=0, atol=1e-5)
+        for (_, mine), (_, theirs) in zip(tensors(update.shard), tensors(together[client].shard), strict=True):
+            torch.testing.assert_close(theirs, mine, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", MODELS)
 def test_frozen_parameters_stay_at_the_server_with_every_engine(kind):
     job = make_job(kind)
     for place, parameter in enumerate(job.model.parameters()):
