@@ -24,8 +24,8 @@ from time import sleep
 from train.config import load_config
 from train.federate import launch
 from train.federate.app import ROOT, read
+from train.federate.nodes import Patience
 from train.federate.processes import Processes
-from train.federate.server import Patience
 from train.run import run
 
 CONFIG = str(ROOT / "configs" / "quickstart.yaml")

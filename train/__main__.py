@@ -156,7 +156,7 @@ def _few(names: Sequence[str], most: int = 3) -> str:
 
 def _federate(args: argparse.Namespace, console: Console) -> None:
     from train.federate.launch import federate  # noqa: PLC0415  # Flower is an extra
-    from train.federate.server import Patience  # noqa: PLC0415
+    from train.federate.nodes import Patience  # noqa: PLC0415
 
     config = load_config(args.config, args.overrides)
     patience = Patience(args.start_timeout, args.round_timeout)

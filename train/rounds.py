@@ -15,11 +15,12 @@ from train.alignment import FedAvgStep
 from train.clock import Clock
 from train.config import Config
 from train.engines import Receipt, Update
-from train.engines.base import Updates
+from train.engines.base import Consulting, Updates
 from train.experiment import Experiment
 from train.failures import RunError
 from train.local import evaluate
 from train.parts import SCHEDULES
+from train.reasons import count_kinds
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +106,11 @@ class LostRounds:
 
 def hear(experiment: Experiment, cohort: list[int], plan: Plan, t: int, lr: float) -> tuple[Heard, Updates]:
     """Train the cohort, and return who of them is heard; where that depends on their updates, all are kept first."""
-    sampler, updates = experiment.sampler, fitting(plan, experiment.engine.train(plan, t, lr))
+    sampler, engine = experiment.sampler, experiment.engine
+    if sampler.has_budget and isinstance(engine, Consulting):
+        heard, sent = engine.consult(sampler, plan, t, lr)
+        return heard, fitting(plan, sent)
+    updates = fitting(plan, engine.train(plan, t, lr))
     if not sampler.asks:
         return sampler.hear(t, cohort, {}), updates
     kept = dict(updates)
@@ -153,6 +158,7 @@ def measure(
         "clients": len(plan),
         "heard": len(accepted),
         "failed": len(failures),
+        "failed_by_kind": count_kinds(failures.values()),
         "failures": {str(client): reason for client, reason in failures.items()},
         **heard.metrics,
         **simulated_time(experiment, plan, heard),

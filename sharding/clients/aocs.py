@@ -7,7 +7,8 @@ probabilities. Each client does the rest for itself. The exact solution is reach
 there are different clients at 1, and in practice nearly so after four.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from sharding.errors import UserError, shown
 from sharding.numbers import as_floats, is_number
 
 Vector = NDArray[np.float64]
+Totals = tuple[float, float]  # of an exchange: each client sends two numbers at once
 SecureSum = Callable[[Vector], float]  # one number per client, (n,), to their total: all that the server may learn
 
 
@@ -52,16 +54,57 @@ def aocs_probabilities(norms: Vector, budget: float, secure_sum: SecureSum, max_
         raise UserError(
             f"budget is {shown(budget)}; a number above 0 and at most {n}, the clients there are, is needed"
         )
-    if secure_sum(np.where(np.isfinite(u) & (u >= 0.0), 0.0, 1.0)) > 0:
+    totals: list[Totals] = []
+    while isinstance(part := aocs_part(u, budget, n, totals, max_iterations), tuple):
+        totals.append((secure_sum(part[0]), secure_sum(part[1])))
+    return part
+
+
+def aocs_part(
+    norms: Vector, budget: float, num_clients: int, totals: Sequence[Totals], max_iterations: int = 4
+) -> Vector | tuple[Vector, Vector]:
+    """Do what a client does in `aocs_probabilities`, as far as the totals go that the server has sent so far.
+
+    It starts from the beginning each time, so that a client has to remember nothing but its norm.
+
+    Args:
+        norms: ‖w_i U_i‖ of the clients whose part this is: of all, or of a single one, shape (1,). The server has
+            those of none, (0,), and learns how many totals it takes.
+        budget: m.
+        num_clients: n, all of them.
+        totals: each exchange's, in their order.
+        max_iterations: j_max.
+
+    Returns:
+        Their probabilities, or, where another exchange is needed, their two numbers that go into its totals.
+
+    Raises:
+        UserError: somebody's norm is negative, NaN or infinite, as the totals say.
+    """
+    steps, given = _exchanges(norms, budget, num_clients, max_iterations), iter(totals)
+    try:
+        summands = next(steps)
+        for total in given:
+            summands = steps.send(total)
+        return summands
+    except StopIteration as end:
+        return cast(Vector, end.value)
+
+
+def _exchanges(
+    u: Vector, budget: float, n: int, max_iterations: int
+) -> Generator[tuple[Vector, Vector], Totals, Vector]:
+    """Yield what is to be summed, be sent the totals, and return p."""
+    bad, total = yield np.where(np.isfinite(u) & (u >= 0.0), 0.0, 1.0), u
+    if bad > 0:
         raise UserError("norms has entries that are NaN, infinite or negative; leave those clients out")
-    total = secure_sum(u)
     p = np.minimum(budget * (u / total), 1.0) if total > 0.0 else 0.0 * u
     for _ in range(max_iterations):
         below = p < 1.0
-        count = secure_sum(np.where(below, 1.0, 0.0))
+        count, mass = yield np.where(below, 1.0, 0.0), np.where(below, p, 0.0)
         if count == 0:
             break
-        left, mass = budget - (n - count), secure_sum(np.where(below, p, 0.0))
+        left = budget - (n - count)
         if mass == 0.0:  # only zero norms are below 1
             return np.where(below, left / count, p)
         factor = left / mass

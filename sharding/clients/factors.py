@@ -19,8 +19,13 @@ def improvement_factors(norms: ArrayLike, probabilities: ArrayLike, budget: floa
     Source: Chen, Horváth & Richtárik, TMLR 2022 (arXiv 2010.13723), Eqs. 15 and 16.
     """
     u, p = np.asarray(norms, dtype=np.float64), np.asarray(probabilities, dtype=np.float64)
-    n, squares = u.size, u**2
-    uniform = (n / budget - 1.0) * float(squares.sum())
-    variance = float(np.sum(squares * np.divide(1.0 - p, p, out=np.zeros_like(p), where=p > 0)))
+    squares = u**2
+    variance = squares * np.divide(1.0 - p, p, out=np.zeros_like(p), where=p > 0)
+    return factors_of_sums(u.size, budget, float(squares.sum()), float(variance.sum()))
+
+
+def factors_of_sums(num_clients: int, budget: float, squares: float, variance: float) -> tuple[float, float]:
+    """Return (α, γ) from n, m, Σu² and Σu²(1/p − 1), for who knows nothing else."""
+    uniform = (num_clients / budget - 1.0) * squares
     alpha = variance / uniform if uniform > 0.0 else 0.0
-    return alpha, budget / (alpha * (n - budget) + budget)
+    return alpha, budget / (alpha * (num_clients - budget) + budget)

@@ -26,6 +26,11 @@ Vector = NDArray[np.float64]
 REPORT_BYTES = 4  # a norm, or a summand, is sent as one float32
 
 
+def upload_coins(seed: int, round: int, num_clients: int) -> Vector:
+    """Return every client's draw in [0, 1), (N,): it uploads where that is below its p. Each can make its own."""
+    return generator(seed, "hear", round).random(num_clients)
+
+
 class OptimalSampler(Sampler):
     """Optimal client sampling (OCS): the server sees every norm and computes p.
 
@@ -60,7 +65,7 @@ class OptimalSampler(Sampler):
         else:
             p, report_bytes = self.probabilities(scaled, self.population.costs[clients])
         alpha, gamma = improvement_factors(scaled, p, float(p.sum()))
-        coins = generator(self.seed, "hear", round).random(self.num_clients)[clients]
+        coins = upload_coins(self.seed, round, self.num_clients)[clients]
         weights: dict[Client, float] = {int(clients[i]): float(sizes[i] / p[i]) for i in np.flatnonzero(coins < p)}
         metrics = {"improvement_alpha": alpha, "improvement_gamma": gamma}
         return Heard(weights, float(sizes.sum()), rejected, metrics, report_bytes)

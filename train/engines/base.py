@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from torch import Tensor, nn
 
 from sharding import Plan, Shard
+from sharding.clients import Heard, Sampler
 from sharding.planner import Client
 from train.config import LocalConfig
 from train.data import Dataset
@@ -81,4 +82,13 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Let go of what the engine holds besides memory."""
+        ...
+
+
+@runtime_checkable
+class Consulting(Engine, Protocol):
+    """An engine whose clients are elsewhere, and need not send an update that nobody hears."""
+
+    def consult(self, sampler: Sampler, plan: Plan, round: int, lr: float) -> tuple[Heard, Updates]:
+        """Have every client of a plan train and report, settle who is heard, and have only those send their update."""
         ...

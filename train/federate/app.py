@@ -3,7 +3,7 @@
 import logging
 import shlex
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from train.config import Config, load_config
-from train.federate.server import Patience, assemble_over
+from train.federate.nodes import Patience
+from train.federate.server import assemble_over
 from train.rounds import Metrics
 from train.run import run
 
@@ -32,7 +33,10 @@ def main(grid: Grid, context: Context) -> None:
     patience = Patience(float(settings["start-timeout"]), float(settings["round-timeout"]))
     build = partial(assemble_over, grid=grid, patience=patience)
     with ThreadPoolExecutor(1) as apart:  # signals are Flower's: told to end, this process does so at once
-        apart.submit(run, config, tell, resume=True, build=build).result()
+        running = apart.submit(run, config, tell, resume=True, build=build)
+        while not running.done():
+            wait([running], timeout=0.5)  # awake now and then: Flower's watch for a dead parent signals from a thread
+        running.result()
     log.info("finished: %s", config.directory)
 
 
@@ -43,7 +47,11 @@ def read(settings: dict[str, Any]) -> Config:
 
 
 def tell(metrics: Metrics) -> None:
-    """Log one round."""
+    """Log one round, and who is not in it."""
+    failures = metrics["failures"]
+    assert isinstance(failures, dict)
+    for client, why in failures.items():
+        log.warning("client %s is left out of round %s: %s", client, metrics["round"], why)
     accuracy = metrics.get("test_accuracy")
     tested = f", test accuracy {100 * accuracy:.1f} %" if isinstance(accuracy, float) else ""
     log.info(

@@ -26,8 +26,8 @@ from train.failures import REMEDY, RunError
 from train.federate.app import ROOT, read
 from train.federate.keys import LOOPBACK, write_certificates, write_node_key
 from train.federate.node import write_data
+from train.federate.nodes import Patience
 from train.federate.processes import Processes
-from train.federate.server import Patience
 from train.rounds import Metrics
 from train.run import is_finished
 

@@ -10,7 +10,7 @@ from math import isfinite
 from typing import Any, Self
 
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from sharding import Shard
 from sharding.errors import UserError
@@ -70,7 +70,7 @@ class Card:
         Raises:
             UserError: it is not what `to_record` makes, or no client can be so.
         """
-        return cls.of(_part(content, "card", ConfigRecord))
+        return cls.of(part_of(content, "card", ConfigRecord))
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
@@ -102,14 +102,13 @@ def read_reply(content: RecordDict) -> Update:
     """Read a node's reply; whether it fits the round is not looked at.
 
     Raises:
-        UserError: it is not what `reply_record` makes.
+        UserError: it is not what `reply_record` makes, or tells of a failure.
     """
-    if "failure" in content:
-        return Update(None, None, str(_part(content, "failure", ConfigRecord).get("why"))[:500])
-    loss = _part(content, "values", ConfigRecord).get("loss")
+    raise_failure(content)
+    loss = part_of(content, "values", ConfigRecord).get("loss")
     if not isinstance(loss, float):
         raise UserError(f"its loss is {loss!r}, not a number")
-    return Update(unpack(_part(content, "shard", ArrayRecord)), torch.tensor(loss) if isfinite(loss) else None)
+    return Update(unpack(part_of(content, "shard", ArrayRecord)), torch.tensor(loss) if isfinite(loss) else None)
 
 
 def config_text(config: Config) -> str:
@@ -143,7 +142,7 @@ def unpack(record: ArrayRecord) -> Shard:
     return Shard.from_bytes(record["shard"].data)
 
 
-def _part(content: RecordDict, name: str, kind: type) -> Any:
+def part_of(content: RecordDict, name: str, kind: type) -> Any:
     """Return a record of a message.
 
     Raises:
@@ -152,3 +151,20 @@ def _part(content: RecordDict, name: str, kind: type) -> Any:
     if not isinstance(content.get(name), kind):
         raise UserError(f"a message without {name!r}; it has {', '.join(map(str, content))[:80] or 'nothing'}")
     return content[name]
+
+
+def content_of(reply: Message) -> RecordDict:
+    """Return the content of a reply.
+
+    Raises:
+        UserError: it tells of an error.
+    """
+    if reply.has_error():
+        raise UserError(f"error {reply.error.code}: {str(reply.error.reason)[:500]}")
+    return reply.content
+
+
+def raise_failure(content: RecordDict) -> None:
+    """Raise what a node says went wrong, if it says so."""
+    if "failure" in content:
+        raise UserError(str(part_of(content, "failure", ConfigRecord).get("why"))[:500])

@@ -6,6 +6,7 @@ a public dataset, to try things. Flower starts it anew for every message.
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from train.engines import Job
 from train.engines.sequential import SequentialEngine
 from train.experiment import assign_keep_ratios, find_device, make_model, share_out
 from train.federate.messages import Card, Order, read_config, reply_record
+from train.federate.reports import Ballot, draw, give, holds_back, keep, summands
 from train.local import ClientData
 
 log = logging.getLogger(__name__)
@@ -47,9 +49,28 @@ def train(message: Message, context: Context) -> Message:
     partition = partition_of(context.node_config)
     torch.set_num_threads(order.config.threads)
     engine = SequentialEngine(make_job(order.config, context.node_config))
-    shard = order.shard.to(find_device(order.config.device))
-    update = engine.train_client(partition, shard, order.round, order.lr)
-    return Message(reply_record(update), reply_to=message)
+    order = replace(order, shard=order.shard.to(find_device(order.config.device)))
+    update = engine.train_client(partition, order.shard, order.round, order.lr)
+    held = holds_back(order.config) and update.shard is not None
+    return Message(keep(context.state, order, update, partition) if held else reply_record(update), reply_to=message)
+
+
+@app.train("upload")
+def upload(message: Message, context: Context) -> Message:
+    """Send the update that is kept here."""
+    return Message(give(context.state, message.content["wanted"]["plan"]), reply_to=message)
+
+
+@app.train("totals")
+def add_up(message: Message, context: Context) -> Message:
+    """Give this node's numbers for the next totals."""
+    return Message(summands(context.state, Ballot.from_record(message.content)), reply_to=message)
+
+
+@app.train("draw")
+def flip(message: Message, context: Context) -> Message:
+    """Flip the coin, and send the update if it falls so."""
+    return Message(draw(context.state, Ballot.from_record(message.content)), reply_to=message)
 
 
 def make_job(config: Config, settings: Mapping[str, Any]) -> Job:

@@ -4,9 +4,11 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from shutil import which
 from time import monotonic, sleep
 from types import FrameType, TracebackType
 from typing import Self
@@ -16,6 +18,13 @@ from train.interrupts import Stopped
 
 log = logging.getLogger(__name__)
 
+# Has the kernel end this process when its parent ends, even by SIGKILL, and becomes the program that is to be started.
+TIE = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
 GRACE = 10.0  # seconds between asking a process to end and ending it
 
 
@@ -37,18 +46,17 @@ class Processes:
         Raises:
             UserError: there is no such program.
         """
+        if which(command[0]) is None:
+            raise UserError(f"there is no {command[0]}; pip install 'spectral-sharding[flower]'")
         with (self._logs / f"{name}.log").open("ab") as output:
-            try:
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    env=os.environ | environment,
-                    start_new_session=True,  # Ctrl-C is for the one that started it
-                )
-            except FileNotFoundError as error:
-                raise UserError(f"there is no {command[0]}; pip install 'spectral-sharding[flower]'") from error
+            process = subprocess.Popen(
+                [*_tied_to(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=os.environ | environment,
+                start_new_session=True,  # Ctrl-C is for the one that started it
+            )
         self._started[name] = process
         return process
 
@@ -102,6 +110,14 @@ class Processes:
         """Return which of the processes that ours have started are still there."""
         table = _table() if table is None else table
         return {number for number, began in self._known.items() if number in table and table[number][1] == began}
+
+
+def _tied_to(parent: int) -> list[str]:
+    """Return how a command begins whose process is to end with this parent; Flower's own see to theirs.
+
+    Only Linux knows how; elsewhere a parent that is ended by SIGKILL leaves it running.
+    """
+    return [sys.executable, "-S", "-c", TIE, str(parent)] if sys.platform == "linux" else []
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

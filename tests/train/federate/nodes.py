@@ -26,6 +26,7 @@ class Nodes(Grid):
         self.settings = dict(settings)
         self.bend: dict[int, Bend] = {}
         self.sent: list[Message] = []
+        self.states: dict[int, RecordDict] = {}  # what Flower holds for each node
         self._replies: list[Message] = []
         self._numbers = count()
 
@@ -55,7 +56,7 @@ class Nodes(Grid):
         return numbers
 
     def _answer(self, number: int, message: Message) -> Message:
-        context = Context(1, number, self.settings[number], RecordDict(), {})
+        context = Context(1, number, self.settings[number], self.states.setdefault(number, RecordDict()), {})
         server, TaskIdentity.node_id = TaskIdentity.node_id, number
         try:
             return node.app(message, context)

@@ -39,7 +39,8 @@ def test_a_reply_arrives_as_it_was_sent(shard):
     got = read_reply(reply_record(Update(shard, torch.tensor(1.5))))
     assert same(got.shard, shard)
     assert got.loss == 1.5
-    assert read_reply(reply_record(Update(None, None, "no memory"))).failure == "no memory"
+    with pytest.raises(UserError, match="no memory"):
+        read_reply(reply_record(Update(None, None, "no memory")))
     assert read_reply(reply_record(Update(shard, torch.tensor(float("nan"))))).loss is None
 
 

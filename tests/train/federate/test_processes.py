@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,8 +20,8 @@ from train.engines import SequentialEngine, Update
 from train.experiment import assemble
 from train.federate import launch
 from train.federate.app import read
+from train.federate.nodes import Patience
 from train.federate.processes import Processes
-from train.federate.server import Patience
 from train.rounds import run_rounds
 from train.run import run
 
@@ -95,17 +96,18 @@ def test_a_federation_that_loses_its_server_goes_on_and_comes_to_what_a_simulati
     assert [line["heard"] for line in lines(output)] == [2, 2, 2]
 
 
-FAULTS = {  # by client: what is wrong, and what the metrics say of it
+REPLIES = {  # by client: what is wrong with its reply, and what the metrics say of it
     2: ("NaN", "NaN or Inf in"),
-    3: ("a stale round", "an update of the plan"),
-    4: ("dies in training", "no reply within"),
-    5: ("is late", "no reply within"),
+    3: ("Inf", "NaN or Inf in"),
+    4: ("another shape", "has shape"),
+    5: ("a stale round", "an update of the plan"),
+    6: ("too long", "times the median"),
 }
-MORE = {
-    2: ("Inf", "NaN or Inf in"),
-    3: ("another shape", "has shape"),
-    4: ("dies after training", "no reply within"),
-    5: ("too long", "times the median"),
+LOSSES = {
+    2: ("", "no reply within|not there|Node Unavailable"),  # ended by the test before it is asked
+    3: ("dies in training", "no reply within|Node Unavailable"),
+    4: ("dies after training", "no reply within|Node Unavailable"),
+    5: ("is late", "no reply within"),
 }
 
 
@@ -135,30 +137,79 @@ def with_participation(config, failing):
     return experiment.model.state_dict()
 
 
-@pytest.mark.parametrize("faults", [FAULTS, pytest.param(MORE, marks=pytest.mark.slow)], ids=["some", "others"])
-def test_what_goes_wrong_is_told_and_the_round_goes_on(small, tmp_path, faults):
-    overrides = [f"output={tmp_path / 'run'}", "aggregation.norm_bound=100"]
-    settings = launch.settings_of(small, overrides, 6, Patience(240.0, 45.0))
+def federation(small, tmp_path, nodes, patience, *overrides):
+    settings = launch.settings_of(small, [f"output={tmp_path / 'run'}", *overrides], nodes, patience)
     config = read(settings)
-    place = launch.lay_out(config, settings)
+    return config, launch.lay_out(config, settings)
+
+
+def start_faulty(processes, place, config, node, faults):
+    own = {"fault": faults[node][0]} if node in faults else {}
+    launch.start_node(processes, place, node, launch.node_settings(config, place, node) | own)
+
+
+def told_and_left_out(config, faults):
+    """Make sure that each of the faults is named, and is in the result as if that client had not been there."""
+    (line,) = lines(config.directory)
+    assert (line["heard"], line["failed"]) == (2, len(faults))
+    for client, (_, why) in faults.items():
+        assert re.search(why, line["failures"][str(client)])
+    expected = with_participation(config.model_copy(update={"output": None}), set(faults))
+    held = load_file(config.directory / "model.safetensors")
+    return all(torch.equal(expected[name], held[name]) for name in expected)
+
+
+def test_replies_that_are_wrong_are_refused_and_told(small, tmp_path):
+    patience = Patience(240.0, 240.0)
+    config, place = federation(small, tmp_path, 7, patience, "rounds=1", "aggregation.norm_bound=100")
     with Processes(place.folder / "logs") as processes:
         launch.start_server(processes, place)
-        for node in range(6):
-            fault = {"fault": faults[node][0], "late": 70.0} if node in faults else {}
-            launch.start_node(processes, place, node, launch.node_settings(config, place, node) | fault)
+        for node in range(7):
+            start_faulty(processes, place, config, node, REPLIES)
         launch.submit(processes, place, faulty_app(tmp_path / "faulty-app"))
+        launch.follow(processes, config, lambda metrics: None)
+    assert told_and_left_out(config, REPLIES)
+
+
+def test_the_round_goes_on_without_nodes_that_are_killed_or_late(small, tmp_path):
+    config, place = federation(small, tmp_path, 6, Patience(240.0, 60.0), "rounds=1")
+    log = place.folder / "logs" / "run.log"
+    with Processes(place.folder / "logs") as processes:
+        launch.start_server(processes, place)
+        for node in range(1, 6):
+            start_faulty(processes, place, config, node, LOSSES)
+        launch.submit(processes, place, faulty_app(tmp_path / "faulty-app"))
+        wait_for(lambda: log.exists() and "is client 2:" in log.read_text())
+        os.kill(processes.pid("node-2"), signal.SIGKILL)
+        start_faulty(processes, place, config, 0, LOSSES)  # only now is everybody there, and the round begins
         launch.follow(processes, config, lambda metrics: None)
         numbers = [processes.pid(name) for name in ("superlink", "run", "node-0")]
     assert not any(there(number) for number in numbers)
-    for line in lines(config.directory):
-        assert line["heard"] == 2
-        assert line["failed"] == 4
-    told = lines(config.directory)[0]["failures"]
-    for client, (_, why) in faults.items():
-        assert why in told[str(client)]
-    expected = with_participation(config.model_copy(update={"output": tmp_path / "alone"}), set(faults))
-    held = load_file(config.directory / "model.safetensors")
-    assert all(torch.equal(expected[name], held[name]) for name in expected)
+    assert told_and_left_out(config, LOSSES)
+
+
+def below(number):
+    """Return the numbers of the processes that this one has started, and those in turn."""
+    shown = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = dict(map(int, line.split()) for line in shown.splitlines())
+    found = {number}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {number}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends the children of a process that is killed")
+def test_nothing_goes_on_when_the_one_that_started_it_is_killed(small, tmp_path):
+    launcher = command_line(small, tmp_path / "run")
+    try:
+        log = tmp_path / "run" / "federation" / "logs" / "run.log"
+        wait_for(lambda: log.exists() and "is client 1:" in log.read_text())
+        started = below(launcher.pid)
+        assert len(started) > 6  # SuperLink, two SuperNodes and the run, and what is below them
+    finally:
+        launcher.kill()
+        launcher.communicate()
+    wait_for(lambda: not any(there(number) for number in started), 60.0)
 
 
 def test_a_node_without_a_key_and_one_without_tls_are_refused(small, tmp_path):

@@ -13,21 +13,15 @@ from sharding.errors import UserError
 from tests.train.federate.nodes import Nodes
 from train.engines import Update
 from train.experiment import assemble
+from train.federate import nodes as waiting
 from train.federate import server
 from train.federate.messages import read_reply, reply_record
-from train.federate.server import Patience, assemble_over
+from train.federate.nodes import Patience
+from train.federate.server import assemble_over
 from train.rounds import DivergedError
 from train.run import run
 
-pytestmark = pytest.mark.usefixtures("flower_identity")
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch):
-    """Look for replies once: nodes here answer at once or never."""
-    monkeypatch.setattr(server, "sleep", lambda seconds: None)
-    ticks = iter(range(10**6))
-    monkeypatch.setattr(server, "monotonic", lambda: next(ticks) / 100)
+pytestmark = pytest.mark.usefixtures("flower_identity", "no_waiting")
 
 
 def settings(config, count=4, first=100):
@@ -70,6 +64,9 @@ def models_agree(one, other):
         ["clients.sampler=aocs", "clients.budget=2"],
         ["clients.sampler=weighted"],
         ["clients.sampler=ocs_partial", "clients.budget=1"],
+        ["clients.sampler=ocs", "clients.budget=2", "clients.per_round=4"],
+        ["clients.sampler=aocs", "clients.budget=3", "clients.per_round=4", "data.alpha=0.1"],
+        ["clients.sampler=statistical"],
         ["clients.sampler=uniform", "clients.replacement=true"],
     ],
 )
@@ -118,21 +115,21 @@ def doubled(shard):
 
 
 FAULTS = {
-    "NaN": (altered(scaled(nan)), "NaN or Inf in"),
-    "Inf": (altered(scaled(inf)), "NaN or Inf in"),
-    "shape": (altered(cut), "has shape"),
-    "type": (altered(doubled), "torch.float64, not torch.float32"),
-    "names": (altered(lambda shard: replace(shard, dense={})), "other layers"),
-    "stale": (altered(lambda shard: replace(shard, plan="0-stale")), "not of"),
-    "garbled": (lambda reply: (reply.content.clear(), [reply])[1], "a message without"),
-    "silent": (lambda reply: [reply] if "card" in reply.content else [], "no reply within"),
+    "NaN": (altered(scaled(nan)), "NaN or Inf in", "not finite"),
+    "Inf": (altered(scaled(inf)), "NaN or Inf in", "not finite"),
+    "shape": (altered(cut), "has shape", "malformed"),
+    "type": (altered(doubled), "torch.float64, not torch.float32", "malformed"),
+    "names": (altered(lambda shard: replace(shard, dense={})), "other layers", "malformed"),
+    "stale": (altered(lambda shard: replace(shard, plan="0-stale")), "not of", "another plan"),
+    "garbled": (lambda reply: (reply.content.clear(), [reply])[1], "a message without", "malformed"),
+    "silent": (lambda reply: [reply] if "card" in reply.content else [], "no reply within", "late"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_reply_that_is_wrong_is_refused_and_named(config, tmp_path, fault):
     ours = config("clients.per_round=4", "rounds=1")
-    nodes, (bend, why) = Nodes(settings(ours)), FAULTS[fault]
+    nodes, (bend, why, kind) = Nodes(settings(ours)), FAULTS[fault]
 
     def introduced(reply):
         return [reply] if "card" in reply.content else bend(reply)
@@ -141,6 +138,7 @@ def test_a_reply_that_is_wrong_is_refused_and_named(config, tmp_path, fault):
     (line,) = over(ours, nodes)
     assert (line["heard"], line["failed"]) == (3, 1)
     assert why in line["failures"]["1"]
+    assert line["failed_by_kind"] == {kind: 1}
     missing = ours.model_copy(update={"output": tmp_path / "missing"})
     gone = Nodes(settings(ours))
     gone.bend[107] = lambda reply: [reply] if "card" in reply.content else []
@@ -204,6 +202,7 @@ def test_with_half_of_the_nodes_gone_the_rest_goes_on_and_who_comes_back_is_know
     run(ours, lambda metrics: count(metrics["round"]), build=build)
     assert [line["heard"] for line in lines(ours)] == [4, 2, 4]
     assert set(lines(ours)[1]["failures"].values()) == {"its node is not there"}
+    assert [line["failed_by_kind"] for line in lines(ours)] == [{}, {"absent": 2}, {}]
 
 
 def test_without_a_usable_reply_the_model_stays_and_the_run_ends_in_the_end(config):
@@ -227,7 +226,7 @@ def test_the_first_word_of_a_client_holds_for_the_run(config, caplog):
     nodes = Nodes(settings(longer))
     nodes.settings[107] = nodes.settings[107] | {"keep-ratio": 0.9}
     roster = server.read_roster(ours)
-    known = server.Nodes(nodes, longer, Patience(0.5, 0.5), roster)
+    known = waiting.Nodes(nodes, longer, Patience(0.5, 0.5), roster)
     assert sorted(known.online()) == [0, 2, 3]
     assert "but this run began with" in caplog.text
 
@@ -236,7 +235,7 @@ def test_the_first_word_of_a_client_holds_for_the_run(config, caplog):
 def test_a_node_that_is_no_client_is_told_so(config, caplog, wrong):
     ours = config()
     nodes = Nodes(settings(ours) | {500: wrong})
-    known = server.Nodes(nodes, ours, Patience(0.5, 0.5))
+    known = waiting.Nodes(nodes, ours, Patience(0.5, 0.5))
     known.gather()
     assert len(known.online()) == 4
     assert "node 500 is left out" in caplog.text
@@ -291,9 +290,9 @@ def test_a_run_that_goes_on_waits_for_its_nodes_and_goes_on_without_those_that_s
     ours = config("rounds=1", "clients.per_round=4")
     over(ours, Nodes(settings(ours)))
     roster = server.read_roster(ours)
-    known = server.Nodes(Late(settings(ours)), ours, Patience(0.5, 0.5), dict(roster))
+    known = waiting.Nodes(Late(settings(ours)), ours, Patience(0.5, 0.5), dict(roster))
     known.gather()
     assert sorted(known.online()) == [0, 1, 2, 3]
-    few = server.Nodes(Nodes(settings(ours, count=3)), ours, Patience(0.5, 0.5), dict(roster))
+    few = waiting.Nodes(Nodes(settings(ours, count=3)), ours, Patience(0.5, 0.5), dict(roster))
     few.gather()
     assert "nodes for the partitions 3 are missing; 3 go on" in caplog.text
