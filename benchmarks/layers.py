@@ -1,7 +1,8 @@
 """What factorized layers cost beside dense ones, and `factorize` beside an SVD of every layer.
 
-Ratios of processor time on one thread; the two sides of a ratio take turns, and each is the best of several, so that
-what else the machine does shows in neither.
+Ratios of processor time on one thread; the two sides of a ratio take turns, and each is the best of many, so that
+what else the machine does shows in neither. Beside them stand the ratios of the multiply-adds, which a layer whose
+small products ran as fast as the large one would reach.
 
     python benchmarks/layers.py [results/layers/layers.json] [--quick]
 """
@@ -22,13 +23,16 @@ from torch import Tensor, nn
 
 from sharding import factorize
 from sharding.factorization import num_terms, rank_of
+from sharding.factorization.terms import Cost
 from sharding.layers import FactorizedConv2d, FactorizedLayer, factorized_type
+from sharding.layers.product import contract, expand
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear 4096x4096, batch 64": (lambda: nn.Linear(4096, 4096), (64, 4096)),
     "linear 4096x4096, batch 1": (lambda: nn.Linear(4096, 4096), (1, 4096)),
     "linear 768x3072, 1576 tokens": (lambda: nn.Linear(768, 3072), (8, 197, 768)),
     "conv 256x256 3x3, 16x16, batch 16": (lambda: nn.Conv2d(256, 256, 3, padding=1), (16, 256, 16, 16)),
+    "conv 256x256 3x3, 16x16, batch 1": (lambda: nn.Conv2d(256, 256, 3, padding=1), (1, 256, 16, 16)),
 }
 RATIOS = (0.1, 0.2)
 BARS = {  # the most that a forward and backward pass may take of the dense layer's time
@@ -47,10 +51,10 @@ def main(words: Sequence[str]) -> int:
         print(__doc__)
         return 0
     torch.set_num_threads(1)
-    rounds = 3 if "--quick" in words else 8
+    quick = "--quick" in words
     results: dict[str, object] = {"torch": torch.__version__, "threads": 1}
-    results["layers"] = {name: measure_layer(name, rounds) for name in LAYERS}
-    results["factorize"] = measure_factorize(1 if "--quick" in words else 2)
+    results["layers"] = {name: measure_layer(name, 0.3 if quick else 3.0) for name in LAYERS}
+    results["factorize"] = measure_factorize(1.0 if quick else 15.0)
     text = json.dumps(results, indent=1)
     print(text)
     into = next((word for word in words if not word.startswith("--")), None)
@@ -59,8 +63,8 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def measure_layer(name: str, rounds: int) -> dict[str, object]:
-    """Compare a dense layer, factorized ones, and factorized ones without Ω."""
+def measure_layer(name: str, seconds: float) -> dict[str, object]:
+    """Compare a dense layer, factorized ones, and factorized ones without Ω, for so many seconds each."""
     make, shape = LAYERS[name]
     torch.manual_seed(0)
     dense, x = make(), torch.randn(shape)
@@ -72,19 +76,22 @@ def measure_layer(name: str, rounds: int) -> dict[str, object]:
         small.reset_parameters()
         passes[f"{ratio}"] = one_pass(small, x)
         passes[f"{ratio} without omega"] = one_pass(Plain(small), x)
-    seconds = in_turns(passes, rounds)
-    told: dict[str, object] = {"dense_ms": round(1e3 * seconds["dense"], 3)}
+    best = in_turns(passes, seconds)
+    told: dict[str, object] = {"dense_ms": round(1e3 * best["dense"], 3)}
+    cost = Cost.of(dense)
     for ratio in RATIOS:
-        mine, bare = seconds[f"{ratio}"], seconds[f"{ratio} without omega"]
+        mine, bare = best[f"{ratio}"], best[f"{ratio} without omega"]
         told[f"{ratio}"] = {
-            "of_dense": round(mine / seconds["dense"], 4),
-            "omega": round(mine / bare - 1, 4),
+            "of_dense": round(mine / best["dense"], 4),
             "bar": BARS.get((name, ratio)),
+            "multiply_adds": round(num_terms(rank_of(dense), ratio) * cost.term / cost.whole, 4),
+            "omega": round(mine / bare - 1, 4),
+            "omega_bar": OMEGA_BAR,
         }
     return told
 
 
-def measure_factorize(rounds: int) -> dict[str, float]:
+def measure_factorize(seconds: float) -> dict[str, float]:
     """Compare `factorize` of a ViT-B with an SVD of every layer that it replaces."""
     torch.manual_seed(0)
     model = create_model("vit_base_patch16_224")
@@ -95,12 +102,12 @@ def measure_factorize(rounds: int) -> dict[str, float]:
         for weight in weights:
             torch.linalg.svd(weight, full_matrices=False)
 
-    seconds = in_turns({"factorize": lambda: factorize(model, 0.1), "svd": decompose}, rounds)
-    faster = seconds["svd"] / seconds["factorize"]
+    best = in_turns({"factorize": lambda: factorize(model, 0.1), "svd": decompose}, seconds)
     return {
-        "svd_s": round(seconds["svd"], 2),
-        "factorize_s": round(seconds["factorize"], 2),
-        "faster": round(faster, 2),
+        "svd_s": round(best["svd"], 2),
+        "factorize_s": round(best["factorize"], 2),
+        "faster": round(best["svd"] / best["factorize"], 2),
+        "bar": FACTORIZE_BAR,
     }
 
 
@@ -116,32 +123,36 @@ class Plain(nn.Module):
         layer = self.layer
         if isinstance(layer, FactorizedConv2d):
             terms = nn.functional.conv2d(x, layer._filters(), None, layer.stride, layer.padding)
-            return nn.functional.conv2d(terms, layer._combination(), layer.bias)
-        return nn.functional.linear(x @ layer.v, layer.u, layer.bias)
+            return nn.functional.conv2d(terms, layer.u[:, :, None, None], layer.bias)
+        return expand(contract(x, layer.v), layer.u, layer.bias)
 
 
 def one_pass(layer: nn.Module, x: Tensor) -> Callable[[], None]:
     """Return a forward and backward pass."""
     x = x.clone().requires_grad_()
+    gradient = torch.randn_like(layer(x))
 
     def run() -> None:
         layer.zero_grad()
         x.grad = None
-        layer(x).sum().backward()
+        layer(x).backward(gradient)
 
     return run
 
 
-def in_turns(tasks: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Return the least processor time of each, in seconds; they take turns."""
+def in_turns(tasks: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
+    """Return the least processor time of each, in seconds; they take turns, for so many seconds each."""
     best = dict.fromkeys(tasks, float("inf"))
-    for _ in range(rounds + 1):  # the first warms up
+    spent = 0.0
+    while spent < seconds * len(tasks):
         for name, task in tasks.items():
             start, repeats = process_time(), 0
             while repeats == 0 or process_time() - start < 0.02:
                 task()
                 repeats += 1
-            best[name] = min(best[name], (process_time() - start) / repeats)
+            took = process_time() - start
+            best[name] = min(best[name], took / repeats)
+            spent += took
     return best
 
 

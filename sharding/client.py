@@ -149,6 +149,6 @@ def _refuse_empty(model: nn.Module) -> None:
     ]
     if empty:
         raise UserError(
-            f"{', '.join(empty)} are on the meta device, and no shard has values for them; "
-            "build the model in `with sharding.skeleton():`, which leaves buffers real"
+            f"no shard has values for {', '.join(empty)}, which the model has on the meta device; "
+            "build it in `with sharding.skeleton():`, which leaves buffers real"
         )

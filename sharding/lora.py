@@ -4,6 +4,9 @@ The change of a layer, U'Ω'V'ᵀ − UΩVᵀ, has rank 2n at most: it is an ada
 the model that the terms came from the adapter adds what was learned, and the terms that were not kept stay. From the
 dense model itself the whole difference to the factorized one is taken; the adapter then turns the one into the other,
 and its rank is what that needs.
+
+Of a grouped convolution with g groups PEFT applies A to all channels and B by groups: A is block diagonal, and of g
+times the rank. PEFT runs such an adapter, but does not merge it.
 """
 
 import json
@@ -17,12 +20,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sharding.errors import UserError
-from sharding.layers import FactorizedConv1d, FactorizedConv2d, FactorizedConv3d, FactorizedLayer, FactorizedLinear
+from sharding.layers import FactorizedEmbedding, FactorizedLayer, FactorizedLinear, as_blocks
+from sharding.layers.conv import FactorizedConv
 from sharding.layers.linear import FactorizedTransposedLinear
 from sharding.wrappers import unwrap
 
-CONVOLUTIONS = (FactorizedConv1d, FactorizedConv2d, FactorizedConv3d)
-KINDS = (FactorizedLinear, FactorizedTransposedLinear, *CONVOLUTIONS)
+KINDS = (FactorizedLinear, FactorizedTransposedLinear, FactorizedEmbedding, FactorizedConv)
 
 
 def export_lora(model: nn.Module, start: nn.Module, folder: str | Path) -> None:
@@ -34,17 +37,17 @@ def export_lora(model: nn.Module, start: nn.Module, folder: str | Path) -> None:
         folder: where to write ``adapter_config.json`` and ``adapter_model.safetensors``.
 
     Raises:
-        UserError: a layer has no form as LoRA (transposed and grouped convolutions, embeddings, parts of what was
-            unpacked or split), `start` lacks it, something else than factorized layers differs, or the folder holds
-            an adapter already.
+        UserError: PEFT has no form for a layer (convolutions that are transposed or dilated, or pad with other than
+            zeros), `start` lacks it (parts of what was unpacked or split in the dense model), something else than
+            factorized layers differs, or the folder holds an adapter already.
     """
     model, start, folder = unwrap(model), unwrap(start), Path(folder)
     if (folder / "adapter_config.json").exists():
         raise UserError(f"{folder} holds an adapter already; choose another folder or remove it")
     layers = {name: part for name, part in model.named_modules() if isinstance(part, FactorizedLayer)}
     _check(model, start, layers)
-    pairs = {name: _change(layer, start.get_submodule(name)) for name, layer in layers.items()}
-    ranks = {f"^{re.escape(name)}": b.shape[1] for name, (b, _) in pairs.items()}
+    pairs = {name: _shaped(layer, *_change(layer, start.get_submodule(name))) for name, layer in layers.items()}
+    ranks = {f"^{re.escape(name)}": len(a) for name, (a, _) in pairs.items()}
     largest = max(ranks.values())
     config: dict[str, Any] = {
         "peft_type": "LORA",
@@ -62,9 +65,9 @@ def export_lora(model: nn.Module, start: nn.Module, folder: str | Path) -> None:
     }
     tensors: dict[str, Tensor] = {}
     for name, pair in pairs.items():
-        b, a = _shaped(layers[name], *pair)
-        tensors[f"base_model.model.{name}.lora_A.weight"] = a.cpu().contiguous()
-        tensors[f"base_model.model.{name}.lora_B.weight"] = b.cpu().contiguous()
+        form = "lora_embedding_{}" if isinstance(layers[name], FactorizedEmbedding) else "lora_{}.weight"
+        for side, tensor in zip("AB", pair, strict=True):
+            tensors[f"base_model.model.{name}.{form.format(side)}"] = tensor.cpu().contiguous()
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
@@ -74,11 +77,7 @@ def _check(model: nn.Module, start: nn.Module, layers: Mapping[str, FactorizedLa
     if not layers:
         raise UserError(f"this {type(model).__name__} has no factorized layers to export")
     before = dict(start.named_modules())
-    problems = [
-        f"{name}, a {type(layer).__name__}{' with groups' * (layer.num_blocks > 1)}, has no form as LoRA"
-        for name, layer in layers.items()
-        if not isinstance(layer, KINDS) or layer.num_blocks > 1
-    ]
+    problems = [f"{name}, {what}, has no form as LoRA" for name, part in layers.items() if (what := _formless(part))]
     problems += [f"{name} is not in the model it started from" for name in layers if name not in before]
     others = dict(start.named_parameters())
     inside = tuple(f"{name}." for name in layers)
@@ -92,25 +91,40 @@ def _check(model: nn.Module, start: nn.Module, layers: Mapping[str, FactorizedLa
         raise UserError(f"cannot export an adapter: {'; '.join(problems)}")
 
 
+def _formless(layer: FactorizedLayer) -> str | None:
+    """Say what a layer is that PEFT has no adapter for, or None if it has one."""
+    kind = f"a {type(layer).__name__}"
+    if not isinstance(layer, KINDS):
+        return kind
+    if isinstance(layer, FactorizedConv) and set(layer.dilation) != {1}:  # PEFT's convolutions are not dilated
+        return f"{kind} with dilation"
+    if isinstance(layer, FactorizedConv) and layer.padding_mode != "zeros":
+        return f"{kind} with padding_mode {layer.padding_mode!r}"
+    return None
+
+
 def _change(layer: FactorizedLayer, before: nn.Module) -> tuple[Tensor, Tensor]:
-    """Return B (rows, r) and A (columns, r) with B·Aᵀ the change of the layer's matrix."""
+    """Return B (rows, r) and A (columns, r), stacked by blocks as u and v are: B·Aᵀ is the change of each block."""
     u, v = layer.scaled_u.detach(), layer.v.detach()
     if isinstance(before, FactorizedLayer):
         return torch.cat([u, -before.scaled_u.detach()], dim=1), torch.cat([v, before.v.detach()], dim=1)
     dense = before.weight
     assert isinstance(dense, Tensor)
-    difference = (u.double() @ v.double().mT) - dense.detach().flatten(1).double()
+    u, v = (factor.double().unflatten(0, (layer.num_blocks, -1)) for factor in (u, v))
+    difference = u @ v.mT - as_blocks(dense.detach().double(), layer.num_blocks)
     left, sizes, right = torch.linalg.svd(difference, full_matrices=False)
-    rank = max(1, int((sizes > sizes.max() * 1e-12).sum()))
-    root = sizes[:rank].sqrt()
-    return (left[:, :rank] * root).to(u.dtype), (right[:rank].mT * root).to(u.dtype)
+    rank = max(1, int((sizes > sizes.max() * 1e-12).sum(dim=1).max()))
+    root = sizes[:, None, :rank].sqrt()
+    b, a = (left[:, :, :rank] * root).flatten(0, 1), (right[:, :rank].mT * root).flatten(0, 1)
+    return b.to(dense.dtype), a.to(dense.dtype)
 
 
 def _shaped(layer: FactorizedLayer, b: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-    """Return B and A in the shapes that PEFT has for this kind of layer."""
-    if isinstance(layer, FactorizedTransposedLinear):
-        return a, b.mT
-    if isinstance(layer, CONVOLUTIONS):
+    """Return A and B in the shapes that PEFT has for this kind of layer; the first axis of A counts the rank."""
+    if isinstance(layer, FactorizedTransposedLinear | FactorizedEmbedding):
+        return b.mT, a
+    if isinstance(layer, FactorizedConv):
+        filters = torch.block_diag(*a.unflatten(0, (layer.num_blocks, -1)).mT)
         ones = [1] * len(layer.kernel_size)
-        return b.view(*b.shape, *ones), a.mT.reshape(-1, *layer.weight_shape[1:])
-    return b, a.mT
+        return filters.view(-1, layer.in_channels, *layer.kernel_size), b.view(*b.shape, *ones)
+    return a.mT, b

@@ -6,7 +6,7 @@ design is fitted to π once, and every client of the group draws from it with a 
 
 import logging
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from math import isclose, nan
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from sharding.coordination import COORDINATIONS
 from sharding.designs import DESIGNS, Design, SuccessiveDesign, fit_all
 from sharding.errors import UserError, pick, shown
-from sharding.factorization import ENDS, as_patterns, num_terms, shardable_layers
+from sharding.factorization import ENDS, Patterns, as_patterns, num_terms, shardable_layers
 from sharding.faults import find_nonfinite
 from sharding.layers import as_blocks, num_blocks
 from sharding.rng import generator, seed_of
@@ -82,6 +82,8 @@ class ShardPlanner:
         skip: layers sent whole, as in `sharding.factorize`; by default the first and the last.
         coordination: a name in `sharding.COORDINATIONS`: how the draws of clients of one keep ratio hang together.
             The strategy `coordinated` is made for spread draws, and spreads them whatever it is.
+        also: layers to shard that are sent whole unless asked for, as embeddings are; as in `sharding.factorize`.
+        strict: refuse a model that has layers which cannot be sharded.
 
     Raises:
         UserError: unknown strategy, design or coordination.
@@ -92,8 +94,11 @@ class ShardPlanner:
         strategy: str | Strategy = "collective",
         design: str = "cps",
         seed: int = 0,
-        skip: str | Iterable[str] = ENDS,
+        skip: Patterns = ENDS,
         coordination: str = "independent",
+        *,
+        also: Patterns = (),
+        strict: bool = False,
     ) -> None:
         pick(DESIGNS, design, "design")
         pick(COORDINATIONS, coordination, "coordination")
@@ -101,7 +106,7 @@ class ShardPlanner:
         self.coordination = self.strategy.coordination or coordination
         self.design = design
         self.seed = seed
-        self.skip = as_patterns(skip)
+        self.skip, self.also, self.strict = as_patterns(skip), as_patterns(also), strict
 
     def plan(self, model: nn.Module, budgets: Mapping[Client, float], round: int = 0) -> Plan:
         """Cut one shard for each client.
@@ -115,11 +120,12 @@ class ShardPlanner:
             A `Plan`, that is a dict from client to `Shard`, in the order of `budgets`.
 
         Raises:
-            UserError: a keep ratio outside (0, 1], a weight that is not finite, a layer that cannot be sharded.
+            UserError: a keep ratio outside (0, 1], a weight that is not finite, an attention that has yet to be
+                unpacked, or `strict` and a layer that cannot be sharded.
         """
         _check_budgets(budgets)
         model = unwrap(model)
-        layers = {} if self.strategy.law is None else shardable_layers(model, self.skip)
+        layers = {} if self.strategy.law is None else shardable_layers(model, self.skip, self.also, self.strict)
         if self.strategy.law is not None and not layers:
             warnings.warn(
                 f"no layer of this {type(model).__name__} is sharded: every client is sent the whole model, whatever "

@@ -32,15 +32,15 @@ def save_factorized(model: nn.Module, folder: str | Path) -> None:
     Tied tensors are written once.
 
     Raises:
-        UserError: the folder holds a model already, or the model has state that is no tensor.
+        UserError: the folder holds a model already, or the model has extra state (`get_extra_state`).
     """
     model, folder = unwrap(model), Path(folder)
     if (folder / CONFIG).exists() or (folder / TENSORS).exists():
         raise UserError(f"{folder} holds a model already; choose another folder or remove it")
     slots = model.state_dict(keep_vars=True)
-    strange = [name for name, value in slots.items() if not isinstance(value, Tensor)]
+    strange = [name for name in slots if name.rpartition(".")[2] == "_extra_state"]
     if strange:
-        raise UserError(f"{', '.join(strange)} is state that is no tensor, which cannot be saved")
+        raise UserError(f"{', '.join(strange)} is extra state, which cannot be saved; its module has to do without")
     names = _first_names(slots)
     modules = dict(model.named_modules())
     config = {

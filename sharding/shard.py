@@ -3,7 +3,8 @@
 All index arithmetic is here: cutting terms out of a spectrum, and saying which columns a returned vector belongs to.
 
 A tensor that the model has under several names (tied weights, a module registered twice) travels once, under the first
-of them. Frozen ones are sent, but do not come back. A complex tensor travels as pairs of real numbers.
+of them. Frozen ones are sent, but do not come back, and so are integers and masks: a client computes with the server's,
+and nobody averages them. A complex tensor travels as pairs of real numbers.
 """
 
 import json
@@ -67,10 +68,11 @@ class Shard:
 
     Attributes:
         terms: by layer name.
-        dense: everything else of floating point in the state dict (first and last layers, norms, biases, embeddings),
-            by state-dict key. The shards of a round share these tensors; nobody writes to them.
+        dense: everything else in the state dict (first and last layers, norms, biases, embeddings), by state-dict key;
+            but extra state and the counters of batch norms, which are each model's own. The shards of a round share
+            these tensors; nobody writes to them.
         keep_ratio: r that it was cut for; 1 where nothing is left out.
-        frozen: the names in `terms` and `dense` of what is neither trained nor sent back.
+        frozen: the names in `terms` and `dense` of what is neither trained nor sent back; all integers are.
         plan: which plan it is of, ``<round>-<digest>``; an update must be of the same. Empty outside of any plan.
     """
 
@@ -161,7 +163,7 @@ class Shard:
             UserError: as `load_into`.
         """
         model = unwrap(model)
-        state = {name: part for name, part in model.state_dict(keep_vars=True).items() if travels(part)}
+        state = {name: part for name, part in model.state_dict(keep_vars=True).items() if travels(name, part)}
         problems = list(self._misfits(model, state))
         if problems:
             raise UserError(
@@ -238,7 +240,7 @@ class Shard:
             if kind == "terms":
                 name, _, part = name.rpartition("/")
                 parts.setdefault(name, {})[part] = tensor
-            elif kind == "dense" and name not in dense and tensor.is_floating_point():
+            elif kind == "dense" and name not in dense and (tensor.is_floating_point() or key.startswith(FROZEN)):
                 dense[name] = tensor
             else:
                 raise UserError(f"this is no shard: what is {key[:80]!r}, {tensor.dtype}?")
@@ -300,7 +302,7 @@ def update_norm(sent: Shard, returned: Shard) -> Tensor:
 
 
 def dense_state(model: nn.Module, sharded: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """Return a snapshot of what is sent whole: the floating-point state but the weights of the sharded layers.
+    """Return a snapshot of what is sent whole: the state that travels but the weights of the sharded layers.
 
     Args:
         model: the server's.
@@ -309,17 +311,18 @@ def dense_state(model: nn.Module, sharded: Mapping[str, nn.Module]) -> dict[str,
     seen = {id(layer.weight) for layer in sharded.values()}
     dense = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if travels(tensor) and id(tensor) not in seen:
+        if travels(name, tensor) and id(tensor) not in seen:
             seen.add(id(tensor))
             dense[name] = as_real(whole(tensor.detach())).clone()
     return dense
 
 
 def frozen_names(model: nn.Module, sharded: Mapping[str, nn.Module], dense: Mapping[str, Tensor]) -> frozenset[str]:
-    """Return which of the sharded layers and of the parameters that are sent whole are not to be trained."""
+    """Return which of the sharded layers and of what is sent whole are not to be trained, nor averaged."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     own = {key(layer, "weight"): layer for layer in sharded} | {name: name for name in dense}
-    return frozenset(own[name] for name, parameter in parameters.items() if name in own and not parameter.requires_grad)
+    fixed = {own[name] for name, parameter in parameters.items() if name in own and not parameter.requires_grad}
+    return frozenset(fixed | {name for name, tensor in dense.items() if not tensor.is_floating_point()})
 
 
 def as_real(tensor: Tensor) -> Tensor:
@@ -327,9 +330,9 @@ def as_real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def travels(entry: object) -> bool:
-    """Tell whether an entry of a state dict is sent: a tensor of real or complex numbers, not counters or settings."""
-    return isinstance(entry, Tensor) and (entry.is_floating_point() or entry.is_complex())
+def travels(name: str, entry: object) -> bool:
+    """Tell whether an entry of a state dict is sent: a tensor, but no extra state, nor a batch norm's counter."""
+    return isinstance(entry, Tensor) and name.rpartition(".")[2] not in ("_extra_state", "num_batches_tracked")
 
 
 def key(layer: str, part: str) -> str:

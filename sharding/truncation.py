@@ -42,10 +42,12 @@ def _by_single_precision(blocks: Tensor, num_terms: int) -> tuple[Tensor, Tensor
     size = float(torch.linalg.vector_norm(flat))
     if not SMALLEST < size < 1 / SMALLEST:
         return None
-    short = torch.linalg.eigh(lower_gram(flat)).eigenvectors[:, :, -num_terms:].flip(-1)
-    long = flat.mT @ short
-    magnitudes = torch.linalg.vector_norm(long, dim=1, keepdim=True)
+    gram = lower_gram(flat).mT  # of which LAPACK reads the upper triangle, a little faster than the lower one
+    short = torch.linalg.eigh(gram, UPLO="U").eigenvectors[:, :, -num_terms:].flip(-1)
+    long = short.mT @ flat  # a term a row
+    magnitudes = torch.linalg.vector_norm(long, dim=2)[:, None]
     if not bool((magnitudes >= FLOOR * magnitudes.amax()).all()):
         return None
     root = magnitudes.sqrt()
-    return (short * root, long / root) if wide else (long / root, short * root)
+    short, long = short * root, long.mT / root
+    return (short, long) if wide else (long, short)

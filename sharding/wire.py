@@ -16,18 +16,23 @@ Named = Mapping[str, Tensor]
 Words = Mapping[str, str]
 
 LONGEST_HEADER = 2**22  # bytes, room for some 30,000 tensors: many empty ones would take long to read
-_TYPES = {
+_TYPES = {  # in the order of a file: by decreasing alignment, then as the format counts them
     torch.int64: "I64",
     torch.float64: "F64",
     torch.float32: "F32",
+    torch.int32: "I32",
     torch.bfloat16: "BF16",
     torch.float16: "F16",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
 }
 
 
 def size_of(tensors: Named, metadata: Words) -> int:
     """Return the exact length of `to_bytes` of the same."""
-    # Safetensors orders by decreasing alignment of the type, then by name.
+    # Safetensors orders by type, then by name.
     rank = {dtype: place for place, dtype in enumerate(_TYPES)}
     order = sorted(tensors, key=lambda name: (rank[tensors[name].dtype], name))
     header: dict[str, object] = {"__metadata__": dict(metadata)}

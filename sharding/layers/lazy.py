@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from sharding.errors import UserError
+from sharding.layers.product import through_terms
 
 if TYPE_CHECKING:
     from sharding.layers.base import FactorizedLayer
@@ -86,7 +87,7 @@ class LazyWeight(Tensor, metaclass=_AnyTensor):
                 )
         if func is F.linear and len(args) > 1 and _is_matrix(args[1]) and type(first) is not LazyWeight:
             layer = args[1]._layer
-            return F.linear(args[0] @ layer.v * layer.multipliers, layer.u, *args[2:], **kwargs)
+            return through_terms(args[0], layer.v, layer.multipliers, layer.u, *args[2:], **kwargs)
         args, kwargs = tree_map(_composed, (args, dict(kwargs)))
         return func(*args, **kwargs)
 

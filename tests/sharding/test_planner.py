@@ -7,8 +7,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
-from sharding import DESIGNS, STRATEGIES, ShardPlanner, UserError
+from sharding import (
+    DESIGNS,
+    STRATEGIES,
+    FactorizedEmbedding,
+    ShardPlanner,
+    UserError,
+    aggregate,
+    client_model,
+    factorize,
+    train_shard,
+)
 from sharding.factorization import num_terms
 from tests.sharding.models import make_net, make_plan
 
@@ -182,3 +193,34 @@ def test_a_zero_matrix_is_sharded_so_that_it_can_train_and_that_is_said(strategy
         assert "layer 1 is all zero" in caplog.text
         assert (terms.u @ terms.v.mT).eq(0).all()
         assert terms.u.norm() + terms.v.norm() > 0
+
+
+def test_the_planner_shards_what_factorize_does_with_the_same_words():
+    torch.manual_seed(0)
+    layers = [nn.Embedding(30, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Conv1d(8, 8, 1, groups=8), nn.Linear(8, 8)]
+    model = nn.Sequential(*layers)
+    words = {"skip": "1", "also": nn.Embedding}
+    plan = ShardPlanner("full", **words).plan(model, {0: 1.0})
+    assert plan[0].terms.keys() == factorize(model, 1.0, **words).factorize_report.layers.keys() == {"0", "2", "4"}
+    assert set(ShardPlanner("full", skip="1").plan(model, {0: 1.0})[0].terms) == {"2", "4"}
+    with pytest.raises(UserError, match=r"also pattern 'token' matches no layer"):
+        ShardPlanner("full", also="token").plan(model, {0: 1.0})
+    for strict in (
+        lambda: ShardPlanner("full", strict=True).plan(model, {0: 1.0}),
+        lambda: factorize(model, 1.0, strict=True),
+    ):
+        with pytest.raises(UserError, match=r"cannot factorize 3: a single term a group .* skip=\["):
+            strict()
+
+
+def test_an_embedding_is_sharded_on_demand_trained_and_averaged():
+    torch.manual_seed(0)
+    server, ids = nn.Sequential(nn.Embedding(30, 8), nn.Linear(8, 8), nn.Linear(8, 3)), torch.randint(30, (4,))
+    planner = ShardPlanner("unbiased", also="0")
+    plan = planner.plan(server, {0: 0.5, 1: 0.25})
+    assert isinstance(client_model(server, plan[0])[0], FactorizedEmbedding)
+    batches = [(ids, torch.randint(3, (4,)))]
+    updates = {client: train_shard(server, shard, batches, lr=0.1) for client, shard in plan.items()}
+    before = server[0].weight.detach().clone()
+    assert aggregate(server, plan, updates, {0: 1, 1: 1}).accepted == [0, 1]
+    assert not torch.equal(server[0].weight, before)

@@ -85,6 +85,14 @@ def test_every_wrong_name_is_told_at_once(net, tmp_path):
         assert problem in message
 
 
+@pytest.mark.parametrize("state", [{"words": 3}, torch.ones(3)], ids=["words", "tensor"])
+def test_extra_state_is_not_lost_but_refused(net, tmp_path, state):
+    net.norm.__class__ = type("Stateful", (nn.BatchNorm1d,), {"get_extra_state": lambda self: state})
+    with pytest.raises(UserError, match=r"norm\._extra_state is extra state, which cannot be saved"):
+        save_factorized(make_small(net), tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
 def test_folders_that_hold_no_such_model_are_told(net, tmp_path):
     with pytest.raises(UserError, match="holds no factorized model"):
         load_factorized(tmp_path, net)
@@ -146,17 +154,56 @@ def plus_change(base, small, later):
     return moved
 
 
+class Grouped(nn.Module):
+    """Kinds that PEFT runs but does not merge, and an embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(20, 8)
+        self.mix = nn.Conv1d(8, 12, 3, stride=2, padding=1, groups=2)
+        self.image = nn.Conv2d(12, 8, (3, 1), padding=(1, 0), groups=2, bias=False)
+        self.volume = nn.Conv3d(8, 4, 1, groups=2)
+
+    def forward(self, ids):
+        x = self.image(self.mix(self.tokens(ids).mT)[..., None])
+        return self.volume(x[..., None])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("whole", [False, True])
+def test_peft_runs_adapters_of_embeddings_and_grouped_convolutions(tmp_path, whole):
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    base, ids = Grouped().double(), torch.randint(20, (3, 10))
+    small = factorize(base, {"tokens": 0.2, "mix": 0.5, "image": 0.5, "volume": 1.0}, skip=(), also=nn.Embedding)
+    assert len(small.factorize_report.layers) == 4
+    later = trained(small)
+    export_lora(later, base if whole else small, tmp_path)
+    adapted = peft.PeftModel.from_pretrained(deepcopy(base), tmp_path)
+    expected = later(ids) if whole else plus_change(base, small, later)(ids)
+    torch.testing.assert_close(adapted(ids), expected, rtol=0, atol=1e-9)
+    assert (expected - base(ids)).abs().max() > 0.1
+
+
 def test_what_an_adapter_cannot_hold_is_told(tmp_path):
     small = factorize(plain(), 0.25)
     later = trained(small)
     later[4].bias.data += 1
     with pytest.raises(UserError, match=r"4\.bias has changed as well"):
         export_lora(later, small, tmp_path)
-    grouped = factorize(nn.Sequential(nn.ConvTranspose2d(8, 8, 3), nn.Conv2d(8, 8, 3, groups=2)), 0.25, skip=())
-    with pytest.raises(
-        UserError, match=r"0, a FactorizedConvTranspose2d, has no form as LoRA; 1, .* with groups, has no"
-    ):
-        export_lora(grouped, grouped, tmp_path)
+    strange = nn.Sequential(
+        nn.ConvTranspose2d(8, 8, 3),
+        nn.Conv2d(8, 8, 3, dilation=2),
+        nn.Conv1d(8, 8, 3, padding=1, padding_mode="reflect"),
+        nn.Linear(8, 8),
+    )
+    strange = factorize(strange, 0.25, skip=())
+    with pytest.raises(UserError) as caught:
+        export_lora(strange, strange, tmp_path)
+    assert str(caught.value) == (
+        "cannot export an adapter: 0, a FactorizedConvTranspose2d, has no form as LoRA; 1, a FactorizedConv2d with "
+        "dilation, has no form as LoRA; 2, a FactorizedConv1d with padding_mode 'reflect', has no form as LoRA"
+    )
     with pytest.raises(UserError, match="no factorized layers"):
         export_lora(plain(), plain(), tmp_path)
     export_lora(trained(small), small, tmp_path)

@@ -1,12 +1,13 @@
 """The wire form, and the way in and out of a client's model."""
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from sharding import CoverageWarning, Shard, ShardPlanner, UserError, aggregate, factorize
+from sharding import CoverageWarning, Shard, ShardPlanner, UserError, aggregate, client_model, factorize
 from sharding.shard import Terms, dense_state, update_norm
 from tests.sharding.models import make_net, make_plan, perturbed
 
@@ -29,6 +30,12 @@ def test_the_wire_form_comes_back_the_same_and_nbytes_is_its_length():
         assert_same(Shard.from_bytes(data), shard)
 
 
+INTEGERS = {
+    f"table.{dtype}": torch.ones(3, dtype=dtype)
+    for dtype in (torch.bool, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+}
+
+
 @given(
     layers=st.dictionaries(
         st.text(st.characters(codec="utf-8", exclude_characters="/"), min_size=1),
@@ -46,7 +53,8 @@ def test_nbytes_is_exact_for_any_names_sizes_and_types(layers, dtype, dense, kee
         for name, n in layers.items()
     }
     rest = {f"layer{i}.bias": torch.ones(10**i % 1001, dtype=torch.float32) for i in range(dense)}
-    shard = Shard(terms, rest, keep_ratio, frozenset([*list(rest)[:frozen], *list(terms)[:frozen]]))
+    names = frozenset([*list(rest)[:frozen], *list(terms)[:frozen], *INTEGERS])
+    shard = Shard(terms, rest | INTEGERS, keep_ratio, names)
     data = shard.to_bytes()
     assert len(data) == shard.nbytes
     assert_same(Shard.from_bytes(data), shard)
@@ -258,6 +266,47 @@ def test_complex_parameters_travel_and_are_averaged():
     assert shard.dense["phases"].shape == (4, 2)
     torch.testing.assert_close(model.phases, client.phases)
     torch.testing.assert_close(model.phases, before + 0.5)
+
+
+class Hashed(nn.Module):
+    """Looks its inputs up by a random table that the state dict has, and hides some of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.randint(4, (9,)))
+        self.register_buffer("mask", torch.rand(4) < 0.5)
+        self.vectors = nn.Embedding(4, 4)
+
+    def forward(self, ids):
+        return self.vectors(self.table[ids]) * self.mask
+
+
+def test_integers_and_masks_are_sent_and_the_server_keeps_its_own():
+    torch.manual_seed(0)
+    server, ids = nn.Sequential(Hashed(), nn.Linear(4, 4)), torch.arange(9)
+    plan = make_plan(server, {0: 1.0}, "dense")
+    assert {"0.table", "0.mask"} <= plan[0].frozen
+    before = {name: tensor.clone() for name, tensor in server.state_dict().items()}
+    client = client_model(nn.Sequential(Hashed(), nn.Linear(4, 4)), Shard.from_bytes(plan[0].to_bytes()))
+    assert not torch.equal(Hashed().table, server[0].table)
+    torch.testing.assert_close(client(ids), server(ids))
+    client[0].table.zero_()
+    client[0].vectors.weight.data += 1.0
+    update = Shard.from_bytes(plan[0].read_from(client).to_bytes())
+    assert not {"0.table", "0.mask"} & update.dense.keys()
+    assert aggregate(server, plan, {0: update}, {0: 1}).accepted == [0]
+    assert torch.equal(server[0].table, before["0.table"])
+    torch.testing.assert_close(server[0].vectors.weight, before["0.vectors.weight"] + 1.0)
+    plan[0].load_into(client)
+    assert torch.equal(client[0].table, server[0].table)
+
+
+def test_integers_that_are_to_be_averaged_are_no_shard():
+    data = safetensors.torch.save(
+        {"dense/table": torch.ones(3, dtype=torch.int32)}, {"shard": Shard({}, {})._metadata()["shard"]}
+    )
+    with pytest.raises(UserError, match=r"what is 'dense/table', torch.int32\?"):
+        Shard.from_bytes(data)
 
 
 def test_counters_and_extra_state_stay_where_they_are():
