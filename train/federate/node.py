@@ -7,6 +7,7 @@ a public dataset, to try things. Flower starts it anew for every message.
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from train.engines.sequential import SequentialEngine
 from train.experiment import assign_keep_ratios, find_device, make_model, share_out
 from train.federate.messages import Card, Order, read_config, reply_record
 from train.federate.reports import Ballot, draw, give, holds_back, keep, summands
-from train.local import ClientData
+from train.local import ClientData, Shares
 
 log = logging.getLogger(__name__)
 app = ClientApp()
@@ -108,12 +109,22 @@ def open_data(config: Config, settings: Mapping[str, Any]) -> tuple[Dataset, Cli
     if "data" in settings:
         return empty_dataset(config.data.name), read_data(Path(str(settings["data"])))
     partition, root = partition_of(settings), settings.get("data-root", config.data.root)
-    dataset = load_dataset(config.data.name, root, config.data.download, options=config.data.options)
-    shares = share_out(config, dataset)
+    dataset, shares = share_out_once(config.model_dump_json(exclude={"output", "tracking"}), root)
     if partition not in shares:
         raise UserError(f"partition-id={partition}, but the data are shared among clients 0 to {len(shares) - 1}")
     data = shares[partition]
-    return dataset.without_training(), ClientData(data.inputs.clone(), data.targets.clone())
+    return dataset, ClientData(data.inputs.clone(), data.targets.clone())
+
+
+@lru_cache(maxsize=1)
+def share_out_once(config: str, root: str | Path | None) -> tuple[Dataset, Shares]:
+    """Return the dataset, without its own training split, and all clients' samples.
+
+    They are kept: a process of Flower's simulation is many nodes, one after the other, in all rounds.
+    """
+    ours = read_config(config)
+    dataset = load_dataset(ours.data.name, root, ours.data.download, options=ours.data.options)
+    return dataset.without_training(), share_out(ours, dataset)
 
 
 def read_data(path: Path) -> ClientData:
