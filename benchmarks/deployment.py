@@ -30,9 +30,15 @@ from train.run import run
 
 CONFIG = str(ROOT / "configs" / "quickstart.yaml")
 NODES = (2, 4, 8)
-WIDE = ["model.width=128", "keep_ratio=0.1", "local.epochs=1", "local.batch_size=32", "rounds=4", "evaluate_every=4"]
-BATCHES = (8, 32)  # the quickstart's, and the paper's
-ENGINE = ["clients.count=10", "clients.per_round=10", "keep_ratio=0.1", "rounds=6", "evaluate_every=6"]
+WIDE = ["model.width=128", "keep_ratio=0.1", "local.epochs=1", "local.batch_size=32", "rounds=3", "evaluate_every=3"]
+ROUND = ["clients.per_round=10", "keep_ratio=0.1", "rounds=5", "evaluate_every=5"]
+MEDIUM = ["model.width=32", "model.blocks=[1,1,1,1]", "model.groups=16", "model.stem_stride=2", "local.epochs=1"]
+# 10 clients, a ResNet, r = 0.1: the quickstart's with its own batches and with the paper's, CIFAR-10's narrowed.
+WORKLOADS = {
+    "digits-8": ("quickstart.yaml", [*ROUND, "clients.count=10", "local.batch_size=8"]),
+    "digits-32": ("quickstart.yaml", [*ROUND, "clients.count=10", "local.batch_size=32"]),
+    "cifar10": ("cifar10_resnet18.yaml", [*ROUND, *MEDIUM, "rounds=4"]),
+}
 
 
 class Relay:
@@ -106,43 +112,36 @@ def empty(nodes: int, folder: Path, rounds: int = 4) -> list[float]:
     return [float(seconds) for seconds in output.read_text().split()]
 
 
-def wire(into: Path) -> None:
-    """Measure the rounds of 2, 4 and 8 nodes, and write."""
-    rows, scratch = [], Path(mkdtemp())
-    for nodes in NODES:
-        lines, passed = federated(nodes, scratch / f"nodes-{nodes}")
-        floor = empty(nodes, scratch / f"empty-{nodes}")
-        rounds = range(1, len(lines))  # the first carries the app itself, and finds the nodes still starting
-        sent = [tuple(now - before for now, before in zip(passed[t], passed[t - 1], strict=True)) for t in rounds]
-        shards = [(lines[t]["bytes_down"], lines[t]["bytes_up"]) for t in rounds]
-        over = [sum(real) / sum(own) - 1 for real, own in zip(sent, shards, strict=True)]
-        best, best_floor = min(lines[t]["seconds"] for t in rounds), min(floor[1:])
-        rows.append(
-            {
-                "nodes": nodes,
-                "seconds": best,
-                "seconds_empty": best_floor,
-                "shard_bytes": sum(shards[0]),
-                "wire_over": sorted(over)[len(over) // 2],
-                "all_seconds": [lines[t]["seconds"] for t in rounds],
-                "all_empty": floor[1:],
-                "all_over": over,
-            }
-        )
-        print(rows[-1], flush=True)
-        save(into, "wire", {"config": "quickstart.yaml", "overrides": WIDE, "rows": rows})
+def wire(into: Path, nodes: int) -> None:
+    """Measure the rounds of so many nodes, and write."""
+    scratch = Path(mkdtemp())
+    lines, passed = federated(nodes, scratch / "nodes")
+    floor = empty(nodes, scratch / "empty", rounds=len(lines))
     rmtree(scratch)
+    rounds = range(1, len(lines))  # the first carries the app itself, and finds the nodes still starting
+    sent = [tuple(now - before for now, before in zip(passed[t], passed[t - 1], strict=True)) for t in rounds]
+    shards = [(lines[t]["bytes_down"], lines[t]["bytes_up"]) for t in rounds]
+    over = [sum(real) / sum(own) - 1 for real, own in zip(sent, shards, strict=True)]
+    row = {
+        "nodes": nodes,
+        "overrides": WIDE,
+        "seconds": [lines[t]["seconds"] for t in rounds],
+        "seconds_empty": floor[1:],
+        "shard_bytes": sum(shards[0]),
+        "wire_over": over,
+    }
+    save(into / "wire.json", str(nodes), row)
 
 
-def simulated_by_us(folder: Path, overrides: list[str]) -> float:
+def simulated_by_us(folder: Path, config: str, overrides: list[str]) -> float:
     """Return the seconds of the best round of our engine."""
-    config = load_config(CONFIG, [*overrides, f"output={folder}"])
+    config = load_config(config, [*overrides, f"output={folder}"])
     times: list[float] = []
     run(config, lambda metrics: times.append(float(str(metrics["seconds"]))))
     return min(times[1:])
 
 
-def simulated_by_flower(folder: Path, overrides: list[str]) -> float:
+def simulated_by_flower(folder: Path, config: str, overrides: list[str]) -> float:
     """Return the seconds of the best round of Flower's simulation: as many actors as there are cores."""
     home = folder.parent / f"{folder.name}-home"
     home.mkdir()
@@ -151,7 +150,7 @@ def simulated_by_flower(folder: Path, overrides: list[str]) -> float:
         f'[superlink]\ndefault = "x"\n[superlink.x]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
     )
     (home / "run.toml").write_text(
-        f'config = "{CONFIG}"\noverrides = "{" ".join(overrides)} output={folder}"\n'
+        f'config = "{config}"\noverrides = "{" ".join(overrides)} output={folder}"\n'
         "start-timeout = 600.0\nround-timeout = 600.0\n"
     )
     own = launch.Place(home, port).environment("x") | {"FLWR_HOME": str(home)}
@@ -170,32 +169,39 @@ def simulated_by_flower(folder: Path, overrides: list[str]) -> float:
     return min(line["seconds"] for line in lines[1:])
 
 
-def engines(into: Path, turns: int = 2) -> None:
-    """Time both in turn, for small and large batches, and write the best of each."""
-    scratch, rows = Path(mkdtemp()), []
-    for batch in BATCHES:
-        overrides = [*ENGINE, f"local.batch_size={batch}"]
-        ours, theirs = [], []
-        for turn in range(turns):
-            ours.append(simulated_by_us(scratch / f"ours-{batch}-{turn}", overrides))
-            theirs.append(simulated_by_flower(scratch / f"flower-{batch}-{turn}", overrides))
-        ratio = min(theirs) / min(ours)
-        rows.append({"overrides": overrides, "ours": ours, "flower": theirs, "ratio": ratio})
-        print(rows[-1], flush=True)
-        save(into, "engines", {"config": "quickstart.yaml", "rows": rows})
+def engines(into: Path, workload: str) -> None:
+    """Time the round by our engine, by its plain loop in one process, and by Flower's simulation, and write."""
+    scratch, (name, overrides) = Path(mkdtemp()), WORKLOADS[workload]
+    config, data = str(ROOT / "configs" / name), os.environ.get("SHARDING_DATA")
+    words = [*overrides, f"data.root={data}"] if data and workload == "cifar10" else overrides
+    row = {
+        "config": name,
+        "overrides": overrides,
+        "ours": simulated_by_us(scratch / "ours", config, words),
+        "sequential": simulated_by_us(scratch / "sequential", config, [*words, "engine=sequential"]),
+        "flower": simulated_by_flower(scratch / "flower", config, words),
+    }
     rmtree(scratch)
+    save(into / "engines.json", workload, row)
 
 
-def save(into: Path, name: str, result: dict[str, object]) -> None:
-    """Write what was measured."""
-    into.mkdir(parents=True, exist_ok=True)
-    result["cores"] = len(os.sched_getaffinity(0))
-    (into / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+def save(path: Path, name: str, row: dict[str, object]) -> None:
+    """Write what was measured, in place of what stood there under the same name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    rows[name] = row | {"cores": len(os.sched_getaffinity(0))}
+    print(name, json.dumps(rows[name]), flush=True)
+    path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["wire", "engines"])
     parser.add_argument("into", type=Path)
+    parser.add_argument("--nodes", type=int, nargs="+", default=NODES, help="of wire")
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), help="of engines")
     args = parser.parse_args()
-    {"wire": wire, "engines": engines}[args.what](args.into)
+    for nodes in args.nodes if args.what == "wire" else ():
+        wire(args.into, nodes)
+    for workload in args.workloads if args.what == "engines" else ():
+        engines(args.into, workload)

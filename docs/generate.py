@@ -17,6 +17,8 @@ def write(folder: Path) -> None:
         ("configuration", configuration()),
         ("engines", engines()),
         ("peers", peers()),
+        ("over_flower", over_flower()),
+        ("deployment", deployment()),
         ("planner", planner()),
     ):
         (folder / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -56,6 +58,32 @@ def peers() -> Iterator[str]:
     for name, its in _measured("results/engines/peers.json")["simulators"].items():
         ratio = f"{its['ours_is_faster_by']:.2f}" if "ours_is_faster_by" in its else ""
         yield f"| {name} | {its['seconds_per_round']:.2f} | {ratio} | {its['peak_memory_mb']:,.0f} |"
+
+
+def over_flower() -> Iterator[str]:
+    """Yield the table of benchmarks/deployment.py's engines."""
+    yield from table(
+        *("10 clients, r = 0.1", "our engine", "one by one, one process", "Flower's simulation"),
+        *("ours is faster by", "of that by training"),
+    )
+    for name, its in _measured("results/deployment/engines.json").items():
+        ours, sequential, flower = its["ours"], its["sequential"], its["flower"]
+        training = sequential / its["cores"] / ours  # as if all cores did nothing but train one by one
+        yield f"| {name} | {ours:.2f} | {sequential:.2f} | {flower:.2f} | {flower / ours:.1f} | {training:.1f} |"
+
+
+def deployment() -> Iterator[str]:
+    """Yield the table of benchmarks/deployment.py's wire."""
+    yield from table(
+        *("nodes", "seconds a round", "Flower's empty round", "shards a round, both ways, MB"),
+        "bytes on the wire beyond them",
+    )
+    for nodes, its in sorted(_measured("results/deployment/wire.json").items(), key=lambda row: int(row[0])):
+        over = sorted(its["wire_over"])[len(its["wire_over"]) // 2]
+        yield (
+            f"| {nodes} | {min(its['seconds']):.1f} | {min(its['seconds_empty']):.1f} "
+            f"| {its['shard_bytes'] / 1e6:.1f} | {100 * over:.1f} % |"
+        )
 
 
 def planner() -> Iterator[str]:
