@@ -31,6 +31,7 @@ from train.run import run
 CONFIG = str(ROOT / "configs" / "quickstart.yaml")
 NODES = (2, 4, 8)
 WIDE = ["model.width=128", "keep_ratio=0.1", "local.epochs=1", "local.batch_size=32", "rounds=3", "evaluate_every=3"]
+WIDE += ["clients.per_round=8"]  # all of them
 ROUND = ["clients.per_round=10", "keep_ratio=0.1", "rounds=5", "evaluate_every=5"]
 MEDIUM = ["model.width=32", "model.blocks=[1,1,1,1]", "model.groups=16", "model.stem_stride=2", "local.epochs=1"]
 # 10 clients, a ResNet, r = 0.1: the quickstart's with its own batches and with the paper's, CIFAR-10's narrowed.
