@@ -9,7 +9,12 @@ from sharding.clients.optimal import OptimalSampler, PartialOptimalSampler, Secu
 from sharding.clients.tasks import TaskSampler
 from sharding.clients.timed import StatisticalSampler, WirelessSampler
 from sharding.clients.uniform import FullSampler, UniformSampler, UniformUploadSampler, WeightedSampler
-from sharding.clients.wireless import estimate_beta_over_alpha, statistical_probabilities, wireless_probabilities
+from sharding.clients.wireless import (
+    estimate_beta_over_alpha,
+    estimates_by_loss,
+    statistical_probabilities,
+    wireless_probabilities,
+)
 
 SAMPLERS: dict[str, type[Sampler]] = {
     sampler.name: sampler
@@ -46,6 +51,7 @@ __all__ = [
     "WirelessSampler",
     "aocs_probabilities",
     "estimate_beta_over_alpha",
+    "estimates_by_loss",
     "expected_round_time",
     "improvement_factors",
     "mmfl_probabilities",

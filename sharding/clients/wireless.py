@@ -88,11 +88,10 @@ def estimate_beta_over_alpha(
     rounds_weighted: ArrayLike,
     cohort_size: int,
 ) -> float:
-    """Estimate β/α from the rounds that two pilot runs took to the same losses.
+    """Estimate β/α from the rounds that two pilots, best the mean of several runs each, took to the same losses.
 
-    By the bound, R_uniform/R_weighted = (N Σp²G²/K + β/α)/(Σ pG²/K + β/α) whatever the loss. The ratio is taken of the
-    sums over all losses. Where the pilots contradict the bound (a ratio not between 1 and β = 0's) the answer is 0,
-    which gives Eq. 38's probabilities, and a warning is logged.
+    It is the mean of the losses' own estimates. Where all contradict the bound the answer is 0, which gives Eq. 38's
+    probabilities, and a warning is logged.
 
     Args:
         weights: (N,) p, summing to 1.
@@ -101,20 +100,33 @@ def estimate_beta_over_alpha(
         rounds_weighted: (L,) rounds that weighted sampling (q = p) took.
         cohort_size: K of the pilot runs.
 
-    Source: Luo et al. 2024, Eq. 35.
+    Source: Luo et al. 2024, Eq. 35 and Section 5.3.1.
+    """
+    each = estimates_by_loss(weights, gradient_norms, rounds_uniform, rounds_weighted, cohort_size)
+    if np.isnan(each).all():
+        log.warning("at no loss do the pilots' rounds agree with the bound; taking β/α = 0")
+        return 0.0
+    return float(np.nanmean(each))
+
+
+def estimates_by_loss(
+    weights: ArrayLike,
+    gradient_norms: ArrayLike,
+    rounds_uniform: ArrayLike,
+    rounds_weighted: ArrayLike,
+    cohort_size: int,
+) -> Vector:
+    """Return β/α as each loss has it, (L,); NaN where the pilots contradict the bound. Arguments as above.
+
+    By the bound R_uniform/R_weighted = (N Σp²G²/K + β/α)/(Σ pG²/K + β/α), whatever the loss: a number between 1 and the
+    ratio at β = 0.
     """
     p, g = _vector(weights, "weights"), _vector(gradient_norms, "gradient_norms")
-    ratio = float(np.sum(rounds_uniform) / np.sum(rounds_weighted))
+    ratio = np.asarray(as_floats(rounds_uniform, "rounds_uniform")) / as_floats(rounds_weighted, "rounds_weighted")
     uniform, weighted = p.size * float(p**2 @ g**2), float(p @ g**2)
-    estimate = (uniform - ratio * weighted) / (cohort_size * (ratio - 1.0)) if ratio != 1.0 else -1.0
-    if estimate < 0.0:
-        log.warning(
-            "the pilots' ratio of rounds %.3g is not between 1 and %.3g, as the bound has it; taking β/α = 0",
-            ratio,
-            uniform / weighted,
-        )
-        return 0.0
-    return estimate
+    with np.errstate(divide="ignore", invalid="ignore"):
+        estimates = (uniform - ratio * weighted) / (cohort_size * (ratio - 1.0))
+    return np.where(np.isfinite(estimates) & (estimates >= 0.0), estimates, np.nan)
 
 
 def _gap(a: Vector, slack: Vector, fastest: float, target: float) -> float:

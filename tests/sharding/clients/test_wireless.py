@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from sharding import UserError, wireless_probabilities
-from sharding.clients import estimate_beta_over_alpha, statistical_probabilities
+from sharding.clients import estimate_beta_over_alpha, estimates_by_loss, statistical_probabilities
 
 
 def test_without_beta_it_is_eq_38():
@@ -40,11 +40,16 @@ def test_the_estimate_inverts_the_bound():
     assert estimate_beta_over_alpha(p, g, uniform, weighted, cohort) == pytest.approx(ratio, rel=1e-9)
 
 
-def test_pilots_that_contradict_the_bound_give_eq_38(caplog):
+def test_losses_at_which_pilots_contradict_the_bound_are_left_out(caplog):
     p, g = np.array([0.2, 0.3, 0.5]), np.array([1.0, 4.0, 2.0])
-    for uniform in ([1.0], [10.0], [100.0]):
-        assert estimate_beta_over_alpha(p, g, uniform, [10.0], 2) >= 0.0
-    assert "as the bound has it; taking β/α = 0" in caplog.text
+    highest = 3 * (p**2 @ g**2) / (p @ g**2)  # the ratio of rounds at β = 0; 1 is that of an endless β/α
+    ratios = np.array([0.5, 1.0, (1 + highest) / 2, highest + 0.5])
+    each = estimates_by_loss(p, g, 10 * ratios, np.full(4, 10.0), 2)
+    assert np.isfinite(each).tolist() == [False, False, True, False]
+    assert estimate_beta_over_alpha(p, g, 10 * ratios, np.full(4, 10.0), 2) == each[2]
+    assert not caplog.text
+    assert estimate_beta_over_alpha(p, g, 10 * ratios[:2], np.full(2, 10.0), 2) == 0.0
+    assert "taking β/α = 0" in caplog.text
 
 
 @pytest.mark.parametrize(

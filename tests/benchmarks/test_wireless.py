@@ -1,0 +1,66 @@
+"""The wireless study: its world, its round written out by hand, and the whole of it in a few rounds."""
+
+import csv
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from sharding import round_time
+from sharding.rng import generator
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import synthetic
+import wireless
+
+
+@pytest.fixture(scope="module")
+def world():
+    return synthetic.make_world(0)
+
+
+def test_the_world_is_the_published_one(world):
+    total = world.sizes.sum() + len(world.test.targets)
+    assert total == 20_509
+    assert world.sizes.sum() / total == pytest.approx(0.9, abs=0.005)
+    assert 100 * (world.shares**2).sum() == pytest.approx(6.05, abs=0.1)
+    assert 20_000 < synthetic.make_world(0, "lognormal").sizes.sum() / 0.9 < 21_200
+
+
+@pytest.mark.parametrize("scheme", [wireless.EQ8, wireless.SCALED])
+def test_a_round_is_that_of_the_paper_written_out(world, scheme):
+    q = np.full(100, 0.01) if scheme == wireless.EQ8 else None
+    run = synthetic.Run(world, scheme, 3, 40, q)
+    synthetic.train_all([run], -1.0, 1)
+    clients, counts = synthetic.Run(world, scheme, 3, 40, q).draw(0)
+    assert (counts.max() > 1) == (q is not None)
+    model = torch.zeros(61, 10, dtype=torch.float64)
+    for client, count in zip(clients.tolist(), counts.tolist(), strict=True):
+        rows, lr = world.rows(client), 0.1 if q is not None else 0.1 * 100 * world.shares[client]
+        own = torch.zeros(61, 10, dtype=torch.float64, requires_grad=True)
+        for batch in generator(0, "batches", 3, 0, client).integers(rows.start, rows.stop, (50, 24)):
+            loss = F.cross_entropy(world.train.inputs[batch].double() @ own, world.train.targets[batch])
+            (gradient,) = torch.autograd.grad(loss, own)
+            own = (own - lr * gradient).detach().requires_grad_()
+        weight = count / 40 * (world.shares[client] / 0.01 if q is not None else 1.0)
+        model += weight * own.detach()
+    torch.testing.assert_close(run.model.double(), model, rtol=1e-4, atol=1e-5)
+    each = np.repeat(clients, counts)
+    assert run.seconds == [round_time(world.compute[each], world.communicate[each], 1.0)]
+
+
+def test_the_study_in_a_few_rounds(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["benchmarks/wireless.py", str(tmp_path), "--quick"])
+    wireless.main()
+    text = (tmp_path / "summary.md").read_text(encoding="utf-8")
+    assert "nan" not in text.lower()
+    assert text.count("| proposed |") == 2
+    assert text.count("| weighted |") == 3
+    with (tmp_path / "runs.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    setting = wireless.Setting.quick()
+    assert len(rows) == setting.runs * (len(wireless.SCHEMES) + 2 * len(wireless.PUBLISHED_SWEEP))
