@@ -155,7 +155,7 @@ def _one_round(runs: Sequence[Run], t: int) -> None:
     for run, (clients, counts), its in zip(runs, cohorts, updates, strict=True):
         shares = run.world.shares[clients]
         weights = counts / run.cohort_size * (1.0 if run.q is None else shares / (run.q / run.q.sum())[clients])
-        run.model = run.model + torch.tensordot(torch.from_numpy(weights).float(), its, dims=1)
+        run.model = run.model + torch.tensordot(torch.from_numpy(weights).to(its.dtype), its, dims=1)
         times = (np.repeat(column[clients], counts) for column in (run.world.compute, run.world.communicate))
         run.seconds.append(round_time(*times, 1.0) + (run.seconds[-1] if run.seconds else 0.0))
         run.losses.append(float(F.cross_entropy(run.world.train.inputs @ run.model, run.world.train.targets)))
@@ -177,8 +177,8 @@ def _train(runs: Sequence[Run], cohorts: Sequence[NDArray[np.int64]], t: int) ->
             rates.append(LR / (1 + t) * scale[client])
             start.append(run.model)
     before = torch.stack(start)
-    model, lr = before.clone(), torch.tensor(rates)[:, None, None] / BATCH
-    x, y = torch.stack(inputs, dim=1), F.one_hot(torch.stack(targets, dim=1), CLASSES).float()
+    model, lr = before.clone(), torch.tensor(rates, dtype=before.dtype)[:, None, None] / BATCH
+    x, y = torch.stack(inputs, dim=1), F.one_hot(torch.stack(targets, dim=1), CLASSES).to(before.dtype)
     for step in range(STEPS):
         model -= lr * (x[step].mT @ ((x[step] @ model).softmax(-1) - y[step]))
     return model - before

@@ -124,6 +124,8 @@ def runs_of(world: World, learned: Learned, schemes: Iterable[str], seeds: Itera
 
 def train_groups(groups: Sequence[Sequence[Run]], target: float, rounds: int, jobs: int) -> list[Run]:
     """Train groups of runs, some at a time, each in a process of one thread; how many at a time changes nothing."""
+    if jobs == 1:
+        return [run for group in groups for run in train_all(group, target, rounds)]
     with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
         trained = list(pool.map(train_all, groups, [target] * len(groups), [rounds] * len(groups)))
     return [run for runs in trained for run in runs]
