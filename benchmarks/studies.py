@@ -10,14 +10,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `train` runs from a checkout
 
-import torch
 from matplotlib.figure import Figure
 
+from train.compare import compare, default_jobs
 from train.config import Config, load_config
+from train.failures import RunError
 from train.plots import Curve, Point, draw_band, styles_of
 from train.report import History, evaluations
 from train.report.targets import mean_and_spread
-from train.run import run
+from train.run import is_measured
 
 Lines = list[dict[str, Any]]  # of one run's metrics.jsonl
 
@@ -41,17 +42,22 @@ def folder(scheme: str) -> str:
 
 
 def run_all(configs: Mapping[str, Config]) -> dict[str, Lines]:
-    """Run what has not been run yet, in one thread, and return every run's metrics."""
-    torch.set_num_threads(1)
-    return {name: _run(name, config) for name, config in configs.items()}
+    """Run what has not been run yet, one run a core, and return every run's metrics.
 
+    Raises:
+        RunError: a run failed; the others are done.
+    """
+    names, cells = list(configs), list(configs.values())
+    wanted = [cell for cell in cells if not is_measured(cell)]
 
-def _run(name: str, config: Config) -> Lines:
-    directory = run(config, lambda metrics: None, resume=True)
-    lines: Lines = History.read(directory).lines
-    seconds = sum(line["seconds"] for line in lines)
-    print(f"{name}: {lines[-1]['test_accuracy']:.4f} after {len(lines)} rounds, {seconds:.0f} s", flush=True)
-    return lines
+    def show(place: int, metrics: Mapping[str, Any]) -> None:
+        if metrics["round"] == wanted[place].rounds - 1:
+            print(f"{names[cells.index(wanted[place])]}: {metrics['test_accuracy']:.4f}", flush=True)
+
+    failures = compare(wanted, show, default_jobs(), resume=True)
+    if failures:
+        raise RunError("; ".join(f"{directory}: {failure.why}" for directory, failure in failures.items()))
+    return {name: History.read(config.directory).lines for name, config in configs.items()}
 
 
 def megabytes_up(line: dict[str, Any]) -> float:

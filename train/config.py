@@ -122,7 +122,7 @@ class ClientsConfig(Section):
     beta_over_alpha: float | None = Field(None, ge=0)
     """β/α of wireless sampling, in units of squared norms of updates over the step size."""
     signal: str | None = None
-    """What mmfl goes by: `norm`, `loss`, `round_robin` or `uniform`."""
+    """What mmfl goes by: `norm`, `loss`, `round_robin`, `uniform` or `full`."""
 
     @property
     def options(self) -> dict[str, Any]:

@@ -118,6 +118,11 @@ def num_steps(data: ClientData, local: LocalConfig) -> int:
     return count * -(-length // local.batch_size)
 
 
+def largest_batch(num_samples: int, local: LocalConfig) -> int:
+    """Return the samples of the largest batch of a client with so many samples."""
+    return min(local.batch_size, passes(num_samples, local)[1])
+
+
 def draw_passes(data: ClientData, dataset: Dataset, local: LocalConfig, key: tuple[int | str, ...]) -> ClientData:
     """Return the samples of all passes in the order of their use, raw and augmented; each epoch is a permutation."""
     rng, (count, length) = generator("batches", *key), passes(len(data), local)

@@ -13,15 +13,17 @@ from sharding.rng import generator
 log = logging.getLogger(__name__)
 
 Matrix = NDArray[np.float64]
-SIGNALS = ("norm", "loss", "round_robin", "uniform")
+SIGNALS = ("norm", "loss", "round_robin", "uniform", "full")
 
 
 class TaskSampler(Sampler):
     """Draws for every client a model to send an update of, or none, independently: m updates a round are expected.
 
     The signal says how likely: optimally by the norms of the updates (every client trains every model), or by the
-    losses (every client evaluates every model, and only those drawn train); or, to compare with, all for one model
-    after the other (`round_robin`), or all pairs alike (`uniform`). Client i counts d_is/p_{s|i} for model s.
+    losses (every client evaluates every model, and only those drawn train). Or, to compare with: all clients alike,
+    each for one model after the other, so that every model is trained in every round (`round_robin`); all pairs alike
+    (`uniform`); and the bound on what any sampling can reach, every client sending every model (`full`), whatever the
+    budget. Client i counts d_is/p_{s|i} for model s.
 
     Source: Zhang et al. 2024, "Optimal Variance-Reduced Client Sampling for Multiple Models Federated Learning".
     """
@@ -53,13 +55,17 @@ class TaskSampler(Sampler):
             return p
         (n, models), budget = signals.shape, min(self.budget, len(signals))
         if self.signal == "round_robin":
-            return np.tile(np.arange(models) == round % models, (n, 1)) * (budget / n)
+            return (np.arange(models) == (np.arange(n)[:, None] + round) % models) * (budget / n)
+        if self.signal == "full":
+            return np.ones((n, models))
         if self.signal == "uniform":
             return np.full((n, models), budget / (n * models))
         return mmfl_probabilities(signals, budget)
 
     def assign(self, round: int, cohort: list[int], probabilities: Matrix) -> list[dict[int, float]]:
         """Draw, and return for each model who sends it an update, with 1/p of each."""
+        if self.signal == "full":
+            return [dict.fromkeys(cohort, 1.0) for _ in range(probabilities.shape[1])]
         coins = generator(self.seed, "hear", round).random(self.num_clients)[cohort]
         ends = np.cumsum(probabilities, axis=1)
         task = (coins[:, None] >= ends).sum(axis=1)  # as many as there are models: none

@@ -41,17 +41,17 @@ def read(directory):
     return [{key: value for key, value in line.items() if "seconds" not in key} for line in lines]
 
 
-@pytest.mark.parametrize("signal", ["norm", "loss", "round_robin", "uniform"])
+@pytest.mark.parametrize("signal", ["norm", "loss", "round_robin", "uniform", "full"])
 def test_every_signal_trains_all_models(tmp_path, signal):
     lines = read(run(tiny(tmp_path / "run", f"clients.signal={signal}"), ignore))
     assert len(lines) == 3
     for line in lines:
-        assert line["heard"] == line["one/heard"] + line["two/heard"] <= 8
+        assert line["heard"] == line["one/heard"] + line["two/heard"] <= (16 if signal == "full" else 8)
         assert line["test_accuracy"] == (line["one/test_accuracy"] + line["two/test_accuracy"]) / 2
         assert line["failed"] == 0
     asked = [line["one/clients"] + line["two/clients"] for line in lines]
     heard = [line["heard"] for line in lines]
-    assert asked == ([16] * 3 if signal == "norm" else heard)
+    assert asked == ([16] * 3 if signal in ("norm", "full") else heard)
 
 
 def test_a_run_of_tasks_repeats_and_resumes(tmp_path):

@@ -17,7 +17,7 @@ from train.dropout import key_dropout, sample_seeds
 from train.engines.base import Job
 from train.engines.folding import FoldedFactorizedConv2d, FoldedFactorizedLinear, fold
 from train.layout import channels_last
-from train.local import ClientData, draw_passes, mixed_precision, num_steps, passes
+from train.local import ClientData, draw_passes, largest_batch, mixed_precision, num_steps, passes
 from train.parts import cross_entropy
 
 Key = tuple[int | str, ...]
@@ -122,7 +122,7 @@ class Profile:
 
 
 class Batches:
-    """What G clients train on in a round, padded to batches of one size.
+    """What G clients train on in a round, padded to batches of one size, the largest that any of them has.
 
     Attributes:
         steps: that each client takes, not increasing.
@@ -139,15 +139,16 @@ class Batches:
         assert self.steps == sorted(self.steps, reverse=True), "those who take the most steps come first"
         longest = self.steps[0]
         self.active = [sum(step < steps for steps in self.steps) for step in range(longest)]
+        rows = max(largest_batch(len(data), local) for data in clients)
         inputs, targets, seeds = [], [], []
         for data, key in zip(clients, keys, strict=True):
             drawn = draw_passes(data, job.dataset, local, key)
-            places, padding = (part.to(device) for part in _places(len(data), longest, local))
+            places, padding = (part[:, :rows].to(device) for part in _places(len(data), longest, local))
             inputs.append(drawn.inputs[places])
             wanted = drawn.targets[places]
             padding = padding.view(*padding.shape, *[1] * (wanted.dim() - 2))
             targets.append(wanted.masked_fill(padding, job.dataset.ignore_index))
-            seeds.append(sample_seeds(longest, local.batch_size, key))
+            seeds.append(sample_seeds(longest, local.batch_size, key)[:, :rows])
         self.inputs, self.targets = torch.stack(inputs, dim=1), torch.stack(targets, dim=1)
         self.seeds = torch.stack(seeds, dim=1).to(device)
         done = torch.tensor([[step >= steps for steps in self.steps] for step in range(longest)]).to(device)

@@ -20,7 +20,7 @@ from train.engines.base import Job, Update, Updates
 from train.engines.profile import Profile
 from train.engines.sequential import SequentialEngine, size_of
 from train.engines.trial import train_together
-from train.local import ClientData, num_steps
+from train.local import ClientData, largest_batch, num_steps
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,8 @@ class StackedEngine:
         bunches = []
         for ratio, clients in plan.groups.items():
             steps = {client: self.steps(client) for client in clients}
-            sound = sorted((client for client in clients if steps[client]), key=steps.__getitem__, reverse=True)
+            sound = [client for client in clients if steps[client]]
+            sound.sort(key=lambda client: (steps[client], self._rows(client)), reverse=True)  # little to pad
             width = self._width(sound, plan)
             together = (tuple(sound[start : start + width]) for start in range(0, len(sound), width))
             bunches += [Bunch(ratio, its, sum(steps[client] for client in its)) for its in together]
@@ -65,6 +66,9 @@ class StackedEngine:
         """Return the steps that a client will take; 0 if its data cannot tell."""
         data = self.job.clients.get(client)
         return num_steps(data, self.job.local) if isinstance(data, ClientData) else 0
+
+    def _rows(self, client: Client) -> int:
+        return largest_batch(len(self.job.clients[client]), self.job.local)
 
     def train_bunch(self, bunch: Bunch, shards: Mapping[Client, Shard], round: int, lr: float) -> Updates:
         """Yield the updates of a bunch; should it fail together, each client is tried alone."""

@@ -177,9 +177,11 @@ def test_the_baselines_of_tasks():
     signals = np.ones((5, 2))
     np.testing.assert_allclose(make("mmfl", budget=2, signal="uniform").probabilities(0, signals), np.full((5, 2), 0.2))
     turns = make("mmfl", budget=2, signal="round_robin")
-    for t in range(3):
-        np.testing.assert_allclose(turns.probabilities(t, signals)[:, t % 2], np.full(5, 0.4))
-        np.testing.assert_array_equal(turns.probabilities(t, signals)[:, 1 - t % 2], np.zeros(5))
+    for t in range(3):  # the first client starts with the first model, the second with the second, …
+        expected = [[0.4, 0.0] if (i + t) % 2 == 0 else [0.0, 0.4] for i in range(5)]
+        np.testing.assert_allclose(turns.probabilities(t, signals), expected)
+    everybody = make("mmfl", budget=2, signal="full")
+    assert everybody.assign(0, [0, 2], everybody.probabilities(0, signals[:2])) == [{0: 1.0, 2: 1.0}] * 2
 
 
 @pytest.mark.parametrize(

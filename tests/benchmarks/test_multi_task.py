@@ -1,0 +1,35 @@
+"""The study of several models: its data are those published, and all of it runs."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from train.tasks import assemble_tasks
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import multi_task
+
+
+@pytest.mark.parametrize("study", multi_task.STUDIES)
+def test_the_same_tenth_of_the_clients_has_half_of_each_models_data(study, tmp_path):
+    config = multi_task.cell(study, "loss", 0.1, 0, tmp_path, [])
+    tasks = assemble_tasks(config)
+    assert len({experiment.config.seed for experiment in tasks.experiments.values()}) == len(tasks.experiments)
+    for experiment in tasks.experiments.values():
+        sizes = np.array(list(experiment.num_samples.values()))
+        large = len(sizes) // 10
+        assert sizes[:large].min() > 2 * sizes[large:].max()
+        assert sizes[:large].sum() / sizes.sum() == pytest.approx(0.526, abs=0.06)
+        assert experiment.config.local.schedule == "constant"
+
+
+@pytest.mark.slow
+def test_the_study_in_two_rounds(tmp_path):
+    multi_task.main(tmp_path, [], quick=True)
+    text = (tmp_path / "summary.md").read_text(encoding="utf-8")
+    assert "nan" not in text.lower()
+    assert text.count("| full |") == 4
+    assert (tmp_path / "multi_task.png").exists()
