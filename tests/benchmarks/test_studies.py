@@ -1,18 +1,13 @@
 """The studies of client sampling run end to end, at a size that shows nothing but that."""
 
 import importlib
-import sys
 from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SMALL = {
     "uneven_clients": ["clients.count=40", "clients.per_round=8", "data.uneven=[10, 60, 0.2]", "evaluate_every=1"],
-    "multi_task": [
-        *("clients.count=12", "clients.per_round=12", "clients.budget=4"),
-        "tasks={one: {data: {partition: iid}}, two: {seed: 1}}",
-    ],
     "joint_sampling": ["clients.count=40", "model.width=4", "model.groups=2", "model.blocks=[1]"],
     "wireless_mnist": ["clients.count=20", "evaluate_every=1"],
 }
@@ -42,14 +37,3 @@ def test_a_study_writes_its_table_curves_and_figure(study, tmp_path, name):
     assert f"Made by `python benchmarks/{name}.py results/" in table
     assert (tmp_path / f"{name}.png").stat().st_size > 10_000
     assert len((tmp_path / "curves.csv").read_text().splitlines()) > len(rows)
-
-
-def test_the_wireless_study_writes_its_tables_and_figure(study, tmp_path, monkeypatch):
-    small = ["--seeds", "2", "--rounds", "3", "--target", "2.9", "--sweep", "3", "--sweep-seeds", "1"]
-    monkeypatch.setattr(sys, "argv", ["benchmarks/wireless.py", str(tmp_path), *small])
-    study("wireless").main()
-    table = (tmp_path / "summary.md").read_text(encoding="utf-8")
-    assert "| proposed | " in table
-    assert "| uniform, K | " in table
-    assert (tmp_path / "wireless.png").stat().st_size > 10_000
-    assert len((tmp_path / "runs.csv").read_text().splitlines()) == 1 + 5 * (2 + 1)
