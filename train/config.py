@@ -119,15 +119,18 @@ class ClientsConfig(Section):
     """Whether uniform and weighted sampling draw with replacement."""
     budget: float | None = Field(None, gt=0)
     """m, the expected number of uploads of samplers that choose after training."""
-    beta_over_alpha: float | None = Field(None, ge=0)
-    """β/α of wireless sampling, in units of squared norms of updates over the step size."""
+    beta_over_alpha: Annotated[float, Field(ge=0)] | Literal["pilots"] | None = None
+    """β/α of wireless sampling, in units of squared norms of updates over the step size; `pilots`: learned first."""
+    pilot_losses: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    """Training losses at which pilots with uniform and with weighted draws are compared, e.g. [1.2, 1.1, 1.0]."""
     signal: str | None = None
     """What mmfl goes by: `norm`, `loss`, `round_robin`, `uniform` or `full`."""
 
     @property
     def options(self) -> dict[str, Any]:
         """The sampler's own options."""
-        return self.model_dump(include={"replacement", "budget", "beta_over_alpha", "signal"})
+        options = self.model_dump(include={"replacement", "budget", "beta_over_alpha", "signal"})
+        return options | ({"beta_over_alpha": None} if self.beta_over_alpha == "pilots" else {})
 
 
 class NetworkConfig(Section):
@@ -326,6 +329,12 @@ class Config(Section):
         if sampler.chooses_tasks != bool(self.tasks):
             raise UserError("clients.sampler=mmfl and tasks={name: {…}} go together; set both or neither")
         self._check_tasks()
+        pilots = clients.beta_over_alpha == "pilots"
+        if pilots != bool(clients.pilot_losses) or (pilots and clients.sampler != "wireless"):
+            raise UserError(
+                "clients.beta_over_alpha=pilots, clients.pilot_losses=[…] and clients.sampler=wireless go together; "
+                "set all or none"
+            )
         if sampler.timed and self.network.bandwidth is None:
             raise UserError(f"clients.sampler={clients.sampler} needs network.bandwidth=…, which all clients share")
         if isinstance(self.keep_ratio, dict) and abs(sum(self.keep_ratio.values()) - 1) > 1e-6:

@@ -20,7 +20,7 @@ from train.config import Config, check_config
 from train.failures import writing
 from train.files import UNFINISHED
 from train.provenance import PROVENANCE_FILE
-from train.records import CLIENTS_FILE, LAYERS_FILE
+from train.records import CLIENTS_FILE, LAYERS_FILE, PILOTS_FILE
 
 try:
     import fcntl
@@ -35,7 +35,7 @@ LOCK_FILE = ".lock"
 REPORT_FILES = ("summary.md", "summary.csv", "accuracy_vs_bytes.png", "accuracy_vs_bytes.svg")
 RUN_FILES = (
     *(CONFIG_FILE, METRICS_FILE, MODEL_FILE, PREVIOUS_FILE, BEST_FILE),
-    *(PROVENANCE_FILE, CLIENTS_FILE, LAYERS_FILE, "wandb.json"),
+    *(PROVENANCE_FILE, CLIENTS_FILE, LAYERS_FILE, PILOTS_FILE, "wandb.json"),
 )
 MADE_BY = "Made by `python -m train"  # stands in every report
 _LEFT_BY_SAFETENSORS = re.compile(r"\.tmp\w{6}")

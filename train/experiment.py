@@ -132,6 +132,8 @@ def put_together(
         engine: makes what trains them.
     """
     enter(f"builds {config.model.name}")
+    if config.clients.beta_over_alpha == "pilots" and not len(clients):
+        raise UserError("clients.beta_over_alpha=pilots trains on the clients' data here; in a federation set a number")
     model = make_model(config, dataset).to(dataset.test.targets.device)
     planner = ShardPlanner(config.strategy, config.design, config.seed, coordination=config.coordination)
     clip = config.clip if planner.strategy.clips else None

@@ -15,6 +15,7 @@ from train.experiment import Experiment
 
 CLIENTS_FILE = "clients.json"
 LAYERS_FILE = "layers.jsonl"
+PILOTS_FILE = "pilots.json"
 DIGITS = 6  # significant ones are enough to draw
 
 Layers = Mapping[str, Sequence["LayerLaw"]]  # of a round: by layer, one law a keep ratio

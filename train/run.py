@@ -21,6 +21,7 @@ from train.files import write_whole
 from train.interrupts import Request, stop_on_request
 from train.lines import keep_lines, read_lines
 from train.parts import import_parts
+from train.pilots import teach
 from train.provenance import PROVENANCE_FILE, Provenance, describe_start, keep_device
 from train.records import CLIENTS_FILE, LAYERS_FILE, describe_clients
 from train.rounds import Metrics, run_rounds
@@ -66,6 +67,8 @@ def run(
                 check_directory(config, resume)  # again, now that nobody else writes
                 start, lines = _go_back(config, experiment) if resume else (0, [])
                 _describe(config, experiment, held, start)
+                if isinstance(experiment, Experiment):
+                    teach(experiment, config.directory)
                 with stop_on_request() as request, Trackers(config) as trackers:
                     for name, part in experiment.parts.items():
                         part.observers.append(trackers.observe(name))

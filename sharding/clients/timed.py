@@ -69,13 +69,22 @@ class StatisticalSampler(Sampler):
 class WirelessSampler(StatisticalSampler):
     """Draws by the q that minimizes the expected time to the wanted loss: problem P3, solved exactly.
 
-    `beta_over_alpha` is in the units of the G² learned.
+    `beta_over_alpha` is in the units of the G² learned on the way, (steps·G)², unless `learn` gives both.
 
     Source: Luo et al. 2024 (arXiv 2404.13804).
     """
 
     name = "wireless"
     timed = True
+    _taught = False
+
+    def learn(self, gradient_norms: Vector, beta_over_alpha: float) -> None:
+        """Take G, (N,), and β/α from pilots: from now on neither changes."""
+        self._norms, self.beta_over_alpha, self._taught = gradient_norms.copy(), beta_over_alpha, True
+
+    def hear(self, round: int, cohort: list[int], norms: Mapping[Client, float]) -> Heard:
+        """Hear all who were drawn, and learn from their norms what no pilot taught."""
+        return super().hear(round, cohort, {} if self._taught else norms)
 
     def probabilities(self) -> Vector:
         """Return q, (N,)."""

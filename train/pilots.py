@@ -1,0 +1,133 @@
+"""Pilots of wireless sampling: short runs with uniform and with weighted draws, from which G and β/α follow.
+
+G_i is the largest ‖U_i‖/η of client i in a uniform pilot, the mean of the pilots; the rounds that the pilots' mean
+training loss took to some losses give β/α (Luo et al. 2024, arXiv 2404.13804, Section 5.3.1 and Eq. 35). Pilots start
+from the run's own model and see its data and network; draws and batches are theirs. What they teach is kept in
+`pilots.json`, so that a resumed run has it again.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sharding.clients import Heard, StatisticalSampler, WirelessSampler, estimate_beta_over_alpha
+from sharding.clients.base import Client, Population
+from sharding.rng import seed_of
+from train.experiment import Experiment
+from train.files import write_whole
+from train.records import PILOTS_FILE
+from train.rounds import Metrics, run_rounds
+from train.stages import enter
+
+PILOTS = 3  # of each kind
+FURTHER = 0.9  # times the least loss is where a pilot ends, so that the mean of all reaches the least
+LAWS = ("uniform", "weighted")
+Vector = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What pilots teach.
+
+    Attributes:
+        beta_over_alpha: 0 where they contradict the bound.
+        gradient_norms: (N,) G; a client that no uniform pilot drew has the mean of the others.
+        rounds: by kind of pilot, the rounds of the mean loss to each of `clients.pilot_losses`; None: not reached.
+    """
+
+    beta_over_alpha: float
+    gradient_norms: list[float]
+    rounds: dict[str, list[int | None]]
+
+
+class Pilot(StatisticalSampler):
+    """Draws by a law that is given, and keeps the largest norm of each client."""
+
+    name = "pilot"
+
+    def __init__(self, law: Vector, seed: int, per_round: int, population: Population) -> None:
+        super().__init__(law.size, per_round, seed, population)
+        self._law, self.largest = law, np.full(law.size, np.nan)
+
+    def hear(self, round: int, cohort: list[int], norms: Mapping[Client, float]) -> Heard:
+        """Hear all who were drawn."""
+        for client, norm in norms.items():
+            if np.isfinite(norm):
+                self.largest[int(client)] = np.fmax(self.largest[int(client)], norm)
+        return super().hear(round, cohort, norms)
+
+    def probabilities(self) -> Vector:
+        """Return the law, (N,)."""
+        return self._law
+
+
+def teach(experiment: Experiment, directory: Path) -> None:
+    """Have the sampler know what pilots say, where the configuration asks for them; run those that were not run yet."""
+    if experiment.config.clients.beta_over_alpha != "pilots":
+        return
+    assert isinstance(experiment.sampler, WirelessSampler)
+    path = directory / PILOTS_FILE
+    if not path.exists():
+        write_whole(path, (json.dumps(learn(experiment).__dict__) + "\n").encode())
+    lesson = Lesson(**json.loads(path.read_text(encoding="utf-8")))
+    experiment.sampler.learn(np.array(lesson.gradient_norms), lesson.beta_over_alpha)
+
+
+def learn(experiment: Experiment) -> Lesson:
+    """Run the pilots."""
+    sizes, levels = experiment.sampler.population.num_samples, experiment.config.clients.pilot_losses
+    shares = sizes / sizes.sum()
+    laws = dict(zip(LAWS, (np.full(sizes.size, 1 / sizes.size), shares), strict=True))
+    flown = {kind: [fly(experiment, law, kind, number) for number in range(PILOTS)] for kind, law in laws.items()}
+    norms = _norms([pilot.largest for pilot, _ in flown["uniform"]])
+    rounds = {
+        kind: [_rounds_to(level, [losses for _, losses in its]) for level in levels] for kind, its in flown.items()
+    }
+    reached = [(u, w) for u, w in zip(*rounds.values(), strict=True) if u and w]
+    ratio = estimate_beta_over_alpha(
+        shares, norms, [u for u, _ in reached], [w for _, w in reached], experiment.sampler.per_round
+    )
+    return Lesson(ratio, norms.tolist(), rounds)
+
+
+def fly(experiment: Experiment, law: Vector, kind: str, number: int) -> tuple[Pilot, list[float]]:
+    """Run one pilot a little below the least of the losses; return it with its training loss after each round."""
+    enter(f"runs pilot {number + 1} of {PILOTS} with {kind} draws")
+    config, seed = experiment.config, seed_of(experiment.config.seed, "pilot", kind, number)
+    pilot = Pilot(law, seed, experiment.sampler.per_round, experiment.sampler.population)
+    losses: list[float] = []
+
+    def record(t: int, metrics: Metrics) -> bool:
+        loss: Any = metrics["train_set_loss"]
+        losses.append(float(loss))
+        return losses[-1] <= FURTHER * min(config.clients.pilot_losses)
+
+    own = config.model_copy(update={"evaluate_training": True, "evaluate_every": 1, "alignment": False})
+    job = replace(experiment.job, seed=seed)
+    parts = replace(experiment, config=own, model=deepcopy(experiment.model), sampler=pilot, job=job, observers=[])
+    try:
+        run_rounds(parts, 0, record)
+    finally:
+        parts.close()
+    return pilot, losses
+
+
+def _norms(largest: Sequence[Vector]) -> Vector:
+    """Return the mean of the pilots' largest norms, (N,)."""
+    seen = np.stack(largest)
+    counts = np.isfinite(seen).sum(axis=0)
+    means = np.nansum(seen, axis=0) / np.maximum(counts, 1)
+    return np.where(counts > 0, means, means[counts > 0].mean())
+
+
+def _rounds_to(level: float, curves: Sequence[Sequence[float]]) -> int | None:
+    """Return the rounds that the mean of the losses, as long as all go on, took to a level."""
+    means = (fmean(losses) for losses in zip(*curves, strict=False))
+    return next((t + 1 for t, mean in enumerate(means) if mean <= level), None)
