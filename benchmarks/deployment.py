@@ -31,7 +31,6 @@ from train.run import run
 CONFIG = str(ROOT / "configs" / "quickstart.yaml")
 NODES = (2, 4, 8)
 WIDE = ["model.width=128", "keep_ratio=0.1", "local.epochs=1", "local.batch_size=32", "rounds=3", "evaluate_every=3"]
-WIDE += ["clients.per_round=8"]  # all of them
 ROUND = ["clients.per_round=10", "keep_ratio=0.1", "rounds=5", "evaluate_every=5"]
 MEDIUM = ["model.width=32", "model.blocks=[1,1,1,1]", "model.groups=16", "model.stem_stride=2", "local.epochs=1"]
 # 10 clients, a ResNet, r = 0.1: the quickstart's with its own batches and with the paper's, CIFAR-10's narrowed.
@@ -162,7 +161,8 @@ def simulated_by_flower(folder: Path, config: str, overrides: list[str]) -> floa
         while socket.socket().connect_ex((launch.LOOPBACK, port)):
             sleep(0.2)
         command = [str(program("flwr")), "run", str(ROOT), "x", "--stream", "--run-config", str(home / "run.toml")]
-        cores = "num-supernodes=10 client-resources-num-cpus=1"
+        count = load_config(config, overrides).clients.count
+        cores = f"num-supernodes={count} client-resources-num-cpus=1"
         subprocess.run(
             [*command, "--federation-config", cores], env=os.environ | own, check=True, stdout=subprocess.DEVNULL
         )
@@ -173,8 +173,9 @@ def simulated_by_flower(folder: Path, config: str, overrides: list[str]) -> floa
 def engines(into: Path, workload: str) -> None:
     """Time the round by our engine, by its plain loop in one process, and by Flower's simulation, and write."""
     scratch, (name, overrides) = Path(mkdtemp()), WORKLOADS[workload]
-    config, data = str(ROOT / "configs" / name), os.environ.get("SHARDING_DATA")
-    words = [*overrides, f"data.root={data}"] if data and workload == "cifar10" else overrides
+    config = str(ROOT / "configs" / name)
+    root = os.environ.get("SHARDING_DATA") or load_config(config).data.root
+    words = overrides if root is None else [*overrides, f"data.root={Path(root).resolve()}"]  # of all processes
     row = {
         "config": name,
         "overrides": overrides,
