@@ -139,7 +139,7 @@ def lower_gram(flat: Tensor) -> Tensor:
     for start in range(0, flat.shape[1], STRIP):
         rows, columns = slice(start, start + STRIP), slice(0, start + STRIP)
         if len(flat) == 1:  # a product of two matrices is faster than one of a batch of them
-            gram[0, rows, columns] = flat[0, rows] @ flat[0, columns].mT
+            torch.mm(flat[0, rows], flat[0, columns].mT, out=gram[0, rows, columns])
         else:
             gram[:, rows, columns] = flat[:, rows] @ flat[:, columns].mT
     return gram

@@ -75,7 +75,8 @@ class FactorizedConv(Convolution):
 
     def _filters(self) -> Tensor:
         """Return V as filters, shape (n·groups, in/groups, *kernel)."""
-        return stacked_terms(self.v, self.num_blocks).view([-1, self.weight_shape[1], *self.kernel_size])
+        filters = stacked_terms(self.v, self.num_blocks).contiguous()  # once, not in every convolution's kernel
+        return filters.view([-1, self.weight_shape[1], *self.kernel_size])
 
     def _is_pointwise(self) -> bool:
         return self.v.shape[0] == self.in_channels
