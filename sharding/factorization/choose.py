@@ -96,8 +96,7 @@ def shardable_layers(
             `strict` and a layer cannot be sharded. All such layers are told at once.
     """
     choice = choose(model, skip, also)
-    packed = [name for name in packed_attention(model, skip) if f"{name}.out_proj" not in choice.asked]
-    if packed:
+    if packed := packed_attention(model, skip):
         raise UserError(f"cannot factorize {_some(packed)}: {PACKED}, or leave it whole with skip=[…]")
     if strict:
         choice.refuse()

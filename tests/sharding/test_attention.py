@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sharding import ShardPlanner, UnpackedAttention, UserError, factorize, merge, unpack_attention
+from sharding import FactorizedLinear, ShardPlanner, UnpackedAttention, UserError, factorize, merge, unpack_attention
 
 MASKS = ["none", "float", "bool", "per head", "padding", "padding and float"]
 KINDS = [{}, {"bias": False}, {"batch_first": True}, {"kdim": 6, "vdim": 10, "batch_first": True}]
@@ -209,3 +209,14 @@ def test_torchscript_compiles_unpacked_attention_and_convolutions():
     for index, layer in enumerate(factorize(convolutions, 1.0, skip=())):
         x = torch.randn(2, 4, 5) if index == 1 else torch.randn(2, 4, 5, 5)
         torch.testing.assert_close(torch.jit.script(layer)(x), layer(x))
+
+
+def test_planner_and_client_replace_the_same_layers_where_an_attention_comes_first():
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
+    model = nn.Sequential(nn.Embedding(9, 8), encoder, nn.Linear(8, 3))
+    with pytest.raises(UserError, match=r"cannot factorize 1.layers.0.self_attn: .* call sharding.unpack_attention"):
+        ShardPlanner("top_n").plan(model, {0: 0.5})
+    shard = ShardPlanner("top_n").plan(unpack_attention(model), {0: 0.5})[0]
+    small = factorize(model, 0.5)
+    assert shard.terms.keys() == {name for name, layer in small.named_modules() if isinstance(layer, FactorizedLinear)}
+    shard.load_into(small)
