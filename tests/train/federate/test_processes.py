@@ -89,6 +89,7 @@ def test_a_federation_that_loses_its_server_goes_on_and_comes_to_what_a_simulati
     second = command_line(small, output, "rounds=3", "--resume")
     _, told = second.communicate(timeout=400)
     assert second.returncode == 0, told
+    assert "are run again" not in (output / "federation" / "logs" / "run.log").read_text()
     two = ["clients.count=2", "clients.per_round=2"]
     config = load_config(small, ["rounds=3", f"output={tmp_path / 'alone'}", "engine=sequential", *two])
     run(config, lambda metrics: None)
