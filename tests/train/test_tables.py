@@ -236,3 +236,14 @@ def test_the_layout_file_names_what_exists(tmp_path):
     broken.write_text(yaml.safe_dump(values))
     with pytest.raises(UserError, match=r"layout\.yaml"):
         load_layout(broken)
+
+
+def test_experiments_that_nobody_began_take_a_line(tmp_path):
+    table = LAYOUT.find("1")
+    cells = cells_of(table, LAYOUT, "small", tmp_path, [0])
+    (begun,) = [cell for cell in cells if cell.name == "cifar10_resnet18/r0.1/top_n-0"]
+    pretend(begun, [0.1, 0.5])
+    Report.of("1", table, cells, LAYOUT, "small", "python", tmp_path).write()
+    text = (tmp_path / "table1.md").read_text()
+    assert text.count("| top_n |") == 1
+    assert "Not begun, and left out here: TinyImageNet / CCT, CIFAR-100 / ResNet, CIFAR-100 / CCT, Shakespeare" in text

@@ -76,16 +76,27 @@ class Report:
         yield f"Test accuracy in % after the last round, mean ± standard deviation over seeds ({scale})."
         yield "`published`: the paper's, at its own scale. A dash: a run that has not finished, or no such value."
         yield "`lost`: trainings of clients that diverged or failed and were left out of their round."
-        for experiment, settings in groupby(self.matrix.settings(), key=lambda setting: setting.experiment):
+        parts = {name: list(its) for name, its in groupby(self.matrix.settings(), key=lambda its: its.experiment)}
+        begun = {name: columns for name, columns in parts.items() if self._has_begun(columns)} or parts
+        for experiment, columns in begun.items():
             yield from ("", f"## {self.layout.experiments[experiment].title}", "")
-            columns = list(settings)
             cells = (self.grid[setting, name] for setting in columns for name in self.matrix.strategies)
             if remarks := remarks_on(chain.from_iterable(cells)):
                 yield from (f"Ours on data that are not the official ones: {', '.join(remarks)}.", "")
             yield from self._rows(columns)
+        if len(begun) < len(parts):
+            rest = ", ".join(self.layout.experiments[name].title for name in parts if name not in begun)
+            yield from ("", f"Not begun, and left out here: {rest}.")
         yield from ("", *self._runs(), "", f"Made by `{self.command}`.")
         for picture in pictures:
             yield from ("", f"![{picture.stem}]({picture.name})")
+
+    def _has_begun(self, settings: Iterable[Setting]) -> bool:
+        """Return whether a round of any run is there."""
+        outcomes = chain.from_iterable(
+            self.grid[setting, name] for setting in settings for name in self.matrix.strategies
+        )
+        return any(outcome.rounds for outcome in outcomes)
 
     def _rows(self, settings: Sequence[Setting]) -> Iterator[str]:
         """Two columns a setting: ours, and what was published."""
