@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from train.config import Config, Section
@@ -20,6 +21,7 @@ def write(folder: Path) -> None:
         ("over_flower", over_flower()),
         ("deployment", deployment()),
         ("planner", planner()),
+        ("medium", medium()),
     ):
         (folder / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -95,6 +97,30 @@ def planner() -> Iterator[str]:
         shown = [f"{1e3 * phases[phase]:.1f}" for phase in ("spectra", "inclusion", "fit", "draw", "plan")]
         reference = 1e3 * (phases["reference_svd"] + phases["reference_r_draw"])
         yield f"| {strategy} | {' | '.join(shown)} | {reference:.0f} | {phases['ratio']:.1f} |"
+
+
+def medium() -> Iterator[str]:
+    """Yield, of each finished run at the medium scale, accuracy over the rounds and what may explain it."""
+    ends = (100, 200, 300, 400)
+    yield from table(
+        *("CIFAR-10, r = 0.1", "seed", *(f"rounds {end - 80}–{end}" for end in ends), "last"),
+        *("client's model off by", "clients' mean off by", "cosine with FedAvg", "terms with a holder", "lost"),
+    )
+    cells = ROOT / "results" / "tables_medium" / "cells" / "cifar10_resnet18"
+    for path in sorted(cells.glob("*/*/metrics.jsonl")):
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        strategy, seed = path.parent.name.rsplit("-", 1)
+        scores = {line["round"] + 1: line["test_accuracy"] for line in lines if "test_accuracy" in line}
+        means = [f"{100 * fmean(scores[t] for t in scores if end - 80 <= t <= end):.1f}" for end in ends]
+        late = lines[-100:]
+        told = [_mean_of(late, key, 2) for key in ("discrepancy_client", "discrepancy", "alignment", "coverage")]
+        lost = sum(line["failed"] for line in lines)
+        yield f"| {strategy} | {seed} | {' | '.join(means)} | {100 * scores[400]:.1f} | {' | '.join(told)} | {lost} |"
+
+
+def _mean_of(lines: list[dict[str, Any]], key: str, digits: int) -> str:
+    values = [line[key] for line in lines if line.get(key) is not None]
+    return f"{fmean(values):.{digits}f}" if values else "–"
 
 
 def _section(section: type[Section], prefix: str) -> Iterator[str]:
