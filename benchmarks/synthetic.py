@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from sharding import round_time
 from sharding.rng import generator
-from train.partition import power_law_sizes
+from train.unequal import power_law_sizes
 
 CLIENTS, SAMPLES, FEATURES, CLASSES = 100, 20_509, 60, 10
 STEPS, BATCH, LR = 50, 24, 0.1

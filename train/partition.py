@@ -10,33 +10,18 @@ restricted to the rest.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from models.options import check_options
 from sharding.errors import UserError, pick
+from train.concentration import Concentration
 from train.data import Dataset
-from train.unequal import Counts, Partition, power_law_classes, two_sizes
+from train.data.dataset import labels_of
+from train.unequal import Partition, power_law_classes, power_law_sizes, two_sizes
 
 __all__ = ["PARTITIONS", "Concentration", "Partition", "class_counts", "partition"]
-
-
-@dataclass(frozen=True)
-class Concentration:
-    """How alike the clients are; each scheme uses what it knows.
-
-    Attributes:
-        alpha: of `dirichlet` and of the superclasses in `pachinko` (small: few classes a client); exponent of
-            `power_law` (0: equal sizes).
-        fine_alpha: of the classes within a superclass in `pachinko`.
-        per_class: `pachinko` takes its two numbers as the parameter of every class, not as their total.
-    """
-
-    alpha: float = 1.0
-    fine_alpha: float = 10.0
-    per_class: bool = False
 
 
 def partition(
@@ -160,13 +145,6 @@ def power_law(num_samples: int, num_clients: int, rng: np.random.Generator, alph
     return _collect(rng.permutation(num_samples), owners, num_clients)
 
 
-def power_law_sizes(num_samples: int, num_clients: int, rng: np.random.Generator, alpha: float) -> Counts:
-    """Return the sizes of `power_law`, int64 (clients,); they sum to `num_samples`."""
-    weights = np.arange(1, num_clients + 1, dtype=np.float64) ** -alpha
-    ends = np.round(np.cumsum(weights) / weights.sum() * (num_samples - num_clients)).astype(np.int64)
-    return rng.permutation(1 + np.diff(ends, prepend=0))
-
-
 def shards(labels: np.ndarray, num_clients: int, rng: np.random.Generator, per_client: int = 2) -> Partition:
     """Sort by class, cut into `per_client` pieces for each client, and deal the pieces out at random.
 
@@ -276,17 +254,10 @@ def _require_positive(alpha: float) -> None:
         raise UserError(f"data.alpha={alpha} must be above 0 for this partition")
 
 
-def _labels(dataset: Dataset) -> np.ndarray:
-    """Return the class of each training sample."""
-    if dataset.train.targets.ndim != 1:
-        raise UserError(f"{dataset.name} has no classes to partition by; choose one of: iid, natural, power_law")
-    return dataset.train.targets.cpu().numpy()
-
-
 def _pachinko(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: Concentration) -> Partition:
     if dataset.coarse is None:
         raise UserError(f"pachinko needs superclasses, which cifar100 has and {dataset.name} has not; try dirichlet")
-    return pachinko(_labels(dataset), dataset.coarse, num_clients, rng, how)
+    return pachinko(labels_of(dataset), dataset.coarse, num_clients, rng, how)
 
 
 def _natural(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: Concentration) -> Partition:
@@ -295,46 +266,16 @@ def _natural(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: 
     return natural(dataset.natural, num_clients, rng)
 
 
-def _two_sizes(
-    dataset: Dataset,
-    num_clients: int,
-    rng: np.random.Generator,
-    how: Concentration,
-    *,
-    share: float = 0.1,
-    large: Sequence[int] = (90, 150),
-    small: Sequence[int] = (9, 15),
-    classes: int = 0,
-) -> Partition:
-    return two_sizes(_labels(dataset), num_clients, rng, share=share, large=large, small=small, classes=classes)
-
-
-def _power_law_classes(
-    dataset: Dataset,
-    num_clients: int,
-    rng: np.random.Generator,
-    how: Concentration,
-    *,
-    samples: int = 0,
-    classes: Sequence[int] = (1, 6),
-) -> Partition:
-    total = samples or len(dataset.train)
-    if not num_clients <= total <= len(dataset.train):
-        raise UserError(f"data.partition_options.samples={samples} must be {num_clients} to {len(dataset.train)}")
-    sizes = power_law_sizes(total, num_clients, rng, how.alpha)
-    return power_law_classes(_labels(dataset), sizes, rng, classes=classes)
-
-
 # (dataset, clients, randomness, how alike, and the scheme's own options by keyword) -> the partition
 Scheme = Callable[..., Partition]
 
 PARTITIONS: dict[str, Scheme] = {
     "iid": lambda data, num_clients, rng, how: iid(len(data.train), num_clients, rng),
-    "dirichlet": lambda data, num_clients, rng, how: dirichlet(_labels(data), num_clients, rng, how.alpha),
+    "dirichlet": lambda data, num_clients, rng, how: dirichlet(labels_of(data), num_clients, rng, how.alpha),
     "pachinko": _pachinko,
     "natural": _natural,
     "power_law": lambda data, num_clients, rng, how: power_law(len(data.train), num_clients, rng, how.alpha),
-    "power_law_classes": _power_law_classes,
-    "two_sizes": _two_sizes,
-    "shards": lambda data, num_clients, rng, how: shards(_labels(data), num_clients, rng),
+    "power_law_classes": power_law_classes,
+    "two_sizes": two_sizes,
+    "shards": lambda data, num_clients, rng, how: shards(labels_of(data), num_clients, rng),
 }

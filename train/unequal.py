@@ -1,6 +1,6 @@
 """Partitions of the client-sampling studies: few large clients, and clients that hold a few classes only.
 
-Not all samples are used: each client gets as many as its size says, from classes of its own in equal parts.
+They need not use all samples: each client gets as many as its size says, from classes of its own in equal parts.
 """
 
 from collections.abc import Sequence
@@ -9,15 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharding.errors import UserError
+from train.concentration import Concentration
+from train.data import Dataset
+from train.data.dataset import labels_of
 
 Partition = list[np.ndarray]
 Counts = NDArray[np.int64]
 
 
 def two_sizes(
-    labels: np.ndarray,
+    dataset: Dataset,
     num_clients: int,
     rng: np.random.Generator,
+    how: Concentration,
     *,
     share: float = 0.1,
     large: Sequence[int] = (90, 150),
@@ -30,9 +34,10 @@ def two_sizes(
     the data: Zhang et al. 2024 (multi-model federated learning), first experiment.
 
     Args:
-        labels: (samples,) integer classes.
+        dataset: with classes.
         num_clients: number of shares.
         rng: source of randomness.
+        how: not used.
         share: of the clients that are large, rounded to whole clients.
         large: (least, most) samples of a large client, all numbers between alike.
         small: likewise of a small one.
@@ -41,6 +46,7 @@ def two_sizes(
     Raises:
         UserError: a range or a share that is none, or too few samples.
     """
+    labels = labels_of(dataset)
     if not 0 <= share <= 1:
         raise UserError(f"data.partition_options.share={share} must be in 0…1")
     ranges = {"large": large, "small": small}
@@ -57,25 +63,36 @@ def two_sizes(
 
 
 def power_law_classes(
-    labels: np.ndarray,
-    sizes: Counts,
+    dataset: Dataset,
+    num_clients: int,
     rng: np.random.Generator,
+    how: Concentration,
     *,
+    samples: int = 0,
     classes: Sequence[int] = (1, 6),
 ) -> Partition:
-    """Give clients of these sizes a random number of classes each, whatever their size.
+    """Give the clients sizes as `power_law_sizes` has them, and a random number of classes each, whatever their size.
 
     Luo et al. 2024 (arXiv 2404.13804), Setups 1 and 3.
 
     Args:
-        labels: (samples,) integer classes.
-        sizes: (clients,) samples of each.
+        dataset: with classes.
+        num_clients: number of shares.
         rng: source of randomness.
+        how: its `alpha` is the exponent of the sizes.
+        samples: of all clients together; 0: all that there are.
         classes: (least, most) of a client, all numbers between alike.
+
+    Raises:
+        UserError: a range that is none, or too few samples.
     """
+    total = samples or len(dataset.train)
+    if not num_clients <= total <= len(dataset.train):
+        raise UserError(f"data.partition_options.samples={samples} must be {num_clients} to {len(dataset.train)}")
+    sizes = power_law_sizes(total, num_clients, rng, how.alpha)
     _check_range("classes", classes)
     kinds = rng.integers(classes[0], classes[1] + 1, len(sizes))
-    return limited(labels, sizes, np.minimum(kinds, sizes), rng)
+    return limited(labels_of(dataset), sizes, np.minimum(kinds, sizes), rng)
 
 
 def make_uneven(parts: Partition, low: int, high: int, drop: float, rng: np.random.Generator) -> Partition:
@@ -95,6 +112,13 @@ def make_uneven(parts: Partition, low: int, high: int, drop: float, rng: np.rand
     if not kept:
         raise UserError(f"data.uneven=[{low}, {high}, {drop}] drops every client; choose other bounds")
     return kept
+
+
+def power_law_sizes(num_samples: int, num_clients: int, rng: np.random.Generator, alpha: float) -> Counts:
+    """Return sizes ∝ k^−α, at least 1 each, in random order: int64 (clients,), summing to `num_samples`."""
+    weights = np.arange(1, num_clients + 1, dtype=np.float64) ** -alpha
+    ends = np.round(np.cumsum(weights) / weights.sum() * (num_samples - num_clients)).astype(np.int64)
+    return rng.permutation(1 + np.diff(ends, prepend=0))
 
 
 def limited(labels: np.ndarray, sizes: Counts, kinds: Counts, rng: np.random.Generator) -> Partition:

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sharding.errors import UserError
+
 
 @dataclass(frozen=True)
 class Split:
@@ -69,6 +71,17 @@ class Dataset:
     def without_training(self) -> Dataset:
         """Return the dataset with an empty training split, for when its samples are elsewhere."""
         return dataclasses.replace(self, train=Split(self.train.inputs[:0].clone(), self.train.targets[:0].clone()))
+
+
+def labels_of(dataset: Dataset) -> np.ndarray:
+    """Return the class of each training sample, (samples,).
+
+    Raises:
+        UserError: they have none.
+    """
+    if dataset.train.targets.ndim != 1:
+        raise UserError(f"{dataset.name} has no classes to partition by; choose one of: iid, natural, power_law")
+    return dataset.train.targets.cpu().numpy()
 
 
 def standardize(images: Tensor) -> Tensor:
