@@ -15,6 +15,7 @@ MODELS: dict[str, str | Callable[..., nn.Module]] = {
     "resnet18_gn": "models.resnet.ResNetGN",
     "cct_6_3x2": "models.cct.CCT",
     "gpt_tiny": "models.gpt.GPT",
+    "gru": "models.gru.GRU",
     "mlp": "models.small.MLP",
     "cnn": "models.small.CNN",
 }

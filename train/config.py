@@ -70,7 +70,7 @@ class ModelConfig(Section):
 
     model_config = ConfigDict(extra="allow")
     name: str
-    """A model: `resnet18_gn`, `cct_6_3x2`, `gpt_tiny`, `mlp` or `cnn`."""
+    """A model: `resnet18_gn`, `cct_6_3x2`, `gpt_tiny`, `gru`, `mlp` or `cnn`."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -100,10 +100,12 @@ class DataConfig(Section):
 
     Fewer than `clients.count` clients may then be left.
     """
+    holdout: int | None = Field(None, ge=1)
+    """Training samples, drawn at random, that no client gets and tests use in place of the test set: to tune on."""
     download: bool = False
     """Fetch an image dataset that is not under `data.root`."""
     options: dict[str, Any] = {}
-    """Options of a dataset of your own."""
+    """`length` and `share` of `shakespeare`; those of a dataset of your own."""
 
 
 class ClientsConfig(Section):

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from sharding.planner import Client
 from sharding.rng import generator, seed_of
 from train.config import Config
 from train.data import Dataset, load_dataset
+from train.data.holdout import hold_out
 from train.engines import ENGINES, Engine, Job
 from train.engines.choices import Choices
 from train.engines.trial import choose_ways
@@ -68,8 +70,7 @@ class Experiment:
         enter(f"prepares the engine {self.config.engine}")
         if self.config.engine != "sequential":
             self.job = replace(self.job, choices=choices or Choices(timed=self.config.ways == "timed"))
-            one_of_each: dict[Client, float] = {str(ratio): ratio for ratio in sorted(set(self.keep_ratios.values()))}
-            choose_ways(self.job, self.planner.plan(self.model, one_of_each).values())
+            choose_ways(self.job, plan_of_each(self.planner, self.model, self.keep_ratios).values())
             self.job = replace(self.job, choices=replace(self.job.choices, timed=False))
         assert self.engine
 
@@ -103,14 +104,25 @@ def assemble(config: Config) -> Experiment:
             a sampler that cannot draw.
     """
     engine = find_engine(config)
-    data, device = config.data, find_device(config.device)
-    enter(f"reads {data.name}")
-    dataset = load_dataset(data.name, data.root, data.download, options=data.options).to(device)
-    enter(f"shares {data.name} out among {config.clients.count} clients")
+    device = find_device(config.device)
+    enter(f"reads {config.data.name}")
+    dataset = read_dataset(config).to(device)
+    enter(f"shares {config.data.name} out among {config.clients.count} clients")
     clients = share_out(config, dataset)
     keep_ratios = assign_keep_ratios(config.keep_ratio, len(clients), config.seed)
     num_samples: dict[Client, int] = {client: len(data) for client, data in clients.items()}
     return put_together(config, dataset.without_training(), clients, keep_ratios, num_samples, engine)
+
+
+def read_dataset(config: Config, root: str | Path | None = None) -> Dataset:
+    """Load the dataset as the configuration has it, from another root if that is given.
+
+    Raises:
+        UserError: it is not there, has no such option, or fewer samples than are held out.
+    """
+    data = config.data
+    dataset = load_dataset(data.name, root or data.root, data.download, options=data.options)
+    return dataset if data.holdout is None else hold_out(dataset, data.holdout, config.seed)
 
 
 def put_together(
@@ -140,8 +152,8 @@ def put_together(
     dense_nbytes = ShardPlanner("dense").plan(model, {0: 1.0})[0].nbytes
     costs = dict.fromkeys(num_samples, 1.0)
     if SAMPLERS[config.clients.sampler].weighs_costs:
-        one_of_each = planner.plan(model, {str(ratio): ratio for ratio in set(keep_ratios.values())})
-        costs = {c: one_of_each[str(ratio)].nbytes / dense_nbytes for c, ratio in keep_ratios.items()}
+        shards = plan_of_each(planner, model, keep_ratios)
+        costs = {c: shards[str(ratio)].nbytes / dense_nbytes for c, ratio in keep_ratios.items()}
     sampler = make_sampler(config, num_samples, costs)
     fit([0.5, 0.5], config.design)  # a design or a sampler that cannot draw says so now
     sampler.invite(0)
@@ -161,6 +173,12 @@ def put_together(
         Job(model, clients, dataset, local, clip, config.seed),
         engine,
     )
+
+
+def plan_of_each(planner: ShardPlanner, model: nn.Module, keep_ratios: Mapping[Client, float]) -> Plan:
+    """Cut one shard of each keep ratio that some client has, under the ratio's name."""
+    one_of_each: dict[Client, float] = {str(ratio): ratio for ratio in sorted(set(keep_ratios.values()))}
+    return planner.plan(model, one_of_each)
 
 
 def find_engine(config: Config) -> Callable[[Job], Engine]:

@@ -7,8 +7,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from train.config import Config
-from train.data import Dataset, load_dataset
-from train.experiment import deal
+from train.data import Dataset
+from train.experiment import deal, read_dataset
 from train.partition import class_counts
 
 
@@ -18,7 +18,7 @@ def inspect_partition(config: Config, into: Path) -> list[str]:
     Raises:
         UserError: the data is not there, or cannot be shared out as configured.
     """
-    dataset = load_dataset(config.data.name, config.data.root, config.data.download, options=config.data.options)
+    dataset = read_dataset(config)
     parts = deal(config, dataset)
     sizes = np.array([len(part) for part in parts])
     labels = _labels(dataset)

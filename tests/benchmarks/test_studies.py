@@ -7,7 +7,6 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SMALL = {
-    "uneven_clients": ["clients.count=40", "clients.per_round=8", "data.uneven=[10, 60, 0.2]", "evaluate_every=1"],
     "joint_sampling": ["clients.count=40", "model.width=4", "model.groups=2", "model.blocks=[1]"],
     "wireless_mnist": ["clients.count=20", "evaluate_every=1"],
 }
@@ -19,7 +18,7 @@ def study(monkeypatch):
 
     def load(name):
         module = importlib.import_module(name)
-        for constant, value in {"SEEDS": (0, 1), "RATES": (0.1,), "TARGET": 0.05}.items():
+        for constant, value in {"SEEDS": (0, 1), "TARGET": 0.05}.items():
             if hasattr(module, constant):
                 monkeypatch.setattr(module, constant, value)
         return module

@@ -12,6 +12,7 @@ SMALL = {
     "resnet18_gn": ((3, 16, 16), 10, {"width": 8, "groups": 2}),
     "cct_6_3x2": ((3, 16, 16), 10, {"dim": 16, "depth": 2, "heads": 2}),
     "gpt_tiny": ((12,), 90, {"width": 16, "depth": 2, "heads": 2}),
+    "gru": ((12,), 90, {"width": 16}),
     "mlp": ((1, 8, 8), 10, {"hidden": [12, 7]}),
     "cnn": ((1, 8, 8), 10, {"widths": [3, 4], "hidden": 6}),
 }
@@ -36,6 +37,8 @@ def small(name: str) -> tuple[nn.Module, torch.Tensor]:
         ("cct_6_3x2", (3, 64, 64), 200, 3_424_905),
         # He et al.'s ResNet-18 with 11,689,512 parameters, less its 7x7 stem and 1,000 classes.
         ("resnet18_gn", (3, 32, 32), 10, 11_689_512 - 3 * 64 * (7 * 7 - 3 * 3) - 990 * 513),
+        # Three gates of the state and the input each, with two biases; the second layer reads the first.
+        ("gru", (5,), 90, 90 * 8 + 3 * 256 * (8 + 256 + 2) + 3 * 256 * (256 + 256 + 2) + 257 * 90),
         ("mlp", (1, 28, 28), 10, 785 * 64 + 65 * 10),
         ("cnn", (1, 28, 28), 10, 26 * 8 + (8 * 25 + 1) * 16 + (16 * 49 + 1) * 64 + 65 * 10),
         # Ids, positions, output; per block 12 matrices of 256x256 and 13 vectors; one more norm.

@@ -10,7 +10,7 @@ from models.options import check_options
 from sharding.errors import UserError, pick
 from train.data.dataset import Dataset, Split
 from train.data.digits import digits_of, load_digits
-from train.data.shakespeare import load_shakespeare, shakespeare_of
+from train.data.shakespeare import LENGTH, load_shakespeare, shakespeare_of
 from train.data.vision import SOURCES, images_of, load_images
 
 __all__ = ["DATASETS", "Dataset", "Split", "empty_dataset", "load_dataset"]
@@ -26,30 +26,45 @@ def _load_images(name: str, root: Path | None, download: bool, limit: int | None
     return load_images(name, _folder(name, root), download, limit)
 
 
+def _load_text(
+    root: Path | None, download: bool, limit: int | None, *, length: int = LENGTH, share: float = 1.0
+) -> Dataset:
+    return load_shakespeare(_folder("shakespeare", root), length=length, share=share)
+
+
+def _no_text(train: Split, test: Split, *, length: int = LENGTH, share: float = 1.0) -> Dataset:
+    return shakespeare_of(train, test, length)
+
+
 # (root if given, download, limit, and the dataset's own options by keyword) -> the dataset
 Loader = Callable[..., Dataset]
 
 DATASETS: dict[str, Loader] = {
     "digits": lambda root, download, limit: load_digits(),
-    "shakespeare": lambda root, download, limit: load_shakespeare(_folder("shakespeare", root)),
+    "shakespeare": _load_text,
     **{name: partial(_load_images, name) for name in SOURCES},
 }
 
-_WITH: dict[str, Callable[[Split, Split], Dataset]] = {
+# (an empty training split, an empty test split, and the dataset's own options by keyword) -> the dataset
+_EMPTY: dict[str, Callable[..., Dataset]] = {
     "digits": digits_of,
-    "shakespeare": shakespeare_of,
+    "shakespeare": _no_text,
     **{name: partial(images_of, name) for name in SOURCES},
 }
 
 
-def empty_dataset(name: str) -> Dataset:
+def empty_dataset(name: str, options: Mapping[str, object] | None = None) -> Dataset:
     """Return what is known of a dataset without its samples: both splits are empty, nothing is read.
+
+    Args:
+        name: of a dataset of this package.
+        options: as `load_dataset` takes them.
 
     Raises:
         UserError: an unknown dataset.
     """
     nothing = Split(torch.empty(0), torch.empty(0))
-    return pick(_WITH, name, "dataset")(nothing, nothing)
+    return pick(_EMPTY, name, "dataset")(nothing, nothing, **(options or {}))
 
 
 def load_dataset(

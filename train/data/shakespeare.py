@@ -7,6 +7,7 @@ chunks of 81 ids, and each chunk gives 80 inputs and the 80 ids that follow them
 McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data", Section 3.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -25,39 +26,43 @@ OOV, BOS, EOS = (len(CHARACTERS) + special for special in (1, 2, 3))
 NUM_IDS = EOS + 1
 
 
-def load_shakespeare(root: Path) -> Dataset:
+def load_shakespeare(root: Path, *, length: int = LENGTH, share: float = 1.0) -> Dataset:
     """Load the two files of TFF's federated Shakespeare, `shakespeare_train.h5` and `shakespeare_test.h5`.
 
     Args:
         root: folder that holds them, or a folder `shakespeare` with them.
+        length: of the inputs of a chunk.
+        share: of each client's chunks, the first of them and at least one.
 
     Returns:
         The clients in alphabetical order, each with its chunks in the order of the play; `natural` says whose
         are whose.
 
     Raises:
-        UserError: the files are not there.
+        UserError: the files are not there, or an option is out of its range.
     """
-    train, natural = _read(root, "shakespeare_train.h5")
-    test, _ = _read(root, "shakespeare_test.h5")
-    return replace(shakespeare_of(train, test), natural=natural)
+    if length < 1 or not 0 < share <= 1:
+        raise UserError(f"data.options of shakespeare: length={length} must be at least 1, share={share} in (0, 1]")
+    train, natural = _read(root, "shakespeare_train.h5", length, share)
+    test, _ = _read(root, "shakespeare_test.h5", length, share)
+    return replace(shakespeare_of(train, test, length), natural=natural)
 
 
-def shakespeare_of(train: Split, test: Split) -> Dataset:
-    """Return the dataset with these samples in it."""
+def shakespeare_of(train: Split, test: Split, length: int = LENGTH) -> Dataset:
+    """Return the dataset with these samples in it, of so many inputs each."""
     return Dataset(
         name="shakespeare",
         train=train,
         test=test,
         num_classes=NUM_IDS,
-        input_shape=(LENGTH,),
+        input_shape=(length,),
         prepare=unchanged,
         ignore_index=PAD,
     )
 
 
-def encode(snippets: Iterable[bytes]) -> np.ndarray:
-    """Turn snippets into chunks of ids, int64 (chunks, 81); no chunk mixes two snippets.
+def encode(snippets: Iterable[bytes], length: int = LENGTH) -> np.ndarray:
+    """Turn snippets into chunks of ids, int64 (chunks, length + 1); no chunk mixes two snippets.
 
     A chunk that would hold nothing but an EOS to start from is left out: it has no id to predict.
     """
@@ -66,15 +71,15 @@ def encode(snippets: Iterable[bytes]) -> np.ndarray:
     rows = []
     for snippet in snippets:
         size = len(snippet) + 2
-        ids = np.full(size + -size % (LENGTH + 1), PAD)
+        ids = np.full(size + -size % (length + 1), PAD)
         ids[0], ids[size - 1] = BOS, EOS
         ids[1 : size - 1] = table[np.frombuffer(snippet, dtype=np.uint8)]
-        rows.append(ids.reshape(-1, LENGTH + 1))
+        rows.append(ids.reshape(-1, length + 1))
     chunks = np.concatenate(rows)
     return chunks[chunks[:, 1] != PAD]
 
 
-def _read(root: Path, name: str) -> tuple[Split, list[np.ndarray]]:
+def _read(root: Path, name: str, length: int, share: float) -> tuple[Split, list[np.ndarray]]:
     """Return all chunks of a file, and the indices of each client's."""
     import h5py  # noqa: PLC0415 - heavy
 
@@ -85,9 +90,10 @@ def _read(root: Path, name: str) -> tuple[Split, list[np.ndarray]]:
             "TensorFlow Federated; set data.root=… to the folder that holds it"
         )
     with reading(file), h5py.File(file) as stored:
-        clients = [encode(client["snippets"][()]) for client in stored["examples"].values()]
+        clients = [encode(client["snippets"][()], length) for client in stored["examples"].values()]
     if not sum(map(len, clients)):
         raise UserError(f"{file} holds no snippets; put a sound copy in its place")
+    clients = [chunks[: math.ceil(share * len(chunks))] for chunks in clients]
     ends = np.cumsum([len(chunks) for chunks in clients])
     ids = torch.from_numpy(np.concatenate(clients))
     split = Split(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())

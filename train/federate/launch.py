@@ -19,9 +19,8 @@ from time import monotonic, sleep
 
 from sharding.errors import UserError
 from train.config import Config, load_config
-from train.data import load_dataset
 from train.directory import METRICS_FILE, check_directory
-from train.experiment import assign_keep_ratios, share_out
+from train.experiment import assign_keep_ratios, read_dataset, share_out
 from train.failures import REMEDY, RunError
 from train.federate.app import ROOT, read
 from train.federate.keys import LOOPBACK, write_certificates, write_node_key
@@ -124,7 +123,7 @@ def lay_out(config: Config, settings: dict[str, object]) -> Place:
     place.folder.mkdir(parents=True, mode=0o700)
     (place.folder / "logs").mkdir()
     write_certificates(place.folder)
-    dataset = load_dataset(config.data.name, config.data.root, config.data.download, options=config.data.options)
+    dataset = read_dataset(config)
     for node, data in share_out(config, dataset).items():
         folder = place.folder / f"node-{node}"
         folder.mkdir()

@@ -20,10 +20,10 @@ from sharding import skeleton
 from sharding.errors import UserError
 from sharding.strategies import get_strategy
 from train.config import Config
-from train.data import Dataset, empty_dataset, load_dataset
+from train.data import Dataset, empty_dataset
 from train.engines import Job
 from train.engines.sequential import SequentialEngine
-from train.experiment import assign_keep_ratios, find_device, make_model, share_out
+from train.experiment import assign_keep_ratios, find_device, make_model, read_dataset, share_out
 from train.federate.messages import Card, Order, read_config, reply_record
 from train.federate.reports import Ballot, draw, give, holds_back, keep, summands
 from train.local import ClientData, Shares
@@ -107,7 +107,7 @@ def open_data(config: Config, settings: Mapping[str, Any]) -> tuple[Dataset, Cli
         UserError: no such file, or it holds something else; no such dataset; more nodes than clients.
     """
     if "data" in settings:
-        return empty_dataset(config.data.name), read_data(Path(str(settings["data"])))
+        return empty_dataset(config.data.name, config.data.options), read_data(Path(str(settings["data"])))
     partition, root = partition_of(settings), settings.get("data-root", config.data.root)
     dataset, shares = share_out_once(config.model_dump_json(exclude={"output", "tracking"}), root)
     if partition not in shares:
@@ -123,7 +123,7 @@ def share_out_once(config: str, root: str | Path | None) -> tuple[Dataset, Share
     They are kept: a process of Flower's simulation is many nodes, one after the other, in all rounds.
     """
     ours = read_config(config)
-    dataset = load_dataset(ours.data.name, root, ours.data.download, options=ours.data.options)
+    dataset = read_dataset(ours, root)
     return dataset.without_training(), share_out(ours, dataset)
 
 

@@ -7,8 +7,7 @@ from flwr.serverapp import Grid
 from sharding.errors import UserError
 from sharding.planner import Client
 from train.config import Config
-from train.data import load_dataset
-from train.experiment import Experiment, find_device, put_together
+from train.experiment import Experiment, find_device, put_together, read_dataset
 from train.federate.engine import NodesEngine
 from train.federate.messages import Card
 from train.federate.nodes import Nodes, Patience
@@ -29,8 +28,7 @@ def assemble_over(config: Config, grid: Grid, patience: Patience) -> Experiment:
     ):
         if asked:
             raise UserError(f"{name} needs the clients' data at the server; leave it out of a federation")
-    dataset = load_dataset(config.data.name, config.data.root, config.data.download, options=config.data.options)
-    dataset = dataset.without_training().to(find_device(config.device))
+    dataset = read_dataset(config).without_training().to(find_device(config.device))
     nodes = Nodes(grid, config, patience, read_roster(config))
     nodes.gather()
     ratios: dict[Client, float] = {client: card.keep_ratio for client, card in sorted(nodes.roster.items())}

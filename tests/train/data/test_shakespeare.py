@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from train.data import load_dataset
+from sharding.errors import UserError
+from train.data import empty_dataset, load_dataset
 from train.data.shakespeare import BOS, CHARACTERS, EOS, LENGTH, NUM_IDS, OOV, PAD, encode
 
 
@@ -47,6 +48,29 @@ def test_clients_keep_their_chunks(tmp_path: Path) -> None:
     assert data.train.inputs[0].tolist() == [BOS] + [CHARACTERS.index("l") + 1] * 79
     assert torch.equal(data.train.inputs[:, 1:], data.train.targets[:, :-1])
     assert data.train.targets[2, :4].tolist() == [1, 1, EOS, PAD]
+
+
+def test_chunks_of_another_length_and_a_share_of_each_client(tmp_path: Path) -> None:
+    import h5py
+
+    for split in ("train", "test"):
+        with h5py.File(tmp_path / f"shakespeare_{split}.h5", "w") as file:
+            file["examples/A/snippets"] = [b"dhlptx" * 4]  # 26 ids, 5 chunks of 6
+            file["examples/B/snippets"] = [b"d"]
+    whole = load_dataset("shakespeare", tmp_path, options={"length": 5})
+    part = load_dataset("shakespeare", tmp_path, options={"length": 5, "share": 0.5})
+    assert whole.input_shape == empty_dataset("shakespeare", {"length": 5, "share": 0.5}).input_shape == (5,)
+    assert whole.train.inputs[0].tolist() == [BOS, 1, 2, 3, 4]
+    assert [len(its) for its in whole.natural or []] == [5, 1]
+    assert [len(its) for its in part.natural or []] == [3, 1]
+    assert torch.equal(part.train.inputs, whole.train.inputs[[0, 1, 2, 5]])
+    assert torch.equal(part.test.inputs, whole.test.inputs[[0, 1, 2, 5]])
+
+
+@pytest.mark.parametrize("option", [{"length": 0}, {"share": 0.0}, {"share": 1.5}])
+def test_options_out_of_range(tmp_path: Path, option: dict[str, float]) -> None:
+    with pytest.raises(UserError, match="of shakespeare: length="):
+        load_dataset("shakespeare", tmp_path, options=option)
 
 
 def test_real_shakespeare(real_data: Callable[[str], Path]) -> None:

@@ -1,0 +1,201 @@
+"""Who of the invited clients uploads, as Chen, Horváth & Richtárik (TMLR 2022) compare it: what their studies share.
+
+All n invited, optimal draws (OCS, AOCS), and independent coins of probability m/n, all at constant step sizes. Each
+method's step size is chosen for each data set as they do: on samples kept from the clients (`data.holdout`), on a grid
+that grows by one value where the best is at its edge. It is the one of the smallest m, on a seed of its own.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isnan
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from studies import Lines, draw, megabytes_up, run_all, spent_to, spread
+
+from train.config import Config, load_config
+from train.plots import save
+
+GRID = (2.0**-5, 2.0**-4, 2.0**-3, 2.0**-2, 2.0**-1)
+TUNING_SEED, SEEDS = 1000, (0, 1, 2, 3, 4)
+FULL, OPTIMAL, ADAPTIVE, UNIFORM = "full", "OCS", "AOCS", "uniform"
+SAMPLERS = {FULL: "uniform", OPTIMAL: "ocs", ADAPTIVE: "aocs", UNIFORM: "uniform_upload"}
+TUNED = {FULL: FULL, OPTIMAL: OPTIMAL, ADAPTIVE: OPTIMAL, UNIFORM: UNIFORM}  # AOCS takes OCS's
+LEGEND = (
+    "α: improvement factor, 0 as good as full participation, 1 as uniform. Loss: the clients' own in training, last 10 "
+    "rounds. Step sizes: chosen on samples kept from the clients, and as published."
+)
+LAST = 5  # evaluations that a step size is judged by
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A method with its m; `full` has none."""
+
+    method: str
+    budget: int | None = None
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return self.method if self.budget is None else f"{self.method}, m = {self.budget}"
+
+    @property
+    def overrides(self) -> list[str]:
+        """What makes it in a configuration."""
+        budget = "null" if self.budget is None else self.budget
+        return [f"clients.sampler={SAMPLERS[self.method]}", f"clients.budget={budget}"]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A data set and what is compared on it.
+
+    Attributes:
+        name: of its folder.
+        config: the configuration file.
+        overrides: that make the data set of it.
+        arms: what is compared; of each method the one with the smallest m is tuned.
+        targets: test accuracies, in 0…1.
+        holdout: training samples to tune on.
+    """
+
+    name: str
+    config: Path
+    overrides: tuple[str, ...]
+    arms: tuple[Arm, ...]
+    targets: tuple[float, ...]
+    holdout: int
+    published: Mapping[str, float] = field(default_factory=dict)  # method -> step size
+
+
+@dataclass(frozen=True)
+class Results:
+    """The runs of an arm at its step size, one a seed."""
+
+    arm: Arm
+    step: float
+    runs: list[Lines]
+
+
+def run_arms(
+    study: Study, steps: Mapping[str, float], seeds: Sequence[int], into: Path, overrides: Sequence[str]
+) -> list[Results]:
+    """Run every arm on every seed at its method's step size; what is there already is not run again."""
+    cells = {
+        (arm, seed): _cell(study, arm, steps[TUNED[arm.method]], seed, into, overrides)
+        for seed in seeds
+        for arm in study.arms
+    }
+    runs = run_all({f"{study.name}: {arm.name}, seed {seed}": config for (arm, seed), config in cells.items()})
+    found = dict(zip(cells, runs.values(), strict=True))
+    return [Results(arm, steps[TUNED[arm.method]], [found[arm, seed] for seed in seeds]) for arm in study.arms]
+
+
+def tune(study: Study, into: Path, overrides: Sequence[str], grid: Sequence[float]) -> dict[str, float]:
+    """Return the step size of each method: the best on the held-out samples, never at an edge of what was tried."""
+    first = {method: next(arm for arm in study.arms if arm.method == method) for method in set(TUNED.values())}
+    overrides = [*overrides, f"data.holdout={study.holdout}"]
+
+    def score(wanted: Mapping[str, set[float]]) -> dict[str, dict[float, float]]:
+        pairs = [(method, step) for method in sorted(wanted) for step in sorted(wanted[method])]
+        configs = {
+            f"{study.name}: {method}, step {step:g}": _cell(
+                study, first[method], step, TUNING_SEED, into / "tuning", overrides
+            )
+            for method, step in pairs
+        }
+        scores = [score_of(lines) for lines in run_all(configs).values()]
+        found: dict[str, dict[float, float]] = {method: {} for method in wanted}
+        for (method, step), value in zip(pairs, scores, strict=True):
+            found[method][step] = value
+        return found
+
+    return search(sorted(first), grid, score)
+
+
+def search(
+    methods: Sequence[str],
+    grid: Sequence[float],
+    score: Callable[[Mapping[str, set[float]]], Mapping[str, Mapping[float, float]]],
+) -> dict[str, float]:
+    """Return each method's best step size; a grid whose best is at an edge grows there, by a factor of two.
+
+    Args:
+        methods: to tune.
+        grid: to begin with.
+        score: step sizes to try, by method -> the score of each, the higher the better; of equal ones the smaller wins.
+    """
+    found: dict[str, dict[float, float]] = {method: {} for method in methods}
+    wanted = {method: set(grid) for method in methods}
+    while wanted:
+        for method, scores in score(wanted).items():
+            found[method].update(scores)
+        wanted = {method: more for method in methods if (more := _beyond(found[method])) and len(grid) > 1}
+    return {method: _best(scores) for method, scores in found.items()}
+
+
+def _best(scores: Mapping[float, float]) -> float:
+    return max(sorted(scores), key=lambda step: scores[step])
+
+
+def _beyond(scores: Mapping[float, float]) -> set[float]:
+    """Return the value to try next: the neighbor of a best one at an edge."""
+    best = _best(scores)
+    return {2 * best} if best == max(scores) else {best / 2} if best == min(scores) else set()
+
+
+def score_of(lines: Lines) -> float:
+    """Return the mean accuracy of a run's last evaluations."""
+    return fmean([line["test_accuracy"] for line in lines if "test_accuracy" in line][-LAST:])
+
+
+def table(study: Study, results: Sequence[Results]) -> list[str]:
+    """Return the lines of a table: a row an arm."""
+    targets = [f"rounds to {100 * target:g} % | Mbit | of full" for target in study.targets]
+    head = ("uploads", "step size", "published", *targets, "last accuracy, %", "loss", "α")
+    columns = 6 + 3 * len(targets)
+    rows = [_row(study, its, results) for its in results]
+    return [f"| {' | '.join(head)} |", "|---|" + "---:|" * (columns - 1), *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def _row(study: Study, its: Results, results: Sequence[Results]) -> list[str]:
+    full = next(other for other in results if other.arm.method == FULL)
+    published = study.published.get(TUNED[its.arm.method])
+    cells = [its.arm.name, f"{its.step:g}", "–" if published is None else f"{published:g}"]
+    for target in study.targets:
+        rounds, bits, its_full = (
+            [spent_to(lines, target, amount) for lines in runs]
+            for amount, runs in ((one_round, its.runs), (megabits, its.runs), (megabits, full.runs))
+        )
+        reached = [(mine, theirs) for mine, theirs in zip(bits, its_full, strict=True) if not isnan(mine + theirs)]
+        share = f"{fmean(m for m, _ in reached) / fmean(t for _, t in reached):.2f}" if reached else "–"
+        cells += [spread(rounds, ".0f"), spread(bits, ",.1f"), share]
+    last = [100 * lines[-1]["test_accuracy"] for lines in its.runs]
+    losses = [fmean([line["train_loss"] for line in lines if line["heard"]][-10:]) for lines in its.runs]
+    alphas = [line["improvement_alpha"] for lines in its.runs for line in lines if "improvement_alpha" in line]
+    return [*cells, spread(last), spread(losses, ".3f"), f"{fmean(alphas):.2f}" if alphas else "–"]
+
+
+def plot(results: Sequence[Results], path: Path) -> None:
+    """Draw test accuracy against rounds and bits, a look an arm."""
+    bits = "megabits sent by clients"
+    groups = {its.arm.name: its.runs for its in results}
+    save(draw(groups, {"rounds": one_round, bits: megabits}, logarithmic=[bits]), path)
+
+
+def one_round(line: Mapping[str, Any]) -> float:
+    """Count rounds."""
+    return 1
+
+
+def megabits(line: dict[str, Any]) -> float:
+    """What the clients sent to the server in a round."""
+    return 8 * megabytes_up(line)
+
+
+def _cell(study: Study, arm: Arm, step: float, seed: int, into: Path, overrides: Sequence[str]) -> Config:
+    place = f"{into}/runs/{study.name}/{arm.method}{arm.budget or ''}-lr{step:g}-{seed}"
+    own = [*arm.overrides, f"local.lr={step}", f"seed={seed}", f"output={place}"]
+    return load_config(study.config, [*study.overrides, *overrides, *own])

@@ -1,0 +1,81 @@
+"""The studies of uploads: step sizes are tuned by the published rule, tables say what runs did, and all of it runs."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from train.experiment import assemble
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import shakespeare_uploads
+import uneven_clients
+import uploads
+from uploads import Arm, Results, Study
+
+
+@pytest.mark.parametrize("peak", [2.0**-8, 2.0**-5, 2.0**-3, 2.0**-1, 2.0**2])
+def test_a_grid_grows_until_the_best_is_inside(peak):
+    tried = []
+
+    def score(wanted):
+        tried.extend(wanted["a"])
+        return {"a": {step: -abs(np.log2(step / peak)) for step in wanted["a"]}}
+
+    assert uploads.search(["a"], uploads.GRID, score) == {"a": peak}
+    assert len(tried) == len(set(tried))
+    assert min(tried) <= peak / 2
+    assert max(tried) >= 2 * peak
+    assert min(min(uploads.GRID), peak / 2) == min(tried)
+    assert max(max(uploads.GRID), peak * 2) == max(tried)
+
+
+def test_methods_are_tuned_each_on_its_own():
+    best = {"a": 0.125, "b": 1.0}
+
+    def score(wanted):
+        return {method: {step: float(step == best[method]) for step in steps} for method, steps in wanted.items()}
+
+    assert uploads.search(["a"], uploads.GRID, score) == {"a": 0.125}
+    assert uploads.search(["b"], (0.5, 1.0, 2.0), score) == {"b": 1.0}
+    assert uploads.search(["b"], (0.25,), score) == {"b": 0.25}  # a grid of one value is no search
+
+
+@pytest.mark.parametrize(("share", "data"), [(0.1, 0.82), (0.2, 0.90), (0.5, 0.98)])
+def test_the_large_clients_have_the_published_part_of_the_data(share, data, tmp_path):
+    study = uneven_clients.study_of(share, quick=False)
+    experiment = assemble(uploads._cell(study, study.arms[1], 0.125, 0, tmp_path, []))
+    sizes = np.array(list(experiment.num_samples.values()))
+    assert (sizes == 380).mean() == share
+    assert sizes[sizes == 380].sum() / sizes.sum() == pytest.approx(data, abs=0.006)
+
+
+def test_a_row_says_what_the_runs_did():
+    def lines(accuracies, bytes_up):
+        return [
+            {"test_accuracy": a, "bytes_up": bytes_up, "train_loss": 1.0, "heard": 3, "round": t}
+            for t, a in enumerate(accuracies)
+        ]
+
+    study = Study("x", Path("x.yaml"), (), (), (0.5,), 10, {"full": 0.125, "OCS": 0.25})
+    full = Results(Arm("full"), 0.5, [lines([0.1, 0.6, 0.7], 10**6), lines([0.6, 0.6, 0.9], 10**6)])
+    ocs = Results(Arm("OCS", 3), 0.25, [lines([0.1, 0.2, 0.5], 10**5), lines([0.1, 0.1, 0.1], 10**5)])
+    head, _, first, second = uploads.table(study, [full, ocs])
+    assert first == "| full | 0.5 | 0.125 | 2 ± 1 | 12.0 ± 5.7 | 1.00 | 80.0 ± 14.1 | 1.000 ± 0.000 | – |"
+    assert second.startswith("| OCS, m = 3 | 0.25 | 0.25 | 3 (1 never) | 2.4 (1 never) | 0.15 | 30.0 ± 28.3 |")
+    assert head.count("|") == first.count("|") == second.count("|")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("study", [uneven_clients, shakespeare_uploads])
+def test_a_study_in_a_few_rounds(study, tmp_path):
+    study.main(tmp_path, [], quick=True)
+    text = (tmp_path / "summary.md").read_text(encoding="utf-8")
+    assert "nan" not in text.lower()
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert len(rows) == 6 + (study is uneven_clients)
+    assert {row.count("|") for row in rows} == {rows[0].count("|")}
+    assert (tmp_path / f"{study.__name__}.png").stat().st_size > 10_000
+    assert len((tmp_path / "curves.csv").read_text().splitlines()) > len(rows)

@@ -1,0 +1,56 @@
+"""Samples kept from the clients to tune on."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from sharding.errors import UserError
+from train.config import load_config
+from train.data import load_dataset
+from train.data.holdout import hold_out
+from train.experiment import assemble, read_dataset
+
+
+def rows(inputs: torch.Tensor) -> list[bytes]:
+    return sorted(row.numpy().tobytes() for row in inputs)
+
+
+def test_held_out_samples_replace_the_test_set_and_are_no_clients() -> None:
+    digits = load_dataset("digits")
+    held = hold_out(digits, 300, seed=0)
+    assert len(held.test) == 300
+    assert rows(torch.cat([held.train.inputs, held.test.inputs])) == rows(digits.train.inputs)
+    assert not torch.equal(hold_out(digits, 300, seed=1).test.targets, held.test.targets)
+    assert torch.equal(hold_out(digits, 300, seed=0).test.inputs, held.test.inputs)
+    assert held.remarks == ("tested on 300 training samples kept from the clients",)
+
+
+def test_natural_clients_keep_their_own_samples_and_each_has_one_left() -> None:
+    digits = load_dataset("digits")
+    owner = np.arange(len(digits.train)) % 7
+    owner[:2] = 7  # a client that would often lose both
+    natural = [np.flatnonzero(owner == client) for client in range(8)]
+    marked = replace(digits, train=replace(digits.train, targets=torch.from_numpy(owner)), natural=natural)
+    for seed in range(20):
+        held = hold_out(marked, len(owner) - 100, seed)
+        assert held.natural is not None
+        assert sorted(np.concatenate(held.natural)) == list(range(100))
+        assert [set(held.train.targets[part].tolist()) for part in held.natural] == [{client} for client in range(8)]
+    with pytest.raises(UserError, match="at most 1429, so that all clients"):
+        hold_out(marked, len(owner) - 7, 0)
+
+
+def test_a_configuration_holds_out() -> None:
+    config = load_config("configs/quickstart.yaml", ["data.holdout=200", "seed=3"])
+    whole = load_config("configs/quickstart.yaml", [])
+    experiment = assemble(config)
+    assert len(experiment.dataset.test) == 200
+    assert sum(experiment.num_samples.values()) == len(read_dataset(whole).train) - 200
+
+
+def test_all_samples_cannot_be_held_out() -> None:
+    digits = load_dataset("digits")
+    with pytest.raises(UserError, match="holdout=1437 must be at most 1436, so that all clients of digits train"):
+        hold_out(digits, len(digits.train), 0)
