@@ -1,69 +1,46 @@
-"""Sharding and client sampling together: a sharded ResNet on CIFAR-10, mixed keep ratios, equal bytes sent.
+"""Sharding and client sampling together: uneven clients with shards of 14 to 46 % of the bytes, few of them upload.
 
-Of 10 clients that train, `ocs_partial` hears some, uploads worth 1.1 whole models being expected; uniform sampling
-invites as many as send about as much. What clients upload is the scarce resource in both; the server sends more to the
-10, and the table says how much. Runs that are there already are not run again.
+Of 32 clients invited, `ocs_partial` hears some, whose uploads weigh as much as three average shards; OCS, which knows
+no prices, and independent coins hear three. A few large clients have most of the data (configs/uneven_clients.yaml), so
+that it matters who is heard. Step sizes are tuned as in the other studies of uploads: `uploads.py`. Runs that are there
+already are not run again.
 
-    python benchmarks/joint_sampling.py results/joint_sampling [rounds=30]
+    python benchmarks/joint_sampling.py results/joint_sampling [--quick] [rounds=151]
 """
 
 from pathlib import Path
 
-from arguments import read_arguments
-from studies import Lines, cells, draw, megabytes_up, run_all, spread, write_curves, write_summary
-
-from train.plots import save
-from train.report import evaluations, megabytes
+from arguments import read_study
+from studies import write_curves, write_summary
+from uploads import FULL, GRID, LEGEND, OPTIMAL, PRICED, SEEDS, UNIFORM, Arm, Study, plot, run_arms, table, tune
 
 CONFIG = Path(__file__).parents[1] / "configs" / "joint_sampling.yaml"
-SEEDS = (0, 1)
-PLAIN = ["clients.sampler=uniform", "clients.budget=null"]
-SCHEMES = {
-    "ocs_partial": [],
-    "uniform, averaged": [*PLAIN, "clients.per_round=5"],
-    "uniform, unbiased": [*PLAIN, "clients.per_round=5", "clients.replacement=true"],
-    "all 10": PLAIN,
-}
+ARMS = (Arm(FULL), Arm(PRICED, 0.8), Arm(OPTIMAL, 3), Arm(UNIFORM, 3))
 
 
-def accuracy_at(lines: Lines, budget: float) -> float:
-    """Return the test accuracy, in %, at the last evaluation within so many megabytes up."""
-    within = [accuracy for spent, accuracy in evaluations(lines, megabytes_up) if spent <= budget * 1.0001]
-    return 100 * within[-1] if within else 0.0
-
-
-def row(scheme: str, runs: list[Lines], budget: float) -> str:
-    """Return one line of the table."""
-    lines = [line for run in runs for line in run]
-    up, down = (sum(line[f"bytes_{way}"] for line in lines) / len(lines) / 1e6 for way in ("up", "down"))
-    heard = sum(line["heard"] for line in lines) / len(lines)
-    last = spread([100 * run[-1]["test_accuracy"] for run in runs])
-    equal = spread([accuracy_at(run, budget) for run in runs])
-    return f"| {scheme} | {heard:.1f} | {up:.2f} | {down:.2f} | {last} | {equal} |"
-
-
-def main(into: Path, overrides: list[str]) -> None:
+def main(into: Path, overrides: list[str], quick: bool) -> None:
     """Run what is missing, and write."""
     into.mkdir(parents=True, exist_ok=True)
-    runs = run_all(cells(CONFIG, SCHEMES, SEEDS, into, overrides))
-    write_curves(into / "curves.csv", runs)
-    groups = {scheme: [runs[f"{scheme}-{seed}"] for seed in SEEDS] for scheme in SCHEMES}
-    figure = draw(groups, {"megabytes sent by clients": megabytes_up, "megabytes both ways": megabytes})
-    save(figure, into / "joint_sampling.png")
-    budget = min(sum(map(megabytes_up, lines)) for scheme, rs in groups.items() if scheme != "all 10" for lines in rs)
-    rounds, seconds = len(runs["ocs_partial-0"]), sum(line["seconds"] for lines in runs.values() for line in lines)
-    table = [
-        f"# Client sampling of a sharded ResNet on CIFAR-10 (lossy re-encoding), {rounds} rounds",
+    overrides += ["rounds=4", "evaluate_every=2", "clients.count=60"] if quick else []
+    study = Study("joint", CONFIG, (), ARMS, (0.2, 0.99) if quick else (0.8, 0.9), 5000)
+    steps = tune(study, into, overrides, (0.125,) if quick else GRID)
+    results = run_arms(study, steps, SEEDS[: 1 if quick else None], into, overrides)
+    write_curves(
+        into / "curves.csv", {f"{its.arm.name}-{s}": lines for its in results for s, lines in enumerate(its.runs)}
+    )
+    plot(results, into / "joint_sampling.png")
+    rounds = len(results[0].runs[0])
+    lines = [
+        "# Who of the holders of shards uploads, on MNIST",
         "",
-        f"Test accuracy in %, mean ± sd of {len(SEEDS)} seeds, after the last round and at the last evaluation within",
-        f"{budget:.1f} MB sent by clients, which the thriftiest sampled run sent in all; {seconds:.0f} s in all.",
+        f"A sharded network (`collective`), 250 clients, a tenth of them with most of the data; {rounds} rounds, mean ± sd",
+        f"of {len(results[0].runs)} seeds.",
+        LEGEND,
         "",
-        "| hearing scheme | heard a round | MB up a round | MB down a round | last accuracy | at equal bytes up |",
-        "|---|---:|---:|---:|---:|---:|",
-        *(row(scheme, groups[scheme], budget) for scheme in SCHEMES),
+        *table(study, results),
     ]
-    write_summary(into, "joint_sampling", overrides, table, "Accuracy against bytes")
+    write_summary(into, "joint_sampling", overrides, lines, "Accuracy against rounds and bits")
 
 
 if __name__ == "__main__":
-    main(*read_arguments(__doc__))
+    main(*read_study(__doc__))

@@ -19,12 +19,12 @@ from train.plots import save
 
 GRID = (2.0**-5, 2.0**-4, 2.0**-3, 2.0**-2, 2.0**-1)
 TUNING_SEED, SEEDS = 1000, (0, 1, 2, 3, 4)
-FULL, OPTIMAL, ADAPTIVE, UNIFORM = "full", "OCS", "AOCS", "uniform"
-SAMPLERS = {FULL: "uniform", OPTIMAL: "ocs", ADAPTIVE: "aocs", UNIFORM: "uniform_upload"}
-TUNED = {FULL: FULL, OPTIMAL: OPTIMAL, ADAPTIVE: OPTIMAL, UNIFORM: UNIFORM}  # AOCS takes OCS's
+FULL, OPTIMAL, ADAPTIVE, PRICED, UNIFORM = "full", "OCS", "AOCS", "OCS by bytes", "uniform"
+SAMPLERS = {FULL: "uniform", OPTIMAL: "ocs", ADAPTIVE: "aocs", PRICED: "ocs_partial", UNIFORM: "uniform_upload"}
+TUNED = {FULL: FULL, OPTIMAL: OPTIMAL, ADAPTIVE: OPTIMAL, PRICED: PRICED, UNIFORM: UNIFORM}  # AOCS takes OCS's
 LEGEND = (
     "α: improvement factor, 0 as good as full participation, 1 as uniform. Loss: the clients' own in training, last 10 "
-    "rounds. Step sizes: chosen on samples kept from the clients, and as published."
+    "rounds. Step sizes are chosen on samples kept from the clients."
 )
 LAST = 5  # evaluations that a step size is judged by
 
@@ -34,7 +34,7 @@ class Arm:
     """A method with its m; `full` has none."""
 
     method: str
-    budget: int | None = None
+    budget: float | None = None
 
     @property
     def name(self) -> str:
@@ -95,7 +95,7 @@ def run_arms(
 
 def tune(study: Study, into: Path, overrides: Sequence[str], grid: Sequence[float]) -> dict[str, float]:
     """Return the step size of each method: the best on the held-out samples, never at an edge of what was tried."""
-    first = {method: next(arm for arm in study.arms if arm.method == method) for method in set(TUNED.values())}
+    first = {arm.method: arm for arm in reversed(study.arms) if arm.method in TUNED.values()}
     overrides = [*overrides, f"data.holdout={study.holdout}"]
 
     def score(wanted: Mapping[str, set[float]]) -> dict[str, dict[float, float]]:
@@ -154,16 +154,18 @@ def score_of(lines: Lines) -> float:
 def table(study: Study, results: Sequence[Results]) -> list[str]:
     """Return the lines of a table: a row an arm."""
     targets = [f"rounds to {100 * target:g} % | Mbit | of full" for target in study.targets]
-    head = ("uploads", "step size", "published", *targets, "last accuracy, %", "loss", "α")
-    columns = 6 + 3 * len(targets)
+    published = ["published"] if study.published else []
+    head = ("uploads", "step size", *published, *targets, "last accuracy, %", "loss", "α")
     rows = [_row(study, its, results) for its in results]
-    return [f"| {' | '.join(head)} |", "|---|" + "---:|" * (columns - 1), *(f"| {' | '.join(row)} |" for row in rows)]
+    rule = "|---|" + "---:|" * (len(rows[0]) - 1)
+    return [f"| {' | '.join(head)} |", rule, *(f"| {' | '.join(row)} |" for row in rows)]
 
 
 def _row(study: Study, its: Results, results: Sequence[Results]) -> list[str]:
     full = next(other for other in results if other.arm.method == FULL)
-    published = study.published.get(TUNED[its.arm.method])
-    cells = [its.arm.name, f"{its.step:g}", "–" if published is None else f"{published:g}"]
+    cells = [its.arm.name, f"{its.step:g}"]
+    if study.published:
+        cells.append(f"{study.published[TUNED[its.arm.method]]:g}")
     for target in study.targets:
         rounds, bits, its_full = (
             [spent_to(lines, target, amount) for lines in runs]
@@ -196,6 +198,6 @@ def megabits(line: dict[str, Any]) -> float:
 
 
 def _cell(study: Study, arm: Arm, step: float, seed: int, into: Path, overrides: Sequence[str]) -> Config:
-    place = f"{into}/runs/{study.name}/{arm.method}{arm.budget or ''}-lr{step:g}-{seed}"
+    place = f"{into}/runs/{study.name}/{arm.method.replace(' ', '-')}{arm.budget or ''}-lr{step:g}-{seed}"
     own = [*arm.overrides, f"local.lr={step}", f"seed={seed}", f"output={place}"]
     return load_config(study.config, [*study.overrides, *overrides, *own])

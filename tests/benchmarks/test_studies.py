@@ -7,7 +7,6 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SMALL = {
-    "joint_sampling": ["clients.count=40", "model.width=4", "model.groups=2", "model.blocks=[1]"],
     "wireless_mnist": ["clients.count=20", "evaluate_every=1"],
 }
 

@@ -10,6 +10,7 @@ from train.experiment import assemble
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
+import joint_sampling
 import shakespeare_uploads
 import uneven_clients
 import uploads
@@ -52,6 +53,14 @@ def test_the_large_clients_have_the_published_part_of_the_data(share, data, tmp_
     assert sizes[sizes == 380].sum() / sizes.sum() == pytest.approx(data, abs=0.006)
 
 
+def test_three_average_shards_are_the_budget_of_who_hears_by_bytes(tmp_path):
+    study = Study("joint", joint_sampling.CONFIG, (), joint_sampling.ARMS, (0.5,), 10)
+    experiment = assemble(uploads._cell(study, study.arms[1], 0.125, 0, tmp_path, []))
+    costs = experiment.sampler.population.costs
+    assert study.arms[1].budget == pytest.approx(3 * costs.mean(), rel=0.01)
+    assert (costs.min(), costs.max()) == (pytest.approx(0.14, abs=0.005), pytest.approx(0.46, abs=0.005))
+
+
 def test_a_row_says_what_the_runs_did():
     def lines(accuracies, bytes_up):
         return [
@@ -69,13 +78,13 @@ def test_a_row_says_what_the_runs_did():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("study", [uneven_clients, shakespeare_uploads])
+@pytest.mark.parametrize("study", [uneven_clients, shakespeare_uploads, joint_sampling])
 def test_a_study_in_a_few_rounds(study, tmp_path):
     study.main(tmp_path, [], quick=True)
     text = (tmp_path / "summary.md").read_text(encoding="utf-8")
     assert "nan" not in text.lower()
     rows = [line for line in text.splitlines() if line.startswith("| ")]
-    assert len(rows) == 6 + (study is uneven_clients)
+    assert len(rows) == {uneven_clients: 7, shakespeare_uploads: 6, joint_sampling: 5}[study]
     assert {row.count("|") for row in rows} == {rows[0].count("|")}
     assert (tmp_path / f"{study.__name__}.png").stat().st_size > 10_000
     assert len((tmp_path / "curves.csv").read_text().splitlines()) > len(rows)
