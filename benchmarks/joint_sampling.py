@@ -33,8 +33,8 @@ def main(into: Path, overrides: list[str], quick: bool) -> None:
     lines = [
         "# Who of the holders of shards uploads, on MNIST",
         "",
-        f"A sharded network (`collective`), 250 clients, a tenth of them with most of the data; {rounds} rounds, mean ± sd",
-        f"of {len(results[0].runs)} seeds.",
+        "A sharded network (`collective`), 250 clients, a tenth of them with most of the data;",
+        f"{rounds} rounds, mean ± sd of {len(results[0].runs)} seeds.",
         LEGEND,
         "",
         *table(study, results),
