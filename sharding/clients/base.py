@@ -202,3 +202,8 @@ def uniform_cohort(num_clients: int, per_round: int, seed: int, round: int) -> l
     """Return `per_round` clients, every set equally likely, ascending."""
     rng = generator(seed, "invite", round)
     return sorted(rng.choice(num_clients, per_round, replace=False).tolist())
+
+
+def upload_coins(seed: int, round: int, num_clients: int) -> Vector:
+    """Return every client's draw in [0, 1), (N,): it uploads where that is below its p. Each can make its own."""
+    return generator(seed, "hear", round).random(num_clients)

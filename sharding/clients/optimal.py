@@ -15,20 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharding.clients.aocs import aocs_probabilities, plain_sum
-from sharding.clients.base import Client, Heard, Sampler, uniform_cohort
+from sharding.clients.base import Client, Heard, Sampler, uniform_cohort, upload_coins
 from sharding.clients.factors import improvement_factors
 from sharding.inclusion import optimal_inclusion
-from sharding.rng import generator
 
 log = logging.getLogger(__name__)
 
 Vector = NDArray[np.float64]
 REPORT_BYTES = 4  # a norm, or a summand, is sent as one float32
-
-
-def upload_coins(seed: int, round: int, num_clients: int) -> Vector:
-    """Return every client's draw in [0, 1), (N,): it uploads where that is below its p. Each can make its own."""
-    return generator(seed, "hear", round).random(num_clients)
 
 
 class OptimalSampler(Sampler):

@@ -5,10 +5,9 @@ import logging
 import numpy as np
 from numpy.typing import NDArray
 
-from sharding.clients.base import Sampler, uniform_cohort
+from sharding.clients.base import Sampler, uniform_cohort, upload_coins
 from sharding.clients.mmfl import mmfl_probabilities
 from sharding.errors import UserError
-from sharding.rng import generator
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +65,7 @@ class TaskSampler(Sampler):
         """Draw, and return for each model who sends it an update, with 1/p of each."""
         if self.signal == "full":
             return [dict.fromkeys(cohort, 1.0) for _ in range(probabilities.shape[1])]
-        coins = generator(self.seed, "hear", round).random(self.num_clients)[cohort]
+        coins = upload_coins(self.seed, round, self.num_clients)[cohort]
         ends = np.cumsum(probabilities, axis=1)
         task = (coins[:, None] >= ends).sum(axis=1)  # as many as there are models: none
         return [

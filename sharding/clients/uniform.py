@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from sharding.clients.base import Client, Heard, Sampler, WithReplacement, uniform_cohort
+from sharding.clients.base import Client, Heard, Sampler, WithReplacement, uniform_cohort, upload_coins
 from sharding.designs import sample
 from sharding.errors import UserError
 from sharding.inclusion import optimal_inclusion
@@ -55,7 +55,7 @@ class UniformUploadSampler(Sampler):
 
     def invite(self, round: int) -> list[int]:
         """Return those of the `per_round` invited whose coin says yes, ascending: the coins that `ocs` throws."""
-        coins = generator(self.seed, "hear", round).random(self.num_clients)
+        coins = upload_coins(self.seed, round, self.num_clients)
         invited = uniform_cohort(self.num_clients, self.per_round, self.seed, round)
         return [client for client in invited if coins[client] < self.budget / self.per_round]
 

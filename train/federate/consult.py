@@ -9,7 +9,8 @@ from flwr.app import RecordDict
 
 from sharding import Plan
 from sharding.clients import Heard, Sampler
-from sharding.clients.optimal import SecureOptimalSampler, upload_coins
+from sharding.clients.base import upload_coins
+from sharding.clients.optimal import SecureOptimalSampler
 from sharding.errors import UserError
 from sharding.faults import find_misfit
 from sharding.planner import Client

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from sharding.clients import SAMPLERS
 from sharding.clients.aocs import Totals, aocs_part
-from sharding.clients.optimal import SecureOptimalSampler, upload_coins
+from sharding.clients.base import upload_coins
+from sharding.clients.optimal import SecureOptimalSampler
 from sharding.errors import UserError, pick
 from sharding.shard import Shard, update_norm
 from train.config import Config

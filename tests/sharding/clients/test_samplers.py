@@ -226,13 +226,13 @@ def test_what_is_heard_is_unbiased_over_all_outcomes(name, n, monkeypatch):
     ratios = rng.uniform(0.1, 1, n)
     sampler = SAMPLERS[name](n, n, 0, Population(sizes, ratios), budget=0.4 * n)
     norms = dict(enumerate(np.abs(updates)))
-    monkeypatch.setattr("sharding.clients.optimal.generator", lambda *key: Coins(np.zeros(n)))
+    monkeypatch.setattr("sharding.clients.base.generator", lambda *key: Coins(np.zeros(n)))
     everyone = sampler.hear(0, list(range(n)), norms).weights  # coins of 0: all are heard
     p = np.array([sizes[c] / everyone[c] for c in range(n)])
     mean = chances = 0.0
     for draw in product([False, True], repeat=n):
         chance = np.prod(np.where(draw, p, 1 - p))
-        monkeypatch.setattr("sharding.clients.optimal.generator", lambda *key, d=draw: Coins(np.where(d, 0.0, 1.0)))
+        monkeypatch.setattr("sharding.clients.base.generator", lambda *key, d=draw: Coins(np.where(d, 0.0, 1.0)))
         heard = sampler.hear(0, list(range(n)), norms)
         assert list(heard.weights) == list(np.flatnonzero(draw))
         mean += chance * sum(weight * updates[c] for c, weight in heard.weights.items()) / heard.total
@@ -249,7 +249,7 @@ def test_what_several_models_hear_is_unbiased_over_all_outcomes(monkeypatch):
     for outcome in product(range(3), repeat=5):  # the first model, the second, or none
         chance = np.prod([p[i, s] if s < 2 else 1 - ends[i, -1] for i, s in enumerate(outcome)])
         coins = [0.0 if s == 0 else ends[i, 0] if s == 1 else 1.0 for i, s in enumerate(outcome)]
-        monkeypatch.setattr("sharding.clients.tasks.generator", lambda *key, c=coins: Coins(c))
+        monkeypatch.setattr("sharding.clients.base.generator", lambda *key, c=coins: Coins(c))
         for s, part in enumerate(sampler.assign(0, list(range(5)), p)):
             if chance > 0:
                 assert list(part) == [i for i, task in enumerate(outcome) if task == s]
