@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from arrivals import Course
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
@@ -59,7 +60,7 @@ class World:
 
 
 @dataclass
-class Run:
+class Run(Course):
     """One training, and what it came to after each round.
 
     Attributes:
@@ -85,14 +86,10 @@ class Run:
             return np.sort(rng.choice(CLIENTS, self.cohort_size, replace=False)), np.ones(self.cohort_size, np.int64)
         return np.unique(rng.choice(CLIENTS, self.cohort_size, p=self.q / self.q.sum()), return_counts=True)
 
-    def rounds_to(self, loss: float) -> int | None:
-        """Return the rounds to a training loss, None if it was not reached."""
-        return _first(np.array(self.losses) <= loss)
-
-    def seconds_to(self, loss: float = -1.0, accuracy: float = 2.0) -> float | None:
-        """Return the simulated seconds to a training loss or a test accuracy, None if it was not reached."""
-        rounds = _first((np.array(self.losses) <= loss) | (np.array(self.accuracies) >= accuracy))
-        return None if rounds is None else self.seconds[rounds - 1]
+    @property
+    def rounds(self) -> range:
+        """All are evaluated."""
+        return range(1, len(self.losses) + 1)
 
 
 def make_world(seed: int, law: Sizes = "zipf") -> World:
@@ -191,8 +188,3 @@ def _sizes(law: Sizes, rng: np.random.Generator) -> NDArray[np.int64]:
         sizes = rng.lognormal(4, 2, CLIENTS).astype(np.int64) + 50
         if abs(sizes.sum() / SAMPLES - 1) <= NEAR:
             return sizes
-
-
-def _first(reached: NDArray[np.bool_]) -> int | None:
-    places = np.flatnonzero(reached)
-    return int(places[0]) + 1 if places.size else None

@@ -19,24 +19,27 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this checkout's own library and `train`
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
+from arrivals import EQ8, SCALED, SCHEMES, figure, main_table, pilot_table, spread
 from synthetic import CLIENTS, Run, Vector, World, make_world, received_norms, train_all
 
 from sharding import wireless_probabilities
-from sharding.clients import estimate_beta_over_alpha, estimates_by_loss, statistical_probabilities
+from sharding.clients import statistical_probabilities
+from train.pilots import FURTHER, Lesson, conclude
 from train.plots import save
-from train.report.targets import mean_and_spread
 
 K = 10
-SCALED, EQ8 = "uniform, scaled steps", "uniform, Eq. 8"
-SCHEMES = ("proposed", "Eq. 38", "statistical", "weighted", SCALED, EQ8)
-PUBLISHED = {"proposed": 9767.8, "statistical": 25730.0, "weighted": 24207.9, SCALED: 17514.3}
+PUBLISHED = {
+    "proposed": (9767.8, 1454.3),
+    "statistical": (25730.0, 2358.7),
+    "weighted": (24207.9, 1884.9),
+    SCALED: (17514.3, 453.8),
+}
 PUBLISHED_ROUNDS = {"uniform": (71, 81, 95, 109, 133), "weighted": (48, 57, 69, 84, 101)}
 PUBLISHED_SWEEP = {1: 4778.1, 4: 617.1, 10: 1272.5, 16: 2021.6}
 PILOT_SEEDS = range(1000, 1005)  # none of a run's
@@ -61,22 +64,8 @@ class Setting:
         return cls(1.95, 0.3, (2.2, 2.15, 2.1), 2.0, 2, 1, 6, 8)
 
 
-@dataclass(frozen=True)
-class Learned:
-    """What a world's pilots teach: G, β/α as each loss has it (NaN: contradicts the bound), and their mean."""
-
-    norms: Vector
-    rounds: dict[str, list[int | None]]
-    each: Vector
-    ratio: float
-
-
-def learn(world: World, setting: Setting) -> Learned:
-    """Run the pilots of a world.
-
-    G_i is the largest norm of client i's full gradient at the models it received from a uniform pilot, the mean of the
-    pilots; a client that was never drawn gets the mean of the others. Rounds are those of the pilots' mean loss.
-    """
+def learn(world: World, setting: Setting) -> Lesson:
+    """Run the pilots of a world; G is of the full gradient at the models that the clients received."""
     largest = {seed: np.full(CLIENTS, np.nan) for seed in PILOT_SEEDS}
 
     def watch(run: Run, t: int) -> None:
@@ -87,27 +76,16 @@ def learn(world: World, setting: Setting) -> Learned:
     laws = {"uniform": None, "weighted": world.shares}
     pilots = {name: [Run(world, name, seed, K, q) for seed in PILOT_SEEDS] for name, q in laws.items()}
     for runs in pilots.values():
-        train_all(runs, 0.9 * min(setting.levels), setting.pilot_rounds, watch)
-    seen = np.stack(list(largest.values()))
-    norms = np.array([fmean(column[np.isfinite(column)]) if np.isfinite(column).any() else np.nan for column in seen.T])
-    norms = np.where(np.isnan(norms), np.nanmean(norms), norms)
-    rounds = {name: [_rounds_of_mean(runs, level) for level in setting.levels] for name, runs in pilots.items()}
-    pairs = [(u, w) for u, w in zip(rounds["uniform"], rounds["weighted"], strict=True) if u and w]
-    arguments = (world.shares, norms, [u for u, _ in pairs], [w for _, w in pairs], K)
-    return Learned(norms, rounds, estimates_by_loss(*arguments), estimate_beta_over_alpha(*arguments))
+        train_all(runs, FURTHER * min(setting.levels), setting.pilot_rounds, watch)
+    curves = {name: [run.losses for run in runs] for name, runs in pilots.items()}
+    return conclude(world.shares, list(largest.values()), curves, setting.levels, K)
 
 
-def _rounds_of_mean(runs: Sequence[Run], level: float) -> int | None:
-    mean = np.mean([run.losses[: min(len(other.losses) for other in runs)] for run in runs], axis=0)
-    below = np.flatnonzero(mean <= level)
-    return int(below[0]) + 1 if below.size else None
-
-
-def law_of(scheme: str, world: World, learned: Learned, size: int) -> Vector | None:
+def law_of(scheme: str, world: World, lesson: Lesson, size: int) -> Vector | None:
     """Return q of a scheme, None for scaled steps."""
-    shares, norms, costs = world.shares, learned.norms, size * world.communicate + world.compute
+    shares, norms, costs = world.shares, np.array(lesson.gradient_norms), size * world.communicate + world.compute
     laws = {
-        "proposed": partial(wireless_probabilities, shares, norms, costs, learned.ratio, size),
+        "proposed": partial(wireless_probabilities, shares, norms, costs, lesson.beta_over_alpha, size),
         "Eq. 38": partial(wireless_probabilities, shares, norms, costs, 0.0, size),
         "statistical": partial(statistical_probabilities, shares, norms),
         "weighted": lambda: shares,
@@ -116,9 +94,9 @@ def law_of(scheme: str, world: World, learned: Learned, size: int) -> Vector | N
     return laws[scheme]() if scheme in laws else None
 
 
-def runs_of(world: World, learned: Learned, schemes: Iterable[str], seeds: Iterable[int], size: int = K) -> list[Run]:
+def runs_of(world: World, lesson: Lesson, schemes: Iterable[str], seeds: Iterable[int], size: int = K) -> list[Run]:
     """Return untrained runs."""
-    laws = {scheme: law_of(scheme, world, learned, size) for scheme in schemes}
+    laws = {scheme: law_of(scheme, world, lesson, size) for scheme in schemes}
     return [Run(world, scheme, seed, size, q) for seed in seeds for scheme, q in laws.items()]
 
 
@@ -129,29 +107,6 @@ def train_groups(groups: Sequence[Sequence[Run]], target: float, rounds: int, jo
     with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
         trained = list(pool.map(train_all, groups, [target] * len(groups), [rounds] * len(groups)))
     return [run for runs in trained for run in runs]
-
-
-def main_table(runs: Sequence[Run], setting: Setting) -> list[str]:
-    """Return the table of one world."""
-    lines = [
-        f"| scheme | rounds to {setting.target} | seconds to {setting.target} | ratio | published ratio "
-        f"| seconds to {100 * setting.accuracy:g} % | arrived |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    first = _mean([run.seconds_to(setting.target) for run in _of(runs, "proposed")])
-    for scheme in SCHEMES:
-        its = _of(runs, scheme)
-        rounds, seconds = (
-            [run.rounds_to(setting.target) for run in its],
-            [run.seconds_to(setting.target) for run in its],
-        )
-        reached = [run.seconds_to(accuracy=setting.accuracy) for run in its]
-        ratio = f"{_mean(seconds) / first:.2f}" if any(seconds) and first else "–"
-        published = f"{PUBLISHED[scheme] / PUBLISHED['proposed']:.2f}" if scheme in PUBLISHED else "–"
-        arrived = f"{sum(value is not None for value in seconds)} of {len(its)}"
-        cells = (scheme, _spread(rounds), _spread(seconds), ratio, published, _spread(reached), arrived)
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
 
 
 def world_table(runs: Sequence[Run], setting: Setting) -> list[str]:
@@ -179,34 +134,13 @@ def sweep_table(runs: Sequence[Run], setting: Setting) -> list[str]:
     lines = [f"| K | {' | '.join(map(str, sizes))} |", "|---|" + "---:|" * len(sizes)]
     for scheme in ("proposed", "Eq. 38"):
         cells = [[run.seconds_to(setting.sweep_target) for run in _of(runs, scheme, size)] for size in sizes]
-        lines.append(f"| {scheme} | {' | '.join(_spread(its) for its in cells)} |")
+        lines.append(f"| {scheme} | {' | '.join(spread(its) for its in cells)} |")
     published = [f"{PUBLISHED_SWEEP[size]:,.0f}" if size in PUBLISHED_SWEEP else "–" for size in sizes]
     return [*lines, f"| published | {' | '.join(published)} |"]
 
 
-def pilot_table(learned: Learned, setting: Setting) -> list[str]:
-    """Return the pilots' rounds to each loss, and β/α as each loss has it."""
-    lines = [f"| loss | {' | '.join(map(str, setting.levels))} |", "|---|" + "---:|" * len(setting.levels)]
-    for name, rounds in learned.rounds.items():
-        lines.append(f"| {name}, rounds | {' | '.join('–' if r is None else str(r) for r in rounds)} |")
-        lines.append(f"| {name}, published | {' | '.join(map(str, PUBLISHED_ROUNDS[name][: len(setting.levels)]))} |")
-    each = ["contradicts" if np.isnan(value) else f"{value:.3g}" for value in learned.each]
-    return [*lines, f"| β/α | {' | '.join([*each, *['–'] * (len(setting.levels) - len(each))])} |"]
-
-
 def _of(runs: Iterable[Run], scheme: str, size: int = K) -> list[Run]:
     return [run for run in runs if (run.scheme, run.cohort_size) == (scheme, size)]
-
-
-def _mean(values: Iterable[float | None]) -> float:
-    there = [value for value in values if value is not None]
-    return fmean(there) if there else 0.0
-
-
-def _spread(values: Sequence[float | None]) -> str:
-    there = [value for value in values if value is not None]
-    missing = f" ({len(there)} of {len(values)})" if 0 < len(there) < len(values) else ""
-    return f"{mean_and_spread(there, ',.0f')}{missing}" if there else "not reached"
 
 
 def write_runs(path: Path, runs: Iterable[Run], targets: Sequence[float], accuracies: Sequence[float]) -> None:
@@ -224,25 +158,6 @@ def write_runs(path: Path, runs: Iterable[Run], targets: Sequence[float], accura
             writer.writerow((run.scheme, run.cohort_size, run.world.seed, run.seed, len(run.losses), *cells))
 
 
-def figure(runs: Sequence[Run], setting: Setting) -> Figure:
-    """Return loss and test accuracy against seconds, one thin line a run."""
-    drawn = Figure(figsize=(10, 4), layout="constrained")
-    left, right = drawn.subplots(1, 2)
-    for color, scheme in enumerate(SCHEMES):
-        for place, run in enumerate(_of(runs, scheme)):
-            look = {"color": f"C{color}", "alpha": 0.5, "linewidth": 0.7, "label": None if place else scheme}
-            left.plot(run.seconds, run.losses, **look)
-            right.plot(run.seconds, [100 * accuracy for accuracy in run.accuracies], **look)
-    left.axhline(setting.target, color="0.5", linestyle=":")
-    left.set(xlabel="simulated seconds", ylabel="training loss", xscale="log", yscale="log")
-    right.axhline(100 * setting.accuracy, color="0.5", linestyle=":")
-    right.set(xlabel="simulated seconds", ylabel="test accuracy (%)", xscale="log")
-    left.legend(frameon=False, fontsize="small")
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-    return drawn
-
-
 def main() -> None:
     """Run, and write what there is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -254,11 +169,11 @@ def main() -> None:
     setting = Setting.quick() if args.quick else Setting()
     args.into.mkdir(parents=True, exist_ok=True)
     world = make_world(0)
-    learned = learn(world, setting)
+    lesson = learn(world, setting)
     train = partial(train_groups, rounds=setting.rounds, jobs=args.jobs)
-    groups = [runs_of(world, learned, SCHEMES, [seed, seed + 1]) for seed in range(0, setting.runs, 2)]
+    groups = [runs_of(world, lesson, SCHEMES, [seed, seed + 1]) for seed in range(0, setting.runs, 2)]
     runs = train(groups, setting.target)
-    swept = [runs_of(world, learned, ("proposed", "Eq. 38"), range(setting.runs), size) for size in PUBLISHED_SWEEP]
+    swept = [runs_of(world, lesson, ("proposed", "Eq. 38"), range(setting.runs), size) for size in PUBLISHED_SWEEP]
     sweep = train(swept, setting.sweep_target)
     others: dict[str, list[Run]] = {}
     for law in ("zipf", "lognormal"):
@@ -269,19 +184,20 @@ def main() -> None:
     )
     for law, its in others.items():
         write_runs(args.into / f"worlds_{law}.csv", its, (setting.target,), (setting.accuracy,))
-    save(figure(runs, setting), args.into / "wireless.png")
+    courses = {scheme: _of(runs, scheme) for scheme in SCHEMES}
+    save(figure(courses, setting.target, setting.accuracy), args.into / "wireless.png")
     text = [
         f"# Seconds to loss {setting.target}: Synthetic(1, 1), N = {CLIENTS}, K = {K}",
         "",
         f"One world, {setting.runs} runs that differ in draws and batches; mean ± sd of those that arrived within "
         f"{setting.rounds} rounds.",
-        *("", *main_table(runs, setting)),
+        *("", *main_table(courses, setting.target, setting.accuracy, PUBLISHED)),
         *(
             "",
             "Rounds of the pilots, by the mean loss of five runs each, and the β/α that follows at each loss. Their",
         ),
-        *(f"mean, {learned.ratio:.3g}, is used; 63.88 is published, under the name α/β.", ""),
-        *pilot_table(learned, setting),
+        *(f"mean, {lesson.beta_over_alpha:.3g}, is used; 63.88 is published, under the name α/β.", ""),
+        *pilot_table(lesson, setting.levels, PUBLISHED_ROUNDS),
         *("", f"Seconds to loss {setting.sweep_target} against the number of draws, the same β/α for every K:", ""),
         *sweep_table(sweep, setting),
     ]

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from math import isnan, nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sharding.clients import Heard, StatisticalSampler, WirelessSampler, estimate_beta_over_alpha
+from sharding.clients import Heard, StatisticalSampler, WirelessSampler, estimate_beta_over_alpha, estimates_by_loss
 from sharding.clients.base import Client, Population
 from sharding.rng import seed_of
 from train.experiment import Experiment
@@ -37,14 +38,16 @@ class Lesson:
     """What pilots teach.
 
     Attributes:
-        beta_over_alpha: 0 where they contradict the bound.
+        beta_over_alpha: the mean of `estimates`, 0 where all contradict the bound.
         gradient_norms: (N,) G; a client that no uniform pilot drew has the mean of the others.
-        rounds: by kind of pilot, the rounds of the mean loss to each of `clients.pilot_losses`; None: not reached.
+        rounds: by kind of pilot, the rounds of the mean loss to each level; None: not reached.
+        estimates: β/α as each level has it; None where one kind has not reached it, or they contradict the bound.
     """
 
     beta_over_alpha: float
     gradient_norms: list[float]
     rounds: dict[str, list[int | None]]
+    estimates: list[float | None]
 
 
 class Pilot(StatisticalSampler):
@@ -82,19 +85,13 @@ def teach(experiment: Experiment, directory: Path) -> None:
 
 def learn(experiment: Experiment) -> Lesson:
     """Run the pilots."""
-    sizes, levels = experiment.sampler.population.num_samples, experiment.config.clients.pilot_losses
-    shares = sizes / sizes.sum()
-    laws = dict(zip(LAWS, (np.full(sizes.size, 1 / sizes.size), shares), strict=True))
+    population, levels = experiment.sampler.population, experiment.config.clients.pilot_losses
+    shares = population.num_samples / population.num_samples.sum()
+    laws = dict(zip(LAWS, (np.full(shares.size, 1 / shares.size), shares), strict=True))
     flown = {kind: [fly(experiment, law, kind, number) for number in range(PILOTS)] for kind, law in laws.items()}
-    norms = _norms([pilot.largest for pilot, _ in flown["uniform"]])
-    rounds = {
-        kind: [_rounds_to(level, [losses for _, losses in its]) for level in levels] for kind, its in flown.items()
-    }
-    reached = [(u, w) for u, w in zip(*rounds.values(), strict=True) if u and w]
-    ratio = estimate_beta_over_alpha(
-        shares, norms, [u for u, _ in reached], [w for _, w in reached], experiment.sampler.per_round
-    )
-    return Lesson(ratio, norms.tolist(), rounds)
+    largest = [pilot.largest for pilot, _ in flown["uniform"]]
+    curves = {kind: [losses for _, losses in its] for kind, its in flown.items()}
+    return conclude(shares, largest, curves, levels, experiment.sampler.per_round)
 
 
 def fly(experiment: Experiment, law: Vector, kind: str, number: int) -> tuple[Pilot, list[float]]:
@@ -119,7 +116,31 @@ def fly(experiment: Experiment, law: Vector, kind: str, number: int) -> tuple[Pi
     return pilot, losses
 
 
-def _norms(largest: Sequence[Vector]) -> Vector:
+def conclude(
+    shares: Vector,
+    largest: Sequence[Vector],
+    curves: Mapping[str, Sequence[Sequence[float]]],
+    levels: Sequence[float],
+    cohort_size: int,
+) -> Lesson:
+    """Return what pilots teach.
+
+    Args:
+        shares: (N,) p, summing to 1.
+        largest: of each uniform pilot the largest norms, (N,), NaN for clients that it did not draw.
+        curves: by kind, the training losses of each pilot after each round.
+        levels: losses at which the two kinds are compared.
+        cohort_size: K.
+    """
+    norms = mean_norms(largest)
+    rounds = {kind: [rounds_to(level, its) for level in levels] for kind, its in curves.items()}
+    uniform, weighted = ([nan if r is None else r for r in rounds[kind]] for kind in LAWS)
+    arguments = shares, norms, uniform, weighted, cohort_size
+    estimates = [None if isnan(value) else value for value in estimates_by_loss(*arguments).tolist()]
+    return Lesson(estimate_beta_over_alpha(*arguments), norms.tolist(), rounds, estimates)
+
+
+def mean_norms(largest: Sequence[Vector]) -> Vector:
     """Return the mean of the pilots' largest norms, (N,)."""
     seen = np.stack(largest)
     counts = np.isfinite(seen).sum(axis=0)
@@ -127,7 +148,7 @@ def _norms(largest: Sequence[Vector]) -> Vector:
     return np.where(counts > 0, means, means[counts > 0].mean())
 
 
-def _rounds_to(level: float, curves: Sequence[Sequence[float]]) -> int | None:
+def rounds_to(level: float, curves: Sequence[Sequence[float]]) -> int | None:
     """Return the rounds that the mean of the losses, as long as all go on, took to a level."""
     means = (fmean(losses) for losses in zip(*curves, strict=False))
     return next((t + 1 for t, mean in enumerate(means) if mean <= level), None)

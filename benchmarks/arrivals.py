@@ -1,0 +1,120 @@
+"""What the studies of wireless sampling tell: when targets were reached, the published numbers beside ours."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from train.pilots import Lesson
+from train.report.targets import mean_and_spread
+
+SCALED, EQ8 = "uniform, scaled steps", "uniform, Eq. 8"
+SCHEMES = ("proposed", "Eq. 38", "statistical", "weighted", SCALED, EQ8)
+Published = Mapping[str, tuple[float, float] | None]  # by scheme: mean and deviation of the seconds; None: not reached
+
+
+class Course:
+    """How a training went.
+
+    Attributes:
+        rounds: so many were done at each evaluation.
+        seconds: simulated, so far.
+        losses: of all training samples.
+        accuracies: on the test split.
+    """
+
+    rounds: Sequence[int]
+    seconds: Sequence[float]
+    losses: Sequence[float]
+    accuracies: Sequence[float]
+
+    def rounds_to(self, loss: float) -> int | None:
+        """Return the rounds to a training loss, None if it was not reached."""
+        place = _first(np.array(self.losses) <= loss)
+        return None if place is None else self.rounds[place]
+
+    def seconds_to(self, loss: float = -1.0, accuracy: float = 2.0) -> float | None:
+        """Return the simulated seconds to a training loss or a test accuracy, None if it was not reached."""
+        place = _first((np.array(self.losses) <= loss) | (np.array(self.accuracies) >= accuracy))
+        return None if place is None else self.seconds[place]
+
+
+Courses = Mapping[str, Sequence[Course]]  # by scheme, one a run
+
+
+def main_table(courses: Courses, loss: float, accuracy: float, published: Published) -> list[str]:
+    """Return rounds and seconds to the targets, and ratios to the proposed scheme, of the runs that arrived."""
+    lines = [
+        f"| scheme | rounds to {loss} | seconds to {loss} | ratio | published seconds | published ratio "
+        f"| seconds to {100 * accuracy:g} % | arrived |",
+        "|---|" + "---:|" * 7,
+    ]
+    first = mean([course.seconds_to(loss) for course in courses["proposed"]])
+    for scheme, its in courses.items():
+        rounds, seconds = [course.rounds_to(loss) for course in its], [course.seconds_to(loss) for course in its]
+        ratio = f"{mean(seconds) / first:.2f}" if any(seconds) and first else "–"
+        arrived = f"{sum(value is not None for value in seconds)} of {len(its)}"
+        accurate = spread([course.seconds_to(accuracy=accuracy) for course in its])
+        cells = (scheme, spread(rounds), spread(seconds), ratio, *_published(published, scheme), accurate, arrived)
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def pilot_table(lesson: Lesson, levels: Sequence[float], published: Mapping[str, Sequence[int]]) -> list[str]:
+    """Return the pilots' rounds to each loss, and β/α as each loss has it."""
+    lines = [f"| loss | {' | '.join(map(str, levels))} |", "|---|" + "---:|" * len(levels)]
+    for name, rounds in lesson.rounds.items():
+        lines.append(f"| {name}, rounds | {' | '.join('–' if r is None else str(r) for r in rounds)} |")
+        lines.append(f"| {name}, published | {' | '.join(map(str, published[name][: len(levels)]))} |")
+    both = [None not in pair for pair in zip(*lesson.rounds.values(), strict=True)]
+    missing = ["contradicts" if reached else "–" for reached in both]
+    each = [other if its is None else f"{its:.3g}" for its, other in zip(lesson.estimates, missing, strict=True)]
+    return [*lines, f"| β/α | {' | '.join(each)} |"]
+
+
+def figure(courses: Courses, loss: float, accuracy: float) -> Figure:
+    """Return training loss and test accuracy against seconds, one thin line a run."""
+    drawn = Figure(figsize=(10, 4), layout="constrained")
+    left, right = drawn.subplots(1, 2)
+    for color, (scheme, its) in enumerate(courses.items()):
+        for place, course in enumerate(its):
+            look = {"color": f"C{color}", "alpha": 0.5, "linewidth": 0.7, "label": None if place else scheme}
+            left.plot(course.seconds, course.losses, **look)
+            right.plot(course.seconds, [100 * value for value in course.accuracies], **look)
+    left.axhline(loss, color="0.5", linestyle=":")
+    left.set(xlabel="simulated seconds", ylabel="training loss", xscale="log", yscale="log")
+    right.axhline(100 * accuracy, color="0.5", linestyle=":")
+    right.set(xlabel="simulated seconds", ylabel="test accuracy (%)", xscale="log")
+    left.legend(frameon=False, fontsize="small")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    return drawn
+
+
+def mean(values: Iterable[float | None]) -> float:
+    """Return the mean of what there is, 0 if nothing is."""
+    there = [value for value in values if value is not None]
+    return fmean(there) if there else 0.0
+
+
+def spread(values: Sequence[float | None]) -> str:
+    """Return mean ± deviation of what there is, and how much of it there is where that is not all."""
+    there = [value for value in values if value is not None]
+    missing = f" ({len(there)} of {len(values)})" if 0 < len(there) < len(values) else ""
+    return f"{mean_and_spread(there, ',.0f')}{missing}" if there else "not reached"
+
+
+def _published(published: Published, scheme: str) -> tuple[str, str]:
+    """Return the published seconds and their ratio to those of the proposed scheme."""
+    if (its := published.get(scheme)) is None:
+        return ("not reached" if scheme in published else "–"), "–"
+    proposed = published["proposed"]
+    assert proposed is not None
+    return f"{its[0]:,.1f} ± {its[1]:,.1f}", f"{its[0] / proposed[0]:.2f}"
+
+
+def _first(reached: NDArray[np.bool_]) -> int | None:
+    places = np.flatnonzero(reached)
+    return int(places[0]) if places.size else None
