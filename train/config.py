@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 from torch import nn
 
 from models import MODELS
-from sharding.clients import SAMPLERS
+from sharding.clients import SAMPLERS, StatisticalSampler
 from sharding.clients.network import positive_bandwidth
 from sharding.coordination import COORDINATIONS
 from sharding.designs import DESIGNS
@@ -116,7 +116,9 @@ class ClientsConfig(Section):
     per_round: int = Field(ge=1)
     """How many are invited each round."""
     sampler: str = "uniform"
-    """`uniform`, `weighted`, `full`, `ocs`, `aocs`, `ocs_partial`, `mmfl`, `wireless` or `statistical`."""
+    """`uniform`, `weighted`, `full`, `uniform_scaled`, `uniform_upload`, `ocs`, `aocs`, `ocs_partial`, `mmfl`,
+    `wireless` or `statistical`.
+    """
     replacement: bool = False
     """Whether uniform and weighted sampling draw with replacement."""
     budget: float | None = Field(None, gt=0)
@@ -124,7 +126,10 @@ class ClientsConfig(Section):
     beta_over_alpha: Annotated[float, Field(ge=0)] | Literal["pilots"] | None = None
     """β/α of wireless sampling, in units of squared norms of updates over the step size; `pilots`: learned first."""
     pilot_losses: tuple[Annotated[float, Field(gt=0)], ...] = ()
-    """Training losses at which pilots with uniform and with weighted draws are compared, e.g. [1.2, 1.1, 1.0]."""
+    """Training losses at which pilots with uniform and with weighted draws are compared, e.g. [1.2, 1.1, 1.0].
+
+    Pilots teach wireless and statistical sampling G, and β/α where that is `pilots`.
+    """
     signal: str | None = None
     """What mmfl goes by: `norm`, `loss`, `round_robin`, `uniform` or `full`."""
 
@@ -234,10 +239,14 @@ class Config(Section):
     """Of the run."""
     seed: int = 0
     """Every random number follows from it."""
+    world_seed: int | None = None
+    """Of what is there before round 0: who has what, keep ratios, the network, the first model, pilots; else `seed`."""
     rounds: int = Field(ge=1, le=10**9)
     """How many, unless it ends earlier."""
     target_accuracy: float | None = Field(None, gt=0, le=1)
     """Test accuracy with which a run ends."""
+    target_loss: float | None = Field(None, gt=0)
+    """Training loss with which a run ends; where both targets are set, it ends when each has been reached."""
     patience: int | None = Field(None, ge=1)
     """Evaluations without a better test accuracy after which a run ends."""
     imports: tuple[str, ...] = ()
@@ -287,6 +296,11 @@ class Config(Section):
         """Where the run writes."""
         return self.output or Path("runs") / f"{self.name}-{self.strategy}-{self.seed}"
 
+    @property
+    def world(self) -> int:
+        """The seed of what is there before round 0."""
+        return self.seed if self.world_seed is None else self.world_seed
+
     def evaluates(self, t: int) -> bool:
         """Return whether round t is evaluated."""
         return t % self.evaluate_every == self.evaluate_every - 1 or t == self.rounds - 1
@@ -331,12 +345,17 @@ class Config(Section):
         if sampler.chooses_tasks != bool(self.tasks):
             raise UserError("clients.sampler=mmfl and tasks={name: {…}} go together; set both or neither")
         self._check_tasks()
-        pilots = clients.beta_over_alpha == "pilots"
-        if pilots != bool(clients.pilot_losses) or (pilots and clients.sampler != "wireless"):
+        if clients.beta_over_alpha == "pilots" and not (sampler.timed and clients.pilot_losses):
             raise UserError(
-                "clients.beta_over_alpha=pilots, clients.pilot_losses=[…] and clients.sampler=wireless go together; "
-                "set all or none"
+                "clients.beta_over_alpha=pilots needs clients.sampler=wireless and clients.pilot_losses=[…]"
             )
+        if clients.pilot_losses and not issubclass(sampler, StatisticalSampler):
+            raise UserError(
+                f"clients.pilot_losses={list(clients.pilot_losses)} does nothing for the sampler {clients.sampler}; "
+                "it is for wireless or statistical"
+            )
+        if self.target_loss is not None and (self.tasks or not self.evaluate_training):
+            raise UserError("target_loss=… needs evaluate_training=true, which measures that loss, and one model")
         if sampler.timed and self.network.bandwidth is None:
             raise UserError(f"clients.sampler={clients.sampler} needs network.bandwidth=…, which all clients share")
         if isinstance(self.keep_ratio, dict) and abs(sum(self.keep_ratio.values()) - 1) > 1e-6:

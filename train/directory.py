@@ -51,7 +51,7 @@ def check_directory(config: Config, resume: bool) -> None:
     directory, held = config.directory, [name for name in RUN_FILES if _exists(config.directory / name)]
     if resume and CONFIG_FILE in held:
         _check_same(config)
-    elif resume and any(_size(directory / name) for name in held):
+    elif resume and any(_size(directory / name) for name in held if name != PILOTS_FILE):  # it may be given
         raise UserError(f"{directory} holds {held[0]} but no {CONFIG_FILE}, so what was run there cannot be told")
     elif held and not resume:
         told = (

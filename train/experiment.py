@@ -109,7 +109,7 @@ def assemble(config: Config) -> Experiment:
     dataset = read_dataset(config).to(device)
     enter(f"shares {config.data.name} out among {config.clients.count} clients")
     clients = share_out(config, dataset)
-    keep_ratios = assign_keep_ratios(config.keep_ratio, len(clients), config.seed)
+    keep_ratios = assign_keep_ratios(config.keep_ratio, len(clients), config.world)
     num_samples: dict[Client, int] = {client: len(data) for client, data in clients.items()}
     return put_together(config, dataset.without_training(), clients, keep_ratios, num_samples, engine)
 
@@ -122,7 +122,7 @@ def read_dataset(config: Config, root: str | Path | None = None) -> Dataset:
     """
     data = config.data
     dataset = load_dataset(data.name, root or data.root, data.download, options=data.options)
-    return dataset if data.holdout is None else hold_out(dataset, data.holdout, config.seed)
+    return dataset if data.holdout is None else hold_out(dataset, data.holdout, config.world)
 
 
 def put_together(
@@ -144,8 +144,10 @@ def put_together(
         engine: makes what trains them.
     """
     enter(f"builds {config.model.name}")
-    if config.clients.beta_over_alpha == "pilots" and not len(clients):
-        raise UserError("clients.beta_over_alpha=pilots trains on the clients' data here; in a federation set a number")
+    if config.clients.pilot_losses and not len(clients):
+        raise UserError(
+            "clients.pilot_losses=[…] trains pilots on the clients' data here; in a federation leave it out"
+        )
     model = make_model(config, dataset).to(dataset.test.targets.device)
     planner = ShardPlanner(config.strategy, config.design, config.seed, coordination=config.coordination)
     clip = config.clip if planner.strategy.clips else None
@@ -157,6 +159,7 @@ def put_together(
     sampler = make_sampler(config, num_samples, costs)
     fit([0.5, 0.5], config.design)  # a design or a sampler that cannot draw says so now
     sampler.invite(0)
+    scales: dict[Client, float] = {} if sampler.step_scales is None else dict(enumerate(sampler.step_scales.tolist()))
     local = config.local
     if local.steps is None:  # no batch of an epoch is larger than its client's data
         local = local.model_copy(update={"batch_size": min(local.batch_size, max(num_samples.values()))})
@@ -170,7 +173,7 @@ def put_together(
         dense_nbytes,
         sampler,
         planner,
-        Job(model, clients, dataset, local, clip, config.seed),
+        Job(model, clients, dataset, local, clip, config.seed, step_scales=scales),
         engine,
     )
 
@@ -214,7 +217,7 @@ def make_sampler(config: Config, num_samples: Mapping[Client, int], costs: Mappi
     if network.bandwidth is not None and network.profiles is not None:
         profiles = Profiles.read(network.profiles, count, network.bandwidth)
     elif network.bandwidth is not None:
-        rng = generator(config.seed, "profiles")
+        rng = generator(config.world, "profiles")
         profiles = Profiles.draw(count, network.bandwidth, rng, network.compute, network.communicate)
     sizes, prices = (np.array(list(values.values()), dtype=np.float64) for values in (num_samples, costs))
     population = Population(sizes, prices, profiles)
@@ -223,9 +226,9 @@ def make_sampler(config: Config, num_samples: Mapping[Client, int], costs: Mappi
 
 
 def make_model(config: Config, dataset: Dataset) -> nn.Module:
-    """Build the server's model; its initial weights depend on the seed alone."""
+    """Build the server's model; its initial weights depend on the world's seed alone."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_of(config.seed, "model"))
+        torch.manual_seed(seed_of(config.world, "model"))
         name, options = config.model.name, config.model.options
         try:
             return build_model(name, input_shape=dataset.input_shape, num_classes=dataset.num_classes, **options)
@@ -235,7 +238,7 @@ def make_model(config: Config, dataset: Dataset) -> nn.Module:
 
 def deal(config: Config, dataset: Dataset) -> Partition:
     """Return which training samples each client has."""
-    rng = generator(config.seed, "partition")
+    rng = generator(config.world, "partition")
     data = config.data
     how = Concentration(data.alpha, data.fine_alpha, data.concentration == "per_class")
     parts = partition(data.partition, dataset, config.clients.count, rng, how, data.partition_options)

@@ -2,8 +2,9 @@
 
 G_i is the largest ‖U_i‖/η of client i in a uniform pilot, the mean of the pilots; the rounds that the pilots' mean
 training loss took to some losses give β/α (Luo et al. 2024, arXiv 2404.13804, Section 5.3.1 and Eq. 35). Pilots start
-from the run's own model and see its data and network; draws and batches are theirs. What they teach is kept in
-`pilots.json`, so that a resumed run has it again.
+from the run's own model and see its data and network; draws and batches are theirs, and the same for all runs of one
+`world_seed`. What they teach is kept in `pilots.json`, so that a resumed run has it again, and another run of the same
+world that finds it in its directory.
 """
 
 import json
@@ -13,16 +14,16 @@ from dataclasses import dataclass, replace
 from math import isnan, nan
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sharding.clients import Heard, StatisticalSampler, WirelessSampler, estimate_beta_over_alpha, estimates_by_loss
+from sharding.clients import Heard, StatisticalSampler, estimate_beta_over_alpha, estimates_by_loss
 from sharding.clients.base import Client, Population
 from sharding.rng import seed_of
 from train.experiment import Experiment
 from train.files import write_whole
+from train.local import evaluate
 from train.records import PILOTS_FILE
 from train.rounds import Metrics, run_rounds
 from train.stages import enter
@@ -73,14 +74,17 @@ class Pilot(StatisticalSampler):
 
 def teach(experiment: Experiment, directory: Path) -> None:
     """Have the sampler know what pilots say, where the configuration asks for them; run those that were not run yet."""
-    if experiment.config.clients.beta_over_alpha != "pilots":
+    clients = experiment.config.clients
+    if not clients.pilot_losses:
         return
-    assert isinstance(experiment.sampler, WirelessSampler)
+    assert isinstance(experiment.sampler, StatisticalSampler)
     path = directory / PILOTS_FILE
     if not path.exists():
         write_whole(path, (json.dumps(learn(experiment).__dict__) + "\n").encode())
     lesson = Lesson(**json.loads(path.read_text(encoding="utf-8")))
-    experiment.sampler.learn(np.array(lesson.gradient_norms), lesson.beta_over_alpha)
+    experiment.sampler.learn(np.array(lesson.gradient_norms))
+    if clients.beta_over_alpha == "pilots":
+        experiment.sampler.beta_over_alpha = lesson.beta_over_alpha
 
 
 def learn(experiment: Experiment) -> Lesson:
@@ -97,16 +101,15 @@ def learn(experiment: Experiment) -> Lesson:
 def fly(experiment: Experiment, law: Vector, kind: str, number: int) -> tuple[Pilot, list[float]]:
     """Run one pilot a little below the least of the losses; return it with its training loss after each round."""
     enter(f"runs pilot {number + 1} of {PILOTS} with {kind} draws")
-    config, seed = experiment.config, seed_of(experiment.config.seed, "pilot", kind, number)
+    config, seed = experiment.config, seed_of(experiment.config.world, "pilot", kind, number)
     pilot = Pilot(law, seed, experiment.sampler.per_round, experiment.sampler.population)
     losses: list[float] = []
 
     def record(t: int, metrics: Metrics) -> bool:
-        loss: Any = metrics["train_set_loss"]
-        losses.append(float(loss))
+        losses.append(evaluate(parts.model, parts.dataset, parts.training)[1])
         return losses[-1] <= FURTHER * min(config.clients.pilot_losses)
 
-    own = config.model_copy(update={"evaluate_training": True, "evaluate_every": 1, "alignment": False})
+    own = config.model_copy(update={"evaluate_every": config.rounds, "alignment": False})
     job = replace(experiment.job, seed=seed)
     parts = replace(experiment, config=own, model=deepcopy(experiment.model), sampler=pilot, job=job, observers=[])
     try:
@@ -149,6 +152,6 @@ def mean_norms(largest: Sequence[Vector]) -> Vector:
 
 
 def rounds_to(level: float, curves: Sequence[Sequence[float]]) -> int | None:
-    """Return the rounds that the mean of the losses, as long as all go on, took to a level."""
-    means = (fmean(losses) for losses in zip(*curves, strict=False))
+    """Return the rounds that the mean of the losses took to a level; who has ended counts with its last loss."""
+    means = (fmean(its[min(t, len(its) - 1)] for its in curves) for t in range(max(map(len, curves))))
     return next((t + 1 for t, mean in enumerate(means) if mean <= level), None)

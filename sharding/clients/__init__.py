@@ -8,7 +8,13 @@ from sharding.clients.network import Profiles, expected_round_time, round_time
 from sharding.clients.optimal import OptimalSampler, PartialOptimalSampler, SecureOptimalSampler
 from sharding.clients.tasks import TaskSampler
 from sharding.clients.timed import StatisticalSampler, WirelessSampler
-from sharding.clients.uniform import FullSampler, UniformSampler, UniformUploadSampler, WeightedSampler
+from sharding.clients.uniform import (
+    FullSampler,
+    UniformSampler,
+    UniformScaledSampler,
+    UniformUploadSampler,
+    WeightedSampler,
+)
 from sharding.clients.wireless import (
     estimate_beta_over_alpha,
     estimates_by_loss,
@@ -22,6 +28,7 @@ SAMPLERS: dict[str, type[Sampler]] = {
         UniformSampler,
         WeightedSampler,
         FullSampler,
+        UniformScaledSampler,
         UniformUploadSampler,
         OptimalSampler,
         SecureOptimalSampler,
@@ -46,6 +53,7 @@ __all__ = [
     "StatisticalSampler",
     "TaskSampler",
     "UniformSampler",
+    "UniformScaledSampler",
     "UniformUploadSampler",
     "WeightedSampler",
     "WirelessSampler",

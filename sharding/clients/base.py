@@ -144,6 +144,11 @@ class Sampler:
             raise UserError(f"clients.sampler={self.name} needs network.bandwidth=…, the band that all clients share")
 
     @property
+    def step_scales(self) -> Vector | None:
+        """What each client's step size is multiplied by, (N,); None where all take the same."""
+        return None
+
+    @property
     def gradient_norms(self) -> Vector | None:
         """What the sampler has learned of the clients and a resumed run must know again: (N,), or None."""
         return None

@@ -19,7 +19,7 @@ class StatisticalSampler(Sampler):
     G_c is learned on the way: the norm of client c's latest update over the step size, and for a client that was never
     drawn the largest norm seen. That is G_c times the number of steps, by which D·G is what the variance of the
     aggregate asks for even where clients take different numbers of steps. Norms come with the uploads and cost
-    nothing; one that is NaN or infinite is ignored.
+    nothing; one that is NaN or infinite is ignored. Or pilots teach G beforehand, as in the paper.
 
     Source: Luo et al. 2024 (arXiv 2404.13804), the baseline of Section VI, and its tracking of G.
     """
@@ -31,6 +31,7 @@ class StatisticalSampler(Sampler):
         super().__init__(*arguments, **options)
         self._norms = np.full(self.num_clients, np.nan)
         self._drawn: WithReplacement | None = None
+        self._taught = False
 
     @property
     def gradient_norms(self) -> Vector | None:
@@ -41,16 +42,20 @@ class StatisticalSampler(Sampler):
         """Take up the norms that an earlier run had learned."""
         self._norms = gradient_norms.copy()
 
+    def learn(self, gradient_norms: Vector) -> None:
+        """Take G, (N,), from pilots: from now on it does not change."""
+        self._norms, self._taught = gradient_norms.copy(), True
+
     def invite(self, round: int) -> list[int]:
         """Return the clients drawn, ascending."""
         self._drawn = WithReplacement(self.probabilities(), self.per_round, generator(self.seed, "invite", round))
         return self._drawn.cohort
 
     def hear(self, round: int, cohort: list[int], norms: Mapping[Client, float]) -> Heard:
-        """Hear all who were drawn, and learn from their norms."""
+        """Hear all who were drawn, and learn from their norms what no pilot taught."""
         assert self._drawn is not None, "invite comes first"
         for client, norm in norms.items():
-            if np.isfinite(norm) and norm > 0:
+            if np.isfinite(norm) and norm > 0 and not self._taught:
                 self._norms[int(client)] = norm
         return self._drawn.heard(self.population.num_samples)
 
@@ -69,22 +74,13 @@ class StatisticalSampler(Sampler):
 class WirelessSampler(StatisticalSampler):
     """Draws by the q that minimizes the expected time to the wanted loss: problem P3, solved exactly.
 
-    `beta_over_alpha` is in the units of the G² learned on the way, (steps·G)², unless `learn` gives both.
+    `beta_over_alpha` is in the units of the G² that is learned, (steps·G)².
 
     Source: Luo et al. 2024 (arXiv 2404.13804).
     """
 
     name = "wireless"
     timed = True
-    _taught = False
-
-    def learn(self, gradient_norms: Vector, beta_over_alpha: float) -> None:
-        """Take G, (N,), and β/α from pilots: from now on neither changes."""
-        self._norms, self.beta_over_alpha, self._taught = gradient_norms.copy(), beta_over_alpha, True
-
-    def hear(self, round: int, cohort: list[int], norms: Mapping[Client, float]) -> Heard:
-        """Hear all who were drawn, and learn from their norms what no pilot taught."""
-        return super().hear(round, cohort, {} if self._taught else norms)
 
     def probabilities(self) -> Vector:
         """Return q, (N,)."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from sharding.clients.base import Client, Heard, Sampler, WithReplacement, uniform_cohort, upload_coins
+from sharding.clients.base import Client, Heard, Sampler, Vector, WithReplacement, uniform_cohort, upload_coins
 from sharding.designs import sample
 from sharding.errors import UserError
 from sharding.inclusion import optimal_inclusion
@@ -39,6 +39,29 @@ class UniformSampler(Sampler):
     def _draw(self, round: int) -> WithReplacement:
         q = np.full(self.num_clients, 1.0 / self.num_clients)
         return WithReplacement(q, self.per_round, generator(self.seed, "invite", round))
+
+
+class UniformScaledSampler(UniformSampler):
+    """Invites as `uniform` does, and has each client train with N D_c/ΣD times the step size; all count alike.
+
+    To first order in the step size that is unbiased: a client with much data takes long steps, instead of counting
+    much.
+
+    Source: the uniform baseline in the code that Luo et al. 2024 (arXiv 2404.13804) released; their text has q = 1/N.
+    """
+
+    name = "uniform_scaled"
+    may_replace = False
+
+    @property
+    def step_scales(self) -> Vector:
+        """N D_c/ΣD, (N,)."""
+        sizes = self.population.num_samples
+        return self.num_clients * sizes / sizes.sum()
+
+    def hear(self, round: int, cohort: list[int], norms: Mapping[Client, float]) -> Heard:
+        """Hear all, as the plain mean."""
+        return Heard(dict.fromkeys(cohort, 1.0))
 
 
 class UniformUploadSampler(Sampler):

@@ -191,6 +191,20 @@ def test_when_a_run_ends_early(overrides, accuracies, ends):
         assert EarlyStop(config, lines[:ends]).reason(lines[ends])
 
 
+def test_a_run_with_two_targets_ends_when_each_has_been_reached():
+    config = load_config("configs/quickstart.yaml", ["target_loss=0.4", "evaluate_training=true"])
+    lines = [{"test_accuracy": a, "train_set_loss": b} for a, b in ((0.6, 0.9), (0.4, 0.5), (0.4, 0.3))]
+    assert [EarlyStop(config).reason(line) for line in lines[:2]] == [None, None]
+    assert EarlyStop(config).reason(lines[2]) == "training loss 0.3 has reached target_loss=0.4"
+    both = EarlyStop(config.model_copy(update={"target_accuracy": 0.5}))
+    assert [both.reason(line) for line in lines[:2]] == [None, None]
+    assert both.reason(lines[2]).startswith(
+        "test accuracy 60.0 % has reached target_accuracy=0.5 and training loss 0.3"
+    )
+    with pytest.raises(UserError, match="target_loss=… needs evaluate_training=true"):
+        load_config("configs/quickstart.yaml", ["target_loss=0.4"])
+
+
 def test_a_run_that_reached_its_target_is_finished(tmp_path):
     config = load_config("configs/quickstart.yaml", [*MLP, "rounds=9", "target_accuracy=0.01", f"output={tmp_path}"])
     assert not is_finished(config)

@@ -9,7 +9,7 @@ from sharding import UserError
 from sharding.clients import estimate_beta_over_alpha
 from train.config import load_config
 from train.experiment import assemble
-from train.pilots import LAWS, PILOTS, Pilot, fly, learn
+from train.pilots import LAWS, PILOTS, Pilot, fly, learn, teach
 from train.run import run
 
 WIRELESS = [
@@ -35,11 +35,9 @@ def test_pilots_teach_the_largest_norms_and_the_ratio_of_eq_35(tmp_path):
     sizes = experiment.sampler.population.num_samples
     laws = dict(zip(LAWS, (np.full(10, 0.1), sizes / sizes.sum()), strict=True))
     flown = {kind: [fly(experiment, law, kind, k) for k in range(PILOTS)] for kind, law in laws.items()}
-    curves = {
-        kind: np.mean([losses[: min(map(len, (x for _, x in its)))] for _, losses in its], axis=0)
-        for kind, its in flown.items()
-    }
-    for kind, curve in curves.items():
+    for kind, its in flown.items():
+        longest = max(len(losses) for _, losses in its)
+        curve = np.mean([np.pad(losses, (0, longest - len(losses)), "edge") for _, losses in its], axis=0)
         below = [np.flatnonzero(curve <= level) for level in (2.2, 2.0)]
         assert lesson.rounds[kind] == [int(its[0]) + 1 if its.size else None for its in below]
     assert lesson.rounds["uniform"][0]
@@ -78,9 +76,56 @@ def test_what_pilots_taught_is_kept_for_a_resumed_run(tmp_path, monkeypatch):
     assert lines[0] == lines[1]
 
 
+LAWS_OF_ITS_OWN = {
+    "Eq. 38": ["clients.beta_over_alpha=0"],
+    "statistical": ["clients.sampler=statistical", "clients.beta_over_alpha=null"],
+}
+
+
+@pytest.mark.parametrize("scheme", LAWS_OF_ITS_OWN)
+def test_pilots_of_a_world_teach_other_samplers_and_seeds_too(tmp_path, monkeypatch, scheme):
+    lesson = {"beta_over_alpha": 3.0, "gradient_norms": [*map(float, range(1, 11))], "rounds": {}, "estimates": []}
+    (tmp_path / "pilots.json").write_text(json.dumps(lesson))
+    monkeypatch.setattr("train.pilots.learn", lambda experiment: pytest.fail("they were run already"))
+    config = configured(tmp_path, *LAWS_OF_ITS_OWN[scheme], "seed=3", "world_seed=0", "rounds=2")
+    experiment = assemble(config)
+    teach(experiment, tmp_path)
+    drawn = [experiment.sampler.invite(t) for t in range(2)]
+    population = experiment.sampler.population
+    a = population.num_samples * np.arange(1.0, 11.0)
+    q = a / np.sqrt(population.profiles.costs(3)) if scheme == "Eq. 38" else a
+    np.testing.assert_allclose(experiment.sampler.probabilities(), q / q.sum())
+    run(config, ignore, resume=True)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["clients"] for line in lines] == [len(cohort) for cohort in drawn]
+
+
+def test_runs_of_one_world_differ_in_draws_and_batches_only(tmp_path):
+    mixed = "keep_ratio={0.2: 0.5, 0.4: 0.5}"
+    one, other, own = (
+        assemble(configured(tmp_path, f"seed={seed}", f"world_seed={world}", mixed))
+        for seed, world in ((1, 5), (2, 5), (5, "null"))
+    )
+    for another in (other, own):
+        assert another.keep_ratios == one.keep_ratios
+        assert bool((another.training.inputs == one.training.inputs).all())
+        assert (another.sampler.population.profiles.compute == one.sampler.population.profiles.compute).all()
+        state = another.model.state_dict()
+        assert all(bool((value == state[name]).all()) for name, value in one.model.state_dict().items())
+    assert [one.sampler.invite(t) for t in range(9)] != [other.sampler.invite(t) for t in range(9)]
+    assert one.job.seed != other.job.seed
+    law = np.full(10, 0.1)
+    assert fly(one, law, "uniform", 0)[1] == fly(other, law, "uniform", 0)[1]
+
+
 @pytest.mark.parametrize(
-    "overrides", [["clients.pilot_losses=[]"], ["clients.beta_over_alpha=0.1"], ["clients.sampler=statistical"]]
+    ("overrides", "message"),
+    [
+        (["clients.pilot_losses=[]"], "beta_over_alpha=pilots needs clients.sampler=wireless and clients.pilot_losses"),
+        (["clients.sampler=statistical"], "beta_over_alpha=pilots needs clients.sampler=wireless"),
+        (["clients.sampler=uniform", "clients.beta_over_alpha=null"], r"pilot_losses=\[2.2, 2.0\] does nothing"),
+    ],
 )
-def test_pilots_need_losses_and_the_wireless_sampler(tmp_path, overrides):
-    with pytest.raises(UserError, match="go together; set all or none"):
+def test_pilots_need_losses_and_a_sampler_that_learns(tmp_path, overrides, message):
+    with pytest.raises(UserError, match=message):
         configured(tmp_path, *overrides)

@@ -191,6 +191,7 @@ SAMPLER_OPTIONS = {
     "ocs_partial": ["clients.budget=0.6", "server_lr=0.7"],
     "wireless": ["network.bandwidth=2", "clients.beta_over_alpha=1e-3"],
     "statistical": [],
+    "uniform_scaled": [],
 }
 
 

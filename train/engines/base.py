@@ -59,6 +59,7 @@ class Job:
         clip: τ, or None for no clipping.
         seed: of the run.
         choices: of the ways to compute in, made so far; filled as more are made.
+        step_scales: what the step sizes of some clients are multiplied by.
     """
 
     model: nn.Module
@@ -68,6 +69,11 @@ class Job:
     clip: float | None
     seed: int
     choices: Choices = field(default_factory=Choices)
+    step_scales: Mapping[Client, float] = field(default_factory=dict)
+
+    def step_size(self, client: Client, lr: float) -> float:
+        """Return a client's own step size in a round whose step size is lr."""
+        return lr * self.step_scales.get(client, 1.0)
 
 
 class Engine(Protocol):

@@ -34,8 +34,8 @@ class SequentialEngine:
         try:
             model = self.resident(shard)
             shard.load_into(model)
-            key = (job.seed, round, client)
-            loss = train_locally(model, job.clients[client], job.dataset, job.local, lr, job.clip, key)
+            key, own_lr = (job.seed, round, client), job.step_size(client, lr)
+            loss = train_locally(model, job.clients[client], job.dataset, job.local, own_lr, job.clip, key)
             return Update(shard.read_from(model), loss)
         except Exception as error:  # a client's failure never stops a round
             log.warning(

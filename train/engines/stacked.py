@@ -104,7 +104,7 @@ class StackedEngine:
 
     def _width(self, clients: list[Client], plan: Plan) -> int:
         """Return how many clients of a keep ratio to train together."""
-        if not clients:
+        if not clients or self.job.step_scales:  # what trains clients together knows one step size
             return 1
         shard = plan[clients[0]]
         if not train_together(self.sequential.resident(shard), size_of(shard), self.job):

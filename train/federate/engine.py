@@ -24,7 +24,7 @@ class NodesEngine:
     """Has each client of a plan trained by the node that holds its data."""
 
     def __init__(self, nodes: Nodes, job: Job) -> None:
-        self._nodes, self._device = nodes, job.dataset.test.targets.device
+        self._nodes, self._job, self._device = nodes, job, job.dataset.test.targets.device
         self._config = nodes.config.model_copy(update={"local": job.local})
 
     def train(self, plan: Plan, round: int, lr: float) -> Updates:
@@ -49,7 +49,10 @@ class NodesEngine:
         """Nothing to do: nodes are not ours."""
 
     def _orders(self, plan: Plan, round: int, lr: float) -> dict[Client, RecordDict]:
-        return {client: Order(self._config, shard, round, lr).to_record() for client, shard in plan.items()}
+        return {
+            client: Order(self._config, shard, round, self._job.step_size(client, lr)).to_record()
+            for client, shard in plan.items()
+        }
 
     def _exchange(
         self, kind: str, contents: Mapping[Client, RecordDict], read: Callable[[RecordDict], Answer], round: int

@@ -173,7 +173,7 @@ def register(place: Place, keys: Sequence[Path]) -> None:
 
 def node_settings(config: Config, place: Place, node: int) -> dict[str, object]:
     """Return what a node's operator says of it."""
-    ratio = assign_keep_ratios(config.keep_ratio, config.clients.count, config.seed)[node]
+    ratio = assign_keep_ratios(config.keep_ratio, config.clients.count, config.world)[node]
     data = place.folder / f"node-{node}" / "data.safetensors"
     return {"partition-id": node, "keep-ratio": float(ratio), "data": str(data)}
 

@@ -37,7 +37,7 @@ def introduce(message: Message, context: Context) -> Message:
     """Say which client this node is, its keep ratio, and how many samples it has."""
     config, settings = read_config(message.content["values"]["config"]), context.node_config
     partition = partition_of(settings)
-    ratios = assign_keep_ratios(config.keep_ratio, config.clients.count, config.seed)
+    ratios = assign_keep_ratios(config.keep_ratio, config.clients.count, config.world)
     ratio = settings.get("keep-ratio", ratios.get(partition))
     _, data = open_data(config, settings)
     return Message(Card(partition, ratio, len(data)).to_record(), reply_to=message)

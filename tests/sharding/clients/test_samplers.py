@@ -63,6 +63,15 @@ def test_uniform_uploads_are_independent_coins_among_those_invited():
     assert not sampler.asks
 
 
+def test_uniform_with_scaled_steps_invites_like_uniform_and_counts_all_alike():
+    sampler, uniform = make("uniform_scaled", 3), make("uniform", 3)
+    assert sampler.invite(2) == uniform.invite(2)
+    assert sampler.hear(2, [0, 3], {}).weights == {0: 1.0, 3: 1.0}
+    assert sampler.hear(2, [0, 3], {}).total is None
+    np.testing.assert_allclose(sampler.step_scales, [0.5, 2.0, 0.25, 1.25, 1.0])
+    assert uniform.step_scales is None
+
+
 def test_when_all_may_upload_all_count_as_in_a_plain_average():
     sampler = make("ocs", budget=5)
     heard = sampler.hear(0, sampler.invite(0), dict.fromkeys(range(5), 1.0))
@@ -150,6 +159,9 @@ def test_samplers_that_learn_norms_go_on_where_they_were(name):
     assert np.isclose(first.probabilities().sum(), 1)
     assert first.invite(9) == other.invite(9)
     assert not np.isinf(first.gradient_norms).any()
+    first.learn(np.arange(5.0))
+    first.hear(9, first.invite(9), dict.fromkeys(range(5), 7.0))
+    np.testing.assert_array_equal(first.gradient_norms, np.arange(5.0))
 
 
 def test_wireless_prefers_the_fast():

@@ -1,6 +1,7 @@
 """Every engine against the sequential one, client by client and after the average."""
 
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -46,6 +47,17 @@ def test_stacked_is_sequential(kind, strategy):
     one, other = (averaged(job, plan, engine) for engine in (SequentialEngine(job), engine))
     for name in one:
         torch.testing.assert_close(other[name], one[name], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("engine", [SequentialEngine, StackedEngine])
+def test_a_scale_of_a_clients_steps_is_its_own_step_size(engine):
+    job = make_job()
+    plan = make_plan(job)
+    scaled = dict(engine(replace(job, step_scales={3: 0.5, 4: 2.0})).train(plan, 0, LR))
+    for client in plan:
+        (_, alone), *_ = SequentialEngine(job).train({client: plan[client]}, 0, LR * {3: 0.5, 4: 2.0}.get(client, 1.0))
+        for (_, mine), (_, theirs) in zip(tensors(alone.shard), tensors(scaled[client].shard), strict=True):
+            torch.testing.assert_close(theirs, mine, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("kind", MODELS)

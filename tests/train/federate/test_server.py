@@ -68,6 +68,7 @@ def models_agree(one, other):
         ["clients.sampler=aocs", "clients.budget=3", "clients.per_round=4", "data.alpha=0.1"],
         ["clients.sampler=statistical"],
         ["clients.sampler=uniform", "clients.replacement=true"],
+        ["clients.sampler=uniform_scaled", "data.partition=power_law"],
     ],
 )
 def test_nodes_give_the_bits_of_a_simulation(config, tmp_path, overrides):
