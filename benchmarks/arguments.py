@@ -11,19 +11,20 @@ def read_arguments(text: str | None, default: str | None = None) -> tuple[Path, 
         text: of the script.
         default: where to write if it is not said.
     """
-    args = _parser(text, default).parse_args()
+    args = parser_of(text, default).parse_args()
     return Path(args.into), args.overrides
 
 
 def read_study(text: str | None) -> tuple[Path, list[str], bool]:
     """Return the folder to write to, the overrides, and whether to run just enough to see that it works."""
-    parser = _parser(text, None)
+    parser = parser_of(text)
     parser.add_argument("--quick", action="store_true", help="two rounds of a few runs, to see that it works")
     args = parser.parse_args()
     return Path(args.into), args.overrides, args.quick
 
 
-def _parser(text: str | None, default: str | None) -> argparse.ArgumentParser:
+def parser_of(text: str | None, default: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser of a study's folder and overrides."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("into", type=Path, metavar="WHERE", nargs="?" if default else None, default=default)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of every run, e.g. rounds=3")

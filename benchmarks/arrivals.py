@@ -1,7 +1,11 @@
 """What the studies of wireless sampling tell: when targets were reached, the published numbers beside ours."""
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `train` runs from a checkout
 
 import numpy as np
 from matplotlib.figure import Figure

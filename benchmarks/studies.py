@@ -37,12 +37,12 @@ def cells(
 
 
 def folder(scheme: str) -> str:
-    """Return a scheme's name as that of a folder: no remark in brackets, no comma."""
-    return scheme.partition(" (")[0].replace(", ", "-")
+    """Return a scheme's name as that of a folder: no remark in brackets, no comma, no blank."""
+    return scheme.partition(" (")[0].replace(", ", "-").replace(" ", "_")
 
 
-def run_all(configs: Mapping[str, Config]) -> dict[str, Lines]:
-    """Run what has not been run yet, one run a core, and return every run's metrics.
+def run_all(configs: Mapping[str, Config], jobs: int | None = None) -> dict[str, Lines]:
+    """Run what has not been run yet, so many at a time (one a core), and return every run's metrics.
 
     Raises:
         RunError: a run failed; the others are done.
@@ -51,10 +51,10 @@ def run_all(configs: Mapping[str, Config]) -> dict[str, Lines]:
     wanted = [cell for cell in cells if not is_measured(cell)]
 
     def show(place: int, metrics: Mapping[str, Any]) -> None:
-        if metrics["round"] == wanted[place].rounds - 1:
+        if metrics["round"] == wanted[place].rounds - 1 or "stopped" in metrics:
             print(f"{names[cells.index(wanted[place])]}: {metrics['test_accuracy']:.4f}", flush=True)
 
-    failures = compare(wanted, show, default_jobs(), resume=True)
+    failures = compare(wanted, show, jobs or default_jobs(), resume=True)
     if failures:
         raise RunError("; ".join(f"{directory}: {failure.why}" for directory, failure in failures.items()))
     return {name: History.read(config.directory).lines for name, config in configs.items()}

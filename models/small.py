@@ -15,7 +15,7 @@ class MLP(nn.Sequential):
     Args:
         input_shape: of one input; flattened.
         num_classes: number of logits.
-        hidden: widths of the hidden layers; 0 stands for none, which is logistic regression.
+        hidden: widths of the hidden layers; 0 stands for none, which is logistic regression, and starts from zero.
 
     Raises:
         UserError: a width is negative.
@@ -31,32 +31,42 @@ class MLP(nn.Sequential):
         layers: list[nn.Module] = [nn.Flatten()]
         for before, after in pairwise([size, *widths]):
             layers += [nn.Linear(before, after), nn.ReLU()]
-        super().__init__(*layers, nn.Linear([size, *widths][-1], num_classes))
+        last = nn.Linear([size, *widths][-1], num_classes)
+        if not widths:
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
+        super().__init__(*layers, last)
 
 
 class CNN(nn.Module):
-    """Two 5x5 convolutions, each followed by a ReLU and a 2x2 max-pool, and two affine layers.
+    """Two 5x5 convolutions, each followed by a ReLU and a 2x2 max-pool, and a perceptron on what they find.
 
     McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data", Section 3, whose
-    MNIST network has widths 32 and 64 and 512 hidden units.
+    MNIST network has widths 32 and 64 and 512 hidden units. LeNet-5 has widths 6 and 16, and 120 and 84 hidden units;
+    here the convolutions are padded, so that 28x28 images leave 7x7 features instead of 5x5.
 
     Args:
         input_shape: (channels, height, width); at least 4 by 4.
         num_classes: number of logits.
         widths: channels of the two convolutions.
-        hidden: units between the affine layers.
+        hidden: widths of the perceptron's hidden layers, as of `MLP`.
 
     Raises:
         UserError: the input is no image, there are not two widths, or a number is not positive.
     """
 
     def __init__(
-        self, input_shape: tuple[int, ...], num_classes: int, *, widths: Sequence[int] = (8, 16), hidden: int = 64
+        self,
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        *,
+        widths: Sequence[int] = (8, 16),
+        hidden: Sequence[int] = (64,),
     ) -> None:
         super().__init__()
         if len(input_shape) != 3:
             raise UserError(f"cnn reads images (channels, height, width), not inputs of shape {input_shape}")
-        positive(widths=widths, hidden=hidden)
+        positive(widths=widths)
         if len(widths) != 2:
             raise UserError(f"model.widths={list(widths)} must be two numbers, the channels of two convolutions")
         channels, height, width = input_shape
@@ -64,10 +74,8 @@ class CNN(nn.Module):
         self.conv2 = nn.Conv2d(widths[0], widths[1], 5, padding=2)
         self.pool = nn.MaxPool2d(2)
         self.act = nn.ReLU()
-        self.fc1 = nn.Linear(widths[1] * (height // 4) * (width // 4), hidden)
-        self.fc2 = nn.Linear(hidden, num_classes)
+        self.head = MLP((widths[1], height // 4, width // 4), num_classes, hidden=hidden)
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images (batch, channels, height, width) to logits (batch, num_classes)."""
-        features = self.pool(self.act(self.conv2(self.pool(self.act(self.conv1(images))))))
-        return self.fc2(self.act(self.fc1(features.flatten(1))))
+        return self.head(self.pool(self.act(self.conv2(self.pool(self.act(self.conv1(images)))))))

@@ -14,7 +14,7 @@ SMALL = {
     "gpt_tiny": ((12,), 90, {"width": 16, "depth": 2, "heads": 2}),
     "gru": ((12,), 90, {"width": 16}),
     "mlp": ((1, 8, 8), 10, {"hidden": [12, 7]}),
-    "cnn": ((1, 8, 8), 10, {"widths": [3, 4], "hidden": 6}),
+    "cnn": ((1, 8, 8), 10, {"widths": [3, 4], "hidden": [12, 9]}),
 }
 
 

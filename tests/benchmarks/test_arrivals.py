@@ -1,0 +1,53 @@
+"""The tables of the wireless studies, of runs that are written out."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from arrivals import Course, main_table, pilot_table
+
+from train.pilots import Lesson
+
+
+@dataclass
+class Written(Course):
+    rounds: list
+    seconds: list
+    losses: list
+    accuracies: list
+
+
+def test_the_table_tells_when_targets_were_reached_and_by_how_many():
+    fast = Written([5, 10, 15], [10.0, 20.0, 30.0], [0.9, 0.5, 0.6], [0.1, 0.2, 0.8])
+    slow = Written([5, 10, 15], [100.0, 200.0, 300.0], [0.9, 0.7, 0.4], [0.7, 0.2, 0.6])
+    never = Written([5, 10], [7.0, 8.0], [0.9, 0.51], [0.1, 0.69])
+    courses = {
+        "proposed": [fast, fast],
+        "weighted": [slow, never],
+        "uniform, scaled steps": [never, never],
+        "x": [fast],
+    }
+    published = {"proposed": (200.0, 20.0), "weighted": (1300.0, 5.5), "uniform, scaled steps": None}
+    assert main_table(courses, 0.5, 0.7, published)[2:] == [
+        "| proposed | 10 ± 0 | 20 ± 0 | 1.00 | 200.0 ± 20.0 | 1.00 | 30 ± 0 | 2 of 2 |",
+        "| weighted | 15 (1 of 2) | 300 (1 of 2) | 15.00 | 1,300.0 ± 5.5 | 6.50 | 100 (1 of 2) | 1 of 2 |",
+        "| uniform, scaled steps | not reached | not reached | – | not reached | – | not reached | 0 of 2 |",
+        "| x | 10 | 20 | 1.00 | – | – | 30 | 1 of 1 |",
+    ]
+    none = main_table(courses | {"proposed": [never]}, 0.5, 0.7, published)
+    assert [row.split(" | ")[3] for row in none[2:]] == ["–"] * 4, "without the proposed there is no ratio"
+
+
+def test_the_pilots_table_tells_a_loss_that_contradicts_from_one_that_was_not_reached():
+    lesson = Lesson(2.0, [1.0], {"uniform": [5, 7, None], "weighted": [4, 8, 9]}, [2.0, None, None])
+    assert pilot_table(lesson, [1.2, 1.1, 1.0], {"uniform": (71, 81, 95), "weighted": (48, 57, 69)}) == [
+        "| loss | 1.2 | 1.1 | 1.0 |",
+        "|---|---:|---:|---:|",
+        "| uniform, rounds | 5 | 7 | – |",
+        "| uniform, published | 71 | 81 | 95 |",
+        "| weighted, rounds | 4 | 8 | 9 |",
+        "| weighted, published | 48 | 57 | 69 |",
+        "| β/α | 2 | contradicts | – |",
+    ]
