@@ -85,6 +85,7 @@ from sharding.optim import (
 )
 from sharding.planner import Plan, ShardPlanner
 from sharding.save import load_factorized, save_factorized
+from sharding.server import ServerOptimizer
 from sharding.shard import Shard, Terms
 from sharding.spectrum import Spectrum, decompose
 from sharding.strategies import STRATEGIES, Group, Law, Strategy
@@ -120,6 +121,7 @@ __all__ = [
     "Plan",
     "Population",
     "Sampler",
+    "ServerOptimizer",
     "Shard",
     "ShardPlanner",
     "Spectrum",

@@ -25,6 +25,7 @@ from sharding.coordination import COORDINATIONS
 from sharding.designs import DESIGNS
 from sharding.errors import UserError, nearest, pick, shown
 from sharding.optim import DecayOf
+from sharding.server import SERVER_OPTIMIZERS
 from sharding.strategies import STRATEGIES
 from train.data import DATASETS
 from train.partition import PARTITIONS
@@ -270,6 +271,10 @@ class Config(Section):
     local: LocalConfig = Field(default_factory=LocalConfig)
     server_lr: float = Field(1.0, gt=0)
     """η_g, the server's step towards the aggregate."""
+    server_optimizer: str = "plain"
+    """What takes that step: `plain`, `momentum`, `look_ahead` or `adam`."""
+    server_momentum: float = Field(0.9, gt=0, lt=1)
+    """β of the server's optimizer, where it has one."""
     aggregation: AggregationConfig = Field(default_factory=AggregationConfig)
     tasks: dict[str, dict[str, Any]] = {}
     """Models to train at once, by name, each with the keys in which it differs from this configuration."""
@@ -339,6 +344,7 @@ class Config(Section):
         pick(LOSSES, self.local.loss, "loss")
         pick(OPTIMIZERS, self.local.optimizer, "optimizer")
         pick(SCHEDULES, self.local.schedule, "schedule")
+        pick(SERVER_OPTIMIZERS, self.server_optimizer, "server optimizer")
         clients = self.clients
         sampler = pick(SAMPLERS, clients.sampler, "sampler")
         sampler(clients.count, clients.per_round, self.seed, **clients.options)

@@ -18,6 +18,7 @@ from sharding.designs import fit
 from sharding.errors import UserError, pick, shown
 from sharding.planner import Client
 from sharding.rng import generator, seed_of
+from sharding.server import ServerOptimizer
 from train.config import Config
 from train.data import Dataset, load_dataset
 from train.data.holdout import hold_out
@@ -73,6 +74,12 @@ class Experiment:
             choose_ways(self.job, plan_of_each(self.planner, self.model, self.keep_ratios).values())
             self.job = replace(self.job, choices=replace(self.job.choices, timed=False))
         assert self.engine
+
+    @cached_property
+    def server(self) -> ServerOptimizer:
+        """What takes the server's step, from where the model is when it is first asked for."""
+        config = self.config
+        return ServerOptimizer(self.model, config.server_optimizer, config.server_lr, config.server_momentum)
 
     @property
     def parts(self) -> "Mapping[str, Experiment]":

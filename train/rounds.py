@@ -30,7 +30,7 @@ MOST_LOST = 5  # rounds in a row without any usable update, after which a run en
 
 def run_rounds(experiment: Experiment, start: int, record: Callable[[int, Metrics], bool]) -> None:
     """Run the rounds `start` … `config.rounds` − 1, each one's metrics handed to `record`, until that returns true."""
-    config, model = experiment.config, experiment.model
+    config, model, server = experiment.config, experiment.model, experiment.server
     guards, losses = config.aggregation, LostRounds(config.rounds)
     for t in range(start, config.rounds):
         clock = Clock()
@@ -47,7 +47,8 @@ def run_rounds(experiment: Experiment, start: int, record: Callable[[int, Metric
                 average.add(client, update.shard)
                 receipts[client] = Receipt.of(update)
         with clock("aggregate"):
-            outcome = average.write_to(model, heard.total, config.server_lr)
+            outcome = average.write_to(model, heard.total, server.rate)
+            server.step()
         metrics = measure(experiment, plan, receipts, heard, outcome)
         if fedavg is not None:
             metrics["alignment"] = fedavg.cosine(model)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import yaml
 
+from sharding.server import ServerOptimizer
 from train.checkpoint import BEST_FILE, MODEL_FILE, Checkpoint, find_checkpoint, rounds_of, save_checkpoint
 from train.config import Config
 from train.directory import CONFIG_FILE, METRICS_FILE, check_directory, hold, plain
@@ -163,7 +164,12 @@ class Recorder:
         return ended
 
     def _checkpoint(self, rounds: int) -> Checkpoint:
-        return Checkpoint.of(self._experiment.model, rounds, self._experiment.sampler)
+        parts = self._experiment
+        return Checkpoint.of(parts.model, rounds, parts.sampler, _servers(parts))
+
+
+def _servers(experiment: Experiment | Tasks) -> dict[str, ServerOptimizer]:
+    return {name: part.server for name, part in experiment.parts.items()}
 
 
 @contextmanager
@@ -185,7 +191,7 @@ def _go_back(config: Config, experiment: Experiment | Tasks) -> tuple[int, list[
     start = 0
     if found is not None:
         where, checkpoint = found
-        checkpoint.restore(experiment.model, experiment.sampler)
+        checkpoint.restore(experiment.model, experiment.sampler, _servers(experiment))
         start = checkpoint.rounds
         if where.name != MODEL_FILE:  # else the next checkpoint would push it out
             where.replace(config.directory / MODEL_FILE)

@@ -161,8 +161,9 @@ def finish(experiment: Experiment, work: Work, cohort: list[int], part: Mapping[
     uploads: dict[Client, Shard | None] = {client: work.updates[client].shard for client in weights}
     guards = config.aggregation
     outcome = aggregate(
-        experiment.model, work.plan, uploads, weights, total, config.server_lr, guards.norm_bound, guards.trim
+        experiment.model, work.plan, uploads, weights, total, experiment.server.rate, guards.norm_bound, guards.trim
     )
+    experiment.server.step()
     receipts = {client: Receipt.of(update) for client, update in work.updates.items()}
     metrics = measure(experiment, work.plan, receipts, heard, outcome)
     if signal == "loss":  # who evaluates the model must have it whole, and who trains it whole has it already

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from sharding import STRATEGIES, ShardPlanner, UserError
 from sharding.clients import SAMPLERS
 from sharding.rng import generator
+from sharding.server import SERVER_OPTIMIZERS
 from train.checkpoint import MODEL_FILE, Checkpoint
 from train.config import load_config
 from train.engines import ENGINES
@@ -193,6 +194,24 @@ SAMPLER_OPTIONS = {
     "statistical": [],
     "uniform_scaled": [],
 }
+
+
+@pytest.mark.parametrize("name", [name for name in SERVER_OPTIMIZERS if name != "plain"])
+def test_what_the_servers_optimizer_remembers_is_resumed(tmp_path, name):
+    options = [f"server_optimizer={name}", "server_lr=0.1", "server_momentum=0.7", "rounds=4", "checkpoint_every=1"]
+    whole = run(tiny(tmp_path / "whole", *options), ignore)
+
+    def pull_the_plug(metrics):
+        if metrics["round"] == 2:
+            raise KeyboardInterrupt
+
+    config = tiny(tmp_path / "cut", *options)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, pull_the_plug)
+    assert without_times(read(run(config, ignore, resume=True))) == without_times(read(whole))
+    assert (config.directory / MODEL_FILE).read_bytes() == (whole / MODEL_FILE).read_bytes()
+    plain = run(tiny(tmp_path / "plain", "rounds=4", "server_lr=0.1"), ignore)
+    assert [line["test_loss"] for line in read(plain)] != [line["test_loss"] for line in read(whole)]
 
 
 @pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name != "mmfl"])
