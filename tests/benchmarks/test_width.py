@@ -1,0 +1,64 @@
+"""Sub-models by width: windows, their means, and FedAvg where the window is everything."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from train.config import load_config
+from train.experiment import assemble
+from train.rounds import run_rounds
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import width
+
+TINY = [
+    *("rounds=2", "evaluate_every=1", "keep_ratio=0.2", "model.width=8", "model.groups=4", "model.blocks=[1, 1]"),
+    *("local.epochs=1", "local.frobenius_decay=0", "engine=sequential"),
+]
+
+
+def test_a_window_holds_whole_groups_and_goes_around():
+    full, small = torch.zeros(8, 3, 16), torch.zeros(4, 3, 8)
+    rows, colors, columns = width.windows(full, small, groups=4, shift=3)
+    assert rows[:, 0, 0].tolist() == [6, 7, 0, 1]
+    assert colors[0, :, 0].tolist() == [0, 1, 2]
+    assert columns[0, 0].tolist() == [12, 13, 14, 15, 0, 1, 2, 3]
+    assert width.windows(full, small, groups=4, shift=4)[0][:, 0, 0].tolist() == [0, 1, 2, 3]
+
+
+def test_entries_are_averaged_over_their_holders_and_the_others_stay():
+    averages = width.Averages({"w": torch.tensor([1.0, 2.0, 3.0, 4.0])})
+    averages.add({"w": torch.tensor([10.0, 20.0])}, {"w": (torch.tensor([0, 1]),)}, 1.0)
+    averages.add({"w": torch.tensor([40.0, 50.0])}, {"w": (torch.tensor([1, 2]),)}, 3.0)
+    assert averages.state()["w"].tolist() == [10.0, 35.0, 50.0, 4.0]
+
+
+def test_the_widest_window_is_fedavg():
+    config = load_config("configs/quickstart.yaml", [*TINY, "strategy=dense"])
+    plain, ours = assemble(config), assemble(config)
+    run_rounds(plain, 0, lambda t, metrics: False)
+    for t in range(config.rounds):
+        width.train_round(ours, width._build(ours, config.model.options), shift=t, t=t, groups=4)
+    for name, tensor in plain.model.state_dict().items():
+        torch.testing.assert_close(ours.model.state_dict()[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["static", "rolling"])
+def test_a_run_costs_no_more_than_shards_and_trains_what_its_rule_says(rule, tmp_path):
+    path = Path("configs/quickstart.yaml")
+    width.main([str(path), str(tmp_path), "--rule", rule, *TINY])
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    experiment = assemble(load_config(path, TINY))
+    (shard,) = width.plan_of_each(experiment.planner, experiment.model, experiment.keep_ratios).values()
+    assert [line["round"] for line in lines] == [0, 1]
+    assert all(0.3 * shard.nbytes < line["bytes_up"] / 5 <= shard.nbytes for line in lines)
+    assert all(0 <= line["test_accuracy"] <= 1 for line in lines)
+    small, before = width.narrow(experiment.config, experiment), experiment.model.conv1.weight.clone()
+    width.train_round(experiment, small, shift=1 if rule == "rolling" else 0, t=1, groups=4)
+    changed = (experiment.model.conv1.weight != before).flatten(1).any(1).nonzero()[:, 0].tolist()
+    held = small.conv1.weight.shape[0]
+    assert changed == sorted((place + 2 * (rule == "rolling")) % 8 for place in range(held))
