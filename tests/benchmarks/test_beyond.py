@@ -1,0 +1,51 @@
+"""The protocol beyond the paper: one table of what there is, made of the runs alone, and all of it runs."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from train.config import load_config
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import beyond
+
+TINY = [
+    *("data.name=digits", "model.width=8", "model.groups=4", "model.blocks=[1]", "clients.count=6"),
+    *("clients.per_round=2", "rounds=2", "evaluate_every=1"),
+]
+
+
+def course(*accuracies: float) -> beyond.Lines:
+    return [{"round": t, "test_accuracy": a, "bytes_up": 10**9, "bytes_down": 0} for t, a in enumerate(accuracies)]
+
+
+def test_a_row_tells_the_course_and_the_paired_difference():
+    slow = {0: course(0.1, 0.2, 0.3, 0.4), 1: course(0.1, 0.2, 0.3, 0.6)}
+    fast = {0: course(0.3, 0.4, 0.6, 0.5), 1: course(0.3, 0.4, 0.6, 0.9), 2: course(0.0, 0.0, 0.0, 0.0)}
+    head, _, first, second = beyond.table({"collective": slow, "look_ahead": fast})
+    assert first == (
+        "| collective | 4 | 4.0 | 0, 1 | 10.0 ± 0.0 | 20.0 ± 0.0 | 30.0 ± 0.0 | 50.0 ± 14.1 | 50.0 ± 14.1 | – |"
+    )
+    assert second.endswith("| +20.0 ± 10.0 |")  # of seeds 0 and 1: 10 and 30 points
+    assert head.count("|") == first.count("|") == second.count("|")
+    assert beyond.table({"top_n": {0: course(0.1, 0.2)}})[2].endswith("| – |")
+
+
+def test_every_method_is_a_configuration():
+    for own in beyond.METHODS.values():
+        load_config(beyond.CONFIG, own)
+
+
+@pytest.mark.slow
+def test_methods_run_once_and_stand_in_one_table(tmp_path):
+    beyond.main([str(tmp_path), *TINY, "--only", "collective", "width, static", "--seeds", "0"])
+    text = (tmp_path / "summary.md").read_text(encoding="utf-8")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")}
+    assert len(before) == 2
+    beyond.main([str(tmp_path), *TINY, "--only", "collective", "width, static", "--seeds", "0"])
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")} == before
+    assert (tmp_path / "summary.md").read_text(encoding="utf-8") == text
+    assert text.count("| 0 |") == 2
+    assert "nan" not in text.lower()
