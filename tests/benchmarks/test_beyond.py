@@ -44,6 +44,7 @@ def test_methods_run_once_and_stand_in_one_table(tmp_path):
     text = (tmp_path / "summary.md").read_text(encoding="utf-8")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")}
     assert len(before) == 2
+    assert len((tmp_path / "curves.csv").read_text(encoding="utf-8").splitlines()) == 1 + 2 * 2
     beyond.main([str(tmp_path), *TINY, "--only", "collective", "width, static", "--seeds", "0"])
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")} == before
     assert (tmp_path / "summary.md").read_text(encoding="utf-8") == text

@@ -97,6 +97,25 @@ def test_a_federation_that_loses_its_server_goes_on_and_comes_to_what_a_simulati
     assert [line["heard"] for line in lines(output)] == [2, 2, 2]
 
 
+def test_by_totals_alone_the_same_nodes_upload_as_in_a_simulation(small, tmp_path):
+    own = ["rounds=4", "clients.sampler=aocs", "clients.budget=1.2"]
+    process = command_line(small, tmp_path / "run", *own)
+    try:
+        _, told = process.communicate(timeout=400)
+    finally:
+        process.terminate()
+        process.wait()
+    assert process.returncode == 0, told
+    two = ["clients.count=2", "clients.per_round=2", "engine=sequential"]
+    alone = run(load_config(small, [*own, *two, f"output={tmp_path / 'alone'}"]), lambda metrics: None)
+    heard = [line["heard"] for line in lines(tmp_path / "run")]
+    assert heard == [line["heard"] for line in lines(alone)]
+    assert min(heard) < 2, "nobody was left out: this says nothing about who is chosen"
+    expected, held = (load_file(place / "model.safetensors") for place in (alone, tmp_path / "run"))
+    for name, tensor in expected.items():
+        torch.testing.assert_close(held[name], tensor, rtol=0, atol=1e-5)
+
+
 REPLIES = {  # by client: what is wrong with its reply, and what the metrics say of it
     2: ("NaN", "NaN or Inf in"),
     3: ("Inf", "NaN or Inf in"),
