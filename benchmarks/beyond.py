@@ -16,7 +16,7 @@ from math import isnan, nan
 from pathlib import Path
 from statistics import fmean, stdev
 
-from studies import Lines, run_all
+from studies import Lines, run_all, write_curves
 from width import run as run_width
 
 from train.config import load_config
@@ -46,10 +46,12 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_intermixed_args(words)
     train(args.into, args.only, args.seeds, args.overrides)
+    runs = read(args.into)
+    write_curves(args.into / "curves.csv", {f"{m}-{s}": lines for m, its in runs.items() for s, lines in its.items()})
     text = [
         "# Beyond the published algorithm: CIFAR-10 (a lossy re-encoding), r = 0.1, medium scale",
         "",
-        *table(read(args.into)),
+        *table(runs),
         "",
         f"Made by `python {shlex.join(['benchmarks/beyond.py', *words])}`.",
         "",

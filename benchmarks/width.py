@@ -101,6 +101,7 @@ def run(config: Config, rule: Rule, into: Path) -> None:
         for t in range(config.rounds):
             losses, cohort = train_round(experiment, small, t if rule == "rolling" else 0, t, groups)
             line = {"round": t, "train_loss": losses, "bytes_down": cost * cohort, "bytes_up": cost * cohort}
+            line |= {"clients": cohort, "heard": cohort}
             if config.evaluates(t):
                 dataset = experiment.dataset
                 line["test_accuracy"], line["test_loss"] = evaluate(model, dataset, dataset.test)

@@ -9,6 +9,12 @@ from typing import Any
 from train.config import Config, Section
 
 ROOT = Path(__file__).parents[1]
+TRIALS = {  # files of results/beyond/screening
+    "no_decay": "`collective` without decay (`local.frobenius_decay=0`)",
+    "low_rank_top_n": "`top_n` from a start of rank n",
+    "low_rank_products": "`collective` from a start of rank n, means of products",
+    "low_rank_products_look_ahead": "the same, `look_ahead`",
+}
 
 
 def write(folder: Path) -> None:
@@ -22,6 +28,7 @@ def write(folder: Path) -> None:
         ("deployment", deployment()),
         ("planner", planner()),
         ("medium", medium()),
+        ("screened", screened()),
     ):
         (folder / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -105,6 +112,7 @@ def medium() -> Iterator[str]:
     yield from table(
         *("CIFAR-10, r = 0.1", "rounds", "seed", *(f"{25 * part} %" for part in quarters), "last"),
         *("client's model off by", "clients' mean off by", "cosine with FedAvg", "terms with a holder", "lost"),
+        "in the n largest",
     )
     cells = ROOT / "results" / "tables_medium" / "cells" / "cifar10_resnet18"
     runs = [
@@ -121,7 +129,32 @@ def medium() -> Iterator[str]:
         told = [_mean_of(late, key, 2) for key in ("discrepancy_client", "discrepancy", "alignment", "coverage")]
         lost = sum(line["failed"] for line in lines)
         last = f"{100 * scores[rounds]:.1f}"
-        yield f"| {strategy} | {rounds} | {seed} | {' | '.join(means)} | {last} | {' | '.join(told)} | {lost} |"
+        cells = [strategy, str(rounds), seed, *means, last, *told, str(lost), _held(folder)]
+        yield f"| {' | '.join(cells)} |"
+
+
+def _held(folder: Path) -> str:
+    """Return the least and the most, over layers, that the n largest terms hold of the squared norm after a run."""
+    last = json.loads((folder / "layers.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    shares = []
+    for (group,) in last["layers"].values():
+        squares = [value**2 for value in group["magnitudes"]]
+        shares.append(100 * sum(squares[: round(sum(group["inclusion"]))]) / sum(squares))
+    return f"{min(shares):.0f}–{max(shares):.0f} %"
+
+
+def screened() -> Iterator[str]:
+    """Yield the accuracy of short trials on the way, beside the published strategies' own."""
+    rounds = (40, 60, 80, 100, 120)
+    yield from table("trial", *(f"round {t}" for t in rounds), "client's model off by")
+    cells = ROOT / "results" / "tables_medium" / "cells" / "cifar10_resnet18" / "r0.1"
+    files = {f"{name}, as published": cells / f"{name}-0" / "metrics.jsonl" for name in ("collective", "top_n")}
+    files |= {TRIALS[path.stem]: path for path in sorted((ROOT / "results" / "beyond" / "screening").glob("*"))}
+    for name, path in files.items():
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        scores = {line["round"] + 1: f"{100 * line['test_accuracy']:.1f}" for line in lines if "test_accuracy" in line}
+        off = _mean_of([line for line in lines if 60 <= line["round"] < 80], "discrepancy_client", 2)
+        yield f"| {name} | {' | '.join(scores.get(t, '–') for t in rounds)} | {off} |"
 
 
 def _mean_of(lines: list[dict[str, Any]], key: str, digits: int) -> str:
