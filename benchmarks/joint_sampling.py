@@ -11,8 +11,7 @@ already are not run again.
 from pathlib import Path
 
 from arguments import read_study
-from studies import write_curves, write_summary
-from uploads import FULL, GRID, LEGEND, OPTIMAL, PRICED, SEEDS, UNIFORM, Arm, Study, plot, run_arms, table, tune
+from uploads import FULL, GRID, OPTIMAL, PRICED, SEEDS, UNIFORM, Arm, Study, run_arms, tune, write
 
 CONFIG = Path(__file__).parents[1] / "configs" / "joint_sampling.yaml"
 ARMS = (Arm(FULL), Arm(PRICED, 0.8), Arm(OPTIMAL, 3), Arm(UNIFORM, 3))
@@ -25,21 +24,14 @@ def main(into: Path, overrides: list[str], quick: bool) -> None:
     study = Study("joint", CONFIG, (), ARMS, (0.2, 0.99) if quick else (0.8, 0.9), 5000)
     steps = tune(study, into, overrides, (0.125,) if quick else GRID)
     results = run_arms(study, steps, SEEDS[: 1 if quick else None], into, overrides)
-    write_curves(
-        into / "curves.csv", {f"{its.arm.name}-{s}": lines for its in results for s, lines in enumerate(its.runs)}
-    )
-    plot(results, into / "joint_sampling.png")
-    rounds = len(results[0].runs[0])
-    lines = [
+    head = [
         "# Who of the holders of shards uploads, on MNIST",
         "",
         "A sharded network (`collective`), 250 clients, a tenth of them with most of the data;",
-        f"{rounds} rounds, mean ± sd of {len(results[0].runs)} seeds.",
-        LEGEND,
-        "",
-        *table(study, results),
+        f"{len(results[0].runs[0])} rounds, mean ± sd of {len(results[0].runs)} seeds.",
     ]
-    write_summary(into, "joint_sampling", overrides, lines, "Accuracy against rounds and bits")
+    sections = {"Uploads that weigh as much as three average shards": (study, results)}
+    write(into, "joint_sampling", overrides, head, sections, "Accuracy against rounds and bits")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 
 from arguments import read_study
-from studies import Lines, draw, megabytes_up, run_all, spread, write_curves, write_summary
+from studies import Lines, curve, draw, megabytes_up, one_round, run_all, spread, write_curves, write_summary
 
 from train.config import Config, load_config
 from train.plots import save
@@ -47,7 +47,7 @@ def train(study: str, steps: Sequence[float], seeds: Sequence[int], into: Path, 
         for signal in STUDIES[study]
     }
     runs = run_all(configs)
-    write_curves(into / f"{study}.csv", runs)
+    write_curves(into / f"{study}.csv", {name: curve(lines) for name, lines in runs.items()})
     return {
         (signal, step): [runs[f"{signal}-lr{step}-{seed}"] for seed in seeds]
         for signal in STUDIES[study]
@@ -116,7 +116,7 @@ def main(into: Path, overrides: list[str], quick: bool) -> None:
         ]
         if study == "multi_task":
             groups = {signal: runs[signal, best_step(signal, runs)] for signal in signals}
-            amounts = {"rounds": lambda line: 1, "megabytes sent by clients": megabytes_up}
+            amounts = {"rounds": one_round, "megabytes sent by clients": megabytes_up}
             save(draw(groups, amounts, ["megabytes sent by clients"]), into / "multi_task.png")
     write_summary(into, "multi_task", overrides, text[:-1], "Average accuracy of the five models, best steps")
 

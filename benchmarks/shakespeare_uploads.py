@@ -11,8 +11,7 @@ published. Grid and seeds are theirs: `uploads.py`. Runs that are there already 
 from pathlib import Path
 
 from arguments import read_study
-from studies import write_curves, write_summary
-from uploads import FULL, GRID, LEGEND, OPTIMAL, SEEDS, UNIFORM, Arm, Study, plot, run_arms, table, tune
+from uploads import FULL, GRID, OPTIMAL, SEEDS, UNIFORM, Arm, Study, run_arms, tune, write
 
 CONFIG = Path(__file__).parents[1] / "configs" / "shakespeare_gru.yaml"
 INVITED = {32: ((2, 6), SEEDS), 128: ((4, 12), SEEDS[:2])}  # n -> m, seeds
@@ -32,25 +31,18 @@ def main(into: Path, overrides: list[str], quick: bool) -> None:
     into.mkdir(parents=True, exist_ok=True)
     overrides += ["rounds=2", "evaluate_every=1", "model.width=8"] if quick else []
     steps = tune(study_of(min(INVITED), quick), into, overrides, (0.25,) if quick else GRID)
-    text, curves = ["# Shakespeare's characters, a recurrent network", ""], {}
+    sections = {}
     for invited, (_, seeds) in list(INVITED.items())[: 1 if quick else None]:
         study = study_of(invited, quick)
         results = run_arms(study, steps, seeds[: 1 if quick else None], into, overrides)
-        curves |= {
-            f"{study.name}: {its.arm.name}-{seed}": lines for its in results for seed, lines in enumerate(its.runs)
-        }
-        text += [f"## {invited} invited a round, {len(results[0].runs)} seeds", "", *table(study, results), ""]
-        if invited == min(INVITED):
-            plot(results, into / "shakespeare_uploads.png")
-    write_curves(into / "curves.csv", curves)
-    rounds = len(next(iter(curves.values())))
-    text[2:2] = [
-        f"715 clients with 5 % of their text each, {rounds} rounds, mean ± sd over seeds. Published, without numbers:",
-        "OCS is near full participation with 2 of 32 and equal to it with 6 of 32 and 12 of 128.",
-        LEGEND,
+        sections[f"{invited} invited a round, {len(results[0].runs)} seeds"] = (study, results)
+    head = [
+        "# Shakespeare's characters, a recurrent network",
         "",
+        f"715 clients with 5 % of their text each, {len(results[0].runs[0])} rounds, mean ± sd over seeds. Published,",
+        "without numbers: OCS is near full participation with 2 of 32 and equal to it with 6 of 32 and 12 of 128.",
     ]
-    write_summary(into, "shakespeare_uploads", overrides, text[:-1], "32 invited: accuracy against rounds and bits")
+    write(into, "shakespeare_uploads", overrides, head, sections, "32 invited: accuracy against rounds and bits")
 
 
 if __name__ == "__main__":

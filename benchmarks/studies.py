@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from math import isnan
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `train` runs from a checkout
 
@@ -60,6 +60,11 @@ def run_all(configs: Mapping[str, Config], jobs: int | None = None) -> dict[str,
     return {name: History.read(config.directory).lines for name, config in configs.items()}
 
 
+def one_round(line: Mapping[str, Any]) -> float:
+    """Count rounds."""
+    return 1
+
+
 def megabytes_up(line: dict[str, Any]) -> float:
     """What the clients sent to the server in a round."""
     return float(line["bytes_up"]) / 1e6
@@ -79,18 +84,46 @@ def spread(values: Sequence[float], form: str = ".1f") -> str:
     return f"{mean_and_spread(finite, form)}{missing}"
 
 
-def write_curves(path: Path, runs: Mapping[str, Lines]) -> None:
+class Evaluation(NamedTuple):
+    """What had been spent when a model was evaluated, and how good it was."""
+
+    rounds: int
+    bytes_up: int
+    bytes_down: int
+    heard: int
+    test_accuracy: float
+    test_loss: float
+
+
+def curve(lines: Lines) -> list[Evaluation]:
+    """Return every evaluation of a run, rounded to the digits that are kept."""
+    found, up, down, heard = [], 0, 0, 0
+    for line in lines:
+        up, down, heard = up + line["bytes_up"], down + line["bytes_down"], heard + line["heard"]
+        if "test_accuracy" in line:
+            scores = (round(line["test_accuracy"], 4), round(line["test_loss"], 4))
+            found.append(Evaluation(line["round"] + 1, up, down, heard, *scores))
+    return found
+
+
+def write_curves(path: Path, curves: Mapping[str, Sequence[Evaluation]]) -> None:
     """Write every evaluation of every run as CSV."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(("run", "rounds", "bytes_up", "bytes_down", "heard", "test_accuracy", "test_loss"))
-        for name, lines in runs.items():
-            up = down = heard = 0
-            for line in lines:
-                up, down, heard = up + line["bytes_up"], down + line["bytes_down"], heard + line["heard"]
-                if "test_accuracy" in line:
-                    scores = (f"{line['test_accuracy']:.4f}", f"{line['test_loss']:.4f}")
-                    writer.writerow((name, line["round"] + 1, up, down, heard, *scores))
+        writer.writerow(("run", *Evaluation._fields))
+        for name, its in curves.items():
+            writer.writerows((name, *at[:4], *(f"{score:.4f}" for score in at[4:])) for at in its)
+
+
+def read_curves(path: Path) -> dict[str, list[Evaluation]]:
+    """Return what `write_curves` wrote, nothing where there is no file."""
+    found: dict[str, list[Evaluation]] = {}
+    if path.exists():
+        with path.open(newline="", encoding="utf-8") as file:
+            for name, *cells in list(csv.reader(file))[1:]:
+                at = Evaluation(*map(int, cells[:4]), *map(float, cells[4:]))
+                found.setdefault(name, []).append(at)
+    return found
 
 
 def write_summary(into: Path, script: str, overrides: Sequence[str], lines: Sequence[str], picture: str) -> None:

@@ -11,8 +11,7 @@ there already are not run again.
 from pathlib import Path
 
 from arguments import read_study
-from studies import write_curves, write_summary
-from uploads import ADAPTIVE, FULL, GRID, LEGEND, OPTIMAL, SEEDS, UNIFORM, Arm, Study, plot, run_arms, table, tune
+from uploads import ADAPTIVE, FULL, GRID, OPTIMAL, SEEDS, UNIFORM, Arm, Study, run_arms, tune, write
 
 CONFIG = Path(__file__).parents[1] / "configs" / "uneven_clients.yaml"
 LAWS = {0.1: 9, 0.2: 11, 0.5: 8}  # share of clients with 380 samples -> samples of each of the others
@@ -34,27 +33,23 @@ def main(into: Path, overrides: list[str], quick: bool) -> None:
     """Run what is missing, and write."""
     into.mkdir(parents=True, exist_ok=True)
     overrides += ["rounds=4", "evaluate_every=2", "clients.count=60", "model.widths=[2, 2]"] if quick else []
-    text, curves = ["# Some clients large, most small, on MNIST", ""], {}
+    sections = {}
     for share in list(LAWS)[: 1 if quick else None]:
         study = study_of(share, quick)
         steps = tune(study, into, overrides, (0.125,) if quick else GRID)
         results = run_arms(study, steps, SEEDS[: 1 if quick else None], into, overrides)
-        curves |= {
-            f"{study.name}: {its.arm.name}-{seed}": lines for its in results for seed, lines in enumerate(its.runs)
-        }
-        text += [f"## {100 * share:g} % of the clients with 380 samples, the others with {LAWS[share]}", ""]
-        text += [*table(study, results), ""]
-        if share == min(LAWS):
-            plot(results, into / "uneven_clients.png")
-    write_curves(into / "curves.csv", curves)
-    rounds, seeds = len(next(iter(curves.values()))), len(results[0].runs)
-    text[2:2] = [
-        f"250 clients, 32 invited a round, {rounds} rounds, mean ± sd of {seeds} seeds. Published for the first law:",
-        "85 % after 6,400 Mbit with OCS at m = 3, an eighth of full participation's; uniform draws need as many.",
-        LEGEND,
+        heading = f"{100 * share:g} % of the clients with 380 samples, the others with {LAWS[share]}"
+        sections[heading] = (study, results)
+    rounds, seeds = len(results[0].runs[0]), len(results[0].runs)
+    head = [
+        "# Some clients large, most small, on MNIST",
         "",
+        f"250 clients, 32 invited a round, {rounds} rounds, mean ± sd of {seeds} seeds.",
+        "Published for the first law: 85 % after 6,400 Mbit with OCS at m = 3, an eighth of full participation's;",
+        "uniform draws need as many.",
     ]
-    write_summary(into, "uneven_clients", overrides, text[:-1], "10 % large clients: accuracy against rounds and bits")
+    picture = "10 % large clients: accuracy against rounds and bits"
+    write(into, "uneven_clients", overrides, head, sections, picture)
 
 
 if __name__ == "__main__":

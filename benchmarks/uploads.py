@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from studies import Lines, draw, megabytes_up, run_all, spent_to, spread
+from studies import Lines, curve, draw, megabytes_up, one_round, run_all, spent_to, spread, write_curves, write_summary
 
 from train.config import Config, load_config
 from train.plots import save
@@ -151,6 +151,30 @@ def score_of(lines: Lines) -> float:
     return fmean([line["test_accuracy"] for line in lines if "test_accuracy" in line][-LAST:])
 
 
+def write(
+    into: Path,
+    script: str,
+    overrides: Sequence[str],
+    head: Sequence[str],
+    sections: Mapping[str, tuple[Study, Sequence[Results]]],
+    picture: str,
+) -> None:
+    """Write curves, the summary with a table a section, and the picture of the first section, of this title."""
+    runs = [
+        (f"{study.name}: {its.arm.name}-{seed}", curve(lines))
+        for study, results in sections.values()
+        for its in results
+        for seed, lines in enumerate(its.runs)
+    ]
+    write_curves(into / "curves.csv", dict(runs))
+    _, first = next(iter(sections.values()))
+    plot(first, into / f"{script}.png")
+    text = [*head, LEGEND]
+    for heading, (study, results) in sections.items():
+        text += ["", f"## {heading}", "", *table(study, results)]
+    write_summary(into, script, overrides, text, picture)
+
+
 def table(study: Study, results: Sequence[Results]) -> list[str]:
     """Return the lines of a table: a row an arm."""
     targets = [f"rounds to {100 * target:g} % | Mbit | of full" for target in study.targets]
@@ -185,11 +209,6 @@ def plot(results: Sequence[Results], path: Path) -> None:
     bits = "megabits sent by clients"
     groups = {its.arm.name: its.runs for its in results}
     save(draw(groups, {"rounds": one_round, bits: megabits}, logarithmic=[bits]), path)
-
-
-def one_round(line: Mapping[str, Any]) -> float:
-    """Count rounds."""
-    return 1
 
 
 def megabits(line: dict[str, Any]) -> float:

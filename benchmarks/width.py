@@ -23,10 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `train` runs from a checko
 import torch
 from torch import Tensor, nn
 
-from models import build_model
-from sharding.rng import seed_of
 from train.config import Config, load_config
-from train.experiment import Experiment, assemble, plan_of_each
+from train.experiment import Experiment, assemble, make_model, plan_of_each
 from train.layout import keep_layout
 from train.local import evaluate, train_locally
 from train.rounds import step_size
@@ -41,10 +39,16 @@ def narrow(config: Config, experiment: Experiment) -> nn.Module:
     options = config.model.options
     of_a_group = options["width"] // options["groups"]
     for groups in range(options["groups"], 0, -1):
-        small = _build(experiment, options | {"groups": groups, "width": groups * of_a_group})
+        small = with_options(config, experiment, {"groups": groups, "width": groups * of_a_group})
         if nbytes(small.state_dict()) <= shard.nbytes:
             return small
     raise SystemExit(f"error: no model of this width is as small as a shard of {shard.nbytes} bytes")
+
+
+def with_options(config: Config, experiment: Experiment, options: Mapping[str, object]) -> nn.Module:
+    """Return the run's model with other options."""
+    model = config.model.model_copy(update=options)
+    return make_model(config.model_copy(update={"model": model}), experiment.dataset)
 
 
 def nbytes(state: State) -> int:
@@ -115,23 +119,14 @@ def train_round(experiment: Experiment, small: nn.Module, shift: int, t: int, gr
     config, job, model = experiment.config, experiment.job, experiment.model
     cohort, full = experiment.sampler.invite(t), model.state_dict()
     places = {name: windows(full[name], held, groups, shift) for name, held in small.state_dict().items()}
-    averages, losses = Averages(full), 0.0
+    averages, losses, lr = Averages(full), 0.0, step_size(config, t)
     for client in cohort:
         small.load_state_dict({name: full[name][where] for name, where in places.items()})
         key = (config.seed, t, client)
-        losses += float(
-            train_locally(small, job.clients[client], job.dataset, job.local, step_size(config, t), None, key)
-        )
+        losses += float(train_locally(small, job.clients[client], job.dataset, job.local, lr, None, key))
         averages.add(small.state_dict(), places, experiment.num_samples[client])
     model.load_state_dict(averages.state())
     return losses / len(cohort), len(cohort)
-
-
-def _build(experiment: Experiment, options: Mapping[str, object]) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_of(experiment.config.seed, "model"))
-        dataset = experiment.dataset
-        return build_model("resnet18_gn", input_shape=dataset.input_shape, num_classes=dataset.num_classes, **options)
 
 
 def main(words: Sequence[str]) -> None:

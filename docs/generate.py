@@ -129,13 +129,19 @@ def medium() -> Iterator[str]:
         told = [_mean_of(late, key, 2) for key in ("discrepancy_client", "discrepancy", "alignment", "coverage")]
         lost = sum(line["failed"] for line in lines)
         last = f"{100 * scores[rounds]:.1f}"
-        cells = [strategy, str(rounds), seed, *means, last, *told, str(lost), _held(folder)]
-        yield f"| {' | '.join(cells)} |"
+        row = [strategy, str(rounds), seed, *means, last, *told, str(lost), _held(folder)]
+        yield f"| {' | '.join(row)} |"
 
 
 def _held(folder: Path) -> str:
-    """Return the least and the most, over layers, that the n largest terms hold of the squared norm after a run."""
-    last = json.loads((folder / "layers.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    """Return the least and the most, over layers, that the n largest terms hold of the squared norm after a run.
+
+    A dash where no layer is sharded.
+    """
+    path = folder / "layers.jsonl"
+    if not path.exists():
+        return "–"
+    last = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
     shares = []
     for (group,) in last["layers"].values():
         squares = [value**2 for value in group["magnitudes"]]

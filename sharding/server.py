@@ -88,9 +88,10 @@ class ServerOptimizer:
         if self._optimizer is None or not state:
             return
         told = self._optimizer.state_dict()
-        held = [(name.rpartition("/"), value) for name, value in state.items()]
-        for place, name in enumerate(self._weights):
-            told["state"][place] = {part: value for (its, _, part), value in held if its == name}
+        places = {name: place for place, name in enumerate(self._weights)}
+        for key, value in state.items():
+            name, _, part = key.rpartition("/")
+            told["state"].setdefault(places[name], {})[part] = value
         self._optimizer.load_state_dict(told)
 
     def _remember(self) -> None:

@@ -17,20 +17,27 @@ TINY = [
 ]
 
 
-def course(*accuracies: float) -> beyond.Lines:
-    return [{"round": t, "test_accuracy": a, "bytes_up": 10**9, "bytes_down": 0} for t, a in enumerate(accuracies)]
+def course(*accuracies: float) -> beyond.Curve:
+    return [beyond.Evaluation(t, t * 10**9, 0, t, a, 1.0) for t, a in enumerate(accuracies, start=1)]
 
 
 def test_a_row_tells_the_course_and_the_paired_difference():
-    slow = {0: course(0.1, 0.2, 0.3, 0.4), 1: course(0.1, 0.2, 0.3, 0.6)}
-    fast = {0: course(0.3, 0.4, 0.6, 0.5), 1: course(0.3, 0.4, 0.6, 0.9), 2: course(0.0, 0.0, 0.0, 0.0)}
-    head, _, first, second = beyond.table({"collective": slow, "look_ahead": fast})
+    slow = {"collective-0": course(0.1, 0.2, 0.3, 0.4), "collective-1": course(0.1, 0.2, 0.3, 0.6)}
+    fast = {f"top_n-{seed}": course(*its) for seed, its in enumerate([(0.3, 0.4, 0.6, 0.5), (0.3, 0.4, 0.6, 0.9)])}
+    head, _, first, second = beyond.table(slow | fast | {"top_n-2": course(0.0, 0.0, 0.0, 0.0)})
     assert first == (
         "| collective | 4 | 4.0 | 0, 1 | 10.0 ± 0.0 | 20.0 ± 0.0 | 30.0 ± 0.0 | 50.0 ± 14.1 | 50.0 ± 14.1 | – |"
     )
     assert second.endswith("| +20.0 ± 10.0 |")  # of seeds 0 and 1: 10 and 30 points
     assert head.count("|") == first.count("|") == second.count("|")
-    assert beyond.table({"top_n": {0: course(0.1, 0.2)}})[2].endswith("| – |")
+    assert beyond.table({"top_n-0": course(0.1, 0.2)})[2].endswith("| – |")
+
+
+def test_curves_that_are_kept_stay_in_the_table(tmp_path):
+    beyond.write_curves(tmp_path / "curves.csv", {"collective-0": course(0.1, 0.25), "top_n-0": course(0.1, 0.5)})
+    beyond.main([str(tmp_path), "--only"])
+    assert "| +25.0 (one seed) |" in (tmp_path / "summary.md").read_text(encoding="utf-8")
+    assert beyond.read_curves(tmp_path / "curves.csv")["top_n-0"] == course(0.1, 0.5)
 
 
 def test_every_method_is_a_configuration():

@@ -42,7 +42,7 @@ def test_the_widest_window_is_fedavg():
     plain, ours = assemble(config), assemble(config)
     run_rounds(plain, 0, lambda t, metrics: False)
     for t in range(config.rounds):
-        width.train_round(ours, width._build(ours, config.model.options), shift=t, t=t, groups=4)
+        width.train_round(ours, width.with_options(config, ours, {}), shift=t, t=t, groups=4)
     for name, tensor in plain.model.state_dict().items():
         torch.testing.assert_close(ours.model.state_dict()[name], tensor, rtol=1e-5, atol=1e-6)
 
