@@ -37,6 +37,7 @@ from sharding.clients import (
     round_time,
     wireless_probabilities,
 )
+from sharding.compression import WIRES
 from sharding.coordination import COORDINATIONS
 from sharding.designs import DESIGNS, entropy, joint_inclusion, sample
 from sharding.diagnostics import alignment, anme, discrepancy, plan_anme, plan_coverage, plan_discrepancy
@@ -100,6 +101,7 @@ __all__ = [
     "DESIGNS",
     "SAMPLERS",
     "STRATEGIES",
+    "WIRES",
     "Aggregation",
     "Budget",
     "CoverageWarning",

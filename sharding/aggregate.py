@@ -35,7 +35,8 @@ from sharding.errors import UserError
 from sharding.faults import NOTHING, find_fault, find_nonfinite
 from sharding.numbers import is_number
 from sharding.planner import Client, Plan
-from sharding.shard import Shard, as_real, key, update_norm
+from sharding.shard import Shard, update_norm
+from sharding.state import as_real, key
 from sharding.wrappers import spread_like, unwrap, whole
 
 log = logging.getLogger(__name__)
@@ -154,7 +155,7 @@ class Average:
         here = [tensor.device for tensor in self._plan[client].trained().values()]
         shard = shard.to(here[0]) if here else shard
         if self._bound is None:
-            self._mean.add(shard, self._weights[client])
+            self._mean.add(self._plan.values_of(shard), self._weights[client])
         else:
             self._held[client] = shard
 
@@ -195,7 +196,7 @@ class Average:
         median = float(norms.median())  # the lower one: of two clients, the one that changed less
         for (client, shard), norm in zip(self._held.items(), norms.tolist(), strict=True):
             if norm <= self._bound * median:
-                self._mean.add(shard, self._weights[client])
+                self._mean.add(self._plan.values_of(shard), self._weights[client])
             else:
                 self._faults[client] = (
                     f"its update's norm {norm:.3g} is above {self._bound:g} times the median {median:.3g}"
@@ -209,8 +210,8 @@ class Average:
         heard = self._mean.weight
         divisor = heard if total is None else total * heard / sum(self._weights.values() or [1.0])
         for name, weighted_sum in self._mean.dense():
-            sent = next(iter(self._plan.values())).dense[name]
-            yield name, _part_of_the_way(as_real(state[name]), _step(weighted_sum, sent, heard, divisor), server_lr)
+            old = self._plan.dense[name]
+            yield name, _part_of_the_way(as_real(state[name]), _step(weighted_sum, old, heard, divisor), server_lr)
         for layer, matrix in self._mean.matrices():
             weight = state[name := key(layer, "weight")]
             yield name, _part_of_the_way(weight, matrix.view(weight.shape), server_lr)

@@ -21,7 +21,8 @@ from sharding.factorization import factorize_empty
 from sharding.factorization.unpack import unpack
 from sharding.layers import FactorizedLayer
 from sharding.optim import DecayOf, LocalSGD
-from sharding.shard import Shard, as_real
+from sharding.shard import Shard
+from sharding.state import as_real
 from sharding.wrappers import unwrap
 
 

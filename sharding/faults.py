@@ -31,6 +31,8 @@ def find_misfit(sent: Shard, returned: object) -> str | None:
         return f"a {type(returned).__name__}, not a shard"
     if returned.plan != sent.plan:
         return f"an update of the plan {str(returned.plan)[:40]!r}, not of {sent.plan!r}"
+    if returned.wire != sent.wire:
+        return f"an update in {str(returned.wire)[:40]}, not in {sent.wire}"
     try:
         return _differing_tensor(sent, returned) or _differing_term(sent, returned)
     except Exception as error:  # of parts that are no tensors, or not of one device: whatever it is, it is no update

@@ -7,7 +7,7 @@ design is fitted to π once, and every client of the group draws from it with a 
 import logging
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from math import isclose, nan
 
@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sharding.compression import EXACT, WIRES, round_outputs
 from sharding.coordination import COORDINATIONS
 from sharding.designs import DESIGNS, Design, SuccessiveDesign, fit_all
 from sharding.errors import UserError, pick, shown
@@ -23,8 +24,9 @@ from sharding.factorization import ENDS, Patterns, as_patterns, num_terms, shard
 from sharding.faults import find_nonfinite
 from sharding.layers import as_blocks, num_blocks
 from sharding.rng import generator, seed_of
-from sharding.shard import Shard, Terms, dense_state, frozen_names
+from sharding.shard import Shard, Terms
 from sharding.spectrum import Spectrum, decompose
+from sharding.state import dense_state, frozen_names
 from sharding.strategies import Group, Law, Strategy, get_strategy, norm_ratio
 from sharding.wrappers import unwrap, whole
 
@@ -57,6 +59,7 @@ class Plan(dict[Client, Shard]):
         spectra: of the sharded layers, by name.
         groups: the clients of each keep ratio, in the order of the rows of the draws.
         draws: by (keep ratio, layer).
+        dense: what is sent whole, as the server has it, before any rounding for the wire.
     """
 
     def __init__(
@@ -65,11 +68,25 @@ class Plan(dict[Client, Shard]):
         spectra: Mapping[str, Spectrum],
         groups: Mapping[float, list[Client]],
         draws: Mapping[tuple[float, str], Draw],
+        dense: Mapping[str, Tensor],
     ) -> None:
         super().__init__(shards)
         self.spectra = spectra
         self.groups = groups
         self.draws = draws
+        self.dense = dense
+
+    def values_of(self, update: Shard) -> Shard:
+        """Return an update as new values: where it holds changes, from what the server has, not from what it sent."""
+        if update.wire == EXACT:
+            return update
+        terms = {}
+        for layer, its in update.terms.items():
+            kept = self.spectra[layer]
+            u, v = (side.index_select(1, its.indices) for side in (kept.u, kept.v))
+            terms[layer] = replace(its, u=u + its.u, v=v + its.v)
+        dense = {name: self.dense[name] + change for name, change in update.dense.items()}
+        return replace(update, terms=terms, dense=dense, wire=EXACT)
 
 
 class ShardPlanner:
@@ -84,9 +101,10 @@ class ShardPlanner:
             The strategy `coordinated` is made for spread draws, and spreads them whatever it is.
         also: layers to shard that are sent whole unless asked for, as embeddings are; as in `sharding.factorize`.
         strict: refuse a model that has layers which cannot be sharded.
+        wire: a name in `sharding.WIRES`: how numbers travel; see `sharding.compression`.
 
     Raises:
-        UserError: unknown strategy, design or coordination.
+        UserError: unknown strategy, design, coordination or wire.
     """
 
     def __init__(
@@ -99,7 +117,9 @@ class ShardPlanner:
         *,
         also: Patterns = (),
         strict: bool = False,
+        wire: str = EXACT,
     ) -> None:
+        pick(WIRES, wire, "wire")
         pick(DESIGNS, design, "design")
         pick(COORDINATIONS, coordination, "coordination")
         self.strategy = get_strategy(strategy)
@@ -107,6 +127,7 @@ class ShardPlanner:
         self.design = design
         self.seed = seed
         self.skip, self.also, self.strict = as_patterns(skip), as_patterns(also), strict
+        self.wire = wire
 
     def plan(self, model: nn.Module, budgets: Mapping[Client, float], round: int = 0) -> Plan:
         """Cut one shard for each client.
@@ -149,15 +170,17 @@ class ShardPlanner:
                 f"{spoiled} has NaN or Inf; did training diverge? A mask can be a buffer with persistent=False"
             )
         frozen = frozen_names(model, layers, dense)
+        sent = {name: spectrum.rounded(self.wire) for name, spectrum in spectra.items()}
         terms: dict[Client, dict[str, Terms]] = {client: {} for client in budgets}
         for (ratio, name), draw in draws.items():
-            cut = Terms.cut(spectra[name], draw.indices, draw.multipliers)
+            cut = Terms.cut(sent[name], draw.indices, draw.multipliers)
             for client, its_terms in zip(groups[ratio], cut, strict=True):
                 terms[client][name] = its_terms
         ratios = {client: ratio if layers else 1.0 for ratio, clients in groups.items() for client in clients}
         plan = f"{round}-{self._digest(round, magnitudes)}"
-        shards = {client: Shard(terms[client], dense, ratios[client], frozen, plan) for client in budgets}
-        return Plan(shards, spectra, groups, draws)
+        rest = {name: round_outputs(tensor, self.wire) for name, tensor in dense.items()}
+        shards = {client: Shard(terms[client], rest, ratios[client], frozen, plan, self.wire) for client in budgets}
+        return Plan(shards, spectra, groups, draws, dense)
 
     def _digest(self, round: int, magnitudes: Mapping[str, NDArray[np.float64]]) -> str:
         """Return what tells this plan from those of other rounds, runs and models, whoever takes part."""

@@ -2,9 +2,9 @@
 
 All index arithmetic is here: cutting terms out of a spectrum, and saying which columns a returned vector belongs to.
 
-A tensor that the model has under several names (tied weights, a module registered twice) travels once, under the first
-of them. Frozen ones are sent, but do not come back, and so are integers and masks: a client computes with the server's,
-and nobody averages them. A complex tensor travels as pairs of real numbers.
+Frozen tensors are sent, but do not come back, and so are integers and masks: a client computes with the server's, and
+nobody averages them. On a wire that rounds (`sharding.compression`) what is sent is rounded, and what comes back are
+changes.
 """
 
 import json
@@ -18,10 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sharding import wire
+from sharding import compression, wire
+from sharding.compression import EXACT, round_columns, round_outputs
 from sharding.errors import UserError
 from sharding.layers import FactorizedLayer
 from sharding.spectrum import Spectrum
+from sharding.state import as_real, key, travels
 from sharding.wrappers import spread_like, unwrap, whole
 
 PARTS = ("indices", "u", "v", "multipliers")
@@ -74,6 +76,7 @@ class Shard:
         keep_ratio: r that it was cut for; 1 where nothing is left out.
         frozen: the names in `terms` and `dense` of what is neither trained nor sent back; all integers are.
         plan: which plan it is of, ``<round>-<digest>``; an update must be of the same. Empty outside of any plan.
+        wire: how its numbers travel, one of `sharding.WIRES`. An update holds new values, or changes where that rounds.
     """
 
     terms: Mapping[str, Terms]
@@ -81,18 +84,23 @@ class Shard:
     keep_ratio: float = 1.0
     frozen: frozenset[str] = frozenset()
     plan: str = ""
+    wire: str = EXACT
 
     @property
     def nbytes(self) -> int:
         """The exact length of `to_bytes()`, told without making it."""
-        return wire.size_of(self._named_tensors(), self._metadata())
+        tensors = self._named_tensors()
+        if self.wire != EXACT:
+            tensors = compression.encode({name: tensor.to("meta") for name, tensor in tensors.items()}, self.wire)
+        return wire.size_of(tensors, self._metadata())
 
     def to_bytes(self) -> bytes:
         """Return the wire form: a safetensors file with keys ``terms/<layer>/<part>`` and ``dense/<name>``.
 
-        What is frozen has ``frozen/`` before its key. Keep ratio and plan are in the file's metadata.
+        What is frozen has ``frozen/`` before its key. Keep ratio and plan are in the file's metadata. What the wire
+        cannot carry is rounded (`sharding.compression`); a planner's shards and clients' updates can be carried.
         """
-        return wire.to_bytes(self._named_tensors(), self._metadata())
+        return wire.to_bytes(compression.encode(self._named_tensors(), self.wire), self._metadata())
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
@@ -107,7 +115,7 @@ class Shard:
 
     def write(self, path: Path) -> None:
         """Write the wire form to a file."""
-        wire.to_file(self._named_tensors(), self._metadata(), path)
+        wire.to_file(compression.encode(self._named_tensors(), self.wire), self._metadata(), path)
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -146,15 +154,31 @@ class Shard:
         }
         return factors | {name: tensor for name, tensor in self.dense.items() if name not in self.frozen}
 
+    @torch.no_grad()
     def returned(self, values: Mapping[str, Tensor]) -> "Shard":
-        """Return what goes back to the server: what may be trained, with values by the names of `trained`."""
+        """Return what goes back to the server: what may be trained, with values by the names of `trained`.
+
+        On a wire that rounds it holds the changes of these values, rounded.
+        """
+        if self.wire != EXACT:
+            values = {name: values[name] - sent for name, sent in self.trained().items()}
         terms = {
             layer: replace(sent, u=values[key(layer, "u")], v=values[key(layer, "v")])
             for layer, sent in self.terms.items()
             if layer not in self.frozen
         }
         dense = {name: values[name] for name in self.dense if name not in self.frozen}
-        return replace(self, terms=terms, dense=dense, frozen=frozenset())
+        return replace(self, terms=terms, dense=dense, frozen=frozenset()).rounded()
+
+    def rounded(self) -> "Shard":
+        """Return the nearest values that the wire can carry."""
+        if self.wire == EXACT:
+            return self
+        terms = {
+            layer: replace(its, u=round_columns(its.u, self.wire), v=round_columns(its.v, self.wire))
+            for layer, its in self.terms.items()
+        }
+        return replace(self, terms=terms, dense={n: round_outputs(part, self.wire) for n, part in self.dense.items()})
 
     def matching_state(self, model: nn.Module) -> dict[str, Tensor]:
         """Return a client model's parameters and buffers by name, if they are those that this shard has values for.
@@ -217,7 +241,8 @@ class Shard:
 
     def _metadata(self) -> dict[str, str]:
         # In one word: safetensors writes several in any order.
-        return {"shard": json.dumps({"keep_ratio": float(self.keep_ratio), "plan": self.plan})}
+        words = {"keep_ratio": float(self.keep_ratio), "plan": self.plan}
+        return {"shard": json.dumps(words if self.wire == EXACT else words | {"wire": self.wire})}
 
     def _named_tensors(self) -> dict[str, Tensor]:
         tensors = {
@@ -232,22 +257,23 @@ class Shard:
 
     @classmethod
     def _from_named(cls, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Self:
+        words = _checked_words(metadata)
         parts: dict[str, dict[str, Tensor]] = {}
         dense: dict[str, Tensor] = {}
         frozen = set()
-        for key, tensor in tensors.items():
-            kind, _, name = key.removeprefix(FROZEN).partition("/")
+        for entry, tensor in compression.decode(tensors, words["wire"]).items():
+            kind, _, name = entry.removeprefix(FROZEN).partition("/")
             if kind == "terms":
                 name, _, part = name.rpartition("/")
                 parts.setdefault(name, {})[part] = tensor
-            elif kind == "dense" and name not in dense and (tensor.is_floating_point() or key.startswith(FROZEN)):
+            elif kind == "dense" and name not in dense and (tensor.is_floating_point() or entry.startswith(FROZEN)):
                 dense[name] = tensor
             else:
-                raise UserError(f"this is no shard: what is {key[:80]!r}, {tensor.dtype}?")
-            if key.startswith(FROZEN):
+                raise UserError(f"this is no shard: what is {entry[:80]!r}, {tensor.dtype}?")
+            if entry.startswith(FROZEN):
                 frozen.add(name)
         terms = {layer: _checked_terms(layer, parts[layer]) for layer in sorted(parts)}
-        return cls(terms, dense, frozen=frozenset(frozen), **_checked_words(metadata))
+        return cls(terms, dense, frozen=frozenset(frozen), **words)
 
 
 def _checked_terms(layer: str, parts: Mapping[str, Tensor]) -> Terms:
@@ -273,7 +299,7 @@ def _checked_terms(layer: str, parts: Mapping[str, Tensor]) -> Terms:
 
 
 def _checked_words(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Return the keep ratio and the plan.
+    """Return the keep ratio, the plan and the wire.
 
     Raises:
         UserError: they are not there, or cannot be.
@@ -285,7 +311,7 @@ def _checked_words(metadata: Mapping[str, str]) -> dict[str, Any]:
         raise UserError("this is no shard: its metadata has no keep ratio and plan") from error
     if not (isinstance(keep_ratio, float) and 0 < keep_ratio <= 1 and isinstance(plan, str)):
         raise UserError(f"this is no shard: its metadata has {str(words)[:80]}")
-    return {"keep_ratio": keep_ratio, "plan": plan}
+    return {"keep_ratio": keep_ratio, "plan": plan, "wire": words.get("wire", EXACT)}
 
 
 def update_norm(sent: Shard, returned: Shard) -> Tensor:
@@ -297,44 +323,7 @@ def update_norm(sent: Shard, returned: Shard) -> Tensor:
     before, after = sent.trained(), returned.trained()
     if not after:
         return torch.zeros((), dtype=torch.float64)
-    changes = ((after[name] - before[name]).double().contiguous() for name in sorted(after))
+    if returned.wire == EXACT:
+        after = {name: value - before[name] for name, value in after.items()}
+    changes = (after[name].double().contiguous() for name in sorted(after))
     return torch.stack([change.square().sum() for change in changes]).sum().sqrt()
-
-
-def dense_state(model: nn.Module, sharded: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """Return a snapshot of what is sent whole: the state that travels but the weights of the sharded layers.
-
-    Args:
-        model: the server's.
-        sharded: the layers of it whose terms are sent, by name.
-    """
-    seen = {id(layer.weight) for layer in sharded.values()}
-    dense = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if travels(name, tensor) and id(tensor) not in seen:
-            seen.add(id(tensor))
-            dense[name] = as_real(whole(tensor.detach())).clone()
-    return dense
-
-
-def frozen_names(model: nn.Module, sharded: Mapping[str, nn.Module], dense: Mapping[str, Tensor]) -> frozenset[str]:
-    """Return which of the sharded layers and of what is sent whole are not to be trained, nor averaged."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    own = {key(layer, "weight"): layer for layer in sharded} | {name: name for name in dense}
-    fixed = {own[name] for name, parameter in parameters.items() if name in own and not parameter.requires_grad}
-    return frozenset(fixed | {name for name, tensor in dense.items() if not tensor.is_floating_point()})
-
-
-def as_real(tensor: Tensor) -> Tensor:
-    """Return a complex tensor's numbers as pairs of real ones, a view of shape (…, 2); any other as it is."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def travels(name: str, entry: object) -> bool:
-    """Tell whether an entry of a state dict is sent: a tensor, but no extra state, nor a batch norm's counter."""
-    return isinstance(entry, Tensor) and name.rpartition(".")[2] not in ("_extra_state", "num_batches_tracked")
-
-
-def key(layer: str, part: str) -> str:
-    """Return the state-dict name of a part of a layer; a layer that is the whole model has no name itself."""
-    return f"{layer}.{part}" if layer else part

@@ -14,11 +14,12 @@ enough for all cores, and batched products in float64 run slower.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from sharding.compression import round_columns
 from sharding.errors import UserError
 
 # Below this share of the largest magnitude, squaring in float64 leaves fewer digits than float32 holds.
@@ -47,6 +48,10 @@ class Spectrum:
     def compose(self) -> Tensor:
         """Return W = Σ u'ᵢ v'ᵢᵀ, shape (out, in), or that of its blocks, stacked."""
         return compose(self.u, self.v, self.blocks)
+
+    def rounded(self, wire: str) -> "Spectrum":
+        """Return it with the nearest u' and v' that a wire can carry."""
+        return replace(self, u=round_columns(self.u, wire), v=round_columns(self.v, wire))
 
 
 def compose(u: Tensor, v: Tensor, blocks: int = 1) -> Tensor:

@@ -21,6 +21,7 @@ from torch import nn
 from models import MODELS
 from sharding.clients import SAMPLERS, StatisticalSampler
 from sharding.clients.network import positive_bandwidth
+from sharding.compression import WIRES
 from sharding.coordination import COORDINATIONS
 from sharding.designs import DESIGNS
 from sharding.errors import UserError, nearest, pick, shown
@@ -264,6 +265,8 @@ class Config(Section):
     """τ of the strategies that clip the effective learning rate, at least 1; `.inf`: none does."""
     keep_ratio: KeepRatio = 0.2
     """r of every client, or a mapping from ratio to the share of clients that have it."""
+    wire: str = "float32"
+    """How numbers travel, both ways: `float32`, `bfloat16` or `int8`."""
     model: ModelConfig
     data: DataConfig
     clients: ClientsConfig
@@ -338,6 +341,7 @@ class Config(Section):
         pick(STRATEGIES, self.strategy, "strategy")
         pick(DESIGNS, self.design, "design")
         pick(COORDINATIONS, self.coordination, "coordination")
+        pick(WIRES, self.wire, "wire")
         pick(MODELS, self.model.name, "model")
         pick(DATASETS, self.data.name, "dataset")
         pick(PARTITIONS, self.data.partition, "partition")

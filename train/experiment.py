@@ -156,7 +156,9 @@ def put_together(
             "clients.pilot_losses=[…] trains pilots on the clients' data here; in a federation leave it out"
         )
     model = make_model(config, dataset).to(dataset.test.targets.device)
-    planner = ShardPlanner(config.strategy, config.design, config.seed, coordination=config.coordination)
+    planner = ShardPlanner(
+        config.strategy, config.design, config.seed, coordination=config.coordination, wire=config.wire
+    )
     clip = config.clip if planner.strategy.clips else None
     dense_nbytes = ShardPlanner("dense").plan(model, {0: 1.0})[0].nbytes
     costs = dict.fromkeys(num_samples, 1.0)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from models import MODELS
-from sharding import COORDINATIONS, DESIGNS, SAMPLERS, STRATEGIES
+from sharding import COORDINATIONS, DESIGNS, SAMPLERS, STRATEGIES, WIRES
 from train.data import DATASETS
 from train.engines import ENGINES
 from train.partition import PARTITIONS
@@ -16,6 +16,7 @@ from train.tracking import TRACKERS
 REGISTRIES: dict[str, Mapping[str, Any]] = {
     "design": DESIGNS,
     "coordination": COORDINATIONS,
+    "wire": WIRES,
     "clients.sampler": SAMPLERS,
     "model.name": MODELS,
     "data.name": DATASETS,

@@ -7,19 +7,23 @@ import numpy as np
 import pytest
 import torch
 
-from sharding import Shard, UserError, aggregate
+from sharding import WIRES, Shard, ShardPlanner, UserError, aggregate
 from sharding.wire import LONGEST_HEADER
-from tests.sharding.models import make_net, make_plan, perturbed
+from tests.sharding.models import make_net, perturbed
 
 WORDS = ["I64", "F64", "F32", "F16", "BF16", "BOOL", "C64", "U8", "F8_E4M3", "F4", "?", "", "u", "terms/1/u", "dense/x"]
 NUMBERS = [0, 1, -1, 2, 7, 8, 2**31, 2**63 - 1, 2**64, -(2**63), 10**30, 0.5, None, True, [], {}, "1"]
 
 
+def play(wire):
+    model = make_net()
+    plan = ShardPlanner("unbiased", wire=wire).plan(model, {"a": 0.4, "b": 0.4})
+    return model, plan, {client: perturbed(shard, 1) for client, shard in plan.items()}
+
+
 @pytest.fixture(scope="module")
 def played():
-    model = make_net()
-    plan = make_plan(model, {"a": 0.4, "b": 0.4}, "unbiased")
-    return model, plan, {client: perturbed(shard, 1) for client, shard in plan.items()}
+    return play("float32")
 
 
 def split(data: bytes) -> tuple[dict, bytes]:
@@ -100,9 +104,10 @@ def read(data: bytes) -> Shard | str:
         return str(error)
 
 
+@pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("cases", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_spoiled_byte_strings_hurt_nobody(played, cases):
-    model, plan, updates = played
+def test_spoiled_byte_strings_hurt_nobody(wire, cases):
+    model, plan, updates = play(wire)
     rng, data = np.random.default_rng(cases), updates["a"].to_bytes()
     refused = left_out = 0
     for _ in range(cases):
@@ -143,6 +148,7 @@ def renamed(old: str, new: str):
     return edit
 
 
+SHARD_WORDS = '{"keep_ratio": 0.5, "plan": "", "wire": "int8"}'
 WRONG = {
     "nothing": (lambda data: b"", "these 0 bytes are no shard"),
     "text": (lambda data: "text", "a str is no shard"),
@@ -163,6 +169,14 @@ WRONG = {
     "keep ratio": (
         lambda data: edited(data, lambda h: h["__metadata__"].update(shard='{"keep_ratio": 2.0, "plan": ""}')),
         "its metadata has {'keep_ratio': 2.0",
+    ),
+    "another wire": (
+        lambda data: edited(data, lambda h: h["__metadata__"].update(shard=SHARD_WORDS.replace("int8", "int7"))),
+        "its numbers are in 'int7', not in one of float32, bfloat16, int8",
+    ),
+    "a wire that is no word": (
+        lambda data: edited(data, lambda h: h["__metadata__"].update(shard=SHARD_WORDS.replace('"int8"', "[]"))),
+        r"its numbers are in '\[\]'",
     ),
     "deep": (
         lambda data: edited(data, lambda h: h["__metadata__"].update(shard="[" * 100_000)),

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sharding import CoverageWarning, Shard, ShardPlanner, UserError, aggregate, client_model, factorize
-from sharding.shard import Terms, dense_state, update_norm
+from sharding.shard import Terms, update_norm
+from sharding.state import dense_state
 from tests.sharding.models import make_net, make_plan, perturbed
 
 

@@ -142,7 +142,7 @@ def test_rank_0_trains_ahead_while_it_waits_but_only_so_far(engine_of, monkeypat
 
 
 def test_a_round_without_clients_has_no_updates(engine_of):
-    assert list(engine_of(make_job(), 2).train(Plan({}, {}, {}, {}), 0, LR)) == []
+    assert list(engine_of(make_job(), 2).train(Plan({}, {}, {}, {}, {}), 0, LR)) == []
 
 
 def test_the_longest_are_dealt_first_each_to_who_has_the_least():

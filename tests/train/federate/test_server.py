@@ -60,6 +60,8 @@ def models_agree(one, other):
     [
         ["strategy=collective"],
         ["strategy=dense", "data.partition=iid"],
+        ["wire=bfloat16", "strategy=top_n"],
+        ["wire=int8", "clients.sampler=ocs", "clients.budget=2", "clients.per_round=4"],
         ["strategy=unbiased", "aggregation.norm_bound=100"],
         ["clients.sampler=aocs", "clients.budget=2"],
         ["clients.sampler=weighted"],

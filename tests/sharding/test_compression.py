@@ -1,0 +1,163 @@
+"""Numbers that are rounded for the wire: to the nearest of their grid, once, and never in the server's own model."""
+
+import json
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from sharding import WIRES, Shard, ShardPlanner, UserError, aggregate, train_shard
+from sharding.compression import round_columns, round_outputs
+from sharding.shard import update_norm
+from tests.sharding.models import make_net, perturbed
+
+ROUNDING = ("bfloat16", "int8")
+BUDGETS = {"a": 0.4, "b": 0.4, "c": 0.7}
+
+
+def plan_of(wire, strategy="collective"):
+    return ShardPlanner(strategy, wire=wire).plan(make_net(), BUDGETS)
+
+
+def updates_of(plan, size=0.01):
+    """Updates by changes that are the same whatever the wire, before they are rounded."""
+    return {
+        client: shard.returned(
+            {name: part + size * (noisy - part) for name, part, noisy in _pairs(shard, perturbed(shard, seed))}
+        )
+        for seed, (client, shard) in enumerate(plan.items())
+    }
+
+
+def _pairs(shard, other):
+    noisy = other.trained()
+    return [(name, part, noisy[name]) for name, part in shard.trained().items()]
+
+
+floats = st.floats(-(2.0**127), 2.0**127, width=32)  # the nearest to a number beyond may be infinite
+
+
+@given(st.lists(floats, min_size=1, max_size=9))
+def test_int8_is_the_nearest_integer_times_the_least_power_of_two_that_serves(numbers):
+    column = torch.tensor(numbers)[:, None]
+    near = round_columns(column, "int8")[:, 0].tolist()
+    largest = max(abs(Fraction(number)) for number in column[:, 0].tolist())
+    exponent = -126
+    while largest > 127 * Fraction(2) ** exponent:
+        exponent += 1
+    step = Fraction(2) ** exponent
+    assert [Fraction(number) for number in near] == [round(Fraction(x) / step) * step for x in column[:, 0].tolist()]
+
+
+@pytest.mark.parametrize("wire", ROUNDING)
+@given(st.lists(floats, min_size=1, max_size=9))
+def test_what_is_rounded_stays_as_it_is(wire, numbers):
+    once = round_columns(torch.tensor(numbers)[:, None], wire)
+    assert torch.equal(round_columns(once, wire), once)
+
+
+@pytest.mark.parametrize(("wire", "error"), [("bfloat16", 2**-8), ("int8", 1 / 127)])
+def test_the_error_is_small_against_each_vector_however_small_that_is(wire, error):
+    columns = torch.randn(50, 20, generator=torch.Generator().manual_seed(0)) * torch.logspace(-30, 30, 20)
+    off = (round_columns(columns, wire) - columns).abs()
+    assert (off <= error * columns.abs().amax(0)).all()
+    assert (off > 0).any()
+    outputs = columns.mT.reshape(20, 5, 10)
+    assert torch.equal(round_outputs(outputs, wire), round_columns(columns, wire).mT.reshape(20, 5, 10))
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_the_wire_carries_what_is_sent_to_the_last_bit(wire):
+    plan = plan_of(wire)
+    for shard in (*plan.values(), *updates_of(plan).values()):
+        data = shard.to_bytes()
+        assert len(data) == shard.nbytes
+        again = Shard.from_bytes(data)
+        assert again.wire == wire
+        assert again.to_bytes() == data
+        assert again.state().keys() == shard.state().keys()
+        assert all(torch.equal(part, again.state()[name]) for name, part in shard.state().items())
+        assert all(torch.equal(its.indices, again.terms[name].indices) for name, its in shard.terms.items())
+
+
+def test_a_number_takes_a_byte():
+    model = nn.Sequential(nn.Linear(50, 40), nn.Linear(40, 30), nn.Linear(30, 20))
+    shard = ShardPlanner("top_n", wire="int8").plan(model, {0: 0.5})[0]
+    n, data = 15, shard.to_bytes()
+    header = 8 + int.from_bytes(data[:8], "little")
+    terms = n * (40 + 30) + 2 * n + n * (4 + 4)  # u and v, their exponents, index and ω
+    whole = 50 * 40 + 40 + 30 * 20 + 20  # the first and the last layer, an exponent an output
+    assert len(data) - header == terms + whole + 4 * (40 + 30 + 20)
+    assert json.loads(json.loads(data[8:header])["__metadata__"]["shard"])["wire"] == "int8"
+
+
+@pytest.mark.parametrize("wire", ROUNDING)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_vector_that_is_spoiled_arrives_spoiled_and_is_left_out(wire, bad):
+    plan = plan_of(wire)
+    updates = updates_of(plan)
+    updates["b"].terms["1"].u[2, 1] = bad
+    sent = {client: Shard.from_bytes(update.to_bytes()) for client, update in updates.items()}
+    assert not sent["b"].terms["1"].u[:, 1].isfinite().all()
+    assert sent["b"].terms["1"].u[:, 0].isfinite().all()
+    assert aggregate(make_net(), plan, sent, dict.fromkeys(plan, 1)).rejected == {"b": "NaN or Inf in 1.u"}
+
+
+@pytest.mark.parametrize("trim", [0.0, 0.2])
+@pytest.mark.parametrize("bound", [None, 5.0])
+@pytest.mark.parametrize("wire", ROUNDING)
+def test_the_server_adds_changes_to_what_it_has_itself(wire, bound, trim):
+    exact, rounded = plan_of("float32"), plan_of(wire)
+    changes = updates_of(rounded)
+    values = {
+        client: exact[client].returned(
+            {name: part + changes[client].trained()[name] for name, part in exact[client].trained().items()}
+        )
+        for client in exact
+    }
+    ours, theirs = make_net(), make_net()
+    weights = {"a": 1, "b": 2, "c": 5}
+    assert aggregate(ours, rounded, changes, weights, norm_bound=bound, trim=trim).accepted == list(BUDGETS)
+    aggregate(theirs, exact, values, weights, norm_bound=bound, trim=trim)
+    for name, part in theirs.state_dict().items():
+        assert torch.equal(ours.state_dict()[name], part)
+        assert not torch.equal(make_net().state_dict()[name], part)
+
+
+@pytest.mark.parametrize("wire", ROUNDING)
+@pytest.mark.parametrize("lr", [1e-1, 1e-6])
+def test_a_change_is_told_as_well_when_it_is_small(wire, lr):
+    shard = plan_of(wire)["a"]
+    batches = [(torch.randn(8, 1, 4, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3)]
+    told = train_shard(make_net(), shard, batches, lr).trained()
+    exact = train_shard(make_net(), replace(shard, wire="float32"), batches, lr)
+    for name, before in shard.trained().items():
+        change = exact.trained()[name] - before
+        if float(change.norm()) > 1e-4 * float(before.norm()):  # else float32 itself tells less of it
+            assert float((told[name] - change).norm()) < 0.02 * float(change.norm())
+    one, other = update_norm(shard, exact), update_norm(shard, shard.returned(exact.trained()))
+    torch.testing.assert_close(other, one, rtol=0.01, atol=0)
+
+
+def test_an_update_on_another_wire_than_the_plans_is_left_out():
+    plan = plan_of("int8")
+    updates = updates_of(plan) | {"b": updates_of(plan_of("float32"))["b"]}
+    why = aggregate(make_net(), plan, updates, dict.fromkeys(plan, 1)).rejected["b"]
+    assert why == "an update in float32, not in int8"
+
+
+def test_numbers_that_are_not_float32_travel_as_they_are():
+    model = make_net().double()
+    plans = [ShardPlanner("top_n", wire=wire).plan(model, {0: 0.4}) for wire in ("float32", "int8")]
+    for name, part in plans[0][0].state().items():
+        assert torch.equal(plans[1][0].state()[name], part)
+        assert torch.equal(Shard.from_bytes(plans[1][0].to_bytes()).state()[name], part)
+
+
+def test_an_unknown_wire_is_told():
+    with pytest.raises(UserError, match=r"unknown wire 'int16'.*choose one of: bfloat16, float32, int8"):
+        ShardPlanner(wire="int16")
