@@ -54,10 +54,8 @@ def encode(tensors: Mapping[str, Tensor], wire: str) -> dict[str, Tensor]:
         elif wire == "bfloat16":
             found[name] = tensor.bfloat16()
         else:
-            exponents = _exponents(rows)
-            integers = (rows * _power(-exponents)).nan_to_num(0.0, 0.0, 0.0).round().to(torch.int8)
+            integers, found[SCALES + name] = _pack(rows)
             found[name] = _like(integers, name, tensor)
-            found[SCALES + name] = exponents.to(torch.int8)
     return found
 
 
@@ -83,6 +81,15 @@ def decode(tensors: Mapping[str, Tensor], wire: str) -> dict[str, Tensor]:
         elif SCALES + name not in tensors:
             found[name] = tensor
     return found
+
+
+def _pack(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return integers and exponents, int8."""
+    if rows.is_meta:
+        return rows.to(torch.int8), rows[:, 0].to(torch.int8)
+    exponents = _exponents(rows)
+    integers = (rows * _power(-exponents)).nan_to_num(0.0, 0.0, 0.0).round()
+    return integers.to(torch.int8), exponents.to(torch.int8)
 
 
 def _scaled(name: str, integers: Tensor | None, exponents: Tensor) -> Tensor:
