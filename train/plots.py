@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import cycle, islice
-from math import isfinite
+from math import ceil, isfinite
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
@@ -207,10 +207,11 @@ def new_figure(width: float = 5.2, height: float = 3.8) -> tuple[Figure, Axes]:
 
 
 def add_legend(figure: Figure, axes: Axes) -> None:
-    """Put the legend below, where it hides nothing."""
+    """Put the legend below, where it hides nothing; what it needs beyond two lines makes the picture higher."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         columns = 1 if max(map(len, labels)) > 34 else 2 if max(map(len, labels)) > 18 else 3
+        figure.set_figheight(figure.get_figheight() + 0.18 * max(0, ceil(len(labels) / columns) - 2))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
 
 
