@@ -1,5 +1,6 @@
 """Parts of pages that nobody should write by hand: tables from committed measurements, keys from the models."""
 
+import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ def write(folder: Path) -> None:
         ("deployment", deployment()),
         ("planner", planner()),
         ("medium", medium()),
+        ("learning_rates", learning_rates()),
         ("screened", screened()),
     ):
         (folder / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -147,6 +149,16 @@ def _held(folder: Path) -> str:
         squares = [value**2 for value in group["magnitudes"]]
         shares.append(100 * sum(squares[: round(sum(group["inclusion"]))]) / sum(squares))
     return f"{min(shares):.0f}–{max(shares):.0f} %"
+
+
+def learning_rates() -> Iterator[str]:
+    """Yield the accuracy after short runs at other learning rates."""
+    with (ROOT / "results" / "tables_medium" / "learning_rate.csv").open(newline="", encoding="utf-8") as file:
+        last = {(row["strategy"], row["lr"]): float(row["test_accuracy"]) for row in csv.DictReader(file)}
+    rates = sorted({rate for _, rate in last}, key=float)
+    yield from table("after 100 rounds, %", *(f"lr = {rate}" for rate in rates))
+    for strategy in sorted({strategy for strategy, _ in last}):
+        yield f"| {strategy} | {' | '.join(f'{100 * last[strategy, rate]:.1f}' for rate in rates)} |"
 
 
 def screened() -> Iterator[str]:
