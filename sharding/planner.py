@@ -142,10 +142,11 @@ class ShardPlanner:
 
         Raises:
             UserError: a keep ratio outside (0, 1], a weight that is not finite, an attention that has yet to be
-                unpacked, or `strict` and a layer that cannot be sharded.
+                unpacked, `strict` and a layer that cannot be sharded, or a wire in bfloat16 where the model is.
         """
         _check_budgets(budgets)
         model = unwrap(model)
+        _check_wire(model, self.wire)
         layers = {} if self.strategy.law is None else shardable_layers(model, self.skip, self.also, self.strict)
         if self.strategy.law is not None and not layers:
             warnings.warn(
@@ -168,6 +169,10 @@ class ShardPlanner:
         if (spoiled := find_nonfinite(dense)) is not None:
             raise UserError(
                 f"{spoiled} has NaN or Inf; did training diverge? A mask can be a buffer with persistent=False"
+            )
+        if self.wire == "bfloat16" and any(part.dtype == torch.bfloat16 for part in model.state_dict().values()):
+            raise UserError(
+                "wire='bfloat16' is for weights in float32, and this model has some in bfloat16; leave it out"
             )
         frozen = frozen_names(model, layers, dense)
         sent = {name: spectrum.rounded(self.wire) for name, spectrum in spectra.items()}
@@ -256,6 +261,12 @@ def _check_budgets(budgets: Mapping[Client, float]) -> None:
             num_terms(1, ratio)
         except UserError as error:
             raise UserError(f"client {shown(client)}: {error}") from error
+
+
+def _check_wire(model: nn.Module, wire: str) -> None:
+    """Raise a `UserError` if numbers that came from float32 could not be told from the model's own."""
+    if wire == "bfloat16" and any(part.dtype == torch.bfloat16 for part in (*model.parameters(), *model.buffers())):
+        raise UserError("wire='bfloat16' is for weights in float32; this model has some in bfloat16: leave it out")
 
 
 def _on_host(spectra: Mapping[str, Spectrum]) -> dict[str, NDArray[np.float64]]:

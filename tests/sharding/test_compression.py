@@ -158,6 +158,14 @@ def test_numbers_that_are_not_float32_travel_as_they_are():
         assert torch.equal(Shard.from_bytes(plans[1][0].to_bytes()).state()[name], part)
 
 
+def test_a_model_in_bfloat16_needs_no_such_wire():
+    model = make_net().bfloat16()
+    with pytest.raises(UserError, match="this model has some in bfloat16: leave it out"):
+        ShardPlanner(wire="bfloat16").plan(model, {0: 0.4})
+    shard = ShardPlanner(wire="int8").plan(model, {0: 0.4})[0]
+    assert {part.dtype for part in Shard.from_bytes(shard.to_bytes()).trained().values()} == {torch.bfloat16}
+
+
 def test_an_unknown_wire_is_told():
     with pytest.raises(UserError, match=r"unknown wire 'int16'.*choose one of: bfloat16, float32, int8"):
         ShardPlanner(wire="int16")
