@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from train.config import load_config
+from sharding import ShardPlanner
+from train.data import empty_dataset
+from train.experiment import make_model
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -40,9 +42,19 @@ def test_curves_that_are_kept_stay_in_the_table(tmp_path):
     assert beyond.read_curves(tmp_path / "curves.csv")["top_n-0"] == course(0.1, 0.5)
 
 
-def test_every_method_is_a_configuration():
-    for own in beyond.METHODS.values():
-        load_config(beyond.CONFIG, own)
+def bytes_of_a_client(config):
+    model = make_model(config, empty_dataset(config.data.name, config.data.options))
+    shard = ShardPlanner(config.strategy, wire=config.wire).plan(model, {0: config.keep_ratio})[0]
+    return config.rounds * shard.nbytes
+
+
+@pytest.mark.parametrize("on", beyond.EXPERIMENTS)
+@pytest.mark.parametrize("method", beyond.METHODS)
+def test_every_method_is_a_configuration_of_no_more_bytes(method, on):
+    config = beyond.config_of(on, method, 7, [])
+    assert config.seed == 7
+    theirs = bytes_of_a_client(beyond.config_of(on, beyond.BASELINE, 7, []))
+    assert 0.25 * theirs < bytes_of_a_client(config) <= 1.02 * theirs
 
 
 @pytest.mark.slow
