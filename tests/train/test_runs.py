@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sharding import STRATEGIES, ShardPlanner, UserError
+from sharding import STRATEGIES, WIRES, ShardPlanner, UserError
 from sharding.clients import SAMPLERS
 from sharding.rng import generator
 from sharding.server import SERVER_OPTIMIZERS
@@ -115,18 +115,16 @@ def test_a_client_that_fails_is_reported_and_the_round_goes_on(tmp_path, caplog)
     assert all(tensor.isfinite().all() for tensor in experiment.model.state_dict().values())
 
 
-def test_bytes_are_those_of_the_wire(tmp_path):
-    experiment = assemble(tiny(tmp_path / "run", "rounds=1", "keep_ratio=0.4"))
+@pytest.mark.parametrize("wire", WIRES)
+def test_bytes_are_those_of_the_wire(tmp_path, wire):
+    experiment = assemble(tiny(tmp_path / "run", "rounds=1", "keep_ratio=0.4", f"wire={wire}"))
     plan = experiment.planner.plan(experiment.model, dict.fromkeys(experiment.sampler.invite(0), 0.4), 0)
     expected = sum(len(shard.to_bytes()) for shard in plan.values())
     dense = len(ShardPlanner("dense").plan(experiment.model, {"any": 1.0})["any"].to_bytes())
     lines = []
     run_rounds(experiment, 0, lambda _, metrics: lines.append(metrics))
-    assert (lines[0]["bytes_down"], lines[0]["bytes_up"], lines[0]["bytes_dense"]) == (
-        expected,
-        expected,
-        dense,
-    )
+    assert (lines[0]["bytes_down"], lines[0]["bytes_up"], lines[0]["bytes_dense"]) == (expected, expected, dense)
+    assert experiment.planner.wire == wire
 
 
 def test_full_and_dense_start_from_the_same_model(tmp_path):
