@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from sharding.compression import EXACT
 from sharding.errors import UserError
 from sharding.factorization import factorize_empty
 from sharding.factorization.unpack import unpack
@@ -69,7 +70,8 @@ def client_model(model: nn.Module, shard: Shard, copy: bool = True) -> nn.Module
             model of earlier. It stays as it is, and none of its weights is copied.
         shard: of any keep ratio, or the whole model (strategy ``dense``).
         copy: False lets the model take the shard's own tensors over, which then change in training: half the memory,
-            for a client that has received the shard and does not need it again.
+            for a client that has received the shard and does not need it again. On a wire that rounds the shard stays
+            as it is all the same: an update is the change from it.
 
     Raises:
         UserError: the shard is one of another model; all names and shapes that differ are told. Or a buffer that is
@@ -82,7 +84,7 @@ def client_model(model: nn.Module, shard: Shard, copy: bool = True) -> nn.Module
     filled: dict[int, Tensor] = {}
     for name, value in shard.state().items():
         slot = slots[name]
-        filled[id(slot)] = _fill(slot, value, copy)
+        filled[id(slot)] = _fill(slot, value, copy or shard.wire != EXACT)
         if isinstance(slot, nn.Parameter):
             trains = slot.requires_grad and not shard.is_frozen(name)
             filled[id(slot)] = nn.Parameter(filled[id(slot)], trains)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from sharding import WIRES, Shard, ShardPlanner, UserError, aggregate, train_shard
+from sharding import WIRES, Shard, ShardPlanner, UserError, aggregate, client_model, train_shard
 from sharding.compression import round_columns, round_outputs
 from sharding.shard import update_norm
 from tests.sharding.models import make_net, perturbed
@@ -141,6 +141,19 @@ def test_a_change_is_told_as_well_when_it_is_small(wire, lr):
             assert float((told[name] - change).norm()) < 0.02 * float(change.norm())
     one, other = update_norm(shard, exact), update_norm(shard, shard.returned(exact.trained()))
     torch.testing.assert_close(other, one, rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_model_that_takes_the_shard_over_returns_the_same(wire):
+    updates = []
+    for copy in (True, False):
+        shard = plan_of(wire)["a"]
+        model = client_model(make_net(), shard, copy=copy)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.25
+        updates.append(shard.read_from(model).trained())
+    assert all(torch.equal(part, updates[1][name]) and bool(part.any()) for name, part in updates[0].items())
 
 
 def test_an_update_on_another_wire_than_the_plans_is_left_out():
