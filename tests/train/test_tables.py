@@ -16,7 +16,9 @@ from train.provenance import PROVENANCE_FILE, Provenance
 from train.tables import Report, cells_of, choose, load_layout
 from train.tables.cells import Cell
 from train.tables.layout import LAYOUT_FILE
+from train.tables.plots import draw_curves
 from train.tables.results import Outcome, moving_average, read_outcome
+from train.tables.write import TABLE_CURVES
 
 LAYOUT = load_layout()
 MATRICES = [*LAYOUT.tables.values(), *LAYOUT.figures.values()]
@@ -247,3 +249,16 @@ def test_experiments_that_nobody_began_take_a_line(tmp_path):
     text = (tmp_path / "table1.md").read_text()
     assert text.count("| top_n |") == 1
     assert "Not begun, and left out here: TinyImageNet / CCT, CIFAR-100 / ResNet, CIFAR-100 / CCT, Shakespeare" in text
+
+
+@pytest.mark.parametrize(("begun", "drawn"), [(["r0.1/top_n-0", "whole/dense-0"], ["0.1"]), (["whole/dense-0"], 3)])
+def test_a_bound_that_holds_for_all_keep_ratios_is_drawn_beside_what_it_bounds(begun, drawn, tmp_path):
+    table = LAYOUT.find("1")
+    cells = cells_of(table, LAYOUT, "small", tmp_path, [0])
+    for cell in {cell.name: cell for cell in cells if cell.name.removeprefix("cifar10_resnet18/") in begun}.values():
+        pretend(cell, [0.1, 0.5])
+    grid = Report.of("1", table, cells, LAYOUT, "small", "python", tmp_path).grid
+    figure = draw_curves(table, grid, LAYOUT, TABLE_CURVES)
+    titles = [title for axes in figure.axes if (title := axes.get_title(loc="left"))]
+    assert len(titles) == (drawn if isinstance(drawn, int) else len(drawn))
+    assert isinstance(drawn, int) or titles == [f"CIFAR-10 / ResNet\nr = {drawn[0]}"]

@@ -83,12 +83,17 @@ def _cell(
     plain = load_config(path, base)
     changes = [_times(override, plain.rounds) for override in setting.overrides]
     varied = [override for override in changes if load_config(path, [*base, override]) != plain]
-    known = STRATEGIES[strategy]
-    whole = known.law is None or known.keep_ratio is not None  # then its runs are the same for every keep ratio
+    whole = is_whole(strategy)
     ratio = [] if whole else [f"keep_ratio={setting.keep_ratio}"]
     name = f"{setting.experiment}/{','.join([_short(setting.keep_ratio, whole), *varied])}/{strategy}-{seed}"
     config = load_config(path, [*base, *varied, *ratio, f"strategy={strategy}", f"seed={seed}"])
     return Cell(setting, strategy, seed, name, config.model_copy(update={"output": into / "cells" / name}))
+
+
+def is_whole(strategy: str) -> bool:
+    """Tell whether clients train the whole model, so that one run stands for every keep ratio."""
+    known = STRATEGIES[strategy]
+    return known.law is None or known.keep_ratio is not None
 
 
 def _times(override: str, rounds: int) -> str:

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
 from train.plots import LABELS, Point, draw_band, lay_out, style_of
+from train.tables.cells import is_whole
 from train.tables.layout import Layout, Matrix, Panel, Setting
 from train.tables.results import Grid, summarize
 
@@ -75,6 +76,7 @@ def _draw_panel(axes: Axes, matrix: Matrix, grid: Grid, setting: Setting, panel:
 
 
 def _run_settings(matrix: Matrix, grid: Grid) -> list[Setting]:
-    """Return the settings of which any cell has begun."""
-    begun = {setting for (setting, _), outcomes in grid.items() if any(outcome.rounds for outcome in outcomes)}
-    return [setting for setting in matrix.settings() if setting in begun]
+    """Return the settings of which a cell of their own has begun; if none has, those with runs for all keep ratios."""
+    begun = {cell for cell, outcomes in grid.items() if any(outcome.rounds for outcome in outcomes)}
+    own = {setting for setting, strategy in begun if not is_whole(strategy)}
+    return [setting for setting in matrix.settings() if setting in (own or {setting for setting, _ in begun})]
