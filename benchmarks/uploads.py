@@ -160,13 +160,13 @@ def write(
     picture: str,
 ) -> None:
     """Write curves, the summary with a table a section, and the picture of the first section, of this title."""
-    runs = [
-        (f"{study.name}: {its.arm.name}-{seed}", curve(lines))
+    curves = {
+        f"{study.name}: {its.arm.name}-{seed}": curve(lines)
         for study, results in sections.values()
         for its in results
         for seed, lines in enumerate(its.runs)
-    ]
-    write_curves(into / "curves.csv", dict(runs))
+    }
+    write_curves(into / "curves.csv", curves)
     _, first = next(iter(sections.values()))
     plot(first, into / f"{script}.png")
     text = [*head, LEGEND]

@@ -28,13 +28,23 @@ SCALES = "scales/"  # before the name of a tensor: the exponents of its vectors
 
 
 def round_columns(matrix: Tensor, wire: str) -> Tensor:
-    """Return the nearest columns that a wire can carry; a column with a NaN or Inf is NaN with int8."""
-    return _round_rows(matrix.mT, wire).mT
+    """Return the nearest vectors that a wire can carry; one with a NaN or Inf is NaN with `int8`.
+
+    Args:
+        matrix: shape (length, n), a vector a column; what is not float32 comes back as it is.
+        wire: one of `WIRES`.
+    """
+    return matrix if wire == EXACT else _round_rows(matrix.mT, wire).mT
 
 
 def round_outputs(tensor: Tensor, wire: str) -> Tensor:
-    """Return the nearest weights of each output, along the first dimension, that a wire can carry."""
-    return _round_rows(tensor.flatten(1), wire).view_as(tensor) if tensor.dim() > 1 else tensor
+    """Return the nearest weights that a wire can carry, those of each output together.
+
+    Args:
+        tensor: shape (out, …); what has one dimension or none, or is not float32, comes back as it is.
+        wire: one of `WIRES`.
+    """
+    return tensor if wire == EXACT or tensor.dim() < 2 else _round_rows(tensor.flatten(1), wire).view_as(tensor)
 
 
 def encode(tensors: Mapping[str, Tensor], wire: str) -> dict[str, Tensor]:
@@ -42,12 +52,12 @@ def encode(tensors: Mapping[str, Tensor], wire: str) -> dict[str, Tensor]:
 
     On the `meta` device types and shapes alone are told.
     """
+    if wire == EXACT:
+        return dict(tensors)
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         rows = _vectors(name, tensor) if tensor.dtype == torch.float32 and tensor.numel() else None
-        if wire == EXACT:
-            found[name] = tensor
-        elif _role(name) == "indices":
+        if _role(name) == "indices":
             found[name] = tensor.int()
         elif rows is None:
             found[name] = tensor
@@ -83,8 +93,22 @@ def decode(tensors: Mapping[str, Tensor], wire: str) -> dict[str, Tensor]:
     return found
 
 
+def _scaled(name: str, integers: Tensor | None, exponents: Tensor) -> Tensor:
+    """Return the numbers that a tensor of integers stands for."""
+    rows = None if integers is None or integers.dtype != torch.int8 else _vectors(name, integers)
+    if rows is None or integers is None or exponents.dtype != torch.int8 or exponents.shape != rows.shape[:1]:
+        raise UserError(f"this is no shard: the scales of {name[:80]!r} are not its own")
+    return _like(_unpack(rows, exponents), name, integers)
+
+
+def _round_rows(rows: Tensor, wire: str) -> Tensor:
+    if rows.dtype != torch.float32 or not rows.numel():
+        return rows
+    return rows.bfloat16().float() if wire == "bfloat16" else _unpack(*_pack(rows))
+
+
 def _pack(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return integers and exponents, int8."""
+    """Return the integers (vectors, length) and exponents (vectors,) of float32 vectors, both int8."""
     if rows.is_meta:
         return rows.to(torch.int8), rows[:, 0].to(torch.int8)
     exponents = _exponents(rows)
@@ -92,23 +116,9 @@ def _pack(rows: Tensor) -> tuple[Tensor, Tensor]:
     return integers.to(torch.int8), exponents.to(torch.int8)
 
 
-def _scaled(name: str, integers: Tensor | None, exponents: Tensor) -> Tensor:
-    """Return the numbers that integers stand for."""
-    rows = None if integers is None or integers.dtype != torch.int8 else _vectors(name, integers)
-    if rows is None or integers is None or exponents.dtype != torch.int8 or exponents.shape != rows.shape[:1]:
-        raise UserError(f"this is no shard: the scales of {name[:80]!r} are not its own")
-    whole = exponents[:, None] != SPOILED
-    return _like(torch.where(whole, rows.float() * _power(exponents.int()), torch.nan), name, integers)
-
-
-def _round_rows(rows: Tensor, wire: str) -> Tensor:
-    if wire == EXACT or rows.dtype != torch.float32 or not rows.numel():
-        return rows
-    if wire == "bfloat16":
-        return rows.bfloat16().float()
-    exponents = _exponents(rows)
-    near = (rows * _power(-exponents)).round() * _power(exponents)
-    return torch.where(exponents[:, None] != SPOILED, near, torch.nan)
+def _unpack(integers: Tensor, exponents: Tensor) -> Tensor:
+    """Return the vectors (vectors, length) that `_pack` has made these of, float32."""
+    return torch.where(exponents[:, None] != SPOILED, integers.float() * _power(exponents.int()), torch.nan)
 
 
 def _exponents(rows: Tensor) -> Tensor:

@@ -77,7 +77,11 @@ class Plan(dict[Client, Shard]):
         self.dense = dense
 
     def values_of(self, update: Shard) -> Shard:
-        """Return an update as new values: where it holds changes, from what the server has, not from what it sent."""
+        """Return an update as new values: where it holds changes, from what the server has, not from what it sent.
+
+        Args:
+            update: of a shard of this plan, without a fault, on the spectra's device; its indices say which terms.
+        """
         if update.wire == EXACT:
             return update
         terms = {}
@@ -169,10 +173,6 @@ class ShardPlanner:
         if (spoiled := find_nonfinite(dense)) is not None:
             raise UserError(
                 f"{spoiled} has NaN or Inf; did training diverge? A mask can be a buffer with persistent=False"
-            )
-        if self.wire == "bfloat16" and any(part.dtype == torch.bfloat16 for part in model.state_dict().values()):
-            raise UserError(
-                "wire='bfloat16' is for weights in float32, and this model has some in bfloat16; leave it out"
             )
         frozen = frozen_names(model, layers, dense)
         sent = {name: spectrum.rounded(self.wire) for name, spectrum in spectra.items()}

@@ -171,7 +171,7 @@ class Shard:
         return replace(self, terms=terms, dense=dense, frozen=frozenset()).rounded()
 
     def rounded(self) -> "Shard":
-        """Return the nearest values that the wire can carry."""
+        """Return it with the nearest values that the wire can carry, as the other side will read them."""
         if self.wire == EXACT:
             return self
         terms = {

@@ -78,5 +78,5 @@ def _draw_panel(axes: Axes, matrix: Matrix, grid: Grid, setting: Setting, panel:
 def _run_settings(matrix: Matrix, grid: Grid) -> list[Setting]:
     """Return the settings of which a cell of their own has begun; if none has, those with runs for all keep ratios."""
     begun = {cell for cell, outcomes in grid.items() if any(outcome.rounds for outcome in outcomes)}
-    own = {setting for setting, strategy in begun if not is_whole(strategy)}
-    return [setting for setting in matrix.settings() if setting in (own or {setting for setting, _ in begun})]
+    drawn = {setting for setting, strategy in begun if not is_whole(strategy)} or {setting for setting, _ in begun}
+    return [setting for setting in matrix.settings() if setting in drawn]
