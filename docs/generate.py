@@ -4,7 +4,7 @@ import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from train.config import Config, Section
@@ -31,6 +31,7 @@ def write(folder: Path) -> None:
         ("medium", medium()),
         ("learning_rates", learning_rates()),
         ("screened", screened()),
+        ("wires", wires()),
     ):
         (folder / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -173,6 +174,21 @@ def screened() -> Iterator[str]:
         scores = {line["round"] + 1: f"{100 * line['test_accuracy']:.1f}" for line in lines if "test_accuracy" in line}
         off = _mean_of([line for line in lines if 60 <= line["round"] < 80], "discrepancy_client", 2)
         yield f"| {name} | {' | '.join(scores.get(t, '–') for t in rounds)} | {off} |"
+
+
+def wires() -> Iterator[str]:
+    """Yield what each wire loses, over pairs of equal strategy and seed, and its share of the bytes."""
+    with (ROOT / "results" / "wire" / "summary.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    runs = {(row["settings"].removeprefix("wire="), row["strategy"], row["seed"]): row for row in rows}
+    yield from table("against float32", "pairs", "points, mean ± standard error", "of its bytes")
+    for wire in ("bfloat16", "int8"):
+        pairs = [(row, runs["float32", *which]) for (its, *which), row in runs.items() if its == wire]
+        gaps = [100 * (float(ours["test_accuracy"]) - float(theirs["test_accuracy"])) for ours, theirs in pairs]
+        shares = [100 * float(ours["megabytes"]) / float(theirs["megabytes"]) for ours, theirs in pairs]
+        error = stdev(gaps) / len(gaps) ** 0.5
+        share = f"{min(shares):.0f}–{max(shares):.0f} %"
+        yield f"| {wire} | {len(gaps)} | {fmean(gaps):+.1f} ± {error:.1f} | {share} |"
 
 
 def _mean_of(lines: list[dict[str, Any]], key: str, digits: int) -> str:

@@ -57,6 +57,12 @@ def test_every_method_is_a_configuration_of_no_more_bytes(method, on):
     assert 0.25 * theirs < bytes_of_a_client(config) <= 1.02 * theirs
 
 
+def test_widths_of_a_transformer_are_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        beyond.main([str(tmp_path), "--on", "shakespeare", "--only", "width, static"])
+    assert "widths are of the ResNet" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_methods_run_once_and_stand_in_one_table(tmp_path):
     beyond.main([str(tmp_path), *TINY, "--only", "collective", "width, static", "--seeds", "0"])
