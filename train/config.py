@@ -1,6 +1,7 @@
 """What a run is made of: YAML files and ``dotted.key=value`` overrides, checked before anything is computed."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -438,13 +439,21 @@ def _explain(error: ErrorDetails) -> str:
         return str(cause)
     key = ".".join(str(part)[:80] for part in error["loc"] if part not in ("number", "shares", "range", "[key]"))
     if error["type"] == "extra_forbidden":
-        siblings = [known for known in _known_keys(Config) if known.count(".") == key.count(".")]
-        return f"unknown config key {key!r}{nearest(key, siblings)}; the keys are listed in the README"
+        where = "docs/reference/configuration.md lists all keys, `python -m train config CONFIG` those of a run"
+        return f"unknown config key {key!r}{_meant(key)}; {where}"
     if error["type"] == "missing":
         return f"the config lacks {key!r}"
     if error["type"] == "model_type":
         return f"{key}={shown(error['input'])}: a section of keys is needed, as {key}={{key: value}}"
     return f"{key}={shown(error['input'])}: {error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+def _meant(key: str) -> str:
+    """Return `` (did you mean 'x'?)`` for the closest key; one of the same last part comes first."""
+    known = list(_known_keys(Config))
+    last = key.rpartition(".")[2]
+    alike = [other for other in known if get_close_matches(last, [other.rpartition(".")[2]], cutoff=0.85)]
+    return f" (did you mean {get_close_matches(key, alike, 1, 0)[0]!r}?)" if alike else nearest(key, known)
 
 
 def _known_keys(section: type[Section], prefix: str = "") -> Iterator[str]:

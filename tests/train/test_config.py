@@ -47,6 +47,10 @@ def test_the_cifar_config_is_what_the_readme_says():
 MISTAKES = {
     "local.lrr=1": r"unknown config key 'local.lrr' \(did you mean 'local.lr'\?\)",
     "roundz=1": r"unknown config key 'roundz' \(did you mean 'rounds'\?\)",
+    "lr=0.1": r"unknown config key 'lr' \(did you mean 'local.lr'\?\); docs/reference/configuration.md lists all keys",
+    "clients.keep_ratios=1": r"unknown config key 'clients.keep_ratios' \(did you mean 'keep_ratio'\?\)",
+    "local.clip=1": r"unknown config key 'local.clip' \(did you mean 'clip'\?\)",
+    "xyzzy=1": r"unknown config key 'xyzzy'; docs",
     "strategy=colective": r"unknown strategy 'colective' \(did you mean 'collective'\?\); choose one of: collective, ",
     "design=cpss": r"unknown design 'cpss' \(did you mean 'cps'\?\)",
     "model.name=resnet18": r"unknown model 'resnet18' \(did you mean 'resnet18_gn'\?\)",
