@@ -41,8 +41,10 @@ def folder(scheme: str) -> str:
     return scheme.partition(" (")[0].replace(", ", "-").replace(" ", "_")
 
 
-def run_all(configs: Mapping[str, Config], jobs: int | None = None) -> dict[str, Lines]:
+def run_all(configs: Mapping[str, Config], jobs: int | None = None, diverging: bool = False) -> dict[str, Lines]:
     """Run what has not been run yet, so many at a time (one a core), and return every run's metrics.
+
+    With `diverging`, trainings that diverge are no failures; they have the rounds up to where they did.
 
     Raises:
         RunError: a run failed; the others are done.
@@ -55,8 +57,9 @@ def run_all(configs: Mapping[str, Config], jobs: int | None = None) -> dict[str,
             print(f"{names[cells.index(wanted[place])]}: {metrics['test_accuracy']:.4f}", flush=True)
 
     failures = compare(wanted, show, jobs or default_jobs(), resume=True)
-    if failures:
-        raise RunError("; ".join(f"{directory}: {failure.why}" for directory, failure in failures.items()))
+    lost = {where: failure.why for where, failure in failures.items() if not (diverging and failure.diverged)}
+    if lost:
+        raise RunError("; ".join(f"{where}: {why}" for where, why in lost.items()))
     return {name: History.read(config.directory).lines for name, config in configs.items()}
 
 

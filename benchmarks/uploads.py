@@ -106,7 +106,8 @@ def tune(study: Study, into: Path, overrides: Sequence[str], grid: Sequence[floa
             )
             for method, step in pairs
         }
-        scores = [score_of(lines) for lines in run_all(configs).values()]
+        runs = run_all(configs, diverging=True)
+        scores = [score_of(lines, configs[name].rounds) for name, lines in runs.items()]
         found: dict[str, dict[float, float]] = {method: {} for method in wanted}
         for (method, step), value in zip(pairs, scores, strict=True):
             found[method][step] = value
@@ -146,8 +147,10 @@ def _beyond(scores: Mapping[float, float]) -> set[float]:
     return {2 * best} if best == max(scores) else {best / 2} if best == min(scores) else set()
 
 
-def score_of(lines: Lines) -> float:
-    """Return the mean accuracy of a run's last evaluations."""
+def score_of(lines: Lines, rounds: int) -> float:
+    """Return the mean accuracy of a run's last evaluations, 0 where it diverged before it had all rounds."""
+    if len(lines) < rounds:
+        return 0.0
     return fmean([line["test_accuracy"] for line in lines if "test_accuracy" in line][-LAST:])
 
 

@@ -28,7 +28,7 @@ from train.engines.workers import num_cores
 from train.failures import REMEDY, RunError
 from train.interrupts import Stopped, stop_on_request
 from train.naming import describe, expand
-from train.rounds import Metrics
+from train.rounds import DivergedError, Metrics
 from train.run import run
 from train.stages import watched
 
@@ -41,10 +41,11 @@ POLL = 0.2  # seconds after which a request to stop is seen at the latest
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a run failed, and whether what was asked for was wrong."""
+    """Why a run failed, whether what was asked for was wrong, and whether it was the training that diverged."""
 
     why: str
     mistake: bool = False
+    diverged: bool = False
 
 
 def plan_cells(
@@ -243,6 +244,5 @@ def _work(cell: Config, resume: bool, slot: int, line: Connection) -> None:
         os._exit(0)
     except Exception as error:
         log.debug("%s failed", cell.directory, exc_info=True)
-        mistake = isinstance(error, UserError)
-        known = mistake or isinstance(error, RunError)
-        line.send(Failure(str(error) if known else f"{type(error).__name__}: {error}", mistake))
+        why = str(error) if isinstance(error, UserError | RunError) else f"{type(error).__name__}: {error}"
+        line.send(Failure(why, isinstance(error, UserError), isinstance(error, DivergedError)))

@@ -1,6 +1,7 @@
 """The studies of uploads: step sizes are tuned by the published rule, tables say what runs did, and all of it runs."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,16 @@ def test_methods_are_tuned_each_on_its_own():
     assert uploads.search(["a"], uploads.GRID, score) == {"a": 0.125}
     assert uploads.search(["b"], (0.5, 1.0, 2.0), score) == {"b": 1.0}
     assert uploads.search(["b"], (0.25,), score) == {"b": 0.25}  # a grid of one value is no search
+
+
+def test_a_step_size_that_diverges_is_the_worst_and_ends_no_study(tmp_path):
+    study = uneven_clients.study_of(0.1, quick=True)
+    quick = ["rounds=8", "evaluate_every=4", "clients.count=60", "model.widths=[2, 2]"]
+    arms = (Arm("full"), Arm("uniform", 3))
+    steps = uploads.tune(replace(study, arms=arms), tmp_path, quick, (0.125, 1e20))
+    assert max(steps.values()) < 1
+    lost = [path for path in tmp_path.rglob("metrics.jsonl") if len(path.read_text().splitlines()) < 8]
+    assert any("lr1e+20" in str(path) for path in lost)
 
 
 @pytest.mark.parametrize(("share", "data"), [(0.1, 0.82), (0.2, 0.90), (0.5, 0.98)])
