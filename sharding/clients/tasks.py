@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from sharding.clients.base import Sampler, uniform_cohort, upload_coins
 from sharding.clients.mmfl import mmfl_probabilities
-from sharding.errors import UserError
+from sharding.errors import UserError, shown
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class TaskSampler(Sampler):
         usable = np.isfinite(signals).all(axis=1)
         if not usable.all():
             bad = np.flatnonzero(~usable).tolist()
-            log.warning("clients in places %s of the cohort reported no number in round %d", bad, round)
+            log.warning("clients in places %s of the cohort reported no number in round %d", shown(bad), round)
             p = np.zeros(signals.shape)
             n = int(usable.sum())
             p[usable] = min(self.budget, n) / max(n * signals.shape[1], 1)
