@@ -4,7 +4,8 @@ After the two experiments of Zhang et al. 2024, which publish pictures and no nu
 "over 30 % higher" average accuracy than other methods. A tenth of the clients has 52.6 % of the data, and each has few
 classes. Probabilities by norms of updates, by losses, all pairs alike, and models in turn; every client sending every
 model (`full`) bounds what sampling can reach. Constant step sizes on a grid: each scheme at all of them, so that gains
-can be read at one step size and at each scheme's best. Runs that are there already are not run again.
+can be read at one step size and at each scheme's best; 0.01 was added to it when the best of `uniform` was at its edge.
+Runs that are there already are not run again.
 
     python benchmarks/multi_task.py results/multi_task [--quick] [rounds=100]
 """
@@ -24,7 +25,7 @@ STUDIES = {
     "multi_task": ("norm", "loss", "round_robin", "uniform", "full"),
     "multi_task_loss": ("loss", "round_robin", "uniform", "full"),
 }
-STEPS, SEEDS = (0.03, 0.1, 0.3, 1.0), (0, 1, 2, 3, 4)
+STEPS, SEEDS = (0.01, 0.03, 0.1, 0.3, 1.0), (0, 1, 2, 3, 4)
 
 Runs = dict[tuple[str, float], list[Lines]]  # of a study: by signal and step size, one a seed
 
@@ -97,7 +98,7 @@ def paired(mine: Sequence[Lines], theirs: Sequence[Lines]) -> list[float]:
 def main(into: Path, overrides: list[str], quick: bool) -> None:
     """Run what is missing, and write."""
     into.mkdir(parents=True, exist_ok=True)
-    steps, seeds = (STEPS[1:2], SEEDS[:1]) if quick else (STEPS, SEEDS)
+    steps, seeds = (STEPS[2:3], SEEDS[:1]) if quick else (STEPS, SEEDS)
     overrides += ["rounds=2", "evaluate_every=1"] if quick else []
     text = ["# Several models at once", ""]
     for study, signals in STUDIES.items():

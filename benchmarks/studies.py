@@ -4,7 +4,7 @@ import csv
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,12 +99,12 @@ class Evaluation(NamedTuple):
 
 
 def curve(lines: Lines) -> list[Evaluation]:
-    """Return every evaluation of a run, rounded to the digits that are kept."""
+    """Return every evaluation of a run, rounded to the digits that are kept; what is no number in JSON is NaN again."""
     found, up, down, heard = [], 0, 0, 0
     for line in lines:
         up, down, heard = up + line["bytes_up"], down + line["bytes_down"], heard + line["heard"]
         if "test_accuracy" in line:
-            scores = (round(line["test_accuracy"], 4), round(line["test_loss"], 4))
+            scores = (nan if (its := line[key]) is None else round(its, 4) for key in ("test_accuracy", "test_loss"))
             found.append(Evaluation(line["round"] + 1, up, down, heard, *scores))
     return found
 

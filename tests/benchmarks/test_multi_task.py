@@ -1,6 +1,7 @@
 """The study of several models: its data are those published, and all of it runs."""
 
 import sys
+from math import isnan
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from train.tasks import assemble_tasks
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import multi_task
+import studies
 
 
 @pytest.mark.parametrize("study", multi_task.STUDIES)
@@ -24,6 +26,15 @@ def test_the_same_tenth_of_the_clients_has_half_of_each_models_data(study, tmp_p
         assert sizes[:large].min() > 2 * sizes[large:].max()
         assert sizes[:large].sum() / sizes.sum() == pytest.approx(0.526, abs=0.06)
         assert experiment.config.local.schedule == "constant"
+
+
+def test_what_a_run_wrote_as_no_number_is_none_in_its_curve(tmp_path):
+    line = {"round": 0, "bytes_up": 1, "bytes_down": 2, "heard": 3, "test_accuracy": 0.10004, "test_loss": None}
+    curve = studies.curve([line, line | {"test_loss": 2.5}])
+    studies.write_curves(tmp_path / "curves.csv", {"a": curve})
+    first, second = studies.read_curves(tmp_path / "curves.csv")["a"]
+    assert (first.test_accuracy, second.bytes_down, second.test_loss) == (0.1, 4, 2.5)
+    assert isnan(first.test_loss)
 
 
 @pytest.mark.slow
