@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from sharding.clients.aocs import aocs_probabilities, plain_sum
 from sharding.clients.base import Client, Heard, Sampler, uniform_cohort, upload_coins
 from sharding.clients.factors import improvement_factors
+from sharding.errors import shown
 from sharding.inclusion import optimal_inclusion
 
 log = logging.getLogger(__name__)
@@ -47,8 +48,9 @@ class OptimalSampler(Sampler):
     def hear(self, round: int, cohort: list[int], norms: Mapping[Client, float]) -> Heard:
         """Draw who uploads, from the norms of those who reported."""
         rejected = {client: f"reported a norm of {norm}" for client, norm in norms.items() if not np.isfinite(norm)}
-        for client, reason in rejected.items():
-            log.warning("client %s %s in round %d; the others upload with equal probabilities", client, reason, round)
+        if rejected:
+            ids = shown(list(rejected))
+            log.warning("clients %s: no norm in round %d, so the others upload with equal probabilities", ids, round)
         clients = np.array([client for client in norms if client not in rejected], dtype=np.int64)
         if clients.size == 0:
             return Heard({}, 1.0, rejected)

@@ -17,6 +17,7 @@ from sharding.clients import Heard, Sampler, plain_sum
 from sharding.clients.aocs import Totals
 from sharding.clients.factors import factors_of_sums
 from sharding.clients.optimal import REPORT_BYTES
+from sharding.errors import shown
 from sharding.planner import Client
 from train.federate.reports import Ballot, Report
 
@@ -45,8 +46,9 @@ class Vote:
     def open(cls, sampler: Sampler, plan: Plan, round: int, reports: Mapping[Client, Report]) -> Self:
         """Return the vote of those who have reported."""
         rejected = {c: f"reported a norm of {report.norm}" for c, report in reports.items() if report.norm is not None}
-        for client, why in rejected.items():
-            log.warning("client %s %s in round %d; the others upload with equal probabilities", client, why, round)
+        if rejected:
+            ids = shown(list(rejected))
+            log.warning("clients %s: no norm in round %d, so the others upload with equal probabilities", ids, round)
         name = next(iter(plan.values())).plan
         sizes = {c: float(sampler.population.num_samples[int(c)]) for c in plan if c in reports and c not in rejected}
         return cls(name, sizes, sampler.budget, rejected, None if rejected else ())
