@@ -4,18 +4,19 @@ After the two experiments of Zhang et al. 2024, which publish pictures and no nu
 "over 30 % higher" average accuracy than other methods. A tenth of the clients has 52.6 % of the data, and each has few
 classes. Probabilities by norms of updates, by losses, all pairs alike, and models in turn; every client sending every
 model (`full`) bounds what sampling can reach. Constant step sizes on a grid: each scheme at all of them, so that gains
-can be read at one step size and at each scheme's best; 0.01 was added to it when the best of `uniform` was at its edge.
-Runs that are there already are not run again.
+can be read at one step size and at each scheme's best; if that is at the grid's edge, the scheme goes beyond it. Runs
+that are there already are not run again.
 
     python benchmarks/multi_task.py results/multi_task [--quick] [rounds=100]
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
 from arguments import read_study
 from studies import Lines, curve, draw, megabytes_up, one_round, run_all, spread, write_curves, write_summary
+from uploads import search
 
 from train.config import Config, load_config
 from train.plots import save
@@ -39,21 +40,32 @@ def cell(study: str, signal: str, step: float, seed: int, into: Path, overrides:
     return load_config(path, [*overrides, *own, f"output={into}/runs/{study}/{signal}-lr{step}-{seed}"])
 
 
-def train(study: str, steps: Sequence[float], seeds: Sequence[int], into: Path, overrides: Sequence[str]) -> Runs:
-    """Run what is missing of a study, and write its curves."""
-    configs = {
-        f"{signal}-lr{step}-{seed}": cell(study, signal, step, seed, into, overrides)
-        for seed in seeds
-        for step in steps
-        for signal in STUDIES[study]
+def train(
+    study: str, steps: Sequence[float], seeds: Sequence[int], into: Path, overrides: Sequence[str]
+) -> tuple[Runs, dict[str, float]]:
+    """Run what is missing of a study, and return the runs and the best step size of each signal."""
+    runs: Runs = {}
+
+    def score(wanted: Mapping[str, set[float]]) -> dict[str, dict[float, float]]:
+        points = [(signal, step) for signal in wanted for step in sorted(wanted[signal])]
+        configs = {
+            f"{signal}-lr{step}-{seed}": cell(study, signal, step, seed, into, overrides)
+            for seed in seeds
+            for signal, step in points
+        }
+        found = run_all(configs)
+        for signal, step in points:
+            runs[signal, step] = [found[f"{signal}-lr{step}-{seed}"] for seed in seeds]
+        return {signal: {step: fmean(accuracies(runs[signal, step])) for step in wanted[signal]} for signal in wanted}
+
+    best = search(STUDIES[study], steps, score)
+    curves = {
+        f"{signal}-lr{step}-{seed}": curve(lines)
+        for (signal, step), its in runs.items()
+        for seed, lines in zip(seeds, its, strict=True)
     }
-    runs = run_all(configs)
-    write_curves(into / f"{study}.csv", {name: curve(lines) for name, lines in runs.items()})
-    return {
-        (signal, step): [runs[f"{signal}-lr{step}-{seed}"] for seed in seeds]
-        for signal in STUDIES[study]
-        for step in steps
-    }
+    write_curves(into / f"{study}.csv", curves)
+    return runs, best
 
 
 def accuracies(runs: Sequence[Lines]) -> list[float]:
@@ -61,32 +73,28 @@ def accuracies(runs: Sequence[Lines]) -> list[float]:
     return [100 * lines[-1]["test_accuracy"] for lines in runs]
 
 
-def best_step(signal: str, runs: Runs) -> float:
-    """Return the step size with the best mean."""
-    return max((step for name, step in runs if name == signal), key=lambda s: fmean(accuracies(runs[signal, s])))
-
-
-def table(study: str, runs: Runs, steps: Sequence[float]) -> list[str]:
+def table(study: str, runs: Runs, best: Mapping[str, float]) -> list[str]:
     """Return accuracies by step size, gains over `uniform`, and what each scheme sends and trains."""
+    steps = sorted({step for _, step in runs})
     lines = [
         f"| signal | {' | '.join(f'step {step:g}' for step in steps)} | best | MB up a round | trainings a round |",
         "|---|" + "---:|" * (len(steps) + 3),
     ]
     for signal in STUDIES[study]:
-        its = [runs[signal, step] for step in steps]
-        every = [line for seeds in its for seed in seeds for line in seed]
+        every = [line for (name, _), its in runs.items() if name == signal for seed in its for line in seed]
         sent = fmean(map(megabytes_up, every))
         trained = fmean(sum(value for key, value in line.items() if key.endswith("/clients")) for line in every)
-        best = f"{max(fmean(accuracies(seeds)) for seeds in its):.1f}"
-        cells = (signal, *(spread(accuracies(seeds)) for seeds in its), best, f"{sent:.2f}", f"{trained:.0f}")
-        lines.append(f"| {' | '.join(cells)} |")
+        reached = [spread(accuracies(runs[signal, step])) if (signal, step) in runs else "–" for step in steps]
+        top = f"{fmean(accuracies(runs[signal, best[signal]])):.1f}"
+        lines.append(f"| {' | '.join((signal, *reached, top, f'{sent:.2f}', f'{trained:.0f}'))} |")
     lines += ["", f"| gain over uniform, points | {' | '.join(f'step {step:g}' for step in steps)} | best to best |"]
     lines += ["|---|" + "---:|" * (len(steps) + 1)]
     for signal in STUDIES[study]:
         if signal != "uniform":
-            chosen = [(runs[signal, step], runs["uniform", step]) for step in steps]
-            chosen.append((runs[signal, best_step(signal, runs)], runs["uniform", best_step("uniform", runs)]))
-            lines.append(f"| {signal} | {' | '.join(spread(paired(*pair)) for pair in chosen)} |")
+            pairs = [(runs.get((signal, step)), runs.get(("uniform", step))) for step in steps]
+            pairs.append((runs[signal, best[signal]], runs["uniform", best["uniform"]]))
+            gains = [spread(paired(mine, theirs)) if mine and theirs else "–" for mine, theirs in pairs]
+            lines.append(f"| {signal} | {' | '.join(gains)} |")
     return lines
 
 
@@ -102,7 +110,7 @@ def main(into: Path, overrides: list[str], quick: bool) -> None:
     overrides += ["rounds=2", "evaluate_every=1"] if quick else []
     text = ["# Several models at once", ""]
     for study, signals in STUDIES.items():
-        runs = train(study, steps, seeds, into, overrides)
+        runs, best = train(study, steps, seeds, into, overrides)
         first = runs[signals[0], steps[0]][0]
         names = [key.removesuffix("/test_accuracy") for key in first[-1] if key.endswith("/test_accuracy")]
         seconds = sum(line["seconds"] for its in runs.values() for lines in its for line in lines)
@@ -112,11 +120,11 @@ def main(into: Path, overrides: list[str], quick: bool) -> None:
             f"Average test accuracy in % after {len(first)} rounds, mean ± sd of {len(seeds)} seeds; "
             f"{seconds:.0f} s of rounds in all.",
             "",
-            *table(study, runs, steps),
+            *table(study, runs, best),
             "",
         ]
         if study == "multi_task":
-            groups = {signal: runs[signal, best_step(signal, runs)] for signal in signals}
+            groups = {signal: runs[signal, best[signal]] for signal in signals}
             amounts = {"rounds": one_round, "megabytes sent by clients": megabytes_up}
             save(draw(groups, amounts, ["megabytes sent by clients"]), into / "multi_task.png")
     write_summary(into, "multi_task", overrides, text[:-1], "Average accuracy of the five models, best steps")

@@ -14,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import multi_task
 import studies
 
+SENT = {"bytes_up": 10**6, "bytes_down": 10**7, "heard": 12}
+
 
 @pytest.mark.parametrize("study", multi_task.STUDIES)
 def test_the_same_tenth_of_the_clients_has_half_of_each_models_data(study, tmp_path):
@@ -26,6 +28,24 @@ def test_the_same_tenth_of_the_clients_has_half_of_each_models_data(study, tmp_p
         assert sizes[:large].min() > 2 * sizes[large:].max()
         assert sizes[:large].sum() / sizes.sum() == pytest.approx(0.526, abs=0.06)
         assert experiment.config.local.schedule == "constant"
+
+
+def test_a_scheme_that_is_best_at_the_edge_goes_beyond_it_alone(tmp_path, monkeypatch):
+    peaks = {"uniform": 0.02}
+
+    def lines(config):
+        off = abs(np.log10(config.local.lr / peaks.get(config.clients.signal, 0.1)))
+        return [{"test_accuracy": 0.9 - off / 10, "test_loss": 1.0, "round": 0, "three_a/clients": 12} | SENT]
+
+    monkeypatch.setattr(multi_task, "run_all", lambda configs: {name: lines(its) for name, its in configs.items()})
+    runs, best = multi_task.train("multi_task", (0.03, 0.1, 0.3), (0, 1), tmp_path, [])
+    assert best == dict.fromkeys(multi_task.STUDIES["multi_task"], 0.1) | {"uniform": 0.015}
+    assert {signal for signal, step in runs if step < 0.03} == {"uniform"}
+    head, _, norm, *_ = table = multi_task.table("multi_task", runs, best)
+    assert head.startswith("| signal | step 0.0075 | step 0.015 | step 0.03 |")
+    assert norm.startswith("| norm | – | – | 84.8 ± 0.0 | 90.0 ± 0.0 |")
+    assert "| norm | – | – | -3.5 ± 0.0 | 7.0 ± 0.0 | 7.0 ± 0.0 | 1.2 ± 0.0 |" in "\n".join(table)
+    assert len({row.count("|") for row in table[:7]}) == 1
 
 
 def test_what_a_run_wrote_as_no_number_is_none_in_its_curve(tmp_path):
