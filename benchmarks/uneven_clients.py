@@ -11,7 +11,7 @@ there already are not run again.
 from pathlib import Path
 
 from arguments import read_study
-from uploads import ADAPTIVE, FULL, GRID, OPTIMAL, SEEDS, UNIFORM, Arm, Study, run_arms, tune, write
+from uploads import ADAPTIVE, FULL, GRID, OPTIMAL, SEEDS, UNIFORM, Arm, Results, Study, run_arms, tune, write
 
 CONFIG = Path(__file__).parents[1] / "configs" / "uneven_clients.yaml"
 LAWS = {0.1: 9, 0.2: 11, 0.5: 8}  # share of clients with 380 samples -> samples of each of the others
@@ -33,18 +33,23 @@ def main(into: Path, overrides: list[str], quick: bool) -> None:
     """Run what is missing, and write."""
     into.mkdir(parents=True, exist_ok=True)
     overrides += ["rounds=4", "evaluate_every=2", "clients.count=60", "model.widths=[2, 2]"] if quick else []
-    sections = {}
+    sections: dict[str, tuple[Study, list[Results]]] = {}
     for share in list(LAWS)[: 1 if quick else None]:
         study = study_of(share, quick)
         steps = tune(study, into, overrides, (0.125,) if quick else GRID)
         results = run_arms(study, steps, SEEDS[: 1 if quick else None], into, overrides)
         heading = f"{100 * share:g} % of the clients with 380 samples, the others with {LAWS[share]}"
         sections[heading] = (study, results)
-    rounds, seeds = len(results[0].runs[0]), len(results[0].runs)
+        tell(into, overrides, sections)  # what there is: the next law takes its time
+
+
+def tell(into: Path, overrides: list[str], sections: dict[str, tuple[Study, list[Results]]]) -> None:
+    """Write the laws that have been run."""
+    runs = next(iter(sections.values()))[1][0].runs
     head = [
         "# Some clients large, most small, on MNIST",
         "",
-        f"250 clients, 32 invited a round, {rounds} rounds, mean ± sd of {seeds} seeds.",
+        f"250 clients, 32 invited a round, {len(runs[0])} rounds, mean ± sd of {len(runs)} seeds.",
         "Published for the first law: 85 % after 6,400 Mbit with OCS at m = 3, an eighth of full participation's;",
         "uniform draws need as many.",
     ]
