@@ -202,6 +202,15 @@ def test_two_checkpoints_and_the_best_model_are_kept_readable_by_the_group(whole
         assert path.stat().st_mode & 0o777 == 0o666 & ~mask
 
 
+@pytest.fixture
+def heeded(number):
+    """A signal as a terminal leaves it: tests under nohup, or behind an &, inherit that it is ignored."""
+    before = signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    yield
+    signal.signal(number, before)
+
+
+@pytest.mark.usefixtures("heeded")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_a_run_after_the_round_under_way(number, tmp_path, whole):
     config = tiny(tmp_path / "run", *OPTIONS, "checkpoint_every=100")
