@@ -37,7 +37,12 @@ def cell(study: str, signal: str, step: float, seed: int, into: Path, overrides:
     tasks = load_config(path, overrides).tasks
     tasks = {name: own | {"seed": 100 * seed + int(own.get("seed", 0))} for name, own in tasks.items()}
     own = [f"clients.signal={signal}", f"local.lr={step}", f"seed={seed}", f"tasks={tasks}"]
-    return load_config(path, [*overrides, *own, f"output={into}/runs/{study}/{signal}-lr{step}-{seed}"])
+    return load_config(path, [*overrides, *own, f"output={into}/runs/{study}/{name_of(signal, step, seed)}"])
+
+
+def name_of(signal: str, step: float, seed: int) -> str:
+    """Return what a run is called, in its folder and in the file of curves."""
+    return f"{signal}-lr{step}-{seed}"
 
 
 def train(
@@ -49,18 +54,18 @@ def train(
     def score(wanted: Mapping[str, set[float]]) -> dict[str, dict[float, float]]:
         points = [(signal, step) for signal in wanted for step in sorted(wanted[signal])]
         configs = {
-            f"{signal}-lr{step}-{seed}": cell(study, signal, step, seed, into, overrides)
+            name_of(signal, step, seed): cell(study, signal, step, seed, into, overrides)
             for seed in seeds
             for signal, step in points
         }
         found = run_all(configs)
         for signal, step in points:
-            runs[signal, step] = [found[f"{signal}-lr{step}-{seed}"] for seed in seeds]
+            runs[signal, step] = [found[name_of(signal, step, seed)] for seed in seeds]
         return {signal: {step: fmean(accuracies(runs[signal, step])) for step in wanted[signal]} for signal in wanted}
 
     best = search(STUDIES[study], steps, score)
     curves = {
-        f"{signal}-lr{step}-{seed}": curve(lines)
+        name_of(signal, step, seed): curve(lines)
         for (signal, step), its in runs.items()
         for seed, lines in zip(seeds, its, strict=True)
     }

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
 
 from models.options import positive
@@ -78,4 +79,11 @@ class CNN(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images (batch, channels, height, width) to logits (batch, num_classes)."""
-        return self.head(self.pool(self.act(self.conv2(self.pool(self.act(self.conv1(images)))))))
+        return self.head(self._shrink(self.conv2(self._shrink(self.conv1(images)))))
+
+    def _shrink(self, features: Tensor) -> Tensor:
+        """Return the largest of each 2x2 block, or 0: pooling first gives the ReLU a quarter of the work.
+
+        On CPU max-pooling is several times faster where channels are innermost.
+        """
+        return self.act(self.pool(features.contiguous(memory_format=torch.channels_last)))

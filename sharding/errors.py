@@ -32,9 +32,15 @@ _REPR = Repr()
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
 
 
-def nearest(name: str, allowed: Iterable[str]) -> str:
-    """Return `` (did you mean 'x'?)`` for the closest allowed name, or nothing when none is close."""
-    close = get_close_matches(name, list(allowed), n=1, cutoff=0.5)
+def nearest(name: str, allowed: Iterable[str], cutoff: float = 0.5) -> str:
+    """Return `` (did you mean 'x'?)`` for the closest allowed name, or nothing when none is close.
+
+    Args:
+        name: that is not allowed.
+        allowed: names.
+        cutoff: similarity in 0…1 from which a name is close.
+    """
+    close = get_close_matches(name, list(allowed), n=1, cutoff=cutoff)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

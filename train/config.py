@@ -451,9 +451,10 @@ def _explain(error: ErrorDetails) -> str:
 def _meant(key: str) -> str:
     """Return `` (did you mean 'x'?)`` for the closest key; one of the same last part comes first."""
     known = list(_known_keys(Config))
-    last = key.rpartition(".")[2]
-    alike = [other for other in known if get_close_matches(last, [other.rpartition(".")[2]], cutoff=0.85)]
-    return f" (did you mean {get_close_matches(key, alike, 1, 0)[0]!r}?)" if alike else nearest(key, known)
+    last = [other.rpartition(".")[2] for other in known]
+    same = get_close_matches(key.rpartition(".")[2], set(last), cutoff=0.85)
+    alike = [other for other, its in zip(known, last, strict=True) if its in same]
+    return nearest(key, alike, cutoff=0) if alike else nearest(key, known)
 
 
 def _known_keys(section: type[Section], prefix: str = "") -> Iterator[str]:

@@ -26,6 +26,15 @@ Vector = NDArray[np.float64]
 REPORT_BYTES = 4  # a norm, or a summand, is sent as one float32
 
 
+def without_norm(norms: Mapping[Client, float], round: int) -> dict[Client, str]:
+    """Return whose norm is no number, and what it is; the log names them."""
+    rejected = {client: f"reported a norm of {norm}" for client, norm in norms.items() if not np.isfinite(norm)}
+    if rejected:
+        ids = shown(list(rejected))
+        log.warning("clients %s: no norm in round %d, so the others upload with equal probabilities", ids, round)
+    return rejected
+
+
 class OptimalSampler(Sampler):
     """Optimal client sampling (OCS): the server sees every norm and computes p.
 
@@ -47,10 +56,7 @@ class OptimalSampler(Sampler):
 
     def hear(self, round: int, cohort: list[int], norms: Mapping[Client, float]) -> Heard:
         """Draw who uploads, from the norms of those who reported."""
-        rejected = {client: f"reported a norm of {norm}" for client, norm in norms.items() if not np.isfinite(norm)}
-        if rejected:
-            ids = shown(list(rejected))
-            log.warning("clients %s: no norm in round %d, so the others upload with equal probabilities", ids, round)
+        rejected = without_norm(norms, round)
         clients = np.array([client for client in norms if client not in rejected], dtype=np.int64)
         if clients.size == 0:
             return Heard({}, 1.0, rejected)

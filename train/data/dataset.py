@@ -96,10 +96,10 @@ def standardize(images: Tensor) -> Tensor:
     Returns:
         float32, the same shape and device.
     """
-    dims = (-3, -2, -1)
-    variance, mean = torch.var_mean(images.float(), dim=dims, correction=0, keepdim=True)
-    size = images.shape[-3:].numel()
-    return (images - mean) / variance.sqrt().clamp(min=size**-0.5)
+    dims, pixels = (-3, -2, -1), images.float()
+    centered = pixels - pixels.mean(dims, keepdim=True)
+    variance = centered.square().mean(dims, keepdim=True)  # `torch.var_mean` is several times slower on CPU
+    return centered / variance.sqrt().clamp(min=images.shape[-3:].numel() ** -0.5)
 
 
 def flip(images: Tensor, generator: torch.Generator) -> Tensor:

@@ -11,8 +11,9 @@ results.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from sharding import Plan, Shard
 from sharding.planner import Client
@@ -36,6 +37,19 @@ class Bunch:
     steps: int = 0
 
 
+def cut(steps: Sequence[int], width: int) -> list[slice]:
+    """Cut clients, those with the most steps first, into bunches of at most `width` that work side by side.
+
+    A client that stands still costs as much as one that works. So none is with another that takes more than twice its
+    steps.
+    """
+    starts = [0] if steps else []
+    for place, its in enumerate(steps):
+        if place - starts[-1] == width or 2 * its < steps[starts[-1]]:
+            starts.append(place)
+    return [slice(start, end) for start, end in pairwise([*starts, len(steps)])]
+
+
 class StackedEngine:
     """Trains the clients bunch by bunch."""
 
@@ -56,9 +70,10 @@ class StackedEngine:
             steps = {client: self.steps(client) for client in clients}
             sound = [client for client in clients if steps[client]]
             sound.sort(key=lambda client: (steps[client], self._rows(client)), reverse=True)  # little to pad
-            width = self._width(sound, plan)
-            together = (tuple(sound[start : start + width]) for start in range(0, len(sound), width))
-            bunches += [Bunch(ratio, its, sum(steps[client] for client in its)) for its in together]
+            together = cut([steps[client] for client in sound], self._width(sound, plan))
+            bunches += [
+                Bunch(ratio, tuple(sound[its]), sum(steps[client] for client in sound[its])) for its in together
+            ]
             bunches += [Bunch(ratio, (client,)) for client in clients if not steps[client]]
         return bunches
 

@@ -4,7 +4,6 @@ A node that is lost between two exchanges is missing in the next total, so that 
 sends its update can be held to what it drew: the update's own norm gives its probability, by the same totals.
 """
 
-import logging
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -16,12 +15,9 @@ from sharding import Plan
 from sharding.clients import Heard, Sampler, plain_sum
 from sharding.clients.aocs import Totals
 from sharding.clients.factors import factors_of_sums
-from sharding.clients.optimal import REPORT_BYTES
-from sharding.errors import shown
+from sharding.clients.optimal import REPORT_BYTES, without_norm
 from sharding.planner import Client
 from train.federate.reports import Ballot, Report
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -45,10 +41,7 @@ class Vote:
     @classmethod
     def open(cls, sampler: Sampler, plan: Plan, round: int, reports: Mapping[Client, Report]) -> Self:
         """Return the vote of those who have reported."""
-        rejected = {c: f"reported a norm of {report.norm}" for c, report in reports.items() if report.norm is not None}
-        if rejected:
-            ids = shown(list(rejected))
-            log.warning("clients %s: no norm in round %d, so the others upload with equal probabilities", ids, round)
+        rejected = without_norm({c: its.norm for c, its in reports.items() if its.norm is not None}, round)
         name = next(iter(plan.values())).plan
         sizes = {c: float(sampler.population.num_samples[int(c)]) for c in plan if c in reports and c not in rejected}
         return cls(name, sizes, sampler.budget, rejected, None if rejected else ())
@@ -93,10 +86,7 @@ class Vote:
         budget, squares, variance = (float(column.sum()) for column in np.array([sums[c] for c in sums]).T)
         alpha, gamma = factors_of_sums(len(sums), budget, squares, variance)
         metrics = {"improvement_alpha": alpha, "improvement_gamma": gamma}
-        numbers = (
-            len(self.sizes) + len(self.rejected) if self.totals is None else 2 * len(self.totals) * len(self.sizes)
-        )
-        return Heard(weights, sum(self.sizes[c] for c in sums), self.rejected, metrics, REPORT_BYTES * numbers)
+        return Heard(weights, sum(self.sizes[c] for c in sums), self.rejected, metrics, REPORT_BYTES * self._numbers())
 
     def _numbers(self) -> int:
         """Return how many numbers the nodes have sent."""

@@ -13,7 +13,7 @@ from train.engines import Job
 from train.engines.trial import Trial
 from train.local import ClientData
 
-SIZES = (13, 7, 3, 10, 1, 8, 4)  # with batches of 4: from 1 to 4 steps an epoch, most with a ragged end
+SIZES = (13, 3, 7, 10, 5, 1, 8)  # with batches of 4: from 1 to 4 steps an epoch, most with a ragged end
 RATIOS = (0.3, 0.6, 0.3, 0.3, 0.3, 0.6, 0.6)
 MODELS = {
     "resnet": ("resnet18_gn", {"width": 4, "groups": 2, "blocks": [1, 1]}),

@@ -10,7 +10,7 @@ from torch import nn
 from sharding import aggregate
 from tests.train.engines.jobs import MODELS, RATIOS, SIZES, make_job, make_plan, stack_always, tensors, with_bad_clients
 from train.engines.sequential import SequentialEngine
-from train.engines.stacked import StackedEngine
+from train.engines.stacked import StackedEngine, cut
 
 LR = 0.05
 
@@ -179,6 +179,16 @@ def test_bunches_are_of_one_keep_ratio_and_start_with_the_longest():
         assert {RATIOS[client] for client in bunch.clients} == {bunch.ratio}
         steps = [-(-SIZES[client] // 4) for client in bunch.clients]
         assert steps == sorted(steps, reverse=True)
+
+
+def test_no_client_waits_longer_than_it_works():
+    def bunches(*steps):
+        return [steps[its] for its in cut(steps, width=3)]
+
+    assert bunches(19, 19, 10, 10, 9, 2, 1, 1, 1) == [(19, 19, 10), (10, 9), (2, 1, 1), (1,)]
+    assert bunches(4, 1, 1, 1, 1) == [(4,), (1, 1, 1), (1,)]
+    assert bunches(5) == [(5,)]
+    assert bunches() == []
 
 
 class Mixing(nn.Module):
