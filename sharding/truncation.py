@@ -7,12 +7,14 @@ else the whole spectrum is computed, in float64.
 """
 
 import torch
+from scipy.linalg import LinAlgError, eigh
 from torch import Tensor
 
 from sharding.spectrum import decompose, lower_gram
 
 SMALLEST = 1e-12  # a norm whose square is far from under- and overflow
 FLOOR = 1e-2  # of the largest magnitude: terms below are not told from their neighbors in single precision
+FEW = 1 / 4  # of a matrix's eigenvectors, up to which these alone are computed in less time than all
 
 
 def largest_terms(blocks: Tensor, num_terms: int) -> tuple[Tensor, Tensor]:
@@ -43,7 +45,7 @@ def _by_single_precision(blocks: Tensor, num_terms: int) -> tuple[Tensor, Tensor
     if not SMALLEST < size < 1 / SMALLEST:
         return None
     gram = lower_gram(flat).mT  # of which LAPACK reads the upper triangle, a little faster than the lower one
-    short = torch.linalg.eigh(gram, UPLO="U").eigenvectors[:, :, -num_terms:].flip(-1)
+    short = _last_eigenvectors(gram, num_terms).flip(-1)
     long = short.mT @ flat  # a term a row
     magnitudes = torch.linalg.vector_norm(long, dim=2)[:, None]
     if not bool((magnitudes >= FLOOR * magnitudes.amax()).all()):
@@ -51,3 +53,22 @@ def _by_single_precision(blocks: Tensor, num_terms: int) -> tuple[Tensor, Tensor
     root = magnitudes.sqrt()
     short, long = short * root, long.mT / root
     return (short, long) if wide else (long, short)
+
+
+def _last_eigenvectors(gram: Tensor, count: int) -> Tensor:
+    """Return the eigenvectors of the largest eigenvalues, ascending: (blocks, size, size) -> (blocks, size, count)."""
+    if gram.device.type == "cpu" and count <= FEW * gram.shape[-1]:
+        found = [vectors for block in gram if (vectors := _alone(block, count)) is not None]
+        if len(found) == len(gram):
+            return torch.stack(found)
+    return torch.linalg.eigh(gram, UPLO="U").eigenvectors[:, :, -count:]
+
+
+def _alone(gram: Tensor, count: int) -> Tensor | None:
+    """Return the last eigenvectors of one matrix; None where LAPACK cannot tell them apart, as equal eigenvalues."""
+    wanted = (len(gram) - count, len(gram) - 1)
+    try:
+        found = eigh(gram.numpy(), lower=False, subset_by_index=wanted, driver="evx", check_finite=False)[1]
+    except LinAlgError:
+        return None
+    return torch.from_numpy(found) if found.shape[1] == count else None
