@@ -3,11 +3,11 @@
 Where less than half of the terms of a weight in single precision (or half) are wanted, the eigenvectors of the smaller
 Gram matrix are computed in single precision, and the other side is Wᵀu for the n wanted alone. That is enough for terms
 well above the rounding of a square, 1e-3 of the largest: what the kept terms hold is within 1e-6 of the best. For all
-else the whole spectrum is computed, in float64.
+else the whole spectrum is computed, in float64. Of the Gram matrix's eigenvectors torch computes all; where SciPy is
+installed and a quarter or fewer are wanted, LAPACK computes these alone.
 """
 
 import torch
-from scipy.linalg import LinAlgError, eigh
 from torch import Tensor
 
 from sharding.spectrum import decompose, lower_gram
@@ -65,7 +65,11 @@ def _last_eigenvectors(gram: Tensor, count: int) -> Tensor:
 
 
 def _alone(gram: Tensor, count: int) -> Tensor | None:
-    """Return the last eigenvectors of one matrix; None where LAPACK cannot tell them apart, as equal eigenvalues."""
+    """Return the last eigenvectors of one matrix; None without SciPy, or where LAPACK cannot, as equal ones."""
+    try:
+        from scipy.linalg import LinAlgError, eigh  # noqa: PLC0415 - the library does without
+    except ImportError:
+        return None
     wanted = (len(gram) - count, len(gram) - 1)
     try:
         found = eigh(gram.numpy(), lower=False, subset_by_index=wanted, driver="evx", check_finite=False)[1]

@@ -1,6 +1,9 @@
 """The largest terms against an SVD in float64."""
 
+import sys
+
 import pytest
+import scipy.linalg
 import torch
 
 from sharding import truncation
@@ -48,6 +51,23 @@ def test_they_hold_what_the_best_terms_do(decay, shape, dtype, num_terms):
     ]
     if decay != "low rank":  # where a term is zero u' is not, so that it can train
         torch.testing.assert_close(u.norm(dim=1), v.norm(dim=1), rtol=precision, atol=0)
+
+
+def test_eigenvectors_that_scipy_cannot_compute_are_torchs(monkeypatch):
+    blocks = matrix("linear", 60, 90).float()
+    alone = largest_terms(blocks, 12)
+
+    def fails(*args, **options):
+        raise scipy.linalg.LinAlgError
+
+    monkeypatch.setattr(scipy.linalg, "eigh", fails)
+    failed = largest_terms(blocks, 12)
+    monkeypatch.setitem(sys.modules, "scipy.linalg", None)
+    without = largest_terms(blocks, 12)
+    for its, mine, theirs in zip(alone, failed, without, strict=True):
+        assert torch.equal(mine, theirs)
+        assert not torch.equal(its, theirs)  # another algorithm has rounded
+        torch.testing.assert_close(its * (its[0] * theirs[0]).sign(), theirs, rtol=0, atol=2e-4)
 
 
 def test_only_the_wanted_terms_are_computed_where_that_is_enough(monkeypatch):
