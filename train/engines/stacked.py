@@ -37,17 +37,16 @@ class Bunch:
     steps: int = 0
 
 
-def cut(steps: Sequence[int], width: int) -> list[slice]:
-    """Cut clients, those with the most steps first, into bunches of at most `width` that work side by side.
+def cut(work: Sequence[int], width: int) -> list[slice]:
+    """Cut clients, those with the most work first, into bunches of at most `width` that work side by side.
 
-    A client that stands still costs as much as one that works. So none is with another that takes more than twice its
-    steps.
+    Padding and standing still cost as much as work. So none is with another that has more than twice as much to do.
     """
-    starts = [0] if steps else []
-    for place, its in enumerate(steps):
-        if place - starts[-1] == width or 2 * its < steps[starts[-1]]:
+    starts = [0] if work else []
+    for place, its in enumerate(work):
+        if place - starts[-1] == width or 2 * its < work[starts[-1]]:
             starts.append(place)
-    return [slice(start, end) for start, end in pairwise([*starts, len(steps)])]
+    return [slice(start, end) for start, end in pairwise([*starts, len(work)])]
 
 
 class StackedEngine:
@@ -70,7 +69,7 @@ class StackedEngine:
             steps = {client: self.steps(client) for client in clients}
             sound = [client for client in clients if steps[client]]
             sound.sort(key=lambda client: (steps[client], self._rows(client)), reverse=True)  # little to pad
-            together = cut([steps[client] for client in sound], self._width(sound, plan))
+            together = cut([steps[client] * self._rows(client) for client in sound], self._width(sound, plan))
             bunches += [
                 Bunch(ratio, tuple(sound[its]), sum(steps[client] for client in sound[its])) for its in together
             ]
