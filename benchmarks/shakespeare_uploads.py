@@ -39,7 +39,7 @@ def main(into: Path, overrides: list[str], quick: bool) -> None:
     head = [
         "# Shakespeare's characters, a recurrent network",
         "",
-        f"715 clients with 5 % of their text each, {len(results[0].runs[0])} rounds, mean ± sd over seeds. Published,",
+        f"715 clients with 5 % of their text each, {results[0].rounds} rounds, mean ± sd over seeds. Published,",
         "without numbers: OCS is near full participation with 2 of 32 and equal to it with 6 of 32 and 12 of 128.",
     ]
     write(into, "shakespeare_uploads", overrides, head, sections, "32 invited: accuracy against rounds and bits")

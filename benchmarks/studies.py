@@ -78,13 +78,13 @@ def spent_to(lines: Lines, target: float, amount: Callable[[dict[str, Any]], flo
     return next((spent for spent, accuracy in evaluations(lines, amount) if accuracy >= target), float("nan"))
 
 
-def spread(values: Sequence[float], form: str = ".1f") -> str:
-    """Return ``mean ± sd`` of a few seeds, and how many of them are NaN, that is never got there."""
+def spread(values: Sequence[float], form: str = ".1f", missing: str = "never") -> str:
+    """Return ``mean ± sd`` of a few seeds, and how many of them are NaN, that is `missing`: they never got there."""
     finite = [value for value in values if not isnan(value)]
     if not finite:
-        return "never"
-    missing = f" ({len(values) - len(finite)} never)" if len(finite) < len(values) else ""
-    return f"{mean_and_spread(finite, form)}{missing}"
+        return missing
+    without = f" ({len(values) - len(finite)} {missing})" if len(finite) < len(values) else ""
+    return f"{mean_and_spread(finite, form)}{without}"
 
 
 class Evaluation(NamedTuple):

@@ -45,11 +45,11 @@ def main(into: Path, overrides: list[str], quick: bool) -> None:
 
 def tell(into: Path, overrides: list[str], sections: dict[str, tuple[Study, list[Results]]]) -> None:
     """Write the laws that have been run."""
-    runs = next(iter(sections.values()))[1][0].runs
+    full = next(iter(sections.values()))[1][0]
     head = [
         "# Some clients large, most small, on MNIST",
         "",
-        f"250 clients, 32 invited a round, {len(runs[0])} rounds, mean ± sd of {len(runs)} seeds.",
+        f"250 clients, 32 invited a round, {full.rounds} rounds, mean ± sd of {len(full.runs)} seeds.",
         "Published for the first law: 85 % after 6,400 Mbit with OCS at m = 3, an eighth of full participation's;",
         "uniform draws need as many.",
     ]

@@ -7,7 +7,7 @@ that grows by one value where the best is at its edge. It is the one of the smal
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -72,11 +72,17 @@ class Study:
 
 @dataclass(frozen=True)
 class Results:
-    """The runs of an arm at its step size, one a seed."""
+    """The runs of an arm at its step size, one a seed; one that diverged has less than all rounds."""
 
     arm: Arm
     step: float
+    rounds: int
     runs: list[Lines]
+
+    @property
+    def sound(self) -> list[Lines]:
+        """The runs that have all rounds."""
+        return [lines for lines in self.runs if len(lines) == self.rounds]
 
 
 def run_arms(
@@ -88,9 +94,10 @@ def run_arms(
         for seed in seeds
         for arm in study.arms
     }
-    runs = run_all({f"{study.name}: {arm.name}, seed {seed}": config for (arm, seed), config in cells.items()})
-    found = dict(zip(cells, runs.values(), strict=True))
-    return [Results(arm, steps[TUNED[arm.method]], [found[arm, seed] for seed in seeds]) for arm in study.arms]
+    configs = {f"{study.name}: {arm.name}, seed {seed}": config for (arm, seed), config in cells.items()}
+    found = dict(zip(cells, run_all(configs, diverging=True).values(), strict=True))
+    rounds = next(iter(cells.values())).rounds
+    return [Results(arm, steps[TUNED[arm.method]], rounds, [found[arm, seed] for seed in seeds]) for arm in study.arms]
 
 
 def tune(study: Study, into: Path, overrides: Sequence[str], grid: Sequence[float]) -> dict[str, float]:
@@ -201,10 +208,11 @@ def _row(study: Study, its: Results, results: Sequence[Results]) -> list[str]:
         reached = [(mine, theirs) for mine, theirs in zip(bits, its_full, strict=True) if not isnan(mine + theirs)]
         share = f"{fmean(m for m, _ in reached) / fmean(t for _, t in reached):.2f}" if reached else "–"
         cells += [spread(rounds, ".0f"), spread(bits, ",.1f"), share]
-    last = [100 * lines[-1]["test_accuracy"] for lines in its.runs]
-    losses = [fmean([line["train_loss"] for line in lines if line["heard"]][-10:]) for lines in its.runs]
-    alphas = [line["improvement_alpha"] for lines in its.runs for line in lines if "improvement_alpha" in line]
-    return [*cells, spread(last), spread(losses, ".3f"), f"{fmean(alphas):.2f}" if alphas else "–"]
+    last = [100 * lines[-1]["test_accuracy"] if lines in its.sound else nan for lines in its.runs]
+    losses = [fmean([line["train_loss"] for line in lines if line["heard"]][-10:]) for lines in its.sound]
+    alphas = [line["improvement_alpha"] for lines in its.sound for line in lines if "improvement_alpha" in line]
+    loss = spread(losses, ".3f") if losses else "–"
+    return [*cells, spread(last, missing="diverged"), loss, f"{fmean(alphas):.2f}" if alphas else "–"]
 
 
 def plot(results: Sequence[Results], path: Path) -> None:

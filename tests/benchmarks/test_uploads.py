@@ -69,7 +69,7 @@ def test_three_average_shards_are_the_budget_of_who_hears_by_bytes(tmp_path):
     experiment = assemble(uploads._cell(study, study.arms[1], 0.125, 0, tmp_path, []))
     costs = experiment.sampler.population.costs
     assert study.arms[1].budget == pytest.approx(3 * costs.mean(), rel=0.01)
-    assert (costs.min(), costs.max()) == (pytest.approx(0.14, abs=0.005), pytest.approx(0.46, abs=0.005))
+    assert (costs.min(), costs.max()) == (pytest.approx(0.21, abs=0.005), pytest.approx(0.53, abs=0.005))
 
 
 def test_a_row_says_what_the_runs_did():
@@ -79,13 +79,18 @@ def test_a_row_says_what_the_runs_did():
             for t, a in enumerate(accuracies)
         ]
 
-    study = Study("x", Path("x.yaml"), (), (), (0.5,), 10, {"full": 0.125, "OCS": 0.25})
-    full = Results(Arm("full"), 0.5, [lines([0.1, 0.6, 0.7], 10**6), lines([0.6, 0.6, 0.9], 10**6)])
-    ocs = Results(Arm("OCS", 3), 0.25, [lines([0.1, 0.2, 0.5], 10**5), lines([0.1, 0.1, 0.1], 10**5)])
+    study = Study("x", Path("x.yaml"), (), (), (0.5,), 10, {"full": 0.125, "OCS": 0.25, "uniform": 0.5})
+    full = Results(Arm("full"), 0.5, 3, [lines([0.1, 0.6, 0.7], 10**6), lines([0.6, 0.6, 0.9], 10**6)])
+    ocs = Results(Arm("OCS", 3), 0.25, 3, [lines([0.1, 0.2, 0.5], 10**5), lines([0.1, 0.1, 0.1], 10**5)])
     head, _, first, second = uploads.table(study, [full, ocs])
     assert first == "| full | 0.5 | 0.125 | 2 ± 1 | 12.0 ± 5.7 | 1.00 | 80.0 ± 14.1 | 1.000 ± 0.000 | – |"
     assert second.startswith("| OCS, m = 3 | 0.25 | 0.25 | 3 (1 never) | 2.4 (1 never) | 0.15 | 30.0 ± 28.3 |")
-    assert head.count("|") == first.count("|") == second.count("|")
+    lost = Results(Arm("uniform", 3), 1.0, 3, [lines([0.1, 0.6, 0.7], 10**5), lines([0.6], 10**5)])
+    third = uploads.table(study, [full, lost])[-1]
+    assert third.startswith("| uniform, m = 3 | 1 | 0.5 | 2 ± 1 | 1.2 ± 0.6 | 0.10 | 70.0 (1 diverged) | 1.000 | – |")
+    none = uploads.table(study, [full, Results(Arm("OCS", 3), 1.0, 3, [lines([0.1], 10**5)] * 2)])[-1]
+    assert none.endswith("| never | never | – | diverged | – | – |")
+    assert {row.count("|") for row in (head, first, second, third, none)} == {head.count("|")}
 
 
 @pytest.mark.slow
