@@ -14,6 +14,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 
 from sharding import Plan, Shard
 from sharding.planner import Client
@@ -26,6 +27,7 @@ from train.local import ClientData, largest_batch, num_steps
 log = logging.getLogger(__name__)
 
 WIDTH = 5  # clients in a bunch on CPU: more would gain little, and leave workers without a bunch
+SPREAD = 2.0  # how many times another's work a client of its bunch may have on CPU, where padding costs as work does
 
 
 @dataclass(frozen=True)
@@ -37,14 +39,17 @@ class Bunch:
     steps: int = 0
 
 
-def cut(work: Sequence[int], width: int) -> list[slice]:
-    """Cut clients, those with the most work first, into bunches of at most `width` that work side by side.
+def cut(work: Sequence[int], width: int, spread: float) -> list[slice]:
+    """Cut clients, those with the most work first, into bunches that work side by side.
 
-    Padding and standing still cost as much as work. So none is with another that has more than twice as much to do.
+    Args:
+        work: of each client.
+        width: clients in a bunch, at most.
+        spread: the most work in a bunch over the least, at most.
     """
     starts = [0] if work else []
     for place, its in enumerate(work):
-        if place - starts[-1] == width or 2 * its < work[starts[-1]]:
+        if place - starts[-1] == width or spread * its < work[starts[-1]]:
             starts.append(place)
     return [slice(start, end) for start, end in pairwise([*starts, len(work)])]
 
@@ -69,7 +74,7 @@ class StackedEngine:
             steps = {client: self.steps(client) for client in clients}
             sound = [client for client in clients if steps[client]]
             sound.sort(key=lambda client: (steps[client], self._rows(client)), reverse=True)  # little to pad
-            together = cut([steps[client] * self._rows(client) for client in sound], self._width(sound, plan))
+            together = cut([steps[client] * self._rows(client) for client in sound], *self._limits(sound, plan))
             bunches += [
                 Bunch(ratio, tuple(sound[its]), sum(steps[client] for client in sound[its])) for its in together
             ]
@@ -116,11 +121,12 @@ class StackedEngine:
             self._profiles[key] = Profile(self.sequential.resident(shard), num_clients, self.job)
         return self._profiles[key]
 
-    def _width(self, clients: list[Client], plan: Plan) -> int:
-        """Return how many clients of a keep ratio to train together."""
+    def _limits(self, clients: list[Client], plan: Plan) -> tuple[int, float]:
+        """Return how many clients of a keep ratio to train together, and how unequal they may be."""
         if not clients or self.job.step_scales:  # what trains clients together knows one step size
-            return 1
+            return 1, SPREAD
         shard = plan[clients[0]]
         if not train_together(self.sequential.resident(shard), size_of(shard), self.job):
-            return 1
-        return len(clients) if self.job.clients[clients[0]].targets.is_cuda else WIDTH
+            return 1, SPREAD
+        on_gpu = self.job.clients[clients[0]].targets.is_cuda  # where more clients cost less than more launches
+        return (len(clients), inf) if on_gpu else (WIDTH, SPREAD)

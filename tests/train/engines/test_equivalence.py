@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 from dataclasses import replace
+from math import inf
 
 import pytest
 import torch
@@ -182,11 +183,12 @@ def test_bunches_are_of_one_keep_ratio_and_start_with_the_longest():
 
 
 def test_no_client_waits_longer_than_it_works():
-    def bunches(*steps):
-        return [steps[its] for its in cut(steps, width=3)]
+    def bunches(*work, spread=2.0):
+        return [work[its] for its in cut(work, 3, spread)]
 
     assert bunches(19, 19, 10, 10, 9, 2, 1, 1, 1) == [(19, 19, 10), (10, 9), (2, 1, 1), (1,)]
     assert bunches(4, 1, 1, 1, 1) == [(4,), (1, 1, 1), (1,)]
+    assert bunches(4, 1, 1, 1, 1, spread=inf) == [(4, 1, 1), (1, 1)]
     assert bunches(5) == [(5,)]
     assert bunches() == []
 
