@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from train.compare import compare, default_jobs
 from train.config import Config, load_config
 from train.failures import RunError
-from train.plots import Curve, Point, draw_band, styles_of
+from train.plots import Curve, Point, add_legend, draw_band, styles_of
 from train.report import History, evaluations
 from train.report.targets import mean_and_spread
 from train.run import is_measured
@@ -145,12 +145,13 @@ def draw(
     """Return test accuracy against each amount: one look a group, the mean of its runs in a band of one deviation."""
     styles = styles_of(groups)
     figure = Figure(figsize=(5 * len(axes_of), 4), layout="constrained")
-    for axes, (label, amount) in zip(figure.subplots(1, len(axes_of), squeeze=False)[0], axes_of.items(), strict=True):
+    panels = figure.subplots(1, len(axes_of), squeeze=False)[0]
+    for axes, (label, amount) in zip(panels, axes_of.items(), strict=True):
         for name, runs in groups.items():
             draw_band(axes, [_curve(lines, amount) for lines in runs], styles[name], name)
         axes.set(xlabel=label, ylabel="test accuracy (%)", xscale="log" if label in logarithmic else "linear")
         axes.grid(alpha=0.3)
-        axes.legend(frameon=False)
+    add_legend(figure, panels[0])
     return figure
 
 
