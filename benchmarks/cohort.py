@@ -35,6 +35,7 @@ SMALL = ["local.epochs=1", "data.partition=iid"]
 CPU_CASES = {
     "quickstart": ["configs/quickstart.yaml"],
     "quickstart_dense": ["configs/quickstart.yaml", "strategy=dense"],
+    "uneven": ["configs/joint_sampling.yaml"],  # a tenth of the clients take 19 steps, the others one
     "resnet_cifar10": ["configs/cifar10_small.yaml", "clients.count=500", "local.epochs=1"],
     "cct": ["configs/cifar100_cct.yaml", "clients.count=2500", "local.batch_size=10", *SMALL],
     "gpt": ["configs/shakespeare_gpt.yaml", *SMALL],
