@@ -13,20 +13,22 @@ import argparse
 import csv
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
+from typing import Self, TypeVar
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this checkout's own library and `train`
 
 import numpy as np
 import torch
 from arrivals import EQ8, SCALED, SCHEMES, figure, main_table, pilot_table, spread
-from synthetic import CLIENTS, Run, Vector, World, make_world, received_norms, train_all
+from synthetic import CLIENTS, Run, Sizes, Vector, World, make_world, received_norms, train_all
 
 from sharding import wireless_probabilities
 from sharding.clients import statistical_probabilities
@@ -43,6 +45,9 @@ PUBLISHED = {
 PUBLISHED_ROUNDS = {"uniform": (71, 81, 95, 109, 133), "weighted": (48, 57, 69, 84, 101)}
 PUBLISHED_SWEEP = {1: 4778.1, 4: 617.1, 10: 1272.5, 16: 2021.6}
 PILOT_SEEDS = range(1000, 1005)  # none of a run's
+LAWS: tuple[Sizes, ...] = ("zipf", "lognormal")  # of the sizes in other worlds
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -100,13 +105,20 @@ def runs_of(world: World, lesson: Lesson, schemes: Iterable[str], seeds: Iterabl
     return [Run(world, scheme, seed, size, q) for seed in seeds for scheme, q in laws.items()]
 
 
-def train_groups(groups: Sequence[Sequence[Run]], target: float, rounds: int, jobs: int) -> list[Run]:
-    """Train groups of runs, some at a time, each in a process of one thread; how many at a time changes nothing."""
-    if jobs == 1:
-        return [run for group in groups for run in train_all(group, target, rounds)]
-    with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        trained = list(pool.map(train_all, groups, [target] * len(groups), [rounds] * len(groups)))
-    return [run for runs in trained for run in runs]
+def train_in_world(world: World, setting: Setting) -> Sequence[Run]:
+    """Run the pilots of a world, and what they teach."""
+    return train_all(runs_of(world, learn(world, setting), SCHEMES, [0]), setting.target, setting.rounds)
+
+
+def side_by_side(name: str, work: Callable[[Item], Sequence[Run]], items: Sequence[Item], jobs: int) -> list[Run]:
+    """Return the runs of all items, some at a time, each in a process of one thread; how many changes nothing."""
+    found: list[Run] = []
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (1,)) if jobs > 1 else None
+    with pool or nullcontext():
+        for place, runs in enumerate(pool.map(work, items) if pool else map(work, items)):
+            print(f"{name}: {place + 1} of {len(items)}", flush=True)
+            found += runs
+    return found
 
 
 def world_table(runs: Sequence[Run], setting: Setting) -> list[str]:
@@ -158,6 +170,79 @@ def write_runs(path: Path, runs: Iterable[Run], targets: Sequence[float], accura
             writer.writerow((run.scheme, run.cohort_size, run.world.seed, run.seed, len(run.losses), *cells))
 
 
+@dataclass(frozen=True)
+class Study:
+    """All that is run.
+
+    Attributes:
+        lesson: of the pilots of the one world.
+        runs: of all schemes in it, to the target.
+        sweep: of the wireless draws, by how many are drawn, to a target of their own.
+        others: of all schemes in other worlds, by the law of the sizes there.
+    """
+
+    lesson: Lesson
+    runs: Sequence[Run]
+    sweep: Sequence[Run]
+    others: Mapping[str, Sequence[Run]]
+
+    @classmethod
+    def train(cls, setting: Setting, jobs: int) -> Self:
+        """Run it all."""
+        world = make_world(0)
+        lesson = learn(world, setting)
+        pairs = [runs_of(world, lesson, SCHEMES, [seed, seed + 1]) for seed in range(0, setting.runs, 2)]
+        swept = [runs_of(world, lesson, ("proposed", "Eq. 38"), range(setting.runs), size) for size in PUBLISHED_SWEEP]
+        train = partial(train_all, target=setting.target, rounds=setting.rounds)
+        runs = side_by_side("pairs of seeds", train, pairs, jobs)
+        train = partial(train_all, target=setting.sweep_target, rounds=setting.rounds)
+        sweep = side_by_side("numbers of draws", train, swept, jobs)
+        worlds = {law: [make_world(seed, law) for seed in range(1, 1 + setting.worlds)] for law in LAWS}
+        alone = partial(train_in_world, setting=setting)
+        others = {law: side_by_side(f"worlds, {law} sizes", alone, its, jobs) for law, its in worlds.items()}
+        return cls(lesson, runs, sweep, others)
+
+
+def write(study: Study, setting: Setting, into: Path) -> None:
+    """Write runs, picture and summary."""
+    into.mkdir(parents=True, exist_ok=True)
+    targets, accuracies = (setting.sweep_target, setting.target), (0.72, setting.accuracy)
+    write_runs(into / "runs.csv", [*study.runs, *study.sweep], targets, accuracies)
+    for law, its in study.others.items():
+        write_runs(into / f"worlds_{law}.csv", its, (setting.target,), (setting.accuracy,))
+    courses = {scheme: _of(study.runs, scheme) for scheme in SCHEMES}
+    save(figure(courses, setting.target, setting.accuracy), into / "wireless.png")
+    text = "\n".join([*summary(study, setting, courses), ""])
+    (into / "summary.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+def summary(study: Study, setting: Setting, courses: Mapping[str, Sequence[Run]]) -> list[str]:
+    """Return what stands in the summary."""
+    text = [
+        f"# Seconds to loss {setting.target}: Synthetic(1, 1), N = {CLIENTS}, K = {K}",
+        "",
+        f"One world, {setting.runs} runs that differ in draws and batches; mean ± sd of those that arrived within "
+        f"{setting.rounds} rounds.",
+        "",
+        *main_table(courses, setting.target, setting.accuracy, PUBLISHED),
+        "",
+        "Rounds of the pilots, by the mean loss of five runs each, and the β/α that follows at each loss. Their",
+        f"mean, {study.lesson.beta_over_alpha:.3g}, is used; 63.88 is published, under the name α/β.",
+        "",
+        *pilot_table(study.lesson, setting.levels, PUBLISHED_ROUNDS),
+        "",
+        f"Seconds to loss {setting.sweep_target} against the number of draws, the same β/α for every K:",
+        "",
+        *sweep_table(study.sweep, setting),
+    ]
+    for law, its in study.others.items():
+        text += ["", f"Other worlds, with {law} sizes, one run each; β/α and G of each world's own pilots:", ""]
+        text += world_table(its, setting)
+    made = f"Made by `python {shlex.join(sys.argv)}`."
+    return [*text, "", made, "", "![Loss and accuracy against seconds](wireless.png)"]
+
+
 def main() -> None:
     """Run, and write what there is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -167,55 +252,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     setting = Setting.quick() if args.quick else Setting()
-    args.into.mkdir(parents=True, exist_ok=True)
-    world = make_world(0)
-    lesson = learn(world, setting)
-    train = partial(train_groups, rounds=setting.rounds, jobs=args.jobs)
-    groups = [runs_of(world, lesson, SCHEMES, [seed, seed + 1]) for seed in range(0, setting.runs, 2)]
-    runs = train(groups, setting.target)
-    swept = [runs_of(world, lesson, ("proposed", "Eq. 38"), range(setting.runs), size) for size in PUBLISHED_SWEEP]
-    sweep = train(swept, setting.sweep_target)
-    others: dict[str, list[Run]] = {}
-    for law in ("zipf", "lognormal"):
-        worlds = [make_world(seed, law) for seed in range(1, 1 + setting.worlds)]
-        others[law] = train([runs_of(its, learn(its, setting), SCHEMES, [0]) for its in worlds], setting.target)
-    write_runs(
-        args.into / "runs.csv", [*runs, *sweep], (setting.sweep_target, setting.target), (0.72, setting.accuracy)
-    )
-    for law, its in others.items():
-        write_runs(args.into / f"worlds_{law}.csv", its, (setting.target,), (setting.accuracy,))
-    courses = {scheme: _of(runs, scheme) for scheme in SCHEMES}
-    save(figure(courses, setting.target, setting.accuracy), args.into / "wireless.png")
-    text = [
-        f"# Seconds to loss {setting.target}: Synthetic(1, 1), N = {CLIENTS}, K = {K}",
-        "",
-        f"One world, {setting.runs} runs that differ in draws and batches; mean ± sd of those that arrived within "
-        f"{setting.rounds} rounds.",
-        *("", *main_table(courses, setting.target, setting.accuracy, PUBLISHED)),
-        *(
-            "",
-            "Rounds of the pilots, by the mean loss of five runs each, and the β/α that follows at each loss. Their",
-        ),
-        *(f"mean, {lesson.beta_over_alpha:.3g}, is used; 63.88 is published, under the name α/β.", ""),
-        *pilot_table(lesson, setting.levels, PUBLISHED_ROUNDS),
-        *("", f"Seconds to loss {setting.sweep_target} against the number of draws, the same β/α for every K:", ""),
-        *sweep_table(sweep, setting),
-    ]
-    for law, its in others.items():
-        text += [
-            "",
-            f"Other worlds, with {law} sizes, one run each; β/α and G of each world's own pilots:",
-        ]
-        text += ["", *world_table(its, setting)]
-    text += [
-        "",
-        f"Made by `python {shlex.join(sys.argv)}`.",
-        "",
-        "![Loss and accuracy against seconds](wireless.png)",
-        "",
-    ]
-    (args.into / "summary.md").write_text("\n".join(text), encoding="utf-8")
-    print("\n".join(text))
+    write(Study.train(setting, args.jobs), setting, args.into)
 
 
 if __name__ == "__main__":
