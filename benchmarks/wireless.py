@@ -4,13 +4,15 @@ Setup 2 of Luo et al. 2024 (arXiv 2404.13804): Synthetic(1, 1), 100 clients with
 exponential laws of mean 1 s, logistic regression from zero, 50 local steps on batches of 24 at 0.1/(1 + round), 10
 draws a round. Five pilots with uniform and five with weighted draws, down to the pilot losses, give G and β/α (Eq. 35),
 from which the proposed and the statistical draws follow. As published: one world, 20 runs that differ in draws and
-batches, the same seeds for every scheme. Ours: more worlds, as one world's ratios are no law.
+batches, the same seeds for every scheme. Ours: more worlds, as one world's ratios are no law. Runs that are there
+already are not run again.
 
     python benchmarks/wireless.py results/wireless [--quick] [--jobs 2]
 """
 
 import argparse
 import csv
+import pickle
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +23,7 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Self, TypeVar
+from typing import Self, TypeVar, cast
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this checkout's own library and `train`
 
@@ -32,6 +34,7 @@ from synthetic import CLIENTS, Run, Sizes, Vector, World, make_world, received_n
 
 from sharding import wireless_probabilities
 from sharding.clients import statistical_probabilities
+from train.files import write_whole
 from train.pilots import FURTHER, Lesson, conclude
 from train.plots import save
 
@@ -110,12 +113,33 @@ def train_in_world(world: World, setting: Setting) -> Sequence[Run]:
     return train_all(runs_of(world, learn(world, setting), SCHEMES, [0]), setting.target, setting.rounds)
 
 
-def side_by_side(name: str, work: Callable[[Item], Sequence[Run]], items: Sequence[Item], jobs: int) -> list[Run]:
+def kept(work: Callable[[Item], Sequence[Run]], setting: Setting, path: Path, item: Item) -> Sequence[Run]:
+    """Return the runs of an item: those of an earlier start where there are such."""
+    if path.exists():
+        before, runs = pickle.loads(path.read_bytes())
+        if before == setting:
+            return cast(Sequence[Run], runs)
+    runs = work(item)
+    write_whole(path, pickle.dumps((setting, runs)))
+    return runs
+
+
+def side_by_side(
+    name: str,
+    work: Callable[[Item], Sequence[Run]],
+    items: Sequence[Item],
+    setting: Setting,
+    into: Path,
+    jobs: int,
+) -> list[Run]:
     """Return the runs of all items, some at a time, each in a process of one thread; how many changes nothing."""
     found: list[Run] = []
+    (into / "runs").mkdir(parents=True, exist_ok=True)
+    paths = [into / "runs" / f"{name}-{place}.pickle" for place in range(len(items))]
+    work = partial(kept, work, setting)
     pool = ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (1,)) if jobs > 1 else None
     with pool or nullcontext():
-        for place, runs in enumerate(pool.map(work, items) if pool else map(work, items)):
+        for place, runs in enumerate((pool.map if pool else map)(work, paths, items)):
             print(f"{name}: {place + 1} of {len(items)}", flush=True)
             found += runs
     return found
@@ -187,25 +211,25 @@ class Study:
     others: Mapping[str, Sequence[Run]]
 
     @classmethod
-    def train(cls, setting: Setting, jobs: int) -> Self:
-        """Run it all."""
+    def train(cls, setting: Setting, into: Path, jobs: int) -> Self:
+        """Run what is missing."""
+        play = partial(side_by_side, setting=setting, into=into, jobs=jobs)
         world = make_world(0)
         lesson = learn(world, setting)
         pairs = [runs_of(world, lesson, SCHEMES, [seed, seed + 1]) for seed in range(0, setting.runs, 2)]
         swept = [runs_of(world, lesson, ("proposed", "Eq. 38"), range(setting.runs), size) for size in PUBLISHED_SWEEP]
         train = partial(train_all, target=setting.target, rounds=setting.rounds)
-        runs = side_by_side("pairs of seeds", train, pairs, jobs)
+        runs = play("seeds", train, pairs)
         train = partial(train_all, target=setting.sweep_target, rounds=setting.rounds)
-        sweep = side_by_side("numbers of draws", train, swept, jobs)
+        sweep = play("draws", train, swept)
         worlds = {law: [make_world(seed, law) for seed in range(1, 1 + setting.worlds)] for law in LAWS}
         alone = partial(train_in_world, setting=setting)
-        others = {law: side_by_side(f"worlds, {law} sizes", alone, its, jobs) for law, its in worlds.items()}
+        others = {law: play(f"{law}_worlds", alone, its) for law, its in worlds.items()}
         return cls(lesson, runs, sweep, others)
 
 
 def write(study: Study, setting: Setting, into: Path) -> None:
     """Write runs, picture and summary."""
-    into.mkdir(parents=True, exist_ok=True)
     targets, accuracies = (setting.sweep_target, setting.target), (0.72, setting.accuracy)
     write_runs(into / "runs.csv", [*study.runs, *study.sweep], targets, accuracies)
     for law, its in study.others.items():
@@ -252,7 +276,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     setting = Setting.quick() if args.quick else Setting()
-    write(Study.train(setting, args.jobs), setting, args.into)
+    write(Study.train(setting, args.into, args.jobs), setting, args.into)
 
 
 if __name__ == "__main__":

@@ -71,3 +71,20 @@ def test_the_study_in_a_few_rounds(tmp_path, monkeypatch, capsys):
         rows = list(csv.DictReader(file))
     setting = wireless.Setting.quick()
     assert len(rows) == setting.runs * (len(wireless.SCHEMES) + 2 * len(wireless.PUBLISHED_SWEEP))
+
+
+def test_what_has_been_run_is_not_run_again(tmp_path, world, capsys):
+    def play(times, setting):
+        def work(seed):
+            trained.append(seed)
+            return [synthetic.Run(world, "weighted", seed, 10, None)]
+
+        trained = []
+        for _ in range(times):
+            runs = wireless.side_by_side("seeds", work, [3, 4], setting, tmp_path, jobs=1)
+            assert [run.seed for run in runs] == [3, 4]
+        return trained
+
+    assert play(2, wireless.Setting()) == [3, 4]
+    assert play(1, wireless.Setting()) == []
+    assert play(1, wireless.Setting.quick()) == [3, 4]
