@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from train.pilots import Lesson
+from train.plots import add_legend, styles_of
 from train.report.targets import mean_and_spread
 
 SCALED, EQ8 = "uniform, scaled steps", "uniform, Eq. 8"
@@ -79,22 +80,37 @@ def pilot_table(lesson: Lesson, levels: Sequence[float], published: Mapping[str,
 
 
 def figure(courses: Courses, loss: float, accuracy: float) -> Figure:
-    """Return training loss and test accuracy against seconds, one thin line a run."""
+    """Return training loss and test accuracy against seconds: a scheme's median in a band of the middle half."""
     drawn = Figure(figsize=(10, 4), layout="constrained")
     left, right = drawn.subplots(1, 2)
-    for color, (scheme, its) in enumerate(courses.items()):
-        for place, course in enumerate(its):
-            look = {"color": f"C{color}", "alpha": 0.5, "linewidth": 0.7, "label": None if place else scheme}
-            left.plot(course.seconds, course.losses, **look)
-            right.plot(course.seconds, [100 * value for value in course.accuracies], **look)
+    styles = styles_of(courses)
+    for scheme, its in courses.items():
+        percent = [[100 * value for value in course.accuracies] for course in its]
+        for axes, curves in ((left, [course.losses for course in its]), (right, percent)):
+            grid, (low, middle, high) = quartiles([course.seconds for course in its], curves)
+            axes.plot(grid, middle, color=styles[scheme].color, linestyle=styles[scheme].dash, label=scheme)
+            axes.fill_between(grid, low, high, color=styles[scheme].color, alpha=0.15, linewidth=0)
     left.axhline(loss, color="0.5", linestyle=":")
     left.set(xlabel="simulated seconds", ylabel="training loss", xscale="log", yscale="log")
     right.axhline(100 * accuracy, color="0.5", linestyle=":")
     right.set(xlabel="simulated seconds", ylabel="test accuracy (%)", xscale="log")
-    left.legend(frameon=False, fontsize="small")
     for axes in (left, right):
         axes.grid(alpha=0.3)
+    add_legend(drawn, left)
     return drawn
+
+
+def quartiles(
+    seconds: Sequence[Sequence[float]], curves: Sequence[Sequence[float]]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return times, (200,), and the quartiles of some curves at these, (3, 200).
+
+    A curve keeps its value from one evaluation to the next, and its last one for good.
+    """
+    grid = np.geomspace(max(times[0] for times in seconds), max(times[-1] for times in seconds), 200)
+    pairs = zip(seconds, curves, strict=True)
+    held = [np.array(curve)[np.searchsorted(times, grid * (1 + 1e-9), side="right") - 1] for times, curve in pairs]
+    return grid, np.quantile(held, (0.25, 0.5, 0.75), axis=0)
 
 
 def mean(values: Iterable[float | None]) -> float:

@@ -4,9 +4,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from arrivals import Course, main_table, pilot_table
+from arrivals import Course, main_table, pilot_table, quartiles
 
 from train.pilots import Lesson
 
@@ -51,3 +53,12 @@ def test_the_pilots_table_tells_a_loss_that_contradicts_from_one_that_was_not_re
         "| weighted, published | 48 | 57 | 69 |",
         "| β/α | 2 | contradicts | – |",
     ]
+
+
+def test_a_curve_keeps_its_value_until_the_next_and_its_last_for_good():
+    grid, (low, middle, high) = quartiles([[1.0, 10.0], [2.0, 5.0, 100.0]], [[4.0, 2.0], [8.0, 6.0, 1.0]])
+    assert (grid[0], grid[-1]) == (pytest.approx(2), pytest.approx(100))
+    assert (low[0], middle[0], high[0]) == (5, 6, 7)
+    at_ten = grid.searchsorted(10)
+    assert (middle[at_ten - 1], middle[at_ten]) == (5, 4)
+    assert (low[-1], middle[-1], high[-1]) == (1.25, 1.5, 1.75)
