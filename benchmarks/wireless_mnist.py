@@ -5,8 +5,8 @@ losses; in Setup 1 (configs/wireless_logistic.yaml) MNIST stands in for EMNIST, 
 one world, and runs that differ in draws and batches, the same seeds for every scheme. Three pilots with uniform draws
 (q = 1/N) and three with weighted ones are run once. They give β/α (Eq. 35), and G, the largest ‖U‖/η of each client in
 a uniform pilot, mean of the pilots: to the proposed draws, to those with β/α = 0 (Eq. 38), and to the statistical ones.
-A run ends when it has reached both targets. Runs that are there already are not run again. On two cores each seed of
-Setup 3 takes about half an hour; so do all of Setup 1.
+A run ends when it has reached both targets. Runs that are there already are not run again. On two cores all of Setup 1
+takes ten minutes, each seed of Setup 3 up to half an hour.
 
     python benchmarks/wireless_mnist.py results/wireless_mnist --setup 3 [--seeds 5] [--jobs 2] [--quick] [rounds=400]
 """
