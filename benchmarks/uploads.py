@@ -7,6 +7,7 @@ that grows by one value where the best is at its edge. It is the one of the smal
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from math import isnan, nan
 from pathlib import Path
 from statistics import fmean
@@ -188,8 +189,8 @@ def write(
 def table(study: Study, results: Sequence[Results]) -> list[str]:
     """Return the lines of a table: a row an arm."""
     targets = [f"rounds to {100 * target:g} % | Mbit | of full" for target in study.targets]
-    published = ["published"] if study.published else []
-    head = ("uploads", "step size", *published, *targets, "last accuracy, %", "loss", "α")
+    step = "step (published)" if study.published else "step"
+    head = ("uploads", step, *targets, "last accuracy, %", "loss", "α")
     rows = [_row(study, its, results) for its in results]
     rule = "|---|" + "---:|" * (len(rows[0]) - 1)
     return [f"| {' | '.join(head)} |", rule, *(f"| {' | '.join(row)} |" for row in rows)]
@@ -197,9 +198,8 @@ def table(study: Study, results: Sequence[Results]) -> list[str]:
 
 def _row(study: Study, its: Results, results: Sequence[Results]) -> list[str]:
     full = next(other for other in results if other.arm.method == FULL)
-    cells = [its.arm.name, f"{its.step:g}"]
-    if study.published:
-        cells.append(f"{study.published[TUNED[its.arm.method]]:g}")
+    published = f" ({Fraction(study.published[TUNED[its.arm.method]])})" if study.published else ""
+    cells = [its.arm.name, f"{Fraction(its.step)}{published}"]
     for target in study.targets:
         rounds, bits, its_full = (
             [spent_to(lines, target, amount) for lines in runs]
@@ -207,7 +207,7 @@ def _row(study: Study, its: Results, results: Sequence[Results]) -> list[str]:
         )
         reached = [(mine, theirs) for mine, theirs in zip(bits, its_full, strict=True) if not isnan(mine + theirs)]
         share = f"{fmean(m for m, _ in reached) / fmean(t for _, t in reached):.2f}" if reached else "–"
-        cells += [spread(rounds, ".0f"), spread(bits, ",.1f"), share]
+        cells += [spread(rounds, ".0f"), spread(bits, ",.0f"), share]
     last = [100 * lines[-1]["test_accuracy"] if lines in its.sound else nan for lines in its.runs]
     losses = [fmean([line["train_loss"] for line in lines if line["heard"]][-10:]) for lines in its.sound]
     alphas = [line["improvement_alpha"] for lines in its.sound for line in lines if "improvement_alpha" in line]

@@ -83,11 +83,11 @@ def test_a_row_says_what_the_runs_did():
     full = Results(Arm("full"), 0.5, 3, [lines([0.1, 0.6, 0.7], 10**6), lines([0.6, 0.6, 0.9], 10**6)])
     ocs = Results(Arm("OCS", 3), 0.25, 3, [lines([0.1, 0.2, 0.5], 10**5), lines([0.1, 0.1, 0.1], 10**5)])
     head, _, first, second = uploads.table(study, [full, ocs])
-    assert first == "| full | 0.5 | 0.125 | 2 ± 1 | 12.0 ± 5.7 | 1.00 | 80.0 ± 14.1 | 1.000 ± 0.000 | – |"
-    assert second.startswith("| OCS, m = 3 | 0.25 | 0.25 | 3 (1 never) | 2.4 (1 never) | 0.15 | 30.0 ± 28.3 |")
+    assert first == "| full | 1/2 (1/8) | 2 ± 1 | 12 ± 6 | 1.00 | 80.0 ± 14.1 | 1.000 ± 0.000 | – |"
+    assert second.startswith("| OCS, m = 3 | 1/4 (1/4) | 3 (1 never) | 2 (1 never) | 0.15 | 30.0 ± 28.3 |")
     lost = Results(Arm("uniform", 3), 1.0, 3, [lines([0.1, 0.6, 0.7], 10**5), lines([0.6], 10**5)])
     third = uploads.table(study, [full, lost])[-1]
-    assert third.startswith("| uniform, m = 3 | 1 | 0.5 | 2 ± 1 | 1.2 ± 0.6 | 0.10 | 70.0 (1 diverged) | 1.000 | – |")
+    assert third.startswith("| uniform, m = 3 | 1 (1/2) | 2 ± 1 | 1 ± 1 | 0.10 | 70.0 (1 diverged) | 1.000 | – |")
     none = uploads.table(study, [full, Results(Arm("OCS", 3), 1.0, 3, [lines([0.1], 10**5)] * 2)])[-1]
     assert none.endswith("| never | never | – | diverged | – | – |")
     assert {row.count("|") for row in (head, first, second, third, none)} == {head.count("|")}
