@@ -82,9 +82,19 @@ def test_what_has_been_run_is_not_run_again(tmp_path, world, capsys):
         trained = []
         for _ in range(times):
             runs = wireless.side_by_side("seeds", work, [3, 4], setting, tmp_path, jobs=1)
-            assert [run.seed for run in runs] == [3, 4]
+            assert [run.seed for (run,) in runs] == [3, 4]
         return trained
 
     assert play(2, wireless.Setting()) == [3, 4]
     assert play(1, wireless.Setting()) == []
     assert play(1, wireless.Setting.quick()) == [3, 4]
+
+
+def test_the_world_is_the_one_of_the_nearest_pilots():
+    def lesson(uniform, weighted):
+        return wireless.Lesson(1.0, [], {"uniform": uniform, "weighted": weighted}, [])
+
+    published = [list(wireless.PUBLISHED_ROUNDS[name]) for name in ("uniform", "weighted")]
+    assert wireless.distance(lesson(*published)) == 0
+    assert wireless.distance(lesson(published[0], [2 * r for r in published[1]])) == pytest.approx(np.log(2) / 2)
+    assert wireless.distance(lesson(published[0], [*published[1][:-1], None])) == np.inf
