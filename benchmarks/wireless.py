@@ -254,7 +254,7 @@ def summary(study: Study, setting: Setting, courses: Mapping[str, Sequence[Run]]
         f"# Seconds to loss {setting.target}: Synthetic(1, 1), N = {CLIENTS}, K = {K}",
         "",
         f"Of {setting.candidates} worlds the one whose pilots are nearest to the published ones: number "
-        f"{study.runs[0].world.seed}, rounds off by a factor of {exp(distance(study.lesson)):.2f} in the geometric mean.",
+        f"{study.runs[0].world.seed}, off by a factor of {exp(distance(study.lesson)):.2f} in the geometric mean.",
         f"{setting.runs} runs that differ in draws and batches; mean ± sd of those that arrived within "
         f"{setting.rounds} rounds.",
         "",
