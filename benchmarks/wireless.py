@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 from itertools import chain
 from math import exp, inf, log
@@ -122,10 +122,12 @@ def kept(work: Callable[[Item], Result], setting: Setting, path: Path, item: Ite
     """Return what comes of an item: that of an earlier start where there is such."""
     if path.exists():
         before, result = pickle.loads(path.read_bytes())
-        if before == setting:
+        if before == astuple(setting):
             return cast(Result, result)
     result = work(item)
-    write_whole(path, pickle.dumps((setting, result)))
+    write_whole(
+        path, pickle.dumps((astuple(setting), result))
+    )  # of no class of this script, whose module has two names
     return result
 
 
