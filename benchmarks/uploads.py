@@ -208,11 +208,11 @@ def _row(study: Study, its: Results, results: Sequence[Results]) -> list[str]:
         reached = [(mine, theirs) for mine, theirs in zip(bits, its_full, strict=True) if not isnan(mine + theirs)]
         share = f"{fmean(m for m, _ in reached) / fmean(t for _, t in reached):.2f}" if reached else "–"
         cells += [spread(rounds, ".0f"), spread(bits, ",.0f"), share]
-    last = [100 * lines[-1]["test_accuracy"] if lines in its.sound else nan for lines in its.runs]
+    last = [100 * lines[-1]["test_accuracy"] for lines in its.sound] + [nan] * (len(its.runs) - len(its.sound))
     losses = [fmean([line["train_loss"] for line in lines if line["heard"]][-10:]) for lines in its.sound]
     alphas = [line["improvement_alpha"] for lines in its.sound for line in lines if "improvement_alpha" in line]
-    loss = spread(losses, ".3f") if losses else "–"
-    return [*cells, spread(last, missing="diverged"), loss, f"{fmean(alphas):.2f}" if alphas else "–"]
+    scores = spread(last, missing="diverged"), spread(losses, ".3f", missing="–")
+    return [*cells, *scores, f"{fmean(alphas):.2f}" if alphas else "–"]
 
 
 def plot(results: Sequence[Results], path: Path) -> None:

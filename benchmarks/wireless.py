@@ -5,7 +5,7 @@ exponential laws of mean 1 s, logistic regression from zero, 50 local steps on b
 draws a round. Five pilots with uniform and five with weighted draws, down to the pilot losses, give G and β/α (Eq. 35),
 from which the proposed and the statistical draws follow. As published: one world, 20 runs that differ in draws and
 batches, the same seeds for every scheme. Which world is not published, nor its seed: it is the one of ten whose pilots
-take nearest to the published rounds, chosen before any other run. Ours: more worlds, as one world's ratios are no law.
+take nearest to the published rounds, chosen by that alone. Ours: more worlds, as one world's ratios are no law.
 Runs that are there already are not run again.
 
     python benchmarks/wireless.py results/wireless [--quick] [--jobs 2]
@@ -125,9 +125,8 @@ def kept(work: Callable[[Item], Result], setting: Setting, path: Path, item: Ite
         if before == astuple(setting):
             return cast(Result, result)
     result = work(item)
-    write_whole(
-        path, pickle.dumps((astuple(setting), result))
-    )  # of no class of this script, whose module has two names
+    # A tuple, as a class of this script would be kept under a name that its module has in one kind of process alone.
+    write_whole(path, pickle.dumps((astuple(setting), result)))
     return result
 
 

@@ -26,13 +26,12 @@ Vector = NDArray[np.float64]
 REPORT_BYTES = 4  # a norm, or a summand, is sent as one float32
 
 
-def without_norm(norms: Mapping[Client, float], round: int) -> dict[Client, str]:
-    """Return whose norm is no number, and what it is; the log names them."""
-    rejected = {client: f"reported a norm of {norm}" for client, norm in norms.items() if not np.isfinite(norm)}
-    if rejected:
-        ids = shown(list(rejected))
+def reject(norms: Mapping[Client, float], round: int) -> dict[Client, str]:
+    """Return why the clients of these norms, none of which can be used, are left out; the log names them."""
+    if norms:
+        ids = shown(list(norms))
         log.warning("clients %s: no norm in round %d, so the others upload with equal probabilities", ids, round)
-    return rejected
+    return {client: f"reported a norm of {norm}" for client, norm in norms.items()}
 
 
 class OptimalSampler(Sampler):
@@ -56,7 +55,7 @@ class OptimalSampler(Sampler):
 
     def hear(self, round: int, cohort: list[int], norms: Mapping[Client, float]) -> Heard:
         """Draw who uploads, from the norms of those who reported."""
-        rejected = without_norm(norms, round)
+        rejected = reject({client: norm for client, norm in norms.items() if not np.isfinite(norm)}, round)
         clients = np.array([client for client in norms if client not in rejected], dtype=np.int64)
         if clients.size == 0:
             return Heard({}, 1.0, rejected)

@@ -15,7 +15,7 @@ from sharding import Plan
 from sharding.clients import Heard, Sampler, plain_sum
 from sharding.clients.aocs import Totals
 from sharding.clients.factors import factors_of_sums
-from sharding.clients.optimal import REPORT_BYTES, without_norm
+from sharding.clients.optimal import REPORT_BYTES, reject
 from sharding.planner import Client
 from train.federate.reports import Ballot, Report
 
@@ -41,7 +41,7 @@ class Vote:
     @classmethod
     def open(cls, sampler: Sampler, plan: Plan, round: int, reports: Mapping[Client, Report]) -> Self:
         """Return the vote of those who have reported."""
-        rejected = without_norm({c: its.norm for c, its in reports.items() if its.norm is not None}, round)
+        rejected = reject({c: its.norm for c, its in reports.items() if its.norm is not None}, round)
         name = next(iter(plan.values())).plan
         sizes = {c: float(sampler.population.num_samples[int(c)]) for c in plan if c in reports and c not in rejected}
         return cls(name, sizes, sampler.budget, rejected, None if rejected else ())

@@ -78,6 +78,7 @@ LIARS = {  # what is wrong, with which sampler, in which reply, and what is said
     "a negative norm": (OCS, "train", renumbered("report", norm=-1.0), "its norm is -1"),
     "a norm of NaN": (OCS, "train", renumbered("report", norm=nan), "reported a norm of nan"),
     "NaN, to totals": (AOCS, "train", renumbered("report", norm=nan), "reported a norm of nan"),
+    "a norm, to totals": (AOCS, "train", renumbered("report", norm=1.0), "reported a norm of 1.0"),
     "no norm": (OCS, "train", lambda reply: [reply.content["report"].clear(), reply][1:], "its report has no norm"),
     "gone before it is asked": ([*OCS, "clients.budget=4"], "train.upload", no_reply, "no reply within"),
     "gone between totals": (AOCS, "train.totals", no_reply, "no reply within"),
