@@ -97,4 +97,5 @@ def test_the_world_is_the_one_of_the_nearest_pilots():
     published = [list(wireless.PUBLISHED_ROUNDS[name]) for name in ("uniform", "weighted")]
     assert wireless.distance(lesson(*published)) == 0
     assert wireless.distance(lesson(published[0], [2 * r for r in published[1]])) == pytest.approx(np.log(2) / 2)
+    assert wireless.distance(lesson([r / 2 for r in published[0]], published[1])) == pytest.approx(np.log(2) / 2)
     assert wireless.distance(lesson(published[0], [*published[1][:-1], None])) == np.inf
