@@ -73,7 +73,8 @@ class Relay:
 
 def federated(nodes: int, folder: Path) -> tuple[list[dict[str, float]], list[tuple[int, int]]]:
     """Return the rounds' metrics, and the bytes that had passed down and up by the end of each."""
-    settings = launch.settings_of(CONFIG, [*WIDE, f"output={folder}"], nodes, Patience(600.0, 600.0))
+    everyone = [f"clients.count={nodes}", f"clients.per_round={nodes}"]
+    settings = launch.settings_of(CONFIG, [*WIDE, *everyone, f"output={folder}"], nodes, Patience(600.0, 600.0))
     config = read(settings)
     place, passed = launch.lay_out(config, settings), []
     with Processes(place.folder / "logs") as processes:
@@ -124,7 +125,7 @@ def wire(into: Path, nodes: int) -> None:
     over = [sum(real) / sum(own) - 1 for real, own in zip(sent, shards, strict=True)]
     row = {
         "nodes": nodes,
-        "overrides": WIDE,
+        "overrides": [*WIDE, f"clients.per_round={nodes}"],
         "seconds": [lines[t]["seconds"] for t in rounds],
         "seconds_empty": floor[1:],
         "shard_bytes": sum(shards[0]),

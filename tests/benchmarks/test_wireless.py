@@ -65,12 +65,12 @@ def test_the_study_in_a_few_rounds(tmp_path, monkeypatch, capsys):
     wireless.main()
     text = (tmp_path / "summary.md").read_text(encoding="utf-8")
     assert "nan" not in text.lower()
-    assert text.count("| proposed |") == 2
+    assert text.count("| proposed |") == 3
     assert text.count("| weighted |") == 3
     with (tmp_path / "runs.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     setting = wireless.Setting.quick()
-    assert len(rows) == setting.runs * (len(wireless.SCHEMES) + 2 * len(wireless.PUBLISHED_SWEEP))
+    assert len(rows) == setting.runs * (len(wireless.SCHEMES) + len(wireless.BETAS) + 2 * len(wireless.PUBLISHED_SWEEP))
 
 
 def test_what_has_been_run_is_not_run_again(tmp_path, world, capsys):
