@@ -11,7 +11,7 @@ published. Grid and seeds are theirs: `uploads.py`. Runs that are there already 
 from pathlib import Path
 
 from arguments import read_study
-from uploads import FULL, GRID, OPTIMAL, SEEDS, UNIFORM, Arm, Study, run_arms, tune, write
+from uploads import ALIKE, FULL, GRID, OPTIMAL, SEEDS, UNIFORM, Arm, Study, run_arms, tune, write
 
 CONFIG = Path(__file__).parents[1] / "configs" / "shakespeare_gru.yaml"
 INVITED = {32: ((2, 6), SEEDS), 128: ((4, 12), SEEDS[:2])}  # n -> m, seeds
@@ -22,6 +22,8 @@ def study_of(invited: int, quick: bool) -> Study:
     """Return the study in which so many are invited."""
     budgets, _ = INVITED[invited]
     arms = [Arm(FULL), *(Arm(method, budget) for method in (OPTIMAL, UNIFORM) for budget in budgets)]
+    if invited == min(INVITED):
+        arms.insert(1, Arm(ALIKE))  # the published step sizes of both are the same, those tuned here are not
     targets = (0.01, 0.99) if quick else (0.25, 0.3)
     return Study(f"n{invited}", CONFIG, (f"clients.per_round={invited}",), tuple(arms), targets, 2000, PUBLISHED)
 

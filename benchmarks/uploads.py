@@ -21,8 +21,16 @@ from train.plots import save
 GRID = (2.0**-5, 2.0**-4, 2.0**-3, 2.0**-2, 2.0**-1)
 TUNING_SEED, SEEDS = 1000, (0, 1, 2, 3, 4)
 FULL, OPTIMAL, ADAPTIVE, PRICED, UNIFORM = "full", "OCS", "AOCS", "OCS by bytes", "uniform"
-SAMPLERS = {FULL: "uniform", OPTIMAL: "ocs", ADAPTIVE: "aocs", PRICED: "ocs_partial", UNIFORM: "uniform_upload"}
-TUNED = {FULL: FULL, OPTIMAL: OPTIMAL, ADAPTIVE: OPTIMAL, PRICED: PRICED, UNIFORM: UNIFORM}  # AOCS takes OCS's
+ALIKE = "full at the step of OCS"
+SAMPLERS = {
+    FULL: "uniform",
+    ALIKE: "uniform",
+    OPTIMAL: "ocs",
+    ADAPTIVE: "aocs",
+    PRICED: "ocs_partial",
+    UNIFORM: "uniform_upload",
+}
+OTHERS_STEP = {ALIKE: OPTIMAL, ADAPTIVE: OPTIMAL}  # not tuned: the step sizes of another method
 LEGEND = (
     "α: improvement factor, 0 as good as full participation, 1 as uniform. Loss: the clients' own in training, last 10 "
     "rounds. Step sizes are chosen on samples kept from the clients."
@@ -32,10 +40,15 @@ LAST = 5  # evaluations that a step size is judged by
 
 @dataclass(frozen=True)
 class Arm:
-    """A method with its m; `full` has none."""
+    """A method with its m; full participation has none."""
 
     method: str
     budget: float | None = None
+
+    @property
+    def tuned(self) -> str:
+        """The method whose step size it has."""
+        return OTHERS_STEP.get(self.method, self.method)
 
     @property
     def name(self) -> str:
@@ -91,19 +104,17 @@ def run_arms(
 ) -> list[Results]:
     """Run every arm on every seed at its method's step size; what is there already is not run again."""
     cells = {
-        (arm, seed): _cell(study, arm, steps[TUNED[arm.method]], seed, into, overrides)
-        for seed in seeds
-        for arm in study.arms
+        (arm, seed): _cell(study, arm, steps[arm.tuned], seed, into, overrides) for seed in seeds for arm in study.arms
     }
     configs = {f"{study.name}: {arm.name}, seed {seed}": config for (arm, seed), config in cells.items()}
     found = dict(zip(cells, run_all(configs, diverging=True).values(), strict=True))
     rounds = next(iter(cells.values())).rounds
-    return [Results(arm, steps[TUNED[arm.method]], rounds, [found[arm, seed] for seed in seeds]) for arm in study.arms]
+    return [Results(arm, steps[arm.tuned], rounds, [found[arm, seed] for seed in seeds]) for arm in study.arms]
 
 
 def tune(study: Study, into: Path, overrides: Sequence[str], grid: Sequence[float]) -> dict[str, float]:
     """Return the step size of each method: the best on the held-out samples, never at an edge of what was tried."""
-    first = {arm.method: arm for arm in reversed(study.arms) if arm.method in TUNED.values()}
+    first = {arm.method: arm for arm in reversed(study.arms) if arm.method not in OTHERS_STEP}
     overrides = [*overrides, f"data.holdout={study.holdout}"]
 
     def score(wanted: Mapping[str, set[float]]) -> dict[str, dict[float, float]]:
@@ -198,7 +209,7 @@ def table(study: Study, results: Sequence[Results]) -> list[str]:
 
 def _row(study: Study, its: Results, results: Sequence[Results]) -> list[str]:
     full = next(other for other in results if other.arm.method == FULL)
-    published = f" ({Fraction(study.published[TUNED[its.arm.method]])})" if study.published else ""
+    published = f" ({Fraction(study.published[its.arm.tuned])})" if study.published else ""
     cells = [its.arm.name, f"{Fraction(its.step)}{published}"]
     for target in study.targets:
         rounds, bits, its_full = (
