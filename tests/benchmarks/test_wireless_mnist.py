@@ -98,3 +98,11 @@ def test_the_study_in_a_few_rounds(tmp_path, monkeypatch, number):
     wireless_mnist.main(tmp_path, number, [], True, None, 1)
     assert len(started) == 2 * len(SCHEMES), "what is there is not run again"
     assert (tmp_path / "summary.md").read_text(encoding="utf-8") == text
+
+
+def test_schemes_with_short_rounds_have_more_of_them(tmp_path):
+    setup = wireless_mnist.SETUPS[3]
+    schemes = setup.rounds_of(wireless_mnist.TAUGHT)
+    configs = studies.cells(wireless_mnist.CONFIGS / f"{setup.config}.yaml", schemes, [0], tmp_path, [])
+    limits = {name.removesuffix("-0"): config.rounds for name, config in configs.items()}
+    assert limits == {"proposed": 1000, "Eq. 38": 600, "statistical": 400}
