@@ -72,6 +72,12 @@ def test_three_average_shards_are_the_budget_of_who_hears_by_bytes(tmp_path):
     assert (costs.min(), costs.max()) == (pytest.approx(0.21, abs=0.005), pytest.approx(0.53, abs=0.005))
 
 
+def test_full_participation_at_the_step_of_ocs_is_full_participation():
+    alike = Arm(uploads.ALIKE)
+    assert alike.overrides == Arm("full").overrides
+    assert (alike.tuned, Arm("AOCS", 3).tuned, Arm("full").tuned) == ("OCS", "OCS", "full")
+
+
 def test_a_row_says_what_the_runs_did():
     def lines(accuracies, bytes_up):
         return [

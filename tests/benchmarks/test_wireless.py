@@ -99,3 +99,13 @@ def test_the_world_is_the_one_of_the_nearest_pilots():
     assert wireless.distance(lesson(published[0], [2 * r for r in published[1]])) == pytest.approx(np.log(2) / 2)
     assert wireless.distance(lesson([r / 2 for r in published[0]], published[1])) == pytest.approx(np.log(2) / 2)
     assert wireless.distance(lesson(published[0], [*published[1][:-1], None])) == np.inf
+
+
+def test_another_beta_gives_other_draws(world):
+    lesson = wireless.Lesson(50.0, list(np.linspace(1, 2, len(world.shares))), {}, [])
+    own = wireless.law_of("proposed", world, lesson, wireless.K)
+    (run,) = wireless.with_other_beta(world, lesson, 50.0, [7])
+    np.testing.assert_array_equal(run.q, own)
+    (other,) = wireless.with_other_beta(world, lesson, 20.0, [7])
+    assert np.abs(other.q - own).max() > 1e-3
+    assert (run.scheme, other.scheme, other.seed) == ("proposed, β/α = 50", "proposed, β/α = 20", 7)
