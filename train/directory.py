@@ -19,6 +19,7 @@ from train.checkpoint import BEST_FILE, MODEL_FILE, PREVIOUS_FILE
 from train.config import Config, check_config
 from train.failures import writing
 from train.files import UNFINISHED
+from train.parts import SCHEDULES
 from train.provenance import PROVENANCE_FILE
 from train.records import CLIENTS_FILE, LAYERS_FILE, PILOTS_FILE
 
@@ -138,11 +139,18 @@ def _check_same(config: Config) -> None:
     if not isinstance(held, dict):
         raise UserError(f"{path} holds no configuration, so what was run there cannot be told")
     # Checked as a config, so that keys that did not exist then count with their defaults.
-    before, wanted = plain(check_config(held)), plain(config)
+    checked = check_config(held)
+    before, wanted = plain(checked), plain(config)
     differing = [key for key in wanted if before[key] != wanted[key]]
-    if differing:
+    if differing and not (differing == ["rounds"] and _goes_on(checked, config)):
         key, directory = differing[0], config.directory
         raise UserError(f"{directory} holds a run with {key}={before[key]}, not {wanted[key]}; choose another output=…")
+
+
+def _goes_on(before: Config, config: Config) -> bool:
+    """Return whether more rounds leave those before as they were: under a cosine schedule they would have differed."""
+    rate, lr, held, asked = SCHEDULES[config.local.schedule], config.local.lr, before.rounds, config.rounds
+    return asked > held and all(rate(lr, t, held) == rate(lr, t, asked) for t in range(held))
 
 
 def plain(config: Config) -> dict[str, object]:

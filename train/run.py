@@ -47,7 +47,8 @@ def run(
     Args:
         config: of the run.
         progress: is handed each round's metrics.
-        resume: go on with the run that the directory holds, from its last checkpoint.
+        resume: go on with the run that the directory holds, from its last checkpoint; with more rounds where the
+            schedule leaves those before as they were.
         build: makes the parts of the run; those of a simulation by default.
 
     Raises:
@@ -203,10 +204,8 @@ def _go_back(config: Config, experiment: Experiment | Tasks) -> tuple[int, list[
 
 
 def _describe(config: Config, experiment: Experiment | Tasks, held: Provenance | None, start: int) -> None:
-    """Write the configuration, if it is not there, who has what, and what the run is made with."""
-    path = config.directory / CONFIG_FILE
-    if not path.exists():
-        write_whole(path, yaml.safe_dump(plain(config), sort_keys=False).encode())
+    """Write the configuration, who has what, and what the run is made with."""
+    write_whole(config.directory / CONFIG_FILE, yaml.safe_dump(plain(config), sort_keys=False).encode())
     write_whole(config.directory / CLIENTS_FILE, json.dumps(describe_clients(experiment.parts)).encode())
     made = held.resumed(describe_start(start)) if held else Provenance.of(config, experiment.parts, start)
     write_whole(config.directory / PROVENANCE_FILE, made.to_json().encode())

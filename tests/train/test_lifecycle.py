@@ -78,6 +78,33 @@ def test_a_run_killed_at_any_time_with_its_workers_comes_to_the_same(seed, tmp_p
     assert same(config.directory, whole)
 
 
+@pytest.mark.parametrize("schedule", ["constant", "inverse"])
+def test_a_run_goes_on_for_more_rounds(schedule, tmp_path):
+    scheduled = [*OPTIONS, f"local.schedule={schedule}", "evaluate_every=1"]
+    run(tiny(tmp_path / "run", *scheduled, "rounds=2"), ignore)
+    run(tiny(tmp_path / "run", *scheduled, "rounds=4"), ignore, resume=True)
+    run(tiny(tmp_path / "whole", *scheduled, "rounds=4"), ignore)
+    assert same(tmp_path / "run", tmp_path / "whole")
+    assert (tmp_path / "run" / CONFIG_FILE).read_bytes() == (tmp_path / "whole" / CONFIG_FILE).read_bytes()
+
+
+OTHER_RUNS = {
+    "fewer rounds": ["rounds=3"],
+    "another seed too": ["rounds=5", "seed=7"],
+    "a schedule that goes by their number": ["rounds=5", "local.schedule=cosine"],
+}
+
+
+@pytest.mark.parametrize("changed", OTHER_RUNS.values(), ids=OTHER_RUNS)
+def test_it_goes_on_with_no_other_run(changed, tmp_path):
+    schedule = [word for word in changed if "schedule" in word] or ["local.schedule=constant"]
+    run(tiny(tmp_path, *OPTIONS, *schedule), ignore)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    with pytest.raises(UserError, match=r"holds a run with (rounds=4|seed=0), not"):
+        run(tiny(tmp_path, *OPTIONS, *schedule, *changed), ignore, resume=True)
+    assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+
+
 SPOILED = {
     "empty": lambda content: b"",
     "a few bytes": lambda content: content[:4],
