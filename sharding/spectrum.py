@@ -155,7 +155,7 @@ def _svd_route(flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     left, magnitudes, right = torch.linalg.svd(flat.double(), full_matrices=False)
     # What lies below the numerical rank is rounding: it counts as zero, lest factors of 1e-9 be sent out to train.
     noise = magnitudes[:, :1] * max(flat.shape[1:]) * torch.finfo(torch.float64).eps
-    magnitudes = magnitudes * (magnitudes > noise)
+    magnitudes = torch.where(magnitudes > noise, magnitudes, 0.0)  # LAPACK may return −0.0
     root = magnitudes.sqrt()[:, None, :]
     short = torch.where(root == 0, left, left * root)
     return magnitudes, short.to(flat.dtype), (right.mT * root).to(flat.dtype)

@@ -10,6 +10,8 @@ from sharding.numbers import as_floats, is_whole
 def nonnegative(values: ArrayLike, name: str) -> NDArray[np.float64]:
     """Return `values` as a float64 vector divided by its largest entry; inclusion does not depend on the scale.
 
+    Zeros come back as +0.0: the reciprocal of −0.0 is −∞.
+
     Raises:
         UserError: not a vector, empty, negative, complex or not finite.
     """
@@ -23,7 +25,7 @@ def nonnegative(values: ArrayLike, name: str) -> NDArray[np.float64]:
             "has the training diverged, or is it a signed quantity?"
         )
     largest = vector.max()
-    return vector / largest if largest > 0.0 else vector
+    return (vector / largest if largest > 0.0 else vector) + 0.0
 
 
 def term_count(num_terms: int, size: int) -> int:

@@ -78,3 +78,20 @@ def test_a_rank_deficient_matrix_has_exact_zeros():
     spectrum = decompose_one(matrix)
     assert (spectrum.magnitudes > 0).tolist() == [True, True, False, False, False, False]
     torch.testing.assert_close(spectrum.compose(), matrix)
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (2, 4, 6)])
+def test_no_magnitude_is_minus_zero(shape, monkeypatch):
+    """LAPACK's SVD returns −0.0 for some matrices without full rank."""
+    svd = torch.linalg.svd
+
+    def signed(matrix, full_matrices):
+        left, magnitudes, right = svd(matrix, full_matrices=full_matrices)
+        return left, torch.where(magnitudes > 1e-9, magnitudes, -0.0), right
+
+    monkeypatch.setattr(torch.linalg, "svd", signed)
+    matrix = torch.zeros(shape)
+    matrix[..., 0, 0] = 1
+    magnitudes = decompose_one(matrix).magnitudes
+    assert magnitudes.count_nonzero() == 1
+    assert not magnitudes.signbit().any()
