@@ -67,11 +67,12 @@ def count_positions(model: nn.Module, layers: Mapping[str, nn.Module], inputs: S
             counts[name] += output.numel() // _outputs(layer)
 
     handles = [layer.register_forward_hook(partial(note, name)) for name, layer in layers.items()]
-    training = model.training
+    modes = {module: module.training for module in model.modules()}
     try:
         model.eval()(*inputs)
     finally:
-        model.train(training)
+        for module, training in modes.items():
+            module.training = training
         for handle in handles:
             handle.remove()
     return counts

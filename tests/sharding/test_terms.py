@@ -85,6 +85,14 @@ def test_a_budget_of_multiply_adds_counts_positions():
         factorize(model, Budget(multiply_adds=whole // 3), skip=())
 
 
+def test_counting_leaves_every_modules_mode_as_it_was():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Dropout()), nn.Linear(8, 8)).eval()
+    model[1].training = model[2].training = True
+    modes = [part.training for part in model.modules()]
+    small = factorize(model, 0.25, example_inputs=(torch.randn(1, 8),))
+    assert [part.training for part in small.modules()] == modes == [False, False, True, False, False, True]
+
+
 def test_budgets_that_cannot_be_met_or_meant_are_told():
     with pytest.raises(UserError, match=r"the budget of 100 is too small: 50 for what stays whole and 90 for one term"):
         factorize(net(40, 50, 40)[:1], Budget(parameters=100), skip=())
