@@ -24,7 +24,8 @@ HOOKS = (
     "_backward_pre_hooks",
     "_is_full_backward_hook",
 )
-MACHINERY = frozenset(vars(nn.Module())) - {"training", *HOOKS}
+# What `layer.compile()` has made computes what the layer was.
+MACHINERY = frozenset(vars(nn.Module())) - {"training", *HOOKS} | {"_compiled_call_impl"}
 
 
 class FactorizedLayer(nn.Module):

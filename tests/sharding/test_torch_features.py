@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from sharding import factorize
+from sharding import UnpackedAttention, factorize, merge
 from tests.sharding.architectures import make, output
 
 NAMES = ["timm/vit_tiny_patch16_224", "transformers/gpt2"]
@@ -59,6 +59,18 @@ def test_compiles_to_one_graph(case):
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(*inputs), model(*inputs), rtol=1e-4, atol=1e-5)
     compiled(*inputs).sum().backward()
+
+
+def test_what_takes_a_compiled_layers_place_is_itself():
+    layer, attention, x = nn.Linear(8, 8), nn.MultiheadAttention(8, 2), torch.randn(3, 8)
+    for each in (layer, attention):
+        each.compile(backend="eager")
+    assert UnpackedAttention(attention)._compiled_call_impl is None
+    small = factorize(nn.Sequential(layer), 0.25, skip=(), inplace=True)
+    assert torch.equal(small(x), small[0].forward(x))
+    small[0].compile(backend="eager")
+    merge(small, inplace=True)
+    assert torch.equal(small(x), small[0].forward(x))
 
 
 def test_exports_with_a_batch_of_any_size(case):
