@@ -5,6 +5,7 @@ from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from sharding.errors import UserError
 from sharding.layers.lazy import lazy_weight
@@ -185,9 +186,8 @@ def as_blocks(weight: Tensor, blocks: int) -> Tensor:
 
 
 def num_blocks(layer: nn.Module) -> int:
-    """Return the number of blocks that a dense layer's matrix consists of."""
-    groups = getattr(layer, "groups", 1)
-    return groups if isinstance(groups, int) else 1
+    """Return the number of blocks that a dense layer's matrix consists of: a convolution's groups, else 1."""
+    return layer.groups if isinstance(layer, _ConvNd) else 1
 
 
 def _weight(layer: nn.Module) -> Tensor:

@@ -138,6 +138,14 @@ def test_a_grouped_convolutions_joint_terms_hold_what_its_groups_terms_do():
     torch.testing.assert_close(error, magnitudes[2:].square().sum(), **TOLERANCE)
 
 
+def test_groups_are_a_convolutions_alone():
+    layer = nn.Linear(6, 8).double()
+    layer.groups = 2
+    x = torch.randn(3, 6).double()
+    assert (num_blocks(layer), rank_of(layer)) == (1, 6)
+    torch.testing.assert_close(factorized(layer, 6)(x), layer(x), **TOLERANCE)
+
+
 def test_transposed_convolutions_take_an_output_size():
     layer = nn.ConvTranspose2d(4, 3, 3, stride=2).double()
     x = torch.randn(1, 4, 3, 3).double()
