@@ -22,7 +22,7 @@ from sharding.designs import DESIGNS, Design, SuccessiveDesign, fit_all
 from sharding.errors import UserError, pick, shown
 from sharding.factorization import ENDS, Patterns, as_patterns, num_terms, shardable_layers
 from sharding.faults import find_nonfinite
-from sharding.layers import as_blocks, num_blocks
+from sharding.layers import as_blocks, clear_padding, num_blocks
 from sharding.rng import generator, seed_of
 from sharding.shard import Shard, Terms
 from sharding.spectrum import Spectrum, decompose
@@ -159,6 +159,8 @@ class ShardPlanner:
                 stacklevel=2,
             )
         spectra = decompose({name: _matrix(layer) for name, layer in layers.items()})
+        for name, layer in layers.items():
+            clear_padding(layer, spectra[name].u)
         magnitudes = _on_host(spectra)
         for name, values in magnitudes.items():
             if not values.any():

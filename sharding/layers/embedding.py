@@ -1,16 +1,19 @@
 """An embedding through n singular terms."""
 
+from typing import Self
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sharding.layers.base import FactorizedLayer
+from sharding.wrappers import whole
 
 
 class FactorizedEmbedding(FactorizedLayer):
     """Row i of U Ω Vᵀ for each id i: n numbers are looked up, and n·dim multiplications make a vector of them.
 
-    A padding row stays what it is while V changes only if it is zero, as it is by default.
+    A padding row that is zero, as by default, stays zero: its row of U is zero in every term and has no gradient.
     """
 
     num_embeddings: int
@@ -36,6 +39,20 @@ class FactorizedEmbedding(FactorizedLayer):
         rows = F.embedding(ids, self.u, self.padding_idx, scale_grad_by_freq=self.scale_grad_by_freq)
         return F.linear(rows * self.multipliers, self.v)
 
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw U and V, but for the padding row."""
+        super().reset_parameters()
+        if self.padding_idx is not None:
+            self.u[self.padding_idx] = 0
+
+    @classmethod
+    def from_dense(cls, layer: nn.Module, num_terms: int) -> Self:
+        """Return a copy of `layer` that holds its `num_terms` largest singular terms; see `FactorizedLayer`."""
+        factorized = super().from_dense(layer, num_terms)
+        clear_padding(layer, factorized.u.detach())
+        return factorized
+
     def extra_repr(self) -> str:
         """Return the sizes, for `repr`."""
         return f"{self.num_embeddings}, {self.embedding_dim}, num_terms={self.num_terms}"
@@ -44,3 +61,17 @@ class FactorizedEmbedding(FactorizedLayer):
     def made_from(cls) -> type[nn.Module]:
         """Return `nn.Embedding`."""
         return nn.Embedding
+
+
+def padding_row(layer: nn.Module) -> int | None:
+    """Return an embedding's padding row if it is zero, as it is taken to be on the meta device; else None."""
+    if not isinstance(layer, nn.Embedding) or layer.padding_idx is None:
+        return None
+    row = whole(layer.weight.detach())[layer.padding_idx]
+    return layer.padding_idx if row.is_meta or not bool(row.any()) else None
+
+
+def clear_padding(layer: nn.Module, u: Tensor) -> None:
+    """Make u' zero, in place, where the weight's padding row is: a term of magnitude zero may have any u'."""
+    if (row := padding_row(layer)) is not None:
+        u[row] = 0

@@ -7,7 +7,17 @@ import pytest
 import torch
 from torch import nn
 
-from sharding import ShardPlanner, SplitLinear, UserError, aggregate, client_model, factorize, merge, split_layers
+from sharding import (
+    ShardPlanner,
+    SplitLinear,
+    UserError,
+    aggregate,
+    client_model,
+    factorize,
+    merge,
+    split_layers,
+    train_shard,
+)
 from sharding.factorization import rank_of
 from sharding.layers import as_blocks, factorized_type, num_blocks
 from sharding.layers.embedding import FactorizedEmbedding
@@ -195,3 +205,38 @@ def test_embeddings_are_factorized_on_demand():
     renormalizing = nn.Sequential(nn.Embedding(30, 8, max_norm=1.0), nn.Linear(8, 8))
     with pytest.warns(UserWarning, match="an embedding with sparse gradients or max_norm"):
         factorize(renormalizing, 0.25, skip=(), also="0")
+
+
+def embedding_with_padding(words=10, width=16):
+    """Its rank is less than its rows: a term of magnitude zero may be the padding's."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(words, width, padding_idx=0), nn.Linear(width, 3)).double()
+
+
+IDS, LABELS = torch.tensor([1, 2, 0, 3]), torch.tensor([0, 1, 2, 0])
+
+
+@pytest.mark.parametrize("words", [10, 30])
+@pytest.mark.parametrize("ratio", [0.3, 1.0])
+def test_padding_stays_zero_where_the_factors_train(words, ratio):
+    model = factorize(embedding_with_padding(words), ratio, skip=(), also="0")
+    fresh = nn.Sequential(FactorizedEmbedding(words, 16, 4, padding_idx=0), nn.Linear(16, 3))
+    for small in (model, fresh):
+        optimizer = torch.optim.SGD(small.parameters(), 0.5)
+        before = small[0].weight.detach().clone()
+        nn.functional.cross_entropy(small(IDS), LABELS).backward()
+        optimizer.step()
+        assert not torch.equal(small[0].weight, before)
+        assert small[0](IDS)[2].eq(0).all()
+        assert small[0].weight[0].eq(0).all()
+
+
+@pytest.mark.parametrize("strategy", ["full", "collective", "prism"])
+def test_padding_stays_zero_at_the_server(strategy):
+    server = embedding_with_padding()
+    plan = ShardPlanner(strategy, skip=(), also="0").plan(server, {0: 0.5, 1: 0.5})
+    updates = {client: train_shard(server, shard, [(IDS, LABELS)], 0.5) for client, shard in plan.items()}
+    before = server[0].weight.detach().clone()
+    assert aggregate(server, plan, updates, {0: 1, 1: 2}).accepted == [0, 1]
+    assert not torch.equal(server[0].weight, before)
+    assert server[0].weight[0].eq(0).all()
