@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from sharding.layers import FactorizedLayer, factorized_type, num_blocks
+from sharding.layers import FactorizedLayer, factorized_type, num_blocks, padding_row
 from sharding.layers.attention import obstacle_to_unpacking
 
 STATE_HOOKS = (
@@ -85,8 +85,16 @@ def _of_behavior(layer: nn.Module) -> str | None:
     fsdp = hasattr(layer.weight, "device_mesh")  # whose hooks say how a state dict is put together
     if not fsdp and any(vars(layer).get(hooks) for hooks in STATE_HOOKS):
         return "it has hooks on its state dict"
-    if isinstance(layer, nn.Embedding) and (layer.sparse or layer.max_norm is not None):
+    return _of_embedding(layer) if isinstance(layer, nn.Embedding) else None
+
+
+def _of_embedding(layer: nn.Embedding) -> str | None:
+    if layer.sparse or layer.max_norm is not None:
         return "an embedding with sparse gradients or max_norm"
+    if layer.scale_grad_by_freq:
+        return "an embedding with scale_grad_by_freq"
+    if layer.padding_idx is not None and padding_row(layer) is None:
+        return "an embedding whose padding row is not zero"
     return None
 
 

@@ -240,3 +240,16 @@ def test_padding_stays_zero_at_the_server(strategy):
     assert aggregate(server, plan, updates, {0: 1, 1: 2}).accepted == [0, 1]
     assert not torch.equal(server[0].weight, before)
     assert server[0].weight[0].eq(0).all()
+
+
+@pytest.mark.filterwarnings("ignore:only .* are factorized")
+def test_embeddings_that_factors_cannot_follow_stay_whole():
+    nonzero = nn.Embedding(30, 8, padding_idx=1)
+    nn.init.ones_(nonzero.weight)
+    for layer, reason in (
+        (nn.Embedding(30, 8, scale_grad_by_freq=True), "an embedding with scale_grad_by_freq"),
+        (nonzero, "an embedding whose padding row is not zero"),
+    ):
+        model = nn.Sequential(layer, nn.Linear(8, 8))
+        assert factorize(model, 0.25, skip=(), also="0").factorize_report.whole == {"0": reason}
+        assert set(ShardPlanner(skip=(), also="0").plan(model, {0: 0.25})[0].terms) == {"1"}
