@@ -35,9 +35,9 @@ class FactorizedEmbedding(FactorizedLayer):
         self.reset_parameters()
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Map ids (…) to vectors (…, embedding_dim)."""
+        """Map ids (…) to vectors (…, embedding_dim), in the table's type under autocast too, as `nn.Embedding` does."""
         rows = F.embedding(ids, self.u, self.padding_idx, scale_grad_by_freq=self.scale_grad_by_freq)
-        return F.linear(rows * self.multipliers, self.v)
+        return F.linear(rows * self.multipliers, self.v).to(self.v.dtype)  # whatever autocast made the product
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

@@ -104,6 +104,13 @@ def test_autocast(case):
     assert all(part.grad is None or part.grad.dtype == torch.float32 for part in model.parameters())
 
 
+def test_an_embedding_is_of_its_own_type_under_autocast():
+    model, ids = nn.Sequential(nn.Embedding(9, 8)), torch.tensor([1, 2])
+    small = factorize(model, 0.25, skip=(), also="0")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert small(ids).dtype == model(ids).dtype == torch.float32
+
+
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_gradients_of_every_sample_with_functional_call_and_vmap(case):
     model, inputs = case
