@@ -7,7 +7,6 @@ decomposed; the only values are those of the shard.
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from typing import Any, cast
 
 import torch
@@ -17,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from sharding.compression import EXACT
+from sharding.copies import copied
 from sharding.errors import UserError
 from sharding.factorization import factorize_empty
 from sharding.factorization.unpack import unpack
@@ -78,8 +78,8 @@ def client_model(model: nn.Module, shard: Shard, copy: bool = True) -> nn.Module
             not in the shard has no value.
     """
     model = unwrap(model)
-    hollow: dict[int, object] = {id(part): _hollow(part) for part in model.parameters()}
-    small = _replace_layers(deepcopy(model, hollow), shard)
+    hollow = {id(part): _hollow(part) for part in model.parameters()}
+    small = _replace_layers(copied(model, hollow), shard)
     slots = shard.matching_state(small)
     filled: dict[int, Tensor] = {}
     for name, value in shard.state().items():

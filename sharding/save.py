@@ -7,7 +7,6 @@ model's structure (one on the `meta` device will do) the model is built again wi
 import json
 import os
 from collections.abc import Iterable, Mapping
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from sharding.copies import copied
 from sharding.errors import UserError
 from sharding.factorization import factorize_empty
 from sharding.factorization.unpack import split_layers, unpack
@@ -72,10 +72,8 @@ def load_factorized(folder: str | Path, model: nn.Module, device: torch.device |
     """
     config, tensors = _read(Path(folder))
     model = unwrap(model)
-    hollow: dict[int, object] = {
-        id(part): nn.Parameter(part.detach().to("meta"), part.requires_grad) for part in model.parameters()
-    }
-    small = _structure(deepcopy(model, hollow), config, folder)
+    hollow = {id(part): nn.Parameter(part.detach().to("meta"), part.requires_grad) for part in model.parameters()}
+    small = _structure(copied(model, hollow), config, folder)
     slots = small.state_dict(keep_vars=True)
     names = _first_names(slots)
     problems = [

@@ -1,12 +1,12 @@
 """Putting factorized layers in the place of dense ones, and undoing it."""
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sharding.copies import copied, tensors
 from sharding.errors import UserError
 from sharding.factorization.choose import ENDS, Patterns, as_patterns, choose, packed_attention
 from sharding.factorization.coverage import (
@@ -59,8 +59,8 @@ def factorize(
     """
     check_keep_ratio(keep_ratio)
     skip = as_patterns(skip)
-    target = model if inplace else _copy(model, share=True)
-    plan = _copy(model, share=True) if inplace else target  # to find all that can be wrong before anything is changed
+    target = model if inplace else _sharing(model)
+    plan = _sharing(model) if inplace else target  # to find all that can be wrong before anything is changed
     packed = packed_attention(model, skip)
     unpack(plan, packed)
     choice = choose(plan, skip, also)
@@ -82,7 +82,7 @@ def factorize(
     report.layers = {name: describe(name, dense[name], layer, positions) for name, layer in new.items()}
     target = replace_modules(target, {id(target.get_submodule(name)): layer for name, layer in new.items()})
     report.parameters_after = count_parameters(target)
-    result = target if inplace else _copy(target, share=False)
+    result = target if inplace else copied(target)
     result.factorize_report = report  # type: ignore[assignment]  # a plain attribute, not a submodule
     warn_if_little(report, stacklevel=2)
     return result
@@ -116,12 +116,12 @@ def factorize_empty(
     }
     if inplace:
         return replace_modules(model, empty)
-    return deepcopy(model, dict[int, object](empty))  # so no dense weight is copied only to be dropped
+    return copied(model, empty)  # so no dense weight is copied only to be dropped
 
 
 def merge(model: nn.Module, inplace: bool = False) -> nn.Module:
     """Undo `factorize`: put the ordinary layer with weight UΩVᵀ for every factorized one, and pack attention again."""
-    model = model if inplace else deepcopy(model)
+    model = model if inplace else copied(model)
     dense = {id(part): part.to_dense() for part in model.modules() if isinstance(part, FactorizedLayer)}
     model = pack(replace_modules(model, dense))
     if hasattr(model, "factorize_report"):
@@ -129,17 +129,9 @@ def merge(model: nn.Module, inplace: bool = False) -> nn.Module:
     return model
 
 
-def _copy(model: nn.Module, share: bool) -> nn.Module:
-    """Return a copy of the model's modules, with copies of its tensors or with the same."""
-    memo: dict[int, object] = {}
-    for module in model.modules():
-        held = (*module._parameters.values(), *module._buffers.values(), *vars(module).values())
-        for tensor in (tensor for tensor in held if isinstance(tensor, Tensor)):
-            if share:
-                memo[id(tensor)] = tensor
-            elif not tensor.is_leaf:  # what a pruned layer has computed, which torch does not copy
-                memo[id(tensor)] = tensor.detach().clone()
-    return deepcopy(model, memo)
+def _sharing(model: nn.Module) -> nn.Module:
+    """Return a copy of the model's modules, with the same tensors."""
+    return copied(model, {id(tensor): tensor for tensor in tensors(model)})
 
 
 def _made(name: str, layer: nn.Module, num_terms: int) -> FactorizedLayer:

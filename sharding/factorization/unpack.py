@@ -1,10 +1,10 @@
 """Layers in the place of what is fused or packed, so that each can be sharded, and undoing it."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from copy import deepcopy
 
 from torch import nn
 
+from sharding.copies import copied
 from sharding.factorization.choose import Pattern, matching, packed_attention
 from sharding.layers import SplitLinear, UnpackedAttention
 
@@ -17,7 +17,7 @@ def unpack_attention(model: nn.Module, inplace: bool = False) -> nn.Module:
     `factorize` does this by itself; a server's model that has such attention needs it before it goes to `ShardPlanner`.
     Attention with add_bias_kv or add_zero_attn, and subclasses, stay as they are.
     """
-    model = model if inplace else deepcopy(model)
+    model = model if inplace else copied(model)
     return unpack(model, packed_attention(model, ()))
 
 
@@ -32,7 +32,7 @@ def split_layers(model: nn.Module, parts: Mapping[Pattern, int | Sequence[int]],
     Raises:
         UserError: a pattern matches nothing, or a layer whose outputs do not come in such parts.
     """
-    model = model if inplace else deepcopy(model)
+    model = model if inplace else copied(model)
     split: dict[str, SplitLinear] = {}
     for pattern, sizes in parts.items():
         linear = [name for name, module in model.named_modules() if not module._modules]

@@ -1,0 +1,69 @@
+"""Models with layers that hold a tensor which they have computed: all that copies a model copies them."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune, spectral_norm, weight_norm
+
+from sharding import (
+    ShardPlanner,
+    client_model,
+    factorize,
+    load_factorized,
+    merge,
+    save_factorized,
+    split_layers,
+    train_shard,
+    unpack_attention,
+)
+from sharding.copies import copied
+
+COMPUTED = {
+    "weight norm": weight_norm,
+    "spectral norm": spectral_norm,
+    "pruned": lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
+}
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:only .* are factorized"),
+    pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated"),
+]
+
+
+@pytest.fixture(params=COMPUTED)
+def case(request):
+    torch.manual_seed(0)
+    layers = [nn.Linear(8, 8) for _ in range(4)]
+    model, x = nn.Sequential(*layers[:1], COMPUTED[request.param](layers[1]), *layers[2:]).double(), torch.randn(3, 8)
+    model(x.double())
+    assert not model[1].weight.is_leaf
+    return model.eval(), x.double()
+
+
+def test_every_copy_computes_what_the_model_does(case, tmp_path):
+    model, x = case
+    small = factorize(model, 1.0)
+    save_factorized(small, tmp_path)
+    copies = {
+        "factorized": small,
+        "merged": merge(small),
+        "unpacked": unpack_attention(model),
+        "split": split_layers(model, {"2": 2}),
+        "loaded": load_factorized(tmp_path, model),
+        "client's": client_model(model, ShardPlanner("full").plan(model, {0: 1.0})[0]),
+    }
+    for name, copy in copies.items():
+        torch.testing.assert_close(copy(x), model(x), rtol=0, atol=1e-10, msg=name)
+
+
+def test_a_shard_is_trained(case):
+    model, x = case
+    shard = ShardPlanner().plan(model, {0: 0.5})[0]
+    update = train_shard(model, shard, [(x, torch.tensor([0, 1, 2]))], 0.1)
+    assert not torch.equal(update.dense["0.weight"], shard.dense["0.weight"])
+
+
+def test_other_objects_may_take_the_place_of_a_models_own():
+    model, other = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Linear(2, 2)
+    copy = copied(model, {id(model[0]): other})
+    assert copy[0] is other
+    assert copy[1] is not model[1]
