@@ -1,14 +1,14 @@
 """A layer whose weight is held as U·Ω·Vᵀ, the factors learnable, the diagonal Ω frozen."""
 
 from abc import abstractmethod
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from sharding.errors import UserError
-from sharding.layers.lazy import lazy_weight
+from sharding.layers.lazy import lazy_weight, refused
 from sharding.spectrum import compose
 from sharding.truncation import largest_terms
 
@@ -93,9 +93,15 @@ class FactorizedLayer(nn.Module):
     def weight(self) -> Tensor:
         """The weight UΩVᵀ in the dense layer's shape, for code that reads `layer.weight`.
 
-        It is composed when it is used, not when it is asked for its shape, dtype or device; it cannot be written to.
+        It is composed when it is used, not when it is asked for its shape, dtype or device. It cannot be written to; a
+        view of it, `layer.weight[0]`, is one of a copy, which writing changes alone.
         """
         return lazy_weight(self)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight":
+            raise refused("layer.weight = …")
+        super().__setattr__(name, value)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

@@ -2,7 +2,8 @@
 
 Much code reads `layer.weight` for no more than its dtype or device. UΩVᵀ of a large layer is a product too many for
 that. So what such code gets knows its metadata; whatever else is done with it is done with the composed weight, and
-`F.linear` with the factors themselves. Writing to it would be lost, and is refused.
+`F.linear` with the factors themselves. Writing to it would be lost, and is refused; a view of it is one of the composed
+weight, a tensor of its own, as is what it computes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from sharding.errors import UserError
 from sharding.layers.product import through_terms
@@ -81,10 +82,9 @@ class LazyWeight(Tensor, metaclass=_AnyTensor):
                 return _wrap(first._layer, False)
             name = getattr(func, "__name__", "")
             if name in WRITES or (name.endswith("_") and not name.startswith("__")):
-                raise UserError(
-                    f"{name} would write to the weight of a factorized layer, which is the product of u, multipliers "
-                    "and v; write to these, or merge the model first"
-                )
+                raise refused(name)
+        if LazyWeight in map(type, tree_leaves(kwargs.get("out"))):
+            raise refused("out=")
         if func is F.linear and len(args) > 1 and _is_matrix(args[1]) and type(first) is not LazyWeight:
             layer = args[1]._layer
             return through_terms(args[0], layer.v, layer.multipliers, layer.u, *args[2:], **kwargs)
@@ -106,6 +106,14 @@ class LazyWeight(Tensor, metaclass=_AnyTensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """Return the composed weight's."""
         return repr(_composed(self))
+
+
+def refused(what: str) -> UserError:
+    """Return what is raised where something would write to the weight."""
+    return UserError(
+        f"{what} would write to the weight of a factorized layer, which is the product of u, multipliers and v; "
+        "write to these, or merge the model first"
+    )
 
 
 def lazy_weight(layer: FactorizedLayer) -> Tensor:

@@ -75,11 +75,27 @@ def test_functional_linear_goes_through_the_factors(layer, products):
         lambda weight: weight.__setitem__(0, 1.0),
         lambda weight: setattr(weight, "data", torch.zeros(5, 6)),
         lambda weight: weight.copy_(torch.zeros(5, 6)),
+        lambda weight: torch.zeros(5, 6, out=weight),
+        lambda weight: torch.mul(torch.ones(5, 6).double(), 2, out=weight),
+        lambda weight: torch.max(torch.ones(2, 5, 6).double(), 0, out=(weight, torch.empty(5, 6).long())),
     ],
 )
 def test_writing_to_it_is_refused(layer, write):
     with pytest.raises(UserError, match="would write to the weight of a factorized layer"):
         write(layer.weight)
+
+
+@pytest.mark.parametrize("value", [nn.Parameter(torch.zeros(5, 6)), torch.zeros(5, 6), None], ids=type)
+def test_setting_it_is_refused(layer, value):
+    with pytest.raises(UserError, match=r"layer\.weight = … would write to the weight of a factorized layer"):
+        layer.weight = value
+
+
+def test_a_view_of_it_is_one_of_a_copy(layer):
+    before = layer.weight.clone()
+    with torch.no_grad():
+        layer.weight[0].zero_()
+    assert torch.equal(layer.weight, before)
 
 
 def test_convolutions_have_one_too():
