@@ -79,12 +79,12 @@ class FactorizedConv(Convolution):
         return filters.view([-1, self.weight_shape[1], *self.kernel_size])
 
     def _is_pointwise(self) -> bool:
-        return self.v.shape[0] == self.in_channels
+        return max(list(self.kernel_size)) == 1  # told without v, whose shape is not known to torch.fx
 
     def _combination(self) -> Tensor:
         """Return UΩ as the filters of a 1×1 convolution, shape (out, n, 1, …), or U where `_scaled` takes care of Ω."""
         u = self.u if self._is_pointwise() else self.u * self.multipliers
-        return u.view(list(u.shape) + [1] * len(self.kernel_size))
+        return u.view([self.weight_shape[0], -1] + [1] * len(self.kernel_size))
 
     def _scaled(self, terms: Tensor) -> Tensor:
         """Multiply terms (…, n·groups, *positions) by Ω in a 1×1 convolution, which may see a single position.

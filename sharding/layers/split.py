@@ -5,7 +5,7 @@ a spectrum of its own.
 """
 
 from collections.abc import Sequence
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ class SplitLinear(nn.Module):
 
     Made by `from_fused`; `to_fused` undoes it once the parts are ordinary layers.
     """
+
+    __jit_unused_properties__: ClassVar[list[str]] = ["sizes", "weight", "bias"]  # for torch.jit.script
 
     def __init__(self, parts: Sequence[nn.Module], whole: nn.Module) -> None:
         super().__init__()

@@ -4,8 +4,8 @@ The weight (in, out/groups, *kernel) is seen as a matrix of `in` rows, so U belo
 V is what term i adds to the output, (out, *kernel).
 """
 
-from collections.abc import Callable, Sequence
-from typing import ClassVar, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,17 +17,19 @@ from sharding.layers.conv import Convolution, Size, repeated, stacked_terms
 class FactorizedConvTranspose(Convolution):
     """What transposed convolutions of all dimensions share; the arguments are the dense layer's, and `num_terms`."""
 
-    in_channels: int
-    out_channels: int
-    kernel_size: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    output_padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
+    if TYPE_CHECKING:  # as in `FactorizedConv`
+        in_channels: int
+        out_channels: int
+        kernel_size: tuple[int, ...]
+        stride: tuple[int, ...]
+        padding: tuple[int, ...]
+        output_padding: tuple[int, ...]
+        dilation: tuple[int, ...]
+        groups: int
+        _output_padding: Callable[..., list[int]]
+    else:
+        _output_padding = nn.ConvTranspose2d._output_padding  # torch's arithmetic, for any number of dimensions
     told = ("kernel_size", "num_terms", "stride", "padding", "output_padding", "dilation")
-    pointwise: ClassVar[Callable[..., Tensor]]
-    transposed_convolution: ClassVar[Callable[..., Tensor]]
 
     def __init__(
         self,
@@ -48,48 +50,62 @@ class FactorizedConvTranspose(Convolution):
         super().__init__(self.kind(*sizes, device="meta", dtype=dtype), num_terms, device)
         self.reset_parameters()
 
-    def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
-        """Map (batch, in_channels, *positions) to (batch, out_channels, *more positions)."""
-        dims, blocks = len(self.kernel_size), self.num_blocks
-        ones = [1] * dims
-        combination = stacked_terms(self.u, blocks)
-        terms = self.pointwise(x, combination.view(list(combination.shape) + ones), None, 1, 0, 1, blocks)
-        terms = terms * repeated(self.multipliers, blocks).view([-1, *ones])
-        filters = stacked_terms(self.v, blocks).view([-1, *self.weight_shape[1:]])
-        extra = nn.ConvTranspose2d._output_padding(  # torch's arithmetic, for any number of dimensions
-            cast(nn.ConvTranspose2d, self),
-            x,
-            None if output_size is None else list(output_size),
-            list(self.stride),
-            list(self.padding),
-            list(self.kernel_size),
-            dims,
-            list(self.dilation),
-        )
-        return self.transposed_convolution(
-            terms, filters, self.bias, self.stride, self.padding, extra, blocks, self.dilation
-        )
+    def _combination(self) -> Tensor:
+        """Return U as the filters of a 1×1 convolution, shape (n·groups, in/groups, 1, …)."""
+        rows = stacked_terms(self.u, self.num_blocks)
+        return rows.view([-1, self.weight_shape[0] // self.num_blocks] + [1] * len(self.kernel_size))
+
+    def _scaled(self, terms: Tensor) -> Tensor:
+        """Multiply terms (…, n·groups, *positions) by Ω."""
+        return terms * repeated(self.multipliers, self.num_blocks).view([-1] + [1] * len(self.kernel_size))
+
+    def _filters(self) -> Tensor:
+        """Return V as filters, shape (n·groups, out/groups, *kernel)."""
+        return stacked_terms(self.v, self.num_blocks).view([-1, self.weight_shape[1], *self.kernel_size])
+
+    def _extra(self, x: Tensor, output_size: list[int] | None) -> list[int]:
+        """Return by how much the output is larger than it has to be, so as to have the size that is asked for."""
+        dims = len(self.kernel_size)
+        return self._output_padding(x, output_size, self.stride, self.padding, self.kernel_size, dims, self.dilation)
 
 
 class FactorizedConvTranspose1d(FactorizedConvTranspose):
     """For x of shape (batch, in, L)."""
 
     kind = nn.ConvTranspose1d
-    pointwise = staticmethod(F.conv1d)
-    transposed_convolution = staticmethod(F.conv_transpose1d)
+
+    def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
+        """Map (batch, in_channels, L) to (batch, out_channels, L')."""
+        terms = self._scaled(F.conv1d(x, self._combination(), None, 1, 0, 1, self.groups))
+        extra = self._extra(x, output_size)
+        return F.conv_transpose1d(
+            terms, self._filters(), self.bias, self.stride, self.padding, extra, self.groups, self.dilation
+        )
 
 
 class FactorizedConvTranspose2d(FactorizedConvTranspose):
     """For x of shape (batch, in, H, W)."""
 
     kind = nn.ConvTranspose2d
-    pointwise = staticmethod(F.conv2d)
-    transposed_convolution = staticmethod(F.conv_transpose2d)
+
+    def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
+        """Map (batch, in_channels, H, W) to (batch, out_channels, H', W')."""
+        terms = self._scaled(F.conv2d(x, self._combination(), None, 1, 0, 1, self.groups))
+        extra = self._extra(x, output_size)
+        return F.conv_transpose2d(
+            terms, self._filters(), self.bias, self.stride, self.padding, extra, self.groups, self.dilation
+        )
 
 
 class FactorizedConvTranspose3d(FactorizedConvTranspose):
     """For x of shape (batch, in, D, H, W)."""
 
     kind = nn.ConvTranspose3d
-    pointwise = staticmethod(F.conv3d)
-    transposed_convolution = staticmethod(F.conv_transpose3d)
+
+    def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
+        """Map (batch, in_channels, D, H, W) to (batch, out_channels, D', H', W')."""
+        terms = self._scaled(F.conv3d(x, self._combination(), None, 1, 0, 1, self.groups))
+        extra = self._extra(x, output_size)
+        return F.conv_transpose3d(
+            terms, self._filters(), self.bias, self.stride, self.padding, extra, self.groups, self.dilation
+        )

@@ -125,6 +125,23 @@ def test_copies_and_pickles(case):
         assert repr(twin.to_dense()) == repr(layer)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")
+def test_torchscript_and_symbolic_tracing(case):
+    layer, x = case
+    small = nn.Sequential(factorized(layer, 2))
+    assert torch.equal(torch.jit.script(small)(x), small(x))
+    assert torch.equal(torch.fx.symbolic_trace(small)(x), small(x))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")
+def test_torchscript_knows_output_sizes_and_split_layers():
+    small, x = factorized(nn.ConvTranspose2d(4, 3, 3, stride=2), 4), torch.randn(1, 4, 3, 3)
+    assert torch.equal(torch.jit.script(small)(x, [8, 8]), small(x, [8, 8]))
+    split = SplitLinear.from_fused(nn.Linear(3, 6), 3)
+    assert torch.equal(torch.jit.script(split)(x), split(x))
+    assert torch.equal(torch.fx.symbolic_trace(split)(x), split(x))
+
+
 def test_a_round_with_all_terms_moves_the_layer_as_a_step_on_the_dense_one_would(case):
     layer, x = case
     model = nn.Sequential(layer)
