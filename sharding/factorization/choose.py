@@ -85,9 +85,10 @@ def shardable_layers(
         skip: layers to leave whole. Each entry is a name, of a layer or an enclosing module, or the end of one
             (``"attn.query"``) where nothing has just that name, or a shell pattern for one (``"blocks.*.mlp"``); a
             class, of the layer or an enclosing module; a function of (name, layer); or ``"first"`` / ``"last"``. What
-            is given replaces the default, which leaves the first and the last affine layer whole. A model may name its
-            ends itself, as an attribute: with ``ends = ("tokens", "fc")`` the first is the module ``tokens`` (an
-            embedding, say, which is whole anyway), the last is ``fc``; an end may be a tuple of names.
+            is registered under several names goes by any of them. What is given replaces the default, which leaves the
+            first and the last affine layer whole. A model may name its ends itself, as an attribute: with
+            ``ends = ("tokens", "fc")`` the first is the module ``tokens`` (an embedding, say, which is whole anyway),
+            the last is ``fc``; an end may be a tuple of names, as those of several heads.
         also: layers to shard that stay whole unless asked for, as embeddings do; patterns as for `skip`.
         strict: refuse a model that has layers which cannot be sharded.
 
@@ -111,7 +112,8 @@ def packed_attention(model: nn.Module, skip: Patterns) -> list[str]:
         if isinstance(module, nn.MultiheadAttention) and obstacle_to_unpacking(module) is None
     ]
     wanted = [pattern for pattern in as_patterns(skip) if pattern not in ENDS]
-    whole = {name for pattern in wanted for name in names if matches(model, pattern, name)}
+    known = aliases(model)
+    whole = {name for pattern in wanted for name in names if matches(model, pattern, known[name])}
     return [name for name in names if name not in whole]
 
 
@@ -136,20 +138,31 @@ def matching(model: nn.Module, names: Iterable[str], patterns: Patterns, what: s
     Raises:
         UserError: a pattern matches no module at all; `what` says where it was given.
     """
-    names, matched = list(names), set()
+    names, known, matched = list(names), aliases(model), set()
     for pattern in as_patterns(patterns):
-        found = {name for name in names if matches(model, pattern, name)}
-        if not found and isinstance(pattern, str | type):
-            modules = [name for name, _ in model.named_modules()]
-            if not any(matches(model, pattern, name) for name in modules):
-                near = get_close_matches(str(pattern), names or modules, n=3, cutoff=0.0)
-                raise UserError(f"{what} pattern {pattern!r} matches no layer; the nearest names are {', '.join(near)}")
+        found = {name for name in names if matches(model, pattern, known[name])}
+        named = isinstance(pattern, str | type)
+        if not found and named and not any(matches(model, pattern, each) for each in known.values()):
+            near = get_close_matches(str(pattern), names or list(known), n=3, cutoff=0.0)
+            raise UserError(f"{what} pattern {pattern!r} matches no layer; the nearest names are {', '.join(near)}")
         matched |= found
     return matched
 
 
-def matches(model: nn.Module, pattern: Pattern, name: str) -> bool:
-    """Whether a pattern means a module, by itself or by a module around it."""
+def aliases(model: nn.Module) -> dict[str, list[str]]:
+    """Return all names of every module, by its first: one that is registered twice has two."""
+    names: dict[int, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(id(module), []).append(name)
+    return {each[0]: each for each in names.values()}
+
+
+def matches(model: nn.Module, pattern: Pattern, names: Iterable[str]) -> bool:
+    """Whether a pattern means a module of these names, by itself or by a module around it."""
+    return any(_matches(model, pattern, name) for name in names)
+
+
+def _matches(model: nn.Module, pattern: Pattern, name: str) -> bool:
     parts = name.split(".")
     around = [".".join(parts[: end + 1]) for end in range(len(parts))]
     if isinstance(pattern, type):
@@ -191,7 +204,8 @@ def _end(model: nn.Module, affine: list[str], which: int) -> list[str]:
     for end in ends:
         if not _has_module(model, end):
             raise UserError(f"{type(model).__name__}.ends names {end!r}, which is no module of the model")
-    return [name for name in affine if any(f"{name}.".startswith(f"{end}.") for end in ends)]
+    known = aliases(model)
+    return [name for name in affine if any(matches(model, end, known[name]) for end in ends)]
 
 
 def _told(pattern: Pattern) -> str:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from sharding.errors import UserError, shown
-from sharding.factorization.choose import Pattern, matches, matching
+from sharding.factorization.choose import Pattern, aliases, matches, matching
 from sharding.factorization.obstacles import rank_of
 from sharding.inclusion import optimal_inclusion
 from sharding.layers import as_blocks, num_blocks
@@ -116,8 +116,9 @@ def count_terms(
         return {name: _by_ratio(layer, keep_ratio) for name, layer in layers.items()}
     for pattern in keep_ratio:
         matching(model, layers, pattern, "keep_ratio")
+    known = aliases(model)
     ratios = {
-        name: next((ratio for pattern, ratio in keep_ratio.items() if matches(model, pattern, name)), None)
+        name: next((ratio for pattern, ratio in keep_ratio.items() if matches(model, pattern, known[name])), None)
         for name in layers
     }
     return {name: UNGIVEN if ratio is None else _by_ratio(layers[name], ratio) for name, ratio in ratios.items()}

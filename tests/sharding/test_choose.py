@@ -62,6 +62,16 @@ def test_an_exact_name_means_just_that():
     assert list(shardable_layers(model, "1.0")) == ["0", "1.1"]
 
 
+def test_what_is_registered_twice_goes_by_either_name():
+    shared = nn.Linear(8, 8)
+    model = nn.ModuleDict({"a": nn.Linear(8, 8), "s": shared, "box": nn.ModuleList([shared]), "b": nn.Linear(8, 8)})
+    for pattern in ("s", "box", "box.0", "b?x.*", nn.ModuleList, lambda name, layer: name == "box.0"):
+        assert list(shardable_layers(model, pattern)) == ["a", "b"]
+        assert set(factorize(model, {pattern: 0.25}, skip=()).factorize_report.layers) == {"s"}
+    model.ends = ("box", "b")
+    assert list(shardable_layers(model)) == ["a"]
+
+
 def test_what_is_no_pattern_is_told():
     for pattern in (3, ["attn", None]):
         with pytest.raises(UserError, match=r"(3|None) is no pattern; give names, shell patterns"):
