@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import nn
 
@@ -88,7 +88,8 @@ def shardable_layers(
             is registered under several names goes by any of them. What is given replaces the default, which leaves the
             first and the last affine layer whole. A model may name its ends itself, as an attribute: with
             ``ends = ("tokens", "fc")`` the first is the module ``tokens`` (an embedding, say, which is whole anyway),
-            the last is ``fc``; an end may be a tuple of names, as those of several heads.
+            the last is ``fc``; an end may be a tuple of names, as those of several heads. So does one that has a module
+            named just ``first`` or ``last``, which these words then mean.
         also: layers to shard that stay whole unless asked for, as embeddings do; patterns as for `skip`.
         strict: refuse a model that has layers which cannot be sharded.
 
@@ -111,7 +112,7 @@ def packed_attention(model: nn.Module, skip: Patterns) -> list[str]:
         for name, module in model.named_modules()
         if isinstance(module, nn.MultiheadAttention) and obstacle_to_unpacking(module) is None
     ]
-    wanted = [pattern for pattern in as_patterns(skip) if pattern not in ENDS]
+    wanted = [pattern for pattern in as_patterns(skip) if not _is_end(pattern, model)]
     known = aliases(model)
     whole = {name for pattern in wanted for name in names if matches(model, pattern, known[name])}
     return [name for name in names if name not in whole]
@@ -186,13 +187,17 @@ def _skipped(model: nn.Module, affine: list[str], unranked: set[str], skip: Patt
     """Return the layers to leave whole, with the pattern that says so; unranked ones are no first or last layer."""
     skipped: dict[str, str] = {}
     for pattern in as_patterns(skip):
-        if pattern in ENDS:
+        if _is_end(pattern, model):
             ordinary = [name for name in affine if name not in unranked]
             matched = set(_end(model, ordinary, ENDS.index(pattern)))
         else:
             matched = matching(model, affine, pattern, "skip")
         skipped = dict.fromkeys((name for name in affine if name in matched), _told(pattern)) | skipped
     return skipped
+
+
+def _is_end(pattern: Pattern, model: nn.Module) -> TypeGuard[str]:
+    return isinstance(pattern, str) and pattern in ENDS and not _has_module(model, pattern)
 
 
 def _end(model: nn.Module, affine: list[str], which: int) -> list[str]:

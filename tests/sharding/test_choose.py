@@ -72,6 +72,14 @@ def test_what_is_registered_twice_goes_by_either_name():
     assert list(shardable_layers(model)) == ["a"]
 
 
+def test_a_module_that_is_named_first_or_last_is_what_these_words_mean():
+    model = nn.ModuleDict({name: nn.Linear(8, 8) for name in ("a", "first", "b", "c")})
+    assert list(shardable_layers(model, "first")) == ["a", "b", "c"]
+    assert list(shardable_layers(model)) == ["a", "b"]
+    model["last"] = nn.MultiheadAttention(8, 2)
+    assert list(factorize(model, 0.25, "last").factorize_report.layers) == ["a", "first", "b", "c"]
+
+
 def test_what_is_no_pattern_is_told():
     for pattern in (3, ["attn", None]):
         with pytest.raises(UserError, match=r"(3|None) is no pattern; give names, shell patterns"):
