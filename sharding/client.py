@@ -23,7 +23,7 @@ from sharding.factorization.unpack import unpack
 from sharding.layers import FactorizedLayer
 from sharding.optim import DecayOf, LocalSGD
 from sharding.shard import Shard
-from sharding.state import as_real
+from sharding.state import as_real, key
 from sharding.wrappers import unwrap
 
 
@@ -122,7 +122,7 @@ def _replace_layers(model: nn.Module, shard: Shard) -> nn.Module:
     """Put empty factorized layers in the place of those that the shard has terms of, in place."""
     sent = shard.state()
     attentions = [name for name, part in model.named_modules() if isinstance(part, nn.MultiheadAttention)]
-    model = unpack(model, [name for name in attentions if any(key.startswith(f"{name}.q_proj.") for key in sent)])
+    model = unpack(model, [name for name in attentions if any(part.startswith(key(name, "q_proj.")) for part in sent)])
     modules = dict(model.named_modules(remove_duplicate=False))
     sizes = {layer: terms.indices.numel() for layer, terms in shard.terms.items()}
     sizes = {layer: n for layer, n in sizes.items() if not isinstance(modules.get(layer), FactorizedLayer)}

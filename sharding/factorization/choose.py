@@ -218,7 +218,7 @@ def _told(pattern: Pattern) -> str:
 
 
 def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:3])
+    shown = ", ".join(name or "the model itself" for name in names[:3])
     return shown if len(names) <= 3 else f"{len(names)} layers ({shown}, …)"
 
 

@@ -42,7 +42,7 @@ def factorize(
         keep_ratio: r in (0, 1]; or ratios by pattern, the first that matches a layer being its (a layer that none
             matches stays whole); or an `Energy` that each layer shall keep; or a `Budget` for the whole model.
         skip: layers to leave whole, see `shardable_layers`; by default the first and the last.
-        inplace: change `model` itself instead of a copy.
+        inplace: change `model` itself instead of a copy; a model that is just one layer is still another one then.
         also: layers to factorize that stay whole unless asked for, as embeddings do (``also=nn.Embedding``).
         strict: refuse a model that has layers which cannot be factorized.
         example_inputs: the arguments of a forward pass, which is then run once to count multiply-adds.
@@ -59,10 +59,8 @@ def factorize(
     """
     check_keep_ratio(keep_ratio)
     skip = as_patterns(skip)
-    target = model if inplace else _sharing(model)
-    plan = _sharing(model) if inplace else target  # to find all that can be wrong before anything is changed
     packed = packed_attention(model, skip)
-    unpack(plan, packed)
+    plan = unpack(_sharing(model), packed)  # to find all that can be wrong before anything is changed
     choice = choose(plan, skip, also)
     if strict:
         choice.refuse()
@@ -76,8 +74,7 @@ def factorize(
     kept = {name: n for name, n in terms.items() if isinstance(n, int)}
     dense = {name: choice.layers[name] for name in kept}
     report = Report(whole=whole, uncovered=uncovered(plan, dense, whole), parameters_before=count_parameters(model))
-    if inplace:
-        unpack(target, packed)
+    target = unpack(model, packed) if inplace else plan
     new = {name: _made(name, target.get_submodule(name), n) for name, n in kept.items()}
     report.layers = {name: describe(name, dense[name], layer, positions) for name, layer in new.items()}
     target = replace_modules(target, {id(target.get_submodule(name)): layer for name, layer in new.items()})

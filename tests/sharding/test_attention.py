@@ -6,7 +6,18 @@ import pytest
 import torch
 from torch import nn
 
-from sharding import FactorizedLinear, ShardPlanner, UnpackedAttention, UserError, factorize, merge, unpack_attention
+from sharding import (
+    FactorizedLinear,
+    ShardPlanner,
+    UnpackedAttention,
+    UserError,
+    client_model,
+    factorize,
+    load_factorized,
+    merge,
+    save_factorized,
+    unpack_attention,
+)
 
 MASKS = ["none", "float", "bool", "per head", "padding", "padding and float"]
 KINDS = [{}, {"bias": False}, {"batch_first": True}, {"kdim": 6, "vdim": 10, "batch_first": True}]
@@ -101,6 +112,22 @@ def test_the_planner_shards_each_projection_of_an_unpacked_model():
     shard = ShardPlanner().plan(server, {0: 0.5})[0]
     assert {f"1.self_attn.{p}_proj" for p in ("q", "k", "v", "out")} < set(shard.terms)
     shard.load_into(factorize(model, 0.5))
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_an_attention_can_be_the_whole_model(inplace, tmp_path):
+    packed, inputs = make({})
+    expected = packed(*inputs)[0]
+    with pytest.raises(UserError, match=r"cannot factorize the model itself: nn\.MultiheadAttention packs"):
+        ShardPlanner(skip=()).plan(packed, {0: 1.0})
+    shard = ShardPlanner("full", skip=()).plan(unpack_attention(packed), {0: 1.0})[0]
+    made = client_model(packed, shard)
+    small = factorize(packed, 1.0, skip=(), inplace=inplace)
+    assert set(small.factorize_report.layers) == {"q_proj", "k_proj", "v_proj", "out_proj"}
+    save_factorized(small, tmp_path)
+    for each in (made, small, merge(small), load_factorized(tmp_path, packed)):
+        torch.testing.assert_close(each(*inputs)[0], expected, rtol=0, atol=1e-10)
+    assert type(merge(small)) is nn.MultiheadAttention
 
 
 def encoder(depth=2, **options):
