@@ -77,7 +77,7 @@ class LazyWeight(Tensor, metaclass=_AnyTensor):
                 with torch._C.DisableTorchFunctionSubclass():
                     return func(*args, **kwargs)
             if func == TRAINS:
-                return first._attached and first._layer.u.requires_grad
+                return first._attached and (first._layer.u.requires_grad or first._layer.v.requires_grad)
             if func in DETACHING:
                 return _wrap(first._layer, False)
             name = getattr(func, "__name__", "")

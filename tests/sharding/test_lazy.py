@@ -44,6 +44,13 @@ def test_reading_metadata_costs_no_product(layer, products):
     assert products == [1]
 
 
+def test_it_trains_where_either_factor_does(layer):
+    for trains in ((True, False), (False, True), (False, False)):
+        for factor, each in zip((layer.u, layer.v), trains, strict=True):
+            factor.requires_grad_(each)
+        assert layer.weight.requires_grad == (layer.weight + 0).requires_grad == any(trains)
+
+
 def test_it_computes_what_the_product_would(layer):
     dense = (layer.u * layer.multipliers) @ layer.v.mT
     torch.testing.assert_close(layer.weight, dense)
