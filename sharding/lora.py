@@ -74,6 +74,11 @@ def export_lora(model: nn.Module, start: nn.Module, folder: str | Path) -> None:
 
 
 def _check(model: nn.Module, start: nn.Module, layers: Mapping[str, FactorizedLayer]) -> None:
+    if "" in layers:
+        raise UserError(
+            f"this {type(model).__name__} is the whole model, and PEFT adapts layers inside one; put it, and what it "
+            "started from, in an nn.Sequential"
+        )
     if not layers:
         raise UserError(f"this {type(model).__name__} has no factorized layers to export")
     before = dict(start.named_modules())

@@ -204,6 +204,8 @@ def test_what_an_adapter_cannot_hold_is_told(tmp_path):
         "cannot export an adapter: 0, a FactorizedConvTranspose2d, has no form as LoRA; 1, a FactorizedConv2d with "
         "dilation, has no form as LoRA; 2, a FactorizedConv1d with padding_mode 'reflect', has no form as LoRA"
     )
+    with pytest.raises(UserError, match="this FactorizedLinear is the whole model, and PEFT adapts layers inside one"):
+        export_lora(factorize(nn.Linear(8, 8), 0.25, skip=()), nn.Linear(8, 8), tmp_path)
     with pytest.raises(UserError, match="no factorized layers"):
         export_lora(plain(), plain(), tmp_path)
     export_lora(trained(small), small, tmp_path)
