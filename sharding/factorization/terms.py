@@ -80,12 +80,12 @@ def num_terms(rank: int, keep_ratio: float) -> int:
     """Return n = ⌈N·r⌉, the singular terms that keep ratio r in (0, 1] affords of a layer of rank N.
 
     Raises:
-        UserError: the keep ratio is outside (0, 1].
+        UserError: the keep ratio is outside (0, 1], or no number.
     """
     if not (is_number(keep_ratio) and 0 < keep_ratio <= 1):
-        raise UserError(
-            f"keep ratio {shown(keep_ratio)} is outside (0, 1]; 0.2 keeps a fifth of each layer's singular terms"
-        )
+        numeric = isinstance(keep_ratio, float | int) and not isinstance(keep_ratio, bool)
+        wrong = "outside (0, 1]" if numeric else f"of type {type(keep_ratio).__name__}, not a number in (0, 1]"
+        raise UserError(f"keep ratio {shown(keep_ratio)} is {wrong}; 0.2 keeps a fifth of each layer's singular terms")
     return ceil(rank * keep_ratio * (1 - 1e-7))  # 10·0.3 is 3.0000000000000004, and 0.2 in float32 is above 0.2
 
 

@@ -183,6 +183,16 @@ def test_a_keep_ratio_outside_its_range_is_told(keep_ratio):
         factorize(small_model(), keep_ratio)
 
 
+@pytest.mark.parametrize("keep_ratio", [torch.tensor(0.25), "0.5", [0.5], None, True])
+def test_a_keep_ratio_that_is_no_number_is_told(keep_ratio):
+    kind = type(keep_ratio).__name__
+    for given in (keep_ratio, {"4": keep_ratio}):
+        with pytest.raises(
+            UserError, match=rf"keep ratio .* is of type {kind}, not a number in \(0, 1\]; 0\.2 keeps a fifth"
+        ):
+            factorize(small_model(), given)
+
+
 def test_num_terms_rounds_up_but_not_for_floating_point():
     assert [num_terms(10, ratio) for ratio in (0.01, 0.3, 0.31, 1.0)] == [1, 3, 4, 10]
     assert all(num_terms(rank, k / rank) == k for rank in range(1, 65) for k in range(1, rank + 1))
