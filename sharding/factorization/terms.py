@@ -107,6 +107,8 @@ def count_terms(
         elsewhere: parameters, or multiply-adds, of what is left whole, which are part of a budget.
         positions: at how many each layer is applied, for a budget of multiply-adds.
     """
+    if isinstance(keep_ratio, Budget | Energy):
+        _check_values(layers, keep_ratio)
     if isinstance(keep_ratio, Budget):
         return _spend(layers, keep_ratio, elsewhere, positions)
     if isinstance(keep_ratio, Energy):
@@ -129,6 +131,16 @@ def check_keep_ratio(keep_ratio: KeepRatio) -> None:
     for ratio in keep_ratio.values() if isinstance(keep_ratio, Mapping) else [keep_ratio]:
         if not isinstance(ratio, Energy | Budget):
             num_terms(1, ratio)
+
+
+def _check_values(layers: Mapping[str, nn.Module], wanted: Energy | Budget) -> None:
+    """Raise a UserError if there are no values to tell the magnitudes from."""
+    empty = [name for name, layer in layers.items() if isinstance(layer.weight, torch.Tensor) and layer.weight.is_meta]
+    if empty:
+        raise UserError(
+            f"{wanted} depends on the weights, and {empty[0]} is on the meta device; "
+            "give a keep ratio, or a model that has values"
+        )
 
 
 def _by_ratio(layer: nn.Module, ratio: float) -> int | str:

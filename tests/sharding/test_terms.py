@@ -93,6 +93,16 @@ def test_counting_leaves_every_modules_mode_as_it_was():
     assert [part.training for part in small.modules()] == modes == [False, False, True, False, False, True]
 
 
+@pytest.mark.parametrize("wanted", [Energy(0.9), Budget(parameters=4000), Budget(multiply_adds=10**6)], ids=str)
+def test_what_depends_on_the_weights_is_refused_on_the_meta_device(wanted):
+    with torch.device("meta"):
+        model, x = net(40, 60, 50, 30), torch.randn(1, 40).double()
+    with pytest.raises(
+        UserError, match=rf"{re.escape(str(wanted))} depends on the weights, and 0 is on the meta device"
+    ):
+        factorize(model, wanted, skip=(), example_inputs=(x,))
+
+
 def test_budgets_that_cannot_be_met_or_meant_are_told():
     with pytest.raises(UserError, match=r"the budget of 100 is too small: 50 for what stays whole and 90 for one term"):
         factorize(net(40, 50, 40)[:1], Budget(parameters=100), skip=())
