@@ -5,7 +5,7 @@ and puts factorized layers of as many terms as the shard has in the place of the
 decomposed; the only values are those of the shard.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -124,9 +124,21 @@ def _replace_layers(model: nn.Module, shard: Shard) -> nn.Module:
     attentions = [name for name, part in model.named_modules() if isinstance(part, nn.MultiheadAttention)]
     model = unpack(model, [name for name in attentions if any(part.startswith(key(name, "q_proj.")) for part in sent)])
     modules = dict(model.named_modules(remove_duplicate=False))
+    _refuse_fused(modules, sent)
     sizes = {layer: terms.indices.numel() for layer, terms in shard.terms.items()}
     sizes = {layer: n for layer, n in sizes.items() if not isinstance(modules.get(layer), FactorizedLayer)}
     return factorize_empty(model, sizes, inplace=True)
+
+
+def _refuse_fused(modules: Mapping[str, nn.Module], sent: Iterable[str]) -> None:
+    """Raise a UserError if the shard has layers in parts that the model has in one."""
+    split = dict.fromkeys(name.rpartition(".parts.")[0] for name in sent if ".parts." in name)
+    fused = [name for name in split if name in modules and not modules[name]._modules]
+    if fused:
+        raise UserError(
+            f"the shard has {', '.join(fused)} in parts; call sharding.split_layers on the client's model, "
+            "as on the server's"
+        )
 
 
 def _fill(slot: Tensor, value: Tensor, copy: bool) -> Tensor:

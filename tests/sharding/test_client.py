@@ -279,6 +279,16 @@ def test_a_shard_of_another_model_is_told():
         client_model(make_net()[:5], shard)
 
 
+@pytest.mark.parametrize("strategy", ["collective", "dense"])
+def test_a_layer_that_is_split_at_the_server_alone_is_told(strategy):
+    model = make_net()
+    shard = make_plan(split_layers(model, {"6": 2}), {0: 0.5}, strategy)[0]
+    with pytest.raises(
+        UserError, match=r"^the shard has 6 in parts; call sharding\.split_layers on the client's model"
+    ):
+        client_model(model, shard)
+
+
 def batches(count=3):
     rng = torch.Generator().manual_seed(5)
     return [(torch.randn(4, 1, 4, 4, generator=rng), torch.randint(3, (4,), generator=rng)) for _ in range(count)]
