@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.parameter import is_lazy
 
 from sharding.compression import EXACT
 from sharding.copies import copied
@@ -23,7 +24,7 @@ from sharding.factorization.unpack import unpack
 from sharding.layers import FactorizedLayer
 from sharding.optim import DecayOf, LocalSGD
 from sharding.shard import Shard
-from sharding.state import as_real, key
+from sharding.state import as_real, check_shapes, key
 from sharding.wrappers import unwrap
 
 
@@ -78,6 +79,7 @@ def client_model(model: nn.Module, shard: Shard, copy: bool = True) -> nn.Module
             not in the shard has no value.
     """
     model = unwrap(model)
+    check_shapes(model)
     hollow = {id(part): _hollow(part) for part in model.parameters()}
     small = _replace_layers(copied(model, hollow), shard)
     slots = shard.matching_state(small)
@@ -105,7 +107,8 @@ def skeleton() -> Iterator[None]:
     """
 
     def hollow(_: nn.Module, __: str, parameter: nn.Parameter) -> nn.Parameter | None:
-        return None if parameter.is_meta else _hollow(parameter)  # None keeps it: one that is tied stays tied
+        keep = is_lazy(parameter) or parameter.is_meta  # one that is tied stays tied
+        return None if keep else _hollow(parameter)
 
     handle = register_module_parameter_registration_hook(hollow)  # type: ignore[arg-type]  # torch's slip
     try:

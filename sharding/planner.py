@@ -26,7 +26,7 @@ from sharding.layers import as_blocks, clear_padding, num_blocks
 from sharding.rng import generator, seed_of
 from sharding.shard import Shard, Terms
 from sharding.spectrum import Spectrum, decompose
-from sharding.state import dense_state, frozen_names
+from sharding.state import check_shapes, dense_state, frozen_names
 from sharding.strategies import Group, Law, Strategy, get_strategy, norm_ratio
 from sharding.wrappers import unwrap, whole
 
@@ -150,6 +150,7 @@ class ShardPlanner:
         """
         _check_budgets(budgets)
         model = unwrap(model)
+        check_shapes(model)
         _check_wire(model, self.wire)
         layers = {} if self.strategy.law is None else shardable_layers(model, self.skip, self.also, self.strict)
         if self.strategy.law is not None and not layers:

@@ -20,6 +20,7 @@ from sharding.errors import UserError
 from sharding.factorization import factorize_empty
 from sharding.factorization.unpack import split_layers, unpack
 from sharding.layers import FactorizedLayer, SplitLinear, UnpackedAttention
+from sharding.state import check_shapes
 from sharding.wrappers import unwrap
 
 FORMAT = 1
@@ -72,6 +73,7 @@ def load_factorized(folder: str | Path, model: nn.Module, device: torch.device |
     """
     config, tensors = _read(Path(folder))
     model = unwrap(model)
+    check_shapes(model)
     hollow = {id(part): nn.Parameter(part.detach().to("meta"), part.requires_grad) for part in model.parameters()}
     small = _structure(copied(model, hollow), config, folder)
     slots = small.state_dict(keep_vars=True)

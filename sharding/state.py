@@ -8,7 +8,9 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from sharding.errors import UserError
 from sharding.wrappers import whole
 
 
@@ -34,6 +36,17 @@ def frozen_names(model: nn.Module, sharded: Mapping[str, nn.Module], dense: Mapp
     own = {key(layer, "weight"): layer for layer in sharded} | {name: name for name in dense}
     fixed = {own[name] for name, parameter in parameters.items() if name in own and not parameter.requires_grad}
     return frozenset(fixed | {name for name, tensor in dense.items() if not tensor.is_floating_point()})
+
+
+def check_shapes(model: nn.Module) -> None:
+    """Make sure that a model knows its shapes.
+
+    Raises:
+        UserError: it has lazy modules that have yet to see a batch.
+    """
+    lazy = [name for name, part in (*model.named_parameters(), *model.named_buffers()) if is_lazy(part)]
+    if lazy:
+        raise UserError(f"{', '.join(lazy)} of this {type(model).__name__} have no shape; run a batch through it first")
 
 
 def as_real(tensor: Tensor) -> Tensor:

@@ -1,4 +1,6 @@
-"""Models with layers that hold a tensor which they have computed: all that copies a model copies them."""
+"""Models with tensors that torch does not copy: all that copies a model does, or says why not."""
+
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -7,11 +9,13 @@ from torch.nn.utils import prune, spectral_norm, weight_norm
 
 from sharding import (
     ShardPlanner,
+    UserError,
     client_model,
     factorize,
     load_factorized,
     merge,
     save_factorized,
+    skeleton,
     split_layers,
     train_shard,
     unpack_attention,
@@ -67,3 +71,18 @@ def test_other_objects_may_take_the_place_of_a_models_own():
     copy = copied(model, {id(model[0]): other})
     assert copy[0] is other
     assert copy[1] is not model[1]
+
+
+@pytest.mark.parametrize("where", ["skeleton", "dense"])
+def test_lazy_modules_that_have_no_shape_are_told(where, tmp_path):
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    save_factorized(factorize(model, 0.25), tmp_path)
+    with skeleton() if where == "skeleton" else nullcontext():
+        lazy = nn.Sequential(*model[:2], nn.LazyLinear(8), nn.LazyBatchNorm1d())
+    for use in (
+        lambda: ShardPlanner().plan(lazy, {0: 0.5}),
+        lambda: client_model(lazy, ShardPlanner().plan(model, {0: 0.5})[0]),
+        lambda: load_factorized(tmp_path, lazy),
+    ):
+        with pytest.raises(UserError, match=r"2\.weight, .*3\.running_mean, .* have no shape; run a batch through it"):
+            use()
