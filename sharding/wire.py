@@ -16,14 +16,19 @@ Named = Mapping[str, Tensor]
 Words = Mapping[str, str]
 
 LONGEST_HEADER = 2**22  # bytes, room for some 30,000 tensors: many empty ones would take long to read
-_TYPES = {  # in the order of a file: by decreasing alignment, then as the format counts them
+TYPES = {  # in the order of a file: by decreasing alignment, then as the format counts them
+    torch.uint64: "U64",
     torch.int64: "I64",
     torch.float64: "F64",
     torch.float32: "F32",
+    torch.uint32: "U32",
     torch.int32: "I32",
     torch.bfloat16: "BF16",
     torch.float16: "F16",
+    torch.uint16: "U16",
     torch.int16: "I16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
     torch.int8: "I8",
     torch.uint8: "U8",
     torch.bool: "BOOL",
@@ -33,14 +38,14 @@ _TYPES = {  # in the order of a file: by decreasing alignment, then as the forma
 def size_of(tensors: Named, metadata: Words) -> int:
     """Return the exact length of `to_bytes` of the same."""
     # Safetensors orders by type, then by name.
-    rank = {dtype: place for place, dtype in enumerate(_TYPES)}
+    rank = {dtype: place for place, dtype in enumerate(TYPES)}
     order = sorted(tensors, key=lambda name: (rank[tensors[name].dtype], name))
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     offset = 0
     for name in order:
         end = offset + tensors[name].numel() * tensors[name].element_size()
         shape = list(tensors[name].shape)
-        header[name] = {"dtype": _TYPES[tensors[name].dtype], "shape": shape, "data_offsets": [offset, end]}
+        header[name] = {"dtype": TYPES[tensors[name].dtype], "shape": shape, "data_offsets": [offset, end]}
         offset = end
     text = len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode())
     return 8 + -(-text // 8) * 8 + offset

@@ -13,6 +13,7 @@ from sharding import (
     DESIGNS,
     STRATEGIES,
     FactorizedEmbedding,
+    Shard,
     ShardPlanner,
     UserError,
     aggregate,
@@ -211,6 +212,20 @@ def test_the_planner_shards_what_factorize_does_with_the_same_words():
     ):
         with pytest.raises(UserError, match=r"cannot factorize 3: a single term a group .* skip=\["):
             strict()
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_a_frozen_layer_in_float8_is_sent_whole(dtype):
+    model = make_net()
+    model[6].weight = nn.Parameter(model[6].weight.detach().to(dtype), requires_grad=False)
+    shard = make_plan(model, {0: 0.5})[0]
+    assert (shard.terms.keys(), len(shard.to_bytes())) == ({"1", "4"}, shard.nbytes)
+    sent = client_model(model, Shard.from_bytes(shard.to_bytes()))[6].weight
+    assert (sent.dtype, sent.requires_grad) == (dtype, False)
+    assert torch.equal(sent.float(), model[6].weight.float())
+    model[6].weight.data[0, 0] = float("nan")
+    with pytest.raises(UserError, match=r"6\.weight has NaN or Inf"):
+        make_plan(model, {0: 0.5})
 
 
 def test_an_embedding_is_sharded_on_demand_trained_and_averaged():

@@ -33,7 +33,8 @@ def test_the_wire_form_comes_back_the_same_and_nbytes_is_its_length():
 
 INTEGERS = {
     f"table.{dtype}": torch.ones(3, dtype=dtype)
-    for dtype in (torch.bool, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+    for bits in (8, 16, 32, 64)
+    for dtype in (torch.bool, getattr(torch, f"int{bits}"), getattr(torch, f"uint{bits}"))
 }
 
 
