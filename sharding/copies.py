@@ -1,8 +1,9 @@
-"""Copies of models, those included whose layers hold tensors that they have computed."""
+"""Copies of models, those included that hold tensors which torch does not copy."""
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 
+import torch
 from torch import Tensor, nn
 
 
@@ -13,9 +14,14 @@ def copied(model: nn.Module, instead: Mapping[int, object] | None = None) -> nn.
         model: it stays as it is.
         instead: what takes the place of an object, by its `id`.
     """
-    # What a layer has computed (pruned, normalized) torch does not copy.
-    computed = {id(tensor): tensor.detach().clone() for tensor in tensors(model) if not tensor.is_leaf}
-    return deepcopy(model, computed | dict(instead or {}))
+    # What a layer has computed (pruned, normalized) torch does not copy, nor what is sparse.
+    special = [tensor for tensor in tensors(model) if not tensor.is_leaf or tensor.layout != torch.strided]
+    return deepcopy(model, {id(tensor): _clone(tensor) for tensor in special} | dict(instead or {}))
+
+
+def _clone(tensor: Tensor) -> Tensor:
+    values = tensor.detach().clone()
+    return nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
 
 
 def tensors(model: nn.Module) -> Iterator[Tensor]:

@@ -1,5 +1,6 @@
 """Why a layer cannot be factorized, where it cannot."""
 
+import torch
 from torch import nn
 
 from sharding.layers import FactorizedLayer, factorized_type, num_blocks, padding_row
@@ -73,6 +74,8 @@ def _of_weight(layer: nn.Module) -> str | None:
         return "not initialized yet"
     if not weight.is_floating_point() or weight.element_size() < 2:
         return f"its weight is {str(weight.dtype).removeprefix('torch.')}"
+    if weight.layout != torch.strided:
+        return f"its weight is {str(weight.layout).removeprefix('torch.')}"
     return None
 
 

@@ -132,6 +132,12 @@ def pruned():
     return prune.l1_unstructured(nn.Linear(8, 8), "weight", amount=0.5)
 
 
+def sparse():
+    layer = nn.Linear(8, 8)
+    layer.weight = nn.Parameter(layer.weight.detach().to_sparse_csr())
+    return layer
+
+
 OBSTACLES = {
     "weight_norm": (lambda: parametrizations.weight_norm(nn.Linear(8, 8)), "its weight is computed"),
     "spectral_norm": (lambda: parametrizations.spectral_norm(nn.Linear(8, 8)), "its weight is computed"),
@@ -143,13 +149,14 @@ OBSTACLES = {
     "more": (with_more, "it holds more than a weight and a bias"),
     "state hook": (with_state_hook, "it has hooks on its state dict"),
     "complex": (lambda: nn.Linear(8, 8, dtype=torch.complex64), "its weight is complex64"),
+    "sparse": (sparse, "its weight is sparse_csr"),
     "lazy": (lambda: nn.LazyLinear(8), "not initialized yet"),
     "nothing": (lambda: nn.Linear(8, 0), "a single term"),
     "factorized": (lambda: FactorizedLinear(8, 8, 2), "factorized already; merge first"),
 }
 
 
-@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors", "ignore:Sparse CSR tensor support")
 @pytest.mark.parametrize("kind", OBSTACLES)
 def test_a_layer_that_cannot_be_factorized_stays_whole_and_is_named(kind):
     make, reason = OBSTACLES[kind]
