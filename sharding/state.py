@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sharding.errors import UserError
+from sharding.wire import TYPES
 from sharding.wrappers import whole
 
 
@@ -20,14 +21,31 @@ def dense_state(model: nn.Module, sharded: Mapping[str, nn.Module]) -> dict[str,
     Args:
         model: the server's.
         sharded: the layers of it whose terms are sent, by name.
+
+    Raises:
+        UserError: the state holds what cannot be sent: a sparse tensor, or no tensor at all, as a quantized layer's.
     """
     seen = {id(layer.weight) for layer in sharded.values()}
     dense = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
+        _check_kind(name, tensor)
         if travels(name, tensor) and id(tensor) not in seen:
             seen.add(id(tensor))
             dense[name] = as_real(whole(tensor.detach())).clone()
     return dense
+
+
+def _check_kind(name: str, entry: object) -> None:
+    if not isinstance(entry, Tensor) and name.rpartition(".")[2] != "_extra_state":
+        raise UserError(
+            f"{name} is a {type(entry).__name__}, which cannot be sent; quantize a model after training, "
+            "and keep other state as extra state"
+        )
+    if isinstance(entry, Tensor) and entry.layout != torch.strided:
+        layout = str(entry.layout).removeprefix("torch.")
+        raise UserError(f"{name} is {layout}, which cannot be sent; make it dense with to_dense()")
+    if isinstance(entry, Tensor) and as_real(entry).dtype not in TYPES:
+        raise UserError(f"{name} is {entry.dtype}, which cannot be sent; convert it to a type that safetensors knows")
 
 
 def frozen_names(model: nn.Module, sharded: Mapping[str, nn.Module], dense: Mapping[str, Tensor]) -> frozenset[str]:

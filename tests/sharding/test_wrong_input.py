@@ -36,6 +36,16 @@ def spoiled(name: str, value: float) -> nn.Module:
     return net
 
 
+def with_buffer(buffer: object) -> nn.Module:
+    """The net with one buffer more, or with an entry in its state that is none."""
+    net = make_net()
+    if isinstance(buffer, torch.Tensor):
+        net.register_buffer("more", buffer)
+    else:
+        net.register_state_dict_post_hook(lambda module, state, prefix, metadata: state.update(more=buffer))
+    return net
+
+
 def plan(budget, strategy="collective", net=None):
     return ShardPlanner(strategy).plan(net or make_net(), {"phone": budget})
 
@@ -54,6 +64,18 @@ CASES = {
     "NaN bias": (lambda: plan(0.5, net=spoiled("1.bias", NAN)), "1.bias has NaN or Inf; did training diverge"),
     "NaN end": (lambda: plan(0.5, net=spoiled("0.weight", NAN)), "0.weight has NaN or Inf"),
     "NaN, dense": (lambda: plan(1.0, "dense", spoiled("1.weight", NAN)), "1.weight has NaN or Inf"),
+    "quantized": (
+        lambda: plan(1.0, "dense", with_buffer(torch.qint8)),
+        "more is a dtype, which cannot be sent; quantize a model after training",
+    ),
+    "rare type": (
+        lambda: plan(0.5, net=with_buffer(torch.ones(2).to(torch.float8_e4m3fnuz))),
+        "more is torch.float8_e4m3fnuz, which cannot be sent",
+    ),
+    "sparse buffer": (
+        lambda: plan(0.5, net=with_buffer(torch.eye(2).to_sparse())),
+        r"more is sparse_coo, which cannot be sent; make it dense with to_dense\(\)",
+    ),
     "NaN to factorize": (lambda: factorize(spoiled("1.weight", NAN), 0.5), "layer 1: the matrix has NaN or Inf"),
     "Inf to factorize": (lambda: factorize(spoiled("6.weight", INF), 0.5), "layer 6: the matrix has NaN or Inf"),
     "NaN matrix": (lambda: decompose({"a": torch.full((2, 2), NAN)}), "layer a: its weight has NaN or Inf"),
