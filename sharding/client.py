@@ -25,7 +25,7 @@ from sharding.layers import FactorizedLayer
 from sharding.optim import DecayOf, LocalSGD
 from sharding.shard import Shard
 from sharding.state import as_real, check_shapes, key
-from sharding.wrappers import unwrap
+from sharding.wrappers import refuse_scripted, unwrap
 
 
 def train_shard(
@@ -80,6 +80,7 @@ def client_model(model: nn.Module, shard: Shard, copy: bool = True) -> nn.Module
     """
     model = unwrap(model)
     check_shapes(model)
+    refuse_scripted(model)
     hollow = {id(part): _hollow(part) for part in model.parameters()}
     small = _replace_layers(copied(model, hollow), shard)
     slots = shard.matching_state(small)

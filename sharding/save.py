@@ -21,7 +21,7 @@ from sharding.factorization import factorize_empty
 from sharding.factorization.unpack import split_layers, unpack
 from sharding.layers import FactorizedLayer, SplitLinear, UnpackedAttention
 from sharding.state import check_shapes
-from sharding.wrappers import unwrap
+from sharding.wrappers import refuse_scripted, unwrap
 
 FORMAT = 1
 TENSORS, CONFIG = "model.safetensors", "factorization.json"
@@ -74,6 +74,7 @@ def load_factorized(folder: str | Path, model: nn.Module, device: torch.device |
     config, tensors = _read(Path(folder))
     model = unwrap(model)
     check_shapes(model)
+    refuse_scripted(model)
     hollow = {id(part): nn.Parameter(part.detach().to("meta"), part.requires_grad) for part in model.parameters()}
     small = _structure(copied(model, hollow), config, folder)
     slots = small.state_dict(keep_vars=True)

@@ -2,8 +2,11 @@
 
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from sharding.errors import UserError
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -15,6 +18,18 @@ def unwrap(model: nn.Module) -> nn.Module:
             model = inner
         else:
             return model
+
+
+def refuse_scripted(model: nn.Module) -> None:
+    """Make sure that a model's modules can be replaced.
+
+    Raises:
+        UserError: some of it went through `torch.jit.script` or `torch.jit.trace`.
+    """
+    if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
+        raise UserError(
+            "the layers of a scripted or traced model cannot be replaced; script what is made of the original"
+        )
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from sharding.errors import UserError
 from sharding.factorization.obstacles import SINGLE_TERM, Surroundings, obstacle
 from sharding.layers import FactorizedLayer, is_affine, is_on_demand
 from sharding.layers.attention import obstacle_to_unpacking
+from sharding.wrappers import refuse_scripted
 
 Pattern = str | type[nn.Module] | Callable[[str, nn.Module], bool]
 Patterns = Pattern | Iterable[Pattern]
@@ -56,6 +57,7 @@ class Choice:
 
 def choose(model: nn.Module, skip: Patterns = ENDS, also: Patterns = ()) -> Choice:
     """Decide which layers are sharded; see `shardable_layers` for the arguments."""
+    refuse_scripted(model)
     modules = dict(model.named_modules())
     surroundings = Surroundings(model)
     demanded = matching(model, [name for name, module in modules.items() if is_on_demand(module)], also, "also")

@@ -21,6 +21,7 @@ from sharding.factorization.report import Report
 from sharding.factorization.terms import Budget, Cost, KeepRatio, check_keep_ratio, count_terms
 from sharding.factorization.unpack import pack, replace_modules, unpack
 from sharding.layers import FactorizedLayer, factorized_type, is_affine
+from sharding.wrappers import refuse_scripted
 
 
 def factorize(
@@ -58,6 +59,7 @@ def factorize(
         CoverageWarning: nothing was factorized, or less than half of what was not skipped.
     """
     check_keep_ratio(keep_ratio)
+    refuse_scripted(model)
     skip = as_patterns(skip)
     packed = packed_attention(model, skip)
     plan = unpack(_sharing(model), packed)  # to find all that can be wrong before anything is changed

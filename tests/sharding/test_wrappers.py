@@ -12,7 +12,19 @@ from torch.multiprocessing import spawn
 from torch.nn import functional as F
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from sharding import LocalSGD, Shard, ShardPlanner, aggregate, client_model, factorized_layers, frobenius_decay
+from sharding import (
+    LocalSGD,
+    Shard,
+    ShardPlanner,
+    UserError,
+    aggregate,
+    client_model,
+    factorize,
+    factorized_layers,
+    frobenius_decay,
+    load_factorized,
+    save_factorized,
+)
 from sharding.wrappers import spread_like, unwrap, whole
 from tests.sharding.models import make_plan
 from tests.sharding.test_shard import assert_same
@@ -78,6 +90,22 @@ def round_of_training(model: nn.Module, shard: Shard) -> Shard:
             inputs, targets = inputs.chunk(ranks)[rank], targets.chunk(ranks)[rank]
         optimizer.step(F.cross_entropy(model(inputs), targets))
     return shard.read_from(model)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.parametrize("script", [torch.jit.script, lambda model: torch.jit.trace(model, torch.randn(2, 8))])
+def test_a_scripted_model_is_refused(script, tmp_path):
+    model, scripted = build(), script(build())
+    save_factorized(factorize(model, 0.25), tmp_path)
+    for use in (
+        lambda: factorize(scripted, 0.25),
+        lambda: factorize(nn.Sequential(nn.Linear(8, 8), scripted), 0.25),
+        lambda: ShardPlanner().plan(scripted, {0: 0.5}),
+        lambda: client_model(scripted, make_plan(model, {0: 0.5})[0]),
+        lambda: load_factorized(tmp_path, scripted),
+    ):
+        with pytest.raises(UserError, match="the layers of a scripted or traced model cannot be replaced"):
+            use()
 
 
 def in_pieces(model: nn.Module) -> nn.Module:
