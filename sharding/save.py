@@ -6,7 +6,7 @@ model's structure (one on the `meta` device will do) the model is built again wi
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from sharding.copies import copied
-from sharding.errors import UserError
+from sharding.errors import UserError, shown
 from sharding.factorization import factorize_empty
 from sharding.factorization.unpack import split_layers, unpack
 from sharding.layers import FactorizedLayer, SplitLinear, UnpackedAttention
@@ -25,6 +25,28 @@ from sharding.wrappers import refuse_scripted, unwrap
 
 FORMAT = 1
 TENSORS, CONFIG = "model.safetensors", "factorization.json"
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, dict) and all(type(number) is int for number in value.values())
+
+
+def _are_sizes(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(sizes, list) and all(type(size) is int for size in sizes) for sizes in value.values()
+    )
+
+
+# What the configuration says, in words, and what tells that it does.
+ENTRIES: tuple[tuple[str, str, Callable[[object], bool]], ...] = (
+    ("layers", "numbers of terms by layer", _are_numbers),
+    ("unpacked", "a list of names", _are_names),
+    ("split", "sizes by layer", _are_sizes),
+)
 
 
 def save_factorized(model: nn.Module, folder: str | Path) -> None:
@@ -103,16 +125,27 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         found = config.get("format") if isinstance(config, dict) else None
         raise UserError(f"{folder} is of format {found}, and this version reads {FORMAT}; save it again with this one")
+    for key, needed, is_fine in ENTRIES:
+        if not is_fine(config.get(key)):
+            raise UserError(f"{folder / CONFIG} is damaged: {key!r} is {shown(config.get(key))}, not {needed}")
     return config, tensors
 
 
 def _structure(model: nn.Module, config: Mapping[str, Any], folder: str | Path) -> nn.Module:
     """Unpack, split and factorize an empty model as the folder says, in place."""
-    named = [*config["unpacked"], *config["split"]]
+    opened = [*config["unpacked"], *config["split"]]
+    inside = tuple(f"{name}." if name else "" for name in opened)
     modules = dict(model.named_modules())
-    missing = [name for name in named if name not in modules]
-    if missing:
-        raise UserError(f"{folder} does not fit this {type(model).__name__}: the model has no {', '.join(missing)}")
+    missing = [name for name in opened if name not in modules]
+    missing += [name for name in config["layers"] if name not in modules and not name.startswith(inside)]
+    problems = [f"the model has no {', '.join(missing)}"] if missing else []
+    problems += [
+        f"{name} is a {type(modules[name]).__name__}, no nn.MultiheadAttention"
+        for name in config["unpacked"]
+        if name in modules and not isinstance(modules[name], nn.MultiheadAttention)
+    ]
+    if problems:
+        raise UserError(f"{folder} does not fit this {type(model).__name__}: {'; '.join(problems)}")
     model = unpack(model, config["unpacked"])
     model = split_layers(model, config["split"], inplace=True)
     return factorize_empty(model, config["layers"], inplace=True)

@@ -111,6 +111,32 @@ def test_folders_that_hold_no_such_model_are_told(net, tmp_path):
         load_factorized(tmp_path, net)
 
 
+DAMAGES = {
+    "no layers": ({"layers": ...}, r"factorization\.json is damaged: 'layers' is None, not numbers of terms by layer"),
+    "null": ({"layers": None}, "'layers' is None, not numbers of terms by layer"),
+    "word": ({"layers": {"mix": "x"}}, r"'layers' is \{'mix': 'x'\}, not numbers of terms by layer"),
+    "list": ({"layers": [1]}, r"'layers' is \[1\], not numbers of terms by layer"),
+    "true": ({"layers": {"mix": True}}, r"'layers' is \{'mix': True\}, not numbers of terms by layer"),
+    "unpacked": ({"unpacked": [1]}, r"'unpacked' is \[1\], not a list of names"),
+    "split": ({"split": {"qkv": 3}}, r"'split' is \{'qkv': 3\}, not sizes by layer"),
+    "attention": ({"unpacked": ["mix"]}, r"does not fit this Net: .*; mix is a Conv1d, no nn\.MultiheadAttention"),
+    "missing": (
+        {"layers": {"a": 1, "b.c": 2}, "unpacked": ["d"], "split": {"e": [2]}},
+        "the model has no d, e, a, b.c$",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "told"), DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_damaged_configuration_is_told_in_one_line(net, tmp_path, changes, told):
+    save_factorized(make_small(net), tmp_path)
+    config = json.loads((tmp_path / "factorization.json").read_text()) | changes
+    config = {key: value for key, value in config.items() if value is not ...}
+    (tmp_path / "factorization.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=told):
+        load_factorized(tmp_path, net)
+
+
 def trained(small):
     again = deepcopy(small)
     for name, parameter in again.named_parameters():
