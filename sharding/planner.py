@@ -136,6 +136,10 @@ class ShardPlanner:
     def plan(self, model: nn.Module, budgets: Mapping[Client, float], round: int = 0) -> Plan:
         """Cut one shard for each client.
 
+        Every client of a round holds terms of the same layers, since each vector is averaged over those who hold it. So
+        a layer is sent as terms also where ⌈N·r⌉ of them are more numbers than the whole, as above about r = 1/2 for a
+        square matrix. (`factorize` leaves such a layer whole.) Where all clients can afford that much, `skip` it.
+
         Args:
             model: the server's dense model; only read.
             budgets: the keep ratio r of each client, in (0, 1].
@@ -146,7 +150,8 @@ class ShardPlanner:
 
         Raises:
             UserError: a keep ratio outside (0, 1], a weight that is not finite, an attention that has yet to be
-                unpacked, `strict` and a layer that cannot be sharded, or a wire in bfloat16 where the model is.
+                unpacked, `strict` and a layer that cannot be sharded, a wire in bfloat16 where the model is, or what
+                cannot be sent: lazy, sparse and quantized layers, scripted models.
         """
         _check_budgets(budgets)
         model = unwrap(model)
