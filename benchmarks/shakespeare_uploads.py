@@ -21,9 +21,8 @@ PUBLISHED = {FULL: 1 / 4, OPTIMAL: 1 / 4, UNIFORM: 1 / 8}
 def study_of(invited: int, quick: bool) -> Study:
     """Return the study in which so many are invited."""
     budgets, _ = INVITED[invited]
-    arms = [Arm(FULL), *(Arm(method, budget) for method in (OPTIMAL, UNIFORM) for budget in budgets)]
-    if invited == min(INVITED):
-        arms.insert(1, Arm(ALIKE))  # the published step sizes of both are the same, those tuned here are not
+    # ALIKE, for the published step sizes of full participation and OCS are the same, and those tuned here are not.
+    arms = [Arm(FULL), Arm(ALIKE), *(Arm(method, budget) for method in (OPTIMAL, UNIFORM) for budget in budgets)]
     targets = (0.01, 0.99) if quick else (0.25, 0.3)
     return Study(f"n{invited}", CONFIG, (f"clients.per_round={invited}",), tuple(arms), targets, 2000, PUBLISHED)
 
