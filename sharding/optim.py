@@ -112,7 +112,7 @@ class LocalSGD:
         clip: τ ≥ 1, or None for no clipping.
 
     Raises:
-        UserError: the clip is below 1.
+        UserError: the clip is below 1, or all parameters are frozen.
     """
 
     def __init__(
@@ -124,6 +124,8 @@ class LocalSGD:
         clip: float | None = 10.0,
         decay_of: DecayOf = "bounded",
     ) -> None:
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise UserError("all parameters of the model are frozen, so there is nothing to train; set requires_grad")
         self._layers = factorized_layers(model)
         self._factors = None if clip is None else clip_factors(self._layers, clip)
         self._decay, self._decay_of = frobenius_decay, decay_of

@@ -350,3 +350,9 @@ def test_a_round_with_a_frozen_backbone_moves_the_head_alone():
     assert aggregate(server, plan, updates, {0: 1, 1: 1}).accepted == [0, 1]
     for name, parameter in server.named_parameters():
         assert torch.equal(parameter, before.get_parameter(name)) == (not name.startswith("7"))
+
+
+def test_a_model_that_is_frozen_whole_is_not_trained():
+    server = make_net().requires_grad_(False)
+    with pytest.raises(UserError, match="all parameters of the model are frozen"):
+        train_shard(make_net(), make_plan(server, {0: 0.3})[0], batches(), lr=0.1)
