@@ -24,7 +24,7 @@ import sharding
 from sharding.errors import UserError, shown
 from train.compare import Failure, compare, default_jobs, plan_cells
 from train.config import Config, load_config
-from train.directory import check_directory, check_reports
+from train.directory import CONFIG_FILE, check_directory, check_reports
 from train.engines.workers import launched
 from train.failures import RunError
 from train.inspection import inspect_partition
@@ -39,6 +39,8 @@ from train.run import follow, is_measured, run
 from train.stages import watched
 from train.tables import Report, cells_of, choose, load_layout
 from train.values import check_path
+
+log = logging.getLogger("train")  # this module is called __main__
 
 IMPORT = "a module of your own that registers strategies, models, datasets, …; may be repeated"
 OVERRIDES = "dotted.key=value, e.g. local.lr=0.05 or keep_ratio='{0.2: 0.6, 0.4: 0.4}'"
@@ -100,6 +102,8 @@ def _explain(error: BaseException, args: argparse.Namespace) -> tuple[str, int]:
 
 def _run(args: argparse.Namespace, console: Console) -> None:
     config = with_directory(load_config(args.config, args.overrides), args.overrides)
+    if args.resume and not (config.directory / CONFIG_FILE).exists():
+        log.warning("%s holds no run to go on with: it starts anew; output=… names another directory", config.directory)
     with launched() as rank:
         if rank:
             follow(config)

@@ -14,9 +14,9 @@ from shutil import rmtree
 
 import yaml
 
-from sharding.errors import UserError
+from sharding.errors import UserError, shown
 from train.checkpoint import BEST_FILE, MODEL_FILE, PREVIOUS_FILE
-from train.config import Config, check_config
+from train.config import Config, Section, check_config
 from train.failures import writing
 from train.files import UNFINISHED
 from train.parts import SCHEDULES
@@ -34,6 +34,7 @@ METRICS_FILE = "metrics.jsonl"
 CONFIG_FILE = "config.yaml"
 LOCK_FILE = ".lock"
 REPORT_FILES = ("summary.md", "summary.csv", "accuracy_vs_bytes.png", "accuracy_vs_bytes.svg")
+FREE = ("tracking", "checkpoint_every")  # what may change on the way, as no result depends on it
 RUN_FILES = (
     *(CONFIG_FILE, METRICS_FILE, MODEL_FILE, PREVIOUS_FILE, BEST_FILE),
     *(PROVENANCE_FILE, CLIENTS_FILE, LAYERS_FILE, PILOTS_FILE, "wandb.json"),
@@ -140,17 +141,32 @@ def _check_same(config: Config) -> None:
         raise UserError(f"{path} holds no configuration, so what was run there cannot be told")
     # Checked as a config, so that keys that did not exist then count with their defaults.
     checked = check_config(held)
-    before, wanted = plain(checked), plain(config)
-    differing = [key for key in wanted if before[key] != wanted[key]]
-    if differing and not (differing == ["rounds"] and _goes_on(checked, config)):
-        key, directory = differing[0], config.directory
-        raise UserError(f"{directory} holds a run with {key}={before[key]}, not {wanted[key]}; choose another output=…")
+    before, wanted = dict(_keys(checked)), dict(_keys(config))
+    differing = [key for key in {**before, **wanted} if before.get(key) != wanted.get(key)]
+    for key in differing:
+        if key.partition(".")[0] not in FREE and (more := _objection(key, checked, config)) is not None:
+            told = f"{key}={shown(before.get(key))}, not {shown(wanted.get(key))}{more}"
+            raise UserError(f"{config.directory} holds a run with {told}; choose another output=…")
 
 
-def _goes_on(before: Config, config: Config) -> bool:
-    """Return whether more rounds leave those before as they were: under a cosine schedule they would have differed."""
+def _keys(config: Config) -> Iterator[tuple[str, object]]:
+    """Yield the dotted keys of a configuration and their values."""
+    for key, value in plain(config).items():
+        if isinstance(value, dict) and isinstance(getattr(config, key), Section):
+            yield from ((f"{key}.{name}", its) for name, its in value.items())
+        else:
+            yield key, value
+
+
+def _objection(key: str, before: Config, config: Config) -> str | None:
+    """Return why a run cannot go on with another value, if there is more to say than that; None where it can."""
+    if key != "rounds":
+        return ""
     rate, lr, held, asked = SCHEDULES[config.local.schedule], config.local.lr, before.rounds, config.rounds
-    return asked > held and all(rate(lr, t, held) == rate(lr, t, asked) for t in range(held))
+    if asked < held:
+        return ""
+    same = all(rate(lr, t, held) == rate(lr, t, asked) for t in range(held))
+    return None if same else f": the schedule {config.local.schedule} goes by their number"
 
 
 def plain(config: Config) -> dict[str, object]:

@@ -19,9 +19,10 @@ from sharding import UserError
 from tests.train.runs import cut_off, ignore, in_a_fork, killed_at, model_of
 from tests.train.test_cli import REPOSITORY, wait_until
 from tests.train.test_runs import TINY, read, tiny, without_times
+from train.__main__ import main
 from train.checkpoint import BEST_FILE, MODEL_FILE, PREVIOUS_FILE, Checkpoint, SpoiledError
 from train.compare import compare, plan_cells
-from train.directory import CONFIG_FILE, LOCK_FILE, METRICS_FILE
+from train.directory import CONFIG_FILE, LOCK_FILE, METRICS_FILE, check_directory
 from train.engines import workers
 from train.failures import RunError
 from train.interrupts import Stopped
@@ -89,20 +90,38 @@ def test_a_run_goes_on_for_more_rounds(schedule, tmp_path):
 
 
 OTHER_RUNS = {
-    "fewer rounds": ["rounds=3"],
-    "another seed too": ["rounds=5", "seed=7"],
-    "a schedule that goes by their number": ["rounds=5", "local.schedule=cosine"],
+    "fewer rounds": (["rounds=3"], "rounds=4, not 3;"),
+    "another seed too": (["rounds=5", "seed=7"], "seed=0, not 7;"),
+    "another key of a section": (["local.momentum=0.5"], "local.momentum=0.9, not 0.5;"),
+    "a schedule that goes by their number": (
+        ["rounds=5", "local.schedule=cosine"],
+        "rounds=4, not 5: the schedule cosine goes by their number;",
+    ),
 }
 
 
-@pytest.mark.parametrize("changed", OTHER_RUNS.values(), ids=OTHER_RUNS)
-def test_it_goes_on_with_no_other_run(changed, tmp_path):
+@pytest.mark.parametrize(("changed", "told"), OTHER_RUNS.values(), ids=OTHER_RUNS)
+def test_it_goes_on_with_no_other_run(changed, told, tmp_path):
     schedule = [word for word in changed if "schedule" in word] or ["local.schedule=constant"]
     run(tiny(tmp_path, *OPTIONS, *schedule), ignore)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
-    with pytest.raises(UserError, match=r"holds a run with (rounds=4|seed=0), not"):
+    with pytest.raises(UserError, match=f"holds a run with {told}"):
         run(tiny(tmp_path, *OPTIONS, *schedule, *changed), ignore, resume=True)
     assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+
+
+def test_what_no_result_depends_on_may_change_on_the_way(tmp_path):
+    run(tiny(tmp_path, *OPTIONS), ignore)
+    check_directory(tiny(tmp_path, *OPTIONS, "tracking.wandb=offline", "checkpoint_every=2"), resume=True)
+
+
+def test_that_there_is_nothing_to_go_on_with_is_said(tmp_path, caplog):
+    words = ["run", "configs/quickstart.yaml", *TINY, "rounds=1", f"output={tmp_path / 'run'}", "--resume"]
+    assert main(words) == 0
+    assert f"{tmp_path / 'run'} holds no run to go on with: it starts anew" in caplog.text
+    caplog.clear()
+    assert main(words) == 0
+    assert "anew" not in caplog.text
 
 
 SPOILED = {
