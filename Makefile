@@ -1,4 +1,4 @@
-# `make quickstart` trains, `make test` tests; both set up .venv on a machine that has nothing but Python.
+# `make quickstart` trains (stopped, it goes on when called again), `make test` tests; both set up .venv on a machine that has nothing but Python.
 PYTHON ?= python3
 VENV ?= .venv
 # What to install: `make test EXTRAS=train,wandb,dev,r` adds R's packages as oracle (needs R itself).
@@ -11,7 +11,7 @@ INSTALLED = $(VENV)/.installed-$(EXTRAS)
 quickstart: $(INSTALLED)
 	$(BIN)/python -m train compare configs/quickstart.yaml \
 		--strategies top_n,prism,unbiased,collective,dense \
-		output=runs/quickstart-$$(date +%Y%m%d-%H%M%S)
+		output=runs/quickstart --resume
 
 # One thread per test process: the models are small, and two processes on two cores are faster than two threads.
 test: $(INSTALLED)

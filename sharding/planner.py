@@ -229,9 +229,12 @@ class ShardPlanner:
     def _law(self, name: str, group: Group) -> Law:
         assert self.strategy.law is not None
         try:
-            return self.strategy.law(group)
+            law = self.strategy.law(group)
         except UserError as error:
             raise UserError(f"layer {name}: {error}") from error
+        if not isinstance(law, Law):
+            raise UserError(f"layer {name}: the strategy's law returned {shown(law)}; a Law(π, ω) is needed")
+        return law
 
     def _fit(self, groups: Mapping[str, Group], laws: Mapping[str, Law]) -> dict[str, Design]:
         """Fit one design per layer: those that only have to honor π all together, the prescribed ones as they are."""

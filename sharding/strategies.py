@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sharding.errors import pick
+from sharding.errors import UserError, pick, shown
 from sharding.inclusion import (
     collective_inclusion,
     coordinated_inclusion,
@@ -149,8 +149,15 @@ STRATEGIES: dict[str, Strategy] = {
 
 
 def get_strategy(strategy: str | Strategy) -> Strategy:
-    """Return the strategy of that name; a `UserError` lists the names when there is none."""
-    return strategy if isinstance(strategy, Strategy) else pick(STRATEGIES, strategy, "strategy")
+    """Return the strategy of that name.
+
+    Raises:
+        UserError: there is none, and it lists the names; or it is something else, such as a law alone.
+    """
+    found = strategy if isinstance(strategy, Strategy) else pick(STRATEGIES, strategy, "strategy")
+    if not isinstance(found, Strategy):
+        raise UserError(f"strategy {strategy!r} is {shown(found)}; write Strategy('what it does, in a line', law)")
+    return found
 
 
 def norm_ratio(magnitudes: Vector, indices: NDArray[np.int64]) -> float:

@@ -28,7 +28,7 @@ from sharding.designs import DESIGNS
 from sharding.errors import UserError, nearest, pick, shown
 from sharding.optim import DecayOf
 from sharding.server import SERVER_OPTIMIZERS
-from sharding.strategies import STRATEGIES
+from sharding.strategies import get_strategy
 from train.data import DATASETS
 from train.partition import PARTITIONS
 from train.parts import LOSSES, OPTIMIZERS, SCHEDULES, import_parts
@@ -339,7 +339,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _names_and_numbers_exist(self) -> "Config":
-        pick(STRATEGIES, self.strategy, "strategy")
+        get_strategy(self.strategy)
         pick(DESIGNS, self.design, "design")
         pick(COORDINATIONS, self.coordination, "coordination")
         pick(WIRES, self.wire, "wire")

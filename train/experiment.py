@@ -167,7 +167,7 @@ def put_together(
         costs = {c: shards[str(ratio)].nbytes / dense_nbytes for c, ratio in keep_ratios.items()}
     sampler = make_sampler(config, num_samples, costs)
     fit([0.5, 0.5], config.design)  # a design or a sampler that cannot draw says so now
-    sampler.invite(0)
+    sampler.cohort(0)
     scales: dict[Client, float] = {} if sampler.step_scales is None else dict(enumerate(sampler.step_scales.tolist()))
     local = config.local
     if local.steps is None:  # no batch of an epoch is larger than its client's data

@@ -34,7 +34,7 @@ def run_rounds(experiment: Experiment, start: int, record: Callable[[int, Metric
     guards, losses = config.aggregation, LostRounds(config.rounds)
     for t in range(start, config.rounds):
         clock = Clock()
-        cohort = experiment.sampler.invite(t)
+        cohort = experiment.sampler.cohort(t)
         with clock("plan"):
             plan = experiment.plan(cohort, t)
         lr = step_size(config, t)

@@ -88,7 +88,7 @@ def run_tasks(tasks: Tasks, start: int, record: Callable[[int, Metrics], bool]) 
     config, sampler, losses = tasks.config, tasks.sampler, LostRounds(tasks.config.rounds)
     for t in range(start, config.rounds):
         clock = Clock()
-        cohort = sampler.invite(t)
+        cohort = sampler.cohort(t)
         with clock("train"):
             signals, work = ask(tasks, cohort, t)
             probabilities = sampler.probabilities(t, signals)

@@ -160,6 +160,20 @@ class Sampler:
         """Return the round's cohort, ascending, without repetitions."""
         raise NotImplementedError
 
+    def cohort(self, round: int) -> list[int]:
+        """Return whom `invite` invites, looked over.
+
+        Raises:
+            UserError: not a list of clients there are, ascending and each once.
+        """
+        cohort = list(self.invite(round))
+        if cohort != sorted({*cohort}) or (cohort and not 0 <= cohort[0] <= cohort[-1] < self.num_clients):
+            raise UserError(
+                f"the sampler {self.name} invites {shown(cohort)} in round {round}; a list of clients is needed, "
+                f"ascending and each once, of 0 to {self.num_clients - 1}"
+            )
+        return cohort
+
     def hear(self, round: int, cohort: list[int], norms: Mapping[Client, float]) -> Heard:
         """Return who uploads.
 

@@ -25,7 +25,7 @@ Indices = NDArray[np.int64]
 
 INSTALL = (
     "install R with its packages sampling and BiasedUrn (Debian: r-base-core r-cran-sampling "
-    "r-cran-biasedurn) and rpy2 (pip install 'spectral-sharding[r]')"
+    "r-cran-biasedurn) and rpy2 (pip install rpy2)"
 )
 
 

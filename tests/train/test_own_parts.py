@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from sharding import STRATEGIES, Group, Law, ShardPlanner, Strategy, UserError, sample
+from sharding.clients import UniformSampler
 from train.config import load_config
 from train.experiment import assemble, find_engine
 from train.listing import REGISTRIES
@@ -125,6 +127,27 @@ def test_a_planner_takes_a_strategy_as_it_is():
     mine = Strategy("even", even)
     assert ShardPlanner(mine).strategy is mine
     assert mine not in STRATEGIES.values()
+
+
+def law_alone(group):
+    return np.ones(len(group.magnitudes)), np.ones(len(group.magnitudes))
+
+
+def test_a_strategy_that_is_none_is_told_what_it_is():
+    STRATEGIES["even"] = law_alone
+    with pytest.raises(UserError, match=r"strategy 'even' is <function .*; write Strategy\('what it does"):
+        load_config("configs/quickstart.yaml", ["strategy=even"])
+    planner = ShardPlanner(Strategy("all", law_alone), seed=0)
+    with pytest.raises(UserError, match=r"layer 1: the strategy's law returned \(array.*; a Law\(π, ω\) is needed"):
+        planner.plan(torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3))), {0: 0.5})
+
+
+@pytest.mark.parametrize("cohort", [[99], [0, 0, 1], [1, 0], [-1, 2]])
+def test_a_sampler_invites_clients_that_there_are_and_each_once(cohort):
+    sampler = UniformSampler(20, 4, 0)
+    sampler.invite = lambda round: cohort
+    with pytest.raises(UserError, match=f"the sampler uniform invites {re.escape(str(cohort))} in round 3; a list"):
+        sampler.cohort(3)
 
 
 def test_the_examples_design_honors_inclusion():
