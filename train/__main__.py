@@ -248,7 +248,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     numbered = commands.add_parser("table", help="run what is missing of a published table or figure, and write it")
     numbered.set_defaults(command=_table)
-    numbered.add_argument("number", metavar="N", help="1 to 5, coordination, designs, or figure1 to figure4")
+    numbered.add_argument("number", metavar="N", help="1 to 5, longer, coordination, designs, or figure1 to figure4")
     numbered.add_argument(
         "--scale", default="small", help="small (minutes), medium (stand-ins, hours) or paper (for a GPU)"
     )
