@@ -159,14 +159,15 @@ def _few(names: Sequence[str], most: int = 3) -> str:
 
 
 def _federate(args: argparse.Namespace, console: Console) -> None:
-    from train.federate.launch import federate  # noqa: PLC0415  # Flower is an extra
+    from train.federate.app import read  # noqa: PLC0415  # Flower is an extra
+    from train.federate.launch import federate, settings_of  # noqa: PLC0415
     from train.federate.nodes import Patience  # noqa: PLC0415
 
-    config = load_config(args.config, args.overrides)
     patience = Patience(args.start_timeout, args.round_timeout)
+    settings = settings_of(args.config, args.overrides, args.nodes, patience)
+    config = read(settings)
     with RoundProgress(console, [config]) as progress:
-        show = partial(progress.show, 0)
-        config = federate(args.config, args.overrides, args.nodes, patience, show, args.resume)
+        federate(config, settings, partial(progress.show, 0), args.resume)
     _report([config.directory], config.directory, config.name, args.line, console)
 
 

@@ -11,9 +11,12 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from sharding.errors import UserError
 from train.config import Config, load_config
+from train.failures import RunError
 from train.federate.nodes import Patience
 from train.federate.server import assemble_over
+from train.naming import with_directory
 from train.rounds import Metrics
 from train.run import run
 
@@ -25,10 +28,17 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train as `config` and `overrides` of the run's configuration say; a run that was cut off goes on."""
+    """Train as `config` and `overrides` of the run's configuration say, and tell in one line what was in the way."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stdout)
     logging.getLogger("train").setLevel(logging.INFO)
-    settings: dict[str, Any] = dict(context.run_config)
+    try:
+        _train(grid, dict(context.run_config))
+    except (UserError, RunError) as error:
+        log.error("the run ends: %s", error)  # raised, it would be two tracebacks of Flower's
+
+
+def _train(grid: Grid, settings: dict[str, Any]) -> None:
+    """Train; a run that was cut off goes on."""
     config = read(settings)
     patience = Patience(float(settings["start-timeout"]), float(settings["round-timeout"]))
     build = partial(assemble_over, grid=grid, patience=patience)
@@ -42,7 +52,8 @@ def main(grid: Grid, context: Context) -> None:
 
 def read(settings: dict[str, Any]) -> Config:
     """Return the configuration; a node trains one client, with the engine `sequential`, and no round is lost."""
-    config = load_config(ROOT / settings["config"], shlex.split(settings["overrides"]))
+    overrides = shlex.split(settings["overrides"])
+    config = with_directory(load_config(ROOT / settings["config"], overrides), overrides)
     return config.model_copy(update={"engine": "sequential", "checkpoint_every": 1})
 
 

@@ -22,11 +22,12 @@ from train.config import Config, load_config
 from train.directory import METRICS_FILE, check_directory
 from train.experiment import assign_keep_ratios, read_dataset, share_out
 from train.failures import REMEDY, RunError
-from train.federate.app import ROOT, read
+from train.federate.app import ROOT
 from train.federate.keys import LOOPBACK, write_certificates, write_node_key
 from train.federate.node import write_data
 from train.federate.nodes import Patience
 from train.federate.processes import Processes
+from train.naming import with_directory
 from train.rounds import Metrics
 from train.run import is_finished
 
@@ -66,20 +67,13 @@ class Place:
 
 
 def federate(
-    path: str,
-    overrides: Sequence[str],
-    nodes: int,
-    patience: Patience,
-    progress: Callable[[Metrics], None],
-    resume: bool = False,
-) -> Config:
-    """Train as configured, with each client a node of its own on this machine; return the configuration.
+    config: Config, settings: dict[str, object], progress: Callable[[Metrics], None], resume: bool = False
+) -> None:
+    """Train as configured, with each client a node of its own on this machine.
 
     Args:
-        path: of the configuration.
-        overrides: of it; how many clients there are follows from `nodes`.
-        nodes: how many.
-        patience: of the server.
+        config: as `read` has it of the settings.
+        settings: of the run, by `settings_of`.
         progress: is handed each round's metrics.
         resume: go on with the run that the directory holds.
 
@@ -87,30 +81,30 @@ def federate(
         UserError: as `train.run.run`.
         RunError: the run did not come to its end.
     """
-    settings = settings_of(path, overrides, nodes, patience)
-    config = read(settings)
     check_directory(config, resume)
     if resume and is_finished(config):
-        return config
+        return
     place = lay_out(config, settings)
     with Processes(place.folder / "logs") as processes:
         start_server(processes, place)
-        for node in range(nodes):
+        for node in range(config.clients.count):
             start_node(processes, place, node, node_settings(config, place, node))
         submit(processes, place)
         follow(processes, config, progress)
-    return config
 
 
 def settings_of(path: str, overrides: Sequence[str], nodes: int, patience: Patience) -> dict[str, object]:
-    """Return the run's configuration for Flower, flat as it wants it."""
+    """Return the run's configuration for Flower, flat as it wants it; how many clients there are follows from `nodes`.
+
+    Without an `output` the directory is named after all that differs from the configuration, the nodes too.
+    """
     asked = load_config(path, overrides)
     own = [f"clients.count={nodes}", f"clients.per_round={min(asked.clients.per_round, nodes)}"]
-    config = load_config(path, [*overrides, *own])
-    words = [*overrides, *own, f"output={json.dumps(str(config.directory.resolve()))}"]
+    words = [*overrides, *own]
+    directory = with_directory(load_config(path, words), words).directory.resolve()
     return {
         "config": str(Path(path).resolve()),
-        "overrides": shlex.join(words),
+        "overrides": shlex.join([*words, f"output={json.dumps(str(directory))}"]),
         "start-timeout": patience.start,
         "round-timeout": patience.round,
     }
