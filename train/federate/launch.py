@@ -7,6 +7,7 @@ the server by, and the file of its own samples. What was started here is ended h
 import json
 import logging
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 
 FOLDER = "federation"  # in the run's directory: keys, data and logs of what runs here
 STARTING = 60.0  # seconds for a process to listen
+OWN_WORDS, PYTHON_ERROR = "ERROR the run ends: ", re.compile(r"[\w.]+Error: ")  # how lines of the server's log begin
 
 
 @dataclass(frozen=True)
@@ -55,14 +57,18 @@ class Place:
         return f"{LOOPBACK}:{self.port}"
 
     def environment(self, name: str) -> dict[str, str]:
-        """Return what a process finds in its environment: a home of its own, and nothing sent to anybody."""
-        home = self.folder / "homes" / name
+        """Return what a process finds in its environment: a home of its own, and nothing sent to anybody.
+
+        It finds the modules that this one does, which `imports` may name: those of the folder it was started in too.
+        """
+        home, modules = self.folder / "homes" / name, [os.environ.get("PYTHONPATH"), os.getcwd()]
         programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # they start one another
         return {
             "FLWR_HOME": str(home),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "PATH": programs,
+            "PYTHONPATH": os.pathsep.join(filter(None, modules)),
         }
 
 
@@ -204,18 +210,27 @@ def follow(processes: Processes, config: Config, progress: Callable[[Metrics], N
             progress(json.loads(line))
         for name in sorted(set(ended) - told):
             told.add(name)
-            if not finished:
+            if not finished and name != "run":
                 log.warning("%s has ended: %s; see %s", name, last_words(logs / f"{name}.log"), logs / f"{name}.log")
         nobody = len(told - {"superlink", "run"}) == config.clients.count
         if not finished and (nobody or told & {"superlink", "run"}):
-            raise RunError(f"{', '.join(sorted(told))} ended before the run did; {logs} says why, and {REMEDY}")
+            raise RunError(why_ended(told, logs))
         sleep(0.5)
+
+
+def why_ended(told: set[str], logs: Path) -> str:
+    """Return why the run has ended before its time: as the server's app has it, which says what to do, or Python."""
+    lines = _read(logs / "run.log")
+    for line in reversed(lines):
+        if line.startswith(OWN_WORDS):
+            return f"{line.removeprefix(OWN_WORDS)}; see {logs / 'run.log'}"
+    error = next((f": {line}" for line in reversed(lines) if PYTHON_ERROR.match(line)), "")
+    return f"{', '.join(sorted(told))} ended before the run did{error}; {logs} says why, and {REMEDY}"
 
 
 def last_words(path: Path) -> str:
     """Return the last line that says something."""
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "nothing was said")[:300]
+    return next((line for line in reversed(_read(path)) if line), "nothing was said")[:300]
 
 
 def free_port() -> int:
@@ -223,6 +238,11 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind((LOOPBACK, 0))
         return int(listener.getsockname()[1])
+
+
+def _read(path: Path) -> list[str]:
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    return [line.strip() for line in text.splitlines()]
 
 
 def _whole_lines(path: Path) -> Callable[[], list[str]]:

@@ -8,6 +8,7 @@ alike after a restart, whoever is there by then.
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from time import monotonic, sleep
 from typing import TypeVar
 
@@ -37,6 +38,16 @@ class Patience:
 
     start: float
     round: float
+
+    def __post_init__(self) -> None:
+        """Refuse what is no time.
+
+        Raises:
+            UserError: one of them is not above 0, or without end.
+        """
+        for name, seconds in (("start", self.start), ("round", self.round)):
+            if not 0 < seconds < inf:
+                raise UserError(f"{name}-timeout is {seconds:g}; allowed are seconds above 0, e.g. 300")
 
 
 def ask(grid: Grid, messages: Mapping[Asked, Message], seconds: float) -> Iterator[tuple[Asked, Message]]:

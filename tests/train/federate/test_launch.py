@@ -1,7 +1,11 @@
 """What `federate` starts on this machine, without starting it."""
 
+import os
 from pathlib import Path
 
+import pytest
+
+from train.__main__ import main
 from train.config import load_config
 from train.federate import launch
 from train.federate.app import read
@@ -23,3 +27,32 @@ def test_directories_tell_federations_apart_and_from_a_run():
 
 def test_an_output_of_ones_own_is_kept():
     assert read_for(2, "output=/tmp/own").directory == Path("/tmp/own")
+
+
+LOGS = {  # the server's log, and what is told of it
+    "INFO round 0\nERROR the run ends: lower local.lr\nDEBUG pushes its output\n": "lower local.lr; see ",
+    "Traceback:\nValueError: of torch's\nExit Code: 201\n\nDEBUG pushes\n": "did: ValueError: of torch's; ",
+    "INFO nothing of note\n": "run ended before the run did; ",
+}
+
+
+@pytest.mark.parametrize(("text", "told"), LOGS.items(), ids=["own", "python", "none"])
+def test_a_run_that_ended_is_told_with_its_reason(tmp_path, text, told):
+    (tmp_path / "run.log").write_text(text)
+    why = launch.why_ended({"run"}, tmp_path)
+    assert told in why
+    assert str(tmp_path) in why
+
+
+def test_processes_find_the_modules_of_the_folder_that_federate_was_started_in(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/first")
+    monkeypatch.chdir(tmp_path)
+    assert launch.Place(tmp_path, 1).environment("server")["PYTHONPATH"].split(os.pathsep) == ["/first", str(tmp_path)]
+
+
+@pytest.mark.parametrize("option", ["--start-timeout", "--round-timeout"])
+@pytest.mark.parametrize("seconds", ["-3", "0", "nan", "inf"])
+def test_a_wait_that_is_none_is_refused_in_one_line(tmp_path, capsys, option, seconds):
+    assert main(["federate", QUICKSTART, "--nodes", "2", f"output={tmp_path / 'run'}", f"{option}={seconds}"]) == 2
+    assert capsys.readouterr().err == f"error: {option[2:]} is {seconds}; allowed are seconds above 0, e.g. 300\n"
+    assert not (tmp_path / "run").exists()
