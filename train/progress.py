@@ -26,6 +26,7 @@ class Standing:
         rounds: it has in all.
         done: rounds that are finished.
         began: the rounds that were finished when this process started.
+        stopped: why it has ended before its last round, if it has.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Standing:
     megabytes: float = 0.0
     lost: int = 0
     seconds: float = 0.0
+    stopped: str | None = None
 
     def take(self, metrics: Mapping[str, Any]) -> None:
         """Take in a round's metrics."""
@@ -48,6 +50,12 @@ class Standing:
         self.megabytes += (metrics.get("bytes_down", 0) + metrics.get("bytes_up", 0)) / 1e6
         self.lost += metrics.get("failed", 0)
         self.seconds += metrics.get("seconds", 0.0)
+        self.stopped = metrics.get("stopped")
+
+    @property
+    def finished(self) -> bool:
+        """Whether no round follows."""
+        return self.done == self.rounds or self.stopped is not None
 
     @property
     def left(self) -> float:
@@ -58,7 +66,7 @@ class Standing:
         told = [] if self.loss is None else [f"loss {self.loss:.3f}"]
         told += [] if self.accuracy is None else [f"accuracy {100 * self.accuracy:.1f} %"]
         told += [f"{self.megabytes:,.1f} MB"] + ([f"{self.lost} lost"] if self.lost else [])
-        return ", ".join([*told, *([f"{clock(self.left)} left"] if self.done < self.rounds else [])])
+        return ", ".join([*told, *([] if self.finished else [f"{clock(self.left)} left"])])
 
 
 class RoundProgress:
@@ -110,12 +118,14 @@ class RoundProgress:
         run.take(metrics)
         if self._bars is not None:
             self._bars.show(place, run)
-        elif first or run.done == run.rounds or self._now() - self._last >= INTERVAL:
+        elif first or run.finished or self._now() - self._last >= INTERVAL:
             self._last = self._now()
             self._say(f"{run.name}: round {run.done} of {run.rounds}, {run}")
+        if run.stopped is not None:
+            self._say(f"{run.name}: ends with round {run.done} of {run.rounds}: {run.stopped}")
 
     def _say(self, line: str) -> None:
-        self._console.print(line, highlight=False, soft_wrap=True)
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 class _Bars(Progress):
@@ -138,12 +148,12 @@ class _Bars(Progress):
         self.update(self._places[place], told=stage)
 
     def show(self, place: int, run: Standing) -> None:
-        bar, finished = self._places[place], run.done == run.rounds
+        bar, total = self._places[place], run.done if run.finished else run.rounds
         if not self.tasks[bar].started:
             self.start_task(bar)
         told = f"{run.done}/{run.rounds}, {run}"
-        self.update(bar, completed=run.done, told=told, visible=not (self._many and finished))
-        if finished:
+        self.update(bar, completed=run.done, total=total, told=told, visible=not (self._many and run.finished))
+        if run.finished:
             self.advance(self._all)
 
 

@@ -12,7 +12,7 @@ from train.run import run
 from train.stages import watched
 
 SMALL = ["rounds=1", "model={name: mlp, hidden: [16, 16]}"]
-CONFIG = load_config("configs/quickstart.yaml", ["rounds=10"])
+CONFIG = load_config("configs/quickstart.yaml", ["rounds=10", "output=/nowhere"])
 
 
 def line(round, **other):
@@ -62,6 +62,19 @@ def test_a_bar_with_all_there_is_to_say_fits_a_terminal():
         progress.show(0, line(2, test_accuracy=0.25, bytes_up=1e9, failed=12))
     assert "collective ━━" in out.getvalue()
     assert "3/10, loss 0.500, accuracy 25.0 %, 1,001.0 MB, 12 lost, 0:14 left" in out.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_run_that_ends_early_says_why(terminal):
+    out, why = io.StringIO(), "no better test accuracy in patience=3 evaluations, and the terminal has but 80 columns"
+    console = Console(file=out, force_terminal=terminal, width=80, color_system=None)
+    with RoundProgress(console, [CONFIG]) as progress:
+        progress.show(0, line(0))
+        progress.show(0, line(1, test_accuracy=0.25, stopped=why))
+    shown = out.getvalue()
+    assert f"collective: ends with round 2 of 10: {why}\n" in shown
+    assert ("2/10" if terminal else "round 2 of 10") + ", loss 0.500, accuracy 25.0 %, 3.0 MB" in shown
+    assert "left" not in shown.rpartition("3.0 MB")[2]
 
 
 @pytest.mark.parametrize("terminal", [True, False])
