@@ -1,6 +1,6 @@
 """What is seen of runs while they train: bars on a terminal, a line every so often elsewhere."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from types import TracebackType
@@ -12,6 +12,9 @@ from rich.table import Column
 
 from sharding.errors import UserError
 from train.config import Config
+from train.directory import METRICS_FILE
+from train.lines import read_lines
+from train.tracking import totals
 
 FEW = 12  # so many bars fit on a screen; of more runs, only those under way have one
 INTERVAL = 30.0  # seconds between lines where there is no terminal
@@ -47,10 +50,16 @@ class Standing:
         self.done = metrics["round"] + 1
         self.loss = metrics.get("train_loss", self.loss)
         self.accuracy = metrics.get("test_accuracy", self.accuracy)
-        self.megabytes += (metrics.get("bytes_down", 0) + metrics.get("bytes_up", 0)) / 1e6
+        self.megabytes += totals([metrics])[0]
         self.lost += metrics.get("failed", 0)
         self.seconds += metrics.get("seconds", 0.0)
         self.stopped = metrics.get("stopped")
+
+    def recall(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Take in the rounds of an earlier process, whose time tells nothing of this one's."""
+        for line in lines:
+            self.take(line)
+        self.began, self.seconds = self.done, 0.0
 
     @property
     def finished(self) -> bool:
@@ -88,6 +97,7 @@ class RoundProgress:
     ) -> None:
         names = names or _names(configs)
         self._runs = [Standing(name, config.rounds) for config, name in zip(configs, names, strict=True)]
+        self._directories = [config.directory for config in configs]
         self._console, self._now, self._last = console, now, -INTERVAL
         self._bars = _Bars(console, self._runs) if console.is_terminal else None
 
@@ -115,6 +125,8 @@ class RoundProgress:
         """Show one round of the run at that place."""
         run = self._runs[place]
         first = not any(other.done for other in self._runs)
+        if not run.done:
+            run.recall(read_lines(self._directories[place] / METRICS_FILE)[: metrics["round"]])
         run.take(metrics)
         if self._bars is not None:
             self._bars.show(place, run)

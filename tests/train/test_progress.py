@@ -1,6 +1,7 @@
 """What is seen of a run: by a clock of the test's own, on consoles that are read."""
 
 import io
+import json
 
 import pytest
 from rich.console import Console
@@ -89,6 +90,17 @@ def test_the_time_left_counts_the_rounds_of_this_process_alone():
     run = Standing("resumed", 10)
     run.take(line(6))
     assert (run.done, run.left) == (7, 6.0)
+
+
+def test_a_run_that_goes_on_counts_the_bytes_and_losses_of_its_earlier_rounds(tmp_path):
+    out = io.StringIO()
+    lines = [line(t, failed=1, test_accuracy=0.125) for t in range(4)]  # the last one is run again
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    resumed = CONFIG.model_copy(update={"output": tmp_path})
+    with RoundProgress(Console(file=out, width=200), [resumed]) as progress:
+        progress.show(0, line(3))
+    told = "collective: round 4 of 10, loss 0.500, accuracy 12.5 %, 6.0 MB, 3 lost, 0:12 left\n"
+    assert out.getvalue().endswith(told)
 
 
 def test_clock():
