@@ -1,14 +1,17 @@
 """What is seen of runs while they train: bars on a terminal, a line every so often elsewhere."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
+from rich.text import Text
 
 from sharding.errors import UserError
 from train.config import Config
@@ -99,13 +102,12 @@ class RoundProgress:
         self._runs = [Standing(name, config.rounds) for config, name in zip(configs, names, strict=True)]
         self._directories = [config.directory for config in configs]
         self._console, self._now, self._last = console, now, -INTERVAL
-        self._bars = _Bars(console, self._runs) if console.is_terminal else None
+        self._where, self._told = _where(self._runs, self._directories), False
+        self._bars = _Bars(console, self._runs, self._where) if console.is_terminal else None
 
     def __enter__(self) -> Self:
         if self._bars is not None:
             self._bars.start()
-        elif len(self._runs) > 1:
-            self._say(f"{len(self._runs)} runs of {max(run.rounds for run in self._runs)} rounds")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -115,10 +117,17 @@ class RoundProgress:
             self._bars.stop()
 
     def tell(self, place: int, stage: str) -> None:
-        """Show what the run at that place does before its first round; of several runs, on their bars alone."""
+        """Show what the run at that place does before its first round; of several runs, on their bars alone.
+
+        Off a terminal that comes after where it is written: most mistakes have been found by then.
+        """
         if self._bars is not None:
             self._bars.tell(place, stage)
-        elif len(self._runs) == 1:
+            return
+        if not self._told:
+            self._told = True
+            self._say(self._where)
+        if len(self._runs) == 1:
             self._say(f"{self._runs[0].name}: {stage}")
 
     def show(self, place: int, metrics: Mapping[str, Any]) -> None:
@@ -141,9 +150,10 @@ class RoundProgress:
 
 
 class _Bars(Progress):
-    """One bar a run, and one over all where they are many."""
+    """One bar a run, and one over all where they are many, below a line that says where it is written."""
 
-    def __init__(self, console: Console, runs: Sequence[Standing]) -> None:
+    def __init__(self, console: Console, runs: Sequence[Standing], where: str) -> None:
+        self._where = where
         whole = Column(no_wrap=True)  # of 80 characters all are needed
         elapsed = [TimeElapsedColumn()] if len(runs) == 1 else []
         columns = (TextColumn("{task.description}", table_column=Column(no_wrap=True)), BarColumn(8), *elapsed)
@@ -155,6 +165,10 @@ class _Bars(Progress):
             self.add_task(run.name, start=len(runs) == 1, total=run.rounds, told=before, visible=not self._many)
             for run in runs
         ]
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield Text(self._where, overflow="fold")
+        yield from super().get_renderables()
 
     def tell(self, place: int, stage: str) -> None:
         self.update(self._places[place], told=stage)
@@ -174,6 +188,12 @@ def clock(seconds: float) -> str:
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def _where(runs: Sequence[Standing], directories: Sequence[Path]) -> str:
+    folder = os.path.commonpath(directories)
+    many = f"{len(runs)} runs of {max(run.rounds for run in runs)} rounds, written"
+    return f"{many} to {folder}" if len(runs) > 1 else f"{runs[0].name}: writes to {folder}"
 
 
 def _names(configs: Sequence[Config]) -> list[str]:

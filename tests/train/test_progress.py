@@ -2,6 +2,7 @@
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -32,11 +33,11 @@ def test_off_a_terminal_there_is_a_line_at_once_then_every_so_often_and_at_the_e
     time, out = Time(), io.StringIO()
     with RoundProgress(Console(file=out, width=200), [CONFIG], now=time) as progress:
         progress.tell(0, "reads digits")
-        assert out.getvalue() == "collective: reads digits\n"
+        assert out.getvalue() == "collective: writes to /nowhere\ncollective: reads digits\n"
         for t in range(10):
             time.now += 12
             progress.show(0, line(t, **({"test_accuracy": 0.125, "failed": 1} if t == 3 else {})))
-    assert out.getvalue().splitlines()[1:] == [
+    assert out.getvalue().splitlines()[2:] == [
         "collective: round 1 of 10, loss 0.500, 1.5 MB, 0:18 left",
         "collective: round 4 of 10, loss 0.500, accuracy 12.5 %, 6.0 MB, 1 lost, 0:12 left",
         "collective: round 7 of 10, loss 0.500, accuracy 12.5 %, 10.5 MB, 1 lost, 0:06 left",
@@ -76,6 +77,19 @@ def test_a_run_that_ends_early_says_why(terminal):
     assert f"collective: ends with round 2 of 10: {why}\n" in shown
     assert ("2/10" if terminal else "round 2 of 10") + ", loss 0.500, accuracy 25.0 %, 3.0 MB" in shown
     assert "left" not in shown.rpartition("3.0 MB")[2]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_first_line_says_where_one_run_or_several_are_written(terminal):
+    one, two = (CONFIG.model_copy(update={"output": Path("/nowhere/table") / name}) for name in "ab")
+    for configs, where in (([one], "collective: writes to /nowhere/table/a"), ([one, two], "/nowhere/table")):
+        out = io.StringIO()
+        with RoundProgress(Console(file=out, force_terminal=terminal, width=80), configs) as progress:
+            progress.tell(0, "reads digits")
+            progress.tell(0, "shares digits out")
+        first, *others = out.getvalue().splitlines()
+        assert first.endswith(where)
+        assert terminal or not any(where in line for line in others)
 
 
 @pytest.mark.parametrize("terminal", [True, False])
