@@ -166,7 +166,7 @@ def _federate(args: argparse.Namespace, console: Console) -> None:
     patience = Patience(args.start_timeout, args.round_timeout)
     settings = settings_of(args.config, args.overrides, args.nodes, patience)
     config = read(settings)
-    with RoundProgress(console, [config]) as progress:
+    with RoundProgress(console, [config]) as progress, watched(partial(progress.tell, 0)):
         federate(config, settings, partial(progress.show, 0), args.resume)
     _report([config.directory], config.directory, config.name, args.line, console)
 

@@ -31,12 +31,15 @@ from train.federate.processes import Processes
 from train.naming import with_directory
 from train.rounds import Metrics
 from train.run import is_finished
+from train.stages import enter
 
 log = logging.getLogger(__name__)
 
 FOLDER = "federation"  # in the run's directory: keys, data and logs of what runs here
 STARTING = 60.0  # seconds for a process to listen
-OWN_WORDS, PYTHON_ERROR = "ERROR the run ends: ", re.compile(r"[\w.]+Error: ")  # how lines of the server's log begin
+# How lines of the server's log begin:
+OWN_WORDS, PYTHON_ERROR = "ERROR the run ends: ", re.compile(r"[\w.]+Error: ")
+INTRODUCED = re.compile(r"INFO node \d+ is client (\d+): ")
 
 
 @dataclass(frozen=True)
@@ -90,9 +93,11 @@ def federate(
     check_directory(config, resume)
     if resume and is_finished(config):
         return
+    enter("writes keys and each node's data")
     place = lay_out(config, settings)
     with Processes(place.folder / "logs") as processes:
         start_server(processes, place)
+        enter(f"starts {config.clients.count} nodes")
         for node in range(config.clients.count):
             start_node(processes, place, node, node_settings(config, place, node))
         submit(processes, place)
@@ -145,6 +150,7 @@ def start_server(processes: Processes, place: Place) -> None:
     command = [_program("flower-superlink"), "--host", LOOPBACK, "--port", str(place.port), "--enable-supernode-auth"]
     command += ["--ssl-ca-certfile", str(folder / "ca.crt"), "--ssl-certfile", str(folder / "server.crt")]
     command += ["--ssl-keyfile", str(folder / "server.key"), "--disable-runtime-dependency-installation"]
+    enter("starts the SuperLink")
     processes.start("superlink", command, place.environment("server"))
     end = monotonic() + STARTING
     while not _listens(place.port):
@@ -163,7 +169,8 @@ def register(place: Place, keys: Sequence[Path]) -> None:
         UserError: the SuperLink does not take one.
     """
     environment = os.environ | place.environment("operator")
-    for key in keys:
+    for number, key in enumerate(keys, 1):
+        enter(f"registers node {number} of {len(keys)}")
         command = [_program("flwr"), "supernode", "register", str(key), "loopback"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -203,9 +210,10 @@ def follow(processes: Processes, config: Config, progress: Callable[[Metrics], N
     """
     logs, told = config.directory / FOLDER / "logs", set[str]()
     rounds = _whole_lines(config.directory / METRICS_FILE)
-    finished = False
+    arrived, finished = arrivals(logs / "run.log", config.clients.count), False
     while not finished:
         ended, finished = processes.ended(), is_finished(config)
+        arrived()
         for line in rounds():
             progress(json.loads(line))
         for name in sorted(set(ended) - told):
@@ -216,6 +224,22 @@ def follow(processes: Processes, config: Config, progress: Callable[[Metrics], N
         if not finished and (nobody or told & {"superlink", "run"}):
             raise RunError(why_ended(told, logs))
         sleep(0.5)
+
+
+def arrivals(path: Path, count: int) -> Callable[[], None]:
+    """Return what tells how many of the nodes have introduced themselves in the server's log, if there are more."""
+    there = 0
+
+    def look() -> None:
+        nonlocal there
+        if there == count:
+            return
+        clients = {match[1] for line in _read(path) if (match := INTRODUCED.match(line))}
+        if there < len(clients):
+            there = len(clients)
+            enter(f"{there} of {count} nodes are there" + (", trains" if there == count else ""))
+
+    return look
 
 
 def why_ended(told: set[str], logs: Path) -> str:

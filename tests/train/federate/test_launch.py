@@ -10,6 +10,7 @@ from train.config import load_config
 from train.federate import launch
 from train.federate.app import read
 from train.federate.nodes import Patience
+from train.stages import watched
 
 QUICKSTART = "configs/quickstart.yaml"
 
@@ -56,3 +57,16 @@ def test_a_wait_that_is_none_is_refused_in_one_line(tmp_path, capsys, option, se
     assert main(["federate", QUICKSTART, "--nodes", "2", f"output={tmp_path / 'run'}", f"{option}={seconds}"]) == 2
     assert capsys.readouterr().err == f"error: {option[2:]} is {seconds}; allowed are seconds above 0, e.g. 300\n"
     assert not (tmp_path / "run").exists()
+
+
+def test_the_nodes_that_have_come_are_told_once(tmp_path):
+    log, told = tmp_path / "run.log", []
+    look = launch.arrivals(log, 2)
+    lines = ["INFO node 7 is client 1: 9 samples, r = 0.2", "INFO node 8 is client 1: 9 samples, r = 0.2"]
+    with watched(told.append):
+        look()
+        for line in [*lines, "INFO node 9 is client 0: 9 samples, r = 0.2"]:
+            with log.open("a") as file:
+                file.write(f"{line}\n")
+            look()
+    assert told == ["1 of 2 nodes are there", "2 of 2 nodes are there, trains"]
