@@ -18,12 +18,12 @@ from typing import NoReturn
 
 import yaml
 from rich.console import Console
-from rich.logging import RichHandler
 
 import sharding
 from sharding.errors import UserError, shown
 from train.compare import Failure, compare, default_jobs, plan_cells
 from train.config import Config, load_config
+from train.console import handler
 from train.directory import CONFIG_FILE, check_directory, check_reports
 from train.engines.workers import launched
 from train.failures import RunError
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         level=logging.DEBUG if args.debug else logging.WARNING,
         format="%(message)s",
-        handlers=[RichHandler(console=Console(stderr=True) if args.quiet else console, show_path=False)],
+        handlers=[handler(Console(stderr=True) if args.quiet else console)],
     )
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     early.ready()
