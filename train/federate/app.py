@@ -21,6 +21,7 @@ from train.rounds import Metrics
 from train.run import run
 
 ROOT = Path(__file__).parents[2]  # what the names of configurations are relative to
+ENGINE = "sequential"  # a node trains one client
 
 log = logging.getLogger(__name__)
 app = ServerApp()
@@ -51,10 +52,10 @@ def _train(grid: Grid, settings: dict[str, Any]) -> None:
 
 
 def read(settings: dict[str, Any]) -> Config:
-    """Return the configuration; a node trains one client, with the engine `sequential`, and no round is lost."""
+    """Return the configuration, of which the engine is replaced, and by which no round is lost."""
     overrides = shlex.split(settings["overrides"])
     config = with_directory(load_config(ROOT / settings["config"], overrides), overrides)
-    return config.model_copy(update={"engine": "sequential", "checkpoint_every": 1})
+    return config.model_copy(update={"engine": ENGINE, "checkpoint_every": 1})
 
 
 def tell(metrics: Metrics) -> None:

@@ -23,7 +23,7 @@ from train.config import Config, load_config
 from train.directory import METRICS_FILE, check_directory
 from train.experiment import assign_keep_ratios, read_dataset, share_out
 from train.failures import REMEDY, RunError
-from train.federate.app import ROOT
+from train.federate.app import ENGINE, ROOT
 from train.federate.keys import LOOPBACK, write_certificates, write_node_key
 from train.federate.node import write_data
 from train.federate.nodes import Patience
@@ -112,13 +112,23 @@ def settings_of(path: str, overrides: Sequence[str], nodes: int, patience: Patie
     asked = load_config(path, overrides)
     own = [f"clients.count={nodes}", f"clients.per_round={min(asked.clients.per_round, nodes)}"]
     words = [*overrides, *own]
-    directory = with_directory(load_config(path, words), words).directory.resolve()
+    config = with_directory(load_config(path, words), words)
+    tell_replaced(config, overrides)
     return {
         "config": str(Path(path).resolve()),
-        "overrides": shlex.join([*words, f"output={json.dumps(str(directory))}"]),
+        "overrides": shlex.join([*words, f"output={json.dumps(str(config.directory.resolve()))}"]),
         "start-timeout": patience.start,
         "round-timeout": patience.round,
     }
+
+
+def tell_replaced(config: Config, overrides: Sequence[str]) -> None:
+    """Warn of each override that a federation has otherwise."""
+    clients = config.clients
+    used = {"clients.count": clients.count, "clients.per_round": clients.per_round, "engine": ENGINE}
+    for key, _, asked in (override.partition("=") for override in overrides):
+        if key in used and asked != str(used[key]):
+            log.warning("%s=%s does not count: with %d nodes it is %s", key, asked, clients.count, used[key])
 
 
 def lay_out(config: Config, settings: dict[str, object]) -> Place:

@@ -70,3 +70,11 @@ def test_the_nodes_that_have_come_are_told_once(tmp_path):
                 file.write(f"{line}\n")
             look()
     assert told == ["1 of 2 nodes are there", "2 of 2 nodes are there, trains"]
+
+
+def test_overrides_that_a_federation_replaces_are_told_a_line_each(caplog):
+    read_for(2, "clients.count=3", "engine=stacked", "clients.per_round=1", "local.lr=0.05")
+    assert [record.getMessage() for record in caplog.records] == [
+        "clients.count=3 does not count: with 2 nodes it is 2",
+        "engine=stacked does not count: with 2 nodes it is sequential",
+    ]
