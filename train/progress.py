@@ -146,7 +146,7 @@ class RoundProgress:
             self._say(f"{run.name}: ends with round {run.done} of {run.rounds}: {run.stopped}")
 
     def _say(self, line: str) -> None:
-        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(line, highlight=False, markup=False, soft_wrap=self._bars is None)
 
 
 class _Bars(Progress):

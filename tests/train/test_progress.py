@@ -74,7 +74,7 @@ def test_a_run_that_ends_early_says_why(terminal):
         progress.show(0, line(0))
         progress.show(0, line(1, test_accuracy=0.25, stopped=why))
     shown = out.getvalue()
-    assert f"collective: ends with round 2 of 10: {why}\n" in shown
+    assert f"collective: ends with round 2 of 10: {why}" in " ".join(shown.split())
     assert ("2/10" if terminal else "round 2 of 10") + ", loss 0.500, accuracy 25.0 %, 3.0 MB" in shown
     assert "left" not in shown.rpartition("3.0 MB")[2]
 
