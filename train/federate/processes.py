@@ -47,7 +47,7 @@ class Processes:
             UserError: there is no such program.
         """
         if which(command[0]) is None:
-            raise UserError(f"there is no {command[0]}; pip install 'spectral-sharding[flower]'")
+            raise UserError(f"there is no {command[0]}; pip install -e '.[flower]'")
         with (self._logs / f"{name}.log").open("ab") as output:
             process = subprocess.Popen(
                 [*_tied_to(os.getpid()), *command],
