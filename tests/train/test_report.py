@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ from sharding import STRATEGIES, UserError
 from train.config import load_config
 from train.plots import STYLES, Point, mean_band, style_of
 from train.report.figures import metric_drawing
-from train.report.history import History, find_runs, group
+from train.report.history import History, find_runs, group, without_repeats
 from train.report.page import write_page
 from train.report.targets import price, reached_targets, spent_until
 from train.run import run
@@ -144,6 +145,23 @@ def test_a_run_that_is_not_done_is_said_to_be_so(runs, tmp_path):
     metrics.write_text(first + second[: len(second) // 2])  # as while it is being written
     page, _ = write_page([tmp_path], tmp_path, "x")
     assert "has 1 of 2 rounds" in page.read_text(encoding="utf-8")
+
+
+def test_a_seed_counts_once_and_who_is_left_out_is_named(runs, tmp_path):
+    for name in ("a", "b", "half", "older"):
+        shutil.copytree(runs / ("b" if name == "b" else "a"), tmp_path / name)
+    metrics = tmp_path / "half" / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().splitlines(keepends=True)[0])
+    os.utime(tmp_path / "older" / "metrics.jsonl", (0, 0))
+    kept, left_out = without_repeats(find_runs([tmp_path]))
+    assert [run.directory.name for run in kept] == ["a", "b"]
+    assert [(run.directory.name, instead.directory.name) for run, instead in left_out] == [
+        ("half", "a"),
+        ("older", "a"),
+    ]
+    page, table = write_page([tmp_path], tmp_path, "x")
+    assert f"half is left out: {tmp_path / 'a'} has the same settings and seed." in page.read_text(encoding="utf-8")
+    assert len(table.read_text(encoding="utf-8").splitlines()) == 3
 
 
 def test_lost_clients_are_counted_by_their_reason(runs, tmp_path):

@@ -50,6 +50,16 @@ class History:
         """The lines of the rounds that were evaluated."""
         return [line for line in self.lines if "test_accuracy" in line]
 
+    @property
+    def why_ended(self) -> str | None:
+        """Why the run ended before its last round, None where it did not end so."""
+        return self.lines[-1].get("stopped") if self.lines else None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has come to its end, early or not."""
+        return len(self.lines) >= self.config["rounds"] or self.why_ended is not None
+
     def mean_bytes(self, direction: str) -> float:
         """Bytes ``down`` or ``up``, per client and round."""
         return float(
@@ -108,6 +118,20 @@ def find_runs(folders: Iterable[Path]) -> list[History]:
     return runs
 
 
+def without_repeats(runs: Sequence[History]) -> tuple[list[History], list[tuple[History, History]]]:
+    """Keep one run of each configuration and seed: a finished one, else the longest, else the newest.
+
+    Returns:
+        The runs to keep, and of each other the run that stands for it.
+    """
+    alike: dict[str, list[History]] = {}
+    for run in runs:
+        alike.setdefault(f"{run.config.get('seed')} {_identity(run)}", []).append(run)
+    kept = {key: max(its, key=_standing) for key, its in alike.items()}
+    left_out = [(run, kept[key]) for key, its in alike.items() for run in its if run is not kept[key]]
+    return list(kept.values()), left_out
+
+
 @dataclass(frozen=True)
 class Arm:
     """Runs that differ in their seed alone.
@@ -138,7 +162,7 @@ def group(runs: Sequence[History]) -> list[Arm]:
     """Put the seeds of one configuration together, in the order of their first run."""
     gathered: dict[str, list[History]] = {}
     for run in runs:
-        gathered.setdefault(json.dumps(settings_of(run), sort_keys=True, default=str), []).append(run)
+        gathered.setdefault(_identity(run), []).append(run)
     members = list(gathered.values())
     settings = [settings_of(seeds[0]) for seeds in members]
     differing = differing_keys(settings)
@@ -183,6 +207,14 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]
         writer.writerow(header)
         writer.writerows(rows)
     return path
+
+
+def _identity(run: History) -> str:
+    return json.dumps(settings_of(run), sort_keys=True, default=str)
+
+
+def _standing(run: History) -> tuple[bool, int, float]:
+    return run.is_finished, len(run.lines), (run.directory / METRICS_FILE).stat().st_mtime
 
 
 def _short(key: str, among: Sequence[str]) -> str:

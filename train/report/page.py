@@ -22,7 +22,7 @@ from train.report.figures import (
     phase_drawing,
     spread_drawing,
 )
-from train.report.history import AMOUNTS, Arm, History, differing_keys, find_runs, group, write_csv
+from train.report.history import AMOUNTS, Arm, History, differing_keys, find_runs, group, without_repeats, write_csv
 from train.report.summary import CSV_COLUMNS, csv_rows
 from train.report.targets import mean_and_spread, price, reached_targets, spent_until, targets_of
 
@@ -45,7 +45,7 @@ def write_page(folders: Sequence[Path], into: Path, command: str, targets: Seque
     Raises:
         UserError: no run there, or a file of that name that is not from here.
     """
-    runs = find_runs(folders)
+    runs, repeats = without_repeats(find_runs(folders))
     page, table = into / PAGE, into / TABLE
     for path, mark in ((page, html.GENERATOR), (table, CSV_COLUMNS[0])):
         if path.exists() and mark not in path.read_text(encoding="utf-8", errors="replace")[:500]:
@@ -58,12 +58,14 @@ def write_page(folders: Sequence[Path], into: Path, command: str, targets: Seque
     rows = [(*row, *its) for row, its in zip(csv_rows(arms), spent, strict=True)]
     write_csv(table, (*CSV_COLUMNS, *columns), rows)
     title = ", ".join(dict.fromkeys(str(run.config.get("name", run.directory.name)) for run in runs))
-    page.write_text(html.page(title, _sections(arms, aims, command)), encoding="utf-8")
+    page.write_text(html.page(title, _sections(arms, aims, command, repeats)), encoding="utf-8")
     return [page, table]
 
 
-def _sections(arms: Sequence[Arm], aims: Sequence[float], command: str) -> Iterator[tuple[str, str]]:
-    yield "Results", _results(arms, command)
+def _sections(
+    arms: Sequence[Arm], aims: Sequence[float], command: str, repeats: Sequence[tuple[History, History]]
+) -> Iterator[tuple[str, str]]:
+    yield "Results", _results(arms, command) + _left_out(repeats)
     yield "Accuracy", html.figures([*accuracy_drawings(arms, aims), _loss(arms)])
     yield "Bytes to a target", _targets(arms, aims)
     yield "What was sent", _laws(arms)
@@ -86,6 +88,11 @@ def _results(arms: Sequence[Arm], command: str) -> str:
     seeds = "mean ± standard deviation over seeds; " if any(len(arm.runs) > 1 for arm in arms) else ""
     explained = f"Test accuracy after the last round in %, {seeds}MB moved by all clients, down and up, in all rounds; "
     return told + html.note(f"{explained}every run is a row of {TABLE}. Made by {command}")
+
+
+def _left_out(repeats: Sequence[tuple[History, History]]) -> str:
+    told = (f"{run.directory} is left out: {kept.directory} has the same settings and seed." for run, kept in repeats)
+    return "".join(html.note(words, warn=True) for words in told)
 
 
 def _result(arm: Arm) -> tuple[str, ...]:
