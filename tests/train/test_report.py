@@ -19,6 +19,7 @@ from train.plots import STYLES, Point, mean_band, style_of
 from train.report.figures import metric_drawing
 from train.report.history import History, find_runs, group, without_repeats
 from train.report.page import write_page
+from train.report.summary import write_report
 from train.report.targets import price, reached_targets, spent_until
 from train.run import run
 
@@ -145,6 +146,19 @@ def test_a_run_that_is_not_done_is_said_to_be_so(runs, tmp_path):
     metrics.write_text(first + second[: len(second) // 2])  # as while it is being written
     page, _ = write_page([tmp_path], tmp_path, "x")
     assert "has 1 of 2 rounds" in page.read_text(encoding="utf-8")
+
+
+def test_a_run_that_ended_early_says_why(runs, tmp_path):
+    for name in "ab":
+        shutil.copytree(runs / name, tmp_path / name)
+    metrics = tmp_path / "b" / "metrics.jsonl"
+    line = json.loads(metrics.read_text().splitlines()[0]) | {"stopped": "test accuracy 12.0 % has reached 0.1"}
+    metrics.write_text(json.dumps(line) + "\n")
+    text = write_page([tmp_path], tmp_path, "x")[0].read_text(encoding="utf-8")
+    assert '<p class="note">' + f"{tmp_path / 'b'} has 1 of 2 rounds: test accuracy 12.0 % has reached 0.1.</p>" in text
+    assert "cut off" not in text
+    write_report([tmp_path / "a", tmp_path / "b"], tmp_path, "both", "x")
+    assert "the last of 1–2 rounds" in (tmp_path / "summary.md").read_text(encoding="utf-8")
 
 
 def test_a_seed_counts_once_and_who_is_left_out_is_named(runs, tmp_path):

@@ -23,7 +23,7 @@ from train.report.figures import (
     spread_drawing,
 )
 from train.report.history import AMOUNTS, Arm, History, differing_keys, find_runs, group, without_repeats, write_csv
-from train.report.summary import CSV_COLUMNS, csv_rows
+from train.report.summary import CSV_COLUMNS, csv_rows, rounds_of
 from train.report.targets import mean_and_spread, price, reached_targets, spent_until, targets_of
 
 PAGE, TABLE = "report.html", "report.csv"
@@ -84,7 +84,8 @@ def _results(arms: Sequence[Arm], command: str) -> str:
         for run in arm.runs:
             if len(run.lines) < run.config["rounds"]:
                 reached = f"{run.directory} has {len(run.lines)} of {run.config['rounds']} rounds"
-                told += html.note(f"{reached}: it stopped early, was cut off, or still runs.", warn=True)
+                why = run.why_ended or "it was cut off, or still runs"
+                told += html.note(f"{reached}: {why}.", warn=not run.is_finished)
     seeds = "mean ± standard deviation over seeds; " if any(len(arm.runs) > 1 for arm in arms) else ""
     explained = f"Test accuracy after the last round in %, {seeds}MB moved by all clients, down and up, in all rounds; "
     return told + html.note(f"{explained}every run is a row of {TABLE}. Made by {command}")
@@ -100,7 +101,6 @@ def _result(arm: Arm) -> tuple[str, ...]:
     best = [100 * max(line["test_accuracy"] for line in run.evaluated) for run in arm.runs if run.evaluated]
     moved = [sum(map(AMOUNTS["bytes"], run.lines)) for run in arm.runs]
     share = mean(run.share_of_dense for run in arm.runs)
-    rounds = sorted({len(run.lines) for run in arm.runs})
     return (
         arm.label,
         str(len(arm.runs)),
@@ -108,7 +108,7 @@ def _result(arm: Arm) -> tuple[str, ...]:
         f"{mean(best):.1f}" if best else "–",
         f"{mean(moved):,.1f}",
         f"{100 * share:.1f} %",
-        "–".join(map(str, dict.fromkeys((rounds[0], rounds[-1])))),
+        rounds_of(arm.runs),
         f"{fmean(line['seconds'] for line in lines):.2f}",
         str(int(sum(line["failed"] for line in lines))),
     )

@@ -81,6 +81,12 @@ def csv_rows(arms: Sequence[Arm]) -> list[tuple[object, ...]]:
     return [_csv_row(arm, run) for arm in arms for run in arm.runs]
 
 
+def rounds_of(runs: Sequence[History]) -> str:
+    """Return how many rounds the runs have, the least and the most where they differ."""
+    counts = [len(run.lines) for run in runs]
+    return "–".join(map(str, dict.fromkeys((min(counts), max(counts)))))
+
+
 def _csv_row(arm: Arm, run: History) -> tuple[object, ...]:
     evaluated = run.evaluated
     accuracies = [line["test_accuracy"] for line in evaluated]
@@ -117,7 +123,7 @@ def _markdown(title: str, command: str, columns: Sequence[str], rows: list[Row],
     seconds = sum(line["seconds"] for history in histories for line in history.lines)
     lines += [
         "",
-        f"Accuracy after the last of {len(histories[0].lines)} rounds"
+        f"Accuracy after the last of {rounds_of(histories)} rounds"
         + (f", mean ± standard deviation of {seeds} seeds" if seeds > 1 else ", one seed")
         + f"; {seconds:.0f} s of rounds in all; {_failures(histories)} client updates failed or were rejected.",
         "",
