@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 
 from sharding import STRATEGIES, UserError
 from train.config import load_config
@@ -159,6 +160,16 @@ def test_a_run_that_ended_early_says_why(runs, tmp_path):
     assert "cut off" not in text
     write_report([tmp_path / "a", tmp_path / "b"], tmp_path, "both", "x")
     assert "the last of 1–2 rounds" in (tmp_path / "summary.md").read_text(encoding="utf-8")
+
+
+def test_on_a_narrow_screen_no_name_is_cut(runs, tmp_path):
+    longer = shutil.copytree(runs / "a", tmp_path / "a")
+    config = longer / "config.yaml"
+    config.write_text(config.read_text().replace("strategy: collective", "strategy: prism_wallenius_clip"))
+    table, _ = write_report([longer, runs / "c"], tmp_path, "both", "x")
+    with (console := Console(width=80)).capture() as screen:
+        console.print(table)
+    assert "…" not in screen.get()
 
 
 def test_a_seed_counts_once_and_who_is_left_out_is_named(runs, tmp_path):

@@ -106,7 +106,7 @@ def _table(title: str, columns: Sequence[str], rows: list[Row], histories: list[
     caption = f"{failed} client updates were left out; `failures` in metrics.jsonl says why" if failed else None
     table = Table(title=title, title_justify="left", caption=caption)
     for index, column in enumerate(columns):
-        table.add_column(column.replace("·", " · "), justify="left" if index == 0 else "right")
+        table.add_column(column.replace("·", " · "), justify="right" if index else "left", overflow="fold")
     for row in rows:
         table.add_row(*row.cells())
     return table
