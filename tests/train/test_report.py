@@ -228,6 +228,19 @@ def test_no_run_is_one_line(tmp_path):
         find_runs([tmp_path])
 
 
+def test_a_folder_that_is_not_there_is_refused_and_nothing_written(runs, tmp_path):
+    with pytest.raises(UserError, match=r"there is no folder .*/none;"):
+        write_page([tmp_path / "none", runs], tmp_path, "x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_things_are_makes_no_other_experiment(runs):
+    held = History.read(runs / "a")
+    elsewhere = {"imports": ["mine"], "data": held.config["data"] | {"root": "/there", "download": True}}
+    (arm,) = group([held, replace(held, config=held.config | elsewhere)])
+    assert arm.label == "collective"
+
+
 def test_seeds_stand_together_and_what_differs_is_named(runs):
     held = find_runs([runs])
     assert [(arm.label, len(arm.runs)) for arm in group(held)] == [

@@ -18,7 +18,12 @@ from train.directory import CONFIG_FILE, METRICS_FILE
 from train.plots import Curve, Point, Style, style_of
 
 # What does not make a run another experiment.
-HOUSEKEEPING = frozenset({"seed", "output", "engine", "device", "threads", "ways", "checkpoint_every"})
+HOUSEKEEPING = frozenset(
+    {
+        *("seed", "output", "imports", "data.root", "data.download", "tracking"),
+        *("engine", "device", "threads", "ways", "checkpoint_every"),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -108,9 +113,11 @@ def find_runs(folders: Iterable[Path]) -> list[History]:
     """Read all runs in these folders and below that have finished a round.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or no such folder.
     """
     folders = list(folders)
+    if missing := [folder for folder in folders if not folder.is_dir()]:
+        raise UserError(f"there is no folder {missing[0]}; name folders that hold runs, or leave it out")
     found = {path.parent for folder in folders for path in folder.rglob(METRICS_FILE) if path.stat().st_size}
     runs = [history for directory in sorted(found) if (history := History.read(directory)).lines]
     if not runs:
@@ -180,7 +187,7 @@ def group(runs: Sequence[History]) -> list[Arm]:
 def settings_of(run: History) -> dict[str, Any]:
     """Return a run's configuration, flat, with defaults for keys that did not exist then."""
     flat = flatten(_defaults()) | flatten(run.config)
-    return {key: value for key, value in flat.items() if key.partition(".")[0] not in HOUSEKEEPING | {"tracking"}}
+    return {key: value for key, value in flat.items() if HOUSEKEEPING.isdisjoint((key, key.partition(".")[0]))}
 
 
 def differing_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
