@@ -1,7 +1,7 @@
 """How every picture looks: one color a strategy, the mean over seeds in a band of ± one deviation, SVG beside PNG.
 
-The colors are those of Okabe & Ito and of Paul Tol, which stay apart for the color-blind; a dash and a marker tell what
-shares a color apart, and survive a print in black and white.
+The colors are those of Okabe & Ito and of Paul Tol, which stay apart for the color-blind; a dash and a marker every so
+often tell what shares a color apart, and survive a print in black and white.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-DASHES = ("-", "--", ":", "-.")
+Dash = str | tuple[int, tuple[float, ...]]
+
+DASHES: tuple[Dash, ...] = ("-", "--", ":", "-.", (0, (9, 3)), (0, (4, 1, 1, 1, 1, 1)), (0, (1, 3)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LOOK: Any = {"svg.hashsalt": "spectral-sharding", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
 
@@ -44,13 +46,20 @@ class Style:
     """How the line of a strategy is drawn."""
 
     color: str
-    dash: str = "-"
+    dash: Dash = "-"
     marker: str = "o"
 
     def variant(self, number: int) -> "Style":
         """Return the style of the same strategy with other settings, told apart by dash and marker."""
-        place = (MARKERS.index(self.marker) + number) % len(MARKERS)
-        return self if number == 0 else replace(self, dash=DASHES[number % len(DASHES)], marker=MARKERS[place])
+        dash = DASHES[(DASHES.index(self.dash) + number) % len(DASHES)]
+        return replace(self, dash=dash, marker=MARKERS[(MARKERS.index(self.marker) + number) % len(MARKERS)])
+
+    def line(self, points: int) -> dict[str, Any]:
+        """Return what matplotlib needs to draw a line of so many points, about eight of which get a marker."""
+        step = max(1, points // 8)
+        start = MARKERS.index(self.marker) * step // len(MARKERS)  # so that lines that coincide show all their markers
+        mark = {"marker": self.marker, "markersize": 7, "markeredgecolor": "white", "markeredgewidth": 0.6}
+        return {"color": self.color, "linestyle": self.dash, "linewidth": 1.6, "markevery": (start, step)} | mark
 
 
 STYLES = {
@@ -120,21 +129,11 @@ def mean_band(curves: Sequence[Curve]) -> Band:
 
 
 def draw_band(axes: Axes, curves: Sequence[Curve], style: Style, label: str | None = None) -> None:
-    """Draw the mean of the seeds' curves, and ± one standard deviation around it; a single point gets a marker."""
+    """Draw the mean of the seeds' curves, and ± one standard deviation around it."""
     band = mean_band(curves)
     if not band.xs:
         return
-    few = len(band.xs) <= 12
-    axes.plot(
-        band.xs,
-        band.means,
-        color=style.color,
-        linestyle=style.dash,
-        marker=style.marker if few else None,
-        markersize=4,
-        linewidth=1.6,
-        label=label,
-    )
+    axes.plot(band.xs, band.means, **style.line(len(band.xs)), label=label)
     if any(band.deviations):
         low, high = ([m + sign * d for m, d in zip(band.means, band.deviations, strict=True)] for sign in (-1, 1))
         axes.fill_between(band.xs, low, high, color=style.color, alpha=0.15, linewidth=0)
@@ -212,7 +211,9 @@ def add_legend(figure: Figure, axes: Axes) -> None:
     if handles:
         columns = 1 if max(map(len, labels)) > 34 else 2 if max(map(len, labels)) > 18 else 3
         figure.set_figheight(figure.get_figheight() + 0.18 * max(0, ceil(len(labels) / columns) - 2))
-        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8, handlelength=3.5
+        )
 
 
 def svg_of(figure: Figure) -> bytes:

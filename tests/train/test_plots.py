@@ -1,6 +1,6 @@
 """What every picture has in common."""
 
-from train.plots import Point, accuracy_figure, styles_of
+from train.plots import Point, accuracy_figure, style_of, styles_of
 
 
 def height_of_axes(arms):
@@ -13,3 +13,12 @@ def height_of_axes(arms):
 
 def test_a_long_legend_takes_no_room_from_the_curves():
     assert height_of_axes(10) > 0.97 * height_of_axes(4)
+
+
+def test_many_settings_of_one_strategy_are_told_apart_by_dash_and_marker():
+    styles = [style_of("prism_wallenius").variant(number) for number in range(7)]
+    assert len({style.dash for style in styles}) == len({style.marker for style in styles}) == 7
+    curves = {style.marker: [[Point(t, t, 1.0) for t in range(100)]] for style in styles}
+    figure = accuracy_figure(curves, {style.marker: style for style in styles}, "rounds", "alike", [])
+    marked = {tuple(line.get_markevery()) for line in figure.axes[0].get_lines()}
+    assert len(marked) == 7, "lines that coincide show their markers side by side"

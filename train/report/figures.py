@@ -77,15 +77,8 @@ def law_drawings(laws: Mapping[str, Layers], arms: Sequence[Arm], round: int) ->
                     law = min(its, key=lambda law: law.keep_ratio)
                     values = getattr(law, attribute)
                     label = f"{arm.label} (r = {law.keep_ratio:g})"
-                    axes.plot(
-                        range(1, len(values) + 1),
-                        values,
-                        color=arm.style.color,
-                        linestyle=arm.style.dash,
-                        label=label,
-                        linewidth=1.6,
-                        drawstyle="steps-mid",
-                    )
+                    look = arm.style.line(len(values))
+                    axes.plot(range(1, len(values) + 1), values, **look, label=label, drawstyle="steps-mid")
             lay_out(axes, "singular term", f"{symbol}, {words}")
             axes.set_title(f"{symbol} of {name}", loc="left")
             if symbol == "ω":
@@ -149,7 +142,7 @@ def lost_drawing(arms: Sequence[Arm]) -> Drawing:
         totals = [np.cumsum([line["failed"] for line in run.lines]) for run in arm.runs]
         length = min(map(len, totals))
         average = np.mean([total[:length] for total in totals], axis=0)
-        axes.plot(range(length), average, color=arm.style.color, linestyle=arm.style.dash, label=arm.label)
+        axes.plot(range(length), average, **arm.style.line(length), label=arm.label)
     lay_out(axes, "rounds", "client updates left out so far", "Lost clients")
     axes.set_ylim(bottom=0)
     add_legend(figure, axes)
