@@ -11,6 +11,7 @@ from itertools import cycle, islice
 from math import ceil, isfinite
 from pathlib import Path
 from statistics import fmean, stdev
+from textwrap import fill
 from typing import Any, Literal
 from zlib import crc32
 
@@ -209,11 +210,23 @@ def add_legend(figure: Figure, axes: Axes) -> None:
     """Put the legend below, where it hides nothing; what it needs beyond two lines makes the picture higher."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
+        labels = list(map(wrapped, labels))
         columns = 1 if max(map(len, labels)) > 34 else 2 if max(map(len, labels)) > 18 else 3
-        figure.set_figheight(figure.get_figheight() + 0.18 * max(0, ceil(len(labels) / columns) - 2))
+        lines = ceil(sum(map(lines_of, labels)) / columns)
+        figure.set_figheight(figure.get_figheight() + 0.18 * max(0, lines - 2))
         figure.legend(
             handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8, handlelength=3.5
         )
+
+
+def wrapped(label: str) -> str:
+    """Return a label in lines that fit into the width of a picture."""
+    return fill(label, 64)
+
+
+def lines_of(label: str) -> int:
+    """Return how many lines a label has."""
+    return label.count("\n") + 1
 
 
 def svg_of(figure: Figure) -> bytes:

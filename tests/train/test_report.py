@@ -17,7 +17,7 @@ from rich.console import Console
 from sharding import STRATEGIES, UserError
 from train.config import load_config
 from train.plots import STYLES, Point, mean_band, style_of
-from train.report.figures import metric_drawing
+from train.report.figures import lost_drawing, metric_drawing, phase_drawing, spread_drawing
 from train.report.history import History, find_runs, group, without_repeats
 from train.report.page import write_page
 from train.report.summary import write_report
@@ -221,6 +221,18 @@ def test_a_loss_that_exploded_does_not_hide_the_others(runs, tmp_path):
     drawing = metric_drawing(group(find_runs([tmp_path])), "train_loss", "Training loss", "The loss.")
     assert drawing.figure.axes[0].get_ylim()[1] < 100
     assert "diverged" in drawing.caption
+
+
+def test_long_labels_leave_the_pictures_their_width(runs):
+    label = "prism_wallenius_clip, " + ", ".join(f"local.setting_{number}=0.03" for number in range(6))
+    arms = [replace(arm, label=label) for arm in group(find_runs([runs]))]
+    for drawing in (phase_drawing(arms), spread_drawing(arms, [[2.0], []], 85.0), lost_drawing(arms)):
+        figure = drawing.figure
+        figure.draw_without_rendering()
+        assert figure.axes[0].get_position().width > 0.85
+        texts = [*figure.axes[0].texts, *(text for legend in figure.legends for text in legend.get_texts())]
+        assert all(text.get_window_extent().x1 < figure.bbox.x1 for text in texts)
+        assert all(text.get_window_extent().y1 < figure.bbox.y1 for text in texts)
 
 
 def test_no_run_is_one_line(tmp_path):

@@ -6,14 +6,27 @@ from statistics import fmean, median
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from train.plots import LABELS, accuracy_figure, add_legend, draw_band, lay_out, lay_out_log, new_figure
+from train.plots import (
+    LABELS,
+    accuracy_figure,
+    add_legend,
+    draw_band,
+    lay_out,
+    lay_out_log,
+    lines_of,
+    new_figure,
+    wrapped,
+)
 from train.records import LayerLaw, Layers
 from train.report.history import Arm
 
 PHASES = {"plan": "#0072B2", "train": "#E69F00", "aggregate": "#009E73", "evaluate": "#CC79A7", "rest": "#BBBBBB"}
+
+BAR = 0.45  # height, of 1 from bar to bar
 
 
 @dataclass(frozen=True)
@@ -114,15 +127,13 @@ def partition_drawings(clients: Mapping[str, Any], name: str) -> Iterator[Drawin
 
 def phase_drawing(arms: Sequence[Arm]) -> Drawing:
     """Seconds of a round by phase, mean over rounds and seeds."""
-    figure, axes = new_figure(height=1.6 + 0.32 * len(arms))
+    figure, axes = _bars(arms)
     left = np.zeros(len(arms))
     parts = [phases_of(arm) for arm in arms]
     for phase, color in PHASES.items():
         widths = np.array([part[phase] for part in parts])
-        axes.barh(range(len(arms)), widths, left=left, color=color, label=phase, height=0.7)
+        axes.barh(range(len(arms)), widths, left=left, color=color, label=phase, height=BAR)
         left += widths
-    axes.set_yticks(range(len(arms)), [arm.label for arm in arms])
-    axes.invert_yaxis()
     lay_out(axes, "seconds a round", "", "Phases of time")
     add_legend(figure, axes)
     return Drawing(figure, "Seconds of a round by phase, mean over rounds and seeds.")
@@ -142,7 +153,7 @@ def lost_drawing(arms: Sequence[Arm]) -> Drawing:
         totals = [np.cumsum([line["failed"] for line in run.lines]) for run in arm.runs]
         length = min(map(len, totals))
         average = np.mean([total[:length] for total in totals], axis=0)
-        axes.plot(range(length), average, **arm.style.line(length), label=arm.label)
+        axes.plot(range(1, length + 1), average, **arm.style.line(length), label=arm.label)
     lay_out(axes, "rounds", "client updates left out so far", "Lost clients")
     axes.set_ylim(bottom=0)
     add_legend(figure, axes)
@@ -151,17 +162,15 @@ def lost_drawing(arms: Sequence[Arm]) -> Drawing:
 
 def spread_drawing(arms: Sequence[Arm], spent: Sequence[Sequence[float]], target: float) -> Drawing:
     """Bytes to a target: a dot a seed, the mean as a bar."""
-    figure, axes = new_figure(height=1.6 + 0.32 * len(arms))
+    figure, axes = _bars(arms)
     for place, (arm, values) in enumerate(zip(arms, spent, strict=True)):
         if values:
-            axes.barh(place, fmean(values), color=arm.style.color, alpha=0.35, height=0.7)
+            axes.barh(place, fmean(values), color=arm.style.color, alpha=0.35, height=BAR)
             axes.plot(values, [place] * len(values), arm.style.marker, color=arm.style.color, markersize=5)
         else:
             axes.annotate(
                 "never", (0.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=8, color="0.4"
             )
-    axes.set_yticks(range(len(arms)), [arm.label for arm in arms])
-    axes.set_ylim(len(arms) - 0.5, -0.5)
     lay_out(axes, "MB moved by all clients", "", f"Bytes to {target:g} % test accuracy")
     axes.set_xlim(left=0)
     return Drawing(figure, f"Bytes until an evaluation first reached {target:g} %: the mean, and a mark a seed.")
@@ -171,6 +180,18 @@ def even_laws(laws: Sequence[LayerLaw]) -> float:
     """Return the mean ANME over keep ratios, NaN where all is certain."""
     values = [law.anme for law in laws if not np.isnan(law.anme)]
     return fmean(values) if values else float("nan")
+
+
+def _bars(arms: Sequence[Arm]) -> tuple[Figure, Axes]:
+    """Return a picture with room for a bar an arm and its label above it, where a long one takes no width."""
+    labels = [wrapped(arm.label) for arm in arms]
+    figure, axes = new_figure(height=1.5 + len(arms) * (0.3 + 0.15 * max(map(lines_of, labels))))
+    for place, label in enumerate(labels):
+        where = axes.get_yaxis_transform()
+        axes.text(0.005, place - 0.55 * BAR, label, transform=where, va="bottom", fontsize=8)
+    axes.set_yticks([])
+    axes.set_ylim(len(arms) - 0.6, -0.9)
+    return figure, axes
 
 
 def _ceiling(arms: Sequence[Arm], key: str) -> float | None:
