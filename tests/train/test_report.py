@@ -172,6 +172,18 @@ def test_on_a_narrow_screen_no_name_is_cut(runs, tmp_path):
     assert "…" not in screen.get()
 
 
+def test_laws_are_those_of_each_run_s_own_last_record(runs, tmp_path):
+    for name in "ac":
+        shutil.copytree(runs / ("b" if name == "c" else "a"), tmp_path / name)
+    (tmp_path / "c" / "config.yaml").write_text((runs / "b" / "config.yaml").read_text().replace("clip: 10", "clip: 9"))
+    layers = tmp_path / "c" / "layers.jsonl"
+    layers.write_text(layers.read_text().splitlines(keepends=True)[0])
+    text = write_page([tmp_path], tmp_path, "x")[0].read_text(encoding="utf-8")
+    assert "in each run&#x27;s last record (rounds 1 to 2), the largest" in text
+    assert "ANME of each layer in each run&#x27;s last record (rounds 1 to 2)" in text
+    assert "<th>collective, clip=9.0 (round 1)</th>" in text
+
+
 def test_a_seed_counts_once_and_who_is_left_out_is_named(runs, tmp_path):
     for name in ("a", "b", "half", "older"):
         shutil.copytree(runs / ("b" if name == "b" else "a"), tmp_path / name)

@@ -70,13 +70,13 @@ def metric_drawing(arms: Sequence[Arm], key: str, title: str, caption: str, log:
     return Drawing(figure, caption)
 
 
-def law_drawings(laws: Mapping[str, Layers], arms: Sequence[Arm], round: int) -> Iterator[Drawing]:
+def law_drawings(laws: Mapping[str, Layers], arms: Sequence[Arm], when: str) -> Iterator[Drawing]:
     """π and ω of up to three layers, one color a strategy, for the smallest keep ratio of each.
 
     Args:
         laws: by the arm's label.
         arms: that are drawn.
-        round: that is shown.
+        when: they were recorded, in words.
     """
     names = list(dict.fromkeys(name for layers in laws.values() for name in layers))
     for name in _spread(names, 3):
@@ -97,7 +97,7 @@ def law_drawings(laws: Mapping[str, Layers], arms: Sequence[Arm], round: int) ->
             if symbol == "ω":
                 lay_out_log(axes, "y")
             add_legend(figure, axes)
-            yield Drawing(figure, f"{symbol} of the terms of {name} in round {round + 1}, the largest term first.")
+            yield Drawing(figure, f"{symbol} of the terms of {name} {when}, the largest term first.")
 
 
 def partition_drawings(clients: Mapping[str, Any], name: str) -> Iterator[Drawing]:

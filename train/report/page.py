@@ -1,7 +1,7 @@
 """One page about any runs: what they came to, at what price, and what was run; it needs no network."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from math import isnan
 from pathlib import Path
 from statistics import fmean, mean
@@ -160,12 +160,23 @@ def _laws(arms: Sequence[Arm]) -> str:
     if not held:
         why = "π and ω are not here: these runs shard nothing, or were made before layers.jsonl was written."
         return html.figures(lines) + html.note(why)
-    last = max(t for laws in held.values() for t, _ in laws)
+    last = {label: max(laws)[0] + 1 for label, laws in held.items()}
+    when = _when(last.values())
     shown: dict[str, Any] = {label: laws[max(laws)] for label, laws in held.items()}
     names = list(dict.fromkeys(name for layers in shown.values() for name in layers))
     rows = [(name, *(_evenness(layers.get(name)) for layers in shown.values())) for name in names]
-    explained = html.note(f"ANME of each layer at the end (round {last + 1}), mean over keep ratios, first seed.")
-    return html.figures([*lines, *law_drawings(shown, arms, last)]) + html.table(("layer", *shown), rows) + explained
+    explained = html.note(f"ANME of each layer {when}, mean over keep ratios, first seed.")
+    return (
+        html.figures([*lines, *law_drawings(shown, arms, when)])
+        + html.table(("layer", *(f"{label} (round {t})" for label, t in last.items())), rows)
+        + explained
+    )
+
+
+def _when(rounds: Collection[int]) -> str:
+    """Say which round is shown of each of several runs."""
+    first, last = min(rounds), max(rounds)
+    return f"in round {last}" if first == last else f"in each run's last record (rounds {first} to {last})"
 
 
 def _evenness(laws: Any) -> str:
