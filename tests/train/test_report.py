@@ -42,6 +42,11 @@ addEventListener("load", () => {{
     broken: images.filter(image => !image.naturalWidth).length,
     hidden: images.filter(image => image.getBoundingClientRect().width < 250).length,
     unnamed: images.filter(image => !image.alt).length,
+    brokenWords: [...page.querySelectorAll("th")].filter(head => {{
+      const text = page.createRange();
+      text.selectNodeContents(head);
+      return !/[^a-z]/.test(head.textContent) && text.getClientRects().length > 1;
+    }}).length,
     sticksOut: page.documentElement.scrollWidth - page.documentElement.clientWidth,
     scripts: page.scripts.length,
     headings: [...page.querySelectorAll("h2")].map(heading => heading.textContent),
@@ -88,7 +93,7 @@ def test_a_browser_shows_every_figure_on_a_phone_and_runs_and_loads_nothing(writ
     found = browse(page, tmp_path)
     wanted = page.read_text(encoding="utf-8").count("<figure>")
     assert found["images"] == wanted >= 14
-    clean = ("broken", "hidden", "unnamed", "sticksOut", "scripts", "loaded")
+    clean = ("broken", "hidden", "unnamed", "brokenWords", "sticksOut", "scripts", "loaded")
     assert {key: found[key] for key in clean} == dict.fromkeys(clean, 0)
     assert found["errors"] == []
     assert found["headings"] == [
