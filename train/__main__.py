@@ -173,8 +173,7 @@ def _federate(args: argparse.Namespace, console: Console) -> None:
 
 def _inspect(args: argparse.Namespace, console: Console) -> None:
     config = load_config(args.config, args.overrides)
-    picture = Path("runs") / f"{config.name}-partition.png"
-    for line in [*inspect_partition(config, picture), f"wrote {picture}"]:
+    for line in inspect_partition(config, config.output or Path("runs")):
         console.print(line, highlight=False, soft_wrap=True)
 
 
@@ -280,7 +279,7 @@ def _parser() -> argparse.ArgumentParser:
         spread.add_argument(
             f"--{wait}-timeout", type=float, default=seconds, metavar="S", help=f"seconds to wait for {what}"
         )
-    look = commands.add_parser("inspect", help="draw who has what, and train nothing")
+    look = commands.add_parser("inspect", help="draw who has what, tell the sizes of shards, and train nothing")
     look.set_defaults(command=_inspect)
     resolved = commands.add_parser("config", help="print the whole configuration as YAML, and train nothing")
     resolved.set_defaults(command=_config)

@@ -1,38 +1,69 @@
-"""Who has what: a look at a configuration's partition before anything is trained."""
+"""Who has what: a look at a configuration's clients and model before anything is trained."""
 
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from sharding import ShardPlanner
+from sharding.planner import Client
 from train.config import Config
 from train.data import Dataset
-from train.experiment import deal, read_dataset
+from train.experiment import assign_keep_ratios, deal, make_model, plan_of_each, read_dataset
 from train.partition import class_counts
+from train.plots import save
+from train.report.figures import partition_drawings
+
+NAMED = 20  # so many clients of a keep ratio are named
 
 
-def inspect_partition(config: Config, into: Path) -> list[str]:
-    """Draw the partition of `config` into `into` (PNG) and return what is worth saying about it, line by line.
+def inspect_partition(config: Config, into: Path) -> Iterator[str]:
+    """Draw the partition of `config` into a folder, as PNG and SVG, and say what is worth saying, line by line.
 
     Raises:
         UserError: the data is not there, or cannot be shared out as configured.
     """
+    tasks = {f"{config.name}-{task}": its for task, its in config.task_configs().items()}
+    for name, its in (tasks or {config.name: config}).items():
+        yield from _inspect(its, name, into)
+
+
+def _inspect(config: Config, name: str, into: Path) -> Iterator[str]:
     dataset = read_dataset(config)
     parts = deal(config, dataset)
-    sizes = np.array([len(part) for part in parts])
-    labels = _labels(dataset)
+    keep_ratios = assign_keep_ratios(config.keep_ratio, len(parts), config.world)
+    sizes, labels = np.array([len(part) for part in parts]), _labels(dataset)
     counts = None if labels is None else class_counts(parts, labels, dataset.num_classes)
-    into.parent.mkdir(parents=True, exist_ok=True)
-    _draw(sizes, counts, f"{config.name}: {config.data.partition}").savefig(into, dpi=130)
-    lines = [
-        f"{len(parts)} clients share {sizes.sum():,} of {len(dataset.train):,} samples of {dataset.name}",
-        f"samples a client: {sizes.min()} least, {int(np.median(sizes))} median, {sizes.max()} most",
-    ]
+    yield f"{len(parts)} clients share {sizes.sum():,} of {len(dataset.train):,} samples of {dataset.name}"
+    yield f"samples a client: {_spread(sizes)}"
     if counts is not None:
-        present = (counts > 0).sum(axis=1)
-        lines.append(f"classes a client: {present.min()} least, {int(np.median(present))} median, {present.max()} most")
-    return lines
+        yield f"classes a client: {_spread((counts > 0).sum(axis=1))}"
+    yield from _describe_model(config, dataset, keep_ratios)
+    clients = {"samples": sizes, "keep_ratios": list(keep_ratios.values()), "classes": counts}
+    into.mkdir(parents=True, exist_ok=True)
+    drawings = partition_drawings(clients, f"{name} ({config.data.partition})")
+    for kind, drawing in zip(("partition", "classes"), drawings, strict=False):
+        path = into / f"{name}-{kind}.png"
+        done = "overwrote" if path.exists() else "wrote"
+        yield from (f"{done} {written}" for written in save(drawing.figure, path))
+
+
+def _describe_model(config: Config, dataset: Dataset, keep_ratios: Mapping[Client, float]) -> Iterator[str]:
+    """Tell the model's size and, by keep ratio, who gets how much of it, one way."""
+    model = make_model(config, dataset)
+    planner = ShardPlanner(
+        config.strategy, config.design, config.seed, coordination=config.coordination, wire=config.wire
+    )
+    plan = plan_of_each(planner, model, keep_ratios)
+    whole = ShardPlanner("dense").plan(model, {0: 1.0})[0].nbytes
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    size = f"{parameters:,} parameters, {whole:,} bytes"
+    yield f"{config.model.name}: {size}; {config.strategy} shards {len(plan.spectra)} layers"
+    for ratio in sorted(set(keep_ratios.values())):
+        nbytes, its = plan[str(ratio)].nbytes, [client for client, own in keep_ratios.items() if own == ratio]
+        share = f"{nbytes:,} bytes a shard, {100 * nbytes / whole:.1f} % of the model's"
+        yield f"keep ratio {ratio:g}: {share}; {len(its)} clients, {_few(its)}"
 
 
 def _labels(dataset: Dataset) -> NDArray[np.int64] | None:
@@ -40,16 +71,10 @@ def _labels(dataset: Dataset) -> NDArray[np.int64] | None:
     return dataset.train.targets.numpy() if dataset.train.targets.dim() == 1 else None
 
 
-def _draw(sizes: NDArray[np.int64], counts: NDArray[np.int64] | None, title: str) -> Figure:
-    """Return the picture: the clients' sizes, and below them each client's share of every class."""
-    figure = Figure(figsize=(9, 3 if counts is None else 6), layout="constrained")
-    panels = figure.subplots(1 if counts is None else 2, 1, sharex=True, squeeze=False)[:, 0]
-    panels[0].bar(np.arange(len(sizes)), sizes, width=1.0, color="0.6")
-    panels[0].set(ylabel="samples", title=title)
-    if counts is not None:
-        shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-        image = panels[1].imshow(shares.T, aspect="auto", interpolation="nearest", cmap="viridis", vmin=0)
-        panels[1].set(ylabel="class")
-        figure.colorbar(image, ax=panels[1], label="share of the client's samples")
-    panels[-1].set(xlabel="client")
-    return figure
+def _spread(values: NDArray[np.int64]) -> str:
+    return f"{values.min()} least, {int(np.median(values))} median, {values.max()} most"
+
+
+def _few(clients: Sequence[Client]) -> str:
+    more = f" and {len(clients) - NAMED} more" if len(clients) > NAMED else ""
+    return ", ".join(map(str, clients[:NAMED])) + more

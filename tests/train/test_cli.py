@@ -100,7 +100,10 @@ def test_inspect_draws_the_partition_and_trains_nothing(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "20 clients share 1,437 of 1,437 samples of digits" in done.stdout
     assert "samples a client: 71 least, 72 median, 72 most" in done.stdout
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["quickstart-partition.png"]
+    assert "keep ratio 0.4: " in done.stdout
+    assert "; 8 clients, " in done.stdout
+    pictures = [f"quickstart-{kind}.{end}" for kind in ("classes", "partition") for end in ("png", "svg")]
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == pictures
     assert (tmp_path / "runs" / "quickstart-partition.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -1,0 +1,44 @@
+"""What is told and drawn of a configuration before anything is trained."""
+
+import pytest
+
+from train.config import load_config
+from train.experiment import assemble, plan_of_each
+from train.inspection import inspect_partition
+
+MLP = "model={name: mlp, hidden: [16, 16]}"
+
+
+@pytest.fixture(scope="module")
+def config():
+    return load_config("configs/quickstart.yaml", [MLP])
+
+
+def test_shards_and_keep_ratios_are_those_of_the_run(config, tmp_path):
+    told = "\n".join(inspect_partition(config, tmp_path))
+    part = assemble(config)
+    parameters = sum(parameter.numel() for parameter in part.model.parameters())
+    assert f"mlp: {parameters:,} parameters, {part.dense_nbytes:,} bytes; collective shards " in told
+    planned = plan_of_each(part.planner, part.model, part.keep_ratios)
+    assert f"collective shards {len(planned.spectra)} layers" in told
+    for ratio in (0.2, 0.4):
+        whose = ", ".join(str(client) for client, own in part.keep_ratios.items() if own == ratio)
+        assert f"keep ratio {ratio}: {planned[str(ratio)].nbytes:,} bytes a shard" in told
+        assert f" clients, {whose}\n" in told
+
+
+def test_pictures_go_to_the_folder_and_what_is_overwritten_is_told(config, tmp_path):
+    first = list(inspect_partition(config, tmp_path / "new"))
+    names = [f"quickstart-{kind}.{end}" for kind in ("partition", "classes") for end in ("png", "svg")]
+    assert first[-4:] == [f"wrote {tmp_path / 'new' / name}" for name in names]
+    again = list(inspect_partition(config, tmp_path / "new"))
+    assert again[-4:] == [line.replace("wrote", "overwrote") for line in first[-4:]]
+
+
+def test_each_task_is_told_and_drawn(tmp_path):
+    tasks = "tasks={one: {strategy: dense}, two: {keep_ratio: 0.1}}"
+    sampler = ["clients.sampler=mmfl", "clients.signal=uniform", "clients.budget=2"]
+    told = list(inspect_partition(load_config("configs/quickstart.yaml", [MLP, *sampler, tasks]), tmp_path))
+    assert [line for line in told if "dense shards 0 layers" in line]
+    drawn = {path.name for path in tmp_path.glob("*-partition.png")}
+    assert drawn == {"quickstart-one-partition.png", "quickstart-two-partition.png"}
