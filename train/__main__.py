@@ -188,8 +188,11 @@ def _list(args: argparse.Namespace, console: Console) -> None:
 
 
 def _page(args: argparse.Namespace, console: Console) -> None:
-    into = args.output or Path(os.path.commonpath(args.folders))
-    _show_paths(write_page(args.folders, into, args.line, args.targets), console)
+    folders = args.folders
+    if any(folder.is_absolute() for folder in folders):  # no path is common to one that is and one that is not
+        folders = [folder.absolute() for folder in folders]
+    into = args.output or Path(os.path.commonpath(folders))
+    _show_paths(write_page(folders, into, args.line, args.targets), console)
 
 
 def _report(directories: list[Path], into: Path, title: str, command: str, console: Console) -> None:

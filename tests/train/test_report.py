@@ -15,6 +15,7 @@ import yaml
 from rich.console import Console
 
 from sharding import STRATEGIES, UserError
+from train.__main__ import main
 from train.config import load_config
 from train.plots import STYLES, Point, mean_band, style_of
 from train.report.figures import lost_drawing, metric_drawing, phase_drawing, spread_drawing
@@ -187,6 +188,25 @@ def test_laws_are_those_of_each_run_s_own_last_record(runs, tmp_path):
     assert "in each run&#x27;s last record (rounds 1 to 2), the largest" in text
     assert "ANME of each layer in each run&#x27;s last record (rounds 1 to 2)" in text
     assert "<th>collective, clip=9.0 (round 1)</th>" in text
+
+
+def test_the_layers_of_every_task_are_there(runs, tmp_path):
+    shutil.copytree(runs / "a", tmp_path / "a")
+    layers = tmp_path / "a" / "layers.jsonl"
+    last = json.loads(layers.read_text().splitlines()[-1])
+    layers.write_text("".join(json.dumps({**last, "task": task}) + "\n" for task in ("one", "two")))
+    text = write_page([tmp_path], tmp_path, "x")[0].read_text(encoding="utf-8")
+    for name in last["layers"]:
+        assert f"<td>one/{name}</td>" in text
+        assert f"<td>two/{name}</td>" in text
+
+
+def test_folders_may_be_named_from_here_and_from_the_root(runs, tmp_path, monkeypatch):
+    for name in ("here", "there"):
+        shutil.copytree(runs / "a", tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "here", str(tmp_path / "there")]) == 0
+    assert (tmp_path / "report.html").exists()
 
 
 def test_a_seed_counts_once_and_who_is_left_out_is_named(runs, tmp_path):

@@ -1,7 +1,7 @@
 """One page about any runs: what they came to, at what price, and what was run; it needs no network."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import isnan
 from pathlib import Path
 from statistics import fmean, mean
@@ -9,7 +9,7 @@ from typing import Any
 
 from sharding.errors import UserError
 from train.provenance import Provenance
-from train.records import read_clients, read_layers
+from train.records import Layers, read_clients, read_layers
 from train.report import html
 from train.report.figures import (
     Drawing,
@@ -162,7 +162,7 @@ def _laws(arms: Sequence[Arm]) -> str:
         return html.figures(lines) + html.note(why)
     last = {label: max(laws)[0] + 1 for label, laws in held.items()}
     when = _when(last.values())
-    shown: dict[str, Any] = {label: laws[max(laws)] for label, laws in held.items()}
+    shown = {label: _last_record(laws) for label, laws in held.items()}
     names = list(dict.fromkeys(name for layers in shown.values() for name in layers))
     rows = [(name, *(_evenness(layers.get(name)) for layers in shown.values())) for name in names]
     explained = html.note(f"ANME of each layer {when}, mean over keep ratios, first seed.")
@@ -171,6 +171,15 @@ def _laws(arms: Sequence[Arm]) -> str:
         + html.table(("layer", *(f"{label} (round {t})" for label, t in last.items())), rows)
         + explained
     )
+
+
+def _last_record(laws: Mapping[tuple[int, str], Layers]) -> Layers:
+    """Return the layers of the last round there is; those of several tasks go by the tasks' names too."""
+    end, _ = max(laws)
+    tasks = {task: layers for (round, task), layers in laws.items() if round == end}
+    if len(tasks) == 1:
+        return next(iter(tasks.values()))
+    return {f"{task}/{name}": its for task, layers in tasks.items() for name, its in layers.items()}
 
 
 def _when(rounds: Collection[int]) -> str:
