@@ -17,15 +17,14 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 
 from sharding.compression import EXACT
-from sharding.copies import copied
+from sharding.copies import hollow, hollow_copy
 from sharding.errors import UserError
 from sharding.factorization import factorize_empty
 from sharding.factorization.unpack import unpack
 from sharding.layers import FactorizedLayer
 from sharding.optim import DecayOf, LocalSGD
 from sharding.shard import Shard
-from sharding.state import as_real, check_shapes, key
-from sharding.wrappers import refuse_scripted, unwrap
+from sharding.state import as_real, key
 
 
 def train_shard(
@@ -78,11 +77,7 @@ def client_model(model: nn.Module, shard: Shard, copy: bool = True) -> nn.Module
         UserError: the shard is one of another model; all names and shapes that differ are told. Or a buffer that is
             not in the shard has no value.
     """
-    model = unwrap(model)
-    check_shapes(model)
-    refuse_scripted(model)
-    hollow = {id(part): _hollow(part) for part in model.parameters()}
-    small = _replace_layers(copied(model, hollow), shard)
+    small = _replace_layers(hollow_copy(model), shard)
     slots = shard.matching_state(small)
     filled: dict[int, Tensor] = {}
     for name, value in shard.state().items():
@@ -107,19 +102,15 @@ def skeleton() -> Iterator[None]:
     values either. What other threads build meanwhile is hollow as well.
     """
 
-    def hollow(_: nn.Module, __: str, parameter: nn.Parameter) -> nn.Parameter | None:
+    def register(_: nn.Module, __: str, parameter: nn.Parameter) -> nn.Parameter | None:
         keep = is_lazy(parameter) or parameter.is_meta  # one that is tied stays tied
-        return None if keep else _hollow(parameter)
+        return None if keep else hollow(parameter)
 
-    handle = register_module_parameter_registration_hook(hollow)  # type: ignore[arg-type]  # torch's slip
+    handle = register_module_parameter_registration_hook(register)  # type: ignore[arg-type]  # torch's slip
     try:
         yield
     finally:
         handle.remove()
-
-
-def _hollow(parameter: nn.Parameter) -> nn.Parameter:
-    return nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
 
 
 def _replace_layers(model: nn.Module, shard: Shard) -> nn.Module:

@@ -15,13 +15,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from sharding.copies import copied
+from sharding.copies import hollow_copy
 from sharding.errors import UserError, shown
 from sharding.factorization import factorize_empty
 from sharding.factorization.unpack import split_layers, unpack
 from sharding.layers import FactorizedLayer, SplitLinear, UnpackedAttention
-from sharding.state import check_shapes
-from sharding.wrappers import refuse_scripted, unwrap
+from sharding.wrappers import unwrap
 
 FORMAT = 1
 TENSORS, CONFIG = "model.safetensors", "factorization.json"
@@ -94,11 +93,7 @@ def load_factorized(folder: str | Path, model: nn.Module, device: torch.device |
             of `model`; all that differ are told at once.
     """
     config, tensors = _read(Path(folder))
-    model = unwrap(model)
-    check_shapes(model)
-    refuse_scripted(model)
-    hollow = {id(part): nn.Parameter(part.detach().to("meta"), part.requires_grad) for part in model.parameters()}
-    small = _structure(copied(model, hollow), config, folder)
+    small = _structure(hollow_copy(model), config, folder)
     slots = small.state_dict(keep_vars=True)
     names = _first_names(slots)
     problems = [
