@@ -21,6 +21,7 @@ from train.rounds import Metrics
 from train.run import run
 
 ROOT = Path(__file__).parents[2]  # what the names of configurations are relative to
+RUN_ENDS = "the run ends: "  # begins the line by which `launch` knows why
 ENGINE = "sequential"  # a node trains one client
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ def main(grid: Grid, context: Context) -> None:
     try:
         _train(grid, dict(context.run_config))
     except (UserError, RunError) as error:
-        log.error("the run ends: %s", error)  # raised, it would be two tracebacks of Flower's
+        log.error("%s%s", RUN_ENDS, error)  # raised, it would be two tracebacks of Flower's
 
 
 def _train(grid: Grid, settings: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from train.config import Config, load_config
 from train.directory import METRICS_FILE, check_directory
 from train.experiment import assign_keep_ratios, read_dataset, share_out
 from train.failures import REMEDY, RunError
-from train.federate.app import ENGINE, ROOT
+from train.federate.app import ENGINE, ROOT, RUN_ENDS
 from train.federate.keys import LOOPBACK, write_certificates, write_node_key
 from train.federate.node import write_data
 from train.federate.nodes import Patience
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 FOLDER = "federation"  # in the run's directory: keys, data and logs of what runs here
 STARTING = 60.0  # seconds for a process to listen
 # How lines of the server's log begin:
-OWN_WORDS, PYTHON_ERROR = "ERROR the run ends: ", re.compile(r"[\w.]+Error: ")
+OWN_WORDS, PYTHON_ERROR = f"ERROR {RUN_ENDS}", re.compile(r"[\w.]+Error: ")
 INTRODUCED = re.compile(r"INFO node \d+ is client (\d+): ")
 
 
