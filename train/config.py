@@ -16,6 +16,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from torch import nn
 
@@ -457,8 +458,28 @@ def _meant(key: str) -> str:
     return nearest(key, alike, cutoff=0) if alike else nearest(key, known)
 
 
+def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration as ``{"local.lr": 0.1, …}``; mappings that are values, as `keep_ratio`, stay whole."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and key in SECTIONS:
+            flat |= {f"{key}.{inner}": own for inner, own in value.items()}
+        else:
+            flat[key] = value
+    return flat
+
+
 def _known_keys(section: type[Section], prefix: str = "") -> Iterator[str]:
     for name, info in section.model_fields.items():
         yield prefix + name
-        if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
-            yield from _known_keys(info.annotation, f"{prefix}{name}.")
+        if (inner := _section_of(info)) is not None:
+            yield from _known_keys(inner, f"{prefix}{name}.")
+
+
+def _section_of(info: FieldInfo) -> type[Section] | None:
+    """Return the section that a key stands for, None where it stands for a value."""
+    kind = info.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+
+
+SECTIONS = frozenset(name for name, info in Config.model_fields.items() if _section_of(info) is not None)

@@ -16,7 +16,7 @@ import yaml
 
 from sharding.errors import UserError, shown
 from train.checkpoint import BEST_FILE, MODEL_FILE, PREVIOUS_FILE
-from train.config import Config, Section, check_config
+from train.config import Config, check_config, flatten
 from train.failures import writing
 from train.files import UNFINISHED
 from train.parts import SCHEDULES
@@ -141,21 +141,12 @@ def _check_same(config: Config) -> None:
         raise UserError(f"{path} holds no configuration, so what was run there cannot be told")
     # Checked as a config, so that keys that did not exist then count with their defaults.
     checked = check_config(held)
-    before, wanted = dict(_keys(checked)), dict(_keys(config))
+    before, wanted = flatten(plain(checked)), flatten(plain(config))
     differing = [key for key in {**before, **wanted} if before.get(key) != wanted.get(key)]
     for key in differing:
         if key.partition(".")[0] not in FREE and (more := _objection(key, checked, config)) is not None:
             told = f"{key}={shown(before.get(key))}, not {shown(wanted.get(key))}{more}"
             raise UserError(f"{config.directory} holds a run with {told}; choose another output=…")
-
-
-def _keys(config: Config) -> Iterator[tuple[str, object]]:
-    """Yield the dotted keys of a configuration and their values."""
-    for key, value in plain(config).items():
-        if isinstance(value, dict) and isinstance(getattr(config, key), Section):
-            yield from ((f"{key}.{name}", its) for name, its in value.items())
-        else:
-            yield key, value
 
 
 def _objection(key: str, before: Config, config: Config) -> str | None:

@@ -9,8 +9,11 @@ from pathlib import Path
 from sharding.errors import UserError
 from train.config import Config
 
-# What a directory's name tells anyway, or what does not make a run another experiment.
-UNNAMED = {"name", "strategy", "seed", "output", "imports", "engine", "device", "threads", "ways", "checkpoint_every"}
+# What does not make a run another experiment.
+HOUSEKEEPING = frozenset(
+    {"seed", "output", "imports", "engine", "device", "threads", "ways", "checkpoint_every", "tracking"}
+)
+UNNAMED = HOUSEKEEPING | {"name", "strategy"}  # which a directory's name tells anyway
 LONGEST = 80
 
 
@@ -25,7 +28,7 @@ def with_directory(config: Config, overrides: Sequence[str]) -> Config:
 
 def describe(overrides: Mapping[str, str]) -> str:
     """Return ``lr=0.05,width=8`` of overridden keys: their last words, unless two have the same, and their values."""
-    kept = {key: value for key, value in sorted(overrides.items()) if key.split(".")[0] not in UNNAMED | {"tracking"}}
+    kept = {key: value for key, value in sorted(overrides.items()) if key.split(".")[0] not in UNNAMED}
     lasts = [key.rpartition(".")[2] for key in kept]
     words = (last if lasts.count(last) == 1 else key for key, last in zip(kept, lasts, strict=True))
     told = ",".join(f"{word}={_plain(value)}" for word, value in zip(words, kept.values(), strict=True))

@@ -13,17 +13,13 @@ from typing import Any
 import yaml
 
 from sharding.errors import UserError
-from train.config import Config
+from train.config import Config, flatten
 from train.directory import CONFIG_FILE, METRICS_FILE
+from train.naming import HOUSEKEEPING
 from train.plots import Curve, Point, Style, style_of
 
-# What does not make a run another experiment.
-HOUSEKEEPING = frozenset(
-    {
-        *("seed", "output", "imports", "data.root", "data.download", "tracking"),
-        *("engine", "device", "threads", "ways", "checkpoint_every"),
-    }
-)
+# What does not make a run another experiment: also where its data are.
+UNTOLD = HOUSEKEEPING | {"data.root", "data.download"}
 
 
 @dataclass(frozen=True)
@@ -187,24 +183,13 @@ def group(runs: Sequence[History]) -> list[Arm]:
 def settings_of(run: History) -> dict[str, Any]:
     """Return a run's configuration, flat, with defaults for keys that did not exist then."""
     flat = flatten(_defaults()) | flatten(run.config)
-    return {key: value for key, value in flat.items() if HOUSEKEEPING.isdisjoint((key, key.partition(".")[0]))}
+    return {key: value for key, value in flat.items() if UNTOLD.isdisjoint((key, key.partition(".")[0]))}
 
 
 def differing_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the keys in which configurations differ."""
     keys = dict.fromkeys(key for its in settings for key in its)
     return [key for key in keys if any(its.get(key) != settings[0].get(key) for its in settings)]
-
-
-def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``{"local.lr": 0.1, …}``; mappings that are values, as `keep_ratio`, stay whole."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping) and isinstance(_defaults().get(key), dict) and key != "tasks":
-            flat |= {f"{key}.{inner}": own for inner, own in value.items()}
-        else:
-            flat[key] = value
-    return flat
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> Path:
