@@ -29,7 +29,7 @@ from train.federate.node import write_data
 from train.federate.nodes import Patience
 from train.federate.processes import Processes
 from train.naming import with_directory
-from train.rounds import Metrics
+from train.rounds import LostRounds, Metrics
 from train.run import is_finished
 from train.stages import enter
 
@@ -216,16 +216,19 @@ def follow(processes: Processes, config: Config, progress: Callable[[Metrics], N
     """Hand each round's metrics on until the run has ended. A node that ends is told of, and the run goes on.
 
     Raises:
-        RunError: the run, the SuperLink or all nodes ended before its time.
+        RunError: the run, the SuperLink or all nodes ended before its time, or no update could be used for too long.
     """
     logs, told = config.directory / FOLDER / "logs", set[str]()
-    rounds = _whole_lines(config.directory / METRICS_FILE)
+    rounds, losses = _whole_lines(config.directory / METRICS_FILE), LostRounds(config.rounds)
+    for line in rounds():  # of an earlier start
+        progress(json.loads(line))
     arrived, finished = arrivals(logs / "run.log", config.clients.count), False
     while not finished:
         ended, finished = processes.ended(), is_finished(config)
         arrived()
-        for line in rounds():
-            progress(json.loads(line))
+        for metrics in map(json.loads, rounds()):
+            progress(metrics)
+            losses.count(metrics)  # as the server does, whose last words come after those of the run's last round
         for name in sorted(set(ended) - told):
             told.add(name)
             if not finished and name != "run":

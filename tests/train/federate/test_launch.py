@@ -1,12 +1,15 @@
 """What `federate` starts on this machine, without starting it."""
 
+import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from train.__main__ import main
 from train.config import load_config
+from train.failures import RunError
 from train.federate import launch
 from train.federate.app import read
 from train.federate.nodes import Patience
@@ -70,6 +73,30 @@ def test_the_nodes_that_have_come_are_told_once(tmp_path):
                 file.write(f"{line}\n")
             look()
     assert told == ["1 of 2 nodes are there", "2 of 2 nodes are there, trains"]
+
+
+class Recording:
+    """Processes of which none ends, while the server writes a round each time that somebody looks."""
+
+    def __init__(self, path, rounds):
+        self.path, self.rounds = path, iter(rounds)
+
+    def ended(self):
+        with self.path.open("a") as file:
+            file.write(json.dumps(next(self.rounds)) + "\n")
+        return {}
+
+
+@pytest.mark.parametrize("earlier", [0, 2])
+def test_a_federation_that_lost_all_its_rounds_has_failed(tmp_path, monkeypatch, earlier):
+    config = read_for(2, "rounds=3", f"output={tmp_path}")
+    monkeypatch.setattr(launch, "sleep", lambda seconds: None)
+    monkeypatch.setattr(launch, "is_finished", lambda config: config.rounds == len(path.read_text().splitlines()))
+    path, lost, shown = tmp_path / "metrics.jsonl", {"heard": 0, "failed": 2}, []
+    path.write_text((json.dumps(lost) + "\n") * earlier)  # by an earlier start: this one has rounds of its own to lose
+    with pytest.raises(RunError, match="in 3 rounds in a row") if not earlier else nullcontext():
+        launch.follow(Recording(path, [lost] * 3), config, shown.append)
+    assert len(shown) == 3
 
 
 def test_overrides_that_a_federation_replaces_are_told_a_line_each(caplog):
