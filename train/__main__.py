@@ -120,7 +120,8 @@ def _compare(args: argparse.Namespace, console: Console) -> None:
         failures = compare(cells, progress.show, args.jobs, args.resume, progress.tell)
     directories = [cell.directory for cell in cells if cell.directory not in failures]
     if directories:
-        _report(directories, directories[0].parent, cells[0].name, args.line, console)
+        whys = {directory: failure.why for directory, failure in failures.items()}
+        _report(directories, directories[0].parent, cells[0].name, args.line, console, whys)
     _raise_failures(failures, len(cells))
 
 
@@ -195,8 +196,15 @@ def _page(args: argparse.Namespace, console: Console) -> None:
     _show_paths(write_page(folders, into, args.line, args.targets), console)
 
 
-def _report(directories: list[Path], into: Path, title: str, command: str, console: Console) -> None:
-    table, paths = write_report(directories, into, title, command)
+def _report(
+    directories: list[Path],
+    into: Path,
+    title: str,
+    command: str,
+    console: Console,
+    failed: Mapping[Path, str] | None = None,
+) -> None:
+    table, paths = write_report(directories, into, title, command, failed)
     console.print(table)
     _show_paths(paths, console)
 

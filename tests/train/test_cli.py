@@ -63,6 +63,16 @@ def test_compare_ends_with_a_table_and_the_paths_of_what_it_wrote(tmp_path):
     assert "mean ± standard deviation of 2 seeds" in summary
 
 
+def test_a_run_that_failed_is_named_in_the_summary_of_the_others(tmp_path):
+    rates = ["--grid", "local.lr=0.1,1e30", "--seeds", "0", "--jobs", "1"]
+    done = train("compare", "configs/quickstart.yaml", *rates, f"output={tmp_path}", *TINY, "clip=.inf")
+    assert done.returncode == 1
+    (failed,) = (path for path in tmp_path.glob("*1e*") if path.is_dir())
+    summary = (tmp_path / "summary.md").read_text()
+    assert f"\n\nFailed, and not in the table: `{failed}`: no client's update could be used" in summary
+    assert "of 2 rounds, one seed; " in summary
+
+
 def test_a_second_run_overwrites_nothing_and_resume_goes_on(tmp_path):
     arguments = ["run", "configs/quickstart.yaml", f"output={tmp_path}", *TINY]
     assert train(*arguments).returncode == 0

@@ -1,6 +1,6 @@
 """What is written after training, of a run or of several: a table, a Markdown file, a CSV, and a plot."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -51,7 +51,9 @@ class Row:
         )
 
 
-def write_report(directories: Sequence[Path], into: Path, title: str, command: str) -> tuple[Table, list[Path]]:
+def write_report(
+    directories: Sequence[Path], into: Path, title: str, command: str, failed: Mapping[Path, str] | None = None
+) -> tuple[Table, list[Path]]:
     """Write `summary.md`, `summary.csv` and the plot of accuracy against bytes, as PNG and SVG.
 
     Args:
@@ -59,6 +61,7 @@ def write_report(directories: Sequence[Path], into: Path, title: str, command: s
         into: where to write.
         title: of the table and the plot.
         command: the one that made the runs, to stand beside the numbers.
+        failed: why other runs of the same command failed, by directory; the report says that they are not in it.
 
     Returns:
         The table for the screen, and the paths written.
@@ -68,7 +71,8 @@ def write_report(directories: Sequence[Path], into: Path, title: str, command: s
     aims = targets_of(arms) or reached_targets(arms)
     columns = (*COLUMNS, f"MB to {aims[0]:g} %" if aims else "MB to a target")
     rows = [Row.of(arm, aims[0] if aims else None) for arm in arms]
-    (into / SUMMARY).write_text(_markdown(title, command, columns, rows, histories), encoding="utf-8")
+    text = _markdown(title, command, columns, rows, histories, failed or {})
+    (into / SUMMARY).write_text(text, encoding="utf-8")
     table = write_csv(into / TABLE, CSV_COLUMNS, csv_rows(arms))
     curves = {arm.label: arm.curves("test_accuracy", "bytes") for arm in arms}
     figure = accuracy_figure(curves, {arm.label: arm.style for arm in arms}, "bytes", title, targets_of(arms))
@@ -83,7 +87,10 @@ def csv_rows(arms: Sequence[Arm]) -> list[tuple[object, ...]]:
 
 def rounds_of(runs: Sequence[History]) -> str:
     """Return how many rounds the runs have, the least and the most where they differ."""
-    counts = [len(run.lines) for run in runs]
+    return _least_and_most([len(run.lines) for run in runs])
+
+
+def _least_and_most(counts: Sequence[int]) -> str:
     return "–".join(map(str, dict.fromkeys((min(counts), max(counts)))))
 
 
@@ -116,16 +123,24 @@ def _failures(histories: list[History]) -> int:
     return int(sum(line["failed"] for history in histories for line in history.lines))
 
 
-def _markdown(title: str, command: str, columns: Sequence[str], rows: list[Row], histories: list[History]) -> str:
+def _markdown(
+    title: str,
+    command: str,
+    columns: Sequence[str],
+    rows: list[Row],
+    histories: list[History],
+    failed: Mapping[Path, str],
+) -> str:
     lines = [f"# {title}", "", f"| {' | '.join(columns)} |", f"|---|{'---:|' * (len(columns) - 1)}"]
     lines += [f"| {' | '.join(row.cells())} |" for row in rows]
-    seeds = max(len(row.accuracies) for row in rows)
+    seeds = [len(row.accuracies) for row in rows]
     seconds = sum(line["seconds"] for history in histories for line in history.lines)
     lines += [
         "",
         f"Accuracy after the last of {rounds_of(histories)} rounds"
-        + (f", mean ± standard deviation of {seeds} seeds" if seeds > 1 else ", one seed")
+        + (f", mean ± standard deviation of {_least_and_most(seeds)} seeds" if max(seeds) > 1 else ", one seed")
         + f"; {seconds:.0f} s of rounds in all; {_failures(histories)} client updates failed or were rejected.",
+        *(f"\nFailed, and not in the table: `{directory}`: {why}" for directory, why in failed.items()),
         "",
         f"Made by `{command}`.",
         "",
