@@ -34,7 +34,8 @@ METRICS_FILE = "metrics.jsonl"
 CONFIG_FILE = "config.yaml"
 LOCK_FILE = ".lock"
 REPORT_FILES = ("summary.md", "summary.csv", "accuracy_vs_bytes.png", "accuracy_vs_bytes.svg")
-FREE = ("tracking", "checkpoint_every")  # what may change on the way, as no result depends on it
+# What may change on the way, as no result depends on it; that the data are the same is checked once they are read.
+FREE = frozenset({"tracking", "checkpoint_every", "data.root", "data.download"})
 RUN_FILES = (
     *(CONFIG_FILE, METRICS_FILE, MODEL_FILE, PREVIOUS_FILE, BEST_FILE),
     *(PROVENANCE_FILE, CLIENTS_FILE, LAYERS_FILE, PILOTS_FILE, "wandb.json"),
@@ -144,7 +145,8 @@ def _check_same(config: Config) -> None:
     before, wanted = flatten(plain(checked)), flatten(plain(config))
     differing = [key for key in {**before, **wanted} if before.get(key) != wanted.get(key)]
     for key in differing:
-        if key.partition(".")[0] not in FREE and (more := _objection(key, checked, config)) is not None:
+        free = not FREE.isdisjoint((key, key.partition(".")[0]))
+        if not free and (more := _objection(key, checked, config)) is not None:
             told = f"{key}={shown(before.get(key))}, not {shown(wanted.get(key))}{more}"
             raise UserError(f"{config.directory} holds a run with {told}; choose another output=…")
 

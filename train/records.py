@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sharding import Plan, anme
+from sharding import Plan, UserError, anme
 from train.experiment import Experiment
 
 CLIENTS_FILE = "clients.json"
@@ -93,6 +93,19 @@ def read_clients(directory: Path) -> dict[str, dict[str, Any]]:
     """Return what a run wrote of its clients, nothing if it wrote none."""
     path = directory / CLIENTS_FILE
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def check_clients(directory: Path, parts: Mapping[str, Experiment]) -> None:
+    """Make sure that the clients have the samples with which the run in that directory was started.
+
+    Raises:
+        UserError: the data are others.
+    """
+    now = json.loads(json.dumps(describe_clients(parts)))
+    for name, before in read_clients(directory).items():
+        if any(before.get(key) != now[name][key] for key in ("samples", "classes")):
+            told = f"{directory} was started with other data than those of {name} that are here"
+            raise UserError(f"{told}; give data.root=… the folder that they are in, or choose another output=…")
 
 
 def _describe(part: Experiment) -> dict[str, object]:

@@ -24,7 +24,7 @@ from train.lines import keep_lines, read_lines
 from train.parts import import_parts
 from train.pilots import teach
 from train.provenance import PROVENANCE_FILE, Provenance, describe_start, keep_device
-from train.records import CLIENTS_FILE, LAYERS_FILE, describe_clients
+from train.records import CLIENTS_FILE, LAYERS_FILE, check_clients, describe_clients
 from train.rounds import Metrics, run_rounds
 from train.stages import enter
 from train.stopping import EarlyStop
@@ -186,6 +186,7 @@ def threads(count: int) -> Iterator[None]:
 
 def _go_back(config: Config, experiment: Experiment | Tasks) -> tuple[int, list[dict[str, Any]]]:
     """Load the last checkpoint of which there are metrics; return its round and the metrics up to there."""
+    check_clients(config.directory, experiment.parts)
     path = config.directory / METRICS_FILE
     lines = read_lines(path)
     found = find_checkpoint(config.directory, len(lines), experiment.model)

@@ -27,6 +27,7 @@ from train.engines import workers
 from train.failures import RunError
 from train.interrupts import Stopped
 from train.provenance import PROVENANCE_FILE
+from train.records import CLIENTS_FILE
 from train.run import is_finished, is_measured, run
 
 OPTIONS = ["rounds=4", "checkpoint_every=1", "engine=stacked", "clients.sampler=ocs", "clients.budget=1.5"]
@@ -112,7 +113,22 @@ def test_it_goes_on_with_no_other_run(changed, told, tmp_path):
 
 def test_what_no_result_depends_on_may_change_on_the_way(tmp_path):
     run(tiny(tmp_path, *OPTIONS), ignore)
-    check_directory(tiny(tmp_path, *OPTIONS, "tracking.wandb=offline", "checkpoint_every=2"), resume=True)
+    free = ["tracking.wandb=offline", "checkpoint_every=2", "data.root=elsewhere"]
+    check_directory(tiny(tmp_path, *OPTIONS, *free), resume=True)
+
+
+@pytest.mark.parametrize("key", ["samples", "classes"])
+def test_it_goes_on_with_no_other_data(key, tmp_path):
+    run(tiny(tmp_path, *OPTIONS), ignore)
+    (tmp_path / MODEL_FILE).unlink()  # so that there are rounds to run again
+    path = tmp_path / CLIENTS_FILE
+    clients = json.loads(path.read_text())
+    clients["quickstart"][key].reverse()
+    path.write_text(json.dumps(clients))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    with pytest.raises(UserError, match="was started with other data than those of quickstart"):
+        run(tiny(tmp_path, *OPTIONS), ignore, resume=True)
+    assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
 
 
 def test_that_there_is_nothing_to_go_on_with_is_said(tmp_path, caplog):
