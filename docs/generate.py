@@ -110,14 +110,20 @@ def planner() -> Iterator[str]:
 
 
 def medium() -> Iterator[str]:
-    """Yield, of each finished run at the medium scale, accuracy over its rounds and what may explain it."""
+    """Yield a table an experiment at the medium scale: of each finished run its accuracy and what may explain it."""
+    yield from _medium("CIFAR-10", "cifar10_resnet18")
+    yield ""
+    yield from _medium("Shakespeare", "shakespeare_gpt")
+
+
+def _medium(title: str, experiment: str) -> Iterator[str]:
     quarters = (1, 2, 3, 4)
     yield from table(
-        *("CIFAR-10, r = 0.1", "rounds", "seed", *(f"{25 * part} %" for part in quarters), "last"),
+        *(f"{title}, r = 0.1", "rounds", "seed", *(f"{25 * part} %" for part in quarters), "last"),
         *("client's model off by", "clients' mean off by", "cosine with FedAvg", "terms with a holder", "lost"),
         "in the n largest",
     )
-    cells = ROOT / "results" / "tables_medium" / "cells" / "cifar10_resnet18"
+    cells = ROOT / "results" / "tables_medium" / "cells" / experiment
     runs = [
         (path.parent, [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()])
         for path in sorted(cells.glob("*/*/metrics.jsonl"))
