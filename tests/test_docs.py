@@ -13,7 +13,9 @@ import torch
 from models import MODELS
 from sharding import COORDINATIONS, DESIGNS, STRATEGIES
 from sharding.clients import SAMPLERS
-from train.__main__ import _parse
+from tests.train.conftest import ROOT as DATA
+from tests.train.test_runs import TINY
+from train.__main__ import _parse, main
 from train.config import load_config
 from train.data import DATASETS
 from train.partition import PARTITIONS
@@ -23,11 +25,13 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*/*.md"))]
 TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
 SNIPPETS = [(page, code) for page, text in TEXTS.items() for code in re.findall(r"```python\n(.*?)```", text, re.S)]
+WRITTEN = r"`(python -m train [^`…]+)`", r"^\$ (python -m train (?:[^#\n\\]|\\\n)+)"  # in a sentence, and in a block
 COMMANDS = sorted(
     {
-        command.strip()
+        " ".join(command.replace("\\\n", " ").split())
         for text in TEXTS.values()
-        for command in re.findall(r"(?:^\$ |`)(python -m train [^`#\n…]+)", text, re.M)
+        for form in WRITTEN
+        for command in re.findall(form, text, re.M)
         if not re.search(r"\b[A-Z]{3,}|\bN\b", command)  # a placeholder, as in `table N`
     }
 )
@@ -46,12 +50,32 @@ def test_snippets_run(page, snippet, capsys):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_are_understood(command):
-    """What is behind them is tested elsewhere: here, that options, files, keys and values exist."""
+    """Options, files, keys and values exist."""
     args = _parse(shlex.split(command)[3:])
     if hasattr(args, "config"):
         load_config(args.config, args.overrides)
     if hasattr(args, "number"):
         load_layout().find(args.number)
+
+
+def shortened(words, data, into):
+    """Return a command that trains for two small rounds, with its data where the tests have them."""
+    kept = [word for word in words if not re.match(r"(rounds|data\.root|data\.download)=", word)]
+    return [*kept, *TINY, f"data.root={data}", f"output={into}"]
+
+
+TRAINING = [command for command in COMMANDS if command.split()[3] in ("run", "compare")]
+
+
+@pytest.mark.parametrize("command", TRAINING)
+def test_commands_train(command, tmp_path, capsys):
+    words = shlex.split(command)[3:]
+    if load_config(words[1]).data.name != "digits" and not (DATA / "cifar10").is_dir():
+        pytest.skip(f"no cifar10 under {DATA}")
+    assert main(shortened(words, DATA, tmp_path / "run")) == 0
+    assert str(tmp_path / "run" / "summary.md") in capsys.readouterr().out
+    assert main(["report", str(tmp_path)]) == 0
+    assert "<figure" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_there_are_snippets_and_commands():
