@@ -70,7 +70,7 @@ def main(words: Sequence[str]) -> None:
         parser.error("widths are of the ResNet; with --on shakespeare leave them out of --only")
     train(args.on, args.into, methods, args.seeds, args.overrides)
     kept = args.into / "curves.csv"
-    write_curves(kept, dict(sorted((read_curves(kept) | finished(args.into)).items())))
+    write_curves(kept, dict(sorted((read_curves(kept) | finished(args.on, args.into, args.overrides)).items())))
     text = [
         f"# Beyond the published algorithm: {EXPERIMENTS[args.on].title}, r = 0.1",
         "",
@@ -118,13 +118,14 @@ def lines_of(place: Path) -> Lines:
     return read_lines(place / "metrics.jsonl")
 
 
-def finished(into: Path) -> dict[str, Curve]:
-    """Return the curves of all whole runs that there are, as ``method-seed``."""
+def finished(on: str, into: Path, overrides: Sequence[str]) -> dict[str, Curve]:
+    """Return the curves of all whole runs that there are, as ``method-seed``; another process may be at others."""
     found = {}
     for method in (*METHODS, *WIDTHS):
+        rounds = config_of(on, method if method in METHODS else BASELINE, 0, overrides).rounds
         for place in sorted((into / "runs").glob(f"{folder(method)}-[0-9]*")):
             lines = lines_of(place)
-            if lines and "test_accuracy" in lines[-1]:
+            if len(lines) == rounds:
                 found[f"{method}-{place.name.rpartition('-')[2]}"] = curve(lines)
     return found
 

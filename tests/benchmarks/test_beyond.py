@@ -1,5 +1,6 @@
 """The protocol beyond the paper: one table of what there is, made of the runs alone, and all of it runs."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -40,6 +41,15 @@ def test_curves_that_are_kept_stay_in_the_table(tmp_path):
     beyond.main([str(tmp_path), "--only"])
     assert "| +25.0 (one seed) |" in (tmp_path / "summary.md").read_text(encoding="utf-8")
     assert beyond.read_curves(tmp_path / "curves.csv")["top_n-0"] == course(0.1, 0.5)
+
+
+def test_a_run_that_another_process_is_at_is_left_out(tmp_path):
+    for name, rounds in (("collective-0", 2), ("collective-1", 1), ("width-static-0", 1)):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        line = {"bytes_up": 1, "bytes_down": 1, "heard": 2, "test_accuracy": 0.5, "test_loss": 1.0}
+        lines = "".join(json.dumps({"round": t} | line) + "\n" for t in range(rounds))
+        (tmp_path / "runs" / name / "metrics.jsonl").write_text(lines, encoding="utf-8")
+    assert list(beyond.finished("cifar10", tmp_path, TINY)) == ["collective-0"]
 
 
 def bytes_of_a_client(config):
