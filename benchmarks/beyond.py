@@ -50,6 +50,7 @@ METHODS: dict[str, Sequence[str]] = {
     "dense, equal bytes": ["strategy=dense", "evaluate_every=5"],
     "collective, look_ahead": ["strategy=collective", *LOOK_AHEAD],
     "top_n, look_ahead": ["strategy=top_n", *LOOK_AHEAD],
+    "dense, equal bytes, look_ahead": ["strategy=dense", "evaluate_every=5", *LOOK_AHEAD],
     "collective, double steps": ["strategy=collective", "server_lr=2"],  # as far as look_ahead goes in the long run
     "collective, int8": ["strategy=collective", "wire=int8"],
 }

@@ -30,6 +30,7 @@ def write(folder: Path) -> None:
         ("planner", planner()),
         ("medium", medium()),
         ("learning_rates", learning_rates()),
+        ("beyond", beyond()),
         ("screened", screened()),
         ("wires", wires()),
     ):
@@ -166,6 +167,16 @@ def learning_rates() -> Iterator[str]:
     yield from table("after 100 rounds, %", *(f"lr = {rate}" for rate in rates))
     for strategy in sorted({strategy for strategy, _ in last}):
         yield f"| {strategy} | {' | '.join(f'{100 * last[strategy, rate]:.1f}' for rate in rates)} |"
+
+
+def beyond() -> Iterator[str]:
+    """Yield the README's columns of the table of benchmarks/beyond.py."""
+    shown = ("method", "rounds", "GB", "seeds", "end", "end, less collective's")
+    lines = (ROOT / "results" / "beyond" / "summary.md").read_text(encoding="utf-8").splitlines()
+    head, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|"))
+    yield from table("CIFAR-10, r = 0.1", *shown[1:4], "accuracy, %", "less `collective`'s, of the same seeds")
+    for row in rows:
+        yield f"| {' | '.join(dict(zip(head, row, strict=True))[name] for name in shown)} |"
 
 
 def screened() -> Iterator[str]:
