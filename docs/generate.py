@@ -160,13 +160,16 @@ def _held(folder: Path) -> str:
 
 
 def learning_rates() -> Iterator[str]:
-    """Yield the accuracy after short runs at other learning rates."""
-    with (ROOT / "results" / "tables_medium" / "learning_rate.csv").open(newline="", encoding="utf-8") as file:
-        last = {(row["strategy"], row["lr"]): float(row["test_accuracy"]) for row in csv.DictReader(file)}
+    """Yield the accuracy after short runs at other learning rates: of strategies, and of what they are held to."""
+    last = {}
+    for folder in ("tables_medium", "beyond"):
+        with (ROOT / "results" / folder / "learning_rate.csv").open(newline="", encoding="utf-8") as file:
+            last |= {(row["strategy"], row["lr"]): float(row["test_accuracy"]) for row in csv.DictReader(file)}
     rates = sorted({rate for _, rate in last}, key=float)
     yield from table("after 100 rounds, %", *(f"lr = {rate}" for rate in rates))
-    for strategy in sorted({strategy for strategy, _ in last}):
-        yield f"| {strategy} | {' | '.join(f'{100 * last[strategy, rate]:.1f}' for rate in rates)} |"
+    for strategy in dict.fromkeys(strategy for strategy, _ in last):
+        shown = (last.get((strategy, rate)) for rate in rates)
+        yield f"| {strategy} | {' | '.join('–' if value is None else f'{100 * value:.1f}' for value in shown)} |"
 
 
 def beyond() -> Iterator[str]:
