@@ -41,7 +41,7 @@ EXPERIMENTS = {
     "shakespeare": Experiment("beyond_shakespeare", "Shakespeare, a transformer", 54),
 }
 BASELINE = "collective"
-# The best of three rates, seed 1000: results/beyond/learning_rate.csv. Of the others it is the published 0.1.
+# The best of four rates, seed 1000: results/beyond/learning_rate.csv. Of the others it is the published 0.1.
 DENSE = ("strategy=dense", "local.lr=0.03", "evaluate_every=5")
 # β and η_g were tried on the digits of the quickstart, seeds 0 and 1: results/beyond/digits.csv.
 LOOK_AHEAD = ("server_optimizer=look_ahead", "server_momentum=0.8", "server_lr=0.4")
