@@ -57,6 +57,12 @@ METHODS: dict[str, Sequence[str]] = {
     "collective, int8": ["strategy=collective", "wire=int8"],
 }
 WIDTHS = {"width, static": "static", "width, rolling": "rolling"}
+# What is compared with something else than the baseline.
+PAIRS = (
+    ("top_n, look_ahead", "collective, look_ahead"),
+    ("dense, equal bytes, look_ahead", "dense, equal bytes"),
+    ("collective, look_ahead", "dense, equal bytes, look_ahead"),
+)
 
 Curve = Sequence[Evaluation]
 
@@ -79,6 +85,7 @@ def main(words: Sequence[str]) -> None:
         "",
         *table(read_curves(kept)),
         "",
+        *differences(read_curves(kept)),
         f"Made by `python benchmarks/beyond.py results/{args.into.name} --on {args.on}`, a few methods at a time.",
         "",
     ]
@@ -138,10 +145,7 @@ def table(curves: Mapping[str, Curve]) -> list[str]:
     parts = (0.25, 0.5, 0.75)
     head = ("method", "rounds", "GB", "seeds", *(f"{100 * part:.0f} % of it" for part in parts), "end", "best")
     lines = [f"| {' | '.join(head)} | end, less {BASELINE}'s |", "|---|" + "---:|" * len(head)]
-    runs: dict[str, dict[int, Curve]] = {method: {} for method in (*METHODS, *WIDTHS)}
-    for name, its in curves.items():
-        method, _, seed = name.rpartition("-")
-        runs[method][int(seed)] = its
+    runs = by_method(curves)
     for method, seeds in runs.items():
         if seeds:
             last = next(iter(seeds.values()))[-1]
@@ -157,6 +161,26 @@ def table(curves: Mapping[str, Curve]) -> list[str]:
             ]
             lines.append(f"| {' | '.join(cells)} | {difference(seeds, runs[BASELINE])} |")
     return lines
+
+
+def differences(curves: Mapping[str, Curve]) -> list[str]:
+    """Return a sentence for each of `PAIRS` that has seeds in common, and an empty line after it."""
+    runs = by_method(curves)
+    return [
+        line
+        for mine, theirs in PAIRS
+        if set(runs[mine]) & set(runs[theirs])
+        for line in (f"End of `{mine}`, less that of `{theirs}`: {difference(runs[mine], runs[theirs])}.", "")
+    ]
+
+
+def by_method(curves: Mapping[str, Curve]) -> dict[str, dict[int, Curve]]:
+    """Return the curves of ``method-seed`` by method and seed."""
+    runs: dict[str, dict[int, Curve]] = {method: {} for method in (*METHODS, *WIDTHS)}
+    for name, its in curves.items():
+        method, _, seed = name.rpartition("-")
+        runs[method][int(seed)] = its
+    return runs
 
 
 def accuracy_near(its: Curve, part: float) -> float:

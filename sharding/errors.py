@@ -1,6 +1,6 @@
 """A user's mistake is told in one line: the value, what is allowed, and the remedy."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from reprlib import Repr
 from typing import TypeVar
@@ -30,6 +30,12 @@ def shown(value: object) -> str:
 
 _REPR = Repr()
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
+
+
+def few(names: Sequence[object], most: int = 3) -> str:
+    """Return the first names for a message, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
 
 
 def nearest(name: str, allowed: Iterable[str], cutoff: float = 0.5) -> str:

@@ -20,7 +20,7 @@ import yaml
 from rich.console import Console
 
 import sharding
-from sharding.errors import UserError, shown
+from sharding.errors import UserError, few, shown
 from train.compare import Failure, compare, default_jobs, plan_cells
 from train.config import Config, load_config
 from train.console import handler
@@ -150,13 +150,9 @@ def _raise_failures(failures: Mapping[Path, Failure], total: int) -> None:
         alike: dict[str, list[str]] = {}
         for directory, failure in failures.items():
             alike.setdefault(failure.why, []).append(str(directory))
-        each = "; ".join(f"{_few(directories)}: {why}" for why, directories in alike.items())
+        each = "; ".join(f"{few(directories)}: {why}" for why, directories in alike.items())
         kind = UserError if all(failure.mistake for failure in failures.values()) else RunError
         raise kind(f"{len(failures)} of {total} runs failed, the others are done: {each}")
-
-
-def _few(names: Sequence[str], most: int = 3) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _federate(args: argparse.Namespace, console: Console) -> None:

@@ -469,6 +469,11 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
+def is_named(key: str, names: frozenset[str]) -> bool:
+    """Return whether a dotted key is among these names, itself or by its section."""
+    return not names.isdisjoint((key, key.partition(".")[0]))
+
+
 def _known_keys(section: type[Section], prefix: str = "") -> Iterator[str]:
     for name, info in section.model_fields.items():
         yield prefix + name

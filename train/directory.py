@@ -16,7 +16,7 @@ import yaml
 
 from sharding.errors import UserError, shown
 from train.checkpoint import BEST_FILE, MODEL_FILE, PREVIOUS_FILE
-from train.config import Config, check_config, flatten
+from train.config import Config, check_config, flatten, is_named
 from train.failures import writing
 from train.files import UNFINISHED
 from train.parts import SCHEDULES
@@ -145,8 +145,7 @@ def _check_same(config: Config) -> None:
     before, wanted = flatten(plain(checked)), flatten(plain(config))
     differing = [key for key in {**before, **wanted} if before.get(key) != wanted.get(key)]
     for key in differing:
-        free = not FREE.isdisjoint((key, key.partition(".")[0]))
-        if not free and (more := _objection(key, checked, config)) is not None:
+        if not is_named(key, FREE) and (more := _objection(key, checked, config)) is not None:
             told = f"{key}={shown(before.get(key))}, not {shown(wanted.get(key))}{more}"
             raise UserError(f"{config.directory} holds a run with {told}; choose another output=…")
 

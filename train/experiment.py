@@ -156,11 +156,9 @@ def put_together(
             "clients.pilot_losses=[…] trains pilots on the clients' data here; in a federation leave it out"
         )
     model = make_model(config, dataset).to(dataset.test.targets.device)
-    planner = ShardPlanner(
-        config.strategy, config.design, config.seed, coordination=config.coordination, wire=config.wire
-    )
+    planner = make_planner(config)
     clip = config.clip if planner.strategy.clips else None
-    dense_nbytes = ShardPlanner("dense").plan(model, {0: 1.0})[0].nbytes
+    dense_nbytes = nbytes_whole(model)
     costs = dict.fromkeys(num_samples, 1.0)
     if SAMPLERS[config.clients.sampler].weighs_costs:
         shards = plan_of_each(planner, model, keep_ratios)
@@ -232,6 +230,16 @@ def make_sampler(config: Config, num_samples: Mapping[Client, int], costs: Mappi
     population = Population(sizes, prices, profiles)
     sampler = pick(SAMPLERS, clients.sampler, "sampler")
     return sampler(count, clients.per_round, config.seed, population, **clients.options)
+
+
+def make_planner(config: Config) -> ShardPlanner:
+    """Return what plans the shards of a run."""
+    return ShardPlanner(config.strategy, config.design, config.seed, coordination=config.coordination, wire=config.wire)
+
+
+def nbytes_whole(model: nn.Module) -> int:
+    """Return the bytes that a client of dense FedAvg is sent."""
+    return ShardPlanner("dense").plan(model, {0: 1.0})[0].nbytes
 
 
 def make_model(config: Config, dataset: Dataset) -> nn.Module:

@@ -1,16 +1,24 @@
 """Who has what: a look at a configuration's clients and model before anything is trained."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sharding import ShardPlanner
+from sharding.errors import few
 from sharding.planner import Client
 from train.config import Config
 from train.data import Dataset
-from train.experiment import assign_keep_ratios, deal, make_model, plan_of_each, read_dataset
+from train.experiment import (
+    assign_keep_ratios,
+    deal,
+    make_model,
+    make_planner,
+    nbytes_whole,
+    plan_of_each,
+    read_dataset,
+)
 from train.partition import class_counts
 from train.plots import save
 from train.report.figures import partition_drawings
@@ -52,18 +60,14 @@ def _inspect(config: Config, name: str, into: Path) -> Iterator[str]:
 def _describe_model(config: Config, dataset: Dataset, keep_ratios: Mapping[Client, float]) -> Iterator[str]:
     """Tell the model's size and, by keep ratio, who gets how much of it, one way."""
     model = make_model(config, dataset)
-    planner = ShardPlanner(
-        config.strategy, config.design, config.seed, coordination=config.coordination, wire=config.wire
-    )
-    plan = plan_of_each(planner, model, keep_ratios)
-    whole = ShardPlanner("dense").plan(model, {0: 1.0})[0].nbytes
+    plan, whole = plan_of_each(make_planner(config), model, keep_ratios), nbytes_whole(model)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     size = f"{parameters:,} parameters, {whole:,} bytes"
     yield f"{config.model.name}: {size}; {config.strategy} shards {len(plan.spectra)} layers"
     for ratio in sorted(set(keep_ratios.values())):
         nbytes, its = plan[str(ratio)].nbytes, [client for client, own in keep_ratios.items() if own == ratio]
         share = f"{nbytes:,} bytes a shard, {100 * nbytes / whole:.1f} % of the model's"
-        yield f"keep ratio {ratio:g}: {share}; {len(its)} clients, {_few(its)}"
+        yield f"keep ratio {ratio:g}: {share}; {len(its)} clients, {few(its, NAMED)}"
 
 
 def _labels(dataset: Dataset) -> NDArray[np.int64] | None:
@@ -73,8 +77,3 @@ def _labels(dataset: Dataset) -> NDArray[np.int64] | None:
 
 def _spread(values: NDArray[np.int64]) -> str:
     return f"{values.min()} least, {int(np.median(values))} median, {values.max()} most"
-
-
-def _few(clients: Sequence[Client]) -> str:
-    more = f" and {len(clients) - NAMED} more" if len(clients) > NAMED else ""
-    return ", ".join(map(str, clients[:NAMED])) + more

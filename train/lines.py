@@ -1,6 +1,7 @@
 """Files of a line a round, read so that what was spoiled or cut off in writing is never taken for a round."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,11 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             break
         lines.append(metrics)
     return lines
+
+
+def has_ended(lines: Sequence[Mapping[str, Any]], rounds: int) -> bool:
+    """Return whether a run of so many rounds has come to its end with these, early or not."""
+    return len(lines) == rounds or (bool(lines) and "stopped" in lines[-1])
 
 
 def keep_lines(path: Path, count: int | None = None) -> None:

@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 
 from sharding.errors import UserError
-from train.config import Config
+from train.config import Config, is_named
 
 # What does not make a run another experiment.
 HOUSEKEEPING = frozenset(
@@ -28,7 +28,7 @@ def with_directory(config: Config, overrides: Sequence[str]) -> Config:
 
 def describe(overrides: Mapping[str, str]) -> str:
     """Return ``lr=0.05,width=8`` of overridden keys: their last words, unless two have the same, and their values."""
-    kept = {key: value for key, value in sorted(overrides.items()) if key.split(".")[0] not in UNNAMED}
+    kept = {key: value for key, value in sorted(overrides.items()) if not is_named(key, UNNAMED)}
     lasts = [key.rpartition(".")[2] for key in kept]
     words = (last if lasts.count(last) == 1 else key for key, last in zip(kept, lasts, strict=True))
     told = ",".join(f"{word}={_plain(value)}" for word, value in zip(words, kept.values(), strict=True))

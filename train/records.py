@@ -18,6 +18,7 @@ LAYERS_FILE = "layers.jsonl"
 PILOTS_FILE = "pilots.json"
 DIGITS = 6  # significant ones are enough to draw
 
+Clients = Mapping[str, Mapping[str, object]]  # by task: what `describe_clients` says
 Layers = Mapping[str, Sequence["LayerLaw"]]  # of a round: by layer, one law a keep ratio
 
 
@@ -84,7 +85,7 @@ def read_layers(directory: Path) -> dict[tuple[int, str], Layers]:
     }
 
 
-def describe_clients(parts: Mapping[str, Experiment]) -> dict[str, dict[str, object]]:
+def describe_clients(parts: Mapping[str, Experiment]) -> Clients:
     """Return, by task, each client's samples, keep ratio, and samples of each class: None for text, or elsewhere."""
     return {name: _describe(part) for name, part in parts.items()}
 
@@ -95,15 +96,14 @@ def read_clients(directory: Path) -> dict[str, dict[str, Any]]:
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
-def check_clients(directory: Path, parts: Mapping[str, Experiment]) -> None:
+def check_clients(directory: Path, clients: Clients) -> None:
     """Make sure that the clients have the samples with which the run in that directory was started.
 
     Raises:
         UserError: the data are others.
     """
-    now = json.loads(json.dumps(describe_clients(parts)))
     for name, before in read_clients(directory).items():
-        if any(before.get(key) != now[name][key] for key in ("samples", "classes")):
+        if any(before.get(key) != clients[name][key] for key in ("samples", "classes")):
             told = f"{directory} was started with other data than those of {name} that are here"
             raise UserError(f"{told}; give data.root=… the folder that they are in, or choose another output=…")
 

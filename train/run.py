@@ -20,11 +20,11 @@ from train.experiment import Experiment, assemble
 from train.failures import REMEDY, RunError
 from train.files import write_whole
 from train.interrupts import Request, stop_on_request
-from train.lines import keep_lines, read_lines
+from train.lines import has_ended, keep_lines, read_lines
 from train.parts import import_parts
 from train.pilots import teach
 from train.provenance import PROVENANCE_FILE, Provenance, describe_start, keep_device
-from train.records import CLIENTS_FILE, LAYERS_FILE, check_clients, describe_clients
+from train.records import CLIENTS_FILE, LAYERS_FILE, Clients, check_clients, describe_clients
 from train.rounds import Metrics, run_rounds
 from train.stages import enter
 from train.stopping import EarlyStop
@@ -67,8 +67,11 @@ def run(
         try:
             with hold(config.directory), _workers_at_work():
                 check_directory(config, resume)  # again, now that nobody else writes
+                clients = describe_clients(experiment.parts)
+                if resume:
+                    check_clients(config.directory, clients)
                 start, lines = _go_back(config, experiment) if resume else (0, [])
-                _describe(config, experiment, held, start)
+                _describe(config, experiment, clients, held, start)
                 if isinstance(experiment, Experiment):
                     teach(experiment, config.directory)
                 with stop_on_request() as request, Trackers(config) as trackers:
@@ -108,8 +111,7 @@ def is_measured(config: Config) -> bool:
 def _end(config: Config) -> int | None:
     """Return the rounds with which the run has ended, early or not; None where it has not."""
     lines = read_lines(config.directory / METRICS_FILE)
-    ended = len(lines) == config.rounds or (bool(lines) and "stopped" in lines[-1])
-    return len(lines) if ended else None
+    return len(lines) if has_ended(lines, config.rounds) else None
 
 
 def prepare(config: Config, held: Provenance | None, build: Build) -> Experiment | Tasks:
@@ -186,7 +188,6 @@ def threads(count: int) -> Iterator[None]:
 
 def _go_back(config: Config, experiment: Experiment | Tasks) -> tuple[int, list[dict[str, Any]]]:
     """Load the last checkpoint of which there are metrics; return its round and the metrics up to there."""
-    check_clients(config.directory, experiment.parts)
     path = config.directory / METRICS_FILE
     lines = read_lines(path)
     found = find_checkpoint(config.directory, len(lines), experiment.model)
@@ -204,10 +205,12 @@ def _go_back(config: Config, experiment: Experiment | Tasks) -> tuple[int, list[
     return start, lines[:start]
 
 
-def _describe(config: Config, experiment: Experiment | Tasks, held: Provenance | None, start: int) -> None:
+def _describe(
+    config: Config, experiment: Experiment | Tasks, clients: Clients, held: Provenance | None, start: int
+) -> None:
     """Write the configuration, who has what, and what the run is made with."""
     write_whole(config.directory / CONFIG_FILE, yaml.safe_dump(plain(config), sort_keys=False).encode())
-    write_whole(config.directory / CLIENTS_FILE, json.dumps(describe_clients(experiment.parts)).encode())
+    write_whole(config.directory / CLIENTS_FILE, json.dumps(clients).encode())
     made = held.resumed(describe_start(start)) if held else Provenance.of(config, experiment.parts, start)
     write_whole(config.directory / PROVENANCE_FILE, made.to_json().encode())
 

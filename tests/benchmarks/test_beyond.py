@@ -36,6 +36,14 @@ def test_a_row_tells_the_course_and_the_paired_difference():
     assert beyond.table({"top_n-0": course(0.1, 0.2)})[2].endswith("| – |")
 
 
+def test_declared_pairs_are_told_of_the_seeds_that_both_have():
+    curves = {f"dense, equal bytes-{seed}": course(0.1 * seed) for seed in (1, 2)}
+    assert beyond.differences(curves) == []
+    name = "dense, equal bytes, look_ahead"
+    curves |= {f"{name}-{seed}": course(accuracy) for seed, accuracy in ((1, 0.2), (2, 0.4), (3, 0.9))}
+    assert beyond.differences(curves) == [f"End of `{name}`, less that of `dense, equal bytes`: +15.0 ± 5.0.", ""]
+
+
 def test_curves_that_are_kept_stay_in_the_table(tmp_path):
     beyond.write_curves(tmp_path / "curves.csv", {"collective-0": course(0.1, 0.25), "top_n-0": course(0.1, 0.5)})
     beyond.main([str(tmp_path), "--only"])

@@ -28,6 +28,7 @@ from train.federate.keys import LOOPBACK, write_certificates, write_node_key
 from train.federate.node import write_data
 from train.federate.nodes import Patience
 from train.federate.processes import Processes
+from train.lines import whole_lines
 from train.naming import with_directory
 from train.rounds import LostRounds, Metrics
 from train.run import is_finished
@@ -219,7 +220,7 @@ def follow(processes: Processes, config: Config, progress: Callable[[Metrics], N
         RunError: the run, the SuperLink or all nodes ended before its time, or no update could be used for too long.
     """
     logs, told = config.directory / FOLDER / "logs", set[str]()
-    rounds, losses = _whole_lines(config.directory / METRICS_FILE), LostRounds(config.rounds)
+    rounds, losses = _new_lines(config.directory / METRICS_FILE), LostRounds(config.rounds)
     for line in rounds():  # of an earlier start
         progress(json.loads(line))
     arrived, finished = arrivals(logs / "run.log", config.clients.count), False
@@ -282,14 +283,13 @@ def _read(path: Path) -> list[str]:
     return [line.strip() for line in text.splitlines()]
 
 
-def _whole_lines(path: Path) -> Callable[[], list[str]]:
+def _new_lines(path: Path) -> Callable[[], list[bytes]]:
     """Return what returns the lines that have been completed since it was last asked."""
     shown = 0
 
-    def more() -> list[str]:
+    def more() -> list[bytes]:
         nonlocal shown
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        lines = [line for line in text.splitlines(keepends=True)[shown:] if line.endswith("\n")]
+        lines = whole_lines(path)[shown:]
         shown += len(lines)
         return lines
 

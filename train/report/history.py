@@ -13,8 +13,9 @@ from typing import Any
 import yaml
 
 from sharding.errors import UserError
-from train.config import Config, flatten
+from train.config import Config, flatten, is_named
 from train.directory import CONFIG_FILE, METRICS_FILE
+from train.lines import has_ended
 from train.naming import HOUSEKEEPING
 from train.plots import Curve, Point, Style, style_of
 
@@ -59,7 +60,7 @@ class History:
     @property
     def is_finished(self) -> bool:
         """Whether it has come to its end, early or not."""
-        return len(self.lines) >= self.config["rounds"] or self.why_ended is not None
+        return has_ended(self.lines, self.config["rounds"])
 
     def mean_bytes(self, direction: str) -> float:
         """Bytes ``down`` or ``up``, per client and round."""
@@ -183,7 +184,7 @@ def group(runs: Sequence[History]) -> list[Arm]:
 def settings_of(run: History) -> dict[str, Any]:
     """Return a run's configuration, flat, with defaults for keys that did not exist then."""
     flat = flatten(_defaults()) | flatten(run.config)
-    return {key: value for key, value in flat.items() if UNTOLD.isdisjoint((key, key.partition(".")[0]))}
+    return {key: value for key, value in flat.items() if not is_named(key, UNTOLD)}
 
 
 def differing_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
