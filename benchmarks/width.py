@@ -1,12 +1,13 @@
 """Sub-models by width, to compare sharding with: every client trains a window of each layer's channels.
 
-`static` is HeteroFL's rule (Diao, Ding & Tarokh, ICLR 2021), always the first channels; `rolling` is FedRolex's (Alam
-et al., NeurIPS 2022), the window moves on every round. Each entry of the server's model becomes the mean of those who
-hold it, weighted by their samples; what nobody holds stays. The width is the largest whose model has no more bytes than
-a shard of the configuration's keep ratio; data, cohorts, batches and step sizes are those of the run beside it. A
-window holds whole groups of GroupNorm, so that a channel is normalized with the same others as on the server.
+The window moves on every round, as in FedRolex (Alam et al., NeurIPS 2022). (HeteroFL's stays; with equally weak
+clients that is plain FedAvg of a narrow model, which `benchmarks/beyond.py` has.) Each entry of the server's model
+becomes the mean of those who hold it, weighted by their samples; what nobody holds stays. The width is the largest
+whose model has no more bytes than a shard of the configuration's keep ratio; data, cohorts, batches and step sizes are
+those of the run beside it. A window holds whole groups of GroupNorm, so that a channel is normalized with the same
+others as on the server.
 
-    python benchmarks/width.py CONFIG WHERE [--rule rolling] [KEY=VALUE …]
+    python benchmarks/width.py CONFIG WHERE [KEY=VALUE …]
 
 writes WHERE/metrics.jsonl, a line a round, as `python -m train run` does; a run that was cut off starts anew.
 """
@@ -16,7 +17,6 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `train` runs from a checkout
 
@@ -29,7 +29,6 @@ from train.layout import keep_layout
 from train.local import evaluate, train_locally
 from train.rounds import step_size
 
-Rule = Literal["static", "rolling"]
 State = Mapping[str, Tensor]
 
 
@@ -94,7 +93,7 @@ class Averages:
         }
 
 
-def run(config: Config, rule: Rule, into: Path) -> None:
+def run(config: Config, into: Path) -> None:
     """Train as configured, with windows in the place of shards."""
     experiment = assemble(config)
     model, groups = experiment.model, int(config.model.options["groups"])
@@ -103,7 +102,7 @@ def run(config: Config, rule: Rule, into: Path) -> None:
     into.mkdir(parents=True, exist_ok=True)
     with (into / "metrics.jsonl").open("w", encoding="utf-8") as file:
         for t in range(config.rounds):
-            losses, cohort = train_round(experiment, small, t if rule == "rolling" else 0, t, groups)
+            losses, cohort = train_round(experiment, small, t, groups)
             line = {"round": t, "train_loss": losses, "bytes_down": cost * cohort, "bytes_up": cost * cohort}
             line |= {"clients": cohort, "heard": cohort}
             if config.evaluates(t):
@@ -114,11 +113,11 @@ def run(config: Config, rule: Rule, into: Path) -> None:
             file.flush()
 
 
-def train_round(experiment: Experiment, small: nn.Module, shift: int, t: int, groups: int) -> tuple[float, int]:
-    """Train one round; return the clients' mean loss and how many they were."""
+def train_round(experiment: Experiment, small: nn.Module, t: int, groups: int) -> tuple[float, int]:
+    """Train round `t`, with windows shifted by as many groups; return the clients' mean loss and how many they were."""
     config, job, model = experiment.config, experiment.job, experiment.model
     cohort, full = experiment.sampler.invite(t), model.state_dict()
-    places = {name: windows(full[name], held, groups, shift) for name, held in small.state_dict().items()}
+    places = {name: windows(full[name], held, groups, t) for name, held in small.state_dict().items()}
     averages, losses, lr = Averages(full), 0.0, step_size(config, t)
     for client in cohort:
         small.load_state_dict({name: full[name][where] for name, where in places.items()})
@@ -134,11 +133,10 @@ def main(words: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path)
     parser.add_argument("into", type=Path, metavar="WHERE")
-    parser.add_argument("--rule", choices=("static", "rolling"), default="static")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_intermixed_args(words)
     torch.set_num_threads(1)
-    run(load_config(args.config, args.overrides), args.rule, args.into)
+    run(load_config(args.config, args.overrides), args.into)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def test_curves_that_are_kept_stay_in_the_table(tmp_path):
 
 
 def test_a_run_that_another_process_is_at_is_left_out(tmp_path):
-    for name, rounds in (("collective-0", 2), ("collective-1", 1), ("width-static-0", 1)):
+    for name, rounds in (("collective-0", 2), ("collective-1", 1), ("width-rolling-0", 1)):
         (tmp_path / "runs" / name).mkdir(parents=True)
         line = {"bytes_up": 1, "bytes_down": 1, "heard": 2, "test_accuracy": 0.5, "test_loss": 1.0}
         lines = "".join(json.dumps({"round": t} | line) + "\n" for t in range(rounds))
@@ -75,20 +75,20 @@ def test_every_method_is_a_configuration_of_no_more_bytes(method, on):
     assert 0.25 * theirs < bytes_of_a_client(config) <= 1.02 * theirs
 
 
-def test_widths_of_a_transformer_are_refused(tmp_path, capsys):
+def test_windows_of_a_transformer_are_refused(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
-        beyond.main([str(tmp_path), "--on", "shakespeare", "--only", "width, static"])
-    assert "widths are of the ResNet" in capsys.readouterr().err
+        beyond.main([str(tmp_path), "--on", "shakespeare", "--only", "width, rolling"])
+    assert "is of the ResNet" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_methods_run_once_and_stand_in_one_table(tmp_path):
-    beyond.main([str(tmp_path), *TINY, "--only", "collective", "width, static", "--seeds", "0"])
+    beyond.main([str(tmp_path), *TINY, "--only", "collective", "width, rolling", "--seeds", "0"])
     text = (tmp_path / "summary.md").read_text(encoding="utf-8")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")}
     assert len(before) == 2
     assert len((tmp_path / "curves.csv").read_text(encoding="utf-8").splitlines()) == 1 + 2 * 2
-    beyond.main([str(tmp_path), *TINY, "--only", "collective", "width, static", "--seeds", "0"])
+    beyond.main([str(tmp_path), *TINY, "--only", "collective", "width, rolling", "--seeds", "0"])
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")} == before
     assert (tmp_path / "summary.md").read_text(encoding="utf-8") == text
     assert text.count("| 0 |") == 2
