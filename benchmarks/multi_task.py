@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 
 from arguments import read_study
-from studies import Lines, curve, draw, megabytes_up, one_round, run_all, spread, write_curves, write_summary
+from studies import Curve, curves_of, draw, megabytes_up, one_round, spread, write_summary
 from uploads import search
 
 from train.config import Config, load_config
@@ -28,7 +28,7 @@ STUDIES = {
 }
 STEPS, SEEDS = (0.01, 0.03, 0.1, 0.3, 1.0), (0, 1, 2, 3, 4)
 
-Runs = dict[tuple[str, float], list[Lines]]  # of a study: by signal and step size, one a seed
+Runs = dict[tuple[str, float], list[Curve]]  # of a study: by signal and step size, one a seed
 
 
 def cell(study: str, signal: str, step: float, seed: int, into: Path, overrides: Sequence[str]) -> Config:
@@ -58,24 +58,18 @@ def train(
             for seed in seeds
             for signal, step in points
         }
-        found = run_all(configs)
+        found = curves_of(configs, into / f"{study}.csv", overrides)
         for signal, step in points:
             runs[signal, step] = [found[name_of(signal, step, seed)] for seed in seeds]
         return {signal: {step: fmean(accuracies(runs[signal, step])) for step in wanted[signal]} for signal in wanted}
 
     best = search(STUDIES[study], steps, score)
-    curves = {
-        name_of(signal, step, seed): curve(lines)
-        for (signal, step), its in runs.items()
-        for seed, lines in zip(seeds, its, strict=True)
-    }
-    write_curves(into / f"{study}.csv", curves)
     return runs, best
 
 
-def accuracies(runs: Sequence[Lines]) -> list[float]:
+def accuracies(runs: Sequence[Curve]) -> list[float]:
     """Return the models' average test accuracy after the last round, in %, one a seed."""
-    return [100 * lines[-1]["test_accuracy"] for lines in runs]
+    return [100 * its[-1].test_accuracy for its in runs]
 
 
 def table(study: str, runs: Runs, best: Mapping[str, float]) -> list[str]:
@@ -86,9 +80,9 @@ def table(study: str, runs: Runs, best: Mapping[str, float]) -> list[str]:
         "|---|" + "---:|" * (len(steps) + 3),
     ]
     for signal in STUDIES[study]:
-        every = [line for (name, _), its in runs.items() if name == signal for seed in its for line in seed]
-        sent = fmean(map(megabytes_up, every))
-        trained = fmean(sum(value for key, value in line.items() if key.endswith("/clients")) for line in every)
+        ends = [seed[-1] for (name, _), its in runs.items() if name == signal for seed in its]
+        sent = fmean(megabytes_up(at) / at.rounds for at in ends)
+        trained = fmean(at.trained / at.rounds for at in ends)
         reached = [spread(accuracies(runs[signal, step])) if (signal, step) in runs else "–" for step in steps]
         top = f"{fmean(accuracies(runs[signal, best[signal]])):.1f}"
         lines.append(f"| {' | '.join((signal, *reached, top, f'{sent:.2f}', f'{trained:.0f}'))} |")
@@ -103,7 +97,7 @@ def table(study: str, runs: Runs, best: Mapping[str, float]) -> list[str]:
     return lines
 
 
-def paired(mine: Sequence[Lines], theirs: Sequence[Lines]) -> list[float]:
+def paired(mine: Sequence[Curve], theirs: Sequence[Curve]) -> list[float]:
     """Return the differences of accuracies, seed by seed."""
     return [a - b for a, b in zip(accuracies(mine), accuracies(theirs), strict=True)]
 
@@ -116,14 +110,13 @@ def main(into: Path, overrides: list[str], quick: bool) -> None:
     text = ["# Several models at once", ""]
     for study, signals in STUDIES.items():
         runs, best = train(study, steps, seeds, into, overrides)
-        first = runs[signals[0], steps[0]][0]
-        names = [key.removesuffix("/test_accuracy") for key in first[-1] if key.endswith("/test_accuracy")]
-        seconds = sum(line["seconds"] for its in runs.values() for lines in its for line in lines)
+        names = list(load_config(CONFIGS / f"{study}.yaml", overrides).tasks)
+        ends = [its[-1] for seeds in runs.values() for its in seeds]
         text += [
             f"## {len(names)} models ({', '.join(names)})",
             "",
-            f"Average test accuracy in % after {len(first)} rounds, mean ± sd of {len(seeds)} seeds; "
-            f"{seconds:.0f} s of rounds in all.",
+            f"Average test accuracy in % after {ends[0].rounds} rounds, mean ± sd of {len(seeds)} seeds; "
+            f"{sum(at.seconds for at in ends):.0f} s of rounds in all.",
             "",
             *table(study, runs, best),
             "",

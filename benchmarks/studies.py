@@ -3,9 +3,11 @@
 import csv
 import shlex
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from math import isnan, nan
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `train` runs from a checkout
@@ -15,10 +17,13 @@ from matplotlib.figure import Figure
 from train.compare import compare, default_jobs
 from train.config import Config, load_config
 from train.failures import RunError
-from train.plots import Curve, Point, add_legend, draw_band, styles_of
-from train.report import History, evaluations
+from train.plots import Point, add_legend, draw_band, styles_of
+from train.report import History
 from train.report.targets import mean_and_spread
 from train.run import is_measured
+
+LAST = 10  # rounds that the clients' loss is the mean of
+DIGITS = 4  # that are kept after the point
 
 Lines = list[dict[str, Any]]  # of one run's metrics.jsonl
 
@@ -63,21 +68,6 @@ def run_all(configs: Mapping[str, Config], jobs: int | None = None, diverging: b
     return {name: History.read(config.directory).lines for name, config in configs.items()}
 
 
-def one_round(line: Mapping[str, Any]) -> float:
-    """Count rounds."""
-    return 1
-
-
-def megabytes_up(line: dict[str, Any]) -> float:
-    """What the clients sent to the server in a round."""
-    return float(line["bytes_up"]) / 1e6
-
-
-def spent_to(lines: Lines, target: float, amount: Callable[[dict[str, Any]], float]) -> float:
-    """Return what had been spent at the first evaluation that reached the target, NaN if none did."""
-    return next((spent for spent, accuracy in evaluations(lines, amount) if accuracy >= target), float("nan"))
-
-
 def spread(values: Sequence[float], form: str = ".1f", missing: str = "never") -> str:
     """Return ``mean ± sd`` of a few seeds, and how many of them are NaN, that is `missing`: they never got there."""
     finite = [value for value in values if not isnan(value)]
@@ -88,7 +78,20 @@ def spread(values: Sequence[float], form: str = ".1f", missing: str = "never") -
 
 
 class Evaluation(NamedTuple):
-    """What had been spent when a model was evaluated, and how good it was."""
+    """What had been spent when a model was evaluated, and how good it was; NaN where there is no such number.
+
+    Attributes:
+        rounds: done, as all that follows up to the scores since the start.
+        bytes_up: that clients sent.
+        bytes_down: that they were sent.
+        heard: uploads.
+        test_accuracy: in 0…1.
+        test_loss: of the same samples.
+        train_loss: the clients' own, mean of the last ten rounds that heard somebody.
+        alpha: the improvement factor of optimal client sampling, mean of the rounds.
+        trained: trainings of clients since the start, by all tasks.
+        seconds: that the rounds took.
+    """
 
     rounds: int
     bytes_up: int
@@ -96,37 +99,108 @@ class Evaluation(NamedTuple):
     heard: int
     test_accuracy: float
     test_loss: float
+    train_loss: float = nan
+    alpha: float = nan
+    trained: int = 0
+    seconds: float = nan
+
+
+Curve = Sequence[Evaluation]
+Amount = Callable[[Evaluation], float]  # of what had been spent
 
 
 def curve(lines: Lines) -> list[Evaluation]:
     """Return every evaluation of a run, rounded to the digits that are kept; what is no number in JSON is NaN again."""
-    found, up, down, heard = [], 0, 0, 0
+    found, sums = [], dict.fromkeys(("bytes_up", "bytes_down", "heard", "trained", "seconds"), 0.0)
+    losses, alphas = deque[float](maxlen=LAST), list[float]()
     for line in lines:
-        up, down, heard = up + line["bytes_up"], down + line["bytes_down"], heard + line["heard"]
+        spent = line | {"trained": _trained(line)}
+        sums = {key: so_far + spent.get(key, nan) for key, so_far in sums.items()}
+        if line["heard"] and "train_loss" in line:
+            losses.append(_number(line["train_loss"]))
+        if "improvement_alpha" in line:
+            alphas.append(line["improvement_alpha"])
         if "test_accuracy" in line:
-            scores = (nan if (its := line[key]) is None else round(its, 4) for key in ("test_accuracy", "test_loss"))
-            found.append(Evaluation(line["round"] + 1, up, down, heard, *scores))
+            counts = {key: int(so_far) for key, so_far in sums.items() if key != "seconds"}
+            scores = {key: _number(line[key]) for key in ("test_accuracy", "test_loss")}
+            scores |= {"train_loss": _mean(losses), "alpha": _mean(alphas), "seconds": sums["seconds"]}
+            rounded = {key: round(score, DIGITS) for key, score in scores.items()}
+            found.append(Evaluation(line["round"] + 1, **counts, **rounded))
     return found
 
 
-def write_curves(path: Path, curves: Mapping[str, Sequence[Evaluation]]) -> None:
+def _trained(line: Mapping[str, Any]) -> int:
+    tasks = [value for key, value in line.items() if key.endswith("/clients")]
+    return sum(tasks) if tasks else line.get("clients", 0)
+
+
+def _number(value: float | None) -> float:
+    return nan if value is None else value
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else nan
+
+
+def curves_of(
+    configs: Mapping[str, Config], kept: Path, overrides: Sequence[str] = (), diverging: bool = False
+) -> dict[str, Curve]:
+    """Return the curve of every run; those that have neither a folder nor a curve in this file are run.
+
+    The file has all of them then, so that a study's table is made again without its runs; what was run with the user's
+    own overrides stands there under names that say so.
+
+    Raises:
+        RunError: a run failed; the others are done.
+    """
+    known, named = read_curves(kept), {name: " ".join([name, *overrides]) for name in configs}
+    wanted = {named[name]: its for name, its in configs.items() if named[name] not in known or its.directory.exists()}
+    known |= {name: curve(lines) for name, lines in run_all(wanted, diverging=diverging).items()}
+    write_curves(kept, known)
+    return {name: known[named[name]] for name in configs}
+
+
+def write_curves(path: Path, curves: Mapping[str, Curve]) -> None:
     """Write every evaluation of every run as CSV."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(("run", *Evaluation._fields))
         for name, its in curves.items():
-            writer.writerows((name, *at[:4], *(f"{score:.4f}" for score in at[4:])) for at in its)
+            writer.writerows((name, *map(_cell, at)) for at in its)
 
 
-def read_curves(path: Path) -> dict[str, list[Evaluation]]:
+def _cell(value: float) -> str:
+    return str(value) if isinstance(value, int) else "" if isnan(value) else f"{value:.{DIGITS}f}"
+
+
+def read_curves(path: Path) -> dict[str, Curve]:
     """Return what `write_curves` wrote, nothing where there is no file."""
     found: dict[str, list[Evaluation]] = {}
     if path.exists():
         with path.open(newline="", encoding="utf-8") as file:
-            for name, *cells in list(csv.reader(file))[1:]:
-                at = Evaluation(*map(int, cells[:4]), *map(float, cells[4:]))
-                found.setdefault(name, []).append(at)
-    return found
+            for row in csv.DictReader(file):
+                found.setdefault(row.pop("run"), []).append(Evaluation(**{key: _read(key, row[key]) for key in row}))
+    return dict(found)
+
+
+def _read(key: str, cell: str) -> Any:
+    return (Evaluation.__annotations__[key] if cell else float)(cell or "nan")
+
+
+def one_round(at: Evaluation) -> float:
+    """Count rounds."""
+    return at.rounds
+
+
+def megabytes_up(at: Evaluation) -> float:
+    """What the clients have sent to the server."""
+    return at.bytes_up / 1e6
+
+
+def spent_to(its: Curve, target: float, amount: Amount) -> float:
+    """Return what had been spent at the first evaluation that reached the target, NaN if none did."""
+    return next((amount(at) for at in its if at.test_accuracy >= target), nan)
 
 
 def write_summary(into: Path, script: str, overrides: Sequence[str], lines: Sequence[str], picture: str) -> None:
@@ -138,9 +212,7 @@ def write_summary(into: Path, script: str, overrides: Sequence[str], lines: Sequ
 
 
 def draw(
-    groups: Mapping[str, Sequence[Lines]],
-    axes_of: Mapping[str, Callable[[dict[str, Any]], float]],
-    logarithmic: Sequence[str] = (),
+    groups: Mapping[str, Sequence[Curve]], axes_of: Mapping[str, Amount], logarithmic: Sequence[str] = ()
 ) -> Figure:
     """Return test accuracy against each amount: one look a group, the mean of its runs in a band of one deviation."""
     styles = styles_of(groups)
@@ -148,13 +220,12 @@ def draw(
     panels = figure.subplots(1, len(axes_of), squeeze=False)[0]
     for axes, (label, amount) in zip(panels, axes_of.items(), strict=True):
         for name, runs in groups.items():
-            draw_band(axes, [_curve(lines, amount) for lines in runs], styles[name], name)
+            draw_band(axes, [_points(its, amount) for its in runs], styles[name], name)
         axes.set(xlabel=label, ylabel="test accuracy (%)", xscale="log" if label in logarithmic else "linear")
         axes.grid(alpha=0.3)
     add_legend(figure, panels[0])
     return figure
 
 
-def _curve(lines: Lines, amount: Callable[[dict[str, Any]], float]) -> Curve:
-    points = enumerate(evaluations(lines, amount))
-    return [Point(place, spent, 100 * accuracy) for place, (spent, accuracy) in points]
+def _points(its: Curve, amount: Amount) -> list[Point]:
+    return [Point(place, amount(at), 100 * at.test_accuracy) for place, at in enumerate(its)]

@@ -11,9 +11,8 @@ from fractions import Fraction
 from math import isnan, nan
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
-from studies import Lines, curve, draw, megabytes_up, one_round, run_all, spent_to, spread, write_curves, write_summary
+from studies import Curve, Evaluation, curves_of, draw, megabytes_up, one_round, spent_to, spread, write_summary
 
 from train.config import Config, load_config
 from train.plots import save
@@ -86,17 +85,22 @@ class Study:
 
 @dataclass(frozen=True)
 class Results:
-    """The runs of an arm at its step size, one a seed; one that diverged has less than all rounds."""
+    """The curves of an arm's runs at its step size, one a seed; that of one that diverged ends before all rounds."""
 
     arm: Arm
     step: float
     rounds: int
-    runs: list[Lines]
+    runs: list[Curve]
 
     @property
-    def sound(self) -> list[Lines]:
+    def sound(self) -> list[Curve]:
         """The runs that have all rounds."""
-        return [lines for lines in self.runs if len(lines) == self.rounds]
+        return [its for its in self.runs if is_whole(its, self.rounds)]
+
+
+def is_whole(its: Curve, rounds: int) -> bool:
+    """Return whether a run has all its rounds, the last of which is evaluated."""
+    return bool(its) and its[-1].rounds == rounds
 
 
 def run_arms(
@@ -106,8 +110,8 @@ def run_arms(
     cells = {
         (arm, seed): _cell(study, arm, steps[arm.tuned], seed, into, overrides) for seed in seeds for arm in study.arms
     }
-    configs = {f"{study.name}: {arm.name}, seed {seed}": config for (arm, seed), config in cells.items()}
-    found = dict(zip(cells, run_all(configs, diverging=True).values(), strict=True))
+    configs = {f"{study.name}: {arm.name}-{seed}": config for (arm, seed), config in cells.items()}
+    found = dict(zip(cells, curves_of(configs, into / "curves.csv", overrides, diverging=True).values(), strict=True))
     rounds = next(iter(cells.values())).rounds
     return [Results(arm, steps[arm.tuned], rounds, [found[arm, seed] for seed in seeds]) for arm in study.arms]
 
@@ -115,18 +119,18 @@ def run_arms(
 def tune(study: Study, into: Path, overrides: Sequence[str], grid: Sequence[float]) -> dict[str, float]:
     """Return the step size of each method: the best on the held-out samples, never at an edge of what was tried."""
     first = {arm.method: arm for arm in reversed(study.arms) if arm.method not in OTHERS_STEP}
-    overrides = [*overrides, f"data.holdout={study.holdout}"]
+    holdout = f"data.holdout={study.holdout}"
 
     def score(wanted: Mapping[str, set[float]]) -> dict[str, dict[float, float]]:
         pairs = [(method, step) for method in sorted(wanted) for step in sorted(wanted[method])]
         configs = {
             f"{study.name}: {method}, step {step:g}": _cell(
-                study, first[method], step, TUNING_SEED, into / "tuning", overrides
+                study, first[method], step, TUNING_SEED, into / "tuning", [*overrides, holdout]
             )
             for method, step in pairs
         }
-        runs = run_all(configs, diverging=True)
-        scores = [score_of(lines, configs[name].rounds) for name, lines in runs.items()]
+        runs = curves_of(configs, into / "tuning" / "curves.csv", overrides, diverging=True)
+        scores = [score_of(its, configs[name].rounds) for name, its in runs.items()]
         found: dict[str, dict[float, float]] = {method: {} for method in wanted}
         for (method, step), value in zip(pairs, scores, strict=True):
             found[method][step] = value
@@ -166,11 +170,9 @@ def _beyond(scores: Mapping[float, float]) -> set[float]:
     return {2 * best} if best == max(scores) else {best / 2} if best == min(scores) else set()
 
 
-def score_of(lines: Lines, rounds: int) -> float:
+def score_of(its: Curve, rounds: int) -> float:
     """Return the mean accuracy of a run's last evaluations, 0 where it diverged before it had all rounds."""
-    if len(lines) < rounds:
-        return 0.0
-    return fmean([line["test_accuracy"] for line in lines if "test_accuracy" in line][-LAST:])
+    return fmean(at.test_accuracy for at in its[-LAST:]) if is_whole(its, rounds) else 0.0
 
 
 def write(
@@ -181,14 +183,7 @@ def write(
     sections: Mapping[str, tuple[Study, Sequence[Results]]],
     picture: str,
 ) -> None:
-    """Write curves, the summary with a table a section, and the picture of the first section, of this title."""
-    curves = {
-        f"{study.name}: {its.arm.name}-{seed}": curve(lines)
-        for study, results in sections.values()
-        for its in results
-        for seed, lines in enumerate(its.runs)
-    }
-    write_curves(into / "curves.csv", curves)
+    """Write the summary with a table a section, and the picture of the first section, of this title."""
     _, first = next(iter(sections.values()))
     plot(first, into / f"{script}.png")
     text = [*head, LEGEND]
@@ -213,15 +208,15 @@ def _row(study: Study, its: Results, results: Sequence[Results]) -> list[str]:
     cells = [its.arm.name, f"{Fraction(its.step)}{published}"]
     for target in study.targets:
         rounds, bits, its_full = (
-            [spent_to(lines, target, amount) for lines in runs]
+            [spent_to(course, target, amount) for course in runs]
             for amount, runs in ((one_round, its.runs), (megabits, its.runs), (megabits, full.runs))
         )
         reached = [(mine, theirs) for mine, theirs in zip(bits, its_full, strict=True) if not isnan(mine + theirs)]
         share = f"{fmean(m for m, _ in reached) / fmean(t for _, t in reached):.2f}" if reached else "–"
         cells += [spread(rounds, ".0f"), spread(bits, ",.0f"), share]
-    last = [100 * lines[-1]["test_accuracy"] for lines in its.sound] + [nan] * (len(its.runs) - len(its.sound))
-    losses = [fmean([line["train_loss"] for line in lines if line["heard"]][-10:]) for lines in its.sound]
-    alphas = [line["improvement_alpha"] for lines in its.sound for line in lines if "improvement_alpha" in line]
+    ends = [course[-1] for course in its.sound]
+    last = [100 * at.test_accuracy for at in ends] + [nan] * (len(its.runs) - len(ends))
+    losses, alphas = [at.train_loss for at in ends], [at.alpha for at in ends if not isnan(at.alpha)]
     scores = spread(last, missing="diverged"), spread(losses, ".3f", missing="–")
     return [*cells, *scores, f"{fmean(alphas):.2f}" if alphas else "–"]
 
@@ -233,9 +228,9 @@ def plot(results: Sequence[Results], path: Path) -> None:
     save(draw(groups, {"rounds": one_round, bits: megabits}, logarithmic=[bits]), path)
 
 
-def megabits(line: dict[str, Any]) -> float:
-    """What the clients sent to the server in a round."""
-    return 8 * megabytes_up(line)
+def megabits(at: Evaluation) -> float:
+    """What the clients have sent to the server."""
+    return 8 * megabytes_up(at)
 
 
 def _cell(study: Study, arm: Arm, step: float, seed: int, into: Path, overrides: Sequence[str]) -> Config:

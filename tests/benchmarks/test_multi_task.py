@@ -37,7 +37,7 @@ def test_a_scheme_that_is_best_at_the_edge_goes_beyond_it_alone(tmp_path, monkey
         off = abs(np.log10(config.local.lr / peaks.get(config.clients.signal, 0.1)))
         return [{"test_accuracy": 0.9 - off / 10, "test_loss": 1.0, "round": 0, "three_a/clients": 12} | SENT]
 
-    monkeypatch.setattr(multi_task, "run_all", lambda configs: {name: lines(its) for name, its in configs.items()})
+    monkeypatch.setattr(studies, "run_all", lambda its, **_: {name: lines(one) for name, one in its.items()})
     runs, best = multi_task.train("multi_task", (0.03, 0.1, 0.3), (0, 1), tmp_path, [])
     assert best == dict.fromkeys(multi_task.STUDIES["multi_task"], 0.1) | {"uniform": 0.015}
     assert {signal for signal, step in runs if step < 0.03} == {"uniform"}
@@ -55,6 +55,39 @@ def test_what_a_run_wrote_as_no_number_is_none_in_its_curve(tmp_path):
     first, second = studies.read_curves(tmp_path / "curves.csv")["a"]
     assert (first.test_accuracy, second.bytes_down, second.test_loss) == (0.1, 4, 2.5)
     assert isnan(first.test_loss)
+
+
+def test_a_curve_has_what_was_spent_and_the_means_of_its_rounds():
+    def line(t, **more):
+        return {"round": t, "train_loss": float(t), "improvement_alpha": t / 10, "seconds": 2.0} | SENT | more
+
+    silent = line(1, heard=0, train_loss=None)
+    tasks = {"a/clients": 3, "b/clients": 4, "clients": 5, "test_accuracy": 0.5, "test_loss": 1.0}
+    lines = [line(0, clients=1), silent, *(line(t, clients=1) for t in range(2, 12)), line(12, **tasks)]
+    (at,) = studies.curve(lines)
+    assert (at.rounds, at.bytes_up, at.heard, at.trained, at.seconds) == (13, 13 * 10**6, 12 * 12, 11 + 7, 26.0)
+    assert at.train_loss == np.mean(range(3, 13))  # ten rounds
+    assert at.alpha == pytest.approx(np.mean(range(13)) / 10)
+
+
+def test_what_is_in_the_file_is_not_run_again_and_overrides_are_told_apart(tmp_path, monkeypatch):
+    ran = []
+
+    def run_all(wanted, **_):
+        ran.extend(wanted)
+        line = {"round": 0, "test_accuracy": len(ran) / 10, "test_loss": 1.0} | SENT
+        return {name: [line] for name in wanted}
+
+    monkeypatch.setattr(studies, "run_all", run_all)
+    config, kept = multi_task.cell("multi_task", "loss", 0.1, 0, tmp_path, []), tmp_path / "curves.csv"
+    first = studies.curves_of({"a": config}, kept)
+    assert studies.curves_of({"a": config}, kept)["a"][-1].test_accuracy == first["a"][-1].test_accuracy
+    other = studies.curves_of({"a": config}, kept, ["rounds=3"])
+    assert ran == ["a", "a rounds=3"]
+    assert (first["a"][-1].test_accuracy, other["a"][-1].test_accuracy) == (0.1, 0.2)
+    config.directory.mkdir(parents=True)  # a run that may be another: `run_all` looks
+    studies.curves_of({"a": config}, kept)
+    assert ran[2:] == ["a"]
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The studies of uploads: step sizes are tuned by the published rule, tables say what runs did, and all of it runs."""
 
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import joint_sampling
 import shakespeare_uploads
 import uneven_clients
 import uploads
+from studies import Evaluation
 from uploads import Arm, Results, Study
 
 
@@ -79,22 +81,19 @@ def test_full_participation_at_the_step_of_ocs_is_full_participation():
 
 
 def test_a_row_says_what_the_runs_did():
-    def lines(accuracies, bytes_up):
-        return [
-            {"test_accuracy": a, "bytes_up": bytes_up, "train_loss": 1.0, "heard": 3, "round": t}
-            for t, a in enumerate(accuracies)
-        ]
+    def course(accuracies, bytes_up):
+        return [Evaluation(t, t * bytes_up, 0, 3 * t, a, 1.0, 1.0) for t, a in enumerate(accuracies, start=1)]
 
     study = Study("x", Path("x.yaml"), (), (), (0.5,), 10, {"full": 0.125, "OCS": 0.25, "uniform": 0.5})
-    full = Results(Arm("full"), 0.5, 3, [lines([0.1, 0.6, 0.7], 10**6), lines([0.6, 0.6, 0.9], 10**6)])
-    ocs = Results(Arm("OCS", 3), 0.25, 3, [lines([0.1, 0.2, 0.5], 10**5), lines([0.1, 0.1, 0.1], 10**5)])
+    full = Results(Arm("full"), 0.5, 3, [course([0.1, 0.6, 0.7], 10**6), course([0.6, 0.6, 0.9], 10**6)])
+    ocs = Results(Arm("OCS", 3), 0.25, 3, [course([0.1, 0.2, 0.5], 10**5), course([0.1, 0.1, 0.1], 10**5)])
     head, _, first, second = uploads.table(study, [full, ocs])
     assert first == "| full | 1/2 (1/8) | 2 ± 1 | 12 ± 6 | 1.00 | 80.0 ± 14.1 | 1.000 ± 0.000 | – |"
     assert second.startswith("| OCS, m = 3 | 1/4 (1/4) | 3 (1 never) | 2 (1 never) | 0.15 | 30.0 ± 28.3 |")
-    lost = Results(Arm("uniform", 3), 1.0, 3, [lines([0.1, 0.6, 0.7], 10**5), lines([0.6], 10**5)])
+    lost = Results(Arm("uniform", 3), 1.0, 3, [course([0.1, 0.6, 0.7], 10**5), course([0.6], 10**5)])
     third = uploads.table(study, [full, lost])[-1]
     assert third.startswith("| uniform, m = 3 | 1 (1/2) | 2 ± 1 | 1 ± 1 | 0.10 | 70.0 (1 diverged) | 1.000 | – |")
-    none = uploads.table(study, [full, Results(Arm("OCS", 3), 1.0, 3, [lines([0.1], 10**5)] * 2)])[-1]
+    none = uploads.table(study, [full, Results(Arm("OCS", 3), 1.0, 3, [course([0.1], 10**5), []])])[-1]
     assert none.endswith("| never | never | – | diverged | – | – |")
     assert {row.count("|") for row in (head, first, second, third, none)} == {head.count("|")}
 
@@ -104,6 +103,11 @@ def test_a_row_says_what_the_runs_did():
 def test_a_study_in_a_few_rounds(study, tmp_path):
     study.main(tmp_path, [], quick=True)
     text = (tmp_path / "summary.md").read_text(encoding="utf-8")
+    for folder in (tmp_path, tmp_path / "tuning"):
+        shutil.rmtree(folder / "runs")
+    study.main(tmp_path, [], quick=True)  # of the curves alone
+    assert (tmp_path / "summary.md").read_text(encoding="utf-8") == text
+    assert not list(tmp_path.rglob("metrics.jsonl"))
     assert "nan" not in text.lower()
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert len(rows) == {uneven_clients: 7, shakespeare_uploads: 7, joint_sampling: 5}[study]
