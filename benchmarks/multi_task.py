@@ -4,8 +4,8 @@ After the two experiments of Zhang et al. 2024, which publish pictures and no nu
 "over 30 % higher" average accuracy than other methods. A tenth of the clients has 52.6 % of the data, and each has few
 classes. Probabilities by norms of updates, by losses, all pairs alike, and models in turn; every client sending every
 model (`full`) bounds what sampling can reach. Constant step sizes on a grid: each scheme at all of them, so that gains
-can be read at one step size and at each scheme's best; if that is at the grid's edge, the scheme goes beyond it. Runs
-that are there already are not run again.
+can be read at one step size and at each scheme's best; if that is at the grid's edge, the scheme goes beyond it. What
+has a folder of its run or a curve in WHERE is not run again.
 
     python benchmarks/multi_task.py results/multi_task [--quick] [rounds=100]
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 
 from arguments import read_study
-from studies import Curve, curves_of, draw, megabytes_up, one_round, spread, write_summary
+from studies import Curve, core_hours, curves_of, draw, megabytes_up, one_round, spread, write_summary
 from uploads import search
 
 from train.config import Config, load_config
@@ -116,7 +116,7 @@ def main(into: Path, overrides: list[str], quick: bool) -> None:
             f"## {len(names)} models ({', '.join(names)})",
             "",
             f"Average test accuracy in % after {ends[0].rounds} rounds, mean ± sd of {len(seeds)} seeds; "
-            f"{sum(at.seconds for at in ends):.0f} s of rounds in all.",
+            f"{core_hours([into / f'{study}.csv'])}",
             "",
             *table(study, runs, best),
             "",

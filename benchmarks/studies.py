@@ -4,7 +4,7 @@ import csv
 import shlex
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isnan, nan
 from pathlib import Path
 from statistics import fmean
@@ -23,7 +23,8 @@ from train.report.targets import mean_and_spread
 from train.run import is_measured
 
 LAST = 10  # rounds that the clients' loss is the mean of
-DIGITS = 4  # that are kept after the point
+DIGITS = 7  # significant ones that are kept
+COUNTS, CLOCKS = ("bytes_up", "bytes_down", "heard", "trained"), ("seconds", "simulated")  # of an evaluation
 
 Lines = list[dict[str, Any]]  # of one run's metrics.jsonl
 
@@ -91,6 +92,8 @@ class Evaluation(NamedTuple):
         alpha: the improvement factor of optimal client sampling, mean of the rounds.
         trained: trainings of clients since the start, by all tasks.
         seconds: that the rounds took.
+        simulated: seconds that they would have taken over the simulated network.
+        train_set_loss: of all training samples.
     """
 
     rounds: int
@@ -103,6 +106,8 @@ class Evaluation(NamedTuple):
     alpha: float = nan
     trained: int = 0
     seconds: float = nan
+    simulated: float = nan
+    train_set_loss: float = nan
 
 
 Curve = Sequence[Evaluation]
@@ -111,20 +116,20 @@ Amount = Callable[[Evaluation], float]  # of what had been spent
 
 def curve(lines: Lines) -> list[Evaluation]:
     """Return every evaluation of a run, rounded to the digits that are kept; what is no number in JSON is NaN again."""
-    found, sums = [], dict.fromkeys(("bytes_up", "bytes_down", "heard", "trained", "seconds"), 0.0)
+    found, sums = [], dict.fromkeys((*COUNTS, *CLOCKS), 0.0)
     losses, alphas = deque[float](maxlen=LAST), list[float]()
     for line in lines:
-        spent = line | {"trained": _trained(line)}
+        spent = line | {"trained": _trained(line), "simulated": line.get("simulated_seconds", nan)}
         sums = {key: so_far + spent.get(key, nan) for key, so_far in sums.items()}
         if line["heard"] and "train_loss" in line:
             losses.append(_number(line["train_loss"]))
         if "improvement_alpha" in line:
             alphas.append(line["improvement_alpha"])
         if "test_accuracy" in line:
-            counts = {key: int(so_far) for key, so_far in sums.items() if key != "seconds"}
-            scores = {key: _number(line[key]) for key in ("test_accuracy", "test_loss")}
-            scores |= {"train_loss": _mean(losses), "alpha": _mean(alphas), "seconds": sums["seconds"]}
-            rounded = {key: round(score, DIGITS) for key, score in scores.items()}
+            counts = {key: int(sums[key]) for key in COUNTS}
+            scores = {key: _number(line.get(key)) for key in ("test_accuracy", "test_loss", "train_set_loss")}
+            scores |= {"train_loss": _mean(losses), "alpha": _mean(alphas)} | {key: sums[key] for key in CLOCKS}
+            rounded = {key: float(f"{score:.{DIGITS}g}") for key, score in scores.items()}
             found.append(Evaluation(line["round"] + 1, **counts, **rounded))
     return found
 
@@ -143,7 +148,11 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def curves_of(
-    configs: Mapping[str, Config], kept: Path, overrides: Sequence[str] = (), diverging: bool = False
+    configs: Mapping[str, Config],
+    kept: Path,
+    overrides: Sequence[str] = (),
+    jobs: int | None = None,
+    diverging: bool = False,
 ) -> dict[str, Curve]:
     """Return the curve of every run; those that have neither a folder nor a curve in this file are run.
 
@@ -153,11 +162,20 @@ def curves_of(
     Raises:
         RunError: a run failed; the others are done.
     """
-    known, named = read_curves(kept), {name: " ".join([name, *overrides]) for name in configs}
-    wanted = {named[name]: its for name, its in configs.items() if named[name] not in known or its.directory.exists()}
-    known |= {name: curve(lines) for name, lines in run_all(wanted, diverging=diverging).items()}
+    lines = run_all(to_run(configs, kept, overrides), jobs, diverging)
+    known = read_curves(kept) | {_named(name, overrides): curve(its) for name, its in lines.items()}
     write_curves(kept, known)
-    return {name: known[named[name]] for name in configs}
+    return {name: known[_named(name, overrides)] for name in configs}
+
+
+def to_run(configs: Mapping[str, Config], kept: Path, overrides: Sequence[str]) -> dict[str, Config]:
+    """Return the runs that have a folder, done or not, and those that have no curve in this file."""
+    known = read_curves(kept)
+    return {n: its for n, its in configs.items() if its.directory.exists() or _named(n, overrides) not in known}
+
+
+def _named(name: str, overrides: Sequence[str]) -> str:
+    return " ".join([name, *overrides])
 
 
 def write_curves(path: Path, curves: Mapping[str, Curve]) -> None:
@@ -171,7 +189,7 @@ def write_curves(path: Path, curves: Mapping[str, Curve]) -> None:
 
 
 def _cell(value: float) -> str:
-    return str(value) if isinstance(value, int) else "" if isnan(value) else f"{value:.{DIGITS}f}"
+    return str(value) if isinstance(value, int) else "" if isnan(value) else f"{value:.{DIGITS}g}"
 
 
 def read_curves(path: Path) -> dict[str, Curve]:
@@ -186,6 +204,12 @@ def read_curves(path: Path) -> dict[str, Curve]:
 
 def _read(key: str, cell: str) -> Any:
     return (Evaluation.__annotations__[key] if cell else float)(cell or "nan")
+
+
+def core_hours(paths: Iterable[Path]) -> str:
+    """Return how long the rounds of all runs in these files took, in words."""
+    seconds = sum(its[-1].seconds for path in paths for its in read_curves(path).values())
+    return f"{seconds / 3600:.1f} core-hours of rounds in all, beside other work."
 
 
 def one_round(at: Evaluation) -> float:

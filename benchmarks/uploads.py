@@ -12,7 +12,18 @@ from math import isnan, nan
 from pathlib import Path
 from statistics import fmean
 
-from studies import Curve, Evaluation, curves_of, draw, megabytes_up, one_round, spent_to, spread, write_summary
+from studies import (
+    Curve,
+    Evaluation,
+    core_hours,
+    curves_of,
+    draw,
+    megabytes_up,
+    one_round,
+    spent_to,
+    spread,
+    write_summary,
+)
 
 from train.config import Config, load_config
 from train.plots import save
@@ -186,7 +197,7 @@ def write(
     """Write the summary with a table a section, and the picture of the first section, of this title."""
     _, first = next(iter(sections.values()))
     plot(first, into / f"{script}.png")
-    text = [*head, LEGEND]
+    text = [*head, LEGEND, f"With the search for step sizes {core_hours(into.rglob('curves.csv'))}"]
     for heading, (study, results) in sections.items():
         text += ["", f"## {heading}", "", *table(study, results)]
     write_summary(into, script, overrides, text, picture)

@@ -5,8 +5,9 @@ losses; in Setup 1 (configs/wireless_logistic.yaml) MNIST stands in for EMNIST, 
 one world, and runs that differ in draws and batches, the same seeds for every scheme. Three pilots with uniform draws
 (q = 1/N) and three with weighted ones are run once. They give β/α (Eq. 35), and G, the largest ‖U‖/η of each client in
 a uniform pilot, mean of the pilots: to the proposed draws, to those with β/α = 0 (Eq. 38), and to the statistical ones.
-A run ends when it has reached both targets; schemes with short rounds may take more of them. Runs that are there
-already are not run again. On two cores all of Setup 1 takes ten minutes, each seed of Setup 3 half an hour.
+A run ends when it has reached both targets; schemes with short rounds may take more of them. What has a folder of its
+run or a curve in WHERE/curves.csv is not run again. On two cores all of Setup 1 takes ten minutes, each seed of Setup 3
+half an hour.
 
     python benchmarks/wireless_mnist.py results/wireless_mnist --setup 3 [--seeds 5] [--jobs 2] [--quick] [rounds=400]
 """
@@ -15,13 +16,12 @@ import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from typing import Self
 
 from arguments import parser_of
 from arrivals import EQ8, SCALED, SCHEMES, Course, Published, figure, main_table, pilot_table
-from studies import Lines, cells, run_all, write_summary
+from studies import Curve, cells, core_hours, curves_of, to_run, write_summary
 
 from train.config import Config
 from train.files import write_whole
@@ -113,30 +113,30 @@ class Training(Course):
     accuracies: list[float]
 
     @classmethod
-    def of(cls, lines: Lines) -> Self:
-        """Return what the metrics say at each evaluation."""
-        clock = accumulate(line["simulated_seconds"] for line in lines)
-        evaluated = [(line, now) for line, now in zip(lines, clock, strict=True) if "test_accuracy" in line]
+    def of(cls, curve: Curve) -> Self:
+        """Return what a run's curve says."""
         return cls(
-            [line["round"] + 1 for line, _ in evaluated],
-            [now for _, now in evaluated],
-            [line["train_set_loss"] for line, _ in evaluated],
-            [line["test_accuracy"] for line, _ in evaluated],
+            [at.rounds for at in curve],
+            [at.simulated for at in curve],
+            [at.train_set_loss for at in curve],
+            [at.test_accuracy for at in curve],
         )
 
 
 def run_schemes(
-    taught: Mapping[str, Config], others: Mapping[str, Config], jobs: int | None
-) -> tuple[dict[str, Lines], Lesson]:
+    taught: Mapping[str, Config], others: Mapping[str, Config], into: Path, asked: Sequence[str], jobs: int | None
+) -> tuple[dict[str, Curve], Lesson]:
     """Run what is missing: the pilots within the first of those they teach, which hands them on to the others."""
     name, first = next(iter(taught.items()))
-    runs = run_all({name: first} | others, jobs)
-    lesson = (first.directory / PILOTS_FILE).read_bytes()
-    for config in taught.values():
+    kept, lesson = into / "curves.csv", into / PILOTS_FILE
+    curves = curves_of({name: first} | others, kept, asked, jobs)
+    if (path := first.directory / PILOTS_FILE).exists():
+        write_whole(lesson, path.read_bytes())
+    for config in to_run(taught, kept, asked).values():
         if not (path := config.directory / PILOTS_FILE).exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, lesson)
-    return runs | run_all(taught, jobs), Lesson(**json.loads(lesson))
+            write_whole(path, lesson.read_bytes())
+    return curves | curves_of(taught, kept, asked, jobs), Lesson(**json.loads(lesson.read_bytes()))
 
 
 def write_runs(path: Path, courses: Mapping[str, Sequence[Course]], loss: float, accuracy: float) -> None:
@@ -181,13 +181,14 @@ def main(into: Path, number: int, asked: Sequence[str], quick: bool, seeds: int 
     count, path = seeds or (2 if quick else setup.seeds), CONFIGS / f"{setup.config}.yaml"
     both = (TAUGHT, OTHERS) if quick else (setup.rounds_of(TAUGHT), OTHERS)
     taught, others = (cells(path, schemes, range(count), into, overrides) for schemes in both)
-    runs, lesson = run_schemes(taught, others, jobs)
+    runs, lesson = run_schemes(taught, others, into, overrides, jobs)
     config = taught["statistical-0"]  # with pilots, and no limit of its own
     courses = {scheme: [Training.of(runs[f"{scheme}-{seed}"]) for seed in range(count)] for scheme in SCHEMES}
     write_runs(into / "runs.csv", courses, config.target_loss, config.target_accuracy)
     save(figure(courses, config.target_loss, config.target_accuracy), into / "wireless_mnist.png")
     told = [f"--setup={number}", *([f"--seeds={seeds}"] if seeds else []), *(["--quick"] if quick else []), *asked]
     text = summary(number, config, courses, lesson)
+    text += ["", f"Without the pilots {core_hours([into / 'curves.csv'])}"]
     write_summary(into, "wireless_mnist", told, text, "Loss and accuracy against simulated seconds")
 
 

@@ -37,7 +37,7 @@ def test_a_scheme_that_is_best_at_the_edge_goes_beyond_it_alone(tmp_path, monkey
         off = abs(np.log10(config.local.lr / peaks.get(config.clients.signal, 0.1)))
         return [{"test_accuracy": 0.9 - off / 10, "test_loss": 1.0, "round": 0, "three_a/clients": 12} | SENT]
 
-    monkeypatch.setattr(studies, "run_all", lambda its, **_: {name: lines(one) for name, one in its.items()})
+    monkeypatch.setattr(studies, "run_all", lambda its, *_: {name: lines(one) for name, one in its.items()})
     runs, best = multi_task.train("multi_task", (0.03, 0.1, 0.3), (0, 1), tmp_path, [])
     assert best == dict.fromkeys(multi_task.STUDIES["multi_task"], 0.1) | {"uniform": 0.015}
     assert {signal for signal, step in runs if step < 0.03} == {"uniform"}
@@ -49,7 +49,7 @@ def test_a_scheme_that_is_best_at_the_edge_goes_beyond_it_alone(tmp_path, monkey
 
 
 def test_what_a_run_wrote_as_no_number_is_none_in_its_curve(tmp_path):
-    line = {"round": 0, "bytes_up": 1, "bytes_down": 2, "heard": 3, "test_accuracy": 0.10004, "test_loss": None}
+    line = {"round": 0, "bytes_up": 1, "bytes_down": 2, "heard": 3, "test_accuracy": 0.100000004, "test_loss": None}
     curve = studies.curve([line, line | {"test_loss": 2.5}])
     studies.write_curves(tmp_path / "curves.csv", {"a": curve})
     first, second = studies.read_curves(tmp_path / "curves.csv")["a"]
@@ -73,7 +73,7 @@ def test_a_curve_has_what_was_spent_and_the_means_of_its_rounds():
 def test_what_is_in_the_file_is_not_run_again_and_overrides_are_told_apart(tmp_path, monkeypatch):
     ran = []
 
-    def run_all(wanted, **_):
+    def run_all(wanted, *_):
         ran.extend(wanted)
         line = {"round": 0, "test_accuracy": len(ran) / 10, "test_loss": 1.0} | SENT
         return {name: [line] for name in wanted}

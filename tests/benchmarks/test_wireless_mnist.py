@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -96,6 +97,8 @@ def test_the_study_in_a_few_rounds(tmp_path, monkeypatch, number):
         mean = re.match(r"[\d,]+|not reached", rows[scheme][2])[0]
         assert mean == (f"{np.mean(arrived):,.0f}" if arrived else "not reached")
     wireless_mnist.main(tmp_path, number, [], True, None, 1)
+    shutil.rmtree(tmp_path / "runs")
+    wireless_mnist.main(tmp_path, number, [], True, None, 1)  # of the curves alone
     assert len(started) == 2 * len(SCHEMES), "what is there is not run again"
     assert (tmp_path / "summary.md").read_text(encoding="utf-8") == text
 
