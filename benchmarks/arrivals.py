@@ -79,9 +79,10 @@ def pilot_table(lesson: Lesson, levels: Sequence[float], published: Mapping[str,
     return [*lines, f"| β/α | {' | '.join(each)} |"]
 
 
-def figure(courses: Courses, loss: float, accuracy: float) -> Figure:
+def figure(courses: Courses, loss: float, accuracy: float, title: str) -> Figure:
     """Return training loss and test accuracy against seconds: a scheme's median in a band of the middle half."""
     drawn = Figure(figsize=(10, 4), layout="constrained")
+    drawn.suptitle(title, x=0.01, ha="left")
     left, right = drawn.subplots(1, 2)
     styles = styles_of(courses)
     for scheme, its in courses.items():

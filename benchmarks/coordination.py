@@ -23,7 +23,7 @@ from rich.console import Console
 
 from train.compare import compare
 from train.config import Config, load_config
-from train.plots import save
+from train.plots import Point, add_legend, draw_band, save, styles_of
 from train.progress import RoundProgress
 from train.report import History
 
@@ -59,7 +59,7 @@ def main(into: Path, overrides: Sequence[str]) -> None:
         curves.setdefault(setting, []).append(History.read(config.directory))
     write_curves(into / "curves.csv", curves)
     (into / "summary.md").write_text(table(curves, overrides), encoding="utf-8")
-    save(draw(curves), into / "accuracy.png")
+    save(draw(read_curves(into / "curves.csv")), into / "accuracy.png")
     print(f"wrote {into}/summary.md, curves.csv and accuracy.png")
 
 
@@ -78,6 +78,17 @@ def write_curves(path: Path, curves: dict[Setting, list[History]]) -> None:
                 writer.writerows(
                     (*setting, seed, rounds, f"{accuracy:.2f}") for rounds, accuracy in accuracies(history)
                 )
+
+
+def read_curves(path: Path) -> dict[Setting, list[list[Point]]]:
+    """Return what `write_curves` wrote, a curve a seed."""
+    found: dict[Setting, dict[str, list[Point]]] = {}
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            setting = float(row["alpha"]), float(row["keep_ratio"]), row["strategy"], row["coordination"]
+            point = Point(int(row["rounds"]), int(row["rounds"]), float(row["test_accuracy"]))
+            found.setdefault(setting, {}).setdefault(row["seed"], []).append(point)
+    return {setting: list(seeds.values()) for setting, seeds in found.items()}
 
 
 def table(curves: dict[Setting, list[History]], overrides: Sequence[str]) -> str:
@@ -107,22 +118,23 @@ def entry(histories: list[History]) -> str:
     return f"{mean(last):.1f} ± {stdev(last):.1f} ({discrepancy:.2f})"
 
 
-def draw(curves: dict[Setting, list[History]]) -> Figure:
-    """Return the figure: one panel for each α, r and strategy, one line a seed."""
+def draw(curves: dict[Setting, list[list[Point]]]) -> Figure:
+    """Return the figure: a panel for each α, r and strategy, a look a coordination, the mean of its seeds in a band."""
     figure = Figure(figsize=(12, 6), layout="constrained")
+    figure.suptitle("Coordinated draws on CIFAR-10: test accuracy, mean ± sd of the seeds", x=0.01, ha="left")
+    styles = styles_of(COORDINATIONS)
     panels = figure.subplots(len(ALPHAS), len(RATIOS) * len(STRATEGIES), sharex=True, sharey="row")
     for row, alpha in enumerate(ALPHAS):
         for column, (ratio, strategy) in enumerate(product(RATIOS, STRATEGIES)):
             axes = panels[row, column]
             axes.set(title=f"α = {alpha}, r = {ratio}, {strategy}")
             axes.grid(alpha=0.3)
-            for color, coordination in enumerate(COORDINATIONS):
-                for place, history in enumerate(curves[alpha, ratio, strategy, coordination]):
-                    label = coordination if place == 0 else None
-                    axes.plot(*zip(*accuracies(history), strict=True), color=f"C{color}", label=label)
-    panels[0, 0].legend(frameon=False)
-    figure.supxlabel("rounds")
+            for coordination in COORDINATIONS:
+                draw_band(axes, curves[alpha, ratio, strategy, coordination], styles[coordination], coordination)
+    for axes in panels[-1]:
+        axes.set(xlabel="rounds")
     figure.supylabel("test accuracy (%)")
+    add_legend(figure, panels[0, 0])
     return figure
 
 

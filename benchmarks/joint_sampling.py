@@ -2,8 +2,8 @@
 
 Of 32 clients invited, `ocs_partial` hears some, whose uploads weigh as much as three average shards; OCS, which knows
 no prices, and independent coins hear three. A few large clients have most of the data (configs/uneven_clients.yaml), so
-that it matters who is heard. Step sizes are tuned as in the other studies of uploads: `uploads.py`. What has a folder
-of its run or a curve in WHERE/curves.csv is not run again.
+that it matters who is heard. Step sizes are tuned as in the other studies of uploads: `uploads.py`. What has a curve in
+WHERE/curves.csv is not run again.
 
     python benchmarks/joint_sampling.py results/joint_sampling [--quick] [rounds=151]
 """

@@ -5,7 +5,7 @@ After the two experiments of Zhang et al. 2024, which publish pictures and no nu
 classes. Probabilities by norms of updates, by losses, all pairs alike, and models in turn; every client sending every
 model (`full`) bounds what sampling can reach. Constant step sizes on a grid: each scheme at all of them, so that gains
 can be read at one step size and at each scheme's best; if that is at the grid's edge, the scheme goes beyond it. What
-has a folder of its run or a curve in WHERE is not run again.
+has a curve in WHERE is not run again.
 
     python benchmarks/multi_task.py results/multi_task [--quick] [rounds=100]
 """
@@ -26,6 +26,7 @@ STUDIES = {
     "multi_task": ("norm", "loss", "round_robin", "uniform", "full"),
     "multi_task_loss": ("loss", "round_robin", "uniform", "full"),
 }
+PICTURE = "Average accuracy of the five models, best steps"
 STEPS, SEEDS = (0.01, 0.03, 0.1, 0.3, 1.0), (0, 1, 2, 3, 4)
 
 Runs = dict[tuple[str, float], list[Curve]]  # of a study: by signal and step size, one a seed
@@ -124,8 +125,9 @@ def main(into: Path, overrides: list[str], quick: bool) -> None:
         if study == "multi_task":
             groups = {signal: runs[signal, best[signal]] for signal in signals}
             amounts = {"rounds": one_round, "megabytes sent by clients": megabytes_up}
-            save(draw(groups, amounts, ["megabytes sent by clients"]), into / "multi_task.png")
-    write_summary(into, "multi_task", overrides, text[:-1], "Average accuracy of the five models, best steps")
+            picture = draw(groups, amounts, PICTURE, logarithmic=["megabytes sent by clients"])
+            save(picture, into / "multi_task.png")
+    write_summary(into, "multi_task", overrides, text[:-1], PICTURE)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,7 @@
 After the second experiment of Chen, Horváth & Richtárik (TMLR 2022), whose clients these are: 2 or 6 of 32 invited, or
 4 or 12 of 128, by optimal draws and by independent coins, beside all of them. Each client has the first 5 % of its
 text, so that it takes hours and not days; the sizes are in their own proportions. The step sizes of 32 serve 128 too,
-as published. Grid and seeds are theirs: `uploads.py`. What has a folder of its run or a curve in WHERE/curves.csv is
-not run again.
+as published. Grid and seeds are theirs: `uploads.py`. What has a curve in WHERE/curves.csv is not run again.
 
     python benchmarks/shakespeare_uploads.py results/shakespeare_uploads [--quick] [rounds=151]
 """

@@ -5,6 +5,8 @@ import shlex
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import cycle
 from math import isnan, nan
 from pathlib import Path
 from statistics import fmean
@@ -17,7 +19,7 @@ from matplotlib.figure import Figure
 from train.compare import compare, default_jobs
 from train.config import Config, load_config
 from train.failures import RunError
-from train.plots import Point, add_legend, draw_band, styles_of
+from train.plots import DASHES, Point, add_legend, draw_band, draw_target, styles_of
 from train.report import History
 from train.report.targets import mean_and_spread
 from train.run import is_measured
@@ -154,7 +156,7 @@ def curves_of(
     jobs: int | None = None,
     diverging: bool = False,
 ) -> dict[str, Curve]:
-    """Return the curve of every run; those that have neither a folder nor a curve in this file are run.
+    """Return the curve of every run; those that have none in this file are run, as far as their folders have them not.
 
     The file has all of them then, so that a study's table is made again without its runs; what was run with the user's
     own overrides stands there under names that say so.
@@ -169,9 +171,9 @@ def curves_of(
 
 
 def to_run(configs: Mapping[str, Config], kept: Path, overrides: Sequence[str]) -> dict[str, Config]:
-    """Return the runs that have a folder, done or not, and those that have no curve in this file."""
+    """Return the runs that have no curve in this file."""
     known = read_curves(kept)
-    return {n: its for n, its in configs.items() if its.directory.exists() or _named(n, overrides) not in known}
+    return {name: config for name, config in configs.items() if _named(name, overrides) not in known}
 
 
 def _named(name: str, overrides: Sequence[str]) -> str:
@@ -236,15 +238,32 @@ def write_summary(into: Path, script: str, overrides: Sequence[str], lines: Sequ
 
 
 def draw(
-    groups: Mapping[str, Sequence[Curve]], axes_of: Mapping[str, Amount], logarithmic: Sequence[str] = ()
+    groups: Mapping[str, Sequence[Curve]],
+    axes_of: Mapping[str, Amount],
+    title: str,
+    targets: Sequence[float] = (),
+    logarithmic: Sequence[str] = (),
 ) -> Figure:
-    """Return test accuracy against each amount: one look a group, the mean of its runs in a band of one deviation."""
-    styles = styles_of(groups)
+    """Return test accuracy against each amount: one look a group, the mean of its runs in a band of one deviation.
+
+    Args:
+        groups: runs that differ in their seeds alone, by name.
+        axes_of: a panel each, by the name of the amount.
+        title: of the picture.
+        targets: test accuracies that are aimed at, in 0…1.
+        logarithmic: amounts with such an axis.
+    """
+    # Curves may coincide, so that each has dashes of its own as well as a color.
+    dashes = cycle(DASHES)
+    styles = {name: replace(style, dash=next(dashes)) for name, style in styles_of(groups).items()}
     figure = Figure(figsize=(5 * len(axes_of), 4), layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left")
     panels = figure.subplots(1, len(axes_of), squeeze=False)[0]
     for axes, (label, amount) in zip(panels, axes_of.items(), strict=True):
         for name, runs in groups.items():
             draw_band(axes, [_points(its, amount) for its in runs], styles[name], name)
+        for target in targets:
+            draw_target(axes, 100 * target)
         axes.set(xlabel=label, ylabel="test accuracy (%)", xscale="log" if label in logarithmic else "linear")
         axes.grid(alpha=0.3)
     add_legend(figure, panels[0])

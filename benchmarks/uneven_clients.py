@@ -2,8 +2,8 @@
 
 After the first experiment of Chen, Horváth & Richtárik (TMLR 2022), on MNIST in place of the digits of FEMNIST, with a
 smaller network of the same form, and with their three laws of sizes as their code has them: 10, 20 and 50 % of the
-clients hold 82, 90 and 98 % of the data. Settings, grid, targets and seeds are theirs: `uploads.py`. What has a
-folder of its run or a curve in WHERE/curves.csv is not run again.
+clients hold 82, 90 and 98 % of the data. Settings, grid, targets and seeds are theirs: `uploads.py`. What has a curve
+in WHERE/curves.csv is not run again.
 
     python benchmarks/uneven_clients.py results/uneven_clients [--quick] [rounds=151]
 """

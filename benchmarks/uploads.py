@@ -195,8 +195,8 @@ def write(
     picture: str,
 ) -> None:
     """Write the summary with a table a section, and the picture of the first section, of this title."""
-    _, first = next(iter(sections.values()))
-    plot(first, into / f"{script}.png")
+    study, first = next(iter(sections.values()))
+    plot(first, picture, study.targets, into / f"{script}.png")
     text = [*head, LEGEND, f"With the search for step sizes {core_hours(into.rglob('curves.csv'))}"]
     for heading, (study, results) in sections.items():
         text += ["", f"## {heading}", "", *table(study, results)]
@@ -232,11 +232,11 @@ def _row(study: Study, its: Results, results: Sequence[Results]) -> list[str]:
     return [*cells, *scores, f"{fmean(alphas):.2f}" if alphas else "–"]
 
 
-def plot(results: Sequence[Results], path: Path) -> None:
+def plot(results: Sequence[Results], title: str, targets: Sequence[float], path: Path) -> None:
     """Draw test accuracy against rounds and bits, a look an arm."""
     bits = "megabits sent by clients"
     groups = {its.arm.name: its.runs for its in results}
-    save(draw(groups, {"rounds": one_round, bits: megabits}, logarithmic=[bits]), path)
+    save(draw(groups, {"rounds": one_round, bits: megabits}, title, targets, logarithmic=[bits]), path)
 
 
 def megabits(at: Evaluation) -> float:

@@ -281,7 +281,8 @@ def write(study: Study, setting: Setting, into: Path) -> None:
     for law, its in study.others.items():
         write_worlds(into / f"worlds_{law}.csv", its, setting.target)
     courses = {scheme: _of(study.runs, scheme) for scheme in SCHEMES}
-    save(figure(courses, setting.target, setting.accuracy), into / "wireless.png")
+    title = "Setup 2: loss and accuracy against simulated seconds"
+    save(figure(courses, setting.target, setting.accuracy, title), into / "wireless.png")
     text = "\n".join([*summary(study, setting, courses), ""])
     (into / "summary.md").write_text(text, encoding="utf-8")
     print(text)

@@ -5,9 +5,8 @@ losses; in Setup 1 (configs/wireless_logistic.yaml) MNIST stands in for EMNIST, 
 one world, and runs that differ in draws and batches, the same seeds for every scheme. Three pilots with uniform draws
 (q = 1/N) and three with weighted ones are run once. They give β/α (Eq. 35), and G, the largest ‖U‖/η of each client in
 a uniform pilot, mean of the pilots: to the proposed draws, to those with β/α = 0 (Eq. 38), and to the statistical ones.
-A run ends when it has reached both targets; schemes with short rounds may take more of them. What has a folder of its
-run or a curve in WHERE/curves.csv is not run again. On two cores all of Setup 1 takes ten minutes, each seed of Setup 3
-half an hour.
+A run ends when it has reached both targets; schemes with short rounds may take more of them. What has a curve in
+WHERE/curves.csv is not run again. On two cores all of Setup 1 takes ten minutes, each seed of Setup 3 half an hour.
 
     python benchmarks/wireless_mnist.py results/wireless_mnist --setup 3 [--seeds 5] [--jobs 2] [--quick] [rounds=400]
 """
@@ -185,11 +184,12 @@ def main(into: Path, number: int, asked: Sequence[str], quick: bool, seeds: int 
     config = taught["statistical-0"]  # with pilots, and no limit of its own
     courses = {scheme: [Training.of(runs[f"{scheme}-{seed}"]) for seed in range(count)] for scheme in SCHEMES}
     write_runs(into / "runs.csv", courses, config.target_loss, config.target_accuracy)
-    save(figure(courses, config.target_loss, config.target_accuracy), into / "wireless_mnist.png")
+    title = f"Setup {number}: loss and accuracy against simulated seconds"
+    save(figure(courses, config.target_loss, config.target_accuracy, title), into / "wireless_mnist.png")
     told = [f"--setup={number}", *([f"--seeds={seeds}"] if seeds else []), *(["--quick"] if quick else []), *asked]
     text = summary(number, config, courses, lesson)
     text += ["", f"Without the pilots {core_hours([into / 'curves.csv'])}"]
-    write_summary(into, "wireless_mnist", told, text, "Loss and accuracy against simulated seconds")
+    write_summary(into, "wireless_mnist", told, text, title)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,12 @@ import torch
 ROOT = Path(__file__).parents[1]
 SCRIPTS = [
     path
-    for folder in ("examples", "benchmarks")
-    for path in sorted((ROOT / folder).glob("*.py"))
+    for folder in ("examples", "benchmarks", "docs")
+    for path in sorted((ROOT / folder).rglob("*.py"))
     if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
+    and path.stem != "on_pfl"  # its simulator has an environment of its own
 ]
-NEEDS = {"deployment": "flwr", "compress_gpt2": "transformers", "vit_from_shards": "timm"}
+NEEDS = {"deployment": "flwr", "compress_gpt2": "transformers", "vit_from_shards": "timm", "on_flower": "flwr"}
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)

@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from workload import COHORT, ROUNDS, USERS, Stopwatch, network, train, user_data
+from workload import COHORT, ROUNDS, USERS, Stopwatch, network, no_arguments, train, user_data
 
 TUNED = bool(os.environ.get("PEERS_TUNED"))
 client_app, server_app = ClientApp(), ServerApp()
@@ -45,5 +45,6 @@ def serve(grid: Grid, context: Context) -> None:
 
 
 if __name__ == "__main__":
+    no_arguments(__doc__)
     one_core = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     run_simulation(server_app, client_app, num_supernodes=USERS, backend_config=one_core if TUNED else None)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 import torch
-from workload import BATCH, COHORT, EPOCHS, LR, PER_USER, ROUNDS, USERS, Stopwatch, network, samples
+from workload import BATCH, COHORT, EPOCHS, LR, PER_USER, ROUNDS, USERS, Stopwatch, network, no_arguments, samples
 
 from sharding import ShardPlanner
 from sharding.aggregate import Average
@@ -50,4 +50,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    no_arguments(__doc__)
     main()

@@ -16,7 +16,7 @@ from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 from torch.nn import functional as F
-from workload import BATCH, COHORT, EPOCHS, LR, ROUNDS, USERS, Stopwatch, network, user_data
+from workload import BATCH, COHORT, EPOCHS, LR, ROUNDS, USERS, Stopwatch, network, no_arguments, user_data
 
 watch = Stopwatch()
 
@@ -64,4 +64,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    no_arguments(__doc__)
     main()

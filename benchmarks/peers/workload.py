@@ -3,6 +3,7 @@
 IID, 1,000 users of 50 images, 50 users a round, one local epoch of batches of 10, SGD 0.1, and its small network.
 """
 
+import argparse
 import json
 import os
 import sys
@@ -17,6 +18,11 @@ from torch.nn import functional as F
 USERS, PER_USER, COHORT, EPOCHS, BATCH, LR = 1000, 50, 50, 1, 10, 0.1
 ROUNDS = int(os.environ.get("PEERS_ROUNDS", "5"))  # timed, after one that is not
 FOLDER = Path(os.environ.get("PEERS_DATA", "."))
+
+
+def no_arguments(text: str | None) -> None:
+    """Print a script's text and end where ``--help`` is asked for; it takes no other argument."""
+    argparse.ArgumentParser(description=text).parse_args()
 
 
 def network() -> nn.Module:

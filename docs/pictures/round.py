@@ -1,5 +1,6 @@
 """Draws one round, `docs/pictures/round.svg`: python docs/pictures/round.py."""
 
+import argparse
 from collections.abc import Container, Iterable
 from pathlib import Path
 
@@ -63,4 +64,5 @@ def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> 
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     main()
