@@ -18,7 +18,7 @@ from sharding import STRATEGIES, UserError
 from train.__main__ import main
 from train.config import load_config
 from train.plots import STYLES, Point, mean_band, style_of
-from train.report.figures import lost_drawing, metric_drawing, phase_drawing, spread_drawing
+from train.report.figures import accuracy_drawings, lost_drawing, metric_drawing, phase_drawing, spread_drawing
 from train.report.history import History, find_runs, group, without_repeats
 from train.report.page import write_page
 from train.report.summary import write_report
@@ -48,6 +48,9 @@ addEventListener("load", () => {{
       text.selectNodeContents(head);
       return !/[^a-z]/.test(head.textContent) && text.getClientRects().length > 1;
     }}).length,
+    cutOff: [...page.querySelectorAll("th")].filter(head =>
+      head.textContent === "test accuracy" && head.getBoundingClientRect().right > page.documentElement.clientWidth
+    ).length,
     sticksOut: page.documentElement.scrollWidth - page.documentElement.clientWidth,
     scripts: page.scripts.length,
     headings: [...page.querySelectorAll("h2")].map(heading => heading.textContent),
@@ -94,7 +97,7 @@ def test_a_browser_shows_every_figure_on_a_phone_and_runs_and_loads_nothing(writ
     found = browse(page, tmp_path)
     wanted = page.read_text(encoding="utf-8").count("<figure>")
     assert found["images"] == wanted >= 14
-    clean = ("broken", "hidden", "unnamed", "brokenWords", "sticksOut", "scripts", "loaded")
+    clean = ("broken", "hidden", "unnamed", "brokenWords", "cutOff", "sticksOut", "scripts", "loaded")
     assert {key: found[key] for key in clean} == dict.fromkeys(clean, 0)
     assert found["errors"] == []
     assert found["headings"] == [
@@ -266,10 +269,29 @@ def test_long_labels_leave_the_pictures_their_width(runs):
     for drawing in (phase_drawing(arms), spread_drawing(arms, [[2.0], []], 85.0), lost_drawing(arms)):
         figure = drawing.figure
         figure.draw_without_rendering()
-        assert figure.axes[0].get_position().width > 0.85
+        assert figure.axes[0].get_position().width > 0.8
         texts = [*figure.axes[0].texts, *(text for legend in figure.legends for text in legend.get_texts())]
         assert all(text.get_window_extent().x1 < figure.bbox.x1 for text in texts)
         assert all(text.get_window_extent().y1 < figure.bbox.y1 for text in texts)
+
+
+def test_names_of_targets_stand_beside_the_curves(runs):
+    arms = group(find_runs([runs]))
+    figure = next(accuracy_drawings(arms, [9, 95])).figure
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    (names,) = axes.child_axes
+    labels = names.get_yticklabels()
+    assert [label.get_text() for label in labels] == ["9 %", "95 %"]
+    assert all(axes.bbox.x1 < label.get_window_extent().x0 for label in labels)
+    assert all(label.get_window_extent().x1 < figure.bbox.x1 for label in labels)
+
+
+def test_letters_are_large_enough_on_a_phone(runs):
+    figure = next(accuracy_drawings(group(find_runs([runs])), [95])).figure
+    pixels = 358 / (72 * figure.get_figwidth())  # that a point takes on the page, in a window of 390
+    texts = [*figure.axes[0].get_xticklabels(), *figure.legends[0].get_texts()]
+    assert min(text.get_fontsize() for text in texts) * pixels > 10
 
 
 def test_no_run_is_one_line(tmp_path):

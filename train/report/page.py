@@ -77,7 +77,7 @@ def _sections(
 
 
 def _results(arms: Sequence[Arm], command: str) -> str:
-    header = ("strategy", "seeds", "test accuracy", "best", "MB moved", "of dense", "rounds", "s a round", "lost")
+    header = ("strategy", "test accuracy", "seeds", "best", "MB moved", "of dense", "rounds", "s a round", "lost")
     rows = [_result(arm) for arm in arms]
     told = html.table(header, rows, colors=[arm.style.color for arm in arms])
     for arm in arms:
@@ -103,8 +103,8 @@ def _result(arm: Arm) -> tuple[str, ...]:
     share = mean(run.share_of_dense for run in arm.runs)
     return (
         arm.label,
-        str(len(arm.runs)),
         mean_and_spread(arm.finals) if arm.finals else "–",
+        str(len(arm.runs)),
         f"{mean(best):.1f}" if best else "–",
         f"{mean(moved):,.1f}",
         f"{100 * share:.1f} %",
