@@ -327,6 +327,13 @@ def test_seeds_stand_together_and_what_differs_is_named(runs):
     assert first.style.dash != second.style.dash
 
 
+def test_targets_that_guessing_reaches_are_left_out(runs):
+    arm = group(find_runs([runs]))[0]
+    for accuracy, targets in ((0.101, []), (0.16, [15.0])):
+        line = arm.runs[0].lines[0] | {"test_accuracy": accuracy}
+        assert reached_targets([replace(arm, runs=[replace(arm.runs[0], lines=[line])])]) == targets
+
+
 def test_targets_are_what_was_reached(runs):
     arms = group(find_runs([SEEDS]))
     assert reached_targets(arms) == [85.0, 90.0, 95.0]
