@@ -148,7 +148,7 @@ def draw_targets(axes: Axes, percents: Sequence[float]) -> None:
         right = axes.secondary_yaxis("right")
         right.set_yticks(percents, [f"{percent:g} %" for percent in percents])
         right.tick_params(length=0, labelsize=9, labelcolor="0.3")
-        right.set_ylabel("target", color="0.3", labelpad=2)
+        right.set_ylabel("target", color="0.3", labelpad=2, loc="top")
         right.spines["right"].set_visible(False)
 
 

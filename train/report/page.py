@@ -152,10 +152,10 @@ def _targets(arms: Sequence[Arm], aims: Sequence[float]) -> str:
 
 
 def _price(arm: Arm, aim: float) -> str:
-    """Return the rounds and MB of the seeds that reached a target."""
+    """Return the rounds and MB of the seeds that reached a target, and how many never did, a line each."""
     rounds = [value for run in arm.runs if (value := spent_until(run, aim, "rounds")) is not None]
-    moved = price(arm, aim, " MB")
-    return f"{mean_and_spread(rounds, '.0f')} rounds · {moved}" if rounds else moved
+    moved = price(arm, aim, " MB").replace(" (", "\n(")
+    return f"{mean_and_spread(rounds, '.0f')} rounds\n{moved}" if rounds else moved
 
 
 def _laws(arms: Sequence[Arm]) -> str:
