@@ -1,7 +1,7 @@
 """Files of a line a round, read so that what was spoiled or cut off in writing is never taken for a round."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,29 @@ from train.files import write_whole
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the rounds that a file of metrics has from the first on, up to one that is missing or spoiled."""
+    return rounds_among(whole_lines(path))
+
+
+def rounds_among(texts: Iterable[bytes]) -> list[dict[str, Any]]:
+    """Return the rounds that lines of metrics tell from the first on, up to one that is missing or spoiled."""
     lines: list[dict[str, Any]] = []
-    for line in whole_lines(path):
-        try:
-            metrics = json.loads(line)
-        except ValueError:
-            break
-        if not isinstance(metrics, dict) or metrics.get("round") != len(lines):
+    for metrics in sound(texts):
+        if metrics.get("round") != len(lines):
             break
         lines.append(metrics)
     return lines
+
+
+def sound(texts: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield what lines say, up to one that is spoiled."""
+    for text in texts:
+        try:
+            told = json.loads(text)
+        except ValueError:
+            return
+        if not isinstance(told, dict):
+            return
+        yield told
 
 
 def has_ended(lines: Sequence[Mapping[str, Any]], rounds: int) -> bool:
@@ -40,4 +53,9 @@ def whole_lines(path: Path) -> list[bytes]:
     if not path.exists():
         return []
     with writing(path):
-        return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+        return split(path.read_bytes())
+
+
+def split(content: bytes) -> list[bytes]:
+    """Return the lines of a file's content, without a last one that was cut off in writing."""
+    return [line for line in content.splitlines(keepends=True) if line.endswith(b"\n")]

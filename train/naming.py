@@ -35,6 +35,13 @@ def describe(overrides: Mapping[str, str]) -> str:
     return told if len(told) <= LONGEST else blake2b(told.encode(), digest_size=6).hexdigest()
 
 
+def told_by(config: Config) -> str:
+    """Return the settings in the name of a run's directory, as ``lr=0.05``; nothing if it is named otherwise."""
+    form = rf"(?:{re.escape(config.name)}-)?{re.escape(config.strategy)}-(.+)-{config.seed}"
+    found = re.fullmatch(form, config.directory.name)
+    return found[1] if found else ""
+
+
 def expand(grids: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the overrides of every point of a grid, each of whose axes is written ``key=value,value``.
 

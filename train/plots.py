@@ -140,18 +140,16 @@ def draw_band(axes: Axes, curves: Sequence[Curve], style: Style, label: str | No
         axes.fill_between(band.xs, low, high, color=style.color, alpha=0.15, linewidth=0)
 
 
-def draw_target(axes: Axes, percent: float) -> None:
-    """Mark the accuracy that is aimed at."""
-    axes.axhline(percent, color="0.4", linewidth=0.9, linestyle=(0, (1, 2)))
-    axes.annotate(
-        f"target {percent:g} %",
-        (1, percent),
-        xycoords=("axes fraction", "data"),
-        ha="right",
-        va="bottom",
-        fontsize=7,
-        color="0.3",
-    )
+def draw_targets(axes: Axes, percents: Sequence[float]) -> None:
+    """Mark the accuracies that are aimed at, and name them at the right edge, where no curve is."""
+    for percent in percents:
+        axes.axhline(percent, color="0.4", linewidth=0.9, linestyle=(0, (1, 2)))
+    if percents:
+        right = axes.secondary_yaxis("right")
+        right.set_yticks(percents, [f"{percent:g} %" for percent in percents])
+        right.tick_params(length=0, labelsize=9, labelcolor="0.3")
+        right.set_ylabel("target", color="0.3", labelpad=2, loc="top")
+        right.spines["right"].set_visible(False)
 
 
 def lay_out(axes: Axes, x: str, y: str, title: str = "") -> None:
@@ -190,16 +188,15 @@ def accuracy_figure(
     figure, axes = new_figure()
     for label, seeds in curves.items():
         draw_band(axes, seeds, styles[label], label)
-    for target in targets:
-        draw_target(axes, target)
+    draw_targets(axes, targets)
     lay_out(axes, x, "test_accuracy", title)
     if max(map(len, curves.values()), default=1) > 1:
-        axes.set_ylabel(LABELS["test_accuracy"] + ", mean ± sd of the seeds")
+        axes.set_ylabel(LABELS["test_accuracy"] + ", mean ± sd of seeds")
     add_legend(figure, axes)
     return figure
 
 
-def new_figure(width: float = 5.2, height: float = 3.8) -> tuple[Figure, Axes]:
+def new_figure(width: float = 4.2, height: float = 3.5) -> tuple[Figure, Axes]:
     """Return a picture with one panel, small enough to be read on a phone."""
     with mpl.rc_context(LOOK):
         figure = Figure(figsize=(width, height), layout="constrained")
@@ -211,17 +208,17 @@ def add_legend(figure: Figure, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         labels = list(map(wrapped, labels))
-        columns = 1 if max(map(len, labels)) > 34 else 2 if max(map(len, labels)) > 18 else 3
+        columns = max(1, min(3, int(13 * figure.get_figwidth() / (max(map(len, labels)) + 8))))  # 13 letters an inch
         lines = ceil(sum(map(lines_of, labels)) / columns)
-        figure.set_figheight(figure.get_figheight() + 0.18 * max(0, lines - 2))
+        figure.set_figheight(figure.get_figheight() + 0.2 * max(0, lines - 2))
         figure.legend(
-            handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8, handlelength=3.5
+            handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9, handlelength=3.2
         )
 
 
 def wrapped(label: str) -> str:
     """Return a label in lines that fit into the width of a picture."""
-    return fill(label, 64)
+    return fill(label, 44)
 
 
 def lines_of(label: str) -> int:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from sharding import Plan, UserError, anme
 from train.experiment import Experiment
+from train.lines import sound, whole_lines
 
 CLIENTS_FILE = "clients.json"
 LAYERS_FILE = "layers.jsonl"
@@ -71,17 +72,15 @@ def append_layers(path: Path, round: int, task: str, layers: Layers) -> None:
 
 
 def read_layers(directory: Path) -> dict[tuple[int, str], Layers]:
-    """Return what a run wrote of its layers, by round and task; of a round that was run again, the last."""
-    path = directory / LAYERS_FILE
-    if not path.exists():
-        return {}
-    text = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    lines = [json.loads(line) for line in text if line.endswith("\n")]
+    """Return what a run wrote of its layers, by round and task; of a round that was run again, the last.
+
+    A line that is spoiled ends what is read.
+    """
     return {
         (line["round"], line["task"]): {
             name: [LayerLaw.read(law) for law in laws] for name, laws in line["layers"].items()
         }
-        for line in lines
+        for line in sound(whole_lines(directory / LAYERS_FILE))
     }
 
 

@@ -18,6 +18,7 @@ from sharding.errors import UserError
 from train.config import Config
 from train.directory import CONFIG_FILE
 from train.lines import read_lines
+from train.naming import told_by
 from train.provenance import describe_start
 from train.records import Layers
 from train.report import write_report
@@ -26,6 +27,7 @@ from train.tracking import Tracker, totals
 
 STATE_FILE = "wandb.json"
 ARTIFACTS = ("config.yaml", "provenance.json", "metrics.jsonl", "layers.jsonl", "clients.json", "model.safetensors")
+LONGEST_TAG = 64
 BEST = {"test_accuracy": "max", "train_set_accuracy": "max", "test_loss": "min", "train_loss": "min"}
 
 
@@ -42,14 +44,14 @@ class WandbTracker(Tracker):
         self._id, self._told = held.get("id") or uuid4().hex[:12], int(held.get("rounds", 0))
         self._megabytes, self._best = totals(read_lines(config.directory / "metrics.jsonl"))
         self._layers: dict[str, Any] = {}
-        tracking = config.tracking
+        tracking, told = config.tracking, told_by(config)
         try:
             self._run = wandb.init(
                 project=tracking.project,
                 entity=tracking.entity,
-                group=tracking.group or f"{config.name}-{config.strategy}",
+                group=tracking.group or "-".join(filter(None, (config.name, config.strategy, told))),
                 job_type=config.strategy,
-                tags=[config.strategy, config.data.name, *tracking.tags],
+                tags=[config.strategy, config.data.name, *_tags(told), *tracking.tags],
                 name=tracking.name or config.directory.name,
                 id=self._id,
                 resume="allow" if held and tracking.wandb == "online" else None,
@@ -122,6 +124,11 @@ class WandbTracker(Tracker):
 
     def _remember(self) -> None:
         self._state.write_text(json.dumps({"id": self._id, "rounds": self._told}) + "\n", encoding="utf-8")
+
+
+def _tags(told: str) -> list[str]:
+    """Return a tag for each setting that was told, as long as W&B allows."""
+    return [word[:LONGEST_TAG] for word in told.split(",") if word]
 
 
 def _is_number(value: object) -> bool:

@@ -1,6 +1,7 @@
-"""YAML from users: UTF-8, and every key once."""
+"""YAML from users: UTF-8, and every key once; and values in it for them."""
 
 from collections.abc import Hashable
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,12 @@ def read_yaml(path: Path) -> Any:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"cannot read the config {shown(str(path))}{_nearest_file(path)}: {reason}") from error
+
+
+def in_yaml(value: object) -> str:
+    """Return a value in one line of YAML: ``null``, ``false``, ``[6, 16]``."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=inf, sort_keys=False, allow_unicode=True)
+    return str(text).removesuffix("\n").removesuffix("\n...")
 
 
 def _nearest_file(path: Path) -> str:

@@ -18,7 +18,7 @@ from sharding import STRATEGIES, UserError
 from train.__main__ import main
 from train.config import load_config
 from train.plots import STYLES, Point, mean_band, style_of
-from train.report.figures import lost_drawing, metric_drawing, phase_drawing, spread_drawing
+from train.report.figures import accuracy_drawings, lost_drawing, metric_drawing, phase_drawing, spread_drawing
 from train.report.history import History, find_runs, group, without_repeats
 from train.report.page import write_page
 from train.report.summary import write_report
@@ -48,6 +48,8 @@ addEventListener("load", () => {{
       text.selectNodeContents(head);
       return !/[^a-z]/.test(head.textContent) && text.getClientRects().length > 1;
     }}).length,
+    cutOff: [...page.querySelectorAll("th")].filter(head => ["test accuracy", "1 %"].includes(head.textContent)
+      && head.getBoundingClientRect().right > page.documentElement.clientWidth).length,
     sticksOut: page.documentElement.scrollWidth - page.documentElement.clientWidth,
     scripts: page.scripts.length,
     headings: [...page.querySelectorAll("h2")].map(heading => heading.textContent),
@@ -94,7 +96,7 @@ def test_a_browser_shows_every_figure_on_a_phone_and_runs_and_loads_nothing(writ
     found = browse(page, tmp_path)
     wanted = page.read_text(encoding="utf-8").count("<figure>")
     assert found["images"] == wanted >= 14
-    clean = ("broken", "hidden", "unnamed", "brokenWords", "sticksOut", "scripts", "loaded")
+    clean = ("broken", "hidden", "unnamed", "brokenWords", "cutOff", "sticksOut", "scripts", "loaded")
     assert {key: found[key] for key in clean} == dict.fromkeys(clean, 0)
     assert found["errors"] == []
     assert found["headings"] == [
@@ -215,7 +217,7 @@ def test_a_seed_counts_once_and_who_is_left_out_is_named(runs, tmp_path):
     metrics = tmp_path / "half" / "metrics.jsonl"
     metrics.write_text(metrics.read_text().splitlines(keepends=True)[0])
     os.utime(tmp_path / "older" / "metrics.jsonl", (0, 0))
-    kept, left_out = without_repeats(find_runs([tmp_path]))
+    kept, left_out = without_repeats(find_runs([tmp_path])[0])
     assert [run.directory.name for run in kept] == ["a", "b"]
     assert [(run.directory.name, instead.directory.name) for run, instead in left_out] == [
         ("half", "a"),
@@ -255,21 +257,74 @@ def test_a_loss_that_exploded_does_not_hide_the_others(runs, tmp_path):
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     lines[1]["train_loss"] = 1e20
     metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    drawing = metric_drawing(group(find_runs([tmp_path])), "train_loss", "Training loss", "The loss.")
+    drawing = metric_drawing(group(find_runs([tmp_path])[0]), "train_loss", "Training loss", "The loss.")
     assert drawing.figure.axes[0].get_ylim()[1] < 100
     assert "diverged" in drawing.caption
 
 
 def test_long_labels_leave_the_pictures_their_width(runs):
     label = "prism_wallenius_clip, " + ", ".join(f"local.setting_{number}=0.03" for number in range(6))
-    arms = [replace(arm, label=label) for arm in group(find_runs([runs]))]
+    arms = [replace(arm, label=label) for arm in group(find_runs([runs])[0])]
     for drawing in (phase_drawing(arms), spread_drawing(arms, [[2.0], []], 85.0), lost_drawing(arms)):
         figure = drawing.figure
         figure.draw_without_rendering()
-        assert figure.axes[0].get_position().width > 0.85
+        assert figure.axes[0].get_position().width > 0.8
         texts = [*figure.axes[0].texts, *(text for legend in figure.legends for text in legend.get_texts())]
         assert all(text.get_window_extent().x1 < figure.bbox.x1 for text in texts)
         assert all(text.get_window_extent().y1 < figure.bbox.y1 for text in texts)
+
+
+def test_names_of_targets_stand_beside_the_curves(runs):
+    arms = group(find_runs([runs])[0])
+    figure = next(accuracy_drawings(arms, [9, 95])).figure
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    (names,) = axes.child_axes
+    labels = names.get_yticklabels()
+    assert [label.get_text() for label in labels] == ["9 %", "95 %"]
+    assert all(axes.bbox.x1 < label.get_window_extent().x0 for label in labels)
+    assert all(label.get_window_extent().x1 < figure.bbox.x1 for label in labels)
+
+
+def test_letters_are_large_enough_on_a_phone(runs):
+    figure = next(accuracy_drawings(group(find_runs([runs])[0]), [95])).figure
+    pixels = 358 / (72 * figure.get_figwidth())  # that a point takes on the page, in a window of 390
+    texts = [*figure.axes[0].get_xticklabels(), *figure.legends[0].get_texts()]
+    assert min(text.get_fontsize() for text in texts) * pixels > 10
+
+
+def spoil(run, line):
+    with (run / "metrics.jsonl").open("a") as metrics:
+        metrics.write(line)
+    return f"{run / 'metrics.jsonl'}, line {len((run / 'metrics.jsonl').read_text().splitlines())}, is not"
+
+
+def test_runs_that_cannot_be_read_are_named_and_the_others_shown(runs, tmp_path, caplog):
+    for name in "abc":
+        shutil.copytree(runs / name, tmp_path / name)
+    spoiled = spoil(tmp_path / "a", "garbage\n")
+    (tmp_path / "b" / "metrics.jsonl").write_text("")
+    lost = spoil(tmp_path / "b", "{}\n")
+    layers = tmp_path / "a" / "layers.jsonl"
+    layers.write_text(layers.read_text() + "garbage\n")
+    assert main(["report", str(tmp_path)]) == 0
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    for words in (
+        f"{spoiled} the metrics of round 3; the rounds before it are shown",
+        f"{lost} the metrics of round 1",
+    ):
+        assert words in page
+        assert words in caplog.text
+    assert len((tmp_path / "report.csv").read_text().splitlines()) == 3
+
+
+def test_where_no_run_can_be_read_it_is_an_error(runs, tmp_path, capsys):
+    shutil.copytree(runs / "a", tmp_path / "a")
+    (tmp_path / "a" / "metrics.jsonl").write_text("")
+    spoiled = spoil(tmp_path / "a", "garbage\n")
+    assert main(["report", str(tmp_path)]) == 2
+    assert spoiled in capsys.readouterr().err
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_no_run_is_one_line(tmp_path):
@@ -291,7 +346,7 @@ def test_where_things_are_makes_no_other_experiment(runs):
 
 
 def test_seeds_stand_together_and_what_differs_is_named(runs):
-    held = find_runs([runs])
+    held, _ = find_runs([runs])
     assert [(arm.label, len(arm.runs)) for arm in group(held)] == [
         ("collective, server_lr=1.0", 2),
         ("dense, server_lr=0.5", 1),
@@ -305,14 +360,49 @@ def test_seeds_stand_together_and_what_differs_is_named(runs):
     assert first.style.dash != second.style.dash
 
 
+def test_different_experiments_are_told_by_their_names(runs):
+    held = History.read(runs / "a")
+    world = {"name": "other", "rounds": 9, "clip": 3.0, "world_seed": 1}
+    other = replace(held, config=held.config | world)
+    third = replace(other, config=other.config | {"world_seed": None, "local": held.config["local"] | {"epochs": 7}})
+    arms = group([held, other, third])
+    assert [arm.label for arm in arms] == [
+        "collective, quickstart",
+        "collective, other, world_seed=1, epochs=1",
+        "collective, other, world_seed=null, epochs=7",
+    ]
+    assert len({arm.style.color for arm in arms}) == 1
+
+
+def test_labels_tell_few_settings_and_are_numbered_where_these_are_the_same(runs):
+    held = History.read(runs / "a")
+    keys = {"design": "sampford", "coordination": "shared", "clip": 3.0}
+    many = [
+        replace(held, config=held.config | keys | {"wire": wire, "alignment": False}) for wire in ("int8", "bfloat16")
+    ]
+    told = "design=sampford, coordination=shared, clip=3.0"
+    assert [arm.label for arm in group([held, *many])] == [
+        "collective, design=cps, coordination=independent, clip=10.0",
+        f"collective, {told} (1)",
+        f"collective, {told} (2)",
+    ]
+
+
+def test_targets_that_guessing_reaches_are_left_out(runs):
+    arm = group(find_runs([runs])[0])[0]
+    for accuracy, targets in ((0.101, []), (0.16, [15.0])):
+        line = arm.runs[0].lines[0] | {"test_accuracy": accuracy}
+        assert reached_targets([replace(arm, runs=[replace(arm.runs[0], lines=[line])])]) == targets
+
+
 def test_targets_are_what_was_reached(runs):
-    arms = group(find_runs([SEEDS]))
+    arms = group(find_runs([SEEDS])[0])
     assert reached_targets(arms) == [85.0, 90.0, 95.0]
     assert reached_targets([]) == []
 
 
 def test_the_price_of_a_target_is_what_moved_until_an_evaluation_first_reached_it(runs):
-    arm = group(find_runs([runs]))[0]
+    arm = group(find_runs([runs])[0])[0]
     lines = [
         {"round": t, "bytes_down": 3e6, "bytes_up": 1e6} | ({"test_accuracy": a} if a is not None else {})
         for t, a in enumerate((None, 0.5, 0.7, 0.6))

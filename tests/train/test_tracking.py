@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from sharding import UserError
+from train.compare import plan_cells
 from train.config import load_config
 from train.run import run
-from train.tracking import TRACKERS, Tracker, check_trackers
+from train.tracking import TRACKERS, Tracker, Trackers, check_trackers
 
 TINY = [
     *("rounds=3", "evaluate_every=1", "clients.count=20", "clients.per_round=3", "local.epochs=1", "seed=0"),
@@ -104,6 +105,25 @@ def test_an_offline_run_is_continued_and_can_be_read_back(tmp_path, monkeypatch)
     files = {entry.path: Path(entry.local_path) for entry in artifact.manifest.contents}
     assert set(files) >= {"model.safetensors", "metrics.jsonl", "summary.md", "accuracy_vs_bytes.svg", "report.html"}
     assert "| collective |" in files["summary.md"].read_text(encoding="utf-8"), "it is kept until it is uploaded"
+
+
+def test_points_of_a_grid_stand_apart_there_and_their_seeds_together(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    told = []
+
+    def init(**how):
+        told.append((how["group"], how["tags"]))
+        raise wandb.errors.Error("no account")
+
+    monkeypatch.setattr(wandb, "init", init)
+    own = [*TINY, "tracking.wandb=offline", f"output={tmp_path}", "tracking.tags=[mine]"]
+    for cell in plan_cells("configs/quickstart.yaml", own, ["top_n"], [0, 1], ["local.lr=0.03,0.1"]):
+        cell.directory.mkdir()
+        with pytest.raises(UserError, match="no account"):
+            Trackers(cell)
+    assert told == [
+        (f"quickstart-top_n-lr={lr}", ["top_n", "digits", f"lr={lr}", "mine"]) for lr in (0.03, 0.1) for seed in (0, 1)
+    ]
 
 
 def test_what_weights_and_biases_cannot_do_ends_no_training(tmp_path, monkeypatch, caplog):

@@ -169,7 +169,7 @@ def spread_drawing(arms: Sequence[Arm], spent: Sequence[Sequence[float]], target
             axes.plot(values, [place] * len(values), arm.style.marker, color=arm.style.color, markersize=5)
         else:
             axes.annotate(
-                "never", (0.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=8, color="0.4"
+                "never", (0.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=9, color="0.4"
             )
     lay_out(axes, "MB moved by all clients", "", f"Bytes to {target:g} % test accuracy")
     axes.set_xlim(left=0)
@@ -188,7 +188,7 @@ def _bars(arms: Sequence[Arm]) -> tuple[Figure, Axes]:
     figure, axes = new_figure(height=1.5 + len(arms) * (0.3 + 0.15 * max(map(lines_of, labels))))
     for place, label in enumerate(labels):
         where = axes.get_yaxis_transform()
-        axes.text(0.005, place - 0.55 * BAR, label, transform=where, va="bottom", fontsize=8)
+        axes.text(0.005, place - 0.55 * BAR, label, transform=where, va="bottom", fontsize=9)
     axes.set_yticks([])
     axes.set_ylim(len(arms) - 0.6, -0.9)
     return figure, axes

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,37 +17,57 @@ import yaml
 from sharding.errors import UserError
 from train.config import Config, flatten, is_named
 from train.directory import CONFIG_FILE, METRICS_FILE
-from train.lines import has_ended
+from train.lines import has_ended, rounds_among, split
 from train.naming import HOUSEKEEPING
 from train.plots import Curve, Point, Style, style_of
+from train.yaml_text import in_yaml
 
+log = logging.getLogger(__name__)
+
+MOST_KEYS = 3  # so many are told in a label, which stands in tables and legends
 # What does not make a run another experiment: also where its data are.
 UNTOLD = HOUSEKEEPING | {"data.root", "data.download"}
 
 
 @dataclass(frozen=True)
 class History:
-    """One run, finished or not: its configuration and the lines of its `metrics.jsonl`."""
+    """One run, finished or not.
+
+    Attributes:
+        strategy: of the run.
+        lines: of its `metrics.jsonl`, up to one that is spoiled.
+        config: as written beside them.
+        directory: where it is.
+        spoiled: the first line that is no round, in words; None where all are.
+    """
 
     strategy: str
     lines: list[dict[str, Any]]
     config: Mapping[str, Any]
     directory: Path
+    spoiled: str | None = None
 
     @classmethod
     def read(cls, directory: Path) -> "History":
-        """Read a run's directory; a last line that is being written is left out.
+        """Read a run's directory: its rounds up to one that is spoiled, of which a warning tells.
 
         Raises:
             UserError: it holds no run, or something else under such names.
         """
+        metrics = directory / METRICS_FILE
         try:
             config = yaml.safe_load((directory / CONFIG_FILE).read_text(encoding="utf-8"))
-            text = (directory / METRICS_FILE).read_text(encoding="utf-8")
-            lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-            return cls(config["strategy"], lines, config, directory)
-        except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError, KeyError, TypeError) as error:
+            strategy, texts = config["strategy"], split(metrics.read_bytes())
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
             raise UserError(f"{directory} holds no run that can be read: {' '.join(str(error).split())}") from error
+        lines = rounds_among(texts)
+        if len(lines) == len(texts):
+            return cls(strategy, lines, config, directory)
+        spoiled = f"{metrics}, line {len(lines) + 1}, is not the metrics of round {len(lines) + 1}"
+        if not lines:
+            raise UserError(f"{directory} holds no run that can be read: {spoiled}")
+        log.warning("%s; the rounds before it are shown", spoiled)
+        return cls(strategy, lines, config, directory, spoiled)
 
     @property
     def evaluated(self) -> list[dict[str, Any]]:
@@ -106,20 +128,38 @@ def evaluations(
     ]
 
 
-def find_runs(folders: Iterable[Path]) -> list[History]:
+def find_runs(folders: Iterable[Path]) -> tuple[list[History], list[str]]:
     """Read all runs in these folders and below that have finished a round.
 
+    Returns:
+        The runs, and what could not be read, of which a warning tells too.
+
     Raises:
-        UserError: there is none, or no such folder.
+        UserError: there is none, or none that can be read, or no such folder.
     """
     folders = list(folders)
     if missing := [folder for folder in folders if not folder.is_dir()]:
         raise UserError(f"there is no folder {missing[0]}; name folders that hold runs, or leave it out")
     found = {path.parent for folder in folders for path in folder.rglob(METRICS_FILE) if path.stat().st_size}
-    runs = [history for directory in sorted(found) if (history := History.read(directory)).lines]
+    runs, unread = _read_all(sorted(found))
+    if not runs and unread:
+        raise UserError("; ".join(unread))
     if not runs:
         raise UserError(f"no run with a finished round in {', '.join(map(str, folders))}; name folders that hold runs")
-    return runs
+    for why in unread:
+        log.warning("%s; it is left out", why)
+    return runs, unread
+
+
+def _read_all(directories: Iterable[Path]) -> tuple[list[History], list[str]]:
+    """Return the runs that have finished a round, and why others cannot be read."""
+    runs, unread = [], []
+    for directory in directories:
+        try:
+            runs.append(History.read(directory))
+        except UserError as error:
+            unread.append(str(error))
+    return [run for run in runs if run.lines], unread
 
 
 def without_repeats(runs: Sequence[History]) -> tuple[list[History], list[tuple[History, History]]]:
@@ -169,16 +209,41 @@ def group(runs: Sequence[History]) -> list[Arm]:
         gathered.setdefault(_identity(run), []).append(run)
     members = list(gathered.values())
     settings = [settings_of(seeds[0]) for seeds in members]
-    differing = differing_keys(settings)
     seen: dict[str, int] = {}
     arms = []
-    for its, seeds in zip(settings, members, strict=True):
+    for its, seeds, label in zip(settings, members, _labels(settings), strict=True):
         strategy = str(its["strategy"])
         number = seen[strategy] = seen.get(strategy, -1) + 1
-        others = [f"{_short(key, differing)}={its.get(key, '–')}" for key in differing if key != "strategy"]
-        label = ", ".join([strategy, *others])
         arms.append(Arm(label, strategy, its, seeds, style_of(strategy).variant(number)))
     return arms
+
+
+def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a label for each configuration, numbered where what it tells is the same for several."""
+    named: dict[str, list[Mapping[str, Any]]] = {}
+    for its in settings:
+        named.setdefault(str(its["name"]), []).append(its)
+    differing = {name: differing_keys(alike) for name, alike in named.items()}
+    labels = [_label(its, differing) for its in settings]
+    times, seen = Counter(labels), Counter[str]()
+    for place, label in enumerate(labels):
+        if times[label] > 1:
+            seen[label] += 1
+            labels[place] = f"{label} ({seen[label]})"
+    return labels
+
+
+def _label(its: Mapping[str, Any], differing: Mapping[str, Sequence[str]]) -> str:
+    """Return the strategy, the name where there are several, and the first keys in which those of that name differ."""
+    name = str(its["name"])
+    keys = [key for key in differing[name] if key != "strategy"][:MOST_KEYS]
+    told = [f"{_short(key, differing[name])}={value_of(its, key)}" for key in keys]
+    return ", ".join([str(its["strategy"]), *([name] if len(differing) > 1 else []), *told])
+
+
+def value_of(settings: Mapping[str, Any], key: str) -> str:
+    """Return what a configuration has for a key, as YAML writes it."""
+    return in_yaml(settings[key]) if key in settings else "–"
 
 
 def settings_of(run: History) -> dict[str, Any]:

@@ -22,9 +22,20 @@ from train.report.figures import (
     phase_drawing,
     spread_drawing,
 )
-from train.report.history import AMOUNTS, Arm, History, differing_keys, find_runs, group, without_repeats, write_csv
+from train.report.history import (
+    AMOUNTS,
+    Arm,
+    History,
+    differing_keys,
+    find_runs,
+    group,
+    value_of,
+    without_repeats,
+    write_csv,
+)
 from train.report.summary import CSV_COLUMNS, csv_rows, rounds_of
 from train.report.targets import mean_and_spread, price, reached_targets, spent_until, targets_of
+from train.yaml_text import in_yaml
 
 PAGE, TABLE = "report.html", "report.csv"
 REASONS = 12  # so many reasons for lost updates are told
@@ -45,7 +56,8 @@ def write_page(folders: Sequence[Path], into: Path, command: str, targets: Seque
     Raises:
         UserError: no run there, or a file of that name that is not from here.
     """
-    runs, repeats = without_repeats(find_runs(folders))
+    found, unread = find_runs(folders)
+    runs, repeats = without_repeats(found)
     page, table = into / PAGE, into / TABLE
     for path, mark in ((page, html.GENERATOR), (table, CSV_COLUMNS[0])):
         if path.exists() and mark not in path.read_text(encoding="utf-8", errors="replace")[:500]:
@@ -58,14 +70,13 @@ def write_page(folders: Sequence[Path], into: Path, command: str, targets: Seque
     rows = [(*row, *its) for row, its in zip(csv_rows(arms), spent, strict=True)]
     write_csv(table, (*CSV_COLUMNS, *columns), rows)
     title = ", ".join(dict.fromkeys(str(run.config.get("name", run.directory.name)) for run in runs))
-    page.write_text(html.page(title, _sections(arms, aims, command, repeats)), encoding="utf-8")
+    missing = _unread(unread, runs) + _left_out(repeats)
+    page.write_text(html.page(title, _sections(arms, aims, command, missing)), encoding="utf-8")
     return [page, table]
 
 
-def _sections(
-    arms: Sequence[Arm], aims: Sequence[float], command: str, repeats: Sequence[tuple[History, History]]
-) -> Iterator[tuple[str, str]]:
-    yield "Results", _results(arms, command) + _left_out(repeats)
+def _sections(arms: Sequence[Arm], aims: Sequence[float], command: str, missing: str) -> Iterator[tuple[str, str]]:
+    yield "Results", _results(arms, command) + missing
     yield "Accuracy", html.figures([*accuracy_drawings(arms, aims), _loss(arms)])
     yield "Bytes to a target", _targets(arms, aims)
     yield "What was sent", _laws(arms)
@@ -77,7 +88,7 @@ def _sections(
 
 
 def _results(arms: Sequence[Arm], command: str) -> str:
-    header = ("strategy", "seeds", "test accuracy", "best", "MB moved", "of dense", "rounds", "s a round", "lost")
+    header = ("strategy", "test accuracy", "seeds", "best", "MB moved", "of dense", "rounds", "s a round", "lost")
     rows = [_result(arm) for arm in arms]
     told = html.table(header, rows, colors=[arm.style.color for arm in arms])
     for arm in arms:
@@ -89,6 +100,12 @@ def _results(arms: Sequence[Arm], command: str) -> str:
     seeds = "mean ± standard deviation over seeds; " if any(len(arm.runs) > 1 for arm in arms) else ""
     explained = f"Test accuracy after the last round in %, {seeds}MB moved by all clients, down and up, in all rounds; "
     return told + html.note(f"{explained}every run is a row of {TABLE}. Made by {command}")
+
+
+def _unread(unread: Sequence[str], runs: Sequence[History]) -> str:
+    told = [f"{why}; it is left out." for why in unread]
+    told += [f"{run.spoiled}; the rounds before it are shown." for run in runs if run.spoiled]
+    return "".join(html.note(words, warn=True) for words in told)
 
 
 def _left_out(repeats: Sequence[tuple[History, History]]) -> str:
@@ -103,8 +120,8 @@ def _result(arm: Arm) -> tuple[str, ...]:
     share = mean(run.share_of_dense for run in arm.runs)
     return (
         arm.label,
-        str(len(arm.runs)),
         mean_and_spread(arm.finals) if arm.finals else "–",
+        str(len(arm.runs)),
         f"{mean(best):.1f}" if best else "–",
         f"{mean(moved):,.1f}",
         f"{100 * share:.1f} %",
@@ -135,10 +152,10 @@ def _targets(arms: Sequence[Arm], aims: Sequence[float]) -> str:
 
 
 def _price(arm: Arm, aim: float) -> str:
-    """Return the rounds and MB of the seeds that reached a target."""
+    """Return the rounds and MB of the seeds that reached a target, and how many never did, a line each."""
     rounds = [value for run in arm.runs if (value := spent_until(run, aim, "rounds")) is not None]
-    moved = price(arm, aim, " MB")
-    return f"{mean_and_spread(rounds, '.0f')} rounds · {moved}" if rounds else moved
+    moved = price(arm, aim, " MB").replace(" (", "\n(")
+    return f"{mean_and_spread(rounds, '.0f')} rounds\n{moved}" if rounds else moved
 
 
 def _laws(arms: Sequence[Arm]) -> str:
@@ -220,11 +237,11 @@ def _lost(arms: Sequence[Arm]) -> str:
 def _configuration(arms: Sequence[Arm]) -> str:
     settings = [arm.settings for arm in arms]
     differing = differing_keys(settings)
-    shared = [(key, str(value)) for key, value in settings[0].items() if key not in differing and value is not None]
+    shared = [(key, in_yaml(value)) for key, value in settings[0].items() if key not in differing and value is not None]
     told = ""
     if differing:
-        rows = [(arm.label, *(str(arm.settings.get(key, "–")) for key in differing)) for arm in arms]
-        told = html.note("What differs:") + html.table(("runs", *differing), rows, words=True)
+        rows = [(key, *(value_of(its, key) for its in settings)) for key in differing]
+        told = html.note("What differs:") + html.table(("key", *(arm.label for arm in arms)), rows, words=True)
         told += html.note("What all have in common:")
     return told + html.table(("key", "value"), shared, words=True)
 

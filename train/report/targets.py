@@ -5,6 +5,7 @@ from math import floor
 from statistics import fmean, mean, stdev
 
 from train.plots import mean_band
+from train.records import read_clients
 from train.report.history import AMOUNTS, Arm, History, evaluations
 
 
@@ -15,13 +16,22 @@ def targets_of(arms: Sequence[Arm]) -> list[float]:
 
 
 def reached_targets(arms: Sequence[Arm]) -> list[float]:
-    """Return up to three multiples of 5 %: what the worst arm reached, what the best did, and one between."""
+    """Return up to three multiples of 5 %: what the worst arm reached, what the best did, and one between.
+
+    Those that guessing reaches are left out.
+    """
     best = [max(mean_band(curves).means) for arm in arms if (curves := arm.curves("test_accuracy"))]
     if not best:
         return []
     ends = min(best), max(best)
     chosen = {5.0 * floor(value / 5) for value in (ends[0], fmean(ends), ends[1])}
-    return sorted(target for target in chosen if target > 0)
+    return sorted(target for target in chosen if target > _chance(arms))
+
+
+def _chance(arms: Sequence[Arm]) -> float:
+    """Return the accuracy in % of guessing, of the data with fewest classes; 0 where no run tells its classes."""
+    told = [clients["classes"] for arm in arms for clients in read_clients(arm.runs[0].directory).values()]
+    return max((100 / len(classes[0]) for classes in told if classes), default=0.0)
 
 
 def spent_until(run: History, target: float, unit: str) -> float | None:
