@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from train.compare import compare, default_jobs
 from train.config import Config, load_config
 from train.failures import RunError
-from train.plots import DASHES, Point, add_legend, draw_band, draw_target, styles_of
+from train.plots import DASHES, Point, add_legend, draw_band, draw_targets, styles_of
 from train.report import History
 from train.report.targets import mean_and_spread
 from train.run import is_measured
@@ -262,8 +262,7 @@ def draw(
     for axes, (label, amount) in zip(panels, axes_of.items(), strict=True):
         for name, runs in groups.items():
             draw_band(axes, [_points(its, amount) for its in runs], styles[name], name)
-        for target in targets:
-            draw_target(axes, 100 * target)
+        draw_targets(axes, [100 * target for target in targets])
         axes.set(xlabel=label, ylabel="test accuracy (%)", xscale="log" if label in logarithmic else "linear")
         axes.grid(alpha=0.3)
     add_legend(figure, panels[0])

@@ -223,11 +223,11 @@ class TrackingConfig(Section):
     entity: str | None = None
     """Whose project it is; your own if not given."""
     group: str | None = None
-    """What stands together there; name and strategy if not given, so that seeds do."""
+    """What stands together there; if not given, name, strategy and what else the directory's name tells: seeds do."""
     name: str | None = None
     """Of the run there; that of its directory if not given."""
     tags: tuple[str, ...] = ()
-    """Besides the strategy and the dataset."""
+    """Besides the strategy, the dataset and what else the directory's name tells."""
     artifacts: bool = False
     """Whether to upload the run's files as well."""
     layers_every: int | None = Field(None, ge=1)
