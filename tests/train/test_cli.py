@@ -151,7 +151,7 @@ def test_a_mistake_is_one_line_exit_code_2_and_writes_nothing(tmp_path, argument
 @pytest.mark.slow
 def test_workers_end_with_the_comparison_that_is_killed(tmp_path):
     command = [sys.executable, "-m", "train", "compare", "configs/quickstart.yaml", "--strategies", "dense,top_n"]
-    process = subprocess.Popen([*command, f"output={tmp_path}", *TINY, "rounds=100000"], cwd=REPOSITORY)
+    process = subprocess.Popen([*command, f"output={tmp_path}", *TINY[1:], "rounds=100000"], cwd=REPOSITORY)
     metrics = tmp_path / "dense-0" / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0)
     workers = [worker for server in children(process.pid) for worker in children(server)]

@@ -43,6 +43,9 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"spectral-sharding {sharding.__version__}\n"
 
 
+CONFIG, COMPARE = (["config", "configs/quickstart.yaml"], ["compare", "configs/quickstart.yaml"])
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -54,6 +57,15 @@ def test_version(capsys):
         (["report", "configs", "--targets", "most"], "is no list of numbers"),
         (["compare", "configs/quickstart.yaml", "--grid", "local.lr"], "write key=value,value"),
         (["compare", "configs/quickstart.yaml"], "--grid"),
+        ([*CONFIG, "local.lr=1", "local.lr=2"], "'local.lr' is set twice, by 'local.lr=1' and 'local.lr=2'; keep one"),
+        ([*CONFIG, "seed=1", "--seed=2"], "'seed' is set twice, by 'seed=1' and 'seed=2'"),
+        ([*COMPARE, "--grid", "strategy=dense", "--strategies", "top_n"], "by 'strategy=dense' and '--strategies'"),
+        ([*COMPARE, "strategy=dense", "--strategies", "top_n"], "'strategy' is set twice"),
+        ([*COMPARE, "seed=1", "--seeds", "0", "--grid", "strategy=dense"], "by 'seed=1' and '--seeds'"),
+        ([*COMPARE, "local.lr=1", "--grid", "local.lr=1,2"], "by 'local.lr=1' and 'local.lr=1,2'"),
+        ([*COMPARE, "--seeds", "a"], "'a' is no whole number; see python -m train compare --help"),
+        (["run", "configs/quickstart.yaml", "--rounds", "3"], "'--rounds' (write rounds=3); see python -m train run -"),
+        (["run", "configs/quickstart.yaml", "--local.lr"], "(write local.lr=…)"),
     ],
 )
 def test_mistakes_are_one_line(words, told, capsys):
