@@ -114,7 +114,7 @@ def find_runs(folders: Iterable[Path]) -> list[History]:
     """
     folders = list(folders)
     if missing := [folder for folder in folders if not folder.is_dir()]:
-        raise UserError(f"there is no folder {missing[0]}; name folders that hold runs, or leave it out")
+        raise UserError(f"there is no folder {missing[0]}; name folders that hold runs")
     found = {path.parent for folder in folders for path in folder.rglob(METRICS_FILE) if path.stat().st_size}
     runs = [history for directory in sorted(found) if (history := History.read(directory)).lines]
     if not runs:
