@@ -21,9 +21,9 @@ from rich.console import Console
 from sharding.errors import UserError, few
 from train.arguments import parse
 from train.compare import Failure, compare, plan_cells
-from train.config import load_config
+from train.config import Config, load_config
 from train.console import handler
-from train.directory import CONFIG_FILE, check_directory, check_reports
+from train.directory import CONFIG_FILE, check_comparison, check_directory, check_writable
 from train.engines.workers import launched
 from train.failures import RunError
 from train.inspection import inspect_partition
@@ -34,6 +34,7 @@ from train.parts import import_parts
 from train.progress import RoundProgress
 from train.report import write_report
 from train.report.page import write_page
+from train.report.summary import SUMMARY
 from train.run import follow, is_measured, run
 from train.stages import watched
 from train.tables import Report, cells_of, choose, load_layout
@@ -104,15 +105,17 @@ def _run(args: argparse.Namespace, console: Console) -> None:
             follow(config)
             return
         with RoundProgress(console, [config]) as progress, watched(partial(progress.tell, 0)):
-            directory = run(config, partial(progress.show, 0), args.resume)
-    _report([directory], directory, config.name, args.line, console)
+            run(config, partial(progress.show, 0), args.resume)
+    _report_run(config, bool(progress.idle), args.line, console)
 
 
 def _compare(args: argparse.Namespace, console: Console) -> None:
     cells = plan_cells(args.config, args.overrides, args.strategies, args.seeds, args.grid)
-    check_reports(cells[0].directory.parent)
+    check_comparison(cells[0].directory.parent)
     with RoundProgress(console, cells, [cell.directory.name for cell in cells]) as progress:
         failures = compare(cells, progress.show, args.jobs, args.resume, progress.tell)
+    if finished := {*progress.idle} - {*failures}:
+        console.print(f"{len(finished)} of {len(cells)} runs were finished already", highlight=False)
     directories = [cell.directory for cell in cells if cell.directory not in failures]
     if directories:
         whys = {directory: failure.why for directory, failure in failures.items()}
@@ -126,6 +129,7 @@ def _table(args: argparse.Namespace, console: Console) -> None:
     into = args.output or Path("runs") / f"tables-{args.scale}"
     if into.exists() and not into.is_dir():
         raise UserError(f"{into} is a file, but a table and its runs are written to a folder; choose another --output")
+    check_writable(into, "--output")
     cells = cells_of(matrix, layout, args.scale, into, args.seeds, args.overrides)
     for cell in cells:
         check_directory(cell.config, resume=True)  # neither run nor show what was run with another configuration
@@ -147,7 +151,8 @@ def _raise_failures(failures: Mapping[Path, Failure], total: int) -> None:
             alike.setdefault(failure.why, []).append(str(directory))
         each = "; ".join(f"{few(directories)}: {why}" for why, directories in alike.items())
         kind = UserError if all(failure.mistake for failure in failures.values()) else RunError
-        raise kind(f"{len(failures)} of {total} runs failed, the others are done: {each}")
+        others = ", the others are done" if len(failures) < total else ""
+        raise kind(f"{len(failures)} of {total} runs failed{others}: {each}")
 
 
 def _federate(args: argparse.Namespace, console: Console) -> None:
@@ -160,12 +165,14 @@ def _federate(args: argparse.Namespace, console: Console) -> None:
     config = read(settings)
     with RoundProgress(console, [config]) as progress, watched(partial(progress.tell, 0)):
         federate(config, settings, partial(progress.show, 0), args.resume)
-    _report([config.directory], config.directory, config.name, args.line, console)
+    _report_run(config, bool(progress.idle), args.line, console)
 
 
 def _inspect(args: argparse.Namespace, console: Console) -> None:
     config = load_config(args.config, args.overrides)
-    for line in inspect_partition(config, config.output or Path("runs")):
+    into = config.output or Path("runs")
+    check_writable(into)
+    for line in inspect_partition(config, into):
         console.print(line, highlight=False, soft_wrap=True)
 
 
@@ -184,7 +191,19 @@ def _page(args: argparse.Namespace, console: Console) -> None:
     if any(folder.is_absolute() for folder in folders):  # no path is common to one that is and one that is not
         folders = [folder.absolute() for folder in folders]
     into = args.output or Path(os.path.commonpath(folders))
+    check_writable(into, "--output")
     _show_paths(write_page(folders, into, args.line, args.targets), console)
+
+
+def _report_run(config: Config, finished: bool, command: str, console: Console) -> None:
+    """Report on one run; on one that was finished before only where that has not been done."""
+    directory = config.directory
+    if finished:
+        console.print(
+            f"{directory} is finished already: nothing was run", highlight=False, markup=False, soft_wrap=True
+        )
+    if not (finished and (directory / SUMMARY).exists()):
+        _report([directory], directory, config.name, command, console)
 
 
 def _report(

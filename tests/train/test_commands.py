@@ -53,6 +53,7 @@ CONFIG, COMPARE = (["config", "configs/quickstart.yaml"], ["compare", "configs/q
         (["config", "configs/quickstart.yaml", "--nonsense=1"], "unknown option"),
         (["run", "configs/quickstart.yaml", "--import", "no_such_module"], "cannot import 'no_such_module'"),
         (["report", "configs"], "no run with a finished round in configs"),
+        (["report", "nowhere"], "there is no folder nowhere; name folders that hold runs\n"),
         (["report", "configs", "--targets", "0.8,800"], "0.8,800"),
         (["report", "configs", "--targets", "most"], "is no list of numbers"),
         (["compare", "configs/quickstart.yaml", "--grid", "local.lr"], "write key=value,value"),
@@ -73,6 +74,31 @@ def test_mistakes_are_one_line(words, told, capsys):
     line = capsys.readouterr().err
     assert told in line
     assert line.count("\n") == 1
+
+
+NOT_HERE = "configs/quickstart.yaml/here"
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["run", "configs/quickstart.yaml", f"output={NOT_HERE}"], "output=…"),
+        ([*COMPARE, "--strategies", "dense", f"output={NOT_HERE}"], "output=…"),
+        (["inspect", "configs/quickstart.yaml", f"output={NOT_HERE}"], "output=…"),
+        (["report", "results/quickstart_seeds", "--output", NOT_HERE], "--output"),
+        (["table", "1", "--output", NOT_HERE], "--output"),
+    ],
+    ids=lambda words: words[0] if isinstance(words, list) else "",
+)
+def test_a_folder_that_cannot_be_is_told_before_anything_else(words, remedy, capsys):
+    assert main(words) == 2
+    told = f"error: cannot write to {NOT_HERE}: Not a directory; choose another {remedy}\n"
+    assert capsys.readouterr() == ("", told)
+
+
+def test_a_tracker_where_there_are_none_says_what_brings_one(capsys, tmp_path):
+    assert main(["run", "configs/quickstart.yaml", "tracking.use=[mine]", f"output={tmp_path / 'run'}"]) == 2
+    assert "unknown tracker 'mine': none is registered; --import MODULE" in capsys.readouterr().err
 
 
 def test_report_is_a_command(tmp_path, capsys):
