@@ -1,6 +1,6 @@
 """The models of the experiments, by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 
 from torch import nn
@@ -8,9 +8,9 @@ from torch import nn
 from models.options import check_options
 from sharding.errors import pick
 
-__all__ = ["MODELS", "build_model"]
+__all__ = ["MODELS", "build_model", "find_model"]
 
-# What builds a model, or its dotted name, imported when it is built: importing timm takes seconds.
+# What builds a model, or its dotted name, imported when it is asked for: importing timm takes seconds.
 MODELS: dict[str, str | Callable[..., nn.Module]] = {
     "resnet18_gn": "models.resnet.ResNetGN",
     "cct_6_3x2": "models.cct.CCT",
@@ -33,10 +33,19 @@ def build_model(name: str, *, input_shape: tuple[int, ...], num_classes: int, **
     Raises:
         UserError: an unknown model, an option it does not have or of the wrong kind, an input it cannot read.
     """
+    model: nn.Module = find_model(name, options)(input_shape, num_classes, **options)
+    return model
+
+
+def find_model(name: str, options: Mapping[str, object]) -> Callable[..., nn.Module]:
+    """Return what builds the model of that name, with options that it has, of the right kind.
+
+    Raises:
+        UserError: an unknown model, an option it does not have or of the wrong kind.
+    """
     build = pick(MODELS, name, "model")
     if isinstance(build, str):
         module, _, kind = build.rpartition(".")
         build = getattr(import_module(module), kind)
     check_options(name, build, options)
-    model: nn.Module = build(input_shape, num_classes, **options)
-    return model
+    return build

@@ -56,6 +56,9 @@ def pick(registry: Mapping[str, Entry], name: str, kind: str) -> Entry:
     Raises:
         UserError: the name is not in the registry; the message lists what is, and the nearest name.
     """
+    if not registry:
+        told = "none is registered; --import MODULE, or an installed package's entry point, brings one"
+        raise UserError(f"unknown {kind} {shown(name)}: {told}")
     if not isinstance(name, str) or name not in registry:
         near, names = nearest(str(name)[:80], registry), ", ".join(sorted(registry))
         raise UserError(f"unknown {kind} {shown(name)}{near}; choose one of: {names}")

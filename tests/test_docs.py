@@ -16,7 +16,8 @@ from sharding import COORDINATIONS, DESIGNS, STRATEGIES
 from sharding.clients import SAMPLERS
 from tests.train.conftest import ROOT as DATA
 from tests.train.test_runs import TINY
-from train.__main__ import _parse, main
+from train.__main__ import main
+from train.arguments import parse
 from train.config import load_config
 from train.data import DATASETS
 from train.partition import PARTITIONS
@@ -52,7 +53,7 @@ def test_snippets_run(page, snippet, capsys):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_are_understood(command):
     """Options, files, keys and values exist."""
-    args = _parse(shlex.split(command)[3:])
+    args = parse(shlex.split(command)[3:])
     if hasattr(args, "config"):
         load_config(args.config, args.overrides)
     if hasattr(args, "number"):

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
@@ -27,7 +28,7 @@ from train.directory import check_directory
 from train.engines.workers import num_cores
 from train.failures import REMEDY, RunError
 from train.interrupts import Stopped, stop_on_request
-from train.naming import describe, expand
+from train.naming import check_once, describe, expand, settings
 from train.rounds import DivergedError, Metrics
 from train.run import run
 from train.stages import watched
@@ -58,27 +59,31 @@ def plan_cells(
     """Return the configurations to run, each with a directory of its own under the comparison's.
 
     Raises:
-        UserError: a mistake in the file, an override, a grid, or any of the strategies; nothing to compare.
+        UserError: a mistake in the file, an override, a grid, or any of the strategies; nothing to compare; a key that
+            is set twice.
     """
     if not strategies and not grids:
         raise UserError("--strategies names no strategy and there is no --grid; write --strategies unbiased,collective")
+    named = [("strategy", "--strategies")] * bool(strategies) + [("seed", "--seeds")] * bool(seeds)
+    check_once([*settings(overrides), *settings(grids), *named])
     base = load_config(path, overrides)
     told = describe(dict(override.split("=", 1) for override in overrides))
     into = base.output or Path("runs") / "-".join(filter(None, (base.name, "compare", told)))
-    cells = {
-        _cell_name(strategy, point, seed): load_config(
-            path, [*overrides, *point, f"strategy={strategy}", f"seed={seed}"]
-        )
-        for strategy in dict.fromkeys(strategies or [base.strategy])
-        for point in expand(grids)
-        for seed in dict.fromkeys(seeds or [base.seed])
-    }
+    cells = {}
+    for strategy, point, seed in product(_axis("strategy", strategies), expand(grids), _axis("seed", seeds or ())):
+        cell = load_config(path, [*overrides, *strategy, *point, *seed])
+        cells[_cell_name(cell, point)] = cell
     return [cell.model_copy(update={"output": into / name}) for name, cell in cells.items()]
 
 
-def _cell_name(strategy: str, point: Sequence[str], seed: int) -> str:
+def _axis(key: str, values: Sequence[object]) -> list[tuple[str, ...]]:
+    """Return the overrides that set a key to each of these values; without any it stays as it is."""
+    return [(f"{key}={value}",) for value in dict.fromkeys(values)] or [()]
+
+
+def _cell_name(cell: Config, point: Sequence[str]) -> str:
     told = describe(dict(override.split("=", 1) for override in point))
-    return "-".join(filter(None, (strategy, told, str(seed))))
+    return "-".join(filter(None, (cell.strategy, told, str(cell.seed))))
 
 
 def default_jobs() -> int:

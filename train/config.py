@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_origin
 
 from pydantic import (
     BaseModel,
@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from torch import nn
 
-from models import MODELS
+from models import find_model
 from sharding.clients import SAMPLERS, StatisticalSampler
 from sharding.clients.network import positive_bandwidth
 from sharding.compression import WIRES
@@ -65,8 +65,9 @@ class Section(BaseModel):
     @classmethod
     def _flags_are_flags(cls, value: object, info: ValidationInfo) -> object:
         annotation = cls.model_fields[info.field_name or ""].annotation
-        holds_flags = info.field_name == "tasks" or (isinstance(annotation, type) and issubclass(annotation, Section))
-        return value if holds_flags else refuse_mistaken_flag(value, annotation is bool)
+        section = isinstance(annotation, type) and issubclass(annotation, Section)
+        told_anyway = section or info.field_name == "tasks" or get_origin(annotation) is Literal  # of words: which ones
+        return value if told_anyway else refuse_mistaken_flag(value, annotation is bool)
 
 
 class ModelConfig(Section):
@@ -235,6 +236,11 @@ class TrackingConfig(Section):
     use: tuple[str, ...] = ()
     """Trackers of one's own, by name."""
 
+    @field_validator("wandb", mode="before")
+    @classmethod
+    def _off_is_disabled(cls, value: object) -> object:
+        return "disabled" if value is False else value  # YAML's `off` is false
+
 
 class Config(Section):
     """One training run."""
@@ -346,7 +352,7 @@ class Config(Section):
         pick(DESIGNS, self.design, "design")
         pick(COORDINATIONS, self.coordination, "coordination")
         pick(WIRES, self.wire, "wire")
-        pick(MODELS, self.model.name, "model")
+        find_model(self.model.name, self.model.options)
         pick(DATASETS, self.data.name, "dataset")
         pick(PARTITIONS, self.data.partition, "partition")
         pick(LOSSES, self.local.loss, "loss")

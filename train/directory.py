@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import rmtree
+from tempfile import TemporaryDirectory
 
 import yaml
 
@@ -49,7 +50,7 @@ def check_directory(config: Config, resume: bool) -> None:
 
     Raises:
         UserError: the directory holds a run and `resume` is off, or a run of another configuration and it is on; or
-            files of such names that no run wrote.
+            files of such names that no run wrote; or a comparison.
     """
     directory, held = config.directory, [name for name in RUN_FILES if _exists(config.directory / name)]
     if resume and CONFIG_FILE in held:
@@ -64,6 +65,34 @@ def check_directory(config: Config, resume: bool) -> None:
         )
         raise UserError(f"{told}; choose another with output=…, or go on with it by --resume")
     check_reports(directory)
+    if not {CONFIG_FILE, METRICS_FILE} & {*held}:
+        _check_alone(directory)
+
+
+def check_comparison(directory: Path) -> None:
+    """Make sure that a comparison can have that folder.
+
+    Raises:
+        UserError: it holds a run of its own, or a report that is not from here; it cannot be made.
+    """
+    if _exists(directory / METRICS_FILE):
+        raise UserError(f"{directory} holds a run; a comparison needs another folder: choose another output=…")
+    check_reports(directory)
+    check_writable(directory)
+
+
+def check_writable(directory: Path, option: str = "output=…") -> None:
+    """Make sure that there can be such a directory, by what is made for a moment where it is or would be.
+
+    Raises:
+        UserError: nothing can be written there.
+    """
+    try:
+        place = next(path for path in (directory, *directory.parents) if path.exists())
+        TemporaryDirectory(dir=place).cleanup()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"cannot write to {directory}: {why}; choose another {option}") from error
 
 
 def check_reports(directory: Path) -> None:
@@ -129,6 +158,13 @@ def clear_leftovers(directory: Path) -> None:
         unfinished = path.name.endswith(UNFINISHED) and path.name.removesuffix(UNFINISHED) in RUN_FILES
         if (unfinished or _LEFT_BY_SAFETENSORS.fullmatch(path.name)) and path.is_file():
             path.unlink()
+
+
+def _check_alone(directory: Path) -> None:
+    """Keep a run out of a folder of other runs, whose summary its own would replace."""
+    if (others := sorted(directory.glob(f"*/{METRICS_FILE}"))) or _exists(directory / REPORT_FILES[0]):
+        held = f"other runs, as {others[0].parent.name}," if others else "the summary of other runs"
+        raise UserError(f"{directory} holds {held} and a run needs a folder of its own: choose another output=…")
 
 
 def _check_same(config: Config) -> None:

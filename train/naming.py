@@ -1,12 +1,12 @@
 """Names of run directories, which differ where overrides do."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import product
 from pathlib import Path
 
-from sharding.errors import UserError
+from sharding.errors import UserError, shown
 from train.config import Config, is_named
 
 # What does not make a run another experiment.
@@ -40,6 +40,27 @@ def told_by(config: Config) -> str:
     form = rf"(?:{re.escape(config.name)}-)?{re.escape(config.strategy)}-(.+)-{config.seed}"
     found = re.fullmatch(form, config.directory.name)
     return found[1] if found else ""
+
+
+def settings(words: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the key of each ``key=value``, and the word itself."""
+    return [(word.partition("=")[0], word) for word in words]
+
+
+def check_once(settings: Iterable[tuple[str, str]]) -> None:
+    """Refuse to choose between two values of one key.
+
+    Args:
+        settings: keys, each with the words that set it.
+
+    Raises:
+        UserError: a key is set twice.
+    """
+    seen: dict[str, str] = {}
+    for key, words in settings:
+        if key in seen:
+            raise UserError(f"{shown(key)} is set twice, by {shown(seen[key])} and {shown(words)}; keep one of them")
+        seen[key] = words
 
 
 def expand(grids: Sequence[str]) -> list[tuple[str, ...]]:

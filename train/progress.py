@@ -111,10 +111,15 @@ class RoundProgress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Take the bars away where a mistake kept every run from starting: its one line says all."""
+        """Take the bars away where no run has come to a round: one line says why not."""
         if self._bars is not None:
-            self._bars.live.transient = isinstance(error, UserError) and not any(run.done for run in self._runs)
+            self._bars.live.transient = isinstance(error, UserError | None) and len(self.idle) == len(self._runs)
             self._bars.stop()
+
+    @property
+    def idle(self) -> list[Path]:
+        """The directories of runs of which no round has been shown: they were finished before, or failed."""
+        return [where for where, run in zip(self._directories, self._runs, strict=True) if not run.done]
 
     def tell(self, place: int, stage: str) -> None:
         """Show what the run at that place does before its first round; of several runs, on their bars alone.

@@ -13,7 +13,7 @@ import yaml
 from sharding.server import ServerOptimizer
 from train.checkpoint import BEST_FILE, MODEL_FILE, Checkpoint, find_checkpoint, rounds_of, save_checkpoint
 from train.config import Config
-from train.directory import CONFIG_FILE, METRICS_FILE, check_directory, hold, plain
+from train.directory import CONFIG_FILE, METRICS_FILE, check_directory, check_writable, hold, plain
 from train.engines.post import Gloo, Mailbox, WorkerError
 from train.engines.workers import serve
 from train.experiment import Experiment, assemble
@@ -58,6 +58,7 @@ def run(
     """
     import_parts(config.imports)
     check_directory(config, resume)
+    check_writable(config.directory)
     check_trackers(config)
     if resume and is_finished(config):
         return config.directory

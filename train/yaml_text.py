@@ -11,19 +11,28 @@ from sharding.errors import UserError, nearest, shown
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader that refuses to choose between two values of one key."""
+    """A safe loader that refuses to choose between two values of one key, and keys stuck together with their values."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Hashable] = set()
-        for key_node, _ in node.value:
+        for key_node, value_node in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
+            if node.flow_style and _is_stuck_together(key_node, value_node):
+                apart = key_node.value.replace(":", ": ", 1)
+                raise UserError(f"a colon in braces needs a blank after it: {{{apart}}}, not {{{key_node.value}}}")
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, Hashable) and key in seen:
                 place = key_node.start_mark
                 raise UserError(f"the key {shown(key)} stands twice, again in line {place.line + 1}; keep one of them")
             seen.add(key if isinstance(key, Hashable) else id(key))
         return super().construct_mapping(node, deep)
+
+
+def _is_stuck_together(key: yaml.Node, value: yaml.Node) -> bool:
+    """Tell whether ``0.2:0.7`` was written, which YAML takes for a key alone."""
+    plain = isinstance(key, yaml.ScalarNode) and key.style is None
+    return plain and ":" in key.value and value.value == ""
 
 
 def parse_yaml(text: str) -> Any:

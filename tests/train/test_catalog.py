@@ -144,7 +144,7 @@ OVERRIDES = {
     "clients.a=1": "unknown config key 'clients.a'",
     "=3": "cannot read the override",
     "a.b.c=3": "unknown config key 'a'",
-    "tracking.wandb=on": FLAG,
+    "tracking.wandb=on": RANGE,
     "local.precision=float16": "input should be 'float32' or 'bfloat16'",
 }
 

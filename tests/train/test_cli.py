@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -63,6 +64,34 @@ def test_compare_ends_with_a_table_and_the_paths_of_what_it_wrote(tmp_path):
     assert "mean ± standard deviation of 2 seeds" in summary
 
 
+def test_a_summary_is_of_all_runs_in_the_folder_and_a_run_and_a_comparison_keep_out_of_each_other(tmp_path):
+    out, quickstart = tmp_path / "out", ["configs/quickstart.yaml", *TINY]
+    assert train("compare", *quickstart, "--strategies", "dense", f"output={out}").returncode == 0
+    shutil.copytree(out / "dense-0", out / "broken-0")
+    (out / "broken-0" / "metrics.jsonl").write_text("")
+    added = train("compare", *quickstart, "--strategies", "unbiased", f"output={out}")
+    assert added.returncode == 0, added.stderr
+    assert str(out / "unbiased-0" / "metrics.jsonl") in added.stdout
+    assert str(out / "dense-0") not in added.stdout  # written by the other command
+    summary = (out / "summary.md").read_text()
+    for words in ("| unbiased |", "| dense |", "--strategies dense output=", "--strategies unbiased output="):
+        assert words in summary
+    assert f"Not finished, and not in the table: `{out / 'broken-0'}`\n" in summary
+    assert len((out / "summary.csv").read_text().splitlines()) == 3
+    again = train("compare", *quickstart, "--strategies", "unbiased", f"output={out}", "--resume")
+    assert "1 of 1 runs were finished already" in again.stdout
+    assert (out / "summary.md").read_text() == summary
+    alone = train("run", *quickstart, f"output={out}", "--resume")
+    assert (alone.returncode, alone.stderr) == (2, OTHERS.format(out))
+    nested = train("compare", *quickstart, "--strategies", "dense", f"output={out / 'dense-0'}")
+    assert (nested.returncode, nested.stderr) == (2, HOLDS_A_RUN.format(out / "dense-0"))
+    assert (out / "summary.md").read_text() == summary
+
+
+OTHERS = "error: {} holds other runs, as broken-0, and a run needs a folder of its own: choose another output=…\n"
+HOLDS_A_RUN = "error: {} holds a run; a comparison needs another folder: choose another output=…\n"
+
+
 def test_a_run_that_failed_is_named_in_the_summary_of_the_others(tmp_path):
     rates = ["--grid", "local.lr=0.1,1e30", "--seeds", "0", "--jobs", "1"]
     done = train("compare", "configs/quickstart.yaml", *rates, f"output={tmp_path}", *TINY, "clip=.inf")
@@ -84,8 +113,11 @@ def test_a_second_run_overwrites_nothing_and_resume_goes_on(tmp_path):
     )
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
     model = (tmp_path / "model.safetensors").read_bytes()
-    assert train(*arguments, "--resume").returncode == 0  # a finished run is not run again
+    summary = (tmp_path / "summary.md").read_bytes()
+    finished = train(*arguments, "--resume")  # a finished run is not run again, nor its summary written
+    assert (finished.returncode, finished.stdout) == (0, f"{tmp_path} is finished already: nothing was run\n")
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    assert (tmp_path / "summary.md").read_bytes() == summary
     (tmp_path / "model.safetensors").unlink()  # but without its model it is not finished
     assert train(*arguments, "--resume").returncode == 0
     assert (tmp_path / "model.safetensors").read_bytes() == model
@@ -151,7 +183,7 @@ def test_a_mistake_is_one_line_exit_code_2_and_writes_nothing(tmp_path, argument
 @pytest.mark.slow
 def test_workers_end_with_the_comparison_that_is_killed(tmp_path):
     command = [sys.executable, "-m", "train", "compare", "configs/quickstart.yaml", "--strategies", "dense,top_n"]
-    process = subprocess.Popen([*command, f"output={tmp_path}", *TINY, "rounds=100000"], cwd=REPOSITORY)
+    process = subprocess.Popen([*command, f"output={tmp_path}", *TINY[1:], "rounds=100000"], cwd=REPOSITORY)
     metrics = tmp_path / "dense-0" / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0)
     workers = [worker for server in children(process.pid) for worker in children(server)]

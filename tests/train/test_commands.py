@@ -43,6 +43,9 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"spectral-sharding {sharding.__version__}\n"
 
 
+CONFIG, COMPARE = (["config", "configs/quickstart.yaml"], ["compare", "configs/quickstart.yaml"])
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -50,10 +53,20 @@ def test_version(capsys):
         (["config", "configs/quickstart.yaml", "--nonsense=1"], "unknown option"),
         (["run", "configs/quickstart.yaml", "--import", "no_such_module"], "cannot import 'no_such_module'"),
         (["report", "configs"], "no run with a finished round in configs"),
+        (["report", "nowhere"], "there is no folder nowhere; name folders that hold runs\n"),
         (["report", "configs", "--targets", "0.8,800"], "0.8,800"),
         (["report", "configs", "--targets", "most"], "is no list of numbers"),
         (["compare", "configs/quickstart.yaml", "--grid", "local.lr"], "write key=value,value"),
         (["compare", "configs/quickstart.yaml"], "--grid"),
+        ([*CONFIG, "local.lr=1", "local.lr=2"], "'local.lr' is set twice, by 'local.lr=1' and 'local.lr=2'; keep one"),
+        ([*CONFIG, "seed=1", "--seed=2"], "'seed' is set twice, by 'seed=1' and 'seed=2'"),
+        ([*COMPARE, "--grid", "strategy=dense", "--strategies", "top_n"], "by 'strategy=dense' and '--strategies'"),
+        ([*COMPARE, "strategy=dense", "--strategies", "top_n"], "'strategy' is set twice"),
+        ([*COMPARE, "seed=1", "--seeds", "0", "--grid", "strategy=dense"], "by 'seed=1' and '--seeds'"),
+        ([*COMPARE, "local.lr=1", "--grid", "local.lr=1,2"], "by 'local.lr=1' and 'local.lr=1,2'"),
+        ([*COMPARE, "--seeds", "a"], "'a' is no whole number; see python -m train compare --help"),
+        (["run", "configs/quickstart.yaml", "--rounds", "3"], "'--rounds' (write rounds=3); see python -m train run -"),
+        (["run", "configs/quickstart.yaml", "--local.lr"], "(write local.lr=…)"),
     ],
 )
 def test_mistakes_are_one_line(words, told, capsys):
@@ -61,6 +74,31 @@ def test_mistakes_are_one_line(words, told, capsys):
     line = capsys.readouterr().err
     assert told in line
     assert line.count("\n") == 1
+
+
+NOT_HERE = "configs/quickstart.yaml/here"
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["run", "configs/quickstart.yaml", f"output={NOT_HERE}"], "output=…"),
+        ([*COMPARE, "--strategies", "dense", f"output={NOT_HERE}"], "output=…"),
+        (["inspect", "configs/quickstart.yaml", f"output={NOT_HERE}"], "output=…"),
+        (["report", "results/quickstart_seeds", "--output", NOT_HERE], "--output"),
+        (["table", "1", "--output", NOT_HERE], "--output"),
+    ],
+    ids=lambda words: words[0] if isinstance(words, list) else "",
+)
+def test_a_folder_that_cannot_be_is_told_before_anything_else(words, remedy, capsys):
+    assert main(words) == 2
+    told = f"error: cannot write to {NOT_HERE}: Not a directory; choose another {remedy}\n"
+    assert capsys.readouterr() == ("", told)
+
+
+def test_a_tracker_where_there_are_none_says_what_brings_one(capsys, tmp_path):
+    assert main(["run", "configs/quickstart.yaml", "tracking.use=[mine]", f"output={tmp_path / 'run'}"]) == 2
+    assert "unknown tracker 'mine': none is registered; --import MODULE" in capsys.readouterr().err
 
 
 def test_report_is_a_command(tmp_path, capsys):

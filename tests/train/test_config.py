@@ -68,7 +68,12 @@ MISTAKES = {
     "clip=0.5": r"clip=0.5: input should be greater than or equal to 1",
     "rounds=none": r"rounds='none': input should be a valid integer",
     "tracking.wandb=of": r"tracking.wandb='of': input should be 'disabled', 'online' or 'offline'",
+    "tracking.wandb=on": r"tracking.wandb=True: input should be 'disabled', 'online' or 'offline'",
     "local=3": "local=3: ",
+    "model.widht=3": r"resnet18_gn has no option 'widht' \(did you mean 'width'\?\)",
+    "model.width=abc": "model.width='abc' must be a whole number",
+    "keep_ratio={0.2:0.7}": r"a colon in braces needs a blank after it: \{0.2: 0.7\}, not \{0.2:0.7\}",
+    "keep_ratio={1:1}": r"a blank after it: \{1: 1\}, not \{1:1\}",
     "name.first=3": "cannot set 'name.first': 'name' is 'quickstart', not a section",
     "rounds": r"cannot read the override 'rounds'; write dotted.key=value",
     "rounds=[": r"cannot read the value '\[' of 'rounds' as YAML",
@@ -80,6 +85,10 @@ def test_a_mistake_is_told_in_one_line(override, message):
     with pytest.raises(UserError, match=message) as caught:
         load_config(QUICKSTART, [override])
     assert "\n" not in str(caught.value)
+
+
+def test_off_is_a_word_for_disabled():
+    assert load_config(QUICKSTART, ["tracking.wandb=off"]).tracking.wandb == "disabled"
 
 
 def test_all_mistakes_are_told_at_once():

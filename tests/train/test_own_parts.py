@@ -14,6 +14,7 @@ import torch
 
 from sharding import STRATEGIES, Group, Law, ShardPlanner, Strategy, UserError, sample
 from sharding.clients import UniformSampler
+from train.compare import plan_cells
 from train.config import load_config
 from train.experiment import assemble, find_engine
 from train.listing import REGISTRIES
@@ -260,3 +261,9 @@ def test_a_grid_is_every_point():
     for wrong in ("local.lr", "=3", "local.lr=1,,2"):
         with pytest.raises(UserError, match="grid"):
             expand([wrong])
+
+
+def test_a_grid_may_go_over_strategies_and_seeds():
+    cells = plan_cells("configs/quickstart.yaml", [], [], None, ["strategy=dense,top_n", "seed=3,4"])
+    assert [cell.directory.name for cell in cells] == ["dense-3", "dense-4", "top_n-3", "top_n-4"]
+    assert [(cell.strategy, cell.seed) for cell in cells[1:3]] == [("dense", 4), ("top_n", 3)]

@@ -106,6 +106,16 @@ def test_the_time_left_counts_the_rounds_of_this_process_alone():
     assert (run.done, run.left) == (7, 6.0)
 
 
+def test_bars_go_where_no_run_came_to_a_round():
+    for rounds in ([], [line(0)]):
+        with RoundProgress(Console(file=io.StringIO(), force_terminal=True), [CONFIG, CONFIG]) as progress:
+            progress.tell(1, "reads digits")
+            for metrics in rounds:
+                progress.show(0, metrics)
+        assert progress._bars.live.transient is not bool(rounds)
+        assert len(progress.idle) == 2 - len(rounds)
+
+
 def test_a_run_that_goes_on_counts_the_bytes_and_losses_of_its_earlier_rounds(tmp_path):
     out = io.StringIO()
     lines = [line(t, failed=1, test_accuracy=0.125) for t in range(4)]  # the last one is run again

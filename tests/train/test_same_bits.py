@@ -19,7 +19,7 @@ from train.engines.trial import choose_ways
 from train.provenance import PROVENANCE_FILE
 from train.run import run
 
-ARGUMENTS = ["configs/quickstart.yaml", *TINY, "rounds=3", "checkpoint_every=1"]
+ARGUMENTS = ["configs/quickstart.yaml", *TINY[1:], "rounds=3", "checkpoint_every=1"]
 
 
 def model_of(directory):

@@ -20,7 +20,7 @@ from time import monotonic, sleep
 
 from sharding.errors import UserError
 from train.config import Config, load_config
-from train.directory import METRICS_FILE, check_directory
+from train.directory import METRICS_FILE, check_directory, check_writable
 from train.experiment import assign_keep_ratios, read_dataset, share_out
 from train.failures import REMEDY, RunError
 from train.federate.app import ENGINE, ROOT, RUN_ENDS
@@ -92,6 +92,7 @@ def federate(
         RunError: the run did not come to its end.
     """
     check_directory(config, resume)
+    check_writable(config.directory)
     if resume and is_finished(config):
         return
     enter("writes keys and each node's data")

@@ -139,7 +139,7 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[History], list[str]]:
     """
     folders = list(folders)
     if missing := [folder for folder in folders if not folder.is_dir()]:
-        raise UserError(f"there is no folder {missing[0]}; name folders that hold runs, or leave it out")
+        raise UserError(f"there is no folder {missing[0]}; name folders that hold runs")
     found = {path.parent for folder in folders for path in folder.rglob(METRICS_FILE) if path.stat().st_size}
     runs, unread = _read_all(sorted(found))
     if not runs and unread:

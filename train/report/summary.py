@@ -1,15 +1,18 @@
 """What is written after training, of a run or of several: a table, a Markdown file, a CSV, and a plot."""
 
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
 from rich.table import Table
 
+from sharding.errors import UserError
 from train.directory import METRICS_FILE
 from train.plots import accuracy_figure, save
-from train.report.history import Arm, History, group, megabytes, write_csv
+from train.report.history import Arm, History, group, megabytes, without_repeats, write_csv
 from train.report.targets import mean_and_spread, price, reached_targets, targets_of
 
 COLUMNS = ("strategy", "test accuracy", "down / client·round", "up / client·round", "of dense FedAvg's bytes")
@@ -19,6 +22,7 @@ CSV_COLUMNS = (
     *("seconds", "simulated_seconds"),
 )
 SUMMARY, TABLE, PLOT = "summary.md", "summary.csv", "accuracy_vs_bytes.png"
+RESUME = " --resume"
 
 
 @dataclass(frozen=True)
@@ -56,28 +60,50 @@ def write_report(
 ) -> tuple[Table, list[Path]]:
     """Write `summary.md`, `summary.csv` and the plot of accuracy against bytes, as PNG and SVG.
 
+    They are of all finished runs in the folder, so that what a further command runs there is added to them.
+
     Args:
         directories: of the finished runs.
         into: where to write.
         title: of the table and the plot.
-        command: the one that made the runs, to stand beside the numbers.
+        command: the one that made the runs, to stand beside the numbers, below those of earlier reports.
         failed: why other runs of the same command failed, by directory; the report says that they are not in it.
 
     Returns:
         The table for the screen, and the paths written.
     """
-    histories = [History.read(directory) for directory in directories]
+    failed, told = failed or {}, [History.read(directory) for directory in directories]
+    earlier = _runs_in(into, {*directories, *failed})
+    histories, _ = without_repeats([*told, *(run for run in earlier if run.is_finished)])
     arms = group(histories)
     aims = targets_of(arms) or reached_targets(arms)
     columns = (*COLUMNS, f"MB to {aims[0]:g} %" if aims else "MB to a target")
     rows = [Row.of(arm, aims[0] if aims else None) for arm in arms]
-    text = _markdown(title, command, columns, rows, histories, failed or {})
-    (into / SUMMARY).write_text(text, encoding="utf-8")
+    notes = [f"Failed, and not in the table: `{directory}`: {why}" for directory, why in failed.items()]
+    notes += [f"Not finished, and not in the table: `{run.directory}`" for run in earlier if not run.is_finished]
+    notes += [f"Made by `{each}`." for each in _commands(into / SUMMARY, command)]
+    (into / SUMMARY).write_text(_markdown(title, columns, rows, histories, notes), encoding="utf-8")
     table = write_csv(into / TABLE, CSV_COLUMNS, csv_rows(arms))
     curves = {arm.label: arm.curves("test_accuracy", "bytes") for arm in arms}
     figure = accuracy_figure(curves, {arm.label: arm.style for arm in arms}, "bytes", title, targets_of(arms))
     written = [*(directory / METRICS_FILE for directory in directories), into / SUMMARY, table]
     return _table(title, columns, rows, histories), [*written, *save(figure, into / PLOT)]
+
+
+def _runs_in(folder: Path, known: set[Path]) -> list[History]:
+    """Read the runs in a folder besides those that are known; what cannot be read is none."""
+    found = []
+    for directory in sorted({path.parent for path in folder.glob(f"*/{METRICS_FILE}")} - known):
+        with suppress(UserError):
+            found.append(History.read(directory))
+    return found
+
+
+def _commands(summary: Path, command: str) -> list[str]:
+    """Return the commands that a summary names, and this one unless it merely goes on with one of them."""
+    held = re.findall(r"^Made by `(.+)`\.$", summary.read_text("utf-8"), re.MULTILINE) if summary.exists() else []
+    known = command.replace(RESUME, "") in [each.replace(RESUME, "") for each in held]
+    return held if known else [*held, command]
 
 
 def csv_rows(arms: Sequence[Arm]) -> list[tuple[object, ...]]:
@@ -124,12 +150,7 @@ def _failures(histories: list[History]) -> int:
 
 
 def _markdown(
-    title: str,
-    command: str,
-    columns: Sequence[str],
-    rows: list[Row],
-    histories: list[History],
-    failed: Mapping[Path, str],
+    title: str, columns: Sequence[str], rows: list[Row], histories: list[History], notes: Sequence[str]
 ) -> str:
     lines = [f"# {title}", "", f"| {' | '.join(columns)} |", f"|---|{'---:|' * (len(columns) - 1)}"]
     lines += [f"| {' | '.join(row.cells())} |" for row in rows]
@@ -140,9 +161,7 @@ def _markdown(
         f"Accuracy after the last of {rounds_of(histories)} rounds"
         + (f", mean ± standard deviation of {_least_and_most(seeds)} seeds" if max(seeds) > 1 else ", one seed")
         + f"; {seconds:.0f} s of rounds in all; {_failures(histories)} client updates failed or were rejected.",
-        *(f"\nFailed, and not in the table: `{directory}`: {why}" for directory, why in failed.items()),
-        "",
-        f"Made by `{command}`.",
+        *(f"\n{note}" for note in notes),
         "",
         f"![Test accuracy against bytes]({PLOT})",
     ]

@@ -152,8 +152,8 @@ def test_the_longest_are_dealt_first_each_to_who_has_the_least():
     assert deal([1, 1, 1, 1], 2, handicap=2.0) == [1, 1, 0, 1]
 
 
-def overrides(output, *more):
-    return ["configs/quickstart.yaml", f"output={output}", *TINY, *more]
+def overrides(output, *more, rounds=2):
+    return ["configs/quickstart.yaml", f"output={output}", f"rounds={rounds}", *TINY[1:], *more]
 
 
 def test_a_run_gives_the_same_on_every_choice_of_processes(tmp_path):
@@ -194,7 +194,7 @@ def left_behind(pid):
     ids=["killed alone", "all told to end"],
 )
 def test_workers_end_with_the_run_that_is_killed(tmp_path, end):
-    command = [sys.executable, "-m", "train", "run", *overrides(tmp_path, "rounds=100000", "engine=processes")]
+    command = [sys.executable, "-m", "train", "run", *overrides(tmp_path, "engine=processes", rounds=100000)]
     process = subprocess.Popen(command, cwd=REPOSITORY, start_new_session=True)
     metrics = tmp_path / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0)
@@ -215,7 +215,7 @@ def test_an_interrupt_is_one_line_and_ends_the_workers(tmp_path):
         "-m",
         "train",
         "run",
-        *overrides(tmp_path, "rounds=100000", "engine=processes"),
+        *overrides(tmp_path, "engine=processes", rounds=100000),
     ]
     process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, start_new_session=True)
     metrics = tmp_path / "metrics.jsonl"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sharding import UserError
 from train.__main__ import main
 from train.config import load_config
 from train.failures import RunError
@@ -31,6 +32,13 @@ def test_directories_tell_federations_apart_and_from_a_run():
 
 def test_an_output_of_ones_own_is_kept():
     assert read_for(2, "output=/tmp/own").directory == Path("/tmp/own")
+
+
+def test_a_folder_that_cannot_be_is_told_at_once(tmp_path):
+    (tmp_path / "file").touch()
+    config = read_for(2, f"output={tmp_path / 'file' / 'run'}")
+    with pytest.raises(UserError, match=r"cannot write to .*: Not a directory; choose another output=…"):
+        launch.federate(config, {}, lambda metrics: None)
 
 
 LOGS = {  # the server's log, and what is told of it
