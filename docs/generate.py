@@ -32,6 +32,7 @@ def write(folder: Path) -> None:
         ("learning_rates", learning_rates()),
         ("beyond", beyond()),
         ("screened", screened()),
+        ("hundred_rounds", hundred_rounds()),
         ("wires", wires()),
     ):
         (folder / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -194,6 +195,15 @@ def screened() -> Iterator[str]:
         scores = {line["round"] + 1: f"{100 * line['test_accuracy']:.1f}" for line in lines if "test_accuracy" in line}
         off = _mean_of([line for line in lines if 60 <= line["round"] < 80], "discrepancy_client", 2)
         yield f"| {name} | {' | '.join(scores.get(t, '–') for t in rounds)} | {off} |"
+
+
+def hundred_rounds() -> Iterator[str]:
+    """Yield where whole runs of 100 rounds ended, the best first."""
+    with (ROOT / "results" / "beyond" / "hundred_rounds.csv").open(newline="", encoding="utf-8") as file:
+        last = {row["trial"]: row for row in csv.DictReader(file)}
+    yield from table("100 rounds, one run each", "MB", "accuracy, %")
+    for trial, row in sorted(last.items(), key=lambda item: -float(item[1]["test_accuracy"])):
+        yield f"| {trial} | {row['megabytes']} | {100 * float(row['test_accuracy']):.1f} |"
 
 
 def wires() -> Iterator[str]:
