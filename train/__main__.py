@@ -25,6 +25,7 @@ from train.config import Config, load_config
 from train.console import handler
 from train.directory import CONFIG_FILE, check_comparison, check_directory, check_writable
 from train.engines.workers import launched
+from train.experiment import check_models
 from train.failures import RunError
 from train.inspection import inspect_partition
 from train.interrupts import Stopped
@@ -172,12 +173,14 @@ def _inspect(args: argparse.Namespace, console: Console) -> None:
     config = load_config(args.config, args.overrides)
     into = config.output or Path("runs")
     check_writable(into)
+    check_models(config)
     for line in inspect_partition(config, into):
         console.print(line, highlight=False, soft_wrap=True)
 
 
 def _config(args: argparse.Namespace, console: Console) -> None:
     config = with_directory(load_config(args.config, args.overrides), args.overrides)
+    check_models(config)
     console.print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), end="", markup=False, soft_wrap=True)
 
 

@@ -26,6 +26,7 @@ from sharding.errors import UserError
 from train.config import Config, load_config
 from train.directory import check_directory
 from train.engines.workers import num_cores
+from train.experiment import check_models
 from train.failures import REMEDY, RunError
 from train.interrupts import Stopped, stop_on_request
 from train.naming import check_once, describe, expand, settings
@@ -110,6 +111,7 @@ def compare(
     """
     for cell in cells:
         check_directory(cell, resume)
+        check_models(cell)
     with stop_on_request() as request, _crew(cells, jobs, resume) as crew:
         while crew.step(progress, stage, request.signal is not None):
             pass

@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from torch import nn
 
-from models import find_model
+from models import MODELS
 from sharding.clients import SAMPLERS, StatisticalSampler
 from sharding.clients.network import positive_bandwidth
 from sharding.compression import WIRES
@@ -350,7 +350,7 @@ class Config(Section):
         pick(DESIGNS, self.design, "design")
         pick(COORDINATIONS, self.coordination, "coordination")
         pick(WIRES, self.wire, "wire")
-        find_model(self.model.name, self.model.options)
+        pick(MODELS, self.model.name, "model")
         pick(DATASETS, self.data.name, "dataset")
         pick(PARTITIONS, self.data.partition, "partition")
         pick(LOSSES, self.local.loss, "loss")

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from models import build_model
+from models import build_model, find_model
 from sharding import Plan, ShardPlanner
 from sharding.clients import SAMPLERS, Population, Profiles, Sampler
 from sharding.designs import fit
@@ -101,6 +101,16 @@ class Experiment:
     def close(self) -> None:
         """Let go of what the engine holds besides memory."""
         self.engine.close()
+
+
+def check_models(config: Config) -> None:
+    """Make sure that each model has the options asked for, before anything is read.
+
+    Raises:
+        UserError: an option that does not exist, or of the wrong kind.
+    """
+    for its in [*config.task_configs().values()] or [config]:
+        find_model(its.model.name, its.model.options)
 
 
 def assemble(config: Config) -> Experiment:

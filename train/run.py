@@ -16,7 +16,7 @@ from train.config import Config
 from train.directory import CONFIG_FILE, METRICS_FILE, check_directory, check_writable, hold, plain
 from train.engines.post import Gloo, Mailbox, WorkerError
 from train.engines.workers import serve
-from train.experiment import Experiment, assemble
+from train.experiment import Experiment, assemble, check_models
 from train.failures import REMEDY, RunError
 from train.files import write_whole
 from train.interrupts import Request, stop_on_request
@@ -60,6 +60,7 @@ def run(
     check_directory(config, resume)
     check_writable(config.directory)
     check_trackers(config)
+    check_models(config)
     if resume and is_finished(config):
         return config.directory
     with threads(config.threads):

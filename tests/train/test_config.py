@@ -70,8 +70,6 @@ MISTAKES = {
     "tracking.wandb=of": r"tracking.wandb='of': input should be 'disabled', 'online' or 'offline'",
     "tracking.wandb=on": r"tracking.wandb=True: input should be 'disabled', 'online' or 'offline'",
     "local=3": "local=3: ",
-    "model.widht=3": r"resnet18_gn has no option 'widht' \(did you mean 'width'\?\)",
-    "model.width=abc": "model.width='abc' must be a whole number",
     "keep_ratio={0.2:0.7}": r"a colon in braces needs a blank after it: \{0.2: 0.7\}, not \{0.2:0.7\}",
     "keep_ratio={1:1}": r"a blank after it: \{1: 1\}, not \{1:1\}",
     "name.first=3": "cannot set 'name.first': 'name' is 'quickstart', not a section",

@@ -21,7 +21,7 @@ from time import monotonic, sleep
 from sharding.errors import UserError
 from train.config import Config, load_config
 from train.directory import METRICS_FILE, check_directory, check_writable
-from train.experiment import assign_keep_ratios, read_dataset, share_out
+from train.experiment import assign_keep_ratios, check_models, read_dataset, share_out
 from train.failures import REMEDY, RunError
 from train.federate.app import ENGINE, ROOT, RUN_ENDS
 from train.federate.keys import LOOPBACK, write_certificates, write_node_key
@@ -93,6 +93,7 @@ def federate(
     """
     check_directory(config, resume)
     check_writable(config.directory)
+    check_models(config)
     if resume and is_finished(config):
         return
     enter("writes keys and each node's data")
