@@ -170,6 +170,17 @@ def test_a_run_that_ended_early_says_why(runs, tmp_path):
     assert "the last of 1–2 rounds" in (tmp_path / "summary.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(("accuracy", "price"), [(0.101, None), (0.16, "MB to 15 %")])
+def test_bytes_to_a_target_are_told_where_there_is_one(runs, tmp_path, accuracy, price):
+    metrics = shutil.copytree(runs / "a", tmp_path / "a") / "metrics.jsonl"
+    lines = [json.loads(line) | {"test_accuracy": accuracy} for line in metrics.read_text().splitlines()]
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_report([tmp_path / "a"], tmp_path, "one", "x")
+    head = (tmp_path / "summary.md").read_text(encoding="utf-8").splitlines()[2]
+    assert ("MB to" in head) == (price is not None)
+    assert price is None or head.endswith(f"| {price} |")
+
+
 def test_on_a_narrow_screen_no_name_is_cut(runs, tmp_path):
     longer = shutil.copytree(runs / "a", tmp_path / "a")
     config = longer / "config.yaml"

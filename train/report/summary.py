@@ -34,14 +34,14 @@ class Row:
     down: float
     up: float
     share: float
-    price: str
+    price: str | None
 
     @classmethod
     def of(cls, arm: Arm, target: float | None) -> "Row":
         """Average the runs of an arm; its price is what it moved to reach the target in %."""
         down, up = (mean(run.mean_bytes(direction) for run in arm.runs) for direction in ("down", "up"))
         share = mean(run.share_of_dense for run in arm.runs)
-        return cls(arm.label, arm.finals, down, up, share, "–" if target is None else price(arm, target))
+        return cls(arm.label, arm.finals, down, up, share, None if target is None else price(arm, target))
 
     def cells(self) -> tuple[str, ...]:
         """The row as text."""
@@ -51,7 +51,7 @@ class Row:
             f"{self.down / 1e3:,.1f} kB",
             f"{self.up / 1e3:,.1f} kB",
             f"{100 * self.share:.1f} %",
-            self.price,
+            *([] if self.price is None else [self.price]),
         )
 
 
@@ -77,7 +77,7 @@ def write_report(
     histories, _ = without_repeats([*told, *(run for run in earlier if run.is_finished)])
     arms = group(histories)
     aims = targets_of(arms) or reached_targets(arms)
-    columns = (*COLUMNS, f"MB to {aims[0]:g} %" if aims else "MB to a target")
+    columns = (*COLUMNS, *(f"MB to {target:g} %" for target in aims[:1]))
     rows = [Row.of(arm, aims[0] if aims else None) for arm in arms]
     notes = [f"Failed, and not in the table: `{directory}`: {why}" for directory, why in failed.items()]
     notes += [f"Not finished, and not in the table: `{run.directory}`" for run in earlier if not run.is_finished]
