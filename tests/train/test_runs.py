@@ -176,7 +176,7 @@ def test_cohorts_are_drawn_without_replacement_and_by_round():
 
 def test_an_output_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(UserError, match=r"cannot make the directory .*file/run: Not a directory"):
+    with pytest.raises(UserError, match=r"cannot write to .*file/run: Not a directory; choose another"):
         run(tiny(tmp_path / "file" / "run"), ignore)
 
 
