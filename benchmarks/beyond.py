@@ -18,7 +18,7 @@ from statistics import fmean, stdev
 from typing import NamedTuple
 
 from arguments import parser_of
-from studies import Evaluation, Lines, curve, read_curves, run_all, write_curves
+from studies import Curve, Lines, curve, read_curves, run_all, write_curves
 from width import run as run_width
 
 from train.config import Config, load_config
@@ -79,8 +79,6 @@ PAIRS = (
     ("collective, look_ahead", "narrow, equal bytes, look_ahead"),
 )
 
-Curve = Sequence[Evaluation]
-
 
 def main(words: Sequence[str]) -> None:
     """Run what is missing, and write a table of what there is."""
@@ -94,13 +92,14 @@ def main(words: Sequence[str]) -> None:
         parser.error(f"{ROLLING} is of the ResNet; with --on {args.on} leave it out of --only")
     train(args.on, args.into, methods, args.seeds, args.overrides)
     kept = args.into / "curves.csv"
-    write_curves(kept, dict(sorted((read_curves(kept) | finished(args.on, args.into, args.overrides)).items())))
+    curves = dict(sorted((read_curves(kept) | finished(args.on, args.into, args.overrides)).items()))
+    write_curves(kept, curves)
     text = [
         f"# Beyond the published algorithm: {EXPERIMENTS[args.on].title}, r = 0.1",
         "",
-        *table(read_curves(kept)),
+        *table(curves),
         "",
-        *differences(read_curves(kept)),
+        *differences(curves),
         f"Made by `python benchmarks/beyond.py results/{args.into.name} --on {args.on}`, a few methods at a time.",
         "",
     ]

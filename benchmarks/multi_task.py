@@ -112,11 +112,11 @@ def main(into: Path, overrides: list[str], quick: bool) -> None:
     for study, signals in STUDIES.items():
         runs, best = train(study, steps, seeds, into, overrides)
         names = list(load_config(CONFIGS / f"{study}.yaml", overrides).tasks)
-        ends = [its[-1] for seeds in runs.values() for its in seeds]
+        last = runs[signals[0], steps[0]][0][-1]
         text += [
             f"## {len(names)} models ({', '.join(names)})",
             "",
-            f"Average test accuracy in % after {ends[0].rounds} rounds, mean ± sd of {len(seeds)} seeds; "
+            f"Average test accuracy in % after {last.rounds} rounds, mean ± sd of {len(seeds)} seeds; "
             f"{core_hours([into / f'{study}.csv'])}",
             "",
             *table(study, runs, best),

@@ -200,12 +200,11 @@ def read_curves(path: Path) -> dict[str, Curve]:
     if path.exists():
         with path.open(newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
-                found.setdefault(row.pop("run"), []).append(Evaluation(**{key: _read(key, row[key]) for key in row}))
+                its = found.setdefault(row.pop("run"), [])
+                its.append(
+                    Evaluation(**{key: Evaluation.__annotations__[key](cell or "nan") for key, cell in row.items()})
+                )
     return dict(found)
-
-
-def _read(key: str, cell: str) -> Any:
-    return (Evaluation.__annotations__[key] if cell else float)(cell or "nan")
 
 
 def core_hours(paths: Iterable[Path]) -> str:

@@ -164,8 +164,8 @@ def learning_rates() -> Iterator[str]:
     """Yield the accuracy after short runs at other learning rates: of strategies, and of what they are held to."""
     last = {}
     for folder in ("tables_medium", "beyond"):
-        with (ROOT / "results" / folder / "learning_rate.csv").open(newline="", encoding="utf-8") as file:
-            last |= {(row["strategy"], row["lr"]): float(row["test_accuracy"]) for row in csv.DictReader(file)}
+        rows = _rows(f"results/{folder}/learning_rate.csv")
+        last |= {(row["strategy"], row["lr"]): float(row["test_accuracy"]) for row in rows}
     rates = sorted({rate for _, rate in last}, key=float)
     yield from table("after 100 rounds, %", *(f"lr = {rate}" for rate in rates))
     for strategy in dict.fromkeys(strategy for strategy, _ in last):
@@ -199,8 +199,7 @@ def screened() -> Iterator[str]:
 
 def hundred_rounds() -> Iterator[str]:
     """Yield where whole runs of 100 rounds ended, the best first."""
-    with (ROOT / "results" / "beyond" / "hundred_rounds.csv").open(newline="", encoding="utf-8") as file:
-        last = {row["trial"]: row for row in csv.DictReader(file)}
+    last = {row["trial"]: row for row in _rows("results/beyond/hundred_rounds.csv")}
     yield from table("100 rounds, one run each", "MB", "accuracy, %")
     for trial, row in sorted(last.items(), key=lambda item: -float(item[1]["test_accuracy"])):
         yield f"| {trial} | {row['megabytes']} | {100 * float(row['test_accuracy']):.1f} |"
@@ -208,8 +207,7 @@ def hundred_rounds() -> Iterator[str]:
 
 def wires() -> Iterator[str]:
     """Yield what each wire loses, over pairs of equal strategy and seed, and its share of the bytes."""
-    with (ROOT / "results" / "wire" / "summary.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = _rows("results/wire/summary.csv")
     runs = {(row["settings"].removeprefix("wire="), row["strategy"], row["seed"]): row for row in rows}
     yield from table("against float32", "pairs", "points, mean ± standard error", "of its bytes")
     for wire in ("bfloat16", "int8"):
@@ -240,6 +238,11 @@ def _section(section: type[Section], prefix: str) -> Iterator[str]:
     for name, its in inner.items():
         yield from ("", f"## `{name}`", "", " ".join((its.__doc__ or "").split()), "")
         yield from _section(its, f"{prefix}{name}.")
+
+
+def _rows(path: str) -> list[dict[str, str]]:
+    with (ROOT / path).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def _measured(path: str) -> dict[str, Any]:

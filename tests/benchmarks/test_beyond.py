@@ -13,6 +13,7 @@ from train.experiment import make_model
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import beyond
+from studies import Evaluation
 
 TINY = [
     *("data.name=digits", "model.width=8", "model.groups=4", "model.blocks=[1]", "clients.count=6"),
@@ -21,7 +22,7 @@ TINY = [
 
 
 def course(*accuracies: float) -> beyond.Curve:
-    return [beyond.Evaluation(t, t * 10**9, 0, t, a, 1.0) for t, a in enumerate(accuracies, start=1)]
+    return [Evaluation(t, t * 10**9, 0, t, a, 1.0) for t, a in enumerate(accuracies, start=1)]
 
 
 def test_a_row_tells_the_course_and_the_paired_difference():

@@ -141,7 +141,8 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[History], list[str]]:
     if missing := [folder for folder in folders if not folder.is_dir()]:
         raise UserError(f"there is no folder {missing[0]}; name folders that hold runs")
     found = {path.parent for folder in folders for path in folder.rglob(METRICS_FILE) if path.stat().st_size}
-    runs, unread = _read_all(sorted(found))
+    read, unread = read_all(sorted(found))
+    runs = [run for run in read if run.lines]
     if not runs and unread:
         raise UserError("; ".join(unread))
     if not runs:
@@ -151,15 +152,15 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[History], list[str]]:
     return runs, unread
 
 
-def _read_all(directories: Iterable[Path]) -> tuple[list[History], list[str]]:
-    """Return the runs that have finished a round, and why others cannot be read."""
+def read_all(directories: Iterable[Path]) -> tuple[list[History], list[str]]:
+    """Return the runs in these directories that can be read, and why others cannot."""
     runs, unread = [], []
     for directory in directories:
         try:
             runs.append(History.read(directory))
         except UserError as error:
             unread.append(str(error))
-    return [run for run in runs if run.lines], unread
+    return runs, unread
 
 
 def without_repeats(runs: Sequence[History]) -> tuple[list[History], list[tuple[History, History]]]:

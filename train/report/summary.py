@@ -2,17 +2,15 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
 from rich.table import Table
 
-from sharding.errors import UserError
 from train.directory import METRICS_FILE
 from train.plots import accuracy_figure, save
-from train.report.history import Arm, History, group, megabytes, without_repeats, write_csv
+from train.report.history import Arm, History, group, megabytes, read_all, without_repeats, write_csv
 from train.report.targets import mean_and_spread, price, reached_targets, targets_of
 
 COLUMNS = ("strategy", "test accuracy", "down / client·round", "up / client·round", "of dense FedAvg's bytes")
@@ -92,10 +90,7 @@ def write_report(
 
 def _runs_in(folder: Path, known: set[Path]) -> list[History]:
     """Read the runs in a folder besides those that are known; what cannot be read is none."""
-    found = []
-    for directory in sorted({path.parent for path in folder.glob(f"*/{METRICS_FILE}")} - known):
-        with suppress(UserError):
-            found.append(History.read(directory))
+    found, _ = read_all(sorted({path.parent for path in folder.glob(f"*/{METRICS_FILE}")} - known))
     return found
 
 
