@@ -29,7 +29,7 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 
 
 class Experiment(NamedTuple):
-    """What methods are compared on, with what makes plain FedAvg move no more bytes than the others.
+    """What methods are compared on, with what makes plain FedAvg move the bytes of the others, within 1 %.
 
     `dense` has fewer rounds of the whole model; `narrow` is the model made as narrow as a shard is small. Their rates
     on CIFAR-10 are the best of four, seed 1000: results/beyond/learning_rate.csv. All others have the published 0.1.
