@@ -41,6 +41,7 @@ def test_declared_pairs_are_told_of_the_seeds_that_both_have():
     curves = {f"dense, equal bytes-{seed}": course(0.1 * seed) for seed in (1, 2)}
     assert beyond.differences(curves) == []
     name = "dense, equal bytes, look_ahead"
+    assert beyond.differences({f"{name}-1": course(0.2)}) == []
     curves |= {f"{name}-{seed}": course(accuracy) for seed, accuracy in ((1, 0.2), (2, 0.4), (3, 0.9))}
     assert beyond.differences(curves) == [f"End of `{name}`, less that of `dense, equal bytes`: +15.0 ± 5.0.", ""]
 
