@@ -65,6 +65,8 @@ METHODS: dict[str, Sequence[str]] = {
     "top_n, look_ahead": ["strategy=top_n", *LOOK_AHEAD],
     "dense, equal bytes, look_ahead": ["strategy=dense", "evaluate_every=5", *LOOK_AHEAD],
     "narrow, equal bytes, look_ahead": ["strategy=dense", *LOOK_AHEAD],
+    "collective, low_rank": ["strategy=collective", "start=low_rank"],
+    "collective, low_rank, look_ahead": ["strategy=collective", "start=low_rank", *LOOK_AHEAD],
     "collective, double steps": ["strategy=collective", "server_lr=2"],  # as far as look_ahead goes in the long run
     "collective, int8": ["strategy=collective", "wire=int8"],
 }
@@ -75,6 +77,9 @@ PAIRS = (
     ("dense, equal bytes, look_ahead", "dense, equal bytes"),
     ("narrow, equal bytes, look_ahead", "narrow, equal bytes"),
     ("narrow, equal bytes", "collective, look_ahead"),
+    ("collective, low_rank, look_ahead", "collective, look_ahead"),
+    ("collective, low_rank", "narrow, equal bytes"),
+    ("collective, low_rank, look_ahead", "narrow, equal bytes, look_ahead"),
     ("collective, look_ahead", "dense, equal bytes, look_ahead"),
     ("collective, look_ahead", "narrow, equal bytes, look_ahead"),
 )

@@ -280,6 +280,8 @@ class Config(Section):
     clients: ClientsConfig
     network: NetworkConfig = Field(default_factory=NetworkConfig)
     local: LocalConfig = Field(default_factory=LocalConfig)
+    start: Literal["as_built", "low_rank"] = "as_built"
+    """The first model: `as_built`, or `low_rank`, with as many terms a layer as the strongest client affords."""
     server_lr: float = Field(1.0, gt=0)
     """η_g, the server's step towards the aggregate."""
     server_optimizer: str = "plain"

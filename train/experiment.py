@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from models import build_model, find_model
-from sharding import Plan, ShardPlanner
+from sharding import Plan, ShardPlanner, factorize, merge
 from sharding.clients import SAMPLERS, Population, Profiles, Sampler
 from sharding.designs import fit
 from sharding.errors import UserError, pick, shown
@@ -166,6 +166,8 @@ def put_together(
             "clients.pilot_losses=[…] trains pilots on the clients' data here; in a federation leave it out"
         )
     model = make_model(config, dataset).to(dataset.test.targets.device)
+    if config.start == "low_rank":
+        model = merge(factorize(model, max(keep_ratios.values())))
     planner = make_planner(config)
     clip = config.clip if planner.strategy.clips else None
     dense_nbytes = nbytes_whole(model)

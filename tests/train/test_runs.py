@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from sharding import STRATEGIES, WIRES, ShardPlanner, UserError
 from sharding.clients import SAMPLERS
+from sharding.factorization import num_terms, shardable_layers
 from sharding.rng import generator
 from sharding.server import SERVER_OPTIMIZERS
 from train.checkpoint import MODEL_FILE, Checkpoint
@@ -130,6 +131,24 @@ def test_bytes_are_those_of_the_wire(tmp_path, wire):
 def test_full_and_dense_start_from_the_same_model(tmp_path):
     models = [assemble(tiny(tmp_path, f"strategy={name}")).model.state_dict() for name in ("full", "dense")]
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+
+
+def test_a_low_rank_start_has_what_the_strongest_client_affords(tmp_path):
+    def weights(*overrides):
+        experiment = assemble(tiny(tmp_path, "keep_ratio={0.2: 0.5, 0.4: 0.5}", *overrides))
+        layers = shardable_layers(experiment.model, ())
+        return {name: layer.weight.detach().flatten(1) for name, layer in layers.items()}
+
+    built, low = weights(), weights("start=low_rank")
+    ends = [next(iter(built)), list(built)[-1]]
+    for name, before in built.items():
+        magnitudes = torch.linalg.svdvals(low[name])
+        if name in ends:
+            assert torch.equal(low[name], before)
+        else:
+            n = num_terms(min(before.shape), 0.4)
+            torch.testing.assert_close(magnitudes[:n], torch.linalg.svdvals(before)[:n], rtol=1e-4, atol=1e-5)
+            assert magnitudes[n:].max() < 1e-5
 
 
 def test_keep_ratios_are_dealt_out_in_their_shares():
