@@ -1,7 +1,8 @@
-"""What could beat the published algorithm at the same bytes and the same work of a client: two experiments, r = 0.1.
+"""What could beat the published algorithm at the same bytes and the same work of a client: three experiments.
 
-CIFAR-10 at the medium scale of the paper's column (configs/beyond.yaml), and a transformer on Shakespeare at its
-published width (configs/beyond_shakespeare.yaml), for a fifth of the published rounds. Every method moves the bytes of
+CIFAR-10 at the medium scale of the paper's column (configs/beyond.yaml), r = 0.1; the same with the paper's uneven
+clients, r of 0.2 and 0.4; and a transformer on Shakespeare at its published width (configs/beyond_shakespeare.yaml),
+r = 0.1, for a fifth of the published rounds. Every method moves the bytes of
 `collective` and has its clients do its multiply-adds, or less; those that send more a round have fewer rounds. Numbers
 of a method were chosen on other data or another seed than those reported, and are in `METHODS`. Runs in WHERE/runs are
 not run again, and one that was cut off goes on. The table is of all curves in WHERE/curves.csv, where those of new runs
@@ -29,27 +30,55 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 
 
 class Experiment(NamedTuple):
-    """What methods are compared on, with what makes plain FedAvg move the bytes of the others, within 1 %.
+    """What methods are compared on.
 
-    `dense` has fewer rounds of the whole model; `narrow` is the model made as narrow as a shard is small. Their rates
-    on CIFAR-10 are the best of four, seed 1000: results/beyond/learning_rate.csv. All others have the published 0.1.
+    `dense` has fewer rounds of the whole model; `narrow` is the model made as narrow as the weakest client's shard is
+    small, and has more. Their rates on CIFAR-10 are the best of four, seed 1000: results/beyond/learning_rate.csv. All
+    others have the published 0.1.
+
+    Attributes:
+        config: its file in configs/.
+        title: of its table.
+        keep_ratio: r.
+        equal: what makes a method move the bytes of the others within 1 %, by how its name begins.
+        windows: the methods of `WINDOWS` that it has.
     """
 
     config: str
     title: str
-    dense: Sequence[str]
-    narrow: Sequence[str]
+    keep_ratio: str
+    equal: Mapping[str, Sequence[str]]
+    windows: Sequence[str] = ()
 
 
 EXPERIMENTS = {
     "cifar10": Experiment(
         "beyond",
-        "CIFAR-10 (a lossy re-encoding), medium scale",
-        ("rounds=50", "local.lr=0.03"),
-        ("model.width=10", "model.groups=5", "rounds=500"),
+        "CIFAR-10 (a lossy re-encoding), medium scale, r = 0.1",
+        "0.1",
+        {
+            "dense": ("rounds=50", "local.lr=0.03"),
+            "narrow": ("model.width=10", "model.groups=5", "rounds=500"),
+        },
+        ("width, rolling",),
+    ),
+    "uneven": Experiment(
+        "beyond",
+        "CIFAR-10 (a lossy re-encoding), medium scale, r = 0.2 of 60 % of the clients and 0.4 of 40 %",
+        "{0.2: 0.6, 0.4: 0.4}",
+        {
+            "dense": ("rounds=134", "local.lr=0.03"),
+            "narrow": ("model.width=14", "model.groups=7", "rounds=694"),
+            "width, nested": ("rounds=438",),
+            "width, strongest": ("rounds=706",),
+        },
+        ("width, nested", "width, nested, look_ahead", "width, strongest"),
     ),
     "shakespeare": Experiment(
-        "beyond_shakespeare", "Shakespeare, a transformer", ("rounds=54",), ("model.width=104", "rounds=300")
+        "beyond_shakespeare",
+        "Shakespeare, a transformer, r = 0.1",
+        "0.1",
+        {"dense": ("rounds=54",), "narrow": ("model.width=104", "rounds=300")},
     ),
 }
 BASELINE = "collective"
@@ -70,7 +99,13 @@ METHODS: dict[str, Sequence[str]] = {
     "collective, double steps": ["strategy=collective", "server_lr=2"],  # as far as look_ahead goes in the long run
     "collective, int8": ["strategy=collective", "wire=int8"],
 }
-ROLLING = "width, rolling"
+# Sub-models by width, benchmarks/width.py: the second word is the kind of windows.
+WINDOWS: dict[str, Sequence[str]] = {
+    "width, rolling": [],
+    "width, nested": [],
+    "width, nested, look_ahead": LOOK_AHEAD,
+    "width, strongest": [],
+}
 # What is compared with something else than the baseline.
 PAIRS = (
     ("top_n, look_ahead", "collective, look_ahead"),
@@ -82,6 +117,8 @@ PAIRS = (
     ("collective, low_rank, look_ahead", "narrow, equal bytes, look_ahead"),
     ("collective, look_ahead", "dense, equal bytes, look_ahead"),
     ("collective, look_ahead", "narrow, equal bytes, look_ahead"),
+    ("width, nested, look_ahead", "width, nested"),
+    ("collective, low_rank, look_ahead", "width, nested, look_ahead"),
 )
 
 
@@ -89,18 +126,19 @@ def main(words: Sequence[str]) -> None:
     """Run what is missing, and write a table of what there is."""
     parser = parser_of(__doc__)
     parser.add_argument("--on", choices=EXPERIMENTS, default="cifar10", help="the experiment")
-    parser.add_argument("--only", nargs="*", choices=[*METHODS, ROLLING], metavar="METHOD")
+    parser.add_argument("--only", nargs="*", choices=[*METHODS, *WINDOWS], metavar="METHOD")
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     args = parser.parse_intermixed_args(words)
-    methods = [*METHODS, *([ROLLING] if args.on == "cifar10" else ())] if args.only is None else args.only
-    if args.on != "cifar10" and ROLLING in methods:
-        parser.error(f"{ROLLING} is of the ResNet; with --on {args.on} leave it out of --only")
+    its = EXPERIMENTS[args.on]
+    methods = [*METHODS, *its.windows] if args.only is None else args.only
+    if strange := set(methods) - {*METHODS, *its.windows}:
+        parser.error(f"{', '.join(sorted(strange))}: not of --on {args.on}; leave it out of --only")
     train(args.on, args.into, methods, args.seeds, args.overrides)
     kept = args.into / "curves.csv"
     curves = dict(sorted((read_curves(kept) | finished(args.on, args.into, args.overrides)).items()))
     write_curves(kept, curves)
     text = [
-        f"# Beyond the published algorithm: {EXPERIMENTS[args.on].title}, r = 0.1",
+        f"# Beyond the published algorithm: {its.title}",
         "",
         *table(curves),
         "",
@@ -123,17 +161,20 @@ def train(on: str, into: Path, methods: Sequence[str], seeds: Sequence[int], ove
             if method in METHODS
         }
     )
-    for seed in seeds if ROLLING in methods else ():
-        config, place = config_of(on, BASELINE, seed, overrides), places[ROLLING, seed]
-        if len(lines_of(place)) < config.rounds:
-            run_width(config, place)
+    for method, seed in pairs:
+        if method in WINDOWS:
+            config, place = config_of(on, method, seed, overrides), places[method, seed]
+            if len(lines_of(place)) < config.rounds:
+                run_width(config, place, method.split(", ")[1])
 
 
 def config_of(on: str, method: str, seed: int, overrides: Sequence[str]) -> Config:
     """Return the configuration of a method."""
     its = EXPERIMENTS[on]
-    equal = {"dense": its.dense, "narrow": its.narrow}.get(method.partition(",")[0], ())
-    return load_config(CONFIGS / f"{its.config}.yaml", [*METHODS[method], *equal, *overrides, f"seed={seed}"])
+    own = METHODS[method] if method in METHODS else [*METHODS[BASELINE], *WINDOWS[method]]
+    equal = next((words for name, words in its.equal.items() if method.startswith(name)), ())
+    words = [f"keep_ratio={its.keep_ratio}", *own, *equal, *overrides, f"seed={seed}"]
+    return load_config(CONFIGS / f"{its.config}.yaml", words)
 
 
 def folder(method: str) -> str:
@@ -149,8 +190,8 @@ def lines_of(place: Path) -> Lines:
 def finished(on: str, into: Path, overrides: Sequence[str]) -> dict[str, Curve]:
     """Return the curves of all whole runs that there are, as ``method-seed``; another process may be at others."""
     found = {}
-    for method in (*METHODS, ROLLING):
-        rounds = config_of(on, method if method in METHODS else BASELINE, 0, overrides).rounds
+    for method in (*METHODS, *EXPERIMENTS[on].windows):
+        rounds = config_of(on, method, 0, overrides).rounds
         for place in sorted((into / "runs").glob(f"{folder(method)}-[0-9]*")):
             lines = lines_of(place)
             if len(lines) == rounds:
@@ -194,7 +235,7 @@ def differences(curves: Mapping[str, Curve]) -> list[str]:
 
 def by_method(curves: Mapping[str, Curve]) -> dict[str, dict[int, Curve]]:
     """Return the curves of ``method-seed`` by method and seed."""
-    runs: dict[str, dict[int, Curve]] = {method: {} for method in (*METHODS, ROLLING)}
+    runs: dict[str, dict[int, Curve]] = {method: {} for method in (*METHODS, *WINDOWS)}
     for name, its in curves.items():
         method, _, seed = name.rpartition("-")
         runs[method][int(seed)] = its

@@ -1,13 +1,17 @@
 """Sub-models by width, to compare sharding with: every client trains a window of each layer's channels.
 
-The window moves on every round, as in FedRolex (Alam et al., NeurIPS 2022). (HeteroFL's stays; with equally weak
-clients that is plain FedAvg of a narrow model, which `benchmarks/beyond.py` has.) Each entry of the server's model
-becomes the mean of those who hold it, weighted by their samples; what nobody holds stays. The width is the largest
-whose model has no more bytes than a shard of the configuration's keep ratio; data, cohorts, batches and step sizes are
-those of the run beside it. A window holds whole groups of GroupNorm, so that a channel is normalized with the same
-others as on the server.
+- `rolling`: the window moves on every round, as in FedRolex (Alam et al., NeurIPS 2022).
+- `nested`: it stays, as in HeteroFL (Diao, Ding & Tarokh, ICLR 2021). The server's model is the strongest client's, of
+  which the others train the first channels; so nothing is tested that nobody trained. Where all clients are equally
+  strong that is plain FedAvg of a narrow model, which `benchmarks/beyond.py` has.
+- `strongest`: the same, without the clients that cannot hold all of it.
 
-    python benchmarks/width.py CONFIG WHERE [KEY=VALUE …]
+Each entry of the server's model becomes the mean of those who hold it, weighted by their samples; what nobody holds
+stays. The width is the largest whose model has the bytes of a shard of the client's keep ratio, within 1 %; data,
+cohorts, batches and step sizes are those of the run beside it. A window holds whole groups of GroupNorm, so that a
+channel is normalized with the same others as on the server.
+
+    python benchmarks/width.py CONFIG WHERE [--windows rolling | nested | strongest] [KEY=VALUE …]
 
 writes WHERE/metrics.jsonl, a line a round, as `python -m train run` does; a run that was cut off starts anew.
 """
@@ -16,38 +20,44 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
+from typing import Self
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `train` runs from a checkout
 
 import torch
 from torch import Tensor, nn
 
+from sharding.server import ServerOptimizer
 from train.config import Config, load_config
+from train.data import Dataset
 from train.experiment import Experiment, assemble, make_model, plan_of_each
 from train.layout import keep_layout
 from train.local import evaluate, train_locally
 from train.rounds import step_size
 
 State = Mapping[str, Tensor]
+WINDOWS = ("rolling", "nested", "strongest")
 
 
-def narrow(config: Config, experiment: Experiment) -> nn.Module:
-    """Return the widest ResNet with groups of the same size that costs no more than a shard."""
-    (shard,) = plan_of_each(experiment.planner, experiment.model, experiment.keep_ratios).values()
+def narrow(config: Config, dataset: Dataset, most: int) -> nn.Module:
+    """Return the widest ResNet with groups of the same size that has no more than so many bytes, or 1 % more."""
     options = config.model.options
     of_a_group = options["width"] // options["groups"]
     for groups in range(options["groups"], 0, -1):
-        small = with_options(config, experiment, {"groups": groups, "width": groups * of_a_group})
-        if nbytes(small.state_dict()) <= shard.nbytes:
+        small = with_options(config, dataset, {"groups": groups, "width": groups * of_a_group})
+        if nbytes(small.state_dict()) <= 1.01 * most:
             return small
-    raise SystemExit(f"error: no model of this width is as small as a shard of {shard.nbytes} bytes")
+    raise SystemExit(f"error: no model of this width is as small as a shard of {most} bytes")
 
 
-def with_options(config: Config, experiment: Experiment, options: Mapping[str, object]) -> nn.Module:
+def with_options(config: Config, dataset: Dataset, options: Mapping[str, object]) -> nn.Module:
     """Return the run's model with other options."""
     model = config.model.model_copy(update=options)
-    return make_model(config.model_copy(update={"model": model}), experiment.dataset)
+    return make_model(config.model_copy(update={"model": model}), dataset)
 
 
 def nbytes(state: State) -> int:
@@ -93,39 +103,77 @@ class Averages:
         }
 
 
-def run(config: Config, into: Path) -> None:
+@dataclass
+class Federation:
+    """The server's model, and the model that a client of each keep ratio trains a window with.
+
+    Attributes:
+        experiment: data, cohorts and batches.
+        model: the server's.
+        clients: by keep ratio; a client whose ratio is missing does not take part.
+        groups: into which the channels of a layer of the server's model fall.
+        moves: whether the window moves.
+        server: takes the server's step.
+    """
+
+    experiment: Experiment
+    model: nn.Module
+    clients: Mapping[float, nn.Module]
+    groups: int
+    moves: bool
+    server: ServerOptimizer
+
+    @classmethod
+    def of(cls, config: Config, kind: str) -> Self:
+        """Make what a run of one of `WINDOWS` starts with."""
+        experiment = assemble(config)
+        shards = plan_of_each(experiment.planner, experiment.model, experiment.keep_ratios)
+        clients = {
+            ratio: keep_layout(narrow(config, experiment.dataset, shards[str(ratio)].nbytes))
+            for ratio in sorted(set(experiment.keep_ratios.values()))
+        }
+        best = max(clients)
+        model = experiment.model if kind == "rolling" else keep_layout(deepcopy(clients[best]))
+        groups = next(part.num_groups for part in model.modules() if isinstance(part, nn.GroupNorm))
+        taking_part = {best: clients[best]} if kind == "strongest" else clients
+        server = ServerOptimizer(model, config.server_optimizer, config.server_lr, config.server_momentum)
+        return cls(experiment, model, taking_part, groups, kind == "rolling", server)
+
+    def train_round(self, t: int) -> tuple[float | None, int, int]:
+        """Train round `t`; return the clients' mean loss, how many they were, and the bytes that they were sent."""
+        experiment, job, full = self.experiment, self.experiment.job, self.model.state_dict()
+        averages, losses, sent, lr = Averages(full), [], 0, step_size(experiment.config, t)
+        for client in experiment.sampler.invite(t):
+            small = self.clients.get(experiment.keep_ratios[client])
+            if small is None:
+                continue
+            shift = t if self.moves else 0
+            places = {name: windows(full[name], held, self.groups, shift) for name, held in small.state_dict().items()}
+            small.load_state_dict({name: full[name][where] for name, where in places.items()})
+            key = (experiment.config.seed, t, client)
+            losses.append(float(train_locally(small, job.clients[client], job.dataset, job.local, lr, None, key)))
+            averages.add(small.state_dict(), places, experiment.num_samples[client])
+            sent += nbytes(small.state_dict())
+        self.model.load_state_dict(averages.state())
+        self.server.step()
+        return fmean(losses) if losses else None, len(losses), sent
+
+
+def run(config: Config, into: Path, kind: str = "rolling") -> None:
     """Train as configured, with windows in the place of shards."""
-    experiment = assemble(config)
-    model, groups = experiment.model, int(config.model.options["groups"])
-    small = keep_layout(narrow(config, experiment))
-    cost = nbytes(small.state_dict())
+    federation = Federation.of(config, kind)
+    dataset = federation.experiment.dataset
     into.mkdir(parents=True, exist_ok=True)
     with (into / "metrics.jsonl").open("w", encoding="utf-8") as file:
         for t in range(config.rounds):
-            losses, cohort = train_round(experiment, small, t, groups)
-            line = {"round": t, "train_loss": losses, "bytes_down": cost * cohort, "bytes_up": cost * cohort}
-            line |= {"clients": cohort, "heard": cohort}
+            loss, heard, sent = federation.train_round(t)
+            line = {"round": t, "train_loss": loss, "bytes_down": sent, "bytes_up": sent}
+            line |= {"clients": heard, "heard": heard}
             if config.evaluates(t):
-                dataset = experiment.dataset
-                line["test_accuracy"], line["test_loss"] = evaluate(model, dataset, dataset.test)
+                line["test_accuracy"], line["test_loss"] = evaluate(federation.model, dataset, dataset.test)
                 print(f"round {t + 1} of {config.rounds}: {100 * line['test_accuracy']:.1f} %", flush=True)
             file.write(json.dumps(line) + "\n")
             file.flush()
-
-
-def train_round(experiment: Experiment, small: nn.Module, t: int, groups: int) -> tuple[float, int]:
-    """Train round `t`, with windows shifted by as many groups; return the clients' mean loss and how many they were."""
-    config, job, model = experiment.config, experiment.job, experiment.model
-    cohort, full = experiment.sampler.invite(t), model.state_dict()
-    places = {name: windows(full[name], held, groups, t) for name, held in small.state_dict().items()}
-    averages, losses, lr = Averages(full), 0.0, step_size(config, t)
-    for client in cohort:
-        small.load_state_dict({name: full[name][where] for name, where in places.items()})
-        key = (config.seed, t, client)
-        losses += float(train_locally(small, job.clients[client], job.dataset, job.local, lr, None, key))
-        averages.add(small.state_dict(), places, experiment.num_samples[client])
-    model.load_state_dict(averages.state())
-    return losses / len(cohort), len(cohort)
 
 
 def main(words: Sequence[str]) -> None:
@@ -133,10 +181,11 @@ def main(words: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path)
     parser.add_argument("into", type=Path, metavar="WHERE")
+    parser.add_argument("--windows", choices=WINDOWS, default="rolling")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_intermixed_args(words)
     torch.set_num_threads(1)
-    run(load_config(args.config, args.overrides), args.into)
+    run(load_config(args.config, args.overrides), args.into, args.windows)
 
 
 if __name__ == "__main__":
