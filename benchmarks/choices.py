@@ -25,7 +25,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from models import build_model
 from sharding import ShardPlanner
-from train.config import LocalConfig
 from train.data import Dataset, Split
 from train.data.dataset import flip, standardize, unchanged
 from train.engines import Job
@@ -34,6 +33,7 @@ from train.engines.convolution import WAYS, Geometry
 from train.engines.sequential import SequentialEngine
 from train.engines.trial import GAIN, Trial
 from train.local import ClientData
+from train.sections import LocalConfig
 
 OUTPUT = Path(__file__).parents[1] / "results" / "engines" / "choices.json"
 LARGEST = 3e9  # operations of a convolution that is worth the while

@@ -7,7 +7,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from train.config import Config, Section
+from train.config import Config
+from train.sections import Section
 
 ROOT = Path(__file__).parents[1]
 TRIALS = {  # files of results/beyond/screening

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from sharding.planner import Client
 from sharding.rng import generator, seed_of
-from train.config import LocalConfig
 from train.data import Dataset
 from train.data.dataset import Split
 from train.dropout import key_dropout, sample_seeds
 from train.layout import channels_last
 from train.parts import LOSSES, OPTIMIZERS, cross_entropy
+from train.sections import LocalConfig
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from sharding import ShardPlanner
 from sharding.aggregate import Average
 from sharding.clients import UniformSampler
 from sharding.planner import Client
-from train.config import LocalConfig
 from train.data import Dataset, Split
 from train.engines import Job, ProcessesEngine
 from train.local import ClientData
+from train.sections import LocalConfig
 
 
 class Users(Mapping[Client, ClientData]):

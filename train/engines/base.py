@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from sharding import Plan, Shard
 from sharding.clients import Heard, Sampler
 from sharding.planner import Client
-from train.config import LocalConfig
 from train.data import Dataset
 from train.engines.choices import Choices
 from train.local import ClientData
+from train.sections import LocalConfig
 
 
 @dataclass(frozen=True)

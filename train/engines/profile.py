@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from sharding import Shard
 from sharding.optim import decay_multipliers
-from train.config import LocalConfig
 from train.dropout import key_dropout, sample_seeds
 from train.engines.base import Job
 from train.engines.folding import FoldedFactorizedConv2d, FoldedFactorizedLinear, fold
 from train.layout import channels_last
 from train.local import ClientData, draw_passes, largest_batch, mixed_precision, num_steps, passes
 from train.parts import cross_entropy
+from train.sections import LocalConfig
 
 Key = tuple[int | str, ...]
 
