@@ -90,9 +90,19 @@ def describe_clients(parts: Mapping[str, Experiment]) -> Clients:
 
 
 def read_clients(directory: Path) -> dict[str, dict[str, Any]]:
-    """Return what a run wrote of its clients, nothing if it wrote none."""
+    """Return what a run wrote of its clients, nothing if it wrote none.
+
+    Raises:
+        UserError: the file is spoiled.
+    """
     path = directory / CLIENTS_FILE
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    if not path.exists():
+        return {}
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        return {name: {key: its[key] for key in ("samples", "keep_ratios", "classes")} for name, its in told.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"cannot read {path}: {error}; delete it, and it is written anew") from error
 
 
 def check_clients(directory: Path, clients: Clients) -> None:

@@ -318,6 +318,8 @@ def test_runs_that_cannot_be_read_are_named_and_the_others_shown(runs, tmp_path,
     lost = spoil(tmp_path / "b", "{}\n")
     layers = tmp_path / "a" / "layers.jsonl"
     layers.write_text(layers.read_text() + "garbage\n")
+    clients = tmp_path / "a" / "clients.json"
+    clients.write_text("garbage")
     assert main(["report", str(tmp_path)]) == 0
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     for words in (
@@ -326,6 +328,7 @@ def test_runs_that_cannot_be_read_are_named_and_the_others_shown(runs, tmp_path,
     ):
         assert words in page
         assert words in caplog.text
+    assert f"cannot read {clients}: " in page
     assert len((tmp_path / "report.csv").read_text().splitlines()) == 3
 
 

@@ -43,10 +43,10 @@ def read_roster(config: Config) -> dict[int, Card]:
     Raises:
         UserError: the file is spoiled.
     """
+    told = read_clients(config.directory).get(config.name, {"samples": [], "keep_ratios": []})
     try:
-        told = read_clients(config.directory).get(config.name, {"samples": [], "keep_ratios": []})
         pairs = zip(told["keep_ratios"], told["samples"], strict=True)
         return {client: Card(client, ratio, size) for client, (ratio, size) in enumerate(pairs)}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError) as error:
         path = config.directory / CLIENTS_FILE
         raise UserError(f"cannot read {path}: {error}; delete it, and the nodes are asked anew") from error

@@ -211,12 +211,17 @@ def _evenness(laws: Any) -> str:
 
 
 def _clients(arms: Sequence[Arm]) -> str:
-    directories = [run.directory for arm in arms for run in arm.runs]
-    told = next((clients for directory in directories if (clients := read_clients(directory))), {})
-    if not told:
-        return html.note("Not here: these runs were made before clients.json was written; see python -m train inspect.")
-    drawings = [drawing for name, its in told.items() for drawing in partition_drawings(its, name)]
-    return html.figures(drawings) + html.note("Of the first run; every seed deals the samples out anew.")
+    spoiled = ""
+    for run in (run for arm in arms for run in arm.runs):
+        try:
+            told = read_clients(run.directory)
+        except UserError as error:
+            spoiled += html.note(f"{error}.", warn=True)
+            continue
+        if told:
+            drawings = [drawing for name, its in told.items() for drawing in partition_drawings(its, name)]
+            return spoiled + html.figures(drawings) + html.note(f"Of {run.directory}; every seed deals them out anew.")
+    return spoiled + html.note("Not here: no run has a clients.json that can be read; see python -m train inspect.")
 
 
 def _lost(arms: Sequence[Arm]) -> str:
