@@ -83,6 +83,7 @@ EXPERIMENTS = {
 }
 BASELINE = "collective"
 # β and η_g were tried on the digits of the quickstart, seeds 0 and 1: results/beyond/digits.csv.
+SCALED = ("local.optimizer=scaled_sgd", "local.lr=0.05")
 LOOK_AHEAD = ("server_optimizer=look_ahead", "server_momentum=0.8", "server_lr=0.4")
 METHODS: dict[str, Sequence[str]] = {
     "collective": ["strategy=collective"],
@@ -96,6 +97,10 @@ METHODS: dict[str, Sequence[str]] = {
     "narrow, equal bytes, look_ahead": ["strategy=dense", *LOOK_AHEAD],
     "collective, low_rank": ["strategy=collective", "start=low_rank"],
     "collective, low_rank, look_ahead": ["strategy=collective", "start=low_rank", *LOOK_AHEAD],
+    "top_n, scaled": ["strategy=top_n", *SCALED],
+    "collective, scaled": ["strategy=collective", *SCALED],
+    "collective, low_rank, scaled": ["strategy=collective", "start=low_rank", *SCALED],
+    "collective, low_rank, scaled, look_ahead": ["strategy=collective", "start=low_rank", *SCALED, *LOOK_AHEAD],
     "collective, double steps": ["strategy=collective", "server_lr=2"],  # as far as look_ahead goes in the long run
     "collective, int8": ["strategy=collective", "wire=int8"],
 }
@@ -115,6 +120,8 @@ PAIRS = (
     ("collective, low_rank, look_ahead", "collective, look_ahead"),
     ("collective, low_rank", "narrow, equal bytes"),
     ("collective, low_rank, look_ahead", "narrow, equal bytes, look_ahead"),
+    ("collective, low_rank, scaled, look_ahead", "collective, low_rank, look_ahead"),
+    ("collective, low_rank, scaled, look_ahead", "narrow, equal bytes, look_ahead"),
     ("collective, look_ahead", "dense, equal bytes, look_ahead"),
     ("collective, look_ahead", "narrow, equal bytes, look_ahead"),
     ("width, nested, look_ahead", "width, nested"),

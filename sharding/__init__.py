@@ -78,11 +78,13 @@ from sharding.layers import (
 from sharding.lora import export_lora
 from sharding.optim import (
     LocalSGD,
+    ScaledSGD,
     clip_effective_lr,
     clip_factors,
     decay_multipliers,
     factorized_layers,
     frobenius_decay,
+    scale_factors,
 )
 from sharding.planner import Plan, ShardPlanner
 from sharding.save import load_factorized, save_factorized
@@ -123,6 +125,7 @@ __all__ = [
     "Plan",
     "Population",
     "Sampler",
+    "ScaledSGD",
     "ServerOptimizer",
     "Shard",
     "ShardPlanner",
@@ -162,6 +165,7 @@ __all__ = [
     "round_time",
     "sample",
     "save_factorized",
+    "scale_factors",
     "schatten_inclusion",
     "shardable_layers",
     "skeleton",

@@ -37,8 +37,9 @@ def train_shard(
     clip: float | None = 10.0,
     decay_of: DecayOf = "bounded",
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    optimizer: type[LocalSGD] = LocalSGD,
 ) -> Shard:
-    """Train a shard on a client's data, and return the update: one step of `LocalSGD` a batch.
+    """Train a shard on a client's data, and return the update: one step of its optimizer a batch.
 
     Args:
         model: as for `client_model`; it stays as it is.
@@ -50,14 +51,15 @@ def train_shard(
         clip: τ, or None where the strategy does not clip.
         decay_of: what decays, see `decay_multipliers`.
         loss: of outputs and targets, a scalar.
+        optimizer: `LocalSGD`, or `ScaledSGD`.
 
     Raises:
         UserError: as `client_model` and `LocalSGD`.
     """
     small = client_model(model, shard).train()
-    optimizer = LocalSGD(small, lr, momentum, frobenius_decay, clip, decay_of)
+    steps = optimizer(small, lr, momentum, frobenius_decay, clip, decay_of)
     for inputs, targets in batches:
-        optimizer.step(loss(small(inputs), targets))
+        steps.step(loss(small(inputs), targets))
     return shard.read_from(small)
 
 

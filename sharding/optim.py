@@ -1,8 +1,13 @@
-"""What is particular to training factorized layers: clipping the effective learning rate, and Frobenius decay.
+"""What is particular to training factorized layers: how far a term may step, and Frobenius decay.
 
 Clipping. The gradient of u'ᵢ carries the factor ωᵢ, and so does the effect of a step of u'ᵢ on the client's function:
 rare terms, whose ω is large, move too fast. Their gradients are multiplied by min(1, τ/ωᵢ) before the optimizer (and
 its momentum) sees them (Korzhenkov & Louizos, section on local training).
+
+Scaling. A step of u'ᵢ and v'ᵢ moves the client's matrix by ωᵢ²λᵢ times the dense gradient's projection: large terms run
+ahead, small ones stand still. Divided by ωᵢ²λᵢ, λᵢ = ‖u'ᵢ‖‖v'ᵢ‖, the terms of a shard, orthogonal at the start of a
+round, move the matrix by −η(P_U G + G P_V), whatever their sizes: ScaledGD (Tong, Ma & Chi, JMLR 2021; for LoRA: Zhang
+& Pilanci, ICML 2024). Ours is the diagonal of it, fixed for a round.
 
 Frobenius decay. Decaying U and V apart is not decaying their product; this decays ‖UΩVᵀ‖²_F itself (Khodak et al.,
 ICLR 2021), through n×n Gram matrices, never through the full matrix.
@@ -24,6 +29,7 @@ from sharding.layers import FactorizedLayer
 from sharding.wrappers import is_distributed, spread_like, whole
 
 DecayOf = Literal["bounded", "effective", "factors"]
+FLOOR = 0.1  # of a shard's mean ωᵢ²λᵢ: terms far below take shorter steps than scaling asks for
 
 
 def factorized_layers(model: nn.Module) -> list[FactorizedLayer]:
@@ -40,6 +46,19 @@ def clip_factors(layers: Iterable[FactorizedLayer], clip: float) -> list[Tensor]
     if not clip >= 1:
         raise UserError(f"clip is {clip}, but τ must be at least 1 (10 is the usual value); use inf for no clipping")
     return [(clip / layer.multipliers).clamp(max=1.0) for layer in layers]
+
+
+@torch.no_grad()
+def scale_factors(multipliers: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    """Return 1/(ωᵢ²λᵢ + a tenth of its mean over the terms), shape (..., n).
+
+    Args:
+        multipliers: ω, shape (..., n).
+        u: u', shape (..., out, n).
+        v: v', shape (..., in, n).
+    """
+    sizes = (whole(u.square().sum(-2)) * whole(v.square().sum(-2))).sqrt() * multipliers.square()
+    return 1 / (sizes + FLOOR * sizes.mean(-1, keepdim=True)).clamp(min=torch.finfo(sizes.dtype).tiny)
 
 
 @torch.no_grad()
@@ -127,7 +146,7 @@ class LocalSGD:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise UserError("all parameters of the model are frozen, so there is nothing to train; set requires_grad")
         self._layers = factorized_layers(model)
-        self._factors = None if clip is None else clip_factors(self._layers, clip)
+        self._factors = self._find_factors(clip)
         self._decay, self._decay_of = frobenius_decay, decay_of
         factors = [1.0] * len(self._layers) if self._factors is None else self._factors
         self._decay_steps = [lr * frobenius_decay * factor for factor in factors]
@@ -143,8 +162,22 @@ class LocalSGD:
             clip_effective_lr(self._layers, self._factors)
         self._sgd.step()
 
+    def _find_factors(self, clip: float | None) -> list[Tensor] | None:
+        """Return what each layer's gradients are multiplied by, shape (n,); nothing where they stay as they are."""
+        return None if clip is None else clip_factors(self._layers, clip)
+
     def _decayed(self) -> list[Tensor]:
         return [
             decay_multipliers(self._decay_of, layer.multipliers, layer.u, layer.v, step)
             for layer, step in zip(self._layers, self._decay_steps, strict=True)
         ]
+
+
+class ScaledSGD(LocalSGD):
+    """`LocalSGD` with scaled gradients in the place of clipped ones; its learning rate is that of a dense layer.
+
+    Args and errors are those of `LocalSGD`; τ does nothing.
+    """
+
+    def _find_factors(self, clip: float | None) -> list[Tensor]:
+        return [scale_factors(layer.multipliers, layer.u, layer.v) for layer in self._layers]

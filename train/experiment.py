@@ -210,7 +210,7 @@ def find_engine(config: Config) -> Callable[[Job], Engine]:
         UserError: there is none, or torchrun started several processes and it would leave all but one idle; threads or
             timed ways where processes share the work out.
     """
-    own = config.local.loss != "cross_entropy" or config.local.optimizer != "sgd"
+    own = config.local.loss != "cross_entropy" or config.local.optimizer not in ("sgd", "scaled_sgd")
     name = "sequential" if own and config.engine == "auto" else config.engine
     if own and name != "sequential":
         raise UserError(f"a loss or an optimizer of your own needs engine=sequential, not {name}")

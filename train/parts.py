@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sharding.errors import UserError
-from sharding.optim import LocalSGD
+from sharding.optim import LocalSGD, ScaledSGD
 
 GROUP = "spectral_sharding"
 
@@ -52,7 +52,7 @@ def inverse(lr: float, t: int, rounds: int) -> float:
 # (logits, targets, the target that does not count) -> a scalar.
 LOSSES: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {"cross_entropy": cross_entropy}
 # (model, lr, momentum, frobenius_decay, clip, decay_of, and `local.optimizer_options`) -> what takes the steps.
-OPTIMIZERS: dict[str, Callable[..., LocalOptimizer]] = {"sgd": LocalSGD}
+OPTIMIZERS: dict[str, Callable[..., LocalOptimizer]] = {"sgd": LocalSGD, "scaled_sgd": ScaledSGD}
 # (local.lr, round, rounds) -> the round's learning rate.
 SCHEDULES: dict[str, Callable[[float, int, int], float]] = {"cosine": cosine, "constant": constant, "inverse": inverse}
 

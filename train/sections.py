@@ -176,7 +176,7 @@ class LocalConfig(Section):
     loss: str = "cross_entropy"
     """What the clients lower: `cross_entropy`, or one of your own; tests always tell the cross-entropy."""
     optimizer: str = "sgd"
-    """`sgd`, or one of your own."""
+    """`sgd`, `scaled_sgd` (steps of a layer, not of its terms; the strategies' `clip` does nothing), or your own."""
     optimizer_options: dict[str, Any] = {}
     """Options of an optimizer of your own."""
     schedule: str = "cosine"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sharding import Shard
-from sharding.optim import decay_multipliers
+from sharding.optim import decay_multipliers, scale_factors
 from train.dropout import key_dropout, sample_seeds
 from train.engines.base import Job
 from train.engines.folding import FoldedFactorizedConv2d, FoldedFactorizedLinear, fold
@@ -71,16 +71,15 @@ class Profile:
         """
         job, batches = self.job, Batches(clients, keys, self.job)
         optimizer = torch.optim.SGD(self.parameters, lr, momentum=job.local.momentum, fused=True)
-        clip = inf if job.clip is None else job.clip
-        factors = [(clip / layer.multipliers[:, None]).clamp(max=1.0) for layer in self.layers]  # (G, 1, n)
+        scaled, factors = job.local.optimizer == "scaled_sgd", self._factors()
         totals = torch.zeros(self.num_clients, device=batches.targets.device)
         for step, active in enumerate(batches.active):
             losses = self._losses(batches, step)
             optimizer.zero_grad()
             losses.sum().backward()
             self._decay(lr, factors)
-            if job.clip is not None:
-                self._clip(factors)
+            if scaled or job.clip is not None:
+                self._multiply(factors)
             if active < self.num_clients:
                 _stand_still(optimizer, active)
             optimizer.step()
@@ -113,8 +112,15 @@ class Profile:
             layer.u.grad.addcmul_(torch.bmm(scaled, torch.bmm(layer.v.mT, layer.v)), omega, value=2 * strength)
             layer.v.grad.baddbmm_(layer.v, torch.bmm(scaled.mT, scaled), alpha=2 * strength)
 
-    def _clip(self, factors: Sequence[Tensor]) -> None:
-        """Multiply the gradients of u'ᵢ and v'ᵢ by min(1, τ/ωᵢ), each client's own."""
+    def _factors(self) -> list[Tensor]:
+        """Return what each layer's gradients are multiplied by, each client's own, (G, 1, n)."""
+        if self.job.local.optimizer == "scaled_sgd":
+            return [scale_factors(layer.multipliers, layer.u, layer.v)[:, None] for layer in self.layers]
+        clip = inf if self.job.clip is None else self.job.clip
+        return [(clip / layer.multipliers[:, None]).clamp(max=1.0) for layer in self.layers]
+
+    def _multiply(self, factors: Sequence[Tensor]) -> None:
+        """Multiply the gradients of u'ᵢ and v'ᵢ."""
         for layer, factor in zip(self.layers, factors, strict=True):
             for parameter in (layer.u, layer.v):
                 assert parameter.grad is not None

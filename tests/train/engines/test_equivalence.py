@@ -95,6 +95,21 @@ def test_frozen_parameters_stay_at_the_server_with_every_engine(kind):
     assert all(torch.equal(after[name], before[name]) != trains for name, trains in flags.items())
 
 
+@pytest.mark.parametrize("kind", MODELS)
+def test_stacked_is_sequential_with_scaled_steps(kind):
+    job = make_job(kind, optimizer="scaled_sgd")
+    plan, plain = make_plan(job), make_job(kind)
+    alone, together = (dict(engine(job).train(plan, 0, 0.01)) for engine in (SequentialEngine, StackedEngine))
+    otherwise = dict(SequentialEngine(plain).train(plan, 0, 0.01))
+    for client, update in alone.items():
+        for (name, mine), (_, theirs) in zip(tensors(update.shard), tensors(together[client].shard), strict=True):
+            torch.testing.assert_close(
+                theirs, mine, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+            )
+        pairs = zip(tensors(update.shard), tensors(otherwise[client].shard), strict=True)
+        assert not any(torch.equal(a, b) for (name, a), (_, b) in pairs if name.endswith((".u", ".v")))
+
+
 @pytest.mark.parametrize("of", ["bounded", "effective", "factors"])
 @pytest.mark.parametrize("clip", [None, 2.0])
 def test_engines_decay_alike_where_the_bound_binds(of, clip):
