@@ -97,8 +97,6 @@ METHODS: dict[str, Sequence[str]] = {
     "narrow, equal bytes, look_ahead": ["strategy=dense", *LOOK_AHEAD],
     "collective, low_rank": ["strategy=collective", "start=low_rank"],
     "collective, low_rank, look_ahead": ["strategy=collective", "start=low_rank", *LOOK_AHEAD],
-    "top_n, scaled": ["strategy=top_n", *SCALED],
-    "collective, scaled": ["strategy=collective", *SCALED],
     "collective, low_rank, scaled": ["strategy=collective", "start=low_rank", *SCALED],
     "collective, low_rank, scaled, look_ahead": ["strategy=collective", "start=low_rank", *SCALED, *LOOK_AHEAD],
     "collective, double steps": ["strategy=collective", "server_lr=2"],  # as far as look_ahead goes in the long run
