@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from models import build_model, find_model
-from sharding import Plan, ShardPlanner, factorize, merge
+from sharding import Plan, ShardPlanner, Strategy, factorize, merge
 from sharding.clients import SAMPLERS, Population, Profiles, Sampler
 from sharding.designs import fit
 from sharding.errors import UserError, pick, shown
@@ -165,10 +165,8 @@ def put_together(
         raise UserError(
             "clients.pilot_losses=[…] trains pilots on the clients' data here; in a federation leave it out"
         )
-    model = make_model(config, dataset).to(dataset.test.targets.device)
-    if config.start == "low_rank":
-        model = merge(factorize(model, max(keep_ratios.values())))
     planner = make_planner(config)
+    model = first_model(config, dataset, planner.strategy, max(keep_ratios.values()))
     clip = config.clip if planner.strategy.clips else None
     dense_nbytes = nbytes_whole(model)
     costs = dict.fromkeys(num_samples, 1.0)
@@ -195,6 +193,16 @@ def put_together(
         Job(model, clients, dataset, local, clip, config.seed, step_scales=scales),
         engine,
     )
+
+
+def first_model(config: Config, dataset: Dataset, strategy: Strategy, most: float) -> nn.Module:
+    """Build the server's model, on the data's device; with `start=low_rank` of the rank that `most`, an r, allows.
+
+    A strategy that sends everybody everything starts with the whole.
+    """
+    model = make_model(config, dataset).to(dataset.test.targets.device)
+    ratio = 1.0 if strategy.law is None else strategy.keep_ratio or most
+    return merge(factorize(model, ratio)) if config.start == "low_rank" and ratio < 1 else model
 
 
 def plan_of_each(planner: ShardPlanner, model: nn.Module, keep_ratios: Mapping[Client, float]) -> Plan:

@@ -133,7 +133,7 @@ def test_full_and_dense_start_from_the_same_model(tmp_path):
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
 
 
-def test_a_low_rank_start_has_what_the_strongest_client_affords(tmp_path):
+def test_a_low_rank_start_has_what_the_strongest_client_of_a_sharding_strategy_affords(tmp_path):
     def weights(*overrides):
         experiment = assemble(tiny(tmp_path, "keep_ratio={0.2: 0.5, 0.4: 0.5}", *overrides))
         layers = shardable_layers(experiment.model, ())
@@ -149,6 +149,9 @@ def test_a_low_rank_start_has_what_the_strongest_client_affords(tmp_path):
             n = num_terms(min(before.shape), 0.4)
             torch.testing.assert_close(magnitudes[:n], torch.linalg.svdvals(before)[:n], rtol=1e-4, atol=1e-5)
             assert magnitudes[n:].max() < 1e-5
+    for strategy in ("dense", "full"):
+        whole = weights("start=low_rank", f"strategy={strategy}")
+        assert all(torch.equal(whole[name], before) for name, before in built.items())
 
 
 def test_keep_ratios_are_dealt_out_in_their_shares():
