@@ -78,7 +78,7 @@ class Config(Section):
     network: NetworkConfig = Field(default_factory=NetworkConfig)
     local: LocalConfig = Field(default_factory=LocalConfig)
     start: Literal["as_built", "low_rank"] = "as_built"
-    """The first model: `as_built`, or `low_rank`, its sharded layers cut to the terms that the strongest client affords."""
+    """The first model: `as_built`, or `low_rank`: sharded layers have the terms that the strongest client affords."""
     server_lr: float = Field(1.0, gt=0)
     """η_g, the server's step towards the aggregate."""
     server_optimizer: str = "plain"
