@@ -175,13 +175,14 @@ def learning_rates() -> Iterator[str]:
 
 
 def beyond() -> Iterator[str]:
-    """Yield the README's columns of the table of benchmarks/beyond.py."""
+    """Yield the README's columns of the table of benchmarks/beyond.py, of methods with two seeds at least."""
     shown = ("method", "rounds", "GB", "seeds", "end", "end, less collective's")
     lines = (ROOT / "results" / "beyond" / "summary.md").read_text(encoding="utf-8").splitlines()
     head, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|"))
     yield from table("CIFAR-10, r = 0.1", *shown[1:4], "accuracy, %", "less `collective`'s, of the same seeds")
-    for row in rows:
-        yield f"| {' | '.join(dict(zip(head, row, strict=True))[name] for name in shown)} |"
+    for row in (dict(zip(head, row, strict=True)) for row in rows):
+        if "," in row["seeds"]:
+            yield f"| {' | '.join(row[name] for name in shown)} |"
 
 
 def screened() -> Iterator[str]:
