@@ -122,7 +122,7 @@ PAIRS = (
     ("collective, look_ahead", "dense, equal bytes, look_ahead"),
     ("collective, look_ahead", "narrow, equal bytes, look_ahead"),
     ("width, nested, look_ahead", "width, nested"),
-    ("collective, low_rank, look_ahead", "width, nested, look_ahead"),
+    ("collective, low_rank, scaled, look_ahead", "width, nested, look_ahead"),
 )
 
 
