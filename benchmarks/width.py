@@ -7,9 +7,9 @@
 - `strongest`: the same, without the clients that cannot hold all of it.
 
 Each entry of the server's model becomes the mean of those who hold it, weighted by their samples; what nobody holds
-stays. The width is the largest whose model has the bytes of a shard of the client's keep ratio, within 1 %; data,
-cohorts, batches and step sizes are those of the run beside it. A window holds whole groups of GroupNorm, so that a
-channel is normalized with the same others as on the server.
+stays. The width is the largest whose model has no more bytes than a shard of the client's keep ratio; data, cohorts,
+batches and step sizes are those of the run beside it. A window holds whole groups of GroupNorm, so that a channel is
+normalized with the same others as on the server.
 
     python benchmarks/width.py CONFIG WHERE [--windows rolling | nested | strongest] [KEY=VALUE …]
 
@@ -44,12 +44,12 @@ WINDOWS = ("rolling", "nested", "strongest")
 
 
 def narrow(config: Config, dataset: Dataset, most: int) -> nn.Module:
-    """Return the widest ResNet with groups of the same size that has no more than so many bytes, or 1 % more."""
+    """Return the widest ResNet with groups of the same size that has no more than so many bytes."""
     options = config.model.options
     of_a_group = options["width"] // options["groups"]
     for groups in range(options["groups"], 0, -1):
         small = with_options(config, dataset, {"groups": groups, "width": groups * of_a_group})
-        if nbytes(small.state_dict()) <= 1.01 * most:
+        if nbytes(small.state_dict()) <= most:
             return small
     raise SystemExit(f"error: no model of this width is as small as a shard of {most} bytes")
 

@@ -19,7 +19,7 @@ until the share is one.
 """
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -32,13 +32,29 @@ DecayOf = Literal["bounded", "effective", "factors"]
 FLOOR = 0.1  # of a shard's mean ωᵢ²λᵢ: terms far below take shorter steps than scaling asks for
 
 
+class Factored(Protocol):
+    """What has terms: a layer, or those of several clients at once, on a client axis before all others."""
+
+    @property
+    def multipliers(self) -> Tensor:
+        """ω, shape (..., n)."""
+
+    @property
+    def u(self) -> Tensor:
+        """u', shape (..., out, n)."""
+
+    @property
+    def v(self) -> Tensor:
+        """v', shape (..., in, n)."""
+
+
 def factorized_layers(model: nn.Module) -> list[FactorizedLayer]:
     """Return the factorized layers of a model, in order of registration."""
     return [module for module in model.modules() if isinstance(module, FactorizedLayer)]
 
 
-def clip_factors(layers: Iterable[FactorizedLayer], clip: float) -> list[Tensor]:
-    """Return min(1, τ/ω) for each layer, shape (n,); they hold for as long as the multipliers do, one whole round.
+def clip_factors(layers: Iterable[Factored], clip: float) -> list[Tensor]:
+    """Return min(1, τ/ω) for each layer, shape (..., n); they hold for as long as the multipliers do, one whole round.
 
     Raises:
         UserError: the clip τ is below 1.
@@ -49,16 +65,12 @@ def clip_factors(layers: Iterable[FactorizedLayer], clip: float) -> list[Tensor]
 
 
 @torch.no_grad()
-def scale_factors(multipliers: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    """Return 1/(ωᵢ²λᵢ + a tenth of its mean over the terms), shape (..., n).
+def scale_factors(layers: Iterable[Factored]) -> list[Tensor]:
+    """Return 1/(ωᵢ²λᵢ + a tenth of its mean over the terms) for each layer, shape (..., n), to hold for a round.
 
-    Args:
-        multipliers: ω, shape (..., n).
-        u: u', shape (..., out, n).
-        v: v', shape (..., in, n).
+    λᵢ = ‖u'ᵢ‖‖v'ᵢ‖. With ω = 1 and no floor it is ScaledGD's preconditioner of orthogonal terms (Tong, Ma & Chi 2021).
     """
-    sizes = (whole(u.square().sum(-2)) * whole(v.square().sum(-2))).sqrt() * multipliers.square()
-    return 1 / (sizes + FLOOR * sizes.mean(-1, keepdim=True)).clamp(min=torch.finfo(sizes.dtype).tiny)
+    return [_scale_factor(layer.multipliers, layer.u, layer.v) for layer in layers]
 
 
 @torch.no_grad()
@@ -105,6 +117,11 @@ def decay_multipliers(of: DecayOf, multipliers: Tensor, u: Tensor, v: Tensor, st
         return torch.ones_like(multipliers)
     size = torch.maximum(whole(u.square().sum(-2)), whole(v.square().sum(-2)))
     return torch.minimum(multipliers, (2 * step * size).rsqrt())
+
+
+def _scale_factor(multipliers: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    sizes = (whole(u.square().sum(-2)) * whole(v.square().sum(-2))).sqrt() * multipliers.square()
+    return 1 / (sizes + FLOOR * sizes.mean(-1, keepdim=True)).clamp(min=torch.finfo(sizes.dtype).tiny)
 
 
 def _square_norm(layer: FactorizedLayer, multipliers: Tensor) -> Tensor:
@@ -180,4 +197,4 @@ class ScaledSGD(LocalSGD):
     """
 
     def _find_factors(self, clip: float | None) -> list[Tensor]:
-        return [scale_factors(layer.multipliers, layer.u, layer.v) for layer in self._layers]
+        return scale_factors(self._layers)

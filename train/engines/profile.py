@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sharding import Shard
-from sharding.optim import decay_multipliers, scale_factors
+from sharding.optim import clip_factors, decay_multipliers, scale_factors
 from train.dropout import key_dropout, sample_seeds
 from train.engines.base import Job
 from train.engines.folding import FoldedFactorizedConv2d, FoldedFactorizedLinear, fold
@@ -104,7 +104,7 @@ class Profile:
         local = self.job.local
         strength = local.frobenius_decay
         for layer, factor in zip(self.layers, factors, strict=True) if strength else ():
-            step = lr * strength * factor[:, 0]
+            step = lr * strength * factor
             omega = decay_multipliers(local.frobenius_decay_of, layer.multipliers, layer.u, layer.v, step)[:, None]
             scaled = layer.u * omega
             assert layer.u.grad is not None
@@ -113,18 +113,17 @@ class Profile:
             layer.v.grad.baddbmm_(layer.v, torch.bmm(scaled.mT, scaled), alpha=2 * strength)
 
     def _factors(self) -> list[Tensor]:
-        """Return what each layer's gradients are multiplied by, each client's own, (G, 1, n)."""
+        """Return what each layer's gradients are multiplied by, each client's own, (G, n)."""
         if self.job.local.optimizer == "scaled_sgd":
-            return [scale_factors(layer.multipliers, layer.u, layer.v)[:, None] for layer in self.layers]
-        clip = inf if self.job.clip is None else self.job.clip
-        return [(clip / layer.multipliers[:, None]).clamp(max=1.0) for layer in self.layers]
+            return scale_factors(self.layers)
+        return clip_factors(self.layers, inf if self.job.clip is None else self.job.clip)
 
     def _multiply(self, factors: Sequence[Tensor]) -> None:
         """Multiply the gradients of u'ᵢ and v'ᵢ."""
         for layer, factor in zip(self.layers, factors, strict=True):
             for parameter in (layer.u, layer.v):
                 assert parameter.grad is not None
-                parameter.grad.mul_(factor)
+                parameter.grad.mul_(factor[:, None])
 
 
 class Batches:
