@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from train.config import load_config
@@ -36,8 +37,9 @@ def test_entries_are_averaged_over_their_holders_and_the_others_stay():
     assert averages.state()["w"].tolist() == [10.0, 35.0, 50.0, 4.0]
 
 
-def test_the_widest_window_is_fedavg():
-    config = load_config("configs/quickstart.yaml", [*TINY, "keep_ratio=1", "strategy=dense"])
+@pytest.mark.parametrize("server", [[], ["server_optimizer=look_ahead", "server_momentum=0.8", "server_lr=0.4"]])
+def test_the_widest_window_is_fedavg(server):
+    config = load_config("configs/quickstart.yaml", [*TINY, "keep_ratio=1", "strategy=dense", *server])
     plain = assemble(config)
     run_rounds(plain, 0, lambda t, metrics: False)
     for kind in width.WINDOWS:
