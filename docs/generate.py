@@ -233,9 +233,12 @@ def _section(section: type[Section], prefix: str) -> Iterator[str]:
         if isinstance(info.annotation, type) and issubclass(info.annotation, Section)
     }
     yield from ("| key | default | meaning |", "|---|---|---|")
+    defaults: dict[str, Any] = {}  # some follow from those before them
     for name, info in section.model_fields.items():
         if name not in inner:
-            default = "–" if info.is_required() else f"`{json.dumps(info.get_default(call_default_factory=True))}`"
+            if not info.is_required():
+                defaults[name] = info.get_default(call_default_factory=True, validated_data=defaults)
+            default = f"`{json.dumps(defaults[name])}`" if name in defaults else "–"
             yield f"| `{prefix}{name}` | {default} | {' '.join(str(info.description).split())} |"
     for name, its in inner.items():
         yield from ("", f"## `{name}`", "", " ".join((its.__doc__ or "").split()), "")

@@ -39,8 +39,16 @@ PATHS = ("output", "data.root", "network.profiles")  # given as they are on the 
 OF_THE_WHOLE = ("name", "rounds", "output", "clients", "network", "tasks", "evaluate_every", "alignment", "tracking")
 
 
+# What was done by runs whose files do not tell, since they are older than these keys: the published algorithm.
+AS_PUBLISHED: Mapping[str, Any] = {"start": "as_built", "server_optimizer": "plain", "local": {"optimizer": "sgd"}}
+
+
+def _looks_ahead(its: Mapping[str, Any]) -> bool:
+    return its.get("server_optimizer") == "look_ahead"
+
+
 class Config(Section):
-    """One training run."""
+    """One training run. `start` and the two optimizers are ours unless told otherwise: docs/results/beyond.md."""
 
     name: FileName
     """Of the run."""
@@ -77,14 +85,14 @@ class Config(Section):
     clients: ClientsConfig
     network: NetworkConfig = Field(default_factory=NetworkConfig)
     local: LocalConfig = Field(default_factory=LocalConfig)
-    start: Literal["as_built", "low_rank"] = "as_built"
-    """The first model: `as_built`, or `low_rank`: sharded layers have the terms that the strongest client affords."""
-    server_lr: float = Field(1.0, gt=0)
-    """η_g, the server's step towards the aggregate."""
-    server_optimizer: str = "plain"
-    """What takes that step: `plain`, `momentum`, `look_ahead` or `adam`."""
-    server_momentum: float = Field(0.9, gt=0, lt=1)
-    """β of the server's optimizer, where it has one."""
+    start: Literal["low_rank", "as_built"] = "low_rank"
+    """The first model: `low_rank`, whose sharded layers have the terms that the strongest client affords; `as_built`."""
+    server_optimizer: str = "look_ahead"
+    """What steps towards the aggregate: `plain`, `momentum`, `look_ahead` or `adam`."""
+    server_momentum: float = Field(default_factory=lambda its: 0.8 if _looks_ahead(its) else 0.9, gt=0, lt=1)
+    """β of the server's optimizer, where it has one: 0.8 of `look_ahead`, else 0.9."""
+    server_lr: float = Field(default_factory=lambda its: 0.4 if _looks_ahead(its) else 1.0, gt=0)
+    """η_g, the server's step towards the aggregate: 0.4 of `look_ahead`, else 1."""
     aggregation: AggregationConfig = Field(default_factory=AggregationConfig)
     tasks: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Models to train at once, by name, each with the keys in which it differs from this configuration."""
@@ -122,7 +130,7 @@ class Config(Section):
 
     def task_configs(self) -> dict[str, "Config"]:
         """Return the configuration of each task: this one with the task's own keys."""
-        shared = self.model_dump(exclude={"tasks"})
+        shared = self.model_dump(exclude={"tasks"}, exclude_unset=True)
         shared["clients"] = {"count": self.clients.count, "per_round": self.clients.per_round}
         return {name: check_config(_merged(shared, own)) for name, own in self.tasks.items()}
 
@@ -156,6 +164,8 @@ class Config(Section):
         pick(OPTIMIZERS, self.local.optimizer, "optimizer")
         pick(SCHEDULES, self.local.schedule, "schedule")
         pick(SERVER_OPTIMIZERS, self.server_optimizer, "server optimizer")
+        if self.local.optimizer == "scaled_sgd" and self.clip != type(self).model_fields["clip"].default:
+            raise UserError(f"clip={self.clip} does nothing where local.optimizer=scaled_sgd; use local.optimizer=sgd")
         clients = self.clients
         sampler = pick(SAMPLERS, clients.sampler, "sampler")
         sampler(clients.count, clients.per_round, self.seed, **clients.options)
@@ -201,6 +211,11 @@ def check_config(values: dict[str, Any]) -> Config:
         return Config.model_validate(values)
     except ValidationError as error:
         raise UserError("; ".join(map(_explain, error.errors()))) from error
+
+
+def check_older(values: dict[str, Any]) -> Config:
+    """Return the configuration that a run's directory holds; keys that did not exist then say what was done then."""
+    return check_config(_merged(dict(AS_PUBLISHED), values))
 
 
 def _merged(shared: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import yaml
 
 from sharding.errors import UserError, shown
 from train.checkpoint import BEST_FILE, MODEL_FILE, PREVIOUS_FILE
-from train.config import Config, check_config, flatten, is_named
+from train.config import Config, check_older, flatten, is_named
 from train.failures import writing
 from train.files import UNFINISHED
 from train.parts import SCHEDULES
@@ -176,8 +176,7 @@ def _check_same(config: Config) -> None:
         raise UserError(f"cannot read {path}, so what was run there cannot be told: {why}") from error
     if not isinstance(held, dict):
         raise UserError(f"{path} holds no configuration, so what was run there cannot be told")
-    # Checked as a config, so that keys that did not exist then count with their defaults.
-    checked = check_config(held)
+    checked = check_older(held)
     before, wanted = flatten(plain(checked)), flatten(plain(config))
     differing = [key for key in {**before, **wanted} if before.get(key) != wanted.get(key)]
     for key in differing:

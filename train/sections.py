@@ -165,8 +165,10 @@ class LocalConfig(Section):
     """Steps that every client takes in place of epochs, each on a batch of its samples drawn with replacement."""
     batch_size: int = Field(32, ge=1)
     """Samples a step."""
-    lr: float = Field(0.1, gt=0)
-    """Learning rate of round 0; `schedule` says how it goes on."""
+    optimizer: str = "scaled_sgd"
+    """`scaled_sgd` (steps of a layer, not of its terms; the strategies do not clip), `sgd`, or your own."""
+    lr: float = Field(default_factory=lambda its: 0.05 if its.get("optimizer") == "scaled_sgd" else 0.1, gt=0)
+    """Learning rate of round 0, 0.05 of `scaled_sgd`, else 0.1; `schedule` says how it goes on."""
     momentum: float = Field(0.9, ge=0, lt=1)
     """Of SGD, fresh in each round."""
     frobenius_decay: float = Field(1e-4, ge=0)
@@ -175,8 +177,6 @@ class LocalConfig(Section):
     """`effective`: UΩVᵀ, as published; `bounded`: likewise, but lowered where it would diverge; `factors`: UVᵀ."""
     loss: str = "cross_entropy"
     """What the clients lower: `cross_entropy`, or one of your own; tests always tell the cross-entropy."""
-    optimizer: str = "sgd"
-    """`sgd`, `scaled_sgd` (steps of a layer, not of its terms; the strategies' `clip` does nothing), or your own."""
     optimizer_options: dict[str, Any] = {}
     """Options of an optimizer of your own."""
     schedule: str = "cosine"

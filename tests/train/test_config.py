@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from sharding import UserError
-from train.config import load_config
+from train.config import AS_PUBLISHED, check_older, load_config
+from train.yaml_text import read_yaml
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 QUICKSTART = CONFIGS / "quickstart.yaml"
@@ -44,7 +45,50 @@ def test_the_cifar_config_is_what_the_readme_says():
     )
 
 
+RATES = {  # (server_lr, server_momentum, local.lr) that follow from what steps
+    (): (0.4, 0.8, 0.05),
+    ("server_optimizer=plain",): (1.0, 0.9, 0.05),
+    ("local.optimizer=sgd",): (0.4, 0.8, 0.1),
+    ("server_optimizer=momentum", "server_lr=0.3", "local.optimizer=sgd", "local.lr=0.2"): (0.3, 0.9, 0.2),
+    ("server_momentum=0.5", "local.lr=0.03"): (0.4, 0.5, 0.03),
+}
+
+
+@pytest.mark.parametrize(("overrides", "rates"), RATES.items(), ids=str)
+def test_rates_that_are_not_told_follow_from_the_optimizers(overrides, rates):
+    config = load_config(QUICKSTART, overrides)
+    assert (config.server_lr, config.server_momentum, config.local.lr) == rates
+
+
+def test_a_task_with_another_optimizer_has_the_rates_of_that():
+    tasks = "tasks={one: {}, two: {server_optimizer: plain, local: {optimizer: sgd}}, three: {local: {lr: 0.3}}}"
+    words = ["clients.sampler=mmfl", "clients.signal=loss", "clients.budget=2", tasks]
+    its = load_config(QUICKSTART, words).task_configs()
+    assert [(task.server_lr, task.local.lr) for task in its.values()] == [(0.4, 0.05), (1.0, 0.1), (0.4, 0.3)]
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_what_is_published_trains_by_the_published_algorithm(path):
+    config = load_config(path)
+    ours = path.stem in ("quickstart", "cifar10_small")
+    told = (config.start, config.server_optimizer, config.local.optimizer)
+    assert ours == (told == ("low_rank", "look_ahead", "scaled_sgd"))
+    if not ours:
+        published = (AS_PUBLISHED["start"], AS_PUBLISHED["server_optimizer"], AS_PUBLISHED["local"]["optimizer"])
+        assert told[1:] == published[1:]
+        assert config.strategy == "dense" or told == published  # dense has no start of low rank
+
+
+def test_a_run_older_than_an_option_has_not_used_it():
+    held = read_yaml(QUICKSTART)
+    told = check_older(held)
+    assert (told.start, told.server_optimizer, told.local.optimizer) == ("as_built", "plain", "sgd")
+    assert (told.server_lr, told.local.lr, told.local.batch_size) == (1.0, 0.1, held["local"]["batch_size"])
+    assert check_older(held | {"start": "low_rank"}).start == "low_rank"
+
+
 MISTAKES = {
+    "clip=3": r"clip=3.0 does nothing where local.optimizer=scaled_sgd; use local.optimizer=sgd",
     "local.lrr=1": r"unknown config key 'local.lrr' \(did you mean 'local.lr'\?\)",
     "roundz=1": r"unknown config key 'roundz' \(did you mean 'rounds'\?\)",
     "lr=0.1": r"unknown config key 'lr' \(did you mean 'local.lr'\?\); docs/reference/configuration.md lists all keys",

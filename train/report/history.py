@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from sharding.errors import UserError
-from train.config import Config, flatten, is_named
+from train.config import check_older, flatten, is_named
 from train.directory import CONFIG_FILE, METRICS_FILE
 from train.lines import has_ended, rounds_among, split
 from train.naming import HOUSEKEEPING
@@ -284,7 +284,7 @@ def _short(key: str, among: Sequence[str]) -> str:
 
 @cache
 def _defaults() -> dict[str, Any]:
-    """Return what a configuration holds that says no more than it must."""
+    """Return what a run did whose configuration says no more than it must."""
     needed = {"name": "run", "rounds": 1, "model": {"name": "mlp"}, "data": {"name": "digits"}}
     clients = {"count": 1, "per_round": 1}
-    return Config.model_validate(needed | {"clients": clients}).model_dump(mode="json")
+    return check_older(needed | {"clients": clients}).model_dump(mode="json")
