@@ -86,7 +86,7 @@ class Config(Section):
     network: NetworkConfig = Field(default_factory=NetworkConfig)
     local: LocalConfig = Field(default_factory=LocalConfig)
     start: Literal["low_rank", "as_built"] = "low_rank"
-    """The first model: `low_rank`, whose sharded layers have the terms that the strongest client affords; `as_built`."""
+    """The first model: `low_rank`, whose sharded layers have what terms the strongest client affords; `as_built`."""
     server_optimizer: str = "look_ahead"
     """What steps towards the aggregate: `plain`, `momentum`, `look_ahead` or `adam`."""
     server_momentum: float = Field(default_factory=lambda its: 0.8 if _looks_ahead(its) else 0.9, gt=0, lt=1)
