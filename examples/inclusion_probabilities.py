@@ -40,7 +40,8 @@ SHOWN = {
 def trained_magnitudes() -> np.ndarray:
     """Return λ of the layer after 20 rounds of FedAvg, shape (N,)."""
     config = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
-    experiment = assemble(load_config(config, ["strategy=dense", "rounds=20", "evaluate_every=20"]))
+    plain = ["strategy=dense", "local.optimizer=sgd", "server_optimizer=plain"]
+    experiment = assemble(load_config(config, [*plain, "rounds=20", "evaluate_every=20"]))
     run_rounds(experiment, 0, lambda t, metrics: bool(print(f"round {t + 1} of 20", end="\r", flush=True)))
     weight = shardable_layers(experiment.model)[LAYER].weight
     return decompose({LAYER: weight.detach().flatten(1)})[LAYER].magnitudes.numpy()

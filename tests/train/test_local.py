@@ -51,7 +51,7 @@ def train_by_hand(model, data, epochs, batch_size):
 
 def test_local_training_is_clipped_decayed_sgd_with_momentum():
     data, model, expected = make_data(), make_model(), make_model()
-    local = LocalConfig(epochs=2, batch_size=3, lr=LR, momentum=MOMENTUM, frobenius_decay=DECAY)
+    local = LocalConfig(epochs=2, batch_size=3, optimizer="sgd", lr=LR, momentum=MOMENTUM, frobenius_decay=DECAY)
     client = ClientData(data.train.inputs, data.train.targets)
     loss = train_locally(model, client, data, local, LR, CLIP, key=(0, 0, 0))
     assert abs(loss.item() - train_by_hand(expected, data, 2, 3)) < 1e-6
@@ -94,7 +94,7 @@ def test_evaluation_counts_all_batches_and_no_ignored_target():
 
 def test_steps_are_batches_drawn_with_replacement_as_many_for_everybody():
     data = make_data(samples=7)
-    local = LocalConfig(steps=5, batch_size=3)
+    local = LocalConfig(steps=5, batch_size=3, optimizer="sgd")
     client = ClientData(data.train.inputs, data.train.targets)
     assert num_steps(client, local) == num_steps(ClientData(client.inputs[:2], client.targets[:2]), local) == 5
     drawn = draw_passes(client, data, local, (0, 0, 0))

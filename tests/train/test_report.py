@@ -110,7 +110,7 @@ def test_the_page_says_all_there_is_to_say(written):
     text = page.read_text(encoding="utf-8")
     for caption in ("Test accuracy against simulated seconds", "π of the terms of", "ω of the terms of", "by phase"):
         assert caption in text, caption
-    for key in ("data.partition", "dirichlet", "server_lr", "torch", "commit", "collective, server_lr=1.0"):
+    for key in ("data.partition", "dirichlet", "server_lr", "torch", "commit", "collective, server_lr=0.4"):
         assert key in text, key
     assert "http" not in re.sub(r"data:image[^\"]*", "", text), "the page must not need the network"
 
@@ -362,14 +362,16 @@ def test_where_things_are_makes_no_other_experiment(runs):
 def test_seeds_stand_together_and_what_differs_is_named(runs):
     held, _ = find_runs([runs])
     assert [(arm.label, len(arm.runs)) for arm in group(held)] == [
-        ("collective, server_lr=1.0", 2),
+        ("collective, server_lr=0.4", 2),
         ("dense, server_lr=0.5", 1),
     ]
-    old = replace(held[0], config={key: value for key, value in held[0].config.items() if key != "server_lr"})
+    old = replace(held[0], config={key: value for key, value in held[0].config.items() if key != "wire"})
     assert len(group([held[0], old])) == 1, "a key that did not exist then counts with its default"
+    old = replace(held[0], config={key: value for key, value in held[0].config.items() if key != "start"})
+    assert [arm.label for arm in group([held[0], old])] == ["collective, start=low_rank", "collective, start=as_built"]
     other = replace(held[0], config=held[0].config | {"local": held[0].config["local"] | {"lr": 0.7}})
     first, second = group([held[0], other])
-    assert (first.label, second.label) == ("collective, lr=0.1", "collective, lr=0.7")
+    assert (first.label, second.label) == ("collective, lr=0.05", "collective, lr=0.7")
     assert first.style.color == second.style.color
     assert first.style.dash != second.style.dash
 

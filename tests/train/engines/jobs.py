@@ -46,7 +46,7 @@ def make_job(kind: str = "resnet", clip: float | None = 2.0, seed: int = 0, mode
         model,
         clients,
         dataset,
-        LocalConfig(**{"epochs": 2, "batch_size": 4, "frobenius_decay": 1e-3} | local),
+        LocalConfig(**{"epochs": 2, "batch_size": 4, "optimizer": "sgd", "frobenius_decay": 1e-3} | local),
         clip,
         seed,
     )
