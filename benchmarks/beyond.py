@@ -102,6 +102,7 @@ METHODS: dict[str, Sequence[str]] = {
     "collective, low_rank, look_ahead": ["strategy=collective", "start=low_rank", *LOOK_AHEAD],
     "collective, low_rank, scaled": ["strategy=collective", "start=low_rank", *SCALED],
     "collective, low_rank, scaled, look_ahead": ["strategy=collective", "start=low_rank", *SCALED, *LOOK_AHEAD],
+    "top_n, low_rank, scaled, look_ahead": ["strategy=top_n", "start=low_rank", *SCALED, *LOOK_AHEAD],
     "collective, double steps": ["strategy=collective", "server_lr=2"],  # as far as look_ahead goes in the long run
     "collective, int8": ["strategy=collective", "wire=int8"],
 }
@@ -120,6 +121,7 @@ PAIRS = (
     ("narrow, equal bytes", "collective, look_ahead"),
     ("collective, low_rank, look_ahead", "collective, look_ahead"),
     ("collective, low_rank, scaled, look_ahead", "collective, low_rank, look_ahead"),
+    ("collective, low_rank, scaled, look_ahead", "top_n, low_rank, scaled, look_ahead"),
     ("collective, low_rank, scaled, look_ahead", "narrow, equal bytes"),
     ("collective, low_rank, scaled, look_ahead", "narrow, equal bytes, look_ahead"),
     ("collective, look_ahead", "dense, equal bytes, look_ahead"),

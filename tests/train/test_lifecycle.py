@@ -29,6 +29,7 @@ from train.interrupts import Stopped
 from train.provenance import PROVENANCE_FILE
 from train.records import CLIENTS_FILE
 from train.run import is_finished, is_measured, run
+from train.yaml_text import read_yaml
 
 OPTIONS = ["rounds=4", "checkpoint_every=1", "engine=stacked", "clients.sampler=ocs", "clients.budget=1.5"]
 
@@ -374,6 +375,18 @@ def test_a_config_that_cannot_be_read_is_one_line(content, tmp_path, whole):
     with pytest.raises(UserError, match="so what was run there cannot be told") as refused:
         run(config, ignore, resume=True)
     assert "\n" not in str(refused.value)
+
+
+def test_a_run_older_than_an_option_is_resumed_as_what_it_was(tmp_path):
+    published = ["start=as_built", "local.optimizer=sgd", "server_optimizer=plain"]
+    config = tiny(tmp_path / "run", *OPTIONS, *published)
+    run(config, ignore)
+    told = read_yaml(config.directory / CONFIG_FILE)
+    del told["start"], told["server_optimizer"], told["local"]["optimizer"]
+    (config.directory / CONFIG_FILE).write_text(json.dumps(told), encoding="utf-8")
+    run(config, ignore, resume=True)
+    with pytest.raises(UserError, match=r"holds a run with local\.optimizer='sgd', not 'scaled_sgd'"):
+        run(tiny(tmp_path / "run", *OPTIONS), ignore, resume=True)
 
 
 def test_a_refused_value_leaves_nothing_behind(tmp_path):
