@@ -29,7 +29,9 @@ from sharding.layers import FactorizedLayer
 from sharding.wrappers import is_distributed, spread_like, whole
 
 DecayOf = Literal["bounded", "effective", "factors"]
-FLOOR = 0.1  # of a shard's mean ωᵢ²λᵢ: terms far below take shorter steps than scaling asks for
+# Terms far below a shard's mean ωᵢ²λᵢ take shorter steps than scaling asks for, and so do all that are next to nothing:
+# beside ωᵢ²λᵢ ≪ η‖G‖ the product of the two vectors' steps is no longer small.
+FLOOR, LEAST_FLOOR = 0.1, 0.01
 
 
 class Factored(Protocol):
@@ -66,9 +68,10 @@ def clip_factors(layers: Iterable[Factored], clip: float) -> list[Tensor]:
 
 @torch.no_grad()
 def scale_factors(layers: Iterable[Factored]) -> list[Tensor]:
-    """Return 1/(ωᵢ²λᵢ + a tenth of its mean over the terms) for each layer, shape (..., n), to hold for a round.
+    """Return 1/(ωᵢ²λᵢ + s) for each layer, shape (..., n), to hold for a round.
 
-    λᵢ = ‖u'ᵢ‖‖v'ᵢ‖. With ω = 1 and no floor it is ScaledGD's preconditioner of orthogonal terms (Tong, Ma & Chi 2021).
+    λᵢ = ‖u'ᵢ‖‖v'ᵢ‖, and s is a tenth of the mean of ωᵢ²λᵢ over the terms, 0.01 at least. With
+    ω = 1 and no floor it is ScaledGD's preconditioner of orthogonal terms (Tong, Ma & Chi 2021).
     """
     return [_scale_factor(layer.multipliers, layer.u, layer.v) for layer in layers]
 
@@ -121,7 +124,7 @@ def decay_multipliers(of: DecayOf, multipliers: Tensor, u: Tensor, v: Tensor, st
 
 def _scale_factor(multipliers: Tensor, u: Tensor, v: Tensor) -> Tensor:
     sizes = (whole(u.square().sum(-2)) * whole(v.square().sum(-2))).sqrt() * multipliers.square()
-    return 1 / (sizes + FLOOR * sizes.mean(-1, keepdim=True)).clamp(min=torch.finfo(sizes.dtype).tiny)
+    return 1 / (sizes + (FLOOR * sizes.mean(-1, keepdim=True)).clamp(min=LEAST_FLOOR))
 
 
 def _square_norm(layer: FactorizedLayer, multipliers: Tensor) -> Tensor:

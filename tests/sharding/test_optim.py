@@ -118,6 +118,18 @@ def test_terms_of_no_size_do_not_spoil_a_scaled_step():
     assert all(parameter.isfinite().all() for parameter in layer.parameters())
 
 
+def test_a_shard_of_next_to_nothing_takes_no_step_out_of_sight():
+    layer = FactorizedLinear(4, 3, 2).double()
+    with torch.no_grad():
+        layer.u.mul_(1e-6)
+        layer.v.mul_(1e-6)
+        layer.multipliers.fill_(5.0)
+    optimizer = ScaledSGD(layer, 0.05, frobenius_decay=0.0)
+    for _ in range(20):
+        optimizer.step(layer(torch.ones(2, 4, dtype=torch.float64)).sum().square())
+    assert layer.matrix().detach().norm() < 1
+
+
 def test_an_infinite_clip_changes_nothing():
     assert all(factor.eq(1).all() for factor in clip_factors(layers(), float("inf")))
 

@@ -461,6 +461,7 @@ def test_what_may_look_odd_and_is_right(capsys):
     Path("p.csv").write_bytes(f"compute,communicate\n1,1\n{ROWS}".encode("utf-8-sig"))
     odd = [
         "clip=.inf",
+        "local.optimizer=sgd",
         "name=grün",
         "output=2024",
         "network.bandwidth=1",
