@@ -164,7 +164,7 @@ class Config(Section):
         pick(OPTIMIZERS, self.local.optimizer, "optimizer")
         pick(SCHEDULES, self.local.schedule, "schedule")
         pick(SERVER_OPTIMIZERS, self.server_optimizer, "server optimizer")
-        if self.local.optimizer == "scaled_sgd" and self.clip != type(self).model_fields["clip"].default:
+        if self.local.scales and self.clip != type(self).model_fields["clip"].default:
             raise UserError(f"clip={self.clip} does nothing where local.optimizer=scaled_sgd; use local.optimizer=sgd")
         clients = self.clients
         sampler = pick(SAMPLERS, clients.sampler, "sampler")

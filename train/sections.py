@@ -184,6 +184,11 @@ class LocalConfig(Section):
     precision: Literal["float32", "bfloat16"] = "float32"
     """`bfloat16`: matrix products of the forward pass in it; all else stays float32."""
 
+    @property
+    def scales(self) -> bool:
+        """Whether the steps of a layer's terms are scaled, and so not clipped."""
+        return self.optimizer == "scaled_sgd"
+
 
 class AggregationConfig(Section):
     """Guards against updates that are sound and yet wrong; with either, all updates of a round are kept in memory."""

@@ -71,14 +71,14 @@ class Profile:
         """
         job, batches = self.job, Batches(clients, keys, self.job)
         optimizer = torch.optim.SGD(self.parameters, lr, momentum=job.local.momentum, fused=True)
-        scaled, factors = job.local.optimizer == "scaled_sgd", self._factors()
+        factors = self._factors()
         totals = torch.zeros(self.num_clients, device=batches.targets.device)
         for step, active in enumerate(batches.active):
             losses = self._losses(batches, step)
             optimizer.zero_grad()
             losses.sum().backward()
             self._decay(lr, factors)
-            if scaled or job.clip is not None:
+            if job.local.scales or job.clip is not None:
                 self._multiply(factors)
             if active < self.num_clients:
                 _stand_still(optimizer, active)
@@ -114,7 +114,7 @@ class Profile:
 
     def _factors(self) -> list[Tensor]:
         """Return what each layer's gradients are multiplied by, each client's own, (G, n)."""
-        if self.job.local.optimizer == "scaled_sgd":
+        if self.job.local.scales:
             return scale_factors(self.layers)
         return clip_factors(self.layers, inf if self.job.clip is None else self.job.clip)
 
