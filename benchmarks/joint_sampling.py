@@ -31,7 +31,7 @@ def main(into: Path, overrides: list[str], quick: bool) -> None:
         f"{results[0].rounds} rounds, mean ± sd of {len(results[0].runs)} seeds.",
     ]
     sections = {"Uploads that weigh as much as three average shards": (study, results)}
-    write(into, "joint_sampling", overrides, head, sections, "Accuracy against rounds and bits")
+    write(into, "joint_sampling", overrides, head, sections, "Accuracy and loss against rounds and bits")
 
 
 if __name__ == "__main__":

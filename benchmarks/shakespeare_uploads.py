@@ -43,7 +43,9 @@ def main(into: Path, overrides: list[str], quick: bool) -> None:
         f"715 clients with 5 % of their text each, {results[0].rounds} rounds, mean ± sd over seeds. Published,",
         "without numbers: OCS is near full participation with 2 of 32 and equal to it with 6 of 32 and 12 of 128.",
     ]
-    write(into, "shakespeare_uploads", overrides, head, sections, "32 invited: accuracy against rounds and bits")
+    write(
+        into, "shakespeare_uploads", overrides, head, sections, "32 invited: accuracy and loss against rounds and bits"
+    )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import cycle
+from itertools import accumulate, cycle
 from math import isnan, nan
 from pathlib import Path
 from statistics import fmean
@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `train` runs from a checkout
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from train.compare import compare, default_jobs
 from train.config import Config, load_config
 from train.failures import RunError
-from train.plots import DASHES, Point, add_legend, draw_band, draw_targets, styles_of
+from train.plots import DASHES, Point, add_legend, draw_band, draw_targets, lay_out_log, styles_of
 from train.report import History
 from train.report.targets import mean_and_spread
 from train.run import is_measured
@@ -236,12 +237,29 @@ def write_summary(into: Path, script: str, overrides: Sequence[str], lines: Sequ
     print(text)
 
 
+def accuracies(its: Curve) -> list[float]:
+    """Return the test accuracy of every evaluation, in %."""
+    return [100 * at.test_accuracy for at in its]
+
+
+def lowest_losses(its: Curve) -> list[float]:
+    """Return the lowest training loss, the clients' own, up to every evaluation; NaN before there is one."""
+    return [float(lowest) for lowest in accumulate((at.train_loss for at in its), np.fmin)]
+
+
+ROWS: Mapping[str, Callable[[Curve], list[float]]] = {
+    "test accuracy (%)": accuracies,
+    "lowest training loss": lowest_losses,
+}
+
+
 def draw(
     groups: Mapping[str, Sequence[Curve]],
     axes_of: Mapping[str, Amount],
     title: str,
     targets: Sequence[float] = (),
     logarithmic: Sequence[str] = (),
+    rows: int = 1,
 ) -> Figure:
     """Return test accuracy against each amount: one look a group, the mean of its runs in a band of one deviation.
 
@@ -251,22 +269,27 @@ def draw(
         title: of the picture.
         targets: test accuracies that are aimed at, in 0…1.
         logarithmic: amounts with such an axis.
+        rows: 2 for the lowest training loss so far, on a logarithmic axis, below the accuracy.
     """
     # Curves may coincide, so that each has dashes of its own as well as a color.
     dashes = cycle(DASHES)
     styles = {name: replace(style, dash=next(dashes)) for name, style in styles_of(groups).items()}
-    figure = Figure(figsize=(5 * len(axes_of), 4), layout="constrained")
+    figure = Figure(figsize=(5 * len(axes_of), 1 + 3 * rows), layout="constrained")
     figure.suptitle(title, x=0.01, ha="left")
-    panels = figure.subplots(1, len(axes_of), squeeze=False)[0]
-    for axes, (label, amount) in zip(panels, axes_of.items(), strict=True):
-        for name, runs in groups.items():
-            draw_band(axes, [_points(its, amount) for its in runs], styles[name], name)
-        draw_targets(axes, [100 * target for target in targets])
-        axes.set(xlabel=label, ylabel="test accuracy (%)", xscale="log" if label in logarithmic else "linear")
-        axes.grid(alpha=0.3)
-    add_legend(figure, panels[0])
+    panels = figure.subplots(rows, len(axes_of), squeeze=False)
+    for row, (score, scores) in zip(panels, ROWS.items(), strict=False):
+        for axes, (label, amount) in zip(row, axes_of.items(), strict=True):
+            for name, runs in groups.items():
+                draw_band(axes, [_points(its, amount, scores) for its in runs], styles[name], name)
+            axes.set(xlabel=label, ylabel=score, xscale="log" if label in logarithmic else "linear")
+            axes.grid(alpha=0.3)
+            if scores is lowest_losses:
+                lay_out_log(axes, "y")
+            else:
+                draw_targets(axes, [100 * target for target in targets])
+    add_legend(figure, panels[0][0])
     return figure
 
 
-def _points(its: Curve, amount: Amount) -> list[Point]:
-    return [Point(place, amount(at), 100 * at.test_accuracy) for place, at in enumerate(its)]
+def _points(its: Curve, amount: Amount, scores: Callable[[Curve], list[float]]) -> list[Point]:
+    return [Point(place, amount(at), score) for place, (at, score) in enumerate(zip(its, scores(its), strict=True))]

@@ -53,7 +53,7 @@ def tell(into: Path, overrides: list[str], sections: dict[str, tuple[Study, list
         "Published for the first law: 85 % after 6,400 Mbit with OCS at m = 3, an eighth of full participation's;",
         "uniform draws need as many.",
     ]
-    picture = "10 % large clients: accuracy against rounds and bits"
+    picture = "10 % large clients: accuracy and loss against rounds and bits"
     write(into, "uneven_clients", overrides, head, sections, picture)
 
 

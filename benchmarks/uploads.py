@@ -233,10 +233,10 @@ def _row(study: Study, its: Results, results: Sequence[Results]) -> list[str]:
 
 
 def plot(results: Sequence[Results], title: str, targets: Sequence[float], path: Path) -> None:
-    """Draw test accuracy against rounds and bits, a look an arm."""
+    """Draw test accuracy and training loss against rounds and bits, a look an arm."""
     bits = "megabits sent by clients"
     groups = {its.arm.name: its.runs for its in results}
-    save(draw(groups, {"rounds": one_round, bits: megabits}, title, targets, logarithmic=[bits]), path)
+    save(draw(groups, {"rounds": one_round, bits: megabits}, title, targets, [bits], rows=2), path)
 
 
 def megabits(at: Evaluation) -> float:

@@ -3,6 +3,7 @@
 import shutil
 import sys
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ import joint_sampling
 import shakespeare_uploads
 import uneven_clients
 import uploads
-from studies import Evaluation
+from studies import Evaluation, draw, lowest_losses, one_round
 from uploads import Arm, Results, Study
 
 
@@ -96,6 +97,18 @@ def test_a_row_says_what_the_runs_did():
     none = uploads.table(study, [full, Results(Arm("OCS", 3), 1.0, 3, [course([0.1], 10**5), []])])[-1]
     assert none.endswith("| never | never | – | diverged | – | – |")
     assert {row.count("|") for row in (head, first, second, third, none)} == {head.count("|")}
+
+
+def test_accuracies_are_drawn_above_and_the_lowest_losses_below():
+    seen = [(0.1, nan), (0.3, 2.0), (0.2, 3.0), (0.6, 0.5)]
+    course = [Evaluation(t, 10**6 * t, 0, t, a, 1.0, loss) for t, (a, loss) in enumerate(seen, start=1)]
+    np.testing.assert_equal(lowest_losses(course), [nan, 2.0, 2.0, 0.5])
+    figure = draw({"OCS": [course]}, {"rounds": one_round, "bits": uploads.megabits}, "title", [0.5], ["bits"], rows=2)
+    above, _, below, right = figure.axes[:4]
+    assert [list(axes.lines[0].get_ydata()) for axes in (above, right)] == [[10, 30, 20, 60], [2.0, 2.0, 0.5]]
+    assert list(right.lines[0].get_xdata()) == [16, 24, 32]
+    assert [axes.get_yscale() for axes in (above, below, right)] == ["linear", "log", "log"]
+    assert [axes.get_xscale() for axes in (above, below, right)] == ["linear", "linear", "log"]
 
 
 @pytest.mark.slow
