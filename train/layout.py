@@ -6,12 +6,18 @@ outermost, and every layer on its way would pay for reading the one layout besid
 
 That is so on a CPU. On a GPU torch's group norm hands such images on with channels outermost (pytorch#111824), so that
 every norm would force two changes of layout; there images keep their channels outermost. Not measured here.
+
+And not where a 1×1 convolution with a stride has few input channels: its weights' gradient is then computed beyond the
+memory that oneDNN has for it (oneDNN#6035, with torch 2.15 on AVX2), which ends in a crash, in a loop or in nothing.
 """
 
 import torch
 from torch import Tensor, nn
 
+from sharding import FactorizedConv2d
+
 ENDS = (nn.Flatten, nn.AdaptiveAvgPool2d)
+FEW_CHANNELS = 16  # the widest block of channels in oneDNN's kernels
 
 
 def channels_last(inputs: Tensor) -> Tensor:
@@ -25,7 +31,19 @@ def keep_layout(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if isinstance(module, ENDS):
             module.register_forward_pre_hook(_put_right)
+        elif isinstance(module, nn.Conv2d | FactorizedConv2d) and _is_unsafe(module):
+            module.register_forward_pre_hook(_channels_outermost)
     return model
+
+
+def _is_unsafe(layer: nn.Conv2d | FactorizedConv2d) -> bool:
+    """Tell whether oneDNN writes beyond its memory where this layer's images have their channels innermost."""
+    pointwise, strided = max(layer.kernel_size) == 1, max(layer.stride) > 1
+    return pointwise and strided and layer.in_channels // layer.groups < FEW_CHANNELS
+
+
+def _channels_outermost(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (inputs[0].contiguous(), *inputs[1:])
 
 
 def _put_right(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:

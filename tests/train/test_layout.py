@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from sharding import FactorizedConv2d
 from tests.train.engines.jobs import make_job, make_plan
 from train.engines.sequential import SequentialEngine
 from train.layout import ENDS, channels_last, keep_layout
@@ -69,3 +70,23 @@ def test_the_models_that_clients_are_trained_in_keep_the_layout(strategy):
     ends = [module for module in resident.modules() if isinstance(module, ENDS)]
     assert ends
     assert all(len(module._forward_pre_hooks) == 1 for module in ends)
+
+
+@pytest.mark.parametrize("make", [nn.Conv2d, FactorizedConv2d], ids=["dense", "factorized"])
+@pytest.mark.parametrize("channels", [3, 4, 8, 12, 16])
+def test_a_strided_pointwise_convolution_of_few_channels_has_the_gradient_of_one_of_thinned_images(make, channels):
+    """It would crash, hang, or be wrong with channels innermost (oneDNN#6035)."""
+    torch.manual_seed(0)
+    dense = nn.Conv2d(channels, 8, 1, stride=2, bias=False)
+    layer = dense if make is nn.Conv2d else FactorizedConv2d.from_dense(dense, 3)
+    model = keep_layout(nn.Sequential(layer))
+    images, ways = torch.randn(32, channels, 16, 16), []
+    for _ in range(20):
+        model.zero_grad()
+        model(channels_last(images)).square().sum().backward()
+        ways.append([parameter.grad.clone() for parameter in model.parameters()])
+    weight = (layer.weight if make is nn.Conv2d else layer.u @ layer.v.mT).flatten(1)
+    expected = torch.einsum("oi,bihw->bohw", weight, images[:, :, ::2, ::2]).square().sum()
+    theirs = torch.autograd.grad(expected, list(model.parameters()))
+    for found in ways:
+        torch.testing.assert_close(found, list(theirs), rtol=1e-3, atol=1e-3)
