@@ -23,7 +23,7 @@ def test_cosine_of_updates():
 
 
 def test_fedavg_goes_its_own_way_exactly(tmp_path):
-    lines = aligned(tmp_path / "run", "strategy=dense")
+    lines = aligned(tmp_path / "run", "strategy=dense", "server_optimizer=plain")
     assert [line["alignment"] for line in lines] == pytest.approx([1, 1], abs=1e-12)
 
 

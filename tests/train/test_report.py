@@ -143,7 +143,7 @@ def test_runs_made_long_ago_have_a_page_as_well(tmp_path):
         metrics.write_text("".join(json.dumps(line) + "\n" for line in old))
     page, table = write_page([tmp_path / "old"], tmp_path / "page", "x")
     text = page.read_text(encoding="utf-8")
-    assert text.count("<figure>") == 9  # three of accuracy and loss, three targets, two of draws, time; no lost clients
+    assert text.count("<figure>") == 7  # three of accuracy and loss, a target, two of draws, time; no lost clients
     assert "were made before layers.jsonl was written" in text
     assert len(table.read_text(encoding="utf-8").splitlines()) == 21
 
@@ -413,7 +413,9 @@ def test_targets_that_guessing_reaches_are_left_out(runs):
 
 def test_targets_are_what_was_reached(runs):
     arms = group(find_runs([SEEDS])[0])
-    assert reached_targets(arms) == [85.0, 90.0, 95.0]
+    assert reached_targets(arms) == [95.0]  # every arm's best is between 95 and 100 %
+    far = group(find_runs([Path("results/tables_medium/cells/cifar10_resnet18")])[0])
+    assert reached_targets(far) == [30.0, 45.0, 60.0]
     assert reached_targets([]) == []
 
 
