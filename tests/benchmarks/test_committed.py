@@ -25,6 +25,7 @@ STUDIES = {
     "wireless_logistic": lambda into: wireless_mnist.main(into, 1, [], False, None, 1),
     "wireless_mnist": lambda into: wireless_mnist.main(into, 3, [], False, None, 1),
     "beyond": lambda into: beyond.main([str(into), "--only"]),
+    "beyond_uneven": lambda into: beyond.main([str(into), "--on", "uneven", "--only"]),
     "beyond_shakespeare": lambda into: beyond.main([str(into), "--on", "shakespeare", "--only"]),
 }
 
