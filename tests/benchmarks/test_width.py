@@ -37,7 +37,9 @@ def test_entries_are_averaged_over_their_holders_and_the_others_stay():
     assert averages.state()["w"].tolist() == [10.0, 35.0, 50.0, 4.0]
 
 
-@pytest.mark.parametrize("server", [[], ["server_optimizer=look_ahead", "server_momentum=0.8", "server_lr=0.4"]])
+@pytest.mark.parametrize(
+    "server", [["server_optimizer=plain"], ["server_optimizer=look_ahead", "server_momentum=0.8", "server_lr=0.4"]]
+)
 def test_the_widest_window_is_fedavg(server):
     config = load_config("configs/quickstart.yaml", [*TINY, "keep_ratio=1", "strategy=dense", *server])
     plain = assemble(config)

@@ -230,7 +230,7 @@ def test_what_the_servers_optimizer_remembers_is_resumed(tmp_path, name):
         run(config, pull_the_plug)
     assert without_times(read(run(config, ignore, resume=True))) == without_times(read(whole))
     assert (config.directory / MODEL_FILE).read_bytes() == (whole / MODEL_FILE).read_bytes()
-    plain = run(tiny(tmp_path / "plain", "rounds=4", "server_lr=0.1"), ignore)
+    plain = run(tiny(tmp_path / "plain", "server_optimizer=plain", "rounds=4", "server_lr=0.1"), ignore)
     assert [line["test_loss"] for line in read(plain)] != [line["test_loss"] for line in read(whole)]
 
 
