@@ -82,10 +82,8 @@ EXPERIMENTS = {
     ),
 }
 BASELINE = "collective"
-SCALED = (
-    "local.optimizer=scaled_sgd",
-    "local.lr=0.05",
-)  # the better of two, seed 1000: results/beyond/hundred_rounds.csv
+# The rate is the better of two, seed 1000: results/beyond/hundred_rounds.csv.
+SCALED = ("local.optimizer=scaled_sgd", "local.lr=0.05")
 # β and η_g were tried on the digits of the quickstart, seeds 0 and 1: results/beyond/digits.csv.
 LOOK_AHEAD = ("server_optimizer=look_ahead", "server_momentum=0.8", "server_lr=0.4")
 METHODS: dict[str, Sequence[str]] = {
