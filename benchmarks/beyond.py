@@ -86,6 +86,7 @@ BASELINE = "collective"
 SCALED = ("local.optimizer=scaled_sgd", "local.lr=0.05")
 # β and η_g were tried on the digits of the quickstart, seeds 0 and 1: results/beyond/digits.csv.
 LOOK_AHEAD = ("server_optimizer=look_ahead", "server_momentum=0.8", "server_lr=0.4")
+AVERAGE = ("result=average",)
 METHODS: dict[str, Sequence[str]] = {
     "collective": ["strategy=collective"],
     "top_n": ["strategy=top_n"],
@@ -100,6 +101,11 @@ METHODS: dict[str, Sequence[str]] = {
     "collective, low_rank, look_ahead": ["strategy=collective", "start=low_rank", *LOOK_AHEAD],
     "collective, low_rank, scaled": ["strategy=collective", "start=low_rank", *SCALED],
     "collective, low_rank, scaled, look_ahead": ["strategy=collective", "start=low_rank", *SCALED, *LOOK_AHEAD],
+    "collective, low_rank, scaled, look_ahead, average": [
+        *("strategy=collective", "start=low_rank"),
+        *(*SCALED, *LOOK_AHEAD, *AVERAGE),
+    ],
+    "narrow, equal bytes, look_ahead, average": ["strategy=dense", *LOOK_AHEAD, *AVERAGE],
     "top_n, low_rank, scaled, look_ahead": ["strategy=top_n", "start=low_rank", *SCALED, *LOOK_AHEAD],
     "collective, double steps": ["strategy=collective", "server_lr=2"],  # as far as look_ahead goes in the long run
     "collective, int8": ["strategy=collective", "wire=int8"],
@@ -122,6 +128,9 @@ PAIRS = (
     ("collective, low_rank, scaled, look_ahead", "top_n, low_rank, scaled, look_ahead"),
     ("collective, low_rank, scaled, look_ahead", "narrow, equal bytes"),
     ("collective, low_rank, scaled, look_ahead", "narrow, equal bytes, look_ahead"),
+    ("collective, low_rank, scaled, look_ahead, average", "collective, low_rank, scaled, look_ahead"),
+    ("collective, low_rank, scaled, look_ahead, average", "narrow, equal bytes, look_ahead, average"),
+    ("narrow, equal bytes, look_ahead, average", "narrow, equal bytes, look_ahead"),
     ("collective, look_ahead", "dense, equal bytes, look_ahead"),
     ("collective, look_ahead", "narrow, equal bytes, look_ahead"),
     ("width, nested, look_ahead", "width, nested"),

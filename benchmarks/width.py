@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `train` runs from a checko
 import torch
 from torch import Tensor, nn
 
+from sharding.errors import UserError
 from sharding.server import ServerOptimizer
 from train.config import Config, load_config
 from train.data import Dataset
@@ -126,6 +127,8 @@ class Federation:
     @classmethod
     def of(cls, config: Config, kind: str) -> Self:
         """Make what a run of one of `WINDOWS` starts with."""
+        if config.result != "last":
+            raise UserError(f"result={config.result} is not for windows; use result=last")
         experiment = assemble(config)
         shards = plan_of_each(experiment.planner, experiment.model, experiment.keep_ratios)
         clients = {

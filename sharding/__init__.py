@@ -60,6 +60,7 @@ from sharding.inclusion import (
     schatten_inclusion,
     successive_inclusion,
 )
+from sharding.iterates import iterate_average
 from sharding.layers import (
     FactorizedConv1d,
     FactorizedConv2d,
@@ -153,6 +154,7 @@ __all__ = [
     "factorize_empty",
     "factorized_layers",
     "frobenius_decay",
+    "iterate_average",
     "joint_inclusion",
     "load_factorized",
     "merge",

@@ -1,9 +1,8 @@
 """The server's model on disk, so that a run that was cut off goes on where it was.
 
 Every random number is keyed by its round and local optimizers are fresh each round, so the model, the number of
-finished rounds, what the server's optimizer remembers and what the sampler has learned of the clients are all the state
-there is. The last two checkpoints are
-kept, each with a checksum: should the newer one be spoiled, or be ahead of the metrics because the process died between
+finished rounds, what the server's optimizer remembers, the average of the models, and what the sampler has
+learned of the clients are all the state there is. The last two checkpoints are kept, each with a checksum: should the newer one be spoiled, or be ahead of the metrics because the process died between
 the two, the run goes on from the older one, and comes to the same.
 """
 
@@ -13,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import safetensors
@@ -23,18 +22,28 @@ from torch import Tensor, nn
 
 from sharding.clients import Sampler
 from sharding.errors import UserError
-from sharding.server import ServerOptimizer
 from train.files import write_whole
 
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-SERVER = "server/"  # no name of a model's tensor has a slash
-Servers = Mapping[str, ServerOptimizer]  # by the name of what they serve
-NO_SERVERS: Servers = {}
 MODEL_FILE = "model.safetensors"
 PREVIOUS_FILE = "model.previous.safetensors"
 BEST_FILE = "model.best.safetensors"
+
+
+class Keeper(Protocol):
+    """What has to be on disk beside the model: a server's optimizer, or an average."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return its tensors."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> object:
+        """Take them back."""
+
+
+Keepers = Mapping[str, Keeper]  # by ``<kind>/<model>``: no name of a model's tensor has a slash
+NO_KEEPERS: Keepers = {}
 
 
 class SpoiledError(Exception):
@@ -47,7 +56,8 @@ class Checkpoint:
 
     Attributes:
         rounds: that are finished.
-        state: of the model, by name, and of servers' optimizers, as ``server/<model>/<weight>/<part>``.
+        state: of the model, by name, and of what is kept beside it: servers' optimizers, as
+            ``server/<model>/<weight>/<part>``, and averages of models, as ``average/<model>/module.<tensor>``.
         gradient_norms: what the sampler has learned of the clients, if it learns.
     """
 
@@ -56,11 +66,11 @@ class Checkpoint:
     gradient_norms: list[float] | None = None
 
     @classmethod
-    def of(cls, model: nn.Module, rounds: int, sampler: Sampler | None = None, servers: Servers = NO_SERVERS) -> Self:
+    def of(cls, model: nn.Module, rounds: int, sampler: Sampler | None = None, keepers: Keepers = NO_KEEPERS) -> Self:
         """Return the checkpoint of a model after so many rounds."""
         tensors: dict[str, Tensor] = dict(model.state_dict())
-        for part, server in servers.items():
-            tensors |= {f"{SERVER}{part}/{name}": tensor for name, tensor in server.state_dict().items()}
+        for place, keeper in keepers.items():
+            tensors |= {f"{place}/{name}": tensor for name, tensor in keeper.state_dict().items()}
         state = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         learned = None if sampler is None else sampler.gradient_norms
         return cls(rounds, state, None if learned is None else learned.tolist())
@@ -114,18 +124,18 @@ class Checkpoint:
             SpoiledError: it is not.
         """
         wanted = {} if model is None else {name: tensor.shape for name, tensor in model.state_dict().items()}
-        held = {name: tensor.shape for name, tensor in self.state.items() if not name.startswith(SERVER)}
+        held = {name: tensor.shape for name, tensor in self.state.items() if "/" not in name}
         differing = sorted(name for name in wanted.keys() | held.keys() if wanted.get(name) != held.get(name))
         if model is not None and differing:
             raise SpoiledError(f"it is of another model: {differing[0]} differs")
 
-    def restore(self, model: nn.Module, sampler: Sampler | None = None, servers: Servers = NO_SERVERS) -> None:
-        """Put the model, and what servers' optimizers and the sampler had learned, where they were."""
-        model.load_state_dict({name: value for name, value in self.state.items() if not name.startswith(SERVER)})
-        for part, server in servers.items():
-            start = f"{SERVER}{part}/"
+    def restore(self, model: nn.Module, sampler: Sampler | None = None, keepers: Keepers = NO_KEEPERS) -> None:
+        """Put the model, what is kept beside it and what the sampler had learned where they were."""
+        model.load_state_dict({name: value for name, value in self.state.items() if "/" not in name})
+        for place, keeper in keepers.items():
+            start = f"{place}/"
             its = {name.removeprefix(start): value for name, value in self.state.items() if name.startswith(start)}
-            server.load_state_dict(its)
+            keeper.load_state_dict(its)
         if sampler is not None and self.gradient_norms is not None:
             sampler.restore(np.array(self.gradient_norms))
 

@@ -40,7 +40,12 @@ OF_THE_WHOLE = ("name", "rounds", "output", "clients", "network", "tasks", "eval
 
 
 # What was done by runs whose files do not tell, since they are older than these keys: the published algorithm.
-AS_PUBLISHED: Mapping[str, Any] = {"start": "as_built", "server_optimizer": "plain", "local": {"optimizer": "sgd"}}
+AS_PUBLISHED: Mapping[str, Any] = {
+    "start": "as_built",
+    "server_optimizer": "plain",
+    "result": "last",
+    "local": {"optimizer": "sgd"},
+}
 
 
 def _looks_ahead(its: Mapping[str, Any]) -> bool:
@@ -48,7 +53,7 @@ def _looks_ahead(its: Mapping[str, Any]) -> bool:
 
 
 class Config(Section):
-    """One training run. `start` and the two optimizers are ours unless told otherwise: docs/results/beyond.md."""
+    """One training run. `start`, `result` and the optimizers are ours unless told otherwise: docs/results/beyond.md."""
 
     name: FileName
     """Of the run."""
@@ -93,6 +98,8 @@ class Config(Section):
     """β of the server's optimizer, where it has one: 0.8 of `look_ahead`, else 0.9."""
     server_lr: float = Field(default_factory=lambda its: 0.4 if _looks_ahead(its) else 1.0, gt=0)
     """η_g, the server's step towards the aggregate: 0.4 of `look_ahead`, else 1."""
+    result: Literal["average", "last"] = "average"
+    """What is evaluated: the `average` of the rounds' models, the latest counting most, or the `last` one."""
     aggregation: AggregationConfig = Field(default_factory=AggregationConfig)
     tasks: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Models to train at once, by name, each with the keys in which it differs from this configuration."""

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from models import build_model, find_model
-from sharding import Plan, ShardPlanner, Strategy, factorize, merge
+from sharding import Plan, ShardPlanner, Strategy, factorize, iterate_average, merge
 from sharding.clients import SAMPLERS, Population, Profiles, Sampler
 from sharding.designs import fit
 from sharding.errors import UserError, pick, shown
@@ -80,6 +81,22 @@ class Experiment:
         """What takes the server's step, from where the model is when it is first asked for."""
         config = self.config
         return ServerOptimizer(self.model, config.server_optimizer, config.server_lr, config.server_momentum)
+
+    @cached_property
+    def average(self) -> AveragedModel | None:
+        """The average of the rounds' models, if that is what is evaluated."""
+        return iterate_average(self.model) if self.config.result == "average" else None
+
+    @property
+    def result(self) -> nn.Module:
+        """The model that is evaluated."""
+        return self.model if self.average is None else self.average.module
+
+    def step(self) -> None:
+        """Take the server's step, after a round's updates have been averaged."""
+        self.server.step()
+        if self.average is not None:
+            self.average.update_parameters(self.model)
 
     @property
     def parts(self) -> "Mapping[str, Experiment]":

@@ -48,7 +48,7 @@ def run_rounds(experiment: Experiment, start: int, record: Callable[[int, Metric
                 receipts[client] = Receipt.of(update)
         with clock("aggregate"):
             outcome = average.write_to(model, heard.total, server.rate)
-            server.step()
+            experiment.step()
         metrics = measure(experiment, plan, receipts, heard, outcome)
         if fedavg is not None:
             metrics["alignment"] = fedavg.cosine(model)
@@ -62,8 +62,8 @@ def run_rounds(experiment: Experiment, start: int, record: Callable[[int, Metric
 
 
 def scores(experiment: Experiment) -> Metrics:
-    """Return how the server's model does on the test split and, if that is asked for, on all clients' samples."""
-    model, dataset = experiment.model, experiment.dataset
+    """Return how a run's model does on the test split and, if that is asked for, on all clients' samples."""
+    model, dataset = experiment.result, experiment.dataset
     accuracy, loss = evaluate(model, dataset, dataset.test)
     metrics: Metrics = {"test_accuracy": accuracy, "test_loss": loss}
     if experiment.config.evaluate_training:

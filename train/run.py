@@ -10,8 +10,7 @@ from typing import Any
 import torch
 import yaml
 
-from sharding.server import ServerOptimizer
-from train.checkpoint import BEST_FILE, MODEL_FILE, Checkpoint, find_checkpoint, rounds_of, save_checkpoint
+from train.checkpoint import BEST_FILE, MODEL_FILE, Checkpoint, Keeper, find_checkpoint, rounds_of, save_checkpoint
 from train.config import Config
 from train.directory import CONFIG_FILE, METRICS_FILE, check_directory, check_writable, hold, plain
 from train.engines.post import Gloo, Mailbox, WorkerError
@@ -159,7 +158,7 @@ class Recorder:
             metrics["stopped"] = why
         if isinstance(accuracy, float) and accuracy > self._best:
             self._best = accuracy
-            write_whole(config.directory / BEST_FILE, self._checkpoint(done).to_bytes())
+            write_whole(config.directory / BEST_FILE, Checkpoint.of(self._experiment.result, done).to_bytes())
         if stopping or ended or done % config.checkpoint_every == 0:
             save_checkpoint(config.directory, self._checkpoint(done))
         self._trackers.log(metrics)
@@ -170,11 +169,13 @@ class Recorder:
 
     def _checkpoint(self, rounds: int) -> Checkpoint:
         parts = self._experiment
-        return Checkpoint.of(parts.model, rounds, parts.sampler, _servers(parts))
+        return Checkpoint.of(parts.model, rounds, parts.sampler, _keepers(parts))
 
 
-def _servers(experiment: Experiment | Tasks) -> dict[str, ServerOptimizer]:
-    return {name: part.server for name, part in experiment.parts.items()}
+def _keepers(experiment: Experiment | Tasks) -> dict[str, Keeper]:
+    servers: dict[str, Keeper] = {f"server/{name}": part.server for name, part in experiment.parts.items()}
+    averages = {f"average/{name}": part.average for name, part in experiment.parts.items()}
+    return servers | {place: average for place, average in averages.items() if average is not None}
 
 
 @contextmanager
@@ -196,7 +197,7 @@ def _go_back(config: Config, experiment: Experiment | Tasks) -> tuple[int, list[
     start = 0
     if found is not None:
         where, checkpoint = found
-        checkpoint.restore(experiment.model, experiment.sampler, _servers(experiment))
+        checkpoint.restore(experiment.model, experiment.sampler, _keepers(experiment))
         start = checkpoint.rounds
         if where.name != MODEL_FILE:  # else the next checkpoint would push it out
             where.replace(config.directory / MODEL_FILE)

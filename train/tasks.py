@@ -45,6 +45,11 @@ class Tasks:
     model: nn.ModuleDict
 
     @property
+    def result(self) -> nn.ModuleDict:
+        """The models that are evaluated."""
+        return nn.ModuleDict({name: experiment.result for name, experiment in self.experiments.items()})
+
+    @property
     def parts(self) -> Mapping[str, Experiment]:
         """The experiments by name."""
         return self.experiments
@@ -105,7 +110,7 @@ def run_tasks(tasks: Tasks, start: int, record: Callable[[int, Metrics], bool]) 
             with clock("evaluate"):
                 for name, experiment in tasks.experiments.items():
                     metrics[f"{name}/test_accuracy"], metrics[f"{name}/test_loss"] = evaluate(
-                        experiment.model, experiment.dataset, experiment.dataset.test
+                        experiment.result, experiment.dataset, experiment.dataset.test
                     )
         metrics = summarize(metrics, list(tasks.experiments))
         done = record(t, {"round": t, "clients": len(cohort)} | metrics | clock.seconds())
@@ -163,7 +168,7 @@ def finish(experiment: Experiment, work: Work, cohort: list[int], part: Mapping[
     outcome = aggregate(
         experiment.model, work.plan, uploads, weights, total, experiment.server.rate, guards.norm_bound, guards.trim
     )
-    experiment.server.step()
+    experiment.step()
     receipts = {client: Receipt.of(update) for client, update in work.updates.items()}
     metrics = measure(experiment, work.plan, receipts, heard, outcome)
     if signal == "loss":  # who evaluates the model must have it whole, and who trains it whole has it already

@@ -15,7 +15,7 @@ from sharding.clients import SAMPLERS
 from sharding.factorization import num_terms, shardable_layers
 from sharding.rng import generator
 from sharding.server import SERVER_OPTIMIZERS
-from train.checkpoint import MODEL_FILE, Checkpoint
+from train.checkpoint import BEST_FILE, MODEL_FILE, Checkpoint
 from train.config import load_config
 from train.engines import ENGINES
 from train.experiment import assemble, assign_keep_ratios, find_device, find_engine
@@ -234,6 +234,50 @@ def test_what_the_servers_optimizer_remembers_is_resumed(tmp_path, name):
     assert [line["test_loss"] for line in read(plain)] != [line["test_loss"] for line in read(whole)]
 
 
+def test_the_average_is_evaluated_and_kept_and_does_not_change_what_is_trained(tmp_path):
+    last, places = tiny(tmp_path / "last", "result=last", "rounds=4", "checkpoint_every=1"), []
+
+    def look(metrics):
+        places.append(Checkpoint.read(last.directory / MODEL_FILE).state)
+
+    run(last, look)
+    config = tiny(tmp_path / "average", "result=average", "rounds=4")
+    lines = read(run(config, ignore))
+    held, plain = Checkpoint.read(config.directory / MODEL_FILE), places[-1]
+    assert all(torch.equal(held.state[name], tensor) for name, tensor in plain.items())
+    expected = places[0]
+    for t, place in enumerate(places, start=1):
+        expected = {name: value + 9 / (t + 8) * (place[name] - value) for name, value in expected.items()}
+    weights = {name: tensor for name, tensor in plain.items() if "/" not in name}
+    kept = {name: held.state[f"average/quickstart/module.{name}"] for name in weights}
+    torch.testing.assert_close(kept, {name: expected[name] for name in weights}, rtol=1e-5, atol=1e-6)
+    experiment = assemble(config)
+    experiment.model.load_state_dict(kept)
+    accuracy, loss = evaluate(experiment.model, experiment.dataset, experiment.dataset.test)
+    assert (lines[-1]["test_accuracy"], lines[-1]["test_loss"]) == (accuracy, loss)
+    assert [line["train_loss"] for line in lines] == [line["train_loss"] for line in read(last.directory)]
+    best = max(lines, key=lambda line: line["test_accuracy"])
+    file = Checkpoint.read(config.directory / BEST_FILE)
+    file.restore(experiment.model)
+    assert file.rounds == best["round"] + 1
+    assert evaluate(experiment.model, experiment.dataset, experiment.dataset.test)[0] == best["test_accuracy"]
+
+
+def test_the_average_is_resumed(tmp_path):
+    options = ["result=average", "rounds=4", "checkpoint_every=1"]
+    whole = run(tiny(tmp_path / "whole", *options), ignore)
+
+    def pull_the_plug(metrics):
+        if metrics["round"] == 1:
+            raise KeyboardInterrupt
+
+    config = tiny(tmp_path / "cut", *options)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, pull_the_plug)
+    assert without_times(read(run(config, ignore, resume=True))) == without_times(read(whole))
+    assert (config.directory / MODEL_FILE).read_bytes() == (whole / MODEL_FILE).read_bytes()
+
+
 @pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name != "mmfl"])
 def test_every_sampler_trains_and_resumes(tmp_path, sampler):
     options = [f"clients.sampler={sampler}", *SAMPLER_OPTIONS[sampler]]
@@ -437,7 +481,7 @@ def test_a_last_round_that_was_lost_counts_before_the_run_may_end(tmp_path):
 
 
 def test_the_training_set_is_evaluated_whole_and_changes_nothing(tmp_path):
-    config = tiny(tmp_path / "seen", "evaluate_training=true", "evaluate_every=2")
+    config = tiny(tmp_path / "seen", "result=last", "evaluate_training=true", "evaluate_every=2")
     first, last = read(run(config, ignore))
     assert "train_set_loss" not in first
     experiment = assemble(config)

@@ -1,0 +1,63 @@
+"""The average of a run's models against its closed form."""
+
+from math import comb
+
+import pytest
+import torch
+from torch import nn
+
+from sharding import iterate_average
+
+
+def walk(rounds: int) -> list[float]:
+    rng = torch.Generator().manual_seed(3)
+    return torch.randn(rounds, generator=rng, dtype=torch.float64).cumsum(0).tolist()
+
+
+def averages(places: list[float]) -> list[float]:
+    """Return the average after each of these rounds."""
+    model = nn.Linear(2, 1).double()
+    average, found = iterate_average(model), []
+    for place in places:
+        for weight in model.parameters():
+            nn.init.constant_(weight, place)
+        average.update_parameters(model)
+        found.append(float(average.module.weight[0, 1].detach()))
+    return found
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 7, 60])
+def test_the_weight_of_a_round_grows_as_its_eighth_power(rounds):
+    """Unrolled, round s of t has (η+1)/(t+η) · Π_{s<k≤t} … ∝ (s+η−1 choose η): s(s+1)…(s+7) for η = 8."""
+    places = walk(rounds)
+    weights = [comb(s + 7, 8) for s in range(1, rounds + 1)]
+    mean = sum(weight * place for weight, place in zip(weights, places, strict=True)) / sum(weights)
+    assert averages(places)[-1] == pytest.approx(mean, rel=1e-10)
+
+
+def test_half_of_the_weight_is_on_the_last_rounds():
+    weights = [comb(s + 7, 8) for s in range(1, 1001)]
+    assert 0.49 < sum(weights[-74:]) / sum(weights) < 0.51
+
+
+def test_it_goes_on_in_another_process():
+    places, model = walk(6), nn.Linear(2, 1).double()
+    average = iterate_average(model)
+    for place in places:
+        for weight in model.parameters():
+            nn.init.constant_(weight, place)
+        average.update_parameters(model)
+        again = iterate_average(nn.Linear(2, 1).double())
+        again.load_state_dict({name: tensor.clone() for name, tensor in average.state_dict().items()})
+        average = again
+    assert float(average.module.weight[0, 0].detach()) == averages(places)[-1]
+
+
+def test_buffers_are_the_last_ones_and_the_model_is_left_alone():
+    model = nn.BatchNorm1d(2)
+    average = iterate_average(model)
+    for mean in (1.0, 5.0):
+        model.running_mean.fill_(mean)
+        average.update_parameters(model)
+    assert average.module.running_mean.tolist() == model.running_mean.tolist() == [5, 5]
+    assert average.module.weight is not model.weight
