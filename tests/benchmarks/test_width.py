@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import width
 
 TINY = [
+    "result=last",
     *("rounds=2", "evaluate_every=1", "keep_ratio=0.2", "model.width=8", "model.groups=4", "model.blocks=[1, 1]"),
     *("local.epochs=1", "local.frobenius_decay=0", "engine=sequential"),
 ]

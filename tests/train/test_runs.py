@@ -489,5 +489,5 @@ def test_the_training_set_is_evaluated_whole_and_changes_nothing(tmp_path):
     assert sum(experiment.num_samples.values()) == len(experiment.training)
     expected = evaluate(experiment.model, experiment.dataset, experiment.training)
     assert (last.pop("train_set_accuracy"), last.pop("train_set_loss")) == expected
-    plain = read(run(tiny(tmp_path / "plain", "evaluate_every=2"), ignore))
+    plain = read(run(tiny(tmp_path / "plain", "result=last", "evaluate_every=2"), ignore))
     assert without_times([first, last]) == without_times(plain)
