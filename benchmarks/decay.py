@@ -26,7 +26,7 @@ from train.run import run
 
 CONFIG = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
 STRATEGIES, SEEDS = ("unbiased", "prism_wallenius"), (0, 1, 2, 3)
-PUBLISHED = ("start=as_built", "local.optimizer=sgd", "server_optimizer=plain")
+PUBLISHED = ("start=as_built", "local.optimizer=sgd", "server_optimizer=plain", "result=last")
 FIXED = (*PUBLISHED, "keep_ratio=0.1", "rounds=60", "evaluate_every=20", "clip=.inf")
 
 

@@ -71,10 +71,10 @@ def test_a_task_with_another_optimizer_has_the_rates_of_that():
 def test_what_is_published_trains_by_the_published_algorithm(path):
     config = load_config(path)
     ours = path.stem in ("quickstart", "cifar10_small")
-    told = (config.start, config.server_optimizer, config.local.optimizer)
-    assert ours == (told == ("low_rank", "look_ahead", "scaled_sgd"))
+    told = (config.start, config.server_optimizer, config.result, config.local.optimizer)
+    assert ours == (told == ("low_rank", "look_ahead", "average", "scaled_sgd"))
     if not ours:
-        published = (AS_PUBLISHED["start"], AS_PUBLISHED["server_optimizer"], AS_PUBLISHED["local"]["optimizer"])
+        published = (*(AS_PUBLISHED[key] for key in ("start", "server_optimizer", "result")), "sgd")
         assert told[1:] == published[1:]
         assert config.strategy == "dense" or told == published  # dense has no start of low rank
 
@@ -82,7 +82,7 @@ def test_what_is_published_trains_by_the_published_algorithm(path):
 def test_a_run_older_than_an_option_has_not_used_it():
     held = read_yaml(QUICKSTART)
     told = check_older(held)
-    assert (told.start, told.server_optimizer, told.local.optimizer) == ("as_built", "plain", "sgd")
+    assert (told.start, told.server_optimizer, told.result, told.local.optimizer) == ("as_built", "plain", "last", "sgd")
     assert (told.server_lr, told.local.lr, told.local.batch_size) == (1.0, 0.1, held["local"]["batch_size"])
     assert check_older(held | {"start": "low_rank"}).start == "low_rank"
 

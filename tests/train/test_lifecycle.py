@@ -378,11 +378,11 @@ def test_a_config_that_cannot_be_read_is_one_line(content, tmp_path, whole):
 
 
 def test_a_run_older_than_an_option_is_resumed_as_what_it_was(tmp_path):
-    published = ["start=as_built", "local.optimizer=sgd", "server_optimizer=plain"]
+    published = ["start=as_built", "local.optimizer=sgd", "server_optimizer=plain", "result=last"]
     config = tiny(tmp_path / "run", *OPTIONS, *published)
     run(config, ignore)
     told = read_yaml(config.directory / CONFIG_FILE)
-    del told["start"], told["server_optimizer"], told["local"]["optimizer"]
+    del told["start"], told["server_optimizer"], told["result"], told["local"]["optimizer"]
     (config.directory / CONFIG_FILE).write_text(json.dumps(told), encoding="utf-8")
     run(config, ignore, resume=True)
     with pytest.raises(UserError, match=r"holds a run with local\.optimizer='sgd', not 'scaled_sgd'"):
