@@ -82,7 +82,8 @@ def test_what_is_published_trains_by_the_published_algorithm(path):
 def test_a_run_older_than_an_option_has_not_used_it():
     held = read_yaml(QUICKSTART)
     told = check_older(held)
-    assert (told.start, told.server_optimizer, told.result, told.local.optimizer) == ("as_built", "plain", "last", "sgd")
+    ways = (told.start, told.server_optimizer, told.result, told.local.optimizer)
+    assert ways == ("as_built", "plain", "last", "sgd")
     assert (told.server_lr, told.local.lr, told.local.batch_size) == (1.0, 0.1, held["local"]["batch_size"])
     assert check_older(held | {"start": "low_rank"}).start == "low_rank"
 
