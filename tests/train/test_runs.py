@@ -56,6 +56,28 @@ def ignore(metrics):
     pass
 
 
+def cut_off(config, after):
+    """Start a run that dies as it tells of round `after`."""
+
+    def pull_the_plug(metrics):
+        if metrics["round"] == after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config, pull_the_plug)
+
+
+def cut_off_and_resumed(config, after):
+    """Return the directory of a run that dies as it tells of round `after`, and goes on."""
+    cut_off(config, after)
+    return run(config, ignore, resume=True)
+
+
+def assert_same(directory, whole):
+    assert without_times(read(directory)) == without_times(read(whole))
+    assert (directory / MODEL_FILE).read_bytes() == (whole / MODEL_FILE).read_bytes()
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_trains(tmp_path, strategy):
     lines = read(run(tiny(tmp_path / "run", f"strategy={strategy}"), ignore))
@@ -82,20 +104,12 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path):
 
 
 def test_a_run_that_was_cut_off_goes_on_as_if_nothing_had_happened(tmp_path):
-    whole = read(run(tiny(tmp_path / "whole", "rounds=4", "evaluate_every=2"), ignore))
-
-    def pull_the_plug(metrics):
-        if metrics["round"] == 2:
-            raise KeyboardInterrupt
-
+    whole = run(tiny(tmp_path / "whole", "rounds=4", "evaluate_every=2"), ignore)
     config = tiny(tmp_path / "cut", "rounds=4", "evaluate_every=2")
-    with pytest.raises(KeyboardInterrupt):
-        run(config, pull_the_plug)
+    cut_off(config, after=2)
     with (config.directory / "metrics.jsonl").open("a") as file:
         file.write('{"round": 3, "half a li')
-    assert without_times(read(run(config, ignore, resume=True))) == without_times(whole)
-    model, other = (tmp_path / name / "model.safetensors" for name in ("whole", "cut"))
-    assert model.read_bytes() == other.read_bytes()
+    assert_same(run(config, ignore, resume=True), whole)
 
 
 def test_a_client_that_fails_is_reported_and_the_round_goes_on(tmp_path, caplog):
@@ -220,16 +234,7 @@ SAMPLER_OPTIONS = {
 def test_what_the_servers_optimizer_remembers_is_resumed(tmp_path, name):
     options = [f"server_optimizer={name}", "server_lr=0.1", "server_momentum=0.7", "rounds=4", "checkpoint_every=1"]
     whole = run(tiny(tmp_path / "whole", *options), ignore)
-
-    def pull_the_plug(metrics):
-        if metrics["round"] == 2:
-            raise KeyboardInterrupt
-
-    config = tiny(tmp_path / "cut", *options)
-    with pytest.raises(KeyboardInterrupt):
-        run(config, pull_the_plug)
-    assert without_times(read(run(config, ignore, resume=True))) == without_times(read(whole))
-    assert (config.directory / MODEL_FILE).read_bytes() == (whole / MODEL_FILE).read_bytes()
+    assert_same(cut_off_and_resumed(tiny(tmp_path / "cut", *options), after=2), whole)
     plain = run(tiny(tmp_path / "plain", "server_optimizer=plain", "rounds=4", "server_lr=0.1"), ignore)
     assert [line["test_loss"] for line in read(plain)] != [line["test_loss"] for line in read(whole)]
 
@@ -266,31 +271,15 @@ def test_the_average_is_evaluated_and_kept_and_does_not_change_what_is_trained(t
 def test_the_average_is_resumed(tmp_path):
     options = ["result=average", "rounds=4", "checkpoint_every=1"]
     whole = run(tiny(tmp_path / "whole", *options), ignore)
-
-    def pull_the_plug(metrics):
-        if metrics["round"] == 1:
-            raise KeyboardInterrupt
-
-    config = tiny(tmp_path / "cut", *options)
-    with pytest.raises(KeyboardInterrupt):
-        run(config, pull_the_plug)
-    assert without_times(read(run(config, ignore, resume=True))) == without_times(read(whole))
-    assert (config.directory / MODEL_FILE).read_bytes() == (whole / MODEL_FILE).read_bytes()
+    assert_same(cut_off_and_resumed(tiny(tmp_path / "cut", *options), after=1), whole)
 
 
 @pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name != "mmfl"])
 def test_every_sampler_trains_and_resumes(tmp_path, sampler):
     options = [f"clients.sampler={sampler}", *SAMPLER_OPTIONS[sampler]]
     whole = read(run(tiny(tmp_path / "whole", *options, "rounds=3"), ignore))
-
-    def pull_the_plug(metrics):
-        if metrics["round"] == 1:
-            raise KeyboardInterrupt
-
     config = tiny(tmp_path / "cut", *options, "rounds=3")
-    with pytest.raises(KeyboardInterrupt):
-        run(config, pull_the_plug)
-    assert without_times(read(run(config, ignore, resume=True))) == without_times(whole)
+    assert without_times(read(cut_off_and_resumed(config, after=1))) == without_times(whole)
     for line in whole:
         assert line["failed"] == 0
         assert line["heard"] <= line["clients"]
