@@ -102,8 +102,11 @@ METHODS: dict[str, Sequence[str]] = {
     "collective, low_rank, scaled": ["strategy=collective", "start=low_rank", *SCALED],
     "collective, low_rank, scaled, look_ahead": ["strategy=collective", "start=low_rank", *SCALED, *LOOK_AHEAD],
     "collective, low_rank, scaled, look_ahead, average": [
-        *("strategy=collective", "start=low_rank"),
-        *(*SCALED, *LOOK_AHEAD, *AVERAGE),
+        "strategy=collective",
+        "start=low_rank",
+        *SCALED,
+        *LOOK_AHEAD,
+        *AVERAGE,
     ],
     "narrow, equal bytes, look_ahead, average": ["strategy=dense", *LOOK_AHEAD, *AVERAGE],
     "top_n, low_rank, scaled, look_ahead": ["strategy=top_n", "start=low_rank", *SCALED, *LOOK_AHEAD],

@@ -23,6 +23,11 @@ def iterate_average(model: nn.Module) -> AveragedModel:
     """Return what averages a model's parameters: call its `update_parameters(model)` once a round, use its `module`.
 
     Buffers are those of the last round. `state_dict` has all it needs to go on.
+
+    Args:
+        model: the server's; only read. `module` has its structure, and parameters of its shapes.
+
+    Source: Shamir & Zhang 2013 (arXiv 1212.1824), Section 4, with η = 8.
     """
     return AveragedModel(unwrap(model), multi_avg_fn=_towards)
 

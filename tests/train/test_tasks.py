@@ -9,7 +9,9 @@ import torch
 
 from sharding import UserError
 from tests.train.test_runs import Tampering, scaled
+from train.checkpoint import MODEL_FILE, Checkpoint
 from train.config import load_config
+from train.local import evaluate
 from train.run import follow, run
 from train.tasks import ask, assemble_tasks, local_losses, run_tasks
 
@@ -39,6 +41,17 @@ def ignore(metrics):
 def read(directory):
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if "seconds" not in key} for line in lines]
+
+
+def test_each_models_average_is_evaluated_and_kept(tmp_path):
+    config = tiny(tmp_path / "run")
+    last = read(run(config, ignore))[-1]
+    state, tasks = Checkpoint.read(config.directory / MODEL_FILE).state, assemble_tasks(config)
+    for name, part in tasks.parts.items():
+        assert int(state[f"average/{name}/n_averaged"]) == config.rounds
+        part.model.load_state_dict({key: state[f"average/{name}/module.{key}"] for key in part.model.state_dict()})
+        accuracy, loss = evaluate(part.model, part.dataset, part.dataset.test)
+        assert (last[f"{name}/test_accuracy"], last[f"{name}/test_loss"]) == (accuracy, loss)
 
 
 @pytest.mark.parametrize("signal", ["norm", "loss", "round_robin", "uniform", "full"])
