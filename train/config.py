@@ -217,7 +217,9 @@ def check_config(values: dict[str, Any]) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise UserError("; ".join(map(_explain, error.errors()))) from error
+        # A default that follows from other keys has no value while one of them is wrong: no mistake of its own.
+        found = [its for its in error.errors() if its["type"] != "default_factory_not_called"]
+        raise UserError("; ".join(map(_explain, found))) from error
 
 
 def check_older(values: dict[str, Any]) -> Config:

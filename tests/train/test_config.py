@@ -128,6 +128,7 @@ def test_a_mistake_is_told_in_one_line(override, message):
     with pytest.raises(UserError, match=message) as caught:
         load_config(QUICKSTART, [override])
     assert "\n" not in str(caught.value)
+    assert "Pydantic" not in str(caught.value), "a default that follows from other keys is no mistake"
 
 
 def test_off_is_a_word_for_disabled():
