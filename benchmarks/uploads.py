@@ -91,7 +91,7 @@ class Study:
     arms: tuple[Arm, ...]
     targets: tuple[float, ...]
     holdout: int
-    published: Mapping[str, float] = field(default_factory=dict)  # method -> step size
+    published: Mapping[str, float | Fraction] = field(default_factory=dict)  # method -> step size
 
 
 @dataclass(frozen=True)

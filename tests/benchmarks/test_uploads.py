@@ -13,6 +13,7 @@ from train.experiment import assemble
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
+import cifar100_uploads
 import joint_sampling
 import shakespeare_uploads
 import uneven_clients
@@ -112,7 +113,7 @@ def test_accuracies_are_drawn_above_and_the_lowest_losses_below():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("study", [uneven_clients, shakespeare_uploads, joint_sampling])
+@pytest.mark.parametrize("study", [uneven_clients, shakespeare_uploads, joint_sampling, cifar100_uploads])
 def test_a_study_in_a_few_rounds(study, tmp_path):
     study.main(tmp_path, [], quick=True)
     text = (tmp_path / "summary.md").read_text(encoding="utf-8")
@@ -123,7 +124,7 @@ def test_a_study_in_a_few_rounds(study, tmp_path):
     assert not list(tmp_path.rglob("metrics.jsonl"))
     assert "nan" not in text.lower()
     rows = [line for line in text.splitlines() if line.startswith("| ")]
-    assert len(rows) == {uneven_clients: 7, shakespeare_uploads: 7, joint_sampling: 5}[study]
+    assert len(rows) == {uneven_clients: 7, shakespeare_uploads: 7, joint_sampling: 5, cifar100_uploads: 5}[study]
     assert {row.count("|") for row in rows} == {rows[0].count("|")}
     assert (tmp_path / f"{study.__name__}.png").stat().st_size > 10_000
     assert len((tmp_path / "curves.csv").read_text().splitlines()) > len(rows)
