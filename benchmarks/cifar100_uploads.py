@@ -5,7 +5,7 @@ that only what they have seen makes one update longer than another. 3 of 32 invi
 independent coins, beside all of them. Network, rounds and targets are ours, the first two for two cores; grid and seeds
 are theirs: `uploads.py`. What has a curve in WHERE/curves.csv is not run again.
 
-    python benchmarks/cifar100_uploads.py results/cifar100_uploads [--quick] [rounds=201]
+    python benchmarks/cifar100_uploads.py results/cifar100_uploads [--quick] [rounds=151]
 """
 
 from fractions import Fraction
@@ -23,7 +23,7 @@ def main(into: Path, overrides: list[str], quick: bool) -> None:
     """Run what is missing, and write."""
     into.mkdir(parents=True, exist_ok=True)
     overrides += ["rounds=4", "evaluate_every=2", "model.widths=[2, 2]"] if quick else []
-    study = Study("balanced", CONFIG, (), ARMS, (0.01, 0.99) if quick else (0.05, 0.1), 5000, PUBLISHED)
+    study = Study("balanced", CONFIG, (), ARMS, (0.01, 0.99) if quick else (0.04, 0.06), 5000, PUBLISHED)
     steps = tune(study, into, overrides, (0.125,) if quick else GRID)
     seeds = SEEDS[: 1 if quick else None]
     results = run_arms(study, steps, seeds, into, overrides)
