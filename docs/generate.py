@@ -13,6 +13,8 @@ from train.sections import Section
 ROOT = Path(__file__).parents[1]
 TRIALS = {  # files of results/beyond/screening
     "annealed": "annealed from `top_n` to `collective`, the whole run of 100 rounds",
+    "uneven_collective": "`collective` with the four options, r = 0.2 and 0.4, rate 0.025, 100 rounds",
+    "uneven_top_n": "`top_n`, the same",
     "no_decay": "`collective` without decay (`local.frobenius_decay=0`)",
     "low_rank_top_n": "`top_n` from a start of rank n",
     "low_rank_products": "`collective` from a start of rank n, means of products",
