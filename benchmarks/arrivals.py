@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple, Protocol
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `train` runs from a checkout
 
@@ -16,8 +17,19 @@ from train.plots import add_legend, styles_of
 from train.report.targets import mean_and_spread
 
 SCALED, EQ8 = "uniform, scaled steps", "uniform, Eq. 8"
+LOSS, ACCURACY = "training loss", "test accuracy (%)"
 SCHEMES = ("proposed", "Eq. 38", "statistical", "weighted", SCALED, EQ8)
 Published = Mapping[str, tuple[float, float] | None]  # by scheme: mean and deviation of the seconds; None: not reached
+
+
+class Told(Protocol):
+    """What is told of a training."""
+
+    def rounds_to(self, loss: float) -> int | None:
+        """Return the rounds to a training loss, None if it was not reached."""
+
+    def seconds_to(self, loss: float | None = None, accuracy: float | None = None) -> float | None:
+        """Return the simulated seconds to a training loss or a test accuracy, None if it was not reached."""
 
 
 class Course:
@@ -40,29 +52,50 @@ class Course:
         place = _first(np.array(self.losses) <= loss)
         return None if place is None else self.rounds[place]
 
-    def seconds_to(self, loss: float = -1.0, accuracy: float = 2.0) -> float | None:
+    def seconds_to(self, loss: float | None = None, accuracy: float | None = None) -> float | None:
         """Return the simulated seconds to a training loss or a test accuracy, None if it was not reached."""
-        place = _first((np.array(self.losses) <= loss) | (np.array(self.accuracies) >= accuracy))
+        trained = np.array(self.losses) <= (-1.0 if loss is None else loss)
+        place = _first(trained | (np.array(self.accuracies) >= (2.0 if accuracy is None else accuracy)))
         return None if place is None else self.seconds[place]
 
 
-Courses = Mapping[str, Sequence[Course]]  # by scheme, one a run
+class Band(NamedTuple):
+    """Quartiles over the runs of a scheme at a time: of the training loss, or of the test accuracy in %."""
+
+    scheme: str
+    quantity: str
+    seconds: float
+    low: float
+    middle: float
+    high: float
 
 
-def main_table(courses: Courses, loss: float, accuracy: float, published: Published) -> list[str]:
-    """Return rounds and seconds to the targets, and ratios to the proposed scheme, of the runs that arrived."""
-    lines = [
-        f"| scheme | rounds to {loss} | seconds to {loss} | ratio | published seconds | published ratio "
-        f"| seconds to {100 * accuracy:g} % | arrived |",
-        "|---|" + "---:|" * 7,
-    ]
+def main_table(
+    courses: Mapping[str, Sequence[Told]],
+    loss: float,
+    accuracy: float,
+    published: Published,
+    saved: Mapping[str, int] | None = None,
+) -> list[str]:
+    """Return rounds and seconds to the targets, and ratios to the proposed scheme, of the runs that arrived.
+
+    `saved` is the published time, in %, that the proposed draws save on the way to the accuracy, where there is such.
+    """
+    heads = ["scheme", f"rounds to {loss}", f"seconds to {loss}", "ratio", "published seconds", "published ratio"]
+    heads += [f"seconds to {100 * accuracy:g} %", *(["saved by proposed (published)"] if saved else []), "arrived"]
+    lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
     first = mean([course.seconds_to(loss) for course in courses["proposed"]])
+    soonest = mean([course.seconds_to(accuracy=accuracy) for course in courses["proposed"]])
     for scheme, its in courses.items():
         rounds, seconds = [course.rounds_to(loss) for course in its], [course.seconds_to(loss) for course in its]
         ratio = f"{mean(seconds) / first:.2f}" if any(seconds) and first else "–"
         arrived = f"{sum(value is not None for value in seconds)} of {len(its)}"
-        accurate = spread([course.seconds_to(accuracy=accuracy) for course in its])
-        cells = (scheme, spread(rounds), spread(seconds), ratio, *_published(published, scheme), accurate, arrived)
+        accurate = [course.seconds_to(accuracy=accuracy) for course in its]
+        cells = [scheme, spread(rounds), spread(seconds), ratio, *_published(published, scheme), spread(accurate)]
+        if saved:
+            own = f"{100 * (1 - soonest / mean(accurate)):.0f} %" if soonest and mean(accurate) else "–"
+            cells.append("–" if scheme == "proposed" else f"{own} ({saved[scheme]} %)" if scheme in saved else own)
+        cells.append(arrived)
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -79,25 +112,37 @@ def pilot_table(lesson: Lesson, levels: Sequence[float], published: Mapping[str,
     return [*lines, f"| β/α | {' | '.join(each)} |"]
 
 
-def figure(courses: Courses, loss: float, accuracy: float, title: str) -> Figure:
+def bands_of(courses: Mapping[str, Sequence[Course]]) -> list[Band]:
+    """Return what a picture shows of the runs of each scheme."""
+    found = []
+    for scheme, its in courses.items():
+        seconds = [course.seconds for course in its]
+        percent = [[100 * value for value in course.accuracies] for course in its]
+        for quantity, curves in ((LOSS, [course.losses for course in its]), (ACCURACY, percent)):
+            grid, each = quartiles(seconds, curves)
+            found += [Band(scheme, quantity, *map(float, point)) for point in zip(grid, *each, strict=True)]
+    return found
+
+
+def figure(bands: Sequence[Band], loss: float, accuracy: float, title: str) -> Figure:
     """Return training loss and test accuracy against seconds: a scheme's median in a band of the middle half."""
     drawn = Figure(figsize=(10, 4), layout="constrained")
     drawn.suptitle(title, x=0.01, ha="left")
-    left, right = drawn.subplots(1, 2)
-    styles = styles_of(courses)
-    for scheme, its in courses.items():
-        percent = [[100 * value for value in course.accuracies] for course in its]
-        for axes, curves in ((left, [course.losses for course in its]), (right, percent)):
-            grid, (low, middle, high) = quartiles([course.seconds for course in its], curves)
-            axes.plot(grid, middle, color=styles[scheme].color, linestyle=styles[scheme].dash, label=scheme)
-            axes.fill_between(grid, low, high, color=styles[scheme].color, alpha=0.15, linewidth=0)
-    left.axhline(loss, color="0.5", linestyle=":")
-    left.set(xlabel="simulated seconds", ylabel="training loss", xscale="log", yscale="log")
-    right.axhline(100 * accuracy, color="0.5", linestyle=":")
-    right.set(xlabel="simulated seconds", ylabel="test accuracy (%)", xscale="log")
-    for axes in (left, right):
+    panels = dict(zip((LOSS, ACCURACY), drawn.subplots(1, 2), strict=True))
+    styles = styles_of(dict.fromkeys(band.scheme for band in bands))
+    for scheme, style in styles.items():
+        for quantity, axes in panels.items():
+            points = [band[2:] for band in bands if band[:2] == (scheme, quantity)]
+            grid, low, middle, high = zip(*points, strict=True)
+            axes.plot(grid, middle, color=style.color, linestyle=style.dash, label=scheme)
+            axes.fill_between(grid, low, high, color=style.color, alpha=0.15, linewidth=0)
+    panels[LOSS].axhline(loss, color="0.5", linestyle=":")
+    panels[LOSS].set(yscale="log")
+    panels[ACCURACY].axhline(100 * accuracy, color="0.5", linestyle=":")
+    for quantity, axes in panels.items():
+        axes.set(xlabel="simulated seconds", ylabel=quantity, xscale="log")
         axes.grid(alpha=0.3)
-    add_legend(drawn, left)
+    add_legend(drawn, panels[LOSS])
     return drawn
 
 

@@ -26,6 +26,11 @@ STUDIES = {
     "multi_task": ("norm", "loss", "round_robin", "uniform", "full"),
     "multi_task_loss": ("loss", "round_robin", "uniform", "full"),
 }
+DATA = {
+    "multi_task": "MNIST five times, in the place of Fashion-MNIST; perceptrons of 32 hidden units, five full batches",
+    "multi_task_loss": "MNIST twice, scikit-learn's digits and CIFAR-10, in the place of Fashion-MNIST twice, MNIST "
+    "and EMNIST; perceptrons of 32 hidden units, one full batch",
+}
 PICTURE = "Average accuracy of the five models, best steps"
 STEPS, SEEDS = (0.01, 0.03, 0.1, 0.3, 1.0), (0, 1, 2, 3, 4)
 
@@ -76,17 +81,16 @@ def accuracies(runs: Sequence[Curve]) -> list[float]:
 def table(study: str, runs: Runs, best: Mapping[str, float]) -> list[str]:
     """Return accuracies by step size, gains over `uniform`, and what each scheme sends and trains."""
     steps = sorted({step for _, step in runs})
-    lines = [
-        f"| signal | {' | '.join(f'step {step:g}' for step in steps)} | best | MB up a round | trainings a round |",
-        "|---|" + "---:|" * (len(steps) + 3),
-    ]
+    heads = ["signal", *(f"step {step:g}" for step in steps), "best", "MB up a round", "MB down", "trainings a round"]
+    lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
     for signal in STUDIES[study]:
         ends = [seed[-1] for (name, _), its in runs.items() if name == signal for seed in its]
         sent = fmean(megabytes_up(at) / at.rounds for at in ends)
+        got = fmean(at.bytes_down / 1e6 / at.rounds for at in ends)
         trained = fmean(at.trained / at.rounds for at in ends)
         reached = [spread(accuracies(runs[signal, step])) if (signal, step) in runs else "–" for step in steps]
         top = f"{fmean(accuracies(runs[signal, best[signal]])):.1f}"
-        lines.append(f"| {' | '.join((signal, *reached, top, f'{sent:.2f}', f'{trained:.0f}'))} |")
+        lines.append(f"| {' | '.join((signal, *reached, top, f'{sent:.2f}', f'{got:.2f}', f'{trained:.0f}'))} |")
     lines += ["", f"| gain over uniform, points | {' | '.join(f'step {step:g}' for step in steps)} | best to best |"]
     lines += ["|---|" + "---:|" * (len(steps) + 1)]
     for signal in STUDIES[study]:
@@ -116,8 +120,8 @@ def main(into: Path, overrides: list[str], quick: bool) -> None:
         text += [
             f"## {len(names)} models ({', '.join(names)})",
             "",
-            f"Average test accuracy in % after {last.rounds} rounds, mean ± sd of {len(seeds)} seeds; "
-            f"{core_hours([into / f'{study}.csv'])}",
+            f"{DATA[study]}. Average test accuracy in % after {last.rounds} rounds, mean ± sd of {len(seeds)} seeds;",
+            core_hours([into / f"{study}.csv"]),
             "",
             *table(study, runs, best),
             "",

@@ -43,7 +43,9 @@ SAMPLERS = {
 OTHERS_STEP = {ALIKE: OPTIMAL, ADAPTIVE: OPTIMAL}  # not tuned: the step sizes of another method
 LEGEND = (
     "α: improvement factor, 0 as good as full participation, 1 as uniform. Loss: the clients' own in training, last 10 "
-    "rounds. Step sizes are chosen on samples kept from the clients."
+    "rounds. Step sizes are chosen on samples kept from the clients, by one run each with the method's smallest m. "
+    "Mbit are uploads; in the last column downloads are counted too: all who are invited get the model, by independent "
+    "coins only those who upload."
 )
 LAST = 5  # evaluations that a step size is judged by
 
@@ -197,7 +199,8 @@ def write(
     """Write the summary with a table a section, and the picture of the first section, of this title."""
     study, first = next(iter(sections.values()))
     plot(first, picture, study.targets, into / f"{script}.png")
-    text = [*head, LEGEND, f"With the search for step sizes {core_hours(into.rglob('curves.csv'))}"]
+    every = f"Evaluated every {first[0].runs[0][0].rounds} rounds. With the search for step sizes"
+    text = [*head, LEGEND, f"{every} {core_hours(into.rglob('curves.csv'))}"]
     for heading, (study, results) in sections.items():
         text += ["", f"## {heading}", "", *table(study, results)]
     write_summary(into, script, overrides, text, picture)
@@ -207,7 +210,7 @@ def table(study: Study, results: Sequence[Results]) -> list[str]:
     """Return the lines of a table: a row an arm."""
     targets = [f"rounds to {100 * target:g} % | Mbit | of full" for target in study.targets]
     step = "step (published)" if study.published else "step"
-    head = ("uploads", step, *targets, "last accuracy, %", "loss", "α")
+    head = ("uploads", step, *targets, "last accuracy, %", "loss", "α", f"to {100 * study.targets[-1]:g} %, both ways")
     rows = [_row(study, its, results) for its in results]
     rule = "|---|" + "---:|" * (len(rows[0]) - 1)
     return [f"| {' | '.join(head)} |", rule, *(f"| {' | '.join(row)} |" for row in rows)]
@@ -229,7 +232,8 @@ def _row(study: Study, its: Results, results: Sequence[Results]) -> list[str]:
     last = [100 * at.test_accuracy for at in ends] + [nan] * (len(its.runs) - len(ends))
     losses, alphas = [at.train_loss for at in ends], [at.alpha for at in ends if not isnan(at.alpha)]
     scores = spread(last, missing="diverged"), spread(losses, ".3f", missing="–")
-    return [*cells, *scores, f"{fmean(alphas):.2f}" if alphas else "–"]
+    both = spread([spent_to(course, study.targets[-1], megabits_both_ways) for course in its.runs], ",.0f")
+    return [*cells, *scores, f"{fmean(alphas):.2f}" if alphas else "–", both]
 
 
 def plot(results: Sequence[Results], title: str, targets: Sequence[float], path: Path) -> None:
@@ -242,6 +246,11 @@ def plot(results: Sequence[Results], title: str, targets: Sequence[float], path:
 def megabits(at: Evaluation) -> float:
     """What the clients have sent to the server."""
     return 8 * megabytes_up(at)
+
+
+def megabits_both_ways(at: Evaluation) -> float:
+    """What the clients have sent to the server and been sent by it."""
+    return 8 * (at.bytes_up + at.bytes_down) / 1e6
 
 
 def _cell(study: Study, arm: Arm, step: float, seed: int, into: Path, overrides: Sequence[str]) -> Config:

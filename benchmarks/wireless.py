@@ -6,76 +6,48 @@ draws a round. Five pilots with uniform and five with weighted draws, down to th
 from which the proposed and the statistical draws follow. As published: one world, 20 runs that differ in draws and
 batches, the same seeds for every scheme. Which world is not published, nor its seed: it is the one of ten whose pilots
 take nearest to the published rounds, chosen by that alone. Ours: more worlds, as one world's ratios are no law.
-Runs that are there already are not run again.
+What WHERE has the records of is not run again; what a run cut off has left in WHERE/runs is not, either.
 
     python benchmarks/wireless.py results/wireless [--quick] [--jobs 2]
 """
 
 import argparse
-import csv
 import pickle
-import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from functools import partial
 from itertools import chain
-from math import exp, inf, log
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import fmean, median
-from typing import Self, TypeVar, cast
+from typing import TypeVar, cast, get_args
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this checkout's own library and `train`
 
 import numpy as np
 import torch
-from arrivals import EQ8, SCALED, SCHEMES, figure, main_table, pilot_table, spread
+from arrivals import EQ8, SCHEMES, bands_of, figure
+from studies import write_summary
 from synthetic import CLIENTS, Run, Sizes, Vector, World, make_world, received_norms, train_all
+from wireless_records import Arrival, Ending, Records, Setting
+from wireless_tables import BETAS, PUBLISHED_SWEEP, K, beta_name, nearest, summary
 
 from sharding import wireless_probabilities
 from sharding.clients import statistical_probabilities
+from train.compare import default_jobs
 from train.files import write_whole
 from train.pilots import FURTHER, Lesson, conclude
 from train.plots import save
 
-K = 10
-PUBLISHED = {
-    "proposed": (9767.8, 1454.3),
-    "statistical": (25730.0, 2358.7),
-    "weighted": (24207.9, 1884.9),
-    SCALED: (17514.3, 453.8),
-}
-PUBLISHED_ROUNDS = {"uniform": (71, 81, 95, 109, 133), "weighted": (48, 57, 69, 84, 101)}
-PUBLISHED_SWEEP = {1: 4778.1, 4: 617.1, 10: 1272.5, 16: 2021.6}
-BETAS = (20.0, 63.88, 150.0)  # β/α in place of the pilots'; 63.88 is published, under the name α/β
 PILOT_SEEDS = range(1000, 1005)  # none of a run's
-LAWS: tuple[Sizes, ...] = ("zipf", "lognormal")  # of the sizes in other worlds
+PAIRED = 0.72  # the test accuracy that the paper names with the loss of the sweep over K
+LAWS: tuple[Sizes, ...] = get_args(Sizes)  # in other worlds; worlds to choose from have the first
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What is run; `quick` is for tests, and shows nothing else."""
-
-    target: float = 0.7
-    accuracy: float = 0.78
-    levels: tuple[float, ...] = (1.2, 1.15, 1.1, 1.05, 1.0)
-    sweep_target: float = 1.2
-    runs: int = 20
-    candidates: int = 10
-    worlds: int = 5
-    rounds: int = 3000
-    pilot_rounds: int = 600
-
-    @classmethod
-    def quick(cls) -> "Setting":
-        """Return a setting of seconds."""
-        return cls(1.95, 0.3, (2.2, 2.15, 2.1), 2.0, 2, 2, 2, 6, 8)
 
 
 def learn(world: World, setting: Setting) -> Lesson:
@@ -117,7 +89,7 @@ def runs_of(world: World, lesson: Lesson, schemes: Iterable[str], seeds: Iterabl
 def with_other_beta(world: World, lesson: Lesson, beta: float, seeds: Iterable[int]) -> list[Run]:
     """Return untrained runs of the proposed draws with this β/α."""
     q = law_of("proposed", world, replace(lesson, beta_over_alpha=beta), K)
-    return [Run(world, _beta(beta), seed, K, q) for seed in seeds]
+    return [Run(world, beta_name(beta), seed, K, q) for seed in seeds]
 
 
 def train_in_world(world: World, setting: Setting) -> Sequence[Run]:
@@ -125,213 +97,126 @@ def train_in_world(world: World, setting: Setting) -> Sequence[Run]:
     return train_all(runs_of(world, learn(world, setting), SCHEMES, [0]), setting.target, setting.rounds)
 
 
-def kept(work: Callable[[Item], Result], setting: Setting, path: Path, item: Item) -> Result:
-    """Return what comes of an item: that of an earlier start where there is such."""
+def kept(work: Callable[[Item], Result], setting: Setting, path: Path, item: Item) -> tuple[Result, float]:
+    """Return what comes of an item, and the seconds that it took: those of an earlier start where there is such."""
     if path.exists():
-        before, result = pickle.loads(path.read_bytes())
+        before, result, seconds = pickle.loads(path.read_bytes())
         if before == astuple(setting):
-            return cast(Result, result)
+            return cast(Result, result), seconds
+    start = time.perf_counter()
     result = work(item)
+    seconds = time.perf_counter() - start
     # A tuple, as a class of this script would be kept under a name that its module has in one kind of process alone.
-    write_whole(path, pickle.dumps((astuple(setting), result)))
-    return result
+    write_whole(path, pickle.dumps((astuple(setting), result, seconds)))
+    return result, seconds
 
 
 def side_by_side(
     name: str, work: Callable[[Item], Result], items: Sequence[Item], setting: Setting, into: Path, jobs: int
-) -> list[Result]:
-    """Return what comes of each item, some at a time, each in a process of one thread; how many changes nothing."""
+) -> tuple[list[Result], float]:
+    """Return what comes of each item, some at a time, each in a process of one thread, and the seconds of all.
+
+    How many at a time changes nothing but these.
+    """
     found: list[Result] = []
+    spent = 0.0
     (into / "runs").mkdir(parents=True, exist_ok=True)
     paths = [into / "runs" / f"{name}-{place}.pickle" for place in range(len(items))]
-    work = partial(kept, work, setting)
+    keep = partial(kept, work, setting)
     pool = ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (1,)) if jobs > 1 else None
     with pool or nullcontext():
-        for place, result in enumerate((pool.map if pool else map)(work, paths, items)):
+        for place, (result, seconds) in enumerate((pool.map if pool else map)(keep, paths, items)):
             print(f"{name}: {place + 1} of {len(items)}", flush=True)
             found.append(result)
-    return found
-
-
-def distance(lesson: Lesson) -> float:
-    """Return how far the pilots' rounds are from the published ones: the mean size of the logarithm of their ratio."""
-    pairs = [pair for name, its in PUBLISHED_ROUNDS.items() for pair in zip(lesson.rounds[name], its, strict=False)]
-    return fmean(inf if rounds is None else abs(log(rounds / published)) for rounds, published in pairs)
+            spent += seconds
+    return found, spent
 
 
 def targets_of(runs: Sequence[Run], target: float) -> dict[int, float]:
     """Return the loss at which the schemes are compared in each world: the target, or the least that all came to."""
-    worlds = {run.world.seed: [it for it in runs if it.world is run.world] for run in runs}
+    worlds = {run.world.seed: [its for its in runs if its.world is run.world] for run in runs}
     return {seed: max(target, *(min(run.losses) for run in its)) for seed, its in worlds.items()}
 
 
-def world_table(runs: Sequence[Run], target: float) -> list[str]:
-    """Return each scheme's ratio to the proposed one over worlds: median, least and most."""
-    lines = ["| scheme | median ratio | least | most | faster than proposed |", "|---|---:|---:|---:|---:|"]
-    targets = targets_of(runs, target)
-    spent = {(run.scheme, run.world.seed): cast(float, run.seconds_to(targets[run.world.seed])) for run in runs}
-    for scheme in SCHEMES[1:]:
-        ratios = [spent[scheme, seed] / spent["proposed", seed] for seed in targets]
-        cells = (f"{value:.2f}" for value in (median(ratios), min(ratios), max(ratios)))
-        faster = sum(ratio < 1 for ratio in ratios)
-        lines.append(f"| {scheme} | {' | '.join(cells)} | {faster} of {len(ratios)} |")
-    return lines
-
-
-def sweep_table(runs: Sequence[Run], setting: Setting) -> list[str]:
-    """Return seconds against the number of draws."""
-    sizes = sorted({run.cohort_size for run in runs})
-    lines = [f"| K | {' | '.join(map(str, sizes))} |", "|---|" + "---:|" * len(sizes)]
-    for scheme in ("proposed", "Eq. 38"):
-        cells = [[run.seconds_to(setting.sweep_target) for run in _of(runs, scheme, size)] for size in sizes]
-        lines.append(f"| {scheme} | {' | '.join(spread(its) for its in cells)} |")
-    published = [f"{PUBLISHED_SWEEP[size]:,.0f}" if size in PUBLISHED_SWEEP else "–" for size in sizes]
-    return [*lines, f"| published | {' | '.join(published)} |"]
-
-
-def beta_table(study: "Study", setting: Setting) -> list[str]:
-    """Return seconds of the proposed draws against β/α."""
-    own = study.lesson.beta_over_alpha
-    spent = {own: _of(study.runs, "proposed")} | {beta: _of(study.betas, _beta(beta)) for beta in BETAS}
-    betas = sorted(spent)
-    cells = [spread([run.seconds_to(setting.target) for run in spent[beta]]) for beta in betas]
-    heads = [f"{beta:.4g}{' (pilots)' if beta == own else ''}" for beta in betas]
-    return [f"| β/α | {' | '.join(heads)} |", "|---|" + "---:|" * len(betas), f"| proposed | {' | '.join(cells)} |"]
-
-
-def _beta(beta: float) -> str:
-    return f"proposed, β/α = {beta:g}"
-
-
-def _of(runs: Iterable[Run], scheme: str, size: int = K) -> list[Run]:
-    return [run for run in runs if (run.scheme, run.cohort_size) == (scheme, size)]
-
-
-def write_runs(path: Path, runs: Iterable[Run], targets: Sequence[float], accuracies: Sequence[float]) -> None:
-    """Write a row a run."""
-    amounts = [f"seconds_to_loss_{target:g}" for target in targets] + [f"seconds_to_{a:g}" for a in accuracies]
-    rows: list[tuple[object, ...]] = [("scheme", "K", "world", "seed", "rounds", *amounts)]
-    for run in runs:
-        spent = [run.seconds_to(target) for target in targets]
-        spent += [run.seconds_to(accuracy=accuracy) for accuracy in accuracies]
-        cells = ("" if value is None else f"{value:.1f}" for value in spent)
-        rows.append((run.scheme, run.cohort_size, run.world.seed, run.seed, len(run.losses), *cells))
-    _write(path, rows)
-
-
-def write_worlds(path: Path, runs: Sequence[Run], target: float) -> None:
-    """Write a row a run, with the loss at which its world is compared."""
-    targets = targets_of(runs, target)
-    rows: list[tuple[object, ...]] = [("scheme", "world", "rounds", "loss", "seconds_to_loss")]
-    for run in runs:
-        its = targets[run.world.seed]
-        rows.append((run.scheme, run.world.seed, len(run.losses), f"{its:.4f}", f"{run.seconds_to(its):.1f}"))
-    _write(path, rows)
-
-
-def _write(path: Path, rows: Iterable[Sequence[object]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(rows)
-
-
-@dataclass(frozen=True)
-class Study:
-    """All that is run.
-
-    Attributes:
-        lesson: of the pilots of the one world, that of `runs`.
-        runs: of all schemes in it, to the target.
-        betas: of the proposed draws in it, with other values of β/α.
-        sweep: of the wireless draws, by how many are drawn, to a target of their own.
-        others: of all schemes in other worlds, by the law of the sizes there.
-    """
-
-    lesson: Lesson
-    runs: Sequence[Run]
-    betas: Sequence[Run]
-    sweep: Sequence[Run]
-    others: Mapping[str, Sequence[Run]]
-
-    @classmethod
-    def train(cls, setting: Setting, into: Path, jobs: int) -> Self:
-        """Run what is missing."""
-        play = partial(side_by_side, setting=setting, into=into, jobs=jobs)
-        candidates = [make_world(seed) for seed in range(setting.candidates)]
-        lessons = play("pilots", partial(learn, setting=setting), candidates)
-        lesson, world = min(zip(lessons, candidates, strict=True), key=lambda pair: distance(pair[0]))
-        pairs = [runs_of(world, lesson, SCHEMES, [seed, seed + 1]) for seed in range(0, setting.runs, 2)]
-        retaught = [with_other_beta(world, lesson, beta, range(setting.runs)) for beta in BETAS]
-        swept = [runs_of(world, lesson, ("proposed", "Eq. 38"), range(setting.runs), size) for size in PUBLISHED_SWEEP]
-        train = partial(train_all, target=setting.target, rounds=setting.rounds)
-        runs = chain.from_iterable(play("seeds", train, pairs))
-        betas = chain.from_iterable(play("betas", train, retaught))
-        train = partial(train_all, target=setting.sweep_target, rounds=setting.rounds)
-        sweep = chain.from_iterable(play("draws", train, swept))
-        seeds = range(1, 1 + setting.worlds)
-        worlds = {law: [make_world(it, law) for it in seeds if (law, it) != ("zipf", world.seed)] for law in LAWS}
-        alone = partial(train_in_world, setting=setting)
-        others = {law: [*chain.from_iterable(play(f"{law}_worlds", alone, its))] for law, its in worlds.items()}
-        return cls(lesson, [*runs], [*betas], [*sweep], others)
-
-
-def write(study: Study, setting: Setting, into: Path) -> None:
-    """Write runs, picture and summary."""
-    targets, accuracies = (setting.sweep_target, setting.target), (0.72, setting.accuracy)
-    write_runs(into / "runs.csv", [*study.runs, *study.betas, *study.sweep], targets, accuracies)
-    for law, its in study.others.items():
-        write_worlds(into / f"worlds_{law}.csv", its, setting.target)
-    courses = {scheme: _of(study.runs, scheme) for scheme in SCHEMES}
-    title = "Setup 2: loss and accuracy against simulated seconds"
-    save(figure(courses, setting.target, setting.accuracy, title), into / "wireless.png")
-    text = "\n".join([*summary(study, setting, courses), ""])
-    (into / "summary.md").write_text(text, encoding="utf-8")
-    print(text)
-
-
-def summary(study: Study, setting: Setting, courses: Mapping[str, Sequence[Run]]) -> list[str]:
-    """Return what stands in the summary."""
-    text = [
-        f"# Seconds to loss {setting.target}: Synthetic(1, 1), N = {CLIENTS}, K = {K}",
-        "",
-        f"Of {setting.candidates} worlds the one whose pilots are nearest to the published ones: number "
-        f"{study.runs[0].world.seed}, off by a factor of {exp(distance(study.lesson)):.2f} in the geometric mean.",
-        f"{setting.runs} runs that differ in draws and batches; mean ± sd of those that arrived within "
-        f"{setting.rounds} rounds.",
-        "",
-        *main_table(courses, setting.target, setting.accuracy, PUBLISHED),
-        "",
-        "Rounds of the pilots, by the mean loss of five runs each, and the β/α that follows at each loss. Their",
-        f"mean, {study.lesson.beta_over_alpha:.3g}, is used; 63.88 is published, under the name α/β.",
-        "",
-        *pilot_table(study.lesson, setting.levels, PUBLISHED_ROUNDS),
-        "",
-        f"Seconds to loss {setting.target} with another β/α than the pilots':",
-        "",
-        *beta_table(study, setting),
-        "",
-        f"Seconds to loss {setting.sweep_target} against the number of draws, the same β/α for every K:",
-        "",
-        *sweep_table(study.sweep, setting),
+def arrivals_of(part: str, runs: Iterable[Run], setting: Setting) -> list[Arrival]:
+    """Return what is kept of some runs."""
+    losses, accuracies = (setting.sweep_target, setting.target), (PAIRED, setting.accuracy)
+    return [
+        Arrival(
+            *(part, run.scheme, run.cohort_size, run.world.seed, run.seed, len(run.losses)),
+            {loss: run.seconds_to(loss) for loss in losses},
+            {accuracy: run.seconds_to(accuracy=accuracy) for accuracy in accuracies},
+        )
+        for run in runs
     ]
-    for law, its in study.others.items():
-        reached = ", ".join(f"{target:.2f}" for target in targets_of(its, setting.target).values())
-        text += ["", f"Other worlds, with {law} sizes, one run each; β/α and G of each world's own pilots. To loss"]
-        text += [f"{setting.target} or the least that all schemes reach within {setting.rounds} rounds: {reached}.", ""]
-        text += world_table(its, setting.target)
-    made = f"Made by `python {shlex.join(sys.argv)}`."
-    return [*text, "", made, "", "![Loss and accuracy against seconds](wireless.png)"]
+
+
+def endings_of(runs: Sequence[Run], target: float) -> list[Ending]:
+    """Return what is kept of runs in other worlds."""
+    targets = targets_of(runs, target)
+    return [
+        Ending(run.scheme, its, len(run.losses), targets[its], cast(float, run.seconds_to(targets[its])))
+        for run in runs
+        for its in (run.world.seed,)
+    ]
+
+
+def train(setting: Setting, into: Path, jobs: int) -> Records:
+    """Run what is missing: all pilots, then the schemes in the world chosen by them, then other worlds."""
+    spent = []
+
+    def play(name: str, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+        found, seconds = side_by_side(name, work, items, setting, into, jobs)
+        spent.append(seconds)
+        return found
+
+    candidates = [make_world(seed) for seed in range(setting.candidates)]
+    lessons = play("pilots", partial(learn, setting=setting), candidates)
+    chosen = nearest(lessons)
+    lesson, world = lessons[chosen], candidates[chosen]
+    pairs = [runs_of(world, lesson, SCHEMES, [seed, seed + 1]) for seed in range(0, setting.runs, 2)]
+    retaught = [with_other_beta(world, lesson, beta, range(setting.runs)) for beta in BETAS]
+    swept = [runs_of(world, lesson, ("proposed", "Eq. 38"), range(setting.runs), size) for size in PUBLISHED_SWEEP]
+    to_target = partial(train_all, target=setting.target, rounds=setting.rounds)
+    to_sweeps = partial(train_all, target=setting.sweep_target, rounds=setting.rounds)
+    runs = [*chain.from_iterable(play("seeds", to_target, pairs))]
+    betas = chain.from_iterable(play("betas", to_target, retaught))
+    sweep = chain.from_iterable(play("draws", to_sweeps, swept))
+    alone, worlds = partial(train_in_world, setting=setting), {}
+    for law in LAWS:
+        others = [
+            make_world(seed, law) for seed in range(1, 1 + setting.worlds) if (law, seed) != (LAWS[0], world.seed)
+        ]
+        played = [*chain.from_iterable(play(f"{law}_worlds", alone, others))]
+        worlds[law] = endings_of(played, setting.target)
+    parts = {"main": runs, "beta": betas, "draws": sweep}
+    kept = chain.from_iterable(arrivals_of(part, its, setting) for part, its in parts.items())
+    courses = {scheme: [run for run in runs if run.scheme == scheme] for scheme in SCHEMES}
+    return Records(setting, sum(spent), lessons, [*kept], worlds, bands_of(courses))
 
 
 def main() -> None:
-    """Run, and write what there is."""
+    """Run what is missing, and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("into", type=Path)
     parser.add_argument("--quick", action="store_true", help="a few rounds, to see that it works")
-    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    parser.add_argument("--jobs", type=int, help="processes at a time; one a core if not given")
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    setting = Setting.quick() if args.quick else Setting()
-    write(Study.train(setting, args.into, args.jobs), setting, args.into)
+    tell(args.into, args.quick, args.jobs or default_jobs())
+
+
+def tell(into: Path, quick: bool, jobs: int) -> None:
+    """Write the tables and the picture of the records, and these where they are missing."""
+    setting = Setting.quick() if quick else Setting()
+    records = Records.read(into, setting)
+    if records is None:
+        torch.set_num_threads(1)
+        train(setting, into, jobs).write(into)
+        records = Records.read(into, setting)
+    assert records is not None
+    title = "Setup 2: loss and accuracy against simulated seconds"
+    save(figure(records.bands, setting.target, setting.accuracy, title), into / "wireless.png")
+    write_summary(into, "wireless", ["--quick"] if quick else [], summary(records), title)
 
 
 if __name__ == "__main__":

@@ -79,6 +79,8 @@ class OptimalSampler(Sampler):
 class SecureOptimalSampler(OptimalSampler):
     """AOCS: nearly the same probabilities, from totals alone, so that norms can be aggregated securely.
 
+    One sum more than published tells whether a norm is no finite number: a float a client.
+
     Source: Chen, Horváth & Richtárik, TMLR 2022, Algorithm 2 with j_max = 4.
     """
 
@@ -103,7 +105,7 @@ class PartialOptimalSampler(OptimalSampler):
     r_c is what hearing c costs: the bytes of its shard over those of the dense model.
 
     Clients are ordered by u/√r, as the KKT conditions have it. (The note's own rule, √r·u, contradicts them.) Where the
-    budget exceeds Σ r_c of the cohort all upload.
+    budget exceeds Σ r_c of the cohort all upload. In the note all clients report; here those who are invited do.
 
     Source: Dabaja & El-Azouzi, optimal client sampling with partial training.
     """

@@ -38,6 +38,8 @@ def test_the_table_tells_when_targets_were_reached_and_by_how_many():
         "| uniform, scaled steps | not reached | not reached | – | not reached | – | not reached | 0 of 2 |",
         "| x | 10 | 20 | 1.00 | – | – | 30 | 1 of 1 |",
     ]
+    saved = main_table(courses, 0.5, 0.7, published, {"weighted": 60})
+    assert [row.split(" | ")[7] for row in saved[2:]] == ["–", "70 % (60 %)", "–", "0 %"]
     none = main_table(courses | {"proposed": [never]}, 0.5, 0.7, published)
     assert [row.split(" | ")[3] for row in none[2:]] == ["–"] * 4, "without the proposed there is no ratio"
 

@@ -84,19 +84,20 @@ def test_full_participation_at_the_step_of_ocs_is_full_participation():
 
 def test_a_row_says_what_the_runs_did():
     def course(accuracies, bytes_up):
-        return [Evaluation(t, t * bytes_up, 0, 3 * t, a, 1.0, 1.0) for t, a in enumerate(accuracies, start=1)]
+        return [Evaluation(t, t * bytes_up, t * 10**6, 3 * t, a, 1.0, 1.0) for t, a in enumerate(accuracies, start=1)]
 
     study = Study("x", Path("x.yaml"), (), (), (0.5,), 10, {"full": 0.125, "OCS": 0.25, "uniform": 0.5})
     full = Results(Arm("full"), 0.5, 3, [course([0.1, 0.6, 0.7], 10**6), course([0.6, 0.6, 0.9], 10**6)])
     ocs = Results(Arm("OCS", 3), 0.25, 3, [course([0.1, 0.2, 0.5], 10**5), course([0.1, 0.1, 0.1], 10**5)])
     head, _, first, second = uploads.table(study, [full, ocs])
-    assert first == "| full | 1/2 (1/8) | 2 ± 1 | 12 ± 6 | 1.00 | 80.0 ± 14.1 | 1.000 ± 0.000 | – |"
+    assert first == "| full | 1/2 (1/8) | 2 ± 1 | 12 ± 6 | 1.00 | 80.0 ± 14.1 | 1.000 ± 0.000 | – | 24 ± 11 |"
     assert second.startswith("| OCS, m = 3 | 1/4 (1/4) | 3 (1 never) | 2 (1 never) | 0.15 | 30.0 ± 28.3 |")
+    assert second.endswith("| – | 26 (1 never) |"), "downloads of 8 Mbit a round, and uploads of a tenth of it"
     lost = Results(Arm("uniform", 3), 1.0, 3, [course([0.1, 0.6, 0.7], 10**5), course([0.6], 10**5)])
     third = uploads.table(study, [full, lost])[-1]
     assert third.startswith("| uniform, m = 3 | 1 (1/2) | 2 ± 1 | 1 ± 1 | 0.10 | 70.0 (1 diverged) | 1.000 | – |")
     none = uploads.table(study, [full, Results(Arm("OCS", 3), 1.0, 3, [course([0.1], 10**5), []])])[-1]
-    assert none.endswith("| never | never | – | diverged | – | – |")
+    assert none.endswith("| never | never | – | diverged | – | – | never |")
     assert {row.count("|") for row in (head, first, second, third, none)} == {head.count("|")}
 
 
