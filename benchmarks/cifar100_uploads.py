@@ -12,10 +12,10 @@ from fractions import Fraction
 from pathlib import Path
 
 from arguments import read_study
-from uploads import ALIKE, FULL, GRID, OPTIMAL, SEEDS, UNIFORM, Arm, Study, run_arms, tune, write
+from uploads import FULL, GRID, OPTIMAL, SEEDS, UNIFORM, Arm, Study, run_arms, tune, write
 
 CONFIG = Path(__file__).parents[1] / "configs" / "cifar100_uploads.yaml"
-ARMS = (Arm(FULL), Arm(ALIKE), Arm(OPTIMAL, 3), Arm(UNIFORM, 3))
+ARMS = (Arm(FULL), Arm(OPTIMAL, 3), Arm(UNIFORM, 3))
 PUBLISHED = {FULL: Fraction(1, 1000), OPTIMAL: Fraction(1, 1000), UNIFORM: Fraction(3, 10_000)}
 
 

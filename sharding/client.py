@@ -162,5 +162,5 @@ def _refuse_empty(model: nn.Module) -> None:
     if empty:
         raise UserError(
             f"no shard has values for {', '.join(empty)}, which the model has on the meta device; "
-            "build it in `with sharding.skeleton():`, which leaves buffers real"
+            "build it in `with sharding.skeleton():`, which leaves buffers real, or give a structure with values"
         )

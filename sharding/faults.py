@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from sharding.compression import EXACT
 from sharding.shard import Shard
 
 NOTHING = "nothing returned"
@@ -29,12 +30,8 @@ def find_misfit(sent: Shard, returned: object) -> str | None:
         return NOTHING
     if not isinstance(returned, Shard):
         return f"a {type(returned).__name__}, not a shard"
-    if returned.plan != sent.plan:
-        return f"an update of the plan {str(returned.plan)[:40]!r}, not of {sent.plan!r}"
-    if returned.wire != sent.wire:
-        return f"an update in {str(returned.wire)[:40]}, not in {sent.wire}"
     try:
-        return _differing_tensor(sent, returned) or _differing_term(sent, returned)
+        return _other_kind(sent, returned) or _differing_tensor(sent, returned) or _differing_term(sent, returned)
     except Exception as error:  # of parts that are no tensors, or not of one device: whatever it is, it is no update
         return f"no shard that can be read: {type(error).__name__}: {error}"
 
@@ -55,6 +52,19 @@ def find_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
 def _summable(tensor: Tensor) -> Tensor:
     """Return the same numbers in a type that has a sum: float8 has none."""
     return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
+
+
+def _other_kind(sent: Shard, returned: Shard) -> str | None:
+    """Say what shows that it is no update of this shard before any tensor is looked at."""
+    if returned.plan != sent.plan:
+        return f"an update of the plan {str(returned.plan)[:40]!r}, not of {sent.plan!r}"
+    if returned.wire != sent.wire:
+        return f"an update in {str(returned.wire)[:40]}, not in {sent.wire}"
+    if returned.changes != (sent.wire != EXACT):
+        return f"values, not the changes that {sent.wire} carries back" if sent.wire != EXACT else "changes, not values"
+    if returned.frozen:
+        return f"what is frozen has come back: {', '.join(sorted(map(str, returned.frozen))[:3])}"
+    return None
 
 
 def _differing_tensor(sent: Shard, returned: Shard) -> str | None:

@@ -84,12 +84,14 @@ def _check(model: nn.Module, start: nn.Module, layers: Mapping[str, FactorizedLa
     before = dict(start.named_modules())
     problems = [f"{name}, {what}, has no form as LoRA" for name, part in layers.items() if (what := _formless(part))]
     problems += [f"{name} is not in the model it started from" for name in layers if name not in before]
-    others = dict(start.named_parameters())
+    others = dict(start.named_parameters()) | dict(start.named_buffers())
     inside = tuple(f"{name}." for name in layers)
+    state = [*model.named_parameters(), *model.named_buffers()]
     problems += [
         f"{name} has changed as well, and an adapter holds factorized weights alone"
-        for name, part in model.named_parameters()
+        for name, part in state
         if (not name.startswith(inside) or name.endswith(".bias"))
+        and not name.endswith(".num_batches_tracked")
         and not (name in others and torch.equal(others[name], part))
     ]
     if problems:

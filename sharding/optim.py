@@ -19,13 +19,14 @@ until the share is one.
 """
 
 from collections.abc import Iterable
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
 
-from sharding.errors import UserError
+from sharding.errors import UserError, shown
 from sharding.layers import FactorizedLayer
+from sharding.numbers import is_number
 from sharding.wrappers import is_distributed, spread_like, whole
 
 DecayOf = Literal["bounded", "effective", "factors"]
@@ -151,7 +152,8 @@ class LocalSGD:
         clip: τ ≥ 1, or None for no clipping.
 
     Raises:
-        UserError: the clip is below 1, or all parameters are frozen.
+        UserError: the clip is below 1, lr or decay are no finite numbers of at least 0, `decay_of` is unknown, or all
+            parameters are frozen.
     """
 
     def __init__(
@@ -165,6 +167,11 @@ class LocalSGD:
     ) -> None:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise UserError("all parameters of the model are frozen, so there is nothing to train; set requires_grad")
+        for name, value in (("lr", lr), ("frobenius_decay", frobenius_decay)):
+            if not (is_number(value) and value >= 0):
+                raise UserError(f"{name} is {shown(value)}; a finite number of at least 0 is needed")
+        if decay_of not in get_args(DecayOf):
+            raise UserError(f"decay_of is {shown(decay_of)}; it is one of {', '.join(get_args(DecayOf))}")
         self._layers = factorized_layers(model)
         self._factors = self._find_factors(clip)
         self._decay, self._decay_of = frobenius_decay, decay_of

@@ -157,6 +157,7 @@ class ShardPlanner:
         model = unwrap(model)
         check_shapes(model)
         _check_wire(model, self.wire)
+        _check_values(model)
         layers = {} if self.strategy.law is None else shardable_layers(model, self.skip, self.also, self.strict)
         if self.strategy.law is not None and not layers:
             warnings.warn(
@@ -190,14 +191,18 @@ class ShardPlanner:
             for client, its_terms in zip(groups[ratio], cut, strict=True):
                 terms[client][name] = its_terms
         ratios = {client: ratio if layers else 1.0 for ratio, clients in groups.items() for client in clients}
-        plan = f"{round}-{self._digest(round, magnitudes)}"
+        plan = f"{round}-{self._digest(round, magnitudes, dense)}"
         rest = {name: round_outputs(tensor, self.wire) for name, tensor in dense.items()}
         shards = {client: Shard(terms[client], rest, ratios[client], frozen, plan, self.wire) for client in budgets}
         return Plan(shards, spectra, groups, draws, dense)
 
-    def _digest(self, round: int, magnitudes: Mapping[str, NDArray[np.float64]]) -> str:
-        """Return what tells this plan from those of other rounds, runs and models, whoever takes part."""
-        spectra = blake2b(b"".join(values.tobytes() for values in magnitudes.values())).hexdigest()
+    def _digest(self, round: int, magnitudes: Mapping[str, NDArray[np.float64]], dense: Mapping[str, Tensor]) -> str:
+        """Return what tells this plan from those of other rounds, runs and models, whoever takes part.
+
+        A model is known by its spectra; by the sums of its tensors where nothing is sharded.
+        """
+        known = list(magnitudes.values()) or [np.array([float(part.double().sum()) for part in dense.values()])]
+        spectra = blake2b(b"".join(values.tobytes() for values in known)).hexdigest()
         return f"{seed_of(self.seed, 'plan', round, spectra):016x}"
 
     def _group(self, budgets: Mapping[Client, float]) -> dict[float, list[Client]]:
@@ -272,6 +277,11 @@ def _check_budgets(budgets: Mapping[Client, float]) -> None:
             num_terms(1, ratio)
         except UserError as error:
             raise UserError(f"client {shown(client)}: {error}") from error
+
+
+def _check_values(model: nn.Module) -> None:
+    if empty := next((name for name, part in model.named_parameters() if part.is_meta), None):
+        raise UserError(f"{empty} is on the meta device; plan a model that has values, a skeleton is for clients")
 
 
 def _check_wire(model: nn.Module, wire: str) -> None:

@@ -23,5 +23,7 @@ def generator(*key: Key) -> np.random.Generator:
 
 
 def _digest(key: tuple[Key, ...]) -> int:
+    # NumPy's numbers and strings are equal to Python's, and mean the same.
+    key = tuple(part.item() if isinstance(part, np.generic) else part for part in key)
     # `repr` tells 1 from "1", and the tuple's commas keep ("ab", "c") apart from ("a", "bc").
     return int.from_bytes(blake2b(repr(key).encode(), digest_size=16).digest(), "little")

@@ -108,7 +108,7 @@ def load_factorized(folder: str | Path, model: nn.Module, device: torch.device |
     if problems:
         raise UserError(f"{folder} does not fit this {type(model).__name__}: {'; '.join(problems)}")
     _fill(small, {id(slots[name]): tensors[name].to(device) for name in names})
-    return small
+    return small.to(device)  # buffers that are in no folder
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -28,9 +28,10 @@ from sharding.wrappers import spread_like, unwrap, whole
 
 PARTS = ("indices", "u", "v", "multipliers")
 FROZEN = "frozen/"
+VALUES, CHANGES = "wire", "diff"  # what the metadata call the wire, by what it carries
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Terms:
     """The singular terms of one layer that one client holds.
 
@@ -64,7 +65,7 @@ class Terms:
         return [cls(*parts) for parts in zip(rows, us, vs, omegas, strict=True)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Shard:
     """One client's part of the model in one round.
 
@@ -76,7 +77,8 @@ class Shard:
         keep_ratio: r that it was cut for; 1 where nothing is left out.
         frozen: the names in `terms` and `dense` of what is neither trained nor sent back; all integers are.
         plan: which plan it is of, ``<round>-<digest>``; an update must be of the same. Empty outside of any plan.
-        wire: how its numbers travel, one of `sharding.WIRES`. An update holds new values, or changes where that rounds.
+        wire: how its numbers travel, one of `sharding.WIRES`.
+        changes: whether its numbers are changes since what was sent: those of an update are where the wire rounds.
     """
 
     terms: Mapping[str, Terms]
@@ -85,6 +87,7 @@ class Shard:
     frozen: frozenset[str] = frozenset()
     plan: str = ""
     wire: str = EXACT
+    changes: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -158,9 +161,11 @@ class Shard:
     def returned(self, values: Mapping[str, Tensor]) -> "Shard":
         """Return what goes back to the server: what may be trained, with values by the names of `trained`.
 
-        On a wire that rounds it holds the changes of these values, rounded.
+        They are of the types that were sent, whatever a client computes with. On a wire that rounds it holds the
+        changes of these values, rounded.
         """
-        if self.wire != EXACT:
+        values = {name: values[name].to(sent.dtype) for name, sent in self.trained().items()}
+        if changes := self.wire != EXACT:
             values = {name: values[name] - sent for name, sent in self.trained().items()}
         terms = {
             layer: replace(sent, u=values[key(layer, "u")], v=values[key(layer, "v")])
@@ -168,7 +173,7 @@ class Shard:
             if layer not in self.frozen
         }
         dense = {name: values[name] for name in self.dense if name not in self.frozen}
-        return replace(self, terms=terms, dense=dense, frozen=frozenset()).rounded()
+        return replace(self, terms=terms, dense=dense, frozen=frozenset(), changes=changes).rounded()
 
     def rounded(self) -> "Shard":
         """Return it with the nearest values that the wire can carry, as the other side will read them."""
@@ -242,7 +247,8 @@ class Shard:
     def _metadata(self) -> dict[str, str]:
         # In one word: safetensors writes several in any order.
         words = {"keep_ratio": float(self.keep_ratio), "plan": self.plan}
-        return {"shard": json.dumps(words if self.wire == EXACT else words | {"wire": self.wire})}
+        kind = CHANGES if self.changes else VALUES
+        return {"shard": json.dumps(words if self.wire == EXACT else words | {kind: self.wire})}
 
     def _named_tensors(self) -> dict[str, Tensor]:
         tensors = {
@@ -311,7 +317,13 @@ def _checked_words(metadata: Mapping[str, str]) -> dict[str, Any]:
         raise UserError("this is no shard: its metadata has no keep ratio and plan") from error
     if not (isinstance(keep_ratio, float) and 0 < keep_ratio <= 1 and isinstance(plan, str)):
         raise UserError(f"this is no shard: its metadata has {str(words)[:80]}")
-    return {"keep_ratio": keep_ratio, "plan": plan, "wire": words.get("wire", EXACT)}
+    changes = CHANGES in words
+    return {
+        "keep_ratio": keep_ratio,
+        "plan": plan,
+        "wire": words.get(CHANGES if changes else VALUES, EXACT),
+        "changes": changes,
+    }
 
 
 def update_norm(sent: Shard, returned: Shard) -> Tensor:

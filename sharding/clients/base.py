@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sharding.clients.network import Profiles
 from sharding.errors import UserError, shown
-from sharding.numbers import is_number, is_whole
+from sharding.numbers import as_floats, is_number, is_whole
 from sharding.rng import generator
 
 Client = int | str  # as in `sharding.planner`; samplers number them from 0
@@ -36,13 +36,17 @@ class Population:
     costs: Vector
     profiles: Profiles | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("num_samples", "costs"):
+            object.__setattr__(self, name, as_floats(getattr(self, name), name))
+
     def check(self, num_clients: int) -> None:
         """Make sure that all of it can be true of so many clients.
 
         Raises:
             UserError: a number too few or too many, sizes that are not finite, negative or all 0, costs not above 0.
         """
-        sizes, costs = np.asarray(self.num_samples), np.asarray(self.costs)
+        sizes, costs = self.num_samples, self.costs
         times = () if self.profiles is None else (self.profiles.compute, self.profiles.communicate)
         if any(np.shape(column) != (num_clients,) for column in (sizes, costs, *times)):
             raise UserError(f"the population is not one of {num_clients} clients; one size, cost and time for each")
@@ -120,8 +124,7 @@ class Sampler:
             raise UserError(
                 f"clients.per_round is {per_round}, but there are {num_clients} clients; choose 1 to {num_clients}"
             )
-        self.num_clients = num_clients
-        self.per_round = per_round
+        self.num_clients, self.per_round = int(num_clients), int(per_round)
         self.seed = seed
         self.population = population or Population(np.ones(num_clients), np.ones(num_clients))
         self.population.check(num_clients)

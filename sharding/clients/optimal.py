@@ -37,8 +37,8 @@ def reject(norms: Mapping[Client, float], round: int) -> dict[Client, str]:
 class OptimalSampler(Sampler):
     """Optimal client sampling (OCS): the server sees every norm and computes p.
 
-    A client whose norm is NaN or infinite is left out of the round and named in the log; as its part of the total is
-    unknown, the round's other reports are not relied on either: the rest upload with equal probabilities.
+    A client whose norm is NaN, infinite or negative is left out of the round and named in the log; as its part of the
+    total is unknown, the round's other reports are not relied on either: the rest upload with equal probabilities.
 
     FedAvg with server rate η_g is Algorithm 3 of the paper. Its DSGD is the case of one local step without momentum
     (`local.epochs=1`, `local.batch_size` at least D_c, `local.momentum=0`), U_c = −η·gradient.
@@ -55,11 +55,11 @@ class OptimalSampler(Sampler):
 
     def hear(self, round: int, cohort: list[int], norms: Mapping[Client, float]) -> Heard:
         """Draw who uploads, from the norms of those who reported."""
-        rejected = reject({client: norm for client, norm in norms.items() if not np.isfinite(norm)}, round)
+        rejected = reject({client: norm for client, norm in norms.items() if not 0 <= norm < np.inf}, round)
         clients = np.array([client for client in norms if client not in rejected], dtype=np.int64)
-        if clients.size == 0:
-            return Heard({}, 1.0, rejected)
         sizes = self.population.num_samples[clients]
+        if not sizes.any():  # nobody, or nobody with data
+            return Heard({}, 1.0, rejected)
         scaled = sizes / sizes.sum() * np.array([norms[client] for client in clients])
         if rejected:
             p, report_bytes = np.full(clients.size, min(1.0, self.budget / clients.size)), REPORT_BYTES * len(norms)

@@ -42,9 +42,10 @@ class TaskSampler(Sampler):
     def probabilities(self, round: int, signals: Matrix) -> Matrix:
         """Return p_{s|i}, (n, S), from the signals d_is·norm or d_is·loss of the cohort, (n, S).
 
-        A client with a signal that is NaN or infinite is left out, and named in the log; the rest are drawn alike.
+        A client with a signal that is NaN, infinite or negative is left out, and named in the log; the rest are drawn
+        alike.
         """
-        usable = np.isfinite(signals).all(axis=1)
+        usable = (np.isfinite(signals) & (signals >= 0)).all(axis=1)
         if not usable.all():
             bad = np.flatnonzero(~usable).tolist()
             log.warning("clients in places %s of the cohort reported no number in round %d", shown(bad), round)

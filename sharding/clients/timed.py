@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from sharding.clients.base import Client, Heard, Sampler, WithReplacement
 from sharding.clients.wireless import statistical_probabilities, wireless_probabilities
+from sharding.errors import UserError
 from sharding.rng import generator
 
 Vector = NDArray[np.float64]
@@ -30,7 +31,7 @@ class StatisticalSampler(Sampler):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._norms = np.full(self.num_clients, np.nan)
-        self._drawn: WithReplacement | None = None
+        self._drawn: tuple[int, WithReplacement] | None = None
         self._taught = False
 
     @property
@@ -48,16 +49,23 @@ class StatisticalSampler(Sampler):
 
     def invite(self, round: int) -> list[int]:
         """Return the clients drawn, ascending."""
-        self._drawn = WithReplacement(self.probabilities(), self.per_round, generator(self.seed, "invite", round))
-        return self._drawn.cohort
+        drawn = WithReplacement(self.probabilities(), self.per_round, generator(self.seed, "invite", round))
+        self._drawn = round, drawn
+        return drawn.cohort
 
     def hear(self, round: int, cohort: list[int], norms: Mapping[Client, float]) -> Heard:
-        """Hear all who were drawn, and learn from their norms what no pilot taught."""
-        assert self._drawn is not None, "invite comes first"
+        """Hear all who were drawn, and learn from their norms what no pilot taught.
+
+        Raises:
+            UserError: the round is not the one of the latest `invite`: q has changed since.
+        """
+        if self._drawn is None or self._drawn[0] != round:
+            last = "no round" if self._drawn is None else f"round {self._drawn[0]}"
+            raise UserError(f"round {round} cannot be heard: the sampler {self.name} has invited {last} last")
         for client, norm in norms.items():
             if np.isfinite(norm) and norm > 0 and not self._taught:
                 self._norms[int(client)] = norm
-        return self._drawn.heard(self.population.num_samples)
+        return self._drawn[1].heard(self.population.num_samples)
 
     def probabilities(self) -> Vector:
         """Return q, (N,)."""

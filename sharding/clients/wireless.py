@@ -26,6 +26,7 @@ from sharding.numbers import as_floats, is_number, is_whole
 log = logging.getLogger(__name__)
 
 Vector = NDArray[np.float64]
+MOST = 1e150  # of K·β/α over the square of the largest pG: as good as infinite, and its square is finite
 
 
 def wireless_probabilities(
@@ -68,7 +69,9 @@ def wireless_probabilities(
     q = np.zeros(a.size)
     fastest = float(c[drawn].min())
     slack = c[drawn] - fastest
-    q[drawn] = a[drawn] / np.sqrt(slack + _gap(a[drawn], slack, fastest, cohort_size * beta_over_alpha / scale**2))
+    square = max(float(scale**2), float(np.finfo(np.float64).tiny))  # of G next to nothing it is none
+    balance = min(cohort_size * beta_over_alpha / square, MOST)
+    q[drawn] = a[drawn] / np.sqrt(slack + _gap(a[drawn], slack, fastest, balance))
     return q / q.sum()
 
 

@@ -80,7 +80,7 @@ def sample(
         raise UserError(f"sample needs a generator, not {shown(rng)}: rng=numpy.random.default_rng(seed)")
     if size is not None and not (is_whole(size) and size >= 1):
         raise UserError(f"size is {shown(size)}; a whole number of at least 1 is needed, or None for a single sample")
-    return fit(inclusion, design).draw(rng, size)
+    return fit(inclusion, design).draw(rng, None if size is None else int(size))
 
 
 def joint_inclusion(inclusion: ArrayLike, design: str = "cps") -> NDArray[np.float64]:

@@ -207,7 +207,10 @@ def _end(model: nn.Module, affine: list[str], which: int) -> list[str]:
     named = getattr(model, "ends", None)
     if named is None or not affine:
         return affine[:1] if which == 0 else affine[-1:]
-    ends = (named[which],) if isinstance(named[which], str) else tuple(named[which])
+    try:
+        ends = (named[which],) if isinstance(named[which], str) else tuple(named[which])
+    except (TypeError, KeyError, IndexError):  # an attribute of the same name that means something else
+        return affine[:1] if which == 0 else affine[-1:]
     for end in ends:
         if not _has_module(model, end):
             raise UserError(f"{type(model).__name__}.ends names {end!r}, which is no module of the model")

@@ -26,13 +26,13 @@ class CoverageWarning(UserWarning):
 def describe(name: str, dense: nn.Module, factorized: FactorizedLayer, positions: Mapping[str, int]) -> LayerReport:
     """Report on one layer."""
     cost, n = Cost.of(dense), factorized.num_terms
-    at = positions.get(name, 0) if positions else 1
+    use = Cost.of_use(dense, positions.get(name, 0) if positions else 1)
     return LayerReport(
         type(dense).__name__,
         rank_of(dense),
         n,
         (cost.whole, n * cost.term),
-        (cost.whole * at, n * cost.term * at),
+        (use.whole, n * use.term),
         _kept_energy(dense, factorized),
     )
 

@@ -32,8 +32,9 @@ class Surroundings:
         """Whether a layer is one that peft puts beside a `base_layer`: it is small already."""
         parts = name.split(".")
         for end in range(len(parts)):
-            outer = self._modules[".".join(parts[:end])]
-            if isinstance(outer._modules.get("base_layer"), nn.Module) and parts[end] != "base_layer":
+            base = self._modules[".".join(parts[:end])]._modules.get("base_layer")
+            # A part of that name may be anything; what peft wraps is a layer, with a weight.
+            if base is not None and "weight" in base._parameters and parts[end] != "base_layer":
                 return True
         return False
 

@@ -168,4 +168,4 @@ def _cost_elsewhere(
     if not positions:
         raise UserError("a budget of multiply_adds needs example_inputs=, the arguments of a forward pass")
     others = {name: layer for name, layer in affine.items() if name not in chosen}
-    return sum(Cost.of(layer).times(positions[name]).whole for name, layer in others.items())
+    return sum(Cost.of_use(layer, positions[name]).whole for name, layer in others.items())

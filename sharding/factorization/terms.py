@@ -33,8 +33,10 @@ class Energy:
     share: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise UserError(f"energy {self.share} is outside (0, 1]; 0.9 keeps nine tenths of each weight's square")
+        if not (is_number(self.share) and 0 < self.share <= 1):
+            raise UserError(
+                f"energy {shown(self.share)} is outside (0, 1]; 0.9 keeps nine tenths of each weight's square"
+            )
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class Budget:
     def __post_init__(self) -> None:
         if (self.parameters is None) == (self.multiply_adds is None):
             raise UserError("a Budget is one of parameters or multiply_adds, not both or neither")
+        if not is_number(given := self.multiply_adds if self.parameters is None else self.parameters):
+            raise UserError(f"a Budget of {shown(given)} is no number of parameters or multiply-adds")
 
 
 KeepRatio = float | Mapping[Pattern, float] | Energy | Budget
@@ -59,7 +63,7 @@ KeepRatio = float | Mapping[Pattern, float] | Energy | Budget
 
 @dataclass(frozen=True)
 class Cost:
-    """What a layer costs: whole, and for each of its terms."""
+    """What a layer costs, whole and for each of its terms: parameters, or multiply-adds."""
 
     whole: int
     term: int
@@ -71,9 +75,13 @@ class Cost:
         assert isinstance(weight, torch.Tensor)
         return cls(weight.numel(), weight.shape[0] + weight.shape[1:].numel() * blocks)
 
-    def times(self, positions: int) -> "Cost":
-        """Return the cost at so many positions."""
-        return Cost(self.whole * positions, self.term * positions)
+    @classmethod
+    def of_use(cls, layer: nn.Module, positions: int) -> "Cost":
+        """Return the multiply-adds of a layer at so many positions. An embedding picks a row, and its terms add up."""
+        if isinstance(layer, nn.Embedding):
+            return cls(0, layer.embedding_dim * positions)
+        one = cls.of(layer)
+        return cls(one.whole * positions, one.term * positions)
 
 
 def num_terms(rank: int, keep_ratio: float) -> int:
@@ -174,10 +182,12 @@ def _enough(magnitudes: NDArray[np.float64], share: float) -> int:
 def _spend(
     layers: Mapping[str, nn.Module], budget: Budget, elsewhere: int, positions: Mapping[str, int]
 ) -> dict[str, int | str]:
-    costs = {name: Cost.of(layer) for name, layer in layers.items()}
+    costs, kept = {name: Cost.of(layer) for name, layer in layers.items()}, dict.fromkeys(layers, UNUSED)
     total = budget.parameters
     if budget.multiply_adds is not None:
-        costs = {name: cost.times(positions[name]) for name, cost in costs.items() if positions[name]}
+        costs = {name: Cost.of_use(layer, at) for name, layer in layers.items() if (at := positions[name])}
+        kept |= {name: GROWS for name, cost in costs.items() if cost.whole == 0}
+        costs = {name: cost for name, cost in costs.items() if cost.whole}
         total = budget.multiply_adds
     assert total is not None
     left = total - elsewhere
@@ -188,7 +198,7 @@ def _spend(
             "each layer are needed"
         )
     spectra = {name: _magnitudes(layers[name]) for name in costs}
-    return dict.fromkeys(layers, UNUSED) | allocate(spectra, costs, left)
+    return {**kept, **allocate(spectra, costs, left)}
 
 
 def allocate(

@@ -71,7 +71,9 @@ class LazyWeight(Tensor, metaclass=_AnyTensor):
     ) -> Any:
         """Answer what needs no values; compose for the rest."""
         kwargs = kwargs or {}
-        first = args[0] if args else None
+        first = args[0] if args else next(iter(kwargs.values()), None)  # nn.init.normal_ names its tensor
+        if LazyWeight in map(type, tree_leaves(first)) and (writing := _writing(func, kwargs)):
+            raise refused(writing)
         if type(first) is LazyWeight:
             if func in METADATA:
                 with torch._C.DisableTorchFunctionSubclass():
@@ -80,9 +82,6 @@ class LazyWeight(Tensor, metaclass=_AnyTensor):
                 return first._attached and (first._layer.u.requires_grad or first._layer.v.requires_grad)
             if func in DETACHING:
                 return _wrap(first._layer, False)
-            name = getattr(func, "__name__", "")
-            if name in WRITES or (name.endswith("_") and not name.startswith("__")):
-                raise refused(name)
         if LazyWeight in map(type, tree_leaves(kwargs.get("out"))):
             raise refused("out=")
         if func is F.linear and len(args) > 1 and _is_matrix(args[1]) and type(first) is not LazyWeight:
@@ -106,6 +105,13 @@ class LazyWeight(Tensor, metaclass=_AnyTensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """Return the composed weight's."""
         return repr(_composed(self))
+
+
+def _writing(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> str | None:
+    """Return what a function is called if it writes to its first argument, or to those in it."""
+    name = getattr(func, "__name__", "")
+    writes = name in WRITES or (name.endswith("_") and not name.startswith("__"))
+    return name if writes else f"{name}(inplace=True)" if kwargs.get("inplace") else None
 
 
 def refused(what: str) -> UserError:

@@ -10,9 +10,10 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from sharding.errors import UserError
+from sharding.errors import UserError, shown
 from sharding.layers.base import HOOKS, carry_over, plain_attributes
 from sharding.layers.linear import is_transposed_linear
+from sharding.numbers import is_whole
 
 
 class SplitLinear(nn.Module):
@@ -40,11 +41,14 @@ class SplitLinear(nn.Module):
             raise UserError(f"a {type(layer).__name__} cannot be split, only an nn.Linear or transformers' Conv1D can")
         weight, axis = _parameter(layer, "weight"), _axis(layer)
         out = weight.shape[axis]
-        if isinstance(parts, int) and out % parts:
-            raise UserError(f"{out} outputs cannot be split in {parts} equal parts; give their sizes")
-        sizes = [out // parts] * parts if isinstance(parts, int) else list(parts)
-        if sum(sizes) != out:
-            raise UserError(f"the sizes {sizes} of the parts sum to {sum(sizes)}, not to the {out} outputs")
+        if isinstance(parts, Sequence):
+            sizes = list(parts)
+            if not all(is_whole(size) and size > 0 for size in sizes) or sum(sizes) != out:
+                raise UserError(f"the sizes {shown(sizes)} of the parts are no whole numbers that sum to {out} outputs")
+        elif is_whole(parts) and parts > 0 and out % parts == 0:
+            sizes = [out // int(parts)] * int(parts)
+        else:
+            raise UserError(f"{out} outputs cannot be split in {shown(parts)} equal parts; give their sizes")
         weights = weight.split(sizes, dim=axis)
         biases = [None] * len(sizes) if layer.bias is None else _parameter(layer, "bias").split(sizes)
         return cls([_like(layer, axis, *each) for each in zip(weights, biases, strict=True)], layer)
@@ -53,6 +57,8 @@ class SplitLinear(nn.Module):
         """Return the one layer with these parts; it trains if a part did."""
         fused = _like(self.parts[0], self.axis, self.weight, self.bias)
         carry_over(self, fused)
+        for name, parameter in fused.named_parameters(recurse=False):
+            parameter.requires_grad_(any(_parameter(part, name).requires_grad for part in self.parts))
         return fused
 
     def forward(self, x: Tensor) -> Tensor:

@@ -8,8 +8,9 @@ from math import prod
 
 import pytest
 import torch
+from torch import nn
 
-from sharding import Shard, UserError, aggregate
+from sharding import Shard, ShardPlanner, UserError, aggregate, train_shard
 from sharding.faults import find_fault
 from sharding.shard import Terms
 from tests.sharding.models import make_net, make_plan, perturbed
@@ -389,3 +390,53 @@ def test_the_servers_rate_is_a_share_of_the_way(played):
     aggregate(half, plan, updates, NUM_SAMPLES, server_lr=0.5)
     for name, tensor in half.state_dict().items():
         torch.testing.assert_close(tensor, (before[name] + model.state_dict()[name]) / 2, rtol=0, atol=1e-12)
+
+
+def frozen_net():
+    net = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    net[0].requires_grad_(False)
+    net[2].requires_grad_(False)
+    net.register_buffer("table", torch.arange(5) * 10)
+    return net
+
+
+def test_what_is_frozen_stays_whoever_sends_it_back():
+    net = frozen_net()
+    before = deepcopy(net.state_dict())
+    plan = ShardPlanner().plan(net, {"a": 0.5, "b": 0.5})
+    batches = [(torch.randn(4, 8), torch.randint(8, (4,)))]
+    updates = {"a": train_shard(net, plan["a"], batches, 0.1), "b": plan["b"]}
+    outcome = aggregate(net, plan, updates, {"a": 100, "b": 50})
+    assert (outcome.accepted, list(outcome.rejected)) == (["a"], ["b"])
+    assert "frozen" in outcome.rejected["b"]
+    for name in ("0.weight", "0.bias", "2.bias", "table"):
+        torch.testing.assert_close(net.state_dict()[name], before[name], rtol=0, atol=0)
+    assert not torch.equal(net.state_dict()["1.bias"], before["1.bias"])
+
+
+@pytest.mark.parametrize("wire", ["int8", "bfloat16"])
+def test_a_shard_as_it_was_sent_is_no_update_where_changes_travel(wire):
+    net = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    before = deepcopy(net.state_dict())
+    plan = ShardPlanner("full", wire=wire).plan(net, {"a": 1.0, "b": 1.0})
+    travelled = Shard.from_bytes(plan["a"].to_bytes())
+    outcome = aggregate(net, plan, {"a": travelled, "b": plan["b"]}, {"a": 1, "b": 1})
+    assert not outcome.accepted
+    assert all(wire in why for why in outcome.rejected.values())
+    for name, value in before.items():
+        assert torch.equal(net.state_dict()[name], value)
+    update = train_shard(net, plan["a"], [(torch.randn(4, 8), torch.randint(8, (4,)))], 0.1)
+    again = Shard.from_bytes(update.to_bytes())
+    assert (again.changes, again.wire) == (True, wire)
+    assert len(update.to_bytes()) == update.nbytes
+    assert aggregate(net, plan, {"a": again}, {"a": 1}).accepted == ["a"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("wire", ["float32", "int8"])
+def test_a_client_may_compute_in_another_precision(dtype, wire):
+    net = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    plan = ShardPlanner(wire=wire).plan(net, {"a": 0.5})
+    batches = [(torch.randn(4, 8, dtype=dtype), torch.randint(8, (4,)))]
+    update = train_shard(deepcopy(net).to(dtype), plan["a"], batches, 0.1)
+    assert aggregate(net, plan, {"a": update}, {"a": 1}).accepted == ["a"]

@@ -281,3 +281,20 @@ def test_nothing_to_factorize_warns_and_says_what_there_is():
     with pytest.warns(UserWarning, match="factorized already"):
         again = factorize(small, 0.1)
     assert again.factorize_report.whole["1"] == "factorized already; merge first"
+
+
+def test_a_part_that_is_called_base_layer_is_no_adapter():
+    class Tree(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.base_layer = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU())
+            self.level = nn.Sequential(nn.Conv2d(16, 16, 3), nn.Conv2d(16, 16, 3))
+            self.fc = nn.Linear(16, 4)
+
+    assert set(factorize(Tree(), 0.25, skip=("first", "last")).factorize_report.layers) == {"level.0", "level.1"}
+
+
+def test_an_attribute_called_ends_may_mean_something_else():
+    model = chain()
+    model.ends = [1, 2]
+    assert set(factorize(model, 0.5).factorize_report.layers) == set(factorize(chain(), 0.5).factorize_report.layers)

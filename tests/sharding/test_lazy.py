@@ -123,3 +123,23 @@ def test_compiled_code_may_read_it(layer):
     x = torch.randn(2, 6)
     compiled = torch.compile(Reader(), fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(x), layer(x.double()))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        nn.init.normal_,
+        nn.init.uniform_,
+        lambda weight: nn.init.constant_(weight, 1.0),
+        nn.init.kaiming_uniform_,
+        lambda weight: torch._foreach_mul_([weight], 2.0),
+        lambda weight: torch._foreach_zero_([weight]),
+        lambda weight: F.relu(weight, inplace=True),
+        lambda weight: F.dropout(weight, inplace=True),
+    ],
+)
+def test_what_would_write_to_the_weight_is_refused_however_it_is_passed(layer, write):
+    before = layer.weight.clone()
+    with pytest.raises(UserError, match="would write"):
+        write(layer.weight)
+    assert torch.equal(layer.weight, before)

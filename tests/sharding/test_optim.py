@@ -193,3 +193,10 @@ def test_a_local_step_passes_frozen_and_complex_parameters():
     LocalSGD(model, 0.1).step(model(torch.ones(1, 5).double()).sum() + model.phase.abs().sum())
     assert torch.equal(model[0].u, before)
     assert not torch.equal(model.phase, phase)
+
+
+@pytest.mark.parametrize("wrong", [{"decay_of": "efective"}, {"frobenius_decay": -1.0}, {"lr": float("nan")}])
+def test_numbers_that_would_spoil_an_update_are_refused(wrong):
+    (name, value), *_ = wrong.items()
+    with pytest.raises(UserError, match=f"{name} is {value!r}"):
+        LocalSGD(torch.nn.Linear(2, 2), **({"lr": 0.1} | wrong))

@@ -19,6 +19,7 @@ from sharding import (
     aggregate,
     client_model,
     factorize,
+    skeleton,
     train_shard,
 )
 from sharding.factorization import num_terms
@@ -239,3 +240,15 @@ def test_an_embedding_is_sharded_on_demand_trained_and_averaged():
     before = server[0].weight.detach().clone()
     assert aggregate(server, plan, updates, {0: 1, 1: 1}).accepted == [0, 1]
     assert not torch.equal(server[0].weight, before)
+
+
+def test_plans_of_two_models_are_told_apart_where_nothing_is_sharded():
+    plans = [ShardPlanner("dense").plan(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), {0: 1.0}) for _ in range(2)]
+    assert plans[0][0].plan != plans[1][0].plan
+
+
+def test_a_skeleton_is_not_planned():
+    with skeleton():
+        hollow = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    with pytest.raises(UserError, match=r"0\.weight is on the meta device"):
+        ShardPlanner().plan(hollow, {0: 0.5})

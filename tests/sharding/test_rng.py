@@ -28,3 +28,7 @@ def test_the_numbers_are_the_same_on_every_machine():
 
 SEED = 7186212600472303895
 NUMBERS = [715, 54, 260, 964, 75]
+
+
+def test_numpys_numbers_and_words_mean_what_pythons_mean():
+    assert seed_of(np.int64(3), np.str_("draw"), np.int32(1)) == seed_of(3, "draw", 1)

@@ -3,6 +3,7 @@
 import json
 from copy import deepcopy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -237,3 +238,46 @@ def test_what_an_adapter_cannot_hold_is_told(tmp_path):
     export_lora(trained(small), small, tmp_path)
     with pytest.raises(UserError, match="holds an adapter already"):
         export_lora(trained(small), small, tmp_path)
+
+
+def test_an_adapter_does_not_hide_changed_buffers(tmp_path):
+    base = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8, affine=False), nn.Conv2d(8, 4, 3))
+    small = factorize(base, 0.5, skip=("first", "last"))
+    later = deepcopy(small).train()
+    export_lora(later, base, tmp_path / "before")
+    later(torch.randn(2, 3, 12, 12))
+    with pytest.raises(UserError, match=r"2\.running_mean has changed"):
+        export_lora(later, base, tmp_path / "after")
+
+
+def test_buffers_that_are_in_no_folder_go_to_the_device_too(tmp_path):
+    class Tabled(nn.Sequential):
+        def __init__(self):
+            super().__init__(*(nn.Linear(8, 8) for _ in range(3)))
+            self.register_buffer("table", torch.arange(4.0), persistent=False)
+
+    save_factorized(factorize(Tabled(), 0.5), tmp_path)
+    moved = []
+    to = nn.Module.to
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nn.Module, "to", lambda module, device: moved.append(device) or to(module, device))
+        load_factorized(tmp_path, Tabled(), device="cpu")
+    assert moved == ["cpu"], "parameters and the table alike"
+
+
+def test_merging_without_gradients_leaves_split_layers_trainable():
+    small = factorize(split_layers(nn.Sequential(nn.Linear(8, 24), nn.Linear(24, 24)), {"1": 3}), 0.25)
+    with torch.no_grad():
+        merged = merge(small)
+    assert all(parameter.requires_grad for parameter in merged.parameters())
+
+
+@pytest.mark.parametrize("parts", [0, -1, True, 2.5, [0, 24], [8, 8], "abc"])
+def test_parts_that_cannot_be_are_refused(parts):
+    with pytest.raises(UserError, match="24 outputs"):
+        split_layers(nn.Sequential(nn.Linear(8, 24)), {"0": parts})
+
+
+def test_parts_may_be_counted_by_numpy():
+    split = split_layers(nn.Sequential(nn.Linear(8, 24)), {"0": np.int64(3)})
+    assert split[0].sizes == [8, 8, 8]

@@ -166,3 +166,21 @@ def test_a_report_on_many_layers_fits_a_screen():
     assert max(map(len, text.splitlines())) <= 120
     assert re.search(r"\*\.\* +149 Linear +8 +2 ", text)
     assert re.search(r"… +\d+ more rows", text)
+
+
+def test_an_embedding_multiplies_nothing_until_it_is_factorized():
+    model = nn.Sequential(nn.Embedding(500, 16), *(nn.Linear(16, 16) for _ in range(3)), nn.Linear(16, 10))
+    ids = torch.randint(500, (2, 5))
+    dense = 10 * (3 * 16 * 16 + 16 * 10)
+    report = factorize(model, 0.25, also=nn.Embedding, skip=(), example_inputs=(ids,)).factorize_report
+    assert report.layers["0"].multiply_adds == (0, 10 * 4 * 16)
+    assert sum(layer.multiply_adds[0] for layer in report.layers.values()) <= dense
+    small = factorize(model, Budget(multiply_adds=dense // 2), also=nn.Embedding, skip=(), example_inputs=(ids,))
+    assert "0" not in small.factorize_report.layers, "it costs nothing whole"
+    assert small.factorize_report.layers
+
+
+@pytest.mark.parametrize("make", [lambda: Budget(parameters="800"), lambda: Energy("x"), lambda: Energy(float("nan"))])
+def test_a_budget_and_an_energy_are_numbers(make):
+    with pytest.raises(UserError):
+        make()

@@ -267,3 +267,35 @@ def test_what_several_models_hear_is_unbiased_over_all_outcomes(monkeypatch):
                 assert list(part) == [i for i, task in enumerate(outcome) if task == s]
             mean[s] += chance * sum(weight * updates[i, s] for i, weight in part.items())
     np.testing.assert_allclose(mean, updates.sum(axis=0), rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["ocs", "aocs", "ocs_partial"])
+def test_a_negative_norm_is_one_clients_fault(name):
+    sampler = make(name, budget=2)
+    cohort = sampler.invite(0)
+    heard = sampler.hear(0, cohort, {client: -1.0 if client == cohort[0] else 1.0 for client in cohort})
+    assert list(heard.rejected) == [cohort[0]]
+    assert cohort[0] not in heard.weights
+
+
+def test_a_cohort_without_data_is_not_heard():
+    sizes = np.zeros(5)
+    sizes[0] = 7.0
+    sampler = SAMPLERS["ocs"](5, 2, 0, Population(sizes, np.ones(5)), budget=1)
+    assert not sampler.hear(0, [1, 2], {1: 1.0, 2: 2.0}).weights
+
+
+def test_an_earlier_round_is_not_heard_by_a_later_draw():
+    sampler = make("statistical")
+    with pytest.raises(UserError, match="has invited no round"):
+        sampler.hear(0, [], {})
+    first = sampler.invite(0)
+    assert set(sampler.hear(0, first, {}).weights) == set(first)
+    sampler.invite(1)
+    with pytest.raises(UserError, match=r"round 0 cannot be heard.*round 1"):
+        sampler.hear(0, first, {})
+
+
+def test_whole_floats_and_lists_do_for_numbers_and_vectors():
+    sampler = SAMPLERS["weighted"](4.0, 2.0, 0, Population([1, 2, 3, 4], [1, 1, 1, 1]), replacement=True)
+    assert sampler.hear(0, sampler.invite(0), {}).weights

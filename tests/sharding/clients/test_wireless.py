@@ -69,3 +69,11 @@ def test_bad_input_is_told_in_one_line(arguments, message):
     with pytest.raises(UserError, match=message) as error:
         wireless_probabilities(*arguments)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e-160, 1e-100])
+def test_norms_next_to_nothing_give_probabilities(size):
+    q = wireless_probabilities([1, 1], [size] * 2, [1, 2], 1, 2)
+    assert np.isfinite(q).all()
+    assert q.sum() == pytest.approx(1)
+    assert q[0] > 0.999, "the bound is all β: the fastest client"
