@@ -37,4 +37,5 @@ def perturbed(shard: Shard, seed: int) -> Shard:
         return tensor + torch.randn(tensor.shape, generator=rng, dtype=tensor.dtype)
 
     terms = {n: Terms(t.indices, noisy(t.u), noisy(t.v), t.multipliers) for n, t in shard.terms.items()}
-    return replace(shard, terms=terms, dense={name: noisy(tensor) for name, tensor in shard.dense.items()})
+    dense = {name: noisy(tensor) for name, tensor in shard.dense.items()}
+    return replace(shard, terms=terms, dense=dense, changes=shard.wire != "float32")
