@@ -239,7 +239,10 @@ class ShardPlanner:
             raise UserError(f"layer {name}: {error}") from error
         if not isinstance(law, Law):
             raise UserError(f"layer {name}: the strategy's law returned {shown(law)}; a Law(π, ω) is needed")
-        return law
+        try:
+            return law.checked(len(group.magnitudes), group.num_terms)
+        except UserError as error:
+            raise UserError(f"layer {name}: {error}") from error
 
     def _fit(self, groups: Mapping[str, Group], laws: Mapping[str, Law]) -> dict[str, Design]:
         """Fit one design per layer: those that only have to honor π all together, the prescribed ones as they are."""

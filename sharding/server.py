@@ -12,6 +12,7 @@ in which a term is not drawn.
 - `adam`: FedAdam, with β₁ = β, β₂ = 0.99 and ε = 10⁻³; η_g is far below 1 then.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
@@ -19,8 +20,11 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 from sharding.errors import UserError, pick
+from sharding.faults import find_nonfinite
 from sharding.numbers import is_number
 from sharding.wrappers import unwrap
+
+log = logging.getLogger(__name__)
 
 Make = Callable[[Iterable[Tensor], float, float], Optimizer]  # of (weights, η_g, β)
 
@@ -74,6 +78,14 @@ class ServerOptimizer:
             weight.grad = ways[name]
         self._optimizer.step()
         self._optimizer.zero_grad()
+        if (spoiled := find_nonfinite(dict(self._weights) | self.state_dict())) is not None:
+            log.warning(
+                "the server's step makes %s NaN or Inf and is not taken; its momentum starts anew: lower server_lr",
+                spoiled,
+            )
+            for name, weight in self._weights.items():
+                weight.copy_(self._old[name])
+            self._optimizer.state.clear()
         self._remember()
 
     def state_dict(self) -> dict[str, Tensor]:

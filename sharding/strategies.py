@@ -20,6 +20,7 @@ from sharding.inclusion import (
     spread_multipliers,
     successive_inclusion,
 )
+from sharding.numbers import as_floats
 
 Vector = NDArray[np.float64]
 
@@ -58,6 +59,26 @@ class Law(NamedTuple):
     inclusion: Vector
     multipliers: Vector
     weights: Vector | None = None
+
+    def checked(self, size: int, num_terms: int) -> "Law":
+        """Return it with vectors of float64, if it is one of `num_terms` of `size` terms.
+
+        Raises:
+            UserError: vectors of another length, π that do not sum to n, or ω of terms that may be drawn that are not
+                finite and above 0.
+        """
+        pi, omega = as_floats(self.inclusion, "π"), as_floats(self.multipliers, "ω")
+        for what, values in (("π", pi), ("ω", omega)):
+            if values.shape != (size,):
+                raise UserError(f"{what} has shape {values.shape}; one number for each of {size} terms is needed")
+        if not abs(pi.sum() - num_terms) <= 1e-6 * num_terms:
+            raise UserError(
+                f"the π sum to {pi.sum():g}; to {num_terms}, the terms that the keep ratio affords, is needed"
+            )
+        drawn = omega[pi > 0]
+        if not (np.isfinite(drawn) & (drawn > 0)).all():
+            raise UserError("ω has entries of terms that may be drawn that are not finite and above 0")
+        return self._replace(inclusion=pi, multipliers=omega)
 
 
 @dataclass(frozen=True)

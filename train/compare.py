@@ -73,7 +73,9 @@ def plan_cells(
     cells = {}
     for strategy, point, seed in product(_axis("strategy", strategies), expand(grids), _axis("seed", seeds or ())):
         cell = load_config(path, [*overrides, *strategy, *point, *seed])
-        cells[_cell_name(cell, point)] = cell
+        if (name := _cell_name(cell, point)) in cells:
+            raise UserError(f"--grid has several points for the run {name}: {', '.join(point)} makes no other run")
+        cells[name] = cell
     return [cell.model_copy(update={"output": into / name}) for name, cell in cells.items()]
 
 

@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 from torch import nn
 
 from models import MODELS
+from models.options import check_options
 from sharding.clients import SAMPLERS, StatisticalSampler
 from sharding.compression import WIRES
 from sharding.coordination import COORDINATIONS
@@ -36,7 +37,11 @@ from train.values import FileName, UserPath
 from train.yaml_text import parse_yaml, read_yaml
 
 PATHS = ("output", "data.root", "network.profiles")  # given as they are on the command line: 2024 can be a folder
-OF_THE_WHOLE = ("name", "rounds", "output", "clients", "network", "tasks", "evaluate_every", "alignment", "tracking")
+OF_THE_WHOLE = (
+    *("name", "rounds", "output", "clients", "network", "tasks", "evaluate_every", "alignment", "tracking"),
+    *("evaluate_training", "target_accuracy", "target_loss", "patience"),
+    *("checkpoint_every", "threads", "ways", "device", "engine", "imports"),
+)
 
 
 # What was done by runs whose files do not tell, since they are older than these keys: the published algorithm.
@@ -168,7 +173,8 @@ class Config(Section):
         pick(DATASETS, self.data.name, "dataset")
         pick(PARTITIONS, self.data.partition, "partition")
         pick(LOSSES, self.local.loss, "loss")
-        pick(OPTIMIZERS, self.local.optimizer, "optimizer")
+        make = pick(OPTIMIZERS, self.local.optimizer, "optimizer")
+        check_options(self.local.optimizer, make, self.local.optimizer_options, "local.optimizer_options")
         pick(SCHEDULES, self.local.schedule, "schedule")
         pick(SERVER_OPTIMIZERS, self.server_optimizer, "server optimizer")
         if self.local.scales and self.clip != type(self).model_fields["clip"].default:

@@ -103,7 +103,8 @@ def check_reports(directory: Path) -> None:
     """
     summary = directory / REPORT_FILES[0]
     with suppress(OSError, UnicodeDecodeError):
-        if MADE_BY in summary.read_text(encoding="utf-8"):
+        text = summary.read_text(encoding="utf-8")
+        if not text or MADE_BY in text:  # an empty one is what a full disk had left of it
             return
     for path in (directory / name for name in REPORT_FILES):
         if _exists(path):

@@ -48,7 +48,7 @@ def settings(words: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def check_once(settings: Iterable[tuple[str, str]]) -> None:
-    """Refuse to choose between two values of one key.
+    """Refuse to choose between two values of one key, or of a section and a key in it.
 
     Args:
         settings: keys, each with the words that set it.
@@ -61,6 +61,10 @@ def check_once(settings: Iterable[tuple[str, str]]) -> None:
         if key in seen:
             raise UserError(f"{shown(key)} is set twice, by {shown(seen[key])} and {shown(words)}; keep one of them")
         seen[key] = words
+    for key, words in seen.items():
+        ends = (place for place, letter in enumerate(key) if letter == ".")
+        if outer := next((key[:end] for end in ends if key[:end] in seen), None):
+            raise UserError(f"{shown(key)} is set twice, by {shown(seen[outer])} and {shown(words)}; keep one of them")
 
 
 def expand(grids: Sequence[str]) -> list[tuple[str, ...]]:

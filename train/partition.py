@@ -54,7 +54,16 @@ def partition(
         raise UserError(f"data.alpha={how.alpha} must be a finite number, not negative")
     options = options or {}
     check_options(scheme, split, options, "data.partition_options")
-    return split(dataset, num_clients, rng, how, **options)
+    parts = split(dataset, num_clients, rng, how, **options)
+    if len(parts) != num_clients:
+        raise UserError(f"the partition {scheme} returns {len(parts)} clients, and clients.count is {num_clients}")
+    rows = np.concatenate(parts)
+    if rows.size and not 0 <= rows.min() <= rows.max() < len(dataset.train):
+        worst = rows.min() if rows.min() < 0 else rows.max()
+        raise UserError(
+            f"the partition {scheme} gives a client sample {worst}; there are 0 to {len(dataset.train) - 1}"
+        )
+    return parts
 
 
 def iid(num_samples: int, num_clients: int, rng: np.random.Generator) -> Partition:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from sharding.clients import Heard, StatisticalSampler, estimate_beta_over_alpha, estimates_by_loss
 from sharding.clients.base import Client, Population
+from sharding.errors import UserError
 from sharding.rng import seed_of
 from train.experiment import Experiment
 from train.files import write_whole
@@ -81,10 +82,28 @@ def teach(experiment: Experiment, directory: Path) -> None:
     path = directory / PILOTS_FILE
     if not path.exists():
         write_whole(path, (json.dumps(learn(experiment).__dict__) + "\n").encode())
-    lesson = Lesson(**json.loads(path.read_text(encoding="utf-8")))
+    lesson = read_lesson(path, experiment.sampler.num_clients)
     experiment.sampler.learn(np.array(lesson.gradient_norms))
     if clients.beta_over_alpha == "pilots":
         experiment.sampler.beta_over_alpha = lesson.beta_over_alpha
+
+
+def read_lesson(path: Path, num_clients: int) -> Lesson:
+    """Read what pilots taught.
+
+    Raises:
+        UserError: it cannot be read, or is not of so many clients.
+    """
+    try:
+        lesson = Lesson(**json.loads(path.read_text(encoding="utf-8")))
+        norms = np.array(lesson.gradient_norms, dtype=np.float64)
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path} cannot be read ({error}); remove it, and the pilots are run again") from error
+    if norms.shape != (num_clients,):
+        raise UserError(
+            f"{path} is of {norms.size} clients, not {num_clients}; remove it, and the pilots are run again"
+        )
+    return lesson
 
 
 def learn(experiment: Experiment) -> Lesson:

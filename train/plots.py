@@ -165,7 +165,9 @@ def lay_out(axes: Axes, x: str, y: str, title: str = "") -> None:
 
 
 def lay_out_log(axes: Axes, which: Literal["x", "y"]) -> None:
-    """Make an axis logarithmic, with plain numbers at 1, 2 and 5 of each decade."""
+    """Make an axis logarithmic, with plain numbers at 1, 2 and 5 of each decade; nothing where all is 0."""
+    if axes.lines and (axes.dataLim.xmax if which == "x" else axes.dataLim.ymax) <= 0:
+        return
     axes.set(**{f"{which}scale": "log"})
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))

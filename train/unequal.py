@@ -52,6 +52,8 @@ def two_sizes(
     ranges = {"large": large, "small": small}
     for name, its in ranges.items():
         _check_range(name, its)
+    if classes < 0:
+        raise UserError(f"data.partition_options.classes={classes} must be at least 0, which mixes all")
     count = round(share * num_clients)
     drawn = [rng.integers(its[0], its[1] + 1, n) for its, n in ((large, count), (small, num_clients - count))]
     sizes = np.concatenate(drawn)

@@ -5,6 +5,8 @@ run again are not logged twice. Offline needs no account: `wandb sync DIR/wandb/
 """
 
 import json
+import logging
+from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +19,7 @@ import wandb
 from sharding.errors import UserError
 from train.config import Config
 from train.directory import CONFIG_FILE
+from train.files import write_whole
 from train.lines import read_lines
 from train.naming import told_by
 from train.provenance import describe_start
@@ -24,6 +27,8 @@ from train.records import Layers
 from train.report import write_report
 from train.report.page import write_page
 from train.tracking import Tracker, totals
+
+log = logging.getLogger(__name__)
 
 STATE_FILE = "wandb.json"
 ARTIFACTS = ("config.yaml", "provenance.json", "metrics.jsonl", "layers.jsonl", "clients.json", "model.safetensors")
@@ -40,7 +45,7 @@ class WandbTracker(Tracker):
 
     def __init__(self, config: Config) -> None:
         self._config, self._state = config, config.directory / STATE_FILE
-        held = json.loads(self._state.read_text(encoding="utf-8")) if self._state.exists() else {}
+        held = _read_state(self._state)
         self._id, self._told = held.get("id") or uuid4().hex[:12], int(held.get("rounds", 0))
         self._megabytes, self._best = totals(read_lines(config.directory / "metrics.jsonl"))
         self._layers: dict[str, Any] = {}
@@ -60,8 +65,9 @@ class WandbTracker(Tracker):
                 config=config.model_dump(mode="json") | {"versions": describe_start(self._told)},
                 settings=wandb.Settings(silent=True, console="off"),
             )
-        except wandb.errors.Error as error:
-            raise UserError(f"W&B: {' '.join(str(error).split())}; tracking.wandb=offline needs no account") from error
+        except (wandb.errors.Error, ValueError) as error:
+            remedy = "; tracking.wandb=offline needs no account" if tracking.wandb == "online" else ""
+            raise UserError(f"W&B: {' '.join(str(error).split())}{remedy}") from error
         self._remember()
         self._define()
 
@@ -123,7 +129,18 @@ class WandbTracker(Tracker):
                 self._run.define_metric(prefix + name, step_metric="round", summary=f"{best},last")
 
     def _remember(self) -> None:
-        self._state.write_text(json.dumps({"id": self._id, "rounds": self._told}) + "\n", encoding="utf-8")
+        write_whole(self._state, (json.dumps({"id": self._id, "rounds": self._told}) + "\n").encode())
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    """Return what an earlier start has told W&B; nothing if there was none, or it is spoiled."""
+    if not path.exists():
+        return {}
+    with suppress(OSError, ValueError):
+        if isinstance(held := json.loads(path.read_text(encoding="utf-8")), dict):
+            return held
+    log.warning("%s cannot be read; W&B gets a new run, from this round on", path)
+    return {}
 
 
 def _tags(told: str) -> list[str]:

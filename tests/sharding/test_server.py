@@ -144,3 +144,16 @@ def test_it_steps_after_a_round_of_shards():
 def test_what_cannot_be_is_told(options, why):
     with pytest.raises(UserError, match=why):
         ServerOptimizer(model_at(0.0), **options)
+
+
+@pytest.mark.parametrize("name", ["look_ahead", "momentum", "adam"])
+def test_a_step_that_is_not_finite_is_not_taken(name, caplog):
+    model = nn.Sequential(nn.Linear(2, 2))
+    server = ServerOptimizer(model, name, lr=1e30, momentum=0.9)
+    before = model[0].weight.detach().clone()
+    with torch.no_grad():
+        model[0].weight += 1e25
+    server.step()
+    assert torch.equal(model[0].weight, before)
+    assert not server.state_dict()
+    assert "is not taken" in caplog.text

@@ -126,3 +126,47 @@ def test_the_sweeps_words_are_understood(capsys):
     assert main(["config", *command[2:]]) == 0
     told = yaml.safe_load(capsys.readouterr().out)
     assert (told["strategy"], told["local"]["lr"], told["keep_ratio"]) == ("unbiased", 0.01, 0.1)
+
+
+TINY = ["model={name: mlp, hidden: [16, 16]}", "clients.count=6", "clients.per_round=3", "rounds=2", "local.epochs=1"]
+
+
+def test_runs_that_nobody_trained_do_not_end_a_report(tmp_path, capsys):
+    words = ["clients.sampler=uniform_upload", "clients.budget=0.001", f"output={tmp_path / 'nobody'}"]
+    assert main(["run", "configs/quickstart.yaml", *TINY, *words]) == 0
+    assert main(["report", str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["run", "configs/quickstart.yaml", "local.lr=0.1", "local={lr: 0.2}"], "'local.lr' is set twice"),
+        (["compare", "configs/quickstart.yaml", "--grid", "threads=1,2"], "makes no other run"),
+        (["table", "1", "strategy=dense"], "strategy is set by the table itself"),
+        (["table", "1", "seed=5"], "use --seeds"),
+        (["run", "configs/quickstart.yaml", "local.optimizer_options={a: 1}"], "no option 'a'"),
+        (
+            ["run", "configs/quickstart.yaml", "data.partition=two_sizes", "data.partition_options={classes: -3}"],
+            "classes=-3 must be at least 0",
+        ),
+        (
+            [
+                *("run", "configs/quickstart.yaml", "clients.sampler=mmfl", "clients.budget=2"),
+                "tasks={a: {patience: 1}, b: {}}",
+            ],
+            "tasks.a.patience is not for one task alone",
+        ),
+    ],
+)
+def test_what_would_be_lost_in_silence_is_refused(tmp_path, capsys, words, told):
+    out = [f"output={tmp_path / 'out'}"] if words[0] == "run" else ["--output", str(tmp_path)] * (words[0] == "table")
+    assert main([*words, *out]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_an_empty_summary_is_what_a_full_disk_had_left(tmp_path):
+    out = tmp_path / "out"
+    words = ["run", "configs/quickstart.yaml", *TINY, f"output={out}"]
+    assert main(words) == 0
+    (out / "summary.md").write_text("")
+    assert main([*words, "--resume"]) == 0

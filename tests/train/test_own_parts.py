@@ -19,6 +19,7 @@ from train.config import load_config
 from train.experiment import assemble, find_engine
 from train.listing import REGISTRIES
 from train.naming import describe, expand, with_directory
+from train.partition import PARTITIONS
 from train.parts import SCHEDULES, import_parts
 from train.run import is_finished, run
 from train.stopping import EarlyStop
@@ -267,3 +268,34 @@ def test_a_grid_may_go_over_strategies_and_seeds():
     cells = plan_cells("configs/quickstart.yaml", [], [], None, ["strategy=dense,top_n", "seed=3,4"])
     assert [cell.directory.name for cell in cells] == ["dense-3", "dense-4", "top_n-3", "top_n-4"]
     assert [(cell.strategy, cell.seed) for cell in cells[1:3]] == [("dense", 4), ("top_n", 3)]
+
+
+@pytest.mark.parametrize(
+    ("law", "told"),
+    [
+        (lambda group: Law(np.ones(2), np.ones(2)), "π has shape"),
+        (lambda group: Law(np.full(32, 14 / 32), np.ones(32)), "the π sum to 14"),
+        (lambda group: Law(np.full(32, group.num_terms / 32), np.ones(3)), "ω has shape"),
+        (lambda group: Law(np.full(32, group.num_terms / 32), -np.ones(32)), "above 0"),
+        (lambda group: Law(np.full(32, group.num_terms / 32), np.full(32, np.nan)), "above 0"),
+    ],
+)
+def test_a_law_of_ones_own_is_looked_over(law, told):
+    model = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(3)))
+    with pytest.raises(UserError, match=f"layer 1: .*{told}"):
+        ShardPlanner(Strategy("ours", law)).plan(model, {0: 0.2})
+
+
+@pytest.mark.parametrize(
+    ("split", "told"),
+    [
+        (lambda parts: parts[:-1], "returns 9 clients, and clients.count is 10"),
+        (lambda parts: [*parts, parts[0]], "returns 11 clients"),
+        (lambda parts: [parts[0] + 10**6, *parts[1:]], "there are 0 to"),
+    ],
+)
+def test_a_partition_of_ones_own_is_looked_over(monkeypatch, split, told):
+    iid = PARTITIONS["iid"]
+    monkeypatch.setitem(PARTITIONS, "own", lambda dataset, count, rng, how: split(iid(dataset, count, rng, how)))
+    with pytest.raises(UserError, match=told):
+        assemble(load_config("configs/quickstart.yaml", [*MLP, "clients.count=10", "data.partition=own"]))

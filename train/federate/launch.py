@@ -28,6 +28,7 @@ from train.federate.keys import LOOPBACK, write_certificates, write_node_key
 from train.federate.node import write_data
 from train.federate.nodes import Patience
 from train.federate.processes import Processes
+from train.federate.server import check_federated
 from train.lines import whole_lines
 from train.naming import with_directory
 from train.rounds import LostRounds, Metrics
@@ -91,6 +92,7 @@ def federate(
         UserError: as `train.run.run`.
         RunError: the run did not come to its end.
     """
+    check_federated(config)
     check_directory(config, resume)
     check_writable(config.directory)
     check_models(config)
@@ -137,12 +139,20 @@ def tell_replaced(config: Config, overrides: Sequence[str]) -> None:
 def lay_out(config: Config, settings: dict[str, object]) -> Place:
     """Write the keys, the configurations, and each node's data; those of an earlier start go."""
     place = Place(config.directory / FOLDER, free_port())
+    if place.folder.exists() and any(place.folder.iterdir()) and not (place.folder / "logs").is_dir():
+        raise UserError(f"{place.folder} is not from here and would be removed; move it, or choose another output=…")
+    dataset = read_dataset(config)
+    shares = share_out(config, dataset)
+    if len(shares) != config.clients.count:
+        raise UserError(
+            f"data.uneven={config.data.uneven} leaves {len(shares)} of {config.clients.count} clients; a federation "
+            "needs data for each node"
+        )
     rmtree(place.folder, ignore_errors=True)
     place.folder.mkdir(parents=True, mode=0o700)
     (place.folder / "logs").mkdir()
     write_certificates(place.folder)
-    dataset = read_dataset(config)
-    for node, data in share_out(config, dataset).items():
+    for node, data in shares.items():
         folder = place.folder / f"node-{node}"
         folder.mkdir()
         write_node_key(folder)

@@ -15,19 +15,29 @@ from train.local import Shares
 from train.records import CLIENTS_FILE, read_clients
 
 
+def check_federated(config: Config) -> None:
+    """Refuse what cannot be had where the server has nobody's data.
+
+    Raises:
+        UserError: naming it.
+    """
+    for asked, name in (
+        (config.tasks, "tasks"),
+        (config.alignment, "alignment"),
+        (config.evaluate_training, "evaluate_training"),
+        (config.clients.pilot_losses, "clients.pilot_losses"),
+    ):
+        if asked:
+            raise UserError(f"{name} needs the clients' data at the server; leave it out of a federation")
+
+
 def assemble_over(config: Config, grid: Grid, patience: Patience) -> Experiment:
     """Build everything a run needs whose clients are nodes.
 
     Raises:
         UserError: something is asked for that needs the clients' data here; nodes are missing.
     """
-    for asked, name in (
-        (config.tasks, "tasks"),
-        (config.alignment, "alignment"),
-        (config.evaluate_training, "evaluate_training"),
-    ):
-        if asked:
-            raise UserError(f"{name} needs the clients' data at the server; leave it out of a federation")
+    check_federated(config)
     dataset = read_dataset(config).without_training().to(find_device(config.device))
     nodes = Nodes(grid, config, patience, read_roster(config))
     nodes.gather()

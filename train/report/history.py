@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from io import StringIO
 from itertools import accumulate
 from math import isfinite
 from pathlib import Path
@@ -17,6 +18,7 @@ import yaml
 from sharding.errors import UserError
 from train.config import check_older, flatten, is_named
 from train.directory import CONFIG_FILE, METRICS_FILE
+from train.files import write_whole
 from train.lines import has_ended, rounds_among, split
 from train.naming import HOUSEKEEPING
 from train.plots import Curve, Point, Style, style_of
@@ -86,9 +88,8 @@ class History:
 
     def mean_bytes(self, direction: str) -> float:
         """Bytes ``down`` or ``up``, per client and round."""
-        return float(
-            sum(line[f"bytes_{direction}"] for line in self.lines) / sum(line["clients"] for line in self.lines)
-        )
+        clients = sum(line["clients"] for line in self.lines)
+        return float(sum(line[f"bytes_{direction}"] for line in self.lines) / max(clients, 1))  # 0 of nobody
 
     @property
     def share_of_dense(self) -> float:
@@ -261,10 +262,11 @@ def differing_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> Path:
     """Write a table and return its path."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(header)
-        writer.writerows(rows)
+    text = StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(header)
+    writer.writerows(rows)
+    write_whole(path, text.getvalue().encode())
     return path
 
 

@@ -8,6 +8,7 @@ from statistics import fmean, mean
 from typing import Any
 
 from sharding.errors import UserError
+from train.files import write_whole
 from train.provenance import Provenance
 from train.records import Layers, read_clients, read_layers
 from train.report import html
@@ -71,7 +72,7 @@ def write_page(folders: Sequence[Path], into: Path, command: str, targets: Seque
     write_csv(table, (*CSV_COLUMNS, *columns), rows)
     title = ", ".join(dict.fromkeys(str(run.config.get("name", run.directory.name)) for run in runs))
     missing = _unread(unread, runs) + _left_out(repeats)
-    page.write_text(html.page(title, _sections(arms, aims, command, missing)), encoding="utf-8")
+    write_whole(page, html.page(title, _sections(arms, aims, command, missing)).encode())
     return [page, table]
 
 

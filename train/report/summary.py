@@ -9,6 +9,7 @@ from statistics import mean
 from rich.table import Table
 
 from train.directory import METRICS_FILE
+from train.files import write_whole
 from train.plots import accuracy_figure, save
 from train.report.history import Arm, History, group, megabytes, read_all, without_repeats, write_csv
 from train.report.targets import mean_and_spread, price, reached_targets, targets_of
@@ -80,7 +81,7 @@ def write_report(
     notes = [f"Failed, and not in the table: `{directory}`: {why}" for directory, why in failed.items()]
     notes += [f"Not finished, and not in the table: `{run.directory}`" for run in earlier if not run.is_finished]
     notes += [f"Made by `{each}`." for each in _commands(into / SUMMARY, command)]
-    (into / SUMMARY).write_text(_markdown(title, columns, rows, histories, notes), encoding="utf-8")
+    write_whole(into / SUMMARY, _markdown(title, columns, rows, histories, notes).encode())
     table = write_csv(into / TABLE, CSV_COLUMNS, csv_rows(arms))
     curves = {arm.label: arm.curves("test_accuracy", "bytes") for arm in arms}
     figure = accuracy_figure(curves, {arm.label: arm.style for arm in arms}, "bytes", title, targets_of(arms))

@@ -11,6 +11,13 @@ from sharding.strategies import STRATEGIES
 from train.config import Config, load_config
 from train.tables.layout import CONFIGS, Layout, Matrix, Setting
 
+OWN = {  # what a table sets itself
+    "strategy": "choose with --only",
+    "seed": "use --seeds",
+    "keep_ratio": "choose with --only",
+    "output": "use --output",
+}
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -49,12 +56,24 @@ def cells_of(
         UserError: an unknown scale, or an override that is not allowed.
     """
     known = pick(layout.scales, scale, "scale")
+    check_overrides(overrides)
     return [
         _cell(setting, strategy, seed, layout, scale, into, overrides)
         for seed in dict.fromkeys(known.seeds if seeds is None else seeds)
         for setting in matrix.settings()
         for strategy in matrix.strategies
     ]
+
+
+def check_overrides(overrides: Sequence[str]) -> None:
+    """Refuse what a table sets itself.
+
+    Raises:
+        UserError: naming the key, and the flag that does it.
+    """
+    for key in (override.partition("=")[0] for override in overrides):
+        if key in OWN:
+            raise UserError(f"{key} is set by the table itself; {OWN[key]}")
 
 
 def choose(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
