@@ -43,8 +43,10 @@ class SplitLinear(nn.Module):
         out = weight.shape[axis]
         if isinstance(parts, Sequence):
             sizes = list(parts)
-            if not all(is_whole(size) and size > 0 for size in sizes) or sum(sizes) != out:
-                raise UserError(f"the sizes {shown(sizes)} of the parts are no whole numbers that sum to {out} outputs")
+            if not all(is_whole(size) and size > 0 for size in sizes):
+                raise UserError(f"the sizes {shown(sizes)} are of parts of {out} outputs; whole numbers are needed")
+            if sum(sizes) != out:
+                raise UserError(f"the sizes {sizes} of the parts sum to {sum(sizes)}, not to the {out} outputs")
         elif is_whole(parts) and parts > 0 and out % parts == 0:
             sizes = [out // int(parts)] * int(parts)
         else:
