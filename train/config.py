@@ -40,7 +40,7 @@ PATHS = ("output", "data.root", "network.profiles")  # given as they are on the 
 OF_THE_WHOLE = (
     *("name", "rounds", "output", "clients", "network", "tasks", "evaluate_every", "alignment", "tracking"),
     *("evaluate_training", "target_accuracy", "target_loss", "patience"),
-    *("checkpoint_every", "threads", "ways", "device", "engine", "imports"),
+    *("checkpoint_every", "threads", "imports"),
 )
 
 
