@@ -20,8 +20,14 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this checkout's own library
 
-from sharding import aocs_probabilities, mmfl_probabilities, optimal_inclusion, round_time, wireless_probabilities
-from sharding.clients import plain_sum
+from sharding import optimal_inclusion
+from sharding.client_sampling import (
+    aocs_probabilities,
+    mmfl_probabilities,
+    plain_sum,
+    round_time,
+    wireless_probabilities,
+)
 
 SIZES = (62_500, 125_000, 250_000, 500_000, 1_000_000)
 COHORT, MODELS = 10, 5

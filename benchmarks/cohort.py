@@ -1,10 +1,10 @@
-"""Time the engines: seconds per round of `sequential`, `stacked` and `processes`, and how rounds grow with clients.
+"""Time the engines: seconds per round of `sequential` and `processes`, and how rounds grow with clients.
 
 The engines take turns, round by round, on the same plans, so that what else the machine does falls on all alike; the
 figures are medians over rounds and ratios to `sequential`. Peak memory is that of a program of its own for each engine.
 
-    python benchmarks/cohort.py [--rounds 7] [--only quickstart,gpt] [--data ../shared/data]
-    python benchmarks/cohort.py --device cuda      # the GPU's bars; needs torch with CUDA and the `train` extra
+    python benchmarks/cohort.py [--rounds 7] [--only quickstart,gpt] [--data data]
+    python benchmarks/cohort.py --device cuda      # the same on GPUs
 """
 
 import argparse
@@ -20,15 +20,16 @@ from memory import run_and_watch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from sharding.aggregate import Average
-from train.config import Config, load_config
+from sharding.aggregation.aggregate import Average
+from train.config.schema import Config, load_config
+from train.data import default_root
 from train.engines import ENGINES
 from train.experiment import Experiment, assemble
 
 ROOT = Path(__file__).parents[1]
 
 OUTPUT = ROOT / "results" / "engines" / "cohort.json"
-ENGINE_NAMES = ("sequential", "stacked", "processes")
+ENGINE_NAMES = ("sequential", "processes")
 
 # One local epoch and small clients, where more would only take longer.
 SMALL = ["local.epochs=1", "data.partition=iid"]
@@ -91,8 +92,7 @@ def compare(case: list[str], args: argparse.Namespace) -> dict[str, object]:
     `sequential` has torch's default threads and, as `sequential_1_thread`, one: the faster of the two is the baseline.
     """
     default = torch.get_num_threads()
-    names = ("sequential", "stacked") if args.device == "cuda" else ENGINE_NAMES
-    runners = {name: Runner(make(case, name, args), default if name == "sequential" else 1) for name in names}
+    runners = {name: Runner(make(case, name, args), default if name == "sequential" else 1) for name in ENGINE_NAMES}
     if args.device != "cuda":
         runners["sequential_1_thread"] = Runner(make(case, "sequential", args), 1)
     seconds: dict[str, list[dict[str, float]]] = {name: [] for name in runners}
@@ -117,7 +117,7 @@ def scaling(args: argparse.Namespace) -> dict[str, dict[int, float]]:
     quick = ["configs/quickstart.yaml", "keep_ratio=0.2", "local.epochs=1", "data.partition=iid"]
 
     def best(case: list[str], *more: str) -> float:
-        runner = Runner(make(case, "stacked", args, *more), 1)
+        runner = Runner(make(case, "sequential", args, *more), 1)
         return min(runner.round(t)["seconds"] for t in range(args.rounds + 1))
 
     cifar = [*CPU_CASES["resnet_cifar10"], "data.partition=iid", "clients.per_round=5", "model.width=8"]
@@ -128,7 +128,7 @@ def scaling(args: argparse.Namespace) -> dict[str, dict[int, float]]:
 
 def best_of_small(case: list[str], count: int, args: argparse.Namespace) -> float:
     """Return the least seconds of a round with so many registered clients, each with the same 5 samples."""
-    experiment = make(case, "stacked", args, f"clients.count={count}")
+    experiment = make(case, "sequential", args, f"clients.count={count}")
     shares = experiment.job.clients
     few = {client: type(shares[client])(shares[client].inputs[:5], shares[client].targets[:5]) for client in shares}
     experiment.job = type(experiment.job)(**{**vars(experiment.job), "clients": few})
@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", type=lambda text: text.split(","), default=None)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--data", type=Path, default=ROOT / ".." / "shared" / "data")
+    parser.add_argument("--data", type=Path, default=default_root())
     parser.add_argument("--output", type=Path, default=None)
     parser.add_argument("--memory-of", nargs=2, metavar=("CASE", "ENGINE"), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -175,8 +175,7 @@ def main() -> None:
     for name, case in cases.items():
         if args.only and name not in args.only:
             continue
-        engines = ("sequential", "stacked") if args.device == "cuda" else ENGINE_NAMES
-        result = compare(case, args) | {"peak_memory_mb": {e: peak_memory(name, e, args) for e in engines}}
+        result = compare(case, args) | {"peak_memory_mb": {e: peak_memory(name, e, args) for e in ENGINE_NAMES}}
         results[name] = result
         print(name, json.dumps({key: value for key, value in result.items() if key != "rounds"}, indent=1), flush=True)
     if not args.only or "scaling" in args.only:

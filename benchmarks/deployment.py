@@ -21,11 +21,13 @@ from tempfile import mkdtemp
 from threading import Thread
 from time import sleep
 
-from train.config import load_config
+from train.callbacks import EachRound
+from train.config.schema import load_config
+from train.data import default_root
 from train.federate import launch
-from train.federate.app import ROOT, read
-from train.federate.nodes import Patience
-from train.federate.processes import Processes
+from train.federate.roster import Patience
+from train.federate.server_app import ROOT, read
+from train.federate.supervisor import Processes
 from train.run import run
 
 CONFIG = str(ROOT / "configs" / "quickstart.yaml")
@@ -138,7 +140,7 @@ def simulated_by_us(folder: Path, config: str, overrides: list[str]) -> float:
     """Return the seconds of the best round of our engine."""
     config = load_config(config, [*overrides, f"output={folder}"])
     times: list[float] = []
-    run(config, lambda metrics: times.append(float(str(metrics["seconds"]))))
+    run(config, [EachRound(lambda metrics: times.append(float(str(metrics["seconds"]))))])
     return min(times[1:])
 
 
@@ -175,8 +177,7 @@ def engines(into: Path, workload: str) -> None:
     """Time the round by our engine, by its plain loop in one process, and by Flower's simulation, and write."""
     scratch, (name, overrides) = Path(mkdtemp()), WORKLOADS[workload]
     config = str(ROOT / "configs" / name)
-    root = os.environ.get("SHARDING_DATA") or load_config(config).data.root
-    words = overrides if root is None else [*overrides, f"data.root={Path(root).resolve()}"]  # of all processes
+    words = [*overrides, f"data.root={default_root().resolve()}"]  # of all processes, wherever they work
     row = {
         "config": name,
         "overrides": overrides,

@@ -5,7 +5,7 @@ virtual environment of its own, under ``~/.cache/spectral-sharding-peers``, and 
 also with one core a client instead of its default, two. They take turns on the same cores; the figures are medians over
 rounds, and the peak of the memory of all processes (proportional set size: what processes share counts once).
 
-    python benchmarks/peers.py --data ../shared/data [--rounds 5] [--turns 2]
+    python benchmarks/peers.py [--data data] [--rounds 5] [--turns 2]
 """
 
 import argparse
@@ -26,7 +26,7 @@ from memory import run_and_watch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from sharding.rng import generator
-from train.data import load_dataset
+from train.data import default_root, load_dataset
 
 ROOT = Path(__file__).parents[1]
 
@@ -82,7 +82,7 @@ def run(peer: str, tuned: bool, python: str, data: Path, rounds: int) -> dict[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=ROOT / ".." / "shared" / "data", help="folder that holds cifar10")
+    parser.add_argument("--data", type=Path, default=default_root(), help="folder that holds cifar10/")
     parser.add_argument("--environments", type=Path, default=Path.home() / ".cache" / "spectral-sharding-peers")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--turns", type=int, default=2)

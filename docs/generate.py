@@ -2,15 +2,19 @@
 
 import csv
 import json
+import sys
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from train.config import Config
-from train.sections import Section
-
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # `train` runs from a checkout
+
+from train.config.schema import Config  # noqa: E402
+from train.config.sections import Section  # noqa: E402
+
 TRIALS = {  # files of results/beyond/screening
     "annealed": "annealed from `top_n` to `collective`, the whole run of 100 rounds",
     "uneven_collective": "`collective` with the four options, r = 0.2 and 0.4, rate 0.025, 100 rounds",
@@ -18,28 +22,24 @@ TRIALS = {  # files of results/beyond/screening
     "no_decay": "`collective` without decay (`local.frobenius_decay=0`)",
     "low_rank_top_n": "`top_n` from a start of rank n",
     "low_rank_products": "`collective` from a start of rank n, means of products",
-    "low_rank_products_look_ahead": "the same, `look_ahead`",
+    "low_rank_products_nesterov": "the same, `nesterov`",
 }
 
 
+def parts() -> dict[str, str]:
+    """Return every generated part by its name, as Markdown that pages include."""
+    sources = (
+        *(configuration, engines, peers, over_flower, deployment, planner),
+        *(medium, learning_rates, beyond, screened, hundred_rounds, wires),
+    )
+    return {source.__name__: "\n".join(source()) + "\n" for source in sources}
+
+
 def write(folder: Path) -> None:
-    """Write every generated part, as Markdown that pages include."""
+    """Write every generated part to a file of its own."""
     folder.mkdir(exist_ok=True)
-    for name, lines in (
-        ("configuration", configuration()),
-        ("engines", engines()),
-        ("peers", peers()),
-        ("over_flower", over_flower()),
-        ("deployment", deployment()),
-        ("planner", planner()),
-        ("medium", medium()),
-        ("learning_rates", learning_rates()),
-        ("beyond", beyond()),
-        ("screened", screened()),
-        ("hundred_rounds", hundred_rounds()),
-        ("wires", wires()),
-    ):
-        (folder / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    for name, text in parts().items():
+        (folder / f"{name}.md").write_text(text, encoding="utf-8")
 
 
 def table(*columns: str) -> Iterator[str]:
@@ -56,16 +56,14 @@ def configuration() -> Iterator[str]:
 def engines() -> Iterator[str]:
     """Yield the table of benchmarks/cohort.py."""
     yield from table(
-        *("seconds a round", "sequential", "stacked, one thread", "processes"),
-        *("the fastest: times sequential", "peak MB, sequential / processes"),
+        *("seconds a round", "sequential", "processes", "times sequential", "peak MB, sequential / processes"),
     )
     for name, case in _measured("results/engines/cohort.json").items():
         if isinstance(case, dict) and "seconds_per_round" in case:
             seconds, memory = case["seconds_per_round"], case["peak_memory_mb"]
             sequential = min(seconds["sequential"], seconds["sequential_1_thread"])
-            fastest = max(case["times_sequential"].values())
             yield (
-                f"| {name} | {sequential:.2f} | {seconds['stacked']:.2f} | {seconds['processes']:.2f} | {fastest:.2f} "
+                f"| {name} | {sequential:.2f} | {seconds['processes']:.2f} | {sequential / seconds['processes']:.2f} "
                 f"| {memory['sequential']:,.0f} / {memory['processes']:,.0f} |"
             )
 
@@ -178,7 +176,7 @@ def learning_rates() -> Iterator[str]:
 
 
 def beyond() -> Iterator[str]:
-    """Yield the README's columns of the table of benchmarks/beyond.py, of methods with two seeds at least."""
+    """Yield the README's columns of the table of studies/beyond.py, of methods with two seeds at least."""
     shown = ("method", "rounds", "GB", "seeds", "end", "end, less collective's")
     lines = (ROOT / "results" / "beyond" / "summary.md").read_text(encoding="utf-8").splitlines()
     head, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|"))
@@ -213,7 +211,7 @@ def hundred_rounds() -> Iterator[str]:
 def wires() -> Iterator[str]:
     """Yield what each wire loses, over pairs of equal strategy and seed, and its share of the bytes."""
     rows = _rows("results/wire/summary.csv")
-    runs = {(row["settings"].removeprefix("wire="), row["strategy"], row["seed"]): row for row in rows}
+    runs = {(row["settings"].removeprefix("compression="), row["strategy"], row["seed"]): row for row in rows}
     yield from table("against float32", "pairs", "points, mean ± standard error", "of its bytes")
     for wire in ("bfloat16", "int8"):
         pairs = [(row, runs["float32", *which]) for (its, *which), row in runs.items() if its == wire]
@@ -256,3 +254,8 @@ def _rows(path: str) -> list[dict[str, str]]:
 def _measured(path: str) -> dict[str, Any]:
     held: dict[str, Any] = json.loads((ROOT / path).read_text(encoding="utf-8"))
     return held
+
+
+if __name__ == "__main__":
+    ArgumentParser(description=__doc__).parse_args()
+    write(ROOT / "docs" / "_generated")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from sharding import Budget, export_lora, factorize, load_factorized, merge, save_factorized, skeleton
+from sharding import Budget, export_lora, factorize, init_empty, load_factorized, merge, save_factorized
 
 CONFIG = GPT2Config(
     bos_token_id=0, eos_token_id=0, vocab_size=256, n_positions=64, n_embd=128, n_layer=3, n_head=4, use_cache=False
@@ -34,7 +34,7 @@ def main(folder: Path) -> None:
     print(small.factorize_report)
 
     save_factorized(small, folder / "compressed")
-    with skeleton():
+    with init_empty():
         empty = make_model()
     loaded = load_factorized(folder / "compressed", empty).eval()
     assert torch.equal(loaded(ids).logits, small(ids).logits)

@@ -16,12 +16,14 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `train` runs from a checkout
 
-from sharding import STRATEGIES, decompose, shardable_layers
+from sharding import STRATEGIES, shardable_layers
 from sharding.factorization import num_terms
-from sharding.strategies import Group, Law
-from train.config import load_config
+from sharding.strategies import Allocation, LayerContext
+from sharding.svd.spectrum import decompose
+from train.callbacks import EachRound
+from train.config.schema import load_config
 from train.experiment import assemble
-from train.plots import Style, save, style_of
+from train.report.plots import Style, save, style_of
 from train.rounds import run_rounds
 
 LAYER, KEEP_RATIO, NUM_CLIENTS = "stages.2.0.conv2", 0.2, 10
@@ -33,7 +35,6 @@ SHOWN = {
     "unbiased": "unbiased",
     "collective": "collective",
     "schatten": "schatten",
-    "coordinated": "coordinated",
 }
 
 
@@ -42,15 +43,17 @@ def trained_magnitudes() -> np.ndarray:
     config = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
     plain = ["strategy=dense", "local.optimizer=sgd", "server_optimizer=plain"]
     experiment = assemble(load_config(config, [*plain, "rounds=20", "evaluate_every=20"]))
-    run_rounds(experiment, 0, lambda t, metrics: bool(print(f"round {t + 1} of 20", end="\r", flush=True)))
+    run_rounds(experiment, 0, [EachRound(lambda its: print(f"round {its['round'] + 1} of 20", end="\r", flush=True))])
     weight = shardable_layers(experiment.model)[LAYER].weight
     return decompose({LAYER: weight.detach().flatten(1)})[LAYER].magnitudes.numpy()
 
 
 def draw(magnitudes: np.ndarray) -> Figure:
     """Return the figure: the spectrum, π and ω, over the terms from the largest to the smallest."""
-    group = Group(magnitudes, num_terms(len(magnitudes), KEEP_RATIO), NUM_CLIENTS, KEEP_RATIO)
-    laws = {name: strategy.law(group) for name, strategy in STRATEGIES.items() if name in SHOWN and strategy.law}
+    group = LayerContext(magnitudes, num_terms(len(magnitudes), KEEP_RATIO), NUM_CLIENTS, KEEP_RATIO)
+    laws = {
+        name: strategy.allocate(group) for name, strategy in STRATEGIES.items() if name in SHOWN and strategy.allocate
+    }
     figure = Figure(figsize=(9, 8.5), layout="constrained")
     spectrum, inclusion, multipliers = figure.subplots(3, 1, sharex=True, height_ratios=[1, 2, 2])
     terms = np.arange(1, len(magnitudes) + 1)
@@ -74,7 +77,7 @@ def draw(magnitudes: np.ndarray) -> Figure:
     return figure
 
 
-def _curves(inclusion: Axes, multipliers: Axes, terms: np.ndarray, law: Law, style: Style, label: str) -> None:
+def _curves(inclusion: Axes, multipliers: Axes, terms: np.ndarray, law: Allocation, style: Style, label: str) -> None:
     look = {"color": style.color, "linestyle": style.dash}
     inclusion.step(terms, law.inclusion, where="mid", label=label, **look)
     multipliers.step(terms, np.where(law.inclusion > 1e-12, law.multipliers, np.nan), where="mid", **look)

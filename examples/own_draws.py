@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sharding import DESIGNS, SAMPLERS, Sampler
 from train.data import Dataset
-from train.partition import PARTITIONS, Concentration, Partition
+from train.data.partition import PARTITIONS, Concentration, Partition
 
 
 class RandomOrder:

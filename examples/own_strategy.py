@@ -5,13 +5,13 @@
 
 import numpy as np
 
-from sharding import STRATEGIES, Group, Law, Strategy
+from sharding import STRATEGIES, Allocation, LayerContext, Strategy
 
 
-def even(group: Group) -> Law:
+def even(group: LayerContext) -> Allocation:
     """π = n/N for every term, ω = 1/π."""
     inclusion = np.full_like(group.magnitudes, group.num_terms / len(group.magnitudes))
-    return Law(inclusion, 1 / inclusion)
+    return Allocation(inclusion, 1 / inclusion)
 
 
 STRATEGIES["even"] = Strategy("every term is equally likely", even, clips=True)

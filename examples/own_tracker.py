@@ -1,21 +1,20 @@
 """A tracker: a CSV file of accuracies. `--import examples.own_tracker tracking.use=[csv]`"""
 
-from typing import Any
+from train.callbacks import Callback, FinishedRound
+from train.callbacks.trackers import TRACKERS
+from train.config.schema import Config
 
-from train.config import Config
-from train.tracking import TRACKERS, Tracker
 
-
-class CsvTracker(Tracker):
+class CsvTracker(Callback):
     """Writes `accuracy.csv` into the run's directory."""
 
     def __init__(self, config: Config) -> None:
         self.file = (config.directory / "accuracy.csv").open("a", encoding="utf-8")
 
-    def log(self, metrics: dict[str, Any]) -> None:
+    def after_round(self, done: FinishedRound) -> None:
         """Write the rounds that were evaluated."""
-        if "test_accuracy" in metrics:
-            self.file.write(f"{metrics['round']},{metrics['test_accuracy']}\n")
+        if "test_accuracy" in done.metrics:
+            self.file.write(f"{done.number},{done.metrics['test_accuracy']}\n")
 
     def close(self, failed: bool = False) -> None:
         """Close the file."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sharding import factorized_layers, frobenius_decay
-from train.parts import LOSSES, OPTIMIZERS, SCHEDULES, cosine
+from sharding.optim import factorized_layers, frobenius_decay
+from train.config.registries import LOSSES, OPTIMIZERS, SCHEDULES, cosine
 
 
 def smoothed(logits: Tensor, targets: Tensor, ignore_index: int) -> Tensor:

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from sharding import Shard, ShardPlanner, aggregate, skeleton, train_shard
+from sharding import Server, Shard, ShardPlanner, init_empty, train_shard
 
 CLIENTS, COHORT, ROUNDS = 12, 4, 10
 
@@ -46,22 +46,22 @@ def main() -> None:
     train, test = slice(0, 1500), slice(1500, None)
     shares = np.array_split(np.random.default_rng(0).permutation(1500), CLIENTS)
 
-    server = make_model()
-    with skeleton():  # what a client has: the structure, whose parameters take no memory
+    model = make_model()
+    with init_empty():  # a client has the structure only, whose parameters take no memory
         structure = make_model()
-    planner = ShardPlanner("collective")
-    print(f"before: {accuracy(server, images[test], labels[test]):.1%}")
+    server = Server(model, ShardPlanner("collective"))
+    print(f"before: {accuracy(model, images[test], labels[test]):.1%}")
     for round in range(ROUNDS):
         cohort = np.random.default_rng(round).choice(CLIENTS, COHORT, replace=False).tolist()
-        plan = planner.plan(server, {client: 0.25 if client % 2 else 0.5 for client in cohort}, round)
+        plan = server.plan({client: 0.25 if client % 2 else 0.5 for client in cohort}, round)
         updates = {}
         for client, shard in plan.items():
             received = Shard.from_bytes(shard.to_bytes())  # over the wire
             data = batches(images[train][shares[client]], labels[train][shares[client]], seed=round * CLIENTS + client)
             updates[client] = train_shard(structure, received, data, lr=0.1)
-        aggregate(server, plan, updates, {client: len(shares[client]) for client in cohort})
-    whole = sum(parameter.numel() * 4 for parameter in server.parameters())
-    print(f"after {ROUNDS} rounds: {accuracy(server, images[test], labels[test]):.1%}")
+        server.aggregate(plan, updates, {client: len(shares[client]) for client in cohort})
+        print(f"round {round + 1}: {accuracy(model, images[test], labels[test]):.1%}")
+    whole = sum(parameter.numel() * 4 for parameter in model.parameters())
     for client, shard in plan.items():
         print(f"client {client}, r = {shard.keep_ratio}: {shard.nbytes / whole:.0%} of the model's bytes")
 

@@ -25,155 +25,77 @@ D_c     ``num_samples``                           size of client c's data
 
 from importlib.metadata import PackageNotFoundError, version
 
-from sharding.aggregate import Aggregation, aggregate
-from sharding.client import client_model, skeleton, train_shard
-from sharding.clients import (
-    SAMPLERS,
-    Heard,
-    Population,
-    Sampler,
-    aocs_probabilities,
-    mmfl_probabilities,
-    round_time,
-    wireless_probabilities,
-)
-from sharding.compression import WIRES
-from sharding.coordination import COORDINATIONS
-from sharding.designs import DESIGNS, entropy, joint_inclusion, sample
-from sharding.diagnostics import alignment, anme, discrepancy, plan_anme, plan_coverage, plan_discrepancy
+from sharding.aggregation.aggregate import aggregate
+from sharding.aggregation.iterate_average import iterate_average
+from sharding.aggregation.server_optimizer import ServerOptimizer
+from sharding.client import client_model, init_empty, train_shard
+from sharding.client_sampling import SAMPLERS, Population, Sampler
+from sharding.designs import DESIGNS, draw_terms
 from sharding.errors import UserError
-from sharding.factorization import (
-    Budget,
-    CoverageWarning,
-    Energy,
-    factorize,
-    factorize_empty,
-    merge,
-    shardable_layers,
-    split_layers,
-    unpack_attention,
-)
-from sharding.inclusion import (
-    collective_inclusion,
-    coordinated_inclusion,
-    optimal_inclusion,
-    schatten_inclusion,
-    successive_inclusion,
-)
-from sharding.iterates import iterate_average
-from sharding.layers import (
-    FactorizedConv1d,
-    FactorizedConv2d,
-    FactorizedConv3d,
-    FactorizedConvTranspose1d,
-    FactorizedConvTranspose2d,
-    FactorizedConvTranspose3d,
-    FactorizedEmbedding,
-    FactorizedLayer,
-    FactorizedLinear,
-    FactorizedTransposedLinear,
-    SplitLinear,
-    UnpackedAttention,
-    register,
-)
-from sharding.lora import export_lora
-from sharding.optim import (
-    LocalSGD,
-    ScaledSGD,
-    clip_effective_lr,
-    clip_factors,
-    decay_multipliers,
-    factorized_layers,
-    frobenius_decay,
-    scale_factors,
-)
+from sharding.factorization import Budget, Energy, factorize, merge, shardable_layers, split_layers, unpack_attention
+from sharding.factorization.lora import export_lora
+from sharding.factorization.save import load_factorized, save_factorized
+from sharding.inclusion import collective_inclusion, optimal_inclusion, successive_inclusion
+from sharding.layers import FactorizedConv2d, FactorizedLayer, FactorizedLinear, register_layer
+from sharding.optim import LocalSGD, ScaledSGD
 from sharding.planner import Plan, ShardPlanner
-from sharding.save import load_factorized, save_factorized
-from sharding.server import ServerOptimizer
-from sharding.shard import Shard, Terms
-from sharding.spectrum import Spectrum, decompose
-from sharding.strategies import STRATEGIES, Group, Law, Strategy
+from sharding.server import Server
+from sharding.shard import Shard
+from sharding.strategies import STRATEGIES, Allocation, LayerContext, Strategy
+from sharding.transport.compression import COMPRESSIONS
 
 try:
     __version__ = version("spectral-sharding")
 except PackageNotFoundError:  # a checkout that is not installed
     __version__ = "0"
 
-__all__ = [
-    "COORDINATIONS",
+__all__ = [  # noqa: RUF022 - by theme, as docs/reference/api.md lists it
+    # What a run chooses by name
+    "STRATEGIES",
     "DESIGNS",
     "SAMPLERS",
-    "STRATEGIES",
-    "WIRES",
-    "Aggregation",
-    "Budget",
-    "CoverageWarning",
+    "COMPRESSIONS",
+    # Models: factorize, prepare, save, export
+    "factorize",
+    "merge",
+    "shardable_layers",
     "Energy",
-    "FactorizedConv1d",
-    "FactorizedConv2d",
-    "FactorizedConv3d",
-    "FactorizedConvTranspose1d",
-    "FactorizedConvTranspose2d",
-    "FactorizedConvTranspose3d",
-    "FactorizedEmbedding",
+    "Budget",
+    "split_layers",
+    "unpack_attention",
+    "register_layer",
+    "save_factorized",
+    "load_factorized",
+    "export_lora",
+    # Factorized layers; the other kinds are in sharding.layers
     "FactorizedLayer",
     "FactorizedLinear",
-    "FactorizedTransposedLinear",
-    "Group",
-    "Heard",
-    "Law",
-    "LocalSGD",
-    "Plan",
-    "Population",
-    "Sampler",
-    "ScaledSGD",
-    "ServerOptimizer",
-    "Shard",
+    "FactorizedConv2d",
+    # The server's side of a round
+    "Server",
     "ShardPlanner",
-    "Spectrum",
-    "SplitLinear",
-    "Strategy",
-    "Terms",
-    "UnpackedAttention",
-    "UserError",
+    "Plan",
+    "Shard",
     "aggregate",
-    "alignment",
-    "anme",
-    "aocs_probabilities",
-    "client_model",
-    "clip_effective_lr",
-    "clip_factors",
-    "collective_inclusion",
-    "coordinated_inclusion",
-    "decay_multipliers",
-    "decompose",
-    "discrepancy",
-    "entropy",
-    "export_lora",
-    "factorize",
-    "factorize_empty",
-    "factorized_layers",
-    "frobenius_decay",
+    "ServerOptimizer",
     "iterate_average",
-    "joint_inclusion",
-    "load_factorized",
-    "merge",
-    "mmfl_probabilities",
-    "optimal_inclusion",
-    "plan_anme",
-    "plan_coverage",
-    "plan_discrepancy",
-    "register",
-    "round_time",
-    "sample",
-    "save_factorized",
-    "scale_factors",
-    "schatten_inclusion",
-    "shardable_layers",
-    "skeleton",
-    "split_layers",
-    "successive_inclusion",
+    # A client's side of it
+    "init_empty",
+    "client_model",
     "train_shard",
-    "unpack_attention",
-    "wireless_probabilities",
+    "LocalSGD",
+    "ScaledSGD",
+    # What a strategy and a sampler of your own are made of
+    "Strategy",
+    "Allocation",
+    "LayerContext",
+    "Sampler",
+    "Population",
+    # Inclusion probabilities, and a draw by them
+    "optimal_inclusion",
+    "collective_inclusion",
+    "successive_inclusion",
+    "draw_terms",
+    # A mistake of the user's
+    "UserError",
 ]

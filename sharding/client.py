@@ -1,6 +1,6 @@
 """A client's side of a round: its small model from a shard, the training, and the update that goes back.
 
-A client cannot hold the dense model. It has the model's structure, with parameters that take no memory (`skeleton`),
+A client cannot hold the dense model. It has the model's structure, with parameters that take no memory (`init_empty`),
 and puts factorized layers of as many terms as the shard has in the place of the layers that are sharded. Nothing is
 decomposed; the only values are those of the shard.
 """
@@ -16,15 +16,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 
-from sharding.compression import EXACT
-from sharding.copies import hollow, hollow_copy
 from sharding.errors import UserError
 from sharding.factorization import factorize_empty
 from sharding.factorization.unpack import unpack
 from sharding.layers import FactorizedLayer
+from sharding.modules.copies import hollow, hollow_copy
+from sharding.modules.state import as_real, key
 from sharding.optim import DecayOf, LocalSGD
 from sharding.shard import Shard
-from sharding.state import as_real, key
+from sharding.transport.compression import EXACT
 
 
 def train_shard(
@@ -68,8 +68,8 @@ def client_model(model: nn.Module, shard: Shard, copy: bool = True) -> nn.Module
     """Return the small model that a shard is trained in, with the shard's values, on the shard's device.
 
     Args:
-        model: the dense model, for its structure only: a `skeleton`, one on the `meta` device, or any other; or a small
-            model of earlier. It stays as it is, and none of its weights is copied.
+        model: the dense model, for its structure only: built in `init_empty()`, on the `meta` device, or any other; or
+            an earlier small model. It stays as it is, and none of its weights is copied.
         shard: of any keep ratio, or the whole model (strategy ``dense``).
         copy: False lets the model take the shard's own tensors over, which then change in training: half the memory,
             for a client that has received the shard and does not need it again. On a wire that rounds the shard stays
@@ -84,7 +84,7 @@ def client_model(model: nn.Module, shard: Shard, copy: bool = True) -> nn.Module
     filled: dict[int, Tensor] = {}
     for name, value in shard.state().items():
         slot = slots[name]
-        filled[id(slot)] = _fill(slot, value, copy or shard.wire != EXACT)
+        filled[id(slot)] = _fill(slot, value, copy or shard.compression != EXACT)
         if isinstance(slot, nn.Parameter):
             trains = slot.requires_grad and not shard.is_frozen(name)
             filled[id(slot)] = nn.Parameter(filled[id(slot)], trains)
@@ -97,7 +97,7 @@ def client_model(model: nn.Module, shard: Shard, copy: bool = True) -> nn.Module
 
 
 @contextmanager
-def skeleton() -> Iterator[None]:
+def init_empty() -> Iterator[None]:
     """Build models whose parameters are on the `meta` device, where they take no memory, and whose buffers are real.
 
     Under ``torch.device("meta")`` buffers that a model computes for itself, such as a table of positions, would have no
@@ -162,5 +162,5 @@ def _refuse_empty(model: nn.Module) -> None:
     if empty:
         raise UserError(
             f"no shard has values for {', '.join(empty)}, which the model has on the meta device; "
-            "build it in `with sharding.skeleton():`, which leaves buffers real, or give a structure with values"
+            "build it in `with sharding.init_empty():`, which leaves buffers real, or give a structure with values"
         )

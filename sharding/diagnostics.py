@@ -51,7 +51,7 @@ def anme(inclusions: Iterable[Vector]) -> float:
 
 def plan_anme(plan: Plan) -> float:
     """Return the ANME of a round, over its layers and groups; NaN where nothing is drawn."""
-    return anme(draw.law.inclusion for draw in plan.draws.values())
+    return anme(draw.allocation.inclusion for draw in plan.draws.values())
 
 
 def plan_discrepancy(plan: Plan) -> tuple[float, float]:
@@ -67,7 +67,7 @@ def plan_discrepancy(plan: Plan) -> tuple[float, float]:
     collective = single = norm = 0.0
     for name in plan.spectra:
         draws = [draw for (_, layer), draw in plan.draws.items() if layer == name]
-        squares = draws[0].group.magnitudes ** 2
+        squares = draws[0].context.magnitudes ** 2
         held = np.concatenate([_coefficients(draw.indices, draw.multipliers, len(squares)) for draw in draws])
         collective += float(squares @ (1 - held.sum(axis=0) / num_clients) ** 2)
         single += float(((1 - held) ** 2 @ squares).mean())

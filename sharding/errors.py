@@ -1,7 +1,9 @@
-"""A user's mistake is told in one line: the value, what is allowed, and the remedy."""
+"""What goes wrong: a user's mistake, told in one line, and a client's failure, which is of a kind."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
+from enum import StrEnum
 from reprlib import Repr
 from typing import TypeVar
 
@@ -21,6 +23,43 @@ class UserError(ValueError):
         if len(line) > LONGEST:
             line = f"{line[: LONGEST // 2]} … {line[-LONGEST // 2 :]}"
         super().__init__(line)
+
+
+class Kind(StrEnum):
+    """What sort of failure keeps a client's update out of a round."""
+
+    ABSENT = "absent"
+    LATE = "late"
+    OTHER_PLAN = "another plan"
+    NOT_FINITE = "not finite"
+    TOO_LONG = "too long"
+    MALFORMED = "malformed"
+    CONTRADICTORY = "contradicts itself"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a client's update is left out of a round: the kind is for programs, the message for people."""
+
+    kind: Kind
+    message: str
+
+    def __str__(self) -> str:
+        return self.message
+
+    @classmethod
+    def of(cls, error: UserError) -> "Failure":
+        """Return the failure that an error stands for; what cannot be read is malformed."""
+        return error.failure if isinstance(error, FailureError) else cls(Kind.MALFORMED, str(error))
+
+
+class FailureError(UserError):
+    """A client's failure, raised where it is found."""
+
+    def __init__(self, kind: Kind, message: str) -> None:
+        super().__init__(message)
+        self.failure = Failure(kind, str(self))
 
 
 def shown(value: object) -> str:

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from sharding.errors import UserError, shown
 from sharding.layers import FactorizedLayer
-from sharding.numbers import is_number
-from sharding.wrappers import is_distributed, spread_like, whole
+from sharding.modules.wrappers import is_distributed, spread_like, whole
+from sharding.validation import is_number
 
 DecayOf = Literal["bounded", "effective", "factors"]
 # Terms far below a shard's mean ωᵢ²λᵢ take shorter steps than scaling asks for, and so do all that are next to nothing:

@@ -16,19 +16,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sharding.compression import EXACT, WIRES, round_outputs
-from sharding.coordination import COORDINATIONS
 from sharding.designs import DESIGNS, Design, SuccessiveDesign, fit_all
 from sharding.errors import UserError, pick, shown
 from sharding.factorization import ENDS, Patterns, as_patterns, num_terms, shardable_layers
-from sharding.faults import find_nonfinite
 from sharding.layers import as_blocks, clear_padding, num_blocks
+from sharding.modules.finite import find_nonfinite
+from sharding.modules.state import check_shapes, dense_state, frozen_names
+from sharding.modules.wrappers import unwrap, whole
 from sharding.rng import generator, seed_of
 from sharding.shard import Shard, Terms
-from sharding.spectrum import Spectrum, decompose
-from sharding.state import check_shapes, dense_state, frozen_names
-from sharding.strategies import Group, Law, Strategy, get_strategy, norm_ratio
-from sharding.wrappers import unwrap, whole
+from sharding.strategies import Allocation, LayerContext, Strategy, get_strategy, norm_ratio
+from sharding.svd.spectrum import Spectrum, decompose
+from sharding.transport.compression import COMPRESSIONS, EXACT, round_outputs
 
 log = logging.getLogger(__name__)
 
@@ -40,14 +39,14 @@ class Draw:
     """What the clients of one group drew from one layer.
 
     Attributes:
-        group: the spectrum and budget it was drawn for.
-        law: π and ω.
+        context: the spectrum and budget it was drawn for.
+        allocation: π and ω.
         indices: shape (C, n), each row ascending.
         multipliers: ω of the drawn terms, shape (C, n).
     """
 
-    group: Group
-    law: Law
+    context: LayerContext
+    allocation: Allocation
     indices: NDArray[np.int64]
     multipliers: NDArray[np.float64]
 
@@ -82,7 +81,7 @@ class Plan(dict[Client, Shard]):
         Args:
             update: of a shard of this plan, without a fault, on the spectra's device; its indices say which terms.
         """
-        if update.wire == EXACT:
+        if update.compression == EXACT:
             return update
         terms = {}
         for layer, its in update.terms.items():
@@ -90,7 +89,7 @@ class Plan(dict[Client, Shard]):
             u, v = (side.index_select(1, its.indices) for side in (kept.u, kept.v))
             terms[layer] = replace(its, u=u + its.u, v=v + its.v)
         dense = {name: self.dense[name] + change for name, change in update.dense.items()}
-        return replace(update, terms=terms, dense=dense, wire=EXACT)
+        return replace(update, terms=terms, dense=dense, compression=EXACT)
 
 
 class ShardPlanner:
@@ -101,14 +100,12 @@ class ShardPlanner:
         design: a name in `sharding.DESIGNS`. The PriSM strategies draw successively, as published, whatever it is.
         seed: all draws depend on (seed, round, client, layer) alone.
         skip: layers sent whole, as in `sharding.factorize`; by default the first and the last.
-        coordination: a name in `sharding.COORDINATIONS`: how the draws of clients of one keep ratio hang together.
-            The strategy `coordinated` is made for spread draws, and spreads them whatever it is.
         also: layers to shard that are sent whole unless asked for, as embeddings are; as in `sharding.factorize`.
         strict: refuse a model that has layers which cannot be sharded.
-        wire: a name in `sharding.WIRES`: how numbers travel; see `sharding.compression`.
+        compression: a name in `sharding.COMPRESSIONS`: how numbers travel; see `sharding.transport.compression`.
 
     Raises:
-        UserError: unknown strategy, design, coordination or wire.
+        UserError: unknown strategy, design or wire.
     """
 
     def __init__(
@@ -117,21 +114,18 @@ class ShardPlanner:
         design: str = "cps",
         seed: int = 0,
         skip: Patterns = ENDS,
-        coordination: str = "independent",
         *,
         also: Patterns = (),
         strict: bool = False,
-        wire: str = EXACT,
+        compression: str = EXACT,
     ) -> None:
-        pick(WIRES, wire, "wire")
+        pick(COMPRESSIONS, compression, "compression")
         pick(DESIGNS, design, "design")
-        pick(COORDINATIONS, coordination, "coordination")
         self.strategy = get_strategy(strategy)
-        self.coordination = self.strategy.coordination or coordination
         self.design = design
         self.seed = seed
         self.skip, self.also, self.strict = as_patterns(skip), as_patterns(also), strict
-        self.wire = wire
+        self.compression = compression
 
     def plan(self, model: nn.Module, budgets: Mapping[Client, float], round: int = 0) -> Plan:
         """Cut one shard for each client.
@@ -156,10 +150,10 @@ class ShardPlanner:
         _check_budgets(budgets)
         model = unwrap(model)
         check_shapes(model)
-        _check_wire(model, self.wire)
+        _check_wire(model, self.compression)
         _check_values(model)
-        layers = {} if self.strategy.law is None else shardable_layers(model, self.skip, self.also, self.strict)
-        if self.strategy.law is not None and not layers:
+        layers = {} if self.strategy.allocate is None else shardable_layers(model, self.skip, self.also, self.strict)
+        if self.strategy.allocate is not None and not layers:
             warnings.warn(
                 f"no layer of this {type(model).__name__} is sharded: every client is sent the whole model, whatever "
                 "its keep ratio; the report of `factorize(model, 0.1)` says what stays whole",
@@ -184,7 +178,7 @@ class ShardPlanner:
                 f"{spoiled} has NaN or Inf; did training diverge? A mask can be a buffer with persistent=False"
             )
         frozen = frozen_names(model, layers, dense)
-        sent = {name: spectrum.rounded(self.wire) for name, spectrum in spectra.items()}
+        sent = {name: spectrum.rounded(self.compression) for name, spectrum in spectra.items()}
         terms: dict[Client, dict[str, Terms]] = {client: {} for client in budgets}
         for (ratio, name), draw in draws.items():
             cut = Terms.cut(sent[name], draw.indices, draw.multipliers)
@@ -192,8 +186,10 @@ class ShardPlanner:
                 terms[client][name] = its_terms
         ratios = {client: ratio if layers else 1.0 for ratio, clients in groups.items() for client in clients}
         plan = f"{round}-{self._digest(round, magnitudes, dense)}"
-        rest = {name: round_outputs(tensor, self.wire) for name, tensor in dense.items()}
-        shards = {client: Shard(terms[client], rest, ratios[client], frozen, plan, self.wire) for client in budgets}
+        rest = {name: round_outputs(tensor, self.compression) for name, tensor in dense.items()}
+        shards = {
+            client: Shard(terms[client], rest, ratios[client], frozen, plan, self.compression) for client in budgets
+        }
         return Plan(shards, spectra, groups, draws, dense)
 
     def _digest(self, round: int, magnitudes: Mapping[str, NDArray[np.float64]], dense: Mapping[str, Tensor]) -> str:
@@ -222,7 +218,7 @@ class ShardPlanner:
     ) -> dict[str, Draw]:
         """Draw for one group, from every layer."""
         groups = {
-            name: Group(values, num_terms(len(values), ratio), len(clients), ratio, self.coordination)
+            name: LayerContext(values, num_terms(len(values), ratio), len(clients), ratio)
             for name, values in magnitudes.items()
         }
         laws = {name: self._law(name, group) for name, group in groups.items()}
@@ -231,20 +227,20 @@ class ShardPlanner:
             name: self._draw_layer(name, groups[name], laws[name], designs[name], clients, round) for name in groups
         }
 
-    def _law(self, name: str, group: Group) -> Law:
-        assert self.strategy.law is not None
+    def _law(self, name: str, group: LayerContext) -> Allocation:
+        assert self.strategy.allocate is not None
         try:
-            law = self.strategy.law(group)
+            law = self.strategy.allocate(group)
         except UserError as error:
             raise UserError(f"layer {name}: {error}") from error
-        if not isinstance(law, Law):
-            raise UserError(f"layer {name}: the strategy's law returned {shown(law)}; a Law(π, ω) is needed")
+        if not isinstance(law, Allocation):
+            raise UserError(f"layer {name}: the strategy's law returned {shown(law)}; a Allocation(π, ω) is needed")
         try:
             return law.checked(len(group.magnitudes), group.num_terms)
         except UserError as error:
             raise UserError(f"layer {name}: {error}") from error
 
-    def _fit(self, groups: Mapping[str, Group], laws: Mapping[str, Law]) -> dict[str, Design]:
+    def _fit(self, groups: Mapping[str, LayerContext], laws: Mapping[str, Allocation]) -> dict[str, Design]:
         """Fit one design per layer: those that only have to honor π all together, the prescribed ones as they are."""
         designs: dict[str, Design] = {
             name: SuccessiveDesign(law.weights, groups[name].num_terms)
@@ -254,11 +250,10 @@ class ShardPlanner:
         free = [name for name in laws if name not in designs]
         return designs | dict(zip(free, fit_all([laws[name].inclusion for name in free], self.design), strict=True))
 
-    def _draw_layer(self, name: str, group: Group, law: Law, design: Design, clients: list[Client], round: int) -> Draw:
-        def rng_of(owner: Client) -> np.random.Generator:
-            return generator(self.seed, "draw", round, owner, name)
-
-        indices = COORDINATIONS[self.coordination](design, clients, rng_of)
+    def _draw_layer(
+        self, name: str, group: LayerContext, law: Allocation, design: Design, clients: list[Client], round: int
+    ) -> Draw:
+        indices = np.stack([design.draw(generator(self.seed, "draw", round, client, name)) for client in clients])
         multipliers = law.multipliers[indices]
         if self.strategy.rescales:
             scales = [norm_ratio(group.magnitudes, row) for row in indices]
@@ -290,7 +285,9 @@ def _check_values(model: nn.Module) -> None:
 def _check_wire(model: nn.Module, wire: str) -> None:
     """Raise a `UserError` if numbers that came from float32 could not be told from the model's own."""
     if wire == "bfloat16" and any(part.dtype == torch.bfloat16 for part in (*model.parameters(), *model.buffers())):
-        raise UserError("wire='bfloat16' is for weights in float32; this model has some in bfloat16: leave it out")
+        raise UserError(
+            "compression='bfloat16' is for weights in float32; this model has some in bfloat16: leave it out"
+        )
 
 
 def _on_host(spectra: Mapping[str, Spectrum]) -> dict[str, NDArray[np.float64]]:

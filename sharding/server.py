@@ -1,110 +1,97 @@
-"""The server's step: the way from the model to the clients' average, as the gradient of an optimizer.
+"""The server of federated training: it holds the model, cuts shards of it, averages what comes back, takes its step.
 
-The average of a round is where the clients want to go, Δ = average − W. Taken for a negative gradient, it is what any
-optimizer can act on (Reddi et al., "Adaptive Federated Optimization", ICLR 2021). It acts on weights: singular vectors
-have another basis in every round, W has not. So momentum costs no byte and no work of a client, and it fills the rounds
-in which a term is not drawn.
-
-- `plain`: W ← W + η_g Δ.
-- `momentum`: m ← βm + Δ, W ← W + η_g m. FedAvgM: Hsu, Qi & Brown 2019 (arXiv 1909.06335).
-- `look_ahead`: the same m, but clients are sent W + η_g βm, where the server expects to be next, and so correct its
-  course. The model is kept at that place. FedACG: Kim et al., CVPR 2024; Nesterov's momentum.
-- `adam`: FedAdam, with β₁ = β, β₂ = 0.99 and ε = 10⁻³; η_g is far below 1 then.
+One round is `plan` → updates → `aggregate`; `round` does all three, where a function trains a client's shard.
 """
 
-import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
-import torch
-from torch import Tensor, nn
-from torch.optim import SGD, Adam, Optimizer
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
-from sharding.errors import UserError, pick
-from sharding.faults import find_nonfinite
-from sharding.numbers import is_number
-from sharding.wrappers import unwrap
-
-log = logging.getLogger(__name__)
-
-Make = Callable[[Iterable[Tensor], float, float], Optimizer]  # of (weights, η_g, β)
-
-SERVER_OPTIMIZERS: dict[str, Make | None] = {
-    "plain": None,
-    "momentum": SGD,
-    "look_ahead": lambda weights, lr, momentum: SGD(weights, lr, momentum, nesterov=True),
-    "adam": lambda weights, lr, momentum: Adam(weights, lr, (momentum, 0.99), eps=1e-3),
-}
+from sharding.aggregation.aggregate import Aggregation, Average, Returned
+from sharding.aggregation.server_optimizer import ServerOptimizer
+from sharding.planner import Client, Plan, ShardPlanner
+from sharding.shard import Shard
 
 
-class ServerOptimizer:
-    """Takes the server's step after each `aggregate`, which must be told `server_lr=server.rate`.
-
-    Buffers, and weights that are frozen, stay where `aggregate` has put them.
+class Server:
+    """Holds the model and runs rounds of federated training.
 
     Args:
-        model: the server's; its weights are changed in place.
-        name: a key of `SERVER_OPTIMIZERS`.
-        lr: η_g, above 0.
-        momentum: β in (0, 1); `plain` has none.
-
-    Attributes:
-        rate: the share of the way to the average that is `aggregate`'s: η_g of `plain`, else all of it.
-
-    Raises:
-        UserError: an unknown name, or a number out of range.
+        model: dense; trained in place.
+        planner: decides which terms each client is sent.
+        optimizer: takes the server's step; FedAvg's by default.
+        averaged: the average of the rounds' models (`iterate_average`), if that is what is evaluated.
+        norm_bound: leaves out updates above this multiple of the median norm, see `Average`.
+        trim: share of the values that the trimmed mean leaves out, see `Average`.
+        max_share: the most that one client may have of a round's weights, see `Average`.
     """
 
-    def __init__(self, model: nn.Module, name: str = "plain", lr: float = 1.0, momentum: float = 0.9) -> None:
-        make = pick(SERVER_OPTIMIZERS, name, "server optimizer")
-        for what, value, most in (("server_lr", lr, float("inf")), ("server_momentum", momentum, 1.0)):
-            if not (is_number(value) and 0 < value < most):
-                raise UserError(f"{what} is {value!r}; a number above 0{' and below 1' * (most == 1)} is needed")
-        weights = unwrap(model).named_parameters()
-        self._weights = {name: weight for name, weight in weights if weight.requires_grad} if make else {}
-        self._optimizer = make(self._weights.values(), lr, momentum) if make and self._weights else None
-        self.rate = lr if make is None else 1.0
-        self._remember()
+    def __init__(
+        self,
+        model: nn.Module,
+        planner: ShardPlanner,
+        optimizer: ServerOptimizer | None = None,
+        averaged: AveragedModel | None = None,
+        norm_bound: float | None = None,
+        trim: float = 0.0,
+        max_share: float = 1.0,
+    ) -> None:
+        self.model, self.planner, self.averaged = model, planner, averaged
+        self.optimizer = ServerOptimizer(model) if optimizer is None else optimizer
+        self._norm_bound, self._trim, self._max_share = norm_bound, trim, max_share
 
-    @torch.no_grad()
-    def step(self) -> None:
-        """Step from where the model was after the last step; a model that has not moved, as in a lost round, stays."""
-        if self._optimizer is None:
-            return
-        ways = {name: old - self._weights[name] for name, old in self._old.items()}
-        if not any(bool(way.any()) for way in ways.values()):
-            return
-        for name, weight in self._weights.items():
-            weight.copy_(self._old[name])
-            weight.grad = ways[name]
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        if (spoiled := find_nonfinite(dict(self._weights) | self.state_dict())) is not None:
-            log.warning(
-                "the server's step makes %s NaN or Inf and is not taken; its momentum starts anew: lower server_lr",
-                spoiled,
-            )
-            for name, weight in self._weights.items():
-                weight.copy_(self._old[name])
-            self._optimizer.state.clear()
-        self._remember()
+    @property
+    def result(self) -> nn.Module:
+        """The model to evaluate: the average of the rounds' models if there is one, else the last model."""
+        return self.model if self.averaged is None else self.averaged.module
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return what it must know again to go on, as ``<weight>/<part>``; nothing before the first step."""
-        held = self._optimizer.state_dict()["state"] if self._optimizer is not None else {}
-        names = list(self._weights)
-        return {f"{names[place]}/{part}": value for place, its in held.items() for part, value in its.items()}
+    def plan(self, keep_ratios: Mapping[Client, float], round: int) -> Plan:
+        """Cut a shard for each of these clients."""
+        return self.planner.plan(self.model, keep_ratios, round)
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state_dict` returned, and from the model as it is now."""
-        self._remember()
-        if self._optimizer is None or not state:
-            return
-        told = self._optimizer.state_dict()
-        places = {name: place for place, name in enumerate(self._weights)}
-        for key, value in state.items():
-            name, _, part = key.rpartition("/")
-            told["state"].setdefault(places[name], {})[part] = value
-        self._optimizer.load_state_dict(told)
+    def aggregate(
+        self, plan: Plan, updates: Returned, num_samples: Mapping[Client, float], total: float | None = None
+    ) -> Aggregation:
+        """Average what the clients returned, and take the server's step.
 
-    def _remember(self) -> None:
-        self._old = {name: weight.detach().clone() for name, weight in self._weights.items()}
+        Args:
+            plan: of this round.
+            updates: the trained shards by client, or a stream of pairs; None where a client failed.
+            num_samples: D_c, or D_c/p_c where clients were sampled.
+            total: of all samples that might have counted, where clients were sampled; see `Average.write_to`.
+        """
+        average = self.average(plan, num_samples)
+        average.add_all(updates)
+        return self.step(average, total)
+
+    def average(self, plan: Plan, num_samples: Mapping[Client, float]) -> Average:
+        """Return what sums up a round's updates one by one, with the server's guards."""
+        return Average(plan, num_samples, self._norm_bound, self._trim, self._max_share)
+
+    def step(self, average: Average, total: float | None = None) -> Aggregation:
+        """Move the model to the average, by the server's optimizer; return who was averaged in."""
+        outcome = average.write_to(self.model, total, self.optimizer.rate)
+        self.optimizer.step()
+        if self.averaged is not None:
+            self.averaged.update_parameters(self.model)
+        return outcome
+
+    def round(
+        self,
+        round: int,
+        keep_ratios: Mapping[Client, float],
+        train: Callable[[Client, Shard], Shard | None],
+        num_samples: Mapping[Client, float] | None = None,
+    ) -> Aggregation:
+        """Run one round and return who was averaged in.
+
+        Args:
+            round: its number, from 0; the draws depend on it and on the planner's seed.
+            keep_ratios: r of each client that takes part.
+            train: trains a client's shard and returns the update (`train_shard`), or None where the client failed.
+            num_samples: D_c, the clients' weights; equal by default.
+        """
+        plan = self.plan(keep_ratios, round)
+        updates = ((client, train(client, shard)) for client, shard in plan.items())
+        return self.aggregate(plan, updates, num_samples or dict.fromkeys(plan, 1.0))

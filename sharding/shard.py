@@ -3,8 +3,8 @@
 All index arithmetic is here: cutting terms out of a spectrum, and saying which columns a returned vector belongs to.
 
 Frozen tensors are sent, but do not come back, and so are integers and masks: a client computes with the server's, and
-nobody averages them. On a wire that rounds (`sharding.compression`) what is sent is rounded, and what comes back are
-changes.
+nobody averages them. On a wire that rounds (`sharding.transport.compression`) what is sent is rounded, and what comes
+back are changes.
 """
 
 import json
@@ -18,13 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sharding import compression, wire
-from sharding.compression import EXACT, round_columns, round_outputs
 from sharding.errors import UserError
 from sharding.layers import FactorizedLayer
-from sharding.spectrum import Spectrum
-from sharding.state import as_real, key, travels
-from sharding.wrappers import spread_like, unwrap, whole
+from sharding.modules.state import as_real, key, travels
+from sharding.modules.wrappers import spread_like, unwrap, whole
+from sharding.svd.spectrum import Spectrum
+from sharding.transport import compression, serialize
+from sharding.transport.compression import EXACT, round_columns, round_outputs
 
 PARTS = ("indices", "u", "v", "multipliers")
 FROZEN = "frozen/"
@@ -77,7 +77,7 @@ class Shard:
         keep_ratio: r that it was cut for; 1 where nothing is left out.
         frozen: the names in `terms` and `dense` of what is neither trained nor sent back; all integers are.
         plan: which plan it is of, ``<round>-<digest>``; an update must be of the same. Empty outside of any plan.
-        wire: how its numbers travel, one of `sharding.WIRES`.
+        compression: how its numbers travel, one of `sharding.COMPRESSIONS`.
         changes: whether its numbers are changes since what was sent: those of an update are where the wire rounds.
     """
 
@@ -86,24 +86,26 @@ class Shard:
     keep_ratio: float = 1.0
     frozen: frozenset[str] = frozenset()
     plan: str = ""
-    wire: str = EXACT
+    compression: str = EXACT
     changes: bool = False
 
     @property
     def nbytes(self) -> int:
         """The exact length of `to_bytes()`, told without making it."""
         tensors = self._named_tensors()
-        if self.wire != EXACT:
-            tensors = compression.encode({name: tensor.to("meta") for name, tensor in tensors.items()}, self.wire)
-        return wire.size_of(tensors, self._metadata())
+        if self.compression != EXACT:
+            tensors = compression.encode(
+                {name: tensor.to("meta") for name, tensor in tensors.items()}, self.compression
+            )
+        return serialize.size_of(tensors, self._metadata())
 
     def to_bytes(self) -> bytes:
         """Return the wire form: a safetensors file with keys ``terms/<layer>/<part>`` and ``dense/<name>``.
 
         What is frozen has ``frozen/`` before its key. Keep ratio and plan are in the file's metadata. What the wire
-        cannot carry is rounded (`sharding.compression`); a planner's shards and clients' updates can be carried.
+        cannot carry is rounded (`sharding.transport.compression`); a planner's shards and clients' updates fit it.
         """
-        return wire.to_bytes(compression.encode(self._named_tensors(), self.wire), self._metadata())
+        return serialize.to_bytes(compression.encode(self._named_tensors(), self.compression), self._metadata())
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
@@ -114,11 +116,11 @@ class Shard:
         Raises:
             UserError: the bytes are no shard.
         """
-        return cls._from_named(*wire.from_bytes(data))
+        return cls._from_named(*serialize.from_bytes(data))
 
     def write(self, path: Path) -> None:
         """Write the wire form to a file."""
-        wire.to_file(compression.encode(self._named_tensors(), self.wire), self._metadata(), path)
+        serialize.to_file(compression.encode(self._named_tensors(), self.compression), self._metadata(), path)
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -127,7 +129,7 @@ class Shard:
         Raises:
             UserError: the file holds no shard.
         """
-        return cls._from_named(*wire.from_file(path))
+        return cls._from_named(*serialize.from_file(path))
 
     def to(self, device: torch.device | str) -> "Shard":
         """Return the same values on a device."""
@@ -165,7 +167,7 @@ class Shard:
         changes of these values, rounded.
         """
         values = {name: values[name].to(sent.dtype) for name, sent in self.trained().items()}
-        if changes := self.wire != EXACT:
+        if changes := self.compression != EXACT:
             values = {name: values[name] - sent for name, sent in self.trained().items()}
         terms = {
             layer: replace(sent, u=values[key(layer, "u")], v=values[key(layer, "v")])
@@ -177,13 +179,15 @@ class Shard:
 
     def rounded(self) -> "Shard":
         """Return it with the nearest values that the wire can carry, as the other side will read them."""
-        if self.wire == EXACT:
+        if self.compression == EXACT:
             return self
         terms = {
-            layer: replace(its, u=round_columns(its.u, self.wire), v=round_columns(its.v, self.wire))
+            layer: replace(its, u=round_columns(its.u, self.compression), v=round_columns(its.v, self.compression))
             for layer, its in self.terms.items()
         }
-        return replace(self, terms=terms, dense={n: round_outputs(part, self.wire) for n, part in self.dense.items()})
+        return replace(
+            self, terms=terms, dense={n: round_outputs(part, self.compression) for n, part in self.dense.items()}
+        )
 
     def matching_state(self, model: nn.Module) -> dict[str, Tensor]:
         """Return a client model's parameters and buffers by name, if they are those that this shard has values for.
@@ -248,7 +252,7 @@ class Shard:
         # In one word: safetensors writes several in any order.
         words = {"keep_ratio": float(self.keep_ratio), "plan": self.plan}
         kind = CHANGES if self.changes else VALUES
-        return {"shard": json.dumps(words if self.wire == EXACT else words | {kind: self.wire})}
+        return {"shard": json.dumps(words if self.compression == EXACT else words | {kind: self.compression})}
 
     def _named_tensors(self) -> dict[str, Tensor]:
         tensors = {
@@ -267,7 +271,7 @@ class Shard:
         parts: dict[str, dict[str, Tensor]] = {}
         dense: dict[str, Tensor] = {}
         frozen = set()
-        for entry, tensor in compression.decode(tensors, words["wire"]).items():
+        for entry, tensor in compression.decode(tensors, words["compression"]).items():
             kind, _, name = entry.removeprefix(FROZEN).partition("/")
             if kind == "terms":
                 name, _, part = name.rpartition("/")
@@ -321,7 +325,7 @@ def _checked_words(metadata: Mapping[str, str]) -> dict[str, Any]:
     return {
         "keep_ratio": keep_ratio,
         "plan": plan,
-        "wire": words.get(CHANGES if changes else VALUES, EXACT),
+        "compression": words.get(CHANGES if changes else VALUES, EXACT),
         "changes": changes,
     }
 
@@ -335,7 +339,7 @@ def update_norm(sent: Shard, returned: Shard) -> Tensor:
     before, after = sent.trained(), returned.trained()
     if not after:
         return torch.zeros((), dtype=torch.float64)
-    if returned.wire == EXACT:
+    if returned.compression == EXACT:
         after = {name: value - before[name] for name, value in after.items()}
     changes = (after[name].double().contiguous() for name in sorted(after))
     return torch.stack([change.square().sum() for change in changes]).sum().sqrt()

@@ -14,13 +14,11 @@ from numpy.typing import NDArray
 from sharding.errors import UserError, pick, shown
 from sharding.inclusion import (
     collective_inclusion,
-    coordinated_inclusion,
     optimal_inclusion,
     schatten_inclusion,
-    spread_multipliers,
     successive_inclusion,
 )
-from sharding.numbers import as_floats
+from sharding.validation import as_floats
 
 Vector = NDArray[np.float64]
 
@@ -28,7 +26,7 @@ Vector = NDArray[np.float64]
 PRISM_FLOOR = 1e-7
 
 
-class Group(NamedTuple):
+class LayerContext(NamedTuple):
     """What a law may look at: one layer, and the clients of one keep ratio in one round.
 
     Attributes:
@@ -36,17 +34,15 @@ class Group(NamedTuple):
         num_terms: n.
         num_clients: C, the clients of this keep ratio in the round.
         keep_ratio: r.
-        coordination: how their draws hang together, a name in `sharding.COORDINATIONS`.
     """
 
     magnitudes: Vector
     num_terms: int
     num_clients: int
     keep_ratio: float
-    coordination: str = "independent"
 
 
-class Law(NamedTuple):
+class Allocation(NamedTuple):
     """What a strategy decides for one layer.
 
     Attributes:
@@ -60,7 +56,7 @@ class Law(NamedTuple):
     multipliers: Vector
     weights: Vector | None = None
 
-    def checked(self, size: int, num_terms: int) -> "Law":
+    def checked(self, size: int, num_terms: int) -> "Allocation":
         """Return it with vectors of float64, if it is one of `num_terms` of `size` terms.
 
         Raises:
@@ -87,68 +83,55 @@ class Strategy:
 
     Attributes:
         summary: one line for people.
-        law: from a `Group` to π and ω; None where nothing is sharded.
+        allocate: from a `LayerContext` to π and ω; None where nothing is sharded.
         clips: whether clients clip the effective learning rate (τ/ω).
         rescales: whether all drawn terms share ω = √(Σλ² / Σ_{drawn} λ²) instead of the law's ω.
         keep_ratio: what every client keeps whatever it can afford; None to respect the clients' own.
-        coordination: the one that its law was made for; None to leave the choice to the user.
     """
 
     summary: str
-    law: Callable[[Group], Law] | None
+    allocate: Callable[[LayerContext], Allocation] | None
     clips: bool = False
     rescales: bool = False
     keep_ratio: float | None = None
-    coordination: str | None = None
 
 
-def top_n(group: Group) -> Law:
+def top_n(group: LayerContext) -> Allocation:
     """The n largest terms, always; ω = 1."""
     inclusion = np.zeros_like(group.magnitudes)
     inclusion[: group.num_terms] = 1.0
-    return Law(inclusion, np.ones_like(inclusion))
+    return Allocation(inclusion, np.ones_like(inclusion))
 
 
-def prism(group: Group) -> Law:
+def prism(group: LayerContext) -> Allocation:
     """Successive sampling in proportion to λᵏ, k = 4 for r ≤ 0.2, else 2.5; ω = 1 (Niu et al., TMLR 2023)."""
     relative = group.magnitudes / (group.magnitudes[0] or 1.0)
     weights = np.maximum(relative, PRISM_FLOOR) ** (4.0 if group.keep_ratio <= 0.2 else 2.5)
     inclusion = successive_inclusion(weights, group.num_terms)
-    return Law(inclusion, np.ones_like(inclusion), weights)
+    return Allocation(inclusion, np.ones_like(inclusion), weights)
 
 
-def prism_wallenius(group: Group) -> Law:
+def prism_wallenius(group: LayerContext) -> Allocation:
     """PriSM's draw, made unbiased by ω = 1/π with its exact inclusion probabilities."""
     law = prism(group)
     return law._replace(multipliers=_inverse(law.inclusion))
 
 
-def unbiased(group: Group) -> Law:
+def unbiased(group: LayerContext) -> Allocation:
     """The unbiased estimator of least discrepancy: π of Theorem 3.1, ω = 1/π."""
     inclusion = optimal_inclusion(group.magnitudes, group.num_terms)
-    return Law(inclusion, _inverse(inclusion))
+    return Allocation(inclusion, _inverse(inclusion))
 
 
-def collective(group: Group) -> Law:
-    """The estimator whose average over the group's C clients has least discrepancy: π and ω of Theorem 3.2.
-
-    Where draws are spread, ω is the best for the same π and the counts that spreading gives.
-    """
-    inclusion, multipliers = collective_inclusion(group.magnitudes, group.num_terms, group.num_clients)
-    if group.coordination == "spread":
-        multipliers = spread_multipliers(inclusion, group.num_clients)
-    return Law(inclusion, multipliers)
+def collective(group: LayerContext) -> Allocation:
+    """The estimator whose average over the group's C clients has least discrepancy: π and ω of Theorem 3.2."""
+    return Allocation(*collective_inclusion(group.magnitudes, group.num_terms, group.num_clients))
 
 
-def coordinated(group: Group) -> Law:
-    """The estimator whose average has least discrepancy when the clients' draws are spread."""
-    return Law(*coordinated_inclusion(group.magnitudes, group.num_terms, group.num_clients))
-
-
-def schatten(group: Group) -> Law:
+def schatten(group: LayerContext) -> Allocation:
     """The unbiased estimator of least expected Schatten-4 discrepancy; ω = 1/π."""
     inclusion = schatten_inclusion(group.magnitudes, group.num_terms, p=4)
-    return Law(inclusion, _inverse(inclusion))
+    return Allocation(inclusion, _inverse(inclusion))
 
 
 STRATEGIES: dict[str, Strategy] = {
@@ -160,9 +143,6 @@ STRATEGIES: dict[str, Strategy] = {
     "prism_wallenius_clip": Strategy("PriSM with ω = 1/π and clipping", prism_wallenius, clips=True),
     "unbiased": Strategy("unbiased, least discrepancy of one client", unbiased, clips=True),
     "collective": Strategy("least discrepancy of the clients' average", collective, clips=True),
-    "coordinated": Strategy(
-        "least discrepancy of the average of spread draws", coordinated, clips=True, coordination="spread"
-    ),
     "schatten": Strategy("unbiased, least Schatten-4 discrepancy", schatten, clips=True),
     "full": Strategy("all terms to every client, factorized", top_n, keep_ratio=1.0),
     "dense": Strategy("no sharding: FedAvg", None),

@@ -2,8 +2,17 @@
 
 import os
 import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
+
+pytest.register_assert_rewrite("tests.train.runs")
+
+from tests import drawn  # noqa: E402
+from train.data import default_root  # noqa: E402
 
 # A shell's background job is started without Ctrl-C, and so would be all that the tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -11,3 +20,35 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # No deadlines: tests are about what is right, benchmarks about what is fast. CI draws the same examples every time.
 settings.register_profile("project", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("project")
+
+
+def pytest_runtest_setup() -> None:
+    """Skip what is left when the time is up that CI has for long tests."""
+    if time.time() > float(os.environ.get("SKIP_AFTER", "inf")):
+        pytest.skip("no time left")
+
+
+@pytest.fixture
+def real_data() -> Callable[..., Path]:
+    """Return where a dataset's folder, of one of these names, lies; skip the test where it is not there."""
+
+    def find(*folders: str) -> Path:
+        root = default_root().resolve()
+        if not any((root / folder).is_dir() for folder in folders):
+            pytest.skip("needs real data: SHARDING_DATA names the folder that holds them")
+        return root
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def drawn_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    drawn.write_all(root := tmp_path_factory.mktemp("data"))
+    return root
+
+
+@pytest.fixture
+def drawn_data(drawn_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with drawn images and plays in the place of the real ones; no cache keeps them."""
+    monkeypatch.setenv("SHARDING_CACHE", str(tmp_path / "cache"))
+    return drawn_once

@@ -3,7 +3,7 @@
 A *law* is a dictionary from the sample, a sorted tuple of indices, to its probability.
 
 Sources: Korzhenkov & Louizos, NeurIPS 2024 (arXiv 2410.24106); Tillé, *Sampling Algorithms*, Springer 2006;
-Chen, Dempster & Liu, Biometrika 1994; Sampford, Biometrika 1967; Brewer 1975.
+Chen, Dempster & Liu, Biometrika 1994; Brewer 1975.
 """
 
 from collections import defaultdict
@@ -15,7 +15,7 @@ from math import prod
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Law = dict[tuple[int, ...], float]
+Allocation = dict[tuple[int, ...], float]
 Floats = NDArray[np.float64]
 
 
@@ -83,7 +83,7 @@ def _in_the_order_of(magnitudes: ArrayLike, descending: list[Fraction]) -> Float
     return result
 
 
-def successive_law(weights: Iterable[float], num_terms: int) -> Law:
+def successive_law(weights: Iterable[float], num_terms: int) -> Allocation:
     """Enumerate all orders: each next item in proportion to the remaining weights."""
     weights = tuple(float(w) for w in weights)
     law: dict[tuple[int, ...], float] = defaultdict(float)
@@ -116,7 +116,7 @@ def numpy_choice(rng: np.random.RandomState | np.random.Generator, size: int, we
     return found
 
 
-def numpy_choice_law(weights: Iterable[float], num_terms: int) -> Law:
+def numpy_choice_law(weights: Iterable[float], num_terms: int) -> Allocation:
     """The exact law of `numpy_choice`: every outcome of every batch, with its chance."""
     weights = np.array(list(weights), dtype=float)
     law: dict[tuple[int, ...], float] = defaultdict(float)
@@ -134,7 +134,7 @@ def numpy_choice_law(weights: Iterable[float], num_terms: int) -> Law:
     return dict(law)
 
 
-def cps_law(coins: Iterable[float], num_terms: int) -> Law:
+def cps_law(coins: Iterable[float], num_terms: int) -> Allocation:
     """Conditional Poisson sampling (Chen, Dempster & Liu 1994): coins given that `num_terms` of them show
     heads.
     """
@@ -147,18 +147,7 @@ def cps_law(coins: Iterable[float], num_terms: int) -> Law:
     return {s: w / total for s, w in weight.items()}
 
 
-def sampford_law(inclusion: Iterable[float]) -> Law:
-    """Sampford's design (Tillé 2006, Section 5.6): chances ∝ Π_{i∈s} π/(1 − π) · Σ_{k∈s} (1 − π)."""
-    pi = tuple(float(p) for p in inclusion)
-    weight = {
-        s: prod(pi[i] / (1.0 - pi[i]) for i in s) * sum(1.0 - pi[i] for i in s)
-        for s in combinations(range(len(pi)), round(sum(pi)))
-    }
-    total = sum(weight.values())
-    return {s: w / total for s, w in weight.items()}
-
-
-def brewer_law(inclusion: Iterable[float]) -> Law:
+def brewer_law(inclusion: Iterable[float]) -> Allocation:
     """Brewer's method (Tillé 2006, Algorithm 6.10): step k draws j with chance ∝ π(A − π)/(A − (n − k +
     1)π).
     """

@@ -12,7 +12,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 SCRIPTS = [
     path
-    for folder in ("examples", "benchmarks", "docs")
+    for folder in ("examples", "benchmarks", "studies", "docs")
     for path in sorted((ROOT / folder).rglob("*.py"))
     if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
     and path.stem != "on_pfl"  # its simulator has an environment of its own

@@ -1,6 +1,6 @@
 """The command line: ``python -m train run | compare | inspect | config CONFIG …``, ``table N``, ``report DIR …``, …"""
 
-from train import early  # before all that takes its time
+from train.cli import early  # before all that takes its time
 
 # isort: split
 
@@ -19,25 +19,26 @@ import yaml
 from rich.console import Console
 
 from sharding.errors import UserError, few
-from train.arguments import parse
+from train.callbacks import EachRound
+from train.cli.arguments import parse
+from train.cli.console import handler
+from train.cli.inspection import inspect_partition
+from train.cli.listing import names
+from train.cli.progress import RoundProgress
 from train.compare import Failure, compare, plan_cells
-from train.config import Config, load_config
-from train.console import handler
-from train.directory import CONFIG_FILE, check_comparison, check_directory, check_writable
-from train.engines.workers import launched
-from train.experiment import check_models
-from train.failures import RunError
-from train.inspection import inspect_partition
-from train.interrupts import Stopped
-from train.listing import names
-from train.naming import with_directory
-from train.parts import import_parts
-from train.progress import RoundProgress
+from train.config.idle_keys import refuse_idle
+from train.config.naming import with_directory
+from train.config.registries import import_parts
+from train.config.schema import Config, read_config
 from train.report import write_report
 from train.report.page import write_page
 from train.report.summary import SUMMARY
-from train.run import follow, is_measured, run
-from train.stages import watched
+from train.run import run
+from train.rundir.directory import RunDirectory, check_comparison, check_writable, is_measured
+from train.rundir.files import CONFIG_FILE
+from train.runtime.errors import RunError
+from train.runtime.signals import Stopped
+from train.runtime.stages import watched
 from train.tables import Report, cells_of, choose, load_layout
 
 log = logging.getLogger("train")  # this module is called __main__
@@ -70,7 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         import_parts(args.imports)
         COMMANDS[args.command](args, console)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed, as by some service managers
+            sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         if args.debug:
             raise
@@ -91,22 +93,39 @@ def _explain(error: BaseException, args: argparse.Namespace) -> tuple[str, int]:
         number = error.signal if isinstance(error, Stopped) else signal.SIGINT
         return f"interrupted; {again} goes on from the last checkpoint", 128 + number
     if isinstance(error, OSError):
-        where = "" if error.filename is None else f"{error.filename}: "
-        return f"error: {where}{error.strerror or error}", 1
+        return f"error: {_place_of(error)}{error.strerror or error}", 1
     why = " ".join(str(error).split())
     return f"error: {type(error).__name__}: {why[:500]}; --debug shows where", 1
 
 
+def _place_of(error: OSError) -> str:
+    """Return where something went wrong, as ``path: ``; nothing where that is not known."""
+    if error.filename is not None:
+        return f"{error.filename}: "
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return "standard output: "
+    try:
+        os.getcwd()
+    except OSError:
+        return "the working folder: "
+    return ""
+
+
+def _asked(args: argparse.Namespace) -> Config:
+    """Return the configuration that was asked for, of which nothing was set in vain."""
+    asked = read_config(args.config, args.overrides)
+    refuse_idle([asked])
+    return asked.config
+
+
 def _run(args: argparse.Namespace, console: Console) -> None:
-    config = with_directory(load_config(args.config, args.overrides), args.overrides)
+    config = with_directory(_asked(args), args.overrides)
     if args.resume and not (config.directory / CONFIG_FILE).exists():
         log.warning("%s holds no run to go on with: it starts anew; output=… names another directory", config.directory)
-    with launched() as rank:
-        if rank:
-            follow(config)
-            return
-        with RoundProgress(console, [config]) as progress, watched(partial(progress.tell, 0)):
-            run(config, partial(progress.show, 0), args.resume)
+    with RoundProgress(console, [config]) as progress, watched(partial(progress.tell, 0)):
+        run(config, [EachRound(partial(progress.show, 0))], args.resume)
     _report_run(config, bool(progress.idle), args.line, console)
 
 
@@ -133,7 +152,7 @@ def _table(args: argparse.Namespace, console: Console) -> None:
     check_writable(into, "--output")
     cells = cells_of(matrix, layout, args.scale, into, args.seeds, args.overrides)
     for cell in cells:
-        check_directory(cell.config, resume=True)  # neither run nor show what was run with another configuration
+        RunDirectory(cell.config, resume=True).check()  # neither run nor show what was run with another configuration
     missing = [cell for cell in choose(cells, args.only) if not is_measured(cell.config)]
     configs, failures = [cell.config for cell in missing], {}
     if missing:
@@ -157,9 +176,9 @@ def _raise_failures(failures: Mapping[Path, Failure], total: int) -> None:
 
 
 def _federate(args: argparse.Namespace, console: Console) -> None:
-    from train.federate.app import read  # noqa: PLC0415  # Flower is an extra
     from train.federate.launch import federate, settings_of  # noqa: PLC0415
-    from train.federate.nodes import Patience  # noqa: PLC0415
+    from train.federate.roster import Patience  # noqa: PLC0415
+    from train.federate.server_app import read  # noqa: PLC0415  # Flower is an extra
 
     patience = Patience(args.start_timeout, args.round_timeout)
     settings = settings_of(args.config, args.overrides, args.nodes, patience)
@@ -170,17 +189,15 @@ def _federate(args: argparse.Namespace, console: Console) -> None:
 
 
 def _inspect(args: argparse.Namespace, console: Console) -> None:
-    config = load_config(args.config, args.overrides)
+    config = _asked(args)
     into = config.output or Path("runs")
     check_writable(into)
-    check_models(config)
     for line in inspect_partition(config, into):
         console.print(line, highlight=False, soft_wrap=True)
 
 
 def _config(args: argparse.Namespace, console: Console) -> None:
-    config = with_directory(load_config(args.config, args.overrides), args.overrides)
-    check_models(config)
+    config = with_directory(_asked(args), args.overrides)
     console.print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), end="", markup=False, soft_wrap=True)
 
 

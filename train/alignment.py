@@ -10,21 +10,23 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from sharding import ShardPlanner, aggregate, alignment
+from sharding import Server, ShardPlanner
+from sharding.diagnostics import alignment
 from sharding.planner import Client
 from train.experiment import Experiment
+from train.participation import step_size
 
 
 class FedAvgStep:
     """FedAvg's update of the server's model in this round; the model itself stays as it is."""
 
-    def __init__(self, experiment: Experiment, cohort: Sequence[Client], round: int, lr: float) -> None:
-        twin = deepcopy(experiment.model)
-        plan = ShardPlanner("dense").plan(twin, dict.fromkeys(cohort, 1.0), round)
-        updates = experiment.engine.train(plan, round, lr)
-        aggregate(twin, plan, ((client, update.shard) for client, update in updates), experiment.num_samples)
+    def __init__(self, experiment: Experiment, cohort: Sequence[Client], round: int) -> None:
+        twin = Server(deepcopy(experiment.model), ShardPlanner("dense"))
+        plan = twin.plan(dict.fromkeys(cohort, 1.0), round)
+        updates = experiment.engine.train(plan, round, step_size(experiment.config, round))
+        twin.aggregate(plan, ((client, update.shard) for client, update in updates), experiment.num_samples)
         self._before = flatten(experiment.model)
-        self._update = flatten(twin) - self._before
+        self._update = flatten(twin.model) - self._before
 
     def cosine(self, model: nn.Module) -> float:
         """Return the cosine between this update and the one that made `model`; NaN if either is zero."""

@@ -23,16 +23,19 @@ from typing import Any
 import torch
 
 from sharding.errors import UserError
-from train.config import Config, load_config
-from train.directory import check_directory
-from train.engines.workers import num_cores
-from train.experiment import check_models
-from train.failures import REMEDY, RunError
-from train.interrupts import Stopped, stop_on_request
-from train.naming import check_once, describe, expand, settings
-from train.rounds import DivergedError, Metrics
+from train.callbacks import EachRound
+from train.callbacks.stopping import DivergedError
+from train.callbacks.trackers import check_trackers
+from train.config.idle_keys import refuse_idle
+from train.config.naming import check_once, describe, expand, settings
+from train.config.schema import Asked, Config, read_config
+from train.engines.processes import num_cores
+from train.metrics import Metrics
 from train.run import run
-from train.stages import watched
+from train.rundir.directory import RunDirectory
+from train.runtime.errors import REMEDY, RunError
+from train.runtime.signals import Stopped, stop_on_request
+from train.runtime.stages import watched
 
 log = logging.getLogger(__name__)
 
@@ -67,16 +70,17 @@ def plan_cells(
         raise UserError("--strategies names no strategy and there is no --grid; write --strategies unbiased,collective")
     named = [("strategy", "--strategies")] * bool(strategies) + [("seed", "--seeds")] * bool(seeds)
     check_once([*settings(overrides), *settings(grids), *named])
-    base = load_config(path, overrides)
-    told = describe(dict(override.split("=", 1) for override in overrides))
-    into = base.output or Path("runs") / "-".join(filter(None, (base.name, "compare", told)))
-    cells = {}
+    cells: dict[str, Asked] = {}
     for strategy, point, seed in product(_axis("strategy", strategies), expand(grids), _axis("seed", seeds or ())):
-        cell = load_config(path, [*overrides, *strategy, *point, *seed])
-        if (name := _cell_name(cell, point)) in cells:
+        cell = read_config(path, [*overrides, *strategy, *point, *seed])
+        if (name := _cell_name(cell.config, point)) in cells:
             raise UserError(f"--grid has several points for the run {name}: {', '.join(point)} makes no other run")
         cells[name] = cell
-    return [cell.model_copy(update={"output": into / name}) for name, cell in cells.items()]
+    refuse_idle([*cells.values()])
+    base = next(iter(cells.values())).config
+    told = describe(dict(override.split("=", 1) for override in overrides))
+    into = base.output or Path("runs") / "-".join(filter(None, (base.name, "compare", told)))
+    return [cell.config.model_copy(update={"output": into / name}) for name, cell in cells.items()]
 
 
 def _axis(key: str, values: Sequence[object]) -> list[tuple[str, ...]]:
@@ -112,8 +116,8 @@ def compare(
         Stopped: a signal asked for it. No more cells were started, those under way finished their round.
     """
     for cell in cells:
-        check_directory(cell, resume)
-        check_models(cell)
+        RunDirectory(cell, resume).check()
+        check_trackers(cell)
     with stop_on_request() as request, _crew(cells, jobs, resume) as crew:
         while crew.step(progress, stage, request.signal is not None):
             pass
@@ -247,7 +251,7 @@ def _work(cell: Config, resume: bool, slot: int, line: Connection) -> None:
 
     try:
         with watched(tell):
-            run(cell, lambda metrics: tell(dict(metrics)), resume)
+            run(cell, [EachRound(lambda metrics: tell(dict(metrics)))], resume)
         line.send(None)
     except KeyboardInterrupt:
         os._exit(0)

@@ -1,35 +1,30 @@
 """From a configuration to the parts of a run."""
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.optim.swa_utils import AveragedModel
 
-from models import build_model, find_model
-from sharding import Plan, ShardPlanner, Strategy, factorize, iterate_average, merge
-from sharding.clients import SAMPLERS, Population, Profiles, Sampler
+from models import build_model
+from sharding import Plan, Server, ServerOptimizer, ShardPlanner, Strategy, factorize, iterate_average, merge
+from sharding.client_sampling import SAMPLERS, Participation, Population, Profiles, Sampler
 from sharding.designs import fit
 from sharding.errors import UserError, pick, shown
 from sharding.planner import Client
 from sharding.rng import generator, seed_of
-from sharding.server import ServerOptimizer
-from train.config import Config
+from train.config.schema import Config
 from train.data import Dataset, load_dataset
 from train.data.holdout import hold_out
+from train.data.partition import Concentration, partition
+from train.data.unequal import Partition, make_uneven
 from train.engines import ENGINES, Engine, Job
-from train.engines.choices import Choices
-from train.engines.trial import choose_ways
-from train.local import ClientData, Shares
-from train.partition import Concentration, partition
-from train.stages import enter
-from train.unequal import Partition, make_uneven
+from train.engines.base import Updates
+from train.engines.local import ClientData, Shares
+from train.runtime.stages import enter
 
 
 @dataclass
@@ -38,69 +33,48 @@ class Experiment:
 
     Attributes:
         training: the samples of all clients.
-        model: the server's, on the device.
+        server: holds the model, on the device, and runs its rounds.
         keep_ratios: r of every client.
         num_samples: D_c of every client.
         dense_nbytes: what dense FedAvg sends one client, one way.
-        observers: are shown each round's plan, with the round's number, before it is trained.
+        consult: where clients keep their updates until they are asked: trains a plan, and returns who is heard.
     """
 
     config: Config
     dataset: Dataset
     training: ClientData
-    model: nn.Module
+    server: Server
     keep_ratios: Mapping[Client, float]
     num_samples: Mapping[Client, int]
     dense_nbytes: int
     sampler: Sampler
-    planner: ShardPlanner
     job: Job
     make_engine: Callable[[Job], Engine]
-    observers: list[Callable[[int, Plan], None]] = field(default_factory=list)
+    consult: Callable[[Sampler, Plan, int, float], tuple[Participation, Updates]] | None = None
 
     @cached_property
     def engine(self) -> Engine:
         """What trains the cohorts; made when it is first asked for, since some start processes."""
         return self.make_engine(self.job)
 
-    def open(self, choices: Choices | None = None) -> None:
-        """Choose the ways to compute in and make the engine now, so that what is wrong shows before all is written.
-
-        Args:
-            choices: that were made when the run was started, to be kept.
-        """
+    def open(self) -> None:
+        """Make the engine now, so that what is wrong shows before anything is written."""
         enter(f"prepares the engine {self.config.engine}")
-        if self.config.engine != "sequential":
-            self.job = replace(self.job, choices=choices or Choices(timed=self.config.ways == "timed"))
-            choose_ways(self.job, plan_of_each(self.planner, self.model, self.keep_ratios).values())
-            self.job = replace(self.job, choices=replace(self.job.choices, timed=False))
         assert self.engine
 
-    @cached_property
-    def server(self) -> ServerOptimizer:
-        """What takes the server's step, from where the model is when it is first asked for."""
-        config = self.config
-        return ServerOptimizer(self.model, config.server_optimizer, config.server_lr, config.server_momentum)
-
-    @cached_property
-    def average(self) -> AveragedModel | None:
-        """The average of the rounds' models, if that is what is evaluated."""
-        return iterate_average(self.model) if self.config.result == "average" else None
+    @property
+    def model(self) -> nn.Module:
+        """The server's model."""
+        return self.server.model
 
     @property
     def result(self) -> nn.Module:
         """The model that is evaluated."""
-        return self.model if self.average is None else self.average.module
-
-    def step(self) -> None:
-        """Take the server's step, after a round's updates have been averaged."""
-        self.server.step()
-        if self.average is not None:
-            self.average.update_parameters(self.model)
+        return self.server.result
 
     @property
     def parts(self) -> "Mapping[str, Experiment]":
-        """Itself by its name: `train.tasks.Tasks` has several."""
+        """Itself by its name: `train.multi_model.MultiModel` has several."""
         return {self.config.name: self}
 
     @property
@@ -108,26 +82,9 @@ class Experiment:
         """That of the model and the data."""
         return self.dataset.test.targets.device
 
-    def plan(self, clients: Sequence[int], round: int) -> Plan:
-        """Cut the shards of these clients for a round, and show them to the observers."""
-        plan = self.planner.plan(self.model, {client: self.keep_ratios[client] for client in clients}, round)
-        for observe in self.observers:
-            observe(round, plan)
-        return plan
-
     def close(self) -> None:
         """Let go of what the engine holds besides memory."""
         self.engine.close()
-
-
-def check_models(config: Config) -> None:
-    """Make sure that each model has the options asked for, before anything is read.
-
-    Raises:
-        UserError: an option that does not exist, or of the wrong kind.
-    """
-    for its in [*config.task_configs().values()] or [config]:
-        find_model(its.model.name, its.model.options)
 
 
 def assemble(config: Config) -> Experiment:
@@ -143,7 +100,7 @@ def assemble(config: Config) -> Experiment:
     dataset = read_dataset(config).to(device)
     enter(f"shares {config.data.name} out among {config.clients.count} clients")
     clients = share_out(config, dataset)
-    keep_ratios = assign_keep_ratios(config.keep_ratio, len(clients), config.world)
+    keep_ratios = assign_keep_ratios(config.keep_ratio, len(clients), config.seed_of_data)
     num_samples: dict[Client, int] = {client: len(data) for client, data in clients.items()}
     return put_together(config, dataset.without_training(), clients, keep_ratios, num_samples, engine)
 
@@ -156,7 +113,7 @@ def read_dataset(config: Config, root: str | Path | None = None) -> Dataset:
     """
     data = config.data
     dataset = load_dataset(data.name, root or data.root, data.download, options=data.options)
-    return dataset if data.holdout is None else hold_out(dataset, data.holdout, config.world)
+    return dataset if data.holdout is None else hold_out(dataset, data.holdout, config.seed_of_data)
 
 
 def put_together(
@@ -201,25 +158,24 @@ def put_together(
         config,
         dataset,
         clients.all(),
-        model,
+        make_server(config, model, planner),
         keep_ratios,
         num_samples,
         dense_nbytes,
         sampler,
-        planner,
-        Job(model, clients, dataset, local, clip, config.seed, step_scales=scales),
+        Job(model, clients, dataset, local, clip, config.seed, config.plugins, scales),
         engine,
     )
 
 
 def first_model(config: Config, dataset: Dataset, strategy: Strategy, most: float) -> nn.Module:
-    """Build the server's model, on the data's device; with `start=low_rank` of the rank that `most`, an r, allows.
+    """Build the server's model, on the data's device; with `init=low_rank` of the rank that `most`, an r, allows.
 
     A strategy that sends everybody everything starts with the whole.
     """
     model = make_model(config, dataset).to(dataset.test.targets.device)
-    ratio = 1.0 if strategy.law is None else strategy.keep_ratio or most
-    return merge(factorize(model, ratio)) if config.start == "low_rank" and ratio < 1 else model
+    ratio = 1.0 if strategy.allocate is None else strategy.keep_ratio or most
+    return merge(factorize(model, ratio)) if config.init == "low_rank" and ratio < 1 else model
 
 
 def plan_of_each(planner: ShardPlanner, model: nn.Module, keep_ratios: Mapping[Client, float]) -> Plan:
@@ -232,22 +188,11 @@ def find_engine(config: Config) -> Callable[[Job], Engine]:
     """Return what makes the engine of this name.
 
     Raises:
-        UserError: there is none, or torchrun started several processes and it would leave all but one idle; threads or
-            timed ways where processes share the work out.
+        UserError: there is none, or it trains with one thread a process.
     """
-    own = config.local.loss != "cross_entropy" or config.local.optimizer not in ("sgd", "scaled_sgd")
-    name = "sequential" if own and config.engine == "auto" else config.engine
-    if own and name != "sequential":
-        raise UserError(f"a loss or an optimizer of your own needs engine=sequential, not {name}")
-    engine = pick(ENGINES, name, "engine")
-    alone, several = name in ("sequential", "stacked"), dist.is_initialized() and dist.get_world_size() > 1
-    if alone and several:
-        raise UserError(f"engine={name} trains in one process; start it without torchrun, or choose engine=auto")
-    if config.threads > 1 and not alone:
-        raise UserError(f"threads={config.threads} needs engine=sequential or stacked; engine={name} has one a process")
-    if config.ways == "timed" and several:
-        raise UserError("ways=timed times on one machine; start it without torchrun, or choose ways=rule")
-    return engine
+    if config.threads > 1 and config.engine != "sequential":
+        raise UserError(f"threads={config.threads} needs engine=sequential; engine={config.engine} has one a process")
+    return pick(ENGINES, config.engine, "engine")
 
 
 def make_sampler(config: Config, num_samples: Mapping[Client, int], costs: Mapping[Client, float]) -> Sampler:
@@ -261,17 +206,25 @@ def make_sampler(config: Config, num_samples: Mapping[Client, int], costs: Mappi
     if network.bandwidth is not None and network.profiles is not None:
         profiles = Profiles.read(network.profiles, count, network.bandwidth)
     elif network.bandwidth is not None:
-        rng = generator(config.world, "profiles")
+        rng = generator(config.seed_of_data, "profiles")
         profiles = Profiles.draw(count, network.bandwidth, rng, network.compute, network.communicate)
     sizes, prices = (np.array(list(values.values()), dtype=np.float64) for values in (num_samples, costs))
     population = Population(sizes, prices, profiles)
-    sampler = pick(SAMPLERS, clients.sampler, "sampler")
-    return sampler(count, clients.per_round, config.seed, population, **clients.options)
+    make = SAMPLERS[clients.sampler]
+    return make(count, clients.per_round, config.seed, population, **clients.options)
 
 
 def make_planner(config: Config) -> ShardPlanner:
     """Return what plans the shards of a run."""
-    return ShardPlanner(config.strategy, config.design, config.seed, coordination=config.coordination, wire=config.wire)
+    return ShardPlanner(config.strategy, config.design, config.seed, compression=config.compression)
+
+
+def make_server(config: Config, model: nn.Module, planner: ShardPlanner) -> Server:
+    """Return what holds the model and runs its rounds."""
+    optimizer = ServerOptimizer(model, config.server_optimizer, config.server_lr, config.server_momentum)
+    average = iterate_average(model) if config.result == "average" else None
+    guards = config.aggregation
+    return Server(model, planner, optimizer, average, guards.norm_bound, guards.trim, guards.max_share)
 
 
 def nbytes_whole(model: nn.Module) -> int:
@@ -282,7 +235,7 @@ def nbytes_whole(model: nn.Module) -> int:
 def make_model(config: Config, dataset: Dataset) -> nn.Module:
     """Build the server's model; its initial weights depend on the world's seed alone."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_of(config.world, "model"))
+        torch.manual_seed(seed_of(config.seed_of_data, "model"))
         name, options = config.model.name, config.model.options
         try:
             return build_model(name, input_shape=dataset.input_shape, num_classes=dataset.num_classes, **options)
@@ -292,7 +245,7 @@ def make_model(config: Config, dataset: Dataset) -> nn.Module:
 
 def deal(config: Config, dataset: Dataset) -> Partition:
     """Return which training samples each client has."""
-    rng = generator(config.world, "partition")
+    rng = generator(config.seed_of_data, "partition")
     data = config.data
     how = Concentration(data.alpha, data.fine_alpha, data.concentration == "per_class")
     parts = partition(data.partition, dataset, config.clients.count, rng, how, data.partition_options)
@@ -325,8 +278,7 @@ def find_device(name: str) -> torch.device:
         UserError: no such device here.
     """
     if name == "auto":
-        own = os.environ.get("LOCAL_RANK", "0")  # under torchrun each process has a GPU of its own
-        return torch.device(f"cuda:{own}" if torch.cuda.is_available() else "cpu")
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
         torch.ones(1, device=device).tolist()

@@ -3,7 +3,7 @@
 G_i is the largest ‖U_i‖/η of client i in a uniform pilot, the mean of the pilots; the rounds that the pilots' mean
 training loss took to some losses give β/α (Luo et al. 2024, arXiv 2404.13804, Section 5.3.1 and Eq. 35). Pilots start
 from the run's own model and see its data and network; draws and batches are theirs, and the same for all runs of one
-`world_seed`. What they teach is kept in `pilots.json`, so that a resumed run has it again, and another run of the same
+`data_seed`. What they teach is kept in `pilots.json`, so that a resumed run has it again, and another run of the same
 world that finds it in its directory.
 """
 
@@ -18,16 +18,18 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from sharding.clients import Heard, StatisticalSampler, estimate_beta_over_alpha, estimates_by_loss
-from sharding.clients.base import Client, Population
+from sharding.client_sampling import Participation, StatisticalSampler, estimate_beta_over_alpha, estimates_by_loss
+from sharding.client_sampling.base import Client, Population
 from sharding.errors import UserError
 from sharding.rng import seed_of
-from train.experiment import Experiment
-from train.files import write_whole
-from train.local import evaluate
-from train.records import PILOTS_FILE
-from train.rounds import Metrics, run_rounds
-from train.stages import enter
+from train.callbacks import Callback, FinishedRound
+from train.callbacks.stopping import DivergedError, LostRounds
+from train.engines.local import evaluate
+from train.experiment import Experiment, make_server
+from train.rounds import run_rounds
+from train.rundir.files import PILOTS_FILE
+from train.runtime.files import write_whole
+from train.runtime.stages import enter
 
 PILOTS = 3  # of each kind
 FURTHER = 0.9  # times the least loss is where a pilot ends, so that the mean of all reaches the least
@@ -61,12 +63,12 @@ class Pilot(StatisticalSampler):
         super().__init__(law.size, per_round, seed, population)
         self._law, self.largest = law, np.full(law.size, np.nan)
 
-    def hear(self, round: int, cohort: list[int], norms: Mapping[Client, float]) -> Heard:
+    def select(self, round: int, cohort: list[int], norms: Mapping[Client, float]) -> Participation:
         """Hear all who were drawn."""
         for client, norm in norms.items():
             if np.isfinite(norm):
                 self.largest[int(client)] = np.fmax(self.largest[int(client)], norm)
-        return super().hear(round, cohort, norms)
+        return super().select(round, cohort, norms)
 
     def probabilities(self) -> Vector:
         """Return the law, (N,)."""
@@ -76,9 +78,8 @@ class Pilot(StatisticalSampler):
 def teach(experiment: Experiment, directory: Path) -> None:
     """Have the sampler know what pilots say, where the configuration asks for them; run those that were not run yet."""
     clients = experiment.config.clients
-    if not clients.pilot_losses:
+    if not (clients.pilot_losses and isinstance(experiment.sampler, StatisticalSampler)):
         return
-    assert isinstance(experiment.sampler, StatisticalSampler)
     path = directory / PILOTS_FILE
     if not path.exists():
         write_whole(path, (json.dumps(learn(experiment).__dict__) + "\n").encode())
@@ -120,19 +121,24 @@ def learn(experiment: Experiment) -> Lesson:
 def fly(experiment: Experiment, law: Vector, kind: str, number: int) -> tuple[Pilot, list[float]]:
     """Run one pilot a little below the least of the losses; return it with its training loss after each round."""
     enter(f"runs pilot {number + 1} of {PILOTS} with {kind} draws")
-    config, seed = experiment.config, seed_of(experiment.config.world, "pilot", kind, number)
+    config, seed = experiment.config, seed_of(experiment.config.seed_of_data, "pilot", kind, number)
     pilot = Pilot(law, seed, experiment.sampler.per_round, experiment.sampler.population)
     losses: list[float] = []
 
-    def record(t: int, metrics: Metrics) -> bool:
-        losses.append(evaluate(parts.model, parts.dataset, parts.training)[1])
-        return losses[-1] <= FURTHER * min(config.clients.pilot_losses)
+    class Land(Callback):
+        def after_round(self, done: FinishedRound) -> None:
+            losses.append(evaluate(parts.model, parts.dataset, parts.training)[1])
+            done.last |= losses[-1] <= FURTHER * min(config.clients.pilot_losses)
 
     own = config.model_copy(update={"evaluate_every": config.rounds, "alignment": False})
     job = replace(experiment.job, seed=seed)
-    parts = replace(experiment, config=own, model=deepcopy(experiment.model), sampler=pilot, job=job, observers=[])
+    server = make_server(own, deepcopy(experiment.model), experiment.server.planner)
+    parts = replace(experiment, config=own, server=server, sampler=pilot, job=job)
     try:
-        run_rounds(parts, 0, record)
+        run_rounds(parts, 0, [Land(), LostRounds(config.rounds)])
+    except DivergedError as error:
+        which = f"{number + 1} of {PILOTS} with {kind} draws"
+        raise DivergedError(f"no client's update could be used in pilot {which}: lower local.lr or clip") from error
     finally:
         parts.close()
     return pilot, losses

@@ -6,13 +6,13 @@ import torch
 from workload import BATCH, COHORT, EPOCHS, LR, PER_USER, ROUNDS, USERS, Stopwatch, network, no_arguments, samples
 
 from sharding import ShardPlanner
-from sharding.aggregate import Average
-from sharding.clients import UniformSampler
+from sharding.aggregation.aggregate import Average
+from sharding.client_sampling import UniformSampler
 from sharding.planner import Client
+from train.config.sections import LocalConfig
 from train.data import Dataset, Split
 from train.engines import Job, ProcessesEngine
-from train.local import ClientData
-from train.sections import LocalConfig
+from train.engines.local import ClientData
 
 
 class Users(Mapping[Client, ClientData]):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sharding.errors import UserError
-from sharding.numbers import as_floats
+from sharding.validation import as_floats
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]

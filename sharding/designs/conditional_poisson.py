@@ -13,9 +13,8 @@ diagonal; five or so reach 1e-13.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from sharding.designs.base import Free, split
 from sharding.designs.rejective import rejective
 from sharding.inclusion import poisson_binomial as pb
 
@@ -63,36 +62,6 @@ def fit_cps(chances: Floats, count: int) -> ConditionalPoisson:
         log_odds = log_odds + damping * (target - realized)
     assert misfit <= ACCEPTABLE, f"conditional Poisson fit stopped {misfit:.1e} away from π"
     return ConditionalPoisson(coins, count, hit)
-
-
-def cps_joint_inclusion(free: Free) -> Floats:
-    """Return Pr(i and j drawn) = pᵢpⱼ·Pr(k − 2 of the others)/Pr(k), (F, F) for the free terms; π on the diagonal."""
-    design = fit_cps(free.chances, free.count)
-    p = design.coins
-    z = pb.half_circle(float(p @ (1.0 - p)), p.size)
-    phi = pb.generating_function(p, z) * z ** (2 - free.count) / z.size
-    inverse = 1.0 / (1.0 + p[:, None] * (z - 1.0))
-    joint = ((inverse * phi) @ inverse.T).real * np.outer(p, p) / design.hit
-    joint = np.clip(0.5 * (joint + joint.T), 0.0, np.minimum.outer(free.chances, free.chances))
-    np.fill_diagonal(joint, free.chances)
-    return joint
-
-
-def entropy(inclusion: ArrayLike) -> float:
-    """Return the entropy −Σ Pr(s)·log Pr(s) of conditional Poisson sampling, in nats: the most for this π.
-
-    With the coins p, Pr(s) = Π_{i∈s} pᵢ Π_{i∉s} (1 − pᵢ) / Pr(k heads), so the mean of log Pr(s) needs π
-    alone.
-
-    Raises:
-        UserError: π is not a valid inclusion (see `fit`).
-    """
-    free = split(inclusion)
-    if free.count == 0:
-        return 0.0
-    design = fit_cps(free.chances, free.count)
-    p, pi = design.coins, free.chances
-    return float(np.log(design.hit) - np.sum(pi * np.log(p) + (1.0 - pi) * np.log1p(-p)))
 
 
 def _start(chances: Floats, count: int, target: Floats) -> Floats:

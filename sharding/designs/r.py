@@ -59,16 +59,6 @@ def fit_r(function: str) -> Fit:
     return fit
 
 
-def r_cps_joint_inclusion(inclusion: ArrayLike) -> Floats:
-    """Joint inclusion probabilities of CPS by `sampling::UPmaxentropypi2`: (N,) π in (0, 1) -> (N, N).
-
-    Raises:
-        UserError: R, the package or rpy2 is absent.
-    """
-    pi = np.asarray(inclusion, dtype=np.float64)
-    return _call("sampling", "UPmaxentropypi2", pi).reshape(pi.size, pi.size)
-
-
 def r_wallenius_inclusion(weights: ArrayLike, num_terms: int, precision: float = 1e-10) -> Floats:
     """Successive inclusion by `BiasedUrn::meanMWNCHypergeo`, one ball of each color: at most 32 weights.
 

@@ -6,18 +6,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sharding.designs import r
-from sharding.designs.base import Design, Fit, FittedDesign, Free, split
+from sharding.designs.base import Design, Fit, FittedDesign, split
 from sharding.designs.brewer import Brewer
-from sharding.designs.brewer_joint import brewer_joint_inclusion
-from sharding.designs.conditional_poisson import cps_joint_inclusion, fit_cps
+from sharding.designs.conditional_poisson import fit_cps
 from sharding.designs.minimum_support import fit_minimum_support
-from sharding.designs.pareto import Pareto
 from sharding.designs.pivotal import Pivotal
-from sharding.designs.sampford import Sampford
 from sharding.designs.successive import fit_successive
 from sharding.designs.systematic import Systematic
 from sharding.errors import UserError, pick, shown
-from sharding.numbers import is_whole
+from sharding.validation import is_whole
 
 DESIGNS: dict[str, Fit] = {
     "cps": fit_cps,
@@ -25,15 +22,11 @@ DESIGNS: dict[str, Fit] = {
     "minimum_support": fit_minimum_support,
     "systematic": Systematic,
     "successive": fit_successive,
-    "sampford": Sampford,
     "pivotal": Pivotal,
-    "pareto": Pareto,
     "r_cps": r.fit_r("UPmaxentropy"),
     "r_brewer": r.fit_r("UPbrewer"),
     "r_minimum_support": r.fit_r("UPminimalsupport"),
 }
-
-JOINT = {"cps": cps_joint_inclusion, "brewer": brewer_joint_inclusion}
 
 
 def fit(inclusion: ArrayLike, design: str = "cps") -> Design:
@@ -56,7 +49,7 @@ def fit_all(inclusions: Sequence[ArrayLike], design: str = "cps") -> list[Design
     return [fit(inclusion, design) for inclusion in inclusions]
 
 
-def sample(
+def draw_terms(
     inclusion: ArrayLike,
     design: str = "cps",
     rng: np.random.Generator | None = None,
@@ -81,22 +74,3 @@ def sample(
     if size is not None and not (is_whole(size) and size >= 1):
         raise UserError(f"size is {shown(size)}; a whole number of at least 1 is needed, or None for a single sample")
     return fit(inclusion, design).draw(rng, None if size is None else int(size))
-
-
-def joint_inclusion(inclusion: ArrayLike, design: str = "cps") -> NDArray[np.float64]:
-    """Pr(i and j drawn), (N, N), with π on the diagonal.
-
-    Exact for "cps" at any N; for "brewer" see `brewer_joint_inclusion`.
-
-    Raises:
-        UserError: π is not valid, or there is no such function for the design.
-    """
-    joint_free = pick(JOINT, design, "design with joint inclusion")
-    free: Free = split(inclusion)
-    pi = free.inclusion.copy()
-    pi[free.certain] = 1.0
-    joint = np.outer(pi, pi)
-    np.fill_diagonal(joint, pi)
-    if free.count:
-        joint[np.ix_(free.indices, free.indices)] = joint_free(free)
-    return joint

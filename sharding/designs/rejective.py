@@ -15,8 +15,6 @@ def rejective(
     rng: np.random.Generator,
     size: int,
     tries: float,
-    *,
-    first: Floats | None = None,
 ) -> Indices:
     """Draw `size` samples by flipping all coins until `count` of them show heads.
 
@@ -26,8 +24,6 @@ def rejective(
         rng: source of randomness.
         size: samples wanted.
         tries: flips of all coins expected for one sample; sets the size of the blocks, not the law.
-        first: (N,) cumulative law, ending at 1, of one coin that is turned to heads before counting; None
-            for no such.
 
     Returns:
         (size, count) positions, ascending.
@@ -37,8 +33,6 @@ def rejective(
     while missing > 0:
         rows = max(1, min(int(np.ceil(missing * tries)), ENTRIES // chances.size))
         heads = rng.random((rows, chances.size)) < chances
-        if first is not None:
-            heads[np.arange(rows), np.searchsorted(first, rng.random(rows), side="right")] = True
         heads = heads[np.count_nonzero(heads, axis=1) == count][:missing]
         kept.append(np.nonzero(heads)[1].reshape(-1, count))
         missing -= len(heads)

@@ -15,7 +15,7 @@ from sharding.errors import UserError
 from sharding.factorization.obstacles import SINGLE_TERM, Surroundings, obstacle
 from sharding.layers import FactorizedLayer, is_affine, is_on_demand
 from sharding.layers.attention import obstacle_to_unpacking
-from sharding.wrappers import refuse_scripted
+from sharding.modules.wrappers import refuse_scripted
 
 Pattern = str | type[nn.Module] | Callable[[str, nn.Module], bool]
 Patterns = Pattern | Iterable[Pattern]

@@ -1,19 +1,16 @@
-"""What a factorization covers of a model, by parameters, and what a forward pass costs."""
+"""What a factorization covers of a model, by parameters."""
 
 import warnings
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from math import nan
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvTransposeNd
 
 from sharding.factorization.choose import Choice
 from sharding.factorization.obstacles import rank_of
 from sharding.factorization.report import LayerReport, Report
-from sharding.factorization.terms import GROWS, UNGIVEN, UNUSED, Cost
+from sharding.factorization.terms import GROWS, UNGIVEN, Cost
 from sharding.layers import FactorizedLayer, num_blocks
 
 ASKED = "left whole as asked"
@@ -23,16 +20,14 @@ class CoverageWarning(UserWarning):
     """Little or nothing of a model was sharded, for reasons that the caller did not give."""
 
 
-def describe(name: str, dense: nn.Module, factorized: FactorizedLayer, positions: Mapping[str, int]) -> LayerReport:
+def describe(dense: nn.Module, factorized: FactorizedLayer) -> LayerReport:
     """Report on one layer."""
     cost, n = Cost.of(dense), factorized.num_terms
-    use = Cost.of_use(dense, positions.get(name, 0) if positions else 1)
     return LayerReport(
         type(dense).__name__,
         rank_of(dense),
         n,
         (cost.whole, n * cost.term),
-        (use.whole, n * use.term),
         _kept_energy(dense, factorized),
     )
 
@@ -55,29 +50,6 @@ def count_parameters(model: nn.Module) -> int:
     return sum(_size(parameter) for parameter in model.parameters())
 
 
-@torch.no_grad()
-def count_positions(model: nn.Module, layers: Mapping[str, nn.Module], inputs: Sequence[Any]) -> dict[str, int]:
-    """Return at how many positions a forward pass applies each layer: tokens, pixels, samples, summed over calls."""
-    counts = dict.fromkeys(layers, 0)
-
-    def note(name: str, layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        if isinstance(layer, _ConvTransposeNd):  # applied where its inputs are
-            counts[name] += args[0].numel() // layer.in_channels
-        else:
-            counts[name] += output.numel() // _outputs(layer)
-
-    handles = [layer.register_forward_hook(partial(note, name)) for name, layer in layers.items()]
-    modes = {module: module.training for module in model.modules()}
-    try:
-        model.eval()(*inputs)
-    finally:
-        for module, training in modes.items():
-            module.training = training
-        for handle in handles:
-            handle.remove()
-    return counts
-
-
 def warn_if_little(report: Report, stacklevel: int) -> None:
     """Warn where nothing, or less than half of what the caller did not want whole, is sharded.
 
@@ -86,7 +58,7 @@ def warn_if_little(report: Report, stacklevel: int) -> None:
         stacklevel: of the caller to blame.
     """
     covered = sum(layer.parameters[0] for layer in report.layers.values())
-    wanted = (ASKED, GROWS, UNGIVEN, UNUSED)
+    wanted = (ASKED, GROWS, UNGIVEN)
     open_to_it = report.parameters_before - sum(
         size for kind, size in report.uncovered.items() if kind.startswith(wanted)
     )
@@ -117,16 +89,6 @@ def _kept_energy(dense: nn.Module, factorized: FactorizedLayer) -> float:
 
 def _at_least_single(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.element_size() < 4 else tensor
-
-
-def _outputs(layer: nn.Module) -> int:
-    """The length of what a layer makes at one position."""
-    for name in ("out_features", "nf", "out_channels", "embedding_dim"):
-        if isinstance(length := getattr(layer, name, None), int):
-            return length
-    weight = layer.weight
-    assert isinstance(weight, Tensor)
-    return weight.shape[0]
 
 
 def _type(module: nn.Module) -> str:

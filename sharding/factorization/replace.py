@@ -1,27 +1,25 @@
 """Putting factorized layers in the place of dense ones, and undoing it."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from sharding.copies import copied, tensors
 from sharding.errors import UserError
 from sharding.factorization.choose import ENDS, Patterns, as_patterns, choose, packed_attention
 from sharding.factorization.coverage import (
     count_parameters,
-    count_positions,
     describe,
     reasons,
     uncovered,
     warn_if_little,
 )
 from sharding.factorization.report import Report
-from sharding.factorization.terms import Budget, Cost, KeepRatio, check_keep_ratio, count_terms
+from sharding.factorization.terms import Cost, KeepRatio, check_keep_ratio, count_terms
 from sharding.factorization.unpack import pack, replace_modules, unpack
-from sharding.layers import FactorizedLayer, factorized_type, is_affine
-from sharding.wrappers import refuse_scripted
+from sharding.layers import FactorizedLayer, factorized_type
+from sharding.modules.copies import copied, tensors
+from sharding.modules.wrappers import refuse_scripted
 
 
 def factorize(
@@ -32,7 +30,6 @@ def factorize(
     *,
     also: Patterns = (),
     strict: bool = False,
-    example_inputs: Sequence[Any] | None = None,
 ) -> nn.Module:
     """Replace every affine layer by its ⌈N·r⌉ largest singular terms, and say what was done.
 
@@ -46,7 +43,6 @@ def factorize(
         inplace: change `model` itself instead of a copy; a model that is just one layer is still another one then.
         also: layers to factorize that stay whole unless asked for, as embeddings do (``also=nn.Embedding``).
         strict: refuse a model that has layers which cannot be factorized.
-        example_inputs: the arguments of a forward pass, which is then run once to count multiply-adds.
 
     Returns:
         The model, with a `Report` of what was replaced as `model.factorize_report`.
@@ -67,10 +63,8 @@ def factorize(
     if strict:
         choice.refuse()
     _check_finite(choice.layers)
-    affine = {name: module for name, module in plan.named_modules() if is_affine(module)}
-    positions = {} if example_inputs is None else count_positions(plan, affine | choice.layers, example_inputs)
-    elsewhere = _cost_elsewhere(plan, choice.layers, affine, keep_ratio, positions)
-    terms = count_terms(plan, choice.layers, keep_ratio, elsewhere, positions)
+    elsewhere = count_parameters(plan) - sum(Cost.of(layer).whole for layer in choice.layers.values())
+    terms = count_terms(plan, choice.layers, keep_ratio, elsewhere)
 
     whole = reasons(choice, terms)
     kept = {name: n for name, n in terms.items() if isinstance(n, int)}
@@ -78,7 +72,7 @@ def factorize(
     report = Report(whole=whole, uncovered=uncovered(plan, dense, whole), parameters_before=count_parameters(model))
     target = unpack(model, packed) if inplace else plan
     new = {name: _made(name, target.get_submodule(name), n) for name, n in kept.items()}
-    report.layers = {name: describe(name, dense[name], layer, positions) for name, layer in new.items()}
+    report.layers = {name: describe(dense[name], layer) for name, layer in new.items()}
     target = replace_modules(target, {id(target.get_submodule(name)): layer for name, layer in new.items()})
     report.parameters_after = count_parameters(target)
     result = target if inplace else copied(target)
@@ -151,21 +145,3 @@ def _check_finite(layers: Mapping[str, nn.Module]) -> None:
         # A NaN or Inf shows in the sum, and one pass finds that out.
         if not weight.is_meta and not bool(weight.sum().isfinite()) and not bool(weight.isfinite().all()):
             raise UserError(f"layer {name}: the matrix has NaN or Inf, and no singular terms")
-
-
-def _cost_elsewhere(
-    model: nn.Module,
-    chosen: Mapping[str, nn.Module],
-    affine: Mapping[str, nn.Module],
-    keep_ratio: KeepRatio,
-    positions: Mapping[str, int],
-) -> int:
-    """What a budget has to spend on layers that are not factorized."""
-    if not isinstance(keep_ratio, Budget):
-        return 0
-    if keep_ratio.parameters is not None:
-        return count_parameters(model) - sum(Cost.of(layer).whole for layer in chosen.values())
-    if not positions:
-        raise UserError("a budget of multiply_adds needs example_inputs=, the arguments of a forward pass")
-    others = {name: layer for name, layer in affine.items() if name not in chosen}
-    return sum(Cost.of_use(layer, positions[name]).whole for name, layer in others.items())

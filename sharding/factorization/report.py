@@ -15,8 +15,6 @@ class LayerReport:
         rank: N, of a group where there are groups.
         num_terms: n.
         parameters: of the weight, (before, after).
-        multiply_adds: (before, after); in one forward pass of the example inputs, or at one position (a token, a
-            pixel) where there were none.
         energy: Σλ² of the terms kept over ‖W‖²; NaN on the meta device.
     """
 
@@ -24,7 +22,6 @@ class LayerReport:
     rank: int
     num_terms: int
     parameters: tuple[int, int]
-    multiply_adds: tuple[int, int]
     energy: float
 
 
@@ -65,7 +62,7 @@ class Report:
         ]
         rows = [_row(pattern, names, self.layers) for pattern, names in _alike(self.layers).items()]
         if rows:
-            header = ("layers", "", "N", "n", "parameters", "multiply-adds", "energy")
+            header = ("layers", "", "N", "n", "parameters", "energy")
             lines += _table([header, *_shortened(rows)])
         lines += [f"whole: {self.share(kind):6.1%}  {kind}" for kind in self._largest()]
         return "\n".join(lines)
@@ -81,7 +78,7 @@ class Report:
 
 
 def _alike(layers: dict[str, LayerReport]) -> dict[str, list[str]]:
-    """Group layers whose names differ in numbers alone."""
+    """LayerContext layers whose names differ in numbers alone."""
     groups: dict[str, list[str]] = {}
     for name in layers:
         groups.setdefault(re.sub(r"(?<![^.])\d+(?![^.])", "*", name), []).append(name)
@@ -97,7 +94,6 @@ def _row(pattern: str, names: list[str], layers: dict[str, LayerReport]) -> tupl
         _range([layer.rank for layer in group]),
         _range([layer.num_terms for layer in group]),
         _change([layer.parameters for layer in group]),
-        _change([layer.multiply_adds for layer in group]),
         "–".join(dict.fromkeys(f"{energy:.0%}" for energy in (min(energies), max(energies)))),
     )
 
@@ -121,7 +117,7 @@ def _short(number: int) -> str:
 def _shortened(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
     if len(rows) <= LINES:
         return rows
-    left_out = ("…", f"{len(rows) - LINES + 1} more rows", "", "", "", "", "")
+    left_out = ("…", f"{len(rows) - LINES + 1} more rows", "", "", "", "")
     return [*rows[: LINES - 1], left_out]
 
 

@@ -19,11 +19,10 @@ from sharding.factorization.choose import Pattern, aliases, matches, matching
 from sharding.factorization.obstacles import rank_of
 from sharding.inclusion import optimal_inclusion
 from sharding.layers import as_blocks, num_blocks
-from sharding.numbers import is_number
+from sharding.validation import is_number
 
 GROWS = "would grow"
 UNGIVEN = "no keep ratio is given for it"
-UNUSED = "not used by the example inputs"
 
 
 @dataclass(frozen=True)
@@ -41,21 +40,17 @@ class Energy:
 
 @dataclass(frozen=True)
 class Budget:
-    """Keep what the whole model may cost, spent where the discrepancy falls most.
+    """Keep so many parameters, spent where the discrepancy falls most.
 
     Attributes:
         parameters: of the whole model, what is left whole included.
-        multiply_adds: of the affine layers in one forward pass of `factorize`'s `example_inputs`.
     """
 
-    parameters: int | None = None
-    multiply_adds: int | None = None
+    parameters: int
 
     def __post_init__(self) -> None:
-        if (self.parameters is None) == (self.multiply_adds is None):
-            raise UserError("a Budget is one of parameters or multiply_adds, not both or neither")
-        if not is_number(given := self.multiply_adds if self.parameters is None else self.parameters):
-            raise UserError(f"a Budget of {shown(given)} is no number of parameters or multiply-adds")
+        if not is_number(self.parameters):
+            raise UserError(f"a Budget of {shown(self.parameters)} is no number of parameters")
 
 
 KeepRatio = float | Mapping[Pattern, float] | Energy | Budget
@@ -63,7 +58,7 @@ KeepRatio = float | Mapping[Pattern, float] | Energy | Budget
 
 @dataclass(frozen=True)
 class Cost:
-    """What a layer costs, whole and for each of its terms: parameters, or multiply-adds."""
+    """What a layer costs, whole and for each of its terms: its parameters."""
 
     whole: int
     term: int
@@ -74,14 +69,6 @@ class Cost:
         weight, blocks = layer.weight, num_blocks(layer)
         assert isinstance(weight, torch.Tensor)
         return cls(weight.numel(), weight.shape[0] + weight.shape[1:].numel() * blocks)
-
-    @classmethod
-    def of_use(cls, layer: nn.Module, positions: int) -> "Cost":
-        """Return the multiply-adds of a layer at so many positions. An embedding picks a row, and its terms add up."""
-        if isinstance(layer, nn.Embedding):
-            return cls(0, layer.embedding_dim * positions)
-        one = cls.of(layer)
-        return cls(one.whole * positions, one.term * positions)
 
 
 def num_terms(rank: int, keep_ratio: float) -> int:
@@ -102,7 +89,6 @@ def count_terms(
     layers: Mapping[str, nn.Module],
     keep_ratio: KeepRatio,
     elsewhere: int,
-    positions: Mapping[str, int],
 ) -> dict[str, int | str]:
     """Return n for each layer, or why it stays whole: no pattern of `keep_ratio` matches it, or it would grow.
 
@@ -112,13 +98,12 @@ def count_terms(
         model: which the layers belong to.
         layers: to be factorized.
         keep_ratio: see `factorize`.
-        elsewhere: parameters, or multiply-adds, of what is left whole, which are part of a budget.
-        positions: at how many each layer is applied, for a budget of multiply-adds.
+        elsewhere: parameters of what is left whole, which are part of a budget.
     """
     if isinstance(keep_ratio, Budget | Energy):
         _check_values(layers, keep_ratio)
     if isinstance(keep_ratio, Budget):
-        return _spend(layers, keep_ratio, elsewhere, positions)
+        return _spend(layers, keep_ratio.parameters, elsewhere)
     if isinstance(keep_ratio, Energy):
         spectra = {name: _magnitudes(layer) for name, layer in layers.items()}
         return {name: _thrifty(layers[name], _enough(spectra[name], keep_ratio.share)) for name in layers}
@@ -179,17 +164,8 @@ def _enough(magnitudes: NDArray[np.float64], share: float) -> int:
     return min(int(np.searchsorted(kept, share * kept[-1] * (1 - 1e-12))) + 1, len(kept))
 
 
-def _spend(
-    layers: Mapping[str, nn.Module], budget: Budget, elsewhere: int, positions: Mapping[str, int]
-) -> dict[str, int | str]:
-    costs, kept = {name: Cost.of(layer) for name, layer in layers.items()}, dict.fromkeys(layers, UNUSED)
-    total = budget.parameters
-    if budget.multiply_adds is not None:
-        costs = {name: Cost.of_use(layer, at) for name, layer in layers.items() if (at := positions[name])}
-        kept |= {name: GROWS for name, cost in costs.items() if cost.whole == 0}
-        costs = {name: cost for name, cost in costs.items() if cost.whole}
-        total = budget.multiply_adds
-    assert total is not None
+def _spend(layers: Mapping[str, nn.Module], total: int, elsewhere: int) -> dict[str, int | str]:
+    costs = {name: Cost.of(layer) for name, layer in layers.items()}
     left = total - elsewhere
     least = sum(cost.term for cost in costs.values())
     if left < least:
@@ -197,8 +173,7 @@ def _spend(
             f"the budget of {total:,} is too small: {elsewhere:,} for what stays whole and {least:,} for one term of "
             "each layer are needed"
         )
-    spectra = {name: _magnitudes(layers[name]) for name in costs}
-    return {**kept, **allocate(spectra, costs, left)}
+    return allocate({name: _magnitudes(layer) for name, layer in layers.items()}, costs, left)
 
 
 def allocate(

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import nn
 
-from sharding.copies import copied
 from sharding.factorization.choose import Pattern, matching, packed_attention
 from sharding.layers import SplitLinear, UnpackedAttention
+from sharding.modules.copies import copied
 
 BEFORE = "use_nested_tensor_when_packed"  # an encoder's own flag, to be put back by `pack`
 

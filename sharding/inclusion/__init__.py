@@ -1,16 +1,13 @@
 """Inclusion probabilities: how likely each singular term (or client) is to be drawn. One result per file."""
 
 from sharding.inclusion.collective import collective_inclusion
-from sharding.inclusion.coordinated import coordinated_inclusion, spread_multipliers
 from sharding.inclusion.optimal import optimal_inclusion
 from sharding.inclusion.schatten import schatten_inclusion
 from sharding.inclusion.successive import successive_inclusion
 
 __all__ = [
     "collective_inclusion",
-    "coordinated_inclusion",
     "optimal_inclusion",
     "schatten_inclusion",
-    "spread_multipliers",
     "successive_inclusion",
 ]

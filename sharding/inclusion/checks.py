@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sharding.errors import UserError, shown
-from sharding.numbers import as_floats, is_whole
+from sharding.validation import as_floats, is_whole
 
 
 def nonnegative(values: ArrayLike, name: str) -> NDArray[np.float64]:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from sharding.errors import UserError, shown
 from sharding.inclusion.checks import nonnegative
-from sharding.numbers import as_floats, is_number
+from sharding.validation import as_floats, is_number
 
 
 def optimal_inclusion(magnitudes: ArrayLike, budget: float, costs: ArrayLike | None = None) -> NDArray[np.float64]:

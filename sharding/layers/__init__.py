@@ -7,7 +7,7 @@ from sharding.layers.base import FactorizedLayer, as_blocks, num_blocks
 from sharding.layers.conv import FactorizedConv1d, FactorizedConv2d, FactorizedConv3d
 from sharding.layers.embedding import FactorizedEmbedding, clear_padding, padding_row
 from sharding.layers.linear import FactorizedLinear, FactorizedTransposedLinear
-from sharding.layers.registry import factorized_type, is_affine, is_on_demand, register
+from sharding.layers.registry import factorized_type, is_affine, is_on_demand, register_layer
 from sharding.layers.split import SplitLinear
 from sharding.layers.transposed import (
     FactorizedConvTranspose1d,
@@ -15,14 +15,14 @@ from sharding.layers.transposed import (
     FactorizedConvTranspose3d,
 )
 
-register(nn.Linear, FactorizedLinear)
-register(nn.Conv1d, FactorizedConv1d)
-register(nn.Conv2d, FactorizedConv2d)
-register(nn.Conv3d, FactorizedConv3d)
-register(nn.ConvTranspose1d, FactorizedConvTranspose1d)
-register(nn.ConvTranspose2d, FactorizedConvTranspose2d)
-register(nn.ConvTranspose3d, FactorizedConvTranspose3d)
-register(nn.Embedding, FactorizedEmbedding, on_demand=True)
+register_layer(nn.Linear, FactorizedLinear)
+register_layer(nn.Conv1d, FactorizedConv1d)
+register_layer(nn.Conv2d, FactorizedConv2d)
+register_layer(nn.Conv3d, FactorizedConv3d)
+register_layer(nn.ConvTranspose1d, FactorizedConvTranspose1d)
+register_layer(nn.ConvTranspose2d, FactorizedConvTranspose2d)
+register_layer(nn.ConvTranspose3d, FactorizedConvTranspose3d)
+register_layer(nn.Embedding, FactorizedEmbedding, on_demand=True)
 
 __all__ = [
     "FactorizedConv1d",
@@ -44,5 +44,5 @@ __all__ = [
     "is_on_demand",
     "num_blocks",
     "padding_row",
-    "register",
+    "register_layer",
 ]

@@ -9,8 +9,8 @@ from torch.nn.modules.conv import _ConvNd
 
 from sharding.errors import UserError
 from sharding.layers.lazy import lazy_weight, refused
-from sharding.spectrum import compose
-from sharding.truncation import largest_terms
+from sharding.svd.spectrum import compose
+from sharding.svd.truncation import largest_terms
 
 # A layer's own record of what it stands for; means nothing to the dense layer.
 OWN = ("dense_type", "weight_shape", "num_blocks", "axis")

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sharding.layers.base import FactorizedLayer
-from sharding.wrappers import whole
+from sharding.modules.wrappers import whole
 
 
 class FactorizedEmbedding(FactorizedLayer):

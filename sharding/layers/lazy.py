@@ -9,7 +9,7 @@ weight, a tensor of its own, as is what it computes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,10 +17,6 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sharding.errors import UserError
-from sharding.layers.product import through_terms
-
-if TYPE_CHECKING:
-    from sharding.layers.base import FactorizedLayer
 
 # What can be told without composing: attributes, and the methods of like meaning.
 ATTRIBUTES = (
@@ -48,17 +44,33 @@ TRAINS = _getter("requires_grad")
 WRITES = frozenset({"__setitem__", "__set__", "set_"})
 
 
-class _AnyTensor(type(Tensor)):  # type: ignore[misc]
-    """Lets every tensor count as a lazy weight: `torch.testing.assert_close` compares related types alone."""
+class Factors(Protocol):
+    """What a lazy weight asks of its layer: the factors, the weight's shape, and their product."""
 
-    def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, Tensor)
+    @property
+    def u(self) -> Tensor:
+        """u', shape (rows, n)."""
+
+    @property
+    def v(self) -> Tensor:
+        """v', shape (columns, n)."""
+
+    @property
+    def multipliers(self) -> Tensor:
+        """ω, shape (n,)."""
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """That of the dense layer's weight."""
+
+    def matrix(self) -> Tensor:
+        """Return UΩVᵀ."""
 
 
-class LazyWeight(Tensor, metaclass=_AnyTensor):
+class LazyWeight(Tensor):
     """The weight of a factorized layer, yet to be composed."""
 
-    _layer: FactorizedLayer
+    _layer: Factors
     _attached: bool
 
     @classmethod
@@ -86,7 +98,7 @@ class LazyWeight(Tensor, metaclass=_AnyTensor):
             raise refused("out=")
         if func is F.linear and len(args) > 1 and _is_matrix(args[1]) and type(first) is not LazyWeight:
             layer = args[1]._layer
-            return through_terms(args[0], layer.v, layer.multipliers, layer.u, *args[2:], **kwargs)
+            return F.linear(args[0] @ layer.v * layer.multipliers, layer.u, *args[2:], **kwargs)
         args, kwargs = tree_map(_composed, (args, dict(kwargs)))
         return func(*args, **kwargs)
 
@@ -122,14 +134,14 @@ def refused(what: str) -> UserError:
     )
 
 
-def lazy_weight(layer: FactorizedLayer) -> Tensor:
+def lazy_weight(layer: Factors) -> Tensor:
     """Return the layer's weight; the composed one where torch follows what is computed (compile, export, trace)."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return layer.matrix().view(layer.weight_shape)
     return _wrap(layer, True)
 
 
-def _wrap(layer: FactorizedLayer, attached: bool) -> LazyWeight:
+def _wrap(layer: Factors, attached: bool) -> LazyWeight:
     lazy: LazyWeight = torch.Tensor._make_wrapper_subclass(
         LazyWeight, layer.weight_shape, dtype=layer.u.dtype, device=layer.u.device
     )

@@ -2,9 +2,9 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from sharding.layers.base import FactorizedLayer
-from sharding.layers.product import through_terms
 
 
 class FactorizedLinear(FactorizedLayer):
@@ -31,7 +31,7 @@ class FactorizedLinear(FactorizedLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., in_features) to (..., out_features)."""
-        return through_terms(x, self.v, self.multipliers, self.u, self.bias)
+        return F.linear(x @ self.v * self.multipliers, self.u, self.bias)
 
     def extra_repr(self) -> str:
         """Return the sizes, for `repr`."""
@@ -50,7 +50,7 @@ class FactorizedTransposedLinear(FactorizedLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., nx) to (..., nf)."""
-        return through_terms(x, self.u, self.multipliers, self.v, self.bias)
+        return F.linear(x @ self.u * self.multipliers, self.v, self.bias)
 
     def extra_repr(self) -> str:
         """Return the sizes, for `repr`."""

@@ -12,7 +12,9 @@ _ON_DEMAND: set[type[nn.Module]] = set()
 BEHAVIOR = ("__call__", "forward", "_conv_forward", "_output_padding", "weight")
 
 
-def register(dense_type: type[nn.Module], factorized_type: type[FactorizedLayer], on_demand: bool = False) -> None:
+def register_layer(
+    dense_type: type[nn.Module], factorized_type: type[FactorizedLayer], on_demand: bool = False
+) -> None:
     """Let layers of `dense_type`, and of subclasses that inherit its `forward`, be sharded as `factorized_type`.
 
     Args:

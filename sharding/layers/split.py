@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sharding.errors import UserError, shown
 from sharding.layers.base import HOOKS, carry_over, plain_attributes
 from sharding.layers.linear import is_transposed_linear
-from sharding.numbers import is_whole
+from sharding.validation import is_whole
 
 
 class SplitLinear(nn.Module):

@@ -38,4 +38,4 @@ def perturbed(shard: Shard, seed: int) -> Shard:
 
     terms = {n: Terms(t.indices, noisy(t.u), noisy(t.v), t.multipliers) for n, t in shard.terms.items()}
     dense = {name: noisy(tensor) for name, tensor in shard.dense.items()}
-    return replace(shard, terms=terms, dense=dense, changes=shard.wire != "float32")
+    return replace(shard, terms=terms, dense=dense, changes=shard.compression != "float32")

@@ -11,7 +11,10 @@ import torch
 from torch import nn
 
 from sharding import Shard, ShardPlanner, UserError, aggregate, train_shard
-from sharding.faults import find_fault
+from sharding.aggregation.aggregate import Average
+from sharding.aggregation.faults import NOTHING, find_misfit
+from sharding.aggregation.shares import cap_shares
+from sharding.errors import Failure, Kind
 from sharding.shard import Terms
 from tests.sharding.models import make_net, make_plan, perturbed
 
@@ -190,7 +193,7 @@ def test_a_client_that_misbehaves_is_left_out_and_the_rest_goes_on(played, spoil
     outcome = aggregate(model, plan, updates | {"b": spoil(updates["b"])}, NUM_SAMPLES)
     assert outcome.accepted == ["a", "c", "d"]
     assert list(outcome.rejected) == ["b"]
-    assert re.search(reason, outcome.rejected["b"])
+    assert re.search(reason, outcome.rejected["b"].message)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, without.state_dict()[name])
 
@@ -225,7 +228,7 @@ def test_an_update_of_another_plan_is_left_out_even_where_it_would_fit():
     for i, plan in enumerate(plans):
         outcomes = [aggregate(deepcopy(model), plan, {"a": other["a"]}, {"a": 1}) for other in plans]
         assert [bool(outcome.accepted) for outcome in outcomes] == [j == i for j in range(len(plans))]
-    assert "an update of the plan '0-" in outcomes[0].rejected["a"]
+    assert "an update of the plan '0-" in outcomes[0].rejected["a"].message
 
 
 def test_a_clients_first_word_counts(played, caplog):
@@ -234,7 +237,7 @@ def test_a_clients_first_word_counts(played, caplog):
     aggregate(other, plan, updates | {"b": None}, NUM_SAMPLES)
     stream = [("a", updates["a"]), ("b", None), ("a", updates["b"]), ("b", updates["b"])]
     outcome = aggregate(model, plan, iter([*stream, ("c", updates["c"]), ("d", updates["d"])]), NUM_SAMPLES)
-    assert (outcome.accepted, outcome.rejected) == (["a", "c", "d"], {"b": "nothing returned"})
+    assert (outcome.accepted, outcome.rejected) == (["a", "c", "d"], {"b": NOTHING})
     assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in model.state_dict().items())
     assert caplog.text.count("sent another update in the same round") == 2
 
@@ -245,7 +248,8 @@ def test_a_client_that_nobody_asked_is_named(played, wrap):
     other = deepcopy(model)
     aggregate(other, plan, updates, NUM_SAMPLES)
     outcome = aggregate(model, plan, wrap({"x": updates["a"]} | updates), NUM_SAMPLES | {"x": 7})
-    assert (outcome.accepted, outcome.rejected) == (list(BUDGETS), {"x": "is not in this round's plan"})
+    strange = Failure(Kind.OTHER_PLAN, "is not in this round's plan")
+    assert (outcome.accepted, outcome.rejected) == (list(BUDGETS), {"x": strange})
     assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in model.state_dict().items())
 
 
@@ -256,7 +260,7 @@ def test_a_weight_that_is_none_leaves_its_client_out(played, weight):
     aggregate(without, plan, updates, {c: w for c, w in NUM_SAMPLES.items() if c != "b"})
     outcome = aggregate(model, plan, updates, NUM_SAMPLES | {"b": weight})
     assert outcome.accepted == ["a", "c", "d"]
-    assert "not a finite number above 0" in outcome.rejected["b"]
+    assert "not a finite number above 0" in outcome.rejected["b"].message
     assert all(torch.equal(tensor, without.state_dict()[name]) for name, tensor in model.state_dict().items())
 
 
@@ -305,7 +309,7 @@ def test_a_model_that_would_not_be_finite_is_not_kept(played, guards, server_lr)
     outcome = aggregate(model, plan, huge, NUM_SAMPLES, server_lr=server_lr, **guards)
     assert outcome.accepted == []
     assert set(outcome.rejected) == set(BUDGETS)
-    assert "1.weight would have NaN or Inf; the model stays as it was" in outcome.rejected["a"]
+    assert "1.weight would have NaN or Inf; the model stays as it was" in outcome.rejected["a"].message
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
@@ -313,14 +317,14 @@ def test_a_round_without_any_update_changes_nothing(played):
     model, plan, _ = played
     before = deepcopy(model.state_dict())
     outcome = aggregate(model, plan, {}, NUM_SAMPLES)
-    assert outcome.rejected == dict.fromkeys(BUDGETS, "nothing returned")
+    assert outcome.rejected == dict.fromkeys(BUDGETS, NOTHING)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name])
 
 
 def test_a_sound_update_has_no_fault(played):
     _, plan, updates = played
-    assert all(find_fault(plan[client], updates[client]) is None for client in plan)
+    assert all(find_misfit(plan[client], updates[client]) is None for client in plan)
 
 
 PROBABILITIES = {"a": 0.3, "b": 1.0, "c": 0.5, "d": 0.7}
@@ -376,7 +380,7 @@ def test_the_rest_stands_for_a_client_that_reported_and_vanished(played):
     total = float(sum(NUM_SAMPLES.values()))
     other = deepcopy(model)
     outcome = aggregate(model, plan, updates | {"b": None}, weights, total)
-    assert outcome.rejected == {"b": "nothing returned"}
+    assert outcome.rejected == {"b": NOTHING}
     left = weights["a"] + weights["d"]
     aggregate(other, plan, updates, {c: weights[c] for c in "ad"}, total * left / (left + weights["b"]))
     for name, tensor in model.state_dict().items():
@@ -408,7 +412,7 @@ def test_what_is_frozen_stays_whoever_sends_it_back():
     updates = {"a": train_shard(net, plan["a"], batches, 0.1), "b": plan["b"]}
     outcome = aggregate(net, plan, updates, {"a": 100, "b": 50})
     assert (outcome.accepted, list(outcome.rejected)) == (["a"], ["b"])
-    assert "frozen" in outcome.rejected["b"]
+    assert "frozen" in outcome.rejected["b"].message
     for name in ("0.weight", "0.bias", "2.bias", "table"):
         torch.testing.assert_close(net.state_dict()[name], before[name], rtol=0, atol=0)
     assert not torch.equal(net.state_dict()["1.bias"], before["1.bias"])
@@ -418,16 +422,16 @@ def test_what_is_frozen_stays_whoever_sends_it_back():
 def test_a_shard_as_it_was_sent_is_no_update_where_changes_travel(wire):
     net = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
     before = deepcopy(net.state_dict())
-    plan = ShardPlanner("full", wire=wire).plan(net, {"a": 1.0, "b": 1.0})
+    plan = ShardPlanner("full", compression=wire).plan(net, {"a": 1.0, "b": 1.0})
     travelled = Shard.from_bytes(plan["a"].to_bytes())
     outcome = aggregate(net, plan, {"a": travelled, "b": plan["b"]}, {"a": 1, "b": 1})
     assert not outcome.accepted
-    assert all(wire in why for why in outcome.rejected.values())
+    assert all(wire in why.message for why in outcome.rejected.values())
     for name, value in before.items():
         assert torch.equal(net.state_dict()[name], value)
     update = train_shard(net, plan["a"], [(torch.randn(4, 8), torch.randint(8, (4,)))], 0.1)
     again = Shard.from_bytes(update.to_bytes())
-    assert (again.changes, again.wire) == (True, wire)
+    assert (again.changes, again.compression) == (True, wire)
     assert len(update.to_bytes()) == update.nbytes
     assert aggregate(net, plan, {"a": again}, {"a": 1}).accepted == ["a"]
 
@@ -436,7 +440,43 @@ def test_a_shard_as_it_was_sent_is_no_update_where_changes_travel(wire):
 @pytest.mark.parametrize("wire", ["float32", "int8"])
 def test_a_client_may_compute_in_another_precision(dtype, wire):
     net = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
-    plan = ShardPlanner(wire=wire).plan(net, {"a": 0.5})
+    plan = ShardPlanner(compression=wire).plan(net, {"a": 0.5})
     batches = [(torch.randn(4, 8, dtype=dtype), torch.randint(8, (4,)))]
     update = train_shard(deepcopy(net).to(dtype), plan["a"], batches, 0.1)
     assert aggregate(net, plan, {"a": update}, {"a": 1}).accepted == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("weights", "most", "expected"),
+    [
+        ([1.0, 2.0, 3.0], 0.5, [1.0, 2.0, 3.0]),  # 3 of 6 is a half
+        ([1.0, 2.0, 9.0], 0.5, [1.0, 2.0, 3.0]),
+        ([1.0, 9.0, 8.0], 0.4, [1.0, 2.0, 2.0]),
+        ([700.0, 200_000.0], 0.5, [700.0, 700.0]),
+        ([5.0, 1.0, 2.0], 0.2, [1.0, 1.0, 1.0]),  # too few for that
+        ([5.0], 0.5, [5.0]),
+        ([1.0, 99.0], 1.0, [1.0, 99.0]),
+        ([], 0.5, []),
+    ],
+)
+def test_no_weight_is_above_its_share(weights, most, expected):
+    capped = cap_shares(dict(enumerate(weights)), most)
+    assert list(capped.values()) == pytest.approx(expected)
+    assert list(capped) == [*range(len(weights))]
+
+
+@pytest.mark.parametrize("of_all", [False, True])
+def test_a_client_that_boasts_counts_as_much_as_the_others_together(played, of_all):
+    model, plan, updates = played
+    boast, other = {**NUM_SAMPLES, "d": 2.0**62}, deepcopy(model)
+    average = Average(plan, boast, max_share=0.5)
+    average.add_all(updates)
+    average.write_to(model, sum(boast.values()) if of_all else None)
+    aggregate(other, plan, updates, {**NUM_SAMPLES, "d": 45})
+    for name, value in other.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-12, atol=1e-12)
+
+
+def test_a_share_that_is_none_is_refused(played):
+    with pytest.raises(UserError, match="max_share is 0"):
+        Average(played[1], NUM_SAMPLES, max_share=0.0)

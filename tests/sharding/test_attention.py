@@ -9,7 +9,6 @@ from torch import nn
 from sharding import (
     FactorizedLinear,
     ShardPlanner,
-    UnpackedAttention,
     UserError,
     client_model,
     factorize,
@@ -18,6 +17,7 @@ from sharding import (
     save_factorized,
     unpack_attention,
 )
+from sharding.layers import UnpackedAttention
 
 MASKS = ["none", "float", "bool", "per head", "padding", "padding and float"]
 KINDS = [{}, {"bias": False}, {"batch_first": True}, {"kdim": 6, "vdim": 10, "batch_first": True}]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding import Shard, aggregate
-from sharding.averages import trimmed_mean
+from sharding.aggregation.means import trimmed_mean
 from sharding.shard import Terms
 from tests.sharding.models import make_net, make_plan, perturbed
 
@@ -123,7 +123,7 @@ def test_the_bound_leaves_out_who_goes_too_far_and_nobody_else(strategy, attack)
     aggregate(honest, plan, {client: updates[client] for client in CLIENTS[2:]}, SAMPLES)
     outcome = aggregate(model, plan, updates, SAMPLES, norm_bound=4)
     assert (outcome.accepted, list(outcome.rejected)) == (CLIENTS[2:], CLIENTS[:2])
-    assert "is above 4 times the median" in outcome.rejected["c0"]
+    assert "is above 4 times the median" in outcome.rejected["c0"].message
     assert distance(model, honest) == 0
 
 

@@ -20,7 +20,7 @@ from sharding import (
     aggregate,
     client_model,
     factorize,
-    skeleton,
+    init_empty,
     split_layers,
     train_shard,
     unpack_attention,
@@ -36,7 +36,7 @@ def on_meta(build):
 
 
 def hollow(build):
-    with skeleton():
+    with init_empty():
         return build()
 
 
@@ -98,7 +98,7 @@ PEAK = """
 import sys, torch
 from pathlib import Path
 from torch import nn
-from sharding import Shard, client_model, skeleton
+from sharding import Shard, client_model, init_empty
 
 def memory(line):
     return next(int(row.split()[1]) for row in Path("/proc/self/status").read_text().splitlines() if line in row) * 1024
@@ -108,7 +108,7 @@ def build():
 
 nn.Linear(256, 256)(torch.randn(64, 256))  # what torch loads and sets aside at first use
 before = memory("VmRSS")
-with (torch.device("meta") if sys.argv[2] == "meta" else skeleton()):
+with (torch.device("meta") if sys.argv[2] == "meta" else init_empty()):
     model = build()
 shard = Shard.read(Path(sys.argv[1]))
 small = client_model(model, shard, copy=False)
@@ -261,7 +261,7 @@ def test_buffers_are_real_in_a_skeleton_and_missed_on_meta():
         server.scale.fill_(3.0)
     shard = make_plan(server, {0: 1.0}, "full")[0]
     torch.testing.assert_close(client_model(hollow(Positions), shard)(x), server(x))
-    with pytest.raises(UserError, match=r"^no shard has values for table, which .*sharding.skeleton\(\)"):
+    with pytest.raises(UserError, match=r"^no shard has values for table, which .*sharding.init_empty\(\)"):
         client_model(on_meta(Positions), shard)
 
 

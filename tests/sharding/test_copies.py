@@ -12,15 +12,15 @@ from sharding import (
     UserError,
     client_model,
     factorize,
+    init_empty,
     load_factorized,
     merge,
     save_factorized,
-    skeleton,
     split_layers,
     train_shard,
     unpack_attention,
 )
-from sharding.copies import copied
+from sharding.modules.copies import copied
 
 COMPUTED = {
     "weight norm": weight_norm,
@@ -77,7 +77,7 @@ def test_other_objects_may_take_the_place_of_a_models_own():
 def test_lazy_modules_that_have_no_shape_are_told(where, tmp_path):
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
     save_factorized(factorize(model, 0.25), tmp_path)
-    with skeleton() if where == "skeleton" else nullcontext():
+    with init_empty() if where == "skeleton" else nullcontext():
         lazy = nn.Sequential(*model[:2], nn.LazyLinear(8), nn.LazyBatchNorm1d())
     for use in (
         lambda: ShardPlanner().plan(lazy, {0: 0.5}),

@@ -6,16 +6,8 @@ from math import comb, log
 import numpy as np
 import pytest
 
-from sharding import (
-    anme,
-    collective_inclusion,
-    discrepancy,
-    optimal_inclusion,
-    plan_anme,
-    plan_coverage,
-    plan_discrepancy,
-)
-from sharding.diagnostics import bernoulli_entropy
+from sharding import collective_inclusion, optimal_inclusion
+from sharding.diagnostics import anme, bernoulli_entropy, discrepancy, plan_anme, plan_coverage, plan_discrepancy
 from tests.sharding.models import make_net, make_plan
 
 MAGNITUDES = np.array([3.0, 1.5, 1.0, 0.2])

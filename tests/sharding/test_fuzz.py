@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from sharding import WIRES, Shard, ShardPlanner, UserError, aggregate
-from sharding.wire import LONGEST_HEADER
+from sharding import COMPRESSIONS, Shard, ShardPlanner, UserError, aggregate
+from sharding.transport.serialize import LONGEST_HEADER
 from tests.sharding.models import make_net, perturbed
 
 WORDS = ["I64", "F64", "F32", "F16", "BF16", "BOOL", "C64", "U8", "F8_E4M3", "F4", "?", "", "u", "terms/1/u", "dense/x"]
@@ -17,7 +17,7 @@ NUMBERS = [0, 1, -1, 2, 7, 8, 2**31, 2**63 - 1, 2**64, -(2**63), 10**30, 0.5, No
 
 def play(wire):
     model = make_net()
-    plan = ShardPlanner("unbiased", wire=wire).plan(model, {"a": 0.4, "b": 0.4})
+    plan = ShardPlanner("unbiased", compression=wire).plan(model, {"a": 0.4, "b": 0.4})
     return model, plan, {client: perturbed(shard, 1) for client, shard in plan.items()}
 
 
@@ -104,7 +104,7 @@ def read(data: bytes) -> Shard | str:
         return str(error)
 
 
-@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("wire", COMPRESSIONS)
 @pytest.mark.parametrize("cases", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_spoiled_byte_strings_hurt_nobody(wire, cases):
     model, plan, updates = play(wire)

@@ -44,6 +44,13 @@ def test_reading_metadata_costs_no_product(layer, products):
     assert products == [1]
 
 
+def test_other_tensors_are_no_lazy_weights(layer):
+    lazy = type(layer.weight)
+    assert isinstance(layer.weight, lazy)
+    assert not isinstance(torch.zeros(2), lazy)
+    assert not isinstance(torch.nn.Parameter(torch.zeros(2)), lazy)
+
+
 def test_it_trains_where_either_factor_does(layer):
     for trains in ((True, False), (False, True), (False, False)):
         for factor, each in zip((layer.u, layer.v), trains, strict=True):
@@ -108,7 +115,7 @@ def test_a_view_of_it_is_one_of_a_copy(layer):
 def test_convolutions_have_one_too():
     layer = FactorizedConv2d(3, 4, 3, 2)
     assert layer.weight.shape == (4, 3, 3, 3)
-    torch.testing.assert_close(layer.weight, layer.to_dense().weight)
+    torch.testing.assert_close(layer.weight, layer.to_dense().weight.detach())
 
 
 def test_compiled_code_may_read_it(layer):

@@ -12,17 +12,17 @@ from torch import nn
 from sharding import (
     DESIGNS,
     STRATEGIES,
-    FactorizedEmbedding,
     Shard,
     ShardPlanner,
     UserError,
     aggregate,
     client_model,
     factorize,
-    skeleton,
+    init_empty,
     train_shard,
 )
 from sharding.factorization import num_terms
+from sharding.layers import FactorizedEmbedding
 from tests.sharding.models import make_net, make_plan
 
 OWN_DESIGNS = [name for name in DESIGNS if not name.startswith("r_")]
@@ -68,7 +68,7 @@ def test_multipliers_are_the_laws_at_the_drawn_terms():
     for (_, name), draw in plan.draws.items():
         for client, shard in plan.items():
             terms = shard.terms[name]
-            expected = 1 / draw.law.inclusion[terms.indices.numpy()]
+            expected = 1 / draw.allocation.inclusion[terms.indices.numpy()]
             np.testing.assert_allclose(terms.multipliers.numpy(), expected, rtol=1e-6)
             assert client in plan.groups[0.25]
 
@@ -126,7 +126,7 @@ def test_the_design_realizes_the_strategys_inclusion_probabilities():
     counts, inclusion = np.zeros(8), None
     for t in range(rounds):
         plan = planner.plan(model, {0: 0.25, 1: 0.25}, t)
-        inclusion = plan.draws[0.25, "1"].law.inclusion
+        inclusion = plan.draws[0.25, "1"].allocation.inclusion
         counts += np.bincount(plan.draws[0.25, "1"].indices.ravel(), minlength=8)
     deviation = np.sqrt(2 * rounds * inclusion * (1 - inclusion)) + 1e-9
     assert np.all(np.abs(counts - 2 * rounds * inclusion) <= 5 * deviation)
@@ -248,7 +248,7 @@ def test_plans_of_two_models_are_told_apart_where_nothing_is_sharded():
 
 
 def test_a_skeleton_is_not_planned():
-    with skeleton():
+    with init_empty():
         hollow = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
     with pytest.raises(UserError, match=r"0\.weight is on the meta device"):
         ShardPlanner().plan(hollow, {0: 0.5})

@@ -8,7 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from sharding import UserError, export_lora, factorize, load_factorized, merge, save_factorized, skeleton, split_layers
+from sharding import (
+    UserError,
+    export_lora,
+    factorize,
+    init_empty,
+    load_factorized,
+    merge,
+    save_factorized,
+    split_layers,
+)
 
 
 class Net(nn.Module):
@@ -51,7 +60,7 @@ def test_what_is_saved_is_loaded_into_the_structure_alone(net, tmp_path, where):
     small.norm(torch.randn(5, 12))  # running statistics move
     save_factorized(small, tmp_path / "model")
     if where == "skeleton":
-        with skeleton():
+        with init_empty():
             empty = Net()
     else:
         with torch.device("meta" if where == "meta" else "cpu"):
@@ -181,15 +190,15 @@ def plus_change(base, small, later):
     return moved
 
 
-class Grouped(nn.Module):
-    """Kinds that PEFT runs but does not merge, and an embedding."""
+class Mixed(nn.Module):
+    """Convolutions of each dimension, and an embedding."""
 
     def __init__(self):
         super().__init__()
         self.tokens = nn.Embedding(20, 8)
-        self.mix = nn.Conv1d(8, 12, 3, stride=2, padding=1, groups=2)
-        self.image = nn.Conv2d(12, 8, (3, 1), padding=(1, 0), groups=2, bias=False)
-        self.volume = nn.Conv3d(8, 4, 1, groups=2)
+        self.mix = nn.Conv1d(8, 12, 3, stride=2, padding=1)
+        self.image = nn.Conv2d(12, 8, (3, 1), padding=(1, 0), bias=False)
+        self.volume = nn.Conv3d(8, 4, 1)
 
     def forward(self, ids):
         x = self.image(self.mix(self.tokens(ids).mT)[..., None])
@@ -198,10 +207,10 @@ class Grouped(nn.Module):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("whole", [False, True])
-def test_peft_runs_adapters_of_embeddings_and_grouped_convolutions(tmp_path, whole):
+def test_peft_runs_adapters_of_embeddings_and_convolutions_of_each_dimension(tmp_path, whole):
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
-    base, ids = Grouped().double(), torch.randint(20, (3, 10))
+    base, ids = Mixed().double(), torch.randint(20, (3, 10))
     small = factorize(base, {"tokens": 0.2, "mix": 0.5, "image": 0.5, "volume": 1.0}, skip=(), also=nn.Embedding)
     assert len(small.factorize_report.layers) == 4
     later = trained(small)
@@ -222,6 +231,7 @@ def test_what_an_adapter_cannot_hold_is_told(tmp_path):
         nn.ConvTranspose2d(8, 8, 3),
         nn.Conv2d(8, 8, 3, dilation=2),
         nn.Conv1d(8, 8, 3, padding=1, padding_mode="reflect"),
+        nn.Conv2d(8, 8, 3, groups=2),
         nn.Linear(8, 8),
     )
     strange = factorize(strange, 0.25, skip=())
@@ -229,7 +239,8 @@ def test_what_an_adapter_cannot_hold_is_told(tmp_path):
         export_lora(strange, strange, tmp_path)
     assert str(caught.value) == (
         "cannot export an adapter: 0, a FactorizedConvTranspose2d, has no form as LoRA; 1, a FactorizedConv2d with "
-        "dilation, has no form as LoRA; 2, a FactorizedConv1d with padding_mode 'reflect', has no form as LoRA"
+        "dilation, has no form as LoRA; 2, a FactorizedConv1d with padding_mode 'reflect', has no form as LoRA; 3, a "
+        "FactorizedConv2d with groups, has no form as LoRA"
     )
     with pytest.raises(UserError, match="this FactorizedLinear is the whole model, and PEFT adapts layers inside one"):
         export_lora(factorize(nn.Linear(8, 8), 0.25, skip=()), nn.Linear(8, 8), tmp_path)

@@ -1,159 +1,75 @@
-"""The server's optimizers against their recursions, written out."""
+"""One round of a server: the notebook's form, the streamed form, and what the server keeps between rounds."""
 
-import pytest
 import torch
 from torch import nn
 
-from sharding import ServerOptimizer, ShardPlanner, aggregate
-from sharding.errors import UserError
-from sharding.server import SERVER_OPTIMIZERS
+from sharding import Server, ServerOptimizer, ShardPlanner, aggregate, iterate_average, train_shard
+
+RATIOS = {"phone": 0.25, "laptop": 0.5}
+SAMPLES = {"phone": 3.0, "laptop": 1.0}
 
 
-def model_at(value: float) -> nn.Module:
-    model = nn.Linear(3, 2).double()
-    nn.init.constant_(model.weight, value)
-    nn.init.constant_(model.bias, value)
-    return model
-
-
-def play(name: str, ways: list[float], lr: float, momentum: float) -> list[float]:
-    """Return where a model is after each round in which the clients' average lies `way` from where they started."""
-    model = model_at(1.0)
-    server, places = ServerOptimizer(model, name, lr, momentum), []
-    for way in ways:
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight += server.rate * way
-        server.step()
-        places.append(float(model.weight[0, 0].detach()))
-        assert len({float(x) for weight in model.parameters() for x in weight.detach().flatten()}) == 1
-    return places
-
-
-WAYS = [0.5, -0.25, 0.0625, 1.0]
-
-
-def momentum_by_hand(lr: float, beta: float) -> list[float]:
-    place, m, places = 1.0, 0.0, []
-    for way in WAYS:
-        m = beta * m + way
-        place += lr * m
-        places.append(place)
-    return places
-
-
-def look_ahead_by_hand(lr: float, beta: float) -> list[float]:
-    """W itself goes as with momentum; what is sent, and kept, is η_g·β·m ahead of it."""
-    place, m, places = 1.0, 0.0, []
-    for way in WAYS:  # Δ of the place that was sent
-        m = beta * m + way
-        place += lr * m
-        places.append(place + lr * beta * m)
-    return places
-
-
-def adam_by_hand(lr: float, beta: float) -> list[float]:
-    place, m, v, places = 1.0, 0.0, 0.0, []
-    for t, way in enumerate(WAYS, start=1):
-        m, v = beta * m + (1 - beta) * way, 0.99 * v + 0.01 * way**2
-        place += lr * (m / (1 - beta**t)) / ((v / (1 - 0.99**t)) ** 0.5 + 1e-3)
-        places.append(place)
-    return places
-
-
-@pytest.mark.parametrize(("lr", "beta"), [(1.0, 0.5), (0.3, 0.9)])
-@pytest.mark.parametrize(
-    ("name", "by_hand"), [("momentum", momentum_by_hand), ("look_ahead", look_ahead_by_hand), ("adam", adam_by_hand)]
-)
-def test_a_server_goes_as_its_recursion_says(name, by_hand, lr, beta):
-    assert play(name, WAYS, lr, beta) == pytest.approx(by_hand(lr, beta), rel=1e-12)
-
-
-def test_a_plain_server_leaves_its_step_to_the_average():
-    assert play("plain", WAYS, 0.4, 0.9) == pytest.approx([1.2, 1.1, 1.125, 1.525], rel=1e-12)
-
-
-@pytest.mark.parametrize("name", [name for name in SERVER_OPTIMIZERS if name != "plain"])
-def test_a_lost_round_changes_nothing_and_is_not_remembered(name):
-    model = model_at(1.0)
-    server = ServerOptimizer(model, name, 0.5)
-    with torch.no_grad():
-        model.weight += 1
-    server.step()
-    place, held = model.weight.clone(), {key: value.clone() for key, value in server.state_dict().items()}
-    server.step()
-    assert torch.equal(model.weight, place)
-    assert held
-    assert all(torch.equal(value, held[key]) for key, value in server.state_dict().items())
-
-
-@pytest.mark.parametrize("name", SERVER_OPTIMIZERS)
-def test_frozen_weights_and_buffers_stay_where_the_average_put_them(name):
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).requires_grad_(False)
-    model[0].weight.requires_grad_(True)
-    server = ServerOptimizer(model, name, 0.5)
-    with torch.no_grad():
-        model[0].bias.fill_(7)
-        model[1].running_mean.fill_(3)
-        model[0].weight += 1
-    server.step()
-    assert set(model[0].bias.tolist()) == {7}
-    assert set(model[1].running_mean.tolist()) == {3}
-    assert model[0].weight.grad is None
-
-
-def test_it_goes_on_in_another_process(tmp_path):
-    whole = play("look_ahead", WAYS, 0.5, 0.8)
-    model = model_at(1.0)
-    server = ServerOptimizer(model, "look_ahead", 0.5, 0.8)
-    for part in (WAYS[:2], WAYS[2:]):
-        for way in part:
-            with torch.no_grad():
-                for weight in model.parameters():
-                    weight += way
-            server.step()
-        other = model_at(0.0)
-        other.load_state_dict(model.state_dict())
-        again = ServerOptimizer(other, "look_ahead", 0.5, 0.8)
-        again.load_state_dict({key: value.clone() for key, value in server.state_dict().items()})
-        model, server = other, again
-    assert float(model.weight[0, 0].detach()) == whole[-1]
-
-
-def test_it_steps_after_a_round_of_shards():
+def make_model():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3))
-    server, start = ServerOptimizer(model, "momentum", 0.5, 0.5), model[1].weight.detach().clone()
-    plan = ShardPlanner("top_n").plan(model, {"a": 1.0})
-    for tensor in plan["a"].trained().values():
-        tensor.mul_(1.1)  # so that u'v' is 1.21 times as large
-    assert aggregate(model, plan, dict(plan), {"a": 1}, server_lr=server.rate).accepted == ["a"]
-    server.step()
-    torch.testing.assert_close(model[1].weight.detach(), start * (1 + 0.5 * 0.21), rtol=1e-5, atol=1e-6)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"name": "sgd"}, "server optimizer"),
-        ({"lr": 0.0}, r"server_lr is 0.0; a number above 0 is needed"),
-        ({"lr": float("inf")}, "server_lr is inf"),
-        ({"momentum": 1.0}, r"server_momentum is 1.0; a number above 0 and below 1 is needed"),
-    ],
-)
-def test_what_cannot_be_is_told(options, why):
-    with pytest.raises(UserError, match=why):
-        ServerOptimizer(model_at(0.0), **options)
+def train(client, shard):
+    generator = torch.Generator().manual_seed(len(client))
+    inputs = torch.randn(12, 6, generator=generator)
+    return train_shard(make_model(), shard, [(inputs, inputs[:, :3].argmax(1))], lr=0.1)
 
 
-@pytest.mark.parametrize("name", ["look_ahead", "momentum", "adam"])
-def test_a_step_that_is_not_finite_is_not_taken(name, caplog):
-    model = nn.Sequential(nn.Linear(2, 2))
-    server = ServerOptimizer(model, name, lr=1e30, momentum=0.9)
-    before = model[0].weight.detach().clone()
-    with torch.no_grad():
-        model[0].weight += 1e25
-    server.step()
-    assert torch.equal(model[0].weight, before)
-    assert not server.state_dict()
-    assert "is not taken" in caplog.text
+def test_a_round_is_plan_train_aggregate_and_step():
+    server, model, planner = Server(make_model(), ShardPlanner("collective")), make_model(), ShardPlanner("collective")
+    for t in range(3):
+        outcome = server.round(t, RATIOS, train, SAMPLES)
+        plan = planner.plan(model, RATIOS, t)
+        aggregate(model, plan, {client: train(client, shard) for client, shard in plan.items()}, SAMPLES)
+        assert outcome.accepted == list(RATIOS)
+    for ours, theirs in zip(server.model.parameters(), model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_clients_count_alike_unless_their_samples_are_given():
+    alike, given = (Server(make_model(), ShardPlanner("top_n")) for _ in range(2))
+    alike.round(0, RATIOS, train)
+    given.round(0, RATIOS, train, dict.fromkeys(RATIOS, 7.0))
+    assert torch.equal(alike.model[4].weight, given.model[4].weight)
+    given.round(1, RATIOS, train, SAMPLES)
+    alike.round(1, RATIOS, train)
+    assert not torch.equal(alike.model[4].weight, given.model[4].weight)
+
+
+def test_a_client_that_failed_is_left_out_and_reported():
+    outcome = Server(make_model(), ShardPlanner("top_n")).round(0, RATIOS, lambda client, shard: None)
+    assert (outcome.accepted, set(outcome.rejected)) == ([], set(RATIOS))
+
+
+def test_the_optimizer_and_the_average_step_once_a_round():
+    model = make_model()
+    server = Server(model, ShardPlanner("dense"), ServerOptimizer(model, "momentum", 0.5, 0.5), iterate_average(model))
+    before = model[4].weight.detach().clone()
+    server.round(0, RATIOS, train)
+    assert torch.equal(server.result[4].weight, model[4].weight), "the average of one model is that model"
+    plain = Server(make_model(), ShardPlanner("dense"))
+    plain.round(0, RATIOS, train)
+    expected = before + 0.5 * (plain.model[4].weight - before)
+    torch.testing.assert_close(model[4].weight, expected)
+    server.round(1, RATIOS, train)
+    assert not torch.equal(server.result[4].weight, model[4].weight)
+    assert plain.result is plain.model
+
+
+def test_guards_are_those_of_the_average():
+    server = Server(make_model(), ShardPlanner("dense"), norm_bound=2.0)
+    ratios = dict.fromkeys(("a", "bb", "ccc"), 1.0)
+
+    def loud(client, shard):
+        update = train(client, shard)
+        if client == "ccc":
+            for tensor in update.trained().values():
+                tensor.mul_(50)
+        return update
+
+    assert list(server.round(0, ratios, loud).rejected) == ["ccc"]

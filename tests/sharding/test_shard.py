@@ -7,9 +7,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import nn
 
-from sharding import WIRES, CoverageWarning, Shard, ShardPlanner, UserError, aggregate, client_model, factorize
+from sharding import COMPRESSIONS, Shard, ShardPlanner, UserError, aggregate, client_model, factorize
+from sharding.factorization import CoverageWarning
+from sharding.modules.state import dense_state
 from sharding.shard import Terms, update_norm
-from sharding.state import dense_state
 from tests.sharding.models import make_net, make_plan, perturbed
 
 
@@ -21,7 +22,7 @@ def assert_same(one: Shard, other: Shard) -> None:
             assert torch.equal(getattr(terms, part), getattr(other.terms[name], part))
     for name, tensor in one.dense.items():
         assert torch.equal(tensor, other.dense[name])
-    assert (one.keep_ratio, one.frozen, one.wire) == (other.keep_ratio, other.frozen, other.wire)
+    assert (one.keep_ratio, one.frozen, one.compression) == (other.keep_ratio, other.frozen, other.compression)
 
 
 def test_the_wire_form_comes_back_the_same_and_nbytes_is_its_length():
@@ -48,10 +49,10 @@ INTEGERS = {
     dense=st.integers(0, 12),
     keep_ratio=st.floats(0, 1, exclude_min=True),
     frozen=st.integers(0, 3),
-    wire=st.sampled_from(list(WIRES)),
+    compression=st.sampled_from(list(COMPRESSIONS)),
 )
-def test_nbytes_is_exact_for_any_names_sizes_and_types(layers, dtype, dense, keep_ratio, frozen, wire):
-    assume(wire != "bfloat16" or dtype != torch.bfloat16)
+def test_nbytes_is_exact_for_any_names_sizes_and_types(layers, dtype, dense, keep_ratio, frozen, compression):
+    assume(compression != "bfloat16" or dtype != torch.bfloat16)
     terms = {
         name: Terms(torch.arange(n), torch.ones(3, n, dtype=dtype), torch.ones(5, n, dtype=dtype), torch.ones(n))
         for name, n in layers.items()
@@ -59,7 +60,7 @@ def test_nbytes_is_exact_for_any_names_sizes_and_types(layers, dtype, dense, kee
     rest = {f"layer{i}.bias": torch.ones(10**i % 1001, dtype=torch.float32) for i in range(dense)}
     rest |= {f"layer{i}.weight": torch.ones(2, 10**i % 1001, 2, dtype=torch.float32) for i in range(dense)}
     names = frozenset([*list(rest)[:frozen], *list(terms)[:frozen], *INTEGERS])
-    shard = Shard(terms, rest | INTEGERS, keep_ratio, names, wire=wire)
+    shard = Shard(terms, rest | INTEGERS, keep_ratio, names, compression=compression)
     data = shard.to_bytes()
     assert len(data) == shard.nbytes
     assert_same(Shard.from_bytes(data), shard)

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from sharding import decompose
-from sharding.spectrum import decompose_one
+from sharding.svd.spectrum import decompose, decompose_one
 
 SHAPES = [(5, 9), (9, 5), (6, 6), (1, 4), (4, 1), (1, 1), (64, 576)]
 

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 from sharding import STRATEGIES, UserError
-from sharding.strategies import Group, get_strategy, norm_ratio
+from sharding.strategies import LayerContext, get_strategy, norm_ratio
 
 MAGNITUDES = np.array([5.0, 3.0, 2.0, 1.0, 0.5, 0.25])
 UNBIASED = ["unbiased", "schatten", "prism_wallenius", "prism_wallenius_clip"]
-NAMES = [name for name, strategy in STRATEGIES.items() if strategy.law is not None]
+NAMES = [name for name, strategy in STRATEGIES.items() if strategy.allocate is not None]
 
 
 def law_of(name, num_clients=4, keep_ratio=0.5, magnitudes=MAGNITUDES, num_terms=3):
-    return STRATEGIES[name].law(Group(magnitudes, num_terms, num_clients, keep_ratio))
+    return STRATEGIES[name].allocate(LayerContext(magnitudes, num_terms, num_clients, keep_ratio))
 
 
 def test_the_issue_names_them_all():
@@ -58,7 +58,7 @@ def test_prism_is_steeper_at_small_keep_ratios():
 
 def test_clipping_and_scaling_are_as_published():
     clips = {name for name, strategy in STRATEGIES.items() if strategy.clips}
-    assert clips == {"unbiased", "collective", "coordinated", "schatten", "prism_wallenius_clip"}
+    assert clips == {"unbiased", "collective", "schatten", "prism_wallenius_clip"}
     assert {name for name, strategy in STRATEGIES.items() if strategy.rescales} == {
         "top_n_scaled",
         "prism_scaled",

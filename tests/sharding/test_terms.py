@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from sharding import Budget, CoverageWarning, Energy, UserError, factorize
+from sharding import Budget, Energy, UserError, factorize
+from sharding.factorization import CoverageWarning
 from sharding.factorization.terms import Cost, allocate
 
 
@@ -70,45 +71,19 @@ def test_a_budget_of_parameters_is_used_but_not_exceeded(parameters):
     assert report.parameters_after > min(parameters, report.parameters_before) - 110  # the dearest term
 
 
-def test_a_budget_of_multiply_adds_counts_positions():
-    model = nn.Sequential(
-        nn.Conv2d(4, 16, 3, padding=1), nn.Conv2d(16, 16, 3, stride=4), nn.Flatten(), nn.Linear(64, 32)
-    )
-    x = torch.randn(2, 4, 8, 8)
-    whole = 2 * 64 * 16 * 36 + 2 * 4 * 16 * 144 + 2 * 64 * 32
-    report = factorize(model, Budget(multiply_adds=whole // 3), skip=(), example_inputs=(x,)).factorize_report
-    assert report.whole == {"3": "would grow"}
-    last = 2 * 64 * 32
-    assert sum(layer.multiply_adds[0] for layer in report.layers.values()) == whole - last
-    assert 0.25 * whole < sum(layer.multiply_adds[1] for layer in report.layers.values()) + last <= whole / 3
-    with pytest.raises(UserError, match="needs example_inputs="):
-        factorize(model, Budget(multiply_adds=whole // 3), skip=())
-
-
-def test_counting_leaves_every_modules_mode_as_it_was():
-    model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Dropout()), nn.Linear(8, 8)).eval()
-    model[1].training = model[2].training = True
-    modes = [part.training for part in model.modules()]
-    small = factorize(model, 0.25, example_inputs=(torch.randn(1, 8),))
-    assert [part.training for part in small.modules()] == modes == [False, False, True, False, False, True]
-
-
-@pytest.mark.parametrize("wanted", [Energy(0.9), Budget(parameters=4000), Budget(multiply_adds=10**6)], ids=str)
+@pytest.mark.parametrize("wanted", [Energy(0.9), Budget(parameters=4000)], ids=str)
 def test_what_depends_on_the_weights_is_refused_on_the_meta_device(wanted):
     with torch.device("meta"):
-        model, x = net(40, 60, 50, 30), torch.randn(1, 40).double()
+        model = net(40, 60, 50, 30)
     with pytest.raises(
         UserError, match=rf"{re.escape(str(wanted))} depends on the weights, and 0 is on the meta device"
     ):
-        factorize(model, wanted, skip=(), example_inputs=(x,))
+        factorize(model, wanted, skip=())
 
 
 def test_budgets_that_cannot_be_met_or_meant_are_told():
     with pytest.raises(UserError, match=r"the budget of 100 is too small: 50 for what stays whole and 90 for one term"):
         factorize(net(40, 50, 40)[:1], Budget(parameters=100), skip=())
-    for budget in ({}, {"parameters": 1, "multiply_adds": 1}):
-        with pytest.raises(UserError, match="one of parameters or multiply_adds"):
-            Budget(**budget)
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4), st.floats(0.05, 1.2))
@@ -138,15 +113,14 @@ def test_the_budget_goes_where_the_discrepancy_falls_most():
 
 def test_the_report_says_what_was_done():
     model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 16), nn.Linear(16, 4))
-    report = factorize(model, 0.25, example_inputs=(torch.randn(5, 8),)).factorize_report
+    report = factorize(model, 0.25).factorize_report
     layer = report.layers["1"]
     assert (layer.kind, layer.rank, layer.num_terms) == ("Linear", 16, 4)
     assert layer.parameters == (256, 128)
-    assert layer.multiply_adds == (5 * 256, 5 * 128)
     assert report.coverage == pytest.approx(512 / report.parameters_before)
     lines = str(report).splitlines()
     assert lines[0] == "factorized 2 layers, left 2 whole: 788 -> 532 parameters (67.5%), coverage 65.0%"
-    assert lines[2].split()[:9] == ["*", "2", "Linear", "16", "4", "512", "->", "256", "2.56k"]
+    assert lines[2].split()[:8] == ["*", "2", "Linear", "16", "4", "512", "->", "256"]
     assert lines[3:] == [
         "whole:  18.3%  left whole as asked (first)",
         "whole:   8.6%  left whole as asked (last)",
@@ -166,18 +140,6 @@ def test_a_report_on_many_layers_fits_a_screen():
     assert max(map(len, text.splitlines())) <= 120
     assert re.search(r"\*\.\* +149 Linear +8 +2 ", text)
     assert re.search(r"… +\d+ more rows", text)
-
-
-def test_an_embedding_multiplies_nothing_until_it_is_factorized():
-    model = nn.Sequential(nn.Embedding(500, 16), *(nn.Linear(16, 16) for _ in range(3)), nn.Linear(16, 10))
-    ids = torch.randint(500, (2, 5))
-    dense = 10 * (3 * 16 * 16 + 16 * 10)
-    report = factorize(model, 0.25, also=nn.Embedding, skip=(), example_inputs=(ids,)).factorize_report
-    assert report.layers["0"].multiply_adds == (0, 10 * 4 * 16)
-    assert sum(layer.multiply_adds[0] for layer in report.layers.values()) <= dense
-    small = factorize(model, Budget(multiply_adds=dense // 2), also=nn.Embedding, skip=(), example_inputs=(ids,))
-    assert "0" not in small.factorize_report.layers, "it costs nothing whole"
-    assert small.factorize_report.layers
 
 
 @pytest.mark.parametrize("make", [lambda: Budget(parameters="800"), lambda: Energy("x"), lambda: Energy(float("nan"))])

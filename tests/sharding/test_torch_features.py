@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from sharding import UnpackedAttention, factorize, merge
+from sharding import factorize, merge
+from sharding.layers import UnpackedAttention
 from tests.sharding.architectures import make, output
 
 NAMES = ["timm/vit_tiny_patch16_224", "transformers/gpt2"]

@@ -5,7 +5,7 @@ import torch
 import transformers
 from torch import nn
 
-from sharding import Shard, ShardPlanner, client_model, skeleton
+from sharding import Shard, ShardPlanner, client_model, init_empty
 from tests.sharding.test_shard import round_of
 
 SIZES = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
@@ -39,7 +39,7 @@ def test_each_weight_of_a_tied_model_travels_once(name):
     buffers = sum(tensor.numel() for tensor in server.buffers() if tensor.is_floating_point())
     sent = sum(tensor.numel() for tensor in shard.dense.values())
     assert sent <= sum(parameter.numel() for parameter in server.parameters()) - sharded + buffers
-    with skeleton():
+    with init_empty():
         structure = build(name).eval()
     client = client_model(structure, Shard.from_bytes(shard.to_bytes()))
     tied = [p for n, p in client.named_parameters(remove_duplicate=False) if n in names]

@@ -6,8 +6,8 @@ import pytest
 import scipy.linalg
 import torch
 
-from sharding import truncation
-from sharding.truncation import largest_terms
+from sharding.svd import truncation
+from sharding.svd.truncation import largest_terms
 
 DECAYS = {
     "flat": lambda n: torch.ones(n),

@@ -20,12 +20,11 @@ from sharding import (
     aggregate,
     client_model,
     factorize,
-    factorized_layers,
-    frobenius_decay,
     load_factorized,
     save_factorized,
 )
-from sharding.wrappers import spread_like, unwrap, whole
+from sharding.modules.wrappers import spread_like, unwrap, whole
+from sharding.optim import factorized_layers, frobenius_decay
 from tests.sharding.models import make_plan
 from tests.sharding.test_shard import assert_same
 

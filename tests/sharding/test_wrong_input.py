@@ -5,21 +5,12 @@ import pytest
 import torch
 from torch import nn
 
-from sharding import (
-    ShardPlanner,
-    UserError,
-    collective_inclusion,
-    decompose,
-    factorize,
-    mmfl_probabilities,
-    optimal_inclusion,
-    round_time,
-    sample,
-)
-from sharding.clients import SAMPLERS, Population, Profiles
+from sharding import ShardPlanner, UserError, collective_inclusion, draw_terms, factorize, optimal_inclusion
+from sharding.client_sampling import SAMPLERS, Population, Profiles, mmfl_probabilities, round_time
 from sharding.errors import pick, shown
 from sharding.inclusion import successive_inclusion
 from sharding.optim import clip_factors
+from sharding.svd.spectrum import decompose
 from tests.sharding.models import make_net
 
 NAN, INF = float("nan"), float("inf")
@@ -109,12 +100,12 @@ CASES = {
     "negative": (lambda: optimal_inclusion(-ONES, 2), r"magnitudes\[0\] is -1.0"),
     "budget": (lambda: optimal_inclusion(ONES, NAN), "budget is nan"),
     "costs": (lambda: optimal_inclusion(np.ones(500), 2, -np.ones(500)), "costs must be 500 finite numbers above 0"),
-    "seed for rng": (lambda: sample(HALVES, rng=42), "sample needs a generator, not 42"),
-    "no size": (lambda: sample(HALVES, rng=RNG, size=0), "size is 0"),
-    "negative size": (lambda: sample(HALVES, rng=RNG, size=-1), "size is -1"),
-    "broken size": (lambda: sample(HALVES, rng=RNG, size=1.5), "size is 1.5"),
-    "NaN inclusion": (lambda: sample([NAN, 0.5], rng=RNG), r"inclusion\[0\] is nan"),
-    "inclusion's sum": (lambda: sample([0.5, 0.4], rng=RNG), "inclusion sums to 0.9"),
+    "seed for rng": (lambda: draw_terms(HALVES, rng=42), "sample needs a generator, not 42"),
+    "no size": (lambda: draw_terms(HALVES, rng=RNG, size=0), "size is 0"),
+    "negative size": (lambda: draw_terms(HALVES, rng=RNG, size=-1), "size is -1"),
+    "broken size": (lambda: draw_terms(HALVES, rng=RNG, size=1.5), "size is 1.5"),
+    "NaN inclusion": (lambda: draw_terms([NAN, 0.5], rng=RNG), r"inclusion\[0\] is nan"),
+    "inclusion's sum": (lambda: draw_terms([0.5, 0.4], rng=RNG), "inclusion sums to 0.9"),
     "count": (lambda: sampler(num_clients=2.5), "clients.count is 2.5"),
     "NaN count": (lambda: sampler(num_clients=NAN), "clients.count is nan"),
     "per round": (lambda: sampler(per_round="2"), "clients.per_round is '2'"),

@@ -1,26 +1,11 @@
-"""Where the real data lies, for the tests that read some of it."""
+"""What runs in the tests are made of."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from train.config import Config, load_config
-
-ROOT = Path(os.environ.get("SHARDING_DATA") or Path(__file__).parents[3] / "shared" / "data")
-
-
-@pytest.fixture
-def real_data() -> Callable[[str], Path]:
-    """Return the folder of real data, or skip the test where a dataset is not in it."""
-
-    def find(folder: str) -> Path:
-        if not (ROOT / folder).is_dir():
-            pytest.skip(f"no {folder} under {ROOT.resolve()}; set SHARDING_DATA to the folder that holds it")
-        return ROOT
-
-    return find
+from train.config.schema import Config, load_config
 
 
 @pytest.fixture

@@ -1,68 +1,106 @@
-"""Runs that are cut off, in processes of their own."""
+"""Small runs: what they are configured with, what they wrote, and how they are cut off."""
 
+import json
 import os
 import signal
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
-from train.checkpoint import MODEL_FILE
+import cloudpickle
+
+from train.__main__ import main
+from train.callbacks import EachRound
+from train.config.schema import Config, load_config
 from train.run import run
+from train.rundir.files import METRICS_FILE, MODEL_FILE
+
+REPOSITORY = Path(__file__).parents[2]
+QUICKSTART = "configs/quickstart.yaml"
+SMALL = ["rounds=2", "evaluate_every=1", "clients.count=40", "clients.per_round=3", "local.epochs=1"]
+TINY = [*SMALL, "model={name: mlp, hidden: [16, 64, 16]}"]
+RESNET = [*SMALL, "model.width=4", "model.groups=2", "model.blocks=[1, 1]"]
 
 
-def ignore(metrics):
-    pass
+def tiny(output, *overrides, shared: Sequence[str] = TINY) -> Config:
+    """Configure a run of two rounds in this process."""
+    return load_config(QUICKSTART, [*shared, "engine=sequential", f"output={output}", *overrides])
 
 
-def in_a_fork(action: Callable[[], object]) -> int:
-    """Do something in a process of its own, and return its exit code; negative where a signal ended it."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        with suppress(BaseException):
-            action()
-            code = 0
-        os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+def read(directory: Path) -> list[dict]:
+    return [json.loads(line) for line in (directory / METRICS_FILE).read_text().splitlines()]
 
 
-def killed_at(config, moment: int, resume: bool = False) -> bool:
-    """Run in a process that is killed at that moment, of all at which something comes to the disk; tell whether it was.
+def without_times(lines: list[dict]) -> list[dict]:
+    return [{key: value for key, value in line.items() if not _is_time(key)} for line in lines]
 
-    The moments are before and after every `fsync` and every renaming.
+
+def _is_time(key: str) -> bool:
+    """Tell `seconds…`, also of one task as `one/seconds…`; simulated seconds are a result."""
+    return key.rpartition("/")[2].startswith("seconds")
+
+
+def model_of(directory: Path) -> bytes:
+    return (directory / MODEL_FILE).read_bytes()
+
+
+def assert_same(directory: Path, whole: Path) -> None:
+    """Check that two runs came to the same metrics and the same bits."""
+    assert without_times(read(directory)) == without_times(read(whole))
+    assert model_of(directory) == model_of(whole)
+
+
+def in_a_process(action: Callable[[], object]) -> int:
+    """Do something in a process of its own, and return its exit code; negative where a signal ended it.
+
+    A process that nothing has trained in: what torch has started elsewhere does not survive a fork.
     """
-    passed = 0
-
-    def counting(function):
-        def counted(*args):
-            nonlocal passed
-            for step in (lambda: None, lambda: function(*args)):
-                result = step()
-                if passed == moment:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                passed += 1
-            return result
-
-        return counted
-
-    def action():
-        os.fsync, Path.replace = counting(os.fsync), counting(Path.replace)
-        run(config, ignore, resume)
-
-    code = in_a_fork(action)
-    assert code in (0, -signal.SIGKILL)
-    return code != 0
+    context: Any = get_context("forkserver")
+    context.set_forkserver_preload([__name__, "torch._dynamo", "sklearn.datasets"])
+    process = context.Process(target=_perform, args=(cloudpickle.dumps(action),))
+    process.start()
+    process.join()
+    return process.exitcode
 
 
-def cut_off(config, after: int):
+def _perform(action: bytes) -> None:
+    cloudpickle.loads(action)()
+
+
+def cut_off(config: Config, after: int) -> None:
     """Run until that round is done and written, then die."""
 
     def die(metrics):
         if metrics["round"] == after:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    assert in_a_fork(lambda: run(config, die)) == -signal.SIGKILL
+    assert in_a_process(lambda: run(config, [EachRound(die)])) == -signal.SIGKILL
 
 
-def model_of(directory: Path) -> bytes:
-    return (directory / MODEL_FILE).read_bytes()
+def cut_off_and_resumed(config: Config, after: int) -> Path:
+    """Return the directory of a run that dies after that round, and is resumed."""
+    cut_off(config, after)
+    return run(config, resume=True)
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Poll until the condition holds; fail if it does not in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.1)
+
+
+def refused(capsys, words: Sequence[str], *named: str) -> None:
+    """Run a command that must end with one line that names these, with exit code 2, and write nothing."""
+    before = sorted(Path().rglob("*"))
+    assert main(words) == 2
+    out, error = capsys.readouterr()
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert len(error) < 2100
+    assert [word for word in named if word not in error] == []
+    assert "━" not in out
+    assert sorted(Path().rglob("*")) == before

@@ -5,13 +5,13 @@ from math import isnan
 import pytest
 import torch
 
-from sharding import alignment
-from tests.train.test_runs import ignore, read, tiny, without_times
+from sharding.diagnostics import alignment
+from tests.train.runs import RESNET, read, tiny, without_times
 from train.run import run
 
 
 def aligned(directory, *overrides):
-    return read(run(tiny(directory, "alignment=true", *overrides), ignore))
+    return read(run(tiny(directory, "alignment=true", *overrides, shared=RESNET)))
 
 
 def test_cosine_of_updates():
@@ -29,7 +29,7 @@ def test_fedavg_goes_its_own_way_exactly(tmp_path):
 
 def test_measuring_changes_nothing_and_more_terms_go_more_nearly_fedavgs_way(tmp_path):
     few, many = (aligned(tmp_path / str(ratio), f"keep_ratio={ratio}") for ratio in (0.2, 1.0))
-    plain = read(run(tiny(tmp_path / "plain", "keep_ratio=0.2"), ignore))
+    plain = read(run(tiny(tmp_path / "plain", "keep_ratio=0.2", shared=RESNET)))
     cosines = [line.pop("alignment") for line in few]
     assert without_times(few) == without_times(plain)
     rare = aligned(tmp_path / "rare", "keep_ratio=0.2", "evaluate_every=2")

@@ -1,44 +1,48 @@
-"""The command line as real processes."""
+"""The command line from end to end: in this process, and a few times as a process of its own."""
 
-import json
-import os
+import logging
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tests.train.test_runs import TINY, read, without_times
-
-REPOSITORY = Path(__file__).parents[2]
-
-
-def train(*arguments, cwd=REPOSITORY):
-    environment = {
-        **os.environ,
-        "COLUMNS": "120",
-        "NO_COLOR": "1",
-        "WANDB_SILENT": "true",
-        "PYTHONPATH": str(REPOSITORY),
-    }
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "train", *map(str, arguments)],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+from sharding import UserError
+from tests.train.runs import QUICKSTART, REPOSITORY, TINY, read, wait_until, without_times
+from train.__main__ import main
 
 
-def test_compare_ends_with_a_table_and_the_paths_of_what_it_wrote(tmp_path):
+@pytest.fixture
+def train(monkeypatch, capsys):
+    """Run a command in this process."""
+    monkeypatch.setattr(logging, "basicConfig", lambda **how: None)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def command(*words):
+        code = main([*map(str, words)])
+        out, err = capsys.readouterr()
+        return SimpleNamespace(returncode=code, stdout=out, stderr=err)
+
+    return command
+
+
+def test_as_a_process_it_ends_with_0_or_in_one_line_with_2(tmp_path):
+    for words, code, line in (([], 0, ""), (["local.lrr=1"], 2, "error: unknown config key 'local.lrr'")):
+        command = [sys.executable, "-W", "error", "-m", "train", "run", QUICKSTART, *TINY, f"output={tmp_path}", *words]
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=300)
+        assert done.returncode == code, done.stderr
+        assert done.stderr.startswith(line)
+        assert done.stderr.count("\n") == bool(line)
+    assert "test accuracy" in (tmp_path / "summary.md").read_text()
+
+
+def test_compare_ends_with_a_table_and_the_paths_of_what_it_wrote(tmp_path, train):
     out = tmp_path / "out"
     done = train(
         "compare",
-        "configs/quickstart.yaml",
+        QUICKSTART,
         "--strategies",
         "unbiased,dense",
         "--seeds",
@@ -51,12 +55,11 @@ def test_compare_ends_with_a_table_and_the_paths_of_what_it_wrote(tmp_path):
         assert words in done.stdout
     for name in ("unbiased-0", "unbiased-1", "dense-0", "dense-1"):
         assert str(out / name / "metrics.jsonl") in done.stdout
-        lines = (out / name / "metrics.jsonl").read_text().splitlines()
-        assert [json.loads(line)["round"] for line in lines] == [0, 1]
+        assert [line["round"] for line in read(out / name)] == [0, 1]
     assert (out / "accuracy_vs_bytes.png").read_bytes().startswith(b"\x89PNG")
     again = tmp_path / "again"
     one_by_one = ["--strategies", "unbiased,dense", "--seeds", "1", "--jobs", "1", f"output={again}"]
-    assert train("compare", "configs/quickstart.yaml", *one_by_one, *TINY).returncode == 0
+    assert train("compare", QUICKSTART, *one_by_one, *TINY).returncode == 0
     for name in ("unbiased-1", "dense-1"):
         assert without_times(read(again / name)) == without_times(read(out / name))
     summary = (out / "summary.md").read_text()
@@ -64,8 +67,8 @@ def test_compare_ends_with_a_table_and_the_paths_of_what_it_wrote(tmp_path):
     assert "mean ± standard deviation of 2 seeds" in summary
 
 
-def test_a_summary_is_of_all_runs_in_the_folder_and_a_run_and_a_comparison_keep_out_of_each_other(tmp_path):
-    out, quickstart = tmp_path / "out", ["configs/quickstart.yaml", *TINY]
+def test_a_summary_is_of_all_runs_in_the_folder_and_a_run_and_a_comparison_keep_out_of_each_other(tmp_path, train):
+    out, quickstart = tmp_path / "out", [QUICKSTART, *TINY]
     assert train("compare", *quickstart, "--strategies", "dense", f"output={out}").returncode == 0
     shutil.copytree(out / "dense-0", out / "broken-0")
     (out / "broken-0" / "metrics.jsonl").write_text("")
@@ -92,9 +95,9 @@ OTHERS = "error: {} holds other runs, as broken-0, and a run needs a folder of i
 HOLDS_A_RUN = "error: {} holds a run; a comparison needs another folder: choose another output=…\n"
 
 
-def test_a_run_that_failed_is_named_in_the_summary_of_the_others(tmp_path):
+def test_a_run_that_failed_is_named_in_the_summary_of_the_others(tmp_path, train):
     rates = ["--grid", "local.lr=0.1,1e30", "--seeds", "0", "--jobs", "1"]
-    done = train("compare", "configs/quickstart.yaml", *rates, f"output={tmp_path}", *TINY)
+    done = train("compare", QUICKSTART, *rates, f"output={tmp_path}", *TINY)
     assert done.returncode == 1
     (failed,) = (path for path in tmp_path.glob("*1e*") if path.is_dir())
     summary = (tmp_path / "summary.md").read_text()
@@ -102,8 +105,8 @@ def test_a_run_that_failed_is_named_in_the_summary_of_the_others(tmp_path):
     assert "of 2 rounds, one seed; " in summary
 
 
-def test_a_second_run_overwrites_nothing_and_resume_goes_on(tmp_path):
-    arguments = ["run", "configs/quickstart.yaml", f"output={tmp_path}", *TINY]
+def test_a_second_run_overwrites_nothing_and_resume_goes_on(tmp_path, train):
+    arguments = ["run", QUICKSTART, f"output={tmp_path}", *TINY]
     assert train(*arguments).returncode == 0
     before = (tmp_path / "metrics.jsonl").read_bytes()
     again = train(*arguments)
@@ -126,19 +129,20 @@ def test_a_second_run_overwrites_nothing_and_resume_goes_on(tmp_path):
     assert "holds a run with seed=0, not 5" in other.stderr
 
 
-def test_compare_starts_nothing_where_one_directory_holds_a_run(tmp_path):
+def test_compare_starts_nothing_where_one_directory_holds_a_run(tmp_path, train):
     (tmp_path / "dense-0").mkdir()
     (tmp_path / "dense-0" / "metrics.jsonl").write_text("kept")
     strategies = ["--strategies", "top_n,dense"]
-    done = train("compare", "configs/quickstart.yaml", *strategies, f"output={tmp_path}", *TINY)
+    done = train("compare", QUICKSTART, *strategies, f"output={tmp_path}", *TINY)
     assert done.returncode == 2
     assert "dense-0 already holds a run" in done.stderr
     assert not (tmp_path / "top_n-0").exists()
     assert (tmp_path / "dense-0" / "metrics.jsonl").read_text() == "kept"
 
 
-def test_inspect_draws_the_partition_and_trains_nothing(tmp_path):
-    done = train("inspect", REPOSITORY / "configs" / "quickstart.yaml", "data.partition=iid", cwd=tmp_path)
+def test_inspect_draws_the_partition_and_trains_nothing(tmp_path, train, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = train("inspect", REPOSITORY / "configs" / "quickstart.yaml", "data.partition=iid")
     assert done.returncode == 0, done.stderr
     assert "20 clients share 1,437 of 1,437 samples of digits" in done.stdout
     assert "samples a client: 71 least, 72 median, 72 most" in done.stdout
@@ -149,40 +153,9 @@ def test_inspect_draws_the_partition_and_trains_nothing(tmp_path):
     assert (tmp_path / "runs" / "quickstart-partition.png").read_bytes().startswith(b"\x89PNG")
 
 
-MISTAKES = {
-    "unknown key": (["run", "configs/quickstart.yaml", "local.lrr=1"], "unknown config key 'local.lrr'"),
-    "unknown strategy": (
-        ["compare", "configs/quickstart.yaml", "--strategies", "prsm"],
-        "unknown strategy 'prsm'",
-    ),
-    "no strategy": (["compare", "configs/quickstart.yaml", "--strategies", ","], "names no strategy"),
-    "unknown engine": (["run", "configs/quickstart.yaml", "engine=fast"], "unknown engine 'fast'"),
-    "unknown model option": (["run", "configs/quickstart.yaml", "model.widht=3"], "widht"),
-    "missing data": (["run", "configs/cifar10_small.yaml", "data.root=/nowhere"], "/nowhere"),
-    "missing config": (["run", "configs/quickstrat.yaml"], "did you mean 'configs/quickstart.yaml'"),
-    "too many clients": (
-        ["run", "configs/quickstart.yaml", "clients.per_round=99"],
-        "clients.per_round is 99",
-    ),
-    "keep ratio": (["run", "configs/quickstart.yaml", "keep_ratio=2"], "keep_ratio"),
-}
-
-
-@pytest.mark.parametrize(("arguments", "words"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_a_mistake_is_one_line_exit_code_2_and_writes_nothing(tmp_path, arguments, words):
-    out = tmp_path / "out"
-    done = train(*arguments, f"output={out}")
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
-    assert "Traceback" not in done.stderr
-    assert not out.exists()
-
-
 @pytest.mark.slow
 def test_workers_end_with_the_comparison_that_is_killed(tmp_path):
-    command = [sys.executable, "-m", "train", "compare", "configs/quickstart.yaml", "--strategies", "dense,top_n"]
+    command = [sys.executable, "-m", "train", "compare", QUICKSTART, "--strategies", "dense,top_n"]
     process = subprocess.Popen([*command, f"output={tmp_path}", *TINY[1:], "rounds=100000"], cwd=REPOSITORY)
     metrics = tmp_path / "dense-0" / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0)
@@ -197,33 +170,17 @@ def children(process):
     return subprocess.run(["pgrep", "-P", str(process)], capture_output=True, text=True, check=False).stdout.split()
 
 
-def wait_until(condition, seconds=60):
-    """Poll until the condition holds; fail if it does not in time."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "not in time"
-        time.sleep(0.1)
+def test_debug_shows_the_traceback(train):
+    with pytest.raises(UserError, match="none"):
+        train("run", QUICKSTART, "strategy=none", "--debug")
 
 
-def test_debug_shows_the_traceback():
-    done = train("run", "configs/quickstart.yaml", "strategy=none", "--debug")
-    assert done.returncode != 0
-    assert "Traceback" in done.stderr
-
-
-def test_wandb_offline_needs_no_account(tmp_path):
-    pytest.importorskip("wandb")
-    done = train("run", "configs/quickstart.yaml", f"output={tmp_path}", "tracking.wandb=offline", *TINY)
-    assert done.returncode == 0, done.stderr
-    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
-
-
-def test_wandb_online_without_an_account_is_one_line_and_leaves_no_run_behind(tmp_path, monkeypatch):
+def test_wandb_online_without_an_account_is_one_line_and_leaves_no_run_behind(tmp_path, monkeypatch, train):
     pytest.importorskip("wandb")
     for variable, value in {"WANDB_API_KEY": "", "HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc")}.items():
         monkeypatch.setenv(variable, value)
     out = tmp_path / "out"
-    done = train("run", "configs/quickstart.yaml", f"output={out}", "tracking.wandb=online", *TINY)
+    done = train("run", QUICKSTART, f"output={out}", "tracking.wandb=online", *TINY)
     assert done.returncode == 2, done.stderr
     assert done.stderr.splitlines()[-1].startswith("error: W&B: ")
     assert not (out / "config.yaml").exists()

@@ -8,8 +8,9 @@ import pytest
 import yaml
 
 import sharding
+from tests.train.runs import TINY
 from train.__main__ import main
-from train.listing import REGISTRIES
+from train.cli.listing import REGISTRIES
 
 
 @pytest.fixture(autouse=True)
@@ -43,45 +44,6 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"spectral-sharding {sharding.__version__}\n"
 
 
-CONFIG, COMPARE = (["config", "configs/quickstart.yaml"], ["compare", "configs/quickstart.yaml"])
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["config", "configs/quickstart.yaml", "--local.lrr=1"], "did you mean 'local.lr'"),
-        (["config", "configs/quickstart.yaml", "--nonsense=1"], "unknown option"),
-        (["run", "configs/quickstart.yaml", "--import", "no_such_module"], "cannot import 'no_such_module'"),
-        (["report", "configs"], "no run with a finished round in configs"),
-        ([*CONFIG, "model.widht=3"], "resnet18_gn has no option 'widht' (did you mean 'width'?)"),
-        (["inspect", "configs/quickstart.yaml", "model.width=abc"], "model.width='abc' must be a whole number"),
-        (["run", "configs/quickstart.yaml", "model.width=abc"], "model.width='abc' must be a whole number"),
-        ([*COMPARE, "--strategies", "dense", "model.width=abc"], "error: model.width='abc' must be a whole number"),
-        ([*CONFIG, "clients.sampler=mmfl", "clients.budget=2", "tasks={a: {model: {widht: 3}}}"], "no option 'widht'"),
-        (["report", "nowhere"], "there is no folder nowhere; name folders that hold runs\n"),
-        (["report", "configs", "--targets", "0.8,800"], "0.8,800"),
-        (["report", "configs", "--targets", "most"], "is no list of numbers"),
-        (["compare", "configs/quickstart.yaml", "--grid", "local.lr"], "write key=value,value"),
-        (["compare", "configs/quickstart.yaml"], "--grid"),
-        ([*CONFIG, "local.lr=1", "local.lr=2"], "'local.lr' is set twice, by 'local.lr=1' and 'local.lr=2'; keep one"),
-        ([*CONFIG, "seed=1", "--seed=2"], "'seed' is set twice, by 'seed=1' and 'seed=2'"),
-        ([*COMPARE, "--grid", "strategy=dense", "--strategies", "top_n"], "by 'strategy=dense' and '--strategies'"),
-        ([*COMPARE, "strategy=dense", "--strategies", "top_n"], "'strategy' is set twice"),
-        ([*COMPARE, "seed=1", "--seeds", "0", "--grid", "strategy=dense"], "by 'seed=1' and '--seeds'"),
-        ([*COMPARE, "local.lr=1", "--grid", "local.lr=1,2"], "by 'local.lr=1' and 'local.lr=1,2'"),
-        ([*COMPARE, "--seeds", "a"], "'a' is no whole number; see python -m train compare --help"),
-        (["run", "configs/quickstart.yaml", "--rounds", "3"], "'--rounds' (write rounds=3); see python -m train run -"),
-        (["run", "configs/quickstart.yaml", "--local.lr"], "(write local.lr=…)"),
-    ],
-)
-def test_mistakes_are_one_line(words, told, capsys):
-    assert main(words) == 2
-    out, line = capsys.readouterr()
-    assert out == ""
-    assert told in line
-    assert line.count("\n") == 1
-
-
 NOT_HERE = "configs/quickstart.yaml/here"
 
 
@@ -89,7 +51,7 @@ NOT_HERE = "configs/quickstart.yaml/here"
     ("words", "remedy"),
     [
         (["run", "configs/quickstart.yaml", f"output={NOT_HERE}"], "output=…"),
-        ([*COMPARE, "--strategies", "dense", f"output={NOT_HERE}"], "output=…"),
+        (["compare", "configs/quickstart.yaml", "--strategies", "dense", f"output={NOT_HERE}"], "output=…"),
         (["inspect", "configs/quickstart.yaml", f"output={NOT_HERE}"], "output=…"),
         (["report", "results/quickstart_seeds", "--output", NOT_HERE], "--output"),
         (["table", "1", "--output", NOT_HERE], "--output"),
@@ -100,11 +62,6 @@ def test_a_folder_that_cannot_be_is_told_before_anything_else(words, remedy, cap
     assert main(words) == 2
     told = f"error: cannot write to {NOT_HERE}: Not a directory; choose another {remedy}\n"
     assert capsys.readouterr() == ("", told)
-
-
-def test_a_tracker_where_there_are_none_says_what_brings_one(capsys, tmp_path):
-    assert main(["run", "configs/quickstart.yaml", "tracking.use=[mine]", f"output={tmp_path / 'run'}"]) == 2
-    assert "unknown tracker 'mine': none is registered; --import MODULE" in capsys.readouterr().err
 
 
 def test_report_is_a_command(tmp_path, capsys):
@@ -128,40 +85,10 @@ def test_the_sweeps_words_are_understood(capsys):
     assert (told["strategy"], told["local"]["lr"], told["keep_ratio"]) == ("unbiased", 0.01, 0.1)
 
 
-TINY = ["model={name: mlp, hidden: [16, 16]}", "clients.count=6", "clients.per_round=3", "rounds=2", "local.epochs=1"]
-
-
 def test_runs_that_nobody_trained_do_not_end_a_report(tmp_path, capsys):
     words = ["clients.sampler=uniform_upload", "clients.budget=0.001", f"output={tmp_path / 'nobody'}"]
     assert main(["run", "configs/quickstart.yaml", *TINY, *words]) == 0
     assert main(["report", str(tmp_path)]) == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["run", "configs/quickstart.yaml", "local.lr=0.1", "local={lr: 0.2}"], "'local.lr' is set twice"),
-        (["compare", "configs/quickstart.yaml", "--grid", "threads=1,2"], "makes no other run"),
-        (["table", "1", "strategy=dense"], "strategy is set by the table itself"),
-        (["table", "1", "seed=5"], "use --seeds"),
-        (["run", "configs/quickstart.yaml", "local.optimizer_options={a: 1}"], "no option 'a'"),
-        (
-            ["run", "configs/quickstart.yaml", "data.partition=two_sizes", "data.partition_options={classes: -3}"],
-            "classes=-3 must be at least 0",
-        ),
-        (
-            [
-                *("run", "configs/quickstart.yaml", "clients.sampler=mmfl", "clients.budget=2"),
-                "tasks={a: {patience: 1}, b: {}}",
-            ],
-            "tasks.a.patience is not for one task alone",
-        ),
-    ],
-)
-def test_what_would_be_lost_in_silence_is_refused(tmp_path, capsys, words, told):
-    out = [f"output={tmp_path / 'out'}"] if words[0] == "run" else ["--output", str(tmp_path)] * (words[0] == "table")
-    assert main([*words, *out]) == 2
-    assert told in capsys.readouterr().err
 
 
 def test_an_empty_summary_is_what_a_full_disk_had_left(tmp_path):

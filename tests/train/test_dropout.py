@@ -5,7 +5,7 @@ import torch
 from timm.layers.drop import DropPath
 from torch import nn
 
-from train.dropout import Masks, key_dropout, sample_seeds
+from train.engines.dropout import Masks, key_dropout, sample_seeds
 
 KEY = (0, 3, 7)
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from train.config import load_config
+from train.cli.inspection import inspect_partition
+from train.config.schema import load_config
 from train.experiment import assemble, plan_of_each
-from train.inspection import inspect_partition
 
 MLP = "model={name: mlp, hidden: [16, 16]}"
 
@@ -19,7 +19,7 @@ def test_shards_and_keep_ratios_are_those_of_the_run(config, tmp_path):
     part = assemble(config)
     parameters = sum(parameter.numel() for parameter in part.model.parameters())
     assert f"mlp: {parameters:,} parameters, {part.dense_nbytes:,} bytes; collective shards " in told
-    planned = plan_of_each(part.planner, part.model, part.keep_ratios)
+    planned = plan_of_each(part.server.planner, part.model, part.keep_ratios)
     assert f"collective shards {len(planned.spectra)} layers" in told
     for ratio in (0.2, 0.4):
         whose = ", ".join(str(client) for client, own in part.keep_ratios.items() if own == ratio)

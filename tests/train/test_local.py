@@ -5,10 +5,10 @@ from torch import nn
 
 from sharding import FactorizedLinear
 from sharding.rng import generator
+from train.config.sections import LocalConfig
 from train.data import Dataset, Split
 from train.data.dataset import unchanged
-from train.local import ClientData, cross_entropy, draw_passes, evaluate, num_steps, train_locally
-from train.sections import LocalConfig
+from train.engines.local import ClientData, cross_entropy, draw_passes, evaluate, num_steps, train_locally
 
 CLIP, DECAY, LR, MOMENTUM = 2.0, 0.05, 0.1, 0.9
 

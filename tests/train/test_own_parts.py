@@ -1,10 +1,6 @@
 """Parts of your own: each example is run as its text says, by itself and in several processes."""
 
-import ast
-import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,37 +8,41 @@ import numpy as np
 import pytest
 import torch
 
-from sharding import STRATEGIES, Group, Law, ShardPlanner, Strategy, UserError, sample
-from sharding.clients import UniformSampler
+from sharding import STRATEGIES, Allocation, LayerContext, ShardPlanner, Strategy, UserError, draw_terms
+from sharding.client_sampling import UniformSampler
+from tests.train.runs import QUICKSTART, TINY, read
+from train.__main__ import main
+from train.callbacks.stopping import EarlyStop
+from train.cli.listing import REGISTRIES
 from train.compare import plan_cells
-from train.config import load_config
-from train.experiment import assemble, find_engine
-from train.listing import REGISTRIES
-from train.naming import describe, expand, with_directory
-from train.partition import PARTITIONS
-from train.parts import SCHEDULES, import_parts
-from train.run import is_finished, run
-from train.stopping import EarlyStop
+from train.config import registries as parts
+from train.config.naming import describe, expand, with_directory
+from train.config.registries import SCHEDULES, import_parts
+from train.config.schema import load_config
+from train.data.partition import PARTITIONS
+from train.engines import processes
+from train.engines.sequential import SequentialEngine
+from train.experiment import assemble
+from train.run import run
+from train.rundir.directory import is_finished
 
-TINY = ["rounds=2", "evaluate_every=1", "clients.count=20", "clients.per_round=4", "local.epochs=1"]
-MLP = ["model={name: mlp, hidden: [16, 16]}", *TINY]
+OWN = [*TINY, "clients.count=20"]
 EXAMPLES = {
-    "own_strategy": ["configs/quickstart.yaml", *MLP, "strategy=even"],
-    "own_draws": [
-        *("configs/quickstart.yaml", *MLP, "design=random_order", "clients.sampler=in_turn", "data.partition=halves")
-    ],
+    "own_strategy": [QUICKSTART, *OWN, "strategy=even"],
+    "own_draws": [*(QUICKSTART, *OWN, "design=random_order", "clients.sampler=in_turn", "data.partition=halves")],
     "own_training": [
-        *("configs/quickstart.yaml", *MLP, "local.loss=smoothed", "local.optimizer=adam", "local.lr=0.003"),
+        *(QUICKSTART, *OWN, "local.loss=smoothed", "local.optimizer=adam", "local.lr=0.003"),
         *("local.optimizer_options.beta2=0.99", "local.schedule=warm_up"),
     ],
-    "own_tracker": ["configs/quickstart.yaml", *MLP, "tracking.use=[csv]"],
+    "own_tracker": [QUICKSTART, *OWN, "tracking.use=[csv]"],
     "own_data_model": ["examples/moons.yaml", "data.options.noise=0.2", "model.activation=gelu"],
 }
 
 
 @pytest.fixture(autouse=True)
-def _registries_as_before():
+def _registries_as_before(monkeypatch):
     """What a test registers is gone after it, so that no other test of this process sees it."""
+    monkeypatch.setattr("logging.basicConfig", lambda **how: None)
     registries = [STRATEGIES, *REGISTRIES.values()]
     before = [dict(registry) for registry in registries]
     yield
@@ -53,19 +53,11 @@ def _registries_as_before():
         del sys.modules[module]
 
 
-def ignore(metrics):
-    pass
-
-
-def lines_of(directory):
-    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_every_example_trains(tmp_path, example):
     path, *overrides = EXAMPLES[example]
-    config = load_config(path, [f"imports=[examples.{example}]", *overrides, f"output={tmp_path}"])
-    lines = lines_of(run(config, ignore))
+    config = load_config(path, [f"plugins=[examples.{example}]", *overrides, f"output={tmp_path}"])
+    lines = read(run(config))
     assert len(lines) == config.rounds
     assert not any(line["failed"] for line in lines)
     if example == "own_tracker":
@@ -82,49 +74,45 @@ def test_every_example_is_run_by_a_test_and_says_how():
         assert f"examples.{name}" in texts[name] + Path("examples/moons.yaml").read_text(encoding="utf-8")
 
 
-def test_a_strategy_takes_eight_lines():
-    body = ast.parse(Path("examples/own_strategy.py").read_text()).body
-    code = [ast.unparse(node) for node in body if not isinstance(node, ast.Expr)]
-    without_text = re.sub(r'\n? *""".*?"""', "", "\n".join(code), flags=re.DOTALL)
-    assert len(without_text.splitlines()) <= 8
-
-
-def test_own_parts_reach_the_processes_of_a_comparison(tmp_path):
-    command = [
-        *(sys.executable, "-m", "train", "compare", "configs/quickstart.yaml", "--import", "examples.own_strategy"),
-        *("--strategies", "even", "--grid", "local.lr=0.03,0.1", "--quiet", "--rounds=1", *MLP[:1], *TINY[1:]),
-        f"--output={tmp_path}",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+def test_own_parts_reach_the_processes_of_a_comparison(tmp_path, capsys):
+    own = ["--import", "examples.own_strategy", "--strategies", "even", "--grid", "local.lr=0.03,0.1", "--quiet"]
+    assert main(["compare", QUICKSTART, *own, *TINY, f"--output={tmp_path}"]) == 0
+    assert capsys.readouterr() == ("", "")
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"even-lr=0.03-0", "even-lr=0.1-0"}
-    assert lines_of(tmp_path / "even-lr=0.03-0")[0]["lr"] == 0.03
+    assert read(tmp_path / "even-lr=0.03-0")[0]["lr"] == 0.03
     summary = (tmp_path / "summary.md").read_text()
-    assert "| even, lr=0.03 |" in summary
-    assert "| even, lr=0.1 |" in summary
+    assert "| even | 0.03 |" in summary
+    assert "| even | 0.1 |" in summary
 
 
-def test_parts_of_an_installed_package_need_no_import(tmp_path):
-    folder, package = tmp_path / "site", "[spectral_sharding]\nparts = installed_parts\n"
-    (info := folder / "installed_parts-1.0.dist-info").mkdir(parents=True)
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """A file of an installed package that names its parts as an entry point."""
+    (info := tmp_path / "installed_parts-1.0.dist-info").mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: installed-parts\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(package)
-    (folder / "installed_parts.py").write_text(Path("examples/own_strategy.py").read_text())
-    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "train", "config", "configs/quickstart.yaml", "strategy=even"]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "strategy: even" in done.stdout
-    (folder / "installed_parts.py").write_text("import nothing_of_this_name\n")
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: the installed part 'installed_parts' cannot be imported: No module named")
+    (info / "entry_points.txt").write_text("[spectral_sharding]\nparts = installed_parts\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    parts._import_installed.cache_clear()
+    yield tmp_path / "installed_parts.py"
+    parts._import_installed.cache_clear()
+    sys.modules.pop("installed_parts", None)
+
+
+def test_parts_of_an_installed_package_need_no_import(installed):
+    installed.write_text(Path("examples/own_strategy.py").read_text())
+    assert load_config(QUICKSTART, ["strategy=even"]).strategy == "even"
+
+
+def test_an_installed_package_that_cannot_be_imported_is_named(installed):
+    installed.write_text("import nothing_of_this_name\n")
+    with pytest.raises(UserError, match=r"'installed_parts' .*nothing_of_this_name"):
+        load_config(QUICKSTART, ["strategy=even"])
 
 
 def test_a_planner_takes_a_strategy_as_it_is():
-    def even(group: Group) -> Law:
+    def even(group: LayerContext) -> Allocation:
         inclusion = np.full_like(group.magnitudes, group.num_terms / len(group.magnitudes))
-        return Law(inclusion, 1 / inclusion)
+        return Allocation(inclusion, 1 / inclusion)
 
     mine = Strategy("even", even)
     assert ShardPlanner(mine).strategy is mine
@@ -138,9 +126,11 @@ def law_alone(group):
 def test_a_strategy_that_is_none_is_told_what_it_is():
     STRATEGIES["even"] = law_alone
     with pytest.raises(UserError, match=r"strategy 'even' is <function .*; write Strategy\('what it does"):
-        load_config("configs/quickstart.yaml", ["strategy=even"])
+        load_config(QUICKSTART, ["strategy=even"])
     planner = ShardPlanner(Strategy("all", law_alone), seed=0)
-    with pytest.raises(UserError, match=r"layer 1: the strategy's law returned \(array.*; a Law\(π, ω\) is needed"):
+    with pytest.raises(
+        UserError, match=r"layer 1: the strategy's law returned \(array.*; a Allocation\(π, ω\) is needed"
+    ):
         planner.plan(torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3))), {0: 0.5})
 
 
@@ -155,42 +145,35 @@ def test_a_sampler_invites_clients_that_there_are_and_each_once(cohort):
 def test_the_examples_design_honors_inclusion():
     import_parts(["examples.own_draws"])
     wanted = np.array([0.9, 0.6, 0.3, 0.2, 1.0, 0.0])
-    drawn = sample(wanted, design="random_order", rng=np.random.default_rng(0), size=4000)
+    drawn = draw_terms(wanted, design="random_order", rng=np.random.default_rng(0), size=4000)
     assert drawn.shape == (4000, 3)
     found = np.bincount(drawn.ravel(), minlength=6) / 4000
     assert np.abs(found - wanted).max() < 4 * 0.5 / 4000**0.5  # four standard errors
     assert (np.diff(drawn, axis=1) > 0).all()
 
 
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["imports=[no_such_module]"], "cannot import 'no_such_module'"),
-        (["local.loss=smothed"], "loss"),
-        (["local.schedule=cosin"], "did you mean 'cosine'"),
-        (["data.options.noise=1"], "digits has no option 'noise'"),
-    ],
-)
-def test_mistakes_are_one_line(overrides, words):
-    with pytest.raises(UserError, match=words) as caught:
-        assemble(load_config("configs/quickstart.yaml", overrides))
-    assert "\n" not in str(caught.value)
-
-
 def test_options_are_of_the_kind_of_their_defaults():
-    own = ["imports=[examples.own_data_model]", "model={name: perceptron}", "data.name=moons"]
+    own = ["plugins=[examples.own_data_model]", "model={name: perceptron}", "data.name=moons"]
     with pytest.raises(UserError, match=r"model.activation=3 must be a word"):
-        assemble(load_config("configs/quickstart.yaml", [*own, "model.activation=3"]))
+        assemble(load_config(QUICKSTART, [*own, "model.activation=3"]))
     with pytest.raises(UserError, match=r"data.options.noise='much' must be a number"):
-        assemble(load_config("configs/quickstart.yaml", [*own, "data.options.noise=much"]))
+        assemble(load_config(QUICKSTART, [*own, "data.options.noise=much"]))
 
 
-def test_a_loss_of_your_own_is_trained_one_by_one():
+@pytest.mark.parametrize("start", ["forkserver", "spawn"])
+def test_a_loss_and_an_optimizer_of_your_own_train_in_processes(start, monkeypatch):
+    monkeypatch.setattr(processes, "start_method", lambda: start)
     import_parts(["examples.own_training"])
-    own = load_config("configs/quickstart.yaml", ["local.loss=smoothed"])
-    assert find_engine(own).__name__ == "SequentialEngine"
-    with pytest.raises(UserError, match="engine=sequential"):
-        find_engine(own.model_copy(update={"engine": "stacked"}))
+    own = [*TINY, "plugins=[examples.own_training]", "local.loss=smoothed", "local.optimizer=adam", "engine=processes"]
+    parts = assemble(load_config(QUICKSTART, own))
+    plan = parts.server.plan({client: parts.keep_ratios[client] for client in parts.sampler.cohort(0)}, 0)
+    try:
+        updates = dict(parts.engine.train(plan, 0, 0.01))
+    finally:
+        parts.close()
+    for client, update in SequentialEngine(parts.job).train(plan, 0, 0.01):
+        assert updates[client].failure is None
+        assert torch.equal(updates[client].loss, update.loss)
 
 
 def test_schedules():
@@ -208,7 +191,7 @@ def test_schedules():
     ],
 )
 def test_when_a_run_ends_early(overrides, accuracies, ends):
-    config = load_config("configs/quickstart.yaml", overrides)
+    config = load_config(QUICKSTART, overrides)
     lines = [{} if accuracy is None else {"test_accuracy": accuracy} for accuracy in accuracies]
     stop = EarlyStop(config)
     assert next((t for t, line in enumerate(lines) if stop.reason(line)), None) == ends
@@ -217,7 +200,7 @@ def test_when_a_run_ends_early(overrides, accuracies, ends):
 
 
 def test_a_run_with_two_targets_ends_when_each_has_been_reached():
-    config = load_config("configs/quickstart.yaml", ["target_loss=0.4", "evaluate_training=true"])
+    config = load_config(QUICKSTART, ["target_loss=0.4", "evaluate_training=true"])
     lines = [{"test_accuracy": a, "train_set_loss": b} for a, b in ((0.6, 0.9), (0.4, 0.5), (0.4, 0.3))]
     assert [EarlyStop(config).reason(line) for line in lines[:2]] == [None, None]
     assert EarlyStop(config).reason(lines[2]) == "training loss 0.3 has reached target_loss=0.4"
@@ -227,25 +210,26 @@ def test_a_run_with_two_targets_ends_when_each_has_been_reached():
         "test accuracy 60.0 % has reached target_accuracy=0.5 and training loss 0.3"
     )
     with pytest.raises(UserError, match="target_loss=… needs evaluate_training=true"):
-        load_config("configs/quickstart.yaml", ["target_loss=0.4"])
+        load_config(QUICKSTART, ["target_loss=0.4"])
 
 
 def test_a_run_that_reached_its_target_is_finished(tmp_path):
-    config = load_config("configs/quickstart.yaml", [*MLP, "rounds=9", "target_accuracy=0.01", f"output={tmp_path}"])
+    config = load_config(QUICKSTART, [*OWN, "rounds=9", "target_accuracy=0.01", f"output={tmp_path}"])
     assert not is_finished(config)
-    (line,) = lines_of(run(config, ignore))
+    (line,) = read(run(config))
     assert "has reached target_accuracy=0.01" in line["stopped"]
     assert is_finished(config)
-    run(config, ignore, resume=True)
-    assert lines_of(tmp_path) == [line]
+    run(config, resume=True)
+    assert read(tmp_path) == [line]
 
 
 def test_directories_are_named_after_what_was_overridden():
     def directory(*overrides):
-        return with_directory(load_config("configs/quickstart.yaml", overrides), overrides).directory.as_posix()
+        return with_directory(load_config(QUICKSTART, overrides), overrides).directory.as_posix()
 
     assert directory() == "runs/quickstart-collective-0"
-    assert directory("seed=3", "strategy=dense", "engine=sequential") == "runs/quickstart-dense-3"
+    untold = ("engine=sequential", "data.root=here", "data.download=true")
+    assert directory("seed=3", "strategy=dense", *untold) == "runs/quickstart-dense-3"
     assert directory("model.width=8", "local.lr=0.05") == "runs/quickstart-collective-lr=0.05,width=8-0"
     assert directory("local.lr=0.05", "output=here") == "here"
     names = {directory(f"keep_ratio={ratio}") for ratio in ("0.1", "{0.1: 1}", "{0.2: 1}", "{ 0.2: 1}")}
@@ -265,7 +249,7 @@ def test_a_grid_is_every_point():
 
 
 def test_a_grid_may_go_over_strategies_and_seeds():
-    cells = plan_cells("configs/quickstart.yaml", [], [], None, ["strategy=dense,top_n", "seed=3,4"])
+    cells = plan_cells(QUICKSTART, [], [], None, ["strategy=dense,top_n", "seed=3,4"])
     assert [cell.directory.name for cell in cells] == ["dense-3", "dense-4", "top_n-3", "top_n-4"]
     assert [(cell.strategy, cell.seed) for cell in cells[1:3]] == [("dense", 4), ("top_n", 3)]
 
@@ -273,11 +257,11 @@ def test_a_grid_may_go_over_strategies_and_seeds():
 @pytest.mark.parametrize(
     ("law", "told"),
     [
-        (lambda group: Law(np.ones(2), np.ones(2)), "π has shape"),
-        (lambda group: Law(np.full(32, 14 / 32), np.ones(32)), "the π sum to 14"),
-        (lambda group: Law(np.full(32, group.num_terms / 32), np.ones(3)), "ω has shape"),
-        (lambda group: Law(np.full(32, group.num_terms / 32), -np.ones(32)), "above 0"),
-        (lambda group: Law(np.full(32, group.num_terms / 32), np.full(32, np.nan)), "above 0"),
+        (lambda group: Allocation(np.ones(2), np.ones(2)), "π has shape"),
+        (lambda group: Allocation(np.full(32, 14 / 32), np.ones(32)), "the π sum to 14"),
+        (lambda group: Allocation(np.full(32, group.num_terms / 32), np.ones(3)), "ω has shape"),
+        (lambda group: Allocation(np.full(32, group.num_terms / 32), -np.ones(32)), "above 0"),
+        (lambda group: Allocation(np.full(32, group.num_terms / 32), np.full(32, np.nan)), "above 0"),
     ],
 )
 def test_a_law_of_ones_own_is_looked_over(law, told):
@@ -298,4 +282,4 @@ def test_a_partition_of_ones_own_is_looked_over(monkeypatch, split, told):
     iid = PARTITIONS["iid"]
     monkeypatch.setitem(PARTITIONS, "own", lambda dataset, count, rng, how: split(iid(dataset, count, rng, how)))
     with pytest.raises(UserError, match=told):
-        assemble(load_config("configs/quickstart.yaml", [*MLP, "clients.count=10", "data.partition=own"]))
+        assemble(load_config(QUICKSTART, [*TINY, "clients.count=10", "data.partition=own"]))

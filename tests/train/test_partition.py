@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from sharding.errors import UserError
 from train.data import Dataset, Split
 from train.data.dataset import unchanged
-from train.partition import PARTITIONS, Concentration, _draw, _log_dirichlet, class_counts, partition
-from train.unequal import make_uneven
+from train.data.partition import PARTITIONS, Concentration, _draw, _log_dirichlet, class_counts, partition
+from train.data.unequal import make_uneven
 
 
 def dataset(labels: np.ndarray, num_classes: int = 10, **attributes: object) -> Dataset:
@@ -271,7 +271,6 @@ def text() -> Dataset:
 @pytest.mark.parametrize(
     ("scheme", "make", "num_clients", "alpha", "message"),
     [
-        ("dirichlett", lambda: balanced(10), 2, 1.0, r"unknown partition .* \(did you mean 'dirichlet'\?\)"),
         ("iid", lambda: balanced(10), 11, 1.0, "clients.count=11 must be 1 to 10, the samples of toy"),
         ("iid", lambda: balanced(10), 0, 1.0, "clients.count=0 must be 1 to 10"),
         ("dirichlet", lambda: balanced(10), 2, 0.0, "data.alpha=0.0 must be above 0"),

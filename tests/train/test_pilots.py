@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from sharding import UserError
-from sharding.clients import estimate_beta_over_alpha
-from train.config import load_config
+from sharding.client_sampling import estimate_beta_over_alpha
+from tests.train.runs import cut_off, read, without_times
+from train.config.schema import load_config
 from train.experiment import assemble
 from train.pilots import LAWS, PILOTS, Pilot, fly, learn, teach
 from train.run import run
@@ -20,11 +21,7 @@ WIRELESS = [
 
 
 def configured(output, *overrides):
-    return load_config("configs/quickstart.yaml", [*WIRELESS, f"output={output}", *overrides])
-
-
-def ignore(metrics):
-    pass
+    return load_config("configs/quickstart.yaml", [*WIRELESS, "engine=sequential", f"output={output}", *overrides])
 
 
 def test_pilots_teach_the_largest_norms_and_the_ratio_of_eq_35(tmp_path):
@@ -51,29 +48,20 @@ def test_a_pilot_keeps_the_largest_norm():
     experiment = assemble(load_config("configs/quickstart.yaml", ["model={name: mlp, hidden: [16, 16]}"]))
     pilot = Pilot(np.full(20, 0.05), 0, 5, experiment.sampler.population)
     for t, norm in enumerate((1.0, 5.0, 2.0, float("nan"))):
-        pilot.hear(t, pilot.invite(t), {3: norm})
+        pilot.select(t, pilot.invite(t), {3: norm})
     assert pilot.largest[3] == 5.0
     assert np.isnan(np.delete(pilot.largest, 3)).all()
 
 
 def test_what_pilots_taught_is_kept_for_a_resumed_run(tmp_path, monkeypatch):
-    whole = run(configured(tmp_path / "whole"), ignore)
+    whole = run(configured(tmp_path / "whole"))
 
-    def pull_the_plug(metrics):
-        if metrics["round"] == 5:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(configured(tmp_path / "cut"), pull_the_plug)
+    cut_off(configured(tmp_path / "cut"), after=5)
     taught = (tmp_path / "cut" / "pilots.json").read_text()
     assert taught == (whole / "pilots.json").read_text()
     monkeypatch.setattr("train.pilots.learn", lambda experiment: pytest.fail("they were run already"))
-    run(configured(tmp_path / "cut"), ignore, resume=True)
-    lines = [
-        [json.loads(line)["train_loss"] for line in (path / "metrics.jsonl").read_text().splitlines()]
-        for path in (whole, tmp_path / "cut")
-    ]
-    assert lines[0] == lines[1]
+    run(configured(tmp_path / "cut"), resume=True)
+    assert without_times(read(tmp_path / "cut")) == without_times(read(whole))
 
 
 LAWS_OF_ITS_OWN = {
@@ -87,7 +75,7 @@ def test_pilots_of_a_world_teach_other_samplers_and_seeds_too(tmp_path, monkeypa
     lesson = {"beta_over_alpha": 3.0, "gradient_norms": [*map(float, range(1, 11))], "rounds": {}, "estimates": []}
     (tmp_path / "pilots.json").write_text(json.dumps(lesson))
     monkeypatch.setattr("train.pilots.learn", lambda experiment: pytest.fail("they were run already"))
-    config = configured(tmp_path, *LAWS_OF_ITS_OWN[scheme], "seed=3", "world_seed=0", "rounds=2")
+    config = configured(tmp_path, *LAWS_OF_ITS_OWN[scheme], "seed=3", "data_seed=0", "rounds=2")
     experiment = assemble(config)
     teach(experiment, tmp_path)
     drawn = [experiment.sampler.invite(t) for t in range(2)]
@@ -95,15 +83,14 @@ def test_pilots_of_a_world_teach_other_samplers_and_seeds_too(tmp_path, monkeypa
     a = population.num_samples * np.arange(1.0, 11.0)
     q = a / np.sqrt(population.profiles.costs(3)) if scheme == "Eq. 38" else a
     np.testing.assert_allclose(experiment.sampler.probabilities(), q / q.sum())
-    run(config, ignore, resume=True)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["clients"] for line in lines] == [len(cohort) for cohort in drawn]
+    run(config, resume=True)
+    assert [line["clients"] for line in read(tmp_path)] == [len(cohort) for cohort in drawn]
 
 
 def test_runs_of_one_world_differ_in_draws_and_batches_only(tmp_path):
     mixed = "keep_ratio={0.2: 0.5, 0.4: 0.5}"
     one, other, own = (
-        assemble(configured(tmp_path, f"seed={seed}", f"world_seed={world}", mixed))
+        assemble(configured(tmp_path, f"seed={seed}", f"data_seed={world}", mixed))
         for seed, world in ((1, 5), (2, 5), (5, "null"))
     )
     for another in (other, own):
@@ -123,7 +110,6 @@ def test_runs_of_one_world_differ_in_draws_and_batches_only(tmp_path):
     [
         (["clients.pilot_losses=[]"], "beta_over_alpha=pilots needs clients.sampler=wireless and clients.pilot_losses"),
         (["clients.sampler=statistical"], "beta_over_alpha=pilots needs clients.sampler=wireless"),
-        (["clients.sampler=uniform", "clients.beta_over_alpha=null"], r"pilot_losses=\[2.2, 2.0\] does nothing"),
     ],
 )
 def test_pilots_need_losses_and_a_sampler_that_learns(tmp_path, overrides, message):
@@ -147,3 +133,9 @@ def test_a_spoiled_lesson_is_named(tmp_path, content, told):
     path.write_text(content, encoding="utf-8")
     with pytest.raises(UserError, match=rf"{path}.*{told}.*remove it"):
         teach(assemble(configured(tmp_path)), tmp_path)
+
+
+def test_a_sampler_that_learns_nothing_has_no_pilots(tmp_path):
+    """In a comparison of samplers, `clients.pilot_losses` is for those that read it."""
+    teach(assemble(configured(tmp_path, "clients.sampler=uniform", "clients.beta_over_alpha=null")), tmp_path)
+    assert not (tmp_path / "pilots.json").exists()

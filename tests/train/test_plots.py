@@ -1,12 +1,12 @@
 """What every picture has in common."""
 
-from train.plots import Point, accuracy_figure, style_of, styles_of
+from train.report.plots import Point, curve_figure, style_of, styles_of
 
 
 def height_of_axes(arms):
-    labels = [f"strategy {arm}, wire=float32" for arm in range(arms)]
+    labels = [f"strategy {arm}, compression=float32" for arm in range(arms)]
     curves = {label: [[Point(0, 1.0, 10.0), Point(1, 2.0, 20.0)]] for label in labels}
-    figure = accuracy_figure(curves, styles_of(labels), "rounds", "many", [])
+    figure = curve_figure(curves, styles_of(labels), "rounds", "test_accuracy", "many")
     figure.draw_without_rendering()
     return figure.axes[0].get_position().height * figure.get_figheight()
 
@@ -19,6 +19,6 @@ def test_many_settings_of_one_strategy_are_told_apart_by_dash_and_marker():
     styles = [style_of("prism_wallenius").variant(number) for number in range(7)]
     assert len({style.dash for style in styles}) == len({style.marker for style in styles}) == 7
     curves = {style.marker: [[Point(t, t, 1.0) for t in range(100)]] for style in styles}
-    figure = accuracy_figure(curves, {style.marker: style for style in styles}, "rounds", "alike", [])
+    figure = curve_figure(curves, {style.marker: style for style in styles}, "rounds", "test_accuracy", "alike")
     marked = {tuple(line.get_markevery()) for line in figure.axes[0].get_lines()}
     assert len(marked) == 7, "lines that coincide show their markers side by side"

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from train.callbacks import EachRound
+from train.cli.progress import RoundProgress, Standing, clock
 from train.compare import compare
-from train.config import load_config
-from train.progress import RoundProgress, Standing, clock
+from train.config.schema import load_config
 from train.run import run
-from train.stages import watched
+from train.runtime.stages import watched
 
 SMALL = ["rounds=1", "model={name: mlp, hidden: [16, 16]}"]
 CONFIG = load_config("configs/quickstart.yaml", ["rounds=10", "output=/nowhere"])
@@ -137,9 +138,9 @@ def test_what_comes_before_the_first_round_is_told_by_a_run_and_by_each_of_sever
     stages += ["prepares the engine auto", "trains its first round"]
     told, rounds = [], []
     with watched(told.append):
-        run(config, rounds.append)
+        run(config, [EachRound(rounds.append)])
     assert told == stages
-    run(config.model_copy(update={"output": tmp_path / "unseen"}), rounds.append)
+    run(config.model_copy(update={"output": tmp_path / "unseen"}), [EachRound(rounds.append)])
     assert told == stages, "nobody watches any more"
     by_place = {0: [], 1: []}
     cells = [config.model_copy(update={"output": tmp_path / name}) for name in "ab"]

@@ -1,20 +1,20 @@
-"""The published experiments, cut down to two rounds on a few real samples: every model learns, at its full size."""
+"""The published experiments, cut down to two rounds on a few drawn samples: every model learns, at its full size."""
 
 from dataclasses import replace
 
 import pytest
 
-from tests.train.test_runs import ignore, read
+from tests.train.runs import read
 from train import experiment
-from train.config import load_config
+from train.config.schema import load_config
 from train.data import Split, load_dataset
 from train.run import run
 
 FEW = ["clients.count=4", "clients.per_round=2", "data.partition=iid"]
 CUT = {
-    "cifar10_resnet18": ("cifar10", [*FEW, "local.epochs=4", "local.lr=0.02"]),
-    "cifar100_cct": ("cifar100", [*FEW, "local.epochs=4"]),
-    "shakespeare_gpt": ("shakespeare", ["clients.per_round=2", "local.epochs=4", "local.lr=0.02"]),
+    "cifar10_resnet18": [*FEW, "local.epochs=4", "local.lr=0.02"],
+    "cifar100_cct": [*FEW, "local.epochs=4"],
+    "shakespeare_gpt": ["clients.count=4", "clients.per_round=2", "local.epochs=4", "local.lr=0.02"],
 }
 
 
@@ -23,11 +23,11 @@ def load_few(name, root, download, options):
     return replace(dataset, test=Split(dataset.test.inputs[:16], dataset.test.targets[:16]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CUT)
-def test_the_loss_falls_from_round_to_round(name, tmp_path, monkeypatch, real_data):
-    folder, overrides = CUT[name]
+def test_the_loss_falls_from_round_to_round(name, tmp_path, monkeypatch, drawn_data):
     monkeypatch.setattr(experiment, "load_dataset", load_few)
-    fixed = [f"data.root={real_data(folder)}", "rounds=2", "local.batch_size=8", "keep_ratio=0.2", f"output={tmp_path}"]
-    first, second = read(run(load_config(f"configs/{name}.yaml", [*fixed, *overrides]), ignore))
+    fixed = [f"data.root={drawn_data}", "rounds=2", "local.batch_size=8", "keep_ratio=0.2", f"output={tmp_path}"]
+    first, second = read(run(load_config(f"configs/{name}.yaml", [*fixed, *CUT[name]])))
     assert second["train_loss"] < 0.95 * first["train_loss"]
     assert first["failed"] == second["failed"] == 0

@@ -16,14 +16,17 @@ from rich.console import Console
 
 from sharding import STRATEGIES, UserError
 from train.__main__ import main
-from train.config import load_config
-from train.plots import STYLES, Point, mean_band, style_of
-from train.report.figures import accuracy_drawings, lost_drawing, metric_drawing, phase_drawing, spread_drawing
-from train.report.history import History, find_runs, group, without_repeats
+from train.config.schema import load_config
+from train.report.arms import group, without_repeats
+from train.report.figures import accuracy_drawings, curve_drawings, lost_drawing, phase_drawing, price_drawing
+from train.report.history import History, find_runs
 from train.report.page import write_page
+from train.report.plots import STYLES, Point, mean_band, style_of
 from train.report.summary import write_report
-from train.report.targets import price, reached_targets, spent_until
+from train.report.targets import choose_targets, price, spent_until
+from train.report.text import markdown_table, mean_and_spread
 from train.run import run
+from train.rundir.directory import check_reports
 
 SEEDS = Path("results/quickstart_seeds")
 TINY = [
@@ -66,7 +69,7 @@ def runs(tmp_path_factory):
     """Two strategies, one of them with two seeds, of a model and a clock so small that it takes a second."""
     into = tmp_path_factory.mktemp("runs")
     for name, own in {"a": ["seed=0"], "b": ["seed=1"], "c": ["strategy=dense", "server_lr=0.5"]}.items():
-        run(load_config("configs/quickstart.yaml", [*TINY, *own, f"output={into / name}"]), lambda metrics: None)
+        run(load_config("configs/quickstart.yaml", [*TINY, *own, f"output={into / name}"]))
     return into
 
 
@@ -144,7 +147,7 @@ def test_runs_made_long_ago_have_a_page_as_well(tmp_path):
     page, table = write_page([tmp_path / "old"], tmp_path / "page", "x")
     text = page.read_text(encoding="utf-8")
     assert text.count("<figure>") == 7  # three of accuracy and loss, a target, two of draws, time; no lost clients
-    assert "were made before layers.jsonl was written" in text
+    assert "or have no layers.jsonl" in text
     assert len(table.read_text(encoding="utf-8").splitlines()) == 21
 
 
@@ -170,13 +173,89 @@ def test_a_run_that_ended_early_says_why(runs, tmp_path):
     assert "the last of 1–2 rounds" in (tmp_path / "summary.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    "spoiled",
+    [
+        {"seconds": "x"},
+        {"bytes_up": None},
+        {"test_accuracy": 1e308},
+        {"clients": "3"},
+        {"seconds_plan": []},
+        {"failures": 1},
+    ],
+)
+def test_a_run_whose_numbers_are_none_is_left_out_by_name(runs, tmp_path, caplog, spoiled):
+    for name in "ab":
+        shutil.copytree(runs / name, tmp_path / name)
+    metrics = tmp_path / "b" / "metrics.jsonl"
+    metrics.write_text(
+        "".join(json.dumps(json.loads(line) | spoiled) + "\n" for line in metrics.read_text().splitlines())
+    )
+    found, unread = find_runs([tmp_path])
+    assert [run.directory.name for run in found] == ["a"]
+    assert str(metrics) in unread[0]
+    assert str(metrics) in caplog.text
+
+
+def test_files_beside_the_metrics_that_cannot_be_read_are_named(runs, tmp_path):
+    shutil.copytree(runs / "a", tmp_path / "a")
+    clients, layers = tmp_path / "a" / "clients.json", tmp_path / "a" / "layers.jsonl"
+    clients.write_text(re.sub(r'"samples": \[\d+', '"samples": ["many"', clients.read_text()))
+    layers.write_text('{"round": 0}\n')
+    text = write_page([tmp_path], tmp_path, "x")[0].read_text(encoding="utf-8")
+    assert str(clients) in text
+    assert f"{tmp_path / 'a'} has a file that cannot be read: KeyError" in text
+
+
+def test_a_name_with_dollars_is_no_mathematics(runs, tmp_path):
+    shutil.copytree(runs / "a", tmp_path / "a")
+    write_report([tmp_path / "a"], tmp_path, "cost $5 {vs $6", "x")
+    arms = [replace(arm, strategy="$a {$") for arm in group(find_runs([tmp_path])[0])]
+    for drawing in (phase_drawing(arms), lost_drawing(arms), *accuracy_drawings(arms, [])):
+        drawing.figure.draw_without_rendering()
+
+
+def test_a_grid_ends_with_its_best_point_and_has_a_column_a_key(runs, tmp_path):
+    directories = [shutil.copytree(runs / name, tmp_path / name) for name in "ac"]
+    for directory, accuracy in zip(directories, (0.5, 0.75), strict=True):
+        metrics = directory / "metrics.jsonl"
+        lines = [json.loads(line) | {"test_accuracy": accuracy} for line in metrics.read_text().splitlines()]
+        metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    table, _ = write_report(directories, tmp_path, "grid", "x")
+    assert table.caption == "Best: dense, server_lr=0.5, 75.0 %."
+    text = (tmp_path / "summary.md").read_text(encoding="utf-8")
+    assert f"\n\n{table.caption}\n" in text
+    assert "| strategy | server_lr | test accuracy |" in text
+    assert "| dense | 0.5 | 75.0 % |" in text
+
+
+def test_a_summary_lists_the_commands_that_made_it_once(runs, tmp_path):
+    one = shutil.copytree(runs / "a", tmp_path / "a")
+    for command in ("train 'x --> y'", "train z", "train z --resume"):
+        write_report([one], tmp_path, "one", command)
+    text = (tmp_path / "summary.md").read_text(encoding="utf-8")
+    assert re.findall("Made by `(.*)`", text) == ["train 'x --> y'", "train z"]
+    assert text.splitlines()[0].count("-->") == 1
+    check_reports(tmp_path)
+    (tmp_path / "summary.md").write_text(text.partition("\n")[2])
+    with pytest.raises(UserError, match=r"summary\.md is not from here"):
+        check_reports(tmp_path)
+
+
+def test_numbers_and_tables_as_text():
+    assert [mean_and_spread(values) for values in ([], [2], [1, 3])] == ["–", "2.0", f"2.0 ± {2**0.5:.1f}"]
+    assert markdown_table(["a", 1], [["b", 2]]) == "| a | 1 |\n|---|---:|\n| b | 2 |"
+
+
 @pytest.mark.parametrize(("accuracy", "price"), [(0.101, None), (0.16, "MB to 15 %")])
 def test_bytes_to_a_target_are_told_where_there_is_one(runs, tmp_path, accuracy, price):
     metrics = shutil.copytree(runs / "a", tmp_path / "a") / "metrics.jsonl"
     lines = [json.loads(line) | {"test_accuracy": accuracy} for line in metrics.read_text().splitlines()]
     metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     write_report([tmp_path / "a"], tmp_path, "one", "x")
-    head = (tmp_path / "summary.md").read_text(encoding="utf-8").splitlines()[2]
+    (head,) = (
+        line for line in (tmp_path / "summary.md").read_text(encoding="utf-8").splitlines() if "| strategy |" in line
+    )
     assert ("MB to" in head) == (price is not None)
     assert price is None or head.endswith(f"| {price} |")
 
@@ -198,8 +277,8 @@ def test_laws_are_those_of_each_run_s_own_last_record(runs, tmp_path):
     layers = tmp_path / "c" / "layers.jsonl"
     layers.write_text(layers.read_text().splitlines(keepends=True)[0])
     text = write_page([tmp_path], tmp_path, "x")[0].read_text(encoding="utf-8")
-    assert "in each run&#x27;s last record (rounds 1 to 2), the largest" in text
-    assert "ANME of each layer in each run&#x27;s last record (rounds 1 to 2)" in text
+    assert "in each run&#39;s last record (rounds 1 to 2), the largest" in text
+    assert "ANME of each layer in each run&#39;s last record (rounds 1 to 2)" in text
     assert "<th>collective, clip=9.0 (round 1)</th>" in text
 
 
@@ -268,15 +347,15 @@ def test_a_loss_that_exploded_does_not_hide_the_others(runs, tmp_path):
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     lines[1]["train_loss"] = 1e20
     metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    drawing = metric_drawing(group(find_runs([tmp_path])[0]), "train_loss", "Training loss", "The loss.")
+    (drawing,) = curve_drawings(group(find_runs([tmp_path])[0]), "train_loss", "Training loss", "The loss.")
     assert drawing.figure.axes[0].get_ylim()[1] < 100
     assert "diverged" in drawing.caption
 
 
 def test_long_labels_leave_the_pictures_their_width(runs):
     label = "prism_wallenius_clip, " + ", ".join(f"local.setting_{number}=0.03" for number in range(6))
-    arms = [replace(arm, label=label) for arm in group(find_runs([runs])[0])]
-    for drawing in (phase_drawing(arms), spread_drawing(arms, [[2.0], []], 85.0), lost_drawing(arms)):
+    arms = [replace(arm, strategy=label, varied={}) for arm in group(find_runs([runs])[0])]
+    for drawing in (phase_drawing(arms), price_drawing(arms, 85.0), lost_drawing(arms)):
         figure = drawing.figure
         figure.draw_without_rendering()
         assert figure.axes[0].get_position().width > 0.8
@@ -323,7 +402,7 @@ def test_runs_that_cannot_be_read_are_named_and_the_others_shown(runs, tmp_path,
     assert main(["report", str(tmp_path)]) == 0
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     for words in (
-        f"{spoiled} the metrics of round 3; the rounds before it are shown",
+        f"{spoiled} the metrics of round 3; only the rounds before it are shown",
         f"{lost} the metrics of round 1",
     ):
         assert words in page
@@ -354,7 +433,7 @@ def test_a_folder_that_is_not_there_is_refused_and_nothing_written(runs, tmp_pat
 
 def test_where_things_are_makes_no_other_experiment(runs):
     held = History.read(runs / "a")
-    elsewhere = {"imports": ["mine"], "data": held.config["data"] | {"root": "/there", "download": True}}
+    elsewhere = {"plugins": ["mine"], "data": held.config["data"] | {"root": "/there", "download": True}}
     (arm,) = group([held, replace(held, config=held.config | elsewhere)])
     assert arm.label == "collective"
 
@@ -365,42 +444,43 @@ def test_seeds_stand_together_and_what_differs_is_named(runs):
         ("collective, server_lr=0.4", 2),
         ("dense, server_lr=0.5", 1),
     ]
-    old = replace(held[0], config={key: value for key, value in held[0].config.items() if key != "wire"})
+    old = replace(held[0], config={key: value for key, value in held[0].config.items() if key != "compression"})
     assert len(group([held[0], old])) == 1, "a key that did not exist then counts with its default"
-    old = replace(held[0], config={key: value for key, value in held[0].config.items() if key != "start"})
-    assert [arm.label for arm in group([held[0], old])] == ["collective, start=low_rank", "collective, start=as_built"]
+    old = replace(held[0], config={key: value for key, value in held[0].config.items() if key != "init"})
+    assert [arm.label for arm in group([held[0], old])] == ["collective, init=low_rank", "collective, init=as_built"]
     other = replace(held[0], config=held[0].config | {"local": held[0].config["local"] | {"lr": 0.7}})
     first, second = group([held[0], other])
     assert (first.label, second.label) == ("collective, lr=0.05", "collective, lr=0.7")
+    assert first.style.color != second.style.color, "where all have one strategy, a color is an arm's"
+    first, second, _ = group([held[0], other, held[2]])
     assert first.style.color == second.style.color
     assert first.style.dash != second.style.dash
 
 
-def test_different_experiments_are_told_by_their_names(runs):
-    held = History.read(runs / "a")
-    world = {"name": "other", "rounds": 9, "clip": 3.0, "world_seed": 1}
-    other = replace(held, config=held.config | world)
-    third = replace(other, config=other.config | {"world_seed": None, "local": held.config["local"] | {"epochs": 7}})
-    arms = group([held, other, third])
-    assert [arm.label for arm in arms] == [
-        "collective, quickstart",
-        "collective, other, world_seed=1, epochs=1",
-        "collective, other, world_seed=null, epochs=7",
-    ]
-    assert len({arm.style.color for arm in arms}) == 1
+def test_each_experiment_has_a_section_and_labels_of_its_own(runs, tmp_path):
+    for name in "abc":
+        shutil.copytree(runs / name, tmp_path / name)
+    config = tmp_path / "c" / "config.yaml"
+    config.write_text(config.read_text().replace("name: quickstart", "name: $other {$", 1))
+    page, table = write_page([tmp_path], tmp_path, "x")
+    text = page.read_text(encoding="utf-8")
+    assert re.findall(r'<h1 id="experiment-(.)">(.*)</h1>', text) == [("1", "quickstart"), ("2", "$other {$")]
+    assert len(re.findall(r'<h2 id="results-.">', text)) == 2
+    assert re.findall(r"</span>([^<]*)</td><td>\d+\.\d", text) == ["collective", "dense"]
+    assert len(table.read_text(encoding="utf-8").splitlines()) == 4
 
 
 def test_labels_tell_few_settings_and_are_numbered_where_these_are_the_same(runs):
     held = History.read(runs / "a")
-    keys = {"design": "sampford", "coordination": "shared", "clip": 3.0}
+    keys = {"design": "brewer", "rounds": 7, "clip": 3.0}
     many = [
-        replace(held, config=held.config | keys | {"wire": wire, "alignment": False}) for wire in ("int8", "bfloat16")
+        replace(held, config=held.config | keys | {"compression": name, "alignment": False})
+        for name in ("int8", "bfloat16")
     ]
-    told = "design=sampford, coordination=shared, clip=3.0"
     assert [arm.label for arm in group([held, *many])] == [
-        "collective, design=cps, coordination=independent, clip=10.0",
-        f"collective, {told} (1)",
-        f"collective, {told} (2)",
+        "collective, rounds=2, design=cps, clip=10.0",
+        "collective (1), rounds=7, design=brewer, clip=3.0",
+        "collective (2), rounds=7, design=brewer, clip=3.0",
     ]
 
 
@@ -408,15 +488,15 @@ def test_targets_that_guessing_reaches_are_left_out(runs):
     arm = group(find_runs([runs])[0])[0]
     for accuracy, targets in ((0.101, []), (0.16, [15.0])):
         line = arm.runs[0].lines[0] | {"test_accuracy": accuracy}
-        assert reached_targets([replace(arm, runs=[replace(arm.runs[0], lines=[line])])]) == targets
+        assert choose_targets([replace(arm, runs=[replace(arm.runs[0], lines=[line])])]) == targets
 
 
 def test_targets_are_what_was_reached(runs):
     arms = group(find_runs([SEEDS])[0])
-    assert reached_targets(arms) == [95.0]  # every arm's best is between 95 and 100 %
+    assert choose_targets(arms) == [95.0]  # every arm's best is between 95 and 100 %
     far = group(find_runs([Path("results/tables_medium/cells/cifar10_resnet18")])[0])
-    assert reached_targets(far) == [30.0, 45.0, 60.0]
-    assert reached_targets([]) == []
+    assert choose_targets(far) == [30.0, 45.0, 60.0]
+    assert choose_targets([]) == []
 
 
 def test_the_price_of_a_target_is_what_moved_until_an_evaluation_first_reached_it(runs):
@@ -431,7 +511,7 @@ def test_the_price_of_a_target_is_what_moved_until_an_evaluation_first_reached_i
     assert spent_until(slow, 70, "rounds") == 4
     both = replace(arm, runs=[fast, slow])
     assert (price(both, 50), price(both, 71)) == ("8.0 ± 0.0", "never")
-    assert price(both, 70, " MB") == f"14.0 ± {8**0.5:.1f} MB"
+    assert price(both, 70) == f"14.0 ± {8**0.5:.1f}"
     never = replace(arm, runs=[fast, replace(slow, lines=lines[:2])])
     assert price(never, 70) == "12.0 (1 of 2 seeds never)"
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from dataclasses import replace
 from math import sqrt
 
 import pytest
@@ -10,14 +11,15 @@ import yaml
 
 import train.__main__ as command_line
 from sharding import UserError
-from tests.train.test_runs import TINY
-from train.directory import CONFIG_FILE, METRICS_FILE
-from train.provenance import PROVENANCE_FILE, Provenance
+from tests.train.runs import TINY
+from train.report.history import History
+from train.report.plots import Point
+from train.rundir.files import CONFIG_FILE, METRICS_FILE, PROVENANCE_FILE
+from train.rundir.provenance import Provenance
 from train.tables import Report, cells_of, choose, load_layout
 from train.tables.cells import Cell
 from train.tables.layout import LAYOUT_FILE
-from train.tables.plots import draw_curves
-from train.tables.results import Outcome, moving_average, read_outcome
+from train.tables.plots import draw_rows
 from train.tables.write import TABLE_CURVES
 
 LAYOUT = load_layout()
@@ -48,18 +50,19 @@ def small_layout(tmp_path):
     return load_layout(path)
 
 
-def pretend(cell: Cell, accuracies, rounds=None):
+def pretend(cell: Cell, accuracies, **last):
     """Write what a run of this cell would have left."""
     directory = cell.config.directory
     directory.mkdir(parents=True)
     (directory / CONFIG_FILE).write_text(yaml.safe_dump(cell.config.model_dump(mode="json", exclude={"output"})))
     lines = [
         {"round": t, "test_accuracy": a, "train_loss": 1.0, "seconds": 2.0, "bytes_down": 5e6, "bytes_up": 5e6}
-        | {"failed": t}
+        | {"failed": t, "clients": 10, "bytes_dense": 1e6}
         for t, a in enumerate(accuracies)
     ]
+    lines[-1] |= last
     (directory / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    made = Provenance("sequential", 1, "cpu", {}, {"quickstart": ["half of the digits"]}, ({"round": 0},))
+    made = Provenance("sequential", 1, "cpu", {"quickstart": ["half of the digits"]}, ({"round": 0},))
     (directory / PROVENANCE_FILE).write_text(made.to_json())
 
 
@@ -92,7 +95,6 @@ def test_published_values_stand_by_their_strategy_and_ratio():
     assert LAYOUT.published_of(settings["r = 0.1"], "collective") == [82.59, 0.27]
     assert LAYOUT.published_of(settings["r = 0.2"], "collective") == [85.00, 0.34]
     assert LAYOUT.published_of(settings["r = 0.2"], "dense") == [87.46, 0.31]
-    assert LAYOUT.published_of(settings["r = 0.2"], "coordinated") is None
 
 
 def published_cells(name):
@@ -125,9 +127,6 @@ def test_longer_training_and_no_clipping_have_published_values_of_their_own(tmp_
 
 
 def test_tables_of_ours_have_nothing_published_that_they_do_not_share_with_the_paper():
-    assert {strategy for table in ("1", "2", "3", "4", "5") for strategy in LAYOUT.find(table).strategies}.isdisjoint(
-        {"coordinated"}
-    )
     known, cells = published_cells("designs")
     assert 0 < len(known) < len(cells)
 
@@ -173,6 +172,29 @@ def test_a_table_shows_what_was_run_and_a_dash_for_the_rest(small_layout, tmp_pa
     assert set(re.findall(r"\((\w+\.png)\)", text)) == {path.name for path in paths[2:]}
 
 
+def test_a_run_that_reached_its_target_early_has_finished(small_layout, tmp_path):
+    table = small_layout.find("1")
+    cells = cells_of(table, small_layout, "small", tmp_path, [0])
+    (early,) = [cell for cell in cells if cell.name == "quickstart/r0.2/top_n-0"]
+    pretend(early, [0.55], stopped="test accuracy 55.0 % has reached 0.5")
+    Report.of("1", table, cells, small_layout, "small", "python", tmp_path).write()
+    text = (tmp_path / "table1.md").read_text()
+    assert "| top_n | 55.0 | 67.44 ± 2.34 |" in text
+    assert "1 of 3 runs are finished" in text
+    assert "is at round" not in text
+
+
+def test_a_run_that_cannot_be_read_is_left_out_by_name(small_layout, tmp_path, caplog):
+    table = small_layout.find("1")
+    cells = cells_of(table, small_layout, "small", tmp_path, [0])
+    of = {cell.name: cell for cell in cells}
+    pretend(of["quickstart/r0.2/top_n-0"], [0.5, 0.6])
+    pretend(of["quickstart/r0.4/top_n-0"], [0.7], test_accuracy=1e308)
+    Report.of("1", table, cells, small_layout, "small", "python", tmp_path).write()
+    assert "| top_n | 60.0 (1 lost) | 67.44 ± 2.34 | – | – |" in (tmp_path / "table1.md").read_text()
+    assert str(of["quickstart/r0.4/top_n-0"].config.directory) in caplog.text
+
+
 def test_an_unstarted_table_is_all_dashes(small_layout, tmp_path):
     for name in ("1", "figure1"):
         matrix = small_layout.find(name)
@@ -186,15 +208,12 @@ def test_an_unstarted_table_is_all_dashes(small_layout, tmp_path):
 def test_curves_and_their_moving_average(small_layout, tmp_path):
     cell = cells_of(small_layout.find("1"), small_layout, "small", tmp_path)[0]
     pretend(cell, [0.5, 0.25])
-    outcome = read_outcome(cell)
-    assert outcome.curve("bytes", "test_accuracy", 0.0) == ([10.0, 20.0], [50.0, 25.0])
-    assert outcome.curve("rounds", "train_loss", 0.9) == ([1, 2], pytest.approx([1.0, 1.0]))
-    assert outcome.curve("rounds", "alignment", 0.0) == ([], [])
-    assert Outcome(cell, [{"round": 0, "anme": None, "bytes_down": 0, "bytes_up": 0}]).curve("rounds", "anme", 0) == (
-        [],
-        [],
-    )
-    average = moving_average([1.0, 2.0, 4.0], 0.5)
+    run = History.read(cell.config.directory)
+    assert run.curve("test_accuracy", "bytes") == [Point(0, 10.0, 50.0), Point(1, 20.0, 25.0)]
+    assert [(point.x, point.y) for point in run.curve("train_loss", smooth=0.9)] == [(1, 1.0), (2, pytest.approx(1.0))]
+    assert run.curve("alignment") == []
+    lines = [{"round": t, "anme": value} for t, value in enumerate((1.0, 2.0, None, 4.0))]
+    average = [point.y for point in replace(run, lines=lines).curve("anme", smooth=0.5)]
     assert average == pytest.approx([1, (0.5 * 1 + 2) / 1.5, (0.25 * 1 + 0.5 * 2 + 4) / 1.75])
 
 
@@ -219,10 +238,9 @@ def test_a_cell_that_fails_stops_no_other_and_is_told_of(small_layout, tmp_path,
     monkeypatch.setattr(command_line, "load_layout", lambda: small_layout)
     out = tmp_path / "out"
     blocked = out / "cells" / "quickstart" / "r0.2" / "top_n-0"
-    blocked.parent.mkdir(parents=True)
-    blocked.write_text("a file where the run's directory should be")
+    (blocked / "config.yaml.tmp").mkdir(parents=True)  # a folder where a file is to be written
     words = ["table", "1", "--seeds", "0", "--output", str(out), "--jobs", "1", "--only", "top_n"]
-    assert command_line.main(words) == 2
+    assert command_line.main(words) == 1
     assert "1 of 2 runs failed, the others are done:" in capsys.readouterr().err
     assert re.search(r"\| top_n \| – \| 67.44 ± 2.34 \| \d+\.\d \| – \|", (out / "table1.md").read_text())
 
@@ -260,7 +278,7 @@ def test_a_bound_that_holds_for_all_keep_ratios_is_drawn_beside_what_it_bounds(b
     cells = cells_of(table, LAYOUT, "small", tmp_path, [0])
     for cell in {cell.name: cell for cell in cells if cell.name.removeprefix("cifar10_resnet18/") in begun}.values():
         pretend(cell, [0.1, 0.5])
-    grid = Report.of("1", table, cells, LAYOUT, "small", "python", tmp_path).grid
-    figure = draw_curves(table, grid, LAYOUT, TABLE_CURVES)
+    report = Report.of("1", table, cells, LAYOUT, "small", "python", tmp_path)
+    figure = draw_rows(table, report.drawn(), report.of_cell, LAYOUT, TABLE_CURVES)
     titles = [title for axes in figure.axes if (title := axes.get_title(loc="left"))]
     assert titles == [f"CIFAR-10 / ResNet\nr = {ratio}" for ratio in drawn]

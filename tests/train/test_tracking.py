@@ -8,24 +8,13 @@ from pathlib import Path
 import pytest
 
 from sharding import UserError
+from tests.train.runs import TINY, read, tiny, wait_until
+from train.callbacks import Callback, EachRound
+from train.callbacks.trackers import TRACKERS, check_trackers, open_trackers
 from train.compare import plan_cells
-from train.config import load_config
 from train.run import run
-from train.tracking import TRACKERS, Tracker, Trackers, check_trackers
 
-TINY = [
-    *("rounds=3", "evaluate_every=1", "clients.count=20", "clients.per_round=3", "local.epochs=1", "seed=0"),
-    "model={name: mlp, hidden: [16, 16]}",
-]
 BLOCK = 32768  # of the log that an offline run is
-
-
-def tiny(output, *overrides):
-    return load_config("configs/quickstart.yaml", [*TINY, f"output={output}", *overrides])
-
-
-def ignore(metrics):
-    pass
 
 
 def records(directory):
@@ -55,6 +44,10 @@ def of_kind(all_records, kind):
     return [getattr(record, kind) for record in all_records if record.WhichOneof("record_type") == kind]
 
 
+def exit_codes(directory):
+    return [its.exit_code for its in of_kind(list(records(directory)), "exit")]
+
+
 def stop_after(rounds):
     """Return what is shown the metrics of each round, and breaks off after so many."""
 
@@ -69,12 +62,11 @@ def test_an_offline_run_is_continued_and_can_be_read_back(tmp_path, monkeypatch)
     pytest.importorskip("wandb")
     own = ["tracking.wandb=offline", "tracking.layers_every=2", "tracking.artifacts=true", "tracking.tags=[mine]"]
     with pytest.raises(KeyboardInterrupt):
-        run(tiny(tmp_path, *own), stop_after(2))
-    broken_off = list(records(tmp_path))
-    assert [its.exit_code for its in of_kind(broken_off, "exit")] == [1]
-    run(tiny(tmp_path, *own), ignore, resume=True)
+        run(tiny(tmp_path, "rounds=3", *own), [EachRound(stop_after(2))])
+    wait_until(lambda: exit_codes(tmp_path) == [1])  # W&B's own process writes the file
+    run(tiny(tmp_path, "rounds=3", *own), resume=True)
+    wait_until(lambda: exit_codes(tmp_path) == [1, 0])
     told = list(records(tmp_path))
-    assert [its.exit_code for its in of_kind(told, "exit")] == [1, 0]
 
     starts = of_kind(told, "run")
     assert len({its.run_id for its in starts}) == 1, "resuming continues the run"
@@ -88,7 +80,7 @@ def test_an_offline_run_is_continued_and_can_be_read_back(tmp_path, monkeypatch)
     lines = [items(its.item) for its in of_kind(told, "history")]
     rounds = [line for line in lines if "round" in line]
     assert [line["round"] for line in rounds] == [0, 1, 2], "no round twice"
-    held = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    held = read(tmp_path)
     moved, best = 0.0, 0.0
     for line, ours in zip(rounds, held, strict=True):
         moved, best = moved + (ours["bytes_down"] + ours["bytes_up"]) / 1e6, max(best, ours["test_accuracy"])
@@ -116,12 +108,11 @@ def test_points_of_a_grid_stand_apart_there_and_their_seeds_together(tmp_path, m
         raise wandb.errors.Error("no account")
 
     monkeypatch.setattr(wandb, "init", init)
-    shared = [word for word in TINY if word != "seed=0"]
-    own = [*shared, "tracking.wandb=offline", f"output={tmp_path}", "tracking.tags=[mine]"]
+    own = [*TINY, "tracking.wandb=offline", f"output={tmp_path}", "tracking.tags=[mine]"]
     for cell in plan_cells("configs/quickstart.yaml", own, ["top_n"], [0, 1], ["local.lr=0.03,0.1"]):
         cell.directory.mkdir()
         with pytest.raises(UserError, match="no account"):
-            Trackers(cell)
+            open_trackers(cell)
     assert told == [
         (f"quickstart-top_n-lr={lr}", ["top_n", "digits", f"lr={lr}", "mine"]) for lr in (0.03, 0.1) for seed in (0, 1)
     ]
@@ -146,8 +137,8 @@ def test_what_weights_and_biases_cannot_do_ends_no_training(tmp_path, monkeypatc
 
     monkeypatch.setattr(wandb, "init", lambda **how: Run())
     with caplog.at_level(logging.WARNING):
-        run(tiny(tmp_path, "tracking.wandb=offline"), ignore)
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+        run(tiny(tmp_path, "tracking.wandb=offline"))
+    assert len(read(tmp_path)) == 2
     assert [record.getMessage() for record in caplog.records].count(
         "wandb failed and is left out from now on; metrics.jsonl has all: the network is gone"
     ) == 1
@@ -156,27 +147,24 @@ def test_what_weights_and_biases_cannot_do_ends_no_training(tmp_path, monkeypatc
 def test_a_tracker_of_ones_own_is_told_all_and_after_the_file(tmp_path, monkeypatch):
     told = []
 
-    class Mine(Tracker):
+    class Mine(Callback):
         def __init__(self, config):
             self.file = config.directory / "metrics.jsonl"
 
-        def log(self, metrics):
-            told.append((metrics["round"], len(self.file.read_text().splitlines())))
-
-        def log_layers(self, round, task, layers):
-            told.append((round, sorted(layers)))
+        def after_round(self, done):
+            told.append((done.number, len(self.file.read_text().splitlines()), sorted(*done.layers.values())))
 
         def close(self, failed=False):
             told.append(failed)
 
     monkeypatch.setitem(TRACKERS, "mine", Mine)
-    run(tiny(tmp_path, "tracking.use=[mine]", "rounds=2"), ignore)
-    assert told == [(0, ["3"]), (0, 1), (1, ["3"]), (1, 2), False]
+    run(tiny(tmp_path, "tracking.use=[mine]"))
+    assert told == [(0, 1, ["3", "5"]), (1, 2, ["3", "5"]), False]
 
 
 def test_trackers_that_cannot_be_had_are_told_of_before_anything_is_done(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="tracker"):
-        run(tiny(tmp_path / "out", "tracking.use=[nobody]"), ignore)
+        run(tiny(tmp_path / "out", "tracking.use=[nobody]"))
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
     with pytest.raises(UserError, match="pip install"):
         check_trackers(tiny(tmp_path / "out", "tracking.wandb=offline"))

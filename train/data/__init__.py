@@ -1,5 +1,6 @@
 """The datasets of the experiments, by name: decoded once, kept on the device, prepared there in batches."""
 
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -7,48 +8,39 @@ from pathlib import Path
 import torch
 
 from models.options import check_options
-from sharding.errors import UserError, pick
+from sharding.errors import pick
 from train.data.dataset import Dataset, Split
 from train.data.digits import digits_of, load_digits
 from train.data.shakespeare import LENGTH, load_shakespeare, shakespeare_of
+from train.data.synthetic import load_synthetic, synthetic_of
 from train.data.vision import SOURCES, images_of, load_images
 
-__all__ = ["DATASETS", "Dataset", "Split", "empty_dataset", "load_dataset"]
+__all__ = ["DATASETS", "Dataset", "Split", "default_root", "empty_dataset", "load_dataset"]
 
 
-def _folder(name: str, root: Path | None) -> Path:
-    if root is None:
-        raise UserError(f"dataset {name} needs data.root=…, the folder that holds it")
-    return root
-
-
-def _load_images(name: str, root: Path | None, download: bool, limit: int | None) -> Dataset:
-    return load_images(name, _folder(name, root), download, limit)
-
-
-def _load_text(
-    root: Path | None, download: bool, limit: int | None, *, length: int = LENGTH, share: float = 1.0
-) -> Dataset:
-    return load_shakespeare(_folder("shakespeare", root), length=length, share=share)
+def _load_text(root: Path, download: bool, limit: int | None, *, length: int = LENGTH, share: float = 1.0) -> Dataset:
+    return load_shakespeare(root, length=length, share=share)
 
 
 def _no_text(train: Split, test: Split, *, length: int = LENGTH, share: float = 1.0) -> Dataset:
     return shakespeare_of(train, test, length)
 
 
-# (root if given, download, limit, and the dataset's own options by keyword) -> the dataset
+# (root, download, limit, and the dataset's own options by keyword) -> the dataset
 Loader = Callable[..., Dataset]
 
 DATASETS: dict[str, Loader] = {
     "digits": lambda root, download, limit: load_digits(),
     "shakespeare": _load_text,
-    **{name: partial(_load_images, name) for name in SOURCES},
+    "synthetic": load_synthetic,
+    **{name: partial(load_images, name) for name in SOURCES},
 }
 
 # (an empty training split, an empty test split, and the dataset's own options by keyword) -> the dataset
 _EMPTY: dict[str, Callable[..., Dataset]] = {
     "digits": digits_of,
     "shakespeare": _no_text,
+    "synthetic": lambda train, test, **_: synthetic_of(train, test),
     **{name: partial(images_of, name) for name in SOURCES},
 }
 
@@ -78,16 +70,21 @@ def load_dataset(
 
     Args:
         name: a key of `DATASETS`.
-        root: folder that holds the dataset's folder; `digits` needs none, and others may not.
+        root: folder that holds the dataset's folder, `default_root()` if not given; `digits` and `synthetic` need none.
         download: fetch an image dataset into `root` when it is not there.
         limit: read just the first so many images of each split, to try something quickly; the embedded digits
             and the text are small, and are always read whole.
         options: the loader's own keyword-only arguments.
 
     Raises:
-        UserError: an unknown dataset or option, no root, or nothing of the expected form there.
+        UserError: an unknown dataset or option, or nothing of the expected form there.
     """
     load = pick(DATASETS, name, "dataset")
     options = options or {}
     check_options(name, load, options, "data.options")
-    return load(None if root is None else Path(root).expanduser(), download, limit, **options)
+    return load(default_root() if root is None else Path(root).expanduser(), download, limit, **options)
+
+
+def default_root() -> Path:
+    """Return where the datasets lie unless told otherwise: `$SHARDING_DATA`, or `data` in the current folder."""
+    return Path(os.environ.get("SHARDING_DATA") or "data").expanduser()

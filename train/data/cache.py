@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from train.stages import enter
+from train.runtime.stages import enter
 
 log = logging.getLogger(__name__)
 

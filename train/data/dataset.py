@@ -18,7 +18,8 @@ class Split:
     """Samples as they are stored.
 
     Attributes:
-        inputs: uint8 images (samples, channels, height, width), or int64 token ids (samples, length).
+        inputs: uint8 images (samples, channels, height, width), int64 token ids (samples, length), or float32
+            features (samples, features).
         targets: int64 classes (samples,), or the ids that follow the inputs (samples, length).
     """
 
@@ -33,6 +34,11 @@ class Split:
         return Split(self.inputs.to(device), self.targets.to(device))
 
 
+def unchanged(batch: Tensor) -> Tensor:
+    """Return the batch itself: token ids and features need no preparation."""
+    return batch
+
+
 @dataclass(frozen=True)
 class Dataset:
     """A training and a test split, and all that a model and a partition need to know about them.
@@ -43,7 +49,7 @@ class Dataset:
         test: samples held back at the server.
         num_classes: number of classes, or of token ids.
         input_shape: shape of one input without the batch.
-        prepare: raw batch -> what a model reads, on the same device.
+        prepare: raw batch -> what a model reads, on the same device; a module's function, as workers import it.
         augment: (batch, generator) -> randomly changed batch for training, or None.
         ignore_index: target that counts neither in the loss nor in the accuracy (torch's -100 matches no
             class).
@@ -57,7 +63,7 @@ class Dataset:
     test: Split
     num_classes: int
     input_shape: tuple[int, ...]
-    prepare: Callable[[Tensor], Tensor]
+    prepare: Callable[[Tensor], Tensor] = unchanged
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
     ignore_index: int = -100
     natural: list[np.ndarray] | None = None
@@ -111,8 +117,3 @@ def flip(images: Tensor, generator: torch.Generator) -> Tensor:
     """
     coins = torch.rand(images.shape[:-3], generator=generator, device=generator.device).to(images.device)
     return torch.where(coins[..., None, None, None] < 0.5, images.flip(-1), images)
-
-
-def unchanged(batch: Tensor) -> Tensor:
-    """Return the batch itself: token ids need no preparation."""
-    return batch

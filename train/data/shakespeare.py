@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from sharding.errors import UserError
-from train.data.dataset import Dataset, Split, unchanged
+from train.data.dataset import Dataset, Split
 from train.data.reading import reading
 
 LENGTH = 80
@@ -56,7 +56,6 @@ def shakespeare_of(train: Split, test: Split, length: int = LENGTH) -> Dataset:
         test=test,
         num_classes=NUM_IDS,
         input_shape=(length,),
-        prepare=unchanged,
         ignore_index=PAD,
     )
 

@@ -1,17 +1,31 @@
-"""Engines train a round's cohort. All give the same result for the same seed; they differ in speed."""
+"""Engines train a round's cohort. All give the same bits for the same seed; they differ in speed."""
 
+import logging
 from collections.abc import Callable
+from multiprocessing import parent_process
 
-from train.engines.auto import auto_engine
+from sharding.errors import UserError
 from train.engines.base import Engine, Job, Receipt, Update
-from train.engines.processes import ProcessesEngine
+from train.engines.processes import ProcessesEngine, count_devices
 from train.engines.sequential import SequentialEngine
-from train.engines.stacked import StackedEngine
+
+log = logging.getLogger(__name__)
+
+
+def auto_engine(job: Job) -> Engine:
+    """Return as many processes as there are cores, or GPUs; the plain loop where that is one, or nothing else works."""
+    if parent_process() is not None or count_devices(job) < 2:  # `compare` has processes of its own
+        return SequentialEngine(job)
+    try:
+        return ProcessesEngine(job)
+    except UserError as error:
+        log.warning("Training in one process: %s", error)
+        return SequentialEngine(job)
+
 
 ENGINES: dict[str, Callable[[Job], Engine]] = {
     "auto": auto_engine,
     "sequential": SequentialEngine,
-    "stacked": StackedEngine,
     "processes": ProcessesEngine,
 }
 

@@ -1,18 +1,19 @@
 """What an engine is."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol, Self, runtime_checkable
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Protocol, Self
 
+import torch
 from torch import Tensor, nn
 
 from sharding import Plan, Shard
-from sharding.clients import Heard, Sampler
+from sharding.errors import Failure
 from sharding.planner import Client
+from train.config.sections import LocalConfig
 from train.data import Dataset
-from train.engines.choices import Choices
-from train.local import ClientData
-from train.sections import LocalConfig
+from train.engines.local import ClientData
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Update:
 
     shard: Shard | None
     loss: Tensor | None
-    failure: str | None = None
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Receipt:
     """What is kept of an update once it is summed up: its loss, why it failed, and the bytes it took to send it."""
 
     loss: Tensor | None
-    failure: str | None
+    failure: Failure | None
     nbytes: int
 
     @classmethod
@@ -58,7 +59,7 @@ class Job:
         local: epochs, batch size and so on.
         clip: τ, or None for no clipping.
         seed: of the run.
-        choices: of the ways to compute in, made so far; filled as more are made.
+        plugins: modules with parts of one's own, for processes that start anew.
         step_scales: what the step sizes of some clients are multiplied by.
     """
 
@@ -68,8 +69,20 @@ class Job:
     local: LocalConfig
     clip: float | None
     seed: int
-    choices: Choices = field(default_factory=Choices)
+    plugins: Sequence[str] = ()
     step_scales: Mapping[Client, float] = field(default_factory=dict)
+
+    @property
+    def device(self) -> torch.device:
+        """That of the data, on which clients are trained."""
+        return self.dataset.test.targets.device
+
+    def to(self, device: torch.device | str) -> "Job":
+        """Return the same job on another device."""
+        if self.device == torch.device(device):
+            return self
+        clients = {client: data.to(device) for client, data in self.clients.items()}
+        return replace(self, model=deepcopy(self.model).to(device), clients=clients, dataset=self.dataset.to(device))
 
     def step_size(self, client: Client, lr: float) -> float:
         """Return a client's own step size in a round whose step size is lr."""
@@ -88,13 +101,4 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Let go of what the engine holds besides memory."""
-        ...
-
-
-@runtime_checkable
-class Consulting(Engine, Protocol):
-    """An engine whose clients are elsewhere, and need not send an update that nobody hears."""
-
-    def consult(self, sampler: Sampler, plan: Plan, round: int, lr: float) -> tuple[Heard, Updates]:
-        """Have every client of a plan train and report, settle who is heard, and have only those send their update."""
         ...

@@ -1,116 +1,172 @@
-"""The cohort shared out among processes: over the cores of a machine, or over GPUs and hosts under torchrun.
+"""The cohort shared out among processes of one thread each, or among GPUs where there are several.
 
-The process of rank 0 runs the rounds. Each round it deals the bunches of `stacked` out by a greedy schedule, longest
-first, each to the process with the least to do; it trains its own share and takes the others' updates in, in the order
-of the bunches. What a process computes depends on the bunch alone, and rank 0 sums up in one order: the result is that
-of `stacked`, bit for bit, for any number of processes (of one thread each). Shards are small by design, so sending each
-update home costs little beside training it; sums formed on the way would depend on who trained what.
+Each process trains whole clients as `sequential` does, and updates are handed on in the order of the plan: the result
+is that of `sequential`, bit for bit, for any number of processes. Shards travel in their wire form, in shared memory.
 """
 
-from collections import deque
-from collections.abc import Sequence
+import logging
+import os
+import signal
+import sys
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
-from time import perf_counter
+from itertools import zip_longest
+from multiprocessing import get_context, parent_process
+from multiprocessing.reduction import ForkingPickler
+from pickle import PicklingError
+from threading import Thread
+from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch import Tensor
 
-from sharding import Plan
-from sharding.errors import UserError
+from sharding import Plan, Shard
+from sharding.errors import Failure, UserError
 from sharding.planner import Client
+from train.config.registries import import_parts
 from train.engines.base import Job, Update, Updates
-from train.engines.letters import Mail, Order, Parcel
-from train.engines.post import Gloo, Inbox, Line, Mailbox
-from train.engines.stacked import Bunch, StackedEngine
-from train.engines.workers import AHEAD, Workers, num_cores
+from train.engines.sequential import SequentialEngine
+from train.runtime.errors import REMEDY, RunError
+from train.runtime.signals import ENDING
+
+AHEAD = 4  # clients a process whose turn has not come: enough to keep it busy, and memory apart from the cohort's size
+
+UNGUARDED = (
+    "the worker processes did not start: a script that trains does so under `if __name__ == '__main__':`, "
+    "or with engine=sequential"
+)
+
+Answer = tuple[Tensor | None, float | None, Failure | None]  # a packed shard, its loss, why the client failed
 
 
 class ProcessesEngine:
-    """Trains bunches in several processes; made in that of rank 0.
-
-    Under torchrun these are the processes that it started. Else they are started here, one a core, and end with the
-    engine.
+    """Trains the clients in several processes, which end with the engine, and with the process that made it.
 
     Args:
-        job: what there is to train; workers on this machine share its data's memory.
-        num_workers: processes in all, by default one a core.
+        job: what there is to train.
+        num_workers: how many processes; by default one a GPU, or one a core where there is none.
 
     Raises:
-        UserError: the job is on a GPU, and torchrun did not start this process.
+        UserError: the job has a part that cannot be sent to another process, e.g. a lambda.
+        RunError: the processes do not start.
     """
 
     def __init__(self, job: Job, num_workers: int | None = None) -> None:
-        self.stacked = StackedEngine(job)
-        self._device = job.dataset.test.targets.device
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        self._workers = None if dist.is_initialized() else Workers(job, num_workers or num_cores())
-        if self._workers is None:
-            self._lines: Sequence[Line] = [Gloo(rank) for rank in range(1, dist.get_world_size())]
-            self._mailbox = Mailbox()
-        else:
-            self._lines, self._mailbox = self._workers.lines, Mailbox(self._workers.folder)
-        self._handicap = 0.0  # steps that this process could take while it does what is not training
+        count, self._device = num_workers or count_devices(job), job.device
+        _must_be_sendable(job)
+        self._ahead = AHEAD * count
+        context: Any = get_context(start_method())
+        if start_method() == "forkserver":
+            # What each worker would import by itself; torch takes `_dynamo` along at an optimizer's first step.
+            context.set_forkserver_preload([__name__, "torch._dynamo"])
+        devices = context.SimpleQueue()
+        for place in range(count):
+            devices.put(f"cuda:{place}" if job.device.type == "cuda" else "cpu")
+        self._pool = ProcessPoolExecutor(count, context, _begin, (job.to("cpu"), devices))
+        try:
+            self._pool.submit(os.getpid).result()  # starts them now, not in the first round
+        except BrokenProcessPool as error:
+            raise RunError(UNGUARDED) from error
 
     def train(self, plan: Plan, round: int, lr: float) -> Updates:
-        """Yield the clients' updates, bunch by bunch, whoever trained them.
+        """Yield the clients' updates in the order of the plan.
 
         Raises:
-            WorkerError: a worker failed or died.
+            RunError: a process died.
         """
-        bunches = self.stacked.bunches(plan)
-        owners = deal([bunch.steps for bunch in bunches], len(self._lines) + 1, self._handicap)
-        shares: list[list[Bunch]] = [[] for _ in range(len(self._lines) + 1)]
-        for bunch, owner in zip(bunches, owners, strict=True):
-            shares[owner].append(bunch)
-        inboxes: dict[int, Inbox] = {}
-        for rank, (line, share) in enumerate(zip(self._lines, shares[1:], strict=True), start=1):
-            if share:
-                line.send(self._order(share, plan, round, lr))
-                inboxes[rank] = Inbox(line, len(share))
-        mine, ahead = deque(shares[0]), deque[list[tuple[Client, Update]]]()
-        started, training, waiting = perf_counter(), 0.0, 0.0
-        for owner in owners:
-            inbox, begun = inboxes.get(owner), perf_counter()
-            while mine and len(ahead) < AHEAD and (not ahead if inbox is None else inbox.empty()):
-                ahead.append(list(self.stacked.train_bunch(mine.popleft(), plan, round, lr)))
-            trained = perf_counter()
-            updates = ahead.popleft() if inbox is None else self._open(inbox.get())
-            training, waiting = training + trained - begun, waiting + perf_counter() - trained
-            yield from updates
-        own = sum(bunch.steps for bunch in shares[0])
-        latest = own * (perf_counter() - started - training - waiting) / training if own else 0.0
-        self._handicap = (self._handicap + latest) / 2
+        order = list(plan)
+        if not order:
+            return
+        dense = pack(replace(plan[order[0]], terms={}))
+
+        def submit(client: Client) -> Future[Answer]:
+            return self._pool.submit(_train, client, pack(replace(plan[client], dense={})), dense, round, lr)
+
+        try:
+            futures = {client: submit(client) for client in order[: self._ahead]}
+            for client, later in zip_longest(order, order[self._ahead :]):
+                shard, loss, failure = futures.pop(client).result()
+                if later is not None:
+                    futures[later] = submit(later)
+                yield client, self._update(shard, loss, failure)
+        except BrokenProcessPool as error:
+            raise RunError(f"a worker process died, perhaps for want of memory; {REMEDY}") from error
 
     def close(self) -> None:
-        """Send the workers home."""
-        torch.set_num_threads(self._threads)
-        if self._workers is not None:
-            self._workers.stop()
+        """End the processes."""
+        for worker in list((self._pool._processes or {}).values()):  # `kill_workers`, from Python 3.14 on
+            worker.kill()
+        self._pool.shutdown()
 
-    def _order(self, share: Sequence[Bunch], plan: Plan, round: int, lr: float) -> Order:
-        wrap, clients = self._mailbox.wrap, [client for bunch in share for client in bunch.clients]
-        dense = wrap(replace(next(iter(plan.values())), terms={}))
-        return Order(round, lr, share, {client: wrap(replace(plan[client], dense={})) for client in clients}, dense)
-
-    def _open(self, parcel: Parcel) -> list[tuple[Client, Update]]:
-        return [(client, self._update(mail, loss, why)) for client, mail, loss, why in parcel.updates]
-
-    def _update(self, mail: Mail | None, loss: float | None, failure: str | None) -> Update:
-        try:
-            shard = None if mail is None else Mailbox.unwrap(mail).to(self._device)
-        except UserError as error:
-            return Update(None, None, str(error))
-        return Update(shard, None if loss is None else torch.tensor(loss, device=self._device), failure)
+    def _update(self, shard: Tensor | None, loss: float | None, failure: Failure | None) -> Update:
+        return Update(
+            None if shard is None else unpack(shard).to(self._device),
+            None if loss is None else torch.tensor(loss, device=self._device),
+            failure,
+        )
 
 
-def deal(loads: Sequence[int], num_workers: int, handicap: float = 0.0) -> list[int]:
-    """Return who takes each load: the longest first, each to the worker with the least to do so far.
+def _must_be_sendable(job: Job) -> None:
+    try:
+        ForkingPickler.dumps(job.to("cpu"))
+    except (AttributeError, TypeError, PicklingError) as error:
+        raise UserError(
+            f"model or dataset cannot be sent to other processes ({error}): "
+            "define its functions and classes at the top level of a module, or set engine=sequential"
+        ) from error
 
-    The first worker has the handicap to do already. Who takes what shows in no result.
-    """
-    owners, totals = [0] * len(loads), [handicap] + [0.0] * (num_workers - 1)
-    for place in sorted(range(len(loads)), key=lambda place: -loads[place]):
-        owners[place] = totals.index(min(totals))
-        totals[owners[place]] += loads[place]
-    return owners
+
+def start_method() -> str:
+    """Return how processes are started: forked from a clean one, since one that has trained cannot be forked."""
+    return "forkserver" if sys.platform == "linux" else "spawn"
+
+
+def count_devices(job: Job) -> int:
+    """Return how many processes can train a job side by side: one a GPU if that is where it is, or one a core."""
+    return torch.cuda.device_count() if job.device.type == "cuda" else num_cores()
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def pack(shard: Shard) -> Tensor:
+    """Return the wire form of a shard as one tensor, (bytes,), which goes to another process by shared memory."""
+    return torch.frombuffer(bytearray(shard.to_bytes()), dtype=torch.uint8)
+
+
+def unpack(packed: Tensor) -> Shard:
+    """Return what was packed."""
+    return Shard.from_bytes(packed.numpy().tobytes())
+
+
+_engine: list[SequentialEngine] = []  # a worker's one engine
+
+
+def _begin(job: Job, devices: Any) -> None:
+    """Begin the life of a worker: on the next device, in one thread, deaf to signals that its parent heeds."""
+    logging.basicConfig(level=logging.getLogger().level, format="%(message)s", force=True)  # not on a parent's console
+    for ending in ENDING:
+        signal.signal(ending, signal.SIG_IGN)
+    Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+    import_parts(job.plugins)
+    _engine.append(SequentialEngine(job.to(devices.get())))
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _train(client: Client, terms: Tensor, dense: Tensor, round: int, lr: float) -> Answer:
+    """Train a client in a worker, on its own terms and the dense rest that a round's clients have in common."""
+    own, rest = unpack(terms), unpack(dense)
+    shard = replace(own, dense=rest.dense, frozen=own.frozen | rest.frozen).to(_engine[0].job.device)
+    update = _engine[0].train_client(client, shard, round, lr)
+    packed = None if update.shard is None else pack(update.shard)
+    return packed, None if update.loss is None else float(update.loss), update.failure

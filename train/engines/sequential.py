@@ -8,10 +8,11 @@ import logging
 from torch import nn
 
 from sharding import Plan, Shard, client_model
+from sharding.errors import Failure, Kind
 from sharding.planner import Client
 from train.engines.base import Job, Update, Updates
-from train.layout import keep_layout
-from train.local import train_locally
+from train.engines.local import train_locally
+from train.engines.memory_format import keep_memory_format
 
 log = logging.getLogger(__name__)
 
@@ -45,13 +46,13 @@ class SequentialEngine:
                 error,
                 exc_info=log.isEnabledFor(logging.DEBUG),
             )
-            return Update(None, None, f"{type(error).__name__}: {error}")
+            return Update(None, None, Failure(Kind.FAILED, f"{type(error).__name__}: {error}"))
 
     def resident(self, shard: Shard) -> nn.Module:
         """Return the model that shards of this one's keep ratio are trained in."""
         size = size_of(shard)
         if size not in self._residents:
-            self._residents[size] = keep_layout(client_model(self.job.model, shard))
+            self._residents[size] = keep_memory_format(client_model(self.job.model, shard))
         return self._residents[size]
 
     def close(self) -> None:

@@ -7,7 +7,6 @@ the server by, and the file of its own samples. What was started here is ended h
 import json
 import logging
 import os
-import re
 import shlex
 import socket
 import subprocess
@@ -18,30 +17,27 @@ from pathlib import Path
 from shutil import rmtree
 from time import monotonic, sleep
 
-from sharding.errors import UserError
-from train.config import Config, load_config
-from train.directory import METRICS_FILE, check_directory, check_writable
-from train.experiment import assign_keep_ratios, check_models, read_dataset, share_out
-from train.failures import REMEDY, RunError
-from train.federate.app import ENGINE, ROOT, RUN_ENDS
+from sharding.errors import UserError, few
+from train.config.idle_keys import refuse_idle
+from train.config.naming import with_directory
+from train.config.schema import Config, load_config, read_config
+from train.experiment import assign_keep_ratios, read_dataset, share_out
+from train.federate.client_app import write_data
 from train.federate.keys import LOOPBACK, write_certificates, write_node_key
-from train.federate.node import write_data
-from train.federate.nodes import Patience
-from train.federate.processes import Processes
-from train.federate.server import check_federated
-from train.lines import whole_lines
-from train.naming import with_directory
-from train.rounds import LostRounds, Metrics
-from train.run import is_finished
-from train.stages import enter
+from train.federate.roster import Patience
+from train.federate.server_app import ENGINE, ROOT, check_federated
+from train.federate.status import FINISHED, FOLDER, Status
+from train.federate.supervisor import Processes
+from train.metrics import Metrics
+from train.rundir.directory import RunDirectory, is_finished
+from train.rundir.files import METRICS_FILE
+from train.runtime.errors import REMEDY, RunError
+from train.runtime.jsonl import NewLines
+from train.runtime.stages import enter
 
 log = logging.getLogger(__name__)
 
-FOLDER = "federation"  # in the run's directory: keys, data and logs of what runs here
 STARTING = 60.0  # seconds for a process to listen
-# How lines of the server's log begin:
-OWN_WORDS, PYTHON_ERROR = f"ERROR {RUN_ENDS}", re.compile(r"[\w.]+Error: ")
-INTRODUCED = re.compile(r"INFO node \d+ is client (\d+): ")
 
 
 @dataclass(frozen=True)
@@ -64,7 +60,7 @@ class Place:
     def environment(self, name: str) -> dict[str, str]:
         """Return what a process finds in its environment: a home of its own, and nothing sent to anybody.
 
-        It finds the modules that this one does, which `imports` may name: those of the folder it was started in too.
+        It finds the modules that this one does, which `plugins` may name: those of the folder it was started in too.
         """
         home, modules = self.folder / "homes" / name, [os.environ.get("PYTHONPATH"), os.getcwd()]
         programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # they start one another
@@ -93,9 +89,7 @@ def federate(
         RunError: the run did not come to its end.
     """
     check_federated(config)
-    check_directory(config, resume)
-    check_writable(config.directory)
-    check_models(config)
+    RunDirectory(config, resume).check()
     if resume and is_finished(config):
         return
     enter("writes keys and each node's data")
@@ -114,7 +108,9 @@ def settings_of(path: str, overrides: Sequence[str], nodes: int, patience: Patie
 
     Without an `output` the directory is named after all that differs from the configuration, the nodes too.
     """
-    asked = load_config(path, overrides)
+    told = read_config(path, overrides)
+    refuse_idle([told])
+    asked = told.config
     own = [f"clients.count={nodes}", f"clients.per_round={min(asked.clients.per_round, nodes)}"]
     words = [*overrides, *own]
     config = with_directory(load_config(path, words), words)
@@ -203,7 +199,7 @@ def register(place: Place, keys: Sequence[Path]) -> None:
 
 def node_settings(config: Config, place: Place, node: int) -> dict[str, object]:
     """Return what a node's operator says of it."""
-    ratio = assign_keep_ratios(config.keep_ratio, config.clients.count, config.world)[node]
+    ratio = assign_keep_ratios(config.keep_ratio, config.clients.count, config.seed_of_data)[node]
     data = place.folder / f"node-{node}" / "data.safetensors"
     return {"partition-id": node, "keep-ratio": float(ratio), "data": str(data)}
 
@@ -226,61 +222,43 @@ def submit(processes: Processes, place: Place, app: Path = ROOT) -> None:
 
 
 def follow(processes: Processes, config: Config, progress: Callable[[Metrics], None]) -> None:
-    """Hand each round's metrics on until the run has ended. A node that ends is told of, and the run goes on.
+    """Hand each round's metrics on until the run has ended. A node that ends is reported, and the run continues.
 
     Raises:
-        RunError: the run, the SuperLink or all nodes ended before its time, or no update could be used for too long.
+        RunError: the run, the SuperLink or all nodes ended before its time, or the server says why it could not go on.
     """
-    logs, told = config.directory / FOLDER / "logs", set[str]()
-    rounds, losses = _new_lines(config.directory / METRICS_FILE), LostRounds(config.rounds)
-    for line in rounds():  # of an earlier start
-        progress(json.loads(line))
-    arrived, finished = arrivals(logs / "run.log", config.clients.count), False
-    while not finished:
-        ended, finished = processes.ended(), is_finished(config)
-        arrived()
-        for metrics in map(json.loads, rounds()):
+    logs, status, count = config.directory / FOLDER / "logs", Status(config), config.clients.count
+    rounds, gone, joined, lost, done = NewLines(config.directory / METRICS_FILE), set[str](), 0, 0, 0
+    for metrics in rounds.read():  # of an earlier start
+        progress(metrics)
+    while True:
+        ended, said = processes.ended(), status.read()  # in this order: of one that has ended, the last word is read
+        if len(said["joined"]) > joined:
+            joined = len(said["joined"])
+            absent = f"; waits for {few(said['waiting_for'])}" if said["waiting_for"] else ", trains"
+            enter(f"{joined} of {count} nodes are there{absent}")
+        for metrics in rounds.read():
             progress(metrics)
-            losses.count(metrics)  # as the server does, whose last words come after those of the run's last round
-        for name in sorted(set(ended) - told):
-            told.add(name)
-            if not finished and name != "run":
-                log.warning("%s has ended: %s; see %s", name, last_words(logs / f"{name}.log"), logs / f"{name}.log")
-        nobody = len(told - {"superlink", "run"}) == config.clients.count
-        if not finished and (nobody or told & {"superlink", "run"}):
-            raise RunError(why_ended(told, logs))
+            done, lost = done + 1, lost + (not metrics["heard"])
+        if said["ended"] == FINISHED:
+            break
+        if said["ended"] is not None:
+            raise RunError(f"{said['ended']}; see {logs / 'run.log'}")
+        for name in sorted(ended.keys() - gone - {"superlink", "run"}):
+            log.warning("%s has ended: %s; see %s", name, last_words(logs / f"{name}.log"), logs / f"{name}.log")
+        gone |= ended.keys()
+        if gone & {"superlink", "run"} or len(gone) == count:
+            codes = ", ".join(f"{name} (exit code {ended[name]})" for name in sorted(gone))
+            raise RunError(f"{codes} ended before the run did; {logs} says why, and {REMEDY}")
         sleep(0.5)
-
-
-def arrivals(path: Path, count: int) -> Callable[[], None]:
-    """Return what tells how many of the nodes have introduced themselves in the server's log, if there are more."""
-    there = 0
-
-    def look() -> None:
-        nonlocal there
-        if there == count:
-            return
-        clients = {match[1] for line in _read(path) if (match := INTRODUCED.match(line))}
-        if there < len(clients):
-            there = len(clients)
-            enter(f"{there} of {count} nodes are there" + (", trains" if there == count else ""))
-
-    return look
-
-
-def why_ended(told: set[str], logs: Path) -> str:
-    """Return why the run has ended before its time: as the server's app has it, which says what to do, or Python."""
-    lines = _read(logs / "run.log")
-    for line in reversed(lines):
-        if line.startswith(OWN_WORDS):
-            return f"{line.removeprefix(OWN_WORDS)}; see {logs / 'run.log'}"
-    error = next((f": {line}" for line in reversed(lines) if PYTHON_ERROR.match(line)), "")
-    return f"{', '.join(sorted(told))} ended before the run did{error}; {logs} says why, and {REMEDY}"
+    if lost:
+        log.warning("in %d of %d rounds nobody was heard; metrics.jsonl says why", lost, done)
 
 
 def last_words(path: Path) -> str:
     """Return the last line that says something."""
-    return next((line for line in reversed(_read(path)) if line), "nothing was said")[:300]
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "nothing was said")[:300]
 
 
 def free_port() -> int:
@@ -288,24 +266,6 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind((LOOPBACK, 0))
         return int(listener.getsockname()[1])
-
-
-def _read(path: Path) -> list[str]:
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    return [line.strip() for line in text.splitlines()]
-
-
-def _new_lines(path: Path) -> Callable[[], list[bytes]]:
-    """Return what returns the lines that have been completed since it was last asked."""
-    shown = 0
-
-    def more() -> list[bytes]:
-        nonlocal shown
-        lines = whole_lines(path)[shown:]
-        shown += len(lines)
-        return lines
-
-    return more
 
 
 def _listens(port: int) -> bool:

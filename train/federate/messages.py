@@ -11,13 +11,17 @@ from typing import Any, Self
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.common.constant import ErrorCode
 
 from sharding import Shard
-from sharding.errors import UserError
-from train.config import Config, check_config
+from sharding.errors import FailureError, Kind, UserError
+from sharding.shard import update_norm
+from train.config.schema import Config, check_config
 from train.engines import Update
 
 STYPE = "spectral-sharding.shard"  # says how an array's bytes are to be read; Flower itself does not look at them
+UPLOAD = "train.upload"  # the kind of message that asks a node for the update it keeps
+LONGEST = 500  # characters of a node's own words that are kept
 
 
 @dataclass(frozen=True)
@@ -81,19 +85,19 @@ class Card:
         """
         known: list[Any] = [values.get(key) for key in ("partition", "keep_ratio", "num_samples")]
         partition, ratio, size = known
-        numbers = isinstance(partition, int) and isinstance(ratio, float) and isinstance(size, int)
+        numbers = type(partition) is int and type(ratio) in (int, float) and type(size) is int  # a bool is none
         if not (numbers and partition >= 0 and 0 < ratio <= 1 and size >= 1):
+            said = one_line(f"partition {partition!r}, keep ratio {ratio!r}, {size!r} samples")
             raise UserError(
-                f"it says partition {partition!r}, keep ratio {ratio!r}, {size!r} samples; needed are a partition "
-                "from 0, a keep ratio above 0 and at most 1, and a sample"
+                f"it says {said}; needed are a partition from 0, a keep ratio above 0 and at most 1, and a sample"
             )
-        return cls(partition, ratio, size)
+        return cls(partition, float(ratio), size)
 
 
 def reply_record(update: Update) -> RecordDict:
     """Return the content of a node's reply."""
     if update.shard is None:
-        return RecordDict({"failure": ConfigRecord({"why": update.failure or ""})})
+        return RecordDict({"failure": ConfigRecord({"why": str(update.failure or "")})})
     loss = float("nan") if update.loss is None else float(update.loss)
     return RecordDict({"shard": pack(update.shard), "values": ConfigRecord({"loss": loss})})
 
@@ -138,7 +142,7 @@ def unpack(record: ArrayRecord) -> Shard:
         UserError: it is none.
     """
     if list(record) != ["shard"]:
-        raise UserError(f"arrays named {', '.join(map(str, record))[:80]!r}, where a shard is needed")
+        raise UserError(f"arrays named {one_line(', '.join(map(str, record)))[:80]!r}, where a shard is needed")
     return Shard.from_bytes(record["shard"].data)
 
 
@@ -149,7 +153,9 @@ def part_of(content: RecordDict, name: str, kind: type) -> Any:
         UserError: there is none of that kind.
     """
     if not isinstance(content.get(name), kind):
-        raise UserError(f"a message without {name!r}; it has {', '.join(map(str, content))[:80] or 'nothing'}")
+        raise UserError(
+            f"a message without {name!r}; it has {one_line(', '.join(map(str, content)))[:80] or 'nothing'}"
+        )
     return content[name]
 
 
@@ -160,11 +166,43 @@ def content_of(reply: Message) -> RecordDict:
         UserError: it tells of an error.
     """
     if reply.has_error():
-        raise UserError(f"error {reply.error.code}: {str(reply.error.reason)[:500]}")
+        kind = Kind.ABSENT if reply.error.code == ErrorCode.NODE_UNAVAILABLE else Kind.FAILED
+        raise FailureError(kind, f"error {reply.error.code}: {one_line(reply.error.reason)}")
     return reply.content
 
 
 def raise_failure(content: RecordDict) -> None:
     """Raise what a node says went wrong, if it says so."""
     if "failure" in content:
-        raise UserError(str(part_of(content, "failure", ConfigRecord).get("why"))[:500])
+        raise FailureError(Kind.FAILED, one_line(part_of(content, "failure", ConfigRecord).get("why")))
+
+
+def one_line(words: object) -> str:
+    """Return what a node says as one line that a terminal can show: it may forge no line, nor steer the terminal."""
+    line = " ".join(str(words)[: 2 * LONGEST].split())
+    return "".join(letter if letter.isprintable() else "?" for letter in line)[:LONGEST]
+
+
+def norm_of(sent: Shard, returned: Shard, lr: float) -> float:
+    """Return ‖U‖/lr, with the bits of `train.rounds.reported_norms`."""
+    return float(torch.stack([update_norm(sent, returned)]) / lr)
+
+
+def read_norm(content: RecordDict) -> float:
+    """Read what a node reports that keeps its update: the norm ‖U‖/lr, which may not be finite.
+
+    Raises:
+        UserError: it is no norm, or the message tells of a failure.
+    """
+    raise_failure(content)
+    norm = part_of(content, "report", ConfigRecord).get("norm")
+    if norm is None:
+        raise FailureError(Kind.CONTRADICTORY, "its report has no norm")
+    if not isinstance(norm, float) or norm < 0:
+        raise UserError(f"its norm is {one_line(repr(norm))}, not a number of at least 0")
+    return norm
+
+
+def request_upload(plan: str) -> RecordDict:
+    """Return the content of a message that asks for the update of a round."""
+    return RecordDict({"wanted": ConfigRecord({"plan": plan})})

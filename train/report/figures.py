@@ -10,22 +10,23 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from train.plots import (
+from train.report.arms import Arm
+from train.report.plots import (
     LABELS,
-    accuracy_figure,
+    OKABE_ITO,
     add_legend,
-    draw_band,
+    curve_figure,
     lay_out,
     lay_out_log,
     lines_of,
     new_figure,
     wrapped,
 )
-from train.records import LayerLaw, Layers
-from train.report.history import Arm
+from train.report.targets import prices
+from train.rundir.records import Layers
 
 PHASES = {"plan": "#0072B2", "train": "#E69F00", "aggregate": "#009E73", "evaluate": "#CC79A7", "rest": "#BBBBBB"}
-
+ACCURACIES = {"rounds": "Accuracy by round", "bytes": "Accuracy by bytes", "simulated": "Accuracy by simulated time"}
 BAR = 0.45  # height, of 1 from bar to bar
 
 
@@ -39,39 +40,42 @@ class Drawing:
 
 def accuracy_drawings(arms: Sequence[Arm], targets: Sequence[float]) -> Iterator[Drawing]:
     """Accuracy against rounds, bytes and, where the runs have a simulated clock, seconds; and the tasks' own."""
-    styles = {arm.label: arm.style for arm in arms}
-    titles = {"rounds": "Accuracy by round", "bytes": "Accuracy by bytes", "simulated": "Accuracy by simulated time"}
-    timed = any("simulated_seconds" in run.lines[0] for arm in arms for run in arm.runs)
-    for x, title in titles.items():
+    dotted = " Dotted: the targets." if targets else ""
+    timed = any("simulated_seconds" in line for arm in arms for line in arm.lines)
+    for x, title in ACCURACIES.items():
         if x != "simulated" or timed:
-            curves = {arm.label: arm.curves("test_accuracy", x) for arm in arms}
-            yield Drawing(accuracy_figure(curves, styles, x, title, targets), f"Test accuracy against {LABELS[x]}.")
-    for task in _tasks(arms):
-        curves = {arm.label: arm.curves(f"{task}/test_accuracy") for arm in arms}
-        yield Drawing(
-            accuracy_figure(curves, styles, "rounds", f"Task {task}", ()), f"Test accuracy of {task} by round."
-        )
+            caption = f"Test accuracy against {LABELS[x]}.{dotted}"
+            yield from curve_drawings(arms, "test_accuracy", title, caption, x=x, targets=targets)
+    for task in dict.fromkeys(task for arm in arms for task in arm.settings.get("tasks") or {}):
+        yield from curve_drawings(arms, f"{task}/test_accuracy", f"Task {task}", f"Test accuracy of {task} by round.")
 
 
-def metric_drawing(arms: Sequence[Arm], key: str, title: str, caption: str, log: bool = False) -> Drawing | None:
-    """One metric against rounds, mean and band over seeds; None where no run has it."""
-    if not any(arm.curves(key) for arm in arms):
-        return None
-    figure, axes = new_figure()
-    for arm in arms:
-        draw_band(axes, arm.curves(key), arm.style, arm.label)
-    lay_out(axes, "rounds", key, title)
-    if log and all(point.y > 0 for arm in arms for curve in arm.curves(key) for point in curve):
+def curve_drawings(
+    arms: Sequence[Arm],
+    y: str,
+    title: str,
+    caption: str,
+    x: str = "rounds",
+    targets: Sequence[float] = (),
+    log: bool = False,
+) -> Iterator[Drawing]:
+    """One metric of all arms, mean and band over seeds; no picture where no run has it."""
+    curves = {arm.label: arm.curves(y, x) for arm in arms}
+    values = [point.y for seeds in curves.values() for curve in seeds for point in curve]
+    if not values:
+        return
+    figure = curve_figure(curves, {arm.label: arm.style for arm in arms}, x, y, title, targets)
+    axes, usual = figure.axes[0], median(values)
+    if log and min(values) > 0:
         lay_out_log(axes, "y")
-    elif (top := _ceiling(arms, key)) is not None:
-        axes.set_ylim(top=top)
+    elif max(values) > 20 * usual > 0:  # a few huge values would hide all the others
+        axes.set_ylim(top=4 * usual)
         caption += " Some of a run that diverged is above the picture."
-    add_legend(figure, axes)
-    return Drawing(figure, caption)
+    yield Drawing(figure, caption)
 
 
 def law_drawings(laws: Mapping[str, Layers], arms: Sequence[Arm], when: str) -> Iterator[Drawing]:
-    """π and ω of up to three layers, one color a strategy, for the smallest keep ratio of each.
+    """π and ω of up to three layers, one color an arm, for the smallest keep ratio of each.
 
     Args:
         laws: by the arm's label.
@@ -79,21 +83,16 @@ def law_drawings(laws: Mapping[str, Layers], arms: Sequence[Arm], when: str) -> 
         when: they were recorded, in words.
     """
     names = list(dict.fromkeys(name for layers in laws.values() for name in layers))
-    for name in _spread(names, 3):
-        for symbol, attribute, words in (
-            ("π", "inclusion", "inclusion probability"),
-            ("ω", "multipliers", "multiplier"),
-        ):
+    for name in dict.fromkeys(names[round(share * (len(names) - 1))] for share in (0, 0.5, 1)):
+        for symbol, key, words in (("π", "inclusion", "inclusion probability"), ("ω", "multipliers", "multiplier")):
             figure, axes = new_figure()
             for arm in arms:
                 if its := laws.get(arm.label, {}).get(name):
                     law = min(its, key=lambda law: law.keep_ratio)
-                    values = getattr(law, attribute)
-                    label = f"{arm.label} (r = {law.keep_ratio:g})"
-                    look = arm.style.line(len(values))
-                    axes.plot(range(1, len(values) + 1), values, **look, label=label, drawstyle="steps-mid")
-            lay_out(axes, "singular term", f"{symbol}, {words}")
-            axes.set_title(f"{symbol} of {name}", loc="left")
+                    values, label = getattr(law, key), f"{arm.label} (r = {law.keep_ratio:g})"
+                    places = range(1, len(values) + 1)
+                    axes.plot(places, values, **arm.style.line(len(values)), label=label, drawstyle="steps-mid")
+            lay_out(axes, "singular term", f"{symbol}, {words}", f"{symbol} of {name}")
             if symbol == "ω":
                 lay_out_log(axes, "y")
             add_legend(figure, axes)
@@ -104,11 +103,11 @@ def partition_drawings(clients: Mapping[str, Any], name: str) -> Iterator[Drawin
     """Who has what: samples of each client, shaded by keep ratio, and its share of every class."""
     samples, ratios = np.array(clients["samples"]), np.array(clients["keep_ratios"])
     figure, axes = new_figure()
-    shades = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7")
+    axes.set_axisbelow(True)
     for place, ratio in enumerate(sorted(set(ratios.tolist()))):
-        mine = ratios == ratio
-        axes.bar(np.flatnonzero(mine), samples[mine], width=0.9, color=shades[place % 6], label=f"r = {ratio:g}")
-    lay_out(axes, "client", "samples", f"{name}: samples and keep ratios")
+        mine = np.flatnonzero(ratios == ratio)
+        axes.bar(mine, samples[mine], width=0.9, color=OKABE_ITO[place % len(OKABE_ITO)], label=f"r = {ratio:g}")
+    lay_out(axes, "client", "samples", f"{name}\nsamples and keep ratios")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     add_legend(figure, axes)
     yield Drawing(figure, f"Samples of each of {len(samples)} clients, colored by keep ratio r.")
@@ -117,9 +116,9 @@ def partition_drawings(clients: Mapping[str, Any], name: str) -> Iterator[Drawin
         figure, axes = new_figure()
         shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
         image = axes.imshow(shares.T, aspect="auto", interpolation="nearest", cmap="cividis", vmin=0)
-        axes.set(xlabel="client", ylabel="class")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(integer=True))
+        axes.set(xlabel="client", ylabel="class")
         axes.set_title(f"{name}: classes", loc="left")
         figure.colorbar(image, ax=axes, label="share of the client's samples")
         yield Drawing(figure, "Each client's share of every class.")
@@ -141,9 +140,8 @@ def phase_drawing(arms: Sequence[Arm]) -> Drawing:
 
 def phases_of(arm: Arm) -> dict[str, float]:
     """Return the mean seconds of each phase of a round, and of the rest of it."""
-    lines = [line for run in arm.runs for line in run.lines]
-    named = {phase: fmean(line.get(f"seconds_{phase}", 0.0) for line in lines) for phase in PHASES if phase != "rest"}
-    return named | {"rest": max(0.0, fmean(line["seconds"] for line in lines) - sum(named.values()))}
+    named = {phase: fmean(line.get(f"seconds_{phase}", 0.0) for line in arm.lines) for phase in PHASES}
+    return named | {"rest": max(0.0, fmean(line["seconds"] for line in arm.lines) - sum(named.values()))}
 
 
 def lost_drawing(arms: Sequence[Arm]) -> Drawing:
@@ -160,26 +158,19 @@ def lost_drawing(arms: Sequence[Arm]) -> Drawing:
     return Drawing(figure, "Client updates that were left out up to each round, mean over seeds.")
 
 
-def spread_drawing(arms: Sequence[Arm], spent: Sequence[Sequence[float]], target: float) -> Drawing:
-    """Bytes to a target: a dot a seed, the mean as a bar."""
+def price_drawing(arms: Sequence[Arm], target: float) -> Drawing:
+    """Bytes to a target in %: a mark a seed, the mean as a bar."""
     figure, axes = _bars(arms)
-    for place, (arm, values) in enumerate(zip(arms, spent, strict=True)):
-        if values:
+    for place, arm in enumerate(arms):
+        if values := prices(arm, target):
             axes.barh(place, fmean(values), color=arm.style.color, alpha=0.35, height=BAR)
             axes.plot(values, [place] * len(values), arm.style.marker, color=arm.style.color, markersize=5)
         else:
-            axes.annotate(
-                "never", (0.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=9, color="0.4"
-            )
+            where = axes.get_yaxis_transform()
+            axes.text(0.01, place, "never", transform=where, va="center", fontsize=9, color="0.4")
     lay_out(axes, "MB moved by all clients", "", f"Bytes to {target:g} % test accuracy")
     axes.set_xlim(left=0)
     return Drawing(figure, f"Bytes until an evaluation first reached {target:g} %: the mean, and a mark a seed.")
-
-
-def even_laws(laws: Sequence[LayerLaw]) -> float:
-    """Return the mean ANME over keep ratios, NaN where all is certain."""
-    values = [law.anme for law in laws if not np.isnan(law.anme)]
-    return fmean(values) if values else float("nan")
 
 
 def _bars(arms: Sequence[Arm]) -> tuple[Figure, Axes]:
@@ -188,25 +179,7 @@ def _bars(arms: Sequence[Arm]) -> tuple[Figure, Axes]:
     figure, axes = new_figure(height=1.5 + len(arms) * (0.3 + 0.15 * max(map(lines_of, labels))))
     for place, label in enumerate(labels):
         where = axes.get_yaxis_transform()
-        axes.text(0.005, place - 0.55 * BAR, label, transform=where, va="bottom", fontsize=9)
+        axes.text(0.005, place - 0.55 * BAR, label, transform=where, va="bottom", fontsize=9, parse_math=False)
     axes.set_yticks([])
     axes.set_ylim(len(arms) - 0.6, -0.9)
     return figure, axes
-
-
-def _ceiling(arms: Sequence[Arm], key: str) -> float | None:
-    """Return where to cut a picture off that a few huge values would spoil, None where there are none."""
-    values = [point.y for arm in arms for curve in arm.curves(key) for point in curve]
-    usual = median(values)
-    return 4 * usual if usual > 0 and max(values) > 20 * usual else None
-
-
-def _tasks(arms: Sequence[Arm]) -> list[str]:
-    return list(dict.fromkeys(task for arm in arms for task in arm.settings.get("tasks") or {}))
-
-
-def _spread(names: Sequence[str], count: int) -> list[str]:
-    """Return a few of the names, evenly from the first to the last."""
-    if len(names) <= count:
-        return list(names)
-    return [names[round(place * (len(names) - 1) / (count - 1))] for place in range(count)]

@@ -1,14 +1,10 @@
-"""What a run has left in its directory, and which runs are seeds of the same thing."""
+"""The record of a run: what it has left in its directory, read and checked once."""
 
-import csv
-import json
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
-from io import StringIO
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -16,19 +12,14 @@ from typing import Any
 import yaml
 
 from sharding.errors import UserError
-from train.config import check_older, flatten, is_named
-from train.directory import CONFIG_FILE, METRICS_FILE
-from train.files import write_whole
-from train.lines import has_ended, rounds_among, split
-from train.naming import HOUSEKEEPING
-from train.plots import Curve, Point, Style, style_of
-from train.yaml_text import in_yaml
+from train.report.plots import Curve, Point
+from train.rundir.files import CONFIG_FILE, METRICS_FILE
+from train.rundir.provenance import Provenance
+from train.runtime.jsonl import has_ended, rounds_among, split
 
 log = logging.getLogger(__name__)
 
-MOST_KEYS = 3  # so many are told in a label, which stands in tables and legends
-# What does not make a run another experiment: also where its data are.
-UNTOLD = HOUSEKEEPING | {"data.root", "data.download"}
+NEEDED = ("bytes_down", "bytes_up", "bytes_dense", "clients", "failed", "seconds")  # numbers of every round
 
 
 @dataclass(frozen=True)
@@ -36,14 +27,12 @@ class History:
     """One run, finished or not.
 
     Attributes:
-        strategy: of the run.
         lines: of its `metrics.jsonl`, up to one that is spoiled.
         config: as written beside them.
         directory: where it is.
-        spoiled: the first line that is no round, in words; None where all are.
+        spoiled: which line is the first that cannot be used; None where all can.
     """
 
-    strategy: str
     lines: list[dict[str, Any]]
     config: Mapping[str, Any]
     directory: Path
@@ -51,30 +40,42 @@ class History:
 
     @classmethod
     def read(cls, directory: Path) -> "History":
-        """Read a run's directory: its rounds up to one that is spoiled, of which a warning tells.
+        """Read a run's directory: its rounds up to one that cannot be used, which a warning names.
 
         Raises:
-            UserError: it holds no run, or something else under such names.
+            UserError: it holds no run, or its first line cannot be used.
         """
         metrics = directory / METRICS_FILE
         try:
             config = yaml.safe_load((directory / CONFIG_FILE).read_text(encoding="utf-8"))
-            strategy, texts = config["strategy"], split(metrics.read_bytes())
+            texts = split(metrics.read_bytes())
+            if not (isinstance(config["strategy"], str) and isinstance(config["rounds"], int)):
+                raise TypeError(f"{CONFIG_FILE} has no strategy or no number of rounds")
         except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
             raise UserError(f"{directory} holds no run that can be read: {' '.join(str(error).split())}") from error
-        lines = rounds_among(texts)
+        lines = list(takewhile(_is_round, rounds_among(texts)))
         if len(lines) == len(texts):
-            return cls(strategy, lines, config, directory)
+            return cls(lines, config, directory)
         spoiled = f"{metrics}, line {len(lines) + 1}, is not the metrics of round {len(lines) + 1}"
         if not lines:
             raise UserError(f"{directory} holds no run that can be read: {spoiled}")
-        log.warning("%s; the rounds before it are shown", spoiled)
-        return cls(strategy, lines, config, directory, spoiled)
+        log.warning("%s; only the rounds before it are shown", spoiled)
+        return cls(lines, config, directory, spoiled)
 
     @property
-    def evaluated(self) -> list[dict[str, Any]]:
-        """The lines of the rounds that were evaluated."""
-        return [line for line in self.lines if "test_accuracy" in line]
+    def strategy(self) -> str:
+        """The strategy's name."""
+        return str(self.config["strategy"])
+
+    @property
+    def name(self) -> str:
+        """The experiment's name, the directory's of a run that is older than names."""
+        return str(self.config.get("name", self.directory.name))
+
+    @property
+    def accuracies(self) -> list[float]:
+        """The test accuracies of all evaluations, in %."""
+        return [100 * line["test_accuracy"] for line in self.lines if "test_accuracy" in line]
 
     @property
     def why_ended(self) -> str | None:
@@ -86,25 +87,55 @@ class History:
         """Whether it has come to its end, early or not."""
         return has_ended(self.lines, self.config["rounds"])
 
+    def total(self, key: str) -> float:
+        """Return the sum over all rounds of a number that each of them has."""
+        return sum(line.get(key, 0) for line in self.lines)
+
+    @property
+    def megabytes(self) -> float:
+        """What all clients moved in all rounds, down and up, in MB."""
+        return sum(map(megabytes, self.lines))
+
     def mean_bytes(self, direction: str) -> float:
         """Bytes ``down`` or ``up``, per client and round."""
-        clients = sum(line["clients"] for line in self.lines)
-        return float(sum(line[f"bytes_{direction}"] for line in self.lines) / max(clients, 1))  # 0 of nobody
+        return float(self.total(f"bytes_{direction}") / max(self.total("clients"), 1))  # 0 of nobody
 
     @property
     def share_of_dense(self) -> float:
         """What a client moved in a round, down and up, of what dense FedAvg would have."""
         return (self.mean_bytes("down") + self.mean_bytes("up")) / (2 * float(self.lines[0]["bytes_dense"]))
 
-    def curve(self, y: str, x: str = "rounds") -> Curve:
-        """Return the rounds that have y, against ``rounds``, ``bytes`` (MB) or ``simulated`` seconds; shares in %."""
-        factor = 100 if y.endswith("accuracy") else 1
-        places = accumulate(map(AMOUNTS[x], self.lines))
-        return [
-            Point(line["round"], place, factor * line[y])
-            for place, line in zip(places, self.lines, strict=True)
-            if isinstance(line.get(y), int | float) and isfinite(line[y])
-        ]
+    def curve(self, y: str, x: str = "rounds", smooth: float = 0.0) -> Curve:
+        """Return y of the rounds that have it, shares in %.
+
+        Args:
+            y: a key of the metrics.
+            x: what has been spent so far: ``rounds``, ``bytes`` (MB) or ``simulated`` seconds.
+            smooth: the weight w of the past in m_t = w m_(t-1) + (1 - w) y_t; dividing by its total weight keeps
+                the first values from being drawn towards zero.
+        """
+        factor, points, average = 100 if y.endswith("accuracy") else 1, list[Point](), 0.0
+        for line, spent in zip(self.lines, accumulate(map(AMOUNTS[x], self.lines)), strict=True):
+            if is_number(line.get(y)):
+                average = smooth * average + (1 - smooth) * factor * line[y]
+                points.append(Point(line["round"], spent, average / (1 - smooth ** (len(points) + 1))))
+        return points
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value of the metrics can be drawn and summed up."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+def _is_round(line: Mapping[str, Any]) -> bool:
+    """Return whether all numbers that a report sums up are numbers, and accuracies between 0 and 1."""
+    spent = {key: value for key, value in line.items() if key.startswith("seconds") or key == "simulated_seconds"}
+    accuracies = [value for key, value in line.items() if key.endswith("test_accuracy")]
+    return (
+        all(is_number(value) and 0 <= value < 1e18 for value in [*spent.values(), *map(line.get, NEEDED)])
+        and all(is_number(value) and 0 <= value <= 1 for value in accuracies)
+        and isinstance(line.get("failures", {}), dict)
+    )
 
 
 def megabytes(line: Mapping[str, float]) -> float:
@@ -119,21 +150,11 @@ AMOUNTS: dict[str, Callable[[Mapping[str, float]], float]] = {
 }
 
 
-def evaluations(
-    lines: Sequence[Mapping[str, float]], amount: Callable[[Mapping[str, float]], float]
-) -> list[tuple[float, float]]:
-    """Return (what has been spent so far, test accuracy in 0…1) at every evaluation; a round spends `amount` of it."""
-    spent = accumulate(map(amount, lines))
-    return [
-        (so_far, line["test_accuracy"]) for so_far, line in zip(spent, lines, strict=True) if "test_accuracy" in line
-    ]
-
-
 def find_runs(folders: Iterable[Path]) -> tuple[list[History], list[str]]:
     """Read all runs in these folders and below that have finished a round.
 
     Returns:
-        The runs, and what could not be read, of which a warning tells too.
+        The runs, and what could not be read, which warnings name too.
 
     Raises:
         UserError: there is none, or none that can be read, or no such folder.
@@ -148,9 +169,24 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[History], list[str]]:
         raise UserError("; ".join(unread))
     if not runs:
         raise UserError(f"no run with a finished round in {', '.join(map(str, folders))}; name folders that hold runs")
+    warn_of(unread)
+    return runs, unread
+
+
+def warn_of(unread: Iterable[str]) -> None:
+    """Warn of what could not be read."""
     for why in unread:
         log.warning("%s; it is left out", why)
-    return runs, unread
+
+
+def data_remarks(runs: Iterable[History]) -> list[str]:
+    """Return in what the data of these runs differ from the official ones, as far as their directories say."""
+    remarks: dict[str, None] = {}
+    for run in runs:
+        with suppress(UserError):  # the page names a spoiled file
+            held = Provenance.read(run.directory)
+            remarks |= dict.fromkeys(remark for each in (held.data.values() if held else ()) for remark in each)
+    return list(remarks)
 
 
 def read_all(directories: Iterable[Path]) -> tuple[list[History], list[str]]:
@@ -162,131 +198,3 @@ def read_all(directories: Iterable[Path]) -> tuple[list[History], list[str]]:
         except UserError as error:
             unread.append(str(error))
     return runs, unread
-
-
-def without_repeats(runs: Sequence[History]) -> tuple[list[History], list[tuple[History, History]]]:
-    """Keep one run of each configuration and seed: a finished one, else the longest, else the newest.
-
-    Returns:
-        The runs to keep, and of each other the run that stands for it.
-    """
-    alike: dict[str, list[History]] = {}
-    for run in runs:
-        alike.setdefault(f"{run.config.get('seed')} {_identity(run)}", []).append(run)
-    kept = {key: max(its, key=_standing) for key, its in alike.items()}
-    left_out = [(run, kept[key]) for key, its in alike.items() for run in its if run is not kept[key]]
-    return list(kept.values()), left_out
-
-
-@dataclass(frozen=True)
-class Arm:
-    """Runs that differ in their seed alone.
-
-    Attributes:
-        label: the strategy, and what else tells it from the other arms.
-        settings: its configuration, flat, without what does not make it another experiment.
-        style: how it is drawn.
-    """
-
-    label: str
-    strategy: str
-    settings: Mapping[str, Any]
-    runs: Sequence[History]
-    style: Style
-
-    def curves(self, y: str, x: str = "rounds") -> list[Curve]:
-        """Return the seeds' curves, without those that have no point."""
-        return [curve for run in self.runs if (curve := run.curve(y, x))]
-
-    @property
-    def finals(self) -> list[float]:
-        """The last test accuracy of every seed that has one, in %."""
-        return [100 * run.evaluated[-1]["test_accuracy"] for run in self.runs if run.evaluated]
-
-
-def group(runs: Sequence[History]) -> list[Arm]:
-    """Put the seeds of one configuration together, in the order of their first run."""
-    gathered: dict[str, list[History]] = {}
-    for run in runs:
-        gathered.setdefault(_identity(run), []).append(run)
-    members = list(gathered.values())
-    settings = [settings_of(seeds[0]) for seeds in members]
-    seen: dict[str, int] = {}
-    arms = []
-    for its, seeds, label in zip(settings, members, _labels(settings), strict=True):
-        strategy = str(its["strategy"])
-        number = seen[strategy] = seen.get(strategy, -1) + 1
-        arms.append(Arm(label, strategy, its, seeds, style_of(strategy).variant(number)))
-    return arms
-
-
-def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a label for each configuration, numbered where what it tells is the same for several."""
-    named: dict[str, list[Mapping[str, Any]]] = {}
-    for its in settings:
-        named.setdefault(str(its["name"]), []).append(its)
-    differing = {name: differing_keys(alike) for name, alike in named.items()}
-    labels = [_label(its, differing) for its in settings]
-    times, seen = Counter(labels), Counter[str]()
-    for place, label in enumerate(labels):
-        if times[label] > 1:
-            seen[label] += 1
-            labels[place] = f"{label} ({seen[label]})"
-    return labels
-
-
-def _label(its: Mapping[str, Any], differing: Mapping[str, Sequence[str]]) -> str:
-    """Return the strategy, the name where there are several, and the first keys in which those of that name differ."""
-    name = str(its["name"])
-    keys = [key for key in differing[name] if key != "strategy"][:MOST_KEYS]
-    told = [f"{_short(key, differing[name])}={value_of(its, key)}" for key in keys]
-    return ", ".join([str(its["strategy"]), *([name] if len(differing) > 1 else []), *told])
-
-
-def value_of(settings: Mapping[str, Any], key: str) -> str:
-    """Return what a configuration has for a key, as YAML writes it."""
-    return in_yaml(settings[key]) if key in settings else "–"
-
-
-def settings_of(run: History) -> dict[str, Any]:
-    """Return a run's configuration, flat, with defaults for keys that did not exist then."""
-    flat = flatten(_defaults()) | flatten(run.config)
-    return {key: value for key, value in flat.items() if not is_named(key, UNTOLD)}
-
-
-def differing_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the keys in which configurations differ."""
-    keys = dict.fromkeys(key for its in settings for key in its)
-    return [key for key in keys if any(its.get(key) != settings[0].get(key) for its in settings)]
-
-
-def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> Path:
-    """Write a table and return its path."""
-    text = StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(header)
-    writer.writerows(rows)
-    write_whole(path, text.getvalue().encode())
-    return path
-
-
-def _identity(run: History) -> str:
-    return json.dumps(settings_of(run), sort_keys=True, default=str)
-
-
-def _standing(run: History) -> tuple[bool, int, float]:
-    return run.is_finished, len(run.lines), (run.directory / METRICS_FILE).stat().st_mtime
-
-
-def _short(key: str, among: Sequence[str]) -> str:
-    """Return a dotted key's last word, or all of it where that is another key's as well."""
-    last = key.rpartition(".")[2]
-    return last if sum(other.rpartition(".")[2] == last for other in among) == 1 else key
-
-
-@cache
-def _defaults() -> dict[str, Any]:
-    """Return what a run did whose configuration says no more than it must."""
-    needed = {"name": "run", "rounds": 1, "model": {"name": "mlp"}, "data": {"name": "digits"}}
-    clients = {"count": 1, "per_round": 1}
-    return check_older(needed | {"clients": clients}).model_dump(mode="json")

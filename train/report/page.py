@@ -1,45 +1,42 @@
 """One page about any runs: what they came to, at what price, and what was run; it needs no network."""
 
+from base64 import b64encode
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import isnan
 from pathlib import Path
-from statistics import fmean, mean
-from typing import Any
+from statistics import fmean
+from typing import TypeVar
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from sharding.errors import UserError
-from train.files import write_whole
-from train.provenance import Provenance
-from train.records import Layers, read_clients, read_layers
-from train.report import html
+from train.report.arms import Arm, differing_keys, group, value_of, without_repeats
 from train.report.figures import (
     Drawing,
     accuracy_drawings,
-    even_laws,
+    curve_drawings,
     law_drawings,
     lost_drawing,
-    metric_drawing,
     partition_drawings,
     phase_drawing,
-    spread_drawing,
+    price_drawing,
 )
-from train.report.history import (
-    AMOUNTS,
-    Arm,
-    History,
-    differing_keys,
-    find_runs,
-    group,
-    value_of,
-    without_repeats,
-    write_csv,
-)
-from train.report.summary import CSV_COLUMNS, csv_rows, rounds_of
-from train.report.targets import mean_and_spread, price, reached_targets, spent_until, targets_of
-from train.yaml_text import in_yaml
+from train.report.history import History, data_remarks, find_runs
+from train.report.plots import svg_of
+from train.report.summary import CSV_COLUMNS, csv_rows, least_and_most
+from train.report.targets import choose_targets, prices, spent_until
+from train.report.text import NOTHING, mean_and_spread, write_csv
+from train.rundir.provenance import Provenance
+from train.rundir.records import LayerLaw, Layers, read_clients, read_layers
+from train.runtime.files import write_whole
 
-PAGE, TABLE = "report.html", "report.csv"
-REASONS = 12  # so many reasons for lost updates are told
+PAGE, TABLE, TEMPLATE = "report.html", "report.csv", "page.html"
+GENERATOR = "spectral-sharding report"  # the sign by which a page is known as one
+REASONS = 12  # so many reasons for lost updates are listed
+
+Found = TypeVar("Found")
 
 
 def write_page(folders: Sequence[Path], into: Path, command: str, targets: Sequence[float] = ()) -> list[Path]:
@@ -49,7 +46,7 @@ def write_page(folders: Sequence[Path], into: Path, command: str, targets: Seque
         folders: that hold runs, or are runs.
         into: the folder to write to.
         command: to stand on the page.
-        targets: accuracies in % to tell the bytes of; by default the configured ones, or three that were reached.
+        targets: accuracies in % whose price in bytes is shown; by default `choose_targets`, of each experiment.
 
     Returns:
         The paths written.
@@ -60,223 +57,180 @@ def write_page(folders: Sequence[Path], into: Path, command: str, targets: Seque
     found, unread = find_runs(folders)
     runs, repeats = without_repeats(found)
     page, table = into / PAGE, into / TABLE
-    for path, mark in ((page, html.GENERATOR), (table, CSV_COLUMNS[0])):
-        if path.exists() and mark not in path.read_text(encoding="utf-8", errors="replace")[:500]:
+    for path, sign in ((page, GENERATOR), (table, ",".join(CSV_COLUMNS))):
+        if path.exists() and sign not in path.read_text(encoding="utf-8", errors="replace")[:500]:
             raise UserError(f"{path} is not from here and would be overwritten; choose another --output")
-    arms = group(runs)
     into.mkdir(parents=True, exist_ok=True)
-    aims = list(targets) or targets_of(arms) or reached_targets(arms)
-    columns = [f"megabytes_to_{aim:g}" for aim in aims]
-    spent = [[spent_until(run, aim, "bytes") for aim in aims] for arm in arms for run in arm.runs]
-    rows = [(*row, *its) for row, its in zip(csv_rows(arms), spent, strict=True)]
-    write_csv(table, (*CSV_COLUMNS, *columns), rows)
-    title = ", ".join(dict.fromkeys(str(run.config.get("name", run.directory.name)) for run in runs))
-    missing = _unread(unread, runs) + _left_out(repeats)
-    write_whole(page, html.page(title, _sections(arms, aims, command, missing)).encode())
+    names = dict.fromkeys(run.name for run in runs)
+    chapters = [Chapter.of(name, group([run for run in runs if run.name == name]), targets) for name in names]
+    _write_table(table, chapters)
+    notes = [f"{why}; it is left out." for why in unread]
+    notes += [f"{run.spoiled}; only the rounds before it are shown." for run in runs if run.spoiled]
+    notes += [f"{run.directory} is left out: {kept.directory} has the same settings and seed." for run, kept in repeats]
+    loader = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, undefined=StrictUndefined)
+    environment.filters |= {"spread": mean_and_spread, "mean": fmean, "span": least_and_most}
+    environment.filters |= {"svg": _svg, "percent": lambda aim: f"{aim:g} %"}
+    words = {"generator": GENERATOR, "title": ", ".join(names), "notes": notes, "command": command}
+    template = environment.get_template(TEMPLATE)
+    write_whole(
+        page, template.render(words, table_file=TABLE, chapters=chapters, value_of=value_of, prices=prices).encode()
+    )
     return [page, table]
 
 
-def _sections(arms: Sequence[Arm], aims: Sequence[float], command: str, missing: str) -> Iterator[tuple[str, str]]:
-    yield "Results", _results(arms, command) + missing
-    yield "Accuracy", html.figures([*accuracy_drawings(arms, aims), _loss(arms)])
-    yield "Bytes to a target", _targets(arms, aims)
-    yield "What was sent", _laws(arms)
-    yield "Who has what", _clients(arms)
-    yield "Time", html.figures([phase_drawing(arms)])
-    yield "Lost clients", _lost(arms)
-    yield "Configuration", _configuration(arms)
-    yield "Versions", _versions(arms)
+@dataclass(frozen=True)
+class Chapter:
+    """What the page shows of one experiment.
+
+    Attributes:
+        aims: accuracies in % whose price is shown.
+        remarks: in what the data differ from the official ones.
+        notes: what could not be read, filled in while the other parts are made.
+    """
+
+    name: str
+    arms: Sequence[Arm]
+    aims: Sequence[float]
+    remarks: Sequence[str]
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, name: str, arms: Sequence[Arm], targets: Sequence[float]) -> "Chapter":
+        """Read what else the runs of an experiment have left."""
+        remarks = data_remarks(run for arm in arms for run in arm.runs)
+        return cls(name, arms, list(targets) or choose_targets(arms), remarks)
+
+    @property
+    def runs(self) -> list[History]:
+        """All runs, arm by arm."""
+        return [run for arm in self.arms for run in arm.runs]
+
+    def accuracy(self) -> list[Drawing]:
+        """Draw the accuracy, and the clients' loss."""
+        caption = "The clients' mean loss in each round, on their own data."
+        loss = curve_drawings(self.arms, "train_loss", "Training loss", caption)
+        return [*accuracy_drawings(self.arms, self.aims), *loss]
+
+    def bytes_to_targets(self) -> list[Drawing]:
+        """Draw the price of each target."""
+        return [price_drawing(self.arms, aim) for aim in self.aims]
+
+    def draws(self) -> list[Drawing]:
+        """Draw how the strategies' draws did, round by round."""
+        of = "Share of the singular terms that at least one client holds."
+        squared = "Squared error of the clients' average reconstruction, of ‖W‖²."
+        even = "Average normalized marginal entropy of π: 1 where all terms are equally likely."
+        return [
+            *curve_drawings(self.arms, "coverage", "Coverage", of),
+            *curve_drawings(self.arms, "discrepancy", "Discrepancy", squared, log=True),
+            *curve_drawings(self.arms, "anme", "Evenness", even),
+        ]
+
+    def laws(self) -> "Laws | None":
+        """Return what each arm's first seed last wrote of its layers; None where none has."""
+        held = {arm.label: self._read(read_layers, arm.runs[0]) for arm in self.arms}
+        last = {label: max(laws)[0] for label, laws in held.items() if laws}
+        if not last:
+            return None
+        first, end = min(last.values()) + 1, max(last.values()) + 1
+        when = f"in round {end}" if first == end else f"in each run's last record (rounds {first} to {end})"
+        shown = {label: _layers_of(held[label] or {}, round) for label, round in last.items()}
+        return Laws(last, when, shown, list(law_drawings(shown, self.arms, when)))
+
+    def clients(self) -> "tuple[list[Drawing], Path] | None":
+        """Draw who has what, in the first run whose clients can be read; None where none can."""
+        for run in self.runs:
+            if clients := self._read(read_clients, run):
+                drawings = [drawing for name, its in clients.items() for drawing in partition_drawings(its, name)]
+                return drawings, run.directory
+        return None
+
+    def time(self) -> list[Drawing]:
+        """Draw the phases of a round."""
+        return [phase_drawing(self.arms)]
+
+    def lost(self) -> list[Drawing]:
+        """Draw the updates that were left out."""
+        return [lost_drawing(self.arms)]
+
+    def reasons(self) -> list[tuple[tuple[str, str], int]]:
+        """Return the most frequent reasons for lost updates, by the arm's label."""
+        each = ((arm.label, line.get("failures", {})) for arm in self.arms for line in arm.lines)
+        return Counter((label, str(why)) for label, whys in each for why in whys.values()).most_common(REASONS)
+
+    def differing(self) -> list[str]:
+        """Return the keys in which the arms differ."""
+        return differing_keys([arm.settings for arm in self.arms])
+
+    def versions(self) -> tuple[list[str], list[tuple[History, dict[str, str]]]]:
+        """Return with what each run was made, after the names of that; of one that was resumed, all its starts'."""
+        made = [(run, _describe(held)) for run in self.runs if (held := self._read(Provenance.read, run))]
+        return list(dict.fromkeys(key for _, its in made for key in its)), made
+
+    def _read(self, reader: Callable[[Path], Found], run: History) -> Found | None:
+        """Return what a run left besides its metrics; None where it cannot be read, which a note says."""
+        try:
+            return reader(run.directory)
+        except UserError as error:
+            self.notes.append(f"{error}.")
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            self.notes.append(f"{run.directory} has a file that cannot be read: {type(error).__name__}: {error}.")
+        return None
 
 
-def _results(arms: Sequence[Arm], command: str) -> str:
-    header = ("strategy", "test accuracy", "seeds", "best", "MB moved", "of dense", "rounds", "s a round", "lost")
-    rows = [_result(arm) for arm in arms]
-    told = html.table(header, rows, colors=[arm.style.color for arm in arms])
-    for arm in arms:
-        for run in arm.runs:
-            if len(run.lines) < run.config["rounds"]:
-                reached = f"{run.directory} has {len(run.lines)} of {run.config['rounds']} rounds"
-                why = run.why_ended or "it was cut off, or still runs"
-                told += html.note(f"{reached}: {why}.", warn=not run.is_finished)
-    seeds = "mean ± standard deviation over seeds; " if any(len(arm.runs) > 1 for arm in arms) else ""
-    explained = f"Test accuracy after the last round in %, {seeds}MB moved by all clients, down and up, in all rounds; "
-    return told + html.note(f"{explained}every run is a row of {TABLE}. Made by {command}")
+@dataclass(frozen=True)
+class Laws:
+    """The layers of each arm, by its label, as of its last record.
+
+    Attributes:
+        last: the round of that record.
+        when: it was, in words.
+    """
+
+    last: Mapping[str, int]
+    when: str
+    layers: Mapping[str, Layers]
+    drawings: Sequence[Drawing]
+
+    def header(self) -> list[str]:
+        """Return the header of the table of layers."""
+        return ["layer", *(f"{label} (round {round + 1})" for label, round in self.last.items())]
+
+    def names(self) -> list[str]:
+        """Return the names of all layers."""
+        return list(dict.fromkeys(name for layers in self.layers.values() for name in layers))
+
+    def anme(self, label: str, name: str) -> str:
+        """Return the mean evenness of a layer over keep ratios, a dash where all is certain."""
+        laws: Sequence[LayerLaw] = self.layers[label].get(name, ())
+        values = [law.anme for law in laws if not isnan(law.anme)]
+        return mean_and_spread([fmean(values)], ".3f") if values else NOTHING
 
 
-def _unread(unread: Sequence[str], runs: Sequence[History]) -> str:
-    told = [f"{why}; it is left out." for why in unread]
-    told += [f"{run.spoiled}; the rounds before it are shown." for run in runs if run.spoiled]
-    return "".join(html.note(words, warn=True) for words in told)
-
-
-def _left_out(repeats: Sequence[tuple[History, History]]) -> str:
-    told = (f"{run.directory} is left out: {kept.directory} has the same settings and seed." for run, kept in repeats)
-    return "".join(html.note(words, warn=True) for words in told)
-
-
-def _result(arm: Arm) -> tuple[str, ...]:
-    lines = [line for run in arm.runs for line in run.lines]
-    best = [100 * max(line["test_accuracy"] for line in run.evaluated) for run in arm.runs if run.evaluated]
-    moved = [sum(map(AMOUNTS["bytes"], run.lines)) for run in arm.runs]
-    share = mean(run.share_of_dense for run in arm.runs)
-    return (
-        arm.label,
-        mean_and_spread(arm.finals) if arm.finals else "–",
-        str(len(arm.runs)),
-        f"{mean(best):.1f}" if best else "–",
-        f"{mean(moved):,.1f}",
-        f"{100 * share:.1f} %",
-        rounds_of(arm.runs),
-        f"{fmean(line['seconds'] for line in lines):.2f}",
-        str(int(sum(line["failed"] for line in lines))),
-    )
-
-
-def _loss(arms: Sequence[Arm]) -> Drawing | None:
-    return metric_drawing(
-        arms, "train_loss", "Training loss", "The clients' mean loss in each round, on their own data."
-    )
-
-
-def _targets(arms: Sequence[Arm], aims: Sequence[float]) -> str:
-    if not aims:
-        return ""
-    spent = [[[spent_until(run, aim, "bytes") for run in arm.runs] for aim in aims] for arm in arms]
-    rows = [(arm.label, *(_price(arm, aim) for aim in aims)) for arm in arms]
-    header = ("strategy", *(f"{aim:g} %" for aim in aims))
-    dots = [
-        spread_drawing(arms, [[value for value in its[place] if value is not None] for its in spent], aim)
-        for place, aim in enumerate(aims)
-    ]
-    words = "Spent until an evaluation first reached the target; of seeds that never did, the number is told."
-    return html.table(header, rows, colors=[arm.style.color for arm in arms]) + html.note(words) + html.figures(dots)
-
-
-def _price(arm: Arm, aim: float) -> str:
-    """Return the rounds and MB of the seeds that reached a target, and how many never did, a line each."""
-    rounds = [value for run in arm.runs if (value := spent_until(run, aim, "rounds")) is not None]
-    moved = price(arm, aim, " MB").replace(" (", "\n(")
-    return f"{mean_and_spread(rounds, '.0f')} rounds\n{moved}" if rounds else moved
-
-
-def _laws(arms: Sequence[Arm]) -> str:
-    lines = [
-        metric_drawing(arms, "coverage", "Coverage", "Share of the singular terms that at least one client holds."),
-        metric_drawing(
-            arms,
-            "discrepancy",
-            "Discrepancy",
-            "Squared error of the clients' average reconstruction, of ‖W‖².",
-            log=True,
-        ),
-        metric_drawing(
-            arms, "anme", "Evenness", "Average normalized marginal entropy of π: 1 where all terms are equally likely."
-        ),
-    ]
-    held = {arm.label: read_layers(arm.runs[0].directory) for arm in arms}
-    held = {label: laws for label, laws in held.items() if laws}
-    if not held:
-        why = "π and ω are not here: these runs shard nothing, or were made before layers.jsonl was written."
-        return html.figures(lines) + html.note(why)
-    last = {label: max(laws)[0] + 1 for label, laws in held.items()}
-    when = _when(last.values())
-    shown = {label: _last_record(laws) for label, laws in held.items()}
-    names = list(dict.fromkeys(name for layers in shown.values() for name in layers))
-    rows = [(name, *(_evenness(layers.get(name)) for layers in shown.values())) for name in names]
-    explained = html.note(f"ANME of each layer {when}, mean over keep ratios, first seed.")
-    return (
-        html.figures([*lines, *law_drawings(shown, arms, when)])
-        + html.table(("layer", *(f"{label} (round {t})" for label, t in last.items())), rows)
-        + explained
-    )
-
-
-def _last_record(laws: Mapping[tuple[int, str], Layers]) -> Layers:
-    """Return the layers of the last round there is; those of several tasks go by the tasks' names too."""
-    end, _ = max(laws)
-    tasks = {task: layers for (round, task), layers in laws.items() if round == end}
+def _layers_of(laws: Mapping[tuple[int, str], Layers], round: int) -> Layers:
+    """Return the layers of a round; those of several tasks go by the tasks' names too."""
+    tasks = {task: layers for (when, task), layers in laws.items() if when == round}
     if len(tasks) == 1:
         return next(iter(tasks.values()))
     return {f"{task}/{name}": its for task, layers in tasks.items() for name, its in layers.items()}
 
 
-def _when(rounds: Collection[int]) -> str:
-    """Say which round is shown of each of several runs."""
-    first, last = min(rounds), max(rounds)
-    return f"in round {last}" if first == last else f"in each run's last record (rounds {first} to {last})"
-
-
-def _evenness(laws: Any) -> str:
-    value = even_laws(laws) if laws else float("nan")
-    return "–" if isnan(value) else f"{value:.3f}"
-
-
-def _clients(arms: Sequence[Arm]) -> str:
-    spoiled = ""
-    for run in (run for arm in arms for run in arm.runs):
-        try:
-            told = read_clients(run.directory)
-        except UserError as error:
-            spoiled += html.note(f"{error}.", warn=True)
-            continue
-        if told:
-            drawings = [drawing for name, its in told.items() for drawing in partition_drawings(its, name)]
-            return spoiled + html.figures(drawings) + html.note(f"Of {run.directory}; every seed deals them out anew.")
-    return spoiled + html.note("Not here: no run has a clients.json that can be read; see python -m train inspect.")
-
-
-def _lost(arms: Sequence[Arm]) -> str:
-    reasons = Counter(
-        (arm.label, str(why))
-        for arm in arms
-        for run in arm.runs
-        for line in run.lines
-        for why in line.get("failures", {}).values()
-    )
-    total = int(sum(line["failed"] for arm in arms for run in arm.runs for line in run.lines))
-    if not total:
-        return html.note("None: every client's update was used.")
-    rows = [(label, why, str(count)) for (label, why), count in reasons.most_common(REASONS)]
-    return html.figures([lost_drawing(arms)]) + html.table(("strategy", "why", "updates"), rows, words=True)
-
-
-def _configuration(arms: Sequence[Arm]) -> str:
-    settings = [arm.settings for arm in arms]
-    differing = differing_keys(settings)
-    shared = [(key, in_yaml(value)) for key, value in settings[0].items() if key not in differing and value is not None]
-    told = ""
-    if differing:
-        rows = [(key, *(value_of(its, key) for its in settings)) for key in differing]
-        told = html.note("What differs:") + html.table(("key", *(arm.label for arm in arms)), rows, words=True)
-        told += html.note("What all have in common:")
-    return told + html.table(("key", "value"), shared, words=True)
-
-
-def _versions(arms: Sequence[Arm]) -> str:
-    keys: dict[str, None] = {}
-    rows = []
-    for run in (run for arm in arms for run in arm.runs):
-        its = _provenance(run)
-        keys |= dict.fromkeys(its)
-        rows.append((str(run.directory), str(run.config.get("seed", "–")), its))
-    if not keys:
-        return html.note("Not here: these runs were made before provenance.json was written.")
-    return html.table(
-        ("run", "seed", *keys),
-        [(where, seed, *(its.get(key, "–") for key in keys)) for where, seed, its in rows],
-        words=True,
-    )
-
-
-def _provenance(run: History) -> dict[str, str]:
-    """Return what a run was made with; of one that was resumed, all that its starts had."""
-    try:
-        held = Provenance.read(run.directory)
-    except UserError as error:
-        return {"provenance": str(error)}
-    if held is None:
-        return {}
-    told = {"engine": held.engine, "device": held.device, "threads": str(held.threads)}
+def _describe(held: Provenance) -> dict[str, str]:
+    words = {"engine": held.engine, "device": held.device, "threads": str(held.threads)}
     for key in dict.fromkeys(key for start in held.starts for key in start):
-        told[key] = ", ".join(dict.fromkeys(str(start.get(key, "–")) for start in held.starts))
-    return told
+        words[key] = ", ".join(dict.fromkeys(str(start.get(key, NOTHING)) for start in held.starts))
+    return words
+
+
+def _svg(drawing: Drawing) -> str:
+    return b64encode(svg_of(drawing.figure)).decode()
+
+
+def _write_table(path: Path, chapters: Sequence[Chapter]) -> None:
+    aims = sorted({aim for chapter in chapters for aim in chapter.aims})
+    rows = []
+    for chapter in chapters:
+        for row, run in zip(csv_rows(chapter.arms), chapter.runs, strict=True):
+            rows.append((*row, *(spent_until(run, aim, "bytes") for aim in aims)))
+    write_csv(path, (*CSV_COLUMNS, *(f"megabytes_to_{aim:g}" for aim in aims)), rows)

@@ -1,20 +1,22 @@
 """What is written after training, of a run or of several: a table, a Markdown file, a CSV, and a plot."""
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
 from rich.table import Table
 
-from train.directory import METRICS_FILE
-from train.files import write_whole
-from train.plots import accuracy_figure, save
-from train.report.history import Arm, History, group, megabytes, read_all, without_repeats, write_csv
-from train.report.targets import mean_and_spread, price, reached_targets, targets_of
+from train.report.arms import Arm, group, without_repeats
+from train.report.history import History, data_remarks, read_all
+from train.report.plots import curve_figure, save
+from train.report.targets import choose_targets, price, targets_of
+from train.report.text import NOTHING, markdown_table, mean_and_spread, write_csv
+from train.rundir.directory import REPORT_SIGN
+from train.rundir.files import METRICS_FILE
+from train.runtime.files import write_whole
 
-COLUMNS = ("strategy", "test accuracy", "down / client·round", "up / client·round", "of dense FedAvg's bytes")
+COLUMNS = ("test accuracy", "down / client·round", "up / client·round", "of dense FedAvg's bytes")
 CSV_COLUMNS = (
     *("strategy", "settings", "seed", "directory", "rounds", "test_accuracy", "best_accuracy", "test_loss"),
     *("megabytes", "bytes_down_per_client_round", "bytes_up_per_client_round", "share_of_dense", "failed"),
@@ -22,36 +24,6 @@ CSV_COLUMNS = (
 )
 SUMMARY, TABLE, PLOT = "summary.md", "summary.csv", "accuracy_vs_bytes.png"
 RESUME = " --resume"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table: a strategy, with its settings, over its seeds; accuracies in %."""
-
-    label: str
-    accuracies: list[float]
-    down: float
-    up: float
-    share: float
-    price: str | None
-
-    @classmethod
-    def of(cls, arm: Arm, target: float | None) -> "Row":
-        """Average the runs of an arm; its price is what it moved to reach the target in %."""
-        down, up = (mean(run.mean_bytes(direction) for run in arm.runs) for direction in ("down", "up"))
-        share = mean(run.share_of_dense for run in arm.runs)
-        return cls(arm.label, arm.finals, down, up, share, None if target is None else price(arm, target))
-
-    def cells(self) -> tuple[str, ...]:
-        """The row as text."""
-        return (
-            self.label,
-            f"{mean_and_spread(self.accuracies)} %" if self.accuracies else "–",
-            f"{self.down / 1e3:,.1f} kB",
-            f"{self.up / 1e3:,.1f} kB",
-            f"{100 * self.share:.1f} %",
-            *([] if self.price is None else [self.price]),
-        )
 
 
 def write_report(
@@ -71,94 +43,121 @@ def write_report(
     Returns:
         The table for the screen, and the paths written.
     """
-    failed, told = failed or {}, [History.read(directory) for directory in directories]
-    earlier = _runs_in(into, {*directories, *failed})
-    histories, _ = without_repeats([*told, *(run for run in earlier if run.is_finished)])
-    arms = group(histories)
-    aims = targets_of(arms) or reached_targets(arms)
-    columns = (*COLUMNS, *(f"MB to {target:g} %" for target in aims[:1]))
-    rows = [Row.of(arm, aims[0] if aims else None) for arm in arms]
-    notes = [f"Failed, and not in the table: `{directory}`: {why}" for directory, why in failed.items()]
-    notes += [f"Not finished, and not in the table: `{run.directory}`" for run in earlier if not run.is_finished]
-    notes += [f"Made by `{each}`." for each in _commands(into / SUMMARY, command)]
-    write_whole(into / SUMMARY, _markdown(title, columns, rows, histories, notes).encode())
+    failed, wanted = failed or {}, [History.read(directory) for directory in directories]
+    beside = sorted({path.parent for path in into.glob(f"*/{METRICS_FILE}")} - {*directories, *failed})
+    earlier, _ = read_all(beside)
+    runs, _ = without_repeats([*wanted, *(run for run in earlier if run.is_finished)])
+    arms = group(runs)
+    header, rows = _table(arms, choose_targets(arms)[:1])
+    commands = _commands(into / SUMMARY, command)
+    remarks = [f"Failed, and not in the table: `{directory}`: {why}" for directory, why in failed.items()]
+    remarks += [f"Not finished, and not in the table: `{run.directory}`" for run in earlier if not run.is_finished]
+    best = _best(arms)
+    paragraphs = [
+        f"{REPORT_SIGN}{_in_comment(commands)} -->\n# {title}",
+        markdown_table(header, rows),
+        *best,
+        _explained(arms),
+        *(f"The data are not the official ones: {remark}." for remark in data_remarks(runs)),
+        *remarks,
+        *(f"Made by `{each}`." for each in commands),
+        f"![Test accuracy against bytes]({PLOT})",
+    ]
+    write_whole(into / SUMMARY, ("\n\n".join(paragraphs) + "\n").encode())
     table = write_csv(into / TABLE, CSV_COLUMNS, csv_rows(arms))
     curves = {arm.label: arm.curves("test_accuracy", "bytes") for arm in arms}
-    figure = accuracy_figure(curves, {arm.label: arm.style for arm in arms}, "bytes", title, targets_of(arms))
-    written = [*(directory / METRICS_FILE for directory in directories), into / SUMMARY, table]
-    return _table(title, columns, rows, histories), [*written, *save(figure, into / PLOT)]
+    styles = {arm.label: arm.style for arm in arms}
+    figure = curve_figure(curves, styles, "bytes", "test_accuracy", title, targets_of(arms))
+    metrics = [directory / METRICS_FILE for directory in directories]
+    written = [*metrics, into / SUMMARY, table, *save(figure, into / PLOT)]
+    return _screen(title, header, rows, [*best, *_losses(arms)]), written
 
 
-def _runs_in(folder: Path, known: set[Path]) -> list[History]:
-    """Read the runs in a folder besides those that are known; what cannot be read is none."""
-    found, _ = read_all(sorted({path.parent for path in folder.glob(f"*/{METRICS_FILE}")} - known))
-    return found
+def csv_rows(arms: Sequence[Arm]) -> Iterator[tuple[object, ...]]:
+    """Yield a row a run; accuracies are shares in 0…1."""
+    for arm in arms:
+        varied = ", ".join(f"{key}={value}" for key, value in arm.varied.items())
+        for run in arm.runs:
+            scored = [line for line in run.lines if "test_accuracy" in line]
+            accuracies = [line["test_accuracy"] for line in scored]
+            scores = (accuracies[-1], max(accuracies), scored[-1].get("test_loss")) if scored else (None, None, None)
+            yield (
+                *(arm.strategy, varied, run.config.get("seed"), run.directory, len(run.lines), *scores),
+                *(run.megabytes, run.mean_bytes("down"), run.mean_bytes("up"), run.share_of_dense),
+                *(int(run.total("failed")), run.total("seconds"), run.total("simulated_seconds") or None),
+            )
+
+
+def least_and_most(counts: Sequence[int]) -> str:
+    """Return ``3``, or ``3–5`` where the counts differ."""
+    return "–".join(map(str, dict.fromkeys((min(counts), max(counts)))))
+
+
+def _table(arms: Sequence[Arm], targets: Sequence[float]) -> tuple[list[str], list[list[str]]]:
+    """Return the header and a row an arm: the strategy, the varied keys, and what it came to."""
+    keys = list(dict.fromkeys(key for arm in arms for key in arm.varied))
+    header = ["strategy", *keys, *COLUMNS, *(f"MB to {target:g} %" for target in targets)]
+    return header, [_row(arm, keys, targets) for arm in arms]
+
+
+def _row(arm: Arm, keys: Sequence[str], targets: Sequence[float]) -> list[str]:
+    down, up = (mean(run.mean_bytes(direction) for run in arm.runs) for direction in ("down", "up"))
+    return [
+        arm.strategy,
+        *(arm.varied.get(key, NOTHING) for key in keys),
+        f"{mean_and_spread(arm.finals)} %" if arm.finals else NOTHING,
+        f"{down / 1e3:,.1f} kB",
+        f"{up / 1e3:,.1f} kB",
+        f"{100 * mean(run.share_of_dense for run in arm.runs):.1f} %",
+        *(price(arm, target) for target in targets),
+    ]
+
+
+def _best(arms: Sequence[Arm]) -> list[str]:
+    """Return a line that names the best point of a grid; none where no key was varied."""
+    scored = [arm for arm in arms if arm.finals]
+    if len(scored) < 2 or not any(arm.varied for arm in scored):
+        return []
+    best = max(scored, key=lambda arm: mean(arm.finals))
+    return [f"Best: {best.label}, {mean_and_spread(best.finals)} %."]
+
+
+def _losses(arms: Sequence[Arm]) -> list[str]:
+    failed = _failed(arms)
+    return [f"{failed} client updates were left out; `failures` in metrics.jsonl says why"] if failed else []
+
+
+def _failed(arms: Sequence[Arm]) -> int:
+    return int(sum(line["failed"] for arm in arms for line in arm.lines))
+
+
+def _explained(arms: Sequence[Arm]) -> str:
+    seeds = [len(arm.finals) for arm in arms]
+    spread = f"mean ± standard deviation of {least_and_most(seeds)} seeds" if max(seeds) > 1 else "one seed"
+    rounds = least_and_most([len(run.lines) for arm in arms for run in arm.runs])
+    seconds = sum(line["seconds"] for arm in arms for line in arm.lines)
+    lost = f"{_failed(arms)} client updates failed or were rejected"
+    return f"Accuracy after the last of {rounds} rounds, {spread}; {seconds:.0f} s of rounds in all; {lost}."
+
+
+def _screen(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], remarks: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", caption="\n".join(remarks) or None)
+    for index, column in enumerate(header):
+        table.add_column(column.replace("·", " · "), justify="right" if index else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def _commands(summary: Path, command: str) -> list[str]:
-    """Return the commands that a summary names, and this one unless it merely goes on with one of them."""
-    held = re.findall(r"^Made by `(.+)`\.$", summary.read_text("utf-8"), re.MULTILINE) if summary.exists() else []
+    """Return the commands that a summary lists, and this one unless it merely resumes one of them."""
+    held: list[str] = []
+    if summary.exists() and (first := summary.read_text("utf-8").partition("\n")[0]).startswith(REPORT_SIGN):
+        held = json.loads(first.removeprefix(REPORT_SIGN).removesuffix("-->"))
     known = command.replace(RESUME, "") in [each.replace(RESUME, "") for each in held]
     return held if known else [*held, command]
 
 
-def csv_rows(arms: Sequence[Arm]) -> list[tuple[object, ...]]:
-    """Return a row a run; accuracies are shares in 0…1."""
-    return [_csv_row(arm, run) for arm in arms for run in arm.runs]
-
-
-def rounds_of(runs: Sequence[History]) -> str:
-    """Return how many rounds the runs have, the least and the most where they differ."""
-    return _least_and_most([len(run.lines) for run in runs])
-
-
-def _least_and_most(counts: Sequence[int]) -> str:
-    return "–".join(map(str, dict.fromkeys((min(counts), max(counts)))))
-
-
-def _csv_row(arm: Arm, run: History) -> tuple[object, ...]:
-    evaluated = run.evaluated
-    accuracies = [line["test_accuracy"] for line in evaluated]
-    down, up = run.mean_bytes("down"), run.mean_bytes("up")
-    settings = arm.label.removeprefix(arm.strategy).removeprefix(", ")
-    scores = (accuracies[-1], max(accuracies), evaluated[-1].get("test_loss")) if evaluated else (None, None, None)
-    simulated = sum(line.get("simulated_seconds", 0.0) for line in run.lines)
-    return (
-        *(arm.strategy, settings, run.config.get("seed"), run.directory, len(run.lines), *scores),
-        *(sum(map(megabytes, run.lines)), down, up, run.share_of_dense),
-        *(sum(line["failed"] for line in run.lines), sum(line["seconds"] for line in run.lines), simulated or None),
-    )
-
-
-def _table(title: str, columns: Sequence[str], rows: list[Row], histories: list[History]) -> Table:
-    failed = _failures(histories)
-    caption = f"{failed} client updates were left out; `failures` in metrics.jsonl says why" if failed else None
-    table = Table(title=title, title_justify="left", caption=caption)
-    for index, column in enumerate(columns):
-        table.add_column(column.replace("·", " · "), justify="right" if index else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*row.cells())
-    return table
-
-
-def _failures(histories: list[History]) -> int:
-    return int(sum(line["failed"] for history in histories for line in history.lines))
-
-
-def _markdown(
-    title: str, columns: Sequence[str], rows: list[Row], histories: list[History], notes: Sequence[str]
-) -> str:
-    lines = [f"# {title}", "", f"| {' | '.join(columns)} |", f"|---|{'---:|' * (len(columns) - 1)}"]
-    lines += [f"| {' | '.join(row.cells())} |" for row in rows]
-    seeds = [len(row.accuracies) for row in rows]
-    seconds = sum(line["seconds"] for history in histories for line in history.lines)
-    lines += [
-        "",
-        f"Accuracy after the last of {rounds_of(histories)} rounds"
-        + (f", mean ± standard deviation of {_least_and_most(seeds)} seeds" if max(seeds) > 1 else ", one seed")
-        + f"; {seconds:.0f} s of rounds in all; {_failures(histories)} client updates failed or were rejected.",
-        *(f"\n{note}" for note in notes),
-        "",
-        f"![Test accuracy against bytes]({PLOT})",
-    ]
-    return "\n".join(lines) + "\n"
+def _in_comment(commands: Sequence[str]) -> str:
+    """Return the commands as JSON that cannot end a comment."""
+    return json.dumps(commands).replace(">", "\\u003e")

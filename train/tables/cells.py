@@ -8,7 +8,8 @@ from pathlib import Path
 
 from sharding.errors import UserError, pick
 from sharding.strategies import STRATEGIES
-from train.config import Config, load_config
+from train.config.idle_keys import refuse_idle
+from train.config.schema import Asked, Config, read_config
 from train.tables.layout import CONFIGS, Layout, Matrix, Setting
 
 OWN = {  # what a table sets itself
@@ -57,12 +58,15 @@ def cells_of(
     """
     known = pick(layout.scales, scale, "scale")
     check_overrides(overrides)
-    return [
+    cells = [
         _cell(setting, strategy, seed, layout, scale, into, overrides)
         for seed in dict.fromkeys(known.seeds if seeds is None else seeds)
         for setting in matrix.settings()
         for strategy in matrix.strategies
     ]
+    line = frozenset(override.partition("=")[0] for override in overrides)
+    refuse_idle([Asked(cell.config, frozenset(), line) for cell in cells])
+    return cells
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
@@ -99,20 +103,20 @@ def _cell(
 ) -> Cell:
     path = CONFIGS / f"{setting.experiment}.yaml"
     base = [*layout.experiments[setting.experiment].stand_ins.get(scale, []), *overrides]
-    plain = load_config(path, base)
+    plain = read_config(path, base).config
     changes = [_times(override, plain.rounds) for override in setting.overrides]
-    varied = [override for override in changes if load_config(path, [*base, override]) != plain]
+    varied = [override for override in changes if read_config(path, [*base, override]).config != plain]
     whole = is_whole(strategy)
     ratio = [] if whole else [f"keep_ratio={setting.keep_ratio}"]
     name = f"{setting.experiment}/{','.join([_short(setting.keep_ratio, whole), *varied])}/{strategy}-{seed}"
-    config = load_config(path, [*base, *varied, *ratio, f"strategy={strategy}", f"seed={seed}"])
+    config = read_config(path, [*base, *varied, *ratio, f"strategy={strategy}", f"seed={seed}"]).config
     return Cell(setting, strategy, seed, name, config.model_copy(update={"output": into / "cells" / name}))
 
 
 def is_whole(strategy: str) -> bool:
     """Tell whether clients train the whole model, so that one run stands for every keep ratio."""
     known = STRATEGIES[strategy]
-    return known.law is None or known.keep_ratio is not None
+    return known.allocate is None or known.keep_ratio is not None
 
 
 def _times(override: str, rounds: int) -> str:

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 
 from sharding.errors import UserError, pick
 from sharding.strategies import STRATEGIES
-from train.sections import Ratio, Section, Share
+from train.config.sections import Ratio, Section, Share
 
 LAYOUT_FILE = Path(__file__).with_name("layout.yaml")
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -1,21 +1,23 @@
 """The pictures of tables and figures."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import ceil
+from statistics import fmean, stdev
+from typing import Any
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
-from train.plots import LABELS, Point, draw_band, lay_out, style_of
-from train.tables.cells import is_whole
+from train.report.history import History
+from train.report.plots import LABELS, draw_curves, style_of
 from train.tables.layout import Layout, Matrix, Panel, Setting
-from train.tables.results import Grid, summarize
+
+Runs = Callable[[Setting, str], Sequence[History]]  # of a setting and a strategy
 
 
-def draw_table(matrix: Matrix, grid: Grid, layout: Layout) -> Picture:
-    """Draw one panel a setting that has been run: ours as dots with deviations, the published values hollow."""
-    settings = _run_settings(matrix, grid) or matrix.settings()
+def draw_table(matrix: Matrix, settings: Sequence[Setting], runs: Runs, layout: Layout) -> Picture:
+    """Draw one panel a setting: ours as dots with deviations, the published values hollow."""
     columns = min(len(settings), 3)
     rows = ceil(len(settings) / columns)
     size = (4.2 * columns + 1, (0.28 * len(matrix.strategies) + 1.2) * rows + 0.4)
@@ -24,59 +26,51 @@ def draw_table(matrix: Matrix, grid: Grid, layout: Layout) -> Picture:
     for axes in panels[len(settings) :]:
         axes.set_visible(False)
     for axes, setting in zip(panels, settings, strict=False):
-        _draw_setting(axes, matrix, grid, layout, setting)
+        _draw_setting(axes, matrix, setting, runs, layout)
     panels[0].invert_yaxis()
     handles, labels = panels[0].get_legend_handles_labels()
     picture.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
     return picture
 
 
-def _draw_setting(axes: Axes, matrix: Matrix, grid: Grid, layout: Layout, setting: Setting) -> None:
+def _draw_setting(axes: Axes, matrix: Matrix, setting: Setting, runs: Runs, layout: Layout) -> None:
     labels = {"ours": "ours", "published": "published (its own scale)"}
     for place, strategy in enumerate(matrix.strategies):
-        ours, known = summarize(grid[setting, strategy]), layout.published_of(setting, strategy)
-        if ours.mean is not None:
-            color = style_of(strategy).color
-            axes.errorbar(ours.mean, place, xerr=ours.deviation, fmt="o", color=color, label=labels.pop("ours", None))
-        if known is not None:
-            spread = known[1] if len(known) > 1 else None
-            label = labels.pop("published", None)
-            axes.errorbar(known[0], place, xerr=spread, fmt="D", color="0.55", markerfacecolor="none", label=label)
+        ours = [run.accuracies[-1] for run in runs(setting, strategy) if run.is_finished and run.accuracies]
+        look: dict[str, Any]
+        if ours:
+            look = {"color": style_of(strategy).color, "label": labels.pop("ours", None)}
+            axes.errorbar(fmean(ours), place, xerr=stdev(ours) if len(ours) > 1 else None, fmt="o", **look)
+        if known := layout.published_of(setting, strategy):
+            look = {"color": "0.55", "markerfacecolor": "none", "label": labels.pop("published", None)}
+            axes.errorbar(known[0], place, xerr=known[1] if len(known) > 1 else None, fmt="D", **look)
     axes.set_yticks(range(len(matrix.strategies)), matrix.strategies)
-    axes.set_title(f"{layout.experiments[setting.experiment].title}\n{setting.label}", fontsize=9)
+    axes.set_title(_title(setting, layout), fontsize=9)
     axes.set_xlabel(LABELS["test_accuracy"])
     axes.grid(alpha=0.3)
 
 
-def draw_curves(matrix: Matrix, grid: Grid, layout: Layout, panels: Sequence[Panel]) -> Picture:
-    """Draw one row of panels a setting that has been run; one color a strategy, its seeds' mean in a band."""
-    settings = _run_settings(matrix, grid) or matrix.settings()[:1]
-    size = (4.6 * len(panels) + 2, 3.0 * len(settings) + 0.2)
-    picture = Picture(figsize=size, layout="constrained")
-    axes_of = picture.subplots(len(settings), len(panels), squeeze=False)
-    for row, setting in zip(axes_of, settings, strict=True):
-        for axes, panel in zip(row, panels, strict=True):
-            _draw_panel(axes, matrix, grid, setting, panel)
-        row[0].set_title(f"{layout.experiments[setting.experiment].title}\n{setting.label}", fontsize=9, loc="left")
+def draw_rows(
+    matrix: Matrix, settings: Sequence[Setting], runs: Runs, layout: Layout, panels: Sequence[Panel]
+) -> Picture:
+    """Draw one row of panels a setting; one color a strategy, its seeds' mean in a band."""
+    picture = Picture(figsize=(4.6 * len(panels) + 2, 3.0 * len(settings) + 0.2), layout="constrained")
+    styles = {strategy: style_of(strategy) for strategy in matrix.strategies}
     handles: dict[str, Artist] = {}
-    for axes in axes_of.flatten():
-        handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    for row, setting in zip(picture.subplots(len(settings), len(panels), squeeze=False), settings, strict=True):
+        for axes, panel in zip(row, panels, strict=True):
+            curves = {
+                strategy: [run.curve(panel.y, panel.x, panel.smooth) for run in runs(setting, strategy)]
+                for strategy in matrix.strategies
+            }
+            draw_curves(axes, curves, styles, panel.x, panel.y)
+            if panel.smooth:
+                axes.set_ylabel(f"{LABELS.get(panel.y, panel.y)}\nmoving average {panel.smooth:g}")
+            handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        row[0].set_title(_title(setting, layout), fontsize=9, loc="left")
     picture.legend(list(handles.values()), list(handles), loc="outside right upper", frameon=False)
     return picture
 
 
-def _draw_panel(axes: Axes, matrix: Matrix, grid: Grid, setting: Setting, panel: Panel) -> None:
-    for strategy in matrix.strategies:
-        points = [outcome.curve(panel.x, panel.y, panel.smooth) for outcome in grid[setting, strategy]]
-        curves = [[Point(place, *xy) for place, xy in enumerate(zip(*its, strict=True))] for its in points]
-        draw_band(axes, curves, style_of(strategy), strategy)
-    lay_out(axes, panel.x, panel.y)
-    if panel.smooth:
-        axes.set_ylabel(f"{LABELS.get(panel.y, panel.y)}\nmoving average {panel.smooth:g}")
-
-
-def _run_settings(matrix: Matrix, grid: Grid) -> list[Setting]:
-    """Return the settings of which a cell of their own has begun; if none has, those with runs for all keep ratios."""
-    begun = {cell for cell, outcomes in grid.items() if any(outcome.rounds for outcome in outcomes)}
-    drawn = {setting for setting, strategy in begun if not is_whole(strategy)} or {setting for setting, _ in begun}
-    return [setting for setting in matrix.settings() if setting in drawn]
+def _title(setting: Setting, layout: Layout) -> str:
+    return f"{layout.experiments[setting.experiment].title}\n{setting.label}"

@@ -1,17 +1,20 @@
 """Tables and figures as files: Markdown, CSV and PNG, with the published value beside each of ours."""
 
-import csv
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Self
 
-from train.plots import save
-from train.tables.cells import Cell
+from train.report.history import History, data_remarks, read_all, warn_of
+from train.report.plots import save
+from train.report.text import NOTHING, markdown_table, mean_and_spread, write_csv
+from train.rundir.files import METRICS_FILE
+from train.runtime.files import write_whole
+from train.tables.cells import Cell, is_whole
 from train.tables.layout import Figure, Layout, Matrix, Panel, Setting
-from train.tables.plots import draw_curves, draw_table
-from train.tables.results import Grid, Outcome, entry, read_outcome, remarks_on, summarize
+from train.tables.plots import draw_rows, draw_table
 
 TABLE_CURVES = [Panel(y="test_accuracy"), Panel(y="test_accuracy", x="bytes")]
 CSV_COLUMNS = (
@@ -27,7 +30,8 @@ class Report:
     Attributes:
         name: stem of the files, ``table1`` or ``figure3``.
         matrix: the table or figure.
-        grid: what has been run of it.
+        cells: that it is made of.
+        runs: what has been run of them, by the cell's name.
         layout: that it stands in, with the published values.
         scale: of the runs.
         command: the one that makes it, to stand beside the numbers.
@@ -36,7 +40,8 @@ class Report:
 
     name: str
     matrix: Matrix
-    grid: Grid
+    cells: Sequence[Cell]
+    runs: dict[str, History]
     layout: Layout
     scale: str
     command: str
@@ -44,110 +49,115 @@ class Report:
 
     @classmethod
     def of(
-        cls, name: str, matrix: Matrix, cells: Iterable[Cell], layout: Layout, scale: str, command: str, into: Path
+        cls, name: str, matrix: Matrix, cells: Sequence[Cell], layout: Layout, scale: str, command: str, into: Path
     ) -> Self:
-        """Read what has been run of these cells."""
-        grid: dict[tuple[Setting, str], list[Outcome]] = {}
-        for cell in cells:
-            grid.setdefault((cell.setting, cell.strategy), []).append(read_outcome(cell))
-        return cls(name if isinstance(matrix, Figure) else f"table{name}", matrix, grid, layout, scale, command, into)
+        """Read what has been run of these cells; what cannot be read is left out, and a warning names it."""
+        begun = {cell.config.directory: cell.name for cell in cells}
+        found, unread = read_all(directory for directory in begun if (directory / METRICS_FILE).exists())
+        warn_of(unread)
+        runs = {begun[run.directory]: run for run in found if run.lines}
+        stem = name if isinstance(matrix, Figure) else f"table{name}"
+        return cls(stem, matrix, cells, runs, layout, scale, command, into)
 
     def write(self) -> list[Path]:
         """Write Markdown, CSV and plots, and return their paths."""
         self.into.mkdir(parents=True, exist_ok=True)
-        text, cells, dots, curves = (self.into / f"{self.name}{end}" for end in (".md", ".csv", ".png", "_curves.png"))
-        self._write_csv(cells)
-        pictures = [curves]
+        text, rows, dots, curves = (self.into / f"{self.name}{end}" for end in (".md", ".csv", ".png", "_curves.png"))
+        write_csv(rows, CSV_COLUMNS, self._csv_rows())
+        settings = self.drawn() or self.matrix.settings()
+        pictures, panels = [curves], TABLE_CURVES
         if isinstance(self.matrix, Figure):
-            save(draw_curves(self.matrix, self.grid, self.layout, self.matrix.panels), curves)
+            panels, settings = self.matrix.panels, self.drawn() or settings[:1]
         else:
-            save(draw_curves(self.matrix, self.grid, self.layout, TABLE_CURVES), curves)
-            save(draw_table(self.matrix, self.grid, self.layout), dots)
+            save(draw_table(self.matrix, settings, self.of_cell, self.layout), dots)
             pictures.insert(0, dots)
-        text.write_text("\n".join(self._markdown(pictures)) + "\n", encoding="utf-8")
-        return [text, cells, *pictures]
+        save(draw_rows(self.matrix, settings, self.of_cell, self.layout, panels), curves)
+        paragraphs = [*self._head(), *self._tables(), *self._runs(), f"Made by `{self.command}`."]
+        paragraphs += [f"![{picture.stem}]({picture.name})" for picture in pictures]
+        write_whole(text, ("\n\n".join(paragraphs) + "\n").encode())
+        return [text, rows, *pictures]
 
-    def _markdown(self, pictures: Iterable[Path]) -> Iterator[str]:
+    def of_cell(self, setting: Setting, strategy: str) -> list[History]:
+        """Return the seeds that have been run of a cell of the table."""
+        return [self.runs[cell.name] for cell in self._seeds[setting, strategy] if cell.name in self.runs]
+
+    def drawn(self) -> list[Setting]:
+        """Return the settings with a run of their own; if none has, those with runs that stand for all keep ratios."""
+        begun = [cell for cell in self.cells if cell.name in self.runs]
+        drawn = {cell.setting for cell in begun if not is_whole(cell.strategy)} or {cell.setting for cell in begun}
+        return [setting for setting in self.matrix.settings() if setting in drawn]
+
+    @cached_property
+    def _seeds(self) -> dict[tuple[Setting, str], list[Cell]]:
+        seeds: dict[tuple[Setting, str], list[Cell]] = {}
+        for cell in self.cells:
+            seeds.setdefault((cell.setting, cell.strategy), []).append(cell)
+        return seeds
+
+    def _head(self) -> Iterator[str]:
         number = self.name.removeprefix("table").removeprefix("figure")
         kind = "Figure" if isinstance(self.matrix, Figure) else "Table"
-        scale = self.layout.scales[self.scale].title
         yield f"# {kind} {number}: {self.matrix.title}" if number.isdigit() else f"# {self.matrix.title}"
-        yield ""
-        yield f"Test accuracy in % after the last round, mean ± standard deviation over seeds ({scale})."
-        yield "`published`: the paper's, at its own scale. A dash: a run that has not finished, or no such value."
-        yield "`lost`: trainings of clients that diverged or failed and were left out of their round."
-        parts = {name: list(its) for name, its in groupby(self.matrix.settings(), key=lambda its: its.experiment)}
-        begun = {name: columns for name, columns in parts.items() if self._has_begun(columns)} or parts
-        for experiment, columns in begun.items():
-            yield from ("", f"## {self.layout.experiments[experiment].title}", "")
-            cells = (self.grid[setting, name] for setting in columns for name in self.matrix.strategies)
-            if remarks := remarks_on(chain.from_iterable(cells)):
-                yield from (f"Ours on data that are not the official ones: {', '.join(remarks)}.", "")
-            yield from self._rows(columns)
-        if len(begun) < len(parts):
-            rest = ", ".join(self.layout.experiments[name].title for name in parts if name not in begun)
-            yield from ("", f"Not begun, and left out here: {rest}.")
-        yield from ("", *self._runs(), "", f"Made by `{self.command}`.")
-        for picture in pictures:
-            yield from ("", f"![{picture.stem}]({picture.name})")
-
-    def _has_begun(self, settings: Iterable[Setting]) -> bool:
-        """Return whether a round of any run is there."""
-        outcomes = chain.from_iterable(
-            self.grid[setting, name] for setting in settings for name in self.matrix.strategies
+        scale = self.layout.scales[self.scale].title
+        yield (
+            f"Test accuracy in % after the last round, mean ± standard deviation over seeds ({scale}).\n"
+            "`published`: the paper's, at its own scale. A dash: a run that has not finished, or no such value.\n"
+            "`lost`: trainings of clients that diverged or failed and were left out of their round."
         )
-        return any(outcome.rounds for outcome in outcomes)
 
-    def _rows(self, settings: Sequence[Setting]) -> Iterator[str]:
-        """Two columns a setting: ours, and what was published."""
-        yield "| strategy |" + "".join(f" {setting.label} | published |" for setting in settings)
-        yield "|---|" + "---:|---:|" * len(settings)
-        for strategy in self.matrix.strategies:
-            entries = (
-                f" {summarize(self.grid[setting, strategy])} | {published(self.layout, setting, strategy)} |"
-                for setting in settings
-            )
-            yield f"| {strategy} |" + "".join(entries)
+    def _tables(self) -> Iterator[str]:
+        """Yield a table an experiment that has begun, and the names of the others."""
+        parts = {name: list(its) for name, its in groupby(self.matrix.settings(), key=lambda its: its.experiment)}
+        begun = {cell.setting.experiment for cell in self.cells if cell.name in self.runs} or {*parts}
+        for experiment, settings in parts.items():
+            if experiment in begun:
+                yield f"## {self.layout.experiments[experiment].title}"
+                runs = (run for its in settings for name in self.matrix.strategies for run in self.of_cell(its, name))
+                if remarks := data_remarks(runs):
+                    yield f"Ours on data that are not the official ones: {', '.join(remarks)}."
+                yield self._table(settings)
+        if rest := [self.layout.experiments[name].title for name in parts if name not in begun]:
+            yield f"Not begun, and left out here: {', '.join(rest)}."
+
+    def _table(self, settings: Sequence[Setting]) -> str:
+        """Return two columns a setting: ours, and what was published."""
+        header = ["strategy", *(head for setting in settings for head in (setting.label, "published"))]
+        rows = [
+            [name, *(text for its in settings for text in (entry(self.of_cell(its, name)), self._published(its, name)))]
+            for name in self.matrix.strategies
+        ]
+        return markdown_table(header, rows)
+
+    def _published(self, setting: Setting, strategy: str) -> str:
+        known = self.layout.published_of(setting, strategy)
+        return NOTHING if known is None else " ± ".join(f"{value:.2f}" for value in known)
 
     def _runs(self) -> Iterator[str]:
-        """How much was run, and how far the unfinished runs are."""
-        outcomes = list({outcome.cell.name: outcome for seeds in self.grid.values() for outcome in seeds}.values())
-        finished = [outcome for outcome in outcomes if outcome.finished]
-        seconds = [outcome.seconds for outcome in finished]
+        """Yield how much was run, and how far the unfinished runs are."""
+        configs = {cell.name: cell.config for cell in self.cells}
+        finished = [run for run in self.runs.values() if run.is_finished]
+        seconds = [run.total("seconds") for run in finished]
         spent = f", {min(seconds):.0f} to {max(seconds):.0f} s of rounds each" if seconds else ""
-        yield f"{len(finished)} of {len(outcomes)} runs are finished{spent}."
-        for outcome in outcomes:
-            if outcome.rounds and not outcome.finished:
-                yield (
-                    f"`{outcome.cell.name}` is at round {outcome.rounds} of {outcome.cell.config.rounds}"
-                    f" ({entry(outcome.accuracy, None, digits=1)} %)."
-                )
+        lines = [f"{len(finished)} of {len(configs)} runs are finished{spent}."]
+        for name, run in self.runs.items():
+            if not run.is_finished:
+                score = mean_and_spread(run.accuracies[-1:])
+                lines.append(f"`{name}` is at round {len(run.lines)} of {configs[name].rounds} ({score} %).")
+        yield "\n".join(lines)
 
-    def _write_csv(self, path: Path) -> None:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(CSV_COLUMNS)
-            for (setting, strategy), outcomes in self.grid.items():
-                known = [*(self.layout.published_of(setting, strategy) or ()), "", ""][:2]
-                where = (setting.experiment, setting.keep_ratio, setting.variant, strategy)
-                for outcome in filter(lambda outcome: outcome.rounds, outcomes):
-                    writer.writerow((*where, *_measured(outcome), *known))
-
-
-def published(layout: Layout, setting: Setting, strategy: str) -> str:
-    """Return the published value as text, a dash where none is known."""
-    known = layout.published_of(setting, strategy)
-    return "–" if known is None else entry(known[0], known[1] if len(known) > 1 else None, digits=2)
+    def _csv_rows(self) -> Iterator[tuple[object, ...]]:
+        for cell in chain.from_iterable(self._seeds.values()):
+            if run := self.runs.get(cell.name):
+                known = [*(self.layout.published_of(cell.setting, cell.strategy) or ()), "", ""][:2]
+                where = (cell.setting.experiment, cell.setting.keep_ratio, cell.setting.variant, cell.strategy)
+                accuracy = f"{run.accuracies[-1]:.2f}" if run.accuracies else ""
+                rounds = (len(run.lines), cell.config.rounds)
+                spent = (f"{run.total('seconds'):.1f}", int(run.total("failed")), f"{run.megabytes:.3f}")
+                yield (*where, cell.seed, *rounds, accuracy, *spent, *known)
 
 
-def _measured(outcome: Outcome) -> tuple[object, ...]:
-    accuracy = "" if outcome.accuracy is None else f"{outcome.accuracy:.2f}"
-    rounds = (outcome.rounds, outcome.cell.config.rounds)
-    return (
-        outcome.cell.seed,
-        *rounds,
-        accuracy,
-        f"{outcome.seconds:.1f}",
-        outcome.lost,
-        f"{outcome.megabytes[-1]:.3f}",
-    )
+def entry(runs: Iterable[History]) -> str:
+    """Return the mean accuracy of the runs that have finished, and how many updates they lost."""
+    finished = [run for run in runs if run.is_finished and run.accuracies]
+    lost = int(sum(run.total("failed") for run in finished))
+    return mean_and_spread([run.accuracies[-1] for run in finished]) + (f" ({lost} lost)" if lost else "")

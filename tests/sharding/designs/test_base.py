@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sharding.designs import DESIGNS, fit, fit_all, sample
+from sharding.designs import DESIGNS, draw_terms, fit, fit_all
 from sharding.designs.base import split
 from sharding.errors import UserError
 from sharding.inclusion import collective_inclusion, optimal_inclusion
@@ -51,7 +51,7 @@ def test_every_sample_has_the_right_size_and_respects_0_and_1(case, design):
 @pytest.mark.parametrize("design", OURS)
 def test_four_thousand_terms(design):
     pi = optimal_inclusion(SPECTRA["power"](4096), 410)
-    drawn = sample(pi, design, rng=np.random.default_rng(0))
+    drawn = draw_terms(pi, design, rng=np.random.default_rng(0))
     assert drawn.shape == (410,)
     assert np.all(np.diff(drawn) > 0)
 
@@ -95,9 +95,9 @@ def test_what_the_sum_lacks_is_made_up(error):
 
 def test_unknown_design_names_the_nearest():
     with pytest.raises(UserError, match="did you mean 'brewer'"):
-        sample([0.5, 0.5], "brewr", rng=np.random.default_rng(0))
+        draw_terms([0.5, 0.5], "brewr", rng=np.random.default_rng(0))
 
 
 def test_a_generator_has_to_be_given():
     with pytest.raises(UserError, match="sample needs a generator"):
-        sample([0.5, 0.5])
+        draw_terms([0.5, 0.5])

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.designs import DESIGNS, entropy, fit_all, joint_inclusion
+from sharding.designs import DESIGNS, fit_all
 from sharding.designs.conditional_poisson import fit_cps
 from sharding.inclusion import optimal_inclusion
 from sharding.inclusion import poisson_binomial as pb
@@ -112,35 +112,6 @@ def test_many_samples_come_from_consecutive_outcomes():
     rows = np.random.default_rng(3).random((int(np.ceil(500 / design.hit)), 6)) < design.coins
     accepted = rows[rows.sum(axis=1) == 3][:500]
     np.testing.assert_array_equal(batch[: len(accepted)], [np.flatnonzero(row) for row in accepted])
-
-
-@pytest.mark.parametrize("pi", [PI, np.array([0.4, 1.0, 0.6, 0.0]), np.array([0.9, 0.8, 0.7, 0.6]), np.ones(3)])
-def test_joint_inclusion_and_entropy_against_all_subsets(pi):
-    free = (pi > 0) & (pi < 1)
-    joint, bits = np.outer(pi, pi), 0.0
-    np.fill_diagonal(joint, pi)
-    if free.any():
-        law = reference.cps_law(fit_cps(pi[free], round(pi[free].sum())).coins, round(pi[free].sum()))
-        joint[np.ix_(free, free)] = reference.joint_of(law, free.sum())
-        bits = -sum(chance * np.log(chance) for chance in law.values())
-    np.testing.assert_allclose(joint_inclusion(pi, "cps"), joint, rtol=0, atol=1e-12)
-    assert entropy(pi) == pytest.approx(bits, abs=1e-12)
-
-
-def test_joint_inclusion_of_a_large_problem_adds_up():
-    pi = optimal_inclusion(SPECTRA["power"](512), 52)
-    joint = joint_inclusion(pi, "cps")
-    np.testing.assert_allclose(joint.sum(axis=0), 52 * pi, rtol=0, atol=1e-9)
-    assert np.all(joint >= 0)
-
-
-def test_entropy_is_above_that_of_other_designs():
-    def entropy_of(law):
-        return -sum(chance * np.log(chance) for chance in law.values())
-
-    pi = np.array([0.2, 0.5, 0.6, 0.7])
-    assert entropy(pi) > entropy_of(reference.brewer_law(pi))
-    assert entropy(pi) > entropy_of(reference.sampford_law(pi))
 
 
 def test_all_layers_of_a_resnet18_fit_to_tolerance():

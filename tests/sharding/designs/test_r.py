@@ -5,10 +5,13 @@ import sys
 import numpy as np
 import pytest
 
-from sharding.designs import joint_inclusion, r, sample
+from sharding.designs import draw_terms, r
 from sharding.errors import UserError
-from sharding.inclusion import optimal_inclusion, successive_inclusion
-from tests.sharding.inclusion.spectra import SPECTRA
+from sharding.inclusion import successive_inclusion
+from tests import reference
+
+if "REQUIRE_R" not in os.environ:
+    pytest.importorskip("rpy2", reason="needs the extra `r`")
 
 R_DESIGNS = ["r_cps", "r_brewer", "r_minimum_support"]
 PI = np.array([0.15, 0.3, 0.4, 0.5, 0.75, 0.9])
@@ -37,16 +40,6 @@ def test_r_leaves_the_library_path_of_child_processes_alone():
 
 @pytest.mark.r
 @pytest.mark.usefixtures("oracle")
-@pytest.mark.parametrize("size", [6, 20, 40])
-def test_cps_joint_inclusion(size):
-    pi = optimal_inclusion(SPECTRA["power"](size), size // 3)
-    pi = pi[pi < 1]
-    # UPmaxentropypi2 iterates until its own inclusion is within 1e-6.
-    np.testing.assert_allclose(r.r_cps_joint_inclusion(pi), joint_inclusion(pi, "cps"), rtol=0, atol=2e-6)
-
-
-@pytest.mark.r
-@pytest.mark.usefixtures("oracle")
 @pytest.mark.parametrize(("size", "n"), [(6, 3), (20, 5), (32, 4)])
 def test_wallenius_means(size, n):
     weights = np.arange(1, size + 1.0) ** -2
@@ -61,18 +54,18 @@ def test_wallenius_means(size, n):
     "pi", [PI, np.array([0.3, 0.7, 1.0, 0.0]), np.array([0.2, 0.3, 0.5]), np.full(10, 0.9)], ids=len
 )
 def test_rs_designs_draw_and_are_seeded_by_the_generator(design, pi):
-    first = sample(pi, design, rng=np.random.default_rng(1), size=30)
+    first = draw_terms(pi, design, rng=np.random.default_rng(1), size=30)
     assert first.shape == (30, round(pi.sum()))
     assert np.all(np.diff(first, axis=1) > 0)
-    np.testing.assert_array_equal(first, sample(pi, design, rng=np.random.default_rng(1), size=30))
-    assert not np.array_equal(first, sample(pi, design, rng=np.random.default_rng(2), size=30))
+    np.testing.assert_array_equal(first, draw_terms(pi, design, rng=np.random.default_rng(1), size=30))
+    assert not np.array_equal(first, draw_terms(pi, design, rng=np.random.default_rng(2), size=30))
 
 
 @pytest.mark.r
 @pytest.mark.usefixtures("oracle")
 @pytest.mark.parametrize("design", R_DESIGNS)
 def test_rs_designs_honor_pi(design):
-    drawn = sample(PI, design, rng=np.random.default_rng(0), size=4000)
+    drawn = draw_terms(PI, design, rng=np.random.default_rng(0), size=4000)
     frequency = np.bincount(drawn.ravel(), minlength=6) / 4000
     assert np.all(np.abs(frequency - PI) <= 4.5 * np.sqrt(PI * (1 - PI) / 4000))
 
@@ -80,10 +73,10 @@ def test_rs_designs_honor_pi(design):
 @pytest.mark.r
 @pytest.mark.usefixtures("oracle")
 def test_brewers_pairs_as_often_as_in_r():
-    drawn = sample(PI, "r_brewer", rng=np.random.default_rng(0), size=4000)
+    drawn = draw_terms(PI, "r_brewer", rng=np.random.default_rng(0), size=4000)
     taken = np.zeros((4000, 6))
     np.put_along_axis(taken, drawn, 1.0, axis=1)
-    joint = joint_inclusion(PI, "brewer")
+    joint = reference.joint_of(reference.brewer_law(PI), PI.size)
     assert np.all(np.abs(taken.T @ taken / 4000 - joint) <= 4.5 * np.sqrt(joint * (1 - joint) / 4000))
 
 
@@ -92,6 +85,6 @@ def test_without_rpy2_one_line_says_what_to_install(monkeypatch, design):
     monkeypatch.setitem(sys.modules, "rpy2.robjects.packages", None)
     r.require.cache_clear()
     with pytest.raises(UserError, match="install R with its packages sampling and BiasedUrn") as error:
-        sample(PI, design, rng=np.random.default_rng(0))
+        draw_terms(PI, design, rng=np.random.default_rng(0))
     assert "\n" not in str(error.value)
     r.require.cache_clear()

@@ -6,8 +6,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from sharding.designs import DESIGNS, joint_inclusion
-from sharding.errors import UserError
+from sharding.designs import DESIGNS
 from sharding.inclusion import optimal_inclusion
 from tests import reference
 from tests.sharding.designs.scripted import Scripted, law_of, pieces
@@ -31,29 +30,6 @@ def test_brewers_decision_tree(pi):
     for chosen, chance in expected.items():
         assert law[chosen] == pytest.approx(chance, abs=1e-9)
     np.testing.assert_allclose(reference.inclusion_of(law, pi.size), pi, rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("pi", CASES)
-def test_brewers_joint_inclusion_against_its_definition(pi):
-    law = reference.brewer_law(pi)
-    expected = reference.joint_of(law, pi.size)
-    np.testing.assert_allclose(joint_inclusion(pi, "brewer"), expected, rtol=0, atol=1e-12)
-    with_certain = joint_inclusion(np.append(pi, [1.0, 0.0]), "brewer")
-    np.testing.assert_allclose(with_certain[:-2, :-2], expected, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(with_certain[-2], np.append(pi, [1.0, 0.0]), rtol=0, atol=1e-15)
-
-
-def test_brewers_joint_inclusion_of_sixty_four_adds_up():
-    pi = optimal_inclusion(SPECTRA["power"](64), 5)
-    joint = joint_inclusion(pi, "brewer")
-    np.testing.assert_allclose(joint.sum(axis=0), 5 * pi, rtol=0, atol=1e-13)
-    np.testing.assert_array_equal(joint, joint.T)
-
-
-@pytest.mark.parametrize(("size", "n"), [(64, 32), (65, 2)])
-def test_brewers_joint_inclusion_says_when_it_cannot(size, n):
-    with pytest.raises(UserError, match="use design 'cps'"):
-        joint_inclusion(np.full(size, n / size), "brewer")
 
 
 @pytest.mark.parametrize("pi", [case for case in CASES if case.size == 4] + [np.array([0.1, 0.35, 0.65, 0.9])])

@@ -63,9 +63,19 @@ def test_moving_a_dataset_moves_both_splits() -> None:
 def test_mistakes_are_told_in_one_line(tmp_path) -> None:
     with pytest.raises(UserError, match=r"unknown dataset 'cifar' \(did you mean 'cifar10'\?\)"):
         load_dataset("cifar")
-    for name in set(DATASETS) - {"digits"}:
-        with pytest.raises(UserError, match=f"dataset {name} needs data.root="):
-            load_dataset(name)
+    for name in set(DATASETS) - {"digits", "synthetic"}:
         with pytest.raises(UserError, match=rf"no {name} under {tmp_path}: expected {name}.*set data.root=") as caught:
             load_dataset(name, tmp_path)
         assert "\n" not in str(caught.value)
+
+
+def test_data_lie_in_the_folder_data_unless_the_environment_names_another(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SHARDING_DATA", raising=False)
+    with pytest.raises(UserError, match=f"no cifar10 under {tmp_path}/data: "):
+        load_dataset("cifar10")
+    monkeypatch.setenv("SHARDING_DATA", str(tmp_path / "elsewhere"))
+    with pytest.raises(UserError, match=f"no shakespeare under {tmp_path}/elsewhere: "):
+        load_dataset("shakespeare")
+    with pytest.raises(UserError, match=f"no mnist under {tmp_path}/given: "):
+        load_dataset("mnist", tmp_path / "given")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sharding.errors import UserError
-from train.config import load_config
+from train.config.schema import load_config
 from train.data import load_dataset
 from train.data.holdout import hold_out
 from train.experiment import assemble, read_dataset

@@ -73,7 +73,8 @@ def test_options_out_of_range(tmp_path: Path, option: dict[str, float]) -> None:
         load_dataset("shakespeare", tmp_path, options=option)
 
 
-def test_real_shakespeare(real_data: Callable[[str], Path]) -> None:
+@pytest.mark.real
+def test_real_shakespeare(real_data: Callable[..., Path]) -> None:
     data = load_dataset("shakespeare", real_data("shakespeare"))
     starts = [int((split.inputs == BOS).sum()) for split in (data.train, data.test)]
     assert starts == [16_068, 2_356]  # one BOS a snippet

@@ -213,17 +213,11 @@ def test_download_goes_to_the_folder_of_the_dataset(tmp_path: Path, monkeypatch:
         load_dataset("tiny_imagenet", tmp_path, download=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "folder"),
-    [
-        ("cifar10", "cifar10"),
-        ("cifar100", "cifar100"),
-        ("mnist", "mnist"),
-        ("tiny_imagenet", "tiny_imagenet_subset"),
-    ],
-)
-def test_real_images(name: str, folder: str, real_data: Callable[[str], Path]) -> None:
-    root, source = real_data(folder), SOURCES[name]
+@pytest.mark.real
+@pytest.mark.parametrize("name", SOURCES)
+def test_real_images(name: str, real_data: Callable[..., Path]) -> None:
+    source = SOURCES[name]
+    root = real_data(*source.folders)
     data = load_dataset(name, root, limit=2 * source.num_classes)
     assert data.train.inputs.shape == (2 * source.num_classes, *source.shape)
     assert torch.bincount(data.train.targets).tolist() == [2] * source.num_classes  # any prefix is balanced
@@ -235,7 +229,8 @@ def test_real_images(name: str, folder: str, real_data: Callable[[str], Path]) -
     assert ready.isfinite().all()
 
 
-def test_real_class_names(real_data: Callable[[str], Path]) -> None:
+@pytest.mark.real
+def test_real_class_names(real_data: Callable[..., Path]) -> None:
     from train.data.images import class_names
 
     names = class_names(next((real_data("cifar100") / "cifar100").glob("train-*")), "fine_label")

@@ -6,12 +6,11 @@ import torch
 
 from models import build_model
 from sharding import ShardPlanner
+from train.config.sections import LocalConfig
 from train.data import Dataset, Split
 from train.data.dataset import flip, standardize, unchanged
 from train.engines import Job
-from train.engines.trial import Trial
-from train.local import ClientData
-from train.sections import LocalConfig
+from train.engines.local import ClientData
 
 SIZES = (13, 3, 7, 10, 5, 1, 8)  # with batches of 4: from 1 to 4 steps an epoch, most with a ragged end
 RATIOS = (0.3, 0.6, 0.3, 0.3, 0.3, 0.6, 0.6)
@@ -65,11 +64,6 @@ def with_bad_clients(job: Job) -> Job:
         5: None,
     }
     return replace(job, clients=dict(job.clients) | bad)
-
-
-def stack_always(monkeypatch):
-    """Train together whatever can be, however slow."""
-    monkeypatch.setattr(Trial, "_pays", lambda self: True)
 
 
 def tensors(shard):

@@ -11,7 +11,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from train.engines import Update
-from train.federate import node
+from train.federate import client_app
 from train.federate.messages import read_reply, reply_record
 
 app = ClientApp()
@@ -19,7 +19,7 @@ app = ClientApp()
 
 @app.query()
 def introduce(message: Message, context: Context) -> Message:
-    return node.app(message, context)
+    return client_app.app(message, context)
 
 
 @app.train()
@@ -27,7 +27,7 @@ def train(message: Message, context: Context) -> Message:
     fault = str(context.node_config.get("fault", ""))
     if fault == "dies in training":
         end_this_node()
-    reply = node.app(message, context)
+    reply = client_app.app(message, context)
     if fault == "dies after training":
         end_this_node()
     if fault == "is late":

@@ -8,7 +8,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from train.federate import node
+from train.federate import client_app
 
 Bend = Callable[[Message], Iterable[Message]]
 
@@ -59,7 +59,7 @@ class Nodes(Grid):
         context = Context(1, number, self.settings[number], self.states.setdefault(number, RecordDict()), {})
         server, TaskIdentity.node_id = TaskIdentity.node_id, number
         try:
-            return node.app(message, context)
+            return client_app.app(message, context)
         except Exception as error:  # as Flower's own process does
             return Message(Error(0, f"{type(error).__name__}: {error}"), reply_to=message)
         finally:

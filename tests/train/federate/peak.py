@@ -9,8 +9,8 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from sharding import Shard
-from train.config import check_config
-from train.federate import node
+from train.config.schema import check_config
+from train.federate import client_app
 from train.federate.messages import Order
 
 
@@ -21,7 +21,7 @@ def main(data: str, *orders: str) -> None:
         order = Order(check_config(json.loads(config)), Shard.from_bytes(Path(shard).read_bytes()), 0, 0.1)
         message = Message(order.to_record(), dst_node_id=1, message_type=MessageType.TRAIN)
         del order
-        assert "shard" in node.app(message, context).content
+        assert "shard" in client_app.app(message, context).content
         print(1024 * int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]))
 
 

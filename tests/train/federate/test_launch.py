@@ -2,19 +2,20 @@
 
 import json
 import os
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from sharding import UserError
 from train.__main__ import main
-from train.config import load_config
-from train.failures import RunError
+from train.config.schema import load_config
 from train.federate import launch
-from train.federate.app import read
-from train.federate.nodes import Patience
-from train.stages import watched
+from train.federate.roster import Patience
+from train.federate.server_app import read
+from train.federate.status import FINISHED, Status
+from train.runtime.errors import RunError
+from train.runtime.jsonl import NewLines
+from train.runtime.stages import watched
 
 QUICKSTART = "configs/quickstart.yaml"
 
@@ -38,22 +39,7 @@ def test_a_folder_that_cannot_be_is_told_at_once(tmp_path):
     (tmp_path / "file").touch()
     config = read_for(2, f"output={tmp_path / 'file' / 'run'}")
     with pytest.raises(UserError, match=r"cannot write to .*: Not a directory; choose another output=…"):
-        launch.federate(config, {}, lambda metrics: None)
-
-
-LOGS = {  # the server's log, and what is told of it
-    "INFO round 0\nERROR the run ends: lower local.lr\nDEBUG pushes its output\n": "lower local.lr; see ",
-    "Traceback:\nValueError: of torch's\nExit Code: 201\n\nDEBUG pushes\n": "did: ValueError: of torch's; ",
-    "INFO nothing of note\n": "run ended before the run did; ",
-}
-
-
-@pytest.mark.parametrize(("text", "told"), LOGS.items(), ids=["own", "python", "none"])
-def test_a_run_that_ended_is_told_with_its_reason(tmp_path, text, told):
-    (tmp_path / "run.log").write_text(text)
-    why = launch.why_ended({"run"}, tmp_path)
-    assert told in why
-    assert str(tmp_path) in why
+        launch.federate(config, {}, print)
 
 
 def test_processes_find_the_modules_of_the_folder_that_federate_was_started_in(tmp_path, monkeypatch):
@@ -70,46 +56,98 @@ def test_a_wait_that_is_none_is_refused_in_one_line(tmp_path, capsys, option, se
     assert not (tmp_path / "run").exists()
 
 
-def test_the_nodes_that_have_come_are_told_once(tmp_path):
-    log, told = tmp_path / "run.log", []
-    look = launch.arrivals(log, 2)
-    lines = ["INFO node 7 is client 1: 9 samples, r = 0.2", "INFO node 8 is client 1: 9 samples, r = 0.2"]
-    with watched(told.append):
-        look()
-        for line in [*lines, "INFO node 9 is client 0: 9 samples, r = 0.2"]:
-            with log.open("a") as file:
-                file.write(f"{line}\n")
-            look()
-    assert told == ["1 of 2 nodes are there", "2 of 2 nodes are there, trains"]
+class Server:
+    """The server's app and what started it, a step each time that somebody looks."""
 
-
-class Recording:
-    """Processes of which none ends, while the server writes a round each time that somebody looks."""
-
-    def __init__(self, path, rounds):
-        self.path, self.rounds = path, iter(rounds)
+    def __init__(self, config, *steps):
+        self.status, self.path, self.steps = Status(config), config.directory / "metrics.jsonl", iter(steps)
+        (config.directory / "federation").mkdir(parents=True)
 
     def ended(self):
+        step = next(self.steps)
+        self.status.set(**{key: step[key] for key in step.keys() & {"joined", "waiting_for", "ended"}})
         with self.path.open("a") as file:
-            file.write(json.dumps(next(self.rounds)) + "\n")
-        return {}
+            file.writelines(json.dumps(metrics) + "\n" for metrics in step.get("rounds", []))
+        return step.get("codes", {})
 
 
-@pytest.mark.parametrize("earlier", [0, 2])
-def test_a_federation_that_lost_all_its_rounds_has_failed(tmp_path, monkeypatch, earlier):
-    config = read_for(2, "rounds=3", f"output={tmp_path}")
+HEARD, LOST = {"heard": 2}, {"heard": 0}
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "sleep", lambda seconds: None)
-    monkeypatch.setattr(launch, "is_finished", lambda config: config.rounds == len(path.read_text().splitlines()))
-    path, lost, shown = tmp_path / "metrics.jsonl", {"heard": 0, "failed": 2}, []
-    path.write_text((json.dumps(lost) + "\n") * earlier)  # by an earlier start: this one has rounds of its own to lose
-    with pytest.raises(RunError, match="in 3 rounds in a row") if not earlier else nullcontext():
-        launch.follow(Recording(path, [lost] * 3), config, shown.append)
-    assert len(shown) == 3
+    return read_for(2, "rounds=3", f"output={tmp_path / 'run'}")
+
+
+def follow(config, *steps):
+    shown, stages = [], []
+    with watched(stages.append):
+        launch.follow(Server(config, *steps), config, shown.append)
+    return shown, stages
+
+
+def test_each_round_and_each_arrival_is_shown_once(config):
+    waits = {"joined": [1], "waiting_for": [0]}
+    trains = {"joined": [0, 1], "waiting_for": [], "rounds": [HEARD]}
+    shown, stages = follow(config, {}, waits, waits, trains, {"rounds": [HEARD, HEARD], "ended": FINISHED})
+    assert shown == [HEARD] * 3
+    assert stages == ["1 of 2 nodes are there; waits for 0", "2 of 2 nodes are there, trains"]
+
+
+def test_rounds_of_an_earlier_start_are_shown_too(config):
+    server = Server(config, {"rounds": [HEARD], "ended": FINISHED})
+    server.path.write_text(json.dumps(LOST) + "\n")
+    shown = []
+    launch.follow(server, config, shown.append)
+    assert shown == [LOST, HEARD]
+
+
+ENDS = {  # what happens, and what the error names
+    "own words": ({"ended": "lower local.lr"}, "^lower local.lr; see "),
+    "the run": ({"codes": {"run": 201}}, r"^run \(exit code 201\) ended before"),
+    "the SuperLink": ({"codes": {"superlink": -9}}, r"^superlink \(exit code -9\) ended before"),
+    "all nodes": ({"codes": {"node-0": 1, "node-1": 1}}, "^node-0 .*node-1"),
+}
+
+
+@pytest.mark.parametrize(("step", "why"), ENDS.values(), ids=ENDS)
+def test_a_run_that_ends_early_is_an_error_with_its_reason(config, step, why):
+    with pytest.raises(RunError, match=why):
+        follow(config, {}, step)
+
+
+def test_a_node_that_ends_is_named_and_the_run_continues(config, caplog):
+    gone = {"codes": {"node-1": 1}}
+    follow(config, gone, gone, {"ended": FINISHED})
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["node-1 has ended"]
+
+
+def test_rounds_in_which_nobody_was_heard_are_counted_in_the_end(config, caplog):
+    follow(config, {"rounds": [LOST, HEARD]}, {"rounds": [LOST], "ended": FINISHED})
+    assert "in 2 of 3 rounds nobody was heard" in caplog.text
+
+
+def test_only_what_is_new_of_the_metrics_is_read(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    new = NewLines(path)
+    assert new.read() == []
+    path.write_text('{"round": 0}\n{"rou')
+    assert new.read() == [{"round": 0}]
+    with path.open("a") as file:
+        file.write('nd": 1}\n')
+    assert new.read() == [{"round": 1}]
+    assert new.read() == []
+    path.write_text('{"round": 0}\n')  # cut, since that round is run again
+    assert new.read() == []
+    with path.open("a") as file:
+        file.write('{"round": 1}\n')
+    assert new.read() == [{"round": 1}]
 
 
 def test_overrides_that_a_federation_replaces_are_told_a_line_each(caplog):
-    read_for(2, "clients.count=3", "engine=stacked", "clients.per_round=1", "local.lr=0.05")
+    read_for(2, "clients.count=3", "engine=processes", "clients.per_round=1", "local.lr=0.05")
     assert [record.getMessage() for record in caplog.records] == [
         "clients.count=3 does not count: with 2 nodes it is 2",
-        "engine=stacked does not count: with 2 nodes it is sequential",
+        "engine=processes does not count: with 2 nodes it is sequential",
     ]

@@ -4,9 +4,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from models import build_model
 from sharding import ShardPlanner
-from sharding.errors import UserError
+from sharding.errors import Failure, Kind, UserError
 from train.engines import Update
-from train.federate.messages import Card, Order, read_reply, reply_record
+from train.federate.messages import Card, Order, one_line, read_reply, reply_record
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_a_reply_arrives_as_it_was_sent(shard):
     assert same(got.shard, shard)
     assert got.loss == 1.5
     with pytest.raises(UserError, match="no memory"):
-        read_reply(reply_record(Update(None, None, "no memory")))
+        read_reply(reply_record(Update(None, None, Failure(Kind.FAILED, "no memory"))))
     assert read_reply(reply_record(Update(shard, torch.tensor(float("nan"))))).loss is None
 
 
@@ -70,3 +70,7 @@ def test_a_card_of_no_client_is_refused(card):
 def test_a_card_arrives_as_it_was_sent():
     card = Card(3, 0.25, 17)
     assert Card.from_record(card.to_record()) == card
+
+
+def test_a_nodes_words_are_one_printable_line():
+    assert one_line("x\nERROR the run ends: \x1b[2J") == "x ERROR the run ends: ?[2J"

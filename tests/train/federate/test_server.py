@@ -1,6 +1,7 @@
 """The server against nodes that answer at once: what every reply comes to."""
 
 import json
+import logging
 from dataclasses import replace
 from functools import partial
 from math import inf, nan
@@ -8,17 +9,20 @@ from math import inf, nan
 import pytest
 import torch
 from flwr.app import Message, RecordDict
+from safetensors.torch import load_file
 
 from sharding.errors import UserError
 from tests.train.federate.nodes import Nodes
+from train.callbacks import EachRound
+from train.callbacks.stopping import DivergedError
 from train.engines import Update
 from train.experiment import assemble
-from train.federate import nodes as waiting
-from train.federate import server
+from train.federate import roster as waiting
+from train.federate import server_app
 from train.federate.messages import read_reply, reply_record
-from train.federate.nodes import Patience
-from train.federate.server import assemble_over
-from train.rounds import DivergedError
+from train.federate.roster import Patience
+from train.federate.server_app import assemble_over
+from train.federate.status import FOLDER, Status
 from train.run import run
 
 pytestmark = pytest.mark.usefixtures("flower_identity", "no_waiting")
@@ -35,15 +39,13 @@ def lines(config):
 
 
 def over(config, nodes):
-    run(
-        config, lambda metrics: None, resume=True, build=partial(assemble_over, grid=nodes, patience=Patience(0.5, 0.5))
-    )
+    run(config, resume=True, build=partial(assemble_over, grid=nodes, patience=Patience(0.5, 0.5)))
     return lines(config)
 
 
 def alone(config, folder):
     config = config.model_copy(update={"output": folder})
-    run(config, lambda metrics: None)
+    run(config)
     return config
 
 
@@ -60,14 +62,12 @@ def models_agree(one, other):
     [
         ["strategy=collective"],
         ["strategy=dense", "data.partition=iid"],
-        ["wire=bfloat16", "strategy=top_n"],
-        ["wire=int8", "clients.sampler=ocs", "clients.budget=2", "clients.per_round=4"],
+        ["compression=bfloat16", "strategy=top_n"],
+        ["compression=int8", "clients.sampler=ocs", "clients.budget=2", "clients.per_round=4"],
         ["strategy=unbiased", "aggregation.norm_bound=100"],
-        ["clients.sampler=aocs", "clients.budget=2"],
         ["clients.sampler=weighted"],
         ["clients.sampler=ocs_partial", "clients.budget=1"],
         ["clients.sampler=ocs", "clients.budget=2", "clients.per_round=4"],
-        ["clients.sampler=aocs", "clients.budget=3", "clients.per_round=4", "data.alpha=0.1"],
         ["clients.sampler=statistical"],
         ["clients.sampler=uniform", "clients.replacement=true"],
         ["clients.sampler=uniform_scaled", "data.partition=power_law"],
@@ -198,11 +198,11 @@ def test_with_half_of_the_nodes_gone_the_rest_goes_on_and_who_comes_back_is_know
     def count(t):
         if t == 0:
             nodes.settings = {number: its for number, its in whole.items() if its["partition-id"] < 2}
-        if t == 1:  # with another number
-            nodes.settings |= {1000 + number: its for number, its in whole.items() if its["partition-id"] >= 2}
+        if t == 1:
+            nodes.settings = whole
 
     build = partial(assemble_over, grid=nodes, patience=Patience(0.5, 0.5))
-    run(ours, lambda metrics: count(metrics["round"]), build=build)
+    run(ours, [EachRound(lambda metrics: count(metrics["round"]))], build=build)
     assert [line["heard"] for line in lines(ours)] == [4, 2, 4]
     assert set(lines(ours)[1]["failures"].values()) == {"its node is not there"}
     assert [line["failed_by_kind"] for line in lines(ours)] == [{}, {"absent": 2}, {}]
@@ -218,7 +218,7 @@ def test_without_a_usable_reply_the_model_stays_and_the_run_ends_in_the_end(conf
 
 def test_missing_nodes_are_named(config):
     ours = config()
-    with pytest.raises(UserError, match="partitions 2, 3 of 0 to 3 are missing"):
+    with pytest.raises(UserError, match="clients 2, 3 of 0 to 3 are missing"):
         over(ours, Nodes(settings(ours, count=2)))
 
 
@@ -228,7 +228,7 @@ def test_the_first_word_of_a_client_holds_for_the_run(config, caplog):
     longer = ours.model_copy(update={"rounds": 1})
     nodes = Nodes(settings(longer))
     nodes.settings[107] = nodes.settings[107] | {"keep-ratio": 0.9}
-    roster = server.read_roster(ours)
+    roster = server_app.read_roster(ours)
     known = waiting.Nodes(nodes, longer, Patience(0.5, 0.5), roster)
     assert sorted(known.online()) == [0, 2, 3]
     assert "but this run began with" in caplog.text
@@ -244,10 +244,58 @@ def test_a_node_that_is_no_client_is_told_so(config, caplog, wrong):
     assert "node 500 is left out" in caplog.text
 
 
-@pytest.mark.parametrize("asked", ["alignment=true", "evaluate_training=true"])
-def test_what_needs_the_clients_data_is_refused(config, asked):
-    ours = config(asked)
-    with pytest.raises(UserError, match="needs the clients' data at the server"):
+def test_a_client_is_one_node_as_long_as_the_run_lasts_there_or_not(config, caplog):
+    ours = config()
+    grid = Nodes(settings(ours))
+    known = waiting.Nodes(grid, ours, Patience(0.5, 0.5))
+    known.gather()
+    first = grid.settings.pop(100)
+    grid.settings[500] = dict(first)
+    assert sorted(known.online()) == [1, 2, 3]
+    assert "node 500 is left out: it says that it is client 0, which is node 100" in caplog.text
+    grid.settings[100] = first
+    assert known.online() == {0: 100, 1: 107, 2: 114, 3: 121}
+
+
+def test_a_size_that_nobody_can_check_outweighs_no_more_than_the_others_together(config, tmp_path, caplog):
+    sizes = {}
+    for share in (0.5, 1.0):
+        ours = config("clients.per_round=4", "rounds=1", f"aggregation.max_share={share}")
+        ours = ours.model_copy(update={"output": tmp_path / str(share)})
+        nodes = Nodes(settings(ours))
+
+        def boast(reply):
+            if "card" in reply.content:
+                reply.content["card"]["num_samples"] = 200_000
+            return [reply]
+
+        nodes.bend[107] = boast
+        over(ours, nodes)
+        start = assemble(ours).model.state_dict()
+        end = load_file(ours.directory / "model.safetensors")
+        sizes[share] = {name: end[name] - value for name, value in start.items()}
+        assert json.loads((ours.directory / "clients.json").read_text())["small"]["samples"][1] == 200_000
+    assert any(not torch.equal(sizes[0.5][name], sizes[1.0][name]) for name in sizes[1.0])
+    assert "client 1 says that it has 200000 of all" in caplog.text
+
+
+def test_the_server_says_for_whom_it_waits_at_once_and_every_half_minute(config, caplog, monkeypatch):
+    caplog.set_level(logging.INFO, "train")
+    monkeypatch.setattr(waiting, "REMIND", 0.1)
+    ours = config()
+    (ours.directory / FOLDER).mkdir(parents=True)
+    with pytest.raises(UserError, match="missing"):
+        waiting.Nodes(Nodes(settings(ours, count=2)), ours, Patience(0.5, 0.5)).gather()
+    waits = [record.getMessage() for record in caplog.records if "waits for" in record.getMessage()]
+    assert 2 < len(waits) < 8
+    assert set(waits[1:]) == {"waits for the nodes of the clients 2, 3, up to 0.5 s"}
+    assert Status(ours).read() == {"joined": [0, 1], "waiting_for": [2, 3], "ended": None}
+
+
+@pytest.mark.parametrize("asked", ["alignment=true", "evaluate_training=true", "clients.sampler=aocs"])
+def test_what_cannot_be_had_of_nodes_is_refused(config, asked):
+    ours = config(asked, *(["clients.budget=1"] if "aocs" in asked else []))
+    with pytest.raises(UserError, match=asked.removesuffix("=true")):
         over(ours, Nodes({}))
 
 
@@ -260,7 +308,7 @@ def test_a_run_that_was_cut_off_goes_on_with_other_nodes(config, tmp_path):
 
     build = partial(assemble_over, grid=Nodes(settings(ours)), patience=Patience(0.5, 0.5))
     with pytest.raises(KeyboardInterrupt):
-        run(ours, cut_off, build=build)
+        run(ours, [EachRound(cut_off)], build=build)
     over(ours, Nodes(settings(ours, first=10**15)))
     assert models_agree(ours, alone(ours, tmp_path / "alone"))
 
@@ -292,10 +340,10 @@ class Late(Nodes):
 def test_a_run_that_goes_on_waits_for_its_nodes_and_goes_on_without_those_that_stay_away(config, caplog):
     ours = config("rounds=1", "clients.per_round=4")
     over(ours, Nodes(settings(ours)))
-    roster = server.read_roster(ours)
+    roster = server_app.read_roster(ours)
     known = waiting.Nodes(Late(settings(ours)), ours, Patience(0.5, 0.5), dict(roster))
     known.gather()
     assert sorted(known.online()) == [0, 1, 2, 3]
     few = waiting.Nodes(Nodes(settings(ours, count=3)), ours, Patience(0.5, 0.5), dict(roster))
     few.gather()
-    assert "nodes for the partitions 3 are missing; 3 go on" in caplog.text
+    assert "the nodes of the clients 3 are missing; 3 go on" in caplog.text

@@ -1,0 +1,1 @@
+"""The server's side after training: updates are checked and averaged, and the server takes its step."""

@@ -1,0 +1,91 @@
+"""What may be wrong with a client's update. Nothing that comes from a client is trusted.
+
+An update must be of the plan that the server made: its tensors are compared with those of the shard that was sent,
+their values last. What the multipliers are is not looked at: they do not enter the average.
+"""
+
+import torch
+from torch import Tensor
+
+from sharding.errors import Failure, Kind
+from sharding.modules.finite import find_nonfinite
+from sharding.modules.state import is_variance
+from sharding.shard import Shard
+from sharding.transport.compression import EXACT
+
+NOTHING = Failure(Kind.ABSENT, "nothing returned")
+
+
+def find_spoiled(returned: Shard) -> Failure | None:
+    """Return why the values of an update that fits the plan cannot be averaged, or None."""
+    if (name := find_nonfinite(returned.trained())) is not None:
+        return Failure(Kind.NOT_FINITE, f"NaN or Inf in {name}")
+    if returned.changes:  # what they make of a variance is seen when they are averaged
+        return None
+    variances = {name: its for name, its in returned.dense.items() if is_variance(name)}
+    low = next((name for name, its in variances.items() if bool((its < 0).any())), None)
+    return None if low is None else Failure(Kind.MALFORMED, f"a variance below 0 in {low}")
+
+
+def find_misfit(sent: Shard, returned: object) -> Failure | None:
+    """Return why this is no update of the shard that was sent, whatever its values, or None. Never raises."""
+    if returned is None:
+        return NOTHING
+    if not isinstance(returned, Shard):
+        return Failure(Kind.MALFORMED, f"a {type(returned).__name__}, not a shard")
+    try:
+        if returned.plan != sent.plan:
+            return Failure(Kind.OTHER_PLAN, f"an update of the plan {str(returned.plan)[:40]!r}, not of {sent.plan!r}")
+        why = _other_form(sent, returned) or _differing_tensor(sent, returned) or _differing_term(sent, returned)
+    except Exception as error:  # of parts that are no tensors, or not of one device: whatever it is, it is no update
+        why = f"no shard that can be read: {type(error).__name__}: {error}"
+    return None if why is None else Failure(Kind.MALFORMED, why)
+
+
+def _other_form(sent: Shard, returned: Shard) -> str | None:
+    """Say what shows that it is no update of this shard before any tensor is looked at."""
+    if returned.compression != sent.compression:
+        return f"an update in {str(returned.compression)[:40]}, not in {sent.compression}"
+    if returned.changes != (sent.compression != EXACT):
+        return (
+            f"values, not the changes that {sent.compression} carries back"
+            if sent.compression != EXACT
+            else "changes, not values"
+        )
+    if returned.frozen:
+        return f"what is frozen has come back: {', '.join(sorted(map(str, returned.frozen))[:3])}"
+    return None
+
+
+def _differing_tensor(sent: Shard, returned: Shard) -> str | None:
+    """Say which tensor that is averaged is missing, too much, or not of the kind of ours."""
+    ours, theirs = sent.trained(), returned.trained()
+    known = returned.terms.keys() <= sent.terms.keys() and returned.dense.keys() <= sent.dense.keys()
+    if ours.keys() != theirs.keys() or not known:
+        return f"other layers: {', '.join(sorted(map(str, ours.keys() ^ theirs.keys()))[:3])}"
+    return next((f"{name} {why}" for name, tensor in theirs.items() if (why := _unlike(tensor, ours[name]))), None)
+
+
+def _differing_term(sent: Shard, returned: Shard) -> str | None:
+    """Say which layer's terms are not those that were sent. An engine's updates share the indices that were sent."""
+    travelled: dict[str, tuple[Tensor, Tensor]] = {}
+    for layer, theirs in returned.terms.items():
+        ours = sent.terms[layer]
+        for part in ("indices", "multipliers"):
+            if why := _unlike(getattr(theirs, part), getattr(ours, part)):
+                return f"{layer}.{part} {why}"
+        if ours.indices is not theirs.indices:
+            travelled[layer] = ours.indices.cpu(), theirs.indices.cpu()
+    if travelled and not torch.equal(*(torch.cat(indices) for indices in zip(*travelled.values(), strict=True))):
+        layer = next(layer for layer, indices in travelled.items() if not torch.equal(*indices))
+        return f"{layer}.indices are not those of the plan"
+    return None
+
+
+def _unlike(theirs: object, ours: Tensor) -> str | None:
+    """Say in what a tensor is not of the kind of ours."""
+    if not isinstance(theirs, Tensor) or theirs.is_meta or theirs.layout != ours.layout:
+        return f"is no tensor of plain values but a {type(theirs).__name__}"
+    if theirs.dtype != ours.dtype:
+        return f"is {theirs.dtype}, not {ours.dtype}"
+    return None if theirs.shape == ours.shape else f"has shape {tuple(theirs.shape)}, not {tuple(ours.shape)}"

@@ -1,0 +1,154 @@
+"""The averages of a round, vector by vector: the weighted mean, summed up as updates arrive, and the trimmed one.
+
+The trimmed mean of n numbers leaves out the lowest and the highest ⌈βn⌉ of them (but never all), so that a few that
+are far off, whoever sent them, have no say. It is taken coordinate by coordinate over those who hold the vector, with
+the weights of those who are left: Yin et al., "Byzantine-Robust Distributed Learning", ICML 2018, Definition 2. Where
+just one or two hold a vector nothing can be left out, and it is the plain mean.
+"""
+
+from collections.abc import Iterator, Mapping
+from math import ceil
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sharding.shard import Shard, Terms
+from sharding.svd.spectrum import Spectrum, compose
+
+
+class Mean(Protocol):
+    """An average under way.
+
+    Attributes:
+        weight: of all updates so far.
+    """
+
+    weight: float
+
+    def add(self, shard: Shard, weight: float) -> None:
+        """Take an update in."""
+
+    def dense(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the mean of every dense tensor times `weight`, float64."""
+
+    def matrices(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield every sharded layer's W (out, in), float64, from the means of its vectors over those who hold them."""
+
+
+class RunningMean:
+    """Sums in float64, so that memory does not grow with the cohort. Updates must be on the device of the spectra."""
+
+    def __init__(self, spectra: Mapping[str, Spectrum]) -> None:
+        self.weight = 0.0
+        self._spectra = spectra
+        self._dense: dict[str, Tensor] = {}
+        self._layers: dict[str, _Sums] = {}
+
+    def add(self, shard: Shard, weight: float) -> None:
+        """Sum an update up."""
+        self.weight += weight
+        for name, tensor in shard.dense.items():
+            if name in self._dense:
+                self._dense[name].add_(tensor.double(), alpha=weight)  # float8 is not promoted
+            else:
+                self._dense[name] = tensor.double() * weight
+        for name, terms in shard.terms.items():
+            if name not in self._layers:
+                self._layers[name] = _Sums(self._spectra[name])
+            self._layers[name].add(terms, weight)
+
+    def dense(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the sums of the dense tensors."""
+        yield from self._dense.items()
+
+    def matrices(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield every layer's W."""
+        for name, sums in self._layers.items():
+            yield name, sums.recompose()
+
+
+class _Sums:
+    """Running sums of one layer's vectors, and of the weights behind each."""
+
+    def __init__(self, spectrum: Spectrum) -> None:
+        self._kept = spectrum
+        self._u = torch.zeros_like(spectrum.u, dtype=torch.float64)
+        self._v = torch.zeros_like(spectrum.v, dtype=torch.float64)
+        self._weights = torch.zeros(spectrum.u.shape[1], dtype=torch.float64, device=spectrum.u.device)
+
+    def add(self, terms: Terms, weight: float) -> None:
+        self._weights[terms.indices] += weight
+        for sums, part in ((self._u, terms.u), (self._v, terms.v)):
+            sums.index_add_(1, terms.indices, part.double() * weight)
+
+    def recompose(self) -> Tensor:
+        """Return W (out, in) after averaging each vector over those who hold it."""
+        return compose(self._mean(self._u, self._kept.u), self._mean(self._v, self._kept.v), self._kept.blocks)
+
+    def _mean(self, sums: Tensor, kept: Tensor) -> Tensor:
+        held = self._weights > 0
+        return torch.where(held, sums / self._weights.where(held, self._weights.new_ones(())), kept.double())
+
+
+class TrimmedMean:
+    """Keeps all updates until they are asked for.
+
+    Args:
+        spectra: of the sharded layers.
+        trim: β in (0, 1/2), the share of the values that is left out at each end.
+    """
+
+    def __init__(self, spectra: Mapping[str, Spectrum], trim: float) -> None:
+        self.weight = 0.0
+        self._spectra, self._trim = spectra, trim
+        self._held: list[tuple[Shard, float]] = []
+
+    def add(self, shard: Shard, weight: float) -> None:
+        """Keep an update."""
+        self.weight += weight
+        self._held.append((shard, weight))
+
+    def dense(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the trimmed means times the weight of all."""
+        for name in self._held[0][0].dense if self._held else ():
+            values = torch.stack([shard.dense[name].double() for shard, _ in self._held], dim=-1)
+            weights = values.new_tensor([weight for _, weight in self._held])
+            yield name, trimmed_mean(values, weights, self._trim) * self.weight
+
+    def matrices(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield every layer's W."""
+        for name in self._held[0][0].terms if self._held else ():
+            yield name, self._recompose(self._spectra[name], [(shard.terms[name], its) for shard, its in self._held])
+
+    def _recompose(self, spectrum: Spectrum, held: list[tuple[Terms, float]]) -> Tensor:
+        """Return W; the terms that are held by equally many clients are averaged together."""
+        indices = torch.cat([terms.indices for terms, _ in held])
+        weights = torch.cat([spectrum.magnitudes.new_full(terms.indices.shape, weight) for terms, weight in held])
+        counts, order = indices.bincount(minlength=spectrum.u.shape[1]), indices.argsort(stable=True)
+        starts = counts.cumsum(0) - counts
+        sides = []
+        for part, kept in (("u", spectrum.u), ("v", spectrum.v)):
+            columns = torch.cat([getattr(terms, part) for terms, _ in held], dim=1).double()
+            side = kept.double()
+            for count in counts[counts > 0].unique().tolist():
+                terms = torch.nonzero(counts == count)[:, 0]
+                holders = order[starts[terms, None] + torch.arange(count, device=indices.device)]  # (terms, holders)
+                side[:, terms] = trimmed_mean(columns[:, holders], weights[holders], self._trim)
+            sides.append(side)
+        return compose(sides[0], sides[1], spectrum.blocks)
+
+
+def trimmed_mean(values: Tensor, weights: Tensor, trim: float) -> Tensor:
+    """Return the weighted mean over the last dimension without the lowest and the highest.
+
+    Args:
+        values: (…, n).
+        weights: above 0, of a shape that broadcasts to that of the values.
+        trim: β in [0, 1/2): ⌈βn⌉ values are left out at each end, but at most ⌊(n − 1)/2⌋.
+    """
+    count = values.shape[-1]
+    cut = min(ceil(trim * count), (count - 1) // 2)
+    kept = values.argsort(dim=-1, stable=True)[..., cut : count - cut]
+    weights = weights.expand_as(values).gather(-1, kept)
+    return (values.gather(-1, kept) * weights).sum(-1) / weights.sum(-1)

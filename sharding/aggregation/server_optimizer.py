@@ -1,0 +1,112 @@
+"""The server's step: the way from the model to the clients' average, as the gradient of an optimizer.
+
+The average of a round is where the clients want to go, Δ = average − W. Taken for a negative gradient, it is what any
+optimizer can act on (Reddi et al., "Adaptive Federated Optimization", ICLR 2021). It acts on weights: singular vectors
+have another basis in every round, W has not. So momentum costs no byte and no work of a client, and it fills the rounds
+in which a term is not drawn.
+
+- `plain`: W ← W + η_g Δ.
+- `momentum`: m ← βm + Δ, W ← W + η_g m. FedAvgM: Hsu, Qi & Brown 2019 (arXiv 1909.06335).
+- `nesterov`: the same m, but clients are sent W + η_g βm, where the server expects to be next, and so correct its
+  course. The model is kept at that place. FedACG: Kim et al., CVPR 2024; Nesterov's momentum.
+- `adam`: FedAdam, with β₁ = β, β₂ = 0.99 and ε = 10⁻³; η_g is far below 1 then.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Optimizer
+
+from sharding.errors import UserError, pick
+from sharding.modules.finite import find_nonfinite
+from sharding.modules.wrappers import unwrap
+from sharding.validation import is_number
+
+log = logging.getLogger(__name__)
+
+LARGEST_LR = 1e31  # torch's optimizers fail at one that float32 cannot hold, or ten times that
+
+Make = Callable[[Iterable[Tensor], float, float], Optimizer]  # of (weights, η_g, β)
+
+SERVER_OPTIMIZERS: dict[str, Make | None] = {
+    "plain": None,
+    "momentum": SGD,
+    "nesterov": lambda weights, lr, momentum: SGD(weights, lr, momentum, nesterov=True),
+    "adam": lambda weights, lr, momentum: Adam(weights, lr, (momentum, 0.99), eps=1e-3),
+}
+
+
+class ServerOptimizer:
+    """Takes the server's step after each `aggregate`, which must be told `server_lr=server.rate`.
+
+    Buffers, and weights that are frozen, stay where `aggregate` has put them.
+
+    Args:
+        model: the server's; its weights are changed in place.
+        name: a key of `SERVER_OPTIMIZERS`.
+        lr: η_g, above 0 and below `LARGEST_LR`.
+        momentum: β in (0, 1); `plain` has none.
+
+    Attributes:
+        rate: the share of the way to the average that is `aggregate`'s: η_g of `plain`, else all of it.
+
+    Raises:
+        UserError: an unknown name, or a number out of range.
+    """
+
+    def __init__(self, model: nn.Module, name: str = "plain", lr: float = 1.0, momentum: float = 0.9) -> None:
+        make = pick(SERVER_OPTIMIZERS, name, "server optimizer")
+        for what, value, most in (("server_lr", lr, LARGEST_LR), ("server_momentum", momentum, 1.0)):
+            if not (is_number(value) and 0 < value < most):
+                raise UserError(f"{what} is {value!r}; a number above 0 and below {most:g} is needed")
+        weights = unwrap(model).named_parameters()
+        self._weights = {name: weight for name, weight in weights if weight.requires_grad} if make else {}
+        self._optimizer = make(self._weights.values(), lr, momentum) if make and self._weights else None
+        self.rate = lr if make is None else 1.0
+        self._remember()
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Step from where the model was after the last step; a model that has not moved, as in a lost round, stays."""
+        if self._optimizer is None:
+            return
+        ways = {name: old - self._weights[name] for name, old in self._old.items()}
+        if not any(bool(way.any()) for way in ways.values()):
+            return
+        for name, weight in self._weights.items():
+            weight.copy_(self._old[name])
+            weight.grad = ways[name]
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        if (spoiled := find_nonfinite(dict(self._weights) | self.state_dict())) is not None:
+            log.warning(
+                "the server's step makes %s NaN or Inf and is not taken; its momentum starts anew: lower server_lr",
+                spoiled,
+            )
+            for name, weight in self._weights.items():
+                weight.copy_(self._old[name])
+            self._optimizer.state.clear()
+        self._remember()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what it must know again to go on, as ``<weight>/<part>``; nothing before the first step."""
+        held = self._optimizer.state_dict()["state"] if self._optimizer is not None else {}
+        names = list(self._weights)
+        return {f"{names[place]}/{part}": value for place, its in held.items() for part, value in its.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state_dict` returned, and from the model as it is now."""
+        self._remember()
+        if self._optimizer is None or not state:
+            return
+        told = self._optimizer.state_dict()
+        places = {name: place for place, name in enumerate(self._weights)}
+        for key, value in state.items():
+            name, _, part = key.rpartition("/")
+            told["state"].setdefault(places[name], {})[part] = value
+        self._optimizer.load_state_dict(told)
+
+    def _remember(self) -> None:
+        self._old = {name: weight.detach().clone() for name, weight in self._weights.items()}

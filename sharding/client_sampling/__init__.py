@@ -1,0 +1,70 @@
+"""Which clients take part in a round."""
+
+from sharding.client_sampling.aocs import SecureSum, aocs_probabilities, plain_sum
+from sharding.client_sampling.base import Participation, Population, Sampler
+from sharding.client_sampling.factors import improvement_factors
+from sharding.client_sampling.mmfl import mmfl_probabilities
+from sharding.client_sampling.network import Profiles, expected_round_time, round_time
+from sharding.client_sampling.optimal import OptimalSampler, PartialOptimalSampler, SecureOptimalSampler
+from sharding.client_sampling.tasks import TaskSampler
+from sharding.client_sampling.timed import StatisticalSampler, WirelessSampler
+from sharding.client_sampling.uniform import (
+    FullSampler,
+    UniformSampler,
+    UniformScaledSampler,
+    UniformUploadSampler,
+    WeightedSampler,
+)
+from sharding.client_sampling.wireless import (
+    estimate_beta_over_alpha,
+    estimates_by_loss,
+    statistical_probabilities,
+    wireless_probabilities,
+)
+
+SAMPLERS: dict[str, type[Sampler]] = {
+    sampler.name: sampler
+    for sampler in (
+        UniformSampler,
+        WeightedSampler,
+        FullSampler,
+        UniformScaledSampler,
+        UniformUploadSampler,
+        OptimalSampler,
+        SecureOptimalSampler,
+        PartialOptimalSampler,
+        TaskSampler,
+        WirelessSampler,
+        StatisticalSampler,
+    )
+}
+
+__all__ = [
+    "SAMPLERS",
+    "FullSampler",
+    "OptimalSampler",
+    "PartialOptimalSampler",
+    "Participation",
+    "Population",
+    "Profiles",
+    "Sampler",
+    "SecureOptimalSampler",
+    "SecureSum",
+    "StatisticalSampler",
+    "TaskSampler",
+    "UniformSampler",
+    "UniformScaledSampler",
+    "UniformUploadSampler",
+    "WeightedSampler",
+    "WirelessSampler",
+    "aocs_probabilities",
+    "estimate_beta_over_alpha",
+    "estimates_by_loss",
+    "expected_round_time",
+    "improvement_factors",
+    "mmfl_probabilities",
+    "plain_sum",
+    "round_time",
+    "statistical_probabilities",
+    "wireless_probabilities",
+]

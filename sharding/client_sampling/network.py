@@ -1,0 +1,190 @@
+"""How long a round takes on one shared wireless channel, and who is how fast.
+
+Client i computes for τ_i seconds and then sends for t_i/f_i seconds over a band of width f_i. The server splits its
+band f_tot so that all finish at the same moment T, which is the least possible: f_i = t_i/(T − τ_i), Σ f_i = f_tot.
+"""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sharding.errors import UserError, shown
+from sharding.validation import as_floats, is_number
+
+Vector = NDArray[np.float64]
+Law = float | tuple[float, float]  # the mean of an exponential law, or the least and the most of a uniform one
+LEAST_BANDWIDTH = 1e-150
+COLUMNS = ("compute", "communicate")
+
+
+def round_time(compute: ArrayLike, communicate: ArrayLike, bandwidth: float) -> float:
+    """Solve Σ_i t_i/(T − τ_i) = f_tot for the one T > max τ.
+
+    1/Σ t/(T − τ) is increasing and concave in T, so Newton's method on it, started at max(τ + t/f_tot), climbs to the
+    root without ever passing it; with one client the first step is exact.
+
+    Args:
+        compute: (K,) τ ≥ 0 of those who take part, in seconds.
+        communicate: (K,) t ≥ 0, seconds of sending times unit of bandwidth.
+        bandwidth: f_tot > 0.
+
+    Returns:
+        T in seconds; 0 for an empty cohort.
+
+    Raises:
+        UserError: times that are negative, not finite or of different lengths, or a bandwidth of 0.
+
+    Source: Luo et al. 2024 (arXiv 2404.13804), the adaptive bandwidth allocation of a round.
+    """
+    tau, t = _times(compute, "compute"), _times(communicate, "communicate")
+    if tau.shape != t.shape:
+        raise UserError(f"compute has {tau.size} times and communicate {t.size}; one of each per client is needed")
+    f_tot = positive_bandwidth(bandwidth)
+    if tau.size == 0:
+        return 0.0
+    slowest, sends = float(tau.max()), t > 0.0
+    if not sends.any():
+        return slowest
+    last, t = float(tau[sends].max()), t[sends] / f_tot
+    slack = last - tau[sends]
+    wait = float((t - slack).max())  # T − last: small beside T where sending is, so it is what is solved for
+    for _ in range(100):
+        load = t / (wait + slack)
+        total, slope = float(load.sum()), float((load / (wait + slack)).sum())  # 1 at the root, minus its derivative
+        step = (total - 1.0) * total / slope
+        if step <= 4e-16 * wait:
+            break
+        wait += step
+    return max(last + wait, slowest)
+
+
+def expected_round_time(
+    q: ArrayLike, compute: ArrayLike, communicate: ArrayLike, bandwidth: float, cohort_size: int
+) -> tuple[float, float, float]:
+    """Return (lower bound, approximation, upper bound) of E T when K clients are drawn with replacement by q.
+
+    For any cohort min τ + Σt/f_tot ≤ T ≤ max τ + Σt/f_tot. In expectation the sum is K Σ q t/f_tot, and the extremes
+    of K draws follow from the sorted τ: Pr(max τ ≤ τ_(i)) = (Σ_{j≤i} q_(j))^K. The approximation between them puts
+    Σ q τ in their place: Σ q_i c_i with c_i = K t_i/f_tot + τ_i. A client that is drawn twice counts as two.
+
+    Args:
+        q: (N,) probabilities of one draw, summing to 1.
+        compute: (N,) τ, seconds.
+        communicate: (N,) t, seconds times bandwidth.
+        bandwidth: f_tot.
+        cohort_size: K.
+
+    Source: Luo et al. 2024, Eqs. 17-19 (bounds) and 25 (approximation).
+    """
+    q, tau, t = np.asarray(q, dtype=np.float64), _times(compute, "compute"), _times(communicate, "communicate")
+    sending = cohort_size * float(q @ t) / positive_bandwidth(bandwidth)
+    order = np.argsort(tau, kind="stable")
+    below = np.minimum(np.concatenate([[0.0], np.cumsum(q[order])]), 1.0)
+    below[-1] = 1.0
+    highest = float(np.diff(below**cohort_size) @ tau[order])
+    lowest = float(-np.diff((1.0 - below) ** cohort_size) @ tau[order])
+    return lowest + sending, float(q @ tau) + sending, highest + sending
+
+
+@dataclass(frozen=True)
+class Profiles:
+    """How fast every client is, and the band they share.
+
+    Attributes:
+        compute: (N,) τ, seconds of local training.
+        communicate: (N,) t, seconds of sending times bandwidth.
+        bandwidth: f_tot.
+    """
+
+    compute: Vector
+    communicate: Vector
+    bandwidth: float
+
+    @classmethod
+    def draw(
+        cls,
+        num_clients: int,
+        bandwidth: float,
+        rng: np.random.Generator,
+        compute: Law = 1.0,
+        communicate: Law = 1.0,
+    ) -> Self:
+        """Draw τ and t, from an exponential law of this mean or a uniform one from least to most."""
+        positive_bandwidth(bandwidth)
+        tau, t = (_drawn(law, num_clients, rng) for law in (compute, communicate))
+        return cls(tau, t, bandwidth)
+
+    @classmethod
+    def read(cls, path: Path, num_clients: int, bandwidth: float) -> Self:
+        """Read a CSV file with the columns `compute` and `communicate`, one row a client in their order.
+
+        Raises:
+            UserError: no such file or columns, another number of rows, or times that are not finite and ≥ 0.
+        """
+        positive_bandwidth(bandwidth)
+        try:
+            with path.open(newline="", encoding="utf-8-sig") as file:
+                lines = csv.DictReader(file)
+                rows = [(lines.line_num, [float(row[column]) for column in COLUMNS]) for row in lines]
+        except OSError as error:
+            raise UserError(f"cannot read the client profiles {shown(str(path))}: {error.strerror}") from error
+        except (KeyError, TypeError, ValueError, csv.Error) as error:
+            raise UserError(f"{path} must have numbers in the columns {' and '.join(COLUMNS)}; got {error}") from error
+        if len(rows) != num_clients:
+            raise UserError(f"{path} has {len(rows)} rows, but there are {num_clients} clients; give one row a client")
+        for place, (line, times) in enumerate(rows):
+            for column, time in zip(COLUMNS, times, strict=True):
+                if not 0 <= time < inf:
+                    raise UserError(
+                        f"{path}, line {line}: {column}[{place}] is {time}; a finite time of at least 0 is needed"
+                    )
+        compute, communicate = np.array([times for _, times in rows]).T
+        return cls(compute, communicate, bandwidth)
+
+    def costs(self, cohort_size: int) -> Vector:
+        """Return c_i = K t_i/f_tot + τ_i, (N,) seconds: what drawing client i adds to the expected round time."""
+        return cohort_size * self.communicate / self.bandwidth + self.compute
+
+    def round_time(self, cohort: Sequence[int], senders: Sequence[int] | None = None) -> float:
+        """Return T of a round in which `cohort` computes and `senders` (all, by default) send, in seconds.
+
+        Who sends is known only when all have computed, so where not all send, sending starts then.
+        """
+        rows = np.asarray(cohort, dtype=np.int64)
+        if senders is None:
+            return round_time(self.compute[rows], self.communicate[rows], self.bandwidth)
+        sending = float(self.communicate[np.asarray(senders, dtype=np.int64)].sum()) / self.bandwidth
+        return float(self.compute[rows].max(initial=0.0)) + sending
+
+
+def positive_bandwidth(bandwidth: float) -> float:
+    """Return the bandwidth as a float.
+
+    Raises:
+        UserError: not finite, or not above 0; below 1e-150 it is 0 for all purposes, as times would overflow.
+    """
+    if not (is_number(bandwidth) and bandwidth > LEAST_BANDWIDTH):
+        raise UserError(
+            f"bandwidth is {shown(bandwidth)}; a finite number above 0 is needed, or no update ever arrives"
+        )
+    return float(bandwidth)
+
+
+def _drawn(law: Law, count: int, rng: np.random.Generator) -> Vector:
+    return rng.uniform(*law, count) if isinstance(law, tuple) else rng.exponential(law, count)
+
+
+def _times(values: ArrayLike, name: str) -> Vector:
+    vector = np.asarray(as_floats(values, name))
+    if vector.ndim != 1:
+        raise UserError(f"{name} has shape {vector.shape}; a vector, one time a client, is needed")
+    bad = np.flatnonzero(~(np.isfinite(vector) & (vector >= 0.0)))
+    if bad.size:
+        raise UserError(f"{name}[{bad[0]}] is {vector[bad[0]]}; finite times of at least 0 seconds are needed")
+    return vector

@@ -1,0 +1,165 @@
+"""Which clients to draw so that the wanted loss is reached soonest, not in the fewest rounds.
+
+K clients are drawn with replacement by q. The rounds needed are proportional to Σ p²G²/(K q) + β/α (the convergence
+bound), a round takes about Σ q c seconds, and their product is to be small (problem P3). It is not convex, and the
+paper searches over M = Σ q c with a convex problem (P4) at every step. But all stationary points have the form
+
+    q_i ∝ a_i/√(c_i − x),  a = p·G,
+
+and multiplying the stationarity condition by q and summing leaves one equation for x:
+
+    x·(Σ_i a_i/√(c_i − x))² = K·β/α.
+
+Its left side rises from 0 at x = 0 to ∞ at x = min c. So there is just one stationary point; at the simplex' border the
+product is infinite, hence it is the global minimum, found exactly by one monotone root search. β/α = 0 gives x = 0,
+q ∝ pG/√c (Eq. 38); large β/α favors the fastest clients; x → −∞ would ignore time.
+"""
+
+import logging
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sharding.errors import UserError, shown
+from sharding.validation import as_floats, is_number, is_whole
+
+log = logging.getLogger(__name__)
+
+Vector = NDArray[np.float64]
+MOST = 1e150  # of K·β/α over the square of the largest pG: as good as infinite, and its square is finite
+
+
+def wireless_probabilities(
+    weights: ArrayLike, gradient_norms: ArrayLike, times: ArrayLike, beta_over_alpha: float, cohort_size: int
+) -> Vector:
+    """Minimize (Σ q c)·(Σ p²G²/(K q) + β/α) over probability vectors q, globally, in O(N) a step of a root search.
+
+    α stands in the bound without the cohort's size, as α/K. (Where a source's α includes 1/K, pass cohort_size=1.)
+
+    Args:
+        weights: (N,) p ≥ 0, the clients' shares of the data; any scale.
+        gradient_norms: (N,) G ≥ 0. Clients with pG = 0 are never drawn.
+        times: (N,) c > 0 in seconds: K t/f_tot + τ.
+        beta_over_alpha: β/α ≥ 0 of the convergence bound, in the units of (pG)² with Σp = 1.
+        cohort_size: K ≥ 1 draws a round.
+
+    Returns:
+        (N,) q, summing to 1; uniform if every pG is 0.
+
+    Raises:
+        UserError: lengths that differ, values negative or not finite, a time of 0, or K or β/α out of range.
+
+    Source: Luo et al. 2024 (arXiv 2404.13804), problems P3 and P4, Eq. 36 and Eq. 38; the closed form is ours.
+    """
+    p, g, c = _vector(weights, "weights"), _vector(gradient_norms, "gradient_norms"), _vector(times, "times")
+    if not p.size == g.size == c.size > 0:
+        raise UserError(f"weights, gradient_norms and times have {p.size}, {g.size} and {c.size} entries; one a client")
+    if not c.min() > 0.0:
+        raise UserError(f"times[{int(c.argmin())}] is {c.min()}; times above 0 seconds are needed")
+    if not (is_whole(cohort_size) and cohort_size >= 1):
+        raise UserError(f"cohort_size is {shown(cohort_size)}; a whole number of at least 1 is needed")
+    if not (is_number(beta_over_alpha) and beta_over_alpha >= 0.0):
+        raise UserError(f"beta_over_alpha is {shown(beta_over_alpha)}; a finite number of at least 0 is needed")
+    a = p / (p.sum() or 1.0) * g
+    scale = a.max()
+    if scale == 0.0:
+        return np.full(a.size, 1.0 / a.size)
+    a /= scale
+    drawn = a > 0.0
+    q = np.zeros(a.size)
+    fastest = float(c[drawn].min())
+    slack = c[drawn] - fastest
+    square = max(float(scale**2), float(np.finfo(np.float64).tiny))  # of G next to nothing it is none
+    balance = min(cohort_size * beta_over_alpha / square, MOST)
+    q[drawn] = a[drawn] / np.sqrt(slack + _gap(a[drawn], slack, fastest, balance))
+    return q / q.sum()
+
+
+def statistical_probabilities(weights: ArrayLike, gradient_norms: ArrayLike) -> Vector:
+    """Return q ∝ pG, (N,), the fewest rounds whatever they take: the baseline that ignores time."""
+    p, g = _vector(weights, "weights"), _vector(gradient_norms, "gradient_norms")
+    if p.size != g.size:
+        raise UserError(f"weights and gradient_norms have {p.size} and {g.size} entries; one of each a client")
+    a = p * g
+    return a / a.sum() if a.sum() > 0.0 else np.full(a.size, 1.0 / a.size)
+
+
+def estimate_beta_over_alpha(
+    weights: ArrayLike,
+    gradient_norms: ArrayLike,
+    rounds_uniform: ArrayLike,
+    rounds_weighted: ArrayLike,
+    cohort_size: int,
+) -> float:
+    """Estimate β/α from the rounds that two pilots, best the mean of several runs each, took to the same losses.
+
+    It is the mean of the losses' own estimates. Where all contradict the bound the answer is 0, which gives Eq. 38's
+    probabilities, and a warning is logged.
+
+    Args:
+        weights: (N,) p, summing to 1.
+        gradient_norms: (N,) G.
+        rounds_uniform: (L,) rounds that uniform sampling took to each of L losses.
+        rounds_weighted: (L,) rounds that weighted sampling (q = p) took.
+        cohort_size: K of the pilot runs.
+
+    Source: Luo et al. 2024, Eq. 35 and Section 5.3.1.
+    """
+    each = estimates_by_loss(weights, gradient_norms, rounds_uniform, rounds_weighted, cohort_size)
+    if np.isnan(each).all():
+        log.warning("at no loss do the pilots' rounds agree with the bound; taking β/α = 0")
+        return 0.0
+    return float(np.nanmean(each))
+
+
+def estimates_by_loss(
+    weights: ArrayLike,
+    gradient_norms: ArrayLike,
+    rounds_uniform: ArrayLike,
+    rounds_weighted: ArrayLike,
+    cohort_size: int,
+) -> Vector:
+    """Return β/α as each loss has it, (L,); NaN where the pilots contradict the bound. Arguments as above.
+
+    By the bound R_uniform/R_weighted = (N Σp²G²/K + β/α)/(Σ pG²/K + β/α), whatever the loss: a number between 1 and the
+    ratio at β = 0.
+    """
+    p, g = _vector(weights, "weights"), _vector(gradient_norms, "gradient_norms")
+    ratio = np.asarray(as_floats(rounds_uniform, "rounds_uniform")) / as_floats(rounds_weighted, "rounds_weighted")
+    uniform, weighted = p.size * float(p**2 @ g**2), float(p @ g**2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        estimates = (uniform - ratio * weighted) / (cohort_size * (ratio - 1.0))
+    return np.where(np.isfinite(estimates) & (estimates >= 0.0), estimates, np.nan)
+
+
+def _gap(a: Vector, slack: Vector, fastest: float, target: float) -> float:
+    """Return min c − x where x·(Σ a/√(slack + gap))² = target, in (0, min c]."""
+    if target == 0.0:
+        return fastest
+    # With all of Σa, or only the fastest's a, at the fastest's place the root is explicit: a bracket.
+    alone = float(a[slack == 0.0].max()) ** 2
+    together = float(a.sum()) ** 2
+    low, high = (np.log(fastest * mass / (mass + target)) for mass in (alone, together))
+    y = 0.5 * (low + high)
+    for _ in range(200):
+        gap = float(np.exp(y))
+        inverse = 1.0 / (slack + gap)
+        terms = a * np.sqrt(inverse)
+        z, x = float(terms.sum()), fastest - gap
+        excess = np.log(max(x, np.finfo(float).tiny)) + 2.0 * np.log(z) - np.log(target)  # falls with y
+        low, high = (y, high) if excess > 0.0 else (low, y)
+        slope = -gap / max(x, np.finfo(float).tiny) - gap * float(terms @ inverse) / z
+        step = -excess / slope
+        if abs(step) <= 1e-15 * max(1.0, abs(y)) or high - low <= 1e-15 * max(1.0, abs(y)):
+            break
+        y = y + step if low < y + step < high else 0.5 * (low + high)
+    return float(np.exp(y))
+
+
+def _vector(values: ArrayLike, name: str) -> Vector:
+    vector = np.asarray(as_floats(values, name))
+    bad = np.flatnonzero(~(np.isfinite(vector) & (vector >= 0.0)))
+    if vector.ndim != 1 or bad.size:
+        what = f" has shape {vector.shape}" if vector.ndim != 1 else f"[{bad[0]}] is {vector[bad[0]]}"
+        raise UserError(f"{name}{what}; a vector of finite numbers of at least 0, one a client, is needed")
+    return vector

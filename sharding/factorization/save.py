@@ -1,0 +1,177 @@
+"""A factorized model in a folder: its tensors in safetensors, its shape in JSON.
+
+The folder knows which layers are factorized, with how many terms, and what was unpacked or split. With it and the dense
+model's structure (one on the `meta` device will do) the model is built again without a dense weight or an SVD.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from sharding.errors import UserError, shown
+from sharding.factorization import factorize_empty
+from sharding.factorization.unpack import split_layers, unpack
+from sharding.layers import FactorizedLayer, SplitLinear, UnpackedAttention
+from sharding.modules.copies import hollow_copy
+from sharding.modules.wrappers import unwrap
+
+FORMAT = 1
+TENSORS, CONFIG = "model.safetensors", "factorization.json"
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, dict) and all(type(number) is int for number in value.values())
+
+
+def _are_sizes(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(sizes, list) and all(type(size) is int for size in sizes) for sizes in value.values()
+    )
+
+
+# What the configuration says, in words, and what tells that it does.
+ENTRIES: tuple[tuple[str, str, Callable[[object], bool]], ...] = (
+    ("layers", "numbers of terms by layer", _are_numbers),
+    ("unpacked", "a list of names", _are_names),
+    ("split", "sizes by layer", _are_sizes),
+)
+
+
+def save_factorized(model: nn.Module, folder: str | Path) -> None:
+    """Write a factorized model to a folder, which is made if it is not there.
+
+    Tied tensors are written once.
+
+    Raises:
+        UserError: the folder holds a model already, or the model has extra state (`get_extra_state`).
+    """
+    model, folder = unwrap(model), Path(folder)
+    if (folder / CONFIG).exists() or (folder / TENSORS).exists():
+        raise UserError(f"{folder} holds a model already; choose another folder or remove it")
+    slots = model.state_dict(keep_vars=True)
+    strange = [name for name in slots if name.rpartition(".")[2] == "_extra_state"]
+    if strange:
+        raise UserError(f"{', '.join(strange)} is extra state, which cannot be saved; its module has to do without")
+    names = _first_names(slots)
+    modules = dict(model.named_modules())
+    config = {
+        "format": FORMAT,
+        "layers": {name: part.num_terms for name, part in modules.items() if isinstance(part, FactorizedLayer)},
+        "unpacked": [name for name, part in modules.items() if isinstance(part, UnpackedAttention)],
+        "split": {name: part.sizes for name, part in modules.items() if isinstance(part, SplitLinear)},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: slots[name].detach().cpu().contiguous().clone() for name in names}
+    save_file(tensors, folder / f"{TENSORS}.part")
+    (folder / f"{CONFIG}.part").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    for name in (TENSORS, CONFIG):  # whole or not at all
+        os.replace(folder / f"{name}.part", folder / name)
+
+
+def load_factorized(folder: str | Path, model: nn.Module, device: torch.device | str = "cpu") -> nn.Module:
+    """Return the factorized model that a folder holds.
+
+    Args:
+        folder: what `save_factorized` wrote.
+        model: the dense model it came from, for its structure only: one built in `with sharding.init_empty():`, on the
+            `meta` device, or any other. It stays as it is, and none of its weights is copied.
+        device: where the tensors go.
+
+    Raises:
+        UserError: the folder does not hold a model, one of another format, or one whose names and shapes are not those
+            of `model`; all that differ are told at once.
+    """
+    config, tensors = _read(Path(folder))
+    small = _structure(hollow_copy(model), config, folder)
+    slots = small.state_dict(keep_vars=True)
+    names = _first_names(slots)
+    problems = [
+        *(f"{name} is not in the folder" for name in names if name not in tensors),
+        *(f"{name} is not in the model" for name in tensors if name not in names),
+        *(
+            f"{name} has shape {list(tensor.shape)} in the folder, {list(slots[name].shape)} in the model"
+            for name, tensor in tensors.items()
+            if name in names and tensor.shape != slots[name].shape
+        ),
+    ]
+    if problems:
+        raise UserError(f"{folder} does not fit this {type(model).__name__}: {'; '.join(problems)}")
+    _fill(small, {id(slots[name]): tensors[name].to(device) for name in names})
+    return small.to(device)  # buffers that are in no folder
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        tensors = load_file(folder / TENSORS)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"{folder} holds no factorized model: {error}") from error
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        found = config.get("format") if isinstance(config, dict) else None
+        raise UserError(f"{folder} is of format {found}, and this version reads {FORMAT}; save it again with this one")
+    for key, needed, is_fine in ENTRIES:
+        if not is_fine(config.get(key)):
+            raise UserError(f"{folder / CONFIG} is damaged: {key!r} is {shown(config.get(key))}, not {needed}")
+    return config, tensors
+
+
+def _structure(model: nn.Module, config: Mapping[str, Any], folder: str | Path) -> nn.Module:
+    """Unpack, split and factorize an empty model as the folder says, in place."""
+    opened = [*config["unpacked"], *config["split"]]
+    inside = tuple(f"{name}." if name else "" for name in opened)
+    modules = dict(model.named_modules())
+    missing = [name for name in opened if name not in modules]
+    missing += [name for name in config["layers"] if name not in modules and not name.startswith(inside)]
+    problems = [f"the model has no {', '.join(missing)}"] if missing else []
+    problems += [
+        f"{name} is a {type(modules[name]).__name__}, no nn.MultiheadAttention"
+        for name in config["unpacked"]
+        if name in modules and not isinstance(modules[name], nn.MultiheadAttention)
+    ]
+    if problems:
+        raise UserError(f"{folder} does not fit this {type(model).__name__}: {'; '.join(problems)}")
+    model = unpack(model, config["unpacked"])
+    model = split_layers(model, config["split"], inplace=True)
+    return factorize_empty(model, config["layers"], inplace=True)
+
+
+def _first_names(slots: Mapping[str, Any]) -> list[str]:
+    """Return the names of a state, those of one tensor once."""
+    first: dict[int, str] = {}
+    for name, slot in slots.items():
+        first.setdefault(id(slot), name)
+    return list(first.values())
+
+
+def _fill(model: nn.Module, values: Mapping[int, Tensor]) -> None:
+    """Put tensors in the place of a model's parameters and buffers, by these's identity."""
+    parameters: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for key, slot in module._parameters.items():
+            if slot is not None and id(slot) in values:
+                made = parameters.setdefault(id(slot), nn.Parameter(values[id(slot)], slot.requires_grad))
+                module._parameters[key] = made
+        for key, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[key] = values.get(id(buffer), buffer)
+    _refuse_empty([*model.named_parameters(), *model.named_buffers()])
+
+
+def _refuse_empty(named: Iterable[tuple[str, Tensor]]) -> None:
+    empty = [name for name, tensor in named if tensor.is_meta]
+    if empty:
+        raise UserError(
+            f"{', '.join(empty)} are on the meta device and not in the folder; build the model in "
+            "`with sharding.init_empty():`, which leaves buffers real"
+        )

@@ -1,0 +1,54 @@
+"""Copies of models, those included that hold tensors which torch does not copy."""
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+from sharding.modules.state import check_shapes
+from sharding.modules.wrappers import refuse_scripted, unwrap
+
+
+def copied(model: nn.Module, instead: Mapping[int, object] | None = None) -> nn.Module:
+    """Return a copy of a model, with other objects in the place of some of its own.
+
+    Args:
+        model: it stays as it is.
+        instead: what takes the place of an object, by its `id`.
+    """
+    # What a layer has computed (pruned, normalized) torch does not copy, nor what is sparse.
+    special = [tensor for tensor in tensors(model) if not tensor.is_leaf or tensor.layout != torch.strided]
+    return deepcopy(model, {id(tensor): _clone(tensor) for tensor in special} | dict(instead or {}))
+
+
+def hollow_copy(model: nn.Module) -> nn.Module:
+    """Return a copy of a model with parameters on the `meta` device, in which any layer can be replaced.
+
+    Args:
+        model: as it is, or in DDP, `DataParallel` or `torch.compile`; it stays as it is, and no weight is copied.
+
+    Raises:
+        UserError: it has lazy modules that have yet to see a batch, or is scripted.
+    """
+    model = unwrap(model)
+    check_shapes(model)
+    refuse_scripted(model)
+    return copied(model, {id(parameter): hollow(parameter) for parameter in model.parameters()})
+
+
+def hollow(parameter: nn.Parameter) -> nn.Parameter:
+    """Return a parameter of the same shape and kind on the `meta` device."""
+    return nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+
+
+def _clone(tensor: Tensor) -> Tensor:
+    values = tensor.detach().clone()
+    return nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
+
+
+def tensors(model: nn.Module) -> Iterator[Tensor]:
+    """Yield the tensors that a model's modules hold: parameters, buffers and plain attributes."""
+    for module in model.modules():
+        held = (*module._parameters.values(), *module._buffers.values(), *vars(module).values())
+        yield from (tensor for tensor in held if isinstance(tensor, Tensor))

@@ -1,0 +1,87 @@
+"""What of a model travels, and under which name.
+
+A tensor that the model has under several names (tied weights, a module registered twice) travels once, under the first
+of them. A complex tensor travels as pairs of real numbers.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from sharding.errors import UserError
+from sharding.modules.wrappers import whole
+from sharding.transport.serialize import TYPES
+
+
+def dense_state(model: nn.Module, sharded: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """Return a snapshot of what is sent whole: the state that travels but the weights of the sharded layers.
+
+    Args:
+        model: the server's.
+        sharded: the layers of it whose terms are sent, by name.
+
+    Raises:
+        UserError: the state holds what cannot be sent: a sparse tensor, or no tensor at all, as a quantized layer's.
+    """
+    seen = {id(layer.weight) for layer in sharded.values()}
+    dense = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        _check_kind(name, tensor)
+        if travels(name, tensor) and id(tensor) not in seen:
+            seen.add(id(tensor))
+            dense[name] = as_real(whole(tensor.detach())).clone()
+    return dense
+
+
+def _check_kind(name: str, entry: object) -> None:
+    if not isinstance(entry, Tensor) and name.rpartition(".")[2] != "_extra_state":
+        raise UserError(
+            f"{name} is a {type(entry).__name__}, which cannot be sent; quantize a model after training, "
+            "and keep other state as extra state"
+        )
+    if isinstance(entry, Tensor) and entry.layout != torch.strided:
+        layout = str(entry.layout).removeprefix("torch.")
+        raise UserError(f"{name} is {layout}, which cannot be sent; make it dense with to_dense()")
+    if isinstance(entry, Tensor) and as_real(entry).dtype not in TYPES:
+        raise UserError(f"{name} is {entry.dtype}, which cannot be sent; convert it to a type that safetensors knows")
+
+
+def frozen_names(model: nn.Module, sharded: Mapping[str, nn.Module], dense: Mapping[str, Tensor]) -> frozenset[str]:
+    """Return which of the sharded layers and of what is sent whole are not to be trained, nor averaged."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    own = {key(layer, "weight"): layer for layer in sharded} | {name: name for name in dense}
+    fixed = {own[name] for name, parameter in parameters.items() if name in own and not parameter.requires_grad}
+    return frozenset(fixed | {name for name, tensor in dense.items() if not tensor.is_floating_point()})
+
+
+def check_shapes(model: nn.Module) -> None:
+    """Make sure that a model knows its shapes.
+
+    Raises:
+        UserError: it has lazy modules that have yet to see a batch.
+    """
+    lazy = [name for name, part in (*model.named_parameters(), *model.named_buffers()) if is_lazy(part)]
+    if lazy:
+        raise UserError(f"{', '.join(lazy)} of this {type(model).__name__} have no shape; run a batch through it first")
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """Return a complex tensor's numbers as pairs of real ones, a view of shape (…, 2); any other as it is."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def travels(name: str, entry: object) -> bool:
+    """Tell whether an entry of a state dict is sent: a tensor, but no extra state, nor a batch norm's counter."""
+    return isinstance(entry, Tensor) and name.rpartition(".")[2] not in ("_extra_state", "num_batches_tracked")
+
+
+def is_variance(name: str) -> bool:
+    """Tell whether an entry of a state dict is a batch norm's variance, which below 0 makes outputs NaN."""
+    return name.rpartition(".")[2] == "running_var"
+
+
+def key(layer: str, part: str) -> str:
+    """Return the state-dict name of a part of a layer; a layer that is the whole model has no name itself."""
+    return f"{layer}.{part}" if layer else part

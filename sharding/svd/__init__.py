@@ -1,0 +1,1 @@
+"""Singular terms of matrices: all of them, or the largest."""

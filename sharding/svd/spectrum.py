@@ -1,0 +1,161 @@
+"""A weight matrix as a sum of singular terms: W = Σ u'ᵢ v'ᵢᵀ with u'ᵢ = √λᵢ·uᵢ and v'ᵢ = √λᵢ·vᵢ.
+
+The eigenvectors of the smaller Gram matrix, say WWᵀ, are one side of the singular vectors; the other side is Wᵀu/λ. In
+float64 this is several times cheaper than an SVD and, as UUᵀW = W for any orthonormal U, the recomposition is exact
+whatever the accuracy of λ. What the squaring does cost is the orthogonality of the small terms: where some λ is below
+1e-5 of the largest, the SVD is taken instead.
+
+A weight of several blocks (a grouped convolution) has a spectrum for each. Its term i is the i-th term of every block
+at once, the blocks' u' stacked, their v' likewise: these terms are orthogonal too, and λ² of one is the sum of its
+blocks' λ².
+
+Matrices of one shape are decomposed in one batched call on a GPU, one after the other on a CPU: there each has work
+enough for all cores, and batched products in float64 run slower.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sharding.errors import UserError
+from sharding.transport.compression import round_columns
+
+# Below this share of the largest magnitude, squaring in float64 leaves fewer digits than float32 holds.
+GRAM_FLOOR = 1e-5
+STRIP = 128  # rows of a Gram matrix computed at once
+
+Key = tuple[str, int]  # the name of a weight and the number of a block
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """The singular terms of one matrix, by non-increasing magnitude.
+
+    Attributes:
+        magnitudes: λ, shape (N,), float64, N = min(out, in).
+        u: u' = √λ·u, shape (out, N), in the matrix's dtype.
+        v: v' = √λ·v, shape (in, N), in the matrix's dtype.
+        blocks: the number of blocks that u and v are stacked of.
+    """
+
+    magnitudes: Tensor
+    u: Tensor
+    v: Tensor
+    blocks: int = 1
+
+    def compose(self) -> Tensor:
+        """Return W = Σ u'ᵢ v'ᵢᵀ, shape (out, in), or that of its blocks, stacked."""
+        return compose(self.u, self.v, self.blocks)
+
+    def rounded(self, wire: str) -> "Spectrum":
+        """Return it with the nearest u' and v' that a wire can carry."""
+        return replace(self, u=round_columns(self.u, wire), v=round_columns(self.v, wire))
+
+
+def compose(u: Tensor, v: Tensor, blocks: int = 1) -> Tensor:
+    """Return u vᵀ, shape (out, in), of every block."""
+    if blocks == 1:
+        return u @ v.mT
+    return (u.unflatten(0, (blocks, -1)) @ v.unflatten(0, (blocks, -1)).mT).flatten(0, 1)
+
+
+def decompose(matrices: Mapping[str, Tensor]) -> dict[str, Spectrum]:
+    """Decompose every matrix (out, in), or stack of blocks (blocks, out, in), each as one.
+
+    A term of magnitude zero gets a unit u' and v' = 0: the matrix is unchanged, and the term can train (with both
+    sides zero its gradients would be zero for ever).
+
+    Raises:
+        UserError: what is no matrix of real floating-point numbers, or has NaN or Inf.
+    """
+    for name, matrix in matrices.items():
+        _check(f"layer {name}: its weight" if name else "the matrix", matrix)
+    spectra = _decompose_each(
+        {(name, block): each for name, matrix in matrices.items() for block, each in enumerate(_blocks(matrix))}
+    )
+    return {name: _joined([spectra[name, block] for block in range(len(_blocks(m)))]) for name, m in matrices.items()}
+
+
+def _blocks(matrix: Tensor) -> Tensor:
+    return matrix if matrix.dim() == 3 else matrix[None]
+
+
+def _joined(blocks: list[Spectrum]) -> Spectrum:
+    if len(blocks) == 1:
+        return blocks[0]
+    squares = torch.stack([block.magnitudes.square() for block in blocks]).sum(dim=0)
+    u, v = (torch.cat([getattr(block, part).mT for block in blocks], dim=1).mT for part in "uv")  # a term a row
+    return Spectrum(squares.sqrt(), u, v, len(blocks))
+
+
+def _decompose_each(matrices: Mapping[Key, Tensor]) -> dict[Key, Spectrum]:
+    """Decompose matrices (out, in), those of one shape, dtype and device in one batched call."""
+    batches: dict[object, list[Key]] = {}
+    for name, matrix in matrices.items():
+        alone = name[0] if matrix.device.type == "cpu" else None
+        batches.setdefault((alone, matrix.shape, matrix.dtype, matrix.device), []).append(name)
+    spectra: dict[Key, Spectrum] = {}
+    for names in batches.values():
+        batch = torch.stack([matrices[name].detach() for name in names])
+        spectra.update(zip(names, map(Spectrum, *_decompose_batch(batch)), strict=True))
+    return spectra
+
+
+def decompose_one(matrix: Tensor) -> Spectrum:
+    """Decompose a single matrix (out, in)."""
+    return decompose({"": matrix})[""]
+
+
+def _check(what: str, matrix: Tensor) -> None:
+    """Raise a `UserError` that says why a matrix has no singular terms to share."""
+    if matrix.dim() not in (2, 3) or not matrix.is_floating_point():
+        kind = f"{matrix.dtype} of shape {tuple(matrix.shape)}"
+        raise UserError(f"{what} is {kind}; a matrix of real floating-point numbers is needed")
+    if not bool(matrix.isfinite().all()):
+        raise UserError(f"{what} has NaN or Inf; training diverged, so lower local.lr or the clip")
+
+
+def _decompose_batch(batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return magnitudes (B, N), u' (B, out, N) and v' (B, in, N) of a batch (B, out, in)."""
+    wide = batch.shape[1] <= batch.shape[2]
+    flat = batch if wide else batch.mT
+    magnitudes, short, long = _gram_route(flat)
+    if bool((magnitudes[:, -1] <= GRAM_FLOOR * magnitudes[:, 0]).any()):
+        magnitudes, short, long = _svd_route(flat)
+    return (magnitudes, short, long) if wide else (magnitudes, long, short)
+
+
+def _gram_route(flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return λ and the scaled factors of a batch (B, N, M), N ≤ M, none of whose λ is zero."""
+    squares, left = torch.linalg.eigh(lower_gram(flat.double()))  # reads the lower triangle alone
+    magnitudes = squares.flip(-1).clamp(min=0).sqrt()
+    left = left.flip(-1)
+    root = magnitudes.sqrt()[:, :, None].clamp(min=torch.finfo(torch.float64).tiny)
+    # Rows are terms, so that cutting terms out is copying rows. W's own precision is enough here.
+    long = (left.mT / root).to(flat.dtype) @ flat
+    return magnitudes, (left * root.mT).to(flat.dtype), long.mT
+
+
+def lower_gram(flat: Tensor) -> Tensor:
+    """Return AAᵀ (B, N, N) of a batch A (B, N, M), right in the lower triangle only: about half the work."""
+    gram = flat.new_zeros(len(flat), flat.shape[1], flat.shape[1])
+    for start in range(0, flat.shape[1], STRIP):
+        rows, columns = slice(start, start + STRIP), slice(0, start + STRIP)
+        if len(flat) == 1:  # a product of two matrices is faster than one of a batch of them
+            torch.mm(flat[0, rows], flat[0, columns].mT, out=gram[0, rows, columns])
+        else:
+            gram[:, rows, columns] = flat[:, rows] @ flat[:, columns].mT
+    return gram
+
+
+def _svd_route(flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same for any batch; a λ of zero comes with a unit column on the short side and zeros on the long one."""
+    left, magnitudes, right = torch.linalg.svd(flat.double(), full_matrices=False)
+    # What lies below the numerical rank is rounding: it counts as zero, lest factors of 1e-9 be sent out to train.
+    noise = magnitudes[:, :1] * max(flat.shape[1:]) * torch.finfo(torch.float64).eps
+    magnitudes = torch.where(magnitudes > noise, magnitudes, 0.0)  # LAPACK may return −0.0
+    root = magnitudes.sqrt()[:, None, :]
+    short = torch.where(root == 0, left, left * root)
+    return magnitudes, short.to(flat.dtype), (right.mT * root).to(flat.dtype)

@@ -1,0 +1,153 @@
+"""Fewer bits for a shard's numbers: what is rounded on the wire, and to what.
+
+`bfloat16` takes two bytes for a number. `int8` takes one: an integer of at most 127, times a power of two that the
+numbers of one vector share, which is a singular vector, or all weights of one output in what is sent whole. (That is
+block floating point, as in the OCP microscaling formats.) Powers of two round nothing, so that what lies on this grid
+stays as it is when it is sent again, and every machine reads the same bits. Numbers that stand alone, as ω, biases and
+norms, stay as they are; so do those that are not float32.
+
+Down go rounded vectors. Up comes the client's *change*, rounded on a grid of its own, so that the error is small
+against the change, however small that is against the vector. The server adds the mean change to the vectors that it
+has itself: what the way down loses does not enter the model.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from sharding.errors import UserError
+
+EXACT = "float32"
+COMPRESSIONS = {EXACT: 32, "bfloat16": 16, "int8": 8}  # bits of a number
+
+LARGEST = 127  # of the integers
+LEAST = -126  # the exponent of float32's smallest normal number
+SPOILED = -128  # in the place of an exponent: the vector has a NaN or Inf
+SCALES = "scales/"  # before the name of a tensor: the exponents of its vectors
+
+
+def round_columns(matrix: Tensor, wire: str) -> Tensor:
+    """Return the nearest vectors that a wire can carry; one with a NaN or Inf is NaN with `int8`.
+
+    Args:
+        matrix: shape (length, n), a vector a column; what is not float32 comes back as it is.
+        wire: one of `COMPRESSIONS`.
+    """
+    return matrix if wire == EXACT else _round_rows(matrix.mT, wire).mT
+
+
+def round_outputs(tensor: Tensor, wire: str) -> Tensor:
+    """Return the nearest weights that a wire can carry, those of each output together.
+
+    Args:
+        tensor: shape (out, …); what has one dimension or none, or is not float32, comes back as it is.
+        wire: one of `COMPRESSIONS`.
+    """
+    return tensor if wire == EXACT or tensor.dim() < 2 else _round_rows(tensor.flatten(1), wire).view_as(tensor)
+
+
+def encode(tensors: Mapping[str, Tensor], wire: str) -> dict[str, Tensor]:
+    """Return what travels of a shard's tensors, by their keys in the wire form; what is not on the grid is rounded.
+
+    On the `meta` device types and shapes alone are told.
+    """
+    if wire == EXACT:
+        return dict(tensors)
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        rows = _vectors(name, tensor) if tensor.dtype == torch.float32 and tensor.numel() else None
+        if _role(name) == "indices":
+            found[name] = tensor.int()
+        elif rows is None:
+            found[name] = tensor
+        elif wire == "bfloat16":
+            found[name] = tensor.bfloat16()
+        else:
+            integers, found[SCALES + name] = _pack(rows)
+            found[name] = _like(integers, name, tensor)
+    return found
+
+
+def decode(tensors: Mapping[str, Tensor], wire: str) -> dict[str, Tensor]:
+    """Return what `encode` was given, on the grid.
+
+    Raises:
+        UserError: nothing that `encode` returns.
+    """
+    if not isinstance(wire, str) or wire not in COMPRESSIONS:
+        raise UserError(
+            f"this is no shard: its numbers are in {str(wire)[:40]!r}, not in one of {', '.join(COMPRESSIONS)}"
+        )
+    if wire == EXACT:
+        return dict(tensors)
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        scaled = name.removeprefix(SCALES)
+        if scaled != name:
+            found[scaled] = _scaled(scaled, tensors.get(scaled), tensor)
+        elif _role(name) == "indices" and tensor.dtype == torch.int32:
+            found[name] = tensor.long()
+        elif tensor.dtype == torch.bfloat16 and wire == "bfloat16":
+            found[name] = tensor.float()
+        elif SCALES + name not in tensors:
+            found[name] = tensor
+    return found
+
+
+def _scaled(name: str, integers: Tensor | None, exponents: Tensor) -> Tensor:
+    """Return the numbers that a tensor of integers stands for."""
+    rows = None if integers is None or integers.dtype != torch.int8 else _vectors(name, integers)
+    if rows is None or integers is None or exponents.dtype != torch.int8 or exponents.shape != rows.shape[:1]:
+        raise UserError(f"this is no shard: the scales of {name[:80]!r} are not its own")
+    return _like(_unpack(rows, exponents), name, integers)
+
+
+def _round_rows(rows: Tensor, wire: str) -> Tensor:
+    if rows.dtype != torch.float32 or not rows.numel():
+        return rows
+    return rows.bfloat16().float() if wire == "bfloat16" else _unpack(*_pack(rows))
+
+
+def _pack(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the integers (vectors, length) and exponents (vectors,) of float32 vectors, both int8."""
+    if rows.is_meta:
+        return rows.to(torch.int8), rows[:, 0].to(torch.int8)
+    exponents = _exponents(rows)
+    integers = (rows * _power(-exponents)).nan_to_num(0.0, 0.0, 0.0).round()
+    return integers.to(torch.int8), exponents.to(torch.int8)
+
+
+def _unpack(integers: Tensor, exponents: Tensor) -> Tensor:
+    """Return the vectors (vectors, length) that `_pack` has made these of, float32."""
+    return torch.where(exponents[:, None] != SPOILED, integers.float() * _power(exponents.int()), torch.nan)
+
+
+def _exponents(rows: Tensor) -> Tensor:
+    """Return the least e for which no number of a row is above 127·2^e, `SPOILED` where there is none, int32."""
+    largest = rows.abs().amax(1)
+    mantissa, power = torch.frexp(largest)  # in [1/2, 1), so that 64 ≤ 128·mantissa
+    exponents = (power - 7 + (mantissa * (LARGEST + 1) > LARGEST).int()).clamp(min=LEAST)
+    return torch.where(largest.isfinite(), exponents, SPOILED).int()
+
+
+def _power(exponents: Tensor) -> Tensor:
+    """Return 2^e as float32, one a row, made of its bits: `pow` may be off by one in the last."""
+    return ((exponents.clamp(LEAST, LARGEST) + 127) << 23).view(torch.float32)[:, None]
+
+
+def _vectors(name: str, tensor: Tensor) -> Tensor | None:
+    """Return the vectors that are rounded, one a row; None of what travels as it is."""
+    if _role(name) in ("u", "v"):
+        return tensor.mT if tensor.dim() == 2 else None
+    return tensor.flatten(1) if _role(name) == "dense" and tensor.dim() > 1 else None
+
+
+def _like(rows: Tensor, name: str, tensor: Tensor) -> Tensor:
+    return rows.view_as(tensor) if _role(name) == "dense" else rows.mT
+
+
+def _role(name: str) -> str:
+    """Return `dense`, or which part of a layer's terms a key is of."""
+    kind, _, rest = name.removeprefix("frozen/").partition("/")
+    return kind if kind == "dense" else rest.rpartition("/")[2]

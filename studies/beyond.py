@@ -1,0 +1,239 @@
+"""What could beat the published algorithm at the same bytes and the same work of a client: three experiments.
+
+CIFAR-10 at the medium scale of the paper's column (configs/beyond.yaml), r = 0.1; the same with the paper's uneven
+clients, r of 0.2 and 0.4, for half of the rounds; and a transformer on Shakespeare at its published width
+(configs/beyond_shakespeare.yaml), r = 0.1, for a fifth of the published rounds. Every method moves the bytes of
+`collective` and has its clients do its multiply-adds, or less; those that send more a round have fewer rounds. Numbers
+of a method were chosen on other data or another seed than those reported, and are in `METHODS`. The table is of all
+curves in `curves.csv`; `--only METHOD …` runs these, and `--only` none.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import isnan, nan
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+from sharding.errors import UserError
+from studies.curves import Curve, Lines, read_curves
+from studies.runner import CONFIGS, Asked, curves_of, folder, write_summary
+from studies.width import run as run_width
+from train.config.schema import Config, load_config
+from train.report.text import NOTHING, markdown_table, mean_and_spread
+from train.runtime.jsonl import read_lines
+
+SEEDS = (0, 1, 2)
+
+
+class Experiment(NamedTuple):
+    """What methods are compared on.
+
+    `dense` has fewer rounds of the whole model; `narrow` is the model made as narrow as the weakest client's shard is
+    small, and has more. Their rates on CIFAR-10 are the best of four, seed 1000: results/beyond/learning_rate.csv. All
+    others have the published 0.1.
+
+    Attributes:
+        config: its file in configs/.
+        title: of its table.
+        words: in which it differs from that.
+        equal: what makes a method move the bytes of the others within 1 %, by how its name begins.
+        windows: the methods of `WINDOWS` that it has.
+    """
+
+    config: str
+    title: str
+    words: Sequence[str]
+    equal: Mapping[str, Sequence[str]]
+    windows: Sequence[str] = ()
+
+
+EXPERIMENTS = {
+    "beyond": Experiment(
+        "beyond",
+        "CIFAR-10 (a lossy re-encoding), medium scale, r = 0.1",
+        ("keep_ratio=0.1",),
+        {
+            "dense": ("rounds=50", "local.lr=0.03"),
+            "narrow": ("model.width=10", "model.groups=5", "rounds=500"),
+        },
+        ("width, rolling",),
+    ),
+    "beyond_uneven": Experiment(
+        "beyond",
+        "CIFAR-10 (a lossy re-encoding), medium scale, r = 0.2 of 60 % of the clients and 0.4 of 40 %",
+        ("keep_ratio={0.2: 0.6, 0.4: 0.4}", "rounds=200"),
+        {
+            "dense": ("rounds=67", "local.lr=0.03"),
+            "narrow": ("model.width=14", "model.groups=7", "rounds=347"),
+            "width, nested": ("rounds=245",),
+            "width, strongest": ("rounds=426",),
+        },
+        ("width, nested", "width, nested, nesterov", "width, strongest"),
+    ),
+    "beyond_shakespeare": Experiment(
+        "beyond_shakespeare",
+        "Shakespeare, a transformer, r = 0.1",
+        ("keep_ratio=0.1",),
+        {"dense": ("rounds=54",), "narrow": ("model.width=104", "rounds=300")},
+    ),
+}
+BASELINE = "collective"
+# The rate is the better of two, seed 1000: results/beyond/hundred_rounds.csv.
+SCALED = ("local.optimizer=scaled_sgd", "local.lr=0.05")
+# β and η_g were tried on the digits of the quickstart, seeds 0 and 1: results/beyond/digits.csv.
+NESTEROV = ("server_optimizer=nesterov", "server_momentum=0.8", "server_lr=0.4")
+AVERAGE = ("result=average",)
+METHODS: dict[str, Sequence[str]] = {
+    "collective": ["strategy=collective"],
+    "top_n": ["strategy=top_n"],
+    "prism_wallenius_clip": ["strategy=prism_wallenius_clip"],
+    "dense, equal bytes": ["strategy=dense", "evaluate_every=5"],
+    "narrow, equal bytes": ["strategy=dense"],
+    "collective, nesterov": ["strategy=collective", *NESTEROV],
+    "top_n, nesterov": ["strategy=top_n", *NESTEROV],
+    "dense, equal bytes, nesterov": ["strategy=dense", "evaluate_every=5", *NESTEROV],
+    "narrow, equal bytes, nesterov": ["strategy=dense", *NESTEROV],
+    "collective, low_rank": ["strategy=collective", "init=low_rank"],
+    "collective, low_rank, nesterov": ["strategy=collective", "init=low_rank", *NESTEROV],
+    "collective, low_rank, scaled": ["strategy=collective", "init=low_rank", *SCALED],
+    "collective, low_rank, scaled, nesterov": ["strategy=collective", "init=low_rank", *SCALED, *NESTEROV],
+    "collective, low_rank, scaled, nesterov, average": [
+        "strategy=collective",
+        "init=low_rank",
+        *SCALED,
+        *NESTEROV,
+        *AVERAGE,
+    ],
+    "narrow, equal bytes, nesterov, average": ["strategy=dense", *NESTEROV, *AVERAGE],
+    "top_n, low_rank, scaled, nesterov": ["strategy=top_n", "init=low_rank", *SCALED, *NESTEROV],
+    "collective, double steps": ["strategy=collective", "server_lr=2"],  # as far as nesterov goes in the long run
+    "collective, int8": ["strategy=collective", "compression=int8"],
+}
+# Sub-models by width, studies/width.py: the second word is the kind of windows.
+WINDOWS: dict[str, Sequence[str]] = {
+    "width, rolling": [],
+    "width, nested": [],
+    "width, nested, nesterov": NESTEROV,
+    "width, strongest": [],
+}
+# What is compared with something else than the baseline.
+PAIRS = (
+    ("top_n, nesterov", "collective, nesterov"),
+    ("dense, equal bytes, nesterov", "dense, equal bytes"),
+    ("narrow, equal bytes, nesterov", "narrow, equal bytes"),
+    ("narrow, equal bytes", "collective, nesterov"),
+    ("collective, low_rank, nesterov", "collective, nesterov"),
+    ("collective, low_rank, scaled, nesterov", "collective, low_rank, nesterov"),
+    ("collective, low_rank, scaled, nesterov", "top_n, low_rank, scaled, nesterov"),
+    ("collective, low_rank, scaled, nesterov", "narrow, equal bytes"),
+    ("collective, low_rank, scaled, nesterov", "narrow, equal bytes, nesterov"),
+    ("collective, low_rank, scaled, nesterov, average", "collective, low_rank, scaled, nesterov"),
+    ("collective, low_rank, scaled, nesterov, average", "narrow, equal bytes, nesterov, average"),
+    ("narrow, equal bytes, nesterov, average", "narrow, equal bytes, nesterov"),
+    ("collective, nesterov", "dense, equal bytes, nesterov"),
+    ("collective, nesterov", "narrow, equal bytes, nesterov"),
+    ("width, nested, nesterov", "width, nested"),
+    ("collective, low_rank, scaled, nesterov", "width, nested, nesterov"),
+)
+
+
+def run(its: Experiment, asked: Asked) -> None:
+    """Run what is missing, and write a table of what there is."""
+    methods = [*METHODS, *its.windows] if asked.only is None else asked.only
+    if strange := set(methods) - {*METHODS, *its.windows}:
+        raise UserError(f"--only: {', '.join(sorted(strange))} is no method of {asked.study}; leave it out")
+    train(its, asked, methods)
+    curves = dict(sorted(read_curves(asked.into / "curves.csv").items()))
+    text = [f"# Beyond the published algorithm: {its.title}", "", table(curves), *differences(curves)]
+    write_summary(asked, text)
+
+
+def train(its: Experiment, asked: Asked, methods: Sequence[str]) -> None:
+    """Run these methods, as far as it has not been done."""
+    kept, overrides = asked.into / "curves.csv", asked.overrides
+    pairs = {f"{method}-{seed}": (method, seed) for seed in asked.seeds or SEEDS for method in methods}
+    configs = {
+        name: config_of(its, method, seed, [*overrides, f"output={asked.into}/runs/{folder(method)}-{seed}"])
+        for name, (method, seed) in pairs.items()
+    }
+    published = {name: config for name, config in configs.items() if pairs[name][0] in METHODS}
+    curves_of(published, kept, overrides, asked.jobs)
+    windows = {name: config for name, config in configs.items() if pairs[name][0] in WINDOWS}
+    curves_of(windows, kept, overrides, run=run_windows)
+
+
+def run_windows(configs: Mapping[str, Config], *_: object) -> Mapping[str, Lines]:
+    """Run sub-models by width, named after `WINDOWS`, and return the metrics of each."""
+    found = {}
+    for name, config in configs.items():
+        path = config.directory / "metrics.jsonl"
+        if len(read_lines(path)) < config.rounds:
+            run_width(config, config.directory, name.rpartition("-")[0].split(", ")[1])
+        found[name] = read_lines(path)
+    return found
+
+
+def config_of(its: Experiment, method: str, seed: int, overrides: Sequence[str]) -> Config:
+    """Return the configuration of a method."""
+    own = METHODS[method] if method in METHODS else [*METHODS[BASELINE], *WINDOWS[method]]
+    equal = next((words for name, words in its.equal.items() if method.startswith(name)), ())
+    words = [*its.words, *own, *equal, *overrides, f"seed={seed}"]
+    return load_config(CONFIGS / f"{its.config}.yaml", words)
+
+
+def table(curves: Mapping[str, Curve]) -> str:
+    """Return a row a method: accuracy on the way and at the end, and the paired difference to `collective`."""
+    parts = (0.25, 0.5, 0.75)
+    runs, rows = by_method(curves), []
+    for method, seeds in runs.items():
+        if seeds:
+            last = next(iter(seeds.values()))[-1]
+            courses = [[accuracy_near(its, part) for its in seeds.values()] for part in (*parts, 1.0)]
+            best = [100 * max(at.test_accuracy for at in its) for its in seeds.values()]
+            moved = f"{(last.bytes_up + last.bytes_down) / 1e9:.1f}"
+            told = [NOTHING if any(map(isnan, values)) else mean_and_spread(values) for values in (*courses, best)]
+            which = ", ".join(map(str, seeds))
+            rows.append([method, last.rounds, moved, which, *told, difference(seeds, runs[BASELINE])])
+    ways = (f"{100 * part:.0f} % of it" for part in parts)
+    head = ("method", "rounds", "GB", "seeds", *ways, "end", "best", f"end, less {BASELINE}'s")
+    return markdown_table(head, rows)
+
+
+def differences(curves: Mapping[str, Curve]) -> list[str]:
+    """Return a sentence for each of `PAIRS` that has seeds in common, and an empty line before it."""
+    runs = by_method(curves)
+    return [
+        line
+        for mine, theirs in PAIRS
+        if set(runs[mine]) & set(runs[theirs])
+        for line in ("", f"End of `{mine}`, less that of `{theirs}`: {difference(runs[mine], runs[theirs])}.")
+    ]
+
+
+def by_method(curves: Mapping[str, Curve]) -> dict[str, dict[int, Curve]]:
+    """Return the curves of ``method-seed`` by method and seed."""
+    runs: dict[str, dict[int, Curve]] = {method: {} for method in (*METHODS, *WINDOWS)}
+    for name, its in curves.items():
+        method, _, seed = name.rpartition("-")
+        if seed.isdigit():  # else it was run with the user's own overrides
+            runs[method][int(seed)] = its
+    return runs
+
+
+def accuracy_near(its: Curve, part: float) -> float:
+    """Return the mean accuracy, in %, of the evaluations in the fifth of a run that ends with a part of it.
+
+    Of the whole it is the last one's; where there was none in that fifth, NaN.
+    """
+    end, whole = part * its[-1].rounds, its[-1].rounds
+    seen = [100 * at.test_accuracy for at in its if end - whole / 5 <= at.rounds <= end]
+    return 100 * its[-1].test_accuracy if part == 1 else fmean(seen) if seen else nan
+
+
+def difference(mine: Mapping[int, Curve], theirs: Mapping[int, Curve]) -> str:
+    """Return the mean difference of the last accuracies seed by seed, ± its standard error."""
+    seeds = sorted(set(mine) & set(theirs))
+    if not seeds or mine is theirs:
+        return "–"
+    gaps = [100 * (mine[seed][-1].test_accuracy - theirs[seed][-1].test_accuracy) for seed in seeds]
+    error = f" ± {stdev(gaps) / len(gaps) ** 0.5:.1f}" if len(gaps) > 1 else " (one seed)"
+    return f"{fmean(gaps):+.1f}{error}"

@@ -1,0 +1,139 @@
+"""What is kept of a study's runs: a line an evaluation, as CSV, from which tables and pictures are made again."""
+
+import csv
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import isnan, nan
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from train.report.text import mean_and_spread, write_csv
+
+LAST = 10  # rounds that the clients' loss is the mean of
+DIGITS = 7  # significant ones that are kept
+COUNTS, CLOCKS = ("bytes_up", "bytes_down", "heard", "trained"), ("seconds", "simulated")  # of an evaluation
+
+Lines = Sequence[Mapping[str, Any]]  # of one run's metrics.jsonl
+Row = Any  # a named tuple of numbers: an `Evaluation`, or what else a study keeps of a run
+
+
+class Evaluation(NamedTuple):
+    """What had been spent when a model was evaluated, and how good it was; NaN where there is no such number.
+
+    Attributes:
+        rounds: done, as all that follows up to the scores since the start.
+        bytes_up: that clients sent.
+        bytes_down: that they were sent.
+        heard: uploads.
+        test_accuracy: in 0…1.
+        test_loss: of the same samples.
+        train_loss: the clients' own, mean of the last ten rounds that heard somebody.
+        alpha: the improvement factor of optimal client sampling, mean of the rounds.
+        trained: trainings of clients since the start, by all tasks.
+        seconds: that the rounds took.
+        simulated: seconds that they would have taken over the simulated network.
+        train_set_loss: of all training samples.
+    """
+
+    rounds: int
+    bytes_up: int
+    bytes_down: int
+    heard: int
+    test_accuracy: float
+    test_loss: float
+    train_loss: float = nan
+    alpha: float = nan
+    trained: int = 0
+    seconds: float = nan
+    simulated: float = nan
+    train_set_loss: float = nan
+
+
+Curve = Sequence[Evaluation]
+Amount = Callable[[Evaluation], float]  # of what had been spent
+
+
+def curve(lines: Lines) -> list[Evaluation]:
+    """Return every evaluation of a run, rounded to the digits that are kept; what is no number in JSON is NaN again."""
+    found, sums = [], dict.fromkeys((*COUNTS, *CLOCKS), 0.0)
+    losses, alphas = deque[float](maxlen=LAST), list[float]()
+    for line in lines:
+        spent = {**line, "trained": _trained(line), "simulated": line.get("simulated_seconds", nan)}
+        sums = {key: so_far + spent.get(key, nan) for key, so_far in sums.items()}
+        if line["heard"] and "train_loss" in line:
+            losses.append(_number(line["train_loss"]))
+        if "improvement_alpha" in line:
+            alphas.append(line["improvement_alpha"])
+        if "test_accuracy" in line:
+            counts = {key: int(sums[key]) for key in COUNTS}
+            scores = {key: _number(line.get(key)) for key in ("test_accuracy", "test_loss", "train_set_loss")}
+            scores |= {"train_loss": _mean(losses), "alpha": _mean(alphas)} | {key: sums[key] for key in CLOCKS}
+            rounded: dict[str, Any] = {key: float(f"{score:.{DIGITS}g}") for key, score in scores.items()}
+            found.append(Evaluation(line["round"] + 1, **counts, **rounded))
+    return found
+
+
+def _trained(line: Mapping[str, Any]) -> int:
+    tasks = [value for key, value in line.items() if key.endswith("/clients")]
+    return sum(tasks) if tasks else line.get("clients", 0)
+
+
+def _number(value: float | None) -> float:
+    return nan if value is None else value
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else nan
+
+
+def write_curves(path: Path, curves: Mapping[str, Sequence[Row]], kind: type[Row] = Evaluation) -> None:
+    """Write every row of every run as CSV, after the run's name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = ((name, *map(_cell, row)) for name, its in curves.items() for row in its)
+    write_csv(path, ("run", *kind._fields), rows)
+
+
+def _cell(value: float) -> str:
+    return str(value) if isinstance(value, int) else "" if isnan(value) else f"{value:.{DIGITS}g}"
+
+
+def read_curves(path: Path, kind: type[Row] = Evaluation) -> dict[str, list[Row]]:
+    """Return what `write_curves` wrote, nothing where there is no file."""
+    found: dict[str, list[Row]] = {}
+    if path.exists():
+        with path.open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                its = found.setdefault(row.pop("run"), [])
+                its.append(kind(**{key: kind.__annotations__[key](cell or "nan") for key, cell in row.items()}))
+    return found
+
+
+def spread(values: Sequence[float], form: str = ".1f", missing: str = "never") -> str:
+    """Return ``mean ± sd`` of a few seeds, and how many of them are NaN, that is `missing`: they never got there."""
+    finite = [value for value in values if not isnan(value)]
+    if not finite:
+        return missing
+    without = f" ({len(values) - len(finite)} {missing})" if len(finite) < len(values) else ""
+    return f"{mean_and_spread(finite, form)}{without}"
+
+
+def core_hours(paths: Iterable[Path]) -> str:
+    """Return how long the rounds of all runs in these files took, in words."""
+    seconds = sum(its[-1].seconds for path in paths for its in read_curves(path).values())
+    return f"{seconds / 3600:.1f} core-hours of rounds in all, beside other work."
+
+
+def one_round(at: Evaluation) -> float:
+    """Count rounds."""
+    return at.rounds
+
+
+def megabytes_up(at: Evaluation) -> float:
+    """What the clients have sent to the server."""
+    return at.bytes_up / 1e6
+
+
+def spent_to(its: Curve, target: float, amount: Amount) -> float:
+    """Return what had been spent at the first evaluation that reached the target, NaN if none did."""
+    return next((amount(at) for at in its if at.test_accuracy >= target), nan)

@@ -1,0 +1,74 @@
+"""What Frobenius decay does where nothing clips: clients lost, and accuracy, of its three forms.
+
+The quickstart at r = 0.1 and 60 rounds, without clipping (`clip=.inf`).
+"""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import NamedTuple, get_args
+
+from sharding.optim import DecayOf
+from studies.curves import Lines
+from studies.runner import CONFIGS, Asked, cells, curves_of, write_summary
+from train.report.text import markdown_table, mean_and_spread
+
+STRATEGIES, SEEDS = ("unbiased", "prism_wallenius"), (0, 1, 2, 3)
+PUBLISHED = ("init=as_built", "local.optimizer=sgd", "server_optimizer=plain", "result=last")
+FIXED = (*PUBLISHED, "keep_ratio=0.1", "rounds=60", "evaluate_every=20", "clip=.inf")
+QUICK = ("rounds=2", "evaluate_every=1")
+
+
+class Ending(NamedTuple):
+    """How a run ended.
+
+    Attributes:
+        rounds: done.
+        lost: clients whose update was left out, in all rounds.
+        trained: clients, in all rounds.
+        test_accuracy: the last, in 0…1; 0 where there is none.
+    """
+
+    rounds: int
+    lost: int
+    trained: int
+    test_accuracy: float
+
+
+def run(asked: Asked) -> None:
+    """Run what is missing, and write the table."""
+    overrides = [*(QUICK if asked.quick else ()), *asked.overrides]
+    seeds = asked.seeds or SEEDS[: 1 if asked.quick else None]
+    schemes = {
+        f"{form}-{strategy}": (f"local.frobenius_decay_of={form}", f"strategy={strategy}")
+        for form, strategy in product(get_args(DecayOf), STRATEGIES)
+    }
+    configs = cells(CONFIGS / "quickstart.yaml", schemes, seeds, asked.into, [*FIXED, *overrides])
+    kept = asked.into / "curves.csv"
+    found = curves_of(configs, kept, overrides, asked.jobs, diverging=True, measure=ending, kind=Ending)
+    rounds = next(iter(configs.values())).rounds
+    rows = [_row(scheme, rounds, [found[f"{scheme}-{seed}"][0] for seed in seeds]) for scheme in schemes]
+    text = [
+        f"# Frobenius decay without clipping: the quickstart, r = 0.1, {rounds} rounds",
+        "",
+        f"{len(seeds)} seeds; accuracy is the mean ± sd of the runs that ended.",
+        "",
+        markdown_table(
+            ("decay of", "strategy", "clients lost of trained", "ended by divergence", "test accuracy, %"), rows, 2
+        ),
+    ]
+    write_summary(asked, text)
+
+
+def ending(lines: Lines) -> list[Ending]:
+    """Return how a run ended."""
+    lost, trained = (sum(int(line[key]) for line in lines) for key in ("failed", "clients"))
+    accuracies = [line["test_accuracy"] for line in lines if "test_accuracy" in line]
+    return [Ending(len(lines), lost, trained, accuracies[-1] if accuracies else 0.0)]
+
+
+def _row(scheme: str, rounds: int, endings: Sequence[Ending]) -> list[str]:
+    form, _, strategy = scheme.partition("-")
+    ended = [100 * its.test_accuracy for its in endings if its.rounds == rounds]
+    lost, trained = (sum(column) for column in ((i.lost for i in endings), (i.trained for i in endings)))
+    early = f"{len(endings) - len(ended)} of {len(endings)}"
+    return [form, strategy, f"{lost} of {trained}", early, mean_and_spread(ended)]

@@ -1,0 +1,307 @@
+"""Who of the invited clients uploads, as Chen, Horváth & Richtárik (TMLR 2022) compare it: how their studies run.
+
+All n invited, optimal draws (OCS, AOCS), and independent coins of probability m/n, all at constant step sizes. Each
+method's step size is chosen for each data set as they do: on samples kept from the clients (`data.holdout`), on a grid
+that grows by one value where the best is at its edge. It is the one of the smallest m, on a seed of its own.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import isnan, nan
+from pathlib import Path
+from statistics import fmean
+
+from studies.curves import Curve, Evaluation, core_hours, megabytes_up, one_round, spent_to, spread
+from studies.picture import draw, save
+from studies.runner import CONFIGS, Asked, curves_of, write_summary
+from train.config.schema import Config, load_config
+from train.report.text import markdown_table
+
+GRID = (2.0**-5, 2.0**-4, 2.0**-3, 2.0**-2, 2.0**-1)
+TUNING_SEED, SEEDS = 1000, (0, 1, 2, 3, 4)
+FULL, OPTIMAL, ADAPTIVE, PRICED, UNIFORM = "full", "OCS", "AOCS", "OCS by bytes", "uniform"
+ALIKE = "full at the step of OCS"
+SAMPLERS = {
+    FULL: "uniform",
+    ALIKE: "uniform",
+    OPTIMAL: "ocs",
+    ADAPTIVE: "aocs",
+    PRICED: "ocs_partial",
+    UNIFORM: "uniform_upload",
+}
+OTHERS_STEP = {ALIKE: OPTIMAL, ADAPTIVE: OPTIMAL}  # not tuned: the step sizes of another method
+LEGEND = (
+    "α: improvement factor, 0 as good as full participation, 1 as uniform. Loss: the clients' own in training, last 10 "
+    "rounds. Step sizes are chosen on samples kept from the clients, by one run each with the method's smallest m. "
+    "Mbit are uploads; in the last column downloads are counted too: all who are invited get the model, by independent "
+    "coins only those who upload."
+)
+LAST = 5  # evaluations that a step size is judged by
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A method with its m; full participation has none."""
+
+    method: str
+    budget: float | None = None
+
+    @property
+    def tuned(self) -> str:
+        """The method whose step size it has."""
+        return OTHERS_STEP.get(self.method, self.method)
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return self.method if self.budget is None else f"{self.method}, m = {self.budget}"
+
+    @property
+    def overrides(self) -> list[str]:
+        """What makes it in a configuration."""
+        budget = "null" if self.budget is None else self.budget
+        return [f"clients.sampler={SAMPLERS[self.method]}", f"clients.budget={budget}"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A data set and what is compared on it: a table of the study.
+
+    Attributes:
+        name: of its folder and its curves.
+        heading: of its table; ``{seeds}`` stands for their number.
+        arms: what is compared; of each method the one with the smallest m is tuned.
+        overrides: that make the data set.
+        seeds: one run each.
+        published: the step size of each method.
+    """
+
+    name: str
+    heading: str
+    arms: tuple[Arm, ...]
+    overrides: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = SEEDS
+    published: Mapping[str, float | Fraction] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Study:
+    """Comparisons with one configuration.
+
+    Attributes:
+        config: the stem of its file.
+        head: title and remarks; ``{rounds}`` and ``{seeds}`` stand for those of the first comparison.
+        picture: the title of the first comparison's picture.
+        comparisons: a table each.
+        targets: test accuracies, in 0…1.
+        holdout: training samples to tune on.
+        quick: overrides with which it is a matter of seconds.
+        tuned_once: whether the step sizes of the first comparison serve all.
+    """
+
+    config: str
+    head: str
+    picture: str
+    comparisons: tuple[Comparison, ...]
+    targets: tuple[float, ...]
+    holdout: int
+    quick: tuple[str, ...]
+    tuned_once: bool = False
+
+    def cell(
+        self, its: Comparison, arm: Arm, step: float, seed: int, into: Path, overrides: Sequence[str] = ()
+    ) -> Config:
+        """Return the configuration of one run."""
+        place = f"{into}/runs/{its.name}/{arm.method.replace(' ', '-')}{arm.budget or ''}-lr{step:g}-{seed}"
+        own = [*arm.overrides, f"local.lr={step}", f"seed={seed}", f"output={place}"]
+        return load_config(CONFIGS / f"{self.config}.yaml", [*its.overrides, *overrides, *own])
+
+
+@dataclass(frozen=True)
+class Results:
+    """The curves of an arm's runs at its step size, one a seed; that of one that diverged ends before all rounds."""
+
+    arm: Arm
+    step: float
+    rounds: int
+    runs: Sequence[Curve]
+
+    @property
+    def sound(self) -> list[Curve]:
+        """The runs that have all rounds."""
+        return [its for its in self.runs if is_whole(its, self.rounds)]
+
+
+Section = tuple[Comparison, list[Results]]
+
+
+def run(study: Study, asked: Asked) -> None:
+    """Run what is missing, and write after each comparison what there is."""
+    overrides = [*(study.quick if asked.quick else ()), *asked.overrides]
+    grid = GRID[2:3] if asked.quick else GRID
+    sections: list[Section] = []
+    steps: dict[str, float] = {}
+    for its in study.comparisons[: 1 if asked.quick else None]:
+        if not (steps and study.tuned_once):
+            steps = tune(study, its, asked.into, overrides, grid, asked.jobs)
+        seeds = asked.seeds or its.seeds[: 1 if asked.quick else None]
+        sections.append((its, run_arms(study, its, steps, seeds, asked.into, overrides, asked.jobs)))
+        write(study, asked, sections)
+
+
+def is_whole(its: Curve, rounds: int) -> bool:
+    """Return whether a run has all its rounds, the last of which is evaluated."""
+    return bool(its) and its[-1].rounds == rounds
+
+
+def run_arms(
+    study: Study,
+    its: Comparison,
+    steps: Mapping[str, float],
+    seeds: Sequence[int],
+    into: Path,
+    overrides: Sequence[str],
+    jobs: int | None = None,
+) -> list[Results]:
+    """Run every arm on every seed at its method's step size; what is there already is not run again."""
+    cells = {
+        (arm, seed): study.cell(its, arm, steps[arm.tuned], seed, into, overrides) for seed in seeds for arm in its.arms
+    }
+    configs = {f"{its.name}: {arm.name}-{seed}": config for (arm, seed), config in cells.items()}
+    curves = curves_of(configs, into / "curves.csv", overrides, jobs, diverging=True)
+    found = dict(zip(cells, curves.values(), strict=True))
+    rounds = next(iter(cells.values())).rounds
+    return [Results(arm, steps[arm.tuned], rounds, [found[arm, seed] for seed in seeds]) for arm in its.arms]
+
+
+def tune(
+    study: Study,
+    its: Comparison,
+    into: Path,
+    overrides: Sequence[str],
+    grid: Sequence[float],
+    jobs: int | None = None,
+) -> dict[str, float]:
+    """Return the step size of each method: the best on the held-out samples, never at an edge of what was tried."""
+    first = {arm.method: arm for arm in reversed(its.arms) if arm.method not in OTHERS_STEP}
+    held_out = [*overrides, f"data.holdout={study.holdout}"]
+
+    def score(wanted: Mapping[str, set[float]]) -> dict[str, dict[float, float]]:
+        points = {f"{its.name}: {method}, step {step:g}": (method, step) for method, step in _points(wanted)}
+        configs = {
+            name: study.cell(its, first[method], step, TUNING_SEED, into / "tuning", held_out)
+            for name, (method, step) in points.items()
+        }
+        found: dict[str, dict[float, float]] = {method: {} for method in wanted}
+        for name, course in curves_of(configs, into / "tuning" / "curves.csv", overrides, jobs, diverging=True).items():
+            method, step = points[name]
+            found[method][step] = score_of(course, configs[name].rounds)
+        return found
+
+    return search(sorted(first), grid, score)
+
+
+def _points(wanted: Mapping[str, set[float]]) -> list[tuple[str, float]]:
+    return [(method, step) for method in sorted(wanted) for step in sorted(wanted[method])]
+
+
+def search(
+    methods: Sequence[str],
+    grid: Sequence[float],
+    score: Callable[[Mapping[str, set[float]]], Mapping[str, Mapping[float, float]]],
+) -> dict[str, float]:
+    """Return each method's best step size; a grid whose best is at an edge grows there, by a factor of two.
+
+    Args:
+        methods: to tune.
+        grid: to begin with.
+        score: step sizes to try, by method -> the score of each, the higher the better; of equal ones the smaller wins.
+    """
+    found: dict[str, dict[float, float]] = {method: {} for method in methods}
+    wanted = {method: set(grid) for method in methods}
+    while wanted:
+        for method, scores in score(wanted).items():
+            found[method].update(scores)
+        wanted = {method: more for method in methods if (more := _beyond(found[method])) and len(grid) > 1}
+    return {method: _best(scores) for method, scores in found.items()}
+
+
+def _best(scores: Mapping[float, float]) -> float:
+    return max(sorted(scores), key=lambda step: scores[step])
+
+
+def _beyond(scores: Mapping[float, float]) -> set[float]:
+    """Return the value to try next: the neighbor of a best one at an edge."""
+    best = _best(scores)
+    return {2 * best} if best == max(scores) else {best / 2} if best == min(scores) else set()
+
+
+def score_of(its: Curve, rounds: int) -> float:
+    """Return the mean accuracy of a run's last evaluations, 0 where it diverged before it had all rounds."""
+    return fmean(at.test_accuracy for at in its[-LAST:]) if is_whole(its, rounds) else 0.0
+
+
+def write(study: Study, asked: Asked, sections: Sequence[Section]) -> None:
+    """Write the summary with a table a comparison, and the picture of the first."""
+    first = sections[0][1]
+    plot(first, study.picture, study.targets, asked.into / f"{asked.study}.png")
+    every = f"Evaluated every {first[0].runs[0][0].rounds} rounds. With the search for step sizes"
+    text = [study.head.format(rounds=first[0].rounds, seeds=len(first[0].runs)), LEGEND]
+    text += [f"{every} {core_hours(asked.into.rglob('curves.csv'))}"]
+    for its, results in sections:
+        heading = its.heading.format(seeds=len(results[0].runs))
+        text += ["", f"## {heading}", "", table(study.targets, its.published, results)]
+    write_summary(asked, text, study.picture)
+
+
+def table(targets: Sequence[float], published: Mapping[str, float | Fraction], results: Sequence[Results]) -> str:
+    """Return a table with a row an arm."""
+    percent = [f"{100 * target:g} %" for target in targets]
+    columns = [column for target in percent for column in (f"rounds to {target}", "Mbit", "of full")]
+    step = "step (published)" if published else "step"
+    head = ("uploads", step, *columns, "last accuracy, %", "loss", "α", f"to {percent[-1]}, both ways")
+    return markdown_table(head, [_row(targets, published, its, results) for its in results])
+
+
+def _row(
+    targets: Sequence[float], published: Mapping[str, float | Fraction], its: Results, results: Sequence[Results]
+) -> list[str]:
+    full = next(other for other in results if other.arm.method == FULL)
+    theirs = f" ({Fraction(published[its.arm.tuned])})" if published else ""
+    spent = [cell for target in targets for cell in _spent(its, full, target)]
+    ends = [course[-1] for course in its.sound]
+    last = [100 * at.test_accuracy for at in ends] + [nan] * (len(its.runs) - len(ends))
+    losses, alphas = [at.train_loss for at in ends], [at.alpha for at in ends if not isnan(at.alpha)]
+    scores = spread(last, missing="diverged"), spread(losses, ".3f", missing="–")
+    both = spread([spent_to(course, targets[-1], megabits_both_ways) for course in its.runs], ",.0f")
+    alpha = f"{fmean(alphas):.2f}" if alphas else "–"
+    return [its.arm.name, f"{Fraction(its.step)}{theirs}", *spent, *scores, alpha, both]
+
+
+def _spent(its: Results, full: Results, target: float) -> tuple[str, str, str]:
+    """Return rounds and bits to a target, and the share of full participation's bits over the seeds that arrived."""
+    rounds, bits, its_full = (
+        [spent_to(course, target, amount) for course in runs]
+        for amount, runs in ((one_round, its.runs), (megabits, its.runs), (megabits, full.runs))
+    )
+    reached = [(mine, theirs) for mine, theirs in zip(bits, its_full, strict=True) if not isnan(mine + theirs)]
+    share = f"{fmean(m for m, _ in reached) / fmean(t for _, t in reached):.2f}" if reached else "–"
+    return spread(rounds, ".0f"), spread(bits, ",.0f"), share
+
+
+def plot(results: Sequence[Results], title: str, targets: Sequence[float], path: Path) -> None:
+    """Draw test accuracy and training loss against rounds and bits, a look an arm."""
+    bits = "megabits sent by clients"
+    groups = {its.arm.name: its.runs for its in results}
+    save(draw(groups, {"rounds": one_round, bits: megabits}, title, targets, [bits], rows=2), path)
+
+
+def megabits(at: Evaluation) -> float:
+    """What the clients have sent to the server."""
+    return 8 * megabytes_up(at)
+
+
+def megabits_both_ways(at: Evaluation) -> float:
+    """What the clients have sent to the server and been sent by it."""
+    return 8 * (at.bytes_up + at.bytes_down) / 1e6

@@ -1,0 +1,174 @@
+"""Sub-models by width, to compare sharding with: every client trains a window of each layer's channels.
+
+- `rolling`: the window moves on every round, as in FedRolex (Alam et al., NeurIPS 2022).
+- `nested`: it stays, as in HeteroFL (Diao, Ding & Tarokh, ICLR 2021). The server's model is the strongest client's, of
+  which the others train the first channels; so nothing is tested that nobody trained. Where all clients are equally
+  strong that is plain FedAvg of a narrow model, which `studies/beyond.py` has.
+- `strongest`: the same, without the clients that cannot hold all of it.
+
+Each entry of the server's model becomes the mean of those who hold it, weighted by their samples; what nobody holds
+stays. The width is the largest whose model has no more bytes than a shard of the client's keep ratio; data, cohorts,
+batches and step sizes are those of the run beside it. A window holds whole groups of GroupNorm, so that a channel is
+normalized with the same others as on the server.
+"""
+
+import json
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from sharding.aggregation.server_optimizer import ServerOptimizer
+from sharding.errors import UserError
+from train.config.schema import Config
+from train.data import Dataset
+from train.engines.local import evaluate, train_locally
+from train.engines.memory_format import keep_memory_format
+from train.experiment import Experiment, assemble, make_model, plan_of_each
+from train.participation import step_size
+
+State = Mapping[str, Tensor]
+WINDOWS = ("rolling", "nested", "strongest")
+
+
+def narrow(config: Config, dataset: Dataset, most: int) -> nn.Module:
+    """Return the widest ResNet with groups of the same size that has no more than so many bytes."""
+    options = config.model.options
+    of_a_group = options["width"] // options["groups"]
+    for groups in range(options["groups"], 0, -1):
+        small = with_options(config, dataset, {"groups": groups, "width": groups * of_a_group})
+        if nbytes(small.state_dict()) <= most:
+            return small
+    raise SystemExit(f"error: no model of this width is as small as a shard of {most} bytes")
+
+
+def with_options(config: Config, dataset: Dataset, options: Mapping[str, object]) -> nn.Module:
+    """Return the run's model with other options."""
+    model = config.model.model_copy(update=options)
+    return make_model(config.model_copy(update={"model": model}), dataset)
+
+
+def nbytes(state: State) -> int:
+    """Return the bytes of all tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+
+
+def windows(full: Tensor, small: Tensor, groups: int, shift: int) -> tuple[Tensor, ...]:
+    """Return the indices, one tensor a dimension, of the entries of `full` that `small` holds.
+
+    Args:
+        full: a tensor of the server's model.
+        small: the same of the client's, no larger in any dimension.
+        groups: into which the channels of a layer of the full model fall.
+        shift: of the window, in groups.
+    """
+    places = []
+    for size, held in zip(full.shape, small.shape, strict=True):
+        start = 0 if held == size else shift % groups * (size // groups)
+        places.append((torch.arange(held) + start) % size)
+    return torch.meshgrid(*places, indexing="ij")
+
+
+class Averages:
+    """Weighted means of the entries that clients hold."""
+
+    def __init__(self, state: State) -> None:
+        self._state = {name: tensor.double() for name, tensor in state.items()}
+        self._sums = {name: torch.zeros_like(tensor) for name, tensor in self._state.items()}
+        self._weights = {name: torch.zeros_like(tensor) for name, tensor in self._state.items()}
+
+    def add(self, state: State, places: Mapping[str, tuple[Tensor, ...]], weight: float) -> None:
+        """Take a client's model in."""
+        for name, tensor in state.items():
+            self._sums[name][places[name]] += weight * tensor.double()
+            self._weights[name][places[name]] += weight
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the means, and the old values where nobody had a say."""
+        return {
+            name: torch.where(self._weights[name] > 0, sums / self._weights[name].clamp(min=1e-300), self._state[name])
+            for name, sums in self._sums.items()
+        }
+
+
+@dataclass
+class Federation:
+    """The server's model, and the model that a client of each keep ratio trains a window with.
+
+    Attributes:
+        experiment: data, cohorts and batches.
+        model: the server's.
+        clients: by keep ratio; a client whose ratio is missing does not take part.
+        groups: into which the channels of a layer of the server's model fall.
+        moves: whether the window moves.
+        server: takes the server's step.
+    """
+
+    experiment: Experiment
+    model: nn.Module
+    clients: Mapping[float, nn.Module]
+    groups: int
+    moves: bool
+    server: ServerOptimizer
+
+    @classmethod
+    def of(cls, config: Config, kind: str) -> Self:
+        """Make what a run of one of `WINDOWS` starts with."""
+        if config.result != "last":
+            raise UserError(f"result={config.result} is not for windows; use result=last")
+        experiment = assemble(config)
+        shards = plan_of_each(experiment.server.planner, experiment.model, experiment.keep_ratios)
+        clients = {
+            ratio: keep_memory_format(narrow(config, experiment.dataset, shards[str(ratio)].nbytes))
+            for ratio in sorted(set(experiment.keep_ratios.values()))
+        }
+        best = max(clients)
+        model = experiment.model if kind == "rolling" else keep_memory_format(deepcopy(clients[best]))
+        groups = next(part.num_groups for part in model.modules() if isinstance(part, nn.GroupNorm))
+        taking_part = {best: clients[best]} if kind == "strongest" else clients
+        server = ServerOptimizer(model, config.server_optimizer, config.server_lr, config.server_momentum)
+        return cls(experiment, model, taking_part, groups, kind == "rolling", server)
+
+    def train_round(self, t: int) -> tuple[float | None, int, int]:
+        """Train round `t`; return the clients' mean loss, how many they were, and the bytes that they were sent."""
+        experiment, job, full = self.experiment, self.experiment.job, self.model.state_dict()
+        averages, losses, sent, lr = Averages(full), [], 0, step_size(experiment.config, t)
+        for client in experiment.sampler.invite(t):
+            small = self.clients.get(experiment.keep_ratios[client])
+            if small is None:
+                continue
+            shift = t if self.moves else 0
+            places = {name: windows(full[name], held, self.groups, shift) for name, held in small.state_dict().items()}
+            small.load_state_dict({name: full[name][where] for name, where in places.items()})
+            key = (experiment.config.seed, t, client)
+            losses.append(float(train_locally(small, job.clients[client], job.dataset, job.local, lr, None, key)))
+            averages.add(small.state_dict(), places, experiment.num_samples[client])
+            sent += nbytes(small.state_dict())
+        self.model.load_state_dict(averages.state())
+        self.server.step()
+        return fmean(losses) if losses else None, len(losses), sent
+
+
+def run(config: Config, into: Path, kind: str = "rolling") -> None:
+    """Train as configured, with windows in the place of shards; `into`/metrics.jsonl has a line a round, as `train`'s.
+
+    What was cut off starts anew.
+    """
+    federation = Federation.of(config, kind)
+    dataset = federation.experiment.dataset
+    into.mkdir(parents=True, exist_ok=True)
+    with (into / "metrics.jsonl").open("w", encoding="utf-8") as file:
+        for t in range(config.rounds):
+            loss, heard, sent = federation.train_round(t)
+            line = {"round": t, "train_loss": loss, "bytes_down": sent, "bytes_up": sent}
+            line |= {"clients": heard, "heard": heard}
+            if config.evaluates(t):
+                line["test_accuracy"], line["test_loss"] = evaluate(federation.model, dataset, dataset.test)
+                print(f"round {t + 1} of {config.rounds}: {line['test_accuracy']:.1%}", flush=True)
+            file.write(json.dumps(line) + "\n")
+            file.flush()

@@ -1,0 +1,96 @@
+"""AOCS: the literal algorithm, its limit, and that the server learns nothing but totals."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharding import UserError, optimal_inclusion
+from sharding.client_sampling import aocs_probabilities, plain_sum
+from tests.sharding.client_sampling import reference
+
+NORMS = st.lists(st.one_of(st.floats(1e-6, 1e3), st.just(1.0)), min_size=1, max_size=12).map(np.array)
+
+
+class Private(np.ndarray):
+    """One number per client: elementwise work is each client's own business, anything else is a leak."""
+
+    def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
+        if method != "__call__" or ufunc.signature is not None:
+            raise AssertionError(f"{ufunc.__name__}.{method} mixes clients")
+        plain = [value.view(np.ndarray) if isinstance(value, Private) else value for value in inputs]
+        return ufunc(*plain, **kwargs).view(Private)
+
+    def __array_function__(self, function, types, args, kwargs):
+        if function is not np.where:
+            raise AssertionError(f"numpy.{function.__name__} mixes clients")
+        plain = [value.view(np.ndarray) if isinstance(value, Private) else value for value in args]
+        return np.where(*plain).view(Private)
+
+    def leak(self, *args, **kwargs):
+        raise AssertionError("the server looked at single clients")
+
+    __getitem__ = __iter__ = __float__ = __bool__ = tolist = item = sum = max = min = mean = sort = argsort = leak
+
+
+def spy_sum(values):
+    assert isinstance(values, Private)
+    return float(np.sum(values.view(np.ndarray)))
+
+
+@given(NORMS, st.floats(0.01, 1))
+def test_the_server_learns_totals_only(norms, share):
+    budget = share * norms.size
+    seen = aocs_probabilities(norms.view(Private), budget, spy_sum).view(np.ndarray)
+    np.testing.assert_array_equal(seen, aocs_probabilities(norms, budget, plain_sum))
+
+
+@pytest.mark.parametrize(
+    "look", [lambda x: x[0], lambda x: x.max(), np.sum, np.sort, lambda x: x @ x, list, np.add.reduce]
+)
+def test_the_spy_fails_on_any_other_access(look):
+    with pytest.raises(AssertionError):
+        look(np.array([1.0, 2.0]).view(Private))
+
+
+@given(NORMS, st.floats(0.01, 1), st.integers(1, 6))
+def test_equals_the_papers_algorithm(norms, share, iterations):
+    budget = share * norms.size
+    np.testing.assert_allclose(
+        aocs_probabilities(norms, budget, plain_sum, iterations),
+        reference.aocs(norms.tolist(), budget, iterations),
+        rtol=1e-9,
+        atol=1e-12,
+    )
+
+
+@given(NORMS, st.floats(0.01, 0.99))
+def test_reaches_the_optimum_when_it_may_go_on(norms, share):
+    budget = share * norms.size
+    p = aocs_probabilities(norms, budget, plain_sum, max_iterations=norms.size + 1)
+    np.testing.assert_allclose(p, optimal_inclusion(norms, budget), rtol=1e-9)
+
+
+def test_zeros_and_everybody():
+    np.testing.assert_array_equal(aocs_probabilities(np.zeros(4), 3, plain_sum), np.full(4, 0.75))
+    np.testing.assert_array_equal(aocs_probabilities(np.array([0.0, 2, 0, 1]), 3, plain_sum), [0.5, 1, 0.5, 1])
+    np.testing.assert_array_equal(aocs_probabilities(np.array([3.0, 1.0]), 2, plain_sum), [1, 1])
+    np.testing.assert_array_equal(aocs_probabilities(np.array([5.0]), 1, plain_sum), [1])
+
+
+@pytest.mark.parametrize(
+    ("norms", "budget", "message"),
+    [
+        ([1.0, 2.0], 3, "budget is 3; .* at most 2"),
+        ([1.0, 2.0], 0, "budget is 0"),
+        ([1.0, 2.0], np.nan, "budget is nan"),
+        ([1.0, np.nan], 1, "NaN"),
+        ([1.0, -1.0], 1, "negative"),
+        ([1.0, np.inf], 1, "infinite"),
+        ([], 1, "non-empty"),
+    ],
+)
+def test_bad_input_is_told_in_one_line(norms, budget, message):
+    with pytest.raises(UserError, match=message) as error:
+        aocs_probabilities(np.array(norms), budget, plain_sum)
+    assert "\n" not in str(error.value)

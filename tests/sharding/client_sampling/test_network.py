@@ -1,0 +1,118 @@
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharding import UserError
+from sharding.client_sampling import Profiles, expected_round_time, round_time
+
+TIME = st.one_of(st.floats(1e-6, 1e6), st.just(0.0), st.just(1.0))
+
+
+@given(st.lists(st.tuples(TIME, TIME), min_size=1, max_size=8), st.floats(1e-6, 1e6))
+def test_the_band_is_used_up_and_all_finish_together(times, bandwidth):
+    tau, t = np.array(times).T
+    finish = round_time(tau, t, bandwidth)
+    assert finish >= tau.max()
+    senders = t > 0
+    if senders.any():
+        # T itself is exact to its last digits; what that means for the band shows in its bounds.
+        with np.errstate(divide="ignore"):
+            early, late = (np.sum(t[senders] / bandwidth / (finish * (1 + e) - tau[senders])) for e in (-1e-14, 1e-14))
+        assert late <= 1 + 1e-9
+        waits = finish == tau.max() or np.any(finish * (1 - 1e-14) <= tau[senders])  # for one who hardly sends
+        assert early >= 1 - 1e-9 or waits
+
+
+def test_sending_that_is_short_beside_computing_is_not_lost():
+    assert round_time([1e6, 1.0], [1e-9, 1.0], 1e3) == 1e6
+    assert round_time([0.0, 0.0], [1e-200, 3e-200], 1.0) == pytest.approx(4e-200, rel=1e-12)
+
+
+def test_one_client_and_equal_clients():
+    assert round_time([2.0], [3.0], 1.5) == pytest.approx(4.0, rel=1e-15)
+    assert round_time([1.0] * 5, [2.0] * 5, 1.0) == pytest.approx(11.0, rel=1e-15)
+    assert round_time([3.0, 1.0], [0.0, 1.0], 1.0) == 3.0
+    assert round_time([], [], 1.0) == 0.0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_expectation_is_between_its_bounds(seed):
+    rng = np.random.default_rng(seed)
+    size, cohort = 4, 3
+    tau, t, q = rng.exponential(1, size), rng.exponential(1, size), rng.dirichlet(np.ones(size))
+    low, middle, high = expected_round_time(q, tau, t, 1.7, cohort)
+    draws = [list(draw) for draw in product(range(size), repeat=cohort)]
+    chances = [np.prod(q[draw]) for draw in draws]
+    exact = sum(chance * round_time(tau[draw], t[draw], 1.7) for chance, draw in zip(chances, draws, strict=True))
+    assert low <= exact <= high
+    assert low <= middle <= high
+    sending = cohort * q @ t / 1.7
+    largest = sum(chance * tau[draw].max() for chance, draw in zip(chances, draws, strict=True))
+    smallest = sum(chance * tau[draw].min() for chance, draw in zip(chances, draws, strict=True))
+    np.testing.assert_allclose(
+        [low, middle, high], [smallest + sending, q @ tau + sending, largest + sending], rtol=1e-12
+    )
+
+
+def test_profiles_are_drawn_or_read(tmp_path):
+    drawn = Profiles.draw(3, 2.0, np.random.default_rng(0))
+    np.testing.assert_allclose(drawn.costs(4), 4 * drawn.communicate / 2.0 + drawn.compute)
+    path = tmp_path / "profiles.csv"
+    rows = zip(drawn.compute.tolist(), drawn.communicate.tolist(), strict=True)
+    path.write_text("compute,communicate\n" + "".join(f"{a!r},{b!r}\n" for a, b in rows))
+    read = Profiles.read(path, 3, 2.0)
+    np.testing.assert_array_equal(read.compute, drawn.compute)
+    np.testing.assert_array_equal(read.communicate, drawn.communicate)
+    assert read.round_time([0, 2]) == round_time(drawn.compute[[0, 2]], drawn.communicate[[0, 2]], 2.0)
+    assert read.round_time([0, 2], [2]) == pytest.approx(drawn.compute[[0, 2]].max() + drawn.communicate[2] / 2.0)
+    assert read.round_time([0, 2], []) == drawn.compute[[0, 2]].max()
+
+
+def test_times_follow_an_exponential_or_a_uniform_law():
+    drawn = Profiles.draw(4000, 1.0, np.random.default_rng(1), compute=0.5, communicate=(0.22, 5.04))
+    assert drawn.compute.mean() == pytest.approx(0.5, abs=0.04)
+    assert drawn.compute.std() == pytest.approx(0.5, abs=0.06)
+    assert drawn.communicate.mean() == pytest.approx(2.63, abs=0.1)
+    assert drawn.communicate.std() == pytest.approx(1.39, abs=0.1)
+    assert 0.22 <= drawn.communicate.min() < drawn.communicate.max() <= 5.04
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("compute,communicate\n1,2\n", "1 rows, but there are 2 clients"),
+        ("compute,speed\n1,2\n1,2\n", "columns compute and communicate; got 'communicate'"),
+        ("compute,communicate\n1,x\n1,2\n", "must have numbers"),
+        ("compute,communicate\n1,-2\n1,2\n", r"communicate\[0\] is -2"),
+    ],
+)
+def test_a_bad_file_is_told(tmp_path, text, message):
+    path = tmp_path / "profiles.csv"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message):
+        Profiles.read(path, 2, 1.0)
+
+
+def test_a_missing_file_is_told(tmp_path):
+    with pytest.raises(UserError, match="cannot read the client profiles"):
+        Profiles.read(tmp_path / "none.csv", 2, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([1.0], [1.0], 0.0), "bandwidth is 0.0"),
+        (([1.0], [1.0], np.nan), "bandwidth is nan"),
+        (([1.0], [-1.0], 1.0), r"communicate\[0\] is -1"),
+        (([np.nan], [1.0], 1.0), r"compute\[0\] is nan"),
+        (([1.0, 2.0], [1.0], 1.0), "compute has 2 times and communicate 1"),
+        (([[1.0]], [1.0], 1.0), "shape"),
+    ],
+)
+def test_bad_input_is_told_in_one_line(arguments, message):
+    with pytest.raises(UserError, match=message) as error:
+        round_time(*arguments)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,304 @@
+"""Samplers: whom they invite and hear, that their weights are unbiased, and clients that misbehave."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from sharding import UserError, optimal_inclusion
+from sharding.client_sampling import SAMPLERS, Population, Profiles, aocs_probabilities, improvement_factors, plain_sum
+from sharding.client_sampling.base import WithReplacement
+from sharding.errors import Failure, Kind
+
+SIZES = np.array([10.0, 40.0, 5.0, 25.0, 20.0])
+RATIOS = np.array([0.2, 1.0, 0.4, 0.4, 0.2])
+POPULATION = Population(SIZES, RATIOS, Profiles(np.arange(1.0, 6.0), np.ones(5), 2.0))
+TWO_STAGE = ("ocs", "aocs", "ocs_partial")
+
+
+def make(name, per_round=5, **options):
+    return SAMPLERS[name](5, per_round, 7, POPULATION, **options)
+
+
+@pytest.mark.parametrize("name", TWO_STAGE)
+def test_two_stage_probabilities_and_weights(name):
+    sampler = make(name, budget=1.5)
+    cohort = sampler.invite(3)
+    assert cohort == [0, 1, 2, 3, 4]
+    norms = dict(zip(cohort, [3.0, 0.5, 1.0, 2.0, 0.1], strict=True))
+    u = SIZES / SIZES.sum() * np.array(list(norms.values()))
+    p = {
+        "ocs": optimal_inclusion(u, 1.5),
+        "aocs": aocs_probabilities(u, 1.5, plain_sum),
+        "ocs_partial": optimal_inclusion(u, 1.5, RATIOS),
+    }[name]
+    heard_in = np.zeros(5)
+    for t in range(2000):
+        heard = sampler.select(t, cohort, norms)
+        assert heard.total == SIZES.sum()
+        for client, weight in heard.weights.items():
+            assert weight == SIZES[client] / p[client]
+            heard_in[client] += 1
+    np.testing.assert_allclose(heard_in / 2000, p, atol=5 * np.sqrt(0.25 / 2000))
+    alpha, gamma = improvement_factors(u, p, p.sum())
+    assert heard.metrics == {"improvement_alpha": alpha, "improvement_gamma": gamma}
+    assert heard.report_bytes == 4 * 5 * {"ocs": 1, "ocs_partial": 1, "aocs": 4}[name]
+
+
+def test_uniform_uploads_are_independent_coins_among_those_invited():
+    sampler, m, n = make("uniform_upload", 4, budget=1.5), 1.5, 4
+    invited = make("ocs", 4, budget=1.5)  # the same seed, the same cohort
+    uploads = np.zeros(5)
+    estimate, values = [], np.array([3.0, -1.0, 0.5, 2.0, -4.0])
+    for t in range(4000):
+        cohort, asked = sampler.invite(t), invited.invite(t)
+        assert set(cohort) <= set(asked)
+        heard = sampler.select(t, cohort, {})
+        assert heard.weights == {c: SIZES[c] * n / m for c in cohort}
+        assert heard.total == SIZES[asked].sum()
+        uploads[cohort] += 1
+        wanted = (SIZES * values)[asked].sum() / heard.total
+        estimate.append(sum(w * values[c] for c, w in heard.weights.items()) / heard.total - wanted)
+    np.testing.assert_allclose(uploads / 4000, n / 5 * m / n, atol=5 * np.sqrt(0.25 / 4000))
+    assert abs(np.mean(estimate)) < 4 * np.std(estimate) / np.sqrt(4000), "given the invitation it is unbiased"
+    assert not sampler.asks
+
+
+def test_uniform_with_scaled_steps_invites_like_uniform_and_counts_all_alike():
+    sampler, uniform = make("uniform_scaled", 3), make("uniform", 3)
+    assert sampler.invite(2) == uniform.invite(2)
+    assert sampler.select(2, [0, 3], {}).weights == {0: 1.0, 3: 1.0}
+    assert sampler.select(2, [0, 3], {}).total is None
+    np.testing.assert_allclose(sampler.step_scales, [0.5, 2.0, 0.25, 1.25, 1.0])
+    assert uniform.step_scales is None
+
+
+def test_when_all_may_upload_all_count_as_in_a_plain_average():
+    sampler = make("ocs", budget=5)
+    heard = sampler.select(0, sampler.invite(0), dict.fromkeys(range(5), 1.0))
+    assert heard.weights == dict(enumerate(SIZES))
+    assert heard.total == SIZES.sum()
+
+
+@pytest.mark.parametrize("name", TWO_STAGE)
+def test_a_client_whose_norm_is_nan_is_left_out_and_the_rest_are_alike(name, caplog):
+    sampler = make(name, budget=2)
+    norms = {0: 1.0, 1: float("nan"), 2: 5.0, 4: 0.1}  # client 3 did not report at all
+    for t in range(50):
+        heard = sampler.select(t, sampler.invite(t), norms)
+        assert heard.rejected == {1: Failure(Kind.NOT_FINITE, "reported a norm of nan")}
+        assert all(weight == SIZES[client] / (2 / 3) for client, weight in heard.weights.items())
+        assert heard.total == SIZES[[0, 2, 4]].sum()
+    assert "clients [1]: no norm in round 0, so the others upload with equal probabilities" in caplog.text
+
+
+def test_nobody_reports():
+    assert make("ocs", budget=1).select(0, [0, 1], {}).weights == {}
+
+
+def test_all_zero_norms_are_drawn_alike():
+    heard = [make("aocs", budget=2.5).select(t, list(range(5)), dict.fromkeys(range(5), 0.0)) for t in range(40)]
+    assert {w / SIZES[c] for h in heard for c, w in h.weights.items()} == {2.0}
+
+
+@pytest.mark.parametrize("q", [np.full(3, 1 / 3), np.array([0.5, 0.2, 0.3])])
+def test_draws_with_replacement_are_unbiased(q):
+    updates, sizes, mean = np.array([1.0, -2.0, 5.0]), np.array([1.0, 2.0, 4.0]), 0.0
+
+    class Scripted:
+        def choice(self, size, number, p):
+            return np.array(self.draw)
+
+    rng = Scripted()
+    for rng.draw in product(range(3), repeat=4):
+        heard = WithReplacement(q, 4, rng).heard(sizes)
+        estimate = sum(weight * updates[j] for j, weight in heard.weights.items()) / heard.total
+        mean += np.prod(q[list(rng.draw)]) * estimate
+    assert mean == pytest.approx(sizes @ updates / sizes.sum(), rel=1e-12)
+
+
+def test_weighted_with_replacement_counts_every_draw_alike():
+    sampler = make("weighted", 3, replacement=True)
+    for t in range(20):
+        heard = sampler.select(t, sampler.invite(t), {})
+        assert list(heard.weights) == sampler.invite(t)
+        np.testing.assert_allclose(sum(heard.weights.values()), heard.total)
+        draws = np.array(list(heard.weights.values())) * 3 / SIZES.sum()
+        np.testing.assert_allclose(draws, np.round(draws))
+        assert heard.draws == dict(zip(heard.weights, np.round(draws).astype(int).tolist(), strict=True))
+
+
+def test_weighted_without_replacement_honors_its_inclusion():
+    sampler = make("weighted", 3)
+    cohorts = [sampler.invite(t) for t in range(2000)]
+    assert {len(cohort) for cohort in cohorts} == {3}
+    inclusion = optimal_inclusion(SIZES, 3)
+    counts = np.bincount(np.concatenate(cohorts), minlength=5)
+    np.testing.assert_allclose(counts / 2000, inclusion, atol=5 * np.sqrt(0.25 / 2000))
+    heard = sampler.select(0, cohorts[0], {})
+    assert heard.weights == {c: SIZES[c] / inclusion[c] for c in cohorts[0]}
+    assert heard.total == SIZES.sum()
+
+
+def test_full_and_uniform_are_plain_averages():
+    for name, per_round in (("full", 5), ("uniform", 2)):
+        sampler = make(name, per_round)
+        cohort = sampler.invite(1)
+        heard = sampler.select(1, cohort, {})
+        assert heard.weights == {c: SIZES[c] for c in cohort}
+        assert heard.total is None
+
+
+@pytest.mark.parametrize("name", ["wireless", "statistical"])
+def test_samplers_that_learn_norms_go_on_where_they_were(name):
+    first, other = make(name, 3), make(name, 3)
+    for t in range(5):
+        cohort = first.invite(t)
+        first.select(t, cohort, dict.fromkeys(cohort, 1.0 + t) | {cohort[0]: float("nan")})
+    other.restore(first.gradient_norms)
+    np.testing.assert_array_equal(first.probabilities(), other.probabilities())
+    assert np.isclose(first.probabilities().sum(), 1)
+    assert first.invite(9) == other.invite(9)
+    assert not np.isinf(first.gradient_norms).any()
+    first.learn(np.arange(5.0))
+    first.select(9, first.invite(9), dict.fromkeys(range(5), 7.0))
+    np.testing.assert_array_equal(first.gradient_norms, np.arange(5.0))
+
+
+def test_wireless_prefers_the_fast():
+    q = make("wireless", 3, beta_over_alpha=10.0).probabilities() / make("statistical", 3).probabilities()
+    assert np.all(np.diff(q) < 0)  # τ rises from client to client
+
+
+def test_tasks_each_client_serves_at_most_one():
+    sampler = make("mmfl", budget=3, signal="norm")
+    signals = np.array([[1.0, 2], [0, 3], [1, 1], [5, 0], [0.1, 0.2]])
+    p = sampler.probabilities(0, signals)
+    counts = np.zeros_like(p)
+    for t in range(2000):
+        tasks = sampler.assign(t, sampler.invite(t), p)
+        members = [client for task in tasks for client in task]
+        assert len(members) == len(set(members))
+        for s, task in enumerate(tasks):
+            for client, weight in task.items():
+                assert weight == 1 / p[client, s]
+                counts[client, s] += 1
+    np.testing.assert_allclose(counts / 2000, p, atol=5 * np.sqrt(0.25 / 2000))
+
+
+def test_the_baselines_of_tasks():
+    signals = np.ones((5, 2))
+    np.testing.assert_allclose(make("mmfl", budget=2, signal="uniform").probabilities(0, signals), np.full((5, 2), 0.2))
+    turns = make("mmfl", budget=2, signal="round_robin")
+    for t in range(3):  # the first client starts with the first model, the second with the second, …
+        expected = [[0.4, 0.0] if (i + t) % 2 == 0 else [0.0, 0.4] for i in range(5)]
+        np.testing.assert_allclose(turns.probabilities(t, signals), expected)
+    everybody = make("mmfl", budget=2, signal="full")
+    assert everybody.assign(0, [0, 2], everybody.probabilities(0, signals[:2])) == [{0: 1.0, 2: 1.0}] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("ocs", {}, "clients.budget is None; the expected number of uploads is needed"),
+        ("ocs", {"budget": 6}, "clients.budget is 6; .* at most clients.per_round=5"),
+        ("uniform", {"budget": 2}, "clients.budget=2 does nothing for the sampler uniform; it is for ocs"),
+        ("full", {"replacement": True}, "clients.replacement=True does nothing for the sampler full"),
+        ("ocs", {"budget": 2, "beta_over_alpha": 1.0}, "clients.beta_over_alpha=1.0 does nothing for the sampler ocs"),
+        ("mmfl", {"budget": 2, "signal": "los"}, "clients.signal is 'los'; choose one of: norm, loss"),
+        ("uniform", {"signal": "norm"}, "clients.signal=norm does nothing"),
+    ],
+)
+def test_options_that_cannot_be_are_told(name, options, message):
+    with pytest.raises(UserError, match=message) as error:
+        make(name, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_wireless_without_a_clock_is_told():
+    with pytest.raises(UserError, match=r"needs network.bandwidth=…"):
+        SAMPLERS["wireless"](5, 3, 0, Population(SIZES, RATIOS))
+
+
+class Coins:
+    """A generator whose uniform numbers are given."""
+
+    def __init__(self, values):
+        self.values = np.array(values)
+
+    def random(self, size):
+        assert size == self.values.size
+        return self.values
+
+
+@pytest.mark.parametrize("n", range(1, 11))
+@pytest.mark.parametrize("name", TWO_STAGE)
+def test_what_is_heard_is_unbiased_over_all_outcomes(name, n, monkeypatch):
+    rng = np.random.default_rng(n)
+    sizes, updates = rng.integers(1, 50, n).astype(float), rng.normal(size=n) * rng.lognormal(0, 2, n)
+    ratios = rng.uniform(0.1, 1, n)
+    sampler = SAMPLERS[name](n, n, 0, Population(sizes, ratios), budget=0.4 * n)
+    norms = dict(enumerate(np.abs(updates)))
+    monkeypatch.setattr("sharding.client_sampling.base.generator", lambda *key: Coins(np.zeros(n)))
+    everyone = sampler.select(0, list(range(n)), norms).weights  # coins of 0: all are heard
+    p = np.array([sizes[c] / everyone[c] for c in range(n)])
+    mean = chances = 0.0
+    for draw in product([False, True], repeat=n):
+        chance = np.prod(np.where(draw, p, 1 - p))
+        monkeypatch.setattr(
+            "sharding.client_sampling.base.generator", lambda *key, d=draw: Coins(np.where(d, 0.0, 1.0))
+        )
+        heard = sampler.select(0, list(range(n)), norms)
+        assert list(heard.weights) == list(np.flatnonzero(draw))
+        mean += chance * sum(weight * updates[c] for c, weight in heard.weights.items()) / heard.total
+        chances += chance
+    assert chances == pytest.approx(1, rel=1e-12)
+    assert mean == pytest.approx(sizes @ updates / sizes.sum(), rel=1e-10)
+
+
+def test_what_several_models_hear_is_unbiased_over_all_outcomes(monkeypatch):
+    updates = np.random.default_rng(0).normal(size=(5, 2))
+    sampler = make("mmfl", budget=3)
+    p = sampler.probabilities(0, np.abs(updates))
+    mean, ends = np.zeros(2), np.cumsum(p, axis=1)
+    for outcome in product(range(3), repeat=5):  # the first model, the second, or none
+        chance = np.prod([p[i, s] if s < 2 else 1 - ends[i, -1] for i, s in enumerate(outcome)])
+        coins = [0.0 if s == 0 else ends[i, 0] if s == 1 else 1.0 for i, s in enumerate(outcome)]
+        monkeypatch.setattr("sharding.client_sampling.base.generator", lambda *key, c=coins: Coins(c))
+        for s, part in enumerate(sampler.assign(0, list(range(5)), p)):
+            if chance > 0:
+                assert list(part) == [i for i, task in enumerate(outcome) if task == s]
+            mean[s] += chance * sum(weight * updates[i, s] for i, weight in part.items())
+    np.testing.assert_allclose(mean, updates.sum(axis=0), rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["ocs", "aocs", "ocs_partial"])
+def test_a_negative_norm_is_one_clients_fault(name):
+    sampler = make(name, budget=2)
+    cohort = sampler.invite(0)
+    heard = sampler.select(0, cohort, {client: -1.0 if client == cohort[0] else 1.0 for client in cohort})
+    assert list(heard.rejected) == [cohort[0]]
+    assert cohort[0] not in heard.weights
+
+
+def test_a_cohort_without_data_is_not_heard():
+    sizes = np.zeros(5)
+    sizes[0] = 7.0
+    sampler = SAMPLERS["ocs"](5, 2, 0, Population(sizes, np.ones(5)), budget=1)
+    assert not sampler.select(0, [1, 2], {1: 1.0, 2: 2.0}).weights
+
+
+def test_an_earlier_round_is_not_heard_by_a_later_draw():
+    sampler = make("statistical")
+    with pytest.raises(UserError, match="has invited no round"):
+        sampler.select(0, [], {})
+    first = sampler.invite(0)
+    assert set(sampler.select(0, first, {}).weights) == set(first)
+    sampler.invite(1)
+    with pytest.raises(UserError, match=r"round 0 cannot be heard.*round 1"):
+        sampler.select(0, first, {})
+
+
+def test_whole_floats_and_lists_do_for_numbers_and_vectors():
+    sampler = SAMPLERS["weighted"](4.0, 2.0, 0, Population([1, 2, 3, 4], [1, 1, 1, 1]), replacement=True)
+    assert sampler.select(0, sampler.invite(0), {}).weights

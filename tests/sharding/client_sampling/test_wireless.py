@@ -1,0 +1,84 @@
+import numpy as np
+import pytest
+
+from sharding import UserError
+from sharding.client_sampling import (
+    estimate_beta_over_alpha,
+    estimates_by_loss,
+    statistical_probabilities,
+    wireless_probabilities,
+)
+
+
+def test_without_beta_it_is_eq_38():
+    p, g, c = np.array([0.2, 0.3, 0.5]), np.array([1.0, 4.0, 2.0]), np.array([1.0, 9.0, 4.0])
+    expected = p * g / np.sqrt(c)
+    np.testing.assert_allclose(wireless_probabilities(p, g, c, 0, 3), expected / expected.sum(), rtol=1e-15)
+
+
+def test_limits():
+    p, g, c = np.array([0.2, 0.3, 0.5]), np.array([1.0, 4.0, 2.0]), np.array([1.0, 9.0, 4.0])
+    np.testing.assert_allclose(wireless_probabilities(p, g, c, 1e25, 3), [1, 0, 0], atol=1e-9)  # the fastest only
+    even = wireless_probabilities(p, g, np.full(3, 7.0), 0.5, 3)  # equal times: time does not matter
+    np.testing.assert_allclose(even, statistical_probabilities(p, g), rtol=1e-12)
+    np.testing.assert_array_equal(wireless_probabilities([0.5, 0.5], [0, 0], [1, 2], 1, 3), [0.5, 0.5])
+    np.testing.assert_array_equal(wireless_probabilities([0.5, 0.5], [0, 1], [1, 2], 1, 3), [0, 1])
+
+
+def test_more_beta_means_less_time_a_round():
+    rng = np.random.default_rng(0)
+    p, g, c = rng.dirichlet(np.ones(30)), rng.lognormal(size=30), rng.exponential(size=30)
+    times = [c @ wireless_probabilities(p, g, c, ratio, 10) for ratio in (0, 1e-4, 1e-2, 1, 100)]
+    assert times == sorted(times, reverse=True)
+    assert len(set(times)) == 5
+
+
+def test_the_estimate_inverts_the_bound():
+    rng = np.random.default_rng(0)
+    p, g, ratio, cohort = rng.dirichlet(np.ones(20)), rng.lognormal(size=20), 0.03, 5
+
+    def rounds(q):
+        return np.sum((p * g) ** 2 / q) / cohort + ratio
+
+    targets = np.array([1.0, 3.0, 10.0])
+    uniform, weighted = targets * rounds(np.full(20, 1 / 20)), targets * rounds(p)
+    assert estimate_beta_over_alpha(p, g, uniform, weighted, cohort) == pytest.approx(ratio, rel=1e-9)
+
+
+def test_losses_at_which_pilots_contradict_the_bound_are_left_out(caplog):
+    p, g = np.array([0.2, 0.3, 0.5]), np.array([1.0, 4.0, 2.0])
+    highest = 3 * (p**2 @ g**2) / (p @ g**2)  # the ratio of rounds at β = 0; 1 is that of an endless β/α
+    ratios = np.array([0.5, 1.0, (1 + highest) / 2, highest + 0.5])
+    each = estimates_by_loss(p, g, 10 * ratios, np.full(4, 10.0), 2)
+    assert np.isfinite(each).tolist() == [False, False, True, False]
+    assert estimate_beta_over_alpha(p, g, 10 * ratios, np.full(4, 10.0), 2) == each[2]
+    assert not caplog.text
+    assert estimate_beta_over_alpha(p, g, 10 * ratios[:2], np.full(2, 10.0), 2) == 0.0
+    assert "taking β/α = 0" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([0.5, 0.5], [1, np.nan], [1, 1], 0, 1), r"gradient_norms\[1\] is nan"),
+        (([0.5, -0.5], [1, 1], [1, 1], 0, 1), r"weights\[1\] is -0.5"),
+        (([0.5, 0.5], [1, 1], [1, 0], 0, 1), r"times\[1\] is 0"),
+        (([0.5, 0.5], [1, 1], [1], 0, 1), "2, 2 and 1 entries"),
+        (([0.5, 0.5], [1, 1], [1, 1], -1, 1), "beta_over_alpha is -1"),
+        (([0.5, 0.5], [1, 1], [1, 1], np.inf, 1), "beta_over_alpha is inf"),
+        (([0.5, 0.5], [1, 1], [1, 1], 0, 0), "cohort_size is 0"),
+        (([[0.5]], [1], [1], 0, 1), "weights has shape"),
+    ],
+)
+def test_bad_input_is_told_in_one_line(arguments, message):
+    with pytest.raises(UserError, match=message) as error:
+        wireless_probabilities(*arguments)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e-160, 1e-100])
+def test_norms_next_to_nothing_give_probabilities(size):
+    q = wireless_probabilities([1, 1], [size] * 2, [1, 2], 1, 2)
+    assert np.isfinite(q).all()
+    assert q.sum() == pytest.approx(1)
+    assert q[0] > 0.999, "the bound is all β: the fastest client"

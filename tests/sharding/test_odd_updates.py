@@ -1,0 +1,54 @@
+"""Updates that are sound and odd: types without arithmetic, variances below 0, clients that changed nothing."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from sharding import ShardPlanner, aggregate
+
+
+def plan_for(model, clients=3):
+    return ShardPlanner("dense").plan(model, dict.fromkeys(range(clients), 1.0))
+
+
+def shifted(shard, by, only=""):
+    return replace(shard, dense={name: its + by * (only in name) for name, its in shard.dense.items()})
+
+
+@pytest.mark.parametrize(("total", "server_lr"), [(None, 1.0), (None, 0.5), (5.0, 1.0)])
+def test_a_buffer_in_float8_is_averaged(total, server_lr):
+    model = nn.Linear(3, 2)
+    model.register_buffer("scale", torch.tensor([1.0, 2.0]).to(torch.float8_e4m3fn))
+    plan = plan_for(model)
+    outcome = aggregate(model, plan, dict(plan), dict.fromkeys(plan, 1.0), total, server_lr)
+    assert outcome.accepted == [0, 1, 2]
+    assert model.scale.float().tolist() == [1.0, 2.0]
+
+
+def test_a_variance_below_0_is_no_update():
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    plan = plan_for(model)
+    spoiled = shifted(plan[1], -4.0, "running_var")
+    outcome = aggregate(model, plan, dict(plan) | {1: spoiled}, dict.fromkeys(plan, 1.0))
+    assert outcome.accepted == [0, 2]
+    assert "running_var" in outcome.rejected[1].message
+
+
+def test_a_step_beyond_the_average_leaves_variances_at_0():
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    plan = plan_for(model)
+    smaller = {client: shifted(shard, -0.5, "running_var") for client, shard in plan.items()}
+    aggregate(model, plan, smaller, dict.fromkeys(plan, 1.0), server_lr=3.0)
+    assert model[1].running_var.tolist() == [0.0, 0.0]
+    assert bool(model.eval()(torch.ones(1, 3)).isfinite().all())
+
+
+def test_who_changed_nothing_is_no_measure_of_those_who_trained():
+    model = nn.Linear(3, 2)
+    plan = plan_for(model, 4)
+    updates = dict(plan) | {2: shifted(plan[2], 1.0), 3: shifted(plan[3], 50.0)}
+    outcome = aggregate(model, plan, updates, dict.fromkeys(plan, 1.0), norm_bound=10)
+    assert outcome.accepted == [0, 1, 2]
+    assert "norm" in outcome.rejected[3].message

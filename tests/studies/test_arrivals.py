@@ -1,0 +1,57 @@
+"""The tables of the wireless studies, of runs that are written out."""
+
+import pytest
+
+from studies.arrivals import main_table, pilot_table, quartiles
+from studies.curves import Evaluation
+from train.pilots import Lesson
+
+
+def course(rounds, seconds, losses, accuracies):
+    rows = zip(rounds, seconds, losses, accuracies, strict=True)
+    return [Evaluation(t, 0, 0, 0, a, 1.0, simulated=s, train_set_loss=loss) for t, s, loss, a in rows]
+
+
+def test_the_table_tells_when_targets_were_reached_and_by_how_many():
+    fast = course([5, 10, 15], [10.0, 20.0, 30.0], [0.9, 0.5, 0.6], [0.1, 0.2, 0.8])
+    slow = course([5, 10, 15], [100.0, 200.0, 300.0], [0.9, 0.7, 0.4], [0.7, 0.2, 0.6])
+    never = course([5, 10], [7.0, 8.0], [0.9, 0.51], [0.1, 0.69])
+    courses = {
+        "proposed": [fast, fast],
+        "weighted": [slow, never],
+        "uniform, scaled steps": [never, never],
+        "x": [fast],
+    }
+    published = {"proposed": (200.0, 20.0), "weighted": (1300.0, 5.5), "uniform, scaled steps": None}
+    assert main_table(courses, 0.5, 0.7, published).splitlines()[2:] == [
+        "| proposed | 10 ± 0 | 20 ± 0 | 1.00 | 200.0 ± 20.0 | 1.00 | 30 ± 0 | 2 of 2 |",
+        "| weighted | 15 (1 not reached) | 300 (1 not reached) | 15.00 | 1,300.0 ± 5.5 | 6.50 "
+        "| 100 (1 not reached) | 1 of 2 |",
+        "| uniform, scaled steps | not reached | not reached | – | not reached | – | not reached | 0 of 2 |",
+        "| x | 10 | 20 | 1.00 | – | – | 30 | 1 of 1 |",
+    ]
+    none = main_table(courses | {"proposed": [never]}, 0.5, 0.7, published).splitlines()
+    assert [row.split(" | ")[3] for row in none[2:]] == ["–"] * 4, "without the proposed there is no ratio"
+
+
+def test_the_pilots_table_tells_a_loss_that_contradicts_from_one_that_was_not_reached():
+    lesson = Lesson(2.0, [1.0], {"uniform": [5, 7, None], "weighted": [4, 8, 9]}, [2.0, None, None])
+    published = {"uniform": (71, 81, 95), "weighted": (48, 57, 69)}
+    assert pilot_table(lesson, [1.2, 1.1, 1.0], published).splitlines() == [
+        "| loss | 1.2 | 1.1 | 1.0 |",
+        "|---|---:|---:|---:|",
+        "| uniform, rounds | 5 | 7 | – |",
+        "| uniform, published | 71 | 81 | 95 |",
+        "| weighted, rounds | 4 | 8 | 9 |",
+        "| weighted, published | 48 | 57 | 69 |",
+        "| β/α | 2 | contradicts | – |",
+    ]
+
+
+def test_a_curve_keeps_its_value_until_the_next_and_its_last_for_good():
+    grid, (low, middle, high) = quartiles([[1.0, 10.0], [2.0, 5.0, 100.0]], [[4.0, 2.0], [8.0, 6.0, 1.0]])
+    assert (grid[0], grid[-1]) == (pytest.approx(2), pytest.approx(100))
+    assert (low[0], middle[0], high[0]) == (5, 6, 7)
+    at_ten = grid.searchsorted(10)
+    assert (middle[at_ten - 1], middle[at_ten]) == (5, 4)
+    assert (low[-1], middle[-1], high[-1]) == (1.25, 1.5, 1.75)

@@ -1,0 +1,91 @@
+"""The protocol beyond the paper: one table of what there is, made of the runs alone, and all of it runs."""
+
+import pytest
+
+from sharding import ShardPlanner
+from studies import __main__ as command
+from studies import beyond, width
+from studies.curves import Evaluation, read_curves, write_curves
+from train.data import empty_dataset
+from train.experiment import make_model
+
+TINY = [
+    *("data.name=digits", "model.width=8", "model.groups=4", "model.blocks=[1]", "clients.count=6"),
+    *("clients.per_round=2", "rounds=2", "evaluate_every=1"),
+]
+
+
+def course(*accuracies: float) -> beyond.Curve:
+    return [Evaluation(t, t * 10**9, 0, t, a, 1.0) for t, a in enumerate(accuracies, start=1)]
+
+
+def test_a_row_tells_the_course_and_the_paired_difference():
+    slow = {"collective-0": course(0.1, 0.2, 0.3, 0.4), "collective-1": course(0.1, 0.2, 0.3, 0.6)}
+    fast = {f"top_n-{seed}": course(*its) for seed, its in enumerate([(0.3, 0.4, 0.6, 0.5), (0.3, 0.4, 0.6, 0.9)])}
+    head, _, first, second = beyond.table(slow | fast | {"top_n-2": course(0.0, 0.0, 0.0, 0.0)}).splitlines()
+    assert first == (
+        "| collective | 4 | 4.0 | 0, 1 | 10.0 ± 0.0 | 20.0 ± 0.0 | 30.0 ± 0.0 | 50.0 ± 14.1 | 50.0 ± 14.1 | – |"
+    )
+    assert second.endswith("| +20.0 ± 10.0 |")  # of seeds 0 and 1: 10 and 30 points
+    assert head.count("|") == first.count("|") == second.count("|")
+    assert beyond.table({"top_n-0": course(0.1, 0.2)}).splitlines()[2].endswith("| – |")
+
+
+def test_declared_pairs_are_told_of_the_seeds_that_both_have():
+    curves = {f"dense, equal bytes-{seed}": course(0.1 * seed) for seed in (1, 2)}
+    assert beyond.differences(curves) == []
+    name = "dense, equal bytes, nesterov"
+    assert beyond.differences({f"{name}-1": course(0.2)}) == []
+    curves |= {f"{name}-{seed}": course(accuracy) for seed, accuracy in ((1, 0.2), (2, 0.4), (3, 0.9))}
+    assert beyond.differences(curves) == ["", f"End of `{name}`, less that of `dense, equal bytes`: +15.0 ± 5.0."]
+
+
+def test_curves_that_are_kept_stay_in_the_table(tmp_path):
+    write_curves(tmp_path / "curves.csv", {"collective-0": course(0.1, 0.25), "top_n-0": course(0.1, 0.5)})
+    command.main(["beyond", "--into", str(tmp_path), "--only"])
+    assert "| +25.0 (one seed) |" in (tmp_path / "summary.md").read_text(encoding="utf-8")
+    assert read_curves(tmp_path / "curves.csv")["top_n-0"][-1][:6] == course(0.1, 0.5)[-1][:6]
+
+
+def bytes_of_a_client(on, method):
+    """Return what all rounds send a client in the mean over clients."""
+    config = beyond.config_of(beyond.EXPERIMENTS[on], method, 7, [])
+    dataset = empty_dataset(config.data.name, config.data.options)
+    shares = config.keep_ratio if isinstance(config.keep_ratio, dict) else {config.keep_ratio: 1.0}
+    plan = ShardPlanner(config.strategy, compression=config.compression).plan(
+        make_model(config, dataset), {r: r for r in shares}
+    )
+    sizes = {ratio: plan[ratio].nbytes for ratio in shares}
+    if method in beyond.WINDOWS:
+        own = {r: width.nbytes(width.narrow(config, dataset, most).state_dict()) for r, most in sizes.items()}
+        sizes = dict.fromkeys(own, 0) | {max(own): own[max(own)]} if "strongest" in method else own
+    return config.rounds * sum(share * sizes[ratio] for ratio, share in shares.items())
+
+
+@pytest.mark.parametrize(
+    ("on", "method"), [(on, m) for on, its in beyond.EXPERIMENTS.items() for m in (*beyond.METHODS, *its.windows)]
+)
+def test_every_method_is_a_configuration_of_no_more_bytes(method, on):
+    assert beyond.config_of(beyond.EXPERIMENTS[on], method, 7, []).seed == 7
+    theirs = bytes_of_a_client(on, beyond.BASELINE)
+    assert 0.25 * theirs < bytes_of_a_client(on, method) <= 1.02 * theirs
+
+
+def test_windows_of_a_transformer_are_refused(tmp_path, capsys):
+    assert command.main(["beyond_shakespeare", "--into", str(tmp_path), "--only", "width, rolling"]) == 2
+    assert "width, rolling" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_methods_run_once_and_stand_in_one_table(tmp_path):
+    words = ["beyond", *TINY, "--into", str(tmp_path), "--only", "collective", "width, rolling", "--seeds", "0"]
+    assert command.main(words) == 0
+    text = (tmp_path / "summary.md").read_text(encoding="utf-8")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")}
+    assert len(before) == 2
+    assert len((tmp_path / "curves.csv").read_text(encoding="utf-8").splitlines()) == 1 + 2 * 2
+    assert command.main(words) == 0
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")} == before
+    assert (tmp_path / "summary.md").read_text(encoding="utf-8") == text
+    assert text.count("| 0 |") == 2
+    assert "nan" not in text.lower()

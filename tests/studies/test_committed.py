@@ -1,0 +1,26 @@
+"""The committed tables of the studies are what their committed curves make, with nothing trained."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from studies import __main__ as command
+from studies import runner
+
+RESULTS = Path(__file__).parents[2] / "results"
+NOT_RUN = {"wireless_synthetic"}  # its records are of another simulator: results/wireless
+
+
+def test_every_study_has_committed_curves():
+    assert {name for name in command.STUDIES if not (RESULTS / name / "summary.md").exists()} == NOT_RUN
+
+
+@pytest.mark.parametrize("name", sorted(command.STUDIES.keys() - NOT_RUN))
+def test_a_table_is_made_of_committed_curves(name, tmp_path, monkeypatch):
+    committed, into = RESULTS / name, tmp_path / name
+    shutil.copytree(committed, into, ignore=shutil.ignore_patterns("runs", "*.png", "summary.md"))
+    monkeypatch.setattr(runner, "compare", lambda cells, *_, **__: pytest.fail("it trains") if cells else {})
+    assert command.main([name, "--into", str(into), *(["--only"] if name.startswith("beyond") else [])]) == 0
+    for path in [into / "summary.md", *into.rglob("*.csv")]:
+        assert path.read_text("utf-8") == (committed / path.relative_to(into)).read_text("utf-8"), path.name

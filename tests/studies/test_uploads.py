@@ -1,0 +1,133 @@
+"""The studies of uploads: step sizes are tuned by the published rule, tables say what runs did, and all of it runs."""
+
+import shutil
+from dataclasses import replace
+from math import nan
+
+import numpy as np
+import pytest
+
+from studies import uploads
+from studies.curves import Evaluation, one_round
+from studies.picture import draw, lowest_losses
+from studies.runner import Asked
+from studies.upload_studies import UPLOADS
+from studies.uploads import Arm, Results
+from train.experiment import assemble
+
+
+@pytest.mark.parametrize("peak", [2.0**-8, 2.0**-5, 2.0**-3, 2.0**-1, 2.0**2])
+def test_a_grid_grows_until_the_best_is_inside(peak):
+    tried = []
+
+    def score(wanted):
+        tried.extend(wanted["a"])
+        return {"a": {step: -abs(np.log2(step / peak)) for step in wanted["a"]}}
+
+    assert uploads.search(["a"], uploads.GRID, score) == {"a": peak}
+    assert len(tried) == len(set(tried))
+    assert min(tried) <= peak / 2
+    assert max(tried) >= 2 * peak
+    assert min(min(uploads.GRID), peak / 2) == min(tried)
+    assert max(max(uploads.GRID), peak * 2) == max(tried)
+
+
+def test_methods_are_tuned_each_on_its_own():
+    best = {"a": 0.125, "b": 1.0}
+
+    def score(wanted):
+        return {method: {step: float(step == best[method]) for step in steps} for method, steps in wanted.items()}
+
+    assert uploads.search(["a"], uploads.GRID, score) == {"a": 0.125}
+    assert uploads.search(["b"], (0.5, 1.0, 2.0), score) == {"b": 1.0}
+    assert uploads.search(["b"], (0.25,), score) == {"b": 0.25}  # a grid of one value is no search
+
+
+def test_a_step_size_that_diverges_is_the_worst_and_ends_no_study(tmp_path, started, drawn_data):
+    study = replace(UPLOADS["uneven_clients"], holdout=200)
+    quick = [f"data.root={drawn_data}", "rounds=8", "evaluate_every=4", "clients.count=60", "clients.per_round=6"]
+    few = replace(study.comparisons[0], arms=(Arm("full"), Arm("uniform", 3)))
+    steps = uploads.tune(study, few, tmp_path, [*quick, "model.widths=[2, 2]"], (0.125, 1e20))
+    assert max(steps.values()) < 1
+    lost = [path for path in tmp_path.rglob("metrics.jsonl") if len(path.read_text().splitlines()) < 8]
+    assert any("lr1e+20" in str(path) for path in lost)
+    assert any("lr1e+20" in name for name in started)
+
+
+@pytest.mark.parametrize(("place", "share", "data"), [(0, 0.1, 0.82), (1, 0.2, 0.90), (2, 0.5, 0.98)])
+def test_the_large_clients_have_the_published_part_of_the_data(place, share, data, tmp_path, drawn_data):
+    study = UPLOADS["uneven_clients"]
+    its = study.comparisons[place]
+    experiment = assemble(study.cell(its, its.arms[1], 0.125, 0, tmp_path, [f"data.root={drawn_data}"]))
+    sizes = np.array(list(experiment.num_samples.values()))
+    assert (sizes == 380).mean() == share
+    assert sizes[sizes == 380].sum() / sizes.sum() == pytest.approx(data, abs=0.006)
+
+
+def test_three_average_shards_are_the_budget_of_who_hears_by_bytes(tmp_path, drawn_data):
+    study = UPLOADS["joint_sampling"]
+    (its,) = study.comparisons
+    experiment = assemble(study.cell(its, its.arms[1], 0.125, 0, tmp_path, [f"data.root={drawn_data}"]))
+    costs = experiment.sampler.population.costs
+    assert its.arms[1].budget == pytest.approx(3 * costs.mean(), rel=0.01)
+    assert (costs.min(), costs.max()) == (pytest.approx(0.21, abs=0.005), pytest.approx(0.53, abs=0.005))
+
+
+def test_full_participation_at_the_step_of_ocs_is_full_participation():
+    alike = Arm(uploads.ALIKE)
+    assert alike.overrides == Arm("full").overrides
+    assert (alike.tuned, Arm("AOCS", 3).tuned, Arm("full").tuned) == ("OCS", "OCS", "full")
+
+
+def test_a_row_says_what_the_runs_did():
+    def course(accuracies, bytes_up):
+        return [Evaluation(t, t * bytes_up, t * 10**6, 3 * t, a, 1.0, 1.0) for t, a in enumerate(accuracies, start=1)]
+
+    steps = {"full": 0.125, "OCS": 0.25, "uniform": 0.5}
+    full = Results(Arm("full"), 0.5, 3, [course([0.1, 0.6, 0.7], 10**6), course([0.6, 0.6, 0.9], 10**6)])
+    ocs = Results(Arm("OCS", 3), 0.25, 3, [course([0.1, 0.2, 0.5], 10**5), course([0.1, 0.1, 0.1], 10**5)])
+    head, _, first, second = uploads.table([0.5], steps, [full, ocs]).splitlines()
+    assert first == "| full | 1/2 (1/8) | 2 ± 1 | 12 ± 6 | 1.00 | 80.0 ± 14.1 | 1.000 ± 0.000 | – | 24 ± 11 |"
+    assert second.startswith("| OCS, m = 3 | 1/4 (1/4) | 3 (1 never) | 2 (1 never) | 0.15 | 30.0 ± 28.3 |")
+    assert second.endswith("| – | 26 (1 never) |"), "downloads of 8 Mbit a round, and uploads of a tenth of it"
+    lost = Results(Arm("uniform", 3), 1.0, 3, [course([0.1, 0.6, 0.7], 10**5), course([0.6], 10**5)])
+    third = uploads.table([0.5], steps, [full, lost]).splitlines()[-1]
+    assert third.startswith("| uniform, m = 3 | 1 (1/2) | 2 ± 1 | 1 ± 1 | 0.10 | 70.0 (1 diverged) | 1.000 | – |")
+    cut = Results(Arm("OCS", 3), 1.0, 3, [course([0.1], 10**5), []])
+    none = uploads.table([0.5], steps, [full, cut]).splitlines()[-1]
+    assert none.endswith("| never | never | – | diverged | – | – | never |")
+    assert {row.count("|") for row in (head, first, second, third, none)} == {head.count("|")}
+
+
+def test_accuracies_are_drawn_above_and_the_lowest_losses_below():
+    seen = [(0.1, nan), (0.3, 2.0), (0.2, 3.0), (0.6, 0.5)]
+    course = [Evaluation(t, 10**6 * t, 0, t, a, 1.0, loss) for t, (a, loss) in enumerate(seen, start=1)]
+    np.testing.assert_equal(lowest_losses(course), [nan, 2.0, 2.0, 0.5])
+    figure = draw({"OCS": [course]}, {"rounds": one_round, "bits": uploads.megabits}, "title", [0.5], ["bits"], rows=2)
+    above, _, below, right = figure.axes[:4]
+    assert [list(axes.lines[0].get_ydata()) for axes in (above, right)] == [[10, 30, 20, 60], [2.0, 2.0, 0.5]]
+    assert list(right.lines[0].get_xdata()) == [16, 24, 32]
+    assert [axes.get_yscale() for axes in (above, below, right)] == ["linear", "log", "log"]
+    assert [axes.get_xscale() for axes in (above, below, right)] == ["linear", "linear", "log"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("uneven_clients", 7), ("shakespeare_uploads", 7), ("joint_sampling", 5), ("cifar100_uploads", 5)],
+)
+def test_a_study_in_a_few_rounds(name, count, tmp_path, started, real_data):
+    real_data({"shakespeare_uploads": "shakespeare", "cifar100_uploads": "cifar100"}.get(name, "mnist"))
+    uploads.run(UPLOADS[name], Asked(name, tmp_path, quick=True))
+    text = (tmp_path / "summary.md").read_text(encoding="utf-8")
+    for folder in (tmp_path, tmp_path / "tuning"):
+        shutil.rmtree(folder / "runs")
+    uploads.run(UPLOADS[name], Asked(name, tmp_path, quick=True))  # only of the curves
+    assert (tmp_path / "summary.md").read_text(encoding="utf-8") == text
+    assert not list(tmp_path.rglob("metrics.jsonl"))
+    assert "nan" not in text.lower()
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert len(rows) == count
+    assert {row.count("|") for row in rows} == {rows[0].count("|")}
+    assert (tmp_path / f"{name}.png").stat().st_size > 10_000
+    assert len((tmp_path / "curves.csv").read_text().splitlines()) > len(rows)

@@ -1,0 +1,98 @@
+"""Sub-models by width: windows, their means, and FedAvg where the window is everything."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from studies import width
+from train.config.schema import load_config
+from train.experiment import assemble
+from train.rounds import run_rounds
+
+TINY = [
+    "result=last",
+    *("rounds=2", "evaluate_every=1", "keep_ratio=0.2", "model.width=8", "model.groups=4", "model.blocks=[1, 1]"),
+    *("local.epochs=1", "local.frobenius_decay=0", "engine=sequential"),
+]
+
+
+def test_a_window_holds_whole_groups_and_goes_around():
+    full, small = torch.zeros(8, 3, 16), torch.zeros(4, 3, 8)
+    rows, colors, columns = width.windows(full, small, groups=4, shift=3)
+    assert rows[:, 0, 0].tolist() == [6, 7, 0, 1]
+    assert colors[0, :, 0].tolist() == [0, 1, 2]
+    assert columns[0, 0].tolist() == [12, 13, 14, 15, 0, 1, 2, 3]
+    assert width.windows(full, small, groups=4, shift=4)[0][:, 0, 0].tolist() == [0, 1, 2, 3]
+
+
+def test_entries_are_averaged_over_their_holders_and_the_others_stay():
+    averages = width.Averages({"w": torch.tensor([1.0, 2.0, 3.0, 4.0])})
+    averages.add({"w": torch.tensor([10.0, 20.0])}, {"w": (torch.tensor([0, 1]),)}, 1.0)
+    averages.add({"w": torch.tensor([40.0, 50.0])}, {"w": (torch.tensor([1, 2]),)}, 3.0)
+    assert averages.state()["w"].tolist() == [10.0, 35.0, 50.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    "server", [["server_optimizer=plain"], ["server_optimizer=nesterov", "server_momentum=0.8", "server_lr=0.4"]]
+)
+def test_the_widest_window_is_fedavg(server):
+    config = load_config("configs/quickstart.yaml", [*TINY, "keep_ratio=1", "strategy=dense", *server])
+    plain = assemble(config)
+    run_rounds(plain, 0)
+    for kind in width.WINDOWS:
+        ours = width.Federation.of(config, kind)
+        for t in range(config.rounds):
+            ours.train_round(t)
+        for name, tensor in plain.model.state_dict().items():
+            torch.testing.assert_close(ours.model.state_dict()[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_a_run_costs_no_more_than_shards_and_trains_its_window(tmp_path):
+    path = Path("configs/quickstart.yaml")
+    width.run(load_config(path, TINY), tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    experiment = assemble(load_config(path, TINY))
+    (shard,) = width.plan_of_each(experiment.server.planner, experiment.model, experiment.keep_ratios).values()
+    assert [line["round"] for line in lines] == [0, 1]
+    assert all(0.3 * shard.nbytes < line["bytes_up"] / 5 <= shard.nbytes for line in lines)
+    assert all(0 <= line["test_accuracy"] <= 1 for line in lines)
+    ours = width.Federation.of(experiment.config, "rolling")
+    before = ours.model.conv1.weight.clone()
+    ours.train_round(t=1)
+    changed = (ours.model.conv1.weight != before).flatten(1).any(1).nonzero()[:, 0].tolist()
+    held = ours.clients[0.2].conv1.weight.shape[0]
+    assert changed == sorted((place + 2) % 8 for place in range(held))
+
+
+def test_where_clients_are_uneven_the_weak_train_the_first_channels_or_not_at_all():
+    uneven = ("keep_ratio={0.1: 0.6, 0.6: 0.4}", "model.width=16")
+    config = load_config("configs/quickstart.yaml", [*TINY, *uneven])
+
+    def changed(kind):
+        ours = width.Federation.of(config, kind)
+        ours.experiment.sampler = Inviting([c for c, r in ours.experiment.keep_ratios.items() if r == 0.1])
+        before, (_, heard, sent) = ours.model.conv1.weight.clone(), ours.train_round(0)
+        return ours, (ours.model.conv1.weight != before).flatten(1).any(1), heard, sent
+
+    nested, moved, heard, sent = changed("nested")
+    weak, strong = (width.nbytes(nested.clients[ratio].state_dict()) for ratio in (0.1, 0.6))
+    held = nested.clients[0.1].conv1.weight.shape[0]
+    assert moved[:held].all()
+    assert not moved[held:].any()
+    assert moved.shape == nested.clients[0.6].conv1.weight.shape[:1]
+    assert held < len(moved)
+    assert sent == heard * weak < heard * strong
+    _, moved, heard, sent = changed("strongest")
+    assert (moved.any().item(), heard, sent) == (False, 0, 0)
+
+
+class Inviting:
+    """A sampler that invites the same clients in each round."""
+
+    def __init__(self, clients):
+        self._clients = clients
+
+    def invite(self, t):
+        return self._clients

@@ -1,0 +1,105 @@
+"""The setups of the wireless study: they are the published ones, and all of it runs, once."""
+
+import csv
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+from studies import runner, wireless
+from studies.runner import CONFIGS, Asked, folder
+from studies.wireless import SCHEMES, SETUPS
+from train import pilots
+from train.config.schema import load_config
+from train.experiment import assemble
+
+
+@pytest.mark.parametrize(
+    ("name", "clients", "classes", "draws", "samples"),
+    [("wireless_logistic", 40, 10, 4, 33_036), ("wireless_mnist", 100, 6, 10, 15_129)],
+)
+def test_the_setups_are_the_published_ones(name, clients, classes, draws, samples, drawn_data):
+    experiment = assemble(load_config(CONFIGS / f"{name}.yaml", ["seed=4", f"data.root={drawn_data}"]))
+    sizes = np.array(list(experiment.num_samples.values()))
+    assert (len(sizes), sizes.sum(), experiment.sampler.per_round) == (clients, samples, draws)
+    kinds = [len(experiment.job.clients[c].targets.unique()) for c in range(clients)]
+    assert (min(kinds), max(kinds)) == (1, classes)
+    assert sizes.max() > 40 * np.median(sizes) / clients**0.5, "few are large"
+    local, profiles = experiment.config.local, experiment.sampler.population.profiles
+    assert (local.steps, local.batch_size, local.schedule, local.momentum) == (50, 24, "inverse", 0)
+    parameters = list(experiment.model.parameters())
+    if name == "wireless_mnist":
+        lenet = (25 + 1) * 6 + (6 * 25 + 1) * 16 + (16 * 49 + 1) * 120 + 121 * 84 + 85 * 10
+        assert sum(parameter.numel() for parameter in parameters) == lenet
+        assert 0.7 < profiles.compute.mean() < 1.3
+    else:
+        assert not any(parameter.any() for parameter in parameters)
+        assert sum(parameter.numel() for parameter in parameters) == 785 * 10
+        assert 0.45 <= profiles.compute.min() < profiles.compute.max() <= 0.55
+        assert 0.22 <= profiles.communicate.min() < 1 < 4 < profiles.communicate.max() <= 5.04
+
+
+def test_setup_2_is_the_published_one():
+    experiment = assemble(load_config(CONFIGS / "wireless_synthetic.yaml", ["seed=4"]))
+    sizes = np.array(list(experiment.num_samples.values()))
+    assert (len(sizes), experiment.sampler.per_round) == (100, 10)
+    assert sizes.sum() + len(experiment.dataset.test) == 20_509
+    assert 100 * ((sizes / sizes.sum()) ** 2).sum() == pytest.approx(6.05, abs=0.1)
+    local = experiment.config.local
+    assert (local.steps, local.batch_size, local.lr, local.schedule, local.momentum) == (50, 24, 0.1, "inverse", 0)
+    assert [(tuple(p.shape), bool(p.any())) for p in experiment.model.parameters()] == [
+        ((10, 60), False),
+        ((10,), False),
+    ]
+
+
+def first(lines, reached, amount):
+    """What an amount, summed up, came to at the first evaluation at which a condition held."""
+    total = 0.0
+    for line in lines:
+        total += amount(line)
+        if "test_accuracy" in line and reached(line):
+            return total
+    return None
+
+
+@pytest.mark.parametrize("name", ["wireless_synthetic", pytest.param("wireless_mnist", marks=pytest.mark.slow)])
+def test_the_study_in_a_few_rounds(tmp_path, monkeypatch, name, started):
+    learned, learn = [], pilots.learn
+    monkeypatch.setattr(pilots, "learn", lambda experiment: learned.append(1) or learn(experiment))
+    wireless.run(SETUPS[name], Asked(name, tmp_path, quick=True))
+    assert len(started) == 2 * len(SCHEMES)
+    assert len(learned) == 1, "pilots are run once for a world"
+    text = (tmp_path / "summary.md").read_text(encoding="utf-8")
+    assert "nan" not in text.lower()
+    rows = {row.split(" | ")[0][2:]: row.split(" | ") for row in text.splitlines() if row.startswith("| ")}
+    with (tmp_path / "runs.csv").open(encoding="utf-8") as file:
+        written = {(row["scheme"], int(row["seed"])): list(row.values()) for row in csv.DictReader(file)}
+    for scheme in SCHEMES:
+        arrived = []
+        for seed in (0, 1):
+            path = tmp_path / "runs" / f"{folder(scheme)}-{seed}" / "metrics.jsonl"
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            at_loss = first(lines, lambda line: line["train_set_loss"] <= 2.0, lambda line: line["simulated_seconds"])
+            rounds = first(lines, lambda line: line["train_set_loss"] <= 2.0, lambda line: 1)
+            at_40 = first(lines, lambda line: line["test_accuracy"] >= 0.4, lambda line: line["simulated_seconds"])
+            told = ["" if value is None else f"{value:.0f}" for value in (rounds, at_loss, at_40)]
+            assert written[scheme, seed][2:6] == [str(len(lines)), *told]
+            arrived += [] if at_loss is None else [at_loss]
+        assert rows[scheme][-1] == f"{len(arrived)} of 2 |"
+        mean = re.match(r"[\d,]+|not reached", rows[scheme][2])[0]
+        assert mean == (f"{np.mean(arrived):,.0f}" if arrived else "not reached")
+    wireless.run(SETUPS[name], Asked(name, tmp_path, quick=True))
+    shutil.rmtree(tmp_path / "runs")
+    wireless.run(SETUPS[name], Asked(name, tmp_path, quick=True))  # only of the curves
+    assert len(started) == 2 * len(SCHEMES), "what is there is not run again"
+    assert (tmp_path / "summary.md").read_text(encoding="utf-8") == text
+
+
+def test_schemes_with_short_rounds_have_more_of_them(tmp_path):
+    schemes = SETUPS["wireless_mnist"].rounds_of(wireless.TAUGHT)
+    configs = runner.cells(CONFIGS / "wireless_mnist.yaml", schemes, [0], tmp_path, [])
+    limits = {name.removesuffix("-0"): config.rounds for name, config in configs.items()}
+    assert limits == {"proposed": 1000, "Eq. 38": 600, "statistical": 400}

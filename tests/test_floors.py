@@ -1,0 +1,81 @@
+"""Rooms of the house stand on floors: each imports from those below it only, so that no two need each other."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FLOORS = {
+    "sharding": [
+        {"errors", "rng"},
+        {"validation", "transport"},
+        {"inclusion", "modules", "svd"},
+        {"designs", "layers", "strategies"},
+        {"client_sampling", "factorization", "optim", "shard"},
+        {"client", "planner"},
+        {"aggregation", "diagnostics"},
+        {"server"},
+        {"__init__"},
+    ],
+    "train": [
+        {"__init__", "runtime"},
+        {"data"},
+        {"config"},
+        {"engines"},
+        {"experiment"},
+        {"participation", "rundir"},
+        {"alignment", "metrics", "report"},
+        {"multi_model", "tables"},
+        {"callbacks"},
+        {"rounds"},
+        {"pilots"},
+        {"run"},
+        {"compare", "federate"},
+        {"cli"},
+        {"__main__"},
+    ],
+}
+MOST = 21  # rooms, with the front door
+
+
+def room(package, path):
+    inside = path.relative_to(ROOT / package)
+    return inside.parts[0] if len(inside.parts) > 1 else inside.stem
+
+
+def imported(package, path):
+    """Return the modules of the package that a file imports, without the package's name."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == package:
+            module = node.module.partition(".")[2]
+            names = [".".join(filter(None, (module, alias.name))) for alias in node.names]
+            yield from [module, *names] if module else names
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_rooms_import_from_floors_below_only(package):
+    floor_of = {name: floor for floor, names in enumerate(FLOORS[package]) for name in names}
+    files = list((ROOT / package).rglob("*.py"))
+    assert {room(package, path) for path in files} == floor_of.keys()
+    assert len(floor_of) <= MOST
+    arrows = {(room(package, path), name.partition(".")[0]) for path in files for name in imported(package, path)}
+    assert {(a, b) for a, b in arrows if a != b and floor_of[a] <= floor_of.get(b, -1)} == set()
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_files_do_not_import_each_other_in_a_circle(package):
+    below = {}
+    for path in (ROOT / package).rglob("*.py"):
+        name = ".".join(path.relative_to(ROOT / package).with_suffix("").parts)
+        needs = {its for its in imported(package, path) if (ROOT / package / f"{its.replace('.', '/')}.py").exists()}
+        below[name] = needs - {name}
+    while below:
+        free = {name for name, needs in below.items() if not needs & below.keys()}
+        assert free, f"a circle among {sorted(below)}"
+        below = {name: needs for name, needs in below.items() if name not in free}
+
+
+@pytest.mark.parametrize(("package", "above"), [("sharding", "models"), ("sharding", "train"), ("models", "train")])
+def test_packages_depend_one_way(package, above):
+    assert [path for path in (ROOT / package).rglob("*.py") if list(imported(above, path))] == []

@@ -1,0 +1,86 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from sharding import Shard
+from sharding.errors import UserError
+from sharding.shard import Terms
+from train.data import DATASETS, empty_dataset, load_dataset
+from train.engines.local import ClientData
+from train.experiment import assemble, make_model
+from train.federate.client_app import open_data, partition_of, read_data, write_data
+from train.federate.messages import config_text
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
+def test_a_node_never_holds_the_dense_model(config, tmp_path):
+    digits = load_dataset("digits")
+    write_data(tmp_path / "data", ClientData(digits.train.inputs[:32], digits.train.targets[:32]))
+    words = [str(tmp_path / "data")]
+    for width in (64, 6000):
+        ours = config(f"model.hidden=[{width}, {width}]")
+        model = make_model(ours, digits)
+        shard_of(model, width, num_terms=width // 50 + 1).write(tmp_path / str(width))
+        words += [config_text(ours), str(tmp_path / str(width))]
+    dense = sum(parameter.nbytes for parameter in model.parameters())
+    command = [sys.executable, "-m", "tests.train.federate.peak", *words]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    before, after = map(int, done.stdout.split())
+    assert after - before < 0.6 * dense  # shard, model, gradients, momentum, and the bytes of a message each way
+    print(f"{(after - before) / 1e6:.0f} MB more for a model of {dense / 1e6:.0f} MB")
+
+
+def shard_of(model, width, num_terms):
+    """Return a shard of a perceptron of two layers of this width, of any terms: an SVD would take minutes."""
+    terms = Terms(torch.arange(num_terms), *torch.randn(2, width, num_terms) / width, torch.ones(num_terms))
+    dense = {name: value for name, value in model.state_dict().items() if name != "3.weight"}
+    return Shard({"3": terms}, dense, keep_ratio=num_terms / width)
+
+
+def test_a_node_reads_its_own_file_and_no_dataset(config, tmp_path):
+    data = ClientData(torch.randint(0, 256, (5, 1, 8, 8), dtype=torch.uint8), torch.arange(5))
+    write_data(tmp_path / "own", data)
+    dataset, got = open_data(config("data.root=/nowhere"), {"partition-id": 2, "data": str(tmp_path / "own")})
+    assert torch.equal(got.inputs, data.inputs)
+    assert torch.equal(got.targets, data.targets)
+    assert dataset.num_classes == 10
+    assert not len(dataset.train)
+
+
+def test_without_a_file_it_cuts_out_what_a_simulation_gives_that_client(config):
+    ours = config()
+    clients = assemble(ours).job.clients
+    _, got = open_data(ours, {"partition-id": 2})
+    assert torch.equal(got.inputs, clients[2].inputs)
+    with pytest.raises(UserError, match="clients 0 to 3"):
+        open_data(ours, {"partition-id": 4})
+
+
+def test_a_file_that_is_none_is_told_in_one_line(tmp_path):
+    (tmp_path / "garbage").write_bytes(b"\x00" * 100)
+    write_data(tmp_path / "uneven", ClientData(torch.zeros(3, 2), torch.zeros(2)))
+    for name in ("garbage", "uneven", "absent"):
+        with pytest.raises(UserError, match=f"data={tmp_path / name}"):
+            read_data(tmp_path / name)
+    with pytest.raises(UserError, match="partition-id=None"):
+        partition_of({})
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_what_is_known_of_a_dataset_without_its_samples(name):
+    dataset = empty_dataset(name)
+    assert dataset.name == name
+    assert len(dataset.train) == len(dataset.test) == 0
+
+
+def test_it_is_what_is_known_of_it_with_them():
+    with_samples, without = load_dataset("digits"), empty_dataset("digits")
+    for key in ("num_classes", "input_shape", "prepare", "augment", "ignore_index"):
+        assert getattr(with_samples, key) == getattr(without, key)

@@ -1,0 +1,246 @@
+"""Real processes on loopback: SuperLink, SuperNodes, TLS, keys; each is started here and ended by its number."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from shutil import copytree, ignore_patterns
+from time import monotonic, sleep
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sharding.errors import Failure, Kind
+from train.config.schema import load_config
+from train.engines import SequentialEngine, Update
+from train.experiment import assemble
+from train.federate import launch
+from train.federate.roster import Patience
+from train.federate.server_app import read
+from train.federate.supervisor import Processes
+from train.rounds import run_rounds
+from train.run import run
+
+pytestmark = pytest.mark.federation
+
+ROOT = Path(__file__).parents[3]
+SMALL = (
+    "{name: small, rounds: 2, model: {name: mlp, hidden: [32, 16]}, data: {name: digits}, "
+    "clients: {count: 16, per_round: 16}, keep_ratio: {0.25: 0.5, 0.5: 0.5}, local: {epochs: 1}}"
+)
+
+
+@pytest.fixture
+def small(tmp_path):
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return str(path)
+
+
+def lines(directory):
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines() if line]
+
+
+def weights(directory):
+    return (directory / "model.safetensors").read_bytes()
+
+
+def wait_for(what, seconds=240.0):
+    end = monotonic() + seconds
+    while not what():
+        assert monotonic() < end, "it did not come about in time"
+        sleep(0.2)
+
+
+def there(number):
+    shown = subprocess.run(["ps", "-o", "stat=", "-p", str(number)], capture_output=True, text=True, check=False)
+    return bool(shown.stdout.strip()) and not shown.stdout.startswith("Z")
+
+
+def command_line(small, output, *words):
+    command = [sys.executable, "-m", "train", "federate", small, "--nodes", "2", f"output={output}", *words]
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, stdout=subprocess.DEVNULL)
+
+
+def superlink_of(folder):
+    """Return the number of the SuperLink of this run, by the keys it was given."""
+    shown = subprocess.run(["ps", "-A", "-ww", "-o", "pid=,args="], capture_output=True, text=True, check=True)
+    found = [line.split() for line in shown.stdout.splitlines() if "flower-superlink" in line and str(folder) in line]
+    return int(found[0][0])
+
+
+def test_a_federation_that_loses_its_server_goes_on_and_comes_to_what_a_simulation_comes_to(small, tmp_path):
+    output = tmp_path / "run"
+    first = command_line(small, output, "rounds=3")
+    try:
+        wait_for(lambda: (output / "metrics.jsonl").exists() and lines(output))
+        os.kill(superlink_of(output), signal.SIGKILL)
+        _, told = first.communicate(timeout=120)
+    finally:
+        first.terminate()
+        first.wait()
+    assert first.returncode == 1
+    assert "--resume" in told
+    assert 1 <= len(lines(output)) < 3
+    held = subprocess.run(["ps", "-A", "-ww", "-o", "args="], capture_output=True, text=True, check=True).stdout
+    assert str(output) not in held  # nothing that was started is left
+    second = command_line(small, output, "rounds=3", "--resume")
+    _, told = second.communicate(timeout=400)
+    assert second.returncode == 0, told
+    assert "are run again" not in (output / "federation" / "logs" / "run.log").read_text()
+    two = ["clients.count=2", "clients.per_round=2"]
+    config = load_config(
+        small, ["rounds=3", f"output={tmp_path / 'alone'}", "engine=sequential", "aggregation.max_share=0.5", *two]
+    )
+    run(config)
+    assert weights(output) == weights(config.directory)
+    assert [line["heard"] for line in lines(output)] == [2, 2, 2]
+
+
+REPLIES = {  # by client: what is wrong with its reply, and what the metrics say of it
+    2: ("NaN", "NaN or Inf in"),
+    3: ("Inf", "NaN or Inf in"),
+    4: ("another shape", "has shape"),
+    5: ("a stale round", "an update of the plan"),
+    6: ("too long", "times the median"),
+}
+LOSSES = {
+    2: ("", "no reply within|not there|Node Unavailable"),  # ended by the test before it is asked
+    3: ("dies in training", "no reply within|Node Unavailable"),
+    4: ("dies after training", "no reply within|Node Unavailable"),
+    5: ("is late", "no reply within"),
+}
+
+
+def faulty_app(folder):
+    """Pack the sources with the app that has faults."""
+    kept = ignore_patterns("__pycache__", "*.pyc")
+    for name in ("sharding", "models", "train", "configs"):
+        copytree(ROOT / name, folder / name, ignore=kept)
+    (folder / "faulty.py").write_text((Path(__file__).parent / "faulty.py").read_text())
+    project = (ROOT / "pyproject.toml").read_text()
+    project = project.replace('clientapp = "train.federate.client_app:app"', 'clientapp = "faulty:app"')
+    (folder / "pyproject.toml").write_text(project.replace("fab-include = [", 'fab-include = ["faulty.py", '))
+    return folder
+
+
+def with_participation(config, failing):
+    """Run the rounds in this process, without the updates of those that fail."""
+    experiment = assemble(config)
+
+    class Some(SequentialEngine):
+        def train(self, plan, round, lr):
+            for client, update in super().train(plan, round, lr):
+                yield client, Update(None, None, Failure(Kind.FAILED, "lost")) if client in failing else update
+
+    experiment = replace(experiment, make_engine=Some)
+    run_rounds(experiment, 0)
+    return experiment.model.state_dict()
+
+
+def federation(small, tmp_path, nodes, patience, *overrides):
+    settings = launch.settings_of(small, [f"output={tmp_path / 'run'}", *overrides], nodes, patience)
+    config = read(settings)
+    return config, launch.lay_out(config, settings)
+
+
+def start_faulty(processes, place, config, node, faults):
+    own = {"fault": faults[node][0]} if node in faults else {}
+    launch.start_node(processes, place, node, launch.node_settings(config, place, node) | own)
+
+
+def told_and_left_out(config, faults):
+    """Make sure that each of the faults is named, and is in the result as if that client had not been there."""
+    (line,) = lines(config.directory)
+    assert (line["heard"], line["failed"]) == (2, len(faults))
+    for client, (_, why) in faults.items():
+        assert re.search(why, line["failures"][str(client)])
+    expected = with_participation(config.model_copy(update={"output": None}), set(faults))
+    held = load_file(config.directory / "model.safetensors")
+    return all(torch.equal(expected[name], held[name]) for name in expected)
+
+
+def test_replies_that_are_wrong_are_refused_and_told(small, tmp_path):
+    patience = Patience(240.0, 240.0)
+    config, place = federation(small, tmp_path, 7, patience, "rounds=1", "aggregation.norm_bound=100")
+    with Processes(place.folder / "logs") as processes:
+        launch.start_server(processes, place)
+        for node in range(7):
+            start_faulty(processes, place, config, node, REPLIES)
+        launch.submit(processes, place, faulty_app(tmp_path / "faulty-app"))
+        launch.follow(processes, config, print)
+    assert told_and_left_out(config, REPLIES)
+
+
+def test_the_round_goes_on_without_nodes_that_are_killed_or_late(small, tmp_path):
+    config, place = federation(small, tmp_path, 6, Patience(240.0, 60.0), "rounds=1")
+    log = place.folder / "logs" / "run.log"
+    with Processes(place.folder / "logs") as processes:
+        launch.start_server(processes, place)
+        for node in range(1, 6):
+            start_faulty(processes, place, config, node, LOSSES)
+        launch.submit(processes, place, faulty_app(tmp_path / "faulty-app"))
+        wait_for(lambda: log.exists() and "is client 2:" in log.read_text())
+        os.kill(processes.pid("node-2"), signal.SIGKILL)
+        start_faulty(processes, place, config, 0, LOSSES)  # only now is everybody there, and the round begins
+        launch.follow(processes, config, print)
+        numbers = [processes.pid(name) for name in ("superlink", "run", "node-0")]
+    assert not any(there(number) for number in numbers)
+    assert told_and_left_out(config, LOSSES)
+
+
+def below(number):
+    """Return the numbers of the processes that this one has started, and those in turn."""
+    shown = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = dict(map(int, line.split()) for line in shown.splitlines())
+    found = {number}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {number}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends the children of a process that is killed")
+def test_nothing_goes_on_when_the_one_that_started_it_is_killed(small, tmp_path):
+    launcher = command_line(small, tmp_path / "run")
+    try:
+        log = tmp_path / "run" / "federation" / "logs" / "run.log"
+        wait_for(lambda: log.exists() and "is client 1:" in log.read_text())
+        started = below(launcher.pid)
+        assert len(started) > 6  # SuperLink, two SuperNodes and the run, and what is below them
+    finally:
+        launcher.kill()
+        launcher.communicate()
+    wait_for(lambda: not any(there(number) for number in started), 60.0)
+
+
+def test_a_node_without_a_key_and_one_without_tls_are_refused(small, tmp_path):
+    settings = launch.settings_of(small, [f"output={tmp_path / 'run'}"], 2, Patience(60.0, 60.0))
+    config = read(settings)
+    place = launch.lay_out(config, settings)
+    supernode = [str(Path(sys.executable).with_name("flower-supernode")), "--superlink", place.address]
+    logs = place.folder / "logs"
+    with Processes(logs) as processes:
+        launch.start_server(processes, place)
+        strange = tmp_path / "strange"
+        strange.mkdir()
+        launch.write_node_key(strange)
+        trusting = [*supernode, "--root-certificates", str(place.folder / "ca.crt"), "--max-retries", "1"]
+        unknown = ["--auth-supernode-private-key", str(strange / "node.key"), "--port", str(launch.free_port())]
+        processes.start("unknown", [*trusting, *unknown], place.environment("unknown"))
+        processes.start("keyless", [*trusting, "--port", str(launch.free_port())], place.environment("keyless"))
+        plain = [*supernode, "--insecure", "--max-retries", "1", "--port", str(launch.free_port())]
+        processes.start("plain", plain, place.environment("plain"))
+        refused = {"unknown", "keyless", "plain"}
+        wait_for(lambda: refused <= set(processes.ended()), 120.0)
+    for name in refused:
+        assert "SuperNode ID" not in (logs / f"{name}.log").read_text()
+    told = (logs / "superlink.log").read_text()
+    assert 'activate-node HTTP/1.1" 412' in told  # the one whose key nobody has registered
+    assert 'register-node HTTP/1.1" 412' in told  # the one that has none, and makes one up
+    assert "Exit Code: 305" in (logs / "plain.log").read_text()
+    assert "Activated node_id" not in told

@@ -1,0 +1,91 @@
+"""The deployment of docs/guides/federation.md: nginx with the guide's own lines, a node with a key, and a stranger."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from shutil import which
+from time import monotonic, sleep
+
+import pytest
+
+from train.federate import launch
+from train.federate.keys import write_node_key
+from train.federate.roster import Patience
+from train.federate.server_app import read
+from train.federate.supervisor import Processes
+
+pytestmark = [
+    pytest.mark.federation,
+    pytest.mark.skipif(which("nginx") is None, reason="needs nginx: apt-get install nginx"),
+]
+
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "federation.md"
+MAIN = """daemon off; pid {0}/nginx.pid; error_log {0}/error.log; events {{}}
+http {{ access_log {0}/access.log; {1}
+{2} }}"""
+
+
+def flwr(home, *words):
+    environment = os.environ | {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0"}
+    command = [str(Path(sys.executable).with_name("flwr")), *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+
+
+def start_proxy(processes, folder, place):
+    """Start nginx with the guide's lines, of which only ports and folders are replaced; return its port."""
+    (server,) = re.findall(r"```nginx\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.S)
+    port = launch.free_port()
+    for old, new in (("8000", port), ("8001", place.port), ("/etc/flower", place.folder)):
+        assert old in server
+        server = server.replace(old, str(new))
+    (folder / "tmp").mkdir(parents=True)
+    paths = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    temporary = " ".join(f"{name}_temp_path {folder}/tmp/{name};" for name in paths)
+    (folder / "nginx.conf").write_text(MAIN.format(folder, temporary, server))
+    processes.start("nginx", ["nginx", "-p", str(folder), "-c", str(folder / "nginx.conf")], {})
+    return port
+
+
+def calls(folder, path):
+    """Return the answers that nginx gave to calls of this path, as in its log."""
+    log = (folder / "access.log").read_text() if (folder / "access.log").exists() else ""
+    return re.findall(rf'"POST {path}[^"]*" (\d+) ', log)
+
+
+def wait_for(what, seconds=120.0):
+    end = monotonic() + seconds
+    while not what():
+        assert monotonic() < end, "it did not come about in time"
+        sleep(0.2)
+
+
+def test_the_guides_proxy_admits_nodes_and_refuses_a_stranger_with_the_public_certificate(tmp_path):
+    words = [f"output={tmp_path / 'run'}"]
+    settings = launch.settings_of("configs/quickstart.yaml", words, 2, Patience(60.0, 60.0))
+    config = read(settings)
+    place, proxy, stranger = launch.lay_out(config, settings), tmp_path / "proxy", tmp_path / "stranger"
+    with Processes(place.folder / "logs") as processes:
+        launch.start_server(processes, place)
+        port = start_proxy(processes, proxy, place)
+        outside = launch.Place(place.folder, port)
+        launch.start_node(processes, outside, 0, launch.node_settings(config, place, 0))
+        wait_for(lambda: "200" in calls(proxy, "/v1/fleet/activate-node"))  # it is in, and goes on calling
+        wait_for(lambda: "200" in calls(proxy, "/v1/fleet/pull-messages"))
+
+        stranger.mkdir()
+        write_node_key(stranger)
+        link = f'[superlink.x]\naddress = "{outside.address}"\nroot-certificates = "{place.folder / "ca.crt"}"\n'
+        (stranger / "config.toml").write_text(link)
+        assert flwr(stranger, "supernode", "register", str(stranger / "node.pub"), "x").returncode
+        assert flwr(stranger, "run", str(GUIDE.parents[2]), "x").returncode
+        (place.folder / "node-1" / "node.key").write_bytes((stranger / "node.key").read_bytes())
+        launch.start_node(processes, outside, 1, {"partition-id": 1})
+        wait_for(lambda: "412" in calls(proxy, "/v1/fleet/activate-node"))
+        refused = calls(proxy, "/v1/control/")
+        assert refused
+        assert {*refused} == {"403"}
+        direct = (place.folder / "logs" / "superlink.log").read_text()
+        assert direct.count("POST /v1/control/register-node") == 2  # those of the operator
+        assert "POST /v1/control/start-run" not in direct

@@ -1,0 +1,89 @@
+"""Nodes that report before they send: who is asked, what the server sees, and what a node that misbehaves comes to."""
+
+from math import nan
+
+import pytest
+from flwr.app import ConfigRecord
+
+from tests.train.federate.nodes import Nodes
+from tests.train.federate.test_server import altered, over, scaled, settings
+
+pytestmark = pytest.mark.usefixtures("flower_identity", "no_waiting")
+
+OCS = ["clients.sampler=ocs", "clients.budget=2", "clients.per_round=4", "rounds=1"]
+
+
+def replies_to(nodes, kind, change):
+    """Have node 107 answer messages of this kind with what `change` makes of its reply; others as they are."""
+    asked = {}
+    whole = nodes._answer
+
+    def answer(number, message):
+        asked[number] = message.metadata.message_type
+        return whole(number, message)
+
+    nodes._answer = answer
+    nodes.bend[107] = lambda reply: change(reply) if asked[107] == kind else [reply]
+
+
+def renumbered(name, **values):
+    """Return what puts other values in a record of a reply."""
+
+    def change(reply):
+        held = dict(reply.content[name]) | values
+        reply.content[name] = ConfigRecord(held)
+        return [reply]
+
+    return change
+
+
+def test_only_those_who_are_heard_send_their_update(config):
+    ours, sent = config(*OCS, "rounds=4"), []
+    nodes = Nodes(settings(ours))
+    nodes.bend = dict.fromkeys(nodes.settings, lambda reply: [sent.append("shard" in reply.content), reply][1:])
+    told = over(ours, nodes)
+    assert sum(sent) == sum(line["heard"] for line in told) < 4 * 4
+    assert not any(line["failed"] for line in told)
+
+
+def no_reply(reply):
+    return []
+
+
+LIARS = {  # what is wrong, with which sampler, in which reply, and what is said of it
+    "another norm": ([*OCS, "clients.budget=4"], "train", renumbered("report", norm=1.0), "but it reported 1"),
+    "a negative norm": (OCS, "train", renumbered("report", norm=-1.0), "its norm is -1"),
+    "a norm of NaN": (OCS, "train", renumbered("report", norm=nan), "reported a norm of nan"),
+    "no norm": (OCS, "train", lambda reply: [reply.content["report"].clear(), reply][1:], "its report has no norm"),
+    "gone before it is asked": ([*OCS, "clients.budget=4"], "train.upload", no_reply, "no reply within"),
+}
+
+
+@pytest.mark.parametrize("lie", LIARS)
+def test_who_misbehaves_is_left_out_and_named(config, lie):
+    asked, kind, change, why = LIARS[lie]
+    ours = config(*asked)
+    nodes = Nodes(settings(ours))
+    replies_to(nodes, kind, change)
+    (line,) = over(ours, nodes)
+    assert list(line["failures"]) == ["1"]
+    assert why in line["failures"]["1"]
+    assert line["heard"] >= 1
+
+
+def test_a_node_that_was_started_anew_has_nothing_to_send(config):
+    ours = config(*OCS, "clients.budget=4")
+    nodes = Nodes(settings(ours))
+    replies_to(nodes, "train", lambda reply: [nodes.states[107].clear(), reply][1:])
+    (line,) = over(ours, nodes)
+    assert "it was started anew" in line["failures"]["1"]
+    assert line["heard"] == 3
+
+
+def test_an_update_that_is_spoiled_on_its_way_is_refused(config):
+    ours = config(*OCS, "clients.budget=4")
+    nodes = Nodes(settings(ours))
+    nodes.bend[107] = altered(scaled(nan))
+    (line,) = over(ours, nodes)
+    assert list(line["failures"]) == ["1"]
+    assert line["heard"] == 3

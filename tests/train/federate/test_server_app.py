@@ -1,0 +1,61 @@
+"""The server's app as Flower calls it, with nodes that answer at once."""
+
+import logging
+import shlex
+
+import pytest
+from flwr.app import Context, RecordDict
+from flwr.cli.build import build_fab_from_disk
+
+from tests.train.federate.nodes import Nodes
+from train.federate import server_app
+from train.federate.status import FOLDER, Status
+
+pytestmark = pytest.mark.usefixtures("flower_identity", "no_waiting")
+
+
+def settings(*overrides):
+    words = shlex.join(["rounds=2", *overrides])
+    return {"config": "configs/quickstart.yaml", "overrides": words, "start-timeout": 0.5, "round-timeout": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"), [(["clients.count=0"], "clients.count"), ([], "the nodes of the clients 0, 1, 2")]
+)
+def test_what_keeps_a_run_from_training_is_one_line(tmp_path, caplog, overrides, told):
+    caplog.set_level(logging.INFO, "train")
+    output = f"output={tmp_path / 'run'}"
+    server_app.main(Nodes({}), Context(1, 1, {}, RecordDict(), settings(output, *overrides)))
+    (record,) = (record for record in caplog.records if record.levelname == "ERROR")
+    assert told in record.getMessage()
+    assert record.exc_info is None
+    assert not (tmp_path / "run").exists()
+
+
+def test_runs_with_other_overrides_have_directories_of_their_own():
+    one, other, named = (
+        server_app.read(settings(*words)).directory for words in ([], ["local.lr=0.05"], ["output=/tmp/a"])
+    )
+    assert str(one) == "runs/quickstart-collective-rounds=2-0"
+    assert str(other) == "runs/quickstart-collective-lr=0.05,rounds=2-0"
+    assert str(named) == "/tmp/a"
+
+
+def test_a_federation_bounds_what_a_client_can_weigh_unless_told_otherwise():
+    assert server_app.read(settings()).aggregation.max_share == 0.5
+    assert server_app.read(settings("aggregation.max_share=1")).aggregation.max_share == 1.0
+
+
+@pytest.mark.parametrize(("overrides", "ended"), [(["rounds=1"], "finished"), (["alignment=true"], "alignment needs")])
+def test_how_a_run_ended_is_in_its_status(tmp_path, overrides, ended):
+    words = [f"output={tmp_path}", "clients.count=1", "clients.per_round=1", *overrides]
+    its = settings(*words) | {"overrides": shlex.join(words)}
+    config = server_app.read(its)
+    (config.directory / FOLDER).mkdir()
+    server_app.main(Nodes({7: {"partition-id": 0}}), Context(1, 1, {}, RecordDict(), its))
+    assert Status(config).read()["ended"].startswith(ended)
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
+def test_flower_packs_the_app():
+    assert build_fab_from_disk(server_app.ROOT)  # it refuses a pattern of pyproject.toml that matches nothing

@@ -1,0 +1,228 @@
+"""Files that are no configuration, and data that are damaged: refused in one line, with exit code 2."""
+
+import io
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+from pyarrow import parquet
+
+from tests.train.runs import REPOSITORY, TINY, refused
+from train.__main__ import main
+
+CONFIGS = REPOSITORY / "configs"
+QUICKSTART = str(CONFIGS / "quickstart.yaml")
+CIFAR = str(CONFIGS / "cifar10_small.yaml")
+SHAKESPEARE = str(CONFIGS / "shakespeare_gpt.yaml")
+
+
+@pytest.fixture(autouse=True)
+def _console(monkeypatch, tmp_path):
+    """An empty folder to work in, and no handlers left behind."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("logging.basicConfig", lambda **how: None)
+
+
+PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+FILES = {
+    "empty": (b"", "the config lacks 'name'"),
+    "binary": (PNG, "is not a text in UTF-8 (byte 0); save it as UTF-8"),
+    "UTF-16": ("name: x".encode("utf-16"), "is not a text in UTF-8"),
+    "Latin-1": ("name: gr\xfcn".encode("latin-1"), "is not a text in UTF-8 (byte 8)"),
+    "NUL": (b"name: \0", "is not valid YAML"),
+    "a list": (b"- a", "holds list"),
+    "a word": (b"name", "holds str"),
+    "deep": (b"[" * 1500, "nested too deeply"),
+    "deep and whole": (b"a: " + b"[" * 1500 + b"]" * 1500, "nested too deeply"),
+    "open": (b"a: [", "is not valid YAML"),
+    "tabs": (b"a:\n\tb: 3", "is not valid YAML"),
+    "a key twice": (b"rounds: 3\nname: x\nrounds: 4\n", "the key 'rounds' stands twice, again in line 3"),
+    "a nested key twice": (b"local: {lr: 1, lr: 2}", "the key 'lr' stands twice, again in line 1"),
+    "a ratio twice": (b"keep_ratio: {1: 0.5, 1.0: 0.5}", "the key 1.0 stands twice"),
+    "python": (b"name: !!python/object/apply:os.getcwd []", "is not valid YAML"),
+    "a list as key": (b"{[1]: 2}", "is not valid YAML"),
+    "two documents": (b"a: 1\n---\nb: 2", "is not valid YAML"),
+    "a date": (b"name: 2020-13-45", "is not valid YAML"),
+}
+
+
+@pytest.mark.parametrize(("content", "words"), FILES.values(), ids=FILES.keys())
+def test_a_wrong_config_file(capsys, content, words):
+    Path("config.yaml").write_bytes(content)
+    refused(capsys, ["run", "config.yaml"], words)
+
+
+def test_a_config_may_have_a_byte_order_mark():
+    Path("config.yaml").write_bytes(b"\xef\xbb\xbf" + Path(QUICKSTART).read_bytes())
+    assert main(["inspect", "config.yaml"]) == 0
+
+
+def encoded(size=(32, 32), kind="PNG", mode="RGB"):
+    file = io.BytesIO()
+    Image.new(mode, size).save(file, kind)
+    return file.getvalue()
+
+
+def table(images, labels, label_type=None):
+    column = pa.array(
+        [{"bytes": image, "path": None} for image in images], pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    )
+    return pa.table({"img": column, "label": pa.array(labels, label_type)})
+
+
+def parquet_bytes(content):
+    file = io.BytesIO()
+    parquet.write_table(content, file)
+    return file.getvalue()
+
+
+def holed(data: bytes) -> bytes:
+    middle = len(data) // 3
+    return data[:middle] + b"\0" * middle + data[2 * middle :]
+
+
+SOUND = parquet_bytes(table([encoded()] * 50, [0] * 50))
+MANY = parquet_bytes(table([encoded() + bytes([i]) for i in range(50)], list(range(10)) * 5))
+META = table([encoded()], [0]).replace_schema_metadata({"huggingface": "{oops"})
+PARQUETS = {
+    "garbage": (b"garbage", "train-0.parquet"),
+    "empty": (b"", "train-0.parquet"),
+    "cut off": (SOUND[:-20], "train-0.parquet"),
+    "head alone": (SOUND[:100], "train-0.parquet"),
+    "a hole": (holed(MANY), "train-0.parquet"),
+    "no rows": (parquet_bytes(table([], [], pa.int64())), "holds no images"),
+    "negative": (parquet_bytes(table([encoded()], [-1])), "labels from -1"),
+    "too large": (parquet_bytes(table([encoded()], [10])), "labels up to 10"),
+    "no label": (parquet_bytes(table([encoded()], [None], pa.int64())), "whose `label` None is no whole number"),
+    "words": (parquet_bytes(table([encoded()], ["cat"])), "whose `label` 'cat' is no whole number"),
+    "fractions": (parquet_bytes(table([encoded()], [0.5])), "whose `label` 0.5 is no whole number"),
+    "no image": (parquet_bytes(table([None], [0])), "a row without an image"),
+    "image garbage": (parquet_bytes(table([b"garbage"], [0])), "cannot read"),
+    "image cut off": (parquet_bytes(table([encoded()[:60]], [0])), "cannot read"),
+    "formats": (parquet_bytes(table([encoded(kind="JPEG"), encoded()], [0, 1])), "cannot read"),
+    "sizes": (parquet_bytes(table([encoded(), encoded((30, 32))], [0, 1])), "images differ in size"),
+    "raw bytes": (parquet_bytes(pa.table({"img": [encoded()], "label": [0]})), "expected structs of `bytes`"),
+    "other columns": (parquet_bytes(pa.table({"a": [1]})), "has the columns a; expected"),
+    "metadata": (parquet_bytes(META), "cannot read"),
+}
+
+
+@pytest.mark.parametrize(("content", "words"), PARQUETS.values(), ids=PARQUETS.keys())
+def test_damaged_parquet(capsys, content, words):
+    folder = Path("data/cifar10")
+    folder.mkdir(parents=True)
+    (folder / "train-0.parquet").write_bytes(content)
+    (folder / "test-0.parquet").write_bytes(SOUND)
+    refused(capsys, ["run", CIFAR, "data.root=data"], words)
+
+
+def h5_bytes(fill):
+    file = io.BytesIO()
+    with h5py.File(file, "w") as stored:
+        fill(stored)
+    return file.getvalue()
+
+
+def client(snippets):
+    return lambda stored: stored.create_group("examples/A").create_dataset("snippets", data=snippets)
+
+
+PLAY = h5_bytes(client(np.array([b"To be, or not to be"] * 50, dtype="S30")))
+H5 = {
+    "garbage": (b"garbage", "shakespeare_train.h5"),
+    "empty": (b"", "shakespeare_train.h5"),
+    "cut off": (PLAY[:-100], "shakespeare_train.h5"),
+    "head alone": (PLAY[:600], "shakespeare_train.h5"),
+    "no examples": (h5_bytes(lambda stored: None), "shakespeare_train.h5"),
+    "no clients": (h5_bytes(lambda stored: stored.create_group("examples")), "shakespeare_train.h5"),
+    "no snippets": (h5_bytes(lambda stored: stored.create_group("examples/A")), "shakespeare_train.h5"),
+    "no words": (h5_bytes(client(np.zeros(0, dtype="S3"))), "shakespeare_train.h5"),
+    "numbers": (h5_bytes(client(np.arange(3))), "shakespeare_train.h5"),
+}
+
+
+@pytest.mark.parametrize(("content", "words"), H5.values(), ids=H5.keys())
+def test_damaged_h5(capsys, content, words):
+    Path("shakespeare_train.h5").write_bytes(content)
+    Path("shakespeare_test.h5").write_bytes(PLAY)
+    refused(capsys, ["run", SHAKESPEARE, "data.root=."], words)
+
+
+TREES = {
+    "empty": ({}, "cannot read"),
+    "no list": ({"train/n1/n1_0.JPEG": b""}, "wnids.txt"),
+    "no images": ({"wnids.txt": b"n1\n", "val/val_annotations.txt": b""}, "cannot read"),
+    "broken image": ({"wnids.txt": b"n1\n", "train/n1/images/n1_0.JPEG": b"x"}, "cannot read"),
+    "binary list": ({"wnids.txt": b"\xff\xfe\0"}, "cannot read"),
+    "odd name": ({"wnids.txt": b"n1\n", "train/n1/images/x.JPEG": b"x"}, "cannot read"),
+}
+
+
+@pytest.mark.parametrize(("files", "words"), TREES.values(), ids=TREES.keys())
+def test_damaged_tiny_imagenet(capsys, files, words):
+    tree = Path("tiny-imagenet-200")
+    tree.mkdir()
+    for name, content in files.items():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_bytes(content)
+    refused(capsys, ["run", str(CONFIGS / "tiny_imagenet_cct.yaml"), "data.root=."], words)
+
+
+def test_a_download_that_fails_is_one_line_and_leaves_no_folder(capsys, monkeypatch):
+    from train.data import official
+
+    def offline(folder, download):
+        folder.mkdir(parents=True)
+        print("0.0%", file=sys.stderr)
+        raise OSError("no route\nto host")
+
+    monkeypatch.setitem(official.DOWNLOADS, "cifar10", offline)
+    refused(
+        capsys, ["run", CIFAR, "data.root=a/b", "data.download=true"], "could not download cifar10 into a/b/cifar10: no"
+    )
+
+
+ROWS = "1,2\n" * 19
+PROFILES = {
+    "missing": (None, "cannot read the client profiles"),
+    "empty": (b"", "p.csv has 0 rows"),
+    "columns": (b"a,b\n1,2\n", "p.csv must have numbers in the columns compute and communicate"),
+    "words": (b"compute,communicate\n1,x\n", "p.csv must have numbers"),
+    "few": (b"compute,communicate\n1,2\n", "p.csv has 1 rows, but there are 20 clients"),
+    "short row": (b"compute,communicate\n1\n", "p.csv must have numbers"),
+    "negative": (f"compute,communicate\n{ROWS}1,-2\n".encode(), "p.csv, line 21: communicate[19] is -2.0"),
+    "NaN": (f"compute,communicate\n{ROWS}nan,2\n".encode(), "p.csv, line 21: compute[19] is nan"),
+    "infinite": (f"compute,communicate\ninf,1\n{ROWS}".encode(), "p.csv, line 2: compute[0] is inf"),
+    "Latin-1": (b"compute,communicate\n\xfc,1\n", "p.csv must have"),
+    "NUL": (b"compute,communicate\n1,\0\n", "p.csv must have"),
+    "a huge field": (b"compute,communicate\n1," + b"1" * 200_000 + b"\n", "p.csv must have"),
+}
+
+
+@pytest.mark.parametrize(("content", "words"), PROFILES.values(), ids=PROFILES.keys())
+def test_wrong_profiles(capsys, content, words):
+    if content is not None:
+        Path("p.csv").write_bytes(content)
+    refused(capsys, ["run", QUICKSTART, "network.bandwidth=1", "network.profiles=p.csv"], words)
+
+
+def test_what_may_look_odd_and_is_right(capsys):
+    Path("p.csv").write_bytes(f"compute,communicate\n{ROWS}{ROWS}1,1\n1,1\n".encode("utf-8-sig"))
+    odd = [
+        "clip=.inf",
+        "local.optimizer=sgd",
+        "name=grün",
+        "output=2024",
+        "network.bandwidth=1",
+        "network.profiles=p.csv",
+        "local.batch_size=10000000000",
+    ]
+    small = ["rounds=1", *TINY[1:], "engine=sequential"]
+    assert main(["run", QUICKSTART, *odd, *small]) == 0
+    assert (Path("2024") / "metrics.jsonl").exists()
+    assert main(["run", QUICKSTART, "output=run #1", *small, "keep_ratio=1e-11"]) == 0
+    assert Path("run #1").is_dir()

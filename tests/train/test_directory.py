@@ -1,0 +1,76 @@
+"""A run's directory has one writer, and keeps nothing of a run that came to nothing."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+
+from sharding import UserError
+from train.callbacks import EachRound
+from train.run import run
+from train.rundir.directory import RunDirectory, lock
+from train.rundir.files import LOCK_FILE, METRICS_FILE
+
+
+def test_of_two_threads_one_writes(config):
+    both, configs = Barrier(2), [config("seed=0"), config("seed=1")]
+
+    def enter(which):
+        with RunDirectory.open(configs[which], resume=False):
+            both.wait(10)
+
+    def refused():
+        with pytest.raises(UserError, match="another run writes to"):
+            enter(1)
+        both.wait(10)
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(enter, 0)
+        while not (configs[0].directory / LOCK_FILE).exists():
+            assert not first.done()
+        second = threads.submit(refused)
+        first.result(), second.result()
+
+
+def test_a_worker_that_outlives_its_run_does_not_hold_the_lock(tmp_path):
+    (listen, tell), (ready, there) = os.pipe(), os.pipe()
+    with lock(tmp_path / LOCK_FILE):
+        child = os.fork()
+        if child == 0:
+            os.write(there, b".")
+            os.read(listen, 1)  # lives until it is told
+            os._exit(0)
+        os.read(ready, 1)
+    with lock(tmp_path / LOCK_FILE):
+        os.write(tell, b".")
+    os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("name", [".tmpabcdef", "config.yaml.tmp"])
+def test_a_file_that_no_run_left_is_not_cleared_away(config, name):
+    path = config().directory / name
+    path.parent.mkdir()
+    path.write_text("mine")
+    with RunDirectory.open(config(), resume=False):
+        assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("end", [UserError("no"), RuntimeError("no"), KeyboardInterrupt])
+def test_a_run_that_ends_before_its_first_round_leaves_nothing_behind(config, end, monkeypatch):
+    def train(*args):
+        raise end
+
+    monkeypatch.setattr("train.run.run_rounds", train)
+    with pytest.raises(type(end) if isinstance(end, Exception) else end):
+        run(config())
+    assert not config().directory.exists()
+
+
+def test_a_run_that_ends_after_a_round_keeps_it(config):
+    def stop(metrics):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config(), [EachRound(stop)])
+    assert (config().directory / METRICS_FILE).stat().st_size

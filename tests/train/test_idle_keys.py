@@ -1,0 +1,106 @@
+"""A key that was set and that nothing reads is refused in one line, which names key, value, why and remedy."""
+
+import pytest
+
+from sharding import UserError
+from tests.train.runs import QUICKSTART
+from train.compare import plan_cells
+from train.config.idle_keys import READINGS, refuse_idle
+from train.config.schema import Config, read_config
+from train.config.yaml_text import in_yaml
+
+OCS = ["clients.sampler=ocs", "clients.budget=2"]
+TASKS = ["clients.sampler=mmfl", "clients.budget=2", "clients.signal=norm", "tasks={one: {}, two: {seed: 1}}"]
+IDLE = [  # overrides, of which the last does nothing, and what the line says of it besides
+    (["strategy=top_n", "design=pivotal"], "strategy=top_n; "),
+    (["strategy=dense", "keep_ratio=0.3"], "strategy=dense; dense and full send everything"),
+    (["strategy=full", "keep_ratio=0.3"], "strategy=full; "),
+    (["clip=3"], "local.optimizer=scaled_sgd; use local.optimizer=sgd"),
+    (["local.optimizer=sgd", "strategy=top_n", "clip=3"], "strategy=top_n; it is for strategy=prism_wallenius_clip, "),
+    (
+        ["server_optimizer=plain", "server_momentum=0.5"],
+        "server_optimizer=plain; it is for server_optimizer=",
+    ),
+    (["evaluate_every=100", "patience=3"], "rounds=50 and evaluate_every=100; "),
+    (["data.root=/nonexistent"], "data.name=digits; "),
+    (["data.download=true"], "data.name=digits; it is for data.name="),
+    (["data.partition=iid", "data.alpha=3"], "data.partition=iid; it is for data.partition=dirichlet, "),
+    (["data.fine_alpha=3"], "data.partition=dirichlet; it is for data.partition=pachinko"),
+    (["data.concentration=per_class"], "data.partition=dirichlet; "),
+    ([*OCS, "clients.replacement=true"], "clients.sampler=ocs; it is for clients.sampler=uniform or weighted"),
+    (["clients.budget=2"], "clients.sampler=uniform; it is for clients.sampler=uniform_upload, "),
+    ([*OCS, "clients.beta_over_alpha=1"], "clients.sampler=ocs; it is for clients.sampler=wireless"),
+    (["clients.signal=norm"], "clients.sampler=uniform; it is for clients.sampler=mmfl"),
+    (["clients.pilot_losses=[1.5]"], "clients.sampler=uniform; it is for clients.sampler="),
+    (["network.compute=2"], "network.bandwidth=null; set network.bandwidth as well"),
+    (["network.communicate=2"], "network.bandwidth=null; "),
+    (["network.profiles=speeds.csv"], "network.bandwidth=null; "),
+    (["network.bandwidth=1", "network.profiles=speeds.csv", "network.compute=2"], "network.profiles=speeds.csv; "),
+    (["local.steps=2", "local.epochs=3"], "local.steps=2; leave one of them out"),
+    (["local.frobenius_decay=0", "local.frobenius_decay_of=factors"], "local.frobenius_decay=0.0; "),
+    *(
+        ([f"tracking.{key}"], "tracking.wandb=disabled; set tracking.wandb=online or offline")
+        for key in ("project=x", "entity=x", "group=x", "name=x", "tags=[x]", "artifacts=true")
+    ),
+]
+
+
+def load(path, overrides=()) -> Config:
+    asked = read_config(path, overrides)
+    refuse_idle([asked])
+    return asked.config
+
+
+@pytest.mark.parametrize(("overrides", "why"), IDLE, ids=lambda value: value[-1] if isinstance(value, list) else "")
+def test_a_key_that_nothing_reads_is_refused(overrides, why):
+    key, _, value = overrides[-1].partition("=")
+    with pytest.raises(UserError) as refused:
+        load(QUICKSTART, overrides)
+    assert f"{key}={value}" in str(refused.value).replace(".0 ", " ")
+    assert f"does nothing where {why}" in str(refused.value)
+
+
+def test_every_reading_has_a_case():
+    assert {row.key for row in READINGS} == {overrides[-1].partition("=")[0] for overrides, _ in IDLE}
+
+
+@pytest.mark.parametrize(
+    "overrides", [["data.fine_alpha=10"], ["server_optimizer=plain", "server_momentum=0.9"], ["clip=.inf"]]
+)
+def test_a_default_that_is_set_again_does_no_harm(overrides):
+    load(QUICKSTART, overrides)
+
+
+def test_a_key_of_the_file_that_the_command_line_makes_idle_is_kept(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("{name: x, rounds: 2, model: {name: mlp}, data: {name: digits}, clients: {count: 4, per_round: 3}, "
+        "keep_ratio: 0.3, server_optimizer: momentum, server_momentum: 0.5}")  # fmt: skip
+    assert load(path, ["strategy=dense"]).keep_ratio == 0.3
+    assert load(path, ["server_optimizer=plain"]).server_momentum == 0.5
+    path.write_text(path.read_text().replace("keep_ratio", "strategy: dense, keep_ratio"))
+    with pytest.raises(UserError, match=r"keep_ratio=0\.3 does nothing where strategy=dense"):
+        load(path)
+
+
+def test_what_a_run_has_written_down_can_be_run_again(tmp_path):
+    config = load(QUICKSTART, ["strategy=dense"])
+    path = tmp_path / "config.yaml"
+    path.write_text(in_yaml(config.model_dump(mode="json", exclude={"output"})))
+    assert load(path) == config
+
+
+def test_a_key_that_one_run_of_a_comparison_reads_is_kept():
+    cells = plan_cells(QUICKSTART, ["keep_ratio=0.3"], ["collective", "dense"], None)
+    assert [cell.keep_ratio for cell in cells] == [0.3, 0.3]
+    cells = plan_cells(QUICKSTART, ["clients.budget=2"], [], None, ["clients.sampler=uniform,ocs"])
+    assert [cell.clients.options for cell in cells] == [{"replacement": False}, {"budget": 2.0}]
+    with pytest.raises(UserError, match="design=pivotal does nothing"):
+        plan_cells(QUICKSTART, ["design=pivotal"], ["top_n", "dense"], None)
+
+
+def test_a_key_that_one_of_several_models_reads_is_kept():
+    own = "tasks={one: {}, two: {server_optimizer: plain}}"
+    config = load(QUICKSTART, [*TASKS[:-1], own, "server_momentum=0.5"])
+    assert config.server_momentum == 0.5
+    with pytest.raises(UserError, match=r"tasks\.two\.server_momentum=0\.5 does nothing where server_optimizer=plain"):
+        load(QUICKSTART, [*TASKS[:-1], own.replace("plain", "plain, server_momentum: 0.5")])

@@ -1,0 +1,279 @@
+"""Command lines that are wrong: each is refused in one line that names what to change, with exit code 2."""
+
+import shlex
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import pytest
+
+from sharding import UserError
+from tests.train.runs import REPOSITORY, refused
+from train.config.schema import OF_THE_WHOLE, Config, load_config
+from train.config.sections import Section
+
+CONFIGS = REPOSITORY / "configs"
+QUICKSTART = str(CONFIGS / "quickstart.yaml")
+
+
+@pytest.fixture(autouse=True)
+def _console(monkeypatch, tmp_path):
+    """An empty folder to work in, and no handlers left behind."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("logging.basicConfig", lambda **how: None)
+
+
+def kinds(annotation: Any) -> set[Any]:
+    """Return the types of which a type is made."""
+    return {annotation}.union(*map(kinds, get_args(annotation)))
+
+
+def keys_of(kind: type, section: type[Section] = Config, prefix: str = "") -> Iterator[str]:
+    """Yield every key of a configuration whose value is, or holds, one of this type."""
+    for name, info in section.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
+            yield from keys_of(kind, info.annotation, f"{prefix}{name}.")
+        elif kind in kinds(info.annotation):
+            yield prefix + name
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *((key, value) for key in keys_of(bool) for value in ("1", "0", "'yes'")),
+        *((key, value) for key in sorted({*keys_of(int), *keys_of(float)}) for value in ("true", "much", ".nan")),
+        *((key, ".inf") for key in keys_of(float) if key != "clip"),
+    ],
+)
+def test_numbers_are_finite_and_flags_are_flags(key, value):
+    with pytest.raises(UserError, match=rf"{key}[.=]"):
+        load_config(QUICKSTART, [f"{key}={value}"])
+
+
+# An override of the quickstart; after the arrow what the error must name besides its key.
+OVERRIDES = """
+name=
+name=''
+name=../../x
+name=a/b
+name=.hidden
+name="a\\0b"
+name="a\\nb"
+name=7
+name=yes
+name.first=3 → 'name'
+output=''
+output=' '
+output="/tmp/a\\0b"
+output="a\\nb"
+output=~nosuchuser/x
+data.root=~nosuchuser/x
+data.root="a\\0b"
+rounds=0
+rounds=1e400
+rounds=2020-13-45 → YAML
+rounds=[ → YAML
+rounds=!!python/object/apply:os.system [true] → YAML
+rounds → dotted.key=value
+=3
+a.b.c=3 → 'a'
+xyzzy=1 → docs/reference/configuration.md
+roundz=1 → 'rounds'
+lr=0.1 → 'local.lr'
+local.lrr=1 → 'local.lr'
+local.clip=1 → 'clip'
+clients.keep_ratios=1 → 'keep_ratio'
+clients.a=1
+local=3
+tasks=3
+model=mlp
+model={name: mlp, name: cnn} → 'name'
+strategy=colective → 'collective'
+strategy=[top_n]
+design=cpss → 'cps'
+engine=fast → sequential
+engine=[]
+device=cudda
+device=meta
+device=cuda:99
+compression=float3 → 'float32'
+init=low
+server_optimizer=plan → 'plain'
+clip=0.5
+clip=3 → local.optimizer=sgd
+keep_ratio=0
+keep_ratio=-0.1
+keep_ratio=1.01
+keep_ratio=[0.2]
+keep_ratio={}
+keep_ratio={2: 1}
+keep_ratio={true: 1}
+keep_ratio={0.2: true}
+keep_ratio={0.2: .nan}
+keep_ratio={0.2: 0.5} → 0.5, not 1
+keep_ratio={0.2: 0.5, 0.2: 0.5} → 0.2 stands twice
+keep_ratio={0.2:0.7} → {0.2: 0.7}
+keep_ratio={1:1} → {1: 1}
+model.name=resnet18 → 'resnet18_gn'
+model.widht=3 → 'width'
+model.width=true
+model.width=abc
+model.width=1000000000 → cannot be built
+data.name=cifar → 'cifar10'
+data.partition=dirichlett → 'dirichlet'
+data.partition=pachinko → superclasses
+data.partition=natural → natural needs
+data.options.noise=1 → 'noise'
+data.uneven=[1, 2, true]
+clients.count=0
+clients.count=1.5
+clients.count=2000 → 1437
+clients.count=10000000000
+clients.per_round=0
+clients.per_round=21 → 20
+clients.sampler=uniformly → 'uniform'
+clients.sampler=ocs → clients.budget
+clients.sampler=full → clients.per_round=20
+clients.sampler=mmfl → clients.budget
+clients.sampler=wireless → network.bandwidth
+clients.budget=2 → ocs
+clients.signal=norm → uniform
+clients.signal="a\\nb" → uniform
+network.bandwidth=0
+network.bandwidth=-1
+network.bandwidth=1e-320
+network.compute=2 → network.bandwidth
+network.communicate=0 → network.bandwidth
+network.profiles=p.csv → network.bandwidth
+aggregation.norm_bound=0.5
+aggregation.trim=0.5
+aggregation.trim=-1
+local.epochs=100000000000000000000
+local.precision=float16
+local.loss=smothed → smothed
+local.schedule=cosin → 'cosine'
+local.optimizer_options={a: 1} → 'a'
+target_loss=0.4 → evaluate_training=true
+plugins=[no_such_module] → no_such_module
+tracking.use=[mine] → --import
+tracking.wandb=of → offline
+tracking.wandb=on → offline
+"""
+LONG = {
+    "name=" + "x" * 300: "name",
+    "output=" + "x" * 300: "output",
+    "output=" + "x/" * 3000: "output",
+    "data.root=" + "x" * 300: "data.root",
+    "rounds=" + "9" * 400: "rounds",
+    "rounds=" + "9" * 5000: "YAML",
+    "strategy=" + "x" * 100_000: "choose one of",
+}
+
+
+@pytest.mark.parametrize("line", OVERRIDES.strip().splitlines())
+def test_a_wrong_value(capsys, line):
+    override, _, named = line.partition(" → ")
+    refused(capsys, ["run", QUICKSTART, override], named or override.partition("=")[0])
+
+
+@pytest.mark.parametrize(("override", "named"), LONG.items(), ids=[key[:20] + str(len(key)) for key in LONG])
+def test_a_value_that_is_too_long(capsys, override, named):
+    refused(capsys, ["run", QUICKSTART, override], named)
+
+
+MMFL = ["clients.sampler=mmfl", "clients.budget=2"]
+TASKS = {
+    **{f"{{{name}: {{}}, b: {{}}}}": f"'{name}'" for name in ("forward", "keys", "training", "T_destination")},
+    **{f"{{a: {{{key}: 3}}}}": f"tasks.a.{key}" for key in OF_THE_WHOLE},
+    "{}": "clients.sampler=mmfl",
+    "{'': {}}": "''",
+    "{a b: {}}": "'a b'",
+    "{a.b: {}}": "'a.b'",
+    "{a: 3}": "tasks.a=3",
+    "{a: {}, a: {}}": "'a'",
+    "{a: {roundz: 3}}": "'roundz'",
+    "{a: {strategy: none}}": "'none'",
+    "{a: {local: {lr: .inf}}}": "local.lr",
+    "{a: {seed: true}}": "seed",
+    "{a: {device: meta}}": "'meta'",
+    "{a: {model: {widht: 3}}}": "'width'",
+    "{b: {}, a: {data: {uneven: [10, 1000, 0.5]}}}": "clients",
+    "{a: {data: {uneven: [10, 1000, 0.5]}}, b: {}}": "clients",
+}
+
+
+@pytest.mark.parametrize(("tasks", "named"), TASKS.items(), ids=TASKS.keys())
+def test_wrong_tasks(capsys, tasks, named):
+    refused(capsys, ["run", QUICKSTART, *MMFL, f"tasks={tasks}"], named)
+
+
+# A command line, in which CONFIG is the quickstart, CONFIGS its folder; after the arrow what the error must name.
+COMMANDS = """
+ → COMMAND
+rnu CONFIG → 'rnu'
+run → CONFIG
+run CONFIGS/quickstrat.yaml → quickstart.yaml
+run nowhere.yaml → nowhere.yaml
+run . → '.'
+run CONFIG --resme → '--resme'
+run CONFIG --nonsense=1 → nonsense
+run CONFIG --rounds 3 → rounds=3
+run CONFIG --local.lr → local.lr=
+run CONFIG --local.lrr=1 → 'local.lr'
+run CONFIG --import no_such_module → 'no_such_module'
+run CONFIG local.lr=1 local.lr=2 → 'local.lr=1' and 'local.lr=2'
+run CONFIG local.lr=0.1 'local={lr: 0.2}' → 'local.lr'
+run CONFIG seed=1 --seed=2 → 'seed=1' and 'seed=2'
+run CONFIG rounds=0 local.lr=-1 → rounds=0
+run CONFIG rounds=0 local.lr=-1 → local.lr=-1
+run CONFIG data.partition=two_sizes 'data.partition_options={classes: -3}' → classes=-3
+run CONFIG clients.sampler=wireless network.bandwidth=1 network.compute=0 network.communicate=0 → times above 0
+run CONFIG 'tasks={a: {}}' → clients.sampler=mmfl
+run CONFIG clients.sampler=mmfl clients.budget=2 clients.signal=los 'tasks={a: {}}' → 'los'
+run CONFIG clients.sampler=mmfl clients.budget=2 alignment=true 'tasks={a: {}}' → alignment=true
+run CONFIGS/cifar10_small.yaml data.root=/nowhere → /nowhere
+run CONFIGS/cifar10_small.yaml data.root=null → data.root
+run CONFIGS/tiny_imagenet_cct.yaml data.root=. data.download=true → cannot fetch
+config CONFIG model.widht=3 → 'width'
+inspect CONFIG rounds=0 → rounds=0
+inspect CONFIG model.width=abc → model.width='abc'
+compare CONFIG → --strategies
+compare CONFIG --strategies , → --strategies
+compare CONFIG --strategies prsm → 'prism'
+compare CONFIG --strategies dense model.width=abc → model.width='abc'
+compare CONFIG --strategies top_n --seeds a,b → 'a'
+compare CONFIG --strategies top_n --seeds '' → --seeds
+compare CONFIG --strategies top_n --seeds 1, → --seeds
+compare CONFIG --strategies top_n --jobs x → 'x'
+compare CONFIG --strategies top_n --jobs 0 → --jobs
+compare CONFIG --grid local.lr → key=value,value
+compare CONFIG --grid threads=1,2 → threads
+compare CONFIG --grid strategy=dense --strategies top_n → --strategies
+compare CONFIG strategy=dense --strategies top_n → 'strategy'
+compare CONFIG seed=1 --seeds 0 --grid strategy=dense → --seeds
+compare CONFIG local.lr=1 --grid local.lr=1,2 → 'local.lr=1,2'
+table 9 → '9'
+table 1 --scale huge → 'huge'
+table 1 --only nothing_such → nothing_such
+table 1 --output CONFIG → folder
+table 1 --output '' → path
+table 1 strategy=dense → strategy
+table 1 seed=5 → --seeds
+report nowhere → nowhere
+report CONFIGS → no run
+report CONFIGS --targets 0.8,800 → 0.8,800
+report CONFIGS --targets most → 'most'
+"""
+
+
+@pytest.mark.parametrize("line", COMMANDS.strip("\n").splitlines())
+def test_a_wrong_command(capsys, line):
+    command, _, named = line.partition(" → ")
+    words = shlex.split(command.replace("CONFIGS", str(CONFIGS)).replace("CONFIG", QUICKSTART))
+    refused(capsys, words, named)
+
+
+def test_a_command_that_is_too_long(capsys):
+    refused(capsys, ["run", QUICKSTART, "--" + "x" * 5000], "unknown option")
+    refused(capsys, ["run", "x" * 300], "File name too long")
+    refused(capsys, ["run", "a\0b"], "cannot read the config")
+    refused(capsys, ["table", "1", "--output", "x" * 300], "a shorter path is needed")

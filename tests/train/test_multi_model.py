@@ -1,0 +1,113 @@
+"""Runs of several models over the same clients."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.train.runs import QUICKSTART, cut_off_and_resumed, read, without_times
+from tests.train.test_runs import Tampering, scaled
+from train.callbacks import EachRound
+from train.config.schema import load_config
+from train.engines.local import evaluate
+from train.multi_model import assemble_models, local_losses, signals, train
+from train.rounds import run_rounds
+from train.run import run
+from train.rundir.checkpoint import Checkpoint
+from train.rundir.files import MODEL_FILE
+from train.runtime.clock import Clock
+
+TASKS = "{one: {data: {partition: iid}}, two: {seed: 5, keep_ratio: 0.5, model: {hidden: [16, 32, 16]}}}"
+SMALL = ["clients.count=8", "clients.per_round=8", "model={name: mlp, hidden: [16, 64, 16]}", "local.batch_size=32"]
+OPTIONS = [
+    "rounds=3",
+    "evaluate_every=1",
+    "local.epochs=1",
+    *SMALL,
+    "clients.sampler=mmfl",
+    "clients.budget=4",
+    f"tasks={TASKS}",
+]
+
+
+def tiny(output, *overrides):
+    return load_config(QUICKSTART, [*OPTIONS, "engine=sequential", f"output={output}", *overrides])
+
+
+def test_each_models_average_is_evaluated_and_kept(tmp_path):
+    config = tiny(tmp_path / "run")
+    last = read(run(config))[-1]
+    state, tasks = Checkpoint.read(config.directory / MODEL_FILE).state, assemble_models(config)
+    for name, part in tasks.parts.items():
+        assert int(state[f".average/{name}/n_averaged"]) == config.rounds
+        part.model.load_state_dict({key: state[f".average/{name}/module.{key}"] for key in part.model.state_dict()})
+        accuracy, loss = evaluate(part.model, part.dataset, part.dataset.test)
+        assert (last[f"{name}/test_accuracy"], last[f"{name}/test_loss"]) == (accuracy, loss)
+
+
+@pytest.mark.parametrize("signal", ["norm", "loss", "round_robin", "uniform", "full"])
+def test_every_signal_trains_all_models(tmp_path, signal):
+    lines = read(run(tiny(tmp_path / "run", f"clients.signal={signal}")))
+    assert len(lines) == 3
+    for line in lines:
+        assert line["heard"] == line["one/heard"] + line["two/heard"] <= (16 if signal == "full" else 8)
+        assert line["test_accuracy"] == (line["one/test_accuracy"] + line["two/test_accuracy"]) / 2
+        assert line["failed"] == 0
+    asked = [line["one/clients"] + line["two/clients"] for line in lines]
+    heard = [line["heard"] for line in lines]
+    assert asked == ([16] * 3 if signal in ("norm", "full") else heard)
+
+
+def test_a_run_of_tasks_repeats_and_resumes(tmp_path):
+    whole = read(run(tiny(tmp_path / "whole")))
+    resumed = read(cut_off_and_resumed(tiny(tmp_path / "cut"), after=1))
+    assert without_times(resumed) == without_times(whole)
+
+
+def test_tasks_differ_only_where_they_say():
+    one, two = tiny("unused").task_configs().values()
+    assert (one.data.partition, two.data.partition, two.data.name) == ("iid", "dirichlet", "digits")
+    assert [task.model.options["hidden"] for task in (one, two)] == [[16, 64, 16], [16, 32, 16]]
+    assert (one.seed, two.seed, two.keep_ratio, one.clients.sampler) == (0, 5, 0.5, "uniform")
+
+
+def test_losses_are_those_of_each_clients_data():
+    experiment = assemble_models(tiny("unused")).experiments["one"]
+    losses = local_losses(experiment, [3, 5], batch_size=50)
+    for client, loss in zip([3, 5], losses, strict=True):
+        data = experiment.job.clients[client]
+        logits = experiment.model.eval()(experiment.dataset.prepare(data.inputs))
+        assert loss == pytest.approx(torch.nn.functional.cross_entropy(logits, data.targets).item(), rel=1e-5)
+
+
+def test_a_client_that_fails_or_reports_nan_stops_nothing(caplog):
+    tasks = assemble_models(tiny("unused", "rounds=1"))
+    one = tasks.experiments["one"]
+    clients = dict(one.job.clients)
+    clients[2] = type(clients[2])(clients[2].inputs * float("nan"), clients[2].targets)
+    clients[4] = None
+    one.job = replace(one.job, clients=clients)
+    cohort = list(range(8))
+    trained = {name: train(part, cohort, 0, Clock()) for name, part in tasks.parts.items()}
+    norms = signals(tasks, cohort, 0, {name: (plan, dict(updates)) for name, (plan, updates) in trained.items()})
+    assert np.isnan(norms[2, 0])
+    assert norms[4, 0] == 0
+    assert norms[4, 1] > 0
+    lines = []
+    run_rounds(tasks, 0, [EachRound(lines.append)])
+    assert lines[0]["failed"] == 1  # the one that could not train; the other is never drawn
+    assert "[2] of the cohort reported no number in round 0" in caplog.text
+    assert all(tensor.isfinite().all() for tensor in tasks.model.state_dict().values())
+
+
+def test_the_guards_hold_for_every_task():
+    tasks = assemble_models(tiny("unused", "rounds=1", "clients.signal=round_robin", "aggregation.norm_bound=5"))
+    one = tasks.experiments["one"]
+    one.__dict__["engine"] = Tampering(one.engine, scaled(1e6))
+    lines = []
+    run_rounds(tasks, 0, [EachRound(lines.append)])
+    assert lines[0]["one/failed"] == 1
+    assert lines[0]["one/heard"] > 0
+    assert "times the median" in next(iter(lines[0]["one/failures"].values()))
+    assert max(float(tensor.abs().max()) for tensor in tasks.model.state_dict().values()) < 10

@@ -1,0 +1,48 @@
+"""Trainings that go wrong end in a line that says so, and leave nothing in the way of the next one."""
+
+import pytest
+import torch
+
+from sharding import UserError
+from tests.train.runs import QUICKSTART, tiny
+from train.callbacks.stopping import DivergedError
+from train.config.schema import load_config
+from train.engines.local import evaluate
+from train.experiment import assemble
+from train.run import run
+
+PILOTS = [
+    *("strategy=dense", "clients.sampler=wireless", "network.bandwidth=1", "clients.beta_over_alpha=pilots"),
+    *("clients.pilot_losses=[2.2]", "local.optimizer=sgd", "local.lr=1e30"),
+]
+
+
+def test_pilots_that_diverge_say_so_and_leave_no_folder(tmp_path):
+    config = tiny(tmp_path / "run", *PILOTS)
+    with pytest.raises(DivergedError, match=r"pilot 1 of 3 with uniform draws: lower local\.lr"):
+        run(config)
+    assert not config.directory.exists()
+
+
+def test_an_evaluation_that_is_not_finite_is_reported(tmp_path, caplog):
+    experiment = assemble(tiny(tmp_path / "run"))
+    with torch.no_grad():
+        next(experiment.model.parameters()).fill_(torch.nan)
+    evaluate(experiment.model, experiment.dataset, experiment.dataset.test)
+    assert "loss on digits is nan" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("override", "why"),
+    [
+        ("server_lr=1e300", "server_lr=.*less than"),
+        ("clients.pilot_losses=1.5", r"a list is needed, as clients.pilot_losses=\[…\]"),
+        ("plugins=5", r"a list is needed, as plugins=\[…\]"),
+        ("data.partition_options={share: 0.2}", "dirichlet has no option 'share'"),
+        ("data.options={length: 3}", "digits has no option 'length'"),
+        ("model.widht=3", "no option 'widht'"),
+    ],
+)
+def test_a_configuration_that_exists_can_be_run(override, why):
+    with pytest.raises(UserError, match=why):
+        load_config(QUICKSTART, [override])

@@ -1,0 +1,66 @@
+"""The model on disk: a checkpoint every few rounds, and the best model so far."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from train.callbacks.base import Callback, FinishedRound
+from train.experiment import Experiment
+from train.multi_model import MultiModel
+from train.rundir.checkpoint import Checkpoint, Keeper, save_checkpoint
+from train.rundir.files import BEST_FILE
+from train.runtime.files import write_whole
+
+
+class SaveCheckpoints(Callback):
+    """Writes a checkpoint every `checkpoint_every` rounds, after the last, and where the run is interrupted.
+
+    It comes before the metrics file: a line of metrics stands for a round from which the run can resume.
+    """
+
+    def __init__(self, experiment: Experiment | MultiModel) -> None:
+        self._experiment, self._config = experiment, experiment.config
+
+    def after_round(self, done: FinishedRound) -> None:
+        """Write the checkpoint, if it is time.
+
+        Raises:
+            RunError: the disk is full, or cannot be written.
+        """
+        rounds = done.number + 1
+        if done.last or done.interrupted or rounds % self._config.checkpoint_every == 0:
+            its = self._experiment
+            save_checkpoint(
+                self._config.directory, Checkpoint.of(its.model, rounds, its.sampler, keepers_of(its.parts))
+            )
+
+
+class SaveBest(Callback):
+    """Writes the evaluated model whenever its test accuracy is the best so far.
+
+    Args:
+        experiment: whose model it is.
+        lines: metrics of the rounds that an earlier process has finished.
+    """
+
+    def __init__(self, experiment: Experiment | MultiModel, lines: Iterable[Mapping[str, Any]] = ()) -> None:
+        self._experiment = experiment
+        self._best = max((line["test_accuracy"] for line in lines if "test_accuracy" in line), default=-1.0)
+
+    def after_round(self, done: FinishedRound) -> None:
+        """Write the model, if it is the best.
+
+        Raises:
+            RunError: the disk is full, or cannot be written.
+        """
+        accuracy = done.metrics.get("test_accuracy")
+        if isinstance(accuracy, float) and accuracy > self._best:
+            self._best = accuracy
+            model = Checkpoint.of(self._experiment.result, done.number + 1)
+            write_whole(self._experiment.config.directory / BEST_FILE, model.to_bytes())
+
+
+def keepers_of(parts: Mapping[str, Experiment]) -> dict[str, Keeper]:
+    """Return what a checkpoint holds besides the models and the sampler: the servers' optimizers and averages."""
+    optimizers: dict[str, Keeper] = {f"server/{name}": part.server.optimizer for name, part in parts.items()}
+    averages = {f"average/{name}": part.server.averaged for name, part in parts.items()}
+    return optimizers | {place: average for place, average in averages.items() if average is not None}

@@ -1,0 +1,67 @@
+"""Trackers: Weights & Biases where asked for, and callbacks of one's own. None of them can end a run."""
+
+import logging
+from collections.abc import Callable
+
+from sharding.errors import UserError, pick
+from train.callbacks.base import Callback, FinishedRound
+from train.config.schema import Config
+
+log = logging.getLogger(__name__)
+
+TRACKERS: dict[str, Callable[[Config], Callback]] = {}  # one's own, by the names that `tracking.use` may list
+
+
+class Guarded(Callback):
+    """A callback that may fail without harm: it is reported once, and not called again."""
+
+    def __init__(self, name: str, callback: Callback) -> None:
+        self._name, self._callback = name, callback
+        self._works = True
+
+    def after_round(self, done: FinishedRound) -> None:
+        """Pass the round on."""
+        self._try(lambda: self._callback.after_round(done))
+
+    def close(self, failed: bool = False) -> None:
+        """Close it, if it still works."""
+        self._try(lambda: self._callback.close(failed))
+
+    def _try(self, call: Callable[[], None]) -> None:
+        if not self._works:
+            return
+        try:
+            call()
+        except Exception as error:
+            self._works = False
+            log.warning("%s failed and is left out from now on; metrics.jsonl has all: %s", self._name, error)
+            log.debug("%s failed", self._name, exc_info=True)
+
+
+def open_trackers(config: Config) -> list[Callback]:
+    """Return the trackers that a run asks for.
+
+    Raises:
+        UserError: an unknown name, or W&B refuses.
+    """
+    makers = [(name, pick(TRACKERS, name, "tracker")) for name in config.tracking.use]
+    if config.tracking.wandb != "disabled":
+        from train.callbacks.wandb_run import WandbRun  # noqa: PLC0415  # needs an extra
+
+        makers.insert(0, ("wandb", WandbRun))
+    return [Guarded(name, make(config)) for name, make in makers]
+
+
+def check_trackers(config: Config) -> None:
+    """Make sure that the trackers asked for exist, before anything takes its time.
+
+    Raises:
+        UserError: a package that is not installed, an unknown name.
+    """
+    for name in config.tracking.use:
+        pick(TRACKERS, name, "tracker")
+    if config.tracking.wandb != "disabled":
+        try:
+            import wandb  # noqa: F401, PLC0415  # an extra, imported where used
+        except ImportError as error:
+            raise UserError("tracking.wandb needs the package wandb: pip install 'wandb>=0.18'") from error

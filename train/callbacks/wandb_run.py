@@ -1,0 +1,164 @@
+"""Weights & Biases: one run there for a run here, however often it is resumed.
+
+`wandb.json` in the run's directory remembers the run's id and how many rounds it has been told, so that rounds that are
+run again are not logged twice. Offline needs no account: `wandb sync DIR/wandb/offline-run-*` uploads it.
+"""
+
+import json
+import logging
+from contextlib import suppress
+from math import isfinite
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import wandb
+
+from sharding.errors import UserError
+from train.callbacks.base import Callback, FinishedRound
+from train.config.naming import told_by
+from train.config.schema import Config
+from train.report import write_report
+from train.report.page import write_page
+from train.rundir.files import (
+    CLIENTS_FILE,
+    CONFIG_FILE,
+    LAYERS_FILE,
+    METRICS_FILE,
+    MODEL_FILE,
+    PROVENANCE_FILE,
+    WANDB_FILE,
+)
+from train.rundir.provenance import describe_start
+from train.rundir.records import records_layers
+from train.runtime.files import write_whole
+from train.runtime.jsonl import read_lines, totals
+
+log = logging.getLogger(__name__)
+
+ARTIFACTS = (CONFIG_FILE, PROVENANCE_FILE, METRICS_FILE, LAYERS_FILE, CLIENTS_FILE, MODEL_FILE)
+LONGEST_TAG = 64
+BEST = {"test_accuracy": "max", "train_set_accuracy": "max", "test_loss": "min", "train_loss": "min"}
+
+
+class WandbRun(Callback):
+    """Sends every number of a round, histograms of the layers' laws, and the run's files if asked.
+
+    Raises:
+        UserError: there is no account and `tracking.wandb` is online.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config, self._state = config, config.directory / WANDB_FILE
+        held = _read_state(self._state)
+        self._id, self._told = held.get("id") or uuid4().hex[:12], int(held.get("rounds", 0))
+        self._megabytes, self._best = totals(read_lines(config.directory / METRICS_FILE))
+        tracking, told = config.tracking, told_by(config)
+        try:
+            self._run = wandb.init(
+                project=tracking.project,
+                entity=tracking.entity,
+                group=tracking.group or "-".join(filter(None, (config.name, config.strategy, told))),
+                job_type=config.strategy,
+                tags=[config.strategy, config.data.name, *_tags(told), *tracking.tags],
+                name=tracking.name or config.directory.name,
+                id=self._id,
+                resume="allow" if held and tracking.wandb == "online" else None,
+                dir=config.directory,
+                mode=tracking.wandb,
+                config=config.model_dump(mode="json") | {"versions": describe_start(self._told)},
+                settings=wandb.Settings(silent=True, console="off"),
+            )
+        except (wandb.errors.Error, ValueError) as error:
+            remedy = "; tracking.wandb=offline needs no account" if tracking.wandb == "online" else ""
+            raise UserError(f"W&B: {' '.join(str(error).split())}{remedy}") from error
+        self._remember()
+        self._define()
+
+    def after_round(self, done: FinishedRound) -> None:
+        """Log the numbers of one round, with the round as the step."""
+        metrics = done.metrics
+        moved, best = totals([metrics])
+        self._megabytes, self._best = self._megabytes + moved, max(self._best, best)
+        if done.number < self._told:
+            return
+        numbers = {key: value for key, value in metrics.items() if _is_number(value)}
+        derived = {"megabytes": self._megabytes} | ({"best_test_accuracy": self._best} if self._best >= 0 else {})
+        layers = self._histograms(done) if records_layers(self._config, done.number) else {}
+        self._run.log(numbers | derived | layers, step=done.number)
+        self._told = done.number + 1
+        self._remember()
+        for client, why in metrics.get("failures", {}).items():
+            self._run.summary[f"failures/{done.number}/{client}"] = why
+
+    def _histograms(self, done: FinishedRound) -> dict[str, Any]:
+        """Return histograms of λ, π and ω, and the ANME, of each layer."""
+        found: dict[str, Any] = {}
+        for task, layers in done.layers.items():
+            prefix = f"{task}/" if self._config.tasks else ""
+            for name, laws in layers.items():
+                for law in laws:
+                    place = f"{prefix}{name}" + (f"/r={law.keep_ratio:g}" if len(laws) > 1 else "")
+                    found[f"anme/{place}"] = law.anme
+                    for key, values, bounds in (
+                        ("magnitudes", law.magnitudes, None),
+                        ("inclusion", law.inclusion, (0, 1)),
+                        ("multipliers", law.multipliers, None),
+                    ):
+                        found[f"{key}/{place}"] = wandb.Histogram(np_histogram=np.histogram(values, 32, bounds))
+        return found
+
+    def close(self, failed: bool = False) -> None:
+        """Finish the run, with exit code 1 where it did not come to its end."""
+        if self._config.tracking.artifacts and not failed:
+            self._run.log_artifact(self._artifact())
+        self._run.finish(exit_code=int(failed))
+
+    def _artifact(self) -> wandb.Artifact:
+        """Return the run's files, with its summary, plots and page."""
+        directory = self._config.directory
+        artifact = wandb.Artifact(f"run-{self._id}", type="run")
+        for name in ARTIFACTS:
+            if (path := directory / name).exists():
+                artifact.add_file(str(path))
+        with TemporaryDirectory() as made:
+            command = f"python -m train run {directory / CONFIG_FILE}"
+            write_report([directory], Path(made), self._config.name, command)
+            write_page([directory], Path(made), command)
+            artifact.add_dir(made)
+        return artifact
+
+    def _define(self) -> None:
+        """Have rounds as the axis, bytes as that of the best accuracy, and the best of each in the summary."""
+        self._run.define_metric("round")
+        self._run.define_metric("megabytes", step_metric="round")
+        self._run.define_metric("*", step_metric="round")
+        self._run.define_metric("best_test_accuracy", step_metric="megabytes", summary="max")
+        for prefix in ("", *(f"{task}/" for task in self._config.tasks)):
+            for name, best in BEST.items():
+                self._run.define_metric(prefix + name, step_metric="round", summary=f"{best},last")
+
+    def _remember(self) -> None:
+        write_whole(self._state, (json.dumps({"id": self._id, "rounds": self._told}) + "\n").encode())
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    """Return what an earlier start has told W&B; nothing if there was none, or it is spoiled."""
+    if not path.exists():
+        return {}
+    with suppress(OSError, ValueError):
+        if isinstance(held := json.loads(path.read_text(encoding="utf-8")), dict):
+            return held
+    log.warning("%s cannot be read; W&B gets a new run, from this round on", path)
+    return {}
+
+
+def _tags(told: str) -> list[str]:
+    """Return a tag for each setting that was told, as long as W&B allows."""
+    return [word[:LONGEST_TAG] for word in told.split(",") if word]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and isfinite(value)

@@ -1,0 +1,79 @@
+"""Who has what: a look at a configuration's clients and model before anything is trained."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sharding.errors import few
+from sharding.planner import Client
+from train.config.schema import Config
+from train.data import Dataset
+from train.data.partition import class_counts
+from train.experiment import (
+    assign_keep_ratios,
+    deal,
+    make_model,
+    make_planner,
+    nbytes_whole,
+    plan_of_each,
+    read_dataset,
+)
+from train.report.figures import partition_drawings
+from train.report.plots import save
+
+NAMED = 20  # so many clients of a keep ratio are named
+
+
+def inspect_partition(config: Config, into: Path) -> Iterator[str]:
+    """Draw the partition of `config` into a folder, as PNG and SVG, and say what is worth saying, line by line.
+
+    Raises:
+        UserError: the data is not there, or cannot be shared out as configured.
+    """
+    tasks = {f"{config.name}-{task}": its for task, its in config.task_configs().items()}
+    for name, its in (tasks or {config.name: config}).items():
+        yield from _inspect(its, name, into)
+
+
+def _inspect(config: Config, name: str, into: Path) -> Iterator[str]:
+    dataset = read_dataset(config)
+    parts = deal(config, dataset)
+    keep_ratios = assign_keep_ratios(config.keep_ratio, len(parts), config.seed_of_data)
+    sizes, labels = np.array([len(part) for part in parts]), _labels(dataset)
+    counts = None if labels is None else class_counts(parts, labels, dataset.num_classes)
+    yield f"{len(parts)} clients share {sizes.sum():,} of {len(dataset.train):,} samples of {dataset.name}"
+    yield f"samples a client: {_spread(sizes)}"
+    if counts is not None:
+        yield f"classes a client: {_spread((counts > 0).sum(axis=1))}"
+    yield from _describe_model(config, dataset, keep_ratios)
+    clients = {"samples": sizes, "keep_ratios": list(keep_ratios.values()), "classes": counts}
+    into.mkdir(parents=True, exist_ok=True)
+    drawings = partition_drawings(clients, f"{name} ({config.data.partition})")
+    for kind, drawing in zip(("partition", "classes"), drawings, strict=False):
+        path = into / f"{name}-{kind}.png"
+        done = "overwrote" if path.exists() else "wrote"
+        yield from (f"{done} {written}" for written in save(drawing.figure, path))
+
+
+def _describe_model(config: Config, dataset: Dataset, keep_ratios: Mapping[Client, float]) -> Iterator[str]:
+    """Tell the model's size and, by keep ratio, who gets how much of it, one way."""
+    model = make_model(config, dataset)
+    plan, whole = plan_of_each(make_planner(config), model, keep_ratios), nbytes_whole(model)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    size = f"{parameters:,} parameters, {whole:,} bytes"
+    yield f"{config.model.name}: {size}; {config.strategy} shards {len(plan.spectra)} layers"
+    for ratio in sorted(set(keep_ratios.values())):
+        nbytes, its = plan[str(ratio)].nbytes, [client for client, own in keep_ratios.items() if own == ratio]
+        share = f"{nbytes:,} bytes a shard, {100 * nbytes / whole:.1f} % of the model's"
+        yield f"keep ratio {ratio:g}: {share}; {len(its)} clients, {few(its, NAMED)}"
+
+
+def _labels(dataset: Dataset) -> NDArray[np.int64] | None:
+    """Return the class of each training sample; None for text, whose targets are sequences."""
+    return dataset.train.targets.numpy() if dataset.train.targets.dim() == 1 else None
+
+
+def _spread(values: NDArray[np.int64]) -> str:
+    return f"{values.min()} least, {int(np.median(values))} median, {values.max()} most"

@@ -1,0 +1,39 @@
+"""The names that a configuration may use, and what `python -m train list` says of them."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from models import MODELS
+from sharding import COMPRESSIONS, DESIGNS, SAMPLERS, STRATEGIES
+from train.callbacks.trackers import TRACKERS
+from train.config.registries import LOSSES, OPTIMIZERS, SCHEDULES
+from train.data import DATASETS
+from train.data.partition import PARTITIONS
+from train.engines import ENGINES
+from train.tables import load_layout
+
+REGISTRIES: dict[str, Mapping[str, Any]] = {
+    "design": DESIGNS,
+    "compression": COMPRESSIONS,
+    "clients.sampler": SAMPLERS,
+    "model.name": MODELS,
+    "data.name": DATASETS,
+    "data.partition": PARTITIONS,
+    "local.loss": LOSSES,
+    "local.optimizer": OPTIMIZERS,
+    "local.schedule": SCHEDULES,
+    "engine": ENGINES,
+    "tracking.use": TRACKERS,
+}
+
+
+def names() -> Iterator[str]:
+    """Yield each strategy, a line for each other key that takes a name, and the tables and configs."""
+    yield from (f"strategy={name}: {strategy.summary}" for name, strategy in STRATEGIES.items())
+    for key, registry in REGISTRIES.items():
+        yield f"{key}: {', '.join(registry) or 'none but your own'}"
+    layout = load_layout()
+    yield f"table: {', '.join([*layout.tables, *(f'figure{number}' for number in layout.figures)])}"
+    configs = sorted(path.as_posix() for path in Path("configs").glob("*.yaml"))
+    yield f"configs: {', '.join(configs) or 'none in ./configs'}"

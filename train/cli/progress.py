@@ -1,0 +1,205 @@
+"""What is seen of runs while they train: bars on a terminal, a line every so often elsewhere."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
+from rich.text import Text
+
+from sharding.errors import UserError
+from train.config.schema import Config
+from train.rundir.files import METRICS_FILE
+from train.runtime.jsonl import read_lines, totals
+
+FEW = 12  # so many bars fit on a screen; of more runs, only those under way have one
+INTERVAL = 30.0  # seconds between lines where there is no terminal
+
+
+@dataclass
+class Standing:
+    """How far a run has come.
+
+    Attributes:
+        name: of the run.
+        rounds: it has in all.
+        done: rounds that are finished.
+        began: the rounds that were finished when this process started.
+        stopped: why it has ended before its last round, if it has.
+    """
+
+    name: str
+    rounds: int
+    done: int = 0
+    began: int = 0
+    loss: float | None = None
+    accuracy: float | None = None
+    megabytes: float = 0.0
+    lost: int = 0
+    seconds: float = 0.0
+    stopped: str | None = None
+
+    def take(self, metrics: Mapping[str, Any]) -> None:
+        """Take in a round's metrics."""
+        if not self.done:
+            self.began = metrics["round"]
+        self.done = metrics["round"] + 1
+        self.loss = metrics.get("train_loss", self.loss)
+        self.accuracy = metrics.get("test_accuracy", self.accuracy)
+        self.megabytes += totals([metrics])[0]
+        self.lost += metrics.get("failed", 0)
+        self.seconds += metrics.get("seconds", 0.0)
+        self.stopped = metrics.get("stopped")
+
+    def recall(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Take in the rounds of an earlier process, whose time tells nothing of this one's."""
+        for line in lines:
+            self.take(line)
+        self.began, self.seconds = self.done, 0.0
+
+    @property
+    def finished(self) -> bool:
+        """Whether no round follows."""
+        return self.done == self.rounds or self.stopped is not None
+
+    @property
+    def left(self) -> float:
+        """Seconds to the end, if the rounds go on as they did."""
+        return self.seconds / (self.done - self.began) * (self.rounds - self.done) if self.done else 0.0
+
+    def __str__(self) -> str:
+        told = [] if self.loss is None else [f"loss {self.loss:.3f}"]
+        told += [] if self.accuracy is None else [f"accuracy {100 * self.accuracy:.1f} %"]
+        told += [f"{self.megabytes:,.1f} MB"] + ([f"{self.lost} lost"] if self.lost else [])
+        return ", ".join([*told, *([] if self.finished else [f"{clock(self.left)} left"])])
+
+
+class RoundProgress:
+    """Shows each run's round, loss, last test accuracy, bytes, lost clients, and the time left.
+
+    Args:
+        console: to draw on; a quiet one shows nothing.
+        configs: of the runs, in the order by which `show` counts them.
+        names: of the runs; strategy and seed if not given.
+        now: the time in seconds.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        configs: Sequence[Config],
+        names: Sequence[str] = (),
+        now: Callable[[], float] = monotonic,
+    ) -> None:
+        names = names or _names(configs)
+        self._runs = [Standing(name, config.rounds) for config, name in zip(configs, names, strict=True)]
+        self._directories = [config.directory for config in configs]
+        self._console, self._now, self._last = console, now, -INTERVAL
+        self._where, self._told = _where(self._runs, self._directories), False
+        self._bars = _Bars(console, self._runs, self._where) if console.is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self._bars is not None:
+            self._bars.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Take the bars away where no run has come to a round: one line says why not."""
+        if self._bars is not None:
+            self._bars.live.transient = isinstance(error, UserError | None) and len(self.idle) == len(self._runs)
+            self._bars.stop()
+
+    @property
+    def idle(self) -> list[Path]:
+        """The directories of runs of which no round has been shown: they were finished before, or failed."""
+        return [where for where, run in zip(self._directories, self._runs, strict=True) if not run.done]
+
+    def tell(self, place: int, stage: str) -> None:
+        """Show what the run at that place does before its first round; of several runs, on their bars alone.
+
+        Off a terminal that comes after where it is written: most mistakes have been found by then.
+        """
+        if self._bars is not None:
+            self._bars.tell(place, stage)
+            return
+        if not self._told:
+            self._told = True
+            self._say(self._where)
+        if len(self._runs) == 1:
+            self._say(f"{self._runs[0].name}: {stage}")
+
+    def show(self, place: int, metrics: Mapping[str, Any]) -> None:
+        """Show one round of the run at that place."""
+        run = self._runs[place]
+        first = not any(other.done for other in self._runs)
+        if not run.done:
+            run.recall(read_lines(self._directories[place] / METRICS_FILE)[: metrics["round"]])
+        run.take(metrics)
+        if self._bars is not None:
+            self._bars.show(place, run)
+        elif first or run.finished or self._now() - self._last >= INTERVAL:
+            self._last = self._now()
+            self._say(f"{run.name}: round {run.done} of {run.rounds}, {run}")
+        if run.stopped is not None:
+            self._say(f"{run.name}: ends with round {run.done} of {run.rounds}: {run.stopped}")
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, highlight=False, markup=False, soft_wrap=self._bars is None)
+
+
+class _Bars(Progress):
+    """One bar a run, and one over all where they are many, below a line that says where it is written."""
+
+    def __init__(self, console: Console, runs: Sequence[Standing], where: str) -> None:
+        self._where = where
+        whole = Column(no_wrap=True)  # of 80 characters all are needed
+        elapsed = [TimeElapsedColumn()] if len(runs) == 1 else []
+        columns = (TextColumn("{task.description}", table_column=Column(no_wrap=True)), BarColumn(8), *elapsed)
+        super().__init__(*columns, TextColumn("{task.fields[told]}", table_column=whole), console=console)
+        self._many = len(runs) > FEW
+        self._all = self.add_task("all runs", total=len(runs), told="", visible=self._many)
+        before = "starts" if len(runs) == 1 else "waits"
+        self._places = [
+            self.add_task(run.name, start=len(runs) == 1, total=run.rounds, told=before, visible=not self._many)
+            for run in runs
+        ]
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield Text(self._where, overflow="fold")
+        yield from super().get_renderables()
+
+    def tell(self, place: int, stage: str) -> None:
+        self.update(self._places[place], told=stage)
+
+    def show(self, place: int, run: Standing) -> None:
+        bar, total = self._places[place], run.done if run.finished else run.rounds
+        if not self.tasks[bar].started:
+            self.start_task(bar)
+        told = f"{run.done}/{run.rounds}, {run}"
+        self.update(bar, completed=run.done, total=total, told=told, visible=not (self._many and run.finished))
+        if run.finished:
+            self.advance(self._all)
+
+
+def clock(seconds: float) -> str:
+    """Return ``1:02:03``, or ``2:03`` below an hour."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def _where(runs: Sequence[Standing], directories: Sequence[Path]) -> str:
+    folder = os.path.commonpath(directories)
+    many = f"{len(runs)} runs of {max(run.rounds for run in runs)} rounds, written"
+    return f"{many} to {folder}" if len(runs) > 1 else f"{runs[0].name}: writes to {folder}"
+
+
+def _names(configs: Sequence[Config]) -> list[str]:
+    seeds = len({config.seed for config in configs}) > 1
+    return [f"{config.strategy} {config.seed}" if seeds else config.strategy for config in configs]

@@ -1,0 +1,103 @@
+"""Names of run directories, which differ where overrides do."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from itertools import product
+from pathlib import Path
+
+from sharding.errors import UserError, shown
+from train.config.schema import Config, is_named
+
+# Keys that no result depends on: a run may be resumed with other values. That the data are the same is checked.
+FREE = frozenset({"tracking", "checkpoint_every", "data.root", "data.download"})
+# Keys that make no other experiment: no directory is named after them, and reports take the mean over such runs.
+HOUSEKEEPING = FREE | {"seed", "output", "plugins", "engine", "device", "threads"}
+LONGEST = 80
+
+
+def with_directory(config: Config, overrides: Sequence[str]) -> Config:
+    """Return the configuration with a directory named after what was overridden, if it has none."""
+    if config.output is not None:
+        return config
+    told = describe(dict(override.split("=", 1) for override in overrides))
+    stem = f"{config.name}-{config.strategy}" + (f"-{told}" if told else "")
+    return config.model_copy(update={"output": Path("runs") / f"{stem}-{config.seed}"})
+
+
+def describe(overrides: Mapping[str, str]) -> str:
+    """Return ``lr=0.05,width=8`` of overridden keys: their last words, unless two have the same, and their values."""
+    unnamed = HOUSEKEEPING | {"name", "strategy"}  # which a directory's name tells anyway
+    kept = {key: value for key, value in sorted(overrides.items()) if not is_named(key, unnamed)}
+    lasts = [key.rpartition(".")[2] for key in kept]
+    words = (last if lasts.count(last) == 1 else key for key, last in zip(kept, lasts, strict=True))
+    told = ",".join(f"{word}={_plain(value)}" for word, value in zip(words, kept.values(), strict=True))
+    return told if len(told) <= LONGEST else blake2b(told.encode(), digest_size=6).hexdigest()
+
+
+def told_by(config: Config) -> str:
+    """Return the settings in the name of a run's directory, as ``lr=0.05``; nothing if it is named otherwise."""
+    form = rf"(?:{re.escape(config.name)}-)?{re.escape(config.strategy)}-(.+)-{config.seed}"
+    found = re.fullmatch(form, config.directory.name)
+    return found[1] if found else ""
+
+
+def settings(words: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the key of each ``key=value``, and the word itself."""
+    return [(word.partition("=")[0], word) for word in words]
+
+
+def check_once(settings: Iterable[tuple[str, str]]) -> None:
+    """Refuse to choose between two values of one key, or of a section and a key in it.
+
+    Args:
+        settings: keys, each with the words that set it.
+
+    Raises:
+        UserError: a key is set twice.
+    """
+    seen: dict[str, str] = {}
+    for key, words in settings:
+        if key in seen:
+            raise UserError(f"{shown(key)} is set twice, by {shown(seen[key])} and {shown(words)}; keep one of them")
+        seen[key] = words
+    for key, words in seen.items():
+        ends = (place for place, letter in enumerate(key) if letter == ".")
+        if outer := next((key[:end] for end in ends if key[:end] in seen), None):
+            raise UserError(f"{shown(key)} is set twice, by {shown(seen[outer])} and {shown(words)}; keep one of them")
+
+
+def expand(grids: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the overrides of every point of a grid, each of whose axes is written ``key=value,value``.
+
+    Commas in brackets belong to a value: ``keep_ratio={0.2: 0.5, 0.4: 0.5},0.3`` has two.
+
+    Raises:
+        UserError: an axis without values.
+    """
+    axes = []
+    for axis in grids:
+        key, _, values = axis.partition("=")
+        each = [value.strip() for value in _split(values)]
+        if not key or not all(each):
+            raise UserError(f"cannot read the grid {axis!r}; write key=value,value, e.g. local.lr=0.03,0.1")
+        axes.append([f"{key}={value}" for value in dict.fromkeys(each)])
+    return list(product(*axes))
+
+
+def _split(text: str) -> list[str]:
+    """Split at the commas that are in no brackets."""
+    pieces, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[{(") - (letter in "]})")
+        if letter == "," and depth == 0:
+            pieces.append("")
+        else:
+            pieces[-1] += letter
+    return pieces
+
+
+def _plain(value: str) -> str:
+    """Return a value that can be in a file's name, and tells the same values from others."""
+    plain = re.sub(r"[^\w.+=-]+", "_", value).strip("_")
+    return plain if plain == value else f"{plain[:20]}~{blake2b(value.encode(), digest_size=3).hexdigest()}"

@@ -1,0 +1,83 @@
+"""Parts that a training is put together from, by name; and how modules with parts of your own are found.
+
+A part of your own is put into a registry (`STRATEGIES`, `DESIGNS`, `SAMPLERS`, `MODELS`, `DATASETS`, `PARTITIONS`,
+`TRACKERS`, `LOSSES`, `OPTIMIZERS`, `SCHEDULES`) by a module that `plugins=[module]` or ``--import module`` names, or
+that an installed package names as an entry point of the group `spectral_sharding`.
+"""
+
+import importlib
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.metadata import entry_points
+from math import cos, pi
+from typing import Protocol
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from sharding.errors import UserError
+from sharding.optim import LocalSGD, ScaledSGD
+
+GROUP = "spectral_sharding"
+
+
+class LocalOptimizer(Protocol):
+    """Trains one client for one round."""
+
+    def step(self, loss: Tensor) -> None:
+        """Take one step down from a loss, a scalar that can be differentiated."""
+        ...
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int, reduction: str = "mean") -> Tensor:
+    """Cross-entropy of logits (…, classes) against targets (…)."""
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=ignore_index, reduction=reduction)
+
+
+def cosine(lr: float, t: int, rounds: int) -> float:
+    """Return the learning rate of round t: half a cosine from `lr` at round 0 towards 0 at round `rounds`."""
+    return lr * (1 + cos(pi * t / rounds)) / 2
+
+
+def constant(lr: float, t: int, rounds: int) -> float:
+    """Return the same learning rate in every round."""
+    return lr
+
+
+def inverse(lr: float, t: int, rounds: int) -> float:
+    """Return lr/(1 + t), the decay of Luo et al. 2024 (arXiv 2404.13804)."""
+    return lr / (1 + t)
+
+
+# (logits, targets, the target that does not count) -> a scalar.
+LOSSES: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {"cross_entropy": cross_entropy}
+# (model, lr, momentum, frobenius_decay, clip, decay_of, and `local.optimizer_options`) -> what takes the steps.
+OPTIMIZERS: dict[str, Callable[..., LocalOptimizer]] = {"sgd": LocalSGD, "scaled_sgd": ScaledSGD}
+# (local.lr, round, rounds) -> the round's learning rate.
+SCHEDULES: dict[str, Callable[[float, int, int], float]] = {"cosine": cosine, "constant": constant, "inverse": inverse}
+
+
+def import_parts(modules: Sequence[str]) -> None:
+    """Import modules that register parts, and those that installed packages name.
+
+    Raises:
+        UserError: there is no such module, or it cannot be imported.
+    """
+    _import_installed()
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            raise UserError(
+                f"cannot import {module!r} ({why}); name a module as in Python, my_module or a.b"
+            ) from error
+
+
+@cache
+def _import_installed() -> None:
+    for point in entry_points(group=GROUP):
+        try:
+            point.load()
+        except Exception as error:
+            raise UserError(f"the installed part {point.value!r} cannot be imported: {error}; uninstall it") from error

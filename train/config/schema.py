@@ -1,0 +1,338 @@
+"""What a run is made of: YAML files and ``dotted.key=value`` overrides, checked before anything is computed."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+from torch import nn
+
+from models import find_model
+from models.options import check_options
+from sharding.aggregation.server_optimizer import LARGEST_LR, SERVER_OPTIMIZERS
+from sharding.client_sampling import SAMPLERS
+from sharding.designs import DESIGNS
+from sharding.errors import UserError, nearest, pick, shown
+from sharding.strategies import get_strategy
+from sharding.transport.compression import COMPRESSIONS
+from train.config.registries import LOSSES, OPTIMIZERS, SCHEDULES, import_parts
+from train.config.sections import (
+    AggregationConfig,
+    ClientsConfig,
+    DataConfig,
+    KeepRatio,
+    LocalConfig,
+    ModelConfig,
+    NetworkConfig,
+    Section,
+    TrackingConfig,
+)
+from train.config.values import FileName, UserPath
+from train.config.yaml_text import parse_yaml, read_yaml
+from train.data import DATASETS
+from train.data.partition import PARTITIONS
+
+PATHS = ("output", "data.root", "network.profiles")  # given as they are on the command line: 2024 can be a folder
+OF_THE_WHOLE = (
+    *("name", "rounds", "output", "clients", "network", "tasks", "evaluate_every", "alignment", "tracking"),
+    *("evaluate_training", "target_accuracy", "target_loss", "patience"),
+    *("checkpoint_every", "threads", "plugins"),
+)
+
+
+def _server_lr(its: Mapping[str, Any]) -> float:
+    return {"nesterov": 0.4, "adam": 0.01}.get(str(its.get("server_optimizer")), 1.0)
+
+
+def _looks_ahead(its: Mapping[str, Any]) -> bool:
+    return its.get("server_optimizer") == "nesterov"
+
+
+class Config(Section):
+    """One training run. `init`, `result` and the optimizers are ours unless told otherwise: docs/results/beyond.md."""
+
+    name: FileName
+    """Of the run."""
+    seed: int = 0
+    """Every random number follows from it."""
+    data_seed: int | None = None
+    """Of what is there before round 0: who has what, keep ratios, the network, the first model, pilots; else `seed`."""
+    rounds: int = Field(ge=1, le=10**9)
+    """How many, unless it ends earlier."""
+    target_accuracy: float | None = Field(None, gt=0, le=1)
+    """Test accuracy with which a run ends."""
+    target_loss: float | None = Field(None, gt=0)
+    """Training loss with which a run ends; where both targets are set, it ends when each has been reached."""
+    patience: int | None = Field(None, ge=1)
+    """Evaluations without a better test accuracy after which a run ends."""
+    plugins: tuple[str, ...] = ()
+    """Modules of your own to import first: they register strategies, models, datasets, …"""
+    output: UserPath | None = None
+    """The run's directory; `runs/<name>-<strategy>-<what was overridden>-<seed>` if not given."""
+    strategy: str = "collective"
+    """Which terms are drawn, with which weight: a name in the table of strategies."""
+    design: str = "cps"
+    """How to draw with given probabilities: a name in the table of designs."""
+    clip: float = Field(10.0, ge=1, allow_inf_nan=True)
+    """τ of the strategies that clip the effective learning rate, at least 1; `.inf`: none does."""
+    keep_ratio: KeepRatio = 0.2
+    """r of every client, or a mapping from ratio to the share of clients that have it."""
+    compression: str = "float32"
+    """How numbers travel, both ways: `float32`, `bfloat16` or `int8`."""
+    model: ModelConfig
+    data: DataConfig
+    clients: ClientsConfig
+    network: NetworkConfig = Field(default_factory=NetworkConfig)
+    local: LocalConfig = Field(default_factory=LocalConfig)
+    init: Literal["low_rank", "as_built"] = "low_rank"
+    """The first model: `low_rank`, whose sharded layers have what terms the strongest client affords; `as_built`."""
+    server_optimizer: str = "nesterov"
+    """What steps towards the aggregate: `plain`, `momentum`, `nesterov` or `adam`."""
+    server_momentum: float = Field(default_factory=lambda its: 0.8 if _looks_ahead(its) else 0.9, gt=0, lt=1)
+    """β of the server's optimizer, where it has one: 0.8 of `nesterov`, else 0.9."""
+    server_lr: float = Field(default_factory=_server_lr, gt=0, lt=LARGEST_LR)
+    """η_g, the server's step towards the aggregate: 0.4 of `nesterov`, 0.01 of `adam`, else 1."""
+    result: Literal["average", "last"] = "average"
+    """What is evaluated: the `average` of the rounds' models, the latest counting most, or the `last` one."""
+    aggregation: AggregationConfig = Field(default_factory=AggregationConfig)
+    tasks: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Models to train at once, by name, each with the keys in which it differs from this configuration."""
+    engine: str = "auto"
+    """What trains clients: `sequential` or `processes`, one a core or GPU (`auto`). Both give the same bits."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda`, `cuda:1`, …"""
+    threads: int = Field(1, ge=1)
+    """Of torch in the process that trains; sums in another number of threads round differently."""
+    checkpoint_every: int = Field(5, ge=1)
+    """Rounds between checkpoints; there is one of the last round, and one when the run is told to stop."""
+    evaluate_every: int = Field(1, ge=1)
+    """Rounds between evaluations; the last round is always evaluated."""
+    evaluate_training: bool = False
+    """Whether to evaluate on the clients' samples as well."""
+    alignment: bool = False
+    """Whether to measure the update of each evaluated round against FedAvg's, which about doubles its cost."""
+    tracking: TrackingConfig = Field(default_factory=TrackingConfig)
+
+    @property
+    def directory(self) -> Path:
+        """Where the run writes."""
+        return self.output or Path("runs") / f"{self.name}-{self.strategy}-{self.seed}"
+
+    @property
+    def seed_of_data(self) -> int:
+        """The seed of what is there before round 0."""
+        return self.seed if self.data_seed is None else self.data_seed
+
+    def evaluates(self, t: int) -> bool:
+        """Return whether round t is evaluated."""
+        return t % self.evaluate_every == self.evaluate_every - 1 or t == self.rounds - 1
+
+    def task_configs(self) -> dict[str, "Config"]:
+        """Return the configuration of each task: this one with the task's own keys."""
+        shared = self.model_dump(exclude={"tasks"}, exclude_unset=True)
+        shared["clients"] = {"count": self.clients.count, "per_round": self.clients.per_round}
+        return {name: check_config(_merged(shared, own)) for name, own in self.tasks.items()}
+
+    def _check_tasks(self) -> None:
+        if self.tasks and self.alignment:
+            raise UserError("alignment=true does nothing for tasks; leave one of them out")
+        for name, own in self.tasks.items():
+            if not name.isidentifier() or hasattr(nn.ModuleDict(), name):
+                raise UserError(f"the task name {shown(name)} must be a plain word that means nothing else, as cifar10")
+            if whole := [key for key in OF_THE_WHOLE if key in own]:
+                raise UserError(f"tasks.{name}.{whole[0]} is not for one task alone; set {whole[0]} for the whole run")
+        self.task_configs()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _import_first(cls, values: Any) -> Any:
+        modules = values.get("plugins") if isinstance(values, dict) else None
+        import_parts([modules] if isinstance(modules, str) else _texts(modules))
+        return values
+
+    @model_validator(mode="after")
+    def _names_and_numbers_exist(self) -> "Config":
+        get_strategy(self.strategy)
+        pick(DESIGNS, self.design, "design")
+        pick(COMPRESSIONS, self.compression, "compression")
+        find_model(self.model.name, self.model.options)
+        data = self.data
+        check_options(data.name, pick(DATASETS, data.name, "dataset"), data.options, "data.options")
+        divide = pick(PARTITIONS, data.partition, "partition")
+        check_options(data.partition, divide, data.partition_options, "data.partition_options")
+        pick(LOSSES, self.local.loss, "loss")
+        make = pick(OPTIMIZERS, self.local.optimizer, "optimizer")
+        check_options(self.local.optimizer, make, self.local.optimizer_options, "local.optimizer_options")
+        pick(SCHEDULES, self.local.schedule, "schedule")
+        pick(SERVER_OPTIMIZERS, self.server_optimizer, "server optimizer")
+        clients = self.clients
+        sampler = pick(SAMPLERS, clients.sampler, "sampler")
+        sampler(clients.count, clients.per_round, self.seed, **clients.options)
+        if sampler.chooses_tasks != bool(self.tasks):
+            raise UserError("clients.sampler=mmfl and tasks={name: {…}} go together; set both or neither")
+        self._check_tasks()
+        if clients.beta_over_alpha == "pilots" and not (sampler.timed and clients.pilot_losses):
+            raise UserError(
+                "clients.beta_over_alpha=pilots needs clients.sampler=wireless and clients.pilot_losses=[…]"
+            )
+        if self.target_loss is not None and (self.tasks or not self.evaluate_training):
+            raise UserError("target_loss=… needs evaluate_training=true, which measures that loss, and one model")
+        if sampler.timed and self.network.bandwidth is None:
+            raise UserError(f"clients.sampler={clients.sampler} needs network.bandwidth=…, which all clients share")
+        if isinstance(self.keep_ratio, dict) and abs(sum(self.keep_ratio.values()) - 1) > 1e-6:
+            raise UserError(f"the shares of keep_ratio {self.keep_ratio} sum to {sum(self.keep_ratio.values())}, not 1")
+        return self
+
+
+def _texts(values: Any) -> list[str]:
+    """Return the entries of a list, nothing of what is none: pydantic refuses it."""
+    return [str(value) for value in values] if isinstance(values, list | tuple) else []
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A configuration, and who set which of its keys.
+
+    Attributes:
+        config: checked.
+        file: dotted keys that stand in its file.
+        line: dotted keys that overrides set.
+    """
+
+    config: Config
+    file: frozenset[str]
+    line: frozenset[str]
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a YAML file, apply ``dotted.key=value`` overrides (values in YAML), and check the whole.
+
+    Raises:
+        UserError: no such file, no valid YAML, an unknown key, or a value that is not allowed.
+    """
+    return read_config(path, overrides).config
+
+
+def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Asked:
+    """Do as `load_config`, and say who set which key, for `train.config.idle_keys.refuse_idle`."""
+    values = read_yaml(Path(path))
+    values = {} if values is None else values
+    if not isinstance(values, dict):
+        raise UserError(f"{path} holds {type(values).__name__}, but a config is a mapping from keys to values")
+    # What a run has written down has every key, and so some that nothing reads.
+    file = frozenset() if Config.model_fields.keys() - {"output"} <= values.keys() else frozenset(flatten(values))
+    own: dict[str, Any] = {}
+    for override in overrides:
+        _override(values, override)
+    config = check_config(values)
+    for override in overrides:
+        _override(own, override)
+    return Asked(config, file, frozenset(flatten(own)))
+
+
+def check_config(values: dict[str, Any]) -> Config:
+    """Return the configuration of these values; a `UserError` tells all that is wrong with them."""
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        # A default that follows from other keys has no value while one of them is wrong: no mistake of its own.
+        found = [its for its in error.errors() if its["type"] != "default_factory_not_called"]
+        raise UserError("; ".join(map(_explain, found))) from error
+
+
+def _merged(shared: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `shared` with the values of `own`; sections keep their other keys, but no other model's options."""
+    merged = dict(shared)
+    for key, value in own.items():
+        old: Any = shared.get(key)
+        section = key in ("model", "data", "local", "network") and isinstance(old, dict) and isinstance(value, dict)
+        other_model = section and key == "model" and value.get("name", old["name"]) != old["name"]
+        merged[key] = old | value if section and not other_model else value
+    return merged
+
+
+def _override(values: dict[str, Any], override: str) -> None:
+    """Apply one ``dotted.key=value``."""
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise UserError(f"cannot read the override {override!r}; write dotted.key=value, e.g. local.lr=0.05")
+    *parents, last = key.split(".")
+    for parent in parents:
+        child = values.setdefault(parent, {})
+        if not isinstance(child, dict):
+            raise UserError(f"cannot set {key!r}: {parent!r} is {child!r}, not a section")
+        values = child
+    try:
+        value = parse_yaml(text)
+    except UserError as error:
+        raise UserError(f"cannot read the value {shown(text)} of {shown(key)} as YAML: {error}") from error
+    values[last] = text.strip() if _means_itself(key, text, value) else value
+
+
+def _means_itself(key: str, text: str, value: object) -> bool:
+    """Tell whether an override is taken as it is written: plain words (YAML would end them at a #), and all paths."""
+    if isinstance(value, str):
+        return text[:1] not in "\"'|>&!"
+    return key in PATHS and value is not None
+
+
+def _explain(error: ErrorDetails) -> str:
+    """Turn one of pydantic's findings into a clause of our one line."""
+    if isinstance(cause := error.get("ctx", {}).get("error"), UserError):
+        return str(cause)
+    key = ".".join(str(part)[:80] for part in error["loc"] if part not in ("number", "shares", "range", "[key]"))
+    if error["type"] == "extra_forbidden":
+        where = "docs/reference/configuration.md lists all keys, `python -m train config CONFIG` those of a run"
+        return f"unknown config key {key!r}{_meant(key)}; {where}"
+    if error["type"] == "missing":
+        return f"the config lacks {key!r}"
+    if error["type"] in ("tuple_type", "list_type"):
+        return f"{key}={shown(error['input'])}: a list is needed, as {key}=[…]"
+    if error["type"] == "model_type":
+        return f"{key}={shown(error['input'])}: a section of keys is needed, as {key}={{key: value}}"
+    return f"{key}={shown(error['input'])}: {error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+def _meant(key: str) -> str:
+    """Return `` (did you mean 'x'?)`` for the closest key; one of the same last part comes first."""
+    known = list(_known_keys(Config))
+    last = [other.rpartition(".")[2] for other in known]
+    same = get_close_matches(key.rpartition(".")[2], set(last), cutoff=0.85)
+    alike = [other for other, its in zip(known, last, strict=True) if its in same]
+    return nearest(key, alike, cutoff=0) if alike else nearest(key, known)
+
+
+def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration as ``{"local.lr": 0.1, …}``; mappings that are values, as `keep_ratio`, stay whole."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and key in SECTIONS:
+            flat |= {f"{key}.{inner}": own for inner, own in value.items()}
+        else:
+            flat[key] = value
+    return flat
+
+
+def is_named(key: str, names: frozenset[str]) -> bool:
+    """Return whether a dotted key is among these names, itself or by its section."""
+    return not names.isdisjoint((key, key.partition(".")[0]))
+
+
+def _known_keys(section: type[Section], prefix: str = "") -> Iterator[str]:
+    for name, info in section.model_fields.items():
+        yield prefix + name
+        if (inner := _section_of(info)) is not None:
+            yield from _known_keys(inner, f"{prefix}{name}.")
+
+
+def _section_of(info: FieldInfo) -> type[Section] | None:
+    """Return the section that a key stands for, None where it stands for a value."""
+    kind = info.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+
+
+SECTIONS = frozenset(name for name, info in Config.model_fields.items() if _section_of(info) is not None)

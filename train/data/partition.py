@@ -1,0 +1,293 @@
+"""Who has which training samples: disjoint, reproducible shares of a dataset, one per client.
+
+A partition is a list with one ascending int64 index array per client. All schemes but `natural` and those of
+`train.data.unequal` use every sample once, and all but these and `power_law` give equal sizes, up to one sample when
+the division leaves a remainder.
+
+The non-IID schemes give each client its own random law over classes and then hand out samples of those
+classes until it is full. Samples are not put back, so a class can run out; the client's law is then
+restricted to the rest.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from models.options import check_options
+from sharding.errors import UserError, pick
+from train.data import Dataset
+from train.data.concentration import Concentration
+from train.data.dataset import labels_of
+from train.data.sizes import power_law_sizes
+from train.data.unequal import Partition, power_law_classes, two_sizes
+
+__all__ = ["PARTITIONS", "Concentration", "Partition", "class_counts", "partition"]
+
+
+def partition(
+    scheme: str,
+    dataset: Dataset,
+    num_clients: int,
+    rng: np.random.Generator,
+    how: Concentration | float = 1.0,
+    options: Mapping[str, Any] | None = None,
+) -> Partition:
+    """Share the training samples of a dataset out among clients.
+
+    Args:
+        scheme: a key of `PARTITIONS`.
+        dataset: what to share out.
+        num_clients: number of shares.
+        rng: decides everything random.
+        how: how alike the clients are, or its `alpha` alone.
+        options: the scheme's own keyword-only arguments.
+
+    Raises:
+        UserError: an unknown scheme or option, one that this dataset does not allow, more clients than it has samples
+            (or natural clients), or an alpha out of range.
+    """
+    split = pick(PARTITIONS, scheme, "partition")
+    if not 1 <= num_clients <= len(dataset.train):
+        raise UserError(f"clients.count={num_clients} must be 1 to {len(dataset.train)}, the samples of {dataset.name}")
+    how = how if isinstance(how, Concentration) else Concentration(how)
+    if not (np.isfinite(how.alpha) and how.alpha >= 0):
+        raise UserError(f"data.alpha={how.alpha} must be a finite number, not negative")
+    options = options or {}
+    check_options(scheme, split, options, "data.partition_options")
+    parts = split(dataset, num_clients, rng, how, **options)
+    if len(parts) != num_clients:
+        raise UserError(f"the partition {scheme} returns {len(parts)} clients, and clients.count is {num_clients}")
+    rows = np.concatenate(parts)
+    if rows.size and not 0 <= rows.min() <= rows.max() < len(dataset.train):
+        worst = rows.min() if rows.min() < 0 else rows.max()
+        raise UserError(
+            f"the partition {scheme} gives a client sample {worst}; there are 0 to {len(dataset.train) - 1}"
+        )
+    return parts
+
+
+def iid(num_samples: int, num_clients: int, rng: np.random.Generator) -> Partition:
+    """Shuffle, then cut into equal parts."""
+    owners = np.repeat(np.arange(num_clients), _equal_sizes(num_samples, num_clients))
+    return _collect(rng.permutation(num_samples), owners, num_clients)
+
+
+def dirichlet(labels: np.ndarray, num_clients: int, rng: np.random.Generator, alpha: float) -> Partition:
+    """Draw each client's law over classes from Dir(αp), where p are the classes' shares of the data.
+
+    α → ∞ gives every client the shares of the whole, α → 0 a single class as long as there are enough
+    samples. Hsu, Qi & Brown, "Measuring the Effects of Non-Identical Data Distribution", 2019, Section 3.1.
+
+    Args:
+        labels: (samples,) integer classes.
+        num_clients: number of shares.
+        rng: source of randomness.
+        alpha: concentration, above 0.
+    """
+    _require_positive(alpha)
+    left = _class_sizes(labels)
+    counts = np.zeros((num_clients, len(left)), dtype=np.int64)
+    prior = alpha * left / left.sum()
+    for client, size in enumerate(_equal_sizes(len(labels), num_clients)):
+        counts[client] = _draw(_log_dirichlet(prior, rng), left, size, rng)
+        left -= counts[client]
+    return _deal(labels, counts, rng)
+
+
+def pachinko(
+    labels: np.ndarray,
+    coarse: np.ndarray,
+    num_clients: int,
+    rng: np.random.Generator,
+    how: Concentration,
+) -> Partition:
+    """Draw each client's law over superclasses, then its law over the classes of each superclass.
+
+    A client thus prefers classes that look alike. Pachinko allocation: Reddi et al., "Adaptive Federated
+    Optimization", ICLR 2021, Appendix C.1 and its Algorithm 3. They draw from symmetric Dirichlet laws, with one
+    parameter per class. Korzhenkov & Louizos (Section 4.1) write Dir(αp), p the shares of the data, so that α is the
+    total: Dir(αp) over superclasses, then Dir(α′p′) with the shares p′ within the superclass. That is the default here.
+    On CIFAR-100, α = 1 and α′ = 10 leave a client about 7 effective classes so, and 43 with one parameter per class.
+
+    Args:
+        labels: (samples,) integer classes.
+        coarse: (classes,) superclass of each class.
+        num_clients: number of shares.
+        rng: source of randomness.
+        how: α and α′, both above 0, and whether they are per class.
+    """
+    _require_positive(how.alpha)
+    left = _class_sizes(labels, len(coarse))
+    members = [np.flatnonzero(coarse == superclass) for superclass in range(coarse.max() + 1)]
+    outer = _parameters(np.array([left[fine].sum() for fine in members]), how.alpha, how.per_class)
+    inner = [_parameters(left[fine], how.fine_alpha, how.per_class) for fine in members]
+    counts = np.zeros((num_clients, len(left)), dtype=np.int64)
+    for client, size in enumerate(_equal_sizes(len(labels), num_clients)):
+        totals = np.array([left[fine].sum() for fine in members])
+        wanted = _draw(_log_dirichlet(outer, rng), totals, size, rng)
+        for superclass in np.flatnonzero(wanted):
+            fine = members[superclass]
+            law = _log_dirichlet(inner[superclass], rng)
+            counts[client, fine] = _draw(law, left[fine], wanted[superclass], rng)
+        left -= counts[client]
+    return _deal(labels, counts, rng)
+
+
+def natural(clients: Sequence[np.ndarray], num_clients: int, rng: np.random.Generator) -> Partition:
+    """Keep the clients that the data came with; where fewer are asked for, a random choice of them.
+
+    Raises:
+        UserError: the data has fewer clients.
+    """
+    if num_clients > len(clients):
+        raise UserError(f"clients.count={num_clients} is more than the {len(clients)} natural clients of the data")
+    chosen = np.sort(rng.choice(len(clients), num_clients, replace=False))
+    return [clients[client] for client in chosen]
+
+
+def power_law(num_samples: int, num_clients: int, rng: np.random.Generator, alpha: float) -> Partition:
+    """Give the k-th largest client a size in proportion to k^−α, at least one sample; classes are mixed.
+
+    Which client is large is random.
+    """
+    owners = np.repeat(np.arange(num_clients), power_law_sizes(num_samples, num_clients, rng, alpha))
+    return _collect(rng.permutation(num_samples), owners, num_clients)
+
+
+def shards(labels: np.ndarray, num_clients: int, rng: np.random.Generator, per_client: int = 2) -> Partition:
+    """Sort by class, cut into `per_client` pieces for each client, and deal the pieces out at random.
+
+    So most clients have samples of `per_client` classes only. McMahan et al. 2017, "Communication-Efficient
+    Learning of Deep Networks from Decentralized Data", Section 3.
+    """
+    sizes = _equal_sizes(len(labels), num_clients)
+    pieces = np.stack([(sizes + piece) // per_client for piece in range(per_client)], axis=1)
+    dealt = rng.permutation(pieces.size)
+    owners = np.repeat(dealt // per_client, pieces.ravel()[dealt])
+    return _collect(_sorted_by_class(labels, rng), owners, num_clients)
+
+
+def class_counts(parts: Sequence[np.ndarray], labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """Count the samples of each class at each client.
+
+    Args:
+        parts: index array of each client.
+        labels: (samples,) integer classes.
+        num_classes: number of classes.
+
+    Returns:
+        int64 (clients, classes).
+    """
+    owners = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    cells = owners * num_classes + labels[np.concatenate(parts)]
+    return np.bincount(cells, minlength=len(parts) * num_classes).reshape(len(parts), num_classes)
+
+
+def _parameters(sizes: np.ndarray, alpha: float, per_class: bool) -> np.ndarray:
+    """Return the parameters of a Dirichlet law over classes of these sizes: α each, or α in all."""
+    return np.full(len(sizes), alpha) if per_class else alpha * sizes / max(sizes.sum(), 1)
+
+
+def _log_dirichlet(parameters: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Draw the logarithm of Dirichlet weights, up to a constant.
+
+    Weights are independent Gamma(a) draws over their sum. For small a such draws underflow to zero all at
+    once, so we use Gamma(a) = Gamma(a + 1)·U^{1/a} (Marsaglia & Tsang 2000, Section 6), whose logarithm is
+    always finite.
+    """
+    a = np.maximum(parameters, 1e-300)  # 1/a must be finite
+    return np.log(rng.standard_gamma(a + 1)) - rng.standard_exponential(len(a)) / a
+
+
+def _draw(log_weights: np.ndarray, capacity: np.ndarray, total: int, rng: np.random.Generator) -> np.ndarray:
+    """Count draws of classes in proportion to weights, one by one, passing over those that have run out.
+
+    Instead of one by one, all that is missing is drawn at once; what exceeds a class's capacity is drawn
+    again from the classes that still have some. Independent draws that get rejected change nothing for the
+    others, so the law is the same, and as each repetition exhausts a class there are at most as many as there
+    are classes.
+
+    Args:
+        log_weights: (classes,) finite.
+        capacity: (classes,) samples left, at least `total` altogether.
+        total: number of draws.
+        rng: source of randomness.
+
+    Returns:
+        int64 (classes,), summing to `total`.
+    """
+    counts = np.zeros_like(capacity)
+    while (missing := total - counts.sum()) > 0:
+        open_classes = counts < capacity
+        log_open = np.where(open_classes, log_weights, -np.inf)
+        weights = np.exp(log_open - log_open.max())
+        counts = np.minimum(counts + rng.multinomial(missing, weights / weights.sum()), capacity)
+    return counts
+
+
+def _deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Partition:
+    """Hand each client random samples of each class, as many as `counts` (clients, classes) says.
+
+    Each column of `counts` sums to the size of its class.
+    """
+    num_clients, num_classes = counts.shape
+    assert np.array_equal(counts.sum(axis=0), _class_sizes(labels, num_classes))
+    owners = np.repeat(np.tile(np.arange(num_clients), num_classes), counts.T.ravel())
+    return _collect(_sorted_by_class(labels, rng), owners, num_clients)
+
+
+def _collect(order: np.ndarray, owners: np.ndarray, num_clients: int) -> Partition:
+    """LayerContext the samples `order` by their `owners`, ascending within each client."""
+    sizes = np.bincount(owners, minlength=num_clients)
+    return np.split(order[np.lexsort((order, owners))], np.cumsum(sizes)[:-1])
+
+
+def _sorted_by_class(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return all indices, class after class, in random order within a class."""
+    shuffled = rng.permutation(len(labels))
+    return shuffled[np.argsort(labels[shuffled], kind="stable")]
+
+
+def _equal_sizes(num_samples: int, num_clients: int) -> np.ndarray:
+    """Return sizes that sum to `num_samples` and differ by at most one."""
+    return np.diff(np.arange(num_clients + 1) * num_samples // num_clients)
+
+
+def _class_sizes(labels: np.ndarray, num_classes: int = 0) -> np.ndarray:
+    """Count the samples of each class."""
+    return np.bincount(labels, minlength=num_classes)
+
+
+def _require_positive(alpha: float) -> None:
+    if alpha <= 0:
+        raise UserError(f"data.alpha={alpha} must be above 0 for this partition")
+
+
+def _pachinko(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: Concentration) -> Partition:
+    if dataset.coarse is None:
+        raise UserError(f"pachinko needs superclasses, which cifar100 has and {dataset.name} has not; try dirichlet")
+    return pachinko(labels_of(dataset), dataset.coarse, num_clients, rng, how)
+
+
+def _natural(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: Concentration) -> Partition:
+    if dataset.natural is None:
+        raise UserError(
+            f"natural needs data with clients of its own, as shakespeare or synthetic; {dataset.name} has none; try iid"
+        )
+    return natural(dataset.natural, num_clients, rng)
+
+
+# (dataset, clients, randomness, how alike, and the scheme's own options by keyword) -> the partition
+Scheme = Callable[..., Partition]
+
+PARTITIONS: dict[str, Scheme] = {
+    "iid": lambda data, num_clients, rng, how: iid(len(data.train), num_clients, rng),
+    "dirichlet": lambda data, num_clients, rng, how: dirichlet(labels_of(data), num_clients, rng, how.alpha),
+    "pachinko": _pachinko,
+    "natural": _natural,
+    "power_law": lambda data, num_clients, rng, how: power_law(len(data.train), num_clients, rng, how.alpha),
+    "power_law_classes": power_law_classes,
+    "two_sizes": two_sizes,
+    "shards": lambda data, num_clients, rng, how: shards(labels_of(data), num_clients, rng),
+}

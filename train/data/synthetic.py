@@ -1,0 +1,78 @@
+"""Synthetic(α, β): every client has a logistic model of its own, and inputs around a center of its own.
+
+Li et al. 2020, "Federated Optimization in Heterogeneous Networks" (FedProx), Section 5.1: client k draws u ~ N(0, α²),
+W and b ~ N(u, 1), B ~ N(0, β²), v ~ N(B, 1); its inputs are x ~ N(v, Σ) with Σ_jj = j^−1.2, the class of each is the
+largest entry of Wx + b. Sizes are in proportion to 1/k. The first tenth of each client's samples is for testing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from sharding.errors import UserError
+from sharding.rng import generator
+from train.data.dataset import Dataset, Split
+from train.data.sizes import power_law_sizes
+
+FEATURES, CLASSES = 60, 10
+
+
+def load_synthetic(
+    root: Path | None = None,
+    download: bool = False,
+    limit: int | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    clients: int = 100,
+    samples: int = 20_509,
+    seed: int = 0,
+) -> Dataset:
+    """Draw the samples; `natural` says whose are whose.
+
+    Args:
+        root: not used, as `download` and `limit`: nothing is read.
+        download: see `root`.
+        limit: see `root`.
+        alpha: α, how unlike the clients' models are.
+        beta: β, how unlike their inputs are.
+        clients: number of clients.
+        samples: of all clients together, those for testing included.
+        seed: of all draws.
+
+    Raises:
+        UserError: an option is out of its range.
+    """
+    if min(alpha, beta, seed) < 0 or not 1 <= clients <= samples:
+        raise UserError(
+            f"data.options of synthetic: alpha={alpha}, beta={beta} and seed={seed} must not be negative, "
+            f"clients={clients} must be 1 to samples={samples}"
+        )
+    rng = generator(seed, "synthetic")
+    drawn = [_draw_client(int(size), alpha, beta, rng) for size in power_law_sizes(samples, clients, rng, alpha=1.0)]
+    train, test = zip(*drawn, strict=True)
+    ends = np.cumsum([len(part) for part in train])
+    return replace(synthetic_of(_join(train), _join(test)), natural=np.split(np.arange(ends[-1]), ends[:-1]))
+
+
+def synthetic_of(train: Split, test: Split) -> Dataset:
+    """Return the dataset with these samples in it."""
+    return Dataset("synthetic", train, test, num_classes=CLASSES, input_shape=(FEATURES,))
+
+
+def _draw_client(size: int, alpha: float, beta: float, rng: np.random.Generator) -> tuple[Split, Split]:
+    """Return a client's samples for training and for testing."""
+    shift, center = rng.normal(0, alpha), rng.normal(0, beta)
+    weight, bias = rng.normal(shift, 1, (FEATURES, CLASSES)), rng.normal(shift, 1, CLASSES)
+    scales = np.arange(1, FEATURES + 1) ** -0.6  # standard deviations
+    x = rng.normal(rng.normal(center, 1, FEATURES), scales, (size, FEATURES))
+    inputs, targets = torch.from_numpy(x).float(), torch.from_numpy((x @ weight + bias).argmax(axis=1))
+    tenth = size // 10
+    return Split(inputs[tenth:], targets[tenth:]), Split(inputs[:tenth], targets[:tenth])
+
+
+def _join(parts: Sequence[Split]) -> Split:
+    return Split(torch.cat([part.inputs for part in parts]), torch.cat([part.targets for part in parts]))

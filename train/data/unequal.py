@@ -1,0 +1,158 @@
+"""Partitions of the client-sampling studies: few large clients, and clients that hold a few classes only.
+
+They need not use all samples: each client gets as many as its size says, from classes of its own in equal parts.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sharding.errors import UserError
+from train.data import Dataset
+from train.data.concentration import Concentration
+from train.data.dataset import labels_of
+from train.data.sizes import power_law_sizes
+
+Partition = list[np.ndarray]
+Counts = NDArray[np.int64]
+
+
+def two_sizes(
+    dataset: Dataset,
+    num_clients: int,
+    rng: np.random.Generator,
+    how: Concentration,
+    *,
+    share: float = 0.1,
+    large: Sequence[int] = (90, 150),
+    small: Sequence[int] = (9, 15),
+    classes: int = 0,
+) -> Partition:
+    """Make the first `share` of the clients large and the others small.
+
+    Tasks that share their clients thus agree on who is large. With the defaults a tenth of the clients has 52.6 % of
+    the data: Zhang et al. 2024 (multi-model federated learning), first experiment.
+
+    Args:
+        dataset: with classes.
+        num_clients: number of shares.
+        rng: source of randomness.
+        how: not used.
+        share: of the clients that are large, rounded to whole clients.
+        large: (least, most) samples of a large client, all numbers between alike.
+        small: likewise of a small one.
+        classes: of a client; 0 mixes all.
+
+    Raises:
+        UserError: a range or a share that is none, or too few samples.
+    """
+    labels = labels_of(dataset)
+    if not 0 <= share <= 1:
+        raise UserError(f"data.partition_options.share={share} must be in 0…1")
+    ranges = {"large": large, "small": small}
+    for name, its in ranges.items():
+        _check_range(name, its)
+    if classes < 0:
+        raise UserError(f"data.partition_options.classes={classes} must be at least 0, which mixes all")
+    count = round(share * num_clients)
+    drawn = [rng.integers(its[0], its[1] + 1, n) for its, n in ((large, count), (small, num_clients - count))]
+    sizes = np.concatenate(drawn)
+    if classes:
+        return limited(labels, sizes, np.full(num_clients, classes), rng)
+    _check_total(sizes, labels)
+    rows = rng.permutation(len(labels))[: sizes.sum()]
+    return [np.sort(part) for part in np.split(rows, np.cumsum(sizes)[:-1])]
+
+
+def power_law_classes(
+    dataset: Dataset,
+    num_clients: int,
+    rng: np.random.Generator,
+    how: Concentration,
+    *,
+    samples: int = 0,
+    classes: Sequence[int] = (1, 6),
+) -> Partition:
+    """Give the clients sizes as `power_law_sizes` has them, and a random number of classes each, whatever their size.
+
+    Luo et al. 2024 (arXiv 2404.13804), Setups 1 and 3.
+
+    Args:
+        dataset: with classes.
+        num_clients: number of shares.
+        rng: source of randomness.
+        how: its `alpha` is the exponent of the sizes.
+        samples: of all clients together; 0: all that there are.
+        classes: (least, most) of a client, all numbers between alike.
+
+    Raises:
+        UserError: a range that is none, or too few samples.
+    """
+    total = samples or len(dataset.train)
+    if not num_clients <= total <= len(dataset.train):
+        raise UserError(f"data.partition_options.samples={samples} must be {num_clients} to {len(dataset.train)}")
+    sizes = power_law_sizes(total, num_clients, rng, how.alpha)
+    _check_range("classes", classes)
+    kinds = rng.integers(classes[0], classes[1] + 1, len(sizes))
+    return limited(labels_of(dataset), sizes, np.minimum(kinds, sizes), rng)
+
+
+def make_uneven(parts: Partition, low: int, high: int, drop: float, rng: np.random.Generator) -> Partition:
+    """Leave only small and large clients: one between is dropped with probability `drop`, or else cut to `low`.
+
+    A client of at most `low` or at least `high` samples stays as it is. Chen, Horváth & Richtárik, TMLR 2022, Section 5
+    (their unbalanced FEMNIST).
+
+    Raises:
+        UserError: nobody is left.
+    """
+    kept = []
+    for part in parts:
+        between = low < len(part) < high
+        if not (between and rng.random() < drop):
+            kept.append(np.sort(rng.choice(part, low, replace=False)) if between else part)
+    if not kept:
+        raise UserError(f"data.uneven=[{low}, {high}, {drop}] drops every client; choose other bounds")
+    return kept
+
+
+def limited(labels: np.ndarray, sizes: Counts, kinds: Counts, rng: np.random.Generator) -> Partition:
+    """Give client c `sizes[c]` samples of `kinds[c]` classes, as equally many of each as can be.
+
+    The classes are drawn at random among those that still have enough; who needs most of a class chooses first.
+
+    Raises:
+        UserError: more classes than there are, or not enough samples of any.
+    """
+    pools = [rng.permutation(np.flatnonzero(labels == kind)) for kind in range(int(labels.max()) + 1)]
+    if kinds.max() > len(pools):
+        raise UserError(f"clients shall have {kinds.max()} classes, but the data has {len(pools)}")
+    left = np.array([len(pool) for pool in pools])
+    parts: dict[int, np.ndarray] = {}
+    for client in np.argsort(-sizes / kinds, kind="stable").tolist():
+        size, number = int(sizes[client]), int(kinds[client])
+        each = np.diff(np.arange(number + 1) * size // number)
+        enough = np.flatnonzero(left >= each.max())
+        if len(enough) < number:
+            raise UserError(
+                f"the data has too few samples of each class for a client with {size} of {number} classes; "
+                "choose fewer clients, smaller ones, or more classes for each"
+            )
+        chosen = rng.choice(enough, number, replace=False)
+        rows = [pools[kind][left[kind] - some : left[kind]] for kind, some in zip(chosen, each, strict=True)]
+        left[chosen] -= each
+        parts[client] = np.sort(np.concatenate(rows))
+    return [parts[client] for client in range(len(sizes))]
+
+
+def _check_range(name: str, its: Sequence[int]) -> None:
+    if len(its) != 2 or not 1 <= its[0] <= its[1]:
+        raise UserError(f"data.partition_options.{name}={list(its)} must be the least and the most, at least 1")
+
+
+def _check_total(sizes: Counts, labels: np.ndarray) -> None:
+    if sizes.sum() > len(labels):
+        raise UserError(
+            f"the clients would have {sizes.sum()} samples, but the data has {len(labels)}; make them smaller"
+        )

@@ -1,0 +1,176 @@
+"""A client's training in one round: SGD on its shard unless told otherwise, clipped and decayed as the design says."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import isfinite
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sharding.planner import Client
+from sharding.rng import generator, seed_of
+from train.config.registries import LOSSES, OPTIMIZERS, cross_entropy
+from train.config.sections import LocalConfig
+from train.data import Dataset
+from train.data.dataset import Split
+from train.engines.dropout import key_dropout, sample_seeds
+from train.engines.memory_format import channels_last
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's samples, raw, on the training device: inputs (D_c, …) and targets (D_c, …)."""
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def to(self, device: torch.device | str) -> "ClientData":
+        """Return the same samples on another device."""
+        return ClientData(self.inputs.to(device), self.targets.to(device))
+
+
+class Shares(Mapping[Client, ClientData]):
+    """The clients' samples, in one tensor that processes on one machine can share.
+
+    Args:
+        inputs: those of all clients, one client after the other.
+        targets: likewise.
+        sizes: D_c of clients 0, 1, ….
+    """
+
+    def __init__(self, inputs: Tensor, targets: Tensor, sizes: Sequence[int]) -> None:
+        self._inputs, self._targets = inputs, targets
+        self._ends = list(accumulate(sizes, initial=0))
+
+    def __getitem__(self, client: Client) -> ClientData:
+        if client not in range(len(self)):
+            raise KeyError(client)
+        rows = slice(self._ends[int(client)], self._ends[int(client) + 1])
+        return ClientData(self._inputs[rows], self._targets[rows])
+
+    def all(self) -> ClientData:
+        """Return the samples of all clients, one client after the other."""
+        return ClientData(self._inputs, self._targets)
+
+    def __iter__(self) -> Iterator[Client]:
+        return iter(range(len(self)))
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+
+def train_locally(
+    model: nn.Module,
+    data: ClientData,
+    dataset: Dataset,
+    local: LocalConfig,
+    lr: float,
+    clip: float | None,
+    key: tuple[int | str, ...],
+) -> Tensor:
+    """Train `model` in place and return the mean loss of its steps, a scalar left on the device.
+
+    Args:
+        model: the factorized model that holds the client's shard; its dropouts get keyed masks.
+        data: the client's samples.
+        dataset: says how to prepare and augment a raw batch.
+        local: epochs, batch size, momentum, decay.
+        lr: of this round.
+        clip: τ, or None for no clipping.
+        key: (seed, round, client); the order of the samples, flips and dropout follow from it alone.
+    """
+    model.train()
+    optimizer = OPTIMIZERS[local.optimizer](
+        model, lr, local.momentum, local.frobenius_decay, clip, local.frobenius_decay_of, **local.optimizer_options
+    )
+    total, steps = torch.zeros((), device=data.targets.device), num_steps(data, local)
+    masks, seeds = key_dropout(model), sample_seeds(steps, local.batch_size, key).to(data.targets.device)
+    with torch.random.fork_rng(devices=_cuda_devices(data)):
+        torch.manual_seed(seed_of("dropout", *key))  # for what a model draws by itself
+        for (inputs, targets), its_seeds in zip(_batches(data, dataset, local, key), seeds, strict=True):
+            masks.begin(its_seeds[: len(targets)])
+            with mixed_precision(local, targets.device):
+                loss = LOSSES[local.loss](model(inputs), targets, dataset.ignore_index)
+            optimizer.step(loss)
+            total += loss.detach()
+    return total / steps
+
+
+def mixed_precision(local: LocalConfig, device: torch.device) -> torch.autocast:
+    """Return the context of a forward pass: matrix products in bfloat16 where `local.precision` says so.
+
+    Parameters, their gradients and the loss stay float32.
+    """
+    return torch.autocast(device.type, torch.bfloat16, enabled=local.precision == "bfloat16")
+
+
+def passes(num_samples: int, local: LocalConfig) -> tuple[int, int]:
+    """Return how many passes a client with so many samples makes in a round, and the samples of each.
+
+    A pass is an epoch, or where `local.steps` is set all that is drawn; its last batch may be smaller than the others.
+    """
+    return (local.epochs, num_samples) if local.steps is None else (1, local.steps * local.batch_size)
+
+
+def num_steps(data: ClientData, local: LocalConfig) -> int:
+    """Return the steps that a client takes in a round."""
+    count, length = passes(len(data), local)
+    return count * -(-length // local.batch_size)
+
+
+def draw_passes(data: ClientData, dataset: Dataset, local: LocalConfig, key: tuple[int | str, ...]) -> ClientData:
+    """Return the samples of all passes in the order of their use, raw and augmented; each epoch is a permutation."""
+    rng, (count, length) = generator("batches", *key), passes(len(data), local)
+    if local.steps is None:
+        drawn = np.concatenate([rng.permutation(length) for _ in range(count)])
+    else:
+        drawn = rng.integers(len(data), size=length)
+    order = torch.from_numpy(drawn).to(data.targets.device)
+    inputs = data.inputs[order]
+    if dataset.augment is not None:
+        inputs = dataset.augment(inputs, torch.Generator().manual_seed(seed_of("augment", *key)))
+    return ClientData(inputs, data.targets[order])
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, dataset: Dataset, data: Split | ClientData, batch_size: int = 512
+) -> tuple[float, float]:
+    """Return (accuracy in 0…1, mean cross-entropy) of a model over all targets of `data` but the ignored ones.
+
+    Samples are prepared as `dataset` says, and never augmented.
+    """
+    inputs, targets = data.inputs, data.targets
+    model.eval()
+    sums = torch.zeros(3, dtype=torch.float64, device=targets.device)
+    for batch, wanted in zip(inputs.split(batch_size), targets.split(batch_size), strict=True):
+        logits = model(channels_last(dataset.prepare(batch)))
+        counted = wanted != dataset.ignore_index
+        loss = cross_entropy(logits, wanted, dataset.ignore_index, reduction="sum")
+        sums += torch.stack([((logits.argmax(-1) == wanted) & counted).sum(), loss, counted.sum()])
+    correct, loss_sum, count = sums.tolist()
+    if not isfinite(loss_sum):
+        log.warning("the model's loss on %s is %s: lower local.lr or server_lr", dataset.name, loss_sum)
+    return correct / count, loss_sum / count
+
+
+def _batches(
+    data: ClientData, dataset: Dataset, local: LocalConfig, key: tuple[int | str, ...]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield prepared batches of all passes."""
+    drawn, (_, length) = draw_passes(data, dataset, local, key), passes(len(data), local)
+    for inputs, targets in zip(drawn.inputs.split(length), drawn.targets.split(length), strict=True):
+        for batch, wanted in zip(inputs.split(local.batch_size), targets.split(local.batch_size), strict=True):
+            yield channels_last(dataset.prepare(batch)), wanted
+
+
+def _cuda_devices(data: ClientData) -> list[torch.device]:
+    return [data.targets.device] if data.targets.is_cuda else []

@@ -1,0 +1,158 @@
+"""A node: it holds one client's data, says what it can afford, and trains the shards that it is sent.
+
+It has the model's structure without its weights, and its own samples: in a file that its operator names, or cut out of
+a public dataset, to try things. Flower starts it anew for every message.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from sharding import init_empty
+from sharding.client_sampling import SAMPLERS
+from sharding.errors import UserError
+from sharding.strategies import get_strategy
+from train.config.schema import Config
+from train.data import Dataset, empty_dataset
+from train.engines import Job, Update
+from train.engines.local import ClientData, Shares
+from train.engines.sequential import SequentialEngine
+from train.experiment import assign_keep_ratios, find_device, make_model, read_dataset, share_out
+from train.federate.messages import Card, Order, norm_of, read_config, reply_record
+
+log = logging.getLogger(__name__)
+app = ClientApp()
+
+
+@app.query()
+def introduce(message: Message, context: Context) -> Message:
+    """Say which client this node is, its keep ratio, and how many samples it has."""
+    config, settings = read_config(message.content["values"]["config"]), context.node_config
+    partition = partition_of(settings)
+    ratios = assign_keep_ratios(config.keep_ratio, config.clients.count, config.seed_of_data)
+    ratio = settings.get("keep-ratio", ratios.get(partition))
+    _, data = open_data(config, settings)
+    return Message(Card(partition, ratio, len(data)).to_record(), reply_to=message)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Train a shard on this node's data."""
+    order = Order.from_record(message.content)
+    partition = partition_of(context.node_config)
+    torch.set_num_threads(order.config.threads)
+    engine = SequentialEngine(make_job(order.config, context.node_config))
+    order = replace(order, shard=order.shard.to(find_device(order.config.device)))
+    update = engine.train_client(partition, order.shard, order.round, order.lr)
+    if SAMPLERS[order.config.clients.sampler].has_budget and update.shard is not None:
+        return Message(keep(context.state, order, update), reply_to=message)
+    return Message(reply_record(update), reply_to=message)
+
+
+@app.train("upload")
+def upload(message: Message, context: Context) -> Message:
+    """Send the update that is kept here."""
+    return Message(give(context.state, message.content["wanted"]["plan"]), reply_to=message)
+
+
+def keep(state: RecordDict, order: Order, update: Update) -> RecordDict:
+    """Keep an update in what Flower holds for this node, in place of an earlier one; return the report of its norm."""
+    assert update.shard is not None
+    state.update(reply_record(update))
+    state["held"] = ConfigRecord({"plan": order.shard.plan})
+    return RecordDict({"report": ConfigRecord({"norm": norm_of(order.shard, update.shard, order.lr)})})
+
+
+def give(state: RecordDict, plan: str) -> RecordDict:
+    """Return the update that is kept, as `reply_record` makes it.
+
+    Raises:
+        UserError: it is not here.
+    """
+    if "held" not in state or state["held"]["plan"] != plan:
+        raise UserError("it has no update of this round any more: it was started anew after training")
+    return RecordDict({"shard": state["shard"], "values": state["values"]})
+
+
+def make_job(config: Config, settings: Mapping[str, Any]) -> Job:
+    """Return what this node trains: the structure of the model, and the data of one client."""
+    dataset, data = open_data(config, settings)
+    device = find_device(config.device)
+    with init_empty():
+        model = make_model(config, dataset)
+    clip = config.clip if get_strategy(config.strategy).clips else None
+    data = ClientData(data.inputs.to(device), data.targets.to(device))
+    return Job(model, {partition_of(settings): data}, dataset, config.local, clip, config.seed)
+
+
+def partition_of(settings: Mapping[str, Any]) -> int:
+    """Return which client this node is.
+
+    Raises:
+        UserError: its operator has not said.
+    """
+    partition = settings.get("partition-id")
+    if not isinstance(partition, int):
+        raise UserError(f"partition-id={partition!r} in --node-config; needed is which client this node is, from 0")
+    return partition
+
+
+def open_data(config: Config, settings: Mapping[str, Any]) -> tuple[Dataset, ClientData]:
+    """Return this node's samples, and the dataset that they are of, without its own.
+
+    `data` in the node's configuration is a safetensors file with `inputs` and `targets`, raw, as `train.data.Split` has
+    them. Without it they are cut out of the dataset that the server names, under `data-root` if that is elsewhere here.
+
+    Raises:
+        UserError: no such file, or it holds something else; no such dataset; more nodes than clients.
+    """
+    if "data" in settings:
+        return empty_dataset(config.data.name, config.data.options), read_data(Path(str(settings["data"])))
+    partition, root = partition_of(settings), settings.get("data-root", config.data.root)
+    dataset, shares = share_out_once(config.model_dump_json(exclude={"output", "tracking"}), root)
+    if partition not in shares:
+        raise UserError(f"partition-id={partition}, but the data are shared among clients 0 to {len(shares) - 1}")
+    data = shares[partition]
+    return dataset, ClientData(data.inputs.clone(), data.targets.clone())
+
+
+@lru_cache(maxsize=1)
+def share_out_once(config: str, root: str | Path | None) -> tuple[Dataset, Shares]:
+    """Return the dataset, without its own training split, and all clients' samples.
+
+    They are kept: a process of Flower's simulation is many nodes, one after the other, in all rounds.
+    """
+    ours = read_config(config)
+    dataset = read_dataset(ours, root)
+    return dataset.without_training(), share_out(ours, dataset)
+
+
+def read_data(path: Path) -> ClientData:
+    """Read a node's own samples.
+
+    Raises:
+        UserError: they cannot be read.
+    """
+    try:
+        held = safetensors.torch.load_file(path)
+        data = ClientData(held["inputs"], held["targets"])
+    except (OSError, KeyError, safetensors.SafetensorError) as error:
+        raise UserError(f"data={path} cannot be read: {type(error).__name__}: {error}") from error
+    if not 0 < len(data) == len(data.inputs):
+        raise UserError(
+            f"data={path} has {len(data.inputs)} inputs and {len(data)} targets; as many of both are needed"
+        )
+    return data
+
+
+def write_data(path: Path, data: ClientData) -> None:
+    """Write one client's samples as `read_data` reads them."""
+    safetensors.torch.save_file({"inputs": data.inputs.contiguous(), "targets": data.targets.contiguous()}, path)

@@ -1,0 +1,113 @@
+"""The engine whose clients are nodes: it sends shards, and takes in what comes back in time."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
+
+from flwr.app import Message, MessageType, RecordDict
+
+from sharding import Plan, Shard
+from sharding.aggregation.faults import find_misfit
+from sharding.client_sampling import Participation, Sampler
+from sharding.errors import Failure, FailureError, Kind, UserError
+from sharding.planner import Client
+from train.engines import Job, Update
+from train.engines.base import Updates
+from train.federate.messages import UPLOAD, Order, content_of, norm_of, read_norm, read_reply, request_upload
+from train.federate.roster import SLACK, Nodes, ask
+
+Answer = TypeVar("Answer")
+CLOSE = 1e-3  # how far, relatively, a reported norm may be from what the update has here: machines round differently
+
+
+class NodesEngine:
+    """Has each client of a plan trained by the node that holds its data."""
+
+    def __init__(self, nodes: Nodes, job: Job) -> None:
+        self._nodes, self._job, self._device = nodes, job, job.dataset.test.targets.device
+        self._config = nodes.config.model_copy(update={"local": job.local})
+
+    def train(self, plan: Plan, round: int, lr: float) -> Updates:
+        """Yield the clients' updates in the order of the plan, whatever the order of the replies.
+
+        Who is not there, fails, or has not replied at the round's deadline is a failure that says so.
+        """
+        updates, failures = self._exchange(MessageType.TRAIN, self._orders(plan, round, lr), read_reply, round)
+        for client in plan:
+            yield client, Update(None, None, failures[client]) if client in failures else self._here(updates[client])
+
+    def consult(self, sampler: Sampler, plan: Plan, round: int, lr: float) -> tuple[Participation, Updates]:
+        """Have every node train and report its update's norm; only those send their update whom the sampler hears.
+
+        An update that has another norm than its node reported is a failure.
+        """
+        norms, failures = self._exchange(MessageType.TRAIN, self._orders(plan, round, lr), read_norm, round)
+        heard = sampler.select(round, [int(client) for client in plan], norms)
+        chosen = {client: request_upload(plan[client].plan) for client in plan if client in heard.weights}
+        sent, lost = self._exchange(UPLOAD, chosen, read_reply, round)
+        return heard, self._as_reported(plan, norms, sent, failures | lost, lr)
+
+    def close(self) -> None:
+        """Nothing to do: nodes are not ours."""
+
+    def _as_reported(
+        self,
+        plan: Plan,
+        norms: Mapping[Client, float],
+        sent: Mapping[Client, Update],
+        failures: Mapping[Client, Failure],
+        lr: float,
+    ) -> Iterator[tuple[Client, Update]]:
+        for client, order in plan.items():
+            if client not in sent:
+                yield client, Update(None, None, failures.get(client))
+                continue
+            update = self._here(sent[client])
+            why = _contradiction(order, update, norms[client], lr)
+            yield client, update if why is None else Update(None, None, why)
+
+    def _orders(self, plan: Plan, round: int, lr: float) -> dict[Client, RecordDict]:
+        return {
+            client: Order(self._config, shard, round, self._job.step_size(client, lr)).to_record()
+            for client, shard in plan.items()
+        }
+
+    def _exchange(
+        self, kind: str, contents: Mapping[Client, RecordDict], read: Callable[[RecordDict], Answer], round: int
+    ) -> tuple[dict[Client, Answer], dict[Client, Failure]]:
+        """Send a message to the node of each client; return what they answer, and why others have not."""
+        nodes, patience = self._nodes.online(), self._nodes.patience.round
+        messages = {
+            client: Message(
+                content, dst_node_id=nodes[int(client)], message_type=kind, ttl=patience + SLACK, group_id=str(round)
+            )
+            for client, content in contents.items()
+            if client in nodes
+        }
+        replies = dict(ask(self._nodes.grid, messages, patience)) if messages else {}
+        answers: dict[Client, Answer] = {}
+        failures: dict[Client, Failure] = {}
+        for client in contents:
+            try:
+                if client not in messages:
+                    raise FailureError(Kind.ABSENT, "its node is not there")
+                if client not in replies:
+                    raise FailureError(Kind.LATE, f"no reply within {patience:g} s")
+                answers[client] = read(content_of(replies[client]))
+            except UserError as why:
+                failures[client] = Failure.of(why)
+        return answers, failures
+
+    def _here(self, update: Update) -> Update:
+        assert update.shard is not None
+        return Update(update.shard.to(self._device), update.loss)
+
+
+def _contradiction(order: Shard, update: Update, reported: float, lr: float) -> Failure | None:
+    """Return why an update is not the one whose norm was reported; None if it may be."""
+    assert update.shard is not None
+    if (misfit := find_misfit(order, update.shard)) is not None:
+        return misfit
+    norm = norm_of(order, update.shard, lr)
+    if abs(norm - reported) <= CLOSE * norm:
+        return None
+    return Failure(Kind.CONTRADICTORY, f"its update has a norm of {norm:.4g}, but it reported {reported:.4g}")

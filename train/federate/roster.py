@@ -1,0 +1,165 @@
+"""The server's side: the rounds of `train.rounds`, with an engine that has nodes train.
+
+Nodes come and go. What the clients said of themselves at first is kept in the run's directory and holds for the whole
+run, so that samplers draw alike after a restart, whoever is there by then. A client belongs to the first node that says
+it is that client, for as long as this server's app runs: by its key a node has the same number whenever it comes back.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import inf
+from time import monotonic, sleep
+from typing import TypeVar
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from sharding.errors import UserError
+from sharding.planner import Client
+from train.config.schema import Config
+from train.federate.messages import Card, config_text, one_line
+from train.federate.status import Status
+
+log = logging.getLogger(__name__)
+
+POLL = 0.5  # seconds between looks for replies
+REMIND = 30.0  # seconds between lines that say for whom the server waits
+SLACK = 10.0  # seconds that a message outlives the wait for its reply: it is the server who says that time is up
+Asked = TypeVar("Asked", bound=Client)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long the server waits, in seconds.
+
+    Attributes:
+        start: for all clients to be there at the start of the run.
+        round: for the replies of a round, from the moment its shards are sent.
+    """
+
+    start: float
+    round: float
+
+    def __post_init__(self) -> None:
+        """Refuse what is no time.
+
+        Raises:
+            UserError: one of them is not above 0, or without end.
+        """
+        for name, seconds in (("start", self.start), ("round", self.round)):
+            if not 0 < seconds < inf:
+                raise UserError(f"{name}-timeout is {seconds:g}; allowed are seconds above 0, e.g. 300")
+
+
+def ask(grid: Grid, messages: Mapping[Asked, Message], seconds: float) -> Iterator[tuple[Asked, Message]]:
+    """Send a message each and yield the replies as they come, until all are there or time is up.
+
+    A reply counts if it answers the message that was sent to its source, once; nobody asks for what comes later.
+    """
+    numbers = grid.push_messages(list(messages.values()))
+    waiting = {number: key for number, key in zip(numbers, messages, strict=False) if number}
+    end = monotonic() + seconds
+    while waiting and monotonic() < end:
+        for reply in grid.pull_messages(list(waiting)):
+            key = waiting.get(reply.metadata.reply_to_message_id)
+            if key is None or not (
+                reply.has_error() or reply.metadata.src_node_id == messages[key].metadata.dst_node_id
+            ):
+                log.warning("a reply of node %d that nobody waits for is left out", reply.metadata.src_node_id)
+                continue
+            del waiting[reply.metadata.reply_to_message_id]
+            yield key, reply
+        if waiting:
+            sleep(POLL)
+
+
+@dataclass
+class Nodes:
+    """The nodes that are there, and the clients that they are.
+
+    Attributes:
+        roster: what is known of each client, for the whole run.
+    """
+
+    grid: Grid
+    config: Config
+    patience: Patience
+    roster: dict[int, Card] = field(default_factory=dict)
+    _clients: dict[int, int | None] = field(default_factory=dict)  # by node; None for one that is of no use
+    _owners: dict[int, int] = field(default_factory=dict)  # the node of each client, there or not
+    _asked: dict[str, int] = field(default_factory=dict)  # nodes by the message that asks them who they are
+
+    def gather(self) -> None:
+        """Wait until every client is there: at the start of a run, and when it goes on after a restart.
+
+        A run that goes on knows its clients already; without those that do not come in time it goes on all the same.
+
+        Raises:
+            UserError: some that the run has never seen did not come in time.
+        """
+        wanted, begin, said = range(self.config.clients.count), monotonic(), -inf
+        while absent := [client for client in wanted if client not in (there := self.online())]:
+            names, waited = ", ".join(map(str, absent)), monotonic() - begin
+            Status(self.config).set(joined=sorted(there), waiting_for=absent)
+            if waited > self.patience.start:
+                break
+            if waited - said >= REMIND:
+                log.info("waits for the nodes of the clients %s, up to %g s", names, self.patience.start)
+                said = waited
+            sleep(POLL)
+        else:
+            Status(self.config).set(joined=list(wanted), waiting_for=[])
+            return
+        seconds = f"{self.patience.start:g} s"
+        if any(client not in self.roster for client in absent):
+            raise UserError(
+                f"after {seconds} the nodes of the clients {names} of 0 to {wanted[-1]} are missing; start them with "
+                "these as partition-id, or set clients.count to how many there are"
+            )
+        log.warning("after %s the nodes of the clients %s are missing; %d go on", seconds, names, len(there))
+
+    def online(self) -> dict[int, int]:
+        """Return the node of each client that is there now.
+
+        Those that are new are asked who they are, and count as soon as they have answered; nobody waits for them here.
+        """
+        present = set(self.grid.get_node_ids())
+        self._ask_who(sorted(present - self._clients.keys() - set(self._asked.values())))
+        for reply in self.grid.pull_messages(list(self._asked)) if self._asked else ():
+            node = self._asked.pop(reply.metadata.reply_to_message_id, None)
+            if node is not None:
+                self._introduce(node, reply)
+        there = {node: client for node, client in self._clients.items() if client is not None and node in present}
+        return {client: node for node, client in there.items()}
+
+    def _ask_who(self, nodes: list[int]) -> None:
+        values = ConfigRecord({"config": config_text(self.config)})
+        messages = [
+            Message(RecordDict({"values": values}), dst_node_id=node, message_type=MessageType.QUERY) for node in nodes
+        ]
+        numbers = self.grid.push_messages(messages) if messages else []
+        self._asked |= {number: node for number, node in zip(numbers, nodes, strict=False) if number}
+
+    def _introduce(self, node: int, reply: Message) -> None:
+        try:
+            if reply.has_error():
+                raise UserError(one_line(reply.error.reason))
+            card = Card.from_record(reply.content)
+            self._clients[node] = self._admit(node, card)
+            size, ratio = card.num_samples, card.keep_ratio
+            log.info("node %d is client %d: %d samples, r = %g", node, card.partition, size, ratio)
+        except UserError as why:
+            self._clients[node] = None
+            log.warning("node %d is left out: %s", node, why)
+
+    def _admit(self, node: int, card: Card) -> int:
+        if card.partition >= self.config.clients.count:
+            raise UserError(f"its partition is {card.partition}, but clients.count is {self.config.clients.count}")
+        if self.roster.setdefault(card.partition, card) != card:
+            raise UserError(f"it says {card}, but this run began with {self.roster[card.partition]}")
+        if (owner := self._owners.setdefault(card.partition, node)) != node:
+            raise UserError(
+                f"it says that it is client {card.partition}, which is node {owner} as long as the run lasts"
+            )
+        return card.partition

@@ -1,0 +1,153 @@
+"""The server's app, which Flower runs: one training run in its directory, as `python -m train run` has it."""
+
+import logging
+import shlex
+import sys
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from sharding.errors import UserError
+from sharding.planner import Client
+from train.callbacks import EachRound
+from train.config.naming import with_directory
+from train.config.schema import Config, load_config
+from train.engines.local import Shares
+from train.experiment import Experiment, find_device, put_together, read_dataset
+from train.federate.messages import Card
+from train.federate.nodes_engine import NodesEngine
+from train.federate.roster import Nodes, Patience
+from train.federate.status import FINISHED, Status
+from train.metrics import Metrics
+from train.run import run
+from train.rundir.files import CLIENTS_FILE, METRICS_FILE
+from train.rundir.records import read_clients
+from train.runtime.errors import RunError
+from train.runtime.jsonl import read_lines
+
+ROOT = Path(__file__).parents[2]  # what the names of configurations are relative to
+ENGINE = "sequential"  # a node trains one client
+MAX_SHARE = 0.5  # of a round's weights: nobody can check how many samples a node has
+
+log = logging.getLogger(__name__)
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train as `config` and `overrides` of the run's configuration say; log in one line why a run ends early."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stdout)
+    logging.getLogger("train").setLevel(logging.INFO)
+    settings = dict(context.run_config)
+    try:
+        config = read(settings)
+        patience = Patience(float(settings["start-timeout"]), float(settings["round-timeout"]))
+        train(config, grid, patience)
+    except (UserError, RunError) as error:
+        log.error("the run ends: %s", error)  # raised, it would be two tracebacks of Flower's
+
+
+def read(settings: dict[str, Any]) -> Config:
+    """Return the configuration, with a node's engine, no round lost, and a bound on what a size can weigh."""
+    overrides = shlex.split(settings["overrides"])
+    config = with_directory(load_config(ROOT / settings["config"], overrides), overrides)
+    guards = config.aggregation
+    if "max_share" not in guards.model_fields_set:
+        guards = guards.model_copy(update={"max_share": MAX_SHARE})
+    return config.model_copy(update={"engine": ENGINE, "checkpoint_every": 1, "aggregation": guards})
+
+
+def train(config: Config, grid: Grid, patience: Patience) -> None:
+    """Train, or resume a run that was cut off, and report how it ends.
+
+    Raises:
+        UserError, RunError: as `train.run.run`.
+    """
+    status, done = Status(config), len(read_lines(config.directory / METRICS_FILE))
+    log.info("writes to %s, and begins with round %d of %d", config.directory, done, config.rounds)
+    build = partial(assemble_over, grid=grid, patience=patience)
+    try:
+        with ThreadPoolExecutor(1) as apart:  # signals are Flower's: told to end, this process does so at once
+            running = apart.submit(run, config, [EachRound(report)], resume=True, build=build)
+            while not running.done():
+                wait([running], timeout=0.5)  # awake now and then: Flower watches for a dead parent from a thread
+            running.result()
+    except BaseException as error:
+        status.set(ended=str(error) if isinstance(error, UserError | RunError) else repr(error))
+        raise
+    status.set(ended=FINISHED)
+    log.info("finished: %s", config.directory)
+
+
+def report(metrics: Metrics) -> None:
+    """Log one round, and who is not in it."""
+    failures = metrics["failures"]
+    assert isinstance(failures, dict)
+    for client, why in failures.items():
+        log.warning("client %s is left out of round %s: %s", client, metrics["round"], why)
+    accuracy = metrics.get("test_accuracy")
+    tested = f", test accuracy {100 * accuracy:.1f} %" if isinstance(accuracy, float) else ""
+    used = (metrics["round"], metrics["heard"], metrics["clients"], metrics["seconds"])
+    log.info("round %s: %s of %s clients heard, %.1f s%s", *used, tested)
+
+
+def check_federated(config: Config) -> None:
+    """Refuse what cannot be had where the server has nobody's data.
+
+    Raises:
+        UserError: naming it.
+    """
+    for asked, name in (
+        (config.tasks, "tasks"),
+        (config.alignment, "alignment"),
+        (config.evaluate_training, "evaluate_training"),
+        (config.clients.pilot_losses, "clients.pilot_losses"),
+    ):
+        if asked:
+            raise UserError(f"{name} needs the clients' data at the server; leave it out of a federation")
+    if config.clients.sampler == "aocs":
+        raise UserError("clients.sampler=aocs needs a secure sum, which Flower has not; choose ocs, or simulate it")
+
+
+def assemble_over(config: Config, grid: Grid, patience: Patience) -> Experiment:
+    """Build everything a run needs whose clients are nodes.
+
+    Raises:
+        UserError: something is asked for that needs the clients' data here; nodes are missing.
+    """
+    check_federated(config)
+    dataset = read_dataset(config).without_training().to(find_device(config.device))
+    nodes = Nodes(grid, config, patience, read_roster(config))
+    nodes.gather()
+    cards: dict[Client, Card] = dict(sorted(nodes.roster.items()))
+    ratios = {client: card.keep_ratio for client, card in cards.items()}
+    samples = {client: card.num_samples for client, card in cards.items()}
+    everything = sum(samples.values())
+    for client, size in samples.items():
+        if size > (most := config.aggregation.max_share) * everything and most * len(samples) > 1:
+            log.warning(
+                "client %s says that it has %d of all %d samples; max_share bounds it", client, size, everything
+            )
+    nobody = Shares(dataset.train.inputs, dataset.train.targets, [])
+    experiment = put_together(config, dataset, nobody, ratios, samples, partial(NodesEngine, nodes))
+    experiment.consult = NodesEngine(nodes, experiment.job).consult
+    return experiment
+
+
+def read_roster(config: Config) -> dict[int, Card]:
+    """Return what the clients of the run that the directory holds have said of themselves, if there is one.
+
+    Raises:
+        UserError: the file is spoiled.
+    """
+    told = read_clients(config.directory).get(config.name, {"samples": [], "keep_ratios": []})
+    try:
+        pairs = zip(told["keep_ratios"], told["samples"], strict=True)
+        return {client: Card(client, ratio, size) for client, (ratio, size) in enumerate(pairs)}
+    except (ValueError, TypeError) as error:
+        path = config.directory / CLIENTS_FILE
+        raise UserError(f"cannot read {path}: {error}; delete it, and the nodes are asked anew") from error

@@ -1,0 +1,65 @@
+"""What a round reports besides its time: losses, accuracies, bytes, and who was left out and why."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from sharding.aggregation.aggregate import Aggregation
+from sharding.client_sampling import Participation
+from sharding.diagnostics import plan_anme, plan_coverage, plan_discrepancy
+from sharding.planner import Client, Plan
+from train.engines import Receipt
+from train.engines.local import evaluate
+from train.experiment import Experiment
+from train.participation import Work
+
+Metrics = dict[str, object]
+
+
+def measure(experiment: Experiment, work: Work, receipts: Mapping[Client, Receipt], outcome: Aggregation) -> Metrics:
+    """Return the metrics of a round besides its accuracy; bytes are sums over the cohort."""
+    plan, heard, accepted = work.plan, work.chosen, outcome.accepted
+    losses = {client: float(loss) for client in accepted if (loss := receipts[client].loss) is not None}
+    weights = {client: experiment.num_samples[client] for client in losses}
+    reasons = dict(heard.rejected) | outcome.rejected
+    failures = {c: receipts[c].failure or reasons[c] for c in plan if c in reasons or receipts[c].failure}
+    collective, single = plan_discrepancy(plan)
+    return {
+        "train_loss": sum(losses[c] * weights[c] for c in losses) / sum(weights.values()) if losses else None,
+        "anme": plan_anme(plan),
+        "discrepancy": collective,
+        "discrepancy_client": single,
+        "coverage": plan_coverage(plan),
+        "bytes_down": work.further_bytes + sum(shard.nbytes for shard in plan.values()),
+        "bytes_up": heard.report_bytes + sum(receipts[client].nbytes for client in heard.weights),
+        "bytes_dense": experiment.dense_nbytes,
+        "clients": len(plan),
+        "heard": len(accepted),
+        "failed": len(failures),
+        "failed_by_kind": dict(Counter(str(why.kind) for why in failures.values()).most_common()),
+        "failures": {str(client): why.message for client, why in failures.items()},
+        **heard.metrics,
+        **simulated_time(experiment, plan, heard),
+    }
+
+
+def simulated_time(experiment: Experiment, plan: Plan, heard: Participation) -> Metrics:
+    """Return what the round would have taken on the clients' network, where that is configured."""
+    profiles = experiment.sampler.population.profiles
+    if profiles is None:
+        return {}
+    cohort, senders = [int(client) for client in plan], [int(client) for client in heard.weights]
+    if len(senders) < len(cohort):
+        return {"simulated_seconds": profiles.round_time(cohort, senders)}
+    draws = [int(client) for client in plan for _ in range(heard.draws.get(client, 1))]
+    return {"simulated_seconds": profiles.round_time(draws)}
+
+
+def scores(experiment: Experiment) -> Metrics:
+    """Return how a run's model does on the test split and, if that is asked for, on all clients' samples."""
+    model, dataset = experiment.result, experiment.dataset
+    accuracy, loss = evaluate(model, dataset, dataset.test)
+    metrics: Metrics = {"test_accuracy": accuracy, "test_loss": loss}
+    if experiment.config.evaluate_training:
+        accuracy, loss = evaluate(model, dataset, experiment.training)
+        metrics |= {"train_set_accuracy": accuracy, "train_set_loss": loss}
+    return metrics

@@ -1,0 +1,165 @@
+"""Several models trained at once by the same clients, each of which sends at most one update a round (MMFL).
+
+The rounds are those of `train.rounds`; only the selection differs: for which of the models each client counts.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional as F
+
+from sharding.client_sampling import Participation, TaskSampler
+from sharding.client_sampling.optimal import REPORT_BYTES
+from sharding.errors import UserError
+from sharding.planner import Client, Plan
+from train.config.schema import Config
+from train.engines import Update
+from train.engines.base import Updates
+from train.experiment import Experiment, assemble, make_sampler
+from train.metrics import Metrics
+from train.participation import Work, fitting, plan_shards, reported_norms, step_size
+from train.runtime.clock import Clock
+
+SUMS = ("bytes_down", "bytes_up", "bytes_dense", "heard", "failed")
+MEANS = ("train_loss", "test_accuracy", "test_loss", "train_set_accuracy", "train_set_loss")
+
+
+@dataclass
+class MultiModel:
+    """The parts of a run of several models.
+
+    Attributes:
+        experiments: by the task's name; their own samplers are not used.
+        model: all models, to be saved and loaded together.
+    """
+
+    config: Config
+    experiments: Mapping[str, Experiment]
+    sampler: TaskSampler
+    model: nn.ModuleDict
+
+    @property
+    def result(self) -> nn.ModuleDict:
+        """The models that are evaluated."""
+        return nn.ModuleDict({name: experiment.result for name, experiment in self.experiments.items()})
+
+    @property
+    def parts(self) -> Mapping[str, Experiment]:
+        """The experiments by name."""
+        return self.experiments
+
+    def close(self) -> None:
+        """Let go of what the engines hold besides memory."""
+        for experiment in self.experiments.values():
+            experiment.close()
+
+
+def assemble_models(config: Config) -> MultiModel:
+    """Build everything a run of several models needs; writes nothing.
+
+    Raises:
+        UserError: as `train.experiment.assemble`; the tasks' clients differ in number.
+    """
+    experiments = {name: assemble(task) for name, task in config.task_configs().items()}
+    first = next(iter(experiments.values()))
+    counts = {name: len(experiment.num_samples) for name, experiment in experiments.items()}
+    if len(set(counts.values())) > 1:
+        raise UserError(f"the tasks have different numbers of clients, {counts}; share each out among equally many")
+    sampler = make_sampler(config, first.num_samples, dict.fromkeys(first.num_samples, 1.0))
+    assert isinstance(sampler, TaskSampler)
+    model = nn.ModuleDict({name: experiment.model for name, experiment in experiments.items()})
+    return MultiModel(config, experiments, sampler, model)
+
+
+def assign(models: MultiModel, cohort: list[int], t: int, clock: Clock) -> dict[str, Work]:
+    """Select for which model each client of the cohort counts, and train it: beforehand, where norms decide."""
+    sampler, trained = models.sampler, {}
+    if sampler.needs_norms:
+        trained = {name: train(part, cohort, t, clock) for name, part in models.parts.items()}
+    with clock("train"):
+        kept = {name: (plan, dict(updates)) for name, (plan, updates) in trained.items()}
+        probabilities = sampler.probabilities(t, signals(models, cohort, t, kept))
+    work: dict[str, Work] = {}
+    for (name, part), chosen in zip(models.parts.items(), sampler.assign(t, cohort, probabilities), strict=True):
+        if name in kept:
+            plan, updates = kept[name][0], iter(kept[name][1].items())
+        else:
+            plan, updates = train(part, list(chosen), t, clock)
+        heard = weigh(part, cohort, chosen, sampler.signal or "norm")
+        work[name] = Work(plan, heard, updates, whole_downloads(part, plan, cohort, sampler.signal))
+    return work
+
+
+def train(part: Experiment, clients: list[int], t: int, clock: Clock) -> tuple[Plan, Updates]:
+    """Plan the shards of one model and have them trained."""
+    plan = plan_shards(part, clients, t, clock)
+    return plan, fitting(plan, part.engine.train(plan, t, step_size(part.config, t)))
+
+
+def signals(
+    models: MultiModel, cohort: list[int], t: int, kept: Mapping[str, tuple[Plan, Mapping[Client, Update]]]
+) -> NDArray[np.float64]:
+    """Return what the sampler goes by, (n, S): d_is times the norm of i's update of s, or times its loss, or 0.
+
+    Args:
+        models: S of them.
+        cohort: n clients.
+        t: the round.
+        kept: of each model, if it was trained already, the plan and the updates.
+    """
+    found = np.zeros((len(cohort), len(models.parts)))
+    for s, (name, part) in enumerate(models.parts.items()):
+        sizes = np.array([part.num_samples[client] for client in cohort], dtype=np.float64)
+        if name in kept:
+            norms = reported_norms(*kept[name], step_size(part.config, t))
+            found[:, s] = [norms.get(client, 0.0) for client in cohort]  # a client that could not train sends nothing
+        elif models.sampler.signal == "loss":
+            found[:, s] = local_losses(part, cohort)
+        found[:, s] *= sizes / sizes.sum()
+    return found
+
+
+@torch.no_grad()
+def local_losses(experiment: Experiment, cohort: list[int], batch_size: int = 512) -> NDArray[np.float64]:
+    """Return the mean loss of the server's model on each client's own data, (n,), in few large batches."""
+    model, dataset = experiment.model.eval(), experiment.dataset
+    data = [experiment.job.clients[client] for client in cohort]
+    inputs, targets = torch.cat([part.inputs for part in data]), torch.cat([part.targets for part in data])
+    owners = torch.repeat_interleave(torch.arange(len(data)), torch.tensor([len(part) for part in data]))
+    sums = torch.zeros(2, len(data), dtype=torch.float64, device=targets.device)  # of losses, and of targets
+    owners = owners.to(targets.device)
+    for batch, wanted, owner in zip(*(x.split(batch_size) for x in (inputs, targets, owners)), strict=True):
+        logits = model(dataset.prepare(batch)).movedim(-1, 1)
+        losses = F.cross_entropy(logits, wanted, ignore_index=dataset.ignore_index, reduction="none")
+        for row, values in zip(sums, (losses, wanted != dataset.ignore_index), strict=True):
+            row.index_add_(0, owner, values.double().flatten(1).sum(1) if values.dim() > 1 else values.double())
+    return np.asarray((sums[0] / sums[1]).cpu().numpy())
+
+
+def weigh(part: Experiment, cohort: list[int], chosen: Mapping[int, float], signal: str) -> Participation:
+    """Return who sends an update of one model, each weighted by D_i/p_{s|i}."""
+    samples = part.num_samples
+    reports = REPORT_BYTES * len(cohort) * (signal in ("norm", "loss"))
+    weights: dict[Client, float] = {client: samples[client] * weight for client, weight in chosen.items()}
+    return Participation(weights, float(sum(samples[client] for client in cohort)), report_bytes=reports)
+
+
+def whole_downloads(part: Experiment, plan: Plan, cohort: list[int], signal: str | None) -> int:
+    """Return the bytes of whole models sent for evaluation: who trains the whole model has it already."""
+    others = len(cohort) - (0 if plan.spectra else len(plan))
+    return others * part.dense_nbytes if signal == "loss" else 0
+
+
+def summarize(found: Mapping[str, Metrics], num_clients: int) -> Metrics:
+    """Return each model's metrics under its name, sums of bytes and counts, means of accuracies and losses."""
+    common: Metrics = {"clients": num_clients} | {key: sum(_numbers(found, key)) for key in SUMS}
+    common |= {key: float(np.mean(values)) for key in MEANS if (values := _numbers(found, key))}
+    return common | {f"{name}/{key}": value for name, its in found.items() for key, value in its.items()}
+
+
+def _numbers(found: Mapping[str, Metrics], key: str) -> list[float]:
+    return [value for its in found.values() if isinstance(value := its.get(key), int | float)]

@@ -1,0 +1,264 @@
+"""How every picture looks: one color a strategy, the mean over seeds in a band of ± one deviation, SVG beside PNG.
+
+The colors are those of Okabe & Ito and of Paul Tol, which stay apart for the color-blind; a dash and a marker every so
+often tell what shares a color apart, and survive a print in black and white.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from io import BytesIO
+from itertools import cycle, islice
+from math import ceil, isfinite
+from pathlib import Path
+from statistics import fmean, stdev
+from textwrap import fill
+from typing import Any, Literal
+from zlib import crc32
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+
+Dash = str | tuple[int, tuple[float, ...]]
+
+DASHES: tuple[Dash, ...] = ("-", "--", ":", "-.", (0, (9, 3)), (0, (4, 1, 1, 1, 1, 1)), (0, (1, 3)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+OKABE_ITO = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7")
+LOOK: Any = {"svg.hashsalt": "spectral-sharding", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+LOOK["text.parse_math"] = False  # a name may have dollars
+
+LABELS = {
+    "rounds": "rounds",
+    "bytes": "bytes moved by all clients, down and up (MB)",
+    "simulated": "simulated seconds",
+    "test_accuracy": "test accuracy (%)",
+    "test_loss": "loss on the test set",
+    "train_loss": "clients' training loss",
+    "train_set_loss": "loss on the training set",
+    "train_set_accuracy": "accuracy on the training set (%)",
+    "anme": "ANME (1 even, 0 certain)",
+    "alignment": "cosine with FedAvg's update",
+    "coverage": "share of the terms that anybody holds",
+    "discrepancy": "squared error of the average, of ‖W‖²",
+}
+
+
+@dataclass(frozen=True)
+class Style:
+    """How the line of a strategy is drawn."""
+
+    color: str
+    dash: Dash = "-"
+    marker: str = "o"
+
+    def variant(self, number: int) -> "Style":
+        """Return the style of the same strategy with other settings, told apart by dash and marker."""
+        dash = DASHES[(DASHES.index(self.dash) + number) % len(DASHES)]
+        return replace(self, dash=dash, marker=MARKERS[(MARKERS.index(self.marker) + number) % len(MARKERS)])
+
+    def line(self, points: int) -> dict[str, Any]:
+        """Return what matplotlib needs to draw a line of so many points, about eight of which get a marker."""
+        step = max(1, points // 8)
+        start = MARKERS.index(self.marker) * step // len(MARKERS)  # so that lines that coincide show all their markers
+        mark = {"marker": self.marker, "markersize": 7, "markeredgecolor": "white", "markeredgewidth": 0.6}
+        return {"color": self.color, "linestyle": self.dash, "linewidth": 1.6, "markevery": (start, step)} | mark
+
+
+STYLES = {
+    "top_n": Style("#E69F00", "-", "s"),
+    "top_n_scaled": Style("#E69F00", "--", "s"),
+    "prism": Style("#56B4E9", "-", "^"),
+    "prism_scaled": Style("#56B4E9", "--", "^"),
+    "prism_wallenius": Style("#332288", "--", "v"),
+    "prism_wallenius_clip": Style("#332288", "-", "v"),
+    "unbiased": Style("#D55E00", "-", "D"),
+    "collective": Style("#0072B2", "-", "o"),
+    "schatten": Style("#CC79A7", "-", "X"),
+    "full": Style("#777777", "--", "*"),
+    "dense": Style("#000000", "--", "*"),
+}
+OTHERS = ("#882255", "#999933", "#AA4499", "#44AA99", "#661100", "#6699CC")
+
+
+def style_of(strategy: str) -> Style:
+    """Return how a strategy is drawn, the same everywhere; one's own gets a color by its name."""
+    return STYLES.get(strategy) or Style(OTHERS[crc32(strategy.encode()) % len(OTHERS)], "-", "D")
+
+
+def styles_of(names: Iterable[str]) -> dict[str, Style]:
+    """Return a style for each of several things that are no strategies, by their order."""
+    colors = cycle(dict.fromkeys(style.color for style in STYLES.values()))
+    names = list(names)
+    return {
+        name: Style(color, DASHES[place // 9 % len(DASHES)], MARKERS[place % len(MARKERS)])
+        for place, (name, color) in enumerate(zip(names, islice(colors, len(names)), strict=True))
+    }
+
+
+@dataclass(frozen=True)
+class Point:
+    """A measurement: its round, where it stands on the x axis, and its value."""
+
+    round: int
+    x: float
+    y: float
+
+
+Curve = Sequence[Point]
+
+
+@dataclass(frozen=True)
+class Band:
+    """The mean of several curves, at the rounds that all of them have; deviations are zero for a single one."""
+
+    xs: list[float]
+    means: list[float]
+    deviations: list[float]
+
+
+def mean_band(curves: Sequence[Curve]) -> Band:
+    """Average curves round by round; values that are not finite count as missing."""
+    by_round = [{point.round: point for point in curve if isfinite(point.y)} for curve in curves]
+    by_round = [points for points in by_round if points]
+    common = sorted(set.intersection(*map(set, by_round))) if by_round else []
+    columns = [[points[t] for points in by_round] for t in common]
+    return Band(
+        [fmean(point.x for point in column) for column in columns],
+        [fmean(point.y for point in column) for column in columns],
+        [stdev(point.y for point in column) if len(column) > 1 else 0.0 for column in columns],
+    )
+
+
+def draw_band(axes: Axes, curves: Sequence[Curve], style: Style, label: str | None = None) -> None:
+    """Draw the mean of the seeds' curves, and ± one standard deviation around it."""
+    band = mean_band(curves)
+    if not band.xs:
+        return
+    axes.plot(band.xs, band.means, **style.line(len(band.xs)), label=label)
+    if any(band.deviations):
+        low, high = ([m + sign * d for m, d in zip(band.means, band.deviations, strict=True)] for sign in (-1, 1))
+        axes.fill_between(band.xs, low, high, color=style.color, alpha=0.15, linewidth=0)
+
+
+def draw_targets(axes: Axes, percents: Sequence[float]) -> None:
+    """Mark the accuracies that are aimed at, and name them at the right edge, where no curve is."""
+    for percent in percents:
+        axes.axhline(percent, color="0.4", linewidth=0.9, linestyle=(0, (1, 2)))
+    if percents:
+        right = axes.secondary_yaxis("right")
+        right.set_yticks(percents, [f"{percent:g} %" for percent in percents])
+        right.tick_params(length=0, labelsize=9, labelcolor="0.3")
+        right.spines["right"].set_visible(False)
+
+
+def lay_out(axes: Axes, x: str, y: str, title: str = "") -> None:
+    """Label the axes by the names of `LABELS`; rounds are whole numbers, bytes logarithmic."""
+    axes.set(xlabel=LABELS.get(x, x), ylabel=LABELS.get(y, y))
+    if title:
+        axes.set_title(title, loc="left")
+    if x == "bytes":
+        lay_out_log(axes, "x")
+    if x == "rounds":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+
+
+def lay_out_log(axes: Axes, which: Literal["x", "y"]) -> None:
+    """Make an axis logarithmic, with plain numbers at 1, 2 and 5 of each decade; nothing where all is 0."""
+    if axes.lines and (axes.dataLim.xmax if which == "x" else axes.dataLim.ymax) <= 0:
+        return
+    axes.set(**{f"{which}scale": "log"})
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def draw_curves(
+    axes: Axes,
+    curves: Mapping[str, Sequence[Curve]],
+    styles: Mapping[str, Style],
+    x: str,
+    y: str,
+    title: str = "",
+    targets: Sequence[float] = (),
+) -> None:
+    """Draw a metric of several arms, each a list of its seeds' curves, against rounds, bytes or simulated seconds.
+
+    Args:
+        axes: to draw in.
+        curves: by the arm's label.
+        styles: likewise.
+        x: a key of `LABELS`.
+        y: likewise, or the metric's own name.
+        title: of the panel.
+        targets: accuracies in % that are aimed at.
+    """
+    for label, seeds in curves.items():
+        draw_band(axes, seeds, styles[label], label)
+    draw_targets(axes, targets)
+    lay_out(axes, x, y, title)
+    if y == "test_accuracy" and max(map(len, curves.values()), default=1) > 1:
+        axes.set_ylabel(LABELS[y] + ", mean ± sd of seeds")
+
+
+def curve_figure(
+    curves: Mapping[str, Sequence[Curve]],
+    styles: Mapping[str, Style],
+    x: str,
+    y: str,
+    title: str,
+    targets: Sequence[float] = (),
+) -> Figure:
+    """Return a picture of one panel that `draw_curves` fills, with a legend below."""
+    figure, axes = new_figure()
+    draw_curves(axes, curves, styles, x, y, title, targets)
+    add_legend(figure, axes)
+    return figure
+
+
+def new_figure(width: float = 4.2, height: float = 3.5) -> tuple[Figure, Axes]:
+    """Return a picture with one panel, small enough to be read on a phone."""
+    with mpl.rc_context(LOOK):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        return figure, figure.subplots()
+
+
+def add_legend(figure: Figure, axes: Axes) -> None:
+    """Put the legend below, where it hides nothing; what it needs beyond two lines makes the picture higher."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        labels = list(map(wrapped, labels))
+        columns = max(1, min(3, int(13 * figure.get_figwidth() / (max(map(len, labels)) + 8))))  # 13 letters an inch
+        lines = ceil(sum(map(lines_of, labels)) / columns)
+        figure.set_figheight(figure.get_figheight() + 0.2 * max(0, lines - 2))
+        place: Any = {"loc": "outside lower center", "ncols": columns, "frameon": False}
+        with mpl.rc_context(LOOK):
+            figure.legend(handles, labels, **place, fontsize=9, handlelength=3.2)
+
+
+def wrapped(label: str) -> str:
+    """Return a label in lines that fit into the width of a picture."""
+    return fill(label, 44)
+
+
+def lines_of(label: str) -> int:
+    """Return how many lines a label has."""
+    return label.count("\n") + 1
+
+
+def svg_of(figure: Figure) -> bytes:
+    """Return the picture as SVG, the same bytes each time."""
+    buffer = BytesIO()
+    with mpl.rc_context(LOOK):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
+
+
+def save(figure: Figure, path: Path) -> list[Path]:
+    """Write the picture as PNG and, for papers, as SVG beside it; return both paths."""
+    vector = path.with_suffix(".svg")
+    figure.savefig(path, dpi=150)
+    vector.write_bytes(svg_of(figure))
+    return [path, vector]

@@ -1,0 +1,1 @@
+"""A run's directory: who may write, which files there are, checkpoints, records and provenance."""

@@ -1,0 +1,291 @@
+"""A run's directory: who may write there, what is whose, and what a process that died has left.
+
+One run writes at a time: it holds a lock that ends with its process, however that ends. What a run writes has fixed
+names; a file of such a name that no run wrote is never touched.
+"""
+
+import logging
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from shutil import rmtree
+from tempfile import TemporaryDirectory
+from typing import Self, TextIO
+
+import yaml
+
+from sharding.errors import UserError, shown
+from train.config.naming import FREE
+from train.config.registries import SCHEDULES
+from train.config.schema import Config, check_config, flatten, is_named
+from train.rundir.checkpoint import find_checkpoint, rounds_of
+from train.rundir.files import CONFIG_FILE, LOCK_FILE, METRICS_FILE, MODEL_FILE, PILOTS_FILE, RUN_FILES
+from train.runtime.errors import writing
+from train.runtime.files import UNFINISHED
+from train.runtime.jsonl import has_ended, read_lines
+
+try:
+    import fcntl
+except ImportError:  # not a Unix: there, nothing keeps two runs apart
+    fcntl = None  # type: ignore[assignment]
+
+log = logging.getLogger(__name__)
+
+REPORT_FILES = ("summary.md", "summary.csv", "accuracy_vs_bytes.png", "accuracy_vs_bytes.svg")
+REPORT_SIGN = "<!-- spectral-sharding report: "  # begins every summary, before the commands that made it, as JSON
+_LEFT_BY_SAFETENSORS = re.compile(r"\.tmp\w{6}")
+
+
+class RunDirectory:
+    """The directory of one run.
+
+    Args:
+        config: of the run; says where.
+        resume: whether the run that is there is to be continued.
+    """
+
+    def __init__(self, config: Config, resume: bool) -> None:
+        self.config, self.resume, self.path = config, resume, config.directory
+
+    @classmethod
+    @contextmanager
+    def open(cls, config: Config, resume: bool) -> Iterator[Self]:
+        """Check the directory, make it if there is none, and be the only one that writes there.
+
+        If a new run ends before anything came of it, all that was made is taken away again.
+
+        Raises:
+            UserError: as `check`; or another run writes there.
+        """
+        directory = cls(config, resume)
+        directory.check()
+        made, used = _make(directory.path), _exists(directory.path / LOCK_FILE)
+        with lock(directory.path / LOCK_FILE):
+            directory.check()  # again, now that nobody else writes
+            new = not directory.held()
+            if used or not new:
+                clear_leftovers(directory.path)
+            try:
+                yield directory
+            except BaseException:
+                if new and not directory.has_something():
+                    _take_away(directory.path, made)
+                raise
+
+    def check(self) -> None:
+        """Make sure that the run can write there, and will overwrite nothing.
+
+        Raises:
+            UserError: the directory holds a run and `resume` is off, or a run of another configuration and it is on;
+                or files of such names that no run wrote; or a comparison; or nothing can be written there.
+        """
+        held = self.held()
+        if self.resume and CONFIG_FILE in held:
+            _check_same(self.config)
+        elif self.resume and any(_size(self.path / name) for name in held if name != PILOTS_FILE):  # it may be given
+            raise UserError(f"{self.path} holds {held[0]} but no {CONFIG_FILE}, so what was run there cannot be told")
+        elif held and not self.resume:
+            what = "holds a run" if {CONFIG_FILE, METRICS_FILE} & {*held} else f"has a {held[0]}"
+            raise UserError(f"{self.path} already {what}; choose another with output=…, or go on with it by --resume")
+        check_reports(self.path)
+        if not {CONFIG_FILE, METRICS_FILE} & {*held}:
+            _check_alone(self.path)
+        check_writable(self.path)
+
+    def held(self) -> list[str]:
+        """Return the names of a run's files that are there."""
+        return [name for name in RUN_FILES if _exists(self.path / name)]
+
+    def has_something(self) -> bool:
+        """Return whether there is a finished round or pilot, from which the run can resume."""
+        return any(_size(self.path / name) for name in (METRICS_FILE, MODEL_FILE, PILOTS_FILE))
+
+
+def is_finished(config: Config) -> bool:
+    """Return whether the run has come to its end: metrics and a readable checkpoint of all rounds."""
+    found = find_checkpoint(config.directory, config.rounds) if is_measured(config) else None
+    return found is not None and found[1].rounds == _end(config)
+
+
+def is_measured(config: Config) -> bool:
+    """Return whether there are metrics of all rounds, and no checkpoint that says otherwise.
+
+    Enough for a table. The model was on disk before the last line; somebody may have taken it away since.
+    """
+    end, model = _end(config), config.directory / MODEL_FILE
+    return end is not None and (not model.exists() or rounds_of(model) == end)
+
+
+def _end(config: Config) -> int | None:
+    """Return the rounds with which the run has ended, early or not; None where it has not."""
+    lines = read_lines(config.directory / METRICS_FILE)
+    return len(lines) if has_ended(lines, config.rounds) else None
+
+
+def check_comparison(directory: Path) -> None:
+    """Make sure that a comparison can have that folder.
+
+    Raises:
+        UserError: it holds a run of its own, or a report that is not from here; it cannot be made.
+    """
+    if _exists(directory / METRICS_FILE):
+        raise UserError(f"{directory} holds a run; a comparison needs another folder: choose another output=…")
+    check_reports(directory)
+    check_writable(directory)
+
+
+def check_writable(directory: Path, option: str = "output=…") -> None:
+    """Make sure that there can be such a directory, by what is made for a moment where it is or would be.
+
+    Raises:
+        UserError: nothing can be written there.
+    """
+    try:
+        place = next(path for path in (directory, *directory.parents) if path.exists())
+        TemporaryDirectory(dir=place).cleanup()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"cannot write to {directory}: {why}; choose another {option}") from error
+
+
+def check_reports(directory: Path) -> None:
+    """Make sure that the reports to be written there overwrite none but earlier ones.
+
+    Raises:
+        UserError: a file of such a name that no run wrote.
+    """
+    summary = directory / REPORT_FILES[0]
+    with suppress(OSError, UnicodeDecodeError):
+        text = summary.read_text(encoding="utf-8")
+        if not text or text.startswith(REPORT_SIGN):  # an empty one is what a full disk had left of it
+            return
+    for path in (directory / name for name in REPORT_FILES):
+        if _exists(path):
+            raise UserError(f"{path} is not from here and would be overwritten; move it, or choose another output=…")
+
+
+@contextmanager
+def lock(path: Path) -> Iterator[None]:
+    """Hold a lock file, until this process lets go of it or is no more; processes that it starts do not share it.
+
+    Raises:
+        UserError: somebody else holds it, be it another thread.
+    """
+    with writing(path):
+        file = path.open("a")
+    with file:
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            why = f"another run writes to {path.parent}; wait for it, or choose another output=…"
+            raise UserError(why) from None
+        except OSError as error:  # some network file systems
+            log.warning("%s cannot be locked (%s): start no second run there", path, error.strerror)
+        _locked.add(file)
+        try:
+            yield
+        finally:
+            _locked.discard(file)
+
+
+def _let_go() -> None:
+    """Close the lock files in a process that was just forked: should it outlive the run, it would hold them."""
+    for file in _locked:
+        file.close()
+    _locked.clear()
+
+
+_locked: set[TextIO] = set()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
+
+
+def clear_leftovers(directory: Path) -> None:
+    """Remove what a process that died was writing; none lives that could go on with it."""
+    for path in directory.iterdir():
+        unfinished = path.name.endswith(UNFINISHED) and path.name.removesuffix(UNFINISHED) in RUN_FILES
+        if (unfinished or _LEFT_BY_SAFETENSORS.fullmatch(path.name)) and path.is_file():
+            path.unlink()
+
+
+def _check_alone(directory: Path) -> None:
+    """Keep a run out of a folder of other runs, whose summary its own would replace."""
+    if (others := sorted(directory.glob(f"*/{METRICS_FILE}"))) or _exists(directory / REPORT_FILES[0]):
+        held = f"other runs, as {others[0].parent.name}," if others else "the summary of other runs"
+        raise UserError(f"{directory} holds {held} and a run needs a folder of its own: choose another output=…")
+
+
+def _check_same(config: Config) -> None:
+    path = config.directory / CONFIG_FILE
+    try:
+        held = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        why = " ".join(str(error).split())
+        raise UserError(f"cannot read {path}, so what was run there cannot be told: {why}") from error
+    if not isinstance(held, dict):
+        raise UserError(f"{path} holds no configuration, so what was run there cannot be told")
+    try:
+        checked = check_config(held)
+    except UserError as error:
+        told = f"{path} is of another version and cannot be resumed ({error}); choose another output=…"
+        raise UserError(told) from error
+    before, wanted = flatten(plain(checked)), flatten(plain(config))
+    differing = [key for key in {**before, **wanted} if before.get(key) != wanted.get(key)]
+    for key in differing:
+        if not is_named(key, FREE) and (more := _objection(key, checked, config)) is not None:
+            told = f"{key}={shown(before.get(key))}, not {shown(wanted.get(key))}{more}"
+            raise UserError(f"{config.directory} holds a run with {told}; choose another output=…")
+
+
+def _objection(key: str, before: Config, config: Config) -> str | None:
+    """Return why a run cannot go on with another value, if there is more to say than that; None where it can."""
+    if key != "rounds":
+        return ""
+    rate, lr, held, asked = SCHEDULES[config.local.schedule], config.local.lr, before.rounds, config.rounds
+    if asked < held:
+        return ""
+    same = all(rate(lr, t, held) == rate(lr, t, asked) for t in range(held))
+    return None if same else f": the schedule {config.local.schedule} goes by their number"
+
+
+def plain(config: Config) -> dict[str, object]:
+    """Return what makes a configuration, which is all but where it writes."""
+    return config.model_dump(mode="json", exclude={"output"})
+
+
+def _make(directory: Path) -> list[Path]:
+    """Make the directory and return what had to be made, the innermost first."""
+    try:
+        missing = [path for path in (directory, *directory.parents) if not path.exists()]
+        directory.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"cannot make the directory {directory}: {why}; choose another output=…") from error
+    return missing
+
+
+def _take_away(directory: Path, made: list[Path]) -> None:
+    """Remove what a refused run has written, and the directories that were made for it."""
+    for name in RUN_FILES:
+        with suppress(OSError):
+            (directory / name).unlink()
+    if made:
+        rmtree(directory / "wandb", ignore_errors=True)
+        (directory / LOCK_FILE).unlink(missing_ok=True)
+    for path in made:
+        with suppress(OSError):
+            path.rmdir()
+
+
+def _exists(path: Path) -> bool:
+    return os.path.lexists(path)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,126 @@
+"""What a run is made with besides its configuration: kept in its directory, and held to when it is resumed.
+
+The same configuration gives the same bits on the same kind of processor with the same torch. Where it was started, and
+every time it was resumed, is therefore written down, and so is the device behind `auto`.
+"""
+
+import json
+import logging
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from sharding.errors import UserError
+from train.config.schema import Config
+from train.experiment import Experiment
+from train.rundir.files import PROVENANCE_FILE
+
+log = logging.getLogger(__name__)
+
+PACKAGES = ("torch", "numpy", "scipy", "safetensors", "spectral-sharding")
+ROUNDING = ("torch", "processor")  # what must stay for the rounds of a run to round alike
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What a run is made with.
+
+    Attributes:
+        engine: that was asked for.
+        threads: of each process that trains.
+        device: on which the run was started.
+        data: in what its samples differ from the official ones, by task; of a run without tasks, under its own name.
+        starts: when it was started and resumed: the first round, and versions, commit, processor.
+    """
+
+    engine: str
+    threads: int
+    device: str
+    data: Mapping[str, Sequence[str]]
+    starts: tuple[Mapping[str, Any], ...]
+
+    @classmethod
+    def read(cls, directory: Path) -> Self | None:
+        """Read what a run's directory says; nothing where it was made before there was such a file.
+
+        Raises:
+            UserError: the file is spoiled.
+        """
+        path = directory / PROVENANCE_FILE
+        if not path.exists():
+            return None
+        try:
+            held = json.loads(path.read_text(encoding="utf-8"))
+            data = held.get("data", {})
+            return cls(held["engine"], held["threads"], held["device"], data, tuple(held["starts"]))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"cannot read {path}: {error}; delete it, and all is chosen anew") from error
+
+    def to_json(self) -> str:
+        """Return what to write."""
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+    @classmethod
+    def of(cls, config: Config, parts: Mapping[str, Experiment], round: int) -> Self:
+        """Describe a run of these parts that is about to start."""
+        device = str(next(iter(parts.values())).device)
+        data = {name: part.dataset.remarks for name, part in parts.items()}
+        return cls(config.engine, config.threads, device, data, (describe_start(round),))
+
+    def resumed(self, start: Mapping[str, Any]) -> "Provenance":
+        """Return this with one more start; where rounds will round differently from now on, it is said."""
+        for key in ROUNDING:
+            before, now = self.starts[-1].get(key), start[key]
+            if before != now:
+                log.warning("this run was started with %s %s; with %s it rounds differently", key, before, now)
+        return replace(self, starts=(*self.starts, start))
+
+
+def describe_start(round: int) -> dict[str, Any]:
+    """Return what a run is started with at this round: versions, commit, processor."""
+    gpu = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
+    return {
+        "round": round,
+        "python": platform.python_version(),
+        **{name: _version(name) for name in PACKAGES},
+        "commit": _commit(),
+        "processor": ", ".join([f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}", *gpu]),
+        "system": sys.platform,
+    }
+
+
+def keep_device(config: Config, held: Provenance | None) -> Config:
+    """Return the configuration with the device that `auto` stood for when the run was started, if that is here."""
+    if held is None or config.device != "auto":
+        return config
+    if held.device.startswith("cuda") and not torch.cuda.is_available():
+        log.warning("this run was started on %s, which is not here: it goes on on the CPU", held.device)
+        return config
+    kind = held.device.partition(":")[0]
+    return config if kind == "cuda" else config.model_copy(update={"device": kind})
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # run from a checkout, not installed
+        return None
+
+
+def _commit() -> str | None:
+    """Return the checkout's commit, with `-dirty` where files differ from it."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

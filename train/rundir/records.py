@@ -1,0 +1,143 @@
+"""What a run writes down besides its metrics: who has what (`clients.json`), its layers' laws (`layers.jsonl`)."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import nan
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sharding import Plan, UserError
+from sharding.diagnostics import anme
+from train.config.schema import Config
+from train.experiment import Experiment
+from train.rundir.files import CLIENTS_FILE, LAYERS_FILE
+from train.runtime.jsonl import sound, whole_lines
+
+DIGITS = 6  # significant ones are enough to draw
+
+Clients = Mapping[str, Mapping[str, object]]  # by task: what `describe_clients` says
+Layers = Mapping[str, Sequence["LayerLaw"]]  # of a round: by layer, one law a keep ratio
+
+
+@dataclass(frozen=True)
+class LayerLaw:
+    """What a strategy decided for a layer and the clients of one keep ratio in one round, and what they drew.
+
+    Attributes:
+        keep_ratio: r.
+        anme: evenness of π; NaN where all terms are certain.
+        magnitudes: λ, (N,).
+        inclusion: π, (N,).
+        multipliers: ω, (N,).
+        held: how many of the clients drew each term, (N,).
+    """
+
+    keep_ratio: float
+    anme: float
+    magnitudes: list[float]
+    inclusion: list[float]
+    multipliers: list[float]
+    held: list[int]
+
+    @classmethod
+    def read(cls, told: Mapping[str, Any]) -> Self:
+        """Return the law of one entry of `layers.jsonl`."""
+        return cls(**dict(told) | {"anme": nan if told["anme"] is None else told["anme"]})
+
+    def to_json(self) -> dict[str, object]:
+        """Return the entry of `layers.jsonl`."""
+        return self.__dict__ | {"anme": None if np.isnan(self.anme) else self.anme}
+
+
+def laws_of(plan: Plan) -> Layers:
+    """Return the laws of a round's plan."""
+    laws: dict[str, list[LayerLaw]] = {name: [] for name in plan.spectra}
+    for (ratio, name), draw in plan.draws.items():
+        magnitudes, inclusion = draw.context.magnitudes, draw.allocation.inclusion
+        held = np.bincount(draw.indices.ravel(), minlength=len(magnitudes))
+        values, chances, weights = map(_rounded, (magnitudes, inclusion, draw.allocation.multipliers))
+        laws[name].append(LayerLaw(ratio, anme([inclusion]), values, chances, weights, held.tolist()))
+    return laws
+
+
+def records_layers(config: Config, round: int) -> bool:
+    """Return whether a round's laws are recorded: in the first, the last, and every `tracking.layers_every`."""
+    every = config.tracking.layers_every
+    return round in (0, config.rounds - 1) or (every is not None and (round + 1) % every == 0)
+
+
+def append_layers(path: Path, round: int, task: str, layers: Layers) -> None:
+    """Append a round's laws."""
+    entries = {name: [law.to_json() for law in laws] for name, laws in layers.items()}
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"round": round, "task": task, "layers": entries}) + "\n")
+
+
+def read_layers(directory: Path) -> dict[tuple[int, str], Layers]:
+    """Return what a run wrote of its layers, by round and task; of a round that was run again, the last.
+
+    A line that is spoiled ends what is read.
+    """
+    return {
+        (line["round"], line["task"]): {
+            name: [LayerLaw.read(law) for law in laws] for name, laws in line["layers"].items()
+        }
+        for line in sound(whole_lines(directory / LAYERS_FILE))
+    }
+
+
+def describe_clients(parts: Mapping[str, Experiment]) -> Clients:
+    """Return, by task, each client's samples, keep ratio, and samples of each class: None for text, or elsewhere."""
+    return {name: _describe(part) for name, part in parts.items()}
+
+
+def read_clients(directory: Path) -> dict[str, dict[str, Any]]:
+    """Return what a run wrote of its clients, nothing if it wrote none.
+
+    Raises:
+        UserError: the file is spoiled.
+    """
+    path = directory / CLIENTS_FILE
+    if not path.exists():
+        return {}
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        for its in told.values():
+            np.array(its["samples"], dtype=np.int64)  # numbers, whatever else
+        return {name: {key: its[key] for key in ("samples", "keep_ratios", "classes")} for name, its in told.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"cannot read {path}: {error}; delete it, and it is written anew") from error
+
+
+def check_clients(directory: Path, clients: Clients) -> None:
+    """Make sure that the clients have the samples with which the run in that directory was started.
+
+    Raises:
+        UserError: the data are others.
+    """
+    for name, before in read_clients(directory).items():
+        if any(before.get(key) != clients[name][key] for key in ("samples", "classes")):
+            told = f"{directory} was started with other data than those of {name} that are here"
+            raise UserError(f"{told}; give data.root=… the folder that they are in, or choose another output=…")
+
+
+def _describe(part: Experiment) -> dict[str, object]:
+    targets, sizes = part.training.targets, list(part.num_samples.values())
+    classes = None
+    if targets.dim() == 1 and len(targets) == sum(sizes):  # else it is text, or the samples are elsewhere
+        owners = np.repeat(np.arange(len(sizes)), sizes)
+        classes = np.zeros((len(sizes), part.dataset.num_classes), dtype=np.int64)
+        np.add.at(classes, (owners, targets.cpu().numpy()), 1)
+    return {
+        "samples": sizes,
+        "keep_ratios": list(part.keep_ratios.values()),
+        "classes": None if classes is None else classes.tolist(),
+    }
+
+
+def _rounded(values: NDArray[np.float64]) -> list[float]:
+    return [float(f"{value:.{DIGITS}g}") for value in values.tolist()]
