@@ -1,4 +1,4 @@
-# `make quickstart` trains (stopped, it resumes when called again), `make test` tests; both set up .venv on a machine that has nothing but Python.
+# `make quickstart` trains, and resumes if it was stopped; `make test` tests. Both create .venv, and need only Python.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -32,15 +32,15 @@ format: $(DEV)
 	$(BIN)/ruff format .
 
 $(TRAIN): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is %d.%d: make PYTHON=python3.12 ..." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
-	@echo "Installs torch and what training needs into $(VENV). On Linux torch brings CUDA: 3 GB to fetch, 7 GB on disk."
-	@echo "Without CUDA it is 0.5 GB and 1.5 GB; stop here and install torch first, as docs/guides/hardware.md says."
+	@$(PYTHON) -c 'import sys; sys.exit("this needs Python 3.11 or newer, and python3 is %d.%d; choose another with make PYTHON=python3.12 quickstart" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	@echo "Installing torch and the training program into $(VENV). On Linux torch includes CUDA: 3 GB to download, 6 GB on disk."
+	@echo "To avoid CUDA, stop here (Ctrl-C) and install the CPU build of torch first: see docs/guides/hardware.md."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[train]'
 	@touch $@
 
 $(DEV): $(TRAIN) pyproject.toml
-	@echo "Adds what tests and documentation need to $(VENV), e.g. transformers, ONNX, Sphinx: 0.3 GB to fetch, 1 GB on disk."
+	@echo "Installing what tests and documentation need into $(VENV), such as transformers, ONNX and Sphinx: 1.1 GB on disk."
 	$(BIN)/python -m pip install --quiet --editable '.[train,wandb,dev]'
 	@touch $@
 
