@@ -15,11 +15,7 @@ def check_options(name: str, build: Callable[..., Any], options: Mapping[str, ob
     Raises:
         UserError: naming the option, what is allowed, and the nearest right name.
     """
-    defaults = {
-        option: parameter.default
-        for option, parameter in inspect.signature(build).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    }
+    defaults = options_of(build)
     allowed = ", ".join(f"{option}={default}" for option, default in defaults.items())
     for option, value in options.items():
         if option not in defaults:
@@ -30,6 +26,15 @@ def check_options(name: str, build: Callable[..., Any], options: Mapping[str, ob
             raise UserError(
                 f"{section}.{option}={value!r} must be {_kind(defaults[option])}; {name}'s defaults: {allowed}"
             )
+
+
+def options_of(build: Callable[..., Any]) -> dict[str, Any]:
+    """Return the keyword-only parameters of `build` and their defaults."""
+    return {
+        option: parameter.default
+        for option, parameter in inspect.signature(build).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
 
 
 def positive(**numbers: float | Sequence[int]) -> None:

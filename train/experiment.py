@@ -211,7 +211,7 @@ def make_sampler(config: Config, num_samples: Mapping[Client, int], costs: Mappi
     sizes, prices = (np.array(list(values.values()), dtype=np.float64) for values in (num_samples, costs))
     population = Population(sizes, prices, profiles)
     make = SAMPLERS[clients.sampler]
-    return make(count, clients.per_round, config.seed, population, **clients.options)
+    return make(count, clients.per_round, config.seed, population, **clients.sampler_options)
 
 
 def make_planner(config: Config) -> ShardPlanner:

@@ -89,7 +89,7 @@ def assign(models: MultiModel, cohort: list[int], t: int, clock: Clock) -> dict[
             plan, updates = kept[name][0], iter(kept[name][1].items())
         else:
             plan, updates = train(part, list(chosen), t, clock)
-        heard = weigh(part, cohort, chosen, sampler.signal or "norm")
+        heard = weigh(part, cohort, chosen, sampler.signal)
         work[name] = Work(plan, heard, updates, whole_downloads(part, plan, cohort, sampler.signal))
     return work
 
@@ -148,7 +148,7 @@ def weigh(part: Experiment, cohort: list[int], chosen: Mapping[int, float], sign
     return Participation(weights, float(sum(samples[client] for client in cohort)), report_bytes=reports)
 
 
-def whole_downloads(part: Experiment, plan: Plan, cohort: list[int], signal: str | None) -> int:
+def whole_downloads(part: Experiment, plan: Plan, cohort: list[int], signal: str) -> int:
     """Return the bytes of whole models sent for evaluation: who trains the whole model has it already."""
     others = len(cohort) - (0 if plan.spectra else len(plan))
     return others * part.dense_nbytes if signal == "loss" else 0

@@ -42,11 +42,11 @@ def select(experiment: Experiment, cohort: list[int], t: int, clock: Clock) -> W
     sampler, engine, lr = experiment.sampler, experiment.engine, step_size(experiment.config, t)
     plan = plan_shards(experiment, cohort, t, clock)
     with clock("train"):
-        if sampler.has_budget and experiment.consult is not None:
+        if sampler.uploads_later and experiment.consult is not None:
             heard, sent = experiment.consult(sampler, plan, t, lr)
             return Work(plan, heard, fitting(plan, sent))
         updates = fitting(plan, engine.train(plan, t, lr))
-        if not sampler.asks:
+        if not sampler.needs_norms:
             return Work(plan, sampler.select(t, cohort, {}), updates)
         kept = dict(updates)
         return Work(plan, sampler.select(t, cohort, reported_norms(plan, kept, lr)), iter(kept.items()))

@@ -18,7 +18,13 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from sharding.client_sampling import Participation, StatisticalSampler, estimate_beta_over_alpha, estimates_by_loss
+from sharding.client_sampling import (
+    Participation,
+    StatisticalSampler,
+    WirelessSampler,
+    estimate_beta_over_alpha,
+    estimates_by_loss,
+)
 from sharding.client_sampling.base import Client, Population
 from sharding.errors import UserError
 from sharding.rng import seed_of
@@ -85,7 +91,7 @@ def teach(experiment: Experiment, directory: Path) -> None:
         write_whole(path, (json.dumps(learn(experiment).__dict__) + "\n").encode())
     lesson = read_lesson(path, experiment.sampler.num_clients)
     experiment.sampler.learn(np.array(lesson.gradient_norms))
-    if clients.beta_over_alpha == "pilots":
+    if clients.beta_over_alpha == "pilots" and isinstance(experiment.sampler, WirelessSampler):
         experiment.sampler.beta_over_alpha = lesson.beta_over_alpha
 
 

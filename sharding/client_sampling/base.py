@@ -1,10 +1,11 @@
-"""What a sampler is: it invites clients to train, and says who of them is heard, with which weight.
+"""Samplers: each invites clients to train and selects whose update counts, with which weight.
 
 The server's step for a parameter x that all clients train is, in update space (U_c = x_c − x),
 
-    x ← x + η_g Σ_{c heard} (weight_c/total)·U_c,
+    x ← x + η_g Σ_{c selected} (weight_c/total)·U_c.
 
-unbiased for Σ_c (D_c/ΣD) U_c whenever weight_c = D_c/Pr(c is heard) and total = ΣD over all who might have been.
+It is unbiased for Σ_c (D_c/ΣD) U_c if weight_c = D_c/Pr(c is selected) and total = ΣD over every client that could have
+been selected.
 """
 
 from collections.abc import Mapping
@@ -24,12 +25,12 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Population:
-    """All clients, as the server knows them before any training.
+    """What the server knows of all clients before any training.
 
     Attributes:
         num_samples: (N,) D_c.
-        costs: (N,) r_c, what hearing c costs, in whole models: the bytes of its shard over those of the dense model.
-        profiles: how fast they are; None where time is not simulated.
+        costs: (N,) r_c, the cost of an update of c in whole models: bytes of its shard over bytes of the dense model.
+        profiles: the clients' speeds; None where time is not simulated.
     """
 
     num_samples: Vector
@@ -41,15 +42,17 @@ class Population:
             object.__setattr__(self, name, as_floats(getattr(self, name), name))
 
     def check(self, num_clients: int) -> None:
-        """Make sure that all of it can be true of so many clients.
+        """Check that there is a valid size, cost and time for each of `num_clients` clients.
 
         Raises:
-            UserError: a number too few or too many, sizes that are not finite, negative or all 0, costs not above 0.
+            UserError: a wrong number of entries, sizes that are negative, not finite or all 0, or costs not above 0.
         """
         sizes, costs = self.num_samples, self.costs
         times = () if self.profiles is None else (self.profiles.compute, self.profiles.communicate)
         if any(np.shape(column) != (num_clients,) for column in (sizes, costs, *times)):
-            raise UserError(f"the population is not one of {num_clients} clients; one size, cost and time for each")
+            raise UserError(
+                f"the population is not one of {num_clients} clients; give a size, a cost and times for each"
+            )
         if not (np.isfinite(sizes).all() and sizes.min() >= 0 and sizes.sum() > 0):
             raise UserError("num_samples of the population must be finite, at least 0, and not all 0")
         if not (np.isfinite(costs) & (costs > 0)).all():
@@ -58,18 +61,17 @@ class Population:
 
 @dataclass(frozen=True)
 class Participation:
-    """Who uploads after training, and how their updates count.
+    """The clients that upload in a round, and the weights of their updates.
 
     Attributes:
-        weights: of those who upload: D_c k_c/p_c, k_c being how often c was drawn.
-        total: what the weights are divided by for the parameters that all clients train; None for their own sum, a
-            plain average.
-        rejected: whose report could not be used, and why.
-        metrics: to record: `improvement_alpha` and `improvement_gamma` where clients report.
-        report_bytes: what all clients together sent before it was decided who uploads. (What the server answers, a few
-            numbers for all, is not counted.)
-        draws: how often each was drawn, where that may be more than once: who is drawn twice sends twice in the
-            simulated time of a round (Luo et al. 2024, Eqs. 4 and 22), though its bytes travel once.
+        weights: by client that uploads, D_c k_c/p_c, where c was drawn k_c times.
+        total: divides the weights for parameters that all clients train; None stands for the sum of the weights, which
+            makes a plain average.
+        rejected: clients whose report could not be used, and why.
+        metrics: to be recorded: `improvement_alpha` and `improvement_gamma` where clients report norms.
+        report_bytes: sent by all clients together before the server selects. The server's answer is not counted.
+        draws: how often each client was drawn, where it can be drawn more than once. A client that is drawn twice sends
+            twice in the simulated time of a round (Luo et al. 2024, Eqs. 4 and 22), but its bytes travel once.
     """
 
     weights: Mapping[Client, float]
@@ -81,42 +83,36 @@ class Participation:
 
 
 class Sampler:
-    """Invites `per_round` of `num_clients` clients and hears all of them; subclasses choose otherwise.
+    """Invites `per_round` of `num_clients` clients, every set equally likely, and averages all of their updates.
+
+    Subclasses override `invite` and `select`. Keyword-only parameters of a subclass's constructor are its options.
+
+    Attributes:
+        name: in `SAMPLERS`.
+        needs_norms: `select` needs the norm of every update.
+        uploads_later: a client keeps its update until `select` chooses it; only its norm travels before.
+        chooses_tasks: it chooses for which of several models each client works.
+        timed: it needs the clients' speeds.
+        weighs_costs: it uses the cost of each client's update.
 
     Args:
         num_clients: N.
-        per_round: how many clients, or draws with replacement, a round; 1…N without replacement.
-        seed: the draws of round t depend on (seed, t) alone.
-        population: sizes, costs and speeds; equal sizes, whole models and no clock by default.
-        replacement: whether the same client may be drawn several times.
-        budget: m, the expected number of uploads, of the samplers that ask for reports.
-        beta_over_alpha: β/α of the wireless sampler.
-        signal: what the sampler of several tasks goes by.
+        per_round: clients a round, or draws with replacement; 1…N.
+        seed: the draws of round t depend only on (seed, t).
+        population: sizes, costs and speeds; by default equal sizes, whole models and no clock.
 
     Raises:
-        UserError: a number out of range, or an option that this sampler has no use for.
+        UserError: a number out of range.
     """
 
     name = ""
-    asks = False  # whether it must be told the norm of every update before it says who is heard
-    has_budget = False  # whether only some of those who train upload
-    may_replace = False
-    chooses_tasks = False  # whether it chooses for which of several models each client works
-    timed = False  # whether it must know how fast the clients are
-    weighs_costs = False  # whether it goes by what hearing each client costs
+    needs_norms = False
+    uploads_later = False
+    chooses_tasks = False
+    timed = False
+    weighs_costs = False
 
-    def __init__(
-        self,
-        num_clients: int,
-        per_round: int,
-        seed: int,
-        population: Population | None = None,
-        *,
-        replacement: bool = False,
-        budget: float | None = None,
-        beta_over_alpha: float | None = None,
-        signal: str | None = None,
-    ) -> None:
+    def __init__(self, num_clients: int, per_round: int, seed: int, population: Population | None = None) -> None:
         for name, number in (("count", num_clients), ("per_round", per_round)):
             if not is_whole(number):
                 raise UserError(f"clients.{name} is {shown(number)}; a whole number is needed")
@@ -128,46 +124,29 @@ class Sampler:
         self.seed = seed
         self.population = population or Population(np.ones(num_clients), np.ones(num_clients))
         self.population.check(num_clients)
-        self.replacement = replacement
-        for name, option in (("budget", budget), ("beta_over_alpha", beta_over_alpha)):
-            if option is not None and not is_number(option):
-                raise UserError(f"clients.{name} is {shown(option)}; a finite number is needed")
-        self.budget = budget or 0.0
-        self.beta_over_alpha = beta_over_alpha or 0.0
-        self.signal = signal
-        self._refuse_what_does_nothing()
-        if self.beta_over_alpha < 0:
-            raise UserError(f"clients.beta_over_alpha is {beta_over_alpha}; a number of at least 0 is needed")
-        if self.has_budget and not 0 < self.budget <= per_round:
-            raise UserError(
-                f"clients.budget is {budget}; the expected number of uploads is needed, above 0 and at most "
-                f"clients.per_round={per_round}"
-            )
-        if self.timed and population is not None and population.profiles is None:
-            raise UserError(f"clients.sampler={self.name} needs network.bandwidth=…, the band that all clients share")
 
     @property
     def step_scales(self) -> Vector | None:
-        """What each client's step size is multiplied by, (N,); None where all take the same."""
+        """Factors of the clients' step sizes, (N,); None where all clients take the same."""
         return None
 
     @property
     def gradient_norms(self) -> Vector | None:
-        """What the sampler has learned of the clients and a resumed run must know again: (N,), or None."""
+        """What the sampler has learned and a resumed run needs again, (N,); None if it learns nothing."""
         return None
 
     def restore(self, gradient_norms: Vector) -> None:
-        """Take up what an earlier run of the same configuration had learned."""
+        """Restore what an earlier run of the same configuration had learned."""
 
     def invite(self, round: int) -> list[int]:
-        """Return the round's cohort, ascending, without repetitions."""
-        raise NotImplementedError
+        """Return the round's cohort, ascending and without repetitions."""
+        return uniform_cohort(self.num_clients, self.per_round, self.seed, round)
 
     def cohort(self, round: int) -> list[int]:
-        """Return whom `invite` invites, looked over.
+        """Return the clients that `invite` invites, checked.
 
         Raises:
-            UserError: not a list of clients there are, ascending and each once.
+            UserError: not a list of existing clients, ascending and each once.
         """
         cohort = list(self.invite(round))
         if cohort != sorted({*cohort}) or (cohort and not 0 <= cohort[0] <= cohort[-1] < self.num_clients):
@@ -178,26 +157,43 @@ class Sampler:
         return cohort
 
     def select(self, round: int, cohort: list[int], norms: Mapping[Client, float]) -> Participation:
-        """Return who uploads.
+        """Return the clients that upload.
 
         Args:
             round: t.
-            cohort: as invited.
-            norms: ‖U_c‖ of those who reported, where the sampler `asks`; else empty.
+            cohort: the clients invited.
+            norms: ‖U_c‖ of the clients that reported, if the sampler `needs_norms`; else empty.
         """
         weights: dict[Client, float] = {client: float(self.population.num_samples[client]) for client in cohort}
         return Participation(weights)
 
-    def _refuse_what_does_nothing(self) -> None:
-        given = {
-            "replacement": (self.replacement, self.may_replace, "uniform or weighted"),
-            "budget": (self.budget, self.has_budget, "ocs, aocs, ocs_partial, uniform_upload or mmfl"),
-            "beta_over_alpha": (self.beta_over_alpha, self.timed, "wireless"),
-            "signal": (self.signal, self.chooses_tasks, "mmfl"),
-        }
-        for option, (value, used, users) in given.items():
-            if value and not used:
-                raise UserError(f"clients.{option}={value} does nothing for the sampler {self.name}; it is for {users}")
+
+class BudgetSampler(Sampler):
+    """A sampler of uploads.
+
+    Args:
+        budget: m, the expected number of uploads.
+
+    Raises:
+        UserError: the budget is not a finite number above 0 and at most `per_round`.
+    """
+
+    def __init__(
+        self,
+        num_clients: int,
+        per_round: int,
+        seed: int,
+        population: Population | None = None,
+        *,
+        budget: float | None = None,
+    ) -> None:
+        super().__init__(num_clients, per_round, seed, population)
+        if not (is_number(budget) and 0 < budget <= per_round):
+            raise UserError(
+                f"clients.budget is {shown(budget)}; the expected number of uploads is needed, above 0 and at most "
+                f"clients.per_round={per_round}"
+            )
+        self.budget = float(budget)
 
 
 class WithReplacement:
@@ -212,8 +208,8 @@ class WithReplacement:
         """The clients drawn, ascending."""
         return np.flatnonzero(self.counts).tolist()
 
-    def heard(self, num_samples: Vector) -> Participation:
-        """Return everyone drawn, each once, with the weight of all its draws."""
+    def participation(self, num_samples: Vector) -> Participation:
+        """Return every client drawn, once, with the weight of all its draws."""
         weights: dict[Client, float] = {
             j: float(num_samples[j] * self.counts[j] / self._expected[j]) for j in self.cohort
         }
@@ -227,5 +223,5 @@ def uniform_cohort(num_clients: int, per_round: int, seed: int, round: int) -> l
 
 
 def upload_coins(seed: int, round: int, num_clients: int) -> Vector:
-    """Return every client's draw in [0, 1), (N,): it uploads where that is below its p. Each can make its own."""
+    """Return each client's uniform number in [0, 1), (N,). It uploads if the number is below its p."""
     return generator(seed, "hear", round).random(num_clients)

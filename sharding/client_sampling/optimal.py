@@ -1,11 +1,10 @@
 """Two-stage sampling: many clients train and report the norm of their update, few upload it.
 
-Client c reports u_c = ‖w_c U_c‖, w_c = D_c/ΣD over those who report. It uploads with a probability p_c that depends on
-all norms, independently of the others, and counts w_c/p_c. Of all such schemes with the same expected number of uploads
-the optimal p add the least variance.
+Client c reports u_c = ‖w_c U_c‖, where w_c = D_c/ΣD over the clients that report. It uploads with a probability p_c
+that depends on all norms, independently of the others, and counts w_c/p_c. Among all such schemes with the same
+expected number of uploads the optimal p add the least variance.
 
-For sharded layers U_c is the change of the vectors u' and v' that the client holds, for all others that of the
-parameters themselves.
+In sharded layers U_c is the change of the vectors u' and v' that the client holds, elsewhere that of the parameters.
 """
 
 import logging
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharding.client_sampling.aocs import aocs_probabilities, plain_sum
-from sharding.client_sampling.base import Client, Participation, Sampler, uniform_cohort, upload_coins
+from sharding.client_sampling.base import BudgetSampler, Client, Participation, upload_coins
 from sharding.client_sampling.factors import improvement_factors
 from sharding.errors import Failure, Kind, shown
 from sharding.inclusion import optimal_inclusion
@@ -23,42 +22,38 @@ from sharding.inclusion import optimal_inclusion
 log = logging.getLogger(__name__)
 
 Vector = NDArray[np.float64]
-REPORT_BYTES = 4  # a norm, or a summand, is sent as one float32
+REPORT_BYTES = 4  # a norm or a summand travels as one float32
 
 
 def reject(norms: Mapping[Client, float], round: int) -> dict[Client, Failure]:
-    """Return why the clients of these norms, none of which can be used, are left out; the log names them."""
+    """Log the clients whose norms cannot be used, and return the failure of each."""
     if norms:
         ids = shown(list(norms))
         log.warning("clients %s: no norm in round %d, so the others upload with equal probabilities", ids, round)
     return {client: Failure(Kind.NOT_FINITE, f"reported a norm of {norm}") for client, norm in norms.items()}
 
 
-class OptimalSampler(Sampler):
+class OptimalSampler(BudgetSampler):
     """Optimal client sampling (OCS): the server sees every norm and computes p.
 
-    A client whose norm is NaN, infinite or negative is left out of the round and named in the log; as its part of the
-    total is unknown, the round's other reports are not relied on either: the rest upload with equal probabilities.
+    A client whose norm is NaN, infinite or negative is left out of the round and named in the log. Since its part of
+    the total is unknown, the other clients then upload with equal probabilities.
 
-    FedAvg with server rate η_g is Algorithm 3 of the paper. Its DSGD is the case of one local step without momentum
+    FedAvg with server rate η_g is Algorithm 3 of the paper. DSGD is the case of one local step without momentum
     (`local.epochs=1`, `local.batch_size` at least D_c, `local.momentum=0`), U_c = −η·gradient.
 
     Source: Chen, Horváth & Richtárik, TMLR 2022 (arXiv 2010.13723), Algorithm 1 and Eq. 7.
     """
 
     name = "ocs"
-    asks = has_budget = True
-
-    def invite(self, round: int) -> list[int]:
-        """Return those who train: `per_round` clients, every set equally likely, ascending."""
-        return uniform_cohort(self.num_clients, self.per_round, self.seed, round)
+    needs_norms = uploads_later = True
 
     def select(self, round: int, cohort: list[int], norms: Mapping[Client, float]) -> Participation:
-        """Draw who uploads, from the norms of those who reported."""
+        """Draw the clients that upload, by the norms that were reported."""
         rejected = reject({client: norm for client, norm in norms.items() if not 0 <= norm < np.inf}, round)
         clients = np.array([client for client in norms if client not in rejected], dtype=np.int64)
         sizes = self.population.num_samples[clients]
-        if not sizes.any():  # nobody, or nobody with data
+        if not sizes.any():  # no client reported, or none of them has data
             return Participation({}, 1.0, rejected)
         scaled = sizes / sizes.sum() * np.array([norms[client] for client in clients])
         if rejected:
@@ -72,14 +67,14 @@ class OptimalSampler(Sampler):
         return Participation(weights, float(sizes.sum()), rejected, metrics, report_bytes)
 
     def probabilities(self, norms: Vector, costs: Vector) -> tuple[Vector, int]:
-        """Return p and the bytes that all clients reported for it; all have shape (n,)."""
+        """Return p, (n,), and the bytes that all clients reported, from their norms and costs, (n,) each."""
         return optimal_inclusion(norms, min(self.budget, norms.size)), REPORT_BYTES * norms.size
 
 
 class SecureOptimalSampler(OptimalSampler):
-    """AOCS: nearly the same probabilities, from totals alone, so that norms can be aggregated securely.
+    """AOCS: nearly the same probabilities, computed only from totals, so that norms can be aggregated securely.
 
-    One sum more than published tells whether a norm is no finite number: a float a client.
+    One sum more than published, a float a client, counts the norms that are not finite.
 
     Source: Chen, Horváth & Richtárik, TMLR 2022, Algorithm 2 with j_max = 4.
     """
@@ -100,12 +95,12 @@ class SecureOptimalSampler(OptimalSampler):
 
 
 class PartialOptimalSampler(OptimalSampler):
-    """OCS for clients that train a part of the model each: the budget is Σ r_c p_c = m, in whole models.
+    """OCS for clients that each train a part of the model: the budget is Σ r_c p_c = m, in whole models.
 
-    r_c is what hearing c costs: the bytes of its shard over those of the dense model.
+    r_c is the cost of an update of c: the bytes of its shard over the bytes of the dense model.
 
-    Clients are ordered by u/√r, as the KKT conditions have it. (The note's own rule, √r·u, contradicts them.) Where the
-    budget exceeds Σ r_c of the cohort all upload. In the note all clients report; here those who are invited do.
+    Clients are ordered by u/√r, which follows from the KKT conditions; the note's rule, √r·u, contradicts them. If the
+    budget exceeds Σ r_c of the cohort, all upload. In the note all clients report; here the invited clients do.
 
     Source: Dabaja & El-Azouzi, optimal client sampling with partial training.
     """
@@ -114,6 +109,6 @@ class PartialOptimalSampler(OptimalSampler):
     weighs_costs = True
 
     def probabilities(self, norms: Vector, costs: Vector) -> tuple[Vector, int]:
-        """Return p and the bytes of one norm a client; the server knows the costs."""
+        """Return p, (n,), and the bytes of one norm a client; the server knows the costs."""
         budget = min(self.budget, float(costs.sum()))
         return optimal_inclusion(norms, budget, costs), REPORT_BYTES * norms.size

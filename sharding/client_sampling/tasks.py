@@ -1,11 +1,11 @@
-"""Who works for which of several models in a round (MMFL); each client for at most one."""
+"""Sampling for several models (MMFL): in a round each client sends an update of at most one model."""
 
 import logging
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sharding.client_sampling.base import Sampler, uniform_cohort, upload_coins
+from sharding.client_sampling.base import BudgetSampler, Population, upload_coins
 from sharding.client_sampling.mmfl import mmfl_probabilities
 from sharding.errors import UserError, shown
 
@@ -15,35 +15,47 @@ Matrix = NDArray[np.float64]
 SIGNALS = ("norm", "loss", "round_robin", "uniform", "full")
 
 
-class TaskSampler(Sampler):
-    """Draws for every client a model to send an update of, or none, independently: m updates a round are expected.
+class TaskSampler(BudgetSampler):
+    """Draws for each client independently the model of which it sends an update, or none.
 
-    The signal says how likely: optimally by the norms of the updates (every client trains every model), or by the
-    losses (every client evaluates every model, and only those drawn train). Or, to compare with: all clients alike,
-    each for one model after the other, so that every model is trained in every round (`round_robin`); all pairs alike
-    (`uniform`); and the bound on what any sampling can reach, every client sending every model (`full`), whatever the
-    budget. Client i counts d_is/p_{s|i} for model s.
+    Client i counts d_is/p_{s|i} for model s. The signal determines p:
+
+    - `norm`: optimal for the norms of the updates. Every client trains every model.
+    - `loss`: the same with losses. Every client evaluates every model, and only selected clients train.
+    - `round_robin`: all clients alike, each for one model after the other, so that each round trains every model.
+    - `uniform`: all pairs of client and model alike.
+    - `full`: every client sends every model, whatever the budget: the bound on what sampling can reach.
+
+    Args:
+        budget: m, the expected number of updates a round; more than 0, at most `per_round`.
+        signal: one of the above.
 
     Source: Zhang et al. 2024, "Optimal Variance-Reduced Client Sampling for Multiple Models Federated Learning".
     """
 
     name = "mmfl"
-    asks = has_budget = chooses_tasks = True
+    chooses_tasks = True
 
-    @property
-    def needs_norms(self) -> bool:
-        """Whether all clients must have trained all models before any is drawn."""
-        return self.signal in (None, "norm")
-
-    def invite(self, round: int) -> list[int]:
-        """Return the clients that may be drawn this round: `per_round`, every set equally likely, ascending."""
-        return uniform_cohort(self.num_clients, self.per_round, self.seed, round)
+    def __init__(
+        self,
+        num_clients: int,
+        per_round: int,
+        seed: int,
+        population: Population | None = None,
+        *,
+        budget: float | None = None,
+        signal: str = "norm",
+    ) -> None:
+        super().__init__(num_clients, per_round, seed, population, budget=budget)
+        if signal not in SIGNALS:
+            raise UserError(f"clients.signal is {shown(signal)}; choose one of: {', '.join(SIGNALS)}")
+        self.signal, self.needs_norms = signal, signal == "norm"
 
     def probabilities(self, round: int, signals: Matrix) -> Matrix:
         """Return p_{s|i}, (n, S), from the signals d_is·norm or d_is·loss of the cohort, (n, S).
 
-        A client with a signal that is NaN, infinite or negative is left out, and named in the log; the rest are drawn
-        alike.
+        A client with a signal that is NaN, infinite or negative is left out and named in the log; the others are drawn
+        with equal probabilities.
         """
         usable = (np.isfinite(signals) & (signals >= 0)).all(axis=1)
         if not usable.all():
@@ -63,7 +75,7 @@ class TaskSampler(Sampler):
         return mmfl_probabilities(signals, budget)
 
     def assign(self, round: int, cohort: list[int], probabilities: Matrix) -> list[dict[int, float]]:
-        """Draw, and return for each model who sends it an update, with 1/p of each."""
+        """Draw, and return for each model the clients that send an update of it, with 1/p of each."""
         if self.signal == "full":
             return [dict.fromkeys(cohort, 1.0) for _ in range(probabilities.shape[1])]
         coins = upload_coins(self.seed, round, self.num_clients)[cohort]
@@ -73,8 +85,3 @@ class TaskSampler(Sampler):
             {cohort[i]: 1.0 / float(probabilities[i, s]) for i in np.flatnonzero(task == s)}
             for s in range(probabilities.shape[1])
         ]
-
-    def _refuse_what_does_nothing(self) -> None:
-        super()._refuse_what_does_nothing()
-        if self.signal is not None and self.signal not in SIGNALS:
-            raise UserError(f"clients.signal is {self.signal!r}; choose one of: {', '.join(SIGNALS)}")

@@ -1,50 +1,50 @@
-"""The samplers that know what a round costs in seconds: time-optimal draws, and the same without regard to time."""
+"""Samplers that draw clients by the norms of their updates, with or without regard to a round's seconds."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sharding.client_sampling.base import Client, Participation, Sampler, WithReplacement
+from sharding.client_sampling.base import Client, Participation, Population, Sampler, WithReplacement
 from sharding.client_sampling.wireless import statistical_probabilities, wireless_probabilities
-from sharding.errors import UserError
+from sharding.errors import UserError, shown
 from sharding.rng import generator
+from sharding.validation import is_number
 
 Vector = NDArray[np.float64]
 
 
 class StatisticalSampler(Sampler):
-    """Draws `per_round` times with replacement by q ∝ D·G: the fewest rounds, whatever they take (κ → ∞).
+    """Draws `per_round` times with replacement by q ∝ D·G: the fewest rounds, however long they take (κ → ∞).
 
-    G_c is learned on the way: the norm of client c's latest update over the step size, and for a client that was never
-    drawn the largest norm seen. That is G_c times the number of steps, by which D·G is what the variance of the
-    aggregate asks for even where clients take different numbers of steps. Norms come with the uploads and cost
-    nothing; one that is NaN or infinite is ignored. Or pilots teach G beforehand, as in the paper.
+    The sampler learns G_c during the run: the norm of client c's latest update over the step size, or the largest norm
+    seen if c was never drawn. This is G_c times the number of steps, so that D·G minimizes the variance of the
+    aggregate even where clients take different numbers of steps. Norms come with the uploads and cost nothing; a norm
+    that is NaN or infinite is ignored. Pilots can measure G before the run instead, as in the paper.
 
     Source: Luo et al. 2024 (arXiv 2404.13804), the baseline of Section VI, and its tracking of G.
     """
 
     name = "statistical"
-    asks = True
+    needs_norms = True
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(self, num_clients: int, per_round: int, seed: int, population: Population | None = None) -> None:
+        super().__init__(num_clients, per_round, seed, population)
         self._norms = np.full(self.num_clients, np.nan)
         self._drawn: tuple[int, WithReplacement] | None = None
         self._taught = False
 
     @property
     def gradient_norms(self) -> Vector | None:
-        """(N,) latest norms, NaN for clients that were never drawn."""
+        """The latest norms, (N,), NaN for clients that were never drawn."""
         return self._norms
 
     def restore(self, gradient_norms: Vector) -> None:
-        """Take up the norms that an earlier run had learned."""
+        """Restore the norms that an earlier run had learned."""
         self._norms = gradient_norms.copy()
 
     def learn(self, gradient_norms: Vector) -> None:
-        """Take G, (N,), from pilots: from now on it does not change."""
+        """Set G, (N,), from pilots; it no longer changes."""
         self._norms, self._taught = gradient_norms.copy(), True
 
     def invite(self, round: int) -> list[int]:
@@ -54,18 +54,18 @@ class StatisticalSampler(Sampler):
         return drawn.cohort
 
     def select(self, round: int, cohort: list[int], norms: Mapping[Client, float]) -> Participation:
-        """Hear all who were drawn, and learn from their norms what no pilot taught.
+        """Select every client that was drawn, and learn from their norms unless pilots have set G.
 
         Raises:
-            UserError: the round is not the one of the latest `invite`: q has changed since.
+            UserError: the round is not that of the latest `invite`, since when q has changed.
         """
         if self._drawn is None or self._drawn[0] != round:
             last = "no round" if self._drawn is None else f"round {self._drawn[0]}"
-            raise UserError(f"round {round} cannot be heard: the sampler {self.name} has invited {last} last")
+            raise UserError(f"cannot select clients of round {round}: the sampler {self.name} last invited {last}")
         for client, norm in norms.items():
             if np.isfinite(norm) and norm > 0 and not self._taught:
                 self._norms[int(client)] = norm
-        return self._drawn[1].heard(self.population.num_samples)
+        return self._drawn[1].participation(self.population.num_samples)
 
     def probabilities(self) -> Vector:
         """Return q, (N,)."""
@@ -80,15 +80,35 @@ class StatisticalSampler(Sampler):
 
 
 class WirelessSampler(StatisticalSampler):
-    """Draws by the q that minimizes the expected time to the wanted loss: problem P3, solved exactly.
+    """Draws with the q that minimizes the expected time to the wanted loss: problem P3, solved exactly.
 
-    `beta_over_alpha` is in the units of the G² that is learned, (steps·G)².
+    Args:
+        beta_over_alpha: β/α, in the units of the G² that is learned, (steps·G)².
+
+    Raises:
+        UserError: `beta_over_alpha` is not finite or below 0, or the population has no profiles.
 
     Source: Luo et al. 2024 (arXiv 2404.13804).
     """
 
     name = "wireless"
     timed = True
+
+    def __init__(
+        self,
+        num_clients: int,
+        per_round: int,
+        seed: int,
+        population: Population | None = None,
+        *,
+        beta_over_alpha: float = 0.0,
+    ) -> None:
+        super().__init__(num_clients, per_round, seed, population)
+        if not (is_number(beta_over_alpha) and beta_over_alpha >= 0):
+            raise UserError(f"clients.beta_over_alpha is {shown(beta_over_alpha)}; a finite number from 0 is needed")
+        if population is not None and population.profiles is None:
+            raise UserError(f"clients.sampler={self.name} needs network.bandwidth=…, the band that all clients share")
+        self.beta_over_alpha = float(beta_over_alpha)
 
     def probabilities(self) -> Vector:
         """Return q, (N,)."""

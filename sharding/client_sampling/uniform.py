@@ -1,13 +1,14 @@
-"""The plain samplers: some clients at random, all equally likely or in proportion to their data, or all of them."""
+"""Samplers that select clients before training: uniformly, in proportion to their data, or all of them."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from sharding.client_sampling.base import (
+    BudgetSampler,
     Client,
     Participation,
+    Population,
     Sampler,
     Vector,
     WithReplacement,
@@ -23,43 +24,85 @@ from sharding.rng import generator
 class UniformSampler(Sampler):
     """Invites `per_round` clients, every set equally likely, independently each round, and averages all of them.
 
-    With replacement, `per_round` draws; each counts N D_j/(per_round·ΣD), which is unbiased.
+    With replacement it makes `per_round` draws. Each draw of client j counts N D_j/(per_round·ΣD), which is unbiased.
 
-    Raises:
-        UserError: per_round is not in 1…num_clients.
+    Args:
+        replacement: whether a client can be drawn several times in a round.
     """
 
     name = "uniform"
-    may_replace = True
+
+    def __init__(
+        self,
+        num_clients: int,
+        per_round: int,
+        seed: int,
+        population: Population | None = None,
+        *,
+        replacement: bool = False,
+    ) -> None:
+        super().__init__(num_clients, per_round, seed, population)
+        self.replacement = replacement
+
+    def law(self) -> Vector:
+        """Return q, the probabilities of one draw with replacement, (N,)."""
+        return np.full(self.num_clients, 1.0 / self.num_clients)
 
     def invite(self, round: int) -> list[int]:
         """Return the round's cohort, ascending."""
-        if not self.replacement:
-            return uniform_cohort(self.num_clients, self.per_round, self.seed, round)
-        return self._draw(round).cohort
+        return self._draw(round).cohort if self.replacement else super().invite(round)
 
     def select(self, round: int, cohort: list[int], norms: Mapping[Client, float]) -> Participation:
-        """Hear all."""
+        """Select the whole cohort."""
         if not self.replacement:
             return super().select(round, cohort, norms)
-        return self._draw(round).heard(self.population.num_samples)
+        return self._draw(round).participation(self.population.num_samples)
 
     def _draw(self, round: int) -> WithReplacement:
-        q = np.full(self.num_clients, 1.0 / self.num_clients)
-        return WithReplacement(q, self.per_round, generator(self.seed, "invite", round))
+        return WithReplacement(self.law(), self.per_round, generator(self.seed, "invite", round))
 
 
-class UniformScaledSampler(UniformSampler):
-    """Invites as `uniform` does, and has each client train with N D_c/ΣD times the step size; all count alike.
+class WeightedSampler(UniformSampler):
+    """Invites clients in proportion to their data, and corrects for it.
 
-    To first order in the step size that is unbiased: a client with much data takes long steps, instead of counting
-    much.
+    With replacement, q_j = D_j/ΣD, so every draw counts the same. Without, it draws `per_round` different clients by
+    conditional Poisson sampling with inclusion π ∝ D (at most 1); client j counts D_j/(π_j ΣD) (Horvitz-Thompson).
+    """
+
+    name = "weighted"
+
+    def law(self) -> Vector:
+        """Return D/ΣD, (N,)."""
+        return self.population.num_samples / self.population.num_samples.sum()
+
+    def invite(self, round: int) -> list[int]:
+        """Return the round's cohort, ascending."""
+        if self.replacement:
+            return super().invite(round)
+        return draw_terms(self._inclusion(), rng=generator(self.seed, "invite", round)).tolist()
+
+    def select(self, round: int, cohort: list[int], norms: Mapping[Client, float]) -> Participation:
+        """Select the whole cohort."""
+        if self.replacement:
+            return super().select(round, cohort, norms)
+        sizes, inclusion = self.population.num_samples, self._inclusion()
+        weights: dict[Client, float] = {j: float(sizes[j] / inclusion[j]) for j in cohort}
+        return Participation(weights, float(sizes.sum()))
+
+    def _inclusion(self) -> Vector:
+        return optimal_inclusion(self.population.num_samples, self.per_round)
+
+
+class UniformScaledSampler(Sampler):
+    """Invites as `uniform` does, but client c trains with N D_c/ΣD times the step size; all updates count alike.
+
+    This is unbiased to first order in the step size: a client with much data takes longer steps instead of a larger
+    weight.
 
     Source: the uniform baseline in the code that Luo et al. 2024 (arXiv 2404.13804) released; their text has q = 1/N.
     """
 
     name = "uniform_scaled"
-    may_replace = False
 
     @property
     def step_scales(self) -> Vector:
@@ -68,81 +111,48 @@ class UniformScaledSampler(UniformSampler):
         return self.num_clients * sizes / sizes.sum()
 
     def select(self, round: int, cohort: list[int], norms: Mapping[Client, float]) -> Participation:
-        """Hear all, as the plain mean."""
+        """Select the whole cohort, for the plain mean."""
         return Participation(dict.fromkeys(cohort, 1.0))
 
 
-class UniformUploadSampler(Sampler):
-    """The uniform baseline of two-stage sampling: of n invited, each uploads by a coin of its own, with p = m/n.
+class UniformUploadSampler(BudgetSampler):
+    """The uniform baseline of two-stage sampling: each of n invited clients uploads by its own coin, with p = m/n.
 
-    It counts D_c n/m over the data of all n, whether they upload or not. As the coins ask for nothing, only those who
-    will upload are sent a model and train; a round may be without any.
+    It counts D_c n/m over the data of all n, whether they upload or not. Since the coins need no norm, only clients
+    that will upload receive a model and train. A round may have no client.
 
     Source: Chen, Horváth & Richtárik, TMLR 2022 (arXiv 2010.13723), Section 2 and Definition 11.
     """
 
     name = "uniform_upload"
-    has_budget = True
 
     def invite(self, round: int) -> list[int]:
-        """Return those of the `per_round` invited whose coin says yes, ascending: the coins that `ocs` throws."""
+        """Return the invited clients whose coin falls below p, ascending; `ocs` throws the same coins."""
         coins = upload_coins(self.seed, round, self.num_clients)
-        invited = uniform_cohort(self.num_clients, self.per_round, self.seed, round)
-        return [client for client in invited if coins[client] < self.budget / self.per_round]
+        return [client for client in self._invited(round) if coins[client] < self.budget / self.per_round]
 
     def select(self, round: int, cohort: list[int], norms: Mapping[Client, float]) -> Participation:
-        """Hear all of them."""
+        """Select the whole cohort."""
         sizes = self.population.num_samples
-        invited = uniform_cohort(self.num_clients, self.per_round, self.seed, round)
         weights: dict[Client, float] = {c: float(sizes[c] * self.per_round / self.budget) for c in cohort}
-        return Participation(weights, float(sizes[invited].sum()))
+        return Participation(weights, float(sizes[self._invited(round)].sum()))
+
+    def _invited(self, round: int) -> list[int]:
+        return uniform_cohort(self.num_clients, self.per_round, self.seed, round)
 
 
-class WeightedSampler(Sampler):
-    """Invites clients in proportion to their data, and corrects for it.
-
-    With replacement, q_j = D_j/ΣD, so every draw counts the same. Without, `per_round` different clients by
-    conditional Poisson sampling with inclusion π ∝ D (at most 1); client j counts D_j/(π_j ΣD) (Horvitz-Thompson).
-    """
-
-    name = "weighted"
-    may_replace = True
-
-    def invite(self, round: int) -> list[int]:
-        """Return the round's cohort, ascending."""
-        rng = generator(self.seed, "invite", round)
-        if self.replacement:
-            return self._draw(round).cohort
-        inclusion = optimal_inclusion(self.population.num_samples, self.per_round)
-        return draw_terms(inclusion, rng=rng).tolist()
-
-    def select(self, round: int, cohort: list[int], norms: Mapping[Client, float]) -> Participation:
-        """Hear all."""
-        sizes = self.population.num_samples
-        if self.replacement:
-            return self._draw(round).heard(sizes)
-        inclusion = optimal_inclusion(sizes, self.per_round)
-        weights: dict[Client, float] = {j: float(sizes[j] / inclusion[j]) for j in cohort}
-        return Participation(weights, float(sizes.sum()))
-
-    def _draw(self, round: int) -> WithReplacement:
-        shares = self.population.num_samples / self.population.num_samples.sum()
-        return WithReplacement(shares, self.per_round, generator(self.seed, "invite", round))
-
-
-class FullSampler(UniformSampler):
-    """Invites every client every round; `per_round` says how many there are, or is an error.
+class FullSampler(Sampler):
+    """Invites every client every round and averages all of them.
 
     Raises:
-        UserError: per_round is not num_clients.
+        UserError: `per_round` is not `num_clients`.
     """
 
     name = "full"
-    may_replace = False
 
-    def __init__(self, num_clients: int, per_round: int, *arguments: Any, **options: Any) -> None:
+    def __init__(self, num_clients: int, per_round: int, seed: int, population: Population | None = None) -> None:
         if per_round != num_clients:
             raise UserError(
                 f"clients.sampler=full invites all {num_clients} clients; set clients.per_round={num_clients}"
             )
-        super().__init__(num_clients, per_round, *arguments, **options)
+        super().__init__(num_clients, per_round, seed, population)

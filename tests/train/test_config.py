@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from sharding import SAMPLERS, Sampler, UserError
+from tests.train.runs import tiny
 from train.config.schema import load_config
+from train.experiment import assemble
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 QUICKSTART = CONFIGS / "quickstart.yaml"
@@ -79,3 +82,23 @@ def test_what_is_published_trains_by_the_published_algorithm(path):
 
 def test_off_is_a_word_for_disabled():
     assert load_config(QUICKSTART, ["tracking.wandb=off"]).tracking.wandb == "disabled"
+
+
+class Later(Sampler):
+    name = "later"
+
+    def __init__(self, num_clients, per_round, seed, population=None, *, budget=None, wait=1):
+        super().__init__(num_clients, per_round, seed, population)
+        self.budget, self.wait = budget, wait
+
+
+def test_a_custom_sampler_has_options_of_its_own_and_may_share_known_ones(tmp_path, monkeypatch):
+    monkeypatch.setitem(SAMPLERS, "later", Later)
+    own = ["clients.sampler=later", "clients.budget=2", "clients.options.wait=3"]
+    sampler = assemble(tiny(tmp_path, *own)).sampler
+    assert (sampler.budget, sampler.wait) == (2.0, 3)
+    for option, why in (("wat=3", "'wat'.*wait"), ("wait=soon", "whole number"), ("budget=2", "set clients.budget")):
+        with pytest.raises(UserError, match=why):
+            tiny(tmp_path, *own, f"clients.options.{option}")
+    with pytest.raises(UserError, match="uniform has no option 'wait'"):
+        tiny(tmp_path, "clients.options.wait=3")

@@ -93,7 +93,7 @@ def test_a_key_that_one_run_of_a_comparison_reads_is_kept():
     cells = plan_cells(QUICKSTART, ["keep_ratio=0.3"], ["collective", "dense"], None)
     assert [cell.keep_ratio for cell in cells] == [0.3, 0.3]
     cells = plan_cells(QUICKSTART, ["clients.budget=2"], [], None, ["clients.sampler=uniform,ocs"])
-    assert [cell.clients.options for cell in cells] == [{"replacement": False}, {"budget": 2.0}]
+    assert [cell.clients.sampler_options for cell in cells] == [{"replacement": False}, {"budget": 2.0}]
     with pytest.raises(UserError, match="design=pivotal does nothing"):
         plan_cells(QUICKSTART, ["design=pivotal"], ["top_n", "dense"], None)
 

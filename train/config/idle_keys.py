@@ -13,6 +13,7 @@ from sharding.client_sampling import SAMPLERS, StatisticalSampler
 from sharding.errors import UserError
 from sharding.strategies import STRATEGIES, get_strategy
 from train.config.schema import Asked, Config
+from train.config.sections import ClientsConfig
 from train.config.yaml_text import in_yaml
 from train.data.vision import SOURCES
 
@@ -108,14 +109,20 @@ def _one_of(key: str, names: Sequence[str]) -> str:
     return f"it is for {key}={' or '.join(filter(None, (', '.join(names[:-1]), names[-1])))}"
 
 
-def _of_samplers(option: str, uses: Callable[[Any], bool]) -> Reading:
-    names = [name for name, sampler in SAMPLERS.items() if uses(sampler)]
+def _of_samplers(option: str) -> Reading:
+    names = [name for name in SAMPLERS if _takes(name, option)]
     return Reading(
         f"clients.{option}",
         ("clients.sampler",),
-        lambda its: uses(SAMPLERS[its.clients.sampler]),
+        lambda its: _takes(its.clients.sampler, option),
         _one_of("clients.sampler", names),
     )
+
+
+def _takes(sampler: str, option: str) -> bool:
+    if option == "pilot_losses":  # read by `train.pilots`, which measures what these samplers learn
+        return issubclass(SAMPLERS[sampler], StatisticalSampler)
+    return option in ClientsConfig.shared_options(sampler)
 
 
 def _of_trackers() -> Iterator[Reading]:
@@ -201,11 +208,7 @@ READINGS = (
         )
         for key in ("fine_alpha", "concentration")
     ),
-    _of_samplers("replacement", lambda sampler: sampler.may_replace),
-    _of_samplers("budget", lambda sampler: sampler.has_budget),
-    _of_samplers("beta_over_alpha", lambda sampler: sampler.timed),
-    _of_samplers("signal", lambda sampler: sampler.chooses_tasks),
-    _of_samplers("pilot_losses", lambda sampler: issubclass(sampler, StatisticalSampler)),
+    *map(_of_samplers, ("replacement", "budget", "beta_over_alpha", "signal", "pilot_losses")),
     *_of_network(),
     Reading("local.epochs", ("local.steps",), lambda its: its.local.steps is None, "leave one of them out"),
     Reading(

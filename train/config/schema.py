@@ -171,7 +171,10 @@ class Config(Section):
         pick(SERVER_OPTIMIZERS, self.server_optimizer, "server optimizer")
         clients = self.clients
         sampler = pick(SAMPLERS, clients.sampler, "sampler")
-        sampler(clients.count, clients.per_round, self.seed, **clients.options)
+        check_options(clients.sampler, sampler, clients.options, "clients.options")
+        if shared := clients.options.keys() & ClientsConfig.model_fields.keys():
+            raise UserError(f"clients.options.{min(shared)} has a key of its own; set clients.{min(shared)}")
+        sampler(clients.count, clients.per_round, self.seed, **clients.sampler_options)
         if sampler.chooses_tasks != bool(self.tasks):
             raise UserError("clients.sampler=mmfl and tasks={name: {…}} go together; set both or neither")
         self._check_tasks()

@@ -14,6 +14,7 @@ from pydantic import (
     model_validator,
 )
 
+from models.options import options_of
 from sharding.client_sampling import SAMPLERS
 from sharding.client_sampling.network import positive_bandwidth
 from sharding.errors import UserError
@@ -117,19 +118,20 @@ class ClientsConfig(Section):
     Pilots teach wireless and statistical sampling G, and β/α where that is `pilots`.
     """
     signal: str | None = None
-    """What mmfl goes by: `norm`, `loss`, `round_robin`, `uniform` or `full`."""
+    """What `mmfl` draws by: `norm` (default), `loss`, `round_robin`, `uniform` or `full`."""
+    options: dict[str, Any] = {}
+    """Options of a custom sampler that have no key here."""
 
     @property
-    def options(self) -> dict[str, Any]:
-        """The sampler's own options, of those that are set."""
-        sampler = SAMPLERS[self.sampler]
-        uses = {
-            "replacement": sampler.may_replace,
-            "budget": sampler.has_budget,
-            "beta_over_alpha": sampler.timed and self.beta_over_alpha != "pilots",
-            "signal": sampler.chooses_tasks,
-        }
-        return {option: getattr(self, option) for option, used in uses.items() if used}
+    def sampler_options(self) -> dict[str, Any]:
+        """The keyword arguments of the sampler: its options among the keys of this section, and `options`."""
+        shared = {option: getattr(self, option) for option in self.shared_options(self.sampler)}
+        return {option: value for option, value in shared.items() if value not in (None, "pilots")} | self.options
+
+    @classmethod
+    def shared_options(cls, sampler: str) -> list[str]:
+        """Return the options of a sampler that are keys of this section."""
+        return [option for option in options_of(SAMPLERS[sampler]) if option in cls.model_fields]
 
 
 class NetworkConfig(Section):

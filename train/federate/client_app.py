@@ -52,7 +52,7 @@ def train(message: Message, context: Context) -> Message:
     engine = SequentialEngine(make_job(order.config, context.node_config))
     order = replace(order, shard=order.shard.to(find_device(order.config.device)))
     update = engine.train_client(partition, order.shard, order.round, order.lr)
-    if SAMPLERS[order.config.clients.sampler].has_budget and update.shard is not None:
+    if SAMPLERS[order.config.clients.sampler].uploads_later and update.shard is not None:
         return Message(keep(context.state, order, update), reply_to=message)
     return Message(reply_record(update), reply_to=message)
 

@@ -61,7 +61,7 @@ def test_uniform_uploads_are_independent_coins_among_those_invited():
         estimate.append(sum(w * values[c] for c, w in heard.weights.items()) / heard.total - wanted)
     np.testing.assert_allclose(uploads / 4000, n / 5 * m / n, atol=5 * np.sqrt(0.25 / 4000))
     assert abs(np.mean(estimate)) < 4 * np.std(estimate) / np.sqrt(4000), "given the invitation it is unbiased"
-    assert not sampler.asks
+    assert not sampler.needs_norms
 
 
 def test_uniform_with_scaled_steps_invites_like_uniform_and_counts_all_alike():
@@ -111,7 +111,7 @@ def test_draws_with_replacement_are_unbiased(q):
 
     rng = Scripted()
     for rng.draw in product(range(3), repeat=4):
-        heard = WithReplacement(q, 4, rng).heard(sizes)
+        heard = WithReplacement(q, 4, rng).participation(sizes)
         estimate = sum(weight * updates[j] for j, weight in heard.weights.items()) / heard.total
         mean += np.prod(q[list(rng.draw)]) * estimate
     assert mean == pytest.approx(sizes @ updates / sizes.sum(), rel=1e-12)
@@ -202,11 +202,8 @@ def test_the_baselines_of_tasks():
     [
         ("ocs", {}, "clients.budget is None; the expected number of uploads is needed"),
         ("ocs", {"budget": 6}, "clients.budget is 6; .* at most clients.per_round=5"),
-        ("uniform", {"budget": 2}, "clients.budget=2 does nothing for the sampler uniform; it is for ocs"),
-        ("full", {"replacement": True}, "clients.replacement=True does nothing for the sampler full"),
-        ("ocs", {"budget": 2, "beta_over_alpha": 1.0}, "clients.beta_over_alpha=1.0 does nothing for the sampler ocs"),
         ("mmfl", {"budget": 2, "signal": "los"}, "clients.signal is 'los'; choose one of: norm, loss"),
-        ("uniform", {"signal": "norm"}, "clients.signal=norm does nothing"),
+        ("wireless", {"beta_over_alpha": -1.0}, "clients.beta_over_alpha is -1.0; a finite number from 0"),
     ],
 )
 def test_options_that_cannot_be_are_told(name, options, message):
@@ -290,12 +287,12 @@ def test_a_cohort_without_data_is_not_heard():
 
 def test_an_earlier_round_is_not_heard_by_a_later_draw():
     sampler = make("statistical")
-    with pytest.raises(UserError, match="has invited no round"):
+    with pytest.raises(UserError, match="last invited no round"):
         sampler.select(0, [], {})
     first = sampler.invite(0)
     assert set(sampler.select(0, first, {}).weights) == set(first)
     sampler.invite(1)
-    with pytest.raises(UserError, match=r"round 0 cannot be heard.*round 1"):
+    with pytest.raises(UserError, match=r"cannot select clients of round 0.*round 1"):
         sampler.select(0, first, {})
 
 

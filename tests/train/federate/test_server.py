@@ -66,6 +66,7 @@ def models_agree(one, other):
         ["compression=int8", "clients.sampler=ocs", "clients.budget=2", "clients.per_round=4"],
         ["strategy=unbiased", "aggregation.norm_bound=100"],
         ["clients.sampler=weighted"],
+        ["clients.sampler=uniform_upload", "clients.budget=2", "clients.per_round=4"],
         ["clients.sampler=ocs_partial", "clients.budget=1"],
         ["clients.sampler=ocs", "clients.budget=2", "clients.per_round=4"],
         ["clients.sampler=statistical"],
