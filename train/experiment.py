@@ -1,6 +1,6 @@
 """From a configuration to the parts of a run."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -37,6 +37,7 @@ class Experiment:
         keep_ratios: r of every client.
         num_samples: D_c of every client.
         dense_nbytes: what dense FedAvg sends one client, one way.
+        node_keys: in a federation, a digest of the public key of each client's node.
         consult: where clients keep their updates until they are asked: trains a plan, and returns who is heard.
     """
 
@@ -50,6 +51,7 @@ class Experiment:
     sampler: Sampler
     job: Job
     make_engine: Callable[[Job], Engine]
+    node_keys: Sequence[str] = ()
     consult: Callable[[Sampler, Plan, int, float], tuple[Participation, Updates]] | None = None
 
     @cached_property

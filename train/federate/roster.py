@@ -2,12 +2,14 @@
 
 Nodes come and go. What the clients said of themselves at first is kept in the run's directory and holds for the whole
 run, so that samplers draw alike after a restart, whoever is there by then. A client belongs to the first node that says
-it is that client, for as long as this server's app runs: by its key a node has the same number whenever it comes back.
+it is that client. That node's key is kept too, so that the client stays its own when the server starts again. Nodes
+without a registered key get a new one at each start: where no key of the run is there, the first node counts again.
 """
 
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from math import inf
 from time import monotonic, sleep
 from typing import TypeVar
@@ -20,6 +22,7 @@ from sharding.planner import Client
 from train.config.schema import Config
 from train.federate.messages import Card, config_text, one_line
 from train.federate.status import Status
+from train.rundir.files import CLIENTS_FILE
 
 log = logging.getLogger(__name__)
 
@@ -80,12 +83,15 @@ class Nodes:
 
     Attributes:
         roster: what is known of each client, for the whole run.
+        keys: by client, the digest of its node's public key, of a run that is resumed.
     """
 
     grid: Grid
     config: Config
     patience: Patience
     roster: dict[int, Card] = field(default_factory=dict)
+    keys: dict[int, str] = field(default_factory=dict)
+    _digests: dict[int, str] = field(default_factory=dict)  # of the keys of all nodes that were there
     _clients: dict[int, int | None] = field(default_factory=dict)  # by node; None for one that is of no use
     _owners: dict[int, int] = field(default_factory=dict)  # the node of each client, there or not
     _asked: dict[str, int] = field(default_factory=dict)  # nodes by the message that asks them who they are
@@ -124,7 +130,9 @@ class Nodes:
 
         Those that are new are asked who they are, and count as soon as they have answered; nobody waits for them here.
         """
-        present = set(self.grid.get_node_ids())
+        nodes = list(self.grid.get_nodes())
+        self._digests |= {node.node_id: digest(node.public_key) for node in nodes if node.public_key}
+        present = {node.node_id for node in nodes}
         self._ask_who(sorted(present - self._clients.keys() - set(self._asked.values())))
         for reply in self.grid.pull_messages(list(self._asked)) if self._asked else ():
             node = self._asked.pop(reply.metadata.reply_to_message_id, None)
@@ -158,8 +166,36 @@ class Nodes:
             raise UserError(f"its partition is {card.partition}, but clients.count is {self.config.clients.count}")
         if self.roster.setdefault(card.partition, card) != card:
             raise UserError(f"it says {card}, but this run began with {self.roster[card.partition]}")
-        if (owner := self._owners.setdefault(card.partition, node)) != node:
-            raise UserError(
-                f"it says that it is client {card.partition}, which is node {owner} as long as the run lasts"
-            )
+        self._settle_owner(node, card.partition)
         return card.partition
+
+    def _settle_owner(self, node: int, client: int) -> None:
+        """Give a client to a node that claims it.
+
+        Raises:
+            UserError: it belongs to another node.
+        """
+        owner, key = self._owners.get(client, node), self.keys.get(client)
+        if key and key == self._digests.get(node):
+            if owner != node:
+                log.warning("node %d is left out: client %d is node %d, by its key", owner, client, node)
+                self._clients[owner] = None
+        elif key and not set(self.keys.values()).isdisjoint(self._digests.values()):
+            raise UserError(
+                f"it says that it is client {client}, which belongs to another key in this run; start it with the key "
+                f"that client {client} had, or delete node_keys from {CLIENTS_FILE}"
+            )
+        elif owner != node:
+            raise UserError(f"it says that it is client {client}, which is node {owner} as long as the run lasts")
+        self._owners[client] = node
+
+    def node_keys(self) -> list[str]:
+        """Return a digest of the first key that each client's node had in this run, none where nodes have no keys."""
+        own = {client: self._digests[node] for client, node in self._owners.items() if node in self._digests}
+        keys = own | dict(self.keys)
+        return [keys.get(client, "") for client in range(self.config.clients.count)] if keys else []
+
+
+def digest(public_key: bytes) -> str:
+    """Return what stands for a key in a file that others may read."""
+    return sha256(public_key).hexdigest()[:32]

@@ -121,7 +121,7 @@ def assemble_over(config: Config, grid: Grid, patience: Patience) -> Experiment:
     """
     check_federated(config)
     dataset = read_dataset(config).without_training().to(find_device(config.device))
-    nodes = Nodes(grid, config, patience, read_roster(config))
+    nodes = Nodes(grid, config, patience, read_roster(config), read_keys(config))
     nodes.gather()
     cards: dict[Client, Card] = dict(sorted(nodes.roster.items()))
     ratios = {client: card.keep_ratio for client, card in cards.items()}
@@ -134,6 +134,7 @@ def assemble_over(config: Config, grid: Grid, patience: Patience) -> Experiment:
             )
     nobody = Shares(dataset.train.inputs, dataset.train.targets, [])
     experiment = put_together(config, dataset, nobody, ratios, samples, partial(NodesEngine, nodes))
+    experiment.node_keys = nodes.node_keys()
     experiment.consult = NodesEngine(nodes, experiment.job).consult
     return experiment
 
@@ -151,3 +152,9 @@ def read_roster(config: Config) -> dict[int, Card]:
     except (ValueError, TypeError) as error:
         path = config.directory / CLIENTS_FILE
         raise UserError(f"cannot read {path}: {error}; delete it, and the nodes are asked anew") from error
+
+
+def read_keys(config: Config) -> dict[int, str]:
+    """Return, by client, the digest of its node's key in the run that the directory holds, as far as there are any."""
+    told = read_clients(config.directory).get(config.name, {"node_keys": []})
+    return {client: key for client, key in enumerate(told["node_keys"]) if key}

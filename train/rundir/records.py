@@ -108,7 +108,11 @@ def read_clients(directory: Path) -> dict[str, dict[str, Any]]:
         told = json.loads(path.read_text(encoding="utf-8"))
         for its in told.values():
             np.array(its["samples"], dtype=np.int64)  # numbers, whatever else
-        return {name: {key: its[key] for key in ("samples", "keep_ratios", "classes")} for name, its in told.items()}
+        keys = ("samples", "keep_ratios", "classes")
+        return {
+            name: {key: its[key] for key in keys} | {"node_keys": [str(key) for key in its.get("node_keys", [])]}
+            for name, its in told.items()
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"cannot read {path}: {error}; delete it, and it is written anew") from error
 
@@ -136,7 +140,7 @@ def _describe(part: Experiment) -> dict[str, object]:
         "samples": sizes,
         "keep_ratios": list(part.keep_ratios.values()),
         "classes": None if classes is None else classes.tolist(),
-    }
+    } | ({"node_keys": list(part.node_keys)} if part.node_keys else {})
 
 
 def _rounded(values: NDArray[np.float64]) -> list[float]:
