@@ -21,6 +21,7 @@ from train.data.cache import cached
 from train.data.reading import reading
 
 THREADS = 2  # decoders share Python's lock: a third thread was measured to slow the others down
+Shape = tuple[int, int, int]  # (channels, height, width)
 CHUNK = 500  # images a thread decodes at a time
 
 
@@ -36,18 +37,18 @@ class Images(NamedTuple):
     lossy: str = ""
 
 
-def read_parquet(files: Sequence[Path], label: str, channels: int, limit: int | None = None) -> Images:
+def read_parquet(files: Sequence[Path], label: str, shape: Shape, limit: int | None = None) -> Images:
     """Read the shards of one split.
 
     Args:
         files: the shards, in order.
         label: name of the label column; the images are in the column `img` or `image`.
-        channels: 3 for color, 1 for gray; other images are converted.
-        limit: read just the first so many rows.
+        shape: (channels, height, width); other colors are converted, other sizes are refused.
+        limit: read only the first so many rows.
 
     Raises:
-        UserError: a file is damaged, holds nothing, has no such columns or no numbers for labels, or images that differ
-            in size or cannot be decoded.
+        UserError: a file is damaged, holds nothing, has no such columns or no numbers for labels, or images of another
+            size or that cannot be decoded.
     """
     rows = list(islice(_rows(files, label), limit))
     where = files[0] if len(files) == 1 else files[0].parent
@@ -56,7 +57,7 @@ def read_parquet(files: Sequence[Path], label: str, channels: int, limit: int | 
     encoded, labels = zip(*rows, strict=True)
     with reading(where):
         classes = class_names(files[0], label)
-        return Images(decode(encoded, channels), torch.tensor(labels), classes, lossy_encoding(encoded[0]))
+        return Images(decode(encoded, shape), torch.tensor(labels), classes, lossy_encoding(encoded[0]))
 
 
 def lossy_encoding(file: bytes) -> str:
@@ -108,37 +109,41 @@ def _next_rows(file: Path, batches: Iterator[Any], image: str, label: str) -> li
     return rows
 
 
-def decode(encoded: Iterable[bytes], channels: int) -> Tensor:
-    """Decode image files of one size and one format into a uint8 tensor (images, channels, height, width); once.
+def decode(encoded: Iterable[bytes], shape: Shape) -> Tensor:
+    """Decode image files of one format into a uint8 tensor (images, channels, height, width), once on a machine.
+
+    The sizes that the files state are checked before their pixels are decoded: a small file may hold a huge image.
 
     Raises:
-        UserError: the images differ in size.
+        ValueError: an image has another size.
     """
     from PIL import __version__ as decoder  # noqa: PLC0415 - heavy
 
     encoded = list(encoded)
-    mode = {1: "L", 3: "RGB"}[channels]
-    return cached(encoded, f"{mode} {decoder}", lambda: _decode(encoded, mode, channels))
+    mode = {1: "L", 3: "RGB"}[shape[0]]
+    return cached(encoded, f"{mode} {decoder}", lambda: _decode(encoded, mode, shape))
 
 
-def _decode(encoded: Sequence[bytes], mode: str, channels: int) -> Tensor:
+def _decode(encoded: Sequence[bytes], mode: str, shape: Shape) -> Tensor:
     from PIL import Image  # noqa: PLC0415 - heavy
 
     with Image.open(BytesIO(encoded[0])) as first:
-        size, formats = first.size, (first.format or "",)  # naming the format halves the time: no guessing
+        formats = (first.format or "",)  # naming the format halves the time: no guessing
+
+    channels, height, width = shape
 
     def pixels(chunk: Sequence[bytes]) -> bytes:
         parts = []
         for file in chunk:
             with Image.open(BytesIO(file), formats=formats) as image:
-                if image.size != size:
-                    raise UserError(f"images differ in size: {size} and {image.size}")
+                if image.size != (width, height):
+                    held = "{}x{}".format(*image.size)
+                    raise ValueError(f"an image has {held} pixels, not {width}x{height}")
                 parts.append((image if image.mode == mode else image.convert(mode)).tobytes())
         return b"".join(parts)
 
     chunks = [encoded[start : start + CHUNK] for start in range(0, len(encoded), CHUNK)]
     with ThreadPoolExecutor(THREADS) as pool:
         raw = bytearray().join(pool.map(pixels, chunks))
-    width, height = size
     images = np.frombuffer(raw, dtype=np.uint8).reshape(-1, height, width, channels)
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()

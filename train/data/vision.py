@@ -10,7 +10,7 @@ from torch import Tensor
 from sharding.errors import UserError
 from train.data.cifar100_classes import coarse_labels
 from train.data.dataset import Dataset, Split, flip, standardize
-from train.data.images import Images, read_parquet
+from train.data.images import Images, Shape, read_parquet
 from train.data.reading import reading
 
 
@@ -33,7 +33,7 @@ class Source:
     marker: str
     label: str
     num_classes: int
-    shape: tuple[int, int, int]
+    shape: Shape
     augment: Callable[[Tensor, torch.Generator], Tensor] | None
     samples: tuple[int, int]
     encoding: str = ""
@@ -114,7 +114,7 @@ def _read(name: str, root: Path, training: bool, download: bool, limit: int | No
     for folder_name in source.folders:
         shards = _shards(root / folder_name, ("train",) if training else ("test", "valid"))
         if shards:
-            return read_parquet(shards, source.label, source.shape[0], limit)
+            return read_parquet(shards, source.label, source.shape, limit)
     from train.data import official  # noqa: PLC0415 - torchvision is heavy
 
     target = root / source.folders[0]

@@ -108,9 +108,9 @@ def test_color_and_gray_are_converted_to_what_the_dataset_has(tmp_path: Path) ->
             [np.zeros((32, 32, 3), np.uint8), np.zeros((32, 30, 3), np.uint8)],
             [0, 1],
             "label",
-            "differ in size",
+            "an image has 30x32 pixels",
         ),
-        ([np.zeros((28, 28, 3), np.uint8)], [0], "label", r"shape \(3, 28, 28\) .* expected \(3, 32, 32\)"),
+        ([np.zeros((28, 28, 3), np.uint8)], [0], "label", "an image has 28x28 pixels, not 32x32"),
         ([np.zeros((32, 32, 3), np.uint8)], [10], "label", "labels up to 10; expected .* labels below 10"),
     ],
 )
