@@ -1,8 +1,11 @@
 """Files that are no configuration, and data that are damaged: refused in one line, with exit code 2."""
 
 import io
+import os
 import sys
+import time
 from pathlib import Path
+from threading import Thread
 
 import h5py
 import numpy as np
@@ -47,6 +50,7 @@ FILES = {
     "a list as key": (b"{[1]: 2}", "is not valid YAML"),
     "two documents": (b"a: 1\n---\nb: 2", "is not valid YAML"),
     "a date": (b"name: 2020-13-45", "is not valid YAML"),
+    "too long": (b"#" * 2**20 + b"\nname: x", "more than 1,048,576 bytes"),
 }
 
 
@@ -54,6 +58,23 @@ FILES = {
 def test_a_wrong_config_file(capsys, content, words):
     Path("config.yaml").write_bytes(content)
     refused(capsys, ["run", "config.yaml"], words)
+
+
+def test_a_config_that_has_no_end(capsys):
+    refused(capsys, ["run", "/dev/zero"], "more than 1,048,576 bytes")
+
+
+def test_a_pipe_that_no_process_writes_to_is_empty(capsys):
+    os.mkfifo("config.yaml")
+    refused(capsys, ["run", "config.yaml"], "the config lacks 'name'")
+
+
+def test_a_config_may_come_through_a_pipe():
+    os.mkfifo("config.yaml")
+    held = os.open("config.yaml", os.O_RDWR)
+    os.write(held, Path(QUICKSTART).read_bytes())
+    Thread(target=lambda: (time.sleep(0.2), os.close(held))).start()
+    assert main(["inspect", "config.yaml"]) == 0
 
 
 def test_a_config_may_have_a_byte_order_mark():

@@ -1,5 +1,6 @@
 """YAML from users: UTF-8, and every key once; and values in it for them."""
 
+import os
 from collections.abc import Hashable
 from math import inf
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 import yaml
 
 from sharding.errors import UserError, nearest, shown
+
+LONGEST = 2**20  # bytes of a file
 
 
 class _Loader(yaml.SafeLoader):
@@ -55,10 +58,15 @@ def read_yaml(path: Path) -> Any:
     """Return what a file says in YAML.
 
     Raises:
-        UserError: there is no such file, or it is not in UTF-8, or `parse_yaml` refuses it.
+        UserError: there is no such file, or it is too long, or not in UTF-8, or `parse_yaml` refuses it.
     """
     try:
-        return parse_yaml(path.read_text(encoding="utf-8-sig"))
+        with open(path, "rb", opener=_open_at_once) as file:
+            os.set_blocking(file.fileno(), True)
+            content = file.read(LONGEST + 1)
+        if len(content) > LONGEST:
+            raise UserError(f"the file has more than {LONGEST:,} bytes, which no configuration needs")
+        return parse_yaml(content.decode("utf-8-sig"))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     except UnicodeDecodeError as error:
@@ -66,6 +74,11 @@ def read_yaml(path: Path) -> Any:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"cannot read the config {shown(str(path))}{_nearest_file(path)}: {reason}") from error
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file; a pipe that no process writes to is empty instead of a wait without end."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def in_yaml(value: object) -> str:
