@@ -1,0 +1,32 @@
+"""Train with spectral shards: simulated clients or a Flower federation, from a configuration to reports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import nn
+
+__all__ = ["load_model"]
+
+
+def load_model(directory: Path | str, best: bool = False) -> nn.Module:
+    """Build the model of a run on the CPU, load its trained weights and set it to evaluation mode.
+
+    The data are not needed.
+
+    Args:
+        directory: of the run, as ``"runs/quickstart-collective-0"``.
+        best: load the weights that had the best evaluation, rather than those of the last round.
+
+    Returns:
+        The model; of a run with tasks, an `nn.ModuleDict` with one model a task.
+
+    Raises:
+        UserError: the directory holds no run, or no model that can be read.
+    """
+    from train.rundir.model_file import read_model  # noqa: PLC0415  # the command line answers Ctrl-C before torch loads
+
+    return read_model(directory, best)

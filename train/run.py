@@ -23,7 +23,16 @@ from train.pilots import teach
 from train.rounds import run_rounds
 from train.rundir.checkpoint import find_checkpoint
 from train.rundir.directory import RunDirectory, is_finished, plain
-from train.rundir.files import CLIENTS_FILE, CONFIG_FILE, LAYERS_FILE, METRICS_FILE, MODEL_FILE, PROVENANCE_FILE
+from train.rundir.files import (
+    CHECKPOINT_FILE,
+    CLIENTS_FILE,
+    CONFIG_FILE,
+    LAYERS_FILE,
+    METRICS_FILE,
+    MODEL_FILE,
+    PROVENANCE_FILE,
+)
+from train.rundir.model_file import save_model
 from train.rundir.provenance import Provenance, describe_start, keep_device
 from train.rundir.records import Clients, check_clients, describe_clients
 from train.runtime.files import write_whole
@@ -79,6 +88,8 @@ def _train(config: Config, callbacks: Sequence[Callback], resume: bool, build: B
         with stop_on_request() as request, closing(open_callbacks(experiment, lines, request)) as own:
             enter("trains its first round" if start == 0 else f"resumes with round {start + 1}")
             done = run_rounds(experiment, start, [*own, *callbacks, LostRounds(config.rounds)])
+            rounds = start if done is None else done.number + 1
+            save_model(config.directory / MODEL_FILE, experiment.result, rounds, experiment.parts)
             if done is not None and not done.last:
                 request.heed()
     finally:
@@ -137,8 +148,8 @@ def _go_back(config: Config, experiment: Experiment | MultiModel) -> tuple[int, 
         where, checkpoint = found
         checkpoint.restore(experiment.model, experiment.sampler, keepers_of(experiment.parts))
         start = checkpoint.rounds
-        if where.name != MODEL_FILE:  # else the next checkpoint would push it out
-            where.replace(config.directory / MODEL_FILE)
+        if where.name != CHECKPOINT_FILE:  # else the next checkpoint would push it out
+            where.replace(config.directory / CHECKPOINT_FILE)
     if start < len(lines):
         log.warning("%s: rounds %d to %d are run again", config.directory, start, len(lines) - 1)
     keep_lines(path, start)

@@ -15,7 +15,7 @@ from train.__main__ import main
 from train.callbacks import EachRound
 from train.config.schema import Config, load_config
 from train.run import run
-from train.rundir.files import METRICS_FILE, MODEL_FILE
+from train.rundir.files import CHECKPOINT_FILE, METRICS_FILE
 
 REPOSITORY = Path(__file__).parents[2]
 QUICKSTART = "configs/quickstart.yaml"
@@ -43,7 +43,7 @@ def _is_time(key: str) -> bool:
 
 
 def model_of(directory: Path) -> bytes:
-    return (directory / MODEL_FILE).read_bytes()
+    return (directory / CHECKPOINT_FILE).read_bytes()
 
 
 def assert_same(directory: Path, whole: Path) -> None:

@@ -29,15 +29,17 @@ from tests.train.runs import (
     tiny,
     wait_until,
 )
+from train import load_model
 from train.__main__ import main
 from train.callbacks import EachRound
 from train.compare import compare, plan_cells
 from train.config.yaml_text import read_yaml
 from train.run import run
-from train.rundir.checkpoint import Checkpoint, SpoiledError
+from train.rundir.checkpoint import Checkpoint, SpoiledError, rounds_of
 from train.rundir.directory import RunDirectory, is_finished, is_measured
 from train.rundir.files import (
     BEST_FILE,
+    CHECKPOINT_FILE,
     CLIENTS_FILE,
     CONFIG_FILE,
     LOCK_FILE,
@@ -170,7 +172,7 @@ def test_what_no_result_depends_on_may_change_on_the_way(tmp_path):
 @pytest.mark.parametrize("key", ["samples", "classes"])
 def test_it_goes_on_with_no_other_data(key, tmp_path):
     run(tiny(tmp_path, *OPTIONS))
-    (tmp_path / MODEL_FILE).unlink()  # so that there are rounds to run again
+    (tmp_path / CHECKPOINT_FILE).unlink()  # so that there are rounds to run again
     path = tmp_path / CLIENTS_FILE
     clients = json.loads(path.read_text())
     clients["quickstart"][key].reverse()
@@ -209,20 +211,20 @@ SPOILED = {
 def test_a_spoiled_checkpoint_falls_back_to_the_one_before_and_says_so(spoil, tmp_path, whole, caplog):
     config = tiny(tmp_path / "run", *OPTIONS)
     cut_off(config, after=2)
-    path = config.directory / MODEL_FILE
+    path = config.directory / CHECKPOINT_FILE
     content = path.read_bytes()
     assert spoil(content) != content
     path.write_bytes(spoil(content))
     run(config, resume=True)
     assert_same(config.directory, whole)
-    assert f"{MODEL_FILE} cannot be used" in caplog.text
+    assert f"{CHECKPOINT_FILE} cannot be used" in caplog.text
     assert "rounds 2 to 2 are run again" in caplog.text
 
 
 def test_without_any_checkpoint_it_starts_again_and_says_so(tmp_path, whole, caplog):
     config = tiny(tmp_path / "run", *OPTIONS)
     cut_off(config, after=2)
-    for name in (MODEL_FILE, PREVIOUS_FILE):
+    for name in (CHECKPOINT_FILE, PREVIOUS_FILE):
         (config.directory / name).unlink()
     run(config, resume=True)
     assert_same(config.directory, whole)
@@ -257,14 +259,18 @@ def test_a_run_is_finished_when_its_model_is_there_and_sound(tmp_path, whole):
     config = tiny(tmp_path / "run", *OPTIONS)
     shutil.copytree(whole, config.directory)
     assert is_finished(config)
-    path = config.directory / MODEL_FILE
+    (config.directory / MODEL_FILE).unlink()
+    assert not is_finished(config)
+    run(config, resume=True)  # trains nothing, and writes the model
+    assert (config.directory / MODEL_FILE).read_bytes() == (whole / MODEL_FILE).read_bytes()
+    path = config.directory / CHECKPOINT_FILE
     content = path.read_bytes()
     for spoiled in (content[:100], content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]):
         path.write_bytes(spoiled)
         assert not is_finished(config)
         run(config, resume=True)
         assert_same(config.directory, whole)
-    for name in (MODEL_FILE, PREVIOUS_FILE):
+    for name in (CHECKPOINT_FILE, PREVIOUS_FILE):
         (config.directory / name).unlink()
     assert is_measured(config)  # all that a table needs
     assert not is_finished(config)
@@ -276,7 +282,7 @@ def test_a_run_is_finished_when_its_model_is_there_and_sound(tmp_path, whole):
 def test_a_checkpoint_of_another_version_is_kept(number, told, tmp_path, whole):
     config = tiny(tmp_path / "run", *OPTIONS)
     shutil.copytree(whole, config.directory)
-    path = config.directory / MODEL_FILE
+    path = config.directory / CHECKPOINT_FILE
     path.write_bytes(path.read_bytes().replace(rb"\"format\": 2", rb"\"format\": %d" % number))
     before = path.read_bytes()
     with pytest.raises(UserError, match=f"in format {number}, that of {told} version"):
@@ -284,17 +290,40 @@ def test_a_checkpoint_of_another_version_is_kept(number, told, tmp_path, whole):
     assert path.read_bytes() == before
 
 
+def test_a_run_of_an_earlier_version_is_neither_resumed_nor_loaded(tmp_path, whole):
+    config = tiny(tmp_path / "run", *OPTIONS)
+    shutil.copytree(whole, config.directory)
+    (config.directory / CHECKPOINT_FILE).replace(config.directory / MODEL_FILE)  # as it was called
+    before = (config.directory / MODEL_FILE).read_bytes()
+    with pytest.raises(UserError, match="earlier version"):
+        run(config, resume=True)
+    with pytest.raises(UserError, match="earlier version"):
+        load_model(config.directory)
+    assert (config.directory / MODEL_FILE).read_bytes() == before
+
+
+def test_a_model_that_is_not_there_or_torn_cannot_be_loaded(tmp_path, whole):
+    with pytest.raises(UserError, match=f"holds no run: {CONFIG_FILE}"):
+        load_model(tmp_path)
+    shutil.copy(whole / CONFIG_FILE, tmp_path)
+    with pytest.raises(UserError, match="--resume"):
+        load_model(tmp_path)
+    (tmp_path / MODEL_FILE).write_bytes((whole / MODEL_FILE).read_bytes()[:-100])
+    with pytest.raises(UserError, match="damaged"):
+        load_model(str(tmp_path))
+
+
 def test_a_checkpoint_of_another_model_is_told(whole):
     with pytest.raises(SpoiledError, match="it is of another model: "):
-        Checkpoint.read(whole / MODEL_FILE).must_fit(pytest.importorskip("torch").nn.Linear(2, 2))
+        Checkpoint.read(whole / CHECKPOINT_FILE).must_fit(pytest.importorskip("torch").nn.Linear(2, 2))
 
 
 def test_two_checkpoints_and_the_best_model_are_kept_readable_by_the_group(whole):
     lines = read(whole)
     accuracies = [line["test_accuracy"] for line in lines]
-    assert Checkpoint.read(whole / MODEL_FILE).rounds == 4
+    assert Checkpoint.read(whole / CHECKPOINT_FILE).rounds == 4
     assert Checkpoint.read(whole / PREVIOUS_FILE).rounds == 3
-    assert Checkpoint.read(whole / BEST_FILE).rounds == accuracies.index(max(accuracies)) + 1
+    assert rounds_of(whole / BEST_FILE, "model") == accuracies.index(max(accuracies)) + 1
     mask = os.umask(0)
     os.umask(mask)
     for path in whole.iterdir():
@@ -321,7 +350,7 @@ def test_a_signal_stops_a_run_after_the_round_under_way(number, tmp_path, whole)
     with pytest.raises(Stopped) as stopped:
         run(config, [EachRound(tell)])
     assert stopped.value.signal == number
-    assert len(read(config.directory)) == Checkpoint.read(config.directory / MODEL_FILE).rounds == 2
+    assert len(read(config.directory)) == Checkpoint.read(config.directory / CHECKPOINT_FILE).rounds == 2
     run(config, resume=True)
     assert_same(config.directory, whole)
 
@@ -373,7 +402,7 @@ def test_who_comes_second_into_a_new_directory_is_refused(tmp_path):
 HOLD = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX); print(1, flush=True); input()"
 
 
-@pytest.mark.parametrize("name", [MODEL_FILE, BEST_FILE, "summary.md", "accuracy_vs_bytes.png"])
+@pytest.mark.parametrize("name", [CHECKPOINT_FILE, BEST_FILE, "summary.md", "accuracy_vs_bytes.png"])
 def test_a_file_that_is_not_ours_is_never_overwritten(name, tmp_path):
     config = tiny(tmp_path / "run", *OPTIONS)
     config.directory.mkdir()
@@ -387,10 +416,10 @@ def test_a_file_that_is_not_ours_is_never_overwritten(name, tmp_path):
 def test_a_checkpoint_without_its_run_is_neither_loaded_nor_overwritten(tmp_path, whole):
     config = tiny(tmp_path / "run", *OPTIONS)
     config.directory.mkdir()
-    shutil.copy(whole / MODEL_FILE, config.directory)
-    with pytest.raises(UserError, match=f"already has a {MODEL_FILE}"):
+    shutil.copy(whole / CHECKPOINT_FILE, config.directory)
+    with pytest.raises(UserError, match=f"already has a {CHECKPOINT_FILE}"):
         run(config)
-    with pytest.raises(UserError, match=f"holds {MODEL_FILE} but no {CONFIG_FILE}"):
+    with pytest.raises(UserError, match=f"holds {CHECKPOINT_FILE} but no {CONFIG_FILE}"):
         run(config, resume=True)
 
 
@@ -443,7 +472,7 @@ def test_a_run_refused_in_its_first_round_leaves_nothing_behind(tmp_path, monkey
 def test_what_a_dead_process_was_writing_is_cleared_away(tmp_path):
     config = tiny(tmp_path / "run", *OPTIONS)
     cut_off(config, after=0)
-    for name in (f"{MODEL_FILE}.tmp", ".tmpAbC123", "notes.tmp"):
+    for name in (f"{CHECKPOINT_FILE}.tmp", ".tmpAbC123", "notes.tmp"):
         (config.directory / name).write_text("half")
     run(config, resume=True)
     assert [path.name for path in config.directory.glob("*tmp*")] == ["notes.tmp"]
@@ -462,7 +491,7 @@ def test_a_full_disk_is_one_line_and_loses_no_checkpoint(tmp_path, whole):
             run(config, [EachRound(fill)])
 
     assert in_a_process(action) == 0
-    assert Checkpoint.read(config.directory / MODEL_FILE).rounds == len(read(config.directory)) == 2
+    assert Checkpoint.read(config.directory / CHECKPOINT_FILE).rounds == len(read(config.directory)) == 2
     assert not list(config.directory.glob("*.tmp"))
     run(config, resume=True)
     assert_same(config.directory, whole)
@@ -527,7 +556,7 @@ def test_a_signal_stops_what_runs_and_what_waits(tmp_path):
     with pytest.raises(Stopped):
         compare(cells, stop, jobs=1)
     lines = read(cells[0].directory)
-    assert Checkpoint.read(cells[0].directory / MODEL_FILE).rounds == len(lines)
+    assert Checkpoint.read(cells[0].directory / CHECKPOINT_FILE).rounds == len(lines)
     assert not cells[1].directory.exists()
     assert not active_children()
 

@@ -8,6 +8,7 @@ import torch
 
 from tests.train.runs import QUICKSTART, cut_off_and_resumed, read, without_times
 from tests.train.test_runs import Tampering, scaled
+from train import load_model
 from train.callbacks import EachRound
 from train.config.schema import load_config
 from train.engines.local import evaluate
@@ -15,7 +16,7 @@ from train.multi_model import assemble_models, local_losses, signals, train
 from train.rounds import run_rounds
 from train.run import run
 from train.rundir.checkpoint import Checkpoint
-from train.rundir.files import MODEL_FILE
+from train.rundir.files import CHECKPOINT_FILE
 from train.runtime.clock import Clock
 
 TASKS = "{one: {data: {partition: iid}}, two: {seed: 5, keep_ratio: 0.5, model: {hidden: [16, 32, 16]}}}"
@@ -38,11 +39,11 @@ def tiny(output, *overrides):
 def test_each_models_average_is_evaluated_and_kept(tmp_path):
     config = tiny(tmp_path / "run")
     last = read(run(config))[-1]
-    state, tasks = Checkpoint.read(config.directory / MODEL_FILE).state, assemble_models(config)
+    state, tasks = Checkpoint.read(config.directory / CHECKPOINT_FILE).state, assemble_models(config)
+    models = load_model(config.directory)
     for name, part in tasks.parts.items():
         assert int(state[f".average/{name}/n_averaged"]) == config.rounds
-        part.model.load_state_dict({key: state[f".average/{name}/module.{key}"] for key in part.model.state_dict()})
-        accuracy, loss = evaluate(part.model, part.dataset, part.dataset.test)
+        accuracy, loss = evaluate(models[name], part.dataset, part.dataset.test)
         assert (last[f"{name}/test_accuracy"], last[f"{name}/test_loss"]) == (accuracy, loss)
 
 

@@ -13,6 +13,7 @@ from sharding.client_sampling import SAMPLERS
 from sharding.factorization import num_terms, shardable_layers
 from sharding.rng import generator
 from tests.train.runs import RESNET, assert_same, cut_off, cut_off_and_resumed, read, tiny, without_times
+from train import load_model
 from train.callbacks import Callback, EachRound
 from train.callbacks.stopping import DivergedError, LostRounds
 from train.engines import ENGINES
@@ -20,8 +21,8 @@ from train.engines.local import evaluate
 from train.experiment import assemble, assign_keep_ratios, find_engine
 from train.rounds import run_rounds
 from train.run import run
-from train.rundir.checkpoint import Checkpoint
-from train.rundir.files import BEST_FILE, MODEL_FILE
+from train.rundir.checkpoint import Checkpoint, rounds_of
+from train.rundir.files import BEST_FILE, CHECKPOINT_FILE
 
 REQUIRED = {
     *("round", "test_accuracy", "test_loss", "train_loss", "anme", "discrepancy"),
@@ -177,12 +178,12 @@ def test_the_average_is_evaluated_and_kept_and_does_not_change_what_is_trained(t
     last, places = tiny(tmp_path / "last", "result=last", "rounds=4", "checkpoint_every=1"), []
 
     def look(metrics):
-        places.append(Checkpoint.read(last.directory / MODEL_FILE).state)
+        places.append(Checkpoint.read(last.directory / CHECKPOINT_FILE).state)
 
     run(last, [EachRound(look)])
     config = tiny(tmp_path / "average", "result=average", "rounds=4")
     lines = read(run(config))
-    held, plain = Checkpoint.read(config.directory / MODEL_FILE), places[-1]
+    held, plain = Checkpoint.read(config.directory / CHECKPOINT_FILE), places[-1]
     assert all(torch.equal(held.state[name], tensor) for name, tensor in plain.items())
     expected = places[0]
     for t, place in enumerate(places, start=1):
@@ -196,10 +197,11 @@ def test_the_average_is_evaluated_and_kept_and_does_not_change_what_is_trained(t
     assert (lines[-1]["test_accuracy"], lines[-1]["test_loss"]) == (accuracy, loss)
     assert [line["train_loss"] for line in lines] == [line["train_loss"] for line in read(last.directory)]
     best = max(lines, key=lambda line: line["test_accuracy"])
-    file = Checkpoint.read(config.directory / BEST_FILE)
-    file.restore(experiment.model)
-    assert file.rounds == best["round"] + 1
-    assert evaluate(experiment.model, experiment.dataset, experiment.dataset.test)[0] == best["test_accuracy"]
+    assert rounds_of(config.directory / BEST_FILE, "model") == best["round"] + 1
+    for its_best, line in ((True, best), (False, lines[-1])):
+        model = load_model(config.directory, its_best)
+        assert not model.training
+        assert evaluate(model, experiment.dataset, experiment.dataset.test)[0] == line["test_accuracy"]
 
 
 def test_the_average_is_resumed(tmp_path):
@@ -413,7 +415,7 @@ def test_the_training_set_is_evaluated_whole_and_changes_nothing(tmp_path):
     first, last = read(run(config))
     assert "train_set_loss" not in first
     experiment = assemble(config)
-    Checkpoint.read(config.directory / MODEL_FILE).restore(experiment.model)
+    Checkpoint.read(config.directory / CHECKPOINT_FILE).restore(experiment.model)
     assert sum(experiment.num_samples.values()) == len(experiment.training)
     expected = evaluate(experiment.model, experiment.dataset, experiment.training)
     assert (last.pop("train_set_accuracy"), last.pop("train_set_loss")) == expected

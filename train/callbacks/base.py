@@ -16,9 +16,10 @@ class FinishedRound:
 
     Attributes:
         number: t, from 0.
-        metrics: of the round; a callback may add to them for those that come after it.
+        metrics: of the round; a callback may add to them for the callbacks after it.
         plans: what was sent, by model.
-        last: whether the run ends with this round; a callback may decide so.
+        last: whether the run ends with this round. `EarlyStop` sets it before the round is written; a callback that
+            sets it later ends the run without a checkpoint of this round.
         interrupted: whether the run was asked to stop after this round.
     """
 

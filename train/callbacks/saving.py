@@ -8,7 +8,7 @@ from train.experiment import Experiment
 from train.multi_model import MultiModel
 from train.rundir.checkpoint import Checkpoint, Keeper, save_checkpoint
 from train.rundir.files import BEST_FILE
-from train.runtime.files import write_whole
+from train.rundir.model_file import save_model
 
 
 class SaveCheckpoints(Callback):
@@ -55,8 +55,8 @@ class SaveBest(Callback):
         accuracy = done.metrics.get("test_accuracy")
         if isinstance(accuracy, float) and accuracy > self._best:
             self._best = accuracy
-            model = Checkpoint.of(self._experiment.result, done.number + 1)
-            write_whole(self._experiment.config.directory / BEST_FILE, model.to_bytes())
+            its = self._experiment
+            save_model(its.config.directory / BEST_FILE, its.result, done.number + 1, its.parts)
 
 
 def keepers_of(parts: Mapping[str, Experiment]) -> dict[str, Keeper]:

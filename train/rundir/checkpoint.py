@@ -23,12 +23,13 @@ from torch import Tensor, nn
 
 from sharding.client_sampling import Sampler
 from sharding.errors import UserError
-from train.rundir.files import MODEL_FILE, PREVIOUS_FILE
+from train.rundir.files import CHECKPOINT_FILE, PREVIOUS_FILE
 from train.runtime.files import write_whole
 
 log = logging.getLogger(__name__)
 
 FORMAT = 2
+KEY = "checkpoint"
 BESIDE = "."  # begins the names of what is kept beside the model: no part of a tensor's name is empty
 
 
@@ -84,8 +85,8 @@ class Checkpoint:
             UserError: it was written by another version.
         """
         try:
+            told = metadata_of(path, KEY)
             with safetensors.safe_open(path, framework="pt") as file:
-                told = _told(file.metadata())
                 state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
             _refuse_other_format(path, told)
             read = cls(int(told["rounds"]), state, told["gradient_norms"])
@@ -107,7 +108,7 @@ class Checkpoint:
             "gradient_norms": self.gradient_norms,
             "checksum": self.checksum(),
         }
-        return safetensors.torch.save(self.state, {"checkpoint": json.dumps(told)})  # one key: several are in any order
+        return safetensors.torch.save(self.state, {KEY: json.dumps(told)})  # one key: several are in any order
 
     def checksum(self) -> str:
         """Return the digest of all that it holds."""
@@ -143,11 +144,20 @@ class Checkpoint:
         return {name: tensor for name, tensor in self.state.items() if not name.startswith(BESIDE)}
 
 
-def rounds_of(path: Path) -> int | None:
-    """Return the rounds that a checkpoint says it has, without a look at its content; None where it says nothing."""
+def metadata_of(path: Path, key: str) -> dict[str, Any]:
+    """Return what a file of tensors says of itself under a key.
+
+    Raises:
+        KeyError: it says nothing.
+    """
+    with safetensors.safe_open(path, framework="pt") as file:
+        return dict(json.loads((file.metadata() or {})[key]))
+
+
+def rounds_of(path: Path, key: str = KEY) -> int | None:
+    """Return how many rounds the header of a checkpoint or model names; None where it names none."""
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            return int(_told(file.metadata())["rounds"])
+        return int(metadata_of(path, key)["rounds"])
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError):
         return None
 
@@ -158,7 +168,7 @@ def save_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
     Raises:
         RunError: it cannot be written; those that were there still are.
     """
-    write_whole(directory / MODEL_FILE, checkpoint.to_bytes(), keep=directory / PREVIOUS_FILE)
+    write_whole(directory / CHECKPOINT_FILE, checkpoint.to_bytes(), keep=directory / PREVIOUS_FILE)
 
 
 def find_checkpoint(directory: Path, rounds: int, model: nn.Module | None = None) -> tuple[Path, Checkpoint] | None:
@@ -172,7 +182,7 @@ def find_checkpoint(directory: Path, rounds: int, model: nn.Module | None = None
     Raises:
         UserError: one was written by another version.
     """
-    for path in (directory / MODEL_FILE, directory / PREVIOUS_FILE):
+    for path in (directory / CHECKPOINT_FILE, directory / PREVIOUS_FILE):
         if not path.exists():
             continue
         try:
@@ -185,11 +195,6 @@ def find_checkpoint(directory: Path, rounds: int, model: nn.Module | None = None
             return path, checkpoint
         log.info("%s is of round %d, but there are metrics of %d only", path, checkpoint.rounds, rounds)
     return None
-
-
-def _told(metadata: dict[str, str] | None) -> dict[str, Any]:
-    """Return what a file says of itself."""
-    return dict(json.loads((metadata or {})["checkpoint"]))
 
 
 def _refuse_other_format(path: Path, told: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from train.config.naming import FREE
 from train.config.registries import SCHEDULES
 from train.config.schema import Config, check_config, flatten, is_named
 from train.rundir.checkpoint import find_checkpoint, rounds_of
-from train.rundir.files import CONFIG_FILE, LOCK_FILE, METRICS_FILE, MODEL_FILE, PILOTS_FILE, RUN_FILES
+from train.rundir.files import CHECKPOINT_FILE, CONFIG_FILE, LOCK_FILE, METRICS_FILE, MODEL_FILE, PILOTS_FILE, RUN_FILES
 from train.runtime.errors import writing
 from train.runtime.files import UNFINISHED
 from train.runtime.jsonl import has_ended, read_lines
@@ -100,13 +100,16 @@ class RunDirectory:
 
     def has_something(self) -> bool:
         """Return whether there is a finished round or pilot, from which the run can resume."""
-        return any(_size(self.path / name) for name in (METRICS_FILE, MODEL_FILE, PILOTS_FILE))
+        return any(_size(self.path / name) for name in (METRICS_FILE, CHECKPOINT_FILE, PILOTS_FILE))
 
 
 def is_finished(config: Config) -> bool:
-    """Return whether the run has come to its end: metrics and a readable checkpoint of all rounds."""
-    found = find_checkpoint(config.directory, config.rounds) if is_measured(config) else None
-    return found is not None and found[1].rounds == _end(config)
+    """Return whether the run has ended: there are metrics, a readable checkpoint and the model of all rounds."""
+    end = _end(config)
+    if end is None or rounds_of(config.directory / MODEL_FILE, "model") != end:
+        return False
+    found = find_checkpoint(config.directory, config.rounds)
+    return found is not None and found[1].rounds == end
 
 
 def is_measured(config: Config) -> bool:
@@ -114,7 +117,7 @@ def is_measured(config: Config) -> bool:
 
     Enough for a table. The model was on disk before the last line; somebody may have taken it away since.
     """
-    end, model = _end(config), config.directory / MODEL_FILE
+    end, model = _end(config), config.directory / CHECKPOINT_FILE
     return end is not None and (not model.exists() or rounds_of(model) == end)
 
 
@@ -220,6 +223,8 @@ def _check_alone(directory: Path) -> None:
 
 def _check_same(config: Config) -> None:
     path = config.directory / CONFIG_FILE
+    if rounds_of(config.directory / MODEL_FILE) is not None:  # where earlier versions kept the checkpoint
+        raise UserError(f"{path.parent} is of an earlier version and cannot be resumed; choose another output=…")
     try:
         held = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

@@ -2,16 +2,17 @@
 
 CONFIG_FILE = "config.yaml"  # what was asked for, with all defaults
 METRICS_FILE = "metrics.jsonl"  # a line a round
-MODEL_FILE = "model.safetensors"  # the newest checkpoint
-PREVIOUS_FILE = "model.previous.safetensors"  # the one before it
-BEST_FILE = "model.best.safetensors"  # the evaluated model of the round with the best test accuracy
+CHECKPOINT_FILE = "checkpoint.safetensors"  # the newest checkpoint
+PREVIOUS_FILE = "checkpoint.previous.safetensors"  # the one before it
+MODEL_FILE = "model.safetensors"  # the evaluated model of the last round, written when the run ends
+BEST_FILE = "model.best.safetensors"  # the evaluated model of the round with the best accuracy
 PROVENANCE_FILE = "provenance.json"  # what the run is made with besides its configuration
 CLIENTS_FILE = "clients.json"  # who has what
 LAYERS_FILE = "layers.jsonl"  # λ, π and ω of every layer, in some rounds
 PILOTS_FILE = "pilots.json"  # what pilots taught
 WANDB_FILE = "wandb.json"  # the run's id at Weights & Biases
 RUN_FILES = (
-    *(CONFIG_FILE, METRICS_FILE, MODEL_FILE, PREVIOUS_FILE, BEST_FILE),
+    *(CONFIG_FILE, METRICS_FILE, CHECKPOINT_FILE, PREVIOUS_FILE, MODEL_FILE, BEST_FILE),
     *(PROVENANCE_FILE, CLIENTS_FILE, LAYERS_FILE, PILOTS_FILE, WANDB_FILE),
 )
 LOCK_FILE = ".lock"  # held by the one who writes there

@@ -47,7 +47,7 @@ def lines(directory):
 
 
 def weights(directory):
-    return (directory / "model.safetensors").read_bytes()
+    return (directory / "checkpoint.safetensors").read_bytes()
 
 
 def wait_for(what, seconds=240.0):
@@ -161,7 +161,7 @@ def told_and_left_out(config, faults):
     for client, (_, why) in faults.items():
         assert re.search(why, line["failures"][str(client)])
     expected = with_participation(config.model_copy(update={"output": None}), set(faults))
-    held = load_file(config.directory / "model.safetensors")
+    held = load_file(config.directory / "checkpoint.safetensors")
     return all(torch.equal(expected[name], held[name]) for name in expected)
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from sharding.errors import UserError
 from tests.train.federate.nodes import Nodes
+from tests.train.runs import model_of
 from train.callbacks import EachRound
 from train.callbacks.stopping import DivergedError
 from train.engines import Update
@@ -54,7 +55,7 @@ def without_times(all_lines):
 
 
 def models_agree(one, other):
-    return (one.directory / "model.safetensors").read_bytes() == (other.directory / "model.safetensors").read_bytes()
+    return model_of(one.directory) == model_of(other.directory)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +310,7 @@ def test_a_size_that_nobody_can_check_outweighs_no_more_than_the_others_together
         nodes.bend[107] = boast
         over(ours, nodes)
         start = assemble(ours).model.state_dict()
-        end = load_file(ours.directory / "model.safetensors")
+        end = load_file(ours.directory / "checkpoint.safetensors")
         sizes[share] = {name: end[name] - value for name, value in start.items()}
         assert json.loads((ours.directory / "clients.json").read_text())["small"]["samples"][1] == 200_000
     assert any(not torch.equal(sizes[0.5][name], sizes[1.0][name]) for name in sizes[1.0])

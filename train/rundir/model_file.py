@@ -1,0 +1,82 @@
+"""A trained model on disk: plain dense weights, and all that is needed to build the model again without the data."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+import yaml
+from torch import nn
+
+from models import build_model
+from sharding.errors import UserError
+from train.config.schema import Config, check_config
+from train.experiment import Experiment
+from train.rundir.checkpoint import metadata_of
+from train.rundir.files import BEST_FILE, CONFIG_FILE, MODEL_FILE
+from train.runtime.files import write_whole
+
+KEY = "model"
+
+
+def save_model(path: Path, model: nn.Module, rounds: int, parts: Mapping[str, Experiment]) -> None:
+    """Write the weights of a model under their own names, with the sizes that `read_model` builds it from.
+
+    Args:
+        path: of the file.
+        model: evaluated model of a run; of a run with tasks, one module a task.
+        rounds: that it was trained for.
+        parts: of the run, by task.
+
+    Raises:
+        RunError: the disk is full, or cannot be written.
+    """
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    sizes = {
+        name: {"input_shape": part.dataset.input_shape, "num_classes": part.dataset.num_classes}
+        for name, part in parts.items()
+    }
+    write_whole(path, safetensors.torch.save(state, {KEY: json.dumps({"rounds": rounds, "sizes": sizes})}))
+
+
+def read_model(directory: Path | str, best: bool = False) -> nn.Module:
+    """Do what `train.load_model` says."""
+    config, path = _read_config(Path(directory)), Path(directory) / (BEST_FILE if best else MODEL_FILE)
+    if not path.exists():
+        raise UserError(f"{path} does not exist; the run writes it when it ends: resume the run with --resume")
+    try:
+        sizes = metadata_of(path, KEY)["sizes"]
+        model = _build(config, sizes)
+        model.load_state_dict(safetensors.torch.load_file(path))
+    except UserError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
+        why = f"it is damaged or of an earlier version ({error})"
+        raise UserError(f"cannot load {path}: {why}; train again with another output=…") from error
+    return model.eval()
+
+
+def _read_config(directory: Path) -> Config:
+    path = directory / CONFIG_FILE
+    try:
+        return check_config(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{directory} holds no run: {CONFIG_FILE} cannot be read ({error})") from error
+
+
+def _build(config: Config, sizes: Mapping[str, Any]) -> nn.Module:
+    """Build the model with random weights; torch's global generator stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        models = {
+            name: build_model(
+                part.model.name,
+                input_shape=tuple(sizes[name]["input_shape"]),
+                num_classes=sizes[name]["num_classes"],
+                **part.model.options,
+            )
+            for name, part in (config.task_configs() or {config.name: config}).items()
+        }
+    return nn.ModuleDict(models) if config.tasks else models[config.name]
