@@ -3,33 +3,29 @@
 import sys
 from pathlib import Path
 
+from docutils import nodes
+from latex2mathml.converter import convert
+from sphinx.application import Sphinx
+from sphinx.writers.html5 import HTML5Translator
+
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+sys.path.insert(0, str(ROOT))
 
 project = "Spectral sharding"
 copyright = "the authors, Apache-2.0"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 myst_enable_extensions = ["dollarmath", "deflist"]
 myst_heading_anchors = 3
-exclude_patterns = ["_build", "_generated"]
+exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = project
 html_static_path = ["_static"]
 html_css_files = ["tables.css"]
+html_math_renderer = "mathml"
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 napoleon_use_ivar = True
-
-import generate  # noqa: E402 - beside this file
-from docutils import nodes  # noqa: E402
-from latex2mathml.converter import convert  # noqa: E402
-from sphinx.application import Sphinx  # noqa: E402
-from sphinx.writers.html5 import HTML5Translator  # noqa: E402
-
-generate.write(Path(__file__).parent / "_generated")
-
-html_math_renderer = "mathml"
 
 
 def write_math(translator: HTML5Translator, node: nodes.math | nodes.math_block) -> None:
@@ -40,5 +36,5 @@ def write_math(translator: HTML5Translator, node: nodes.math | nodes.math_block)
 
 
 def setup(app: Sphinx) -> None:
-    """Tell Sphinx of it."""
+    """Register the renderer of formulas."""
     app.add_html_math_renderer("mathml", (write_math, None), (write_math, None))

@@ -142,7 +142,9 @@ def run(its: Experiment, asked: Asked) -> None:
     if strange := set(methods) - {*METHODS, *its.windows}:
         raise UserError(f"--only: {', '.join(sorted(strange))} is no method of {asked.study}; leave it out")
     train(its, asked, methods)
-    curves = dict(sorted(read_curves(asked.into / "curves.csv").items()))
+    suffix = "".join(f" {word}" for word in asked.overrides)
+    kept = sorted(read_curves(asked.into / "curves.csv").items())
+    curves = {name.removesuffix(suffix): its for name, its in kept if name.endswith(suffix)}
     text = [f"# Beyond the published algorithm: {its.title}", "", table(curves), *differences(curves)]
     write_summary(asked, text)
 
@@ -194,19 +196,19 @@ def table(curves: Mapping[str, Curve]) -> str:
             which = ", ".join(map(str, seeds))
             rows.append([method, last.rounds, moved, which, *told, difference(seeds, runs[BASELINE])])
     ways = (f"{100 * part:.0f} % of it" for part in parts)
-    head = ("method", "rounds", "GB", "seeds", *ways, "end", "best", f"end, less {BASELINE}'s")
+    head = ("method", "rounds", "GB", "seeds", *ways, "end", "best", f"end minus {BASELINE}")
     return markdown_table(head, rows)
 
 
 def differences(curves: Mapping[str, Curve]) -> list[str]:
-    """Return a sentence for each of `PAIRS` that has seeds in common, and an empty line before it."""
+    """Return a table of the last accuracies' differences, a row for each of `PAIRS` that has seeds in common."""
     runs = by_method(curves)
-    return [
-        line
+    rows = [
+        [mine, theirs, difference(runs[mine], runs[theirs])]
         for mine, theirs in PAIRS
         if set(runs[mine]) & set(runs[theirs])
-        for line in ("", f"End of `{mine}`, less that of `{theirs}`: {difference(runs[mine], runs[theirs])}.")
     ]
+    return ["", markdown_table(("method", "minus", "difference in points"), rows, 2)] if rows else []
 
 
 def by_method(curves: Mapping[str, Curve]) -> dict[str, dict[int, Curve]]:
@@ -214,7 +216,7 @@ def by_method(curves: Mapping[str, Curve]) -> dict[str, dict[int, Curve]]:
     runs: dict[str, dict[int, Curve]] = {method: {} for method in (*METHODS, *WINDOWS)}
     for name, its in curves.items():
         method, _, seed = name.rpartition("-")
-        if seed.isdigit():  # else it was run with the user's own overrides
+        if seed.isdigit():  # else it was run with other overrides
             runs[method][int(seed)] = its
     return runs
 

@@ -1,0 +1,331 @@
+"""The generated tables of the documentation, from the files in `results/`."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "results"
+CELLS = RESULTS / "tables_medium" / "cells"
+NOTHING = "–"
+TRIALS = {  # files of results/beyond/screening
+    "annealed": "annealed from `top_n` to `collective`",
+    "uneven_collective": "`collective`, our defaults, r = 0.2 and 0.4, rate 0.025",
+    "uneven_top_n": "`top_n`, our defaults, r = 0.2 and 0.4, rate 0.025",
+    "no_decay": "`collective` without decay",
+    "low_rank_top_n": "`top_n`, low-rank start",
+    "low_rank_products": "`collective`, low-rank start, means of products",
+    "low_rank_products_nesterov": "`collective`, low-rank start, means of products, `nesterov`",
+}
+STEPS = (  # trials of results/beyond/hundred_rounds.csv
+    *(f"collective from rank n, {step}, nesterov, average" for step in ("scaled, lr 0.05", "sgd, lr 0.03")),
+    *("top_n from rank n, scaled, lr 0.05", "top_n from rank n, sgd, lr 0.03", "top_n from rank n"),
+    *("top_n from rank n, scaled, lr 0.05, seed 1001", "top_n from rank n, sgd, lr 0.03, seed 1001"),
+    *("top_n from rank n, seed 1001", "top_n", "top_n, lr 0.03", "collective", "collective, lr 0.03"),
+)
+SETUPS = {"wireless_logistic": "Setup 1", "wireless": "Setup 2", "wireless_mnist": "Setup 3"}
+
+Table = Callable[[], Iterator[str]]
+
+
+def head(*columns: str, left: int = 1) -> Iterator[str]:
+    """Yield the head of a table: the first `left` columns are text, the others are numbers."""
+    yield row(*columns)
+    yield "|" + "---|" * left + "---:|" * (len(columns) - left)
+
+
+def row(*cells: object) -> str:
+    """Return a row of a table."""
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def summary(study: str, number: int = 0) -> list[list[str]]:
+    """Return the cells of a table of a study's summary, without its head."""
+    lines = (RESULTS / study / "summary.md").read_text(encoding="utf-8").splitlines()
+    tables: list[list[list[str]]] = []
+    for before, line in zip(["", *lines], lines, strict=False):
+        if line.startswith("|"):
+            if not before.startswith("|"):
+                tables.append([])
+            tables[-1].append([cell.strip() for cell in line.split("|")[1:-1]])
+    return tables[number][2:]
+
+
+def chosen(columns: Mapping[str, int], *rows: Sequence[str], left: int = 1) -> Iterator[str]:
+    """Yield a table of these columns, by their new names, of some rows; the first `left` are text."""
+    yield from head(*columns, left=left)
+    yield from (row(*(cells[place] for place in columns.values())) for cells in rows)
+
+
+# Accuracy at equal cost
+
+
+def beyond() -> Iterator[str]:
+    """Yield the table of studies/beyond.py, of methods with two seeds at least."""
+    columns = {"CIFAR-10, r = 0.1": 0, "rounds": 1, "GB": 2, "seeds": 3, "accuracy, %": 7, "minus `collective`": 9}
+    yield from chosen(columns, *(cells for cells in summary("beyond") if "," in cells[3]))
+
+
+def beyond_pairs() -> Iterator[str]:
+    """Yield the differences between pairs of methods of studies/beyond.py."""
+    yield from chosen({"difference in points": 0, "minus": 1, "at the end": 2}, *summary("beyond", 1), left=2)
+
+
+def beyond_course() -> Iterator[str]:
+    """Yield the accuracy on the way of the methods of studies/beyond.py."""
+    columns = {"CIFAR-10, r = 0.1": 0, "25 %": 4, "50 %": 5, "75 %": 6, "end": 7}
+    yield from chosen(columns, *summary("beyond"))
+
+
+def beyond_shakespeare() -> Iterator[str]:
+    """Yield the table of studies/beyond.py on Shakespeare."""
+    columns = {"Shakespeare, r = 0.1": 0, "25 %": 4, "50 %": 5, "75 %": 6, "end, %": 7, "minus `collective`": 9}
+    yield from chosen(columns, *summary("beyond_shakespeare"))
+
+
+def beyond_uneven() -> Iterator[str]:
+    """Yield the table of studies/beyond.py on uneven clients."""
+    columns = {"r = 0.2 and 0.4": 0, "rounds": 1, "GB": 2, "25 %": 4, "50 %": 5, "75 %": 6, "end, %": 7}
+    yield from chosen(columns, *summary("beyond_uneven"))
+
+
+def quickstart() -> Iterator[str]:
+    """Yield the quickstart's accuracy with the published algorithm and with the defaults."""
+    published = {cells[0]: cells[1] for cells in summary("quickstart_published")}
+    yield from head("digits, 50 rounds, 4 seeds", "published algorithm", "our defaults", "of dense FedAvg's bytes")
+    for name, accuracy, _, _, share, *_ in summary("quickstart_seeds"):
+        yield row(name, published[name], accuracy, share)
+
+
+def wire() -> Iterator[str]:
+    """Yield what numbers of fewer bits cost in accuracy and save in bytes."""
+    columns = {"quickstart, 4 seeds": 0, "accuracy": 1, "of dense FedAvg's bytes": 4, "MB to 80 %": 5}
+    yield from chosen(columns, *summary("wire"))
+
+
+def wires() -> Iterator[str]:
+    """Yield what each wire loses, over pairs of equal strategy and seed, and its share of the bytes."""
+    rows = _rows("wire/summary.csv")
+    runs = {(its["settings"].removeprefix("compression="), its["strategy"], its["seed"]): its for its in rows}
+    yield from head("minus float32", "pairs", "points", "of its bytes")
+    for name in ("bfloat16", "int8"):
+        pairs = [(its, runs["float32", *which]) for (kind, *which), its in runs.items() if kind == name]
+        gaps = [100 * (float(ours["test_accuracy"]) - float(theirs["test_accuracy"])) for ours, theirs in pairs]
+        shares = [100 * float(ours["megabytes"]) / float(theirs["megabytes"]) for ours, theirs in pairs]
+        error = stdev(gaps) / len(gaps) ** 0.5
+        yield row(name, len(gaps), f"{fmean(gaps):+.1f} ± {error:.1f}", f"{min(shares):.0f}–{max(shares):.0f} %")
+
+
+def wire_options() -> Iterator[str]:
+    """Yield the quickstart on int8 with the defaults, and with twice the terms."""
+    columns = {"`compression=int8`": 0, "accuracy": 1, "of dense FedAvg's bytes": 4}
+    named = {"our defaults": "wire_int8", "published, twice the terms": "wire_more_terms"}
+    rows = ([f"{cells[0]}, {name}", *cells[1:]] for name, study in named.items() for cells in summary(study))
+    yield from chosen(columns, *rows)
+
+
+def local_steps() -> Iterator[str]:
+    """Yield runs of 100 rounds with the published local step and with scaled steps, at several rates."""
+    rounds = ("20", "40", "60", "80", "100")
+    scores: dict[str, dict[str, str]] = {}
+    for its in _rows("beyond/hundred_rounds.csv"):
+        scores.setdefault(its["trial"], {})[its["rounds"]] = f"{100 * float(its['test_accuracy']):.1f}"
+    yield from head("CIFAR-10, 100 rounds, seed 1000", *(f"round {t}" for t in rounds))
+    for trial in STEPS:
+        yield row(trial, *(scores[trial].get(t, NOTHING) for t in rounds))
+
+
+def hundred_rounds() -> Iterator[str]:
+    """Yield where whole runs of 100 rounds ended, the best first."""
+    last = {its["trial"]: its for its in _rows("beyond/hundred_rounds.csv")}
+    yield from head("100 rounds, one run each", "MB", "accuracy, %")
+    for trial, its in sorted(last.items(), key=lambda item: -float(item[1]["test_accuracy"])):
+        yield row(trial, its["megabytes"], f"{100 * float(its['test_accuracy']):.1f}")
+
+
+def screened() -> Iterator[str]:
+    """Yield the accuracy of short trials on the way, beside the published strategies' own."""
+    rounds = (40, 60, 80, 100)
+    yield from head("trial", *(f"round {t}" for t in rounds), "client's error")
+    cells = CELLS / "cifar10_resnet18" / "r0.1"
+    files = {f"`{name}` as published": cells / f"{name}-0" / "metrics.jsonl" for name in ("collective", "top_n")}
+    files |= {TRIALS[path.stem]: path for path in sorted((RESULTS / "beyond" / "screening").glob("*"))}
+    for name, path in files.items():
+        lines = _lines(path)
+        scores = {line["round"] + 1: f"{100 * line['test_accuracy']:.1f}" for line in lines if "test_accuracy" in line}
+        error = _mean_of([line for line in lines if 60 <= line["round"] < 80], "discrepancy_client")
+        yield row(name, *(scores.get(t, NOTHING) for t in rounds), error)
+
+
+# The paper's tables
+
+
+def medium() -> Iterator[str]:
+    """Yield of each finished run at the medium scale its accuracy and what may explain it."""
+    yield from _medium("CIFAR-10, 400 rounds", "cifar10_resnet18")
+    yield ""
+    yield from _medium("Shakespeare, 300 rounds", "shakespeare_gpt")
+
+
+def _medium(title: str, experiment: str) -> Iterator[str]:
+    quarters = (1, 2, 3)
+    yield from head(
+        *(title, "seed", *(f"{25 * part} %" for part in quarters), "end"),
+        *("client's error", "mean's error", "cosine", "held"),
+    )
+    for path in sorted((CELLS / experiment).glob("*/*/metrics.jsonl")):
+        lines = _lines(path)
+        strategy, seed = path.parent.name.rsplit("-", 1)
+        rounds, fifth = len(lines), len(lines) // 5
+        scores = {line["round"] + 1: line["test_accuracy"] for line in lines if "test_accuracy" in line}
+        ends = [rounds * part // 4 for part in quarters]
+        means = [f"{100 * fmean(scores[t] for t in scores if end - fifth <= t <= end):.1f}" for end in ends]
+        late = [_mean_of(lines[-100:], key) for key in ("discrepancy_client", "discrepancy", "alignment", "coverage")]
+        yield row(strategy, seed, *means, f"{100 * scores[rounds]:.1f}", *late)
+
+
+def spectra() -> Iterator[str]:
+    """Yield how norm and rank of a layer change in a run, the median over the layers."""
+    yield from head("CIFAR-10, 400 rounds", "seed", "norm² / start", "rank at the start", "at the end", "in n largest")
+    for path in sorted((CELLS / "cifar10_resnet18").glob("*/*/layers.jsonl")):
+        records = _lines(path)
+        if len(records) < 2 or records[0]["round"] != 0:
+            continue  # the start was not recorded
+        first, last = ([_squares(layer) for layer in records[i]["layers"].values()] for i in (0, -1))
+        strategy, seed = path.parent.name.rsplit("-", 1)
+        norm = median(sum(after) / sum(before) for before, after in zip(first, last, strict=True))
+        ranks = (f"{median(map(_effective_rank, layers)):.1f}" for layers in (first, last))
+        terms = [round(sum(layer[0]["inclusion"])) for layer in records[-1]["layers"].values()]
+        held = [100 * sum(squares[:n]) / sum(squares) for squares, n in zip(last, terms, strict=True)]
+        yield row(strategy, seed, f"{norm:.2f}", *ranks, f"{min(held):.0f}–{max(held):.0f} %")
+
+
+def _squares(layer: list[dict[str, Any]]) -> list[float]:
+    return [value**2 for value in layer[0]["magnitudes"]]
+
+
+def _effective_rank(squares: list[float]) -> float:
+    """Return (Σλ²)²/Σλ⁴."""
+    return sum(squares) ** 2 / sum(square**2 for square in squares)
+
+
+def learning_rates() -> Iterator[str]:
+    """Yield the accuracy after short runs at several learning rates."""
+    rows = [its for folder in ("tables_medium", "beyond") for its in _rows(f"{folder}/learning_rate.csv")]
+    last = {(its["strategy"], its["lr"]): float(its["test_accuracy"]) for its in rows}
+    rates = sorted({rate for _, rate in last}, key=float)
+    yield from head("after 100 rounds, %", *(f"lr = {rate}" for rate in rates))
+    for strategy in dict.fromkeys(strategy for strategy, _ in last):
+        values = (last.get((strategy, rate)) for rate in rates)
+        yield row(strategy, *(NOTHING if value is None else f"{100 * value:.1f}" for value in values))
+
+
+# Client sampling
+
+
+def uneven_clients() -> Iterator[str]:
+    """Yield the bits that few uploads need where a few clients are large."""
+    columns = {"large clients": 0, "uploads": 1, "rounds to 95 %": 6, "Mbit up": 7, "of full": 8, "Mbit both ways": 12}
+    rows = (
+        [share, *cells] for i, share in enumerate(("10 %", "20 %", "50 %")) for cells in summary("uneven_clients", i)
+    )
+    yield from chosen(columns | {"last accuracy, %": 9, "α": 11}, *rows, left=2)
+
+
+def shakespeare_uploads() -> Iterator[str]:
+    """Yield the bits that few uploads need on Shakespeare."""
+    columns = {"invited": 0, "uploads": 1, "rounds to 30 %": 6, "Mbit up": 7, "of full": 8, "Mbit both ways": 12}
+    counts = enumerate(("32", "128"))
+    rows = ([count, *cells] for place, count in counts for cells in summary("shakespeare_uploads", place))
+    yield from chosen(columns | {"last accuracy, %": 9, "α": 11}, *rows, left=2)
+
+
+def cifar100_uploads() -> Iterator[str]:
+    """Yield the bits that few uploads need where all clients are of equal size."""
+    columns = {"uploads": 0, "rounds to 6 %": 5, "Mbit up": 6, "of full": 7, "Mbit both ways": 11}
+    yield from chosen(columns | {"last accuracy, %": 8, "α": 10}, *summary("cifar100_uploads"))
+
+
+def joint_sampling() -> Iterator[str]:
+    """Yield the bits that few uploads of shards need."""
+    columns = {"uploads": 0, "rounds to 85 %": 5, "Mbit up": 6, "of full": 7, "Mbit both ways": 11}
+    yield from chosen(columns | {"last accuracy, %": 8, "α": 10}, *summary("joint_sampling"))
+
+
+def wireless() -> Iterator[str]:
+    """Yield the simulated seconds of each scheme in the three setups, ours and published."""
+    setups = {study: {cells[0]: cells for cells in summary(study)} for study in SETUPS}
+    yield from head(
+        "seconds / proposed", *(f"{name}, {whose}" for name in SETUPS.values() for whose in ("ours", "paper"))
+    )
+    for scheme in setups["wireless"]:
+        yield row(scheme, *(setups[study][scheme][place] for study in setups for place in (3, 5)))
+
+
+def multi_task() -> Iterator[str]:
+    """Yield the accuracy of several models at once, each signal at its best step."""
+    columns = ("models", "signal", "accuracy, %", "minus uniform", "MB up a round", "MB down", "trainings a round")
+    yield from head(*columns, left=2)
+    for count, number in ((5, 0), (4, 2)):
+        gains = {cells[0]: cells[-1] for cells in summary("multi_task", number + 1)}
+        for signal, *_, best, up, down, trainings in summary("multi_task", number):
+            yield row(count, signal, best, gains.get(signal, NOTHING), up, down, trainings)
+
+
+# Decay, and speed
+
+
+def decay() -> Iterator[str]:
+    """Yield what the three forms of decay do where nothing clips."""
+    yield from head("decay", "strategy", "clients lost", "runs that diverged", "accuracy, %", left=2)
+    yield from (row(*cells) for cells in summary("decay"))
+
+
+def deployment() -> Iterator[str]:
+    """Yield the table of benchmarks/deployment.py's wire."""
+    yield from head("nodes", "seconds a round", "Flower's empty round", "MB of shards a round", "extra bytes")
+    for nodes, its in sorted(_measured("deployment/wire.json").items(), key=lambda item: int(item[0])):
+        yield row(
+            *(nodes, f"{min(its['seconds']):.1f}", f"{min(its['seconds_empty']):.1f}"),
+            *(f"{its['shard_bytes'] / 1e6:.1f}", f"{100 * median(its['wire_over']):.1f} %"),
+        )
+
+
+def planner() -> Iterator[str]:
+    """Yield the table of benchmarks/planner.py."""
+    yield from head("milliseconds", "spectra", "π", "fit", "draw", "whole plan", "reference", "ratio")
+    for strategy in ("unbiased", "collective"):
+        phases = _measured("planner/planner.json")[strategy]
+        shown = [f"{1e3 * phases[phase]:.1f}" for phase in ("spectra", "inclusion", "fit", "draw", "plan")]
+        reference = 1e3 * (phases["reference_svd"] + phases["reference_r_draw"])
+        yield row(strategy, *shown, f"{reference:.0f}", f"{phases['ratio']:.1f}")
+
+
+def _mean_of(lines: list[dict[str, Any]], key: str) -> str:
+    values = [line[key] for line in lines if line.get(key) is not None]
+    return f"{fmean(values):.2f}" if values else NOTHING
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _rows(path: str) -> list[dict[str, str]]:
+    with (RESULTS / path).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def _measured(path: str) -> dict[str, Any]:
+    held: dict[str, Any] = json.loads((RESULTS / path).read_text(encoding="utf-8"))
+    return held
+
+
+PARTS: tuple[Table, ...] = (
+    *(beyond, beyond_pairs, beyond_course, beyond_shakespeare, beyond_uneven, quickstart),
+    *(wire, wires, wire_options, local_steps, hundred_rounds, screened),
+    *(medium, spectra, learning_rates),
+    *(uneven_clients, shakespeare_uploads, cifar100_uploads, joint_sampling, wireless, multi_task),
+    *(decay, deployment, planner),
+)
