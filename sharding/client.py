@@ -102,6 +102,9 @@ def init_empty() -> Iterator[None]:
 
     Under ``torch.device("meta")`` buffers that a model computes for itself, such as a table of positions, would have no
     values either. What other threads build meanwhile is hollow as well.
+
+    Raises:
+        UserError: a constructor reads the values of parameters, as timm's SwinV2-CR does.
     """
 
     def register(_: nn.Module, __: str, parameter: nn.Parameter) -> nn.Parameter | None:
@@ -111,6 +114,11 @@ def init_empty() -> Iterator[None]:
     handle = register_module_parameter_registration_hook(register)  # type: ignore[arg-type]  # torch's slip
     try:
         yield
+    except (NotImplementedError, RuntimeError) as error:
+        if "meta" not in str(error):
+            raise
+        why = f"a constructor reads parameters that have no values in init_empty() ({error})"
+        raise UserError(f"{why}; build this model outside of it: any structure with values will do") from error
     finally:
         handle.remove()
 

@@ -21,7 +21,7 @@ from sharding.errors import UserError, pick, shown
 from sharding.factorization import ENDS, Patterns, as_patterns, num_terms, shardable_layers
 from sharding.layers import as_blocks, clear_padding, num_blocks
 from sharding.modules.finite import find_nonfinite
-from sharding.modules.state import check_shapes, dense_state, frozen_names
+from sharding.modules.state import check_shapes, dense_state, frozen_names, travels
 from sharding.modules.wrappers import unwrap, whole
 from sharding.rng import generator, seed_of
 from sharding.shard import Shard, Terms
@@ -156,7 +156,8 @@ class ShardPlanner:
         if self.strategy.allocate is not None and not layers:
             warnings.warn(
                 f"no layer of this {type(model).__name__} is sharded: every client is sent the whole model, whatever "
-                "its keep ratio; the report of `factorize(model, 0.1)` says what stays whole",
+                f"its keep ratio, with its buffers {_sent_share(model):.0%} of its parameters; the report of "
+                "`factorize(model, 0.1)` says what stays whole",
                 stacklevel=2,
             )
         spectra = decompose({name: _matrix(layer) for name, layer in layers.items()})
@@ -297,3 +298,10 @@ def _on_host(spectra: Mapping[str, Spectrum]) -> dict[str, NDArray[np.float64]]:
     sizes = [len(spectrum.magnitudes) for spectrum in spectra.values()]
     flat = torch.cat([spectrum.magnitudes for spectrum in spectra.values()]).cpu().numpy()
     return dict(zip(spectra, np.split(flat, np.cumsum(sizes)[:-1]), strict=True))
+
+
+def _sent_share(model: nn.Module) -> float:
+    """Return how many numbers are sent of a model that is sent whole, by the number of its parameters."""
+    state = model.state_dict(keep_vars=True)
+    sent = {id(tensor): tensor.numel() for name, tensor in state.items() if travels(name, tensor)}
+    return sum(sent.values()) / max(sum(parameter.numel() for parameter in model.parameters()), 1)

@@ -1,5 +1,6 @@
 """Layers in the place of what is fused or packed, so that each can be sharded, and undoing it."""
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 
 from torch import nn
@@ -74,4 +75,19 @@ def replace_modules(model: nn.Module, replacements: Mapping[int, nn.Module]) -> 
         for name, module in parent._modules.items():
             if id(module) in replacements:
                 parent._modules[name] = replacements[id(module)]
+    _warn_of_references(model, replacements)
     return replacements.get(id(model), model)
+
+
+def _warn_of_references(model: nn.Module, replaced: Mapping[int, nn.Module]) -> None:
+    """Warn where a module that was replaced is still in a plain attribute, list or dictionary of another."""
+    for name, parent in model.named_modules():
+        for attribute, value in vars(parent).items():
+            held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+            if any(id(part) in replaced for part in held):
+                place = f"{name}.{attribute}" if name else attribute
+                warnings.warn(
+                    f"{place} still refers to a layer that was replaced, and would compute with its old weights; "
+                    "keep layers in nn.ModuleList or nn.ModuleDict only",
+                    stacklevel=4,
+                )

@@ -272,6 +272,54 @@ def test_a_skeleton_has_the_models_flags_and_no_parameters():
     assert not nn.Linear(2, 2).weight.is_meta  # it ends with the block
 
 
+class Peeking(nn.Linear):
+    """A layer whose constructor reads its own weights."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.scale = float(self.weight.abs().max())
+
+
+class Stateful(nn.Linear):
+    """A layer whose constructor moves a table to where its own weights are."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.register_buffer("table", self.weight.sum(0).to("cpu"))
+
+
+@pytest.mark.parametrize("model", [Peeking, Stateful])
+def test_a_model_whose_constructor_needs_values_is_refused_with_the_remedy(model):
+    with pytest.raises(UserError, match="build this model outside"):
+        hollow(model)
+
+
+def test_other_errors_of_a_constructor_stay_as_they_are():
+    with pytest.raises(RuntimeError, match="negative dimension"):
+        hollow(lambda: nn.Linear(-1, 4))
+
+
+class Siamese(nn.Module):
+    """A net with a layer that it uses by way of a plain list as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.aside = [self.layers[1]]
+
+    def forward(self, x):
+        for layer in (*self.layers, *self.aside):
+            x = layer(x)
+        return x
+
+
+def test_a_layer_that_a_plain_list_holds_as_well_is_named():
+    with pytest.warns(UserWarning, match="aside still refers to a layer that was replaced"):
+        client_model(Siamese(), make_plan(Siamese(), {0: 0.3})[0])
+    with pytest.warns(UserWarning, match="aside still refers"):
+        factorize(Siamese(), 0.3)
+
+
 def test_a_shard_of_another_model_is_told():
     shard = make_plan(make_net(), {0: 0.5})[0]
     with pytest.raises(UserError, match=r"7.weight has shape \(4, 10\), not \(3, 10\)"):
