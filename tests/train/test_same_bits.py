@@ -25,6 +25,7 @@ def train(home, *arguments, threads="1"):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_neither_home_nor_threads_nor_workers_nor_a_break_shows(tmp_path):
     """The command starts processes; `sequential` has none."""
     train(tmp_path / "home", "run", *ARGUMENTS, f"output={tmp_path / 'run'}", threads="2")

@@ -47,7 +47,10 @@ def assert_same_bits(expected, updates):
                 torch.testing.assert_close(values[name], tensor, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize(("num_workers", "start"), [(1, "forkserver"), (2, "forkserver"), (2, "spawn")])
+SPAWNED = pytest.param(2, "spawn", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("num_workers", "start"), [(1, "forkserver"), (2, "forkserver"), SPAWNED])
 @pytest.mark.parametrize("ahead", [1, 4])
 def test_any_number_of_workers_gives_the_bits_of_sequential(num_workers, start, ahead, engine_of, monkeypatch):
     monkeypatch.setattr(processes, "start_method", lambda: start)
@@ -154,14 +157,12 @@ def wait_for_a_round(directory):
     wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0)
 
 
-@pytest.mark.parametrize(
-    "end",
-    [
-        lambda process: process.kill(),
-        lambda process: os.killpg(process.pid, signal.SIGTERM),  # as a cluster's scheduler does
-    ],
-    ids=["killed alone", "all told to end"],
+BY_A_SCHEDULER = pytest.param(
+    lambda process: os.killpg(process.pid, signal.SIGTERM), id="all of its group", marks=pytest.mark.slow
 )
+
+
+@pytest.mark.parametrize("end", [pytest.param(lambda process: process.kill(), id="alone"), BY_A_SCHEDULER])
 def test_workers_end_with_the_run_that_is_killed(tmp_path, end):
     process = subprocess.Popen(endless(tmp_path), cwd=REPOSITORY, start_new_session=True)
     wait_for_a_round(tmp_path)
