@@ -126,7 +126,7 @@ def learn(experiment: Experiment) -> Lesson:
 
 def fly(experiment: Experiment, law: Vector, kind: str, number: int) -> tuple[Pilot, list[float]]:
     """Run one pilot a little below the least of the losses; return it with its training loss after each round."""
-    enter(f"runs pilot {number + 1} of {PILOTS} with {kind} draws")
+    enter(f"running {(which := f'pilot {number + 1} of {PILOTS} with {kind} draws')}")
     config, seed = experiment.config, seed_of(experiment.config.seed_of_data, "pilot", kind, number)
     pilot = Pilot(law, seed, experiment.sampler.per_round, experiment.sampler.population)
     losses: list[float] = []
@@ -141,10 +141,9 @@ def fly(experiment: Experiment, law: Vector, kind: str, number: int) -> tuple[Pi
     server = make_server(own, deepcopy(experiment.model), experiment.server.planner)
     parts = replace(experiment, config=own, server=server, sampler=pilot, job=job)
     try:
-        run_rounds(parts, 0, [Land(), LostRounds(config.rounds)])
+        run_rounds(parts, 0, [Land(), LostRounds(config.rounds, which)])
     except DivergedError as error:
-        which = f"{number + 1} of {PILOTS} with {kind} draws"
-        raise DivergedError(f"no client's update could be used in pilot {which}: lower local.lr or clip") from error
+        raise DivergedError(f"no client's update could be used in {which}: lower local.lr or clip") from error
     finally:
         parts.close()
     return pilot, losses

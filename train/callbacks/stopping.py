@@ -66,9 +66,11 @@ class LostRounds(Callback):
 
     Args:
         rounds: of the run; a shorter one ends when all of its rounds were lost.
+        note: ends the warning.
     """
 
-    def __init__(self, rounds: int) -> None:
+    def __init__(self, rounds: int, note: str = "metrics.jsonl says why") -> None:
+        self._note = note
         self._limit, self._in_a_row, self._lost, self._rounds = min(MOST_LOST, rounds), 0, 0, 0
 
     def after_round(self, done: FinishedRound) -> None:
@@ -85,7 +87,7 @@ class LostRounds(Callback):
                 "failures. Where the training diverged, lower local.lr, server_lr or clip, and run it again"
             )
         if self._lost and (done.last or done.interrupted):
-            log.warning("in %d of %d rounds nobody was heard; metrics.jsonl says why", self._lost, self._rounds)
+            log.warning("%d of %d rounds had no update; %s", self._lost, self._rounds, self._note)
 
 
 class Interruption(Callback):

@@ -1,7 +1,7 @@
-"""A node: it holds one client's data, says what it can afford, and trains the shards that it is sent.
+"""A node: it holds one client's data, reports what it can afford, and trains the shards that the server sends.
 
-It has the model's structure without its weights, and its own samples: in a file that its operator names, or cut out of
-a public dataset, to try things. Flower starts it anew for every message.
+It has the model's structure without weights. Its samples are in a file that its operator names, or, for trials, cut
+out of a public dataset. Flower starts the app anew for every message.
 """
 
 import logging
@@ -34,7 +34,7 @@ app = ClientApp()
 
 @app.query()
 def introduce(message: Message, context: Context) -> Message:
-    """Say which client this node is, its keep ratio, and how many samples it has."""
+    """Report which client this node is, its keep ratio, and its number of samples."""
     config, settings = read_config(message.content["values"]["config"]), context.node_config
     partition = partition_of(settings)
     ratios = assign_keep_ratios(config.keep_ratio, config.clients.count, config.seed_of_data)
@@ -59,12 +59,12 @@ def train(message: Message, context: Context) -> Message:
 
 @app.train("upload")
 def upload(message: Message, context: Context) -> Message:
-    """Send the update that is kept here."""
+    """Send the update that this node keeps."""
     return Message(give(context.state, message.content["wanted"]["plan"]), reply_to=message)
 
 
 def keep(state: RecordDict, order: Order, update: Update) -> RecordDict:
-    """Keep an update in what Flower holds for this node, in place of an earlier one; return the report of its norm."""
+    """Keep an update in the state that Flower holds for this node, in place of an earlier one; return its norm."""
     assert update.shard is not None
     state.update(reply_record(update))
     state["held"] = ConfigRecord({"plan": order.shard.plan})
@@ -72,18 +72,18 @@ def keep(state: RecordDict, order: Order, update: Update) -> RecordDict:
 
 
 def give(state: RecordDict, plan: str) -> RecordDict:
-    """Return the update that is kept, as `reply_record` makes it.
+    """Return the kept update, as `reply_record` makes it.
 
     Raises:
-        UserError: it is not here.
+        UserError: no update of this plan is kept.
     """
     if "held" not in state or state["held"]["plan"] != plan:
-        raise UserError("it has no update of this round any more: it was started anew after training")
+        raise UserError("it no longer has an update of this round: the node was restarted after training")
     return RecordDict({"shard": state["shard"], "values": state["values"]})
 
 
 def make_job(config: Config, settings: Mapping[str, Any]) -> Job:
-    """Return what this node trains: the structure of the model, and the data of one client."""
+    """Return the model's structure and the data of one client."""
     dataset, data = open_data(config, settings)
     device = find_device(config.device)
     with init_empty():
@@ -94,41 +94,41 @@ def make_job(config: Config, settings: Mapping[str, Any]) -> Job:
 
 
 def partition_of(settings: Mapping[str, Any]) -> int:
-    """Return which client this node is.
+    """Return the client that this node is.
 
     Raises:
-        UserError: its operator has not said.
+        UserError: the node's configuration does not have a whole number.
     """
     partition = settings.get("partition-id")
     if not isinstance(partition, int):
-        raise UserError(f"partition-id={partition!r} in --node-config; needed is which client this node is, from 0")
+        raise UserError(f"partition-id={partition!r} in --node-config; set the number of this node's client, from 0")
     return partition
 
 
 def open_data(config: Config, settings: Mapping[str, Any]) -> tuple[Dataset, ClientData]:
-    """Return this node's samples, and the dataset that they are of, without its own.
+    """Return the dataset without its samples, and the samples of this node.
 
-    `data` in the node's configuration is a safetensors file with `inputs` and `targets`, raw, as `train.data.Split` has
-    them. Without it they are cut out of the dataset that the server names, under `data-root` if that is elsewhere here.
+    `data` in the node's configuration is a safetensors file with raw `inputs` and `targets`, as in `train.data.Split`.
+    Without it the node cuts its part out of the dataset that the server names, under `data-root` if that is set.
 
     Raises:
-        UserError: no such file, or it holds something else; no such dataset; more nodes than clients.
+        UserError: a file or dataset is missing or invalid, or there are more nodes than clients.
     """
     if "data" in settings:
         return empty_dataset(config.data.name, config.data.options), read_data(Path(str(settings["data"])))
     partition, root = partition_of(settings), settings.get("data-root", config.data.root)
     dataset, shares = share_out_once(config.model_dump_json(exclude={"output", "tracking"}), root)
     if partition not in shares:
-        raise UserError(f"partition-id={partition}, but the data are shared among clients 0 to {len(shares) - 1}")
+        raise UserError(f"partition-id={partition} has no data; there are clients 0 to {len(shares) - 1}")
     data = shares[partition]
     return dataset, ClientData(data.inputs.clone(), data.targets.clone())
 
 
 @lru_cache(maxsize=1)
 def share_out_once(config: str, root: str | Path | None) -> tuple[Dataset, Shares]:
-    """Return the dataset, without its own training split, and all clients' samples.
+    """Return the dataset without its training split, and all clients' samples.
 
-    They are kept: a process of Flower's simulation is many nodes, one after the other, in all rounds.
+    They are cached, since one process of Flower's simulation is many nodes in turn.
     """
     ours = read_config(config)
     dataset = read_dataset(ours, root)
@@ -147,9 +147,7 @@ def read_data(path: Path) -> ClientData:
     except (OSError, KeyError, safetensors.SafetensorError) as error:
         raise UserError(f"data={path} cannot be read: {type(error).__name__}: {error}") from error
     if not 0 < len(data) == len(data.inputs):
-        raise UserError(
-            f"data={path} has {len(data.inputs)} inputs and {len(data)} targets; as many of both are needed"
-        )
+        raise UserError(f"data={path} has {len(data.inputs)} inputs and {len(data)} targets; their numbers must agree")
     return data
 
 

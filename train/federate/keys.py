@@ -1,7 +1,7 @@
-"""Certificates and keys for a federation on one machine; a real one brings its own.
+"""Certificates and keys for a federation on one machine; a real deployment brings its own.
 
-The server shows a certificate that an authority of our own signed, valid until 2038. Nodes sign what they send with a
-key of their own, whose public half the server knows. Private halves are readable by their owner only.
+The server shows a certificate signed by our own authority. Each node signs its messages with its own key; the server
+knows the public half.
 """
 
 from pathlib import Path
@@ -25,13 +25,12 @@ def write_certificates(folder: Path) -> None:
 def write_node_key(folder: Path) -> None:
     """Write `node.key` and `node.pub` in OpenSSH's format."""
     key, form = ec.generate_private_key(ec.SECP384R1()), serialization.PrivateFormat.OpenSSH
-    _write_private(
-        folder / "node.key", key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-    )
+    private = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    _write_private(folder / "node.key", private)
     (folder / "node.pub").write_bytes(public)
 
 
 def _write_private(path: Path, key: bytes) -> None:
-    path.touch(mode=0o600)
+    path.touch(mode=0o600)  # readable only by its owner
     path.write_bytes(key)

@@ -1,17 +1,18 @@
-"""What travels between server and nodes: a shard's own wire form in one array, a few plain values, and no pickle.
+"""Messages between server and nodes: a shard's own wire form in one array, a few plain values, and no pickle.
 
-Whoever reads a message does not trust it: bytes that are no shard, or values that are not there, are a `UserError`.
+Their readers trust nothing: bytes that are not a shard and values that are missing or invalid are a `UserError`.
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
+from pydantic import Field, ValidationError
+from pydantic.dataclasses import dataclass as checked
 
 from sharding import Shard
 from sharding.errors import FailureError, Kind, UserError
@@ -19,14 +20,14 @@ from sharding.shard import update_norm
 from train.config.schema import Config, check_config
 from train.engines import Update
 
-STYPE = "spectral-sharding.shard"  # says how an array's bytes are to be read; Flower itself does not look at them
+STYPE = "spectral-sharding.shard"  # how to read an array's bytes; Flower does not look at them
 UPLOAD = "train.upload"  # the kind of message that asks a node for the update it keeps
-LONGEST = 500  # characters of a node's own words that are kept
+LONGEST = 500  # characters kept of a node's own words
 
 
 @dataclass(frozen=True)
 class Order:
-    """What a node is to do in a round."""
+    """A node's task in a round."""
 
     config: Config
     shard: Shard
@@ -40,16 +41,16 @@ class Order:
 
     @classmethod
     def from_record(cls, content: RecordDict) -> Self:
-        """Read the content of a message.
+        """Read the content of a message, which the server has sent.
 
         Raises:
-            UserError: it is not what `to_record` makes.
+            UserError: `to_record` did not make it.
         """
         values = content["values"]
         return cls(read_config(values["config"]), unpack(content["shard"]), values["round"], values["lr"])
 
 
-@dataclass(frozen=True)
+@checked(frozen=True, config={"strict": True})
 class Card:
     """What a node says of itself.
 
@@ -59,9 +60,9 @@ class Card:
         num_samples: D_c.
     """
 
-    partition: int
-    keep_ratio: float
-    num_samples: int
+    partition: Annotated[int, Field(ge=0)]
+    keep_ratio: Annotated[float, Field(gt=0, le=1)]
+    num_samples: Annotated[int, Field(ge=1)]
 
     def to_record(self) -> RecordDict:
         """Return the content of a message."""
@@ -69,29 +70,20 @@ class Card:
 
     @classmethod
     def from_record(cls, content: RecordDict) -> Self:
-        """Read the content of a message, or a line of what the server keeps.
+        """Read the content of a message.
 
         Raises:
-            UserError: it is not what `to_record` makes, or no client can be so.
+            UserError: `to_record` did not make it, or a value is invalid.
         """
-        return cls.of(part_of(content, "card", ConfigRecord))
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
-        """Return the card with these values.
-
-        Raises:
-            UserError: no client can be so.
-        """
-        known: list[Any] = [values.get(key) for key in ("partition", "keep_ratio", "num_samples")]
-        partition, ratio, size = known
-        numbers = type(partition) is int and type(ratio) in (int, float) and type(size) is int  # a bool is none
-        if not (numbers and partition >= 0 and 0 < ratio <= 1 and size >= 1):
-            said = one_line(f"partition {partition!r}, keep ratio {ratio!r}, {size!r} samples")
+        values = part_of(content, "card", ConfigRecord)
+        try:
+            return cls(**values)
+        except (ValidationError, TypeError) as error:
+            said = one_line(", ".join(f"{key}={value!r}" for key, value in values.items()))
             raise UserError(
-                f"it says {said}; needed are a partition from 0, a keep ratio above 0 and at most 1, and a sample"
-            )
-        return cls(partition, float(ratio), size)
+                f"it says {said}; needed are a partition from 0, a keep_ratio above 0 and at most 1, and num_samples "
+                "from 1"
+            ) from error
 
 
 def reply_record(update: Update) -> RecordDict:
@@ -103,20 +95,38 @@ def reply_record(update: Update) -> RecordDict:
 
 
 def read_reply(content: RecordDict) -> Update:
-    """Read a node's reply; whether it fits the round is not looked at.
+    """Read a node's reply; it need not fit the round.
 
     Raises:
-        UserError: it is not what `reply_record` makes, or tells of a failure.
+        UserError: `reply_record` did not make it, or it reports a failure.
     """
-    raise_failure(content)
     loss = part_of(content, "values", ConfigRecord).get("loss")
     if not isinstance(loss, float):
-        raise UserError(f"its loss is {loss!r}, not a number")
+        raise UserError(f"its loss is {one_line(repr(loss))}, not a number")
     return Update(unpack(part_of(content, "shard", ArrayRecord)), torch.tensor(loss) if isfinite(loss) else None)
 
 
+def read_norm(content: RecordDict) -> float:
+    """Read the report of a node that keeps its update: the norm ‖U‖/lr, which may not be finite.
+
+    Raises:
+        UserError: there is no valid norm, or the message reports a failure.
+    """
+    norm = part_of(content, "report", ConfigRecord).get("norm")
+    if norm is None:
+        raise FailureError(Kind.CONTRADICTORY, "its report has no norm")
+    if not isinstance(norm, float) or norm < 0:
+        raise UserError(f"its norm is {one_line(repr(norm))}, not a number of at least 0")
+    return norm
+
+
+def norm_of(sent: Shard, returned: Shard, lr: float) -> float:
+    """Return ‖U‖/lr, with the bits of `train.participation.reported_norms`."""
+    return float(torch.stack([update_norm(sent, returned)]) / lr)
+
+
 def config_text(config: Config) -> str:
-    """Return what a node is told of the configuration: all but where the server writes."""
+    """Return the configuration for a node: all keys but those of the server's output."""
     return config.model_dump_json(exclude_defaults=True, exclude={"output", "tracking"})
 
 
@@ -124,7 +134,7 @@ def read_config(text: str) -> Config:
     """Return the configuration that a server has sent.
 
     Raises:
-        UserError: it is none.
+        UserError: it is invalid.
     """
     return check_config(json.loads(text))
 
@@ -139,23 +149,23 @@ def unpack(record: ArrayRecord) -> Shard:
     """Return the shard of an array.
 
     Raises:
-        UserError: it is none.
+        UserError: the array is not a shard.
     """
     if list(record) != ["shard"]:
-        raise UserError(f"arrays named {one_line(', '.join(map(str, record)))[:80]!r}, where a shard is needed")
+        raise UserError(f"arrays named {_names(record)!r}, where a shard is needed")
     return Shard.from_bytes(record["shard"].data)
 
 
 def part_of(content: RecordDict, name: str, kind: type) -> Any:
-    """Return a record of a message.
+    """Return a record of a node's message.
 
     Raises:
-        UserError: there is none of that kind.
+        UserError: the node reports a failure, or there is no such record of that kind.
     """
+    if "failure" in content and name != "failure":
+        raise FailureError(Kind.FAILED, one_line(part_of(content, "failure", ConfigRecord).get("why")))
     if not isinstance(content.get(name), kind):
-        raise UserError(
-            f"a message without {name!r}; it has {one_line(', '.join(map(str, content)))[:80] or 'nothing'}"
-        )
+        raise UserError(f"a message without {name!r}; it has {_names(content) or 'nothing'}")
     return content[name]
 
 
@@ -163,7 +173,7 @@ def content_of(reply: Message) -> RecordDict:
     """Return the content of a reply.
 
     Raises:
-        UserError: it tells of an error.
+        UserError: the reply is an error.
     """
     if reply.has_error():
         kind = Kind.ABSENT if reply.error.code == ErrorCode.NODE_UNAVAILABLE else Kind.FAILED
@@ -171,38 +181,11 @@ def content_of(reply: Message) -> RecordDict:
     return reply.content
 
 
-def raise_failure(content: RecordDict) -> None:
-    """Raise what a node says went wrong, if it says so."""
-    if "failure" in content:
-        raise FailureError(Kind.FAILED, one_line(part_of(content, "failure", ConfigRecord).get("why")))
-
-
 def one_line(words: object) -> str:
-    """Return what a node says as one line that a terminal can show: it may forge no line, nor steer the terminal."""
+    """Return a node's words as one printable line, which cannot forge a line of the log or steer the terminal."""
     line = " ".join(str(words)[: 2 * LONGEST].split())
     return "".join(letter if letter.isprintable() else "?" for letter in line)[:LONGEST]
 
 
-def norm_of(sent: Shard, returned: Shard, lr: float) -> float:
-    """Return ‖U‖/lr, with the bits of `train.rounds.reported_norms`."""
-    return float(torch.stack([update_norm(sent, returned)]) / lr)
-
-
-def read_norm(content: RecordDict) -> float:
-    """Read what a node reports that keeps its update: the norm ‖U‖/lr, which may not be finite.
-
-    Raises:
-        UserError: it is no norm, or the message tells of a failure.
-    """
-    raise_failure(content)
-    norm = part_of(content, "report", ConfigRecord).get("norm")
-    if norm is None:
-        raise FailureError(Kind.CONTRADICTORY, "its report has no norm")
-    if not isinstance(norm, float) or norm < 0:
-        raise UserError(f"its norm is {one_line(repr(norm))}, not a number of at least 0")
-    return norm
-
-
-def request_upload(plan: str) -> RecordDict:
-    """Return the content of a message that asks for the update of a round."""
-    return RecordDict({"wanted": ConfigRecord({"plan": plan})})
+def _names(record: RecordDict | ArrayRecord) -> str:
+    return one_line(", ".join(map(str, record)))[:80]

@@ -1,9 +1,9 @@
-"""The engine whose clients are nodes: it sends shards, and takes in what comes back in time."""
+"""The engine whose clients are nodes: it sends shards and takes the replies that come in time."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from sharding import Plan, Shard
 from sharding.aggregation.faults import find_misfit
@@ -12,11 +12,11 @@ from sharding.errors import Failure, FailureError, Kind, UserError
 from sharding.planner import Client
 from train.engines import Job, Update
 from train.engines.base import Updates
-from train.federate.messages import UPLOAD, Order, content_of, norm_of, read_norm, read_reply, request_upload
+from train.federate.messages import UPLOAD, Order, content_of, norm_of, read_norm, read_reply
 from train.federate.roster import SLACK, Nodes, ask
 
 Answer = TypeVar("Answer")
-CLOSE = 1e-3  # how far, relatively, a reported norm may be from what the update has here: machines round differently
+CLOSE = 1e-3  # the relative difference allowed between a reported norm and ours: machines round differently
 
 
 class NodesEngine:
@@ -29,25 +29,29 @@ class NodesEngine:
     def train(self, plan: Plan, round: int, lr: float) -> Updates:
         """Yield the clients' updates in the order of the plan, whatever the order of the replies.
 
-        Who is not there, fails, or has not replied at the round's deadline is a failure that says so.
+        A client whose node is absent, fails, or has not replied at the round's deadline has a failure in its place.
         """
         updates, failures = self._exchange(MessageType.TRAIN, self._orders(plan, round, lr), read_reply, round)
         for client in plan:
             yield client, Update(None, None, failures[client]) if client in failures else self._here(updates[client])
 
     def consult(self, sampler: Sampler, plan: Plan, round: int, lr: float) -> tuple[Participation, Updates]:
-        """Have every node train and report its update's norm; only those send their update whom the sampler hears.
+        """Have every node train and report the norm of its update; only clients that the sampler selects send theirs.
 
-        An update that has another norm than its node reported is a failure.
+        An update with another norm than its node reported is a failure.
         """
         norms, failures = self._exchange(MessageType.TRAIN, self._orders(plan, round, lr), read_norm, round)
-        heard = sampler.select(round, [int(client) for client in plan], norms)
-        chosen = {client: request_upload(plan[client].plan) for client in plan if client in heard.weights}
-        sent, lost = self._exchange(UPLOAD, chosen, read_reply, round)
-        return heard, self._as_reported(plan, norms, sent, failures | lost, lr)
+        selected = sampler.select(round, [int(client) for client in plan], norms)
+        wanted = {
+            client: RecordDict({"wanted": ConfigRecord({"plan": plan[client].plan})})
+            for client in plan
+            if client in selected.weights
+        }
+        sent, lost = self._exchange(UPLOAD, wanted, read_reply, round)
+        return selected, self._as_reported(plan, norms, sent, failures | lost, lr)
 
     def close(self) -> None:
-        """Nothing to do: nodes are not ours."""
+        """Do nothing: the nodes are not ours."""
 
     def _as_reported(
         self,
@@ -74,7 +78,7 @@ class NodesEngine:
     def _exchange(
         self, kind: str, contents: Mapping[Client, RecordDict], read: Callable[[RecordDict], Answer], round: int
     ) -> tuple[dict[Client, Answer], dict[Client, Failure]]:
-        """Send a message to the node of each client; return what they answer, and why others have not."""
+        """Send a message to the node of each client; return the answers, and the failures of the other clients."""
         nodes, patience = self._nodes.online(), self._nodes.patience.round
         messages = {
             client: Message(
@@ -103,7 +107,7 @@ class NodesEngine:
 
 
 def _contradiction(order: Shard, update: Update, reported: float, lr: float) -> Failure | None:
-    """Return why an update is not the one whose norm was reported; None if it may be."""
+    """Return why an update cannot be the one whose norm was reported, or None."""
     assert update.shard is not None
     if (misfit := find_misfit(order, update.shard)) is not None:
         return misfit

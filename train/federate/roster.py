@@ -1,9 +1,9 @@
-"""The server's side: the rounds of `train.rounds`, with an engine that has nodes train.
+"""The nodes that are connected to the server, and the clients that they are.
 
-Nodes come and go. What the clients said of themselves at first is kept in the run's directory and holds for the whole
-run, so that samplers draw alike after a restart, whoever is there by then. A client belongs to the first node that says
-it is that client. That node's key is kept too, so that the client stays its own when the server starts again. Nodes
-without a registered key get a new one at each start: where no key of the run is there, the first node counts again.
+Nodes come and go. What each client first said of itself is kept in the run's directory and holds for the whole run, so
+that samplers draw alike after a restart. A client belongs to the first node that claims it. That node's key is kept as
+well, so that the client stays with it when the server restarts. Nodes without a registered key get a new key at each
+start: if no key of the run is connected, the first node to claim a client gets it.
 """
 
 import logging
@@ -17,7 +17,7 @@ from typing import TypeVar
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from sharding.errors import UserError
+from sharding.errors import UserError, few
 from sharding.planner import Client
 from train.config.schema import Config
 from train.federate.messages import Card, config_text, one_line
@@ -27,8 +27,8 @@ from train.rundir.files import CLIENTS_FILE
 log = logging.getLogger(__name__)
 
 POLL = 0.5  # seconds between looks for replies
-REMIND = 30.0  # seconds between lines that say for whom the server waits
-SLACK = 10.0  # seconds that a message outlives the wait for its reply: it is the server who says that time is up
+REMIND = 30.0  # seconds between lines that name the missing clients
+SLACK = 10.0  # seconds that a message outlives the wait for its reply, so that the server decides when time is up
 Asked = TypeVar("Asked", bound=Client)
 
 
@@ -37,28 +37,26 @@ class Patience:
     """How long the server waits, in seconds.
 
     Attributes:
-        start: for all clients to be there at the start of the run.
-        round: for the replies of a round, from the moment its shards are sent.
+        start: for all clients to connect before the first round.
+        round: for the replies of a round, once its shards are sent.
+
+    Raises:
+        UserError: one of them is not finite and above 0.
     """
 
     start: float
     round: float
 
     def __post_init__(self) -> None:
-        """Refuse what is no time.
-
-        Raises:
-            UserError: one of them is not above 0, or without end.
-        """
         for name, seconds in (("start", self.start), ("round", self.round)):
             if not 0 < seconds < inf:
                 raise UserError(f"{name}-timeout is {seconds:g}; allowed are seconds above 0, e.g. 300")
 
 
 def ask(grid: Grid, messages: Mapping[Asked, Message], seconds: float) -> Iterator[tuple[Asked, Message]]:
-    """Send a message each and yield the replies as they come, until all are there or time is up.
+    """Send the messages and yield the replies as they come, until all are there or time is up.
 
-    A reply counts if it answers the message that was sent to its source, once; nobody asks for what comes later.
+    A reply counts once, and only from the node that the message was sent to. Later replies are not used.
     """
     numbers = grid.push_messages(list(messages.values()))
     waiting = {number: key for number, key in zip(numbers, messages, strict=False) if number}
@@ -69,7 +67,7 @@ def ask(grid: Grid, messages: Mapping[Asked, Message], seconds: float) -> Iterat
             if key is None or not (
                 reply.has_error() or reply.metadata.src_node_id == messages[key].metadata.dst_node_id
             ):
-                log.warning("a reply of node %d that nobody waits for is left out", reply.metadata.src_node_id)
+                log.warning("ignored a duplicate or unrequested reply from node %d", reply.metadata.src_node_id)
                 continue
             del waiting[reply.metadata.reply_to_message_id]
             yield key, reply
@@ -79,11 +77,11 @@ def ask(grid: Grid, messages: Mapping[Asked, Message], seconds: float) -> Iterat
 
 @dataclass
 class Nodes:
-    """The nodes that are there, and the clients that they are.
+    """The nodes that have connected, and the clients that they are.
 
     Attributes:
-        roster: what is known of each client, for the whole run.
-        keys: by client, the digest of its node's public key, of a run that is resumed.
+        roster: by client, what it first said of itself; it holds for the whole run.
+        keys: by client, the digest of its node's public key in a run that is resumed.
     """
 
     grid: Grid
@@ -91,44 +89,44 @@ class Nodes:
     patience: Patience
     roster: dict[int, Card] = field(default_factory=dict)
     keys: dict[int, str] = field(default_factory=dict)
-    _digests: dict[int, str] = field(default_factory=dict)  # of the keys of all nodes that were there
-    _clients: dict[int, int | None] = field(default_factory=dict)  # by node; None for one that is of no use
-    _owners: dict[int, int] = field(default_factory=dict)  # the node of each client, there or not
-    _asked: dict[str, int] = field(default_factory=dict)  # nodes by the message that asks them who they are
+    _digests: dict[int, str] = field(default_factory=dict)  # by node, of the keys of all that have connected
+    _clients: dict[int, int | None] = field(default_factory=dict)  # by node; None for a node that is left out
+    _owners: dict[int, int] = field(default_factory=dict)  # the node of each client, connected or not
+    _asked: dict[str, int] = field(default_factory=dict)  # by message, the nodes that have yet to introduce themselves
 
     def gather(self) -> None:
-        """Wait until every client is there: at the start of a run, and when it goes on after a restart.
+        """Wait until every client is connected.
 
-        A run that goes on knows its clients already; without those that do not come in time it goes on all the same.
+        A resumed run knows its clients, and starts without those that do not connect in time.
 
         Raises:
-            UserError: some that the run has never seen did not come in time.
+            UserError: clients that the run has never seen did not connect in time.
         """
-        wanted, begin, said = range(self.config.clients.count), monotonic(), -inf
-        while absent := [client for client in wanted if client not in (there := self.online())]:
-            names, waited = ", ".join(map(str, absent)), monotonic() - begin
-            Status(self.config).set(joined=sorted(there), waiting_for=absent)
+        count, begin, reminded = self.config.clients.count, monotonic(), -inf
+        while True:
+            present = self.online()
+            absent = [client for client in range(count) if client not in present]
+            Status(self.config).set(joined=sorted(present), waiting_for=absent)
+            if not absent:
+                return
+            names, waited = few(absent, 5), monotonic() - begin
             if waited > self.patience.start:
                 break
-            if waited - said >= REMIND:
-                log.info("waits for the nodes of the clients %s, up to %g s", names, self.patience.start)
-                said = waited
+            if waited - reminded >= REMIND:
+                log.info("%d of %d clients connected, waiting for %s", len(present), count, names)
+                reminded = waited
             sleep(POLL)
-        else:
-            Status(self.config).set(joined=list(wanted), waiting_for=[])
-            return
-        seconds = f"{self.patience.start:g} s"
-        if any(client not in self.roster for client in absent):
+        if not self.roster.keys() >= {*absent}:
             raise UserError(
-                f"after {seconds} the nodes of the clients {names} of 0 to {wanted[-1]} are missing; start them with "
-                "these as partition-id, or set clients.count to how many there are"
+                f"clients {names} are missing after {self.patience.start:g} s; start nodes with these numbers as "
+                f"partition-id, or lower clients.count from {count} to the number of nodes"
             )
-        log.warning("after %s the nodes of the clients %s are missing; %d go on", seconds, names, len(there))
+        log.warning("clients %s are missing after %g s; training starts without them", names, self.patience.start)
 
     def online(self) -> dict[int, int]:
-        """Return the node of each client that is there now.
+        """Return the node of each client that is connected now.
 
-        Those that are new are asked who they are, and count as soon as they have answered; nobody waits for them here.
+        New nodes are asked to introduce themselves, and count from the first call after they have answered.
         """
         nodes = list(self.grid.get_nodes())
         self._digests |= {node.node_id: digest(node.public_key) for node in nodes if node.public_key}
@@ -186,16 +184,16 @@ class Nodes:
                 f"that client {client} had, or delete node_keys from {CLIENTS_FILE}"
             )
         elif owner != node:
-            raise UserError(f"it says that it is client {client}, which is node {owner} as long as the run lasts")
+            raise UserError(f"it says that it is client {client}, which is node {owner} for the whole run")
         self._owners[client] = node
 
     def node_keys(self) -> list[str]:
-        """Return a digest of the first key that each client's node had in this run, none where nodes have no keys."""
+        """Return, by client, a digest of the first key of its node; an empty list if no node has a key."""
         own = {client: self._digests[node] for client, node in self._owners.items() if node in self._digests}
         keys = own | dict(self.keys)
         return [keys.get(client, "") for client in range(self.config.clients.count)] if keys else []
 
 
 def digest(public_key: bytes) -> str:
-    """Return what stands for a key in a file that others may read."""
+    """Return a digest of a key, for a file that others may read."""
     return sha256(public_key).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""The server's app, which Flower runs: one training run in its directory, as `python -m train run` has it."""
+"""The server's app, which Flower runs: one training run in its directory, as of `python -m train run`."""
 
 import logging
 import shlex
@@ -31,7 +31,7 @@ from train.runtime.jsonl import read_lines
 
 ROOT = Path(__file__).parents[2]  # what the names of configurations are relative to
 ENGINE = "sequential"  # a node trains one client
-MAX_SHARE = 0.5  # of a round's weights: nobody can check how many samples a node has
+MAX_SHARE = 0.5  # of a round's weights: the server cannot check how many samples a node has
 
 log = logging.getLogger(__name__)
 app = ServerApp()
@@ -39,7 +39,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train as `config` and `overrides` of the run's configuration say; log in one line why a run ends early."""
+    """Train with `config` and `overrides` of Flower's run configuration; log in one line why a run ends early."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stdout)
     logging.getLogger("train").setLevel(logging.INFO)
     settings = dict(context.run_config)
@@ -52,7 +52,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def read(settings: dict[str, Any]) -> Config:
-    """Return the configuration, with a node's engine, no round lost, and a bound on what a size can weigh."""
+    """Return the configuration, with a checkpoint each round and a bound on each client's weight."""
     overrides = shlex.split(settings["overrides"])
     config = with_directory(load_config(ROOT / settings["config"], overrides), overrides)
     guards = config.aggregation
@@ -62,16 +62,17 @@ def read(settings: dict[str, Any]) -> Config:
 
 
 def train(config: Config, grid: Grid, patience: Patience) -> None:
-    """Train, or resume a run that was cut off, and report how it ends.
+    """Train, or resume an interrupted run, and report how it ends.
 
     Raises:
         UserError, RunError: as `train.run.run`.
     """
     status, done = Status(config), len(read_lines(config.directory / METRICS_FILE))
-    log.info("writes to %s, and begins with round %d of %d", config.directory, done, config.rounds)
+    begin = "resuming" if done else "starting"
+    log.info("writing to %s, %s with round %d of %d", config.directory, begin, done, config.rounds)
     build = partial(assemble_over, grid=grid, patience=patience)
     try:
-        with ThreadPoolExecutor(1) as apart:  # signals are Flower's: told to end, this process does so at once
+        with ThreadPoolExecutor(1) as apart:  # Flower handles signals, and ends this process at once
             running = apart.submit(run, config, [EachRound(report)], resume=True, build=build)
             while not running.done():
                 wait([running], timeout=0.5)  # awake now and then: Flower watches for a dead parent from a thread
@@ -84,7 +85,7 @@ def train(config: Config, grid: Grid, patience: Patience) -> None:
 
 
 def report(metrics: Metrics) -> None:
-    """Log one round, and who is not in it."""
+    """Log one round and its failures."""
     failures = metrics["failures"]
     assert isinstance(failures, dict)
     for client, why in failures.items():
@@ -96,10 +97,10 @@ def report(metrics: Metrics) -> None:
 
 
 def check_federated(config: Config) -> None:
-    """Refuse what cannot be had where the server has nobody's data.
+    """Refuse settings that need the clients' data at the server.
 
     Raises:
-        UserError: naming it.
+        UserError: naming the setting.
     """
     for asked, name in (
         (config.tasks, "tasks"),
@@ -110,14 +111,14 @@ def check_federated(config: Config) -> None:
         if asked:
             raise UserError(f"{name} needs the clients' data at the server; leave it out of a federation")
     if config.clients.sampler == "aocs":
-        raise UserError("clients.sampler=aocs needs a secure sum, which Flower has not; choose ocs, or simulate it")
+        raise UserError("clients.sampler=aocs needs a secure sum, which Flower lacks; choose ocs, or simulate it")
 
 
 def assemble_over(config: Config, grid: Grid, patience: Patience) -> Experiment:
-    """Build everything a run needs whose clients are nodes.
+    """Build everything that a run with nodes needs.
 
     Raises:
-        UserError: something is asked for that needs the clients' data here; nodes are missing.
+        UserError: a setting needs the clients' data here, or nodes are missing.
     """
     check_federated(config)
     dataset = read_dataset(config).without_training().to(find_device(config.device))
@@ -126,12 +127,10 @@ def assemble_over(config: Config, grid: Grid, patience: Patience) -> Experiment:
     cards: dict[Client, Card] = dict(sorted(nodes.roster.items()))
     ratios = {client: card.keep_ratio for client, card in cards.items()}
     samples = {client: card.num_samples for client, card in cards.items()}
-    everything = sum(samples.values())
+    total, most = sum(samples.values()), config.aggregation.max_share
     for client, size in samples.items():
-        if size > (most := config.aggregation.max_share) * everything and most * len(samples) > 1:
-            log.warning(
-                "client %s says that it has %d of all %d samples; max_share bounds it", client, size, everything
-            )
+        if size > most * total and most * len(samples) > 1:
+            log.warning("client %s reports %d of all %d samples; max_share bounds its weight", client, size, total)
     nobody = Shares(dataset.train.inputs, dataset.train.targets, [])
     experiment = put_together(config, dataset, nobody, ratios, samples, partial(NodesEngine, nodes))
     experiment.node_keys = nodes.node_keys()
@@ -140,10 +139,10 @@ def assemble_over(config: Config, grid: Grid, patience: Patience) -> Experiment:
 
 
 def read_roster(config: Config) -> dict[int, Card]:
-    """Return what the clients of the run that the directory holds have said of themselves, if there is one.
+    """Return what the clients said of themselves in the run that the directory holds, if there is one.
 
     Raises:
-        UserError: the file is spoiled.
+        UserError: the file is damaged.
     """
     told = read_clients(config.directory).get(config.name, {"samples": [], "keep_ratios": []})
     try:
@@ -151,10 +150,10 @@ def read_roster(config: Config) -> dict[int, Card]:
         return {client: Card(client, ratio, size) for client, (ratio, size) in enumerate(pairs)}
     except (ValueError, TypeError) as error:
         path = config.directory / CLIENTS_FILE
-        raise UserError(f"cannot read {path}: {error}; delete it, and the nodes are asked anew") from error
+        raise UserError(f"cannot read {path}: {error}; delete it, and the server asks the nodes again") from error
 
 
 def read_keys(config: Config) -> dict[int, str]:
-    """Return, by client, the digest of its node's key in the run that the directory holds, as far as there are any."""
+    """Return, by client, the digest of its node's key in the run that the directory holds; nothing if it had none."""
     told = read_clients(config.directory).get(config.name, {"node_keys": []})
     return {client: key for client, key in enumerate(told["node_keys"]) if key}

@@ -1,4 +1,4 @@
-"""What the server's app reports to `launch`, which started it: a small file in the run's directory."""
+"""What the server's app reports to `launch`: a small file in the run's directory."""
 
 import json
 from typing import Any
@@ -11,21 +11,20 @@ FINISHED = "finished"
 
 
 class Status:
-    """Which clients have joined, for which the server waits, and how the run has ended, if it has.
+    """The clients that have joined, those the server waits for, and how the run ended.
 
-    Args:
-        config: of the run. Where `launch` has made no folder in its directory, nothing is written.
+    Without the folder that `launch` makes in the run's directory, nothing is written.
     """
 
     def __init__(self, config: Config) -> None:
         self._path = config.directory / FOLDER / "status.json"
 
     def read(self) -> dict[str, Any]:
-        """Return what was reported last."""
+        """Return the latest report."""
         held = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {}
         return {"joined": [], "waiting_for": [], "ended": None} | held
 
     def set(self, **values: object) -> None:
-        """Replace what is reported under these keys."""
+        """Replace the values of these keys."""
         if self._path.parent.is_dir():
             write_whole(self._path, json.dumps(self.read() | values).encode())

@@ -7,15 +7,16 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from shutil import copytree, ignore_patterns
-from time import monotonic, sleep
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from sharding.errors import Failure, Kind
+from tests.train.runs import wait_until
 from train.config.schema import load_config
 from train.engines import SequentialEngine, Update
 from train.experiment import assemble
@@ -50,13 +51,6 @@ def weights(directory):
     return (directory / "checkpoint.safetensors").read_bytes()
 
 
-def wait_for(what, seconds=240.0):
-    end = monotonic() + seconds
-    while not what():
-        assert monotonic() < end, "it did not come about in time"
-        sleep(0.2)
-
-
 def there(number):
     shown = subprocess.run(["ps", "-o", "stat=", "-p", str(number)], capture_output=True, text=True, check=False)
     return bool(shown.stdout.strip()) and not shown.stdout.startswith("Z")
@@ -78,7 +72,7 @@ def test_a_federation_that_loses_its_server_goes_on_and_comes_to_what_a_simulati
     output = tmp_path / "run"
     first = command_line(small, output, "rounds=3")
     try:
-        wait_for(lambda: (output / "metrics.jsonl").exists() and lines(output))
+        wait_until(lambda: (output / "metrics.jsonl").exists() and lines(output), 240)
         os.kill(superlink_of(output), signal.SIGKILL)
         _, told = first.communicate(timeout=120)
     finally:
@@ -177,15 +171,16 @@ def test_replies_that_are_wrong_are_refused_and_told(small, tmp_path):
     assert told_and_left_out(config, REPLIES)
 
 
-def test_the_round_goes_on_without_nodes_that_are_killed_or_late(small, tmp_path):
+def test_the_round_goes_on_without_nodes_that_are_killed_or_late(small, tmp_path, monkeypatch):
     config, place = federation(small, tmp_path, 6, Patience(240.0, 60.0), "rounds=1")
     log = place.folder / "logs" / "run.log"
+    monkeypatch.setattr(launch, "RESTART", inf)
     with Processes(place.folder / "logs") as processes:
         launch.start_server(processes, place)
         for node in range(1, 6):
             start_faulty(processes, place, config, node, LOSSES)
         launch.submit(processes, place, faulty_app(tmp_path / "faulty-app"))
-        wait_for(lambda: log.exists() and "is client 2:" in log.read_text())
+        wait_until(lambda: log.exists() and "is client 2:" in log.read_text(), 240)
         os.kill(processes.pid("node-2"), signal.SIGKILL)
         start_faulty(processes, place, config, 0, LOSSES)  # only now is everybody there, and the round begins
         launch.follow(processes, config, print)
@@ -209,13 +204,13 @@ def test_nothing_goes_on_when_the_one_that_started_it_is_killed(small, tmp_path)
     launcher = command_line(small, tmp_path / "run")
     try:
         log = tmp_path / "run" / "federation" / "logs" / "run.log"
-        wait_for(lambda: log.exists() and "is client 1:" in log.read_text())
+        wait_until(lambda: log.exists() and "is client 1:" in log.read_text(), 240)
         started = below(launcher.pid)
         assert len(started) > 6  # SuperLink, two SuperNodes and the run, and what is below them
     finally:
         launcher.kill()
         launcher.communicate()
-    wait_for(lambda: not any(there(number) for number in started), 60.0)
+    wait_until(lambda: not any(there(number) for number in started), 60.0)
 
 
 def test_a_node_without_a_key_and_one_without_tls_are_refused(small, tmp_path):
@@ -236,7 +231,7 @@ def test_a_node_without_a_key_and_one_without_tls_are_refused(small, tmp_path):
         plain = [*supernode, "--insecure", "--max-retries", "1", "--port", str(launch.free_port())]
         processes.start("plain", plain, place.environment("plain"))
         refused = {"unknown", "keyless", "plain"}
-        wait_for(lambda: refused <= set(processes.ended()), 120.0)
+        wait_until(lambda: refused <= set(processes.ended()), 120.0)
     for name in refused:
         assert "SuperNode ID" not in (logs / f"{name}.log").read_text()
     told = (logs / "superlink.log").read_text()

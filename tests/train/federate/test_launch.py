@@ -61,6 +61,7 @@ class Server:
 
     def __init__(self, config, *steps):
         self.status, self.path, self.steps = Status(config), config.directory / "metrics.jsonl", iter(steps)
+        self.restarted = []
         (config.directory / "federation").mkdir(parents=True)
 
     def ended(self):
@@ -69,6 +70,9 @@ class Server:
         with self.path.open("a") as file:
             file.writelines(json.dumps(metrics) + "\n" for metrics in step.get("rounds", []))
         return step.get("codes", {})
+
+    def restart(self, name):
+        self.restarted.append(name)
 
 
 HEARD, LOST = {"heard": 2}, {"heard": 0}
@@ -92,7 +96,7 @@ def test_each_round_and_each_arrival_is_shown_once(config):
     trains = {"joined": [0, 1], "waiting_for": [], "rounds": [HEARD]}
     shown, stages = follow(config, {}, waits, waits, trains, {"rounds": [HEARD, HEARD], "ended": FINISHED})
     assert shown == [HEARD] * 3
-    assert stages == ["1 of 2 nodes are there; waits for 0", "2 of 2 nodes are there, trains"]
+    assert stages == ["1 of 2 nodes connected, waiting for 0", "2 of 2 nodes connected, training"]
 
 
 def test_rounds_of_an_earlier_start_are_shown_too(config):
@@ -117,15 +121,19 @@ def test_a_run_that_ends_early_is_an_error_with_its_reason(config, step, why):
         follow(config, {}, step)
 
 
-def test_a_node_that_ends_is_named_and_the_run_continues(config, caplog):
+@pytest.mark.parametrize(("wait", "restarted"), [(60.0, []), (-1.0, ["node-1"])])
+def test_a_node_that_ends_is_named_and_started_again_after_a_while(config, caplog, monkeypatch, wait, restarted):
+    monkeypatch.setattr(launch, "RESTART", wait)
     gone = {"codes": {"node-1": 1}}
-    follow(config, gone, gone, {"ended": FINISHED})
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["node-1 has ended"]
+    server = Server(config, gone, gone, {}, {"ended": FINISHED})
+    launch.follow(server, config, print)
+    assert server.restarted == restarted
+    assert [record.getMessage().partition(" and")[0] for record in caplog.records] == ["node-1 has ended"]
 
 
-def test_rounds_in_which_nobody_was_heard_are_counted_in_the_end(config, caplog):
+def test_rounds_without_an_update_are_counted_in_the_end(config, caplog):
     follow(config, {"rounds": [LOST, HEARD]}, {"rounds": [LOST], "ended": FINISHED})
-    assert "in 2 of 3 rounds nobody was heard" in caplog.text
+    assert "2 of 3 rounds had no update" in caplog.text
 
 
 def test_only_what_is_new_of_the_metrics_is_read(tmp_path):
@@ -148,6 +156,6 @@ def test_only_what_is_new_of_the_metrics_is_read(tmp_path):
 def test_overrides_that_a_federation_replaces_are_told_a_line_each(caplog):
     read_for(2, "clients.count=3", "engine=processes", "clients.per_round=1", "local.lr=0.05")
     assert [record.getMessage() for record in caplog.records] == [
-        "clients.count=3 does not count: with 2 nodes it is 2",
-        "engine=processes does not count: with 2 nodes it is sequential",
+        "clients.count=3 is not used: with 2 nodes it is 2",
+        "engine=processes is not used: with 2 nodes it is sequential",
     ]

@@ -61,10 +61,16 @@ def test_a_reply_that_is_none_is_told_in_one_line(content):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("card", [Card(-1, 0.5, 3), Card(0, 0.0, 3), Card(0, 1.5, 3), Card(0, 0.5, 0)])
-def test_a_card_of_no_client_is_refused(card):
-    with pytest.raises(UserError, match="needed are"):
-        Card.from_record(card.to_record())
+@pytest.mark.parametrize("values", [(-1, 0.5, 3), (0, 0.0, 3), (0, 1.5, 3), (0, 0.5, 0), (True, 0.5, 3), (0, 0.5)])
+def test_an_impossible_card_is_refused(values):
+    record = dict(zip(("partition", "keep_ratio", "num_samples"), values, strict=False))
+    with pytest.raises(UserError, match=f"it says partition={values[0]}, keep_ratio={values[1]}.*needed are"):
+        Card.from_record(RecordDict({"card": ConfigRecord(record)}))
+
+
+def test_a_keep_ratio_may_be_a_whole_number():
+    record = RecordDict({"card": ConfigRecord({"partition": 0, "keep_ratio": 1, "num_samples": 3})})
+    assert Card.from_record(record) == Card(0, 1.0, 3)
 
 
 def test_a_card_arrives_as_it_was_sent():

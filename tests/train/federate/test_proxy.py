@@ -6,10 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 from shutil import which
-from time import monotonic, sleep
 
 import pytest
 
+from tests.train.runs import wait_until
 from train.federate import launch
 from train.federate.keys import write_node_key
 from train.federate.roster import Patience
@@ -54,13 +54,6 @@ def calls(folder, path):
     return re.findall(rf'"POST {path}[^"]*" (\d+) ', log)
 
 
-def wait_for(what, seconds=120.0):
-    end = monotonic() + seconds
-    while not what():
-        assert monotonic() < end, "it did not come about in time"
-        sleep(0.2)
-
-
 def test_the_guides_proxy_admits_nodes_and_refuses_a_stranger_with_the_public_certificate(tmp_path):
     words = [f"output={tmp_path / 'run'}"]
     settings = launch.settings_of("configs/quickstart.yaml", words, 2, Patience(60.0, 60.0))
@@ -71,8 +64,8 @@ def test_the_guides_proxy_admits_nodes_and_refuses_a_stranger_with_the_public_ce
         port = start_proxy(processes, proxy, place)
         outside = launch.Place(place.folder, port)
         launch.start_node(processes, outside, 0, launch.node_settings(config, place, 0))
-        wait_for(lambda: "200" in calls(proxy, "/v1/fleet/activate-node"))  # it is in, and goes on calling
-        wait_for(lambda: "200" in calls(proxy, "/v1/fleet/pull-messages"))
+        wait_until(lambda: "200" in calls(proxy, "/v1/fleet/activate-node"), 120)  # it is in and stays so
+        wait_until(lambda: "200" in calls(proxy, "/v1/fleet/pull-messages"), 120)
 
         stranger.mkdir()
         write_node_key(stranger)
@@ -82,7 +75,7 @@ def test_the_guides_proxy_admits_nodes_and_refuses_a_stranger_with_the_public_ce
         assert flwr(stranger, "run", str(GUIDE.parents[2]), "x").returncode
         (place.folder / "node-1" / "node.key").write_bytes((stranger / "node.key").read_bytes())
         launch.start_node(processes, outside, 1, {"partition-id": 1})
-        wait_for(lambda: "412" in calls(proxy, "/v1/fleet/activate-node"))
+        wait_until(lambda: "412" in calls(proxy, "/v1/fleet/activate-node"), 120)
         refused = calls(proxy, "/v1/control/")
         assert refused
         assert {*refused} == {"403"}

@@ -76,7 +76,7 @@ def test_a_node_that_was_started_anew_has_nothing_to_send(config):
     nodes = Nodes(settings(ours))
     replies_to(nodes, "train", lambda reply: [nodes.states[107].clear(), reply][1:])
     (line,) = over(ours, nodes)
-    assert "it was started anew" in line["failures"]["1"]
+    assert "no longer has an update" in line["failures"]["1"]
     assert line["heard"] == 3
 
 

@@ -20,7 +20,8 @@ def settings(*overrides):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"), [(["clients.count=0"], "clients.count"), ([], "the nodes of the clients 0, 1, 2")]
+    ("overrides", "told"),
+    [(["clients.count=0"], "clients.count"), ([], "clients 0, 1, 2, 3, 4 and 15 more")],
 )
 def test_what_keeps_a_run_from_training_is_one_line(tmp_path, caplog, overrides, told):
     caplog.set_level(logging.INFO, "train")
