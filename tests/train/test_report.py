@@ -265,9 +265,12 @@ def test_on_a_narrow_screen_no_name_is_cut(runs, tmp_path):
     config = longer / "config.yaml"
     config.write_text(config.read_text().replace("strategy: collective", "strategy: prism_wallenius_clip"))
     table, _ = write_report([longer, runs / "c"], tmp_path, "both", "x")
-    with (console := Console(width=80)).capture() as screen:
-        console.print(table)
-    assert "…" not in screen.get()
+    for width in (80, 40):
+        with (console := Console(width=width)).capture() as screen:
+            console.print(table)
+        assert "…" not in screen.get()
+    assert "\nprism_wallenius_clip\n" in screen.get()
+    assert re.search(r"\n  test accuracy: [\d.]+ %\n", screen.get())
 
 
 def test_laws_are_those_of_each_run_s_own_last_record(runs, tmp_path):

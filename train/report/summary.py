@@ -5,7 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
+from rich.text import Text
 
 from train.report.arms import Arm, group, without_repeats
 from train.report.history import History, data_remarks, read_all
@@ -16,6 +18,7 @@ from train.rundir.directory import REPORT_SIGN
 from train.rundir.files import METRICS_FILE
 from train.runtime.files import write_whole
 
+NARROW = 60  # columns of a terminal
 COLUMNS = ("test accuracy", "down / client·round", "up / client·round", "of dense FedAvg's bytes")
 CSV_COLUMNS = (
     *("strategy", "settings", "seed", "directory", "rounds", "test_accuracy", "best_accuracy", "test_loss"),
@@ -140,8 +143,24 @@ def _explained(arms: Sequence[Arm]) -> str:
     return f"Accuracy after the last of {rounds} rounds, {spread}; {seconds:.0f} s of rounds in all; {lost}."
 
 
+class _Screen(Table):
+    """A table that shows a value a line where the terminal is too narrow for columns."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if options.max_width >= NARROW:
+            yield from super().__rich_console__(console, options)
+            return
+        yield Text(str(self.title))
+        for first, *cells in zip(*(column.cells for column in self.columns), strict=True):
+            yield Text(f"\n{first}")
+            for column, cell in zip(self.columns[1:], cells, strict=True):
+                yield Text(f"  {column.header}: {cell}")
+        if self.caption:
+            yield Text(f"\n{self.caption}")
+
+
 def _screen(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], remarks: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", caption="\n".join(remarks) or None)
+    table = _Screen(title=title, title_justify="left", caption="\n".join(remarks) or None)
     for index, column in enumerate(header):
         table.add_column(column.replace("·", " · "), justify="right" if index else "left", overflow="fold")
     for row in rows:
