@@ -70,7 +70,7 @@ def beyond() -> Iterator[str]:
 
 def beyond_pairs() -> Iterator[str]:
     """Yield the differences between pairs of methods of studies/beyond.py."""
-    yield from chosen({"difference in points": 0, "minus": 1, "at the end": 2}, *summary("beyond", 1), left=2)
+    yield from chosen({"method": 0, "minus": 1, "points at the end": 2}, *summary("beyond", 1), left=2)
 
 
 def beyond_course() -> Iterator[str]:
