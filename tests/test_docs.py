@@ -88,6 +88,12 @@ def test_links_lead_to_files(page):
         assert "://" in target or (folder / target).exists(), f"{page} links to {target}"
 
 
+def test_the_architecture_names_files_that_exist():
+    paths = re.findall(r"`([\w/]+/[\w./]*)`", TEXTS["docs/reference/architecture.md"])
+    assert paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
 @pytest.mark.parametrize("page", TEXTS)
 def test_generated_parts_are_fresh(page):
     assert generate.filled(TEXTS[page], PARTS) == TEXTS[page], "run python docs/generate.py"
