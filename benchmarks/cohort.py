@@ -20,7 +20,6 @@ from memory import run_and_watch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from sharding.aggregation.aggregate import Average
 from train.config.schema import Config, load_config
 from train.data import default_root
 from train.engines import ENGINES
@@ -69,13 +68,12 @@ class Runner:
         """Play round t and return the seconds of all of it, and of planning."""
         torch.set_num_threads(self.threads)
         parts, start = self.experiment, perf_counter()
-        budgets = {client: parts.keep_ratios[client] for client in parts.sampler.invite(t)}
-        plan = parts.planner.plan(parts.model, budgets, t)
+        plan = parts.server.plan({client: parts.keep_ratios[client] for client in parts.sampler.cohort(t)}, t)
         _synchronize()
-        planned, average = perf_counter() - start, Average(plan, parts.num_samples)
+        planned, average = perf_counter() - start, parts.server.average(plan, parts.num_samples)
         for client, update in self.engine.train(plan, t, 0.01):
             average.add(client, update.shard)
-        outcome = average.write_to(parts.model)
+        outcome = parts.server.step(average)
         _synchronize()
         assert not outcome.rejected, outcome.rejected
         return {"seconds": perf_counter() - start, "plan": planned}

@@ -25,6 +25,7 @@ from train.callbacks import EachRound
 from train.config.schema import load_config
 from train.data import default_root
 from train.federate import launch
+from train.federate.keys import LOOPBACK
 from train.federate.roster import Patience
 from train.federate.server_app import ROOT, read
 from train.federate.supervisor import Processes
@@ -48,7 +49,7 @@ class Relay:
 
     def __init__(self, port: int) -> None:
         self.down = self.up = 0
-        self._to, self._listener = port, socket.create_server((launch.LOOPBACK, 0))
+        self._to, self._listener = port, socket.create_server((LOOPBACK, 0))
         self.port = self._listener.getsockname()[1]
         Thread(target=self._accept, daemon=True).start()
 
@@ -56,7 +57,7 @@ class Relay:
         while True:
             node, _ = self._listener.accept()
             try:
-                server = socket.create_connection((launch.LOOPBACK, self._to))
+                server = socket.create_connection((LOOPBACK, self._to))
             except OSError:  # the server is gone
                 node.close()
                 continue
@@ -161,7 +162,7 @@ def simulated_by_flower(folder: Path, config: str, overrides: list[str]) -> floa
     with Processes(home) as processes:
         server = [str(program("flower-superlink")), "--insecure", "--simulation", "--port", str(port)]
         processes.start("superlink", [*server, "--disable-runtime-dependency-installation"], own)
-        while socket.socket().connect_ex((launch.LOOPBACK, port)):
+        while socket.socket().connect_ex((LOOPBACK, port)):
             sleep(0.2)
         command = [str(program("flwr")), "run", str(ROOT), "x", "--stream", "--run-config", str(home / "run.toml")]
         count = load_config(config, overrides).clients.count

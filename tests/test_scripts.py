@@ -1,6 +1,8 @@
 """Every script prints its help, and does nothing else."""
 
+import argparse
 import contextlib
+import importlib
 import re
 import runpy
 import sys
@@ -8,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from tests.train.runs import QUICKSTART, TINY
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = [
@@ -35,3 +39,13 @@ def test_help_does_nothing_else(script, tmp_path, monkeypatch, capsys):
     assert first
     assert " ".join(first[1].split())[:40] in " ".join(said.split())
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("engine", ["sequential", "processes"])
+def test_the_benchmark_of_engines_plays_a_round(engine, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    cohort = importlib.import_module("cohort")
+    where = argparse.Namespace(device="cpu", data=None)
+    runner = cohort.Runner(cohort.make([QUICKSTART, *TINY], engine, where), torch.get_num_threads())
+    assert 0 < runner.round(0)["plan"] < runner.round(1)["seconds"]
+    runner.engine.close()

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from workload import BATCH, COHORT, EPOCHS, LR, PER_USER, ROUNDS, USERS, Stopwatch, network, no_arguments, samples
 
-from sharding import ShardPlanner
-from sharding.aggregation.aggregate import Average
+from sharding import Server, ShardPlanner
 from sharding.client_sampling import UniformSampler
 from sharding.planner import Client
 from train.config.sections import LocalConfig
@@ -37,13 +36,13 @@ def main() -> None:
     dataset = Dataset("cifar10", nothing, nothing, 10, (3, 32, 32), scale)
     local = LocalConfig(epochs=EPOCHS, batch_size=BATCH, optimizer="sgd", lr=LR, momentum=0)
     engine = ProcessesEngine(Job(model, Users(), dataset, local, None, 0))
-    sampler, planner, watch = UniformSampler(USERS, COHORT, 0), ShardPlanner("dense"), Stopwatch()
+    sampler, server, watch = UniformSampler(USERS, COHORT, 0), Server(model, ShardPlanner("dense")), Stopwatch()
     for t in range(ROUNDS + 1):
-        plan = planner.plan(model, dict.fromkeys(sampler.invite(t), 1.0), t)
-        average = Average(plan, dict.fromkeys(plan, PER_USER))
+        plan = server.plan(dict.fromkeys(sampler.cohort(t), 1.0), t)
+        average = server.average(plan, dict.fromkeys(plan, PER_USER))
         for client, update in engine.train(plan, t, LR):
             average.add(client, update.shard)
-        assert len(average.write_to(model).accepted) == COHORT
+        assert len(server.step(average).accepted) == COHORT
         watch.lap()
     engine.close()
     watch.report()
