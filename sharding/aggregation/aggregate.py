@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from sharding.aggregation.faults import NOTHING, find_misfit, find_spoiled
 from sharding.aggregation.means import Mean, RunningMean, TrimmedMean
 from sharding.aggregation.shares import cap_shares
-from sharding.errors import Failure, Kind, UserError
+from sharding.errors import Failure, Kind, UserError, few
 from sharding.modules.finite import find_nonfinite
 from sharding.modules.state import as_real, is_variance, key
 from sharding.modules.wrappers import spread_like, unwrap, whole
@@ -193,11 +193,12 @@ class Average:
             server_lr: η_g, the share of the way from the old model to the aggregate.
 
         Raises:
-            UserError: total or server_lr is not a finite number above 0.
+            UserError: total or server_lr is not a finite number above 0; the plan was made from another model.
         """
         check_step(total, server_lr)
         self._compare_norms()
         state = unwrap(model).state_dict(keep_vars=True)
+        _check_names(state, self._plan)
         moved = {name: _possible(name, value) for name, value in self._moved(state, total, server_lr)}
         faults = {client: self._faults.get(client, NOTHING) for client in self._heard}
         if (name := find_nonfinite(moved)) is not None:
@@ -249,6 +250,17 @@ def check_step(total: float | None, server_lr: float) -> None:
     for name, value in (("total", total), ("server_lr", server_lr)):
         if value is not None and not _is_positive(value):
             raise UserError(f"{name} is {value!r}; a finite number above 0 is needed")
+
+
+def _check_names(state: Mapping[str, Tensor], plan: Plan) -> None:
+    """Make sure that a model has what a plan has.
+
+    Raises:
+        UserError: the plan was made from another model.
+    """
+    planned = {*plan.dense, *(key(layer, "weight") for layer in plan.spectra)}
+    if missing := sorted(planned - state.keys()):
+        raise UserError(f"the model has no {few(missing)}; aggregate into the model that the plan was made from")
 
 
 def _is_positive(value: object) -> bool:

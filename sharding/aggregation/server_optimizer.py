@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from sharding.errors import UserError, pick
+from sharding.errors import UserError, few, pick
 from sharding.modules.finite import find_nonfinite
 from sharding.modules.wrappers import unwrap
 from sharding.validation import is_number
@@ -97,16 +97,25 @@ class ServerOptimizer:
         return {f"{names[place]}/{part}": value for place, its in held.items() for part, value in its.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state_dict` returned, and from the model as it is now."""
+        """Resume from what `state_dict` returned, and from the model as it is now.
+
+        Raises:
+            UserError: the state is of another optimizer or model.
+        """
         self._remember()
         if self._optimizer is None or not state:
             return
-        told = self._optimizer.state_dict()
-        places = {name: place for place, name in enumerate(self._weights)}
-        for key, value in state.items():
-            name, _, part = key.rpartition("/")
-            told["state"].setdefault(places[name], {})[part] = value
-        self._optimizer.load_state_dict(told)
+        places = {f"{name}/{part}": (place, part) for place, name in enumerate(self._weights) for part in self._parts()}
+        if differing := sorted(places.keys() ^ state.keys()):
+            raise UserError(f"this state is of another optimizer or model: {few(differing)} differ")
+        held = self._optimizer.state_dict()
+        for key, (place, part) in places.items():
+            held["state"].setdefault(place, {})[part] = state[key]
+        self._optimizer.load_state_dict(held)
+
+    def _parts(self) -> tuple[str, ...]:
+        """Return the names of the tensors that the optimizer keeps for a weight."""
+        return ("step", "exp_avg", "exp_avg_sq") if isinstance(self._optimizer, Adam) else ("momentum_buffer",)
 
     def _remember(self) -> None:
         self._old = {name: weight.detach().clone() for name, weight in self._weights.items()}

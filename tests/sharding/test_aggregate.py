@@ -51,6 +51,15 @@ def by_the_definition(plan, updates):
     return weights
 
 
+def test_a_model_that_the_plan_is_not_of_is_refused_and_stays(played):
+    model, plan, updates = played
+    other = nn.Sequential(*list(model)[:-1])
+    before = deepcopy(other.state_dict())
+    with pytest.raises(UserError, match=r"the model has no 7\.bias, 7\.weight;"):
+        aggregate(other, plan, updates, NUM_SAMPLES)
+    assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
+
+
 def test_each_vector_is_averaged_over_those_who_drew_it(played):
     model, plan, updates = played
     expected = by_the_definition(plan, updates)

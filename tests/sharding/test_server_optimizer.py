@@ -158,3 +158,25 @@ def test_a_step_that_is_not_finite_is_not_taken(name, caplog):
     assert torch.equal(model[0].weight, before)
     assert not server.state_dict()
     assert "is not taken" in caplog.text
+
+
+def stepped(name):
+    """Return an optimizer of that name that has taken one step."""
+    model = nn.Sequential(nn.Linear(2, 2))
+    server = ServerOptimizer(model, name, lr=0.1)
+    with torch.no_grad():
+        model[0].weight += 1
+    server.step()
+    return server
+
+
+@pytest.mark.parametrize(("name", "other"), [("momentum", "adam"), ("adam", "nesterov")])
+def test_a_state_of_another_optimizer_is_refused(name, other):
+    server, state = stepped(name), stepped(other).state_dict()
+    for spoiled in (
+        state,
+        {f"x.{key}": value for key, value in server.state_dict().items()},
+        dict([*state.items()][:1]),
+    ):
+        with pytest.raises(UserError, match="another optimizer or model"):
+            server.load_state_dict(spoiled)
