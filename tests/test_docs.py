@@ -43,7 +43,10 @@ COMMANDS = sorted(
 
 
 @pytest.mark.parametrize(("page", "snippet"), SNIPPETS, ids=[page for page, _ in SNIPPETS])
-def test_snippets_run(page, snippet):
+def test_snippets_run(page, snippet, tmp_path, monkeypatch):
+    if "runs/quickstart-collective-0" in snippet:
+        assert main(["run", "configs/quickstart.yaml", *TINY, f"output={tmp_path}/runs/quickstart-collective-0"]) == 0
+        monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     exec(compile(snippet, page, "exec"), names := {})
     if "def accuracy" in snippet:
