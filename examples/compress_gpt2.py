@@ -12,7 +12,16 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from sharding import Budget, export_lora, factorize, init_empty, load_factorized, merge, save_factorized
+from sharding import (
+    Budget,
+    export_lora,
+    factorize,
+    freeze_except_factors,
+    init_empty,
+    load_factorized,
+    merge,
+    save_factorized,
+)
 
 CONFIG = GPT2Config(
     bos_token_id=0, eos_token_id=0, vocab_size=256, n_positions=64, n_embd=128, n_layer=3, n_head=4, use_cache=False
@@ -41,9 +50,8 @@ def main(folder: Path) -> None:
     size = sum(file.stat().st_size for file in (folder / "compressed").iterdir())
     print(f"saved and loaded: {size:,} bytes, {size / (4 * whole):.0%} of the dense model")
 
-    start, optimizer = deepcopy(loaded), torch.optim.AdamW(
-        [parameter for name, parameter in loaded.named_parameters() if name.endswith((".u", ".v"))], lr=1e-3
-    )  # fmt: skip
+    start = deepcopy(loaded)
+    optimizer = torch.optim.AdamW(freeze_except_factors(loaded).parameters(), lr=1e-3)
     for _ in range(5):
         optimizer.zero_grad()
         loss = loaded(ids, labels=ids).loss

@@ -33,7 +33,7 @@ from sharding.client_sampling import SAMPLERS, Population, Sampler
 from sharding.designs import DESIGNS, draw_terms
 from sharding.errors import UserError
 from sharding.factorization import Budget, Energy, factorize, merge, shardable_layers, split_layers, unpack_attention
-from sharding.factorization.lora import export_lora
+from sharding.factorization.lora import export_lora, freeze_except_factors
 from sharding.factorization.save import load_factorized, save_factorized
 from sharding.inclusion import collective_inclusion, optimal_inclusion, successive_inclusion
 from sharding.layers import FactorizedConv2d, FactorizedLayer, FactorizedLinear, register_layer
@@ -67,6 +67,7 @@ __all__ = [  # noqa: RUF022 - by theme, as docs/reference/api.md lists it
     "save_factorized",
     "load_factorized",
     "export_lora",
+    "freeze_except_factors",
     # Factorized layers; the other kinds are in sharding.layers
     "FactorizedLayer",
     "FactorizedLinear",

@@ -1,14 +1,14 @@
-"""What training made of factorized layers, as a LoRA adapter in PEFT's form.
+"""Export what training changed in factorized layers as a LoRA adapter in PEFT's form.
 
 The change of a layer, U'Ω'V'ᵀ − UΩVᵀ, has rank 2n at most: it is an adapter with B = [U'Ω', −UΩ] and A = [V', V]ᵀ. On
-the model that the terms came from the adapter adds what was learned, and the terms that were not kept stay. From the
-dense model itself the whole difference to the factorized one is taken; the adapter then turns the one into the other,
-and its rank is what that needs.
+the dense model that the terms came from, this adapter adds what was learned and keeps the terms that were dropped. If
+the start is the dense model itself, the adapter holds the whole difference to the factorized model; its rank is the
+rank of that difference.
 """
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from sharding.errors import UserError
+from sharding.errors import UserError, few
+from sharding.factorization.choose import Patterns, matching
 from sharding.layers import FactorizedEmbedding, FactorizedLayer, FactorizedLinear
 from sharding.layers.conv import FactorizedConv
 from sharding.layers.linear import FactorizedTransposedLinear
@@ -25,24 +26,44 @@ from sharding.modules.wrappers import unwrap
 KINDS = (FactorizedLinear, FactorizedTransposedLinear, FactorizedEmbedding, FactorizedConv)
 
 
-def export_lora(model: nn.Module, start: nn.Module, folder: str | Path) -> None:
+def freeze_except_factors(model: nn.Module) -> nn.Module:
+    """Freeze all parameters but u and v of the factorized layers, in place, and return the model.
+
+    Factors that are frozen already stay frozen. Batch norms still update their running statistics in training mode;
+    call `eval()` on them if you want to export an adapter.
+    """
+    layers = [part for part in model.modules() if isinstance(part, FactorizedLayer)]
+    factors = {id(factor) for layer in layers for factor in (layer.u, layer.v)}
+    for parameter in model.parameters():
+        if id(parameter) not in factors:
+            parameter.requires_grad_(False)
+    return model
+
+
+def export_lora(model: nn.Module, start: nn.Module, folder: str | Path, modules_to_save: Patterns = ()) -> None:
     """Write the change of a model's factorized layers as an adapter that `peft.PeftModel.from_pretrained` loads.
+
+    An adapter holds only factors. Call `freeze_except_factors` before training, or list the other modules that were
+    trained, such as a new head, in `modules_to_save`.
 
     Args:
         model: the factorized model, trained.
-        start: what it started from: the factorized model before training, or the dense one.
-        folder: where to write ``adapter_config.json`` and ``adapter_model.safetensors``.
+        start: the factorized model before training, or the dense model that it was made from.
+        folder: where ``adapter_config.json`` and ``adapter_model.safetensors`` are written.
+        modules_to_save: modules that the adapter stores whole, as in `peft.LoraConfig`; patterns as for `factorize`.
 
     Raises:
-        UserError: PEFT has no form for a layer (convolutions that are transposed, dilated or grouped, or pad with
-            other than zeros), `init` lacks it (parts of what was unpacked or split in the dense model), something
-            else than factorized layers differs, or the folder holds an adapter already.
+        UserError: PEFT cannot represent a layer (a convolution that is transposed, dilated, grouped, or padded with
+            anything but zeros), `start` lacks it (it was unpacked or split from a layer of the dense model), something
+            outside the factors and `modules_to_save` changed, a pattern matches nothing, or the folder holds an adapter
+            already.
     """
     model, start, folder = unwrap(model), unwrap(start), Path(folder)
     if (folder / "adapter_config.json").exists():
         raise UserError(f"{folder} holds an adapter already; choose another folder or remove it")
     layers = {name: part for name, part in model.named_modules() if isinstance(part, FactorizedLayer)}
-    _check(model, start, layers)
+    saved = _outermost(matching(model, dict(model.named_modules()), modules_to_save, "modules_to_save"))
+    _check(model, start, layers, saved)
     pairs = {name: _shaped(layer, *_change(layer, start.get_submodule(name))) for name, layer in layers.items()}
     ranks = {f"^{re.escape(name)}": len(a) for name, (a, _) in pairs.items()}
     largest = max(ranks.values())
@@ -54,6 +75,7 @@ def export_lora(model: nn.Module, start: nn.Module, folder: str | Path) -> None:
         "alpha_pattern": ranks,
         "target_modules": "|".join(map(re.escape, pairs)),
         "fan_in_fan_out": any(isinstance(layer, FactorizedTransposedLinear) for layer in layers.values()),
+        "modules_to_save": saved or None,
         "bias": "none",
         "lora_dropout": 0.0,
         "inference_mode": True,
@@ -65,12 +87,20 @@ def export_lora(model: nn.Module, start: nn.Module, folder: str | Path) -> None:
         form = "lora_embedding_{}" if isinstance(layers[name], FactorizedEmbedding) else "lora_{}.weight"
         for side, tensor in zip("AB", pair, strict=True):
             tensors[f"base_model.model.{name}.{form.format(side)}"] = tensor.cpu().contiguous()
+    for name in saved:
+        for key, tensor in model.get_submodule(name).state_dict(prefix=f"base_model.model.{name}.").items():
+            tensors[key] = tensor.detach().cpu().contiguous().clone()
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
 
 
-def _check(model: nn.Module, start: nn.Module, layers: Mapping[str, FactorizedLayer]) -> None:
+def _outermost(names: Collection[str]) -> list[str]:
+    """Return the names without those of modules inside another one."""
+    return sorted(name for name in names if not any(name.startswith(f"{other}.") for other in names))
+
+
+def _check(model: nn.Module, start: nn.Module, layers: Mapping[str, FactorizedLayer], saved: list[str]) -> None:
     if "" in layers:
         raise UserError(
             f"this {type(model).__name__} is the whole model, and PEFT adapts layers inside one; put it, and what it "
@@ -81,22 +111,35 @@ def _check(model: nn.Module, start: nn.Module, layers: Mapping[str, FactorizedLa
     before = dict(start.named_modules())
     problems = [f"{name}, {what}, has no form as LoRA" for name, part in layers.items() if (what := _formless(part))]
     problems += [f"{name} is not in the model it started from" for name in layers if name not in before]
-    others = dict(start.named_parameters()) | dict(start.named_buffers())
-    inside = tuple(f"{name}." for name in layers)
-    state = [*model.named_parameters(), *model.named_buffers()]
-    problems += [
-        f"{name} has changed as well, and an adapter holds factorized weights alone"
-        for name, part in state
-        if (not name.startswith(inside) or name.endswith(".bias"))
-        and not name.endswith(".num_batches_tracked")
-        and not (name in others and torch.equal(others[name], part))
-    ]
+    problems += [f"{name} is factorized; leave it out of modules_to_save" for name in layers if _is_in(name, saved)]
+    if changed := [name for name in _changed(model, start, layers) if not _is_in(name, saved)]:
+        problems.append(
+            f"{len(changed)} tensors outside the factors changed: {few(changed)}. Call freeze_except_factors(model) "
+            "before training, or list their modules in modules_to_save"
+        )
     if problems:
         raise UserError(f"cannot export an adapter: {'; '.join(problems)}")
 
 
+def _is_in(name: str, modules: Iterable[str]) -> bool:
+    return any(f"{name}.".startswith(f"{module}.") for module in modules)
+
+
+def _changed(model: nn.Module, start: nn.Module, layers: Iterable[str]) -> list[str]:
+    """Return the names of the parameters and buffers outside the factors that are not as they were."""
+    before = dict(start.named_parameters()) | dict(start.named_buffers())
+    inside = tuple(f"{name}." for name in layers)
+    return [
+        name
+        for name, part in [*model.named_parameters(), *model.named_buffers()]
+        if (not name.startswith(inside) or name.endswith(".bias"))
+        and not name.endswith(".num_batches_tracked")
+        and not (name in before and torch.equal(before[name], part))
+    ]
+
+
 def _formless(layer: FactorizedLayer) -> str | None:
-    """Say what a layer is that PEFT has no adapter for, or None if it has one."""
+    """Describe a layer that PEFT has no adapter for; return None if it has one."""
     kind = f"a {type(layer).__name__}"
     if not isinstance(layer, KINDS):
         return kind

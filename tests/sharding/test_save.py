@@ -12,6 +12,7 @@ from sharding import (
     UserError,
     export_lora,
     factorize,
+    freeze_except_factors,
     init_empty,
     load_factorized,
     merge,
@@ -182,6 +183,30 @@ def test_peft_loads_the_adapter_and_merges_it_exactly(tmp_path, whole):
             torch.testing.assert_close(merged.state_dict()[name], tensor, rtol=0, atol=1e-10)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_peft_loads_the_modules_that_the_adapter_saves_whole(tmp_path):
+    peft = pytest.importorskip("peft")
+    base, x = plain(), torch.randn(2, 3, 6, 6).double()
+    small = factorize(base, 0.25)
+    later = trained(small)
+    later[5].weight.data += 1
+    later[5].bias.data -= 1
+    export_lora(later, base, tmp_path, modules_to_save=["5"])
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["modules_to_save"] == ["5"]
+    adapted = peft.PeftModel.from_pretrained(deepcopy(base), tmp_path)
+    torch.testing.assert_close(adapted(x), later(x), rtol=0, atol=1e-9)
+    merged = adapted.merge_and_unload()
+    assert torch.equal(merged[5].weight, later[5].weight)
+    torch.testing.assert_close(merged(x), later(x), rtol=0, atol=1e-9)
+
+
+def test_only_factors_train_after_the_rest_is_frozen():
+    small = factorize(plain(), 0.25)
+    small[3].v.requires_grad_(False)
+    assert freeze_except_factors(small) is small
+    assert {name for name, part in small.named_parameters() if part.requires_grad} == {"1.u", "1.v", "3.u", "4.u", "4.v"}
+
+
 def plus_change(base, small, later):
     moved = deepcopy(base)
     for name in small.factorize_report.layers:
@@ -225,8 +250,13 @@ def test_what_an_adapter_cannot_hold_is_told(tmp_path):
     small = factorize(plain(), 0.25)
     later = trained(small)
     later[4].bias.data += 1
-    with pytest.raises(UserError, match=r"4\.bias has changed as well"):
+    later[0].weight.data += 1
+    with pytest.raises(UserError, match=r"2 tensors outside the factors changed: 0\.weight, 4\.bias\. .*modules_to_save"):
         export_lora(later, small, tmp_path)
+    with pytest.raises(UserError, match="4 is factorized; leave it out of modules_to_save$"):
+        export_lora(later, small, tmp_path, modules_to_save=["0", "4"])
+    with pytest.raises(UserError, match="modules_to_save pattern 'hed' matches no layer"):
+        export_lora(later, small, tmp_path, modules_to_save="hed")
     strange = nn.Sequential(
         nn.ConvTranspose2d(8, 8, 3),
         nn.Conv2d(8, 8, 3, dilation=2),
@@ -257,7 +287,7 @@ def test_an_adapter_does_not_hide_changed_buffers(tmp_path):
     later = deepcopy(small).train()
     export_lora(later, base, tmp_path / "before")
     later(torch.randn(2, 3, 12, 12))
-    with pytest.raises(UserError, match=r"2\.running_mean has changed"):
+    with pytest.raises(UserError, match=r"2 tensors .*: 2\.running_mean, 2\.running_var"):
         export_lora(later, base, tmp_path / "after")
 
 
