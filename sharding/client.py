@@ -1,8 +1,8 @@
-"""A client's side of a round: its small model from a shard, the training, and the update that goes back.
+"""Run the client's side of a round: build a small model from a shard, train it, and return the update.
 
-A client cannot hold the dense model. It has the model's structure, with parameters that take no memory (`init_empty`),
-and puts factorized layers of as many terms as the shard has in the place of the layers that are sharded. Nothing is
-decomposed; the only values are those of the shard.
+A client cannot hold the dense model. It builds the model's structure with parameters that take no memory
+(`init_empty`), and replaces each sharded layer by a factorized one with as many terms as the shard has. The client
+decomposes nothing; all values come from the shard.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,11 +26,13 @@ from sharding.optim import DecayOf, LocalSGD
 from sharding.shard import Shard
 from sharding.transport.compression import EXACT
 
+Batch = tuple[Tensor, Tensor] | Mapping[str, Tensor]
+
 
 def train_shard(
     model: nn.Module,
     shard: Shard,
-    batches: Iterable[tuple[Tensor, Tensor]],
+    batches: Iterable[Batch],
     lr: float,
     momentum: float = 0.9,
     frobenius_decay: float = 1e-4,
@@ -39,45 +41,57 @@ def train_shard(
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
     optimizer: type[LocalSGD] = LocalSGD,
 ) -> Shard:
-    """Train a shard on a client's data, and return the update: one step of its optimizer a batch.
+    """Train a shard on a client's data, with one optimizer step a batch, and return the update.
 
     Args:
-        model: as for `client_model`; it stays as it is.
-        shard: what the server sent; it stays as it is.
-        batches: (inputs, targets) in the order of their use, all epochs.
+        model: the structure, as for `client_model`; it is not changed.
+        shard: the server's shard; it is not changed.
+        batches: the batches of all epochs, in order. A batch is a pair (inputs, targets), or a dict of keyword
+            arguments of a Hugging Face model that returns ``.loss``: ``{"input_ids": …, "labels": …}``.
         lr: the learning rate of this round.
-        momentum: of SGD, fresh each round.
+        momentum: of SGD; it starts at zero in each round.
         frobenius_decay: see `LocalSGD`.
-        clip: τ, or None where the strategy does not clip.
+        clip: τ, or None for no clipping.
         decay_of: what decays, see `decay_multipliers`.
-        loss: of outputs and targets, a scalar.
+        loss: for pairs, a function of the outputs (or of their ``.logits``) and the targets that returns a scalar.
         optimizer: `LocalSGD`, or `ScaledSGD`.
 
     Raises:
-        UserError: as `client_model` and `LocalSGD`.
+        UserError: as `client_model` and `LocalSGD`, or the model returns no loss for a dict.
     """
     small = client_model(model, shard).train()
     steps = optimizer(small, lr, momentum, frobenius_decay, clip, decay_of)
-    for inputs, targets in batches:
-        steps.step(loss(small(inputs), targets))
+    for batch in batches:
+        steps.step(_loss_of(small, batch, loss))
     return shard.read_from(small)
+
+
+def _loss_of(model: nn.Module, batch: Batch, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    if not isinstance(batch, Mapping):
+        inputs, targets = batch
+        outputs = model(inputs)
+        return loss(getattr(outputs, "logits", outputs), targets)
+    value: Tensor | None = getattr(model(**batch), "loss", None)
+    if value is None:
+        raise UserError(f"the model returned no loss for a batch with {', '.join(batch)}; add its targets as 'labels'")
+    return value
 
 
 @torch.no_grad()
 def client_model(model: nn.Module, shard: Shard, copy: bool = True) -> nn.Module:
-    """Return the small model that a shard is trained in, with the shard's values, on the shard's device.
+    """Build the small model that trains a shard, with the shard's values, on the shard's device.
 
     Args:
-        model: the dense model, for its structure only: built in `init_empty()`, on the `meta` device, or any other; or
-            an earlier small model. It stays as it is, and none of its weights is copied.
+        model: the structure of the dense model: built in `init_empty()`, on the `meta` device, or with values; or an
+            earlier small model. It is not changed, and its weights are not copied.
         shard: of any keep ratio, or the whole model (strategy ``dense``).
-        copy: False lets the model take the shard's own tensors over, which then change in training: half the memory,
-            for a client that has received the shard and does not need it again. On a wire that rounds the shard stays
-            as it is all the same: an update is the change from it.
+        copy: False lets the model use the shard's own tensors, which training then changes. This saves half the memory
+            if the client no longer needs the shard. A compressed shard is always copied, since an update is the change
+            from it.
 
     Raises:
-        UserError: the shard is one of another model; all names and shapes that differ are told. Or a buffer that is
-            not in the shard has no value.
+        UserError: the shard is of another model (the message lists all names and shapes that differ), or a buffer that
+            is not in the shard has no value.
     """
     small = _replace_layers(hollow_copy(model), shard)
     slots = shard.matching_state(small)
@@ -98,10 +112,10 @@ def client_model(model: nn.Module, shard: Shard, copy: bool = True) -> nn.Module
 
 @contextmanager
 def init_empty() -> Iterator[None]:
-    """Build models whose parameters are on the `meta` device, where they take no memory, and whose buffers are real.
+    """Build models inside this context with parameters on the `meta` device, which take no memory, and real buffers.
 
-    Under ``torch.device("meta")`` buffers that a model computes for itself, such as a table of positions, would have no
-    values either. What other threads build meanwhile is hollow as well.
+    Under ``torch.device("meta")`` the buffers that a model computes, such as a table of positions, have no values
+    either. Models that other threads build at the same time are affected too.
 
     Raises:
         UserError: a constructor reads the values of parameters, as timm's SwinV2-CR does.
@@ -124,7 +138,7 @@ def init_empty() -> Iterator[None]:
 
 
 def _replace_layers(model: nn.Module, shard: Shard) -> nn.Module:
-    """Put empty factorized layers in the place of those that the shard has terms of, in place."""
+    """Replace the layers that the shard has terms of by empty factorized ones, in place."""
     sent = shard.state()
     attentions = [name for name, part in model.named_modules() if isinstance(part, nn.MultiheadAttention)]
     model = unpack(model, [name for name in attentions if any(part.startswith(key(name, "q_proj.")) for part in sent)])
@@ -136,7 +150,7 @@ def _replace_layers(model: nn.Module, shard: Shard) -> nn.Module:
 
 
 def _refuse_fused(modules: Mapping[str, nn.Module], sent: Iterable[str]) -> None:
-    """Raise a UserError if the shard has layers in parts that the model has in one."""
+    """Raise a UserError if the server split a layer that is fused in the client's model."""
     split = dict.fromkeys(name.rpartition(".parts.")[0] for name in sent if ".parts." in name)
     fused = [name for name in split if name in modules and not modules[name]._modules]
     if fused:
@@ -147,7 +161,7 @@ def _refuse_fused(modules: Mapping[str, nn.Module], sent: Iterable[str]) -> None
 
 
 def _fill(slot: Tensor, value: Tensor, copy: bool) -> Tensor:
-    """Return a tensor in the dtype and layout of an empty one, with the values of a shard's."""
+    """Return a tensor with the dtype and layout of an empty one and the values of the shard's."""
     if not copy and value.dtype == slot.dtype:
         return value
     filled = torch.empty_strided(slot.shape, slot.stride(), dtype=slot.dtype, device=value.device)
@@ -156,7 +170,7 @@ def _fill(slot: Tensor, value: Tensor, copy: bool) -> Tensor:
 
 
 def _reset_counters(model: nn.Module) -> None:
-    """Let batch norms on the `meta` device start counting their batches, as each client does for itself."""
+    """Set the batch counters of batch norms on the `meta` device to zero; each client counts its own batches."""
     for module in model.modules():
         counter = getattr(module, "num_batches_tracked", None)
         if isinstance(module, _BatchNorm) and isinstance(counter, Tensor) and counter.is_meta:

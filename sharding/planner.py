@@ -75,6 +75,11 @@ class Plan(dict[Client, Shard]):
         self.draws = draws
         self.dense = dense
 
+    def __repr__(self) -> str:
+        size = sum(shard.nbytes for shard in self.values()) / 1000
+        plan = next((shard.short_plan for shard in self.values()), "")
+        return f"Plan(clients={len(self)}, layers={len(self.spectra)}, {size:,.0f} kB, plan={plan!r})"
+
     def values_of(self, update: Shard) -> Shard:
         """Return an update as new values: where it holds changes, from what the server has, not from what it sent.
 
@@ -235,7 +240,7 @@ class ShardPlanner:
         except UserError as error:
             raise UserError(f"layer {name}: {error}") from error
         if not isinstance(law, Allocation):
-            raise UserError(f"layer {name}: the strategy's law returned {shown(law)}; a Allocation(π, ω) is needed")
+            raise UserError(f"layer {name}: the strategy's law returned {shown(law)}; an Allocation(π, ω) is needed")
         try:
             return law.checked(len(group.magnitudes), group.num_terms)
         except UserError as error:

@@ -15,7 +15,17 @@ from sharding.shard import Shard
 
 
 class Server:
-    """Holds the model and runs rounds of federated training.
+    """Hold the model and run rounds of federated training.
+
+    A plain server runs the published algorithm. These are the four defaults of ``python -m train``, with clients that
+    call `train_shard` with ``optimizer=ScaledSGD``::
+
+        model = merge(factorize(model, largest))  # a low-rank start; largest is the largest keep ratio of a client
+        optimizer = ServerOptimizer(model, "nesterov", lr=0.4, momentum=0.8)
+        server = Server(model, ShardPlanner("collective"), optimizer, iterate_average(model))
+        for number in range(rounds):
+            server.round(number, keep_ratios, train, num_samples)
+        evaluate(server.result)
 
     Args:
         model: dense; trained in place.

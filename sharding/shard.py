@@ -89,9 +89,21 @@ class Shard:
     compression: str = EXACT
     changes: bool = False
 
+    def __repr__(self) -> str:
+        terms = sum(held.indices.numel() for held in self.terms.values())
+        return (
+            f"Shard(keep_ratio={self.keep_ratio:g}, layers={len(self.terms)}, terms={terms}, "
+            f"{self.nbytes / 1000:,.0f} kB, plan={self.short_plan!r})"
+        )
+
+    @property
+    def short_plan(self) -> str:
+        """The start of `plan`, for people."""
+        return self.plan if len(self.plan) < 8 else f"{self.plan[:7]}…"
+
     @property
     def nbytes(self) -> int:
-        """The exact length of `to_bytes()`, told without making it."""
+        """The exact length of `to_bytes()`, computed without encoding."""
         tensors = self._named_tensors()
         if self.compression != EXACT:
             tensors = compression.encode(

@@ -15,7 +15,7 @@ from math import prod
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Allocation = dict[tuple[int, ...], float]
+Law = dict[tuple[int, ...], float]
 Floats = NDArray[np.float64]
 
 
@@ -83,7 +83,7 @@ def _in_the_order_of(magnitudes: ArrayLike, descending: list[Fraction]) -> Float
     return result
 
 
-def successive_law(weights: Iterable[float], num_terms: int) -> Allocation:
+def successive_law(weights: Iterable[float], num_terms: int) -> Law:
     """Enumerate all orders: each next item in proportion to the remaining weights."""
     weights = tuple(float(w) for w in weights)
     law: dict[tuple[int, ...], float] = defaultdict(float)
@@ -116,7 +116,7 @@ def numpy_choice(rng: np.random.RandomState | np.random.Generator, size: int, we
     return found
 
 
-def numpy_choice_law(weights: Iterable[float], num_terms: int) -> Allocation:
+def numpy_choice_law(weights: Iterable[float], num_terms: int) -> Law:
     """The exact law of `numpy_choice`: every outcome of every batch, with its chance."""
     weights = np.array(list(weights), dtype=float)
     law: dict[tuple[int, ...], float] = defaultdict(float)
@@ -134,7 +134,7 @@ def numpy_choice_law(weights: Iterable[float], num_terms: int) -> Allocation:
     return dict(law)
 
 
-def cps_law(coins: Iterable[float], num_terms: int) -> Allocation:
+def cps_law(coins: Iterable[float], num_terms: int) -> Law:
     """Conditional Poisson sampling (Chen, Dempster & Liu 1994): coins given that `num_terms` of them show
     heads.
     """
@@ -147,7 +147,7 @@ def cps_law(coins: Iterable[float], num_terms: int) -> Allocation:
     return {s: w / total for s, w in weight.items()}
 
 
-def brewer_law(inclusion: Iterable[float]) -> Allocation:
+def brewer_law(inclusion: Iterable[float]) -> Law:
     """Brewer's method (Tillé 2006, Algorithm 6.10): step k draws j with chance ∝ π(A − π)/(A − (n − k +
     1)π).
     """

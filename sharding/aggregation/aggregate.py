@@ -23,6 +23,7 @@ updates are kept until the last has come.
 """
 
 import logging
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
@@ -196,6 +197,8 @@ class Average:
             UserError: total or server_lr is not a finite number above 0; the plan was made from another model.
         """
         check_step(total, server_lr)
+        if total is None and not self._heard:  # where clients are sampled, it can be that none is
+            warnings.warn("num_samples has no client of the plan, so no update counts", stacklevel=4)
         self._compare_norms()
         state = unwrap(model).state_dict(keep_vars=True)
         _check_names(state, self._plan)

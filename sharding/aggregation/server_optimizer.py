@@ -39,9 +39,15 @@ SERVER_OPTIMIZERS: dict[str, Make | None] = {
 
 
 class ServerOptimizer:
-    """Takes the server's step after each `aggregate`, which must be told `server_lr=server.rate`.
+    """Take the server's step after each `aggregate`.
 
-    Buffers, and weights that are frozen, stay where `aggregate` has put them.
+    `Server` does this for you. In a loop of your own, pass the rate on, and step after each round::
+
+        optimizer = ServerOptimizer(model, "nesterov", lr=0.4, momentum=0.8)
+        aggregate(model, plan, updates, num_samples, server_lr=optimizer.rate)
+        optimizer.step()
+
+    Buffers and frozen weights keep the values that `aggregate` gave them.
 
     Args:
         model: the server's; its weights are changed in place.

@@ -186,7 +186,7 @@ def _has_module(model: nn.Module, name: str) -> bool:
 
 
 def _skipped(model: nn.Module, affine: list[str], unranked: set[str], skip: Patterns) -> dict[str, str]:
-    """Return the layers to leave whole, with the pattern that says so; unranked ones are no first or last layer."""
+    """Return the layers to keep dense, with the pattern that matched; unranked ones are no first or last layer."""
     skipped: dict[str, str] = {}
     for pattern in as_patterns(skip):
         if _is_end(pattern, model):
@@ -194,7 +194,7 @@ def _skipped(model: nn.Module, affine: list[str], unranked: set[str], skip: Patt
             matched = set(_end(model, ordinary, ENDS.index(pattern)))
         else:
             matched = matching(model, affine, pattern, "skip")
-        skipped = dict.fromkeys((name for name in affine if name in matched), _told(pattern)) | skipped
+        skipped = dict.fromkeys((name for name in affine if name in matched), _label(pattern)) | skipped
     return skipped
 
 
@@ -205,20 +205,23 @@ def _is_end(pattern: Pattern, model: nn.Module) -> TypeGuard[str]:
 def _end(model: nn.Module, affine: list[str], which: int) -> list[str]:
     """Return the affine layers at the first (0) or the last (1) end of a model."""
     named = getattr(model, "ends", None)
-    if named is None or not affine:
-        return affine[:1] if which == 0 else affine[-1:]
     try:
-        ends = (named[which],) if isinstance(named[which], str) else tuple(named[which])
-    except (TypeError, KeyError, IndexError):  # an attribute of the same name that means something else
-        return affine[:1] if which == 0 else affine[-1:]
-    for end in ends:
+        ends = (named[which],) if isinstance(named[which], str) else tuple(named[which])  # type: ignore[index]
+    except (TypeError, KeyError, IndexError):  # no attribute, or one of the same name that means something else
+        return affine[-1:] if which == 1 else [] if _begins_with_embedding(model) else affine[:1]
+    for end in ends if affine else ():
         if not _has_module(model, end):
-            raise UserError(f"{type(model).__name__}.ends names {end!r}, which is no module of the model")
+            raise UserError(f"{type(model).__name__}.ends names {end!r}, which is not a module of the model")
     known = aliases(model)
     return [name for name in affine if any(matches(model, end, known[name]) for end in ends)]
 
 
-def _told(pattern: Pattern) -> str:
+def _begins_with_embedding(model: nn.Module) -> bool:
+    kinds = (is_on_demand(part) for part in model.modules() if is_affine(part) or is_on_demand(part))
+    return next(kinds, False)
+
+
+def _label(pattern: Pattern) -> str:
     return pattern if isinstance(pattern, str) else getattr(pattern, "__name__", repr(pattern))
 
 

@@ -7,13 +7,13 @@ from math import nan
 import torch
 from torch import Tensor, nn
 
-from sharding.factorization.choose import Choice
+from sharding.factorization.choose import ENDS, Choice, Pattern
 from sharding.factorization.obstacles import rank_of
 from sharding.factorization.report import LayerReport, Report
 from sharding.factorization.terms import GROWS, UNGIVEN, Cost
 from sharding.layers import FactorizedLayer, num_blocks
 
-ASKED = "left whole as asked"
+ASKED = ("skip: ", "default skip: ")
 
 
 class CoverageWarning(UserWarning):
@@ -40,8 +40,8 @@ def uncovered(model: nn.Module, replaced: Mapping[str, nn.Module], whole: Mappin
         for kind, parameter in module._parameters.items():
             if parameter is not None and id(parameter) not in seen:
                 seen.add(id(parameter))
-                told = whole[name] if name in whole else f"{_type(module)}.{kind}"
-                counts[told] = counts.get(told, 0) + _size(parameter)
+                reason = whole[name] if name in whole else f"{_type(module)}.{kind}"
+                counts[reason] = counts.get(reason, 0) + _size(parameter)
     return counts
 
 
@@ -58,7 +58,7 @@ def warn_if_little(report: Report, stacklevel: int) -> None:
         stacklevel: of the caller to blame.
     """
     covered = sum(layer.parameters[0] for layer in report.layers.values())
-    wanted = (ASKED, GROWS, UNGIVEN)
+    wanted = (*ASKED, GROWS, UNGIVEN)
     open_to_it = report.parameters_before - sum(
         size for kind, size in report.uncovered.items() if kind.startswith(wanted)
     )
@@ -66,13 +66,14 @@ def warn_if_little(report: Report, stacklevel: int) -> None:
         return
     kinds = sorted(report.uncovered, key=lambda kind: -report.uncovered[kind])[:4]
     listed = ", ".join(f"{kind} {report.share(kind):.1%}" for kind in kinds)
-    told = f"only {report.coverage:.1%} of the parameters are" if covered else "nothing is"
-    warnings.warn(f"{told} factorized; what stays whole: {listed}", CoverageWarning, stacklevel + 1)
+    how_much = f"only {report.coverage:.1%} of the parameters are" if covered else "nothing is"
+    warnings.warn(f"{how_much} factorized; what stays dense: {listed}", CoverageWarning, stacklevel + 1)
 
 
-def reasons(choice: Choice, terms: Mapping[str, int | str]) -> dict[str, str]:
-    """Return why each layer that stays whole does."""
-    asked = {name: f"{ASKED} ({pattern})" for name, pattern in choice.asked.items()}
+def reasons(choice: Choice, terms: Mapping[str, int | str], skip: tuple[Pattern, ...]) -> dict[str, str]:
+    """Return why each layer that stays dense does."""
+    prefix = ASKED[skip == ENDS]
+    asked = {name: f"{prefix}{pattern}{' layer' if pattern in ENDS else ''}" for name, pattern in choice.asked.items()}
     return asked | choice.cannot | {name: reason for name, reason in terms.items() if isinstance(reason, str)}
 
 

@@ -66,7 +66,7 @@ def factorize(
     elsewhere = count_parameters(plan) - sum(Cost.of(layer).whole for layer in choice.layers.values())
     terms = count_terms(plan, choice.layers, keep_ratio, elsewhere)
 
-    whole = reasons(choice, terms)
+    whole = reasons(choice, terms, skip)
     kept = {name: n for name, n in terms.items() if isinstance(n, int)}
     dense = {name: choice.layers[name] for name in kept}
     report = Report(whole=whole, uncovered=uncovered(plan, dense, whole), parameters_before=count_parameters(model))

@@ -57,14 +57,15 @@ class Report:
     def __str__(self) -> str:
         before, after = self.parameters_before, self.parameters_after
         lines = [
-            f"factorized {len(self.layers)} layers, left {len(self.whole)} whole: {before:,} -> {after:,} parameters "
+            f"factorized {len(self.layers)} layers, kept {len(self.whole)} dense: {before:,} -> {after:,} parameters "
             f"({after / max(before, 1):.1%}), coverage {self.coverage:.1%}"
         ]
         rows = [_row(pattern, names, self.layers) for pattern, names in _alike(self.layers).items()]
         if rows:
             header = ("layers", "", "N", "n", "parameters", "energy")
             lines += _table([header, *_shortened(rows)])
-        lines += [f"whole: {self.share(kind):6.1%}  {kind}" for kind in self._largest()]
+            lines.append("  N: singular terms, n: terms kept, energy: the share of ‖W‖² that these hold")
+        lines += [f"kept dense: {self.share(kind):6.1%}  {kind}" for kind in self._largest()]
         return "\n".join(lines)
 
     def share(self, kind: str) -> float:
@@ -78,7 +79,7 @@ class Report:
 
 
 def _alike(layers: dict[str, LayerReport]) -> dict[str, list[str]]:
-    """LayerContext layers whose names differ in numbers alone."""
+    """Group layers whose names differ only in numbers."""
     groups: dict[str, list[str]] = {}
     for name in layers:
         groups.setdefault(re.sub(r"(?<![^.])\d+(?![^.])", "*", name), []).append(name)

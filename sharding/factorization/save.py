@@ -49,12 +49,14 @@ ENTRIES: tuple[tuple[str, str, Callable[[object], bool]], ...] = (
 
 
 def save_factorized(model: nn.Module, folder: str | Path) -> None:
-    """Write a factorized model to a folder, which is made if it is not there.
+    """Write a factorized model to a folder, which is created if necessary.
 
-    Tied tensors are written once.
+    Tied tensors are written once. For a Hugging Face model, use this function instead of `save_pretrained`, since
+    `from_pretrained` builds dense layers and leaves them random where it finds factors. To write an ordinary
+    checkpoint, call ``merge(model).save_pretrained(folder)``.
 
     Raises:
-        UserError: the folder holds a model already, or the model has extra state (`get_extra_state`).
+        UserError: the folder already holds a model, or the model has extra state (`get_extra_state`).
     """
     model, folder = unwrap(model), Path(folder)
     if (folder / CONFIG).exists() or (folder / TENSORS).exists():

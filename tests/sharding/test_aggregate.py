@@ -331,6 +331,13 @@ def test_a_round_without_any_update_changes_nothing(played):
         assert torch.equal(tensor, before[name])
 
 
+def test_weights_without_a_client_of_the_plan_are_warned_of(played):
+    model, plan, updates = played
+    with pytest.warns(UserWarning, match="num_samples has no client of the plan") as caught:
+        assert aggregate(model, plan, updates, {"A": 1}).accepted == []
+    assert caught[0].filename == __file__
+
+
 def test_a_sound_update_has_no_fault(played):
     _, plan, updates = played
     assert all(find_misfit(plan[client], updates[client]) is None for client in plan)

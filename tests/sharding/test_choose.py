@@ -275,7 +275,7 @@ def test_the_package_and_the_function_have_names_of_their_own():
 
 
 def test_nothing_to_factorize_warns_and_says_what_there_is():
-    with pytest.warns(UserWarning, match=r"nothing is factorized; what stays whole: LSTM\.weight_hh_l0 \d+"):
+    with pytest.warns(UserWarning, match=r"nothing is factorized; what stays dense: LSTM\.weight_hh_l0 \d+"):
         factorize(nn.LSTM(4, 8), 0.5)
     small = factorize(chain(), 0.25)
     with pytest.warns(UserWarning, match="factorized already"):

@@ -63,7 +63,7 @@ def test_first_and_last_stay_whole_by_default_and_the_report_says_so():
     assert set(report.whole) == {"0", "6"}
     assert report.parameters_before == sum(p.numel() for p in small_model().parameters())
     assert report.parameters_after == sum(p.numel() for p in factorized.parameters())
-    assert "factorized 3 layers, left 2 whole" in str(report)
+    assert "factorized 3 layers, kept 2 dense" in str(report)
 
 
 def test_merge_undoes_it():
@@ -218,8 +218,14 @@ def test_a_model_names_its_own_ends():
     assert list(shardable_layers(Language(), "first")) == ["body.0", "body.1", "heads.0", "heads.1"]
     wrong = Language()
     wrong.ends = ("tokens", "head")
-    with pytest.raises(UserError, match=r"Language\.ends names 'head', which is no module"):
+    with pytest.raises(UserError, match=r"Language\.ends names 'head'"):
         shardable_layers(wrong)
+
+
+def test_the_first_layer_of_a_model_that_begins_with_an_embedding_is_the_embedding():
+    body = [nn.Linear(4, 4), nn.Linear(4, 4)]
+    assert list(shardable_layers(nn.Sequential(nn.LayerNorm(4), nn.Embedding(5, 4), *body))) == ["2"]
+    assert list(shardable_layers(nn.Sequential(*body, nn.Embedding(5, 4)), "first")) == ["1"]
 
 
 def test_a_single_term_stays_whole():

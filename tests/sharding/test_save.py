@@ -204,7 +204,13 @@ def test_only_factors_train_after_the_rest_is_frozen():
     small = factorize(plain(), 0.25)
     small[3].v.requires_grad_(False)
     assert freeze_except_factors(small) is small
-    assert {name for name, part in small.named_parameters() if part.requires_grad} == {"1.u", "1.v", "3.u", "4.u", "4.v"}
+    assert {name for name, part in small.named_parameters() if part.requires_grad} == {
+        "1.u",
+        "1.v",
+        "3.u",
+        "4.u",
+        "4.v",
+    }
 
 
 def plus_change(base, small, later):
@@ -251,9 +257,9 @@ def test_what_an_adapter_cannot_hold_is_told(tmp_path):
     later = trained(small)
     later[4].bias.data += 1
     later[0].weight.data += 1
-    with pytest.raises(UserError, match=r"2 tensors outside the factors changed: 0\.weight, 4\.bias\. .*modules_to_save"):
+    with pytest.raises(UserError, match=r"2 tensors .* changed: 0\.weight, 4\.bias\. .*modules_to_save"):
         export_lora(later, small, tmp_path)
-    with pytest.raises(UserError, match="4 is factorized; leave it out of modules_to_save$"):
+    with pytest.raises(UserError, match="4 is factorized; leave it out of modules_to_save"):
         export_lora(later, small, tmp_path, modules_to_save=["0", "4"])
     with pytest.raises(UserError, match="modules_to_save pattern 'hed' matches no layer"):
         export_lora(later, small, tmp_path, modules_to_save="hed")

@@ -352,3 +352,17 @@ def test_other_shapes_are_told():
     shard = make_plan(make_net(), {0: 0.5})[0]
     with pytest.raises(UserError, match=r"7.weight has shape \(5, 10\), not \(3, 10\); 7.bias has shape \(5,\)"):
         shard.load_into(factorize(model, 0.5))
+
+
+def test_a_plan_and_a_shard_are_shown_in_one_line():
+    plan = make_plan(make_net(), {0: 0.3, 1: 0.5})
+    start = plan[0].plan[:7]
+    kilobytes = f"{plan[0].nbytes / 1000:.0f} kB"
+    assert repr(plan[0]) == f"Shard(keep_ratio=0.3, layers=3, terms={count(plan[0])}, {kilobytes}, plan='{start}…')"
+    size = f"{sum(shard.nbytes for shard in plan.values()) / 1000:.0f} kB"
+    assert repr(plan) == f"Plan(clients=2, layers=3, {size}, plan='{start}…')"
+    assert repr(Shard({}, {})) == "Shard(keep_ratio=1, layers=0, terms=0, 0 kB, plan='')"
+
+
+def count(shard):
+    return sum(len(terms.indices) for terms in shard.terms.values())

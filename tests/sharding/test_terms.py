@@ -22,7 +22,7 @@ def net(*widths):
 
 def test_layers_that_would_grow_stay_whole_unless_all_terms_are_asked_for():
     model = net(8, 64, 8, 8)
-    with pytest.warns(CoverageWarning, match="nothing is factorized; what stays whole: would grow 100"):
+    with pytest.warns(CoverageWarning, match="nothing is factorized; what stays dense: would grow 100"):
         report = factorize(model, 0.9, skip=()).factorize_report
     assert report.whole == dict.fromkeys("012", "would grow")
     assert factorize(model, 1.0, skip=()).factorize_report.replaced == {"0": (8, 8), "1": (8, 8), "2": (8, 8)}
@@ -119,14 +119,15 @@ def test_the_report_says_what_was_done():
     assert layer.parameters == (256, 128)
     assert report.coverage == pytest.approx(512 / report.parameters_before)
     lines = str(report).splitlines()
-    assert lines[0] == "factorized 2 layers, left 2 whole: 788 -> 532 parameters (67.5%), coverage 65.0%"
+    assert lines[0] == "factorized 2 layers, kept 2 dense: 788 -> 532 parameters (67.5%), coverage 65.0%"
     assert lines[2].split()[:8] == ["*", "2", "Linear", "16", "4", "512", "->", "256"]
-    assert lines[3:] == [
-        "whole:  18.3%  left whole as asked (first)",
-        "whole:   8.6%  left whole as asked (last)",
-        "whole:   4.1%  Linear.bias",
-        "whole:   2.0%  LayerNorm.weight",
-        "whole:   2.0%  LayerNorm.bias",
+    assert lines[3] == "  N: singular terms, n: terms kept, energy: the share of ‖W‖² that these hold"
+    assert lines[4:] == [
+        "kept dense:  18.3%  default skip: first layer",
+        "kept dense:   8.6%  default skip: last layer",
+        "kept dense:   4.1%  Linear.bias",
+        "kept dense:   2.0%  LayerNorm.weight",
+        "kept dense:   2.0%  LayerNorm.bias",
     ]
 
 

@@ -5,7 +5,7 @@ import torch
 import transformers
 from torch import nn
 
-from sharding import Shard, ShardPlanner, client_model, init_empty
+from sharding import Shard, ShardPlanner, UserError, client_model, init_empty, train_shard
 from tests.sharding.test_shard import round_of
 
 SIZES = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
@@ -54,3 +54,22 @@ def test_a_tied_model_goes_through_a_round():
     assert server.lm_head.weight is server.model.embed_tokens.weight
     torch.testing.assert_close(server.lm_head.weight, before + 0.5)
     torch.testing.assert_close(client.lm_head.weight, server.lm_head.weight)
+
+
+def test_a_client_trains_on_batches_of_keyword_arguments():
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**SIZES, num_labels=3, hidden_dropout_prob=0, attention_probs_dropout_prob=0)
+    model = transformers.BertForSequenceClassification(config)
+    shard = ShardPlanner("full").plan(model, {0: 1.0})[0]
+    ids, labels = torch.arange(14).view(2, 7), torch.tensor([0, 2])
+    named = train_shard(model, shard, [{"input_ids": ids, "labels": labels}], lr=0.1)
+    paired = train_shard(model, shard, [(ids, labels)], lr=0.1)  # cross-entropy of the logits, as BERT's own loss is
+    expected = shard.read_from(client_model(model, shard))
+    for name, value in named.trained().items():
+        assert torch.equal(value, paired.trained()[name])
+    assert not torch.equal(named.dense["classifier.weight"], expected.dense["classifier.weight"])
+    masked = {"input_ids": ids, "attention_mask": (ids % 7 < 5).long(), "labels": labels}
+    other = train_shard(model, shard, [masked], lr=0.1)
+    assert not torch.equal(other.dense["classifier.weight"], named.dense["classifier.weight"])
+    with pytest.raises(UserError, match=r"no loss for a batch with input_ids; .*'labels'"):
+        train_shard(model, shard, [{"input_ids": ids}], lr=0.1)

@@ -129,7 +129,7 @@ def test_a_strategy_that_is_none_is_told_what_it_is():
         load_config(QUICKSTART, ["strategy=even"])
     planner = ShardPlanner(Strategy("all", law_alone), seed=0)
     with pytest.raises(
-        UserError, match=r"layer 1: the strategy's law returned \(array.*; a Allocation\(π, ω\) is needed"
+        UserError, match=r"layer 1: the strategy's law returned \(array.*; an Allocation\(π, ω\) is needed"
     ):
         planner.plan(torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3))), {0: 0.5})
 

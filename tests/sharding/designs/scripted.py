@@ -59,7 +59,7 @@ def _changes(outcome, a, b, left, right):
 
 
 def law_of(draw, steps, grid=60):
-    """Allocation of a sampler that uses `steps` uniforms one after the other, as a tree of decisions.
+    """Law of a sampler that uses `steps` uniforms one after the other, as a tree of decisions.
 
     draw(uniforms) returns the drawn terms in whatever order shows the decisions. At each step the threshold
     is found for the decisions made before, so the tree is the sampler's own.

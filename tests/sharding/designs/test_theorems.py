@@ -21,7 +21,7 @@ def factors(seed=0):
 
 
 def law_of_clients(pi):
-    """Allocation of one client's sample under CPS, terms with π = 1 or 0 included."""
+    """Law of one client's sample under CPS, terms with π = 1 or 0 included."""
     free = np.flatnonzero((pi > 0) & (pi < 1))
     certain = tuple(np.flatnonzero(pi == 1.0))
     count = TERMS - len(certain)
