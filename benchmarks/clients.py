@@ -1,9 +1,9 @@
-"""Time the client-sampling probabilities at 1,000,000 clients, and how time and memory grow with their number.
+"""Time client-sampling probabilities at 1,000,000 clients, and the growth of time and memory with their number.
 
     python benchmarks/clients.py [--repeats 5]
 
-writes results/samplers/clients.json: median seconds, the solvers' peak memory beyond their input, and slopes of the
-logarithm of both against that of N.
+Writes results/samplers/clients.json: median seconds, the solvers' peak memory beyond their input, and the slope of
+log seconds and log memory against log N.
 """
 
 import argparse
@@ -34,7 +34,7 @@ COHORT, MODELS = 10, 5
 
 
 def cases(size: int) -> dict[str, Callable[[], object]]:
-    """Return what to time, on the same heavy-tailed norms and exponential times."""
+    """Return the calls to time, all on the same heavy-tailed norms and exponential times."""
     rng = np.random.default_rng(0)
     norms, shares, keep = rng.lognormal(0, 2, size), rng.dirichlet(np.ones(size)), rng.uniform(0.1, 1, size)
     tau, t = rng.exponential(1, size), rng.exponential(1, size)
@@ -70,9 +70,9 @@ def slope(values: list[float]) -> float:
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5, help="calls to take the median of")
+    parser.add_argument("--repeats", type=int, default=5, help="calls over which the median is taken (default: 5)")
     repeats = parser.parse_args().repeats
     rows: dict[str, list[tuple[float, float]]] = {}
     for size in SIZES:

@@ -1,7 +1,7 @@
-"""Time the engines: seconds per round of `sequential` and `processes`, and how rounds grow with clients.
+"""Time the engines: seconds a round of `sequential` and `processes`, and the growth of a round with clients.
 
-The engines take turns, round by round, on the same plans, so that what else the machine does falls on all alike; the
-figures are medians over rounds and ratios to `sequential`. Peak memory is that of a program of its own for each engine.
+The engines take turns, round by round, on the same plans, so other load on the machine affects both equally. The
+figures are medians over rounds, and ratios to `sequential`. Peak memory is measured in a separate process per engine.
 
     python benchmarks/cohort.py [--rounds 7] [--only quickstart,gpt] [--data data]
     python benchmarks/cohort.py --device cuda      # the same on GPUs
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 OUTPUT = ROOT / "results" / "engines" / "cohort.json"
 ENGINE_NAMES = ("sequential", "processes")
 
-# One local epoch and small clients, where more would only take longer.
+# One local epoch and small clients; more would only take longer.
 SMALL = ["local.epochs=1", "data.partition=iid"]
 CPU_CASES = {
     "quickstart": ["configs/quickstart.yaml"],
@@ -57,7 +57,7 @@ def make(case: list[str], engine: str, args: argparse.Namespace, *more: str) -> 
 
 
 class Runner:
-    """Plays rounds of an experiment, without evaluation."""
+    """Runs rounds of an experiment, without evaluation."""
 
     def __init__(self, experiment: Experiment, threads: int) -> None:
         self.experiment, self.threads = experiment, threads
@@ -65,7 +65,7 @@ class Runner:
         self.engine = ENGINES[experiment.config.engine](experiment.job)
 
     def round(self, t: int) -> dict[str, float]:
-        """Play round t and return the seconds of all of it, and of planning."""
+        """Run round t and return its seconds, and the seconds of planning."""
         torch.set_num_threads(self.threads)
         parts, start = self.experiment, perf_counter()
         plan = parts.server.plan({client: parts.keep_ratios[client] for client in parts.sampler.cohort(t)}, t)
@@ -111,7 +111,7 @@ def compare(case: list[str], args: argparse.Namespace) -> dict[str, object]:
 
 
 def scaling(args: argparse.Namespace) -> dict[str, dict[int, float]]:
-    """Return rounds per second over registered clients (cohort of 5), and seconds per round over cohort sizes."""
+    """Return rounds per second by registered clients (cohort of 5), and seconds per round by cohort size."""
     quick = ["configs/quickstart.yaml", "keep_ratio=0.2", "local.epochs=1", "data.partition=iid"]
 
     def best(case: list[str], *more: str) -> float:
@@ -125,7 +125,7 @@ def scaling(args: argparse.Namespace) -> dict[str, dict[int, float]]:
 
 
 def best_of_small(case: list[str], count: int, args: argparse.Namespace) -> float:
-    """Return the least seconds of a round with so many registered clients, each with the same 5 samples."""
+    """Return the fastest round, in seconds, with this many registered clients, each with the same 5 samples."""
     experiment = make(case, "sequential", args, f"clients.count={count}")
     shares = experiment.job.clients
     few = {client: type(shares[client])(shares[client].inputs[:5], shares[client].targets[:5]) for client in shares}
@@ -135,14 +135,14 @@ def best_of_small(case: list[str], count: int, args: argparse.Namespace) -> floa
 
 
 def peak_memory(case: str, engine: str, args: argparse.Namespace) -> float:
-    """Return the peak memory in MB of a process that plays two rounds, workers included; on a GPU, of the GPU."""
+    """Return the peak memory in MB of a process that runs two rounds, with its workers; on a GPU, that of the GPU."""
     command = [sys.executable, __file__, "--memory-of", case, engine, "--device", args.device, "--data", str(args.data)]
     lines, peak = run_and_watch(command, os.environ, interval=0.1)
     return float(lines[-1]) if args.device == "cuda" else peak
 
 
 def play_two_rounds(case: str, engine: str, args: argparse.Namespace) -> None:
-    """Do what `peak_memory` watches."""
+    """Run the rounds that `peak_memory` watches."""
     cases = GPU_CASES if args.device == "cuda" else CPU_CASES
     runner = Runner(make(cases[case], engine, args), 1)
     for t in range(2):

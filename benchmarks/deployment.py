@@ -1,11 +1,11 @@
-"""What a federation on Flower costs: seconds and bytes a round, and the engine against Flower's simulation.
+"""Measure a federation on Flower: seconds and bytes a round, and our engine against Flower's simulation.
 
-Real processes on loopback: a SuperLink and 2, 4 and 8 SuperNodes, TLS, keys. A relay between them counts the bytes. The
-floor is Flower's own empty round. Rounds wait for Flower's polls (3 s at a SuperNode, 1 s before a process starts) and
-for a new process per message, so that wall-clock seconds on a busy machine say little: the best round is reported.
+`wire` starts real processes on loopback: a SuperLink and 2, 4 and 8 SuperNodes, with TLS and keys. A relay between them
+counts the bytes. Flower's own empty round is the lower bound. Rounds wait for Flower's polls (3 s at a SuperNode, 1 s
+before a process starts) and for a new process per message, so the best round is reported.
 
     python benchmarks/deployment.py wire results/deployment       # nodes 2, 4, 8: seconds and bytes
-    python benchmarks/deployment.py engines results/deployment    # ours against Flower's simulation
+    python benchmarks/deployment.py engines results/deployment    # ours and Flower's simulation
 """
 
 import json
@@ -45,7 +45,7 @@ WORKLOADS = {
 
 
 class Relay:
-    """Hands bytes on between the nodes and the server, and counts them each way."""
+    """Relays bytes between the nodes and the server, and counts them each way."""
 
     def __init__(self, port: int) -> None:
         self.down = self.up = 0
@@ -58,7 +58,7 @@ class Relay:
             node, _ = self._listener.accept()
             try:
                 server = socket.create_connection((LOOPBACK, self._to))
-            except OSError:  # the server is gone
+            except OSError:  # the server has ended
                 node.close()
                 continue
             Thread(target=self._hand_on, args=(node, server, "up"), daemon=True).start()
@@ -75,7 +75,7 @@ class Relay:
 
 
 def federated(nodes: int, folder: Path) -> tuple[list[dict[str, float]], list[tuple[int, int]]]:
-    """Return the rounds' metrics, and the bytes that had passed down and up by the end of each."""
+    """Return the rounds' metrics, and the bytes sent down and up until the end of each."""
     everyone = [f"clients.count={nodes}", f"clients.per_round={nodes}"]
     settings = launch.settings_of(CONFIG, [*WIDE, *everyone, f"output={folder}"], nodes, Patience(600.0, 600.0))
     config = read(settings)
@@ -93,7 +93,7 @@ def federated(nodes: int, folder: Path) -> tuple[list[dict[str, float]], list[tu
 
 
 def empty(nodes: int, folder: Path, rounds: int = 4) -> list[float]:
-    """Return the seconds of Flower's own rounds, with nothing in the messages."""
+    """Return the seconds of Flower's own rounds with empty messages."""
     settings = launch.settings_of(CONFIG, [f"output={folder}"], nodes, Patience(600.0, 600.0))
     place = launch.lay_out(read(settings), settings)
     app, output = place.folder / "empty-app", folder / "empty.txt"
@@ -117,12 +117,12 @@ def empty(nodes: int, folder: Path, rounds: int = 4) -> list[float]:
 
 
 def wire(into: Path, nodes: int) -> None:
-    """Measure the rounds of so many nodes, and write."""
+    """Measure the rounds of this many nodes and write the results."""
     scratch = Path(mkdtemp())
     lines, passed = federated(nodes, scratch / "nodes")
     floor = empty(nodes, scratch / "empty", rounds=len(lines))
     rmtree(scratch)
-    rounds = range(1, len(lines))  # the first carries the app itself, and finds the nodes still starting
+    rounds = range(1, len(lines))  # the first one carries the app, and nodes are still starting
     sent = [tuple(now - before for now, before in zip(passed[t], passed[t - 1], strict=True)) for t in rounds]
     shards = [(lines[t]["bytes_down"], lines[t]["bytes_up"]) for t in rounds]
     over = [sum(real) / sum(own) - 1 for real, own in zip(sent, shards, strict=True)]
@@ -146,7 +146,7 @@ def simulated_by_us(folder: Path, config: str, overrides: list[str]) -> float:
 
 
 def simulated_by_flower(folder: Path, config: str, overrides: list[str]) -> float:
-    """Return the seconds of the best round of Flower's simulation: as many actors as there are cores."""
+    """Return the seconds of the best round of Flower's simulation, with one actor per core."""
     home = folder.parent / f"{folder.name}-home"
     home.mkdir()
     port = launch.free_port()
@@ -175,10 +175,13 @@ def simulated_by_flower(folder: Path, config: str, overrides: list[str]) -> floa
 
 
 def engines(into: Path, workload: str) -> None:
-    """Time the round by our engine, by its plain loop in one process, and by Flower's simulation, and write."""
+    """Time the round on our engine, on a plain loop, and on Flower's simulation, and write the results."""
     scratch, (name, overrides) = Path(mkdtemp()), WORKLOADS[workload]
     config = str(ROOT / "configs" / name)
-    words = [*overrides, f"data.root={default_root().resolve()}"]  # of all processes, wherever they work
+    words = [
+        *overrides,
+        f"data.root={default_root().resolve()}",
+    ]  # absolute, as processes work in different folders
     row = {
         "config": name,
         "overrides": overrides,
@@ -191,7 +194,7 @@ def engines(into: Path, workload: str) -> None:
 
 
 def save(path: Path, name: str, row: dict[str, object]) -> None:
-    """Write what was measured, in place of what stood there under the same name."""
+    """Write a measurement, replacing an earlier one with the same name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     rows[name] = row | {"cores": len(os.sched_getaffinity(0))}
@@ -203,8 +206,8 @@ if __name__ == "__main__":
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["wire", "engines"])
     parser.add_argument("into", type=Path)
-    parser.add_argument("--nodes", type=int, nargs="+", default=NODES, help="of wire")
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), help="of engines")
+    parser.add_argument("--nodes", type=int, nargs="+", default=NODES, help="for wire")
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), help="for engines")
     args = parser.parse_args()
     for nodes in args.nodes if args.what == "wire" else ():
         wire(args.into, nodes)

@@ -1,9 +1,9 @@
-"""What factorized layers cost beside dense ones, and `factorize` beside an SVD of every layer.
+"""Time factorized layers against dense ones, and `factorize` against an SVD of every layer.
 
-Ratios of processor time on one thread; the two sides of a ratio take turns, and each is the best of many, so that
-what else the machine does shows in neither. Beside them stand the ratios of the multiply-adds, which a layer whose
-small products ran as fast as the large one would reach; below them is what the dense layer loses to memory, whose
-gradient is new pages in every pass. Ω's share of a pass is that of a forward and backward pass through it alone.
+The figures are ratios of processor time on one thread. The two sides of a ratio take turns, and each is the best of
+many passes, so other load on the machine affects neither. The ratio of multiply-adds beside it is what a layer would
+reach if its small products ran as fast as the large one. Dense layers can be slower than that, because their gradient
+takes new memory pages in every pass. Ω's share of a pass is measured by a forward and backward pass through Ω only.
 
     python benchmarks/layers.py [results/layers/layers.json] [--quick]
 """
@@ -35,7 +35,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "conv 256x256 3x3, 16x16, batch 1": (lambda: nn.Conv2d(256, 256, 3, padding=1), (1, 256, 16, 16)),
 }
 RATIOS = (0.1, 0.2)
-BARS = {  # the most that a forward and backward pass may take of the dense layer's time
+BARS = {  # upper bounds of a forward and backward pass, as a share of the dense layer's time
     ("linear 4096x4096, batch 64", 0.1): 0.18,
     ("linear 4096x4096, batch 64", 0.2): 0.34,
     ("conv 256x256 3x3, 16x16, batch 16", 0.1): 0.18,
@@ -46,7 +46,7 @@ FACTORIZE_BAR = 4.0  # times as fast as an SVD of every layer
 
 
 def main(words: Sequence[str]) -> int:
-    """Measure, print and write."""
+    """Measure, print and write the results."""
     if {"-h", "--help"} & set(words):
         print(__doc__)
         return 0
@@ -64,7 +64,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def measure_layer(name: str, seconds: float) -> dict[str, object]:
-    """Compare a dense layer, factorized ones, and Ω alone, for so many seconds each."""
+    """Compare a dense layer, factorized ones, and only Ω, for this many seconds each."""
     make, shape = LAYERS[name]
     torch.manual_seed(0)
     dense, x = make(), torch.randn(shape)
@@ -112,7 +112,7 @@ def measure_factorize(seconds: float) -> dict[str, float]:
 
 
 class Omega(nn.Module):
-    """The multiplication by Ω alone."""
+    """Only the multiplication by Ω."""
 
     def __init__(self, layer: FactorizedLayer) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Omega(nn.Module):
 
 
 def scaled_by(layer: FactorizedLayer, x: Tensor) -> Tensor:
-    """Return what a layer multiplies by Ω: U in a convolution, the terms of every sample in a linear layer."""
+    """Return the tensor that a layer multiplies by Ω: U in a convolution, the terms of a sample in a linear layer."""
     if isinstance(layer, FactorizedConv2d):
         return layer.u.detach()
     return torch.randn(*x.shape[:-1], layer.num_terms)
@@ -144,7 +144,7 @@ def one_pass(layer: nn.Module, x: Tensor) -> Callable[[], None]:
 
 
 def in_turns(tasks: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """Return the least processor time of each, in seconds; they take turns, for so many seconds each."""
+    """Return the least processor time of each, in seconds. They take turns, for this many seconds each."""
     best = dict.fromkeys(tasks, float("inf"))
     spent = 0.0
     while spent < seconds * len(tasks):

@@ -1,6 +1,6 @@
-"""Run a program and watch how much memory it takes, with all processes that it starts, however they hang in the tree.
+"""Run a program and watch the memory of it and of all processes that it starts, at any depth.
 
-The measure is the proportional set size: what processes share counts once. Linux only.
+The measure is the proportional set size, which counts shared memory once. Linux only.
 """
 
 import subprocess
@@ -16,7 +16,7 @@ MARK = "MEMORY_MARK"  # an environment variable, which children inherit
 def run_and_watch(
     command: Sequence[str], environment: Mapping[str, str], folder: Path | None = None, interval: float = 0.5
 ) -> tuple[list[str], float]:
-    """Run a command and return the lines that it printed and the peak of its memory in MB.
+    """Run a command and return its printed lines and its peak memory in MB.
 
     Raises:
         RuntimeError: it failed.
@@ -37,13 +37,13 @@ def run_and_watch(
 
 
 def memory_of(mark: str) -> int:
-    """Return the bytes of all processes that carry the mark in their environment."""
+    """Return the bytes of all processes with the mark in their environment."""
     total = 0
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
                 rollup = (folder / "smaps_rollup").read_text().splitlines()
                 total += next(int(line.split()[1]) for line in rollup if line.startswith("Pss:")) * 1024
-        except OSError:  # it has just ended, or is another user's
+        except OSError:  # it has just ended, or belongs to another user
             continue
     return total

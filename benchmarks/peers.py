@@ -1,9 +1,9 @@
 """Time the same dense FedAvg workload on this project, on Flower's simulation and on pfl-research.
 
-The workload is pfl-research's published CIFAR-10 benchmark (see peers/workload.py). Each peer is installed into a
-virtual environment of its own, under ``~/.cache/spectral-sharding-peers``, and used as its own examples use it; Flower
-also with one core a client instead of its default, two. They take turns on the same cores; the figures are medians over
-rounds, and the peak of the memory of all processes (proportional set size: what processes share counts once).
+The workload is pfl-research's published CIFAR-10 benchmark (see peers/workload.py). Each peer is installed into its own
+virtual environment under ``~/.cache/spectral-sharding-peers``, and used as its examples use it; Flower also with one
+core per client instead of its default, two. They take turns on the same cores. The figures are medians over rounds, and
+the peak memory of all processes (proportional set size, which counts shared memory once).
 
     python benchmarks/peers.py [--data data] [--rounds 5] [--turns 2]
 """
@@ -30,9 +30,9 @@ from train.data import default_root, load_dataset
 
 ROOT = Path(__file__).parents[1]
 
-TORCH = f"torch=={torch.__version__.partition('+')[0]}"  # all three on the same
+TORCH = f"torch=={torch.__version__.partition('+')[0]}"  # the same for all three
 PEERS = {"flower": ["flwr[simulation]", TORCH, "numpy"], "pfl": ["pfl", TORCH, "numpy"]}
-CONTENDERS = {  # name -> whose, and whether it is tuned beyond what its examples do
+CONTENDERS = {  # name -> simulator, and whether it is tuned beyond its examples
     "ours": ("ours", False),
     "flower": ("flower", False),
     "flower_one_core_each": ("flower", True),
@@ -42,7 +42,7 @@ OUTPUT = ROOT / "results" / "engines" / "peers.json"
 
 
 def python_of(peer: str, folder: Path) -> str:
-    """Return the peer's interpreter, installing the peer first if need be."""
+    """Return the peer's interpreter, after installing the peer if it is missing."""
     if peer not in PEERS:
         return sys.executable
     place = folder / peer

@@ -1,7 +1,7 @@
 """Time the planner on ResNet-18 (r = 0.1, 10 clients, CPS), against a reference timed in the same run.
 
-The reference is what one would do with the tools at hand: `torch.linalg.svd` in float32 for each layer, and R's
-`UPmaxentropy` (package `sampling`) for each layer and client. It also prints how the solvers and designs grow with N.
+The reference uses existing tools: `torch.linalg.svd` in float32 for each layer, and R's `UPmaxentropy` (package
+`sampling`) for each layer and client. The program also prints how solvers and designs grow with N.
 
     python benchmarks/planner.py [--json] [--repeats 7] [--device cuda]
 """
@@ -43,7 +43,7 @@ DESIGNS = ("cps", "brewer", "minimum_support", "pivotal", "systematic", "success
 
 
 def seconds(call: Callable[[], object], repeats: int) -> float:
-    """Return the median seconds of a call and of all it left to the GPU, after one that is not counted."""
+    """Return the median seconds of a call, with its work on the GPU, after one call that is not counted."""
     times = []
     for _ in range(repeats + 1):
         start = perf_counter()
@@ -85,7 +85,7 @@ def time_planner(strategy: str, repeats: int, device: str) -> dict[str, float]:
 
 
 def time_reference(matrices: dict[str, torch.Tensor], inclusions: list[np.ndarray], repeats: int) -> dict[str, float]:
-    """Return the seconds of SVDs layer by layer, and of R's draws; NaN for R where it is absent."""
+    """Return the seconds of SVDs layer by layer, and of R's draws; NaN without R."""
     svd = seconds(lambda: [torch.linalg.svd(matrix, full_matrices=False) for matrix in matrices.values()], repeats)
     try:
         r_designs = fit_all(inclusions, "r_cps")
@@ -93,7 +93,7 @@ def time_reference(matrices: dict[str, torch.Tensor], inclusions: list[np.ndarra
         print(error, file=sys.stderr)
         return {"reference_svd": svd, "reference_r_draw": float("nan")}
     rng = np.random.default_rng(0)
-    start = perf_counter()  # minutes: once is enough
+    start = perf_counter()  # it takes minutes, so once
     for design in r_designs:
         for _ in range(NUM_CLIENTS):
             design.draw(rng)
@@ -129,8 +129,8 @@ def main() -> None:
     """Print the timings as a table, or as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--repeats", type=int, default=7, help="calls to take the median of")
-    parser.add_argument("--device", default="cpu", help="where the model lies: cpu or cuda")
+    parser.add_argument("--repeats", type=int, default=7, help="calls over which the median is taken (default: 7)")
+    parser.add_argument("--device", default="cpu", help="device of the model: cpu or cuda (default: cpu)")
     args = parser.parse_args()
     gpu = f", {torch.cuda.get_device_name()}" if args.device.startswith("cuda") else ""
     result = {"machine": f"{platform.machine()}, {torch.get_num_threads()} threads{gpu}", "torch": torch.__version__}

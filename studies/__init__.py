@@ -1,1 +1,1 @@
-"""Studies of learning: what is compared, run as far as it is missing, with curves, a table and a picture of each."""
+"""Studies of learning: each runs what is missing of its comparison, and writes curves, a table and a picture."""

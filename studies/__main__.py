@@ -1,9 +1,9 @@
-"""Runs what is missing of a study, and writes its curves, its table and its picture.
+"""Run what is missing of a study, and write its curves, its table and its picture.
 
     python -m studies uneven_clients [--into results/uneven_clients] [--quick] [KEY=VALUE …]
 
-What has a curve in the folder's `curves.csv` is not run again, and a run that was cut off resumes. So the committed
-tables are made again in seconds; those of `beyond*`, of which not all is run, with `--only`.
+Runs with a curve in the folder's `curves.csv` are not repeated, and an interrupted run resumes. So the committed tables
+take seconds to make again. For `beyond*`, which are not run completely, add `--only`.
 """
 
 import argparse
@@ -28,7 +28,7 @@ STUDIES: dict[str, Callable[[Asked], None]] = {
 
 
 def main(words: Sequence[str]) -> int:
-    """Carry out a command line; returns the exit code."""
+    """Run a command line and return the exit code."""
     asked = read(words)
     asked.into.mkdir(parents=True, exist_ok=True)
     try:
@@ -43,17 +43,19 @@ def main(words: Sequence[str]) -> int:
 
 
 def read(words: Sequence[str]) -> Asked:
-    """Return what a command line asks for."""
+    """Parse a command line."""
     parser = argparse.ArgumentParser(
         prog="python -m studies", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("study", choices=STUDIES, metavar="STUDY", help=", ".join(STUDIES))
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of every run, e.g. rounds=3")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="set a key of every run, e.g. rounds=3")
     parser.add_argument("--into", type=Path, help="folder to write to (default: results/STUDY)")
-    parser.add_argument("--quick", action="store_true", help="a few rounds of a few runs, to see that it works")
-    parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="in place of the study's own")
-    parser.add_argument("--only", nargs="*", metavar="METHOD", help="of beyond*: what to run of it, else all")
-    parser.add_argument("--jobs", type=int, help="runs at a time; one a core if not given")
+    parser.add_argument("--quick", action="store_true", help="run a few rounds of a few runs, as a check")
+    parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="use these seeds instead of the study's")
+    parser.add_argument(
+        "--only", nargs="*", metavar="METHOD", help="run only these methods of beyond*; without a method, run none"
+    )
+    parser.add_argument("--jobs", type=int, help="runs at a time (default: one per core)")
     args = parser.parse_intermixed_args(words)
     into = args.into or Path("results") / args.study
     seeds, only = (None if its is None else tuple(its) for its in (args.seeds, args.only))

@@ -1,4 +1,4 @@
-"""When runs on a simulated network reached their targets: tables beside the published numbers, and a picture."""
+"""Times at which runs on a simulated network reached their targets: tables beside published numbers, and a picture."""
 
 from collections.abc import Mapping, Sequence
 from math import isnan, nan
@@ -14,12 +14,14 @@ from train.pilots import Lesson
 from train.report.plots import add_legend, styles_of
 from train.report.text import NOTHING, markdown_table
 
-Published = Mapping[str, tuple[float, float] | None]  # by scheme: mean and deviation of the seconds; None: not reached
-Courses = Mapping[str, Sequence[Curve]]  # by scheme, one a seed
+Published = Mapping[
+    str, tuple[float, float] | None
+]  # by scheme: mean and standard deviation of the seconds; None: not reached
+Courses = Mapping[str, Sequence[Curve]]  # by scheme, one per seed
 
 
 def first_at(its: Curve, loss: float | None = None, accuracy: float | None = None) -> Evaluation | None:
-    """Return the first evaluation at this training loss, or at this test accuracy; None if there is none."""
+    """Return the first evaluation at this training loss, or this test accuracy; None without one."""
     reached = (
         at
         for at in its
@@ -41,7 +43,7 @@ def seconds_to(its: Curve, loss: float | None = None, accuracy: float | None = N
 
 
 def main_table(courses: Courses, loss: float, accuracy: float, published: Published) -> str:
-    """Return rounds and seconds to the targets, and ratios to the proposed scheme, of the runs that arrived."""
+    """Return a table of the runs that arrived: rounds and seconds to the targets, and ratios to the proposed scheme."""
     heads = ("scheme", f"rounds to {loss}", f"seconds to {loss}", "ratio", "published seconds", "published ratio")
     first, rows = _mean([seconds_to(its, loss) for its in courses["proposed"]]), []
     for scheme, runs in courses.items():
@@ -56,7 +58,7 @@ def main_table(courses: Courses, loss: float, accuracy: float, published: Publis
 
 
 def pilot_table(lesson: Lesson, levels: Sequence[float], published: Mapping[str, Sequence[int]]) -> str:
-    """Return the pilots' rounds to each loss, and β/α as each loss has it."""
+    """Return a table of the pilots' rounds to each loss, and the β/α of each loss."""
     rows: list[list[object]] = []
     for name, rounds in lesson.rounds.items():
         rows.append([f"{name}, rounds", *(NOTHING if its is None else its for its in rounds)])
@@ -68,7 +70,7 @@ def pilot_table(lesson: Lesson, levels: Sequence[float], published: Mapping[str,
 
 
 def figure(courses: Courses, loss: float, accuracy: float, title: str) -> Figure:
-    """Return training loss and test accuracy against seconds: a scheme's median in a band of the middle half."""
+    """Draw training loss and test accuracy against seconds: each scheme's median in a band between its quartiles."""
     drawn = Figure(figsize=(10, 4), layout="constrained")
     drawn.suptitle(title, x=0.01, ha="left")
     losses, percents = drawn.subplots(1, 2)
@@ -97,9 +99,9 @@ def _lay_out(axes: Axes, quantity: str, target: float) -> None:
 def quartiles(
     seconds: Sequence[Sequence[float]], curves: Sequence[Sequence[float]]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return times, (200,), and the quartiles of some curves at these, (3, 200).
+    """Return times, (200,), and the quartiles of the curves at these times, (3, 200).
 
-    A curve keeps its value from one evaluation to the next, and its last one for good.
+    A curve keeps its value until its next evaluation, and its last value forever.
     """
     grid = np.geomspace(max(times[0] for times in seconds), max(times[-1] for times in seconds), 200)
     pairs = zip(seconds, curves, strict=True)
@@ -108,13 +110,13 @@ def quartiles(
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Return the mean of those that arrived, NaN if none did."""
+    """Return the mean of the runs that arrived, NaN without one."""
     there = [value for value in values if not isnan(value)]
     return fmean(there) if there else nan
 
 
 def _published(published: Published, scheme: str) -> tuple[str, str]:
-    """Return the published seconds and their ratio to those of the proposed scheme."""
+    """Return the published seconds and their ratio to the proposed scheme's."""
     if (its := published.get(scheme)) is None:
         return ("not reached" if scheme in published else NOTHING), NOTHING
     proposed = published["proposed"]

@@ -1,11 +1,13 @@
-"""What could beat the published algorithm at the same bytes and the same work of a client: three experiments.
+"""Methods that could beat the published algorithm at the same bytes and the same work of a client: three experiments.
 
-CIFAR-10 at the medium scale of the paper's column (configs/beyond.yaml), r = 0.1; the same with the paper's uneven
-clients, r of 0.2 and 0.4, for half of the rounds; and a transformer on Shakespeare at its published width
-(configs/beyond_shakespeare.yaml), r = 0.1, for a fifth of the published rounds. Every method moves the bytes of
-`collective` and has its clients do its multiply-adds, or less; those that send more a round have fewer rounds. Numbers
-of a method were chosen on other data or another seed than those reported, and are in `METHODS`. The table is of all
-curves in `curves.csv`; `--only METHOD …` runs these, and `--only` none.
+- `beyond`: CIFAR-10 at the medium scale of the paper's column (configs/beyond.yaml), r = 0.1.
+- `beyond_uneven`: the same with the paper's uneven clients, r of 0.2 and 0.4, for half of the rounds.
+- `beyond_shakespeare`: a transformer of the published width (configs/beyond_shakespeare.yaml), r = 0.1, for a fifth of
+  the published rounds.
+
+Every method moves the bytes of `collective`, and its clients do as many multiply-adds or fewer. Methods that send more
+a round have fewer rounds. The settings in `METHODS` were chosen on other data or another seed than those reported. The
+table shows all curves in `curves.csv`; `--only METHOD …` runs these methods, and `--only` none.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,18 +27,18 @@ SEEDS = (0, 1, 2)
 
 
 class Experiment(NamedTuple):
-    """What methods are compared on.
+    """Data and model on which methods are compared.
 
-    `dense` has fewer rounds of the whole model; `narrow` is the model made as narrow as the weakest client's shard is
-    small, and has more. Their rates on CIFAR-10 are the best of four, seed 1000: results/beyond/learning_rate.csv. All
-    others have the published 0.1.
+    `dense` trains the whole model for fewer rounds; `narrow` trains a model as small as the weakest client's shard for
+    more rounds. Their rates on CIFAR-10 are the best of four, seed 1000: results/beyond/learning_rate.csv. All others
+    use the published 0.1.
 
     Attributes:
         config: its file in configs/.
-        title: of its table.
-        words: in which it differs from that.
-        equal: what makes a method move the bytes of the others within 1 %, by how its name begins.
-        windows: the methods of `WINDOWS` that it has.
+        title: the title of its table.
+        words: overrides of that file.
+        equal: overrides that make a method move the bytes of the others within 1 %, by the beginning of its name.
+        windows: the methods of `WINDOWS` to run.
     """
 
     config: str
@@ -108,14 +110,14 @@ METHODS: dict[str, Sequence[str]] = {
     "collective, double steps": ["strategy=collective", "server_lr=2"],  # as far as nesterov goes in the long run
     "collective, int8": ["strategy=collective", "compression=int8"],
 }
-# Sub-models by width, studies/width.py: the second word is the kind of windows.
+# Sub-models by width, studies/width.py; the second word is the kind of windows.
 WINDOWS: dict[str, Sequence[str]] = {
     "width, rolling": [],
     "width, nested": [],
     "width, nested, nesterov": NESTEROV,
     "width, strongest": [],
 }
-# What is compared with something else than the baseline.
+# Methods compared with another method than the baseline.
 PAIRS = (
     ("top_n, nesterov", "collective, nesterov"),
     ("dense, equal bytes, nesterov", "dense, equal bytes"),
@@ -137,10 +139,12 @@ PAIRS = (
 
 
 def run(its: Experiment, asked: Asked) -> None:
-    """Run what is missing, and write a table of what there is."""
+    """Run what is missing, and write a table of all curves."""
     methods = [*METHODS, *its.windows] if asked.only is None else asked.only
     if strange := set(methods) - {*METHODS, *its.windows}:
-        raise UserError(f"--only: {', '.join(sorted(strange))} is no method of {asked.study}; leave it out")
+        raise UserError(
+            f"--only: {', '.join(sorted(strange))} is not a method of {asked.study}; see METHODS in studies/beyond.py"
+        )
     train(its, asked, methods)
     suffix = "".join(f" {word}" for word in asked.overrides)
     kept = sorted(read_curves(asked.into / "curves.csv").items())
@@ -150,7 +154,7 @@ def run(its: Experiment, asked: Asked) -> None:
 
 
 def train(its: Experiment, asked: Asked, methods: Sequence[str]) -> None:
-    """Run these methods, as far as it has not been done."""
+    """Run these methods unless they have curves."""
     kept, overrides = asked.into / "curves.csv", asked.overrides
     pairs = {f"{method}-{seed}": (method, seed) for seed in asked.seeds or SEEDS for method in methods}
     configs = {
@@ -164,7 +168,7 @@ def train(its: Experiment, asked: Asked, methods: Sequence[str]) -> None:
 
 
 def run_windows(configs: Mapping[str, Config], *_: object) -> Mapping[str, Lines]:
-    """Run sub-models by width, named after `WINDOWS`, and return the metrics of each."""
+    """Run sub-models by width, named as in `WINDOWS`, and return their metrics."""
     found = {}
     for name, config in configs.items():
         path = config.directory / "metrics.jsonl"
@@ -183,7 +187,7 @@ def config_of(its: Experiment, method: str, seed: int, overrides: Sequence[str])
 
 
 def table(curves: Mapping[str, Curve]) -> str:
-    """Return a row a method: accuracy on the way and at the end, and the paired difference to `collective`."""
+    """Return a table, one row per method: accuracy on the way and at the end, paired difference to `collective`."""
     parts = (0.25, 0.5, 0.75)
     runs, rows = by_method(curves), []
     for method, seeds in runs.items():
@@ -212,7 +216,7 @@ def differences(curves: Mapping[str, Curve]) -> list[str]:
 
 
 def by_method(curves: Mapping[str, Curve]) -> dict[str, dict[int, Curve]]:
-    """Return the curves of ``method-seed`` by method and seed."""
+    """Return the curves named ``method-seed`` by method and seed."""
     runs: dict[str, dict[int, Curve]] = {method: {} for method in (*METHODS, *WINDOWS)}
     for name, its in curves.items():
         method, _, seed = name.rpartition("-")
@@ -222,9 +226,9 @@ def by_method(curves: Mapping[str, Curve]) -> dict[str, dict[int, Curve]]:
 
 
 def accuracy_near(its: Curve, part: float) -> float:
-    """Return the mean accuracy, in %, of the evaluations in the fifth of a run that ends with a part of it.
+    """Return the mean accuracy, in %, of the evaluations in the fifth of a run that ends at this part of it.
 
-    Of the whole it is the last one's; where there was none in that fifth, NaN.
+    Part 1 gives the last evaluation only. Without an evaluation in that fifth the result is NaN.
     """
     end, whole = part * its[-1].rounds, its[-1].rounds
     seen = [100 * at.test_accuracy for at in its if end - whole / 5 <= at.rounds <= end]
@@ -232,7 +236,7 @@ def accuracy_near(its: Curve, part: float) -> float:
 
 
 def difference(mine: Mapping[int, Curve], theirs: Mapping[int, Curve]) -> str:
-    """Return the mean difference of the last accuracies seed by seed, ± its standard error."""
+    """Return the mean difference of the last accuracies, seed by seed, ± its standard error."""
     seeds = sorted(set(mine) & set(theirs))
     if not seeds or mine is theirs:
         return "–"

@@ -1,4 +1,4 @@
-"""What is kept of a study's runs: a line an evaluation, as CSV, from which tables and pictures are made again."""
+"""Curves of a study's runs: one CSV row per evaluation, from which tables and pictures are made again."""
 
 import csv
 from collections import deque
@@ -10,30 +10,30 @@ from typing import Any, NamedTuple
 
 from train.report.text import mean_and_spread, write_csv
 
-LAST = 10  # rounds that the clients' loss is the mean of
-DIGITS = 7  # significant ones that are kept
+LAST = 10  # rounds over which the clients' loss is averaged
+DIGITS = 7  # significant digits kept
 COUNTS, CLOCKS = ("bytes_up", "bytes_down", "heard", "trained"), ("seconds", "simulated")  # of an evaluation
 
 Lines = Sequence[Mapping[str, Any]]  # of one run's metrics.jsonl
-Row = Any  # a named tuple of numbers: an `Evaluation`, or what else a study keeps of a run
+Row = Any  # a named tuple of numbers: an `Evaluation`, or another record that a study keeps of a run
 
 
 class Evaluation(NamedTuple):
-    """What had been spent when a model was evaluated, and how good it was; NaN where there is no such number.
+    """An evaluated model's scores, and the cost since the start of the run. A number that does not exist is NaN.
 
     Attributes:
-        rounds: done, as all that follows up to the scores since the start.
-        bytes_up: that clients sent.
-        bytes_down: that they were sent.
+        rounds: finished rounds.
+        bytes_up: bytes sent by clients.
+        bytes_down: bytes sent to clients.
         heard: uploads.
         test_accuracy: in 0…1.
-        test_loss: of the same samples.
-        train_loss: the clients' own, mean of the last ten rounds that heard somebody.
+        test_loss: on the same samples.
+        train_loss: the clients' loss in training, mean of the last ten rounds with an upload.
         alpha: the improvement factor of optimal client sampling, mean of the rounds.
-        trained: trainings of clients since the start, by all tasks.
-        seconds: that the rounds took.
-        simulated: seconds that they would have taken over the simulated network.
-        train_set_loss: of all training samples.
+        trained: trainings of clients, by all tasks.
+        seconds: wall time of the rounds.
+        simulated: seconds of the rounds on the simulated network.
+        train_set_loss: on all training samples.
     """
 
     rounds: int
@@ -51,11 +51,11 @@ class Evaluation(NamedTuple):
 
 
 Curve = Sequence[Evaluation]
-Amount = Callable[[Evaluation], float]  # of what had been spent
+Amount = Callable[[Evaluation], float]  # a cost
 
 
 def curve(lines: Lines) -> list[Evaluation]:
-    """Return every evaluation of a run, rounded to the digits that are kept; what is no number in JSON is NaN again."""
+    """Return every evaluation of a run, rounded to the kept digits; null in JSON becomes NaN."""
     found, sums = [], dict.fromkeys((*COUNTS, *CLOCKS), 0.0)
     losses, alphas = deque[float](maxlen=LAST), list[float]()
     for line in lines:
@@ -88,7 +88,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def write_curves(path: Path, curves: Mapping[str, Sequence[Row]], kind: type[Row] = Evaluation) -> None:
-    """Write every row of every run as CSV, after the run's name."""
+    """Write every row of every run as CSV, with the run's name first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = ((name, *map(_cell, row)) for name, its in curves.items() for row in its)
     write_csv(path, ("run", *kind._fields), rows)
@@ -99,7 +99,7 @@ def _cell(value: float) -> str:
 
 
 def read_curves(path: Path, kind: type[Row] = Evaluation) -> dict[str, list[Row]]:
-    """Return what `write_curves` wrote, nothing where there is no file."""
+    """Return what `write_curves` wrote; empty without a file."""
     found: dict[str, list[Row]] = {}
     if path.exists():
         with path.open(newline="", encoding="utf-8") as file:
@@ -110,7 +110,7 @@ def read_curves(path: Path, kind: type[Row] = Evaluation) -> dict[str, list[Row]
 
 
 def spread(values: Sequence[float], form: str = ".1f", missing: str = "never") -> str:
-    """Return ``mean ± sd`` of a few seeds, and how many of them are NaN, that is `missing`: they never got there."""
+    """Return ``mean ± sd`` of a few seeds, and the number of NaN among them, which are called `missing`."""
     finite = [value for value in values if not isnan(value)]
     if not finite:
         return missing
@@ -119,21 +119,21 @@ def spread(values: Sequence[float], form: str = ".1f", missing: str = "never") -
 
 
 def core_hours(paths: Iterable[Path]) -> str:
-    """Return how long the rounds of all runs in these files took, in words."""
+    """Return a sentence with the core-hours of all runs in these files."""
     seconds = sum(its[-1].seconds for path in paths for its in read_curves(path).values())
     return f"{seconds / 3600:.1f} core-hours of rounds in all, beside other work."
 
 
 def one_round(at: Evaluation) -> float:
-    """Count rounds."""
+    """Return the rounds."""
     return at.rounds
 
 
 def megabytes_up(at: Evaluation) -> float:
-    """What the clients have sent to the server."""
+    """Return the megabytes that clients sent."""
     return at.bytes_up / 1e6
 
 
 def spent_to(its: Curve, target: float, amount: Amount) -> float:
-    """Return what had been spent at the first evaluation that reached the target, NaN if none did."""
+    """Return the cost at the first evaluation at or above the target accuracy, NaN without one."""
     return next((amount(at) for at in its if at.test_accuracy >= target), nan)

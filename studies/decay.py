@@ -1,4 +1,4 @@
-"""What Frobenius decay does where nothing clips: clients lost, and accuracy, of its three forms.
+"""The three forms of Frobenius decay without clipping: clients lost, and accuracy.
 
 The quickstart at r = 0.1 and 60 rounds, without clipping (`clip=.inf`).
 """
@@ -22,10 +22,10 @@ class Ending(NamedTuple):
     """How a run ended.
 
     Attributes:
-        rounds: done.
-        lost: clients whose update was left out, in all rounds.
-        trained: clients, in all rounds.
-        test_accuracy: the last, in 0…1; 0 where there is none.
+        rounds: finished rounds.
+        lost: updates left out, in all rounds.
+        trained: clients trained, in all rounds.
+        test_accuracy: the last one, in 0…1; 0 without one.
     """
 
     rounds: int
@@ -35,7 +35,7 @@ class Ending(NamedTuple):
 
 
 def run(asked: Asked) -> None:
-    """Run what is missing, and write the table."""
+    """Run what is missing and write the table."""
     overrides = [*(QUICK if asked.quick else ()), *asked.overrides]
     seeds = asked.seeds or SEEDS[: 1 if asked.quick else None]
     schemes = {

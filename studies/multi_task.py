@@ -1,10 +1,10 @@
-"""Several models trained at once by the same clients, few uploads a round: who should send what.
+"""Several models trained at once by the same clients with few uploads a round: which client should send which model.
 
-After the two experiments of Zhang et al. 2024, which publish pictures and no numbers; the abstract of their poster has
-"over 30 % higher" average accuracy than other methods. A tenth of the clients has 52.6 % of the data, and each has few
-classes. Probabilities by norms of updates, by losses, all pairs alike, and models in turn; every client sending every
-model (`full`) bounds what sampling can reach. Constant step sizes on a grid: each scheme at all of them, so that gains
-can be read at one step size and at each scheme's best; if that is at the grid's edge, the scheme goes beyond it.
+This follows the two experiments of Zhang et al. 2024, who publish pictures without numbers; the abstract of their
+poster has "over 30 % higher" average accuracy than other methods. A tenth of the clients has 52.6 % of the data, and
+each has few classes. Pairs of client and model are chosen by norms of updates, by losses, with equal chances, or in
+turn. `full`, where every client sends every model, is an upper bound. Every scheme runs with all constant step sizes of
+a grid, so that schemes can be compared at one step size and at each one's best. A grid whose best is at an edge grows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,19 +23,19 @@ STUDIES = {
     "multi_task_loss": ("loss", "round_robin", "uniform", "full"),
 }
 DATA = {
-    "multi_task": "MNIST five times, in the place of Fashion-MNIST; perceptrons of 32 hidden units, five full batches",
-    "multi_task_loss": "MNIST twice, scikit-learn's digits and CIFAR-10, in the place of Fashion-MNIST twice, MNIST "
+    "multi_task": "MNIST five times, instead of Fashion-MNIST; perceptrons of 32 hidden units, five full batches",
+    "multi_task_loss": "MNIST twice, scikit-learn's digits and CIFAR-10, instead of Fashion-MNIST twice, MNIST "
     "and EMNIST; perceptrons of 32 hidden units, one full batch",
 }
 PICTURE = "Average accuracy of the five models, best steps"
 QUICK = ("rounds=2", "evaluate_every=1")
 STEPS, SEEDS = (0.01, 0.03, 0.1, 0.3, 1.0), (0, 1, 2, 3, 4)
 
-Runs = dict[tuple[str, float], list[Curve]]  # of a study: by signal and step size, one a seed
+Runs = dict[tuple[str, float], list[Curve]]  # of a study: by signal and step size, one per seed
 
 
 def cell(study: str, signal: str, step: float, seed: int, into: Path, overrides: Sequence[str]) -> Config:
-    """Return the configuration of one run; a seed shifts those of the tasks, and so data and models."""
+    """Return the configuration of one run; its seed shifts those of the tasks, and so data and models."""
     path = CONFIGS / f"{study}.yaml"
     tasks = load_config(path, overrides).tasks
     tasks = {name: own | {"seed": 100 * seed + int(own.get("seed", 0))} for name, own in tasks.items()}
@@ -44,7 +44,7 @@ def cell(study: str, signal: str, step: float, seed: int, into: Path, overrides:
 
 
 def name_of(signal: str, step: float, seed: int) -> str:
-    """Return what a run is called, in its folder and in the file of curves."""
+    """Return the name of a run, for its folder and the file of curves."""
     return f"{signal}-lr{step}-{seed}"
 
 
@@ -76,12 +76,12 @@ def train(
 
 
 def accuracies(runs: Sequence[Curve]) -> list[float]:
-    """Return the models' average test accuracy after the last round, in %, one a seed."""
+    """Return the models' average test accuracy after the last round, in %, one per seed."""
     return [100 * its[-1].test_accuracy for its in runs]
 
 
 def table(study: str, runs: Runs, best: Mapping[str, float]) -> str:
-    """Return accuracies by step size, and what each scheme sends and trains."""
+    """Return a table of accuracies by step size, and of what each scheme sends and trains."""
     steps = sorted({step for _, step in runs})
     heads = ["signal", *(f"step {step:g}" for step in steps), "best", "MB up a round", "MB down", "trainings a round"]
     rows = []
@@ -97,7 +97,7 @@ def table(study: str, runs: Runs, best: Mapping[str, float]) -> str:
 
 
 def gains(study: str, runs: Runs, best: Mapping[str, float]) -> str:
-    """Return the gains over `uniform`, at each step size and of the best."""
+    """Return a table of gains over `uniform`, at each step size and between the best ones."""
     steps = sorted({step for _, step in runs})
     rows = []
     for signal in STUDIES[study]:
@@ -115,7 +115,7 @@ def paired(mine: Sequence[Curve], theirs: Sequence[Curve]) -> list[float]:
 
 
 def run(asked: Asked) -> None:
-    """Run what is missing, and write."""
+    """Run what is missing and write the summary."""
     steps, seeds = STEPS[2:3] if asked.quick else STEPS, asked.seeds or (SEEDS[:1] if asked.quick else SEEDS)
     overrides = [*(QUICK if asked.quick else ()), *asked.overrides]
     text = ["# Several models at once"]

@@ -1,4 +1,4 @@
-"""The picture of a study: test accuracy, and the clients' loss, against what was spent."""
+"""The picture of a study: test accuracy, and the clients' loss, against a cost."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ def accuracies(its: Curve) -> list[float]:
 
 
 def lowest_losses(its: Curve) -> list[float]:
-    """Return the lowest training loss, the clients' own, up to every evaluation; NaN before there is one."""
+    """Return the lowest training loss of the clients up to every evaluation; NaN before the first."""
     return [float(lowest) for lowest in accumulate((at.train_loss for at in its), np.fmin)]
 
 
@@ -36,17 +36,17 @@ def draw(
     logarithmic: Sequence[str] = (),
     rows: int = 1,
 ) -> Figure:
-    """Return test accuracy against each amount: one look a group, the mean of its runs in a band of one deviation.
+    """Draw test accuracy against each cost: one line style per group, the mean of its runs in a band of one deviation.
 
     Args:
         groups: runs that differ only in their seeds, by name.
-        axes_of: a panel each, by the name of the amount.
-        title: of the picture.
-        targets: test accuracies that are aimed at, in 0…1.
-        logarithmic: amounts with such an axis.
+        axes_of: one panel per cost, by its name.
+        title: the title of the picture.
+        targets: target accuracies, in 0…1.
+        logarithmic: costs with a logarithmic axis.
         rows: 2 for the lowest training loss so far, on a logarithmic axis, below the accuracy.
     """
-    # Curves may coincide, so that each has dashes of its own as well as a color.
+    # Curves may coincide, so each has its own dashes as well as a color.
     dashes = cycle(DASHES)
     styles = {name: replace(style, dash=next(dashes)) for name, style in styles_of(groups).items()}
     figure = Figure(figsize=(5 * len(axes_of), 1 + 3 * rows), layout="constrained")

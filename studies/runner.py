@@ -1,4 +1,4 @@
-"""How every study runs: configurations, what is missing of them, the curves that are kept, and the summary."""
+"""What all studies share: configurations, missing runs, kept curves, and the summary."""
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -18,16 +18,16 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line asks for.
+    """A parsed command line.
 
     Attributes:
         study: its name.
         into: the folder to write to.
-        overrides: of every run.
-        quick: a few rounds of a few runs, to see that it works.
-        seeds: in place of the study's own.
-        only: what to run of the study; the rest of the table is of what there is.
-        jobs: runs at a time; one a core if not given.
+        overrides: keys set in every run.
+        quick: whether to run a few rounds of a few runs, as a check.
+        seeds: seeds to use instead of the study's.
+        only: methods to run; the table shows all that have curves.
+        jobs: runs at a time; default one per core.
     """
 
     study: str
@@ -40,14 +40,14 @@ class Asked:
 
     @property
     def command(self) -> str:
-        """What makes its summary again."""
+        """The command that makes the summary again."""
         return shlex.join(["python", "-m", "studies", self.study, *["--quick"][: self.quick], *self.overrides])
 
 
 def cells(
     path: Path, schemes: Mapping[str, Sequence[str]], seeds: Sequence[int], into: Path, overrides: Sequence[str]
 ) -> dict[str, Config]:
-    """Return the configuration of every seed of every scheme, each with a folder of its own, as ``scheme-seed``."""
+    """Return the configuration of every seed of every scheme, as ``scheme-seed``, each with its own folder."""
     return {
         f"{scheme}-{seed}": load_config(
             path, [*overrides, *own, f"seed={seed}", f"output={into}/runs/{folder(scheme)}-{seed}"]
@@ -58,14 +58,14 @@ def cells(
 
 
 def folder(scheme: str) -> str:
-    """Return a scheme's name as that of a folder: no remark in brackets, no comma, no blank."""
+    """Return a folder's name for a scheme, without remarks in brackets, commas and blanks."""
     return scheme.partition(" (")[0].replace(", ", "-").replace(" ", "_")
 
 
 def run_all(configs: Mapping[str, Config], jobs: int | None = None, diverging: bool = False) -> dict[str, Lines]:
-    """Run what has not been run yet, so many at a time (one a core), and return every run's metrics.
+    """Run what is missing, `jobs` runs at a time (default one per core), and return every run's metrics.
 
-    With `diverging`, trainings that diverge are no failures; they have the rounds up to where they did.
+    With `diverging`, a training that diverges is not a failure; its metrics end where it diverged.
 
     Raises:
         RunError: a run failed; the others are done.
@@ -94,20 +94,20 @@ def curves_of(
     kind: type[Row] = Evaluation,
     run: Callable[..., Mapping[str, Lines]] | None = None,
 ) -> dict[str, list[Row]]:
-    """Return the curve of every run; those that have none in this file are run, as far as their folders have them not.
+    """Return the curve of every run, after running those that have none in the file of curves.
 
-    The file has all of them then, so that a study's table is made again without its runs; what was run with the user's
-    own overrides stands there under names that say so.
+    The file then holds all of them, so that a study's table can be made again without the runs. A run with overrides is
+    stored under a name that contains them.
 
     Args:
         configs: the runs, by name.
         kept: the file of curves.
-        overrides: the user's own.
+        overrides: the user's overrides.
         jobs: runs at a time.
-        diverging: whether trainings that diverge count as runs, up to where they did.
-        measure: what is kept of a run's metrics.
-        kind: of the rows that `measure` returns.
-        run: what runs them, in place of `run_all`.
+        diverging: whether a training that diverges counts as a run, up to where it diverged.
+        measure: extracts the rows to keep from a run's metrics.
+        kind: the type of these rows.
+        run: runs them, instead of `run_all`.
 
     Raises:
         RunError: a run failed; the others are done.
@@ -122,7 +122,7 @@ def curves_of(
 def to_run(
     configs: Mapping[str, Config], kept: Path, overrides: Sequence[str], kind: type[Row] = Evaluation
 ) -> dict[str, Config]:
-    """Return the runs that have no curve in this file."""
+    """Return the runs without a curve in this file."""
     known = read_curves(kept, kind)
     return {name: config for name, config in configs.items() if _named(name, overrides) not in known}
 
@@ -132,7 +132,7 @@ def _named(name: str, overrides: Sequence[str]) -> str:
 
 
 def write_summary(asked: Asked, lines: Sequence[str], picture: str | None = None) -> None:
-    """Write `summary.md`, and print it: these lines, the command that made them, and the picture of that title."""
+    """Write and print `summary.md`: these lines, the command that made them, and the picture with that title."""
     text = [*lines, "", f"Made by `{asked.command}`.", ""]
     text += [f"![{picture}]({asked.study}.png)", ""] if picture else []
     (asked.into / "summary.md").write_text("\n".join(text), encoding="utf-8")

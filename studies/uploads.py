@@ -1,8 +1,8 @@
-"""Who of the invited clients uploads, as Chen, Horváth & Richtárik (TMLR 2022) compare it: how their studies run.
+"""Studies of few uploads: which invited clients upload, as Chen, Horváth & Richtárik (TMLR 2022) compare it.
 
-All n invited, optimal draws (OCS, AOCS), and independent coins of probability m/n, all at constant step sizes. Each
-method's step size is chosen for each data set as they do: on samples kept from the clients (`data.holdout`), on a grid
-that grows by one value where the best is at its edge. It is the one of the smallest m, on a seed of its own.
+The arms are full participation, optimal draws (OCS, AOCS), and independent coins of probability m/n, all at constant
+step sizes. Each method's step size is chosen for each data set as they do: on samples kept from the clients
+(`data.holdout`), with the method's smallest m, on a separate seed. A grid whose best is at an edge grows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,14 +30,14 @@ SAMPLERS = {
     PRICED: "ocs_partial",
     UNIFORM: "uniform_upload",
 }
-OTHERS_STEP = {ALIKE: OPTIMAL, ADAPTIVE: OPTIMAL}  # not tuned: the step sizes of another method
+OTHERS_STEP = {ALIKE: OPTIMAL, ADAPTIVE: OPTIMAL}  # not tuned: they use the step size of another method
 LEGEND = (
-    "α: improvement factor, 0 as good as full participation, 1 as uniform. Loss: the clients' own in training, last 10 "
-    "rounds. Step sizes are chosen on samples kept from the clients, by one run each with the method's smallest m. "
-    "Mbit are uploads; in the last column downloads are counted too: all who are invited get the model, by independent "
-    "coins only those who upload."
+    "α is the improvement factor: 0 is as good as full participation, 1 as uniform. The loss is the clients' in "
+    "training, over the last 10 rounds. Step sizes are chosen on samples kept from the clients, by one run each with "
+    "the method's smallest m. Mbit are uploads; the last column adds downloads. All invited clients get the model, but "
+    "with independent coins only those that upload."
 )
-LAST = 5  # evaluations that a step size is judged by
+LAST = 5  # evaluations over which a step size is judged
 
 
 @dataclass(frozen=True)
@@ -49,32 +49,32 @@ class Arm:
 
     @property
     def tuned(self) -> str:
-        """The method whose step size it has."""
+        """The method whose step size it uses."""
         return OTHERS_STEP.get(self.method, self.method)
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The name shown in tables."""
         return self.method if self.budget is None else f"{self.method}, m = {self.budget}"
 
     @property
     def overrides(self) -> list[str]:
-        """What makes it in a configuration."""
+        """The keys of a configuration that select it."""
         budget = "null" if self.budget is None else self.budget
         return [f"clients.sampler={SAMPLERS[self.method]}", f"clients.budget={budget}"]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A data set and what is compared on it: a table of the study.
+    """A data set and the arms compared on it: one table of the study.
 
     Attributes:
-        name: of its folder and its curves.
-        heading: of its table; ``{seeds}`` stands for their number.
-        arms: what is compared; of each method the one with the smallest m is tuned.
-        overrides: that make the data set.
+        name: the name of its folder and curves.
+        heading: the heading of its table; ``{seeds}`` stands for their number.
+        arms: the compared arms; of each method the one with the smallest m is tuned.
+        overrides: keys that make the data set.
         seeds: one run each.
-        published: the step size of each method.
+        published: the published step size of each method.
     """
 
     name: str
@@ -90,14 +90,14 @@ class Study:
     """Comparisons with one configuration.
 
     Attributes:
-        config: the stem of its file.
+        config: the stem of its file in configs/.
         head: title and remarks; ``{rounds}`` and ``{seeds}`` stand for those of the first comparison.
         picture: the title of the first comparison's picture.
-        comparisons: a table each.
-        targets: test accuracies, in 0…1.
+        comparisons: one table each.
+        targets: target test accuracies, in 0…1.
         holdout: training samples to tune on.
-        quick: overrides with which it is a matter of seconds.
-        tuned_once: whether the step sizes of the first comparison serve all.
+        quick: overrides with which it takes seconds.
+        tuned_once: whether all comparisons use the step sizes of the first.
     """
 
     config: str
@@ -120,7 +120,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Results:
-    """The curves of an arm's runs at its step size, one a seed; that of one that diverged ends before all rounds."""
+    """The curves of an arm's runs at its step size, one per seed; the curve of a run that diverged ends early."""
 
     arm: Arm
     step: float
@@ -129,7 +129,7 @@ class Results:
 
     @property
     def sound(self) -> list[Curve]:
-        """The runs that have all rounds."""
+        """The runs with all rounds."""
         return [its for its in self.runs if is_whole(its, self.rounds)]
 
 
@@ -137,7 +137,7 @@ Section = tuple[Comparison, list[Results]]
 
 
 def run(study: Study, asked: Asked) -> None:
-    """Run what is missing, and write after each comparison what there is."""
+    """Run what is missing, and write the summary after each comparison."""
     overrides = [*(study.quick if asked.quick else ()), *asked.overrides]
     grid = GRID[2:3] if asked.quick else GRID
     sections: list[Section] = []
@@ -151,7 +151,7 @@ def run(study: Study, asked: Asked) -> None:
 
 
 def is_whole(its: Curve, rounds: int) -> bool:
-    """Return whether a run has all its rounds, the last of which is evaluated."""
+    """Return whether a run has all its rounds; the last one is always evaluated."""
     return bool(its) and its[-1].rounds == rounds
 
 
@@ -164,7 +164,7 @@ def run_arms(
     overrides: Sequence[str],
     jobs: int | None = None,
 ) -> list[Results]:
-    """Run every arm on every seed at its method's step size; what is there already is not run again."""
+    """Run every arm on every seed at its method's step size, unless it has a curve."""
     cells = {
         (arm, seed): study.cell(its, arm, steps[arm.tuned], seed, into, overrides) for seed in seeds for arm in its.arms
     }
@@ -183,7 +183,7 @@ def tune(
     grid: Sequence[float],
     jobs: int | None = None,
 ) -> dict[str, float]:
-    """Return the step size of each method: the best on the held-out samples, never at an edge of what was tried."""
+    """Return the best step size of each method on the held-out samples, never at an edge of the tried values."""
     first = {arm.method: arm for arm in reversed(its.arms) if arm.method not in OTHERS_STEP}
     held_out = [*overrides, f"data.holdout={study.holdout}"]
 
@@ -214,9 +214,10 @@ def search(
     """Return each method's best step size; a grid whose best is at an edge grows there, by a factor of two.
 
     Args:
-        methods: to tune.
-        grid: to begin with.
-        score: step sizes to try, by method -> the score of each, the higher the better; of equal ones the smaller wins.
+        methods: the methods to tune.
+        grid: the first step sizes to try.
+        score: maps the step sizes to try, by method, to their scores. The highest score wins; of equal ones, the
+            smaller step size.
     """
     found: dict[str, dict[float, float]] = {method: {} for method in methods}
     wanted = {method: set(grid) for method in methods}
@@ -232,18 +233,18 @@ def _best(scores: Mapping[float, float]) -> float:
 
 
 def _beyond(scores: Mapping[float, float]) -> set[float]:
-    """Return the value to try next: the neighbor of a best one at an edge."""
+    """Return the value to try next: the neighbor of a best value at an edge."""
     best = _best(scores)
     return {2 * best} if best == max(scores) else {best / 2} if best == min(scores) else set()
 
 
 def score_of(its: Curve, rounds: int) -> float:
-    """Return the mean accuracy of a run's last evaluations, 0 where it diverged before it had all rounds."""
+    """Return the mean accuracy of a run's last evaluations, 0 if it diverged."""
     return fmean(at.test_accuracy for at in its[-LAST:]) if is_whole(its, rounds) else 0.0
 
 
 def write(study: Study, asked: Asked, sections: Sequence[Section]) -> None:
-    """Write the summary with a table a comparison, and the picture of the first."""
+    """Write the summary with one table per comparison, and the picture of the first."""
     first = sections[0][1]
     plot(first, study.picture, study.targets, asked.into / f"{asked.study}.png")
     every = f"Evaluated every {first[0].runs[0][0].rounds} rounds. With the search for step sizes"
@@ -256,7 +257,7 @@ def write(study: Study, asked: Asked, sections: Sequence[Section]) -> None:
 
 
 def table(targets: Sequence[float], published: Mapping[str, float | Fraction], results: Sequence[Results]) -> str:
-    """Return a table with a row an arm."""
+    """Return a table with one row per arm."""
     percent = [f"{100 * target:g} %" for target in targets]
     columns = [column for target in percent for column in (f"rounds to {target}", "Mbit", "of full")]
     step = "step (published)" if published else "step"
@@ -280,7 +281,7 @@ def _row(
 
 
 def _spent(its: Results, full: Results, target: float) -> tuple[str, str, str]:
-    """Return rounds and bits to a target, and the share of full participation's bits over the seeds that arrived."""
+    """Return rounds and bits to a target, and the share of full participation's bits, of seeds that reached it."""
     rounds, bits, its_full = (
         [spent_to(course, target, amount) for course in runs]
         for amount, runs in ((one_round, its.runs), (megabits, its.runs), (megabits, full.runs))
@@ -291,17 +292,17 @@ def _spent(its: Results, full: Results, target: float) -> tuple[str, str, str]:
 
 
 def plot(results: Sequence[Results], title: str, targets: Sequence[float], path: Path) -> None:
-    """Draw test accuracy and training loss against rounds and bits, a look an arm."""
+    """Draw test accuracy and training loss against rounds and bits, one line style per arm."""
     bits = "megabits sent by clients"
     groups = {its.arm.name: its.runs for its in results}
     save(draw(groups, {"rounds": one_round, bits: megabits}, title, targets, [bits], rows=2), path)
 
 
 def megabits(at: Evaluation) -> float:
-    """What the clients have sent to the server."""
+    """Return the megabits that clients sent."""
     return 8 * megabytes_up(at)
 
 
 def megabits_both_ways(at: Evaluation) -> float:
-    """What the clients have sent to the server and been sent by it."""
+    """Return the megabits that clients sent and received."""
     return 8 * (at.bytes_up + at.bytes_down) / 1e6

@@ -1,15 +1,15 @@
-"""Sub-models by width, to compare sharding with: every client trains a window of each layer's channels.
+"""Sub-models by width, a baseline for sharding: every client trains a window of each layer's channels.
 
-- `rolling`: the window moves on every round, as in FedRolex (Alam et al., NeurIPS 2022).
-- `nested`: it stays, as in HeteroFL (Diao, Ding & Tarokh, ICLR 2021). The server's model is the strongest client's, of
-  which the others train the first channels; so nothing is tested that nobody trained. Where all clients are equally
-  strong that is plain FedAvg of a narrow model, which `studies/beyond.py` has.
-- `strongest`: the same, without the clients that cannot hold all of it.
+- `rolling`: the window moves every round, as in FedRolex (Alam et al., NeurIPS 2022).
+- `nested`: the window stays, as in HeteroFL (Diao, Ding & Tarokh, ICLR 2021). The server's model is the strongest
+  client's, and the others train its first channels, so every tested channel was trained. With equally strong clients
+  this is plain FedAvg of a narrow model, which `studies/beyond.py` has.
+- `strongest`: the same, without the clients that cannot hold the whole model.
 
-Each entry of the server's model becomes the mean of those who hold it, weighted by their samples; what nobody holds
-stays. The width is the largest whose model has no more bytes than a shard of the client's keep ratio; data, cohorts,
-batches and step sizes are those of the run beside it. A window holds whole groups of GroupNorm, so that a channel is
-normalized with the same others as on the server.
+Each entry of the server's model becomes the mean over the clients that hold it, weighted by their samples. Entries that
+no client holds keep their values. The width is the largest whose model has no more bytes than a shard of the client's
+keep ratio. Data, cohorts, batches and step sizes are those of a sharded run. A window holds whole groups of GroupNorm,
+so that a channel is normalized with the same channels as on the server.
 """
 
 import json
@@ -37,14 +37,14 @@ WINDOWS = ("rolling", "nested", "strongest")
 
 
 def narrow(config: Config, dataset: Dataset, most: int) -> nn.Module:
-    """Return the widest ResNet with groups of the same size that has no more than so many bytes."""
+    """Return the widest ResNet with groups of the same size and at most this many bytes."""
     options = config.model.options
     of_a_group = options["width"] // options["groups"]
     for groups in range(options["groups"], 0, -1):
         small = with_options(config, dataset, {"groups": groups, "width": groups * of_a_group})
         if nbytes(small.state_dict()) <= most:
             return small
-    raise SystemExit(f"error: no model of this width is as small as a shard of {most} bytes")
+    raise SystemExit(f"error: a model of one group has more than the {most} bytes of a shard; use a larger keep_ratio")
 
 
 def with_options(config: Config, dataset: Dataset, options: Mapping[str, object]) -> nn.Module:
@@ -59,13 +59,13 @@ def nbytes(state: State) -> int:
 
 
 def windows(full: Tensor, small: Tensor, groups: int, shift: int) -> tuple[Tensor, ...]:
-    """Return the indices, one tensor a dimension, of the entries of `full` that `small` holds.
+    """Return the indices, one tensor per dimension, of the entries of `full` that `small` holds.
 
     Args:
         full: a tensor of the server's model.
-        small: the same of the client's, no larger in any dimension.
-        groups: into which the channels of a layer of the full model fall.
-        shift: of the window, in groups.
+        small: the client's tensor, no larger in any dimension.
+        groups: the number of groups of channels in a layer of the full model.
+        shift: the shift of the window, in groups.
     """
     places = []
     for size, held in zip(full.shape, small.shape, strict=True):
@@ -83,13 +83,13 @@ class Averages:
         self._weights = {name: torch.zeros_like(tensor) for name, tensor in self._state.items()}
 
     def add(self, state: State, places: Mapping[str, tuple[Tensor, ...]], weight: float) -> None:
-        """Take a client's model in."""
+        """Add a client's model."""
         for name, tensor in state.items():
             self._sums[name][places[name]] += weight * tensor.double()
             self._weights[name][places[name]] += weight
 
     def state(self) -> dict[str, Tensor]:
-        """Return the means, and the old values where nobody had a say."""
+        """Return the means, and the old values of entries without a client."""
         return {
             name: torch.where(self._weights[name] > 0, sums / self._weights[name].clamp(min=1e-300), self._state[name])
             for name, sums in self._sums.items()
@@ -98,13 +98,13 @@ class Averages:
 
 @dataclass
 class Federation:
-    """The server's model, and the model that a client of each keep ratio trains a window with.
+    """The server's model, and a client model for each keep ratio.
 
     Attributes:
         experiment: data, cohorts and batches.
-        model: the server's.
-        clients: by keep ratio; a client whose ratio is missing does not take part.
-        groups: into which the channels of a layer of the server's model fall.
+        model: the server's model.
+        clients: client models by keep ratio; a client whose ratio is missing does not take part.
+        groups: the number of groups of channels in a layer of the server's model.
         moves: whether the window moves.
         server: takes the server's step.
     """
@@ -118,9 +118,9 @@ class Federation:
 
     @classmethod
     def of(cls, config: Config, kind: str) -> Self:
-        """Make what a run of one of `WINDOWS` starts with."""
+        """Build the start of a run of one of `WINDOWS`."""
         if config.result != "last":
-            raise UserError(f"result={config.result} is not for windows; use result=last")
+            raise UserError(f"result={config.result} does not work with windows of width; use result=last")
         experiment = assemble(config)
         shards = plan_of_each(experiment.server.planner, experiment.model, experiment.keep_ratios)
         clients = {
@@ -135,7 +135,7 @@ class Federation:
         return cls(experiment, model, taking_part, groups, kind == "rolling", server)
 
     def train_round(self, t: int) -> tuple[float | None, int, int]:
-        """Train round `t`; return the clients' mean loss, how many they were, and the bytes that they were sent."""
+        """Train round `t`; return the clients' mean loss, their number, and the bytes sent to them."""
         experiment, job, full = self.experiment, self.experiment.job, self.model.state_dict()
         averages, losses, sent, lr = Averages(full), [], 0, step_size(experiment.config, t)
         for client in experiment.sampler.invite(t):
@@ -155,9 +155,9 @@ class Federation:
 
 
 def run(config: Config, into: Path, kind: str = "rolling") -> None:
-    """Train as configured, with windows in the place of shards; `into`/metrics.jsonl has a line a round, as `train`'s.
+    """Train as configured, with windows instead of shards, and write `into`/metrics.jsonl, one line per round.
 
-    What was cut off starts anew.
+    An interrupted run starts again.
     """
     federation = Federation.of(config, kind)
     dataset = federation.experiment.dataset

@@ -1,12 +1,12 @@
 """Simulated seconds to a loss and to an accuracy on a shared wireless channel: Setups 1 to 3 of Luo et al.
 
 Luo et al. 2024 (arXiv 2404.13804). Setup 2 (configs/wireless_synthetic.yaml) and Setup 3 (configs/wireless_mnist.yaml)
-have their clients, steps, targets and pilots' losses; in Setup 1 (configs/wireless_logistic.yaml) MNIST stands in for
-EMNIST, with targets of its own. As published: one world, and runs that differ in draws and batches, the same seeds for
-every scheme. Three pilots with uniform draws (q = 1/N) and three with weighted ones are run once. They give β/α (Eq.
-35), and G, the largest ‖U‖/η of each client in a uniform pilot, mean of the pilots: to the proposed draws, to those
-with β/α = 0 (Eq. 38), and to the statistical ones. A run ends when it has reached both targets; schemes with short
-rounds may take more of them. On two cores all of Setup 1 takes ten minutes, each seed of Setup 3 half an hour.
+have their clients, steps, targets and pilots' losses. In Setup 1 (configs/wireless_logistic.yaml) MNIST stands in for
+EMNIST, with other targets. As published there is one world, and runs differ in draws and batches, with the same seeds
+for every scheme. Three pilots with uniform draws (q = 1/N) and three with weighted draws run once. They estimate β/α
+(Eq. 35), and G, the largest ‖U‖/η of each client in a uniform pilot, mean of the pilots. The proposed draws, those with
+β/α = 0 (Eq. 38), and the statistical draws use them. A run ends when it has reached both targets; schemes with short
+rounds may take more of them. On two cores Setup 1 takes ten minutes, and each seed of Setup 3 half an hour.
 """
 
 import json
@@ -48,17 +48,17 @@ DIGITS = ("data.name=digits", "data.partition_options={samples: 600, classes: [1
 
 @dataclass(frozen=True)
 class Setup:
-    """A published setup; the name of its configuration is that of its study.
+    """A published setup; its configuration has the name of its study.
 
     Attributes:
-        number: in the paper.
-        seeds: how many are run.
-        seconds: Table II.
-        rounds: of the pilots, Table III.
-        ratio: β/α, likewise.
-        remark: in what it differs from the published one.
-        quick: the data of a quick try.
-        longer: the rounds of schemes that need more than the configuration's for the same simulated seconds.
+        number: its number in the paper.
+        seeds: the number of runs per scheme.
+        seconds: published seconds, Table II.
+        rounds: published rounds of the pilots, Table III.
+        ratio: published β/α, Table III.
+        remark: differences from the published setup.
+        quick: data overrides of a quick check.
+        longer: limits of rounds of schemes that need more than the configuration's for the same simulated seconds.
     """
 
     number: int
@@ -71,7 +71,7 @@ class Setup:
     longer: Mapping[str, int] = field(default_factory=dict)
 
     def rounds_of(self, schemes: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
-        """Return the overrides of each scheme with its own limit of rounds, where it has one."""
+        """Return the overrides of each scheme, with its own limit of rounds if it has one."""
         limits = {name: (f"rounds={rounds}",) for name, rounds in self.longer.items()}
         return {name: (*own, *limits.get(name, ())) for name, own in schemes.items()}
 
@@ -89,9 +89,9 @@ SETUPS = {
         {"uniform": (39, 47, 58, 79, 132), "weighted": (12, 19, 27, 36, 56)},
         11.51,
         "MNIST stands in for EMNIST's lower-case letters (10 classes for 26). It reaches the published targets, loss "
-        "1.16 and 70 %, in one to four rounds, hence others; the published seconds are to those, the published rounds "
-        "of pilots to the same multiples of them. Steps are 0.0125/(1 + round) on standardized images, which is the "
-        "published 0.1 on pixels of 0 to 1.",
+        "1.16 and 70 %, in one to four rounds, so it has others. The published seconds are to the published targets, "
+        "the published rounds of pilots to the same multiples of them. Steps are 0.0125/(1 + round) on standardized "
+        "images, which is the published 0.1 on pixels of 0 to 1.",
     ),
     "wireless_synthetic": Setup(
         2,
@@ -104,8 +104,7 @@ SETUPS = {
         },
         {"uniform": (71, 81, 95, 109, 133), "weighted": (48, 57, 69, 84, 101)},
         63.88,
-        "The published world is not known: the data are those of the committed records of results/wireless, number 3 "
-        "of ten; the network is another.",
+        "The published world is unknown. The data are those of results/wireless, number 3 of ten; the network differs.",
         ("data.options={clients: 20, samples: 600}",),
     ),
     "wireless_mnist": Setup(
@@ -119,7 +118,7 @@ SETUPS = {
         },
         {"uniform": (46, 48, 51, 55, 59), "weighted": (27, 28, 30, 32, 34)},
         4.92,
-        "LeNet-5 starts from random weights: from the paper's w = 0 it would have no gradient. All have the 4,000 "
+        "LeNet-5 starts from random weights: from the paper's w = 0 it would have no gradient. All runs have the 4,000 "
         "simulated seconds within which the paper's uniform draws do not arrive. The paper has 20 runs.",
         longer={"proposed": 1000, "Eq. 38": 600},
     ),
@@ -129,7 +128,7 @@ SETUPS = {
 def run_schemes(
     taught: dict[str, Config], others: dict[str, Config], into: Path, asked: Sequence[str], jobs: int | None
 ) -> tuple[Mapping[str, Curve], Lesson]:
-    """Run what is missing: the pilots within the first of those they teach, which hands them on to the others."""
+    """Run what is missing. The first scheme that needs pilots runs them and passes them on to the others."""
     name, first = next(iter(taught.items()))
     kept, lesson = into / "curves.csv", into / PILOTS_FILE
     curves = curves_of({name: first} | others, kept, asked, jobs)
@@ -143,7 +142,7 @@ def run_schemes(
 
 
 def write_runs(path: Path, courses: Courses, loss: float, accuracy: float) -> None:
-    """Write a row a run."""
+    """Write one row per run."""
     ends = (f"rounds_to_loss_{loss:g}", f"seconds_to_loss_{loss:g}", f"seconds_to_{accuracy:g}")
     rows = []
     for scheme, runs in courses.items():
@@ -157,14 +156,14 @@ def write_runs(path: Path, courses: Courses, loss: float, accuracy: float) -> No
 
 
 def targets_of(config: Config) -> tuple[float, float]:
-    """Return the training loss and the test accuracy with which a run ends; every setup has both."""
+    """Return the target training loss and test accuracy; every setup has both."""
     assert config.target_loss is not None
     assert config.target_accuracy is not None
     return config.target_loss, config.target_accuracy
 
 
 def summary(setup: Setup, config: Config, courses: Courses, lesson: Lesson) -> list[str]:
-    """Return the tables of a setup; `config` is that of a taught run with no limit of its own."""
+    """Return the tables of a setup; `config` belongs to a run with pilots and without its own limit of rounds."""
     clients, (loss, accuracy) = config.clients, targets_of(config)
     longer = ", ".join(f"{rounds:,} by {scheme}" for scheme, rounds in setup.longer.items())
     return [
@@ -176,23 +175,23 @@ def summary(setup: Setup, config: Config, courses: Courses, lesson: Lesson) -> l
         "",
         main_table(courses, loss, accuracy, setup.seconds),
         "",
-        "Rounds of the pilots, by the mean loss of three runs each, and the β/α that follows at each loss. Their mean,",
-        f"{lesson.beta_over_alpha:.3g}, is used. G is a client's largest ‖U‖/η, U being all of its steps; that of the",
-        f"paper is of one step, so that its β/α, {setup.ratio:g} (under the name α/β), has another unit.",
+        "Rounds of the pilots, by the mean loss of three runs each, and β/α at each loss. The mean of the latter,",
+        f"{lesson.beta_over_alpha:.3g}, is used. G is a client's largest ‖U‖/η, U being all its steps. That of the",
+        f"paper is of one step, so its β/α, {setup.ratio:g} (printed as α/β), has another unit.",
         "",
         pilot_table(lesson, clients.pilot_losses, setup.rounds),
     ]
 
 
 def run(setup: Setup, asked: Asked) -> None:
-    """Run what is missing of a setup, and write."""
+    """Run what is missing of a setup and write the summary."""
     into, path = asked.into, CONFIGS / f"{asked.study}.yaml"
     overrides = [*((*setup.quick, *QUICK) if asked.quick else ()), *asked.overrides]
     seeds = asked.seeds or range(2 if asked.quick else setup.seeds)
     both = (TAUGHT if asked.quick else setup.rounds_of(TAUGHT)), OTHERS
     taught, others = (cells(path, schemes, seeds, into, overrides) for schemes in both)
     runs, lesson = run_schemes(taught, others, into, overrides, asked.jobs)
-    config = taught[f"statistical-{seeds[0]}"]  # with pilots, and no limit of its own
+    config = taught[f"statistical-{seeds[0]}"]  # with pilots, without its own limit of rounds
     courses = {scheme: [runs[f"{scheme}-{seed}"] for seed in seeds] for scheme in SCHEMES}
     loss, accuracy = targets_of(config)
     write_runs(into / "runs.csv", courses, loss, accuracy)

@@ -1,4 +1,4 @@
-"""Flower's own round: a message to every node and one back, with nothing in them. `deployment.py` packs and runs it."""
+"""Flower's own round: an empty message to every node and one back. Packed and run by `deployment.py`."""
 
 from pathlib import Path
 from time import perf_counter, sleep
@@ -13,7 +13,7 @@ client = ClientApp()
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    """Time the rounds, and leave the seconds in a file; the first finds the nodes still starting."""
+    """Time the rounds and write the seconds to a file. In the first round nodes are still starting."""
     settings, seconds = context.run_config, []
     while len(nodes := list(grid.get_node_ids())) < int(settings["nodes"]):
         sleep(0.5)
@@ -31,5 +31,5 @@ def main(grid: Grid, context: Context) -> None:
 
 @client.train()
 def train(message: Message, context: Context) -> Message:
-    """Answer."""
+    """Reply with an empty message."""
     return Message(RecordDict(), reply_to=message)

@@ -1,6 +1,6 @@
 """The workload on Flower's simulation (Ray). Run by benchmarks/peers.py.
 
-As its examples have it each client gets two cores, Flower's default; with PEERS_TUNED set, one core and one thread.
+As in its examples each client gets two cores, Flower's default; with PEERS_TUNED set, one core and one thread.
 """
 
 import os
@@ -34,7 +34,7 @@ def serve(grid: Grid, context: Context) -> None:
     watch = Stopwatch()
 
     def note_the_time(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        if server_round:  # it is also called before the first
+        if server_round:  # it is also called before the first round
             watch.lap()
         return MetricRecord({})
 

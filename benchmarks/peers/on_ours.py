@@ -15,7 +15,7 @@ from train.engines.local import ClientData
 
 
 class Users(Mapping[Client, ClientData]):
-    """Reads a user's images when asked for, as the other simulators do."""
+    """Reads a user's images on access, as the other simulators do."""
 
     def __getitem__(self, user: Client) -> ClientData:
         return ClientData(*samples(int(user)))

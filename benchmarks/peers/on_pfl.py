@@ -22,10 +22,10 @@ watch = Stopwatch()
 
 
 class Laps(TrainingProcessCallback):
-    """Notes the end of each round."""
+    """Records the end of each round."""
 
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
-        """Take the time."""
+        """Record the time."""
         watch.lap()
         return False, Metrics()
 
@@ -42,7 +42,7 @@ def metrics(self, inputs, targets, eval=True):
 
 def main() -> None:
     torch.manual_seed(0)
-    np.random.seed(0)  # noqa: NPY002 - pfl draws from it
+    np.random.seed(0)  # noqa: NPY002 - pfl uses it
     module = network()
     module.loss, module.metrics = types.MethodType(loss, module), types.MethodType(metrics, module)
     model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), 1.0))

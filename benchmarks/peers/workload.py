@@ -1,4 +1,4 @@
-"""The workload that every simulator gets: pfl-research's published CIFAR-10 benchmark. Needs torch and numpy alone.
+"""The workload that every simulator gets: pfl-research's published CIFAR-10 benchmark. Needs only torch and numpy.
 
 IID, 1,000 users of 50 images, 50 users a round, one local epoch of batches of 10, SGD 0.1, and its small network.
 """
@@ -21,7 +21,7 @@ FOLDER = Path(os.environ.get("PEERS_DATA", "."))
 
 
 def no_arguments(text: str | None) -> None:
-    """Print a script's text and end where ``--help`` is asked for; it takes no other argument."""
+    """Show ``--help``; the script takes no other argument."""
     argparse.ArgumentParser(description=text).parse_args()
 
 
@@ -35,7 +35,7 @@ def network() -> nn.Module:
 
 
 def samples(user: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Read a user's images, uint8 (50, 3, 32, 32), and classes; a file that is read is in nobody's memory."""
+    """Read a user's images, uint8 (50, 3, 32, 32), and classes, from a file, so that no simulator holds all of them."""
     images = np.fromfile(FOLDER / "images", np.uint8, PER_USER * 3 * 32 * 32, offset=user * PER_USER * 3 * 32 * 32)
     classes = np.fromfile(FOLDER / "classes", np.int64, PER_USER, offset=user * PER_USER * 8)
     return torch.from_numpy(images).view(PER_USER, 3, 32, 32), torch.from_numpy(classes)
@@ -48,7 +48,7 @@ def user_data(user: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def train(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> None:
-    """Train as everybody's example does: a plain loop over shuffled batches."""
+    """Train as the examples do: a plain loop over shuffled batches."""
     optimizer = torch.optim.SGD(model.parameters(), LR)
     for _ in range(EPOCHS):
         for rows in torch.randperm(len(targets)).split(BATCH):
@@ -58,17 +58,17 @@ def train(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> None
 
 
 class Stopwatch:
-    """Notes when rounds end, and tells the seconds of each but the first."""
+    """Records when rounds end, and prints the seconds of each but the first."""
 
     def __init__(self) -> None:
         self._ends: list[float] = []
 
     def lap(self) -> None:
-        """Note that a round has ended."""
+        """Record the end of a round."""
         self._ends.append(perf_counter())
 
     def report(self) -> None:
-        """Print the result where the script that started this one finds it."""
+        """Print the result, for the script that started this one."""
         seconds = np.diff(self._ends).tolist()
         print(
             "RESULT " + json.dumps({"seconds": seconds, "python": sys.version.split()[0], "torch": torch.__version__})
