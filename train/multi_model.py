@@ -1,6 +1,6 @@
-"""Several models trained at once by the same clients, each of which sends at most one update a round (MMFL).
+"""Several models trained at once by the same clients; each client sends at most one update a round (MMFL).
 
-The rounds are those of `train.rounds`; only the selection differs: for which of the models each client counts.
+The rounds are those of `train.rounds`. Only the selection differs: it also assigns each client to a model.
 """
 
 from collections.abc import Mapping
@@ -33,8 +33,9 @@ class MultiModel:
     """The parts of a run of several models.
 
     Attributes:
-        experiments: by the task's name; their own samplers are not used.
-        model: all models, to be saved and loaded together.
+        experiments: by task; their own samplers are not used.
+        sampler: of all tasks.
+        model: all models, which are saved and loaded together.
     """
 
     config: Config
@@ -44,7 +45,7 @@ class MultiModel:
 
     @property
     def result(self) -> nn.ModuleDict:
-        """The models that are evaluated."""
+        """The models to evaluate."""
         return nn.ModuleDict({name: experiment.result for name, experiment in self.experiments.items()})
 
     @property
@@ -53,22 +54,22 @@ class MultiModel:
         return self.experiments
 
     def close(self) -> None:
-        """Let go of what the engines hold besides memory."""
+        """Release what the engines hold besides memory."""
         for experiment in self.experiments.values():
             experiment.close()
 
 
 def assemble_models(config: Config) -> MultiModel:
-    """Build everything a run of several models needs; writes nothing.
+    """Build everything that a run of several models needs; write nothing.
 
     Raises:
-        UserError: as `train.experiment.assemble`; the tasks' clients differ in number.
+        UserError: as `train.experiment.assemble`, or the tasks have different numbers of clients.
     """
     experiments = {name: assemble(task) for name, task in config.task_configs().items()}
     first = next(iter(experiments.values()))
     counts = {name: len(experiment.num_samples) for name, experiment in experiments.items()}
     if len(set(counts.values())) > 1:
-        raise UserError(f"the tasks have different numbers of clients, {counts}; share each out among equally many")
+        raise UserError(f"the tasks have different numbers of clients, {counts}; partition each among as many")
     sampler = make_sampler(config, first.num_samples, dict.fromkeys(first.num_samples, 1.0))
     assert isinstance(sampler, TaskSampler)
     model = nn.ModuleDict({name: experiment.model for name, experiment in experiments.items()})
@@ -76,7 +77,7 @@ def assemble_models(config: Config) -> MultiModel:
 
 
 def assign(models: MultiModel, cohort: list[int], t: int, clock: Clock) -> dict[str, Work]:
-    """Select for which model each client of the cohort counts, and train it: beforehand, where norms decide."""
+    """Select the model for which each client counts, and train; if the sampler needs norms, train all models first."""
     sampler, trained = models.sampler, {}
     if sampler.needs_norms:
         trained = {name: train(part, cohort, t, clock) for name, part in models.parts.items()}
@@ -95,7 +96,7 @@ def assign(models: MultiModel, cohort: list[int], t: int, clock: Clock) -> dict[
 
 
 def train(part: Experiment, clients: list[int], t: int, clock: Clock) -> tuple[Plan, Updates]:
-    """Plan the shards of one model and have them trained."""
+    """Plan and train the shards of one model."""
     plan = plan_shards(part, clients, t, clock)
     return plan, fitting(plan, part.engine.train(plan, t, step_size(part.config, t)))
 
@@ -103,20 +104,20 @@ def train(part: Experiment, clients: list[int], t: int, clock: Clock) -> tuple[P
 def signals(
     models: MultiModel, cohort: list[int], t: int, kept: Mapping[str, tuple[Plan, Mapping[Client, Update]]]
 ) -> NDArray[np.float64]:
-    """Return what the sampler goes by, (n, S): d_is times the norm of i's update of s, or times its loss, or 0.
+    """Return the sampler's signals, (n, S): d_is times the norm of client i's update of model s, times its loss, or 0.
 
     Args:
-        models: S of them.
+        models: S models.
         cohort: n clients.
         t: the round.
-        kept: of each model, if it was trained already, the plan and the updates.
+        kept: plan and updates of each model that is trained already.
     """
     found = np.zeros((len(cohort), len(models.parts)))
     for s, (name, part) in enumerate(models.parts.items()):
         sizes = np.array([part.num_samples[client] for client in cohort], dtype=np.float64)
         if name in kept:
             norms = reported_norms(*kept[name], step_size(part.config, t))
-            found[:, s] = [norms.get(client, 0.0) for client in cohort]  # a client that could not train sends nothing
+            found[:, s] = [norms.get(client, 0.0) for client in cohort]  # a client that could not train reports no norm
         elif models.sampler.signal == "loss":
             found[:, s] = local_losses(part, cohort)
         found[:, s] *= sizes / sizes.sum()
@@ -141,7 +142,7 @@ def local_losses(experiment: Experiment, cohort: list[int], batch_size: int = 51
 
 
 def weigh(part: Experiment, cohort: list[int], chosen: Mapping[int, float], signal: str) -> Participation:
-    """Return who sends an update of one model, each weighted by D_i/p_{s|i}."""
+    """Return the clients that send an update of one model, each weighted by D_i/p_{s|i}."""
     samples = part.num_samples
     reports = REPORT_BYTES * len(cohort) * (signal in ("norm", "loss"))
     weights: dict[Client, float] = {client: samples[client] * weight for client, weight in chosen.items()}
@@ -149,13 +150,13 @@ def weigh(part: Experiment, cohort: list[int], chosen: Mapping[int, float], sign
 
 
 def whole_downloads(part: Experiment, plan: Plan, cohort: list[int], signal: str) -> int:
-    """Return the bytes of whole models sent for evaluation: who trains the whole model has it already."""
+    """Return the bytes of whole models sent for evaluation; clients that train the whole model have it already."""
     others = len(cohort) - (0 if plan.spectra else len(plan))
     return others * part.dense_nbytes if signal == "loss" else 0
 
 
 def summarize(found: Mapping[str, Metrics], num_clients: int) -> Metrics:
-    """Return each model's metrics under its name, sums of bytes and counts, means of accuracies and losses."""
+    """Return each model's metrics under its name, and over models sums of bytes and counts, means of the others."""
     common: Metrics = {"clients": num_clients} | {key: sum(_numbers(found, key)) for key in SUMS}
     common |= {key: float(np.mean(values)) for key in MEANS if (values := _numbers(found, key))}
     return common | {f"{name}/{key}": value for name, its in found.items() for key, value in its.items()}

@@ -1,4 +1,4 @@
-"""Who takes part in a round, and their updates: invite, plan, train, select."""
+"""Participation in a round: plan the cohort's shards, train, and select the updates that count."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Work:
-    """What one model has of a round before its updates are averaged.
+    """One model's part of a round before its updates are averaged.
 
     Attributes:
         plan: the shards, by client.
-        chosen: who counts, with which weight.
+        chosen: the clients that count, and their weights.
         updates: one of each client in the plan, as they come.
         further_bytes: downloaded besides the shards.
     """
@@ -38,7 +38,10 @@ class Work:
 
 
 def select(experiment: Experiment, cohort: list[int], t: int, clock: Clock) -> Work:
-    """Plan and train the cohort, and select who counts; where that depends on the updates, all are kept first."""
+    """Plan and train the cohort, and select the clients that count.
+
+    If the sampler needs the norms of the updates, all updates are kept until it has selected.
+    """
     sampler, engine, lr = experiment.sampler, experiment.engine, step_size(experiment.config, t)
     plan = plan_shards(experiment, cohort, t, clock)
     with clock("train"):
@@ -53,7 +56,7 @@ def select(experiment: Experiment, cohort: list[int], t: int, clock: Clock) -> W
 
 
 def plan_shards(experiment: Experiment, clients: Sequence[int], t: int, clock: Clock) -> Plan:
-    """Cut the shards of these clients for round t."""
+    """Plan the shards of these clients for round t."""
     with clock("plan"):
         return experiment.server.plan({client: experiment.keep_ratios[client] for client in clients}, t)
 
@@ -64,7 +67,7 @@ def step_size(config: Config, t: int) -> float:
 
 
 def fitting(plan: Plan, updates: Updates) -> Updates:
-    """Yield one update of every client, its first; in the place of one that does not fit the plan, why not."""
+    """Yield the first update of every client of the plan, or a failure if it is missing or does not fit the plan."""
     seen: set[Client] = set()
     for client, update in updates:
         if client not in plan or client in seen:
@@ -77,6 +80,6 @@ def fitting(plan: Plan, updates: Updates) -> Updates:
 
 
 def reported_norms(plan: Plan, updates: Mapping[Client, Update], lr: float) -> dict[Client, float]:
-    """Return ‖U‖/lr of every client that trained: by the round's step size, norms of different rounds compare."""
+    """Return ‖U‖/lr of every client that trained; the division makes norms of different rounds comparable."""
     norms = {client: update_norm(plan[client], shard) for client in plan if (shard := updates[client].shard)}
     return dict(zip(norms, (torch.stack(list(norms.values())) / lr).tolist(), strict=True)) if norms else {}

@@ -1,10 +1,10 @@
-"""Pilots of wireless sampling: short runs with uniform and with weighted draws, from which G and β/α follow.
+"""Pilots of wireless sampling: short runs with uniform and with weighted draws that measure G and β/α.
 
-G_i is the largest ‖U_i‖/η of client i in a uniform pilot, the mean of the pilots; the rounds that the pilots' mean
-training loss took to some losses give β/α (Luo et al. 2024, arXiv 2404.13804, Section 5.3.1 and Eq. 35). Pilots start
-from the run's own model and see its data and network; draws and batches are theirs, and the same for all runs of one
-`data_seed`. What they teach is kept in `pilots.json`, so that a resumed run has it again, and another run of the same
-world that finds it in its directory.
+G_i is the largest ‖U_i‖/η of client i in a uniform pilot, averaged over pilots. The numbers of rounds that the pilots'
+mean training loss took to given losses determine β/α (Luo et al. 2024, arXiv 2404.13804, Section 5.3.1 and Eq. 35).
+Pilots start from the run's own model, with its data and network. Their draws and batches are their own, the same for
+all runs of one `data_seed`. The result is kept in `pilots.json`, for a resumed run, or for another run of the same
+`data_seed` into whose directory it is copied.
 """
 
 import json
@@ -38,20 +38,20 @@ from train.runtime.files import write_whole
 from train.runtime.stages import enter
 
 PILOTS = 3  # of each kind
-FURTHER = 0.9  # times the least loss is where a pilot ends, so that the mean of all reaches the least
+FURTHER = 0.9  # a pilot ends at this multiple of the least loss, so that the mean of all pilots reaches the least
 LAWS = ("uniform", "weighted")
 Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """What pilots teach.
+    """The result of the pilots.
 
     Attributes:
-        beta_over_alpha: the mean of `estimates`, 0 where all contradict the bound.
+        beta_over_alpha: the mean of `estimates`; 0 if all contradict the bound.
         gradient_norms: (N,) G; a client that no uniform pilot drew has the mean of the others.
-        rounds: by kind of pilot, the rounds of the mean loss to each level; None: not reached.
-        estimates: β/α as each level has it; None where one kind has not reached it, or they contradict the bound.
+        rounds: by kind of pilot, the rounds of the mean loss to each level; None if it was not reached.
+        estimates: β/α by level; None if one kind did not reach the level, or the two contradict the bound.
     """
 
     beta_over_alpha: float
@@ -61,7 +61,7 @@ class Lesson:
 
 
 class Pilot(StatisticalSampler):
-    """Draws by a law that is given, and keeps the largest norm of each client."""
+    """Draws with a given law, and keeps the largest norm of each client."""
 
     name = "pilot"
 
@@ -70,7 +70,7 @@ class Pilot(StatisticalSampler):
         self._law, self.largest = law, np.full(law.size, np.nan)
 
     def select(self, round: int, cohort: list[int], norms: Mapping[Client, float]) -> Participation:
-        """Hear all who were drawn."""
+        """Select every client that was drawn."""
         for client, norm in norms.items():
             if np.isfinite(norm):
                 self.largest[int(client)] = np.fmax(self.largest[int(client)], norm)
@@ -82,7 +82,7 @@ class Pilot(StatisticalSampler):
 
 
 def teach(experiment: Experiment, directory: Path) -> None:
-    """Have the sampler know what pilots say, where the configuration asks for them; run those that were not run yet."""
+    """Set the sampler's G and β/α from pilots, if the configuration asks for them; run the pilots unless they were."""
     clients = experiment.config.clients
     if not (clients.pilot_losses and isinstance(experiment.sampler, StatisticalSampler)):
         return
@@ -96,20 +96,18 @@ def teach(experiment: Experiment, directory: Path) -> None:
 
 
 def read_lesson(path: Path, num_clients: int) -> Lesson:
-    """Read what pilots taught.
+    """Read the result of the pilots.
 
     Raises:
-        UserError: it cannot be read, or is not of so many clients.
+        UserError: it cannot be read, or has another number of clients.
     """
     try:
         lesson = Lesson(**json.loads(path.read_text(encoding="utf-8")))
         norms = np.array(lesson.gradient_norms, dtype=np.float64)
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{path} cannot be read ({error}); remove it, and the pilots are run again") from error
+        raise UserError(f"{path} cannot be read ({error}); remove it to run the pilots again") from error
     if norms.shape != (num_clients,):
-        raise UserError(
-            f"{path} is of {norms.size} clients, not {num_clients}; remove it, and the pilots are run again"
-        )
+        raise UserError(f"{path} is of {norms.size} clients, not {num_clients}; remove it to run the pilots again")
     return lesson
 
 
@@ -125,7 +123,7 @@ def learn(experiment: Experiment) -> Lesson:
 
 
 def fly(experiment: Experiment, law: Vector, kind: str, number: int) -> tuple[Pilot, list[float]]:
-    """Run one pilot a little below the least of the losses; return it with its training loss after each round."""
+    """Run one pilot to a little below the least loss; return it and its training loss after each round."""
     enter(f"running {(which := f'pilot {number + 1} of {PILOTS} with {kind} draws')}")
     config, seed = experiment.config, seed_of(experiment.config.seed_of_data, "pilot", kind, number)
     pilot = Pilot(law, seed, experiment.sampler.per_round, experiment.sampler.population)
@@ -156,11 +154,11 @@ def conclude(
     levels: Sequence[float],
     cohort_size: int,
 ) -> Lesson:
-    """Return what pilots teach.
+    """Return the result of the pilots.
 
     Args:
         shares: (N,) p, summing to 1.
-        largest: of each uniform pilot the largest norms, (N,), NaN for clients that it did not draw.
+        largest: by uniform pilot, the largest norms, (N,), NaN for clients that it did not draw.
         curves: by kind, the training losses of each pilot after each round.
         levels: losses at which the two kinds are compared.
         cohort_size: K.
@@ -182,6 +180,6 @@ def mean_norms(largest: Sequence[Vector]) -> Vector:
 
 
 def rounds_to(level: float, curves: Sequence[Sequence[float]]) -> int | None:
-    """Return the rounds that the mean of the losses took to a level; who has ended counts with its last loss."""
+    """Return the rounds that the mean loss took to a level; a pilot that has ended counts with its last loss."""
     means = (fmean(its[min(t, len(its) - 1)] for its in curves) for t in range(max(map(len, curves))))
     return next((t + 1 for t, mean in enumerate(means) if mean <= level), None)

@@ -1,4 +1,4 @@
-"""Which clients take part in a round."""
+"""Samplers of the clients that take part in a round."""
 
 from sharding.client_sampling.aocs import SecureSum, aocs_probabilities, plain_sum
 from sharding.client_sampling.base import Participation, Population, Sampler

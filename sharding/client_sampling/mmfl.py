@@ -1,8 +1,8 @@
-"""Several models trained at once by the same clients, each of which sends at most one update a round.
+"""Optimal probabilities for several models, of which each client sends at most one update a round.
 
-Client i works for model s with probability p_{s|i}, and Σ_s p_{s|i} ≤ 1. However much probability p_i a client has in
-all, it is split best in proportion to its norms; its share of the variance is then (Σ_s a_is)²/p_i. So the clients'
-p_i are those of one model with norms M_i = Σ_s a_is.
+Client i works for model s with probability p_{s|i}, and Σ_s p_{s|i} ≤ 1. The best split of a client's total p_i is in
+proportion to its norms; its share of the variance is then (Σ_s a_is)²/p_i. The optimal p_i are therefore those of one
+model with norms M_i = Σ_s a_is.
 """
 
 import numpy as np
@@ -18,17 +18,17 @@ Matrix = NDArray[np.float64]
 def mmfl_probabilities(norms: ArrayLike, budget: float) -> Matrix:
     """Minimize Σ a²/p subject to Σ_s p_is ≤ 1 for every client and Σ p = budget.
 
-    A client whose norms are all zero splits what it gets, if anything, evenly.
+    A client whose norms are all zero splits its probability evenly.
 
     Args:
-        norms: (N, S) a_is = ‖d_is U_is‖, d_is being client i's share of model s's data; or d_is times its loss.
-        budget: m, the expected number of uploads in all, in (0, N].
+        norms: (N, S) a_is = ‖d_is U_is‖, where d_is is client i's share of model s's data; or d_is times its loss.
+        budget: m, the expected number of uploads over all models, in (0, N].
 
     Returns:
         (N, S) p_{s|i}, rows summing to at most 1.
 
     Raises:
-        UserError: norms not a matrix, negative or not finite, or a budget out of range.
+        UserError: norms is not a matrix, or has negative or non-finite entries; or the budget is out of range.
 
     Source: Zhang et al. 2024, "Optimal Variance-Reduced Client Sampling for Multiple Models Federated Learning".
     """

@@ -1,7 +1,7 @@
-"""How long a round takes on one shared wireless channel, and who is how fast.
+"""The duration of a round on a shared wireless channel, and the clients' speeds.
 
 Client i computes for τ_i seconds and then sends for t_i/f_i seconds over a band of width f_i. The server splits its
-band f_tot so that all finish at the same moment T, which is the least possible: f_i = t_i/(T − τ_i), Σ f_i = f_tot.
+band f_tot so that all clients finish at the same, earliest possible time T: f_i = t_i/(T − τ_i), Σ f_i = f_tot.
 """
 
 import csv
@@ -18,7 +18,7 @@ from sharding.errors import UserError, shown
 from sharding.validation import as_floats, is_number
 
 Vector = NDArray[np.float64]
-Law = float | tuple[float, float]  # the mean of an exponential law, or the least and the most of a uniform one
+Law = float | tuple[float, float]  # the mean of an exponential law, or (least, most) of a uniform law
 LEAST_BANDWIDTH = 1e-150
 COLUMNS = ("compute", "communicate")
 
@@ -26,11 +26,11 @@ COLUMNS = ("compute", "communicate")
 def round_time(compute: ArrayLike, communicate: ArrayLike, bandwidth: float) -> float:
     """Solve Σ_i t_i/(T − τ_i) = f_tot for the one T > max τ.
 
-    1/Σ t/(T − τ) is increasing and concave in T, so Newton's method on it, started at max(τ + t/f_tot), climbs to the
-    root without ever passing it; with one client the first step is exact.
+    1/Σ t/(T − τ) is increasing and concave in T. Newton's method, started at max(τ + t/f_tot), climbs to the root
+    without passing it; with one client the first step is exact.
 
     Args:
-        compute: (K,) τ ≥ 0 of those who take part, in seconds.
+        compute: (K,) τ ≥ 0 of the participants, in seconds.
         communicate: (K,) t ≥ 0, seconds of sending times unit of bandwidth.
         bandwidth: f_tot > 0.
 
@@ -38,13 +38,13 @@ def round_time(compute: ArrayLike, communicate: ArrayLike, bandwidth: float) -> 
         T in seconds; 0 for an empty cohort.
 
     Raises:
-        UserError: times that are negative, not finite or of different lengths, or a bandwidth of 0.
+        UserError: times are negative, not finite or of different lengths, or the bandwidth is not above 0.
 
     Source: Luo et al. 2024 (arXiv 2404.13804), the adaptive bandwidth allocation of a round.
     """
     tau, t = _times(compute, "compute"), _times(communicate, "communicate")
     if tau.shape != t.shape:
-        raise UserError(f"compute has {tau.size} times and communicate {t.size}; one of each per client is needed")
+        raise UserError(f"compute has {tau.size} times and communicate has {t.size}; one of each per client is needed")
     f_tot = positive_bandwidth(bandwidth)
     if tau.size == 0:
         return 0.0
@@ -53,7 +53,7 @@ def round_time(compute: ArrayLike, communicate: ArrayLike, bandwidth: float) -> 
         return slowest
     last, t = float(tau[sends].max()), t[sends] / f_tot
     slack = last - tau[sends]
-    wait = float((t - slack).max())  # T − last: small beside T where sending is, so it is what is solved for
+    wait = float((t - slack).max())  # T − last, which is solved for since it is small beside T where sending is
     for _ in range(100):
         load = t / (wait + slack)
         total, slope = float(load.sum()), float((load / (wait + slack)).sum())  # 1 at the root, minus its derivative
@@ -69,9 +69,9 @@ def expected_round_time(
 ) -> tuple[float, float, float]:
     """Return (lower bound, approximation, upper bound) of E T when K clients are drawn with replacement by q.
 
-    For any cohort min τ + Σt/f_tot ≤ T ≤ max τ + Σt/f_tot. In expectation the sum is K Σ q t/f_tot, and the extremes
-    of K draws follow from the sorted τ: Pr(max τ ≤ τ_(i)) = (Σ_{j≤i} q_(j))^K. The approximation between them puts
-    Σ q τ in their place: Σ q_i c_i with c_i = K t_i/f_tot + τ_i. A client that is drawn twice counts as two.
+    For any cohort min τ + Σt/f_tot ≤ T ≤ max τ + Σt/f_tot. The expected sum is K Σ q t/f_tot, and the extremes of K
+    draws follow from the sorted τ: Pr(max τ ≤ τ_(i)) = (Σ_{j≤i} q_(j))^K. The approximation replaces the extremes by
+    Σ q τ, which gives Σ q_i c_i with c_i = K t_i/f_tot + τ_i. A client that is drawn twice counts as two.
 
     Args:
         q: (N,) probabilities of one draw, summing to 1.
@@ -94,7 +94,7 @@ def expected_round_time(
 
 @dataclass(frozen=True)
 class Profiles:
-    """How fast every client is, and the band they share.
+    """The clients' speeds and the band that they share.
 
     Attributes:
         compute: (N,) τ, seconds of local training.
@@ -115,17 +115,17 @@ class Profiles:
         compute: Law = 1.0,
         communicate: Law = 1.0,
     ) -> Self:
-        """Draw τ and t, from an exponential law of this mean or a uniform one from least to most."""
+        """Draw τ and t, each from an exponential law with a mean or a uniform law from least to most."""
         positive_bandwidth(bandwidth)
         tau, t = (_drawn(law, num_clients, rng) for law in (compute, communicate))
         return cls(tau, t, bandwidth)
 
     @classmethod
     def read(cls, path: Path, num_clients: int, bandwidth: float) -> Self:
-        """Read a CSV file with the columns `compute` and `communicate`, one row a client in their order.
+        """Read a CSV file with the columns `compute` and `communicate` and one row a client, in order.
 
         Raises:
-            UserError: no such file or columns, another number of rows, or times that are not finite and ≥ 0.
+            UserError: the file or a column is missing, the number of rows is wrong, or a time is not finite and ≥ 0.
         """
         positive_bandwidth(bandwidth)
         try:
@@ -148,13 +148,13 @@ class Profiles:
         return cls(compute, communicate, bandwidth)
 
     def costs(self, cohort_size: int) -> Vector:
-        """Return c_i = K t_i/f_tot + τ_i, (N,) seconds: what drawing client i adds to the expected round time."""
+        """Return c_i = K t_i/f_tot + τ_i, (N,), the seconds that drawing client i adds to the expected round time."""
         return cohort_size * self.communicate / self.bandwidth + self.compute
 
     def round_time(self, cohort: Sequence[int], senders: Sequence[int] | None = None) -> float:
-        """Return T of a round in which `cohort` computes and `senders` (all, by default) send, in seconds.
+        """Return T in seconds of a round in which `cohort` computes and `senders` (by default all) send.
 
-        Who sends is known only when all have computed, so where not all send, sending starts then.
+        If not all send, sending starts when all have computed, since only then the senders are known.
         """
         rows = np.asarray(cohort, dtype=np.int64)
         if senders is None:
@@ -167,12 +167,10 @@ def positive_bandwidth(bandwidth: float) -> float:
     """Return the bandwidth as a float.
 
     Raises:
-        UserError: not finite, or not above 0; below 1e-150 it is 0 for all purposes, as times would overflow.
+        UserError: it is not finite or not above 1e-150, below which times overflow.
     """
     if not (is_number(bandwidth) and bandwidth > LEAST_BANDWIDTH):
-        raise UserError(
-            f"bandwidth is {shown(bandwidth)}; a finite number above 0 is needed, or no update ever arrives"
-        )
+        raise UserError(f"bandwidth is {shown(bandwidth)}; a finite number above 0 is needed")
     return float(bandwidth)
 
 
@@ -183,7 +181,7 @@ def _drawn(law: Law, count: int, rng: np.random.Generator) -> Vector:
 def _times(values: ArrayLike, name: str) -> Vector:
     vector = np.asarray(as_floats(values, name))
     if vector.ndim != 1:
-        raise UserError(f"{name} has shape {vector.shape}; a vector, one time a client, is needed")
+        raise UserError(f"{name} has shape {vector.shape}; a vector with one time a client is needed")
     bad = np.flatnonzero(~(np.isfinite(vector) & (vector >= 0.0)))
     if bad.size:
         raise UserError(f"{name}[{bad[0]}] is {vector[bad[0]]}; finite times of at least 0 seconds are needed")

@@ -1,8 +1,8 @@
-"""Which clients to draw so that the wanted loss is reached soonest, not in the fewest rounds.
+"""Probabilities of draws that reach the wanted loss in the least time, and of draws that need the fewest rounds.
 
-K clients are drawn with replacement by q. The rounds needed are proportional to Σ p²G²/(K q) + β/α (the convergence
-bound), a round takes about Σ q c seconds, and their product is to be small (problem P3). It is not convex, and the
-paper searches over M = Σ q c with a convex problem (P4) at every step. But all stationary points have the form
+K clients are drawn with replacement by q. The number of rounds is proportional to Σ p²G²/(K q) + β/α (the convergence
+bound), and a round takes about Σ q c seconds. Problem P3 minimizes their product. It is not convex, and the paper
+searches over M = Σ q c with a convex problem (P4) at every step. But all stationary points have the form
 
     q_i ∝ a_i/√(c_i − x),  a = p·G,
 
@@ -10,9 +10,9 @@ and multiplying the stationarity condition by q and summing leaves one equation 
 
     x·(Σ_i a_i/√(c_i − x))² = K·β/α.
 
-Its left side rises from 0 at x = 0 to ∞ at x = min c. So there is just one stationary point; at the simplex' border the
-product is infinite, hence it is the global minimum, found exactly by one monotone root search. β/α = 0 gives x = 0,
-q ∝ pG/√c (Eq. 38); large β/α favors the fastest clients; x → −∞ would ignore time.
+Its left side rises from 0 at x = 0 to ∞ at x = min c, so there is one stationary point. On the simplex' border the
+product is infinite, so this point is the global minimum, which one monotone root search finds exactly. β/α = 0 gives
+x = 0, q ∝ pG/√c (Eq. 38); a large β/α favors the fastest clients; x → −∞ would ignore time.
 """
 
 import logging
@@ -26,7 +26,7 @@ from sharding.validation import as_floats, is_number, is_whole
 log = logging.getLogger(__name__)
 
 Vector = NDArray[np.float64]
-MOST = 1e150  # of K·β/α over the square of the largest pG: as good as infinite, and its square is finite
+MOST = 1e150  # of K·β/α over the square of the largest pG, as good as infinite; its square is finite
 
 
 def wireless_probabilities(
@@ -34,11 +34,11 @@ def wireless_probabilities(
 ) -> Vector:
     """Minimize (Σ q c)·(Σ p²G²/(K q) + β/α) over probability vectors q, globally, in O(N) a step of a root search.
 
-    α stands in the bound without the cohort's size, as α/K. (Where a source's α includes 1/K, pass cohort_size=1.)
+    The bound has α/K, where α does not include the cohort's size. If a source's α includes 1/K, pass cohort_size=1.
 
     Args:
         weights: (N,) p ≥ 0, the clients' shares of the data; any scale.
-        gradient_norms: (N,) G ≥ 0. Clients with pG = 0 are never drawn.
+        gradient_norms: (N,) G ≥ 0; clients with pG = 0 are never drawn.
         times: (N,) c > 0 in seconds: K t/f_tot + τ.
         beta_over_alpha: β/α ≥ 0 of the convergence bound, in the units of (pG)² with Σp = 1.
         cohort_size: K ≥ 1 draws a round.
@@ -47,7 +47,7 @@ def wireless_probabilities(
         (N,) q, summing to 1; uniform if every pG is 0.
 
     Raises:
-        UserError: lengths that differ, values negative or not finite, a time of 0, or K or β/α out of range.
+        UserError: lengths differ, a value is negative or not finite, a time is 0, or K or β/α is out of range.
 
     Source: Luo et al. 2024 (arXiv 2404.13804), problems P3 and P4, Eq. 36 and Eq. 38; the closed form is ours.
     """
@@ -69,14 +69,14 @@ def wireless_probabilities(
     q = np.zeros(a.size)
     fastest = float(c[drawn].min())
     slack = c[drawn] - fastest
-    square = max(float(scale**2), float(np.finfo(np.float64).tiny))  # of G next to nothing it is none
+    square = max(float(scale**2), float(np.finfo(np.float64).tiny))  # a tiny G squares to 0
     balance = min(cohort_size * beta_over_alpha / square, MOST)
     q[drawn] = a[drawn] / np.sqrt(slack + _gap(a[drawn], slack, fastest, balance))
     return q / q.sum()
 
 
 def statistical_probabilities(weights: ArrayLike, gradient_norms: ArrayLike) -> Vector:
-    """Return q ∝ pG, (N,), the fewest rounds whatever they take: the baseline that ignores time."""
+    """Return q ∝ pG, (N,), which needs the fewest rounds and ignores their time."""
     p, g = _vector(weights, "weights"), _vector(gradient_norms, "gradient_norms")
     if p.size != g.size:
         raise UserError(f"weights and gradient_norms have {p.size} and {g.size} entries; one of each a client")
@@ -91,10 +91,10 @@ def estimate_beta_over_alpha(
     rounds_weighted: ArrayLike,
     cohort_size: int,
 ) -> float:
-    """Estimate β/α from the rounds that two pilots, best the mean of several runs each, took to the same losses.
+    """Estimate β/α from the rounds that two pilots took to the same losses; use means of several runs as pilots.
 
-    It is the mean of the losses' own estimates. Where all contradict the bound the answer is 0, which gives Eq. 38's
-    probabilities, and a warning is logged.
+    The result is the mean of the estimates by loss. If all contradict the bound, it is 0, which gives the probabilities
+    of Eq. 38, and a warning is logged.
 
     Args:
         weights: (N,) p, summing to 1.
@@ -107,7 +107,7 @@ def estimate_beta_over_alpha(
     """
     each = estimates_by_loss(weights, gradient_norms, rounds_uniform, rounds_weighted, cohort_size)
     if np.isnan(each).all():
-        log.warning("at no loss do the pilots' rounds agree with the bound; taking β/α = 0")
+        log.warning("the pilots' rounds contradict the bound at every loss; using β/α = 0")
         return 0.0
     return float(np.nanmean(each))
 
@@ -119,10 +119,10 @@ def estimates_by_loss(
     rounds_weighted: ArrayLike,
     cohort_size: int,
 ) -> Vector:
-    """Return β/α as each loss has it, (L,); NaN where the pilots contradict the bound. Arguments as above.
+    """Return β/α by loss, (L,); NaN where the pilots contradict the bound. Arguments as of `estimate_beta_over_alpha`.
 
-    By the bound R_uniform/R_weighted = (N Σp²G²/K + β/α)/(Σ pG²/K + β/α), whatever the loss: a number between 1 and the
-    ratio at β = 0.
+    By the bound R_uniform/R_weighted = (N Σp²G²/K + β/α)/(Σ pG²/K + β/α) for every loss, between 1 and the ratio at
+    β = 0.
     """
     p, g = _vector(weights, "weights"), _vector(gradient_norms, "gradient_norms")
     ratio = np.asarray(as_floats(rounds_uniform, "rounds_uniform")) / as_floats(rounds_weighted, "rounds_weighted")
@@ -136,7 +136,7 @@ def _gap(a: Vector, slack: Vector, fastest: float, target: float) -> float:
     """Return min c − x where x·(Σ a/√(slack + gap))² = target, in (0, min c]."""
     if target == 0.0:
         return fastest
-    # With all of Σa, or only the fastest's a, at the fastest's place the root is explicit: a bracket.
+    # The root is explicit with Σa, or with only the fastest client's a, at the fastest client's time: a bracket.
     alone = float(a[slack == 0.0].max()) ** 2
     together = float(a.sum()) ** 2
     low, high = (np.log(fastest * mass / (mass + target)) for mass in (alone, together))

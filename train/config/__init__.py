@@ -1,1 +1,1 @@
-"""What a run is asked to do: the keys, their checks, names of directories, and the registries of parts."""
+"""The configuration of a run: its keys and their checks, names of directories, and the registries of parts."""

@@ -1,6 +1,6 @@
-"""Keys that nothing reads: when each key is read, and the refusal of those that somebody set in vain.
+"""Keys without effect: when a run reads each key, and the refusal of keys that were set but are not read.
 
-A key that is not in the table is always read, or its own part refuses it, as a model refuses options of another.
+A key that is not in the table is always read, or its own part refuses it, as a model refuses options of another model.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,13 +25,13 @@ WITHOUT_FINE_ALPHA = (*WITHOUT_ALPHA, "dirichlet", "power_law", "power_law_class
 
 @dataclass(frozen=True)
 class Reading:
-    """When a key is read.
+    """The condition under which a key is read.
 
     Attributes:
         key: dotted.
-        by: the keys that decide it.
-        read: whether a configuration reads it.
-        remedy: what to do where it does not.
+        by: the keys on which the condition depends.
+        read: returns whether a configuration reads the key.
+        remedy: for the user if it does not.
     """
 
     key: str
@@ -43,7 +43,7 @@ class Reading:
 def set_in_vain(asked: Asked) -> dict[str, str]:
     """Return the keys that nothing reads, and why.
 
-    Of the file only those that no override made idle: a file says what several runs share.
+    A key of the file that an override made idle is allowed, since several runs share the file.
     """
     config, tasks = asked.config, asked.config.task_configs()
     found: dict[str, str] = {}
@@ -66,7 +66,7 @@ def refuse_idle(asked: Sequence[Asked]) -> None:
     """Refuse a key that none of the configurations reads.
 
     Raises:
-        UserError: naming each, its value, why, and what to do.
+        UserError: naming each key, its value, the reason and the remedy.
     """
     vain = [set_in_vain(its) for its in asked]
     if keys := [key for key in vain[0] if all(key in its for its in vain)]:
@@ -74,7 +74,7 @@ def refuse_idle(asked: Sequence[Asked]) -> None:
 
 
 def _objection(key: str, config: Config, row: Reading, prefix: str = "") -> dict[str, str]:
-    """Return why the value of a key does nothing, if it is not the default, which does no harm."""
+    """Return why a key has no effect, unless it has its default, which is harmless."""
     value = _value(config, key)
     if value == _default(config, key):
         return {}
@@ -106,7 +106,7 @@ def _flat(values: Mapping[str, Any]) -> set[str]:
 
 
 def _one_of(key: str, names: Sequence[str]) -> str:
-    return f"it is for {key}={' or '.join(filter(None, (', '.join(names[:-1]), names[-1])))}"
+    return f"use it with {key}={' or '.join(filter(None, (', '.join(names[:-1]), names[-1])))}"
 
 
 def _of_samplers(option: str) -> Reading:
@@ -141,14 +141,14 @@ def _of_network() -> Iterator[Reading]:
             f"network.{key}",
             ("network.bandwidth",),
             lambda its: its.network.bandwidth is not None,
-            "set network.bandwidth as well",
+            "set network.bandwidth too",
         )
     for key in ("compute", "communicate"):
         yield Reading(
             f"network.{key}",
             ("network.profiles",),
             lambda its: its.network.profiles is None,
-            "leave one of them out",
+            "remove one of them",
         )
 
 
@@ -157,13 +157,13 @@ READINGS = (
         "design",
         ("strategy",),
         lambda its: its.strategy not in (*DRAWS_OWN_WAY, "full", "dense"),
-        "it is for strategies that draw with given probabilities, as collective",
+        "use it with a strategy that draws with given probabilities, e.g. collective",
     ),
     Reading(
         "keep_ratio",
         ("strategy",),
         lambda its: get_strategy(its.strategy).allocate is not None and get_strategy(its.strategy).keep_ratio is None,
-        "dense and full send everything",
+        "dense and full send all terms",
     ),
     Reading(
         "clip", ("local.optimizer",), lambda its: not its.local.scales or its.clip == inf, "use local.optimizer=sgd"
@@ -184,9 +184,9 @@ READINGS = (
         "patience",
         ("rounds", "evaluate_every"),
         lambda its: its.patience is None or sum(map(its.evaluates, range(its.rounds))) > its.patience,
-        "a run without that many evaluations never ends by it: evaluate more often",
+        "the run has too few evaluations: lower evaluate_every",
     ),
-    Reading("data.root", ("data.name",), lambda its: its.data.name != "digits", "they come with scikit-learn"),
+    Reading("data.root", ("data.name",), lambda its: its.data.name != "digits", "this dataset comes with scikit-learn"),
     Reading(
         "data.download",
         ("data.name",),
@@ -210,14 +210,14 @@ READINGS = (
     ),
     *map(_of_samplers, ("replacement", "budget", "beta_over_alpha", "signal", "pilot_losses")),
     *_of_network(),
-    Reading("local.epochs", ("local.steps",), lambda its: its.local.steps is None, "leave one of them out"),
+    Reading("local.epochs", ("local.steps",), lambda its: its.local.steps is None, "remove one of them"),
     Reading(
         "local.frobenius_decay_of",
         ("local.frobenius_decay",),
         lambda its: its.local.frobenius_decay > 0,
-        "leave one of them out",
+        "remove one of them",
     ),
     *_of_trackers(),
 )
-# Of keys of these no task has its own.
+# No task has its own value of these.
 OF_THE_WHOLE = ("clients.", "network.", "tracking.", "patience")

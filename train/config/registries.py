@@ -1,8 +1,8 @@
-"""Parts that a training is put together from, by name; and how modules with parts of your own are found.
+"""Registries of losses, optimizers and schedules, and the import of modules that register your own parts.
 
-A part of your own is put into a registry (`STRATEGIES`, `DESIGNS`, `SAMPLERS`, `MODELS`, `DATASETS`, `PARTITIONS`,
-`TRACKERS`, `LOSSES`, `OPTIMIZERS`, `SCHEDULES`) by a module that `plugins=[module]` or ``--import module`` names, or
-that an installed package names as an entry point of the group `spectral_sharding`.
+A module adds parts to a registry (`STRATEGIES`, `DESIGNS`, `SAMPLERS`, `MODELS`, `DATASETS`, `PARTITIONS`, `TRACKERS`,
+`LOSSES`, `OPTIMIZERS`, `SCHEDULES`). Name the module with `plugins=[module]` or ``--import module``, or as an entry
+point of an installed package in the group `spectral_sharding`.
 """
 
 import importlib
@@ -22,10 +22,10 @@ GROUP = "spectral_sharding"
 
 
 class LocalOptimizer(Protocol):
-    """Trains one client for one round."""
+    """The optimizer of one client in one round."""
 
     def step(self, loss: Tensor) -> None:
-        """Take one step down from a loss, a scalar that can be differentiated."""
+        """Take one step that lowers a loss, a differentiable scalar."""
         ...
 
 
@@ -49,19 +49,19 @@ def inverse(lr: float, t: int, rounds: int) -> float:
     return lr / (1 + t)
 
 
-# (logits, targets, the target that does not count) -> a scalar.
+# (logits, targets, the target to ignore) -> a scalar.
 LOSSES: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {"cross_entropy": cross_entropy}
-# (model, lr, momentum, frobenius_decay, clip, decay_of, and `local.optimizer_options`) -> what takes the steps.
+# (model, lr, momentum, frobenius_decay, clip, decay_of, and `local.optimizer_options`) -> an optimizer.
 OPTIMIZERS: dict[str, Callable[..., LocalOptimizer]] = {"sgd": LocalSGD, "scaled_sgd": ScaledSGD}
 # (local.lr, round, rounds) -> the round's learning rate.
 SCHEDULES: dict[str, Callable[[float, int, int], float]] = {"cosine": cosine, "constant": constant, "inverse": inverse}
 
 
 def import_parts(modules: Sequence[str]) -> None:
-    """Import modules that register parts, and those that installed packages name.
+    """Import modules that register parts, and the modules that installed packages name.
 
     Raises:
-        UserError: there is no such module, or it cannot be imported.
+        UserError: a module does not exist or cannot be imported.
     """
     _import_installed()
     for module in modules:
@@ -70,7 +70,7 @@ def import_parts(modules: Sequence[str]) -> None:
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             raise UserError(
-                f"cannot import {module!r} ({why}); name a module as in Python, my_module or a.b"
+                f"cannot import {module!r} ({why}); name a module as in Python, e.g. my_module or a.b"
             ) from error
 
 

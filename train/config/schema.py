@@ -1,4 +1,4 @@
-"""What a run is made of: YAML files and ``dotted.key=value`` overrides, checked before anything is computed."""
+"""The configuration of a run: YAML files and ``dotted.key=value`` overrides, checked before anything is computed."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ from train.config.yaml_text import parse_yaml, read_yaml
 from train.data import DATASETS
 from train.data.partition import PARTITIONS
 
-PATHS = ("output", "data.root", "network.profiles")  # given as they are on the command line: 2024 can be a folder
+PATHS = ("output", "data.root", "network.profiles")  # taken literally from the command line: 2024 can be a folder
 OF_THE_WHOLE = (
     *("name", "rounds", "output", "clients", "network", "tasks", "evaluate_every", "alignment", "tracking"),
     *("evaluate_training", "target_accuracy", "target_loss", "patience"),
@@ -53,78 +53,91 @@ def _looks_ahead(its: Mapping[str, Any]) -> bool:
 
 
 class Config(Section):
-    """One training run. `init`, `result` and the optimizers are ours unless told otherwise: docs/results/beyond.md."""
+    """One training run. Defaults of `init`, `result` and the optimizers are not the paper's: docs/results/beyond.md."""
 
     name: FileName
-    """Of the run."""
+    """Name of the run."""
     seed: int = 0
     """Every random number follows from it."""
     data_seed: int | None = None
-    """Of what is there before round 0: who has what, keep ratios, the network, the first model, pilots; else `seed`."""
+    """Seed of everything before round 0: the partition, keep ratios, the network, the first model and pilots.
+
+    Default: `seed`.
+    """
     rounds: int = Field(ge=1, le=10**9)
-    """How many, unless it ends earlier."""
+    """Number of rounds, unless the run ends earlier."""
     target_accuracy: float | None = Field(None, gt=0, le=1)
-    """Test accuracy with which a run ends."""
+    """Test accuracy at which the run ends."""
     target_loss: float | None = Field(None, gt=0)
-    """Training loss with which a run ends; where both targets are set, it ends when each has been reached."""
+    """Training loss at which the run ends. With both targets, the run ends once each has been reached."""
     patience: int | None = Field(None, ge=1)
-    """Evaluations without a better test accuracy after which a run ends."""
+    """Number of evaluations without a better accuracy after which the run ends."""
     plugins: tuple[str, ...] = ()
-    """Modules of your own to import first: they register strategies, models, datasets, …"""
+    """Modules to import first, which register your own strategies, models, datasets and other parts."""
     output: UserPath | None = None
-    """The run's directory; `runs/<name>-<strategy>-<what was overridden>-<seed>` if not given."""
+    """Directory of the run. Default: below `runs`, named after the name, the strategy, the overrides and the seed."""
     strategy: str = "collective"
-    """Which terms are drawn, with which weight: a name in the table of strategies."""
+    """The terms that clients receive, and their weights: a name in the table of strategies."""
     design: str = "cps"
-    """How to draw with given probabilities: a name in the table of designs."""
+    """The way to draw terms with given probabilities: a name in the table of designs."""
     clip: float = Field(10.0, ge=1, allow_inf_nan=True)
-    """τ of the strategies that clip the effective learning rate, at least 1; `.inf`: none does."""
+    """τ ≥ 1 of strategies that clip the effective learning rate. `.inf` turns clipping off."""
     keep_ratio: KeepRatio = 0.2
-    """r of every client, or a mapping from ratio to the share of clients that have it."""
+    """r, the share of each layer's terms that a client trains.
+
+    A mapping gives the share of clients that have each r.
+    """
     compression: str = "float32"
-    """How numbers travel, both ways: `float32`, `bfloat16` or `int8`."""
+    """Number format of shards in both directions: `float32`, `bfloat16` or `int8`."""
     model: ModelConfig
     data: DataConfig
     clients: ClientsConfig
     network: NetworkConfig = Field(default_factory=NetworkConfig)
     local: LocalConfig = Field(default_factory=LocalConfig)
     init: Literal["low_rank", "as_built"] = "low_rank"
-    """The first model: `low_rank`, whose sharded layers have what terms the strongest client affords; `as_built`."""
+    """First model: `as_built`, or `low_rank`, which keeps as many terms of each sharded layer as the strongest client
+    can afford.
+    """
     server_optimizer: str = "nesterov"
-    """What steps towards the aggregate: `plain`, `momentum`, `nesterov` or `adam`."""
+    """Server's step towards the aggregate: `plain`, `momentum`, `nesterov` or `adam`."""
     server_momentum: float = Field(default_factory=lambda its: 0.8 if _looks_ahead(its) else 0.9, gt=0, lt=1)
-    """β of the server's optimizer, where it has one: 0.8 of `nesterov`, else 0.9."""
+    """β of the server's optimizer: 0.8 for `nesterov`, else 0.9."""
     server_lr: float = Field(default_factory=_server_lr, gt=0, lt=LARGEST_LR)
-    """η_g, the server's step towards the aggregate: 0.4 of `nesterov`, 0.01 of `adam`, else 1."""
+    """η_g, the server's learning rate: 0.4 for `nesterov`, 0.01 for `adam`, else 1."""
     result: Literal["average", "last"] = "average"
-    """What is evaluated: the `average` of the rounds' models, the latest counting most, or the `last` one."""
+    """Model to evaluate and save: the `average` of the rounds' models, which weights late rounds most, or the `last`
+    one.
+    """
     aggregation: AggregationConfig = Field(default_factory=AggregationConfig)
     tasks: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Models to train at once, by name, each with the keys in which it differs from this configuration."""
+    """Models to train at once, by name. Each has the keys in which it differs from this configuration."""
     engine: str = "auto"
-    """What trains clients: `sequential` or `processes`, one a core or GPU (`auto`). Both give the same bits."""
+    """How clients are trained: `sequential`, or in `processes`, one a core or GPU.
+
+    Both give the same bits. `auto` chooses.
+    """
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, `cuda:1`, …"""
     threads: int = Field(1, ge=1)
-    """Of torch in the process that trains; sums in another number of threads round differently."""
+    """Torch threads of a training process. Another number rounds sums differently."""
     checkpoint_every: int = Field(5, ge=1)
-    """Rounds between checkpoints; there is one of the last round, and one when the run is told to stop."""
+    """Rounds between checkpoints. The last round, and one in which the run is told to stop, also has one."""
     evaluate_every: int = Field(1, ge=1)
-    """Rounds between evaluations; the last round is always evaluated."""
+    """Rounds between evaluations. The last round is always evaluated."""
     evaluate_training: bool = False
-    """Whether to evaluate on the clients' samples as well."""
+    """Whether to evaluate on the clients' samples too."""
     alignment: bool = False
-    """Whether to measure the update of each evaluated round against FedAvg's, which about doubles its cost."""
+    """Whether to compare the update of each evaluated round with FedAvg's, which about doubles its cost."""
     tracking: TrackingConfig = Field(default_factory=TrackingConfig)
 
     @property
     def directory(self) -> Path:
-        """Where the run writes."""
+        """The directory of the run."""
         return self.output or Path("runs") / f"{self.name}-{self.strategy}-{self.seed}"
 
     @property
     def seed_of_data(self) -> int:
-        """The seed of what is there before round 0."""
+        """The seed of everything before round 0."""
         return self.seed if self.data_seed is None else self.data_seed
 
     def evaluates(self, t: int) -> bool:
@@ -142,9 +155,11 @@ class Config(Section):
             raise UserError("alignment=true does nothing for tasks; leave one of them out")
         for name, own in self.tasks.items():
             if not name.isidentifier() or hasattr(nn.ModuleDict(), name):
-                raise UserError(f"the task name {shown(name)} must be a plain word that means nothing else, as cifar10")
+                raise UserError(
+                    f"the task name {shown(name)} must be a word that modules have no attribute of, e.g. cifar10"
+                )
             if whole := [key for key in OF_THE_WHOLE if key in own]:
-                raise UserError(f"tasks.{name}.{whole[0]} is not for one task alone; set {whole[0]} for the whole run")
+                raise UserError(f"tasks.{name}.{whole[0]} cannot differ between tasks; set {whole[0]} for all")
         self.task_configs()
 
     @model_validator(mode="before")
@@ -176,7 +191,7 @@ class Config(Section):
             raise UserError(f"clients.options.{min(shared)} has a key of its own; set clients.{min(shared)}")
         sampler(clients.count, clients.per_round, self.seed, **clients.sampler_options)
         if sampler.chooses_tasks != bool(self.tasks):
-            raise UserError("clients.sampler=mmfl and tasks={name: {…}} go together; set both or neither")
+            raise UserError("clients.sampler=mmfl and tasks={name: {…}} need each other; set both or neither")
         self._check_tasks()
         if clients.beta_over_alpha == "pilots" and not (sampler.timed and clients.pilot_losses):
             raise UserError(
@@ -192,17 +207,17 @@ class Config(Section):
 
 
 def _texts(values: Any) -> list[str]:
-    """Return the entries of a list, nothing of what is none: pydantic refuses it."""
+    """Return the entries of a list; an empty list for another value, which pydantic refuses."""
     return [str(value) for value in values] if isinstance(values, list | tuple) else []
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A configuration, and who set which of its keys.
+    """A configuration, and the origin of its keys.
 
     Attributes:
         config: checked.
-        file: dotted keys that stand in its file.
+        file: dotted keys that its file sets.
         line: dotted keys that overrides set.
     """
 
@@ -215,18 +230,18 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read a YAML file, apply ``dotted.key=value`` overrides (values in YAML), and check the whole.
 
     Raises:
-        UserError: no such file, no valid YAML, an unknown key, or a value that is not allowed.
+        UserError: no such file, invalid YAML, an unknown key, or an invalid value.
     """
     return read_config(path, overrides).config
 
 
 def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Asked:
-    """Do as `load_config`, and say who set which key, for `train.config.idle_keys.refuse_idle`."""
+    """Do as `load_config`, and return the origin of each key, for `train.config.idle_keys.refuse_idle`."""
     values = read_yaml(Path(path))
     values = {} if values is None else values
     if not isinstance(values, dict):
         raise UserError(f"{path} holds {type(values).__name__}, but a config is a mapping from keys to values")
-    # What a run has written down has every key, and so some that nothing reads.
+    # The config.yaml of a run has every key, and so some that nothing reads.
     file = frozenset() if Config.model_fields.keys() - {"output"} <= values.keys() else frozenset(flatten(values))
     own: dict[str, Any] = {}
     for override in overrides:
@@ -238,17 +253,17 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Asked:
 
 
 def check_config(values: dict[str, Any]) -> Config:
-    """Return the configuration of these values; a `UserError` tells all that is wrong with them."""
+    """Return the configuration of these values; a `UserError` names everything that is wrong with them."""
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        # A default that follows from other keys has no value while one of them is wrong: no mistake of its own.
+        # A default that follows from other keys has no value while one of them is wrong; that is not another mistake.
         found = [its for its in error.errors() if its["type"] != "default_factory_not_called"]
         raise UserError("; ".join(map(_explain, found))) from error
 
 
 def _merged(shared: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `shared` with the values of `own`; sections keep their other keys, but no other model's options."""
+    """Return `shared` with the values of `own`. Sections keep their other keys, except options of another model."""
     merged = dict(shared)
     for key, value in own.items():
         old: Any = shared.get(key)
@@ -277,14 +292,14 @@ def _override(values: dict[str, Any], override: str) -> None:
 
 
 def _means_itself(key: str, text: str, value: object) -> bool:
-    """Tell whether an override is taken as it is written: plain words (YAML would end them at a #), and all paths."""
+    """Return whether an override is taken literally: plain words, which YAML would end at a #, and all paths."""
     if isinstance(value, str):
         return text[:1] not in "\"'|>&!"
     return key in PATHS and value is not None
 
 
 def _explain(error: ErrorDetails) -> str:
-    """Turn one of pydantic's findings into a clause of our one line."""
+    """Return a clause of the message for one of pydantic's findings."""
     if isinstance(cause := error.get("ctx", {}).get("error"), UserError):
         return str(cause)
     key = ".".join(str(part)[:80] for part in error["loc"] if part not in ("number", "shares", "range", "[key]"))
@@ -301,7 +316,7 @@ def _explain(error: ErrorDetails) -> str:
 
 
 def _meant(key: str) -> str:
-    """Return `` (did you mean 'x'?)`` for the closest key; one of the same last part comes first."""
+    """Return `` (did you mean 'x'?)`` for the closest key; keys with the same last part come first."""
     known = list(_known_keys(Config))
     last = [other.rpartition(".")[2] for other in known]
     same = get_close_matches(key.rpartition(".")[2], set(last), cutoff=0.85)
@@ -310,7 +325,7 @@ def _meant(key: str) -> str:
 
 
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration as ``{"local.lr": 0.1, …}``; mappings that are values, as `keep_ratio`, stay whole."""
+    """Return a configuration as ``{"local.lr": 0.1, …}``; mappings that are values (`keep_ratio`) stay whole."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping) and key in SECTIONS:
@@ -333,7 +348,7 @@ def _known_keys(section: type[Section], prefix: str = "") -> Iterator[str]:
 
 
 def _section_of(info: FieldInfo) -> type[Section] | None:
-    """Return the section that a key stands for, None where it stands for a value."""
+    """Return the section of a key, or None if the key has a value."""
     kind = info.annotation
     return kind if isinstance(kind, type) and issubclass(kind, Section) else None
 

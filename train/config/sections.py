@@ -1,4 +1,4 @@
-"""The sections of a configuration: what is told of the model, the data, the clients, their network and training."""
+"""The sections of a configuration: model, data, clients, network, local training, aggregation and tracking."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, get_origin
@@ -24,7 +24,7 @@ from train.config.values import UserPath, refuse_mistaken_flag
 Ratio = Annotated[float, Field(gt=0, le=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
-# One number for all, or a mapping from ratio to share; a mistake is told of the one that was meant.
+# One number for all clients, or a mapping from ratio to share. The tags direct error messages to the one meant.
 KeepRatio = Annotated[
     Annotated[Ratio, Tag("number")] | Annotated[dict[Ratio, Share], Tag("shares")],
     Discriminator(lambda value: "shares" if isinstance(value, Mapping) else "number"),
@@ -37,7 +37,7 @@ TimeLaw = Annotated[
 
 
 class Section(BaseModel):
-    """A part of the configuration; unknown keys, NaN, infinities, and truth values for numbers are errors."""
+    """A part of the configuration. Unknown keys, NaN, infinities, and true or false for a number are errors."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -48,8 +48,8 @@ class Section(BaseModel):
     def _flags_are_flags(cls, value: object, info: ValidationInfo) -> object:
         annotation = cls.model_fields[info.field_name or ""].annotation
         section = isinstance(annotation, type) and issubclass(annotation, Section)
-        told_anyway = section or info.field_name == "tasks" or get_origin(annotation) is Literal  # of words: which ones
-        return value if told_anyway else refuse_mistaken_flag(value, annotation is bool)
+        refused_anyway = section or info.field_name == "tasks" or get_origin(annotation) is Literal
+        return value if refused_anyway else refuse_mistaken_flag(value, annotation is bool)
 
 
 class ModelConfig(Section):
@@ -66,61 +66,73 @@ class ModelConfig(Section):
 
 
 class DataConfig(Section):
-    """A dataset and how the clients share it."""
+    """The dataset and its partition among the clients."""
 
     name: str
-    """A dataset: `digits`, `cifar10`, `cifar100`, `mnist`, `tiny_imagenet` or `shakespeare`."""
+    """A dataset: `digits`, `cifar10`, `cifar100`, `mnist`, `tiny_imagenet`, `shakespeare`, `synthetic` or your own."""
     root: UserPath | None = None
-    """The folder that holds it; `$SHARDING_DATA`, or else `data`, if not given."""
+    """Folder that holds the dataset. Default: `$SHARDING_DATA`, or else `data`."""
     partition: str = "dirichlet"
-    """`dirichlet`, `iid`, `pachinko`, `natural`, `power_law`, `power_law_classes`, `two_sizes` or `shards`."""
+    """`dirichlet`, `iid`, `pachinko`, `natural`, `power_law`, `power_law_classes`, `two_sizes`, `shards` or your own.
+    """
     partition_options: dict[str, Any] = {}
-    """`classes` and `samples` of `power_law_classes`; `share`, `large`, `small` and `classes` of `two_sizes`."""
+    """Options: `classes` and `samples` of `power_law_classes`; `share`, `large`, `small` and `classes` of `two_sizes`;
+    those of your own partition.
+    """
     alpha: float = Field(1.0, gt=0)
-    """Concentration of `dirichlet` and `pachinko` (small: few classes a client), exponent of `power_law`."""
-    fine_alpha: float = Field(10.0, gt=0)
-    """Concentration within a superclass, of `pachinko`."""
-    concentration: Literal["total", "per_class"] = "total"
-    """Whether pachinko's two numbers are the sum of a Dirichlet law's parameters, or each of them."""
-    uneven: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)], Share] | None = None
-    """(a, b, s): of the clients with more than a and less than b samples a share s is dropped, the rest cut to a.
+    """Concentration of `dirichlet` and `pachinko`, where a small value gives a client few classes.
 
-    Fewer than `clients.count` clients may then be left.
+    Exponent of `power_law`.
+    """
+    fine_alpha: float = Field(10.0, gt=0)
+    """Concentration of `pachinko` within a superclass."""
+    concentration: Literal["total", "per_class"] = "total"
+    """Whether alpha and fine_alpha of `pachinko` are the sum of a Dirichlet law's parameters (`total`) or each of them.
+    """
+    uneven: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)], Share] | None = None
+    """(a, b, s): among clients with more than a and fewer than b samples, drops a share s and cuts the others to a
+    samples. Fewer than `clients.count` clients can remain.
     """
     holdout: int | None = Field(None, ge=1)
-    """Training samples, drawn at random, that no client gets and tests use in place of the test set: to tune on."""
+    """Number of random training samples that no client gets.
+
+    Evaluations use them instead of the test set, for tuning.
+    """
     download: bool = False
-    """Fetch an image dataset that is not under `data.root`."""
+    """Whether to download an image dataset that is not in `data.root`."""
     options: dict[str, Any] = {}
-    """`length` and `share` of `shakespeare`; those of a dataset of your own."""
+    """Options of the dataset: `length` and `share` of `shakespeare`; `alpha`, `beta`, `clients`, `samples` and `seed`
+    of `synthetic`; those of your own.
+    """
 
 
 class ClientsConfig(Section):
-    """How many clients there are, how many are invited each round, and how many of them are heard."""
+    """The clients, and the sampler that chooses which of them take part in a round."""
 
     count: int = Field(ge=1, le=10**6)
-    """How many there are."""
+    """Number of clients."""
     per_round: int = Field(ge=1)
-    """How many are invited each round."""
+    """Number of clients invited each round."""
     sampler: str = "uniform"
     """`uniform`, `weighted`, `full`, `uniform_scaled`, `uniform_upload`, `ocs`, `aocs`, `ocs_partial`, `mmfl`,
-    `wireless` or `statistical`.
+    `wireless`, `statistical` or your own.
     """
     replacement: bool = False
-    """Whether uniform and weighted sampling draw with replacement."""
+    """Whether `uniform` and `weighted` draw clients with replacement."""
     budget: float | None = Field(None, gt=0)
-    """m, the expected number of uploads of samplers that choose after training."""
+    """m, the expected number of uploads a round, of `uniform_upload`, `ocs`, `aocs`, `ocs_partial` and `mmfl`."""
     beta_over_alpha: Annotated[float, Field(ge=0)] | Literal["pilots"] | None = None
-    """β/α of wireless sampling, in units of squared norms of updates over the step size; `pilots`: learned first."""
+    """β/α of `wireless`, in units of (norm of an update over the step size)². `pilots` measures it before round 0."""
     pilot_losses: tuple[Annotated[float, Field(gt=0)], ...] = ()
-    """Training losses at which pilots with uniform and with weighted draws are compared, e.g. [1.2, 1.1, 1.0].
+    """Training losses, e.g.
 
-    Pilots teach wireless and statistical sampling G, and β/α where that is `pilots`.
+    [1.2, 1.1, 1.0], at which pilots with uniform and with weighted draws are compared. Pilots measure G for `wireless`
+    and `statistical`, and β/α if that is `pilots`.
     """
     signal: str | None = None
     """What `mmfl` draws by: `norm` (default), `loss`, `round_robin`, `uniform` or `full`."""
     options: dict[str, Any] = {}
-    """Options of a custom sampler that have no key here."""
+    """Options of your own sampler that have no key here."""
 
     @property
     def sampler_options(self) -> dict[str, Any]:
@@ -135,22 +147,22 @@ class ClientsConfig(Section):
 
 
 class NetworkConfig(Section):
-    """How fast the clients are, for a simulated clock."""
+    """The clients' speeds, for simulated time."""
 
     bandwidth: float | None = None
-    """f_tot, the band they share; none: no clock."""
+    """f_tot, the bandwidth that all clients share. Without it, time is not simulated."""
     compute: TimeLaw = 1.0
-    """τ in seconds: the mean of an exponential law, or the least and the most of a uniform one."""
+    """τ, seconds of computing: the mean of an exponential law, or [least, most] of a uniform law."""
     communicate: TimeLaw = 1.0
-    """t, seconds of sending times bandwidth; likewise."""
+    """t, seconds of sending times bandwidth: a mean or [least, most], as `compute`."""
     profiles: UserPath | None = None
-    """A CSV file with the columns `compute` and `communicate`, a row a client, in place of the two means."""
+    """CSV file with the columns `compute` and `communicate` and a row for each client, instead of the two laws."""
 
     @model_validator(mode="after")
     def _some_band(self) -> "NetworkConfig":
         for key in ("compute", "communicate"):
             if isinstance(law := getattr(self, key), tuple) and law[0] > law[1]:
-                raise UserError(f"network.{key}={list(law)} must be the least and the most time, in this order")
+                raise UserError(f"network.{key}={list(law)} must be [least, most], in this order")
         if self.bandwidth is None:
             return self
         try:
@@ -161,74 +173,82 @@ class NetworkConfig(Section):
 
 
 class LocalConfig(Section):
-    """A client's training in one round."""
+    """Local training of a client in one round."""
 
     epochs: int = Field(2, ge=1, le=10**4)
-    """Passes over its samples."""
+    """Passes over the client's samples."""
     steps: int | None = Field(None, ge=1, le=10**6)
-    """Steps that every client takes in place of epochs, each on a batch of its samples drawn with replacement."""
+    """Number of steps instead of epochs, each on a batch drawn with replacement."""
     batch_size: int = Field(32, ge=1)
     """Samples a step."""
     optimizer: str = "scaled_sgd"
-    """`scaled_sgd` (steps of a layer, not of its terms; the strategies do not clip), `sgd`, or your own."""
+    """`scaled_sgd`, whose steps are those of the whole layer and need no clipping; `sgd`; or your own."""
     lr: float = Field(default_factory=lambda its: 0.05 if its.get("optimizer") == "scaled_sgd" else 0.1, gt=0)
-    """Learning rate of round 0, 0.05 of `scaled_sgd`, else 0.1; `schedule` says how it goes on."""
+    """Learning rate of round 0: 0.05 for `scaled_sgd`, else 0.1. `schedule` changes it over the rounds."""
     momentum: float = Field(0.9, ge=0, lt=1)
-    """Of SGD, fresh in each round."""
+    """Momentum of SGD, which starts at zero in each round."""
     frobenius_decay: float = Field(1e-4, ge=0)
     """Strength of the decay of ‖UΩVᵀ‖²_F."""
     frobenius_decay_of: DecayOf = "bounded"
-    """`effective`: UΩVᵀ, as published; `bounded`: likewise, but lowered where it would diverge; `factors`: UVᵀ."""
+    """The matrix that decays: UΩVᵀ as published (`effective`), the same but weaker where it would diverge (`bounded`),
+    or UVᵀ (`factors`).
+    """
     loss: str = "cross_entropy"
-    """What the clients lower: `cross_entropy`, or one of your own; tests always tell the cross-entropy."""
+    """Training loss: `cross_entropy` or your own. Evaluations always report the cross-entropy."""
     optimizer_options: dict[str, Any] = {}
-    """Options of an optimizer of your own."""
+    """Options of your own optimizer."""
     schedule: str = "cosine"
-    """How the learning rate goes over the rounds: `cosine`, `constant`, `inverse` (lr/(1 + round)), or your own."""
+    """Learning rate over the rounds: `cosine`, `constant`, `inverse` (lr/(1 + round)) or your own."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """`bfloat16`: matrix products of the forward pass in it; all else stays float32."""
+    """`bfloat16` computes the matrix products of the forward pass in that format; all else stays float32."""
 
     @property
     def scales(self) -> bool:
-        """Whether the steps of a layer's terms are scaled, and so not clipped."""
+        """Whether the optimizer scales the steps of a layer's terms, which are then not clipped."""
         return self.optimizer == "scaled_sgd"
 
 
 class AggregationConfig(Section):
-    """Guards against clients that are sound and yet wrong; the first two keep all updates of a round in memory."""
+    """Guards against updates that are well formed and yet wrong."""
 
     norm_bound: float | None = Field(None, ge=1)
-    """Leave out who changed its shard by more than this many times the round's median; none: no bound."""
-    trim: float = Field(0.0, ge=0, lt=0.5)
-    """β, the share of the values of each coordinate that is left out at each end; 0: the plain mean."""
-    max_share: float = Field(1.0, gt=0, le=1)
-    """The most that one client may have of a round's weights, which go by what it says of its size; 1: no bound.
+    """Leaves out updates whose norm is more than this many times the round's median.
 
-    A federation has 0.5 if not given: no client outweighs all others, and of honest sizes hardly any is larger.
+    Keeps all updates of a round in memory.
+    """
+    trim: float = Field(0.0, ge=0, lt=0.5)
+    """β, the share of values that a trimmed mean leaves out at each end of each coordinate; 0 is the plain mean.
+
+    Keeps all updates of a round in memory.
+    """
+    max_share: float = Field(1.0, gt=0, le=1)
+    """Largest share of a round's weights that one client can have.
+
+    A federation, which cannot check the clients' sizes, has 0.5 by default.
     """
 
 
 class TrackingConfig(Section):
-    """Where the metrics go besides `metrics.jsonl`."""
+    """Trackers that receive the metrics besides `metrics.jsonl`."""
 
     wandb: Literal["disabled", "online", "offline"] = "disabled"
     """Weights & Biases: `disabled`, `online` or `offline`."""
     project: str = "spectral-sharding"
-    """Its project."""
+    """W&B project."""
     entity: str | None = None
-    """Whose project it is; your own if not given."""
+    """W&B entity. Default: your own."""
     group: str | None = None
-    """What stands together there; if not given, name, strategy and what else the directory's name tells: seeds do."""
+    """W&B group. Default: name, strategy and overridden settings, so that seeds share a group."""
     name: str | None = None
-    """Of the run there; that of its directory if not given."""
+    """Name of the W&B run. Default: the name of its directory."""
     tags: tuple[str, ...] = ()
-    """Besides the strategy, the dataset and what else the directory's name tells."""
+    """W&B tags besides the strategy, the dataset and the overridden settings."""
     artifacts: bool = False
-    """Whether to upload the run's files as well."""
+    """Whether to upload the run's files to W&B."""
     layers_every: int | None = Field(None, ge=1)
-    """Rounds between records of λ, π and ω of every layer, besides those of the first and the last round."""
+    """Rounds between records of λ, π and ω of every layer. The first and the last round always have one."""
     use: tuple[str, ...] = ()
-    """Trackers of one's own, by name."""
+    """Names of your own trackers."""
 
     @field_validator("wandb", mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""Kinds of values that a configuration has, checked where they are read."""
+"""Types of values of a configuration, with their checks."""
 
 import os
 from collections.abc import Mapping
@@ -13,15 +13,15 @@ LONGEST_PATH = 4000
 
 
 def refuse_mistaken_flag(value: object, wanted: bool) -> object:
-    """Return the value of a key that wants a truth value, or one that does not.
+    """Return the value of a key, which must be true or false if and only if that is wanted.
 
     Raises:
-        PydanticCustomError: it is the other way round; in Python, and so by default, true would pass for 1.
+        PydanticCustomError: true or false is missing, or stands in place of another value. Python takes true for 1.
     """
     if wanted and not isinstance(value, bool):
         raise PydanticCustomError("flag", "true or false is needed")
     if not wanted and _has_flag(value):
-        raise PydanticCustomError("flag", "true and false stand for no number and no name; put a name in quotes")
+        raise PydanticCustomError("flag", "true and false are not numbers or names; put a name in quotes")
     return value
 
 
@@ -32,7 +32,7 @@ def _has_flag(value: object) -> bool:
 
 
 def _file_name(value: object) -> object:
-    """Check that a name can be part of a file's name, without leading out of its folder."""
+    """Check that a name can be part of a file's name, and stays in its folder."""
     if not isinstance(value, str):
         return value  # which pydantic refuses
     if not value.isprintable() or not value.strip() or value.startswith(".") or set("/\\") & set(value):
@@ -43,13 +43,13 @@ def _file_name(value: object) -> object:
 
 
 def check_path(value: object) -> Path:
-    """Return a path that can be one, with the home folder in the place of ``~``.
+    """Return a valid path, with the home folder in place of ``~``.
 
     Raises:
-        PydanticCustomError: empty, of another type, too long, with control characters, of an unknown user.
+        PydanticCustomError: it is empty, of another type, too long, has control characters or names an unknown user.
     """
     if not isinstance(value, str | Path) or not str(value).strip():
-        raise PydanticCustomError("path", "a path is needed, in quotes where YAML would take it for something else")
+        raise PydanticCustomError("path", "a path is needed; put it in quotes if YAML reads it as another type")
     if not str(value).isprintable():
         raise PydanticCustomError("path", "a path without control characters is needed")
     if max(map(_num_bytes, Path(value).parts), default=0) > LONGEST_NAME or _num_bytes(str(value)) > LONGEST_PATH:
@@ -57,7 +57,7 @@ def check_path(value: object) -> Path:
     try:
         return Path(value).expanduser()
     except RuntimeError as error:
-        raise PydanticCustomError("path", "there is no such user, whose home folder ~ would be") from error
+        raise PydanticCustomError("path", "the user of the home folder ~ does not exist") from error
 
 
 def _num_bytes(text: str) -> int:

@@ -1,4 +1,4 @@
-"""YAML from users: UTF-8, and every key once; and values in it for them."""
+"""YAML of users: reads UTF-8 without duplicate keys, and writes values in one line."""
 
 import os
 from collections.abc import Hashable
@@ -18,7 +18,7 @@ _STARTS, _ENDS = (yaml.CollectionStartEvent,), (yaml.CollectionEndEvent,)
 
 
 class _Loader(_SafeLoader):  # type: ignore[valid-type, misc]
-    """A safe loader that refuses to choose between two values of one key, and keys stuck together with their values."""
+    """A safe loader that refuses duplicate keys, and keys without a blank after their colon."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Hashable] = set()
@@ -31,22 +31,22 @@ class _Loader(_SafeLoader):  # type: ignore[valid-type, misc]
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, Hashable) and key in seen:
                 place = key_node.start_mark
-                raise UserError(f"the key {shown(key)} stands twice, again in line {place.line + 1}; keep one of them")
+                raise UserError(f"the key {shown(key)} is set twice, again in line {place.line + 1}; keep one of them")
             seen.add(key if isinstance(key, Hashable) else id(key))
         return super().construct_mapping(node, deep)
 
 
 def _is_stuck_together(key: yaml.Node, value: yaml.Node) -> bool:
-    """Tell whether ``0.2:0.7`` was written, which YAML takes for a key alone."""
+    """Return whether ``0.2:0.7`` was written, which YAML reads as a key without a value."""
     plain = isinstance(key, yaml.ScalarNode) and not key.style
     return plain and ":" in key.value and value.value == ""
 
 
 def parse_yaml(text: str) -> Any:
-    """Return what a text says in YAML.
+    """Return the value of a text in YAML.
 
     Raises:
-        UserError: it is no YAML, has a key twice, or goes too deep.
+        UserError: the text is not valid YAML, has a key twice, or is nested too deeply.
     """
     try:
         if _is_too_deep(text):
@@ -65,10 +65,10 @@ def _is_too_deep(text: str) -> bool:
 
 
 def read_yaml(path: Path) -> Any:
-    """Return what a file says in YAML.
+    """Return the value of a file in YAML.
 
     Raises:
-        UserError: there is no such file, or it is too long, or not in UTF-8, or `parse_yaml` refuses it.
+        UserError: the file does not exist, is too long or not in UTF-8, or `parse_yaml` refuses it.
     """
     try:
         with open(path, "rb", opener=_open_at_once) as file:
@@ -80,7 +80,7 @@ def read_yaml(path: Path) -> Any:
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not a text in UTF-8 (byte {error.start}); save it as UTF-8") from error
+        raise UserError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"cannot read the config {shown(str(path))}{_nearest_file(path)}: {reason}") from error

@@ -108,7 +108,7 @@ def test_a_missing_file_is_told(tmp_path):
         (([1.0], [1.0], np.nan), "bandwidth is nan"),
         (([1.0], [-1.0], 1.0), r"communicate\[0\] is -1"),
         (([np.nan], [1.0], 1.0), r"compute\[0\] is nan"),
-        (([1.0, 2.0], [1.0], 1.0), "compute has 2 times and communicate 1"),
+        (([1.0, 2.0], [1.0], 1.0), "compute has 2 times and communicate has 1"),
         (([[1.0]], [1.0], 1.0), "shape"),
     ],
 )

@@ -1,6 +1,5 @@
 """Real processes on loopback: SuperLink, SuperNodes, TLS, keys; each is started here and ended by its number."""
 
-import json
 import os
 import re
 import signal
@@ -16,7 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 from sharding.errors import Failure, Kind
-from tests.train.runs import wait_until
+from tests.train.runs import model_of, wait_until
+from tests.train.runs import read as read_metrics
 from train.config.schema import load_config
 from train.engines import SequentialEngine, Update
 from train.experiment import assemble
@@ -43,14 +43,6 @@ def small(tmp_path):
     return str(path)
 
 
-def lines(directory):
-    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines() if line]
-
-
-def weights(directory):
-    return (directory / "checkpoint.safetensors").read_bytes()
-
-
 def there(number):
     shown = subprocess.run(["ps", "-o", "stat=", "-p", str(number)], capture_output=True, text=True, check=False)
     return bool(shown.stdout.strip()) and not shown.stdout.startswith("Z")
@@ -72,7 +64,7 @@ def test_a_federation_that_loses_its_server_goes_on_and_comes_to_what_a_simulati
     output = tmp_path / "run"
     first = command_line(small, output, "rounds=3")
     try:
-        wait_until(lambda: (output / "metrics.jsonl").exists() and lines(output), 240)
+        wait_until(lambda: (output / "metrics.jsonl").exists() and read_metrics(output), 240)
         os.kill(superlink_of(output), signal.SIGKILL)
         _, told = first.communicate(timeout=120)
     finally:
@@ -80,7 +72,7 @@ def test_a_federation_that_loses_its_server_goes_on_and_comes_to_what_a_simulati
         first.wait()
     assert first.returncode == 1
     assert "--resume" in told
-    assert 1 <= len(lines(output)) < 3
+    assert 1 <= len(read_metrics(output)) < 3
     held = subprocess.run(["ps", "-A", "-ww", "-o", "args="], capture_output=True, text=True, check=True).stdout
     assert str(output) not in held  # nothing that was started is left
     second = command_line(small, output, "rounds=3", "--resume")
@@ -92,8 +84,8 @@ def test_a_federation_that_loses_its_server_goes_on_and_comes_to_what_a_simulati
         small, ["rounds=3", f"output={tmp_path / 'alone'}", "engine=sequential", "aggregation.max_share=0.5", *two]
     )
     run(config)
-    assert weights(output) == weights(config.directory)
-    assert [line["heard"] for line in lines(output)] == [2, 2, 2]
+    assert model_of(output) == model_of(config.directory)
+    assert [line["heard"] for line in read_metrics(output)] == [2, 2, 2]
 
 
 REPLIES = {  # by client: what is wrong with its reply, and what the metrics say of it
@@ -150,7 +142,7 @@ def start_faulty(processes, place, config, node, faults):
 
 def told_and_left_out(config, faults):
     """Make sure that each of the faults is named, and is in the result as if that client had not been there."""
-    (line,) = lines(config.directory)
+    (line,) = read_metrics(config.directory)
     assert (line["heard"], line["failed"]) == (2, len(faults))
     for client, (_, why) in faults.items():
         assert re.search(why, line["failures"][str(client)])

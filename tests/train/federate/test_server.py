@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from sharding.errors import UserError
 from tests.train.federate.nodes import Nodes
-from tests.train.runs import model_of
+from tests.train.runs import model_of, read, without_times
 from train.callbacks import EachRound
 from train.callbacks.stopping import DivergedError
 from train.engines import Update
@@ -36,7 +36,7 @@ def settings(config, count=4, first=100):
 
 
 def lines(config):
-    return [json.loads(line) for line in (config.directory / "metrics.jsonl").read_text().splitlines()]
+    return read(config.directory)
 
 
 def over(config, nodes):
@@ -48,10 +48,6 @@ def alone(config, folder):
     config = config.model_copy(update={"output": folder})
     run(config)
     return config
-
-
-def without_times(all_lines):
-    return [{key: value for key, value in line.items() if not key.startswith("seconds")} for line in all_lines]
 
 
 def models_agree(one, other):
