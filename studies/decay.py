@@ -13,8 +13,7 @@ from studies.runner import CONFIGS, Asked, cells, curves_of, write_summary
 from train.report.text import markdown_table, mean_and_spread
 
 STRATEGIES, SEEDS = ("unbiased", "prism_wallenius"), (0, 1, 2, 3)
-PUBLISHED = ("init=as_built", "local.optimizer=sgd", "server_optimizer=plain", "result=last")
-FIXED = (*PUBLISHED, "keep_ratio=0.1", "rounds=60", "evaluate_every=20", "clip=.inf")
+FIXED = ("recipe=published", "keep_ratio=0.1", "rounds=60", "evaluate_every=20", "clip=.inf")
 QUICK = ("rounds=2", "evaluate_every=1")
 
 

@@ -13,71 +13,27 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 QUICKSTART = CONFIGS / "quickstart.yaml"
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_config_in_the_repository_is_sound(path):
-    assert load_config(path).name == path.stem
+TUNED, PUBLISHED = ("low_rank", "nesterov", "average", "scaled_sgd"), ("as_built", "plain", "last", "sgd")
 
 
-def test_overrides_are_yaml_and_reach_into_sections():
-    config = load_config(
-        QUICKSTART, ["local.lr=5e-2", "keep_ratio={0.1: 0.5, 1: 0.5}", "model.width=4", "strategy=top_n"]
-    )
-    assert config.local.lr == 0.05
-    assert config.keep_ratio == {0.1: 0.5, 1.0: 0.5}
-    assert config.model.options["width"] == 4
-    assert str(config.directory) == "runs/quickstart-top_n-0"
-    assert str(load_config(QUICKSTART, ["output=/tmp/x"]).directory) == "/tmp/x"
-
-
-def test_the_quickstart_is_what_the_readme_says():
-    config = load_config(QUICKSTART)
-    assert (config.clients.count, config.clients.per_round) == (20, 5)
-    assert (config.data.name, config.data.partition, config.data.alpha) == ("digits", "dirichlet", 1)
-    assert config.keep_ratio == {0.2: 0.6, 0.4: 0.4}
-
-
-def test_the_cifar_config_is_what_the_readme_says():
-    config = load_config(CONFIGS / "cifar10_small.yaml")
-    assert (config.clients.count, config.clients.per_round, config.data.alpha, config.keep_ratio) == (
-        100,
-        10,
-        10,
-        0.2,
-    )
-
-
-RATES = {  # (server_lr, server_momentum, local.lr) that follow from what steps
-    (): (0.4, 0.8, 0.05),
-    ("server_optimizer=plain",): (1.0, 0.9, 0.05),
-    ("local.optimizer=sgd",): (0.4, 0.8, 0.1),
-    ("server_optimizer=momentum", "server_lr=0.3", "local.optimizer=sgd", "local.lr=0.2"): (0.3, 0.9, 0.2),
-    ("server_momentum=0.5", "local.lr=0.03"): (0.4, 0.5, 0.03),
-}
-
-
-@pytest.mark.parametrize(("overrides", "rates"), RATES.items(), ids=str)
-def test_rates_that_are_not_told_follow_from_the_optimizers(overrides, rates):
-    config = load_config(QUICKSTART, overrides)
-    assert (config.server_lr, config.server_momentum, config.local.lr) == rates
-
-
-def test_a_task_with_another_optimizer_has_the_rates_of_that():
-    tasks = "tasks={one: {}, two: {server_optimizer: plain, local: {optimizer: sgd}}, three: {local: {lr: 0.3}}}"
-    words = ["clients.sampler=mmfl", "clients.signal=loss", "clients.budget=2", tasks]
-    its = load_config(QUICKSTART, words).task_configs()
-    assert [(task.server_lr, task.local.lr) for task in its.values()] == [(0.4, 0.05), (1.0, 0.1), (0.4, 0.3)]
+def algorithm_of(config):
+    return config.init, config.server_optimizer, config.result, config.local.optimizer
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_what_is_published_trains_by_the_published_algorithm(path):
-    config = load_config(path)
     ours = path.stem in ("quickstart", "cifar10_small")
-    told = (config.init, config.server_optimizer, config.result, config.local.optimizer)
-    assert ours == (told == ("low_rank", "nesterov", "average", "scaled_sgd"))
-    if not ours:
-        published = ("as_built", "plain", "last", "sgd")
-        assert told[1:] == published[1:]
-        assert config.strategy == "dense" or told == published  # dense has no start of low rank
+    assert algorithm_of(load_config(path)) == (TUNED if ours else PUBLISHED)
+
+
+def test_a_recipe_sets_what_is_not_set_otherwise():
+    published = load_config(QUICKSTART, ["recipe=published"])
+    assert algorithm_of(published) == PUBLISHED
+    assert (published.server_lr, published.local.lr) == (1.0, 0.1)
+    mixed = load_config(QUICKSTART, ["recipe=published", "local.optimizer=scaled_sgd", "result=average"])
+    assert algorithm_of(mixed) == ("as_built", "plain", "average", "scaled_sgd")
+    with pytest.raises(UserError, match=r"recipe=.*'tuned' or 'published'"):
+        load_config(QUICKSTART, ["recipe=paper"])
 
 
 def test_off_is_a_word_for_disabled():

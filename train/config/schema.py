@@ -38,10 +38,13 @@ from train.data.partition import PARTITIONS
 
 PATHS = ("output", "data.root", "network.profiles")  # taken literally from the command line: 2024 can be a folder
 OF_THE_WHOLE = (
-    *("name", "rounds", "output", "clients", "network", "tasks", "evaluate_every", "alignment", "tracking"),
+    *("name", "recipe", "rounds", "output", "clients", "network", "tasks", "evaluate_every", "alignment", "tracking"),
     *("evaluate_training", "target_accuracy", "target_loss", "patience"),
     *("checkpoint_every", "threads", "plugins"),
 )
+# What the recipe sets where the configuration does not. `tuned` is the keys' own defaults.
+PUBLISHED = {"init": "as_built", "server_optimizer": "plain", "result": "last"}
+PUBLISHED_LOCAL = {"optimizer": "sgd"}
 
 
 def _server_lr(its: Mapping[str, Any]) -> float:
@@ -57,6 +60,12 @@ class Config(Section):
 
     name: FileName
     """Name of the run."""
+    recipe: Literal["tuned", "published"] = "tuned"
+    """The defaults of `init`, `local.optimizer`, `server_optimizer` and `result`.
+
+    `published` is the paper's algorithm: `as_built`, `sgd`, `plain`, `last`. `tuned` is ours: `low_rank`, `scaled_sgd`,
+    `nesterov`, `average`.
+    """
     seed: int = 0
     """Every random number follows from it."""
     data_seed: int | None = None
@@ -168,6 +177,14 @@ class Config(Section):
         modules = values.get("plugins") if isinstance(values, dict) else None
         import_parts([modules] if isinstance(modules, str) else _texts(modules))
         return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _follow_the_recipe(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or values.get("recipe") != "published":
+            return values
+        local = values.get("local", {})
+        return PUBLISHED | values | {"local": PUBLISHED_LOCAL | local if isinstance(local, dict) else local}
 
     @model_validator(mode="after")
     def _names_and_numbers_exist(self) -> "Config":

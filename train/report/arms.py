@@ -102,7 +102,8 @@ def value_of(settings: Mapping[str, Any], key: str) -> str:
 def settings_of(run: History) -> dict[str, Any]:
     """Return a run's configuration, flat, with defaults for keys that did not exist then."""
     flat = flatten(_defaults()) | flatten(run.config)
-    return {key: value for key, value in flat.items() if not is_named(key, HOUSEKEEPING)}
+    unnamed = HOUSEKEEPING | {"recipe"}  # the keys that it sets say it
+    return {key: value for key, value in flat.items() if not is_named(key, unnamed)}
 
 
 def differing_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -131,5 +132,4 @@ def _defaults() -> dict[str, Any]:
     """Return the published algorithm's configuration, beside which labels name what differs."""
     needed = {"name": "run", "rounds": 1, "model": {"name": "mlp"}, "data": {"name": "digits"}}
     clients = {"count": 1, "per_round": 1}
-    published = {"init": "as_built", "server_optimizer": "plain", "result": "last", "local": {"optimizer": "sgd"}}
-    return check_config(needed | published | {"clients": clients}).model_dump(mode="json")
+    return check_config(needed | {"recipe": "published", "clients": clients}).model_dump(mode="json")
