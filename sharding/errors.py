@@ -10,6 +10,7 @@ from typing import TypeVar
 Entry = TypeVar("Entry")
 
 LONGEST = 2000  # characters of a message
+LONGEST_FOREIGN = 500  # characters that are kept of another machine's words
 
 
 class UserError(ValueError):
@@ -40,10 +41,19 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a client's update is left out of a round: the kind is for programs, the message for people."""
+    """Why a client's update is left out of a round.
+
+    Attributes:
+        kind: for programs.
+        message: for people, one printable line whatever the client sent.
+    """
 
     kind: Kind
     message: str
+
+    def __post_init__(self) -> None:
+        """Make the message one line."""
+        object.__setattr__(self, "message", one_line(self.message))
 
     def __str__(self) -> str:
         return self.message
@@ -60,6 +70,12 @@ class FailureError(UserError):
     def __init__(self, kind: Kind, message: str) -> None:
         super().__init__(message)
         self.failure = Failure(kind, str(self))
+
+
+def one_line(words: object) -> str:
+    """Return foreign words as one printable line, which can neither forge a line of a log nor steer a terminal."""
+    line = " ".join(str(words)[: 2 * LONGEST_FOREIGN].split())
+    return "".join(letter if letter.isprintable() else "?" for letter in line)[:LONGEST_FOREIGN]
 
 
 def shown(value: object) -> str:

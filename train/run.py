@@ -85,9 +85,12 @@ def _train(config: Config, callbacks: Sequence[Callback], resume: bool, build: B
         _describe(config, experiment, clients, held, start)
         if isinstance(experiment, Experiment):
             teach(experiment, config.directory)
-        with stop_on_request() as request, closing(open_callbacks(experiment, lines, request)) as own:
+        with (
+            stop_on_request() as request,
+            closing([*open_callbacks(experiment, lines, request), *callbacks]) as watching,
+        ):
             enter("trains its first round" if start == 0 else f"resumes with round {start + 1}")
-            done = run_rounds(experiment, start, [*own, *callbacks, LostRounds(config.rounds)])
+            done = run_rounds(experiment, start, [*watching, LostRounds(config.rounds)])
             rounds = start if done is None else done.number + 1
             save_model(config.directory / MODEL_FILE, experiment.result, rounds, experiment.parts)
             if done is not None and not done.last:

@@ -1,1 +1,1 @@
-"""The server's side after training: updates are checked and averaged, and the server takes its step."""
+"""The server after training: it checks and averages the updates, and takes its step."""

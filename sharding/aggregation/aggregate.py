@@ -1,25 +1,24 @@
-"""Per-vector averaging: u'ᵢ ← Σ D_c u'ᵢ⁽ᶜ⁾ / Σ D_c over the clients c that hold term i; v' alike.
+"""Per-vector averaging: u'ᵢ ← Σ D_c u'ᵢ⁽ᶜ⁾ / Σ D_c over the clients c that hold term i, and v'ᵢ in the same way.
 
-Each vector is averaged on its own, over those who drew it; a term that nobody drew keeps its value. Dense parameters
-are averaged over all. Then W = Σ u'ᵢ v'ᵢᵀ; the multipliers do not enter. Updates are summed up as they arrive, in
-float64, so that memory does not grow with the cohort. The order of the sum is that of arrival: an engine hands updates
-over in an order that no worker's speed decides, and `aggregate` takes those of a mapping in the order of the plan.
+Each vector is averaged over the clients that drew it. A term that no client drew keeps its value. Dense parameters are
+averaged over all clients. Then W = Σ u'ᵢ v'ᵢᵀ; the multipliers do not enter. Updates are summed in float64 as they
+arrive, so that memory does not grow with the cohort. They are summed in the order of arrival: an engine hands them over
+in an order that does not depend on the speed of its workers, and `aggregate` takes a mapping in the order of the plan.
 
 Where clients were sampled with probabilities p_c, D_c/p_c takes the place of D_c (Horvitz-Thompson):
 
-- Dense parameters x move by Σ_c (w_c/p_c) U_c, U_c = x_c − x and w_c = D_c/ΣD over all who might have been heard.
-  That is unbiased for Σ_c w_c U_c (Chen, Horváth & Richtárik 2022, Eq. 3 and Algorithm 3; Luo et al. 2024 with
-  p_c = K q_c/k_c for a client drawn k_c times).
-- u'ᵢ and v'ᵢ become averages, with weights D_c/p_c, over those heard who hold them. Their numerators and
-  denominators are unbiased for those of hearing everybody, their ratios up to the order of the variance (Hájek's
-  estimator). A vector that nobody heard holds stays as it was.
+- Dense parameters x move by Σ_c (w_c/p_c) U_c, U_c = x_c − x and w_c = D_c/ΣD over all clients that could have been
+  selected. That is unbiased for Σ_c w_c U_c (Chen, Horváth & Richtárik 2022, Eq. 3 and Algorithm 3; Luo et al. 2024
+  with p_c = K q_c/k_c for a client drawn k_c times).
+- u'ᵢ and v'ᵢ become averages, with weights D_c/p_c, over the selected clients that hold them. Numerators and
+  denominators are unbiased for those of full participation, the ratios up to the order of the variance (Hájek's
+  estimator). A vector that no selected client holds stays as it was.
 
-With the server's rate η_g every weight of the model goes η_g of the way from its old value to this new one.
+With the server's rate η_g every weight of the model moves η_g of the way from its old value to this new one.
 
-What a client sends is checked before it is summed up, and the new model before it takes the old one's place: what would
-have a NaN or Inf is not kept. Two guards can be had against updates that are sound and yet wrong: a bound on their
-norm, relative to the median of the round's, and the trimmed mean (`sharding.aggregation.means`). With either all
-updates are kept until the last has come.
+Each update is checked before it is summed, and the new model before it replaces the old one: values with NaN or Inf are
+discarded. There are two guards against updates that are finite but wrong: a bound on their norm, relative to the median
+of the round, and the trimmed mean (`sharding.aggregation.means`). Either keeps all updates until the last has arrived.
 """
 
 import logging
@@ -49,7 +48,7 @@ Returned = Mapping[Client, Shard | None] | Iterable[tuple[Client, Shard | None]]
 
 @dataclass
 class Aggregation:
-    """Who was averaged in, and who was left out and why, both in the order of the plan."""
+    """The clients that were averaged in, and those that were left out and why, in the order of the plan."""
 
     accepted: list[Client] = field(default_factory=list)
     rejected: dict[Client, Failure] = field(default_factory=dict)
@@ -70,21 +69,22 @@ def aggregate(
     Args:
         model: the dense model that `plan` was made from.
         plan: the round's shards as sent.
-        updates: the shards as returned, a mapping or a stream of pairs; who is missing or None sent nothing.
-        num_samples: D_c, the weight of each client, or D_c/p_c where clients were sampled; clients of the plan that are
-            not in it are not heard, and their updates are not looked at.
-        total: ΣD over all who might have been heard; see `Average.write_to`.
+        updates: the shards as returned, a mapping or a stream of pairs; None or no entry where a client failed.
+        num_samples: D_c, the weight of each client, or D_c/p_c where clients were sampled. Updates of clients without
+            a weight are ignored.
+        total: ΣD over all clients that could have been selected; see `Average.write_to`.
         server_lr: η_g, the share of the way from the old model to the aggregate.
         norm_bound: see `Average`.
         trim: see `Average`.
 
     Returns:
-        Who was left out and why: nothing returned, not of this plan, other layers, types, shapes or indices, NaN or
-        Inf, a weight that is none. If nobody is left, or the new model would have a NaN or Inf, the model stays as it
-        was. What a client sends never raises.
+        The accepted clients, and why each of the others was left out: nothing returned, another plan, other layers,
+        types, shapes or indices, NaN or Inf, an invalid weight. The model stays as it was if no update is left, or if
+        the new model would have NaN or Inf. What a client sends never raises.
 
     Raises:
-        UserError: the caller's own numbers: total, server_lr, norm_bound or trim out of range; num_samples no mapping.
+        UserError: total, server_lr, norm_bound or trim is out of range, num_samples is not a mapping, or the plan was
+            made from another model.
     """
     average = Average(plan, num_samples, norm_bound, trim)
     check_step(total, server_lr)
@@ -93,20 +93,20 @@ def aggregate(
 
 
 class Average:
-    """The average of a round's updates, as far as they have arrived.
+    """The average of a round's updates that have arrived so far.
 
     Args:
         plan: the round's shards as sent.
-        weights: D_c, or D_c/p_c, of those who are to be heard.
-        norm_bound: leave out who changed its shard by more than this many times the (lower) median of those who changed
-            theirs; None for no bound.
+        weights: D_c, or D_c/p_c, of the clients that count.
+        norm_bound: leave out updates whose norm is above this many times the (lower) median of the norms above 0; None
+            for no bound.
         trim: β in [0, 1/2): the share of the values, at each end, that the trimmed mean leaves out of each coordinate
-            of each vector, over those who hold it; 0 for the mean.
-        max_share: the most that one client may have of the sum of the weights, in (0, 1]; 1 for no bound.
+            of each vector, over the clients that hold it; 0 for the mean.
+        max_share: the largest share of the sum of the weights that one client may have, in (0, 1]; 1 for no bound.
 
     Raises:
-        UserError: a bound that is less than 1 or not finite, a trim outside [0, 1/2), a share outside (0, 1], weights
-            that are no mapping.
+        UserError: norm_bound is below 1 or not finite, trim is outside [0, 1/2), max_share is outside (0, 1], or
+            weights is not a mapping.
     """
 
     def __init__(
@@ -118,13 +118,13 @@ class Average:
         max_share: float = 1.0,
     ) -> None:
         if not isinstance(weights, Mapping):
-            raise UserError(f"num_samples is a {type(weights).__name__}; a mapping is needed, client: its samples")
+            raise UserError(f"num_samples is a {type(weights).__name__}; pass a mapping from client to samples")
         if norm_bound is not None and not 1 <= norm_bound < inf:
-            raise UserError(f"norm_bound is {norm_bound}; a finite number of at least 1 is needed, or None")
+            raise UserError(f"norm_bound is {norm_bound}; pass a finite number of at least 1, or None")
         if not 0 <= trim < 0.5:
-            raise UserError(f"trim is {trim}; a number from 0 to less than 0.5 is needed, as 0.1")
+            raise UserError(f"trim is {trim}; pass a number from 0 to less than 0.5, such as 0.1")
         if not 0 < max_share <= 1:
-            raise UserError(f"max_share is {max_share}; a number above 0 and at most 1 is needed, as 0.5")
+            raise UserError(f"max_share is {max_share}; pass a number above 0 and at most 1, such as 0.5")
         self._plan = plan
         self._heard = [client for client in plan if client in weights]
         claimed = {client: float(weights[client]) for client in self._heard if _is_positive(weights[client])}
@@ -141,9 +141,9 @@ class Average:
 
     @torch.no_grad()
     def add(self, client: Client, update: Shard | Failure | None) -> None:
-        """Take a client's update in, if the client is to be heard and its values are sound.
+        """Add a client's update, if the client counts and the values are finite.
 
-        A client's first word counts; what comes after it is left out and logged.
+        A client's first update counts; later ones are left out and logged.
 
         Args:
             client: of the plan; others are noted and left out.
@@ -170,7 +170,7 @@ class Average:
             self._held[client] = shard
 
     def add_all(self, updates: Returned) -> None:
-        """Take in what clients returned, as it comes; what does not fit the plan is left out.
+        """Add the updates as they arrive; those that do not fit the plan are left out.
 
         Args:
             updates: a mapping, taken in the order of the plan, or a stream of pairs; None where a client failed.
@@ -184,13 +184,13 @@ class Average:
 
     @torch.no_grad()
     def write_to(self, model: nn.Module, total: float | None = None, server_lr: float = 1.0) -> Aggregation:
-        """Give the server's model the averaged values, if there are any, and say who was averaged in.
+        """Write the averaged values to the server's model, and return which clients were averaged in.
 
         Args:
             model: the dense model that the plan was made from.
-            total: ΣD over all who might have been heard, by which dense parameters' weights are divided; their own sum
-                by default. If some of those to be heard sent nothing usable the others stand for them: the total
-                shrinks in proportion to the weight that is lost, or that is above `max_share`.
+            total: ΣD over all clients that could have been selected, which divides the weights of dense parameters; by
+                default the sum of the weights. Where a selected client sent nothing usable, the others stand for it:
+                the total shrinks in proportion to the weight that is lost, or that is above `max_share`.
             server_lr: η_g, the share of the way from the old model to the aggregate.
 
         Raises:
@@ -216,11 +216,11 @@ class Average:
         return Aggregation([client for client in faults if client not in rejected], rejected | self._strange)
 
     def _compare_norms(self) -> None:
-        """Leave out the updates that are too long, and take the others in."""
+        """Add the updates that are within the bound on norms, and leave the others out."""
         if self._bound is None or not self._held:
             return
         norms = torch.stack([update_norm(self._plan[client], shard) for client, shard in self._held.items()])
-        moved = norms[norms > 0]  # who changed nothing is no measure of those who trained
+        moved = norms[norms > 0]  # updates that changed nothing say nothing about the others
         median = float(moved.median()) if len(moved) else 0.0  # the lower one: of two, the one that changed less
         for (client, shard), norm in zip(self._held.items(), norms.tolist(), strict=True):
             if norm <= self._bound * median:
@@ -233,7 +233,7 @@ class Average:
     def _moved(
         self, state: Mapping[str, Tensor], total: float | None, server_lr: float
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the new value of every tensor that moves, in its own type."""
+        """Yield the name and the new value of every tensor that moves, in the tensor's type."""
         heard = self._mean.weight
         divisor = heard if total is None else total * heard / (self._claimed or 1.0)
         for name, weighted_sum in self._mean.dense():
@@ -252,7 +252,7 @@ def check_step(total: float | None, server_lr: float) -> None:
     """
     for name, value in (("total", total), ("server_lr", server_lr)):
         if value is not None and not _is_positive(value):
-            raise UserError(f"{name} is {value!r}; a finite number above 0 is needed")
+            raise UserError(f"{name} is {value!r}; pass a finite number above 0")
 
 
 def _check_names(state: Mapping[str, Tensor], plan: Plan) -> None:
@@ -278,12 +278,12 @@ def _step(weighted_sum: Tensor, sent: Tensor, weight: float, total: float) -> Te
 
 
 def _possible(name: str, value: Tensor) -> Tensor:
-    """Return a value that its tensor can have: steps beyond the average, and rounding, can make a variance negative."""
+    """Return a valid value: a step beyond the average, or rounding, can make a variance negative."""
     return value.clamp(min=0) if is_variance(name) else value
 
 
 def _part_of_the_way(weight: Tensor, target: Tensor, server_lr: float) -> Tensor:
-    """Return what lies η_g of the way to the target, in the weight's type."""
+    """Return the point η_g of the way from the weight to the target, in the weight's type."""
     if server_lr != 1.0:
         old = whole(weight).double()
         target = old + server_lr * (target - old)

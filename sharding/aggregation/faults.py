@@ -1,7 +1,7 @@
-"""What may be wrong with a client's update. Nothing that comes from a client is trusted.
+"""Checks of a client's update. Nothing that comes from a client is trusted.
 
-An update must be of the plan that the server made: its tensors are compared with those of the shard that was sent,
-their values last. What the multipliers are is not looked at: they do not enter the average.
+An update must belong to the server's plan: its tensors are compared with those of the shard that was sent, and their
+values are checked last. The values of the multipliers are not checked, since they do not enter the average.
 """
 
 import torch
@@ -20,7 +20,7 @@ def find_spoiled(returned: Shard) -> Failure | None:
     """Return why the values of an update that fits the plan cannot be averaged, or None."""
     if (name := find_nonfinite(returned.trained())) is not None:
         return Failure(Kind.NOT_FINITE, f"NaN or Inf in {name}")
-    if returned.changes:  # what they make of a variance is seen when they are averaged
+    if returned.changes:  # the variance itself is known only when the changes are averaged
         return None
     variances = {name: its for name, its in returned.dense.items() if is_variance(name)}
     low = next((name for name, its in variances.items() if bool((its < 0).any())), None)
@@ -28,7 +28,7 @@ def find_spoiled(returned: Shard) -> Failure | None:
 
 
 def find_misfit(sent: Shard, returned: object) -> Failure | None:
-    """Return why this is no update of the shard that was sent, whatever its values, or None. Never raises."""
+    """Return why this is not an update of the shard that was sent, apart from its values, or None. Never raises."""
     if returned is None:
         return NOTHING
     if not isinstance(returned, Shard):
@@ -37,13 +37,13 @@ def find_misfit(sent: Shard, returned: object) -> Failure | None:
         if returned.plan != sent.plan:
             return Failure(Kind.OTHER_PLAN, f"an update of the plan {str(returned.plan)[:40]!r}, not of {sent.plan!r}")
         why = _other_form(sent, returned) or _differing_tensor(sent, returned) or _differing_term(sent, returned)
-    except Exception as error:  # of parts that are no tensors, or not of one device: whatever it is, it is no update
-        why = f"no shard that can be read: {type(error).__name__}: {error}"
+    except Exception as error:  # parts that are not tensors, or are on several devices: not an update in any case
+        why = f"not a readable shard: {type(error).__name__}: {error}"
     return None if why is None else Failure(Kind.MALFORMED, why)
 
 
 def _other_form(sent: Shard, returned: Shard) -> str | None:
-    """Say what shows that it is no update of this shard before any tensor is looked at."""
+    """Return what is wrong with the update's form, before any tensor is compared."""
     if returned.compression != sent.compression:
         return f"an update in {str(returned.compression)[:40]}, not in {sent.compression}"
     if returned.changes != (sent.compression != EXACT):
@@ -53,12 +53,12 @@ def _other_form(sent: Shard, returned: Shard) -> str | None:
             else "changes, not values"
         )
     if returned.frozen:
-        return f"what is frozen has come back: {', '.join(sorted(map(str, returned.frozen))[:3])}"
+        return f"frozen tensors were returned: {', '.join(sorted(map(str, returned.frozen))[:3])}"
     return None
 
 
 def _differing_tensor(sent: Shard, returned: Shard) -> str | None:
-    """Say which tensor that is averaged is missing, too much, or not of the kind of ours."""
+    """Return which of the tensors to average is missing, unknown, or of another type or shape."""
     ours, theirs = sent.trained(), returned.trained()
     known = returned.terms.keys() <= sent.terms.keys() and returned.dense.keys() <= sent.dense.keys()
     if ours.keys() != theirs.keys() or not known:
@@ -67,7 +67,7 @@ def _differing_tensor(sent: Shard, returned: Shard) -> str | None:
 
 
 def _differing_term(sent: Shard, returned: Shard) -> str | None:
-    """Say which layer's terms are not those that were sent. An engine's updates share the indices that were sent."""
+    """Return which layer's terms differ from those sent. Updates of an engine share the indices that were sent."""
     travelled: dict[str, tuple[Tensor, Tensor]] = {}
     for layer, theirs in returned.terms.items():
         ours = sent.terms[layer]
@@ -83,9 +83,9 @@ def _differing_term(sent: Shard, returned: Shard) -> str | None:
 
 
 def _unlike(theirs: object, ours: Tensor) -> str | None:
-    """Say in what a tensor is not of the kind of ours."""
+    """Return how a tensor differs from ours in type, layout or shape, or None."""
     if not isinstance(theirs, Tensor) or theirs.is_meta or theirs.layout != ours.layout:
-        return f"is no tensor of plain values but a {type(theirs).__name__}"
+        return f"is a {type(theirs).__name__}, not a dense tensor with values"
     if theirs.dtype != ours.dtype:
         return f"is {theirs.dtype}, not {ours.dtype}"
     return None if theirs.shape == ours.shape else f"has shape {tuple(theirs.shape)}, not {tuple(ours.shape)}"

@@ -1,11 +1,11 @@
-"""The average of a run's models, the latest counting most: what a server evaluates and keeps.
+"""The average of a run's models, with the most weight on the latest: the model that a server evaluates and keeps.
 
-The model of one round leans towards the data of its own cohort, that of the next towards other data. Clients go on from
-the last model; whoever wants to use a model takes the average, in which these leanings cancel.
+Each round's model leans towards the data of its cohort. Clients resume from the last model; the average, in which these
+leanings cancel, is the model to use.
 
-Polynomial-decay averaging, w̄ₜ = (1 − aₜ) w̄ₜ₋₁ + aₜ wₜ with aₜ = (η + 1)/(t + η): the weight of round s grows as s^η, so
-that a poor start is forgotten, and neither the number of rounds nor a horizon has to be chosen (Shamir & Zhang, ICML
-2013, Section 4). With η = 8 half of the weight is on the last 7 % of the rounds so far.
+Polynomial-decay averaging: w̄ₜ = (1 − aₜ) w̄ₜ₋₁ + aₜ wₜ with aₜ = (η + 1)/(t + η). The weight of round s grows as s^η, so
+that a poor start is forgotten, and you choose neither a number of rounds nor a horizon (Shamir & Zhang, ICML 2013,
+Section 4). With η = 8, half of the weight is on the last 7 % of the rounds.
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ ETA = 8
 
 
 def iterate_average(model: nn.Module) -> AveragedModel:
-    """Return what averages a model's parameters: call its `update_parameters(model)` once a round, use its `module`.
+    """Return an average of a model's parameters: call `update_parameters(model)` each round, and use its `module`.
 
-    Buffers are those of the last round. `state_dict` has all it needs to go on.
+    Buffers are those of the last round. `state_dict` holds all that is needed to resume.
 
     Args:
         model: the server's; only read. `module` has its structure, and parameters of its shapes.

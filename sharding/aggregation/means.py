@@ -1,9 +1,9 @@
-"""The averages of a round, vector by vector: the weighted mean, summed up as updates arrive, and the trimmed one.
+"""Averages of a round, vector by vector: the weighted mean, summed as updates arrive, and the trimmed mean.
 
-The trimmed mean of n numbers leaves out the lowest and the highest ⌈βn⌉ of them (but never all), so that a few that
-are far off, whoever sent them, have no say. It is taken coordinate by coordinate over those who hold the vector, with
-the weights of those who are left: Yin et al., "Byzantine-Robust Distributed Learning", ICML 2018, Definition 2. Where
-just one or two hold a vector nothing can be left out, and it is the plain mean.
+The trimmed mean of n numbers leaves out the lowest and the highest ⌈βn⌉ of them (but never all), so that a few outliers
+have no influence. It is taken per coordinate over the clients that hold the vector, with the weights of the values that
+are left: Yin et al., "Byzantine-Robust Distributed Learning", ICML 2018, Definition 2. Where one or two clients hold a
+vector, nothing is left out, and it is the plain mean.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from sharding.svd.spectrum import Spectrum, compose
 
 
 class Mean(Protocol):
-    """An average under way.
+    """An average of updates that arrive one by one.
 
     Attributes:
         weight: of all updates so far.
@@ -27,13 +27,13 @@ class Mean(Protocol):
     weight: float
 
     def add(self, shard: Shard, weight: float) -> None:
-        """Take an update in."""
+        """Add an update."""
 
     def dense(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the mean of every dense tensor times `weight`, float64."""
 
     def matrices(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every sharded layer's W (out, in), float64, from the means of its vectors over those who hold them."""
+        """Yield every sharded layer's W (out, in), float64, from the means of its vectors over their holders."""
 
 
 class RunningMean:
@@ -46,7 +46,7 @@ class RunningMean:
         self._layers: dict[str, _Sums] = {}
 
     def add(self, shard: Shard, weight: float) -> None:
-        """Sum an update up."""
+        """Add an update to the sums."""
         self.weight += weight
         for name, tensor in shard.dense.items():
             if name in self._dense:
@@ -83,7 +83,7 @@ class _Sums:
             sums.index_add_(1, terms.indices, part.double() * weight)
 
     def recompose(self) -> Tensor:
-        """Return W (out, in) after averaging each vector over those who hold it."""
+        """Return W (out, in) after averaging each vector over its holders."""
         return compose(self._mean(self._u, self._kept.u), self._mean(self._v, self._kept.v), self._kept.blocks)
 
     def _mean(self, sums: Tensor, kept: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ class _Sums:
 
 
 class TrimmedMean:
-    """Keeps all updates until they are asked for.
+    """Keeps all updates until the mean is taken.
 
     Args:
         spectra: of the sharded layers.
@@ -122,7 +122,7 @@ class TrimmedMean:
             yield name, self._recompose(self._spectra[name], [(shard.terms[name], its) for shard, its in self._held])
 
     def _recompose(self, spectrum: Spectrum, held: list[tuple[Terms, float]]) -> Tensor:
-        """Return W; the terms that are held by equally many clients are averaged together."""
+        """Return W; terms with the same number of holders are averaged together."""
         indices = torch.cat([terms.indices for terms, _ in held])
         weights = torch.cat([spectrum.magnitudes.new_full(terms.indices.shape, weight) for terms, weight in held])
         counts, order = indices.bincount(minlength=spectrum.u.shape[1]), indices.argsort(stable=True)

@@ -1,14 +1,13 @@
-"""The server's step: the way from the model to the clients' average, as the gradient of an optimizer.
+"""The server's step: it takes the difference between the clients' average and the model for a gradient.
 
-The average of a round is where the clients want to go, Δ = average − W. Taken for a negative gradient, it is what any
-optimizer can act on (Reddi et al., "Adaptive Federated Optimization", ICLR 2021). It acts on weights: singular vectors
-have another basis in every round, W has not. So momentum costs no byte and no work of a client, and it fills the rounds
-in which a term is not drawn.
+Δ = average − W is the way that the clients want to go. Any optimizer can take it for a negative gradient (Reddi et al.,
+"Adaptive Federated Optimization", ICLR 2021). The step acts on weights, since singular vectors have another basis in
+every round. So momentum costs a client neither bytes nor work, and it also moves the terms that a round does not draw.
 
 - `plain`: W ← W + η_g Δ.
 - `momentum`: m ← βm + Δ, W ← W + η_g m. FedAvgM: Hsu, Qi & Brown 2019 (arXiv 1909.06335).
-- `nesterov`: the same m, but clients are sent W + η_g βm, where the server expects to be next, and so correct its
-  course. The model is kept at that place. FedACG: Kim et al., CVPR 2024; Nesterov's momentum.
+- `nesterov`: the same m, but clients are sent W + η_g βm, the point that the server expects to reach next, and correct
+  its course. The model is kept at that point. FedACG: Kim et al., CVPR 2024; Nesterov's momentum.
 - `adam`: FedAdam, with β₁ = β, β₂ = 0.99 and ε = 10⁻³; η_g is far below 1 then.
 """
 
@@ -66,7 +65,7 @@ class ServerOptimizer:
         make = pick(SERVER_OPTIMIZERS, name, "server optimizer")
         for what, value, most in (("server_lr", lr, LARGEST_LR), ("server_momentum", momentum, 1.0)):
             if not (is_number(value) and 0 < value < most):
-                raise UserError(f"{what} is {value!r}; a number above 0 and below {most:g} is needed")
+                raise UserError(f"{what} is {value!r}; pass a number above 0 and below {most:g}")
         weights = unwrap(model).named_parameters()
         self._weights = {name: weight for name, weight in weights if weight.requires_grad} if make else {}
         self._optimizer = make(self._weights.values(), lr, momentum) if make and self._weights else None
@@ -75,7 +74,7 @@ class ServerOptimizer:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Step from where the model was after the last step; a model that has not moved, as in a lost round, stays."""
+        """Step from the model after the last step; a model that has not moved, as in a lost round, stays."""
         if self._optimizer is None:
             return
         ways = {name: old - self._weights[name] for name, old in self._old.items()}
@@ -88,7 +87,7 @@ class ServerOptimizer:
         self._optimizer.zero_grad()
         if (spoiled := find_nonfinite(dict(self._weights) | self.state_dict())) is not None:
             log.warning(
-                "the server's step makes %s NaN or Inf and is not taken; its momentum starts anew: lower server_lr",
+                "skipped the server's step, which would make %s NaN or Inf, and reset its momentum; lower server_lr",
                 spoiled,
             )
             for name, weight in self._weights.items():
@@ -97,7 +96,7 @@ class ServerOptimizer:
         self._remember()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return what it must know again to go on, as ``<weight>/<part>``; nothing before the first step."""
+        """Return the tensors needed to resume, by ``<weight>/<part>``; none before the first step."""
         held = self._optimizer.state_dict()["state"] if self._optimizer is not None else {}
         names = list(self._weights)
         return {f"{names[place]}/{part}": value for place, its in held.items() for part, value in its.items()}

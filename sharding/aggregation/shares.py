@@ -1,4 +1,4 @@
-"""A bound on the share of a round's weight that one client can have, whatever it says of its size."""
+"""A bound on one client's share of a round's weight, whatever size the client reports."""
 
 from collections.abc import Mapping
 
@@ -6,14 +6,14 @@ from sharding.planner import Client
 
 
 def cap_shares(weights: Mapping[Client, float], most: float) -> dict[Client, float]:
-    """Lower the largest weights to one level, at which none is above a share of their sum.
+    """Lower the largest weights to one level, so that no weight is above a share of their sum.
 
     Args:
         weights: positive.
-        most: that share, in (0, 1]; 1 for no bound. Where there are too few clients for it, all weigh the same.
+        most: the share, in (0, 1]; 1 for no bound. With too few clients for it, all get the same weight.
 
     Returns:
-        The weights; those that are not too large as they were, with the same bits.
+        The weights; those below the level are unchanged to the bit.
     """
     ordered = sorted(weights.values())
     if most == 1 or not ordered or ordered[-1] <= most * sum(ordered):

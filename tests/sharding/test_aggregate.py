@@ -153,19 +153,19 @@ FAULTS = {
     "whole numbers": (lambda shard: spoiled(shard, "v", lambda v: v.long()), "1.v is torch.int64, not torch.float64"),
     "bool": (lambda shard: with_dense(shard, lambda tensor: tensor > 0), "is torch.bool, not torch.float64"),
     "complex": (lambda shard: spoiled(shard, "u", lambda u: u + 1j), "1.u is torch.complex128, not torch.float64"),
-    "sparse": (lambda shard: spoiled(shard, "u", lambda u: u.to_sparse()), "1.u is no tensor of plain values"),
-    "meta": (lambda shard: spoiled(shard, "u", lambda u: u.to("meta")), "1.u is no tensor of plain values"),
-    "numpy": (lambda shard: spoiled(shard, "u", lambda u: u.numpy()), "1.u is no tensor of plain values but a ndarray"),
-    "text": (lambda shard: spoiled(shard, "v", lambda v: "v"), "1.v is no tensor of plain values but a str"),
-    "no u": (lambda shard: spoiled(shard, "u", lambda u: None), "1.u is no tensor of plain values but a NoneType"),
+    "sparse": (lambda shard: spoiled(shard, "u", lambda u: u.to_sparse()), "1.u is a Tensor, not a dense tensor"),
+    "meta": (lambda shard: spoiled(shard, "u", lambda u: u.to("meta")), "1.u is a Tensor, not a dense tensor"),
+    "numpy": (lambda shard: spoiled(shard, "u", lambda u: u.numpy()), "1.u is a ndarray, not a dense tensor"),
+    "text": (lambda shard: spoiled(shard, "v", lambda v: "v"), "1.v is a str, not a dense tensor"),
+    "no u": (lambda shard: spoiled(shard, "u", lambda u: None), "1.u is a NoneType, not a dense tensor"),
     "indices beyond": (lambda shard: spoiled(shard, "indices", lambda i: i + 1000), "1.indices are not those of the"),
     "indices below": (lambda shard: spoiled(shard, "indices", lambda i: -i - 1), "1.indices are not those of the plan"),
     "indices turned": (lambda shard: spoiled(shard, "indices", lambda i: i.flip(0)), "1.indices are not those of the"),
     "indices doubled": (lambda shard: spoiled(shard, "indices", lambda i: i[:1].repeat(2)), "1.indices are not those"),
     "indices broken": (lambda shard: spoiled(shard, "indices", lambda i: i.double()), "1.indices is torch.float64"),
-    "no indices": (lambda shard: spoiled(shard, "indices", lambda i: None), "1.indices is no tensor"),
+    "no indices": (lambda shard: spoiled(shard, "indices", lambda i: None), "1.indices is a NoneType"),
     "too few indices": (lambda shard: spoiled(shard, "indices", lambda i: i[:1]), r"1.indices has shape \(1,\)"),
-    "no multipliers": (lambda shard: spoiled(shard, "multipliers", lambda m: None), "1.multipliers is no tensor"),
+    "no multipliers": (lambda shard: spoiled(shard, "multipliers", lambda m: None), "1.multipliers is a NoneType"),
     "layers": (lambda shard: replace(shard, terms={}), "other layers: 1.u, 1.v, 4.u"),
     "another layer": (
         lambda shard: replace(shard, terms={**shard.terms, "x": shard.terms["1"]}),
@@ -184,8 +184,8 @@ FAULTS = {
     "bytes": (lambda shard: shard.to_bytes(), "a bytes, not a shard"),
     "another plan": (lambda shard: replace(shard, plan="0-0"), r"an update of the plan '0-0', not of '0-[0-9a-f]{16}'"),
     "no plan": (lambda shard: replace(shard, plan=None), "an update of the plan 'None'"),
-    "hollow": (lambda shard: replace(shard, terms=None), "no shard that can be read: AttributeError"),
-    "terms of nothing": (lambda shard: replace(shard, terms=dict.fromkeys(shard.terms)), "no shard that can be read"),
+    "hollow": (lambda shard: replace(shard, terms=None), "not a readable shard: AttributeError"),
+    "terms of nothing": (lambda shard: replace(shard, terms=dict.fromkeys(shard.terms)), "not a readable shard"),
 }
 
 
@@ -294,14 +294,14 @@ WRONG = {
 def test_the_servers_own_mistake_is_told_before_anything_is_touched(played, wrong):
     model, plan, updates = played
     before = deepcopy(model.state_dict())
-    with pytest.raises(UserError, match=rf"{next(iter(wrong))} is .* is needed"):
+    with pytest.raises(UserError, match=rf"{next(iter(wrong))} is .*; pass a"):
         aggregate(model, plan, updates, NUM_SAMPLES, **wrong)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
 def test_samples_that_are_no_mapping_are_told(played):
     model, plan, updates = played
-    with pytest.raises(UserError, match="num_samples is a list; a mapping is needed"):
+    with pytest.raises(UserError, match="num_samples is a list; pass a mapping"):
         aggregate(model, plan, updates, list(BUDGETS))
 
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from sharding import ShardPlanner, UserError, collective_inclusion, draw_terms, factorize, optimal_inclusion
 from sharding.client_sampling import SAMPLERS, Population, Profiles, mmfl_probabilities, round_time
-from sharding.errors import pick, shown
+from sharding.errors import Failure, Kind, pick, shown
 from sharding.inclusion import successive_inclusion
 from sharding.optim import clip_factors
 from sharding.svd.spectrum import decompose
@@ -155,3 +155,9 @@ def test_a_message_is_one_line_whatever_it_quotes():
     assert long.endswith("; do this instead")
     assert len(shown("x" * 100_000)) < 100
     assert len(shown(np.arange(1000.0))) < 100
+
+
+def test_why_a_client_failed_is_one_printable_line():
+    failure = Failure(Kind.FAILED, "x\nERROR the disk is full\x1b[2J" + "y" * 5000)
+    assert str(failure).startswith("x ERROR the disk is full?[2Jyyy")
+    assert len(str(failure)) == 500

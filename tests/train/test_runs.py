@@ -421,3 +421,21 @@ def test_the_training_set_is_evaluated_whole_and_changes_nothing(tmp_path):
     assert (last.pop("train_set_accuracy"), last.pop("train_set_loss")) == expected
     plain = read(run(tiny(tmp_path / "plain", "result=last", "evaluate_every=2")))
     assert without_times([first, last]) == without_times(plain)
+
+
+def test_callbacks_of_ones_own_are_closed_and_learn_whether_the_run_failed(tmp_path):
+    class Held(Callback):
+        def __init__(self, stops):
+            self.stops, self.failed = stops, None
+
+        def after_round(self, done):
+            if self.stops:
+                raise ZeroDivisionError
+
+        def close(self, failed=False):
+            self.failed = failed
+
+    run(tiny(tmp_path / "whole"), [sound := Held(False)])
+    with pytest.raises(ZeroDivisionError):
+        run(tiny(tmp_path / "broken"), [broken := Held(True)])
+    assert (sound.failed, broken.failed) == (False, True)

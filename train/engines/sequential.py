@@ -39,14 +39,10 @@ class SequentialEngine:
             loss = train_locally(model, job.clients[client], job.dataset, job.local, own_lr, job.clip, key)
             return Update(shard.read_from(model), loss)
         except Exception as error:  # a client's failure never stops a round
-            log.warning(
-                "client %s failed in round %d: %s",
-                client,
-                round,
-                error,
-                exc_info=log.isEnabledFor(logging.DEBUG),
-            )
-            return Update(None, None, Failure(Kind.FAILED, f"{type(error).__name__}: {error}"))
+            failure = Failure(Kind.FAILED, f"{type(error).__name__}: {error}")
+            debugged = log.isEnabledFor(logging.DEBUG)
+            log.warning("client %s failed in round %d: %s", client, round, failure, exc_info=debugged)
+            return Update(None, None, failure)
 
     def resident(self, shard: Shard) -> nn.Module:
         """Return the model that shards of this one's keep ratio are trained in."""

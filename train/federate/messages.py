@@ -15,14 +15,13 @@ from pydantic import Field, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
 from sharding import Shard
-from sharding.errors import FailureError, Kind, UserError
+from sharding.errors import FailureError, Kind, UserError, one_line
 from sharding.shard import update_norm
 from train.config.schema import Config, check_config
 from train.engines import Update
 
 STYPE = "spectral-sharding.shard"  # how to read an array's bytes; Flower does not look at them
 UPLOAD = "train.upload"  # the kind of message that asks a node for the update it keeps
-LONGEST = 500  # characters kept of a node's own words
 
 
 @dataclass(frozen=True)
@@ -179,12 +178,6 @@ def content_of(reply: Message) -> RecordDict:
         kind = Kind.ABSENT if reply.error.code == ErrorCode.NODE_UNAVAILABLE else Kind.FAILED
         raise FailureError(kind, f"error {reply.error.code}: {one_line(reply.error.reason)}")
     return reply.content
-
-
-def one_line(words: object) -> str:
-    """Return a node's words as one printable line, which cannot forge a line of the log or steer the terminal."""
-    line = " ".join(str(words)[: 2 * LONGEST].split())
-    return "".join(letter if letter.isprintable() else "?" for letter in line)[:LONGEST]
 
 
 def _names(record: RecordDict | ArrayRecord) -> str:

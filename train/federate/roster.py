@@ -17,10 +17,10 @@ from typing import TypeVar
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from sharding.errors import UserError, few
+from sharding.errors import UserError, few, one_line
 from sharding.planner import Client
 from train.config.schema import Config
-from train.federate.messages import Card, config_text, one_line
+from train.federate.messages import Card, config_text
 from train.federate.status import Status
 from train.rundir.files import CLIENTS_FILE
 

@@ -4,9 +4,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from models import build_model
 from sharding import ShardPlanner
-from sharding.errors import Failure, Kind, UserError
+from sharding.errors import Failure, Kind, UserError, one_line
 from train.engines import Update
-from train.federate.messages import Card, Order, one_line, read_reply, reply_record
+from train.federate.messages import Card, Order, read_reply, reply_record
 
 
 @pytest.fixture
