@@ -77,18 +77,18 @@ def measure_layer(name: str, seconds: float) -> dict[str, object]:
         passes[f"{ratio}"] = one_pass(small, x)
         passes[f"{ratio} omega"] = one_pass(Omega(small), scaled_by(small, x))
     best = in_turns(passes, seconds)
-    told: dict[str, object] = {"dense_ms": round(1e3 * best["dense"], 3)}
+    report: dict[str, object] = {"dense_ms": round(1e3 * best["dense"], 3)}
     cost = Cost.of(dense)
     for ratio in RATIOS:
         mine, omega = best[f"{ratio}"], best[f"{ratio} omega"]
-        told[f"{ratio}"] = {
+        report[f"{ratio}"] = {
             "of_dense": round(mine / best["dense"], 4),
             "bar": BARS.get((name, ratio)),
             "multiply_adds": round(num_terms(rank_of(dense), ratio) * cost.term / cost.whole, 4),
             "omega": round(omega / mine, 4),
             "omega_bar": OMEGA_BAR,
         }
-    return told
+    return report
 
 
 def measure_factorize(seconds: float) -> dict[str, float]:

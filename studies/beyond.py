@@ -107,7 +107,7 @@ METHODS: dict[str, Sequence[str]] = {
     ],
     "narrow, equal bytes, nesterov, average": ["strategy=dense", *NESTEROV, *AVERAGE],
     "top_n, low_rank, scaled, nesterov": ["strategy=top_n", "init=low_rank", *SCALED, *NESTEROV],
-    "collective, double steps": ["strategy=collective", "server_lr=2"],  # as far as nesterov goes in the long run
+    "collective, double steps": ["strategy=collective", "server_lr=2"],  # the length of nesterov in the long run
     "collective, int8": ["strategy=collective", "compression=int8"],
 }
 # Sub-models by width, studies/width.py; the second word is the kind of windows.
@@ -196,9 +196,9 @@ def table(curves: Mapping[str, Curve]) -> str:
             courses = [[accuracy_near(its, part) for its in seeds.values()] for part in (*parts, 1.0)]
             best = [100 * max(at.test_accuracy for at in its) for its in seeds.values()]
             moved = f"{(last.bytes_up + last.bytes_down) / 1e9:.1f}"
-            told = [NOTHING if any(map(isnan, values)) else mean_and_spread(values) for values in (*courses, best)]
+            shown = [NOTHING if any(map(isnan, values)) else mean_and_spread(values) for values in (*courses, best)]
             which = ", ".join(map(str, seeds))
-            rows.append([method, last.rounds, moved, which, *told, difference(seeds, runs[BASELINE])])
+            rows.append([method, last.rounds, moved, which, *shown, difference(seeds, runs[BASELINE])])
     ways = (f"{100 * part:.0f} % of it" for part in parts)
     head = ("method", "rounds", "GB", "seeds", *ways, "end", "best", f"end minus {BASELINE}")
     return markdown_table(head, rows)

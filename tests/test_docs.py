@@ -162,7 +162,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
 
 def test_every_committed_result_is_on_the_page_that_says_what_it_supports():
     if not (ROOT / ".git").exists():
-        pytest.skip("no checkout, so that nobody knows what is committed")
+        pytest.skip("no checkout, so committed files are unknown")
     listed = subprocess.run(["git", "ls-files", "results"], cwd=ROOT, capture_output=True, text=True, check=True)
     files = [name.removeprefix("results/") for name in listed.stdout.splitlines()]
     rows = re.findall(r"^\| (`.*?`) \|", TEXTS["docs/results/index.md"], re.M)
