@@ -25,6 +25,7 @@ from train.config.schema import Config, load_config, read_config
 from train.experiment import assign_keep_ratios, read_dataset, share_out
 from train.federate.client_app import write_data
 from train.federate.keys import LOOPBACK, write_certificates, write_node_key
+from train.federate.messages import one_line
 from train.federate.roster import Patience
 from train.federate.server_app import ENGINE, ROOT, check_federated
 from train.federate.status import FINISHED, FOLDER, Status
@@ -275,9 +276,9 @@ def revive(processes: Processes, ended: set[str], since: dict[str, float], logs:
 
 
 def last_words(path: Path) -> str:
-    """Return the last line of a log that is not blank."""
+    """Return the last line of a log that is not blank, printable."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "its log is empty")[:300]
+    return next((one_line(line) for line in reversed(text.splitlines()) if line.strip()), "its log is empty")[:300]
 
 
 def free_port() -> int:

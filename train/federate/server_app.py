@@ -122,7 +122,7 @@ def assemble_over(config: Config, grid: Grid, patience: Patience) -> Experiment:
     """
     check_federated(config)
     dataset = read_dataset(config).without_training().to(find_device(config.device))
-    nodes = Nodes(grid, config, patience, read_roster(config), read_keys(config))
+    nodes = Nodes(grid, config, patience, *recall(config))
     nodes.gather()
     cards: dict[Client, Card] = dict(sorted(nodes.roster.items()))
     ratios = {client: card.keep_ratio for client, card in cards.items()}
@@ -138,22 +138,20 @@ def assemble_over(config: Config, grid: Grid, patience: Patience) -> Experiment:
     return experiment
 
 
-def read_roster(config: Config) -> dict[int, Card]:
-    """Return what the clients said of themselves in the run that the directory holds, if there is one.
+def recall(config: Config) -> tuple[dict[int, Card], dict[int, str]]:
+    """Return what each client first said of itself in the run that the directory holds, and its node's key.
+
+    Returns:
+        The clients' cards, and digests of the keys of the nodes that had one; both empty if there is no run.
 
     Raises:
         UserError: the file is damaged.
     """
-    told = read_clients(config.directory).get(config.name, {"samples": [], "keep_ratios": []})
+    held = read_clients(config.directory).get(config.name, {"samples": [], "keep_ratios": [], "node_keys": []})
     try:
-        pairs = zip(told["keep_ratios"], told["samples"], strict=True)
-        return {client: Card(client, ratio, size) for client, (ratio, size) in enumerate(pairs)}
+        pairs = enumerate(zip(held["keep_ratios"], held["samples"], strict=True))
+        cards = {client: Card(client, ratio, size) for client, (ratio, size) in pairs}
     except (ValueError, TypeError) as error:
         path = config.directory / CLIENTS_FILE
         raise UserError(f"cannot read {path}: {error}; delete it, and the server asks the nodes again") from error
-
-
-def read_keys(config: Config) -> dict[int, str]:
-    """Return, by client, the digest of its node's key in the run that the directory holds; nothing if it had none."""
-    told = read_clients(config.directory).get(config.name, {"node_keys": []})
-    return {client: key for client, key in enumerate(told["node_keys"]) if key}
+    return cards, {client: key for client, key in enumerate(held["node_keys"]) if key}

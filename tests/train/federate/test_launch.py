@@ -131,6 +131,12 @@ def test_a_node_that_ends_is_named_and_started_again_after_a_while(config, caplo
     assert [record.getMessage().partition(" and")[0] for record in caplog.records] == ["node-1 has ended"]
 
 
+def test_the_last_words_of_a_process_are_one_printable_line(tmp_path):
+    (tmp_path / "log").write_text("first\nno \x1b[2Jconnection \n \n")
+    assert launch.last_words(tmp_path / "log") == "no ?[2Jconnection"
+    assert launch.last_words(tmp_path / "none") == "its log is empty"
+
+
 def test_rounds_without_an_update_are_counted_in_the_end(config, caplog):
     follow(config, {"rounds": [LOST, HEARD]}, {"rounds": [LOST], "ended": FINISHED})
     assert "2 of 3 rounds had no update" in caplog.text

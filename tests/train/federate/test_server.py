@@ -226,7 +226,7 @@ def test_the_first_word_of_a_client_holds_for_the_run(config, caplog):
     longer = ours.model_copy(update={"rounds": 1})
     nodes = Nodes(settings(longer))
     nodes.settings[107] = nodes.settings[107] | {"keep-ratio": 0.9}
-    roster = server_app.read_roster(ours)
+    roster, _ = server_app.recall(ours)
     known = waiting.Nodes(nodes, longer, Patience(0.5, 0.5), roster)
     assert sorted(known.online()) == [0, 2, 3]
     assert "but this run began with" in caplog.text
@@ -263,7 +263,7 @@ def keyed(config, **kwargs):
 
 
 def resumed(config, grid):
-    return waiting.Nodes(grid, config, Patience(0.5, 0.5), server_app.read_roster(config), server_app.read_keys(config))
+    return waiting.Nodes(grid, config, Patience(0.5, 0.5), *server_app.recall(config))
 
 
 def test_a_client_belongs_to_one_key_when_the_server_starts_again(config, caplog):
@@ -374,7 +374,7 @@ class Late(Nodes):
 def test_a_run_that_goes_on_waits_for_its_nodes_and_goes_on_without_those_that_stay_away(config, caplog):
     ours = config("rounds=1", "clients.per_round=4")
     over(ours, Nodes(settings(ours)))
-    roster = server_app.read_roster(ours)
+    roster, _ = server_app.recall(ours)
     known = waiting.Nodes(Late(settings(ours)), ours, Patience(0.5, 0.5), dict(roster))
     known.gather()
     assert sorted(known.online()) == [0, 1, 2, 3]
