@@ -1,4 +1,4 @@
-"""What goes wrong: a user's mistake, told in one line, and a client's failure, which is of a kind."""
+"""Errors: a user's mistake, reported in one line, and a client's failure, which has a kind."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ LONGEST_FOREIGN = 500  # characters that are kept of another machine's words
 
 
 class UserError(ValueError):
-    """Something the caller asked for that one line can explain; the command line shows just that line.
+    """A mistake of the caller that one line can explain; the command line shows only that line.
 
-    Whatever the message quotes, it stays one line, and is cut in the middle where it is too long for anybody to read.
+    The message is always one line, and is cut in the middle where it is too long.
     """
 
     def __init__(self, message: str) -> None:

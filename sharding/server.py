@@ -1,4 +1,4 @@
-"""The server of federated training: it holds the model, cuts shards of it, averages what comes back, takes its step.
+"""The server of federated training: it holds the model, cuts shards, averages the updates and takes its step.
 
 One round is `plan` → updates → `aggregate`; `round` does all three, where a function trains a client's shard.
 """
@@ -31,7 +31,7 @@ class Server:
         model: dense; trained in place.
         planner: decides which terms each client is sent.
         optimizer: takes the server's step; FedAvg's by default.
-        averaged: the average of the rounds' models (`iterate_average`), if that is what is evaluated.
+        averaged: the average of the rounds' models (`iterate_average`), if the average is evaluated.
         norm_bound: leaves out updates above this multiple of the median norm, see `Average`.
         trim: share of the values that the trimmed mean leaves out, see `Average`.
         max_share: the most that one client may have of a round's weights, see `Average`.
@@ -80,7 +80,7 @@ class Server:
         return Average(plan, num_samples, self._norm_bound, self._trim, self._max_share)
 
     def step(self, average: Average, total: float | None = None) -> Aggregation:
-        """Move the model to the average, by the server's optimizer; return who was averaged in."""
+        """Move the model to the average, by the server's optimizer; return which clients were averaged in."""
         outcome = average.write_to(self.model, total, self.optimizer.rate)
         self.optimizer.step()
         if self.averaged is not None:
@@ -94,7 +94,7 @@ class Server:
         train: Callable[[Client, Shard], Shard | None],
         num_samples: Mapping[Client, float] | None = None,
     ) -> Aggregation:
-        """Run one round and return who was averaged in.
+        """Run one round and return which clients were averaged in.
 
         Args:
             round: its number, from 0; the draws depend on it and on the planner's seed.

@@ -2,9 +2,9 @@
 
 All index arithmetic is here: cutting terms out of a spectrum, and saying which columns a returned vector belongs to.
 
-Frozen tensors are sent, but do not come back, and so are integers and masks: a client computes with the server's, and
-nobody averages them. On a wire that rounds (`sharding.transport.compression`) what is sent is rounded, and what comes
-back are changes.
+Frozen tensors, integers and masks are sent but not returned: a client computes with the server's, and they are not
+averaged. With a compression that rounds (`sharding.transport.compression`), what is sent is rounded, and clients return
+changes.
 """
 
 import json
@@ -73,7 +73,7 @@ class Shard:
         terms: by layer name.
         dense: everything else in the state dict (first and last layers, norms, biases, embeddings), by state-dict key;
             but extra state and the counters of batch norms, which are each model's own. The shards of a round share
-            these tensors; nobody writes to them.
+            these tensors, which are never written to.
         keep_ratio: r that it was cut for; 1 where nothing is left out.
         frozen: the names in `terms` and `dense` of what is neither trained nor sent back; all integers are.
         plan: which plan it is of, ``<round>-<digest>``; an update must be of the same. Empty outside of any plan.
@@ -222,7 +222,7 @@ class Shard:
         """Copy this shard's values into a client's model, inside DDP, `torch.compile` or FSDP2 or not.
 
         Raises:
-            UserError: names, shapes or numbers of terms are not those of the model; all that differ are told.
+            UserError: names, shapes or numbers of terms differ from the model's; the message lists all of them.
         """
         state = self.matching_state(model)
         for name, tensor in self.state().items():

@@ -1,4 +1,4 @@
-"""What counts as a number, and vectors of them, whatever a caller passes in their place."""
+"""Checks of numbers and of vectors of numbers."""
 
 from math import isfinite
 from typing import Any, TypeGuard
@@ -10,7 +10,7 @@ from sharding.errors import UserError, shown
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Tell whether a value is a finite real number that a float can hold; truth values are none."""
+    """Return whether a value is a finite real number that a float can hold; booleans are not."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         return False
     try:
@@ -20,7 +20,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Tell whether a value is a whole number, be it a float."""
+    """Return whether a value is a whole number; a float can be one."""
     return is_number(value) and float(value).is_integer()
 
 

@@ -38,7 +38,7 @@ class Experiment:
         num_samples: D_c of every client.
         dense_nbytes: what dense FedAvg sends one client, one way.
         node_keys: in a federation, a digest of the public key of each client's node.
-        consult: where clients keep their updates until they are asked: trains a plan, and returns who is heard.
+        consult: where clients keep their updates until asked, trains a plan and returns the selected clients.
     """
 
     config: Config
@@ -126,7 +126,7 @@ def put_together(
     num_samples: Mapping[Client, int],
     engine: Callable[[Job], Engine],
 ) -> Experiment:
-    """Make an experiment of what is known of the clients; their samples may be elsewhere, and `clients` empty.
+    """Build an experiment; the clients' samples may be on other machines, and `clients` empty.
 
     Args:
         config: of the run.
@@ -173,7 +173,7 @@ def put_together(
 def first_model(config: Config, dataset: Dataset, strategy: Strategy, most: float) -> nn.Module:
     """Build the server's model, on the data's device; with `init=low_rank` of the rank that `most`, an r, allows.
 
-    A strategy that sends everybody everything starts with the whole.
+    Strategies that send all terms start from the full-rank model.
     """
     model = make_model(config, dataset).to(dataset.test.targets.device)
     ratio = 1.0 if strategy.allocate is None else strategy.keep_ratio or most
@@ -190,7 +190,7 @@ def find_engine(config: Config) -> Callable[[Job], Engine]:
     """Return what makes the engine of this name.
 
     Raises:
-        UserError: there is none, or it trains with one thread a process.
+        UserError: an unknown engine, or several threads for an engine that has one a process.
     """
     if config.threads > 1 and config.engine != "sequential":
         raise UserError(f"threads={config.threads} needs engine=sequential; engine={config.engine} has one a process")
@@ -235,7 +235,7 @@ def nbytes_whole(model: nn.Module) -> int:
 
 
 def make_model(config: Config, dataset: Dataset) -> nn.Module:
-    """Build the server's model; its initial weights depend on the world's seed alone."""
+    """Build the server's model; its initial weights depend only on `data_seed`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(config.seed_of_data, "model"))
         name, options = config.model.name, config.model.options
@@ -285,5 +285,5 @@ def find_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.ones(1, device=device).tolist()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UserError(f"device {shown(name)} is not to be had here; use device=auto or device=cpu") from error
+        raise UserError(f"device {shown(name)} is not available here; use device=auto or device=cpu") from error
     return device

@@ -1,4 +1,4 @@
-"""What a round reports besides its time: losses, accuracies, bytes, and who was left out and why."""
+"""The metrics of a round besides its time: losses, accuracies, bytes, and which clients were left out and why."""
 
 from collections import Counter
 from collections.abc import Mapping

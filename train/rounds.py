@@ -16,7 +16,7 @@ from train.runtime.clock import Clock
 def run_rounds(
     experiment: Experiment | MultiModel, start: int, callbacks: Sequence[Callback] = ()
 ) -> FinishedRound | None:
-    """Run the rounds `init` … `config.rounds` − 1, or until a callback ends the run; return the last of them."""
+    """Run the rounds `start` … `config.rounds` − 1, or until a callback ends the run; return the last one."""
     config, done = experiment.config, None
     for t in range(start, config.rounds):
         clock, cohort = Clock(), experiment.sampler.cohort(t)

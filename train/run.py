@@ -55,14 +55,14 @@ def run(
 
     Args:
         config: of the run.
-        callbacks: look on, besides those that write the run's files.
-        resume: go on with the run that the directory holds, from its last checkpoint; with more rounds where the
-            schedule leaves those before as they were.
+        callbacks: called after those that write the run's files, and closed at the end.
+        resume: continue the run that the directory holds, from its last checkpoint; with more rounds where the schedule
+            leaves the earlier ones unchanged.
         build: makes the parts of the run; those of a simulation by default.
 
     Raises:
         UserError: the directory holds a run already (or another one, on resuming), or a part cannot be built.
-        RunError: the run cannot go on: a full disk, a worker that died, a training that diverged.
+        RunError: the run cannot continue: a full disk, a worker that died, a training that diverged.
         Stopped: a signal asked for it; there is a checkpoint of the last finished round.
     """
     import_parts(config.plugins)
@@ -74,7 +74,7 @@ def run(
 
 
 def _train(config: Config, callbacks: Sequence[Callback], resume: bool, build: Build) -> None:
-    """Train in a directory that nobody else writes to."""
+    """Train in a directory that no other process writes to."""
     held = Provenance.read(config.directory) if resume else None
     experiment = prepare(config, held, build)
     try:

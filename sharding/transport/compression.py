@@ -1,14 +1,14 @@
-"""Fewer bits for a shard's numbers: what is rounded on the wire, and to what.
+"""Compression: which of a shard's numbers are rounded in transport, and how.
 
 `bfloat16` takes two bytes for a number. `int8` takes one: an integer of at most 127, times a power of two that the
 numbers of one vector share, which is a singular vector, or all weights of one output in what is sent whole. (That is
 block floating point, as in the OCP microscaling formats.) Powers of two round nothing, so that what lies on this grid
-stays as it is when it is sent again, and every machine reads the same bits. Numbers that stand alone, as ω, biases and
-norms, stay as they are; so do those that are not float32.
+stays as it is when it is sent again, and every machine reads the same bits. Single numbers, such as ω, biases and
+norms, stay as they are, and so does everything that is not float32.
 
-Down go rounded vectors. Up comes the client's *change*, rounded on a grid of its own, so that the error is small
-against the change, however small that is against the vector. The server adds the mean change to the vectors that it
-has itself: what the way down loses does not enter the model.
+The server sends rounded vectors. A client returns its *change*, rounded on its own grid, so that the error is small
+relative to the change. The server adds the mean change to its own vectors, so that rounding on the way down does not
+enter the model.
 """
 
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ def round_outputs(tensor: Tensor, wire: str) -> Tensor:
 def encode(tensors: Mapping[str, Tensor], wire: str) -> dict[str, Tensor]:
     """Return what travels of a shard's tensors, by their keys in the wire form; what is not on the grid is rounded.
 
-    On the `meta` device types and shapes alone are told.
+    On the `meta` device, only types and shapes are returned.
     """
     if wire == EXACT:
         return dict(tensors)
@@ -73,7 +73,7 @@ def decode(tensors: Mapping[str, Tensor], wire: str) -> dict[str, Tensor]:
     """Return what `encode` was given, on the grid.
 
     Raises:
-        UserError: nothing that `encode` returns.
+        UserError: the tensors are not what `encode` returns.
     """
     if not isinstance(wire, str) or wire not in COMPRESSIONS:
         raise UserError(

@@ -60,7 +60,7 @@ def from_bytes(data: bytes | bytearray | memoryview) -> tuple[Named, Words]:
     """Read a safetensors file, onto the CPU.
 
     Raises:
-        UserError: the bytes are none.
+        UserError: the bytes are not a shard.
     """
     if not isinstance(data, bytes | bytearray | memoryview):
         raise UserError(f"a {type(data).__name__} is no shard; the bytes that Shard.to_bytes returned are needed")
@@ -81,7 +81,7 @@ def from_file(path: Path) -> tuple[Named, Words]:
     """Read a safetensors file, onto the CPU; its contents are mapped, not copied.
 
     Raises:
-        UserError: the file is none.
+        UserError: the file is not a shard.
     """
     try:
         with path.open("rb") as file:
@@ -98,7 +98,7 @@ def _contiguous(tensors: Named) -> dict[str, Tensor]:
 
 
 def _metadata(file: BinaryIO) -> dict[str, str]:
-    """Return the words in the header: 8 bytes that tell its length, then JSON."""
+    """Return the words in the header: 8 bytes with its length, then JSON."""
     length = int.from_bytes(file.read(8), "little")
     if length > LONGEST_HEADER:
         raise ValueError(f"a header of {length} bytes, and more than {LONGEST_HEADER} are not read")

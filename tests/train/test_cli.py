@@ -112,7 +112,7 @@ def test_a_second_run_overwrites_nothing_and_resume_goes_on(tmp_path, train):
     again = train(*arguments)
     assert again.returncode == 2
     assert again.stderr.strip().endswith(
-        "already holds a run; choose another with output=…, or go on with it by --resume"
+        "already holds a run; choose another with output=…, or continue it with --resume"
     )
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
     model = (tmp_path / "model.safetensors").read_bytes()

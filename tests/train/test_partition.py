@@ -281,7 +281,7 @@ def text() -> Dataset:
         ("shards", text, 2, 1.0, "play has no classes"),
         ("pachinko", text, 2, 1.0, "pachinko needs superclasses"),
         ("natural", text, 2, 1.0, "clients.count=2 is more than the 1 natural clients"),
-        ("natural", lambda: dataset(np.zeros(4, dtype=np.int64)), 2, 1.0, "toy has none; try iid"),
+        ("natural", lambda: dataset(np.zeros(4, dtype=np.int64)), 2, 1.0, "toy has none"),
     ],
 )
 def test_mistakes_are_told_in_one_line(

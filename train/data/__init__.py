@@ -46,7 +46,7 @@ _EMPTY: dict[str, Callable[..., Dataset]] = {
 
 
 def empty_dataset(name: str, options: Mapping[str, object] | None = None) -> Dataset:
-    """Return what is known of a dataset without its samples: both splits are empty, nothing is read.
+    """Return a dataset without its samples: both splits are empty, and nothing is read.
 
     Args:
         name: of a dataset of this package.
@@ -72,7 +72,7 @@ def load_dataset(
         name: a key of `DATASETS`.
         root: folder that holds the dataset's folder, `default_root()` if not given; `digits` and `synthetic` need none.
         download: fetch an image dataset into `root` when it is not there.
-        limit: read just the first so many images of each split, to try something quickly; the embedded digits
+        limit: read only the first so many images of each split, to try something quickly; the embedded digits
             and the text are small, and are always read whole.
         options: the loader's own keyword-only arguments.
 
@@ -86,5 +86,5 @@ def load_dataset(
 
 
 def default_root() -> Path:
-    """Return where the datasets lie unless told otherwise: `$SHARDING_DATA`, or `data` in the current folder."""
+    """Return the default folder of the datasets: `$SHARDING_DATA`, or `data` in the current folder."""
     return Path(os.environ.get("SHARDING_DATA") or "data").expanduser()

@@ -1,6 +1,6 @@
-"""Images are decoded once on a machine: the pixels are kept under a name that follows from the files' own content.
+"""Images are decoded once on a machine: the pixels are kept under a name that depends on the content of the files.
 
-So nothing in the cache can be out of date, and it may be deleted at any time. It lies in `$SHARDING_CACHE`, or
+So the cache cannot be out of date, and you may delete it at any time. It is in `$SHARDING_CACHE`, or
 `spectral-sharding` under `$XDG_CACHE_HOME` or `~/.cache`; where it cannot be written, images are decoded each time.
 """
 

@@ -13,7 +13,7 @@ from train.data.dataset import Dataset, Split
 def hold_out(dataset: Dataset, count: int, seed: int) -> Dataset:
     """Return the dataset with `count` random samples of its training split in place of the test split.
 
-    They are no client's; natural clients keep a sample at least, their first.
+    No client has them. Natural clients keep at least one sample, their first.
 
     Args:
         dataset: as it was loaded.

@@ -70,7 +70,7 @@ def download(name: str, folder: Path) -> None:
     """Fetch a dataset into `folder`, in its official layout.
 
     Raises:
-        UserError: torchvision cannot fetch this dataset, or could not just now.
+        UserError: torchvision cannot fetch this dataset, or the download failed.
     """
     if name not in DOWNLOADS:
         raise UserError(f"data.download=true cannot fetch {name}, only {', '.join(DOWNLOADS)}; place it in {folder}")

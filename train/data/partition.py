@@ -40,7 +40,7 @@ def partition(
         dataset: what to share out.
         num_clients: number of shares.
         rng: decides everything random.
-        how: how alike the clients are, or its `alpha` alone.
+        how: how alike the clients are, or only its `alpha`.
         options: the scheme's own keyword-only arguments.
 
     Raises:
@@ -201,7 +201,7 @@ def _log_dirichlet(parameters: np.ndarray, rng: np.random.Generator) -> np.ndarr
 
 
 def _draw(log_weights: np.ndarray, capacity: np.ndarray, total: int, rng: np.random.Generator) -> np.ndarray:
-    """Count draws of classes in proportion to weights, one by one, passing over those that have run out.
+    """Count draws of classes in proportion to weights, one by one, without the classes that have run out.
 
     Instead of one by one, all that is missing is drawn at once; what exceeds a class's capacity is drawn
     again from the classes that still have some. Independent draws that get rejected change nothing for the
@@ -238,7 +238,7 @@ def _deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> P
 
 
 def _collect(order: np.ndarray, owners: np.ndarray, num_clients: int) -> Partition:
-    """LayerContext the samples `order` by their `owners`, ascending within each client."""
+    """Group the samples `order` by their `owners`, ascending within each client."""
     sizes = np.bincount(owners, minlength=num_clients)
     return np.split(order[np.lexsort((order, owners))], np.cumsum(sizes)[:-1])
 
@@ -273,7 +273,7 @@ def _pachinko(dataset: Dataset, num_clients: int, rng: np.random.Generator, how:
 def _natural(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: Concentration) -> Partition:
     if dataset.natural is None:
         raise UserError(
-            f"natural needs data with clients of its own, as shakespeare or synthetic; {dataset.name} has none; try iid"
+            f"natural needs data with clients, as shakespeare or synthetic; {dataset.name} has none: try iid"
         )
     return natural(dataset.natural, num_clients, rng)
 

@@ -1,4 +1,4 @@
-"""Files of data that are damaged, or are something else, told in one line."""
+"""Data files that are damaged or of another kind are reported in one line."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,10 +9,10 @@ from sharding.errors import UserError
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Read a file or folder; whatever goes wrong, for its readers raise errors of all kinds, is its fault.
+    """Turn any error in reading a file or folder into one line, since readers raise errors of all kinds.
 
     Raises:
-        UserError: naming it, and what was wrong in the reader's words.
+        UserError: naming the path, with the reader's message.
     """
     try:
         yield

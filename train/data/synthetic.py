@@ -1,4 +1,4 @@
-"""Synthetic(α, β): every client has a logistic model of its own, and inputs around a center of its own.
+"""Synthetic(α, β): every client has its own logistic model, and inputs around its own center.
 
 Li et al. 2020, "Federated Optimization in Heterogeneous Networks" (FedProx), Section 5.1: client k draws u ~ N(0, α²),
 W and b ~ N(u, 1), B ~ N(0, β²), v ~ N(B, 1); its inputs are x ~ N(v, Σ) with Σ_jj = j^−1.2, the class of each is the

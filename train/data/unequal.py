@@ -1,6 +1,6 @@
 """Partitions of the client-sampling studies: few large clients, and clients that hold a few classes only.
 
-They need not use all samples: each client gets as many as its size says, from classes of its own in equal parts.
+They need not use all samples: each client gets as many as its size says, in equal parts from its classes.
 """
 
 from collections.abc import Sequence
@@ -31,8 +31,8 @@ def two_sizes(
 ) -> Partition:
     """Make the first `share` of the clients large and the others small.
 
-    Tasks that share their clients thus agree on who is large. With the defaults a tenth of the clients has 52.6 % of
-    the data: Zhang et al. 2024 (multi-model federated learning), first experiment.
+    Tasks that share their clients thus have the same large clients. With the defaults a tenth of the clients has
+    52.6 % of the data: Zhang et al. 2024 (multi-model federated learning), first experiment.
 
     Args:
         dataset: with classes.
@@ -41,11 +41,11 @@ def two_sizes(
         how: not used.
         share: of the clients that are large, rounded to whole clients.
         large: (least, most) samples of a large client, all numbers between alike.
-        small: likewise of a small one.
+        small: (least, most) samples of a small client.
         classes: of a client; 0 mixes all.
 
     Raises:
-        UserError: a range or a share that is none, or too few samples.
+        UserError: an invalid range or share, or too few samples.
     """
     labels = labels_of(dataset)
     if not 0 <= share <= 1:
@@ -87,7 +87,7 @@ def power_law_classes(
         classes: (least, most) of a client, all numbers between alike.
 
     Raises:
-        UserError: a range that is none, or too few samples.
+        UserError: an invalid range, or too few samples.
     """
     total = samples or len(dataset.train)
     if not num_clients <= total <= len(dataset.train):
@@ -105,7 +105,7 @@ def make_uneven(parts: Partition, low: int, high: int, drop: float, rng: np.rand
     (their unbalanced FEMNIST).
 
     Raises:
-        UserError: nobody is left.
+        UserError: no client is left.
     """
     kept = []
     for part in parts:
@@ -120,7 +120,8 @@ def make_uneven(parts: Partition, low: int, high: int, drop: float, rng: np.rand
 def limited(labels: np.ndarray, sizes: Counts, kinds: Counts, rng: np.random.Generator) -> Partition:
     """Give client c `sizes[c]` samples of `kinds[c]` classes, as equally many of each as can be.
 
-    The classes are drawn at random among those that still have enough; who needs most of a class chooses first.
+    The classes are drawn at random among those with enough samples left; the client that needs most of a class chooses
+    first.
 
     Raises:
         UserError: more classes than there are, or not enough samples of any.

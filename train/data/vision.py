@@ -1,4 +1,4 @@
-"""Image datasets from local folders: where to look, what to read, what to say when nothing is there."""
+"""Image datasets from local folders: where they are looked for, how they are read, and the message if none is there."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -73,7 +73,7 @@ def load_images(name: str, root: Path, download: bool, limit: int | None) -> Dat
         name: a key of `SOURCES`.
         root: folder that holds the dataset's own folder.
         download: fetch what is missing, into `root`.
-        limit: keep just the first so many samples of each split.
+        limit: keep only the first so many samples of each split.
 
     Raises:
         UserError: no such data, and not downloaded; or its images or labels are not of the expected kind.

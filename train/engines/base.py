@@ -1,4 +1,4 @@
-"""What an engine is."""
+"""The interface of an engine."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -33,7 +33,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What is kept of an update once it is summed up: its loss, why it failed, and the bytes it took to send it."""
+    """What is kept of an update after it is summed: its loss, why it failed, and its size in bytes."""
 
     loss: Tensor | None
     failure: Failure | None
@@ -59,7 +59,7 @@ class Job:
         local: epochs, batch size and so on.
         clip: τ, or None for no clipping.
         seed: of the run.
-        plugins: modules with parts of one's own, for processes that start anew.
+        plugins: modules with custom parts, which new processes import.
         step_scales: what the step sizes of some clients are multiplied by.
     """
 
@@ -93,12 +93,12 @@ class Engine(Protocol):
     """Trains every client of a plan on its own shard and its own data."""
 
     def train(self, plan: Plan, round: int, lr: float) -> Updates:
-        """Yield one update for each client as they come, so that memory does not grow with the cohort.
+        """Yield one update for each client as it arrives, so that memory does not grow with the cohort.
 
-        Their order follows from the plan and the clients' data alone. A client's failure is an update that says so.
+        The order depends only on the plan and the clients' data. The update of a client that failed says why.
         """
         ...
 
     def close(self) -> None:
-        """Let go of what the engine holds besides memory."""
+        """Release what the engine holds besides memory."""
         ...

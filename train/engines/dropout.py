@@ -1,8 +1,7 @@
-"""Dropout whose masks follow from what they are for: (seed, round, client), the step, the sample and the place.
+"""Dropout whose masks depend only on (seed, round, client), the step, the sample and the place.
 
 torch draws dropout from one stream of the device, so that a mask depends on everything drawn before it. Here every
-number is a hash of its own key (a counter-based generator): the same on CPU and GPU, whatever follows the sample in its
-batch.
+number is a hash of its key (a counter-based generator), so it is the same on CPU and GPU and in any batch.
 """
 
 from collections.abc import Sequence
@@ -94,7 +93,7 @@ def key_dropout(model: nn.Module) -> Masks:
 
 
 def name_of(module: nn.Module) -> str:
-    """Return the full name of a module's class: so timm's are told without importing timm, which takes seconds."""
+    """Return the full name of a module's class, which identifies timm's classes without the slow import of timm."""
     return f"{type(module).__module__}.{type(module).__qualname__}"
 
 

@@ -1,4 +1,4 @@
-"""A client's training in one round: SGD on its shard unless told otherwise, clipped and decayed as the design says."""
+"""A client's training in one round: SGD on its shard by default, with clipping and decay."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ class Shares(Mapping[Client, ClientData]):
 
     Args:
         inputs: those of all clients, one client after the other.
-        targets: likewise.
+        targets: those of all clients, in the same order.
         sizes: D_c of clients 0, 1, ….
     """
 
@@ -85,7 +85,7 @@ def train_locally(
         local: epochs, batch size, momentum, decay.
         lr: of this round.
         clip: τ, or None for no clipping.
-        key: (seed, round, client); the order of the samples, flips and dropout follow from it alone.
+        key: (seed, round, client); determines the order of the samples, flips and dropout.
     """
     model.train()
     optimizer = OPTIMIZERS[local.optimizer](

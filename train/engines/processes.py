@@ -1,4 +1,4 @@
-"""The cohort shared out among processes of one thread each, or among GPUs where there are several.
+"""Train the cohort in several processes of one thread each, or on several GPUs.
 
 Each process trains whole clients as `sequential` does, and updates are handed on in the order of the plan: the result
 is that of `sequential`, bit for bit, for any number of processes. Shards travel in their wire form, in shared memory.
@@ -91,7 +91,7 @@ class ProcessesEngine:
                     futures[later] = submit(later)
                 yield client, self._update(shard, loss, failure)
         except BrokenProcessPool as error:
-            raise RunError(f"a worker process died, perhaps for want of memory; {REMEDY}") from error
+            raise RunError(f"a worker process died, perhaps because memory ran out; {REMEDY}") from error
 
     def close(self) -> None:
         """End the processes."""

@@ -1,10 +1,10 @@
-"""The server's model on disk, so that a run that was cut off goes on where it was.
+"""The server's model on disk, so that an interrupted run resumes where it was.
 
 Every random number is keyed by its round and local optimizers are fresh each round, so the model, the number of
 finished rounds, what the server's optimizer remembers, the average of the models and what the sampler has learned of
 the clients are all the state there is. The last two checkpoints are kept, each with a checksum: should the newer one be
-spoiled, or be ahead of the metrics because the process died between the two, the run goes on from the older one, and
-comes to the same.
+spoiled, or be ahead of the metrics because the process died between the two, the run resumes from the older one, with
+the same result.
 """
 
 import json

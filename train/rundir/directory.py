@@ -1,4 +1,4 @@
-"""A run's directory: who may write there, what is whose, and what a process that died has left.
+"""A run's directory: its lock, its files, and what a process that died has left.
 
 One run writes at a time: it holds a lock that ends with its process, however that ends. What a run writes has fixed
 names; a file of such a name that no run wrote is never touched.
@@ -88,7 +88,7 @@ class RunDirectory:
             raise UserError(f"{self.path} holds {held[0]} but no {CONFIG_FILE}, so what was run there cannot be told")
         elif held and not self.resume:
             what = "holds a run" if {CONFIG_FILE, METRICS_FILE} & {*held} else f"has a {held[0]}"
-            raise UserError(f"{self.path} already {what}; choose another with output=…, or go on with it by --resume")
+            raise UserError(f"{self.path} already {what}; choose another with output=…, or continue it with --resume")
         check_reports(self.path)
         if not {CONFIG_FILE, METRICS_FILE} & {*held}:
             _check_alone(self.path)
@@ -171,10 +171,10 @@ def check_reports(directory: Path) -> None:
 
 @contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """Hold a lock file, until this process lets go of it or is no more; processes that it starts do not share it.
+    """Hold a lock file until this process releases it or ends; processes that it starts do not share it.
 
     Raises:
-        UserError: somebody else holds it, be it another thread.
+        UserError: another process or thread holds it.
     """
     with writing(path):
         file = path.open("a")
@@ -207,7 +207,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def clear_leftovers(directory: Path) -> None:
-    """Remove what a process that died was writing; none lives that could go on with it."""
+    """Remove the unfinished files of a process that died."""
     for path in directory.iterdir():
         unfinished = path.name.endswith(UNFINISHED) and path.name.removesuffix(UNFINISHED) in RUN_FILES
         if (unfinished or _LEFT_BY_SAFETENSORS.fullmatch(path.name)) and path.is_file():

@@ -101,7 +101,7 @@ def keep_device(config: Config, held: Provenance | None) -> Config:
     if held is None or config.device != "auto":
         return config
     if held.device.startswith("cuda") and not torch.cuda.is_available():
-        log.warning("this run was started on %s, which is not here: it goes on on the CPU", held.device)
+        log.warning("this run was started on %s, which is not available here: it continues on the CPU", held.device)
         return config
     kind = held.device.partition(":")[0]
     return config if kind == "cuda" else config.model_copy(update={"device": kind})

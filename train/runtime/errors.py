@@ -1,14 +1,14 @@
-"""What ends a run, or is left of one, through no mistake in what was asked for."""
+"""Errors that end a run although its configuration is right."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-REMEDY = "the same command with --resume goes on from the last checkpoint"
+REMEDY = "the same command with --resume continues from the last checkpoint"
 
 
 class RunError(RuntimeError):
-    """A run cannot go on; one line says why, and what to do. The exit code is 1."""
+    """A run cannot continue; one line says why, and what to do. The exit code is 1."""
 
 
 @contextmanager

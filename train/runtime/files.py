@@ -1,4 +1,4 @@
-"""Files that are whole or not there: what a process that dies was writing is never taken for what it wrote."""
+"""Files that are written whole: a process that dies leaves the old file or the new one, never a part."""
 
 import os
 from contextlib import suppress
@@ -10,7 +10,7 @@ UNFINISHED = ".tmp"
 
 
 def write_whole(path: Path, content: bytes, keep: Path | None = None) -> None:
-    """Write a file, on disk when this returns; whoever reads it before sees the old one.
+    """Write a file, which is on disk when this returns; readers see the old one until then.
 
     Args:
         path: of the file.

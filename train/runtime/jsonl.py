@@ -1,4 +1,4 @@
-"""Files of a line a round, read so that what was spoiled or cut off in writing is never taken for a round."""
+"""Files with a line for each round; lines that are spoiled or cut off are never taken for a round."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def rounds_among(texts: Iterable[bytes]) -> list[dict[str, Any]]:
-    """Return the rounds that lines of metrics tell from the first on, up to one that is missing or spoiled."""
+    """Return the rounds in lines of metrics from the first on, up to one that is missing or spoiled."""
     lines: list[dict[str, Any]] = []
     for metrics in sound(texts):
         if metrics.get("round") != len(lines):
@@ -26,7 +26,7 @@ def rounds_among(texts: Iterable[bytes]) -> list[dict[str, Any]]:
 
 
 def sound(texts: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield what lines say, up to one that is spoiled."""
+    """Yield the content of each line, up to one that is spoiled."""
     for text in texts:
         try:
             told = json.loads(text)
@@ -38,7 +38,7 @@ def sound(texts: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def has_ended(lines: Sequence[Mapping[str, Any]], rounds: int) -> bool:
-    """Return whether a run of so many rounds has come to its end with these, early or not."""
+    """Return whether a run of so many rounds has ended with these lines, early or not."""
     return len(lines) == rounds or (bool(lines) and "stopped" in lines[-1])
 
 
@@ -68,7 +68,7 @@ class NewLines:
         self._path, self._read = path, 0
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the rounds that have been completed since; of a file that was cut, those that come from now on."""
+        """Return the rounds completed since the last call; of a file that was cut, those that follow."""
         if not self._path.exists():
             return []
         with writing(self._path), self._path.open("rb") as file:

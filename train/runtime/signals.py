@@ -13,10 +13,10 @@ ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if h
 
 
 class Stopped(KeyboardInterrupt):
-    """A run was told to stop, and did so after a round.
+    """A signal asked a run to stop, and the run stopped after a round.
 
     Attributes:
-        signal: that told it.
+        signal: its number.
     """
 
     def __init__(self, number: int) -> None:
@@ -46,14 +46,14 @@ class Request:
     def take(self, number: int, frame: FrameType | None) -> None:
         """Take a signal in, as its handler."""
         if self.signal == number == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is closed now must be closed to its end
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # closing must not be interrupted
             raise KeyboardInterrupt
         self.signal = number
 
 
 @contextmanager
 def stop_on_request() -> Iterator[Request]:
-    """Take requests to stop in, in place of being ended; in the main thread only, others get no signals."""
+    """Note signals that ask to stop, instead of ending at once; only in the main thread, as others get no signals."""
     request = Request()
     if threading.current_thread() is not threading.main_thread():
         yield request

@@ -1,15 +1,15 @@
-"""What a run does before its first round, as `reads cifar10`, told to whoever watches, through a logger of its own."""
+"""What a run does before its first round, such as `reads cifar10`, shown through a separate logger."""
 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _stages = logging.getLogger(__name__)
-_stages.propagate = False  # they are for those who watch, not for the log
+_stages.propagate = False  # stages are for the progress display, not for the log
 
 
 def enter(stage: str) -> None:
-    """Tell that a stage begins: what is being done, in a few words."""
+    """Show that a stage begins, in a few words."""
     _stages.info("%s", stage)
 
 

@@ -181,4 +181,4 @@ def test_an_interrupt_is_one_line_and_ends_the_workers(tmp_path):
     os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
     _, told = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert told == "interrupted; the same command with --resume goes on from the last checkpoint\n"
+    assert told == "interrupted; the same command with --resume continues from the last checkpoint\n"
