@@ -6,7 +6,7 @@ design is fitted to π once, and every client of the group draws from it with a 
 
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from math import isclose, nan
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sharding.designs import DESIGNS, Design, SuccessiveDesign, fit_all
+from sharding.designs import DESIGNS, SuccessiveDesign, fit
 from sharding.errors import UserError, pick, shown
 from sharding.factorization import ENDS, Patterns, as_patterns, num_terms, shardable_layers
 from sharding.layers import as_blocks, clear_padding, num_blocks
@@ -51,11 +51,20 @@ class Draw:
     multipliers: NDArray[np.float64]
 
 
-class Plan(dict[Client, Shard]):
+class Plan(Mapping[Client, Shard]):
     """A round's shards, by client, and what the server keeps for itself.
 
+    A shard is cut when you ask for it, and the plan does not keep it: all of them would be more than the model.
+
+    Args:
+        frames: each client's shard without terms.
+        spectra: see below.
+        groups: see below.
+        draws: see below.
+        dense: see below.
+
     Attributes:
-        spectra: of the sharded layers, by name.
+        spectra: of the sharded layers, by name, with the terms that some client of the round holds.
         groups: the clients of each keep ratio, in the order of the rows of the draws.
         draws: by (keep ratio, layer).
         dense: what is sent whole, as the server has it, before any rounding for the wire.
@@ -63,20 +72,54 @@ class Plan(dict[Client, Shard]):
 
     def __init__(
         self,
-        shards: Mapping[Client, Shard],
+        frames: Mapping[Client, Shard],
         spectra: Mapping[str, Spectrum],
         groups: Mapping[float, list[Client]],
         draws: Mapping[tuple[float, str], Draw],
         dense: Mapping[str, Tensor],
     ) -> None:
-        super().__init__(shards)
         self.spectra = spectra
         self.groups = groups
         self.draws = draws
         self.dense = dense
+        self._frames = frames
+        self._rows = {client: (ratio, row) for ratio, its in groups.items() for row, client in enumerate(its)}
+        self._drawn = {place: _rows(draw, spectra[place[1]]) for place, draw in draws.items()}
+
+    def __getitem__(self, client: Client) -> Shard:
+        """Cut a client's shard."""
+        frame, (ratio, row) = self._frames[client], self._rows[client]
+        terms = {
+            name: Terms.cut(spectrum, *self._drawn[ratio, name][row], frame.compression)
+            for name, spectrum in self.spectra.items()
+        }
+        return replace(frame, terms=terms)
+
+    def __contains__(self, client: object) -> bool:
+        """Return whether there is a shard for this client."""
+        return client in self._frames
+
+    def __iter__(self) -> Iterator[Client]:
+        """Iterate over the clients."""
+        return iter(self._frames)
+
+    def __len__(self) -> int:
+        """Return the number of clients."""
+        return len(self._frames)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the shards are cut."""
+        tensors = (*(spectrum.u for spectrum in self.spectra.values()), *self.dense.values())
+        return tensors[0].device if tensors else torch.device("cpu")
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all shards on the wire. Those of one keep ratio have the same size."""
+        return sum(len(clients) * self[clients[0]].nbytes for clients in self.groups.values())
 
     def __repr__(self) -> str:
-        size = sum(shard.nbytes for shard in self.values()) / 1000
+        size = self.nbytes / 1000
         plan = next((shard.short_plan for shard in self.values()), "")
         return f"Plan(clients={len(self)}, layers={len(self.spectra)}, {size:,.0f} kB, plan={plan!r})"
 
@@ -90,8 +133,7 @@ class Plan(dict[Client, Shard]):
             return update
         terms = {}
         for layer, its in update.terms.items():
-            kept = self.spectra[layer]
-            u, v = (side.index_select(1, its.indices) for side in (kept.u, kept.v))
+            u, v = self.spectra[layer].cut(its.indices)
             terms[layer] = replace(its, u=u + its.u, v=v + its.v)
         dense = {name: self.dense[name] + change for name, change in update.dense.items()}
         return replace(update, terms=terms, dense=dense, compression=EXACT)
@@ -165,47 +207,37 @@ class ShardPlanner:
                 "`factorize(model, 0.1)` says what stays whole",
                 stacklevel=2,
             )
-        spectra = decompose({name: _matrix(layer) for name, layer in layers.items()})
-        for name, layer in layers.items():
-            clear_padding(layer, spectra[name].u)
-        magnitudes = _on_host(spectra)
-        for name, values in magnitudes.items():
-            if not values.any():
-                log.warning("layer %s is all zero; its terms get unit u and zero v, so that they can train", name)
-        groups = self._group(budgets)
-        draws = {
-            (ratio, name): draw
-            for ratio, clients in groups.items()
-            for name, draw in self._draw(magnitudes, ratio, clients, round).items()
-        }
+        groups, draws = self._group(budgets), {}
+
+        def draw(name: str, spectrum: Spectrum) -> Spectrum:
+            clear_padding(layers[name], spectrum.u)
+            drawn = self._draw(name, spectrum.magnitudes.cpu().numpy(), groups, round)
+            draws.update(drawn)
+            return spectrum.keep(_held(drawn.values()).to(spectrum.u.device))
+
+        spectra = decompose({name: _matrix(layer) for name, layer in layers.items()}, draw)
+        draws = {(ratio, name): draws[ratio, name] for ratio in groups for name in layers}
         dense = dense_state(model, layers)
         if (spoiled := find_nonfinite(dense)) is not None:
             raise UserError(
                 f"{spoiled} has NaN or Inf; did training diverge? A mask can be a buffer with persistent=False"
             )
         frozen = frozen_names(model, layers, dense)
-        sent = {name: spectrum.rounded(self.compression) for name, spectrum in spectra.items()}
-        terms: dict[Client, dict[str, Terms]] = {client: {} for client in budgets}
-        for (ratio, name), draw in draws.items():
-            cut = Terms.cut(sent[name], draw.indices, draw.multipliers)
-            for client, its_terms in zip(groups[ratio], cut, strict=True):
-                terms[client][name] = its_terms
         ratios = {client: ratio if layers else 1.0 for ratio, clients in groups.items() for client in clients}
-        plan = f"{round}-{self._digest(round, magnitudes, dense)}"
+        plan = f"{round}-{self._digest(round, spectra, dense)}"
         rest = {name: round_outputs(tensor, self.compression) for name, tensor in dense.items()}
-        shards = {
-            client: Shard(terms[client], rest, ratios[client], frozen, plan, self.compression) for client in budgets
-        }
-        return Plan(shards, spectra, groups, draws, dense)
+        frames = {client: Shard({}, rest, ratios[client], frozen, plan, self.compression) for client in budgets}
+        return Plan(frames, spectra, groups, draws, dense)
 
-    def _digest(self, round: int, magnitudes: Mapping[str, NDArray[np.float64]], dense: Mapping[str, Tensor]) -> str:
+    def _digest(self, round: int, spectra: Mapping[str, Spectrum], dense: Mapping[str, Tensor]) -> str:
         """Return what tells this plan from those of other rounds, runs and models, whoever takes part.
 
         A model is known by its spectra; by the sums of its tensors where nothing is sharded.
         """
-        known = list(magnitudes.values()) or [np.array([float(part.double().sum()) for part in dense.values()])]
-        spectra = blake2b(b"".join(values.tobytes() for values in known)).hexdigest()
-        return f"{seed_of(self.seed, 'plan', round, spectra):016x}"
+        known = [spectrum.magnitudes.cpu().numpy() for spectrum in spectra.values()]
+        known = known or [np.array([float(part.double().sum()) for part in dense.values()])]
+        digest = blake2b(b"".join(values.tobytes() for values in known)).hexdigest()
+        return f"{seed_of(self.seed, 'plan', round, digest):016x}"
 
     def _group(self, budgets: Mapping[Client, float]) -> dict[float, list[Client]]:
         """Put clients of one keep ratio together, also those whose ratio has lost digits in float32."""
@@ -220,18 +252,30 @@ class ShardPlanner:
         return groups
 
     def _draw(
-        self, magnitudes: Mapping[str, NDArray[np.float64]], ratio: float, clients: list[Client], round: int
-    ) -> dict[str, Draw]:
-        """Draw for one group, from every layer."""
-        groups = {
-            name: LayerContext(values, num_terms(len(values), ratio), len(clients), ratio)
-            for name, values in magnitudes.items()
-        }
-        laws = {name: self._law(name, group) for name, group in groups.items()}
-        designs = self._fit(groups, laws)
-        return {
-            name: self._draw_layer(name, groups[name], laws[name], designs[name], clients, round) for name in groups
-        }
+        self, name: str, magnitudes: NDArray[np.float64], groups: Mapping[float, list[Client]], round: int
+    ) -> dict[tuple[float, str], Draw]:
+        """Draw from one layer for all groups, by (keep ratio, layer)."""
+        if not magnitudes.any():
+            log.warning("layer %s is all zero; its terms get unit u and zero v, so that they can train", name)
+        draws = {}
+        for ratio, clients in groups.items():
+            group = LayerContext(magnitudes, num_terms(len(magnitudes), ratio), len(clients), ratio)
+            draws[ratio, name] = self._draw_group(name, group, clients, round)
+        return draws
+
+    def _draw_group(self, name: str, group: LayerContext, clients: list[Client], round: int) -> Draw:
+        law = self._law(name, group)
+        design = (
+            fit(law.inclusion, self.design)
+            if law.weights is None
+            else SuccessiveDesign(law.weights, group.num_terms)  # as published, whatever the design
+        )
+        indices = np.stack([design.draw(generator(self.seed, "draw", round, client, name)) for client in clients])
+        multipliers = law.multipliers[indices]
+        if self.strategy.rescales:
+            scales = [norm_ratio(group.magnitudes, row) for row in indices]
+            multipliers = np.broadcast_to(np.array(scales)[:, None], indices.shape).copy()
+        return Draw(group, law, indices, multipliers)
 
     def _law(self, name: str, group: LayerContext) -> Allocation:
         assert self.strategy.allocate is not None
@@ -246,25 +290,17 @@ class ShardPlanner:
         except UserError as error:
             raise UserError(f"layer {name}: {error}") from error
 
-    def _fit(self, groups: Mapping[str, LayerContext], laws: Mapping[str, Allocation]) -> dict[str, Design]:
-        """Fit one design per layer: those that only have to honor π all together, the prescribed ones as they are."""
-        designs: dict[str, Design] = {
-            name: SuccessiveDesign(law.weights, groups[name].num_terms)
-            for name, law in laws.items()
-            if law.weights is not None
-        }
-        free = [name for name in laws if name not in designs]
-        return designs | dict(zip(free, fit_all([laws[name].inclusion for name in free], self.design), strict=True))
 
-    def _draw_layer(
-        self, name: str, group: LayerContext, law: Allocation, design: Design, clients: list[Client], round: int
-    ) -> Draw:
-        indices = np.stack([design.draw(generator(self.seed, "draw", round, client, name)) for client in clients])
-        multipliers = law.multipliers[indices]
-        if self.strategy.rescales:
-            scales = [norm_ratio(group.magnitudes, row) for row in indices]
-            multipliers = np.broadcast_to(np.array(scales)[:, None], indices.shape).copy()
-        return Draw(group, law, indices, multipliers)
+def _held(draws: Iterable[Draw]) -> Tensor:
+    """Return the indices of the terms that somebody drew, ascending."""
+    return torch.from_numpy(np.unique(np.concatenate([draw.indices.ravel() for draw in draws])))
+
+
+def _rows(draw: Draw, spectrum: Spectrum) -> list[tuple[Tensor, Tensor]]:
+    """Return each client's indices and multipliers where the spectrum is, ω in its dtype."""
+    indices = torch.from_numpy(draw.indices).to(spectrum.u.device)
+    multipliers = torch.from_numpy(draw.multipliers).to(spectrum.u)
+    return list(zip(indices, multipliers, strict=True))
 
 
 def _matrix(layer: nn.Module) -> Tensor:
@@ -294,15 +330,6 @@ def _check_wire(model: nn.Module, wire: str) -> None:
         raise UserError(
             "compression='bfloat16' is for weights in float32; this model has some in bfloat16: leave it out"
         )
-
-
-def _on_host(spectra: Mapping[str, Spectrum]) -> dict[str, NDArray[np.float64]]:
-    """Fetch the magnitudes of all layers in one transfer."""
-    if not spectra:
-        return {}
-    sizes = [len(spectrum.magnitudes) for spectrum in spectra.values()]
-    flat = torch.cat([spectrum.magnitudes for spectrum in spectra.values()]).cpu().numpy()
-    return dict(zip(spectra, np.split(flat, np.cumsum(sizes)[:-1]), strict=True))
 
 
 def _sent_share(model: nn.Module) -> float:

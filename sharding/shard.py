@@ -13,9 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sharding.errors import UserError
@@ -48,21 +46,17 @@ class Terms:
     multipliers: Tensor
 
     @classmethod
-    def cut(cls, spectrum: Spectrum, indices: NDArray[np.int64], multipliers: NDArray[np.float64]) -> list[Self]:
-        """Cut the terms of several clients out of a spectrum in one gather per factor.
+    def cut(cls, spectrum: Spectrum, indices: Tensor, multipliers: Tensor, wire: str = EXACT) -> Self:
+        """Return copies of a spectrum's terms, as a wire can carry them.
 
         Args:
             spectrum: the layer's.
-            indices: shape (clients, n).
-            multipliers: ω, shape (clients, n).
+            indices: of terms that the spectrum holds, shape (n,).
+            multipliers: ω, shape (n,).
+            wire: one of `sharding.COMPRESSIONS`.
         """
-        num_terms, device = indices.shape[1], spectrum.u.device
-        rows = torch.from_numpy(indices).to(device)
-        flat = rows.flatten()
-        us = (part.mT for part in spectrum.u.mT.index_select(0, flat).split(num_terms))
-        vs = (part.mT for part in spectrum.v.mT.index_select(0, flat).split(num_terms))
-        omegas = torch.from_numpy(multipliers).to(device, spectrum.u.dtype)
-        return [cls(*parts) for parts in zip(rows, us, vs, omegas, strict=True)]
+        u, v = (round_columns(side, wire) for side in spectrum.cut(indices))
+        return cls(indices, u, v, multipliers)
 
 
 @dataclass(frozen=True, eq=False)

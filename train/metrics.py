@@ -29,7 +29,7 @@ def measure(experiment: Experiment, work: Work, receipts: Mapping[Client, Receip
         "discrepancy": collective,
         "discrepancy_client": single,
         "coverage": plan_coverage(plan),
-        "bytes_down": work.further_bytes + sum(shard.nbytes for shard in plan.values()),
+        "bytes_down": work.further_bytes + plan.nbytes,
         "bytes_up": heard.report_bytes + sum(receipts[client].nbytes for client in heard.weights),
         "bytes_dense": experiment.dense_nbytes,
         "clients": len(plan),

@@ -1,9 +1,10 @@
 """Per-vector averaging: u'ᵢ ← Σ D_c u'ᵢ⁽ᶜ⁾ / Σ D_c over the clients c that hold term i, and v'ᵢ in the same way.
 
-Each vector is averaged over the clients that drew it. A term that no client drew keeps its value. Dense parameters are
-averaged over all clients. Then W = Σ u'ᵢ v'ᵢᵀ; the multipliers do not enter. Updates are summed in float64 as they
-arrive, so that memory does not grow with the cohort. They are summed in the order of arrival: an engine hands them over
-in an order that does not depend on the speed of its workers, and `aggregate` takes a mapping in the order of the plan.
+Each vector is averaged over the clients that drew it. Then W moves by Σ (ū v̄ᵀ − u' v'ᵀ) over the drawn terms, with the
+averages ū and v̄. A term that no client drew keeps its value, and the multipliers do not enter. Dense parameters are
+averaged over all clients. Updates are summed in float64 as they arrive, so that memory does not grow with the cohort.
+They are summed in the order of arrival: an engine hands them over in an order that does not depend on the speed of its
+workers, and `aggregate` takes a mapping in the order of the plan.
 
 Where clients were sampled with probabilities p_c, D_c/p_c takes the place of D_c (Horvitz-Thompson):
 
@@ -162,8 +163,7 @@ class Average:
         self._faults[client] = find_spoiled(update)
         if self._faults[client] is not None:
             return
-        here = [tensor.device for tensor in self._plan[client].trained().values()]
-        shard = update.to(here[0]) if here else update
+        shard = update.to(self._plan.device)
         if self._bound is None:
             self._mean.add(self._plan.values_of(shard), self._weights[client])
         else:
@@ -239,9 +239,10 @@ class Average:
         for name, weighted_sum in self._mean.dense():
             old = self._plan.dense[name]
             yield name, _part_of_the_way(as_real(state[name]), _step(weighted_sum, old, heard, divisor), server_lr)
-        for layer, matrix in self._mean.matrices():
+        for layer, change in self._mean.changes():
             weight = state[name := key(layer, "weight")]
-            yield name, _part_of_the_way(weight, matrix.view(weight.shape), server_lr)
+            moved = change.view(weight.shape).mul_(server_lr).add_(whole(weight).double())
+            yield name, moved.to(weight.dtype)
 
 
 def check_step(total: float | None, server_lr: float) -> None:

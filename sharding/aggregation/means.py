@@ -30,10 +30,14 @@ class Mean(Protocol):
         """Add an update."""
 
     def dense(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the mean of every dense tensor times `weight`, float64."""
+        """Yield the mean of every dense tensor times `weight`, float64, once."""
 
-    def matrices(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every sharded layer's W (out, in), float64, from the means of its vectors over their holders."""
+    def changes(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield how far every sharded layer's W moves, (out, in), float64, once.
+
+        That is Σ (ū v̄ᵀ − u' v'ᵀ) over the terms of the round, with the means ū and v̄ over their holders.
+        All other terms stay.
+        """
 
 
 class RunningMean:
@@ -59,13 +63,14 @@ class RunningMean:
             self._layers[name].add(terms, weight)
 
     def dense(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the sums of the dense tensors."""
-        yield from self._dense.items()
+        """Yield the sums of the dense tensors, and forget them."""
+        for name in list(self._dense):
+            yield name, self._dense.pop(name)
 
-    def matrices(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every layer's W."""
-        for name, sums in self._layers.items():
-            yield name, sums.recompose()
+    def changes(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield how far every layer's W moves, and forget its sums."""
+        for name in list(self._layers):
+            yield name, self._layers.pop(name).change()
 
 
 class _Sums:
@@ -78,13 +83,14 @@ class _Sums:
         self._weights = torch.zeros(spectrum.u.shape[1], dtype=torch.float64, device=spectrum.u.device)
 
     def add(self, terms: Terms, weight: float) -> None:
-        self._weights[terms.indices] += weight
+        columns = self._kept.columns(terms.indices)
+        self._weights[columns] += weight
         for sums, part in ((self._u, terms.u), (self._v, terms.v)):
-            sums.index_add_(1, terms.indices, part.double() * weight)
+            sums.index_add_(1, columns, part.double() * weight)
 
-    def recompose(self) -> Tensor:
-        """Return W (out, in) after averaging each vector over its holders."""
-        return compose(self._mean(self._u, self._kept.u), self._mean(self._v, self._kept.v), self._kept.blocks)
+    def change(self) -> Tensor:
+        """Return the change of W (out, in) after averaging each vector over its holders."""
+        return _change(self._kept, self._mean(self._u, self._kept.u), self._mean(self._v, self._kept.v))
 
     def _mean(self, sums: Tensor, kept: Tensor) -> Tensor:
         held = self._weights > 0
@@ -116,27 +122,33 @@ class TrimmedMean:
             weights = values.new_tensor([weight for _, weight in self._held])
             yield name, trimmed_mean(values, weights, self._trim) * self.weight
 
-    def matrices(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every layer's W."""
+    def changes(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield how far every layer's W moves."""
         for name in self._held[0][0].terms if self._held else ():
-            yield name, self._recompose(self._spectra[name], [(shard.terms[name], its) for shard, its in self._held])
+            yield name, self._change_of(self._spectra[name], [(shard.terms[name], its) for shard, its in self._held])
 
-    def _recompose(self, spectrum: Spectrum, held: list[tuple[Terms, float]]) -> Tensor:
-        """Return W; terms with the same number of holders are averaged together."""
-        indices = torch.cat([terms.indices for terms, _ in held])
+    def _change_of(self, spectrum: Spectrum, held: list[tuple[Terms, float]]) -> Tensor:
+        """Return the change of W; terms with the same number of holders are averaged together."""
+        indices = spectrum.columns(torch.cat([terms.indices for terms, _ in held]))
         weights = torch.cat([spectrum.magnitudes.new_full(terms.indices.shape, weight) for terms, weight in held])
         counts, order = indices.bincount(minlength=spectrum.u.shape[1]), indices.argsort(stable=True)
         starts = counts.cumsum(0) - counts
         sides = []
         for part, kept in (("u", spectrum.u), ("v", spectrum.v)):
             columns = torch.cat([getattr(terms, part) for terms, _ in held], dim=1).double()
-            side = kept.double()
+            side = kept.to(torch.float64, copy=True)
             for count in counts[counts > 0].unique().tolist():
                 terms = torch.nonzero(counts == count)[:, 0]
                 holders = order[starts[terms, None] + torch.arange(count, device=indices.device)]  # (terms, holders)
                 side[:, terms] = trimmed_mean(columns[:, holders], weights[holders], self._trim)
             sides.append(side)
-        return compose(sides[0], sides[1], spectrum.blocks)
+        return _change(spectrum, *sides)
+
+
+def _change(kept: Spectrum, u: Tensor, v: Tensor) -> Tensor:
+    """Return Σ (ū v̄ᵀ − u' v'ᵀ), of no length where nothing has changed: (ū − u') v̄ᵀ + u' (v̄ − v')ᵀ."""
+    change = compose(u - kept.u, v, kept.blocks)
+    return change.add_(compose(kept.u.double(), v - kept.v, kept.blocks))
 
 
 def trimmed_mean(values: Tensor, weights: Tensor, trim: float) -> Tensor:

@@ -9,49 +9,61 @@ A weight of several blocks (a grouped convolution) has a spectrum for each. Its 
 at once, the blocks' u' stacked, their v' likewise: these terms are orthogonal too, and λ² of one is the sum of its
 blocks' λ².
 
-Matrices of one shape are decomposed in one batched call on a GPU, one after the other on a CPU: there each has work
-enough for all cores, and batched products in float64 run slower.
+On a GPU, matrices of one shape are decomposed in one batched call. On a CPU they are decomposed one after the other:
+each has enough work for all cores, and batched products in float64 run slower.
+
+All terms of a square matrix are twice as many numbers as the matrix. `decompose` therefore hands each spectrum to a
+function that says what to keep of it, before it computes the next one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from sharding.errors import UserError
-from sharding.transport.compression import round_columns
 
 # Below this share of the largest magnitude, squaring in float64 leaves fewer digits than float32 holds.
 GRAM_FLOOR = 1e-5
 STRIP = 128  # rows of a Gram matrix computed at once
 
-Key = tuple[str, int]  # the name of a weight and the number of a block
-
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The singular terms of one matrix, by non-increasing magnitude.
+    """Singular terms of one matrix, by non-increasing magnitude: all N = min(out, in), or those that are kept.
 
     Attributes:
-        magnitudes: λ, shape (N,), float64, N = min(out, in).
-        u: u' = √λ·u, shape (out, N), in the matrix's dtype.
-        v: v' = √λ·v, shape (in, N), in the matrix's dtype.
+        magnitudes: λ of all terms, shape (N,), float64.
+        indices: which terms u and v hold, ascending, shape (m,), int64.
+        u: u' = √λ·u of these terms, shape (out, m), in the matrix's dtype.
+        v: v' = √λ·v of these terms, shape (in, m), in the matrix's dtype.
         blocks: the number of blocks that u and v are stacked of.
     """
 
     magnitudes: Tensor
+    indices: Tensor
     u: Tensor
     v: Tensor
     blocks: int = 1
 
     def compose(self) -> Tensor:
-        """Return W = Σ u'ᵢ v'ᵢᵀ, shape (out, in), or that of its blocks, stacked."""
+        """Return Σ u'ᵢ v'ᵢᵀ over the terms that it holds, shape (out, in), or that of its blocks, stacked."""
         return compose(self.u, self.v, self.blocks)
 
-    def rounded(self, wire: str) -> "Spectrum":
-        """Return it with the nearest u' and v' that a wire can carry."""
-        return replace(self, u=round_columns(self.u, wire), v=round_columns(self.v, wire))
+    def cut(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Return copies of u', shape (out, n), and v', shape (in, n), of terms that it holds."""
+        columns = self.columns(indices)
+        return self.u.mT.index_select(0, columns).mT, self.v.mT.index_select(0, columns).mT  # a term a row
+
+    def columns(self, indices: Tensor) -> Tensor:
+        """Return the columns of u and v that hold these terms."""
+        return torch.searchsorted(self.indices, indices)
+
+    def keep(self, indices: Tensor) -> "Spectrum":
+        """Return it with these terms only, in memory of their own."""
+        u, v = self.cut(indices)
+        return replace(self, indices=indices, u=u, v=v)
 
 
 def compose(u: Tensor, v: Tensor, blocks: int = 1) -> Tensor:
@@ -61,46 +73,58 @@ def compose(u: Tensor, v: Tensor, blocks: int = 1) -> Tensor:
     return (u.unflatten(0, (blocks, -1)) @ v.unflatten(0, (blocks, -1)).mT).flatten(0, 1)
 
 
-def decompose(matrices: Mapping[str, Tensor]) -> dict[str, Spectrum]:
+def _whole(name: str, spectrum: Spectrum) -> Spectrum:
+    return spectrum
+
+
+def decompose(
+    matrices: Mapping[str, Tensor], keep: Callable[[str, Spectrum], Spectrum] = _whole
+) -> dict[str, Spectrum]:
     """Decompose every matrix (out, in), or stack of blocks (blocks, out, in), each as one.
 
     A term of magnitude zero gets a unit u' and v' = 0: the matrix is unchanged, and the term can train (with both
     sides zero its gradients would be zero for ever).
 
+    Args:
+        matrices: by name.
+        keep: returns what is kept of a spectrum, given its name; called before the next matrices are decomposed.
+
     Raises:
-        UserError: what is no matrix of real floating-point numbers, or has NaN or Inf.
+        UserError: a matrix that does not consist of real floating-point numbers, or has NaN or Inf.
     """
     for name, matrix in matrices.items():
         _check(f"layer {name}: its weight" if name else "the matrix", matrix)
-    spectra = _decompose_each(
-        {(name, block): each for name, matrix in matrices.items() for block, each in enumerate(_blocks(matrix))}
-    )
-    return {name: _joined([spectra[name, block] for block in range(len(_blocks(m)))]) for name, m in matrices.items()}
+    spectra: dict[str, Spectrum] = {}
+    for names in _batches(matrices):
+        spectra |= _decompose_together({name: matrices[name].detach() for name in names}, keep)
+    return {name: spectra[name] for name in matrices}
 
 
-def _blocks(matrix: Tensor) -> Tensor:
-    return matrix if matrix.dim() == 3 else matrix[None]
-
-
-def _joined(blocks: list[Spectrum]) -> Spectrum:
-    if len(blocks) == 1:
-        return blocks[0]
-    squares = torch.stack([block.magnitudes.square() for block in blocks]).sum(dim=0)
-    u, v = (torch.cat([getattr(block, part).mT for block in blocks], dim=1).mT for part in "uv")  # a term a row
-    return Spectrum(squares.sqrt(), u, v, len(blocks))
-
-
-def _decompose_each(matrices: Mapping[Key, Tensor]) -> dict[Key, Spectrum]:
-    """Decompose matrices (out, in), those of one shape, dtype and device in one batched call."""
-    batches: dict[object, list[Key]] = {}
+def _batches(matrices: Mapping[str, Tensor]) -> list[list[str]]:
+    """Return the names of the matrices that are decomposed together."""
+    batches: dict[object, list[str]] = {}
     for name, matrix in matrices.items():
-        alone = name[0] if matrix.device.type == "cpu" else None
-        batches.setdefault((alone, matrix.shape, matrix.dtype, matrix.device), []).append(name)
-    spectra: dict[Key, Spectrum] = {}
-    for names in batches.values():
-        batch = torch.stack([matrices[name].detach() for name in names])
-        spectra.update(zip(names, map(Spectrum, *_decompose_batch(batch)), strict=True))
-    return spectra
+        alone = name if matrix.device.type == "cpu" else None
+        batches.setdefault((alone, matrix.shape[-2:], matrix.dtype, matrix.device), []).append(name)
+    return list(batches.values())
+
+
+def _decompose_together(
+    matrices: Mapping[str, Tensor], keep: Callable[[str, Spectrum], Spectrum]
+) -> dict[str, Spectrum]:
+    """Decompose matrices of one shape, dtype and device in one batched call."""
+    stacks = [matrix if matrix.dim() == 3 else matrix[None] for matrix in matrices.values()]
+    parts = _decompose_batch(torch.cat(stacks) if len(stacks) > 1 else stacks[0])
+    each = zip(*(part.split([len(stack) for stack in stacks]) for part in parts), strict=True)
+    return {name: keep(name, _joined(*its)) for name, its in zip(matrices, each, strict=True)}
+
+
+def _joined(magnitudes: Tensor, u: Tensor, v: Tensor) -> Spectrum:
+    """Return one spectrum of λ (blocks, N), u' (blocks, out, N) and v' (blocks, in, N)."""
+    blocks, rank = magnitudes.shape
+    joined = magnitudes[0] if blocks == 1 else magnitudes.square().sum(dim=0).sqrt()
+    us, vs = (part[0] if blocks == 1 else torch.cat(part.mT.unbind(), dim=1).mT for part in (u, v))  # a term a row
+    return Spectrum(joined, torch.arange(rank, device=u.device), us, vs, blocks)
 
 
 def decompose_one(matrix: Tensor) -> Spectrum:

@@ -16,6 +16,7 @@ from sharding.aggregation.faults import NOTHING, find_misfit
 from sharding.aggregation.shares import cap_shares
 from sharding.errors import Failure, Kind
 from sharding.shard import Terms
+from sharding.svd.spectrum import decompose_one
 from tests.sharding.models import make_net, make_plan, perturbed
 
 BUDGETS = {"a": 0.25, "b": 0.25, "c": 0.5, "d": 0.5}
@@ -30,10 +31,15 @@ def played():
     return model, plan, {client: perturbed(shard, i) for i, (client, shard) in enumerate(plan.items())}
 
 
-def by_the_definition(plan, updates):
+def spectra_of(model, plan):
+    """All terms of every sharded layer."""
+    return {name: decompose_one(model.get_submodule(name).weight.detach().flatten(1)) for name in plan.spectra}
+
+
+def by_the_definition(spectra, updates):
     """u'ᵢ ← Σ D_c u'ᵢ⁽ᶜ⁾ / Σ D_c over those who drew i, term by term; then W = Σ u'ᵢ v'ᵢᵀ."""
     weights = {}
-    for name, spectrum in plan.spectra.items():
+    for name, spectrum in spectra.items():
         weight = torch.zeros(len(spectrum.u), len(spectrum.v), dtype=torch.float64)
         for i in range(len(spectrum.magnitudes)):
             holders = [
@@ -62,7 +68,7 @@ def test_a_model_that_the_plan_is_not_of_is_refused_and_stays(played):
 
 def test_each_vector_is_averaged_over_those_who_drew_it(played):
     model, plan, updates = played
-    expected = by_the_definition(plan, updates)
+    expected = by_the_definition(spectra_of(model, plan), updates)
     outcome = aggregate(model, plan, updates, NUM_SAMPLES)
     assert outcome.accepted == list(BUDGETS)
     assert outcome.rejected == {}
@@ -76,23 +82,22 @@ def test_each_vector_is_averaged_over_those_who_drew_it(played):
 
 def test_terms_that_nobody_drew_are_untouched(played):
     model, plan, updates = played
+    spectra = spectra_of(model, plan)
     aggregate(model, plan, updates, NUM_SAMPLES)
     checked = 0
-    for name, spectrum in plan.spectra.items():
+    for name, spectrum in spectra.items():
         drawn = torch.cat([shard.terms[name].indices for shard in plan.values()]).unique()
         left = [i for i in range(len(spectrum.magnitudes)) if i not in drawn.tolist()]
         # What the new weight has beyond the drawn terms is just the old terms that nobody drew.
-        rest = model.get_submodule(name).weight.flatten(1) - by_the_drawn_terms(plan, updates, name)
+        rest = model.get_submodule(name).weight.flatten(1) - by_the_drawn_terms(spectrum, updates, name)
         torch.testing.assert_close(rest, spectrum.u[:, left] @ spectrum.v[:, left].mT, rtol=0, atol=1e-12)
         checked += len(left)
     assert checked
 
 
-def by_the_drawn_terms(plan, updates, name):
-    kept = plan.spectra[name]
-    silent = deepcopy(plan)
-    silent.spectra = {name: type(kept)(kept.magnitudes, torch.zeros_like(kept.u), torch.zeros_like(kept.v))}
-    return by_the_definition(silent, updates)[name]
+def by_the_drawn_terms(spectrum, updates, name):
+    silent = replace(spectrum, u=torch.zeros_like(spectrum.u), v=torch.zeros_like(spectrum.v))
+    return by_the_definition({name: silent}, updates)[name]
 
 
 def test_multipliers_do_not_enter(played):

@@ -23,6 +23,7 @@ from sharding import (
 )
 from sharding.factorization import num_terms
 from sharding.layers import FactorizedEmbedding
+from sharding.svd.spectrum import decompose_one
 from tests.sharding.models import make_net, make_plan
 
 OWN_DESIGNS = [name for name in DESIGNS if not name.startswith("r_")]
@@ -56,11 +57,22 @@ def test_every_design_serves_the_planner(design):
 
 
 def test_terms_are_those_of_the_spectrum():
-    plan = make_plan(make_net(), {0: 0.5, 1: 0.25})
-    for shard in plan.values():
-        for name, terms in shard.terms.items():
-            assert torch.equal(terms.u, plan.spectra[name].u[:, terms.indices])
-            assert torch.equal(terms.v, plan.spectra[name].v[:, terms.indices])
+    model = make_net()
+    plan = make_plan(model, {0: 0.5, 1: 0.25})
+    for name, held in plan.spectra.items():
+        spectrum = decompose_one(model.get_submodule(name).weight.detach().flatten(1))
+        drawn = torch.cat([shard.terms[name].indices for shard in plan.values()])
+        assert torch.equal(held.magnitudes, spectrum.magnitudes)
+        assert torch.equal(held.indices, drawn.unique())
+        for terms in (held, *(shard.terms[name] for shard in plan.values())):
+            assert torch.equal(terms.u, spectrum.u[:, terms.indices])
+            assert torch.equal(terms.v, spectrum.v[:, terms.indices])
+
+
+def test_a_plan_knows_its_clients_and_the_bytes_of_all_shards():
+    plan = make_plan(make_net(), {"b": 0.5, "a": 0.25, "c": 0.5})
+    assert (list(plan), len(plan), "a" in plan, "d" in plan) == (["b", "a", "c"], 3, True, False)
+    assert plan.nbytes == sum(len(shard.to_bytes()) for shard in plan.values())
 
 
 def test_multipliers_are_the_laws_at_the_drawn_terms():

@@ -1,0 +1,194 @@
+"""Measure one round of models from 11 million to a billion parameters: seconds, memory, bytes a client.
+
+    python benchmarks/scale.py [resnet18 vit_b ...] [--threads 2]
+
+Ten clients at r = 0.1 (`collective`) take part; the models have random weights, in float32. The server plans a round,
+cuts the shards one by one, and averages the updates as they come. Then one client builds its model from a skeleton and
+takes one step. Server and client of each model run in a process of their own, and memory is what it takes beyond the
+libraries. Writes a row for each model to results/scale/scale.csv. Linux only.
+"""
+
+import argparse
+import csv
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `models` runs from a checkout
+
+from models import build_model
+from sharding import LocalSGD, Plan, Shard, ShardPlanner, aggregate, client_model, init_empty
+from sharding.planner import Client
+
+KEEP_RATIO, NUM_CLIENTS = 0.1, 10
+Row = dict[str, str | int | float]
+
+
+def resnet18() -> nn.Module:
+    """Return a ResNet-18 for images of 32x32."""
+    return build_model("resnet18_gn", input_shape=(3, 32, 32), num_classes=10)
+
+
+def vit_b() -> nn.Module:
+    """Return timm's ViT-B/16."""
+    from timm import create_model  # noqa: PLC0415 - the library does without
+
+    return create_model("vit_base_patch16_224")
+
+
+def gpt2(layers: int = 24, vocabulary: int = 50257) -> nn.Module:
+    """Return GPT-2 medium, or one of fewer layers."""
+    from transformers import GPT2Config, GPT2LMHeadModel  # noqa: PLC0415
+
+    shape = {"n_embd": 1024, "n_layer": layers, "n_head": 16, "vocab_size": vocabulary}
+    return GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0, use_cache=False))
+
+
+def llama() -> nn.Module:
+    """Return a decoder of 1.1 billion parameters, of TinyLlama's shape."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415
+
+    shape = {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22}
+    return LlamaForCausalLM(LlamaConfig(**shape, num_attention_heads=32, num_key_value_heads=4, use_cache=False))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "block": lambda: gpt2(layers=1, vocabulary=256),
+    "blocks": lambda: gpt2(layers=6, vocabulary=256),
+    "resnet18": resnet18,
+    "vit_b": vit_b,
+    "gpt2_medium": gpt2,
+    "llama": llama,
+}
+INPUTS: dict[str, Callable[[], Tensor]] = {
+    "resnet18": lambda: torch.randn(8, 3, 32, 32),
+    "vit_b": lambda: torch.randn(8, 3, 224, 224),
+}
+
+
+def tokens() -> Tensor:
+    """Return a sequence of 128 tokens."""
+    return torch.randint(256, (1, 128))
+
+
+def resident(field: str) -> int:
+    """Return the bytes of this process's memory now (`VmRSS`) or at its peak (`VmHWM`)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith(field))) * 1024
+
+
+def forget_peak() -> None:
+    """Let the peak of this process's memory start from what it takes now."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def plan_round(model: nn.Module) -> Plan:
+    """Plan a round of ten clients."""
+    budgets: dict[Client, float] = dict.fromkeys(range(NUM_CLIENTS), KEEP_RATIO)
+    return ShardPlanner("collective").plan(model, budgets)
+
+
+def trained(shard: Shard) -> Shard:
+    """Return an update as long as one of training, in memory of its own."""
+    terms = {name: replace(its, u=its.u * 1.001, v=its.v * 1.001) for name, its in shard.terms.items()}
+    return replace(shard, terms=terms, dense={name: part * 1.001 for name, part in shard.dense.items()})
+
+
+def updates_of(plan: Plan) -> Iterator[tuple[Client, Shard]]:
+    """Yield the clients' updates one by one."""
+    for client in plan:
+        yield client, trained(plan[client])
+
+
+def skeleton_of(name: str) -> nn.Module:
+    """Return a model without values, whose parameters take no memory."""
+    with init_empty():
+        return MODELS[name]()
+
+
+def serve(name: str, path: Path, threads: int) -> Row:
+    """Measure the server of one round, and leave a client's shard in a file."""
+    torch.set_num_threads(threads)
+    small = nn.Sequential(*(nn.Linear(256, 256) for _ in range(3)))  # what a first round loads is not the model's
+    aggregate(small, plan := plan_round(small), updates_of(plan), dict.fromkeys(plan, 1.0))
+    skeleton_of(name)  # imports what builds it
+    before = resident("VmRSS")
+    model = MODELS[name]()
+    parameters = sum(part.numel() for part in model.parameters())
+    forget_peak()
+    start = perf_counter()
+    plan = plan_round(model)
+    planned, plan_peak = perf_counter(), resident("VmHWM")
+    outcome = aggregate(model, plan, updates_of(plan), dict.fromkeys(plan, 1.0))
+    done, round_peak = perf_counter(), resident("VmHWM")
+    assert len(outcome.accepted) == NUM_CLIENTS
+    plan[0].write(path)
+    return {
+        "model": name,
+        "parameters": parameters,
+        "client_bytes": plan[0].nbytes,
+        "threads": threads,
+        "plan_seconds": round(planned - start, 2),
+        "aggregate_seconds": round(done - planned, 2),
+        "plan_peak": round((plan_peak - before) / (4 * parameters), 2),
+        "round_peak": round((round_peak - before) / (4 * parameters), 2),
+    }
+
+
+def train(name: str, path: Path) -> Row:
+    """Measure a client that builds its model from a skeleton and a shard, and takes one step."""
+    batch = INPUTS.get(name, tokens)()
+    small = nn.Linear(256, 256)
+    small(torch.randn(256, 256)).sum().backward()
+    skeleton = skeleton_of(name)
+    parameters = sum(part.numel() for part in skeleton.parameters())
+    before = resident("VmRSS")
+    forget_peak()
+    model = client_model(skeleton, Shard.read(path), copy=False).train()
+    built = resident("VmHWM")
+    output = model(batch)
+    LocalSGD(model, lr=0.01).step((output if isinstance(output, Tensor) else output.logits).square().mean())
+    return {
+        "client_model_peak": round((built - before) / (4 * parameters), 3),
+        "client_step_peak": round((resident("VmHWM") - before) / (4 * parameters), 3),
+    }
+
+
+def measure(name: str, threads: int) -> Row:
+    """Measure server and client of one model, each in a fresh process."""
+    with (
+        TemporaryDirectory() as folder,
+        ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as fresh,
+    ):
+        path = Path(folder) / "shard"
+        return fresh.submit(serve, name, path, threads).result() | fresh.submit(train, name, path).result()
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", choices=[[], *MODELS], help="which models; all by default")
+    parser.add_argument("--threads", type=int, default=2, help="threads of the server")
+    args = parser.parse_args()
+    path = Path(__file__).parents[1] / "results" / "scale" / "scale.csv"
+    rows = {row["model"]: row for row in csv.DictReader(path.open())} if path.exists() else {}
+    for name in args.models or MODELS:
+        rows[name] = measure(name, args.threads)
+        print(rows[name], flush=True)
+        path.parent.mkdir(exist_ok=True)
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[name])
+            writer.writeheader()
+            writer.writerows(rows[model] for model in MODELS if model in rows)
+
+
+if __name__ == "__main__":
+    main()
