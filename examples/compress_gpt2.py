@@ -35,7 +35,7 @@ def make_model() -> nn.Module:
 
 
 def main(folder: Path) -> None:
-    """Go all the way."""
+    """Compress, save, load, tune and export the model."""
     torch.manual_seed(0)
     model, ids = make_model(), torch.randint(256, (2, 32))
     whole = sum(parameter.numel() for parameter in model.parameters())
@@ -60,7 +60,7 @@ def main(folder: Path) -> None:
     export_lora(loaded, start, folder / "adapter")
     print(f"fine-tuned to loss {float(loss.detach()):.2f}; the change is an adapter for peft in {folder / 'adapter'}")
 
-    merge(loaded).save_pretrained(folder / "merged")  # an ordinary checkpoint, for all that reads one
+    merge(loaded).save_pretrained(folder / "merged")  # an ordinary checkpoint
     print(f"merged: {type(merge(loaded).transformer.h[0].mlp.c_fc).__name__} again, as transformers saves it")
 
 

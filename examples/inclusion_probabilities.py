@@ -27,7 +27,7 @@ from train.report.plots import Style, save, style_of
 from train.rounds import run_rounds
 
 LAYER, KEEP_RATIO, NUM_CLIENTS = "stages.2.0.conv2", 0.2, 10
-# Strategies that differ in what happens after the draw alone share a curve.
+# Strategies that differ only after the draw share a curve.
 SHOWN = {
     "top_n": "top_n (and top_n_scaled)",
     "prism": "prism (and prism_scaled): ω = 1",

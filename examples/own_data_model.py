@@ -1,4 +1,4 @@
-"""A dataset and a model, each with options of its own.
+"""A custom dataset and a custom model, each with its own options.
 
 `python -m train run examples/moons.yaml data.options.noise=0.2 model.activation=gelu`
 """

@@ -1,4 +1,4 @@
-"""The layers in a module of one's own: written with factorized layers, or made of a dense module.
+"""Factorized layers in your own module: written with them, or made from a dense module.
 
 python examples/own_module.py
 """

@@ -1,6 +1,7 @@
-"""A timm vision transformer trained from shards: no client ever holds the dense model.
+"""Train a timm vision transformer from shards: no client ever holds the dense model.
 
-Twelve clients have handwritten digits, four a round; phones afford a quarter of each layer's terms, laptops half.
+Twelve clients have handwritten digits; four take part in each round. Phones keep a quarter of each layer's terms,
+laptops half.
 
     python examples/vit_from_shards.py
 """
@@ -33,7 +34,7 @@ def batches(images: Tensor, labels: Tensor, seed: int) -> list[tuple[Tensor, Ten
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """The share of right answers."""
+    """Return the share of correct predictions."""
     return float((model.eval()(images).argmax(1) == labels).float().mean())
 
 
@@ -47,7 +48,7 @@ def main() -> None:
     shares = np.array_split(np.random.default_rng(0).permutation(1500), CLIENTS)
 
     model = make_model()
-    with init_empty():  # a client has the structure only, whose parameters take no memory
+    with init_empty():  # a client has only the structure, whose parameters take no memory
         structure = make_model()
     server = Server(model, ShardPlanner("collective"))
     print(f"before: {accuracy(model, images[test], labels[test]):.1%}")

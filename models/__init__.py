@@ -10,7 +10,7 @@ from sharding.errors import pick
 
 __all__ = ["MODELS", "build_model", "find_model"]
 
-# What builds a model, or its dotted name, imported when it is asked for: importing timm takes seconds.
+# The builder of a model, or its dotted name, imported on demand since importing timm takes seconds.
 MODELS: dict[str, str | Callable[..., nn.Module]] = {
     "resnet18_gn": "models.resnet.ResNetGN",
     "cct_6_3x2": "models.cct.CCT",
@@ -22,7 +22,7 @@ MODELS: dict[str, str | Callable[..., nn.Module]] = {
 
 
 def build_model(name: str, *, input_shape: tuple[int, ...], num_classes: int, **options: object) -> nn.Module:
-    """Build a model for a dataset; torch's global generator alone decides its initial weights.
+    """Build a model for a dataset; only torch's global generator decides its initial weights.
 
     Args:
         name: a key of `MODELS`.
@@ -31,17 +31,17 @@ def build_model(name: str, *, input_shape: tuple[int, ...], num_classes: int, **
         options: the model's own keyword-only arguments (`width`, `depth`, …).
 
     Raises:
-        UserError: an unknown model, an option it does not have or of the wrong kind, an input it cannot read.
+        UserError: an unknown model or option, an option of the wrong type, or an input that the model cannot read.
     """
     model: nn.Module = find_model(name, options)(input_shape, num_classes, **options)
     return model
 
 
 def find_model(name: str, options: Mapping[str, object]) -> Callable[..., nn.Module]:
-    """Return what builds the model of that name, with options that it has, of the right kind.
+    """Return the builder of a model, after a check of its options.
 
     Raises:
-        UserError: an unknown model, an option it does not have or of the wrong kind.
+        UserError: an unknown model or option, or an option of the wrong type.
     """
     build = pick(MODELS, name, "model")
     if isinstance(build, str):

@@ -48,7 +48,7 @@ class SelfAttention(nn.Module):
         return self.out(rearrange(mixed, "b h t d -> b t (h d)"))
 
     def _weights(self, q: Tensor, k: Tensor) -> Tensor:
-        """Return softmax(Q Kᵀ / √d), (batch, heads, length, length), for a dropout that is a module of its own."""
+        """Return softmax(Q Kᵀ / √d), (batch, heads, length, length), for a separate dropout module."""
         scores = q @ k.mT / sqrt(q.shape[-1])
         if self.causal:
             later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)

@@ -37,7 +37,7 @@ class CCT(nn.Module):
         fused_qkv: q, k and v of an attention are one layer, as in the authors' code.
 
     Raises:
-        UserError: the input is no image, a number is out of range, or `heads` does not divide `dim`.
+        UserError: the input is not an image, a number is out of range, or `heads` does not divide `dim`.
     """
 
     def __init__(

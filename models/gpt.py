@@ -34,10 +34,10 @@ class GPT(nn.Module):
         fused_qkv: q, k and v of an attention are one layer, as in GPT-2's own code.
 
     Attributes:
-        ends: the first layer is the embedding, so that all affine layers but the last are sharded.
+        ends: the first layer is the embedding, so all affine layers but the last are sharded.
 
     Raises:
-        UserError: the input is no sequence, a number is out of range, or `heads` does not divide `width`.
+        UserError: the input is not a sequence, a number is out of range, or `heads` does not divide `width`.
     """
 
     ends = ("tokens", "fc")
@@ -74,7 +74,7 @@ class GPT(nn.Module):
         return self.fc(self.norm(self.blocks(tokens)))
 
     def _initialize(self) -> None:
-        """Normal of scale 0.02; what ends a branch is shrunk, so that the sum of branches keeps its scale."""
+        """Normal of scale 0.02; the last layer of a branch is smaller, so that the sum of branches keeps its scale."""
         nn.init.normal_(self.positions, std=0.02)
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):

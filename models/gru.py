@@ -1,4 +1,4 @@
-"""A recurrent network that says at each character which one comes next."""
+"""A recurrent network that predicts the next character."""
 
 from torch import Tensor, nn
 
@@ -9,8 +9,8 @@ from sharding.errors import UserError
 class GRU(nn.Module):
     """Gated recurrent units in layers, on learned embeddings of the characters, and an affine layer.
 
-    With two layers of 256 the network of Chen, Horváth & Richtárik (TMLR 2022), Section 5.3, which does not say how
-    wide the embedding is; 8 is that of McMahan et al. 2017.
+    With two layers of 256 it is the network of Chen, Horváth & Richtárik (TMLR 2022), Section 5.3. Their paper does not
+    state the width of the embedding; 8 is that of McMahan et al. 2017.
 
     Args:
         input_shape: (length,) of the ids.
@@ -20,7 +20,7 @@ class GRU(nn.Module):
         embedding: width of the embedding.
 
     Raises:
-        UserError: the input is no sequence, or a number is not positive.
+        UserError: the input is not a sequence, or a number is not positive.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from sharding.errors import UserError, nearest
 
 
 def check_options(name: str, build: Callable[..., Any], options: Mapping[str, object], section: str = "model") -> None:
-    """Refuse an option that `build` does not know, or whose value is not of its default's kind.
+    """Refuse an option that `build` does not have, or whose type is not that of its default.
 
     The keyword-only parameters of `build` are a model's options, so that a model states them in one place.
 
@@ -61,19 +61,19 @@ def fraction(**numbers: float) -> None:
 
 
 def _fits(value: object, default: object) -> bool:
-    """Tell whether a value read from YAML can stand for the default: bool is no number, int is a float."""
+    """Whether a YAML value has the default's type; a bool is not a number, and an int can be a float."""
     if isinstance(default, tuple):
         return isinstance(value, list | tuple) and all(_fits(item, default[0]) for item in value)
     if isinstance(default, bool):
         return isinstance(value, bool)
-    if not isinstance(default, int | float):  # none to go by, or another kind of thing
+    if not isinstance(default, int | float):  # no default, or one of another type
         return default is None or default is inspect.Parameter.empty or isinstance(value, type(default))
     number = isinstance(value, int) and not isinstance(value, bool)
     return number or (isinstance(default, float) and isinstance(value, float))
 
 
 def _kind(default: object) -> str:
-    """Say in words which values :func:`_fits` accepts."""
+    """Describe the values that :func:`_fits` accepts."""
     if isinstance(default, tuple):
         return "a list of whole numbers"
     if isinstance(default, bool):

@@ -34,7 +34,7 @@ class ResNetGN(nn.Module):
         stem_stride: of the first convolution; 2 halves height and width at once, for a quarter of the work.
 
     Raises:
-        UserError: the input is no image, a number is not positive, or `groups` does not divide `width`.
+        UserError: the input is not an image, a number is not positive, or `groups` does not divide `width`.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ResNetGN(nn.Module):
         """He-normal convolutions; every norm starts at one.
 
         timm starts the last norm of a branch at zero instead, which keeps the branch's convolutions from learning at
-        first, and short federated runs lose by it.
+        first; short federated runs lose accuracy by that.
         """
         for module in self.modules():
             if isinstance(module, nn.Conv2d):

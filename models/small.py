@@ -40,7 +40,7 @@ class MLP(nn.Sequential):
 
 
 class CNN(nn.Module):
-    """Two 5x5 convolutions, each followed by a ReLU and a 2x2 max-pool, and a perceptron on what they find.
+    """Two 5x5 convolutions, each followed by a ReLU and a 2x2 max-pool, and a perceptron on their features.
 
     McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data", Section 3, whose
     MNIST network has widths 32 and 64 and 512 hidden units. LeNet-5 has widths 6 and 16, and 120 and 84 hidden units;
@@ -53,7 +53,7 @@ class CNN(nn.Module):
         hidden: widths of the perceptron's hidden layers, as of `MLP`.
 
     Raises:
-        UserError: the input is no image, there are not two widths, or a number is not positive.
+        UserError: the input is not an image, there are not two widths, or a number is not positive.
     """
 
     def __init__(

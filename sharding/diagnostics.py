@@ -1,8 +1,8 @@
-"""Numbers that tell how a strategy behaves: evenness of π, error of the reconstruction, coverage, way of FedAvg.
+"""Measure how a strategy behaves: evenness of π, reconstruction error, coverage, agreement with FedAvg.
 
 With orthonormal u, v and Sᵢ the number of the C clients' draws that hold term i, each with multiplier ωᵢ, the
 average of the clients' estimators is W̄ = Σ λᵢ·(ωᵢSᵢ/C)·uᵢvᵢᵀ, so ‖W − W̄‖²_F = Σ λᵢ²(1 − ωᵢSᵢ/C)². Its expectation
-needs just π.
+depends only on π and ω.
 """
 
 from collections.abc import Iterable
@@ -38,8 +38,8 @@ def bernoulli_entropy(probability: Vector | float) -> Vector:
 def anme(inclusions: Iterable[Vector]) -> float:
     """Return the average normalized marginal entropy: mean Bernoulli entropy of π over that of n/N, over layers.
 
-    1 where all terms are equally likely, 0 where the draw is certain. Layers that are kept whole (n = N) have no
-    entropy to compare with and are left out; without any other the value is NaN.
+    1 if all terms are equally likely, 0 if the draw is certain. Layers with n = N have no entropy to compare with and
+    are left out; if no others exist, the value is NaN.
     """
     ratios = []
     for inclusion in inclusions:
@@ -50,16 +50,16 @@ def anme(inclusions: Iterable[Vector]) -> float:
 
 
 def plan_anme(plan: Plan) -> float:
-    """Return the ANME of a round, over its layers and groups; NaN where nothing is drawn."""
+    """Return the ANME of a round, over its layers and groups; NaN if nothing is drawn."""
     return anme(draw.allocation.inclusion for draw in plan.draws.values())
 
 
 def plan_discrepancy(plan: Plan) -> tuple[float, float]:
-    """Return the relative squared errors of a round as it was drawn, (of the clients' average, of one client).
+    """Return the relative squared errors of a round's draw: of the clients' average, and of one client.
 
     The first is ‖W − W̄‖²/‖W‖², W̄ the unweighted average of all clients' estimators, whose expectation is Eq. 7; the
     second is the mean over clients of ‖W − Ŵ‖²/‖W‖², whose expectation is Eq. 4. Both sum over layers first. They
-    hold for mixed keep ratios and multipliers that depend on the draw. NaN where nothing is sharded, or for nobody.
+    hold for mixed keep ratios and multipliers that depend on the draw. NaN if nothing is sharded, or without clients.
     """
     num_clients = sum(map(len, plan.groups.values()))
     if num_clients == 0:
@@ -78,7 +78,7 @@ def plan_discrepancy(plan: Plan) -> tuple[float, float]:
 def plan_coverage(plan: Plan) -> float:
     """Return the share of a round's singular terms that at least one client holds, mean over layers, in 0…1.
 
-    A term that nobody holds keeps its value for the round. NaN where nothing is sharded.
+    A term that no client holds keeps its value for the round. NaN if nothing is sharded.
     """
     held: dict[str, set[int]] = {}
     for (_, name), draw in plan.draws.items():
@@ -95,7 +95,7 @@ def alignment(update: Tensor, reference: Tensor) -> float:
 
 
 def _coefficients(indices: NDArray[np.int64], multipliers: Vector, rank: int) -> Vector:
-    """Return ω of each client's terms at their places, zero elsewhere, shape (C, N)."""
+    """Return ω of each client's terms at their indices, zero elsewhere, shape (C, N)."""
     coefficients = np.zeros((len(indices), rank))
     np.put_along_axis(coefficients, indices, multipliers, axis=1)
     return coefficients

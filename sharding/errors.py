@@ -27,7 +27,7 @@ class UserError(ValueError):
 
 
 class Kind(StrEnum):
-    """What sort of failure keeps a client's update out of a round."""
+    """The kind of failure that keeps a client's update out of a round."""
 
     ABSENT = "absent"
     LATE = "late"
@@ -60,12 +60,12 @@ class Failure:
 
     @classmethod
     def of(cls, error: UserError) -> "Failure":
-        """Return the failure that an error stands for; what cannot be read is malformed."""
+        """Return the failure of an error; an update that cannot be read is malformed."""
         return error.failure if isinstance(error, FailureError) else cls(Kind.MALFORMED, str(error))
 
 
 class FailureError(UserError):
-    """A client's failure, raised where it is found."""
+    """A client's failure as an exception."""
 
     def __init__(self, kind: Kind, message: str) -> None:
         super().__init__(message)
@@ -79,7 +79,7 @@ def one_line(words: object) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value for a message: its `repr`, cut where it is long."""
+    """Return a value for a message: its `repr`, cut if it is long."""
     return _REPR.repr(value)
 
 
@@ -97,9 +97,9 @@ def nearest(name: str, allowed: Iterable[str], cutoff: float = 0.5) -> str:
     """Return `` (did you mean 'x'?)`` for the closest allowed name, or nothing when none is close.
 
     Args:
-        name: that is not allowed.
-        allowed: names.
-        cutoff: similarity in 0…1 from which a name is close.
+        name: the unknown name.
+        allowed: the known names.
+        cutoff: the least similarity, in 0…1, of a close name.
     """
     close = get_close_matches(name, list(allowed), n=1, cutoff=cutoff)
     return f" (did you mean {close[0]!r}?)" if close else ""
@@ -109,11 +109,11 @@ def pick(registry: Mapping[str, Entry], name: str, kind: str) -> Entry:
     """Look `name` up in a registry of `kind`s (``"strategy"``, ``"dataset"``, …).
 
     Raises:
-        UserError: the name is not in the registry; the message lists what is, and the nearest name.
+        UserError: the name is not in the registry; the message lists all names, and the nearest one.
     """
     if not registry:
-        told = "none is registered; --import MODULE, or an installed package's entry point, brings one"
-        raise UserError(f"unknown {kind} {shown(name)}: {told}")
+        remedy = "none is registered; import one with --import MODULE, or install a package with an entry point"
+        raise UserError(f"unknown {kind} {shown(name)}: {remedy}")
     if not isinstance(name, str) or name not in registry:
         near, names = nearest(str(name)[:80], registry), ", ".join(sorted(registry))
         raise UserError(f"unknown {kind} {shown(name)}{near}; choose one of: {names}")

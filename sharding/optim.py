@@ -1,21 +1,21 @@
-"""What is particular to training factorized layers: how far a term may step, and Frobenius decay.
+"""Train factorized layers: clip or scale the steps of a term, and decay the Frobenius norm.
 
 Clipping. The gradient of u'ᵢ carries the factor ωᵢ, and so does the effect of a step of u'ᵢ on the client's function:
 rare terms, whose ω is large, move too fast. Their gradients are multiplied by min(1, τ/ωᵢ) before the optimizer (and
-its momentum) sees them (Korzhenkov & Louizos, section on local training).
+its momentum) uses them (Korzhenkov & Louizos, section on local training).
 
-Scaling. A step of u'ᵢ and v'ᵢ moves the client's matrix by ωᵢ²λᵢ times the dense gradient's projection: large terms run
-ahead, small ones stand still. Divided by ωᵢ²λᵢ, λᵢ = ‖u'ᵢ‖‖v'ᵢ‖, the terms of a shard, orthogonal at the start of a
-round, move the matrix by −η(P_U G + G P_V), whatever their sizes: ScaledGD (Tong, Ma & Chi, JMLR 2021; for LoRA: Zhang
-& Pilanci, ICML 2024). Ours is the diagonal of it, fixed for a round.
+Scaling. A step of u'ᵢ and v'ᵢ moves the client's matrix by ωᵢ²λᵢ times the dense gradient's projection, so large terms
+move fast and small ones hardly at all. The terms of a shard are orthogonal at the start of a round. With
+gradients divided by ωᵢ²λᵢ, λᵢ = ‖u'ᵢ‖‖v'ᵢ‖, they move the matrix by −η(P_U G + G P_V), whatever their sizes. This is
+ScaledGD (Tong, Ma & Chi, JMLR 2021; for LoRA: Zhang & Pilanci, ICML 2024). Ours is its diagonal, fixed for a round.
 
-Frobenius decay. Decaying U and V apart is not decaying their product; this decays ‖UΩVᵀ‖²_F itself (Khodak et al.,
-ICLR 2021), through n×n Gram matrices, never through the full matrix.
+Frobenius decay. Decay of U and V is not decay of their product. This term decays ‖UΩVᵀ‖²_F itself (Khodak et al., ICLR
+2021), computed from n×n Gram matrices, never from the full matrix.
 
-Bounded decay. The decay's own step takes the share 2ηδω²‖v'ᵢ‖² of u'ᵢ away (η the learning rate after clipping, δ the
-decay's strength). Where nothing clips, ω = 1/π of a rare term makes that share larger than one, and the term swings
-ever wider: the literal form loses clients. So by default ω is lowered, in the decay alone and only where it has to be,
-until the share is one.
+Bounded decay. One step of the decay removes the share 2ηδω²‖v'ᵢ‖² of u'ᵢ (η the learning rate after clipping, δ the
+decay's strength). Without clipping, ω = 1/π of a rare term makes this share larger than one; the term then oscillates
+and diverges, and the literal form loses clients. So the default lowers such an ω, only in the decay, until the share is
+one.
 """
 
 from collections.abc import Iterable
@@ -30,13 +30,13 @@ from sharding.modules.wrappers import is_distributed, spread_like, whole
 from sharding.validation import is_number
 
 DecayOf = Literal["bounded", "effective", "factors"]
-# Terms far below a shard's mean ωᵢ²λᵢ take shorter steps than scaling asks for, and so do all that are next to nothing:
-# beside ωᵢ²λᵢ ≪ η‖G‖ the product of the two vectors' steps is no longer small.
+# Terms far below a shard's mean ωᵢ²λᵢ, and those near zero, take shorter steps than scaling alone would give: if
+# ωᵢ²λᵢ ≪ η‖G‖, the product of the two vectors' steps is no longer small.
 FLOOR, LEAST_FLOOR = 0.1, 0.01
 
 
 class Factored(Protocol):
-    """What has terms: a layer, or those of several clients at once, on a client axis before all others."""
+    """An object with terms: a layer, or the layers of several clients, stacked on a first client axis."""
 
     @property
     def multipliers(self) -> Tensor:
@@ -57,7 +57,7 @@ def factorized_layers(model: nn.Module) -> list[FactorizedLayer]:
 
 
 def clip_factors(layers: Iterable[Factored], clip: float) -> list[Tensor]:
-    """Return min(1, τ/ω) for each layer, shape (..., n); they hold for as long as the multipliers do, one whole round.
+    """Return min(1, τ/ω) for each layer, shape (..., n); valid for one round, like the multipliers.
 
     Raises:
         UserError: the clip τ is below 1.
@@ -69,10 +69,10 @@ def clip_factors(layers: Iterable[Factored], clip: float) -> list[Tensor]:
 
 @torch.no_grad()
 def scale_factors(layers: Iterable[Factored]) -> list[Tensor]:
-    """Return 1/(ωᵢ²λᵢ + s) for each layer, shape (..., n), to hold for a round.
+    """Return 1/(ωᵢ²λᵢ + s) for each layer, shape (..., n), valid for one round.
 
-    λᵢ = ‖u'ᵢ‖‖v'ᵢ‖, and s is a tenth of the mean of ωᵢ²λᵢ over the terms, 0.01 at least. With
-    ω = 1 and no floor it is ScaledGD's preconditioner of orthogonal terms (Tong, Ma & Chi 2021).
+    λᵢ = ‖u'ᵢ‖‖v'ᵢ‖, and s is a tenth of the mean of ωᵢ²λᵢ over the terms, but at least 0.01. With ω = 1 and s = 0 this
+    is ScaledGD's preconditioner of orthogonal terms (Tong, Ma & Chi 2021).
     """
     return [_scale_factor(layer.multipliers, layer.u, layer.v) for layer in layers]
 
@@ -87,13 +87,13 @@ def clip_effective_lr(layers: Iterable[FactorizedLayer], factors: Iterable[Tenso
 
 
 def frobenius_decay(layers: Iterable[FactorizedLayer], multipliers: Iterable[Tensor] | None = None) -> Tensor:
-    """Return Σ ‖UΩVᵀ‖²_F over the layers, a scalar that can be differentiated; 0 if there are none.
+    """Return Σ ‖UΩVᵀ‖²_F over the layers, a differentiable scalar; 0 without layers.
 
     ‖UΩVᵀ‖²_F = tr(Ω UᵀU Ω VᵀV), the sum of the elementwise product of two n×n Grams, in the factors' own precision.
 
     Args:
-        layers: factorized ones.
-        multipliers: in the place of each layer's own Ω, shape (n,).
+        layers: factorized layers.
+        multipliers: Ω to use instead of each layer's own, shape (n,).
     """
     layers = list(layers)
     if not layers:
@@ -109,11 +109,11 @@ def decay_multipliers(of: DecayOf, multipliers: Tensor, u: Tensor, v: Tensor, st
 
     Args:
         of: ``effective`` decays UΩVᵀ, as published; ``factors`` decays UVᵀ; ``bounded`` decays UΩVᵀ with ωᵢ lowered to
-            1/√(2·step·max(‖u'ᵢ‖², ‖v'ᵢ‖²)) where it is above that, so that no step of the decay takes more than all.
+            at most 1/√(2·step·max(‖u'ᵢ‖², ‖v'ᵢ‖²)), so that no step of the decay removes more than the whole vector.
         multipliers: ω, shape (..., n).
         u: u', shape (..., out, n).
         v: v', shape (..., in, n).
-        step: ηδ, the learning rate times the decay's strength; times the clip factors (..., n), where there are any.
+        step: ηδ, the learning rate times the decay's strength, and times the clip factors (..., n), if any.
     """
     if of == "effective":
         return multipliers
@@ -144,7 +144,7 @@ class LocalSGD:
     """A client's optimizer for one round: SGD on loss + decay·Σ‖UΩVᵀ‖²_F, with the effective learning rate clipped.
 
     Args:
-        model: the client's, with the shard of this round loaded: clipping goes by its multipliers.
+        model: the client's model with this round's shard; clipping uses its multipliers.
         lr: the learning rate.
         momentum: of SGD.
         frobenius_decay: the strength of the decay.
@@ -152,7 +152,7 @@ class LocalSGD:
         clip: τ ≥ 1, or None for no clipping.
 
     Raises:
-        UserError: the clip is below 1, lr or decay are no finite numbers of at least 0, `decay_of` is unknown, or all
+        UserError: the clip is below 1, lr or decay is not a finite number of at least 0, `decay_of` is unknown, or all
             parameters are frozen.
     """
 
@@ -181,7 +181,7 @@ class LocalSGD:
         self._sgd = torch.optim.SGD(model.parameters(), lr, momentum=momentum, fused=fused)
 
     def step(self, loss: Tensor) -> None:
-        """Take one step down from a loss, a scalar that can be differentiated."""
+        """Take one step on a loss, a differentiable scalar."""
         decay = self._decay * frobenius_decay(self._layers, self._decayed()) if self._layers and self._decay else 0.0
         self._sgd.zero_grad()
         (loss + decay).backward()
@@ -190,7 +190,7 @@ class LocalSGD:
         self._sgd.step()
 
     def _find_factors(self, clip: float | None) -> list[Tensor] | None:
-        """Return what each layer's gradients are multiplied by, shape (n,); nothing where they stay as they are."""
+        """Return the factors of each layer's gradients, shape (n,), or None for unchanged gradients."""
         return None if clip is None else clip_factors(self._layers, clip)
 
     def _decayed(self) -> list[Tensor]:
@@ -201,9 +201,9 @@ class LocalSGD:
 
 
 class ScaledSGD(LocalSGD):
-    """`LocalSGD` with scaled gradients in the place of clipped ones; its learning rate is that of a dense layer.
+    """`LocalSGD` with scaled instead of clipped gradients; its learning rate is that of a dense layer.
 
-    Args and errors are those of `LocalSGD`; τ does nothing.
+    Arguments and errors are those of `LocalSGD`; τ has no effect.
     """
 
     def _find_factors(self, clip: float | None) -> list[Tensor]:

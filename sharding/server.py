@@ -1,6 +1,6 @@
 """The server of federated training: it holds the model, cuts shards, averages the updates and takes its step.
 
-One round is `plan` → updates → `aggregate`; `round` does all three, where a function trains a client's shard.
+One round is `plan` → updates → `aggregate`; `round` does all three with a function that trains a client's shard.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ class Server:
 
     Args:
         model: dense; trained in place.
-        planner: decides which terms each client is sent.
+        planner: draws the terms of each client.
         optimizer: takes the server's step; FedAvg's by default.
         averaged: the average of the rounds' models (`iterate_average`), if the average is evaluated.
         norm_bound: leaves out updates above this multiple of the median norm, see `Average`.
@@ -63,7 +63,7 @@ class Server:
     def aggregate(
         self, plan: Plan, updates: Returned, num_samples: Mapping[Client, float], total: float | None = None
     ) -> Aggregation:
-        """Average what the clients returned, and take the server's step.
+        """Average the clients' updates, and take the server's step.
 
         Args:
             plan: of this round.
@@ -76,7 +76,7 @@ class Server:
         return self.step(average, total)
 
     def average(self, plan: Plan, num_samples: Mapping[Client, float]) -> Average:
-        """Return what sums up a round's updates one by one, with the server's guards."""
+        """Return an empty average that takes a round's updates one by one, with the server's guards."""
         return Average(plan, num_samples, self._norm_bound, self._trim, self._max_share)
 
     def step(self, average: Average, total: float | None = None) -> Aggregation:

@@ -1,6 +1,6 @@
-"""What travels between server and client: the singular terms of the sharded layers, and the dense rest.
+"""The message between server and client: singular terms of the sharded layers, and the dense rest.
 
-All index arithmetic is here: cutting terms out of a spectrum, and saying which columns a returned vector belongs to.
+This module cuts terms out of a spectrum, and records which columns a returned vector belongs to.
 
 Frozen tensors, integers and masks are sent but not returned: a client computes with the server's, and they are not
 averaged. With a compression that rounds (`sharding.transport.compression`), what is sent is rounded, and clients return
@@ -26,7 +26,7 @@ from sharding.transport.compression import EXACT, round_columns, round_outputs
 
 PARTS = ("indices", "u", "v", "multipliers")
 FROZEN = "frozen/"
-VALUES, CHANGES = "wire", "diff"  # what the metadata call the wire, by what it carries
+VALUES, CHANGES = "wire", "diff"  # the metadata's key of the compression, by what it carries
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,8 +108,8 @@ class Shard:
     def to_bytes(self) -> bytes:
         """Return the wire form: a safetensors file with keys ``terms/<layer>/<part>`` and ``dense/<name>``.
 
-        What is frozen has ``frozen/`` before its key. Keep ratio and plan are in the file's metadata. What the wire
-        cannot carry is rounded (`sharding.transport.compression`); a planner's shards and clients' updates fit it.
+        Keys of frozen tensors begin with ``frozen/``. Keep ratio and plan are in the file's metadata. Values that the
+        compression cannot represent are rounded; a planner's shards and clients' updates are rounded already.
         """
         return serialize.to_bytes(compression.encode(self._named_tensors(), self.compression), self._metadata())
 
@@ -117,10 +117,10 @@ class Shard:
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
         """Read the wire form back, onto the CPU.
 
-        Names, types and shapes of what comes out hang together; its values may be anything.
+        Names, types and shapes are checked against each other; values are not checked.
 
         Raises:
-            UserError: the bytes are no shard.
+            UserError: the bytes are not a shard.
         """
         return cls._from_named(*serialize.from_bytes(data))
 
@@ -130,10 +130,10 @@ class Shard:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a file of the wire form, onto the CPU; its contents are mapped, not copied.
+        """Read a file of the wire form, onto the CPU; the file is mapped, not copied.
 
         Raises:
-            UserError: the file holds no shard.
+            UserError: the file is not a shard.
         """
         return cls._from_named(*serialize.from_file(path))
 
@@ -152,11 +152,11 @@ class Shard:
         return factors | dict(self.dense)
 
     def is_frozen(self, name: str) -> bool:
-        """Tell whether a name of `state` is one of a layer or a tensor that is not to be trained."""
+        """Whether a name of `state` belongs to a frozen layer or tensor."""
         return (name if name in self.dense else name.rpartition(".")[0]) in self.frozen
 
     def trained(self) -> dict[str, Tensor]:
-        """Return what a client may change: u and v of every layer, as ``<layer>.<part>``, and the dense rest."""
+        """Return what a client trains: u and v of every layer, as ``<layer>.<part>``, and the dense rest."""
         factors = {
             key(layer, part): getattr(terms, part)
             for layer, terms in self.terms.items()
@@ -167,10 +167,10 @@ class Shard:
 
     @torch.no_grad()
     def returned(self, values: Mapping[str, Tensor]) -> "Shard":
-        """Return what goes back to the server: what may be trained, with values by the names of `trained`.
+        """Return the update with these values, by the names of `trained`.
 
-        They are of the types that were sent, whatever a client computes with. On a wire that rounds it holds the
-        changes of these values, rounded.
+        Its types are those of the shard, whatever the client computes in. With compression it holds the rounded changes
+        of these values.
         """
         values = {name: values[name].to(sent.dtype) for name, sent in self.trained().items()}
         if changes := self.compression != EXACT:
@@ -184,7 +184,7 @@ class Shard:
         return replace(self, terms=terms, dense=dense, frozen=frozenset(), changes=changes).rounded()
 
     def rounded(self) -> "Shard":
-        """Return it with the nearest values that the wire can carry, as the other side will read them."""
+        """Return the shard with its values rounded to those that the other side will read."""
         if self.compression == EXACT:
             return self
         terms = {
@@ -196,7 +196,7 @@ class Shard:
         )
 
     def matching_state(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return a client model's parameters and buffers by name, if they are those that this shard has values for.
+        """Check that a client's model matches this shard, and return its parameters and buffers by name.
 
         Raises:
             UserError: as `load_into`.
@@ -213,7 +213,7 @@ class Shard:
 
     @torch.no_grad()
     def load_into(self, model: nn.Module) -> None:
-        """Copy this shard's values into a client's model, inside DDP, `torch.compile` or FSDP2 or not.
+        """Copy this shard's values into a client's model, plain or inside DDP, `torch.compile` or FSDP2.
 
         Raises:
             UserError: names, shapes or numbers of terms differ from the model's; the message lists all of them.
@@ -225,7 +225,7 @@ class Shard:
 
     @torch.no_grad()
     def read_from(self, model: nn.Module) -> "Shard":
-        """Return what training made of this shard: the same terms and names, with the model's present values.
+        """Return the update: the same terms and names, with the model's current values.
 
         Raises:
             UserError: as `load_into`.
@@ -234,8 +234,8 @@ class Shard:
         return self.returned({name: as_real(whole(state[name].detach())).clone() for name in self.trained()})
 
     def _misfits(self, model: nn.Module, state: Mapping[str, Tensor]) -> Iterator[str]:
-        """Say of each name that the shard and the model do not have in common, or not alike, what is wrong."""
-        modules, told = dict(model.named_modules(remove_duplicate=False)), set()
+        """Describe each difference between the names and shapes of the shard and those of the model."""
+        modules, seen = dict(model.named_modules(remove_duplicate=False)), set()
         for layer, terms in self.terms.items():
             module, n = modules.get(layer), terms.indices.numel()
             if not isinstance(module, FactorizedLayer):
@@ -244,18 +244,18 @@ class Shard:
                 yield f"{layer} has {module.num_terms} terms, not {n}"
             else:
                 continue
-            told |= {key(layer, part) for part in ("u", "v", "multipliers", "weight")}
+            seen |= {key(layer, part) for part in ("u", "v", "multipliers", "weight")}
         sent = self.state()
-        for name in (name for name in sent if name not in told):
+        for name in (name for name in sent if name not in seen):
             if name not in state:
                 yield f"{name} is not there"
             elif as_real(state[name]).shape != sent[name].shape:
                 yield f"{name} has shape {tuple(state[name].shape)}, not {tuple(sent[name].shape)}"
-        held = {id(state[name]) for name in sent if name in state}  # tied parameters have more names than the shard's
-        yield from (f"{name} is not in the shard" for name in state if id(state[name]) not in held and name not in told)
+        held = {id(state[name]) for name in sent if name in state}  # tied parameters have more names than in the shard
+        yield from (f"{name} is not in the shard" for name in state if id(state[name]) not in held and name not in seen)
 
     def _metadata(self) -> dict[str, str]:
-        # In one word: safetensors writes several in any order.
+        # One entry, since safetensors writes several in any order.
         words = {"keep_ratio": float(self.keep_ratio), "plan": self.plan}
         kind = CHANGES if self.changes else VALUES
         return {"shard": json.dumps(words if self.compression == EXACT else words | {kind: self.compression})}
@@ -285,7 +285,7 @@ class Shard:
             elif kind == "dense" and name not in dense and (tensor.is_floating_point() or entry.startswith(FROZEN)):
                 dense[name] = tensor
             else:
-                raise UserError(f"this is no shard: what is {entry[:80]!r}, {tensor.dtype}?")
+                raise UserError(f"this is not a shard: unknown entry {entry[:80]!r}, {tensor.dtype}")
             if entry.startswith(FROZEN):
                 frozen.add(name)
         terms = {layer: _checked_terms(layer, parts[layer]) for layer in sorted(parts)}
@@ -296,11 +296,11 @@ def _checked_terms(layer: str, parts: Mapping[str, Tensor]) -> Terms:
     """Return the terms of these parts.
 
     Raises:
-        UserError: their names, types or shapes do not hang together, or the indices do not ascend.
+        UserError: their names, types or shapes do not fit together, or the indices do not ascend.
     """
     for part in PARTS:
         if part not in parts:
-            raise UserError(f"this is no shard: it lacks {part!r} of layer {layer[:80]!r}")
+            raise UserError(f"this is not a shard: it lacks {part!r} of layer {layer[:80]!r}")
     if len(parts) == len(PARTS) and all(parts[part].is_floating_point() for part in PARTS[1:]):
         terms = Terms(*(parts[part] for part in PARTS))
         n = terms.indices.shape
@@ -311,22 +311,22 @@ def _checked_terms(layer: str, parts: Mapping[str, Tensor]) -> Terms:
     found = ", ".join(
         f"{part[:20]} {str(tensor.dtype)[6:]}{list(tensor.shape)}" for part, tensor in sorted(parts.items())
     )
-    raise UserError(f"this is no shard: layer {layer[:80]!r} has {found[:200]}, or its indices do not ascend")
+    raise UserError(f"this is not a shard: layer {layer[:80]!r} has {found[:200]}, or its indices do not ascend")
 
 
 def _checked_words(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Return the keep ratio, the plan and the wire.
+    """Return keep ratio, plan, compression and whether values are changes.
 
     Raises:
-        UserError: they are not there, or cannot be.
+        UserError: they are missing or invalid.
     """
     try:
         words = json.loads(metadata["shard"])
         keep_ratio, plan = words["keep_ratio"], words["plan"]
     except (KeyError, ValueError, TypeError, RecursionError) as error:
-        raise UserError("this is no shard: its metadata has no keep ratio and plan") from error
+        raise UserError("this is not a shard: its metadata has no keep ratio and plan") from error
     if not (isinstance(keep_ratio, float) and 0 < keep_ratio <= 1 and isinstance(plan, str)):
-        raise UserError(f"this is no shard: its metadata has {str(words)[:80]}")
+        raise UserError(f"this is not a shard: its metadata has {str(words)[:80]}")
     changes = CHANGES in words
     return {
         "keep_ratio": keep_ratio,
@@ -339,8 +339,8 @@ def _checked_words(metadata: Mapping[str, str]) -> dict[str, Any]:
 def update_norm(sent: Shard, returned: Shard) -> Tensor:
     """Return ‖U‖, a scalar on the device: the change of every vector u', v' and dense parameter that a client holds.
 
-    It is what client sampling weighs clients by. NaN or Inf in the update shows in the norm. The sum goes by name
-    and row, so that an update gives the same bits whether it has travelled or not.
+    Client sampling weights clients by it. NaN or Inf in the update shows in the norm. The sum is in the order of names
+    and rows, so that an update gives the same bits before and after it is sent.
     """
     before, after = sent.trained(), returned.trained()
     if not after:

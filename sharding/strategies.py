@@ -1,7 +1,7 @@
-"""The names a user types: which terms are likely to be drawn (π), how they are weighted (ω), and whether to clip.
+"""The strategies by name: how likely each term is drawn (π), how it is weighted (ω), and whether clients clip.
 
-A strategy is a law, a function of one layer's spectrum and of what the clients can afford. To add one, write its law
-and give it a line in `STRATEGIES`.
+The core of a strategy is a function of one layer's spectrum and the clients' keep ratio. To add a strategy, write this
+function and add a line to `STRATEGIES`.
 """
 
 from collections.abc import Callable
@@ -22,12 +22,12 @@ from sharding.validation import as_floats
 
 Vector = NDArray[np.float64]
 
-# PriSM draws in proportion to λᵏ. Below this share of the largest λ the weights are held level: λ⁴ would underflow.
+# PriSM draws in proportion to λᵏ. λ below this share of the largest is raised to it, since λ⁴ would underflow.
 PRISM_FLOOR = 1e-7
 
 
 class LayerContext(NamedTuple):
-    """What a law may look at: one layer, and the clients of one keep ratio in one round.
+    """What a strategy's function gets: one layer, and the clients of one keep ratio in one round.
 
     Attributes:
         magnitudes: λ, shape (N,), non-increasing.
@@ -48,8 +48,8 @@ class Allocation(NamedTuple):
     Attributes:
         inclusion: π, shape (N,), Σπ = n.
         multipliers: ω of a term if it is drawn, shape (N,).
-        weights: of successive sampling, shape (N,), where the strategy prescribes that draw; else None, and any
-            design that honors π will do.
+        weights: of successive sampling, shape (N,), if the strategy requires this draw; None to use any design that
+            has inclusion π.
     """
 
     inclusion: Vector
@@ -57,11 +57,11 @@ class Allocation(NamedTuple):
     weights: Vector | None = None
 
     def checked(self, size: int, num_terms: int) -> "Allocation":
-        """Return it with vectors of float64, if it is one of `num_terms` of `size` terms.
+        """Check an allocation of `num_terms` out of `size` terms, and return it with float64 vectors.
 
         Raises:
-            UserError: vectors of another length, π that do not sum to n, or ω of terms that may be drawn that are not
-                finite and above 0.
+            UserError: a vector has another length, π does not sum to n, or ω of a term that can be drawn is not finite
+                and above 0.
         """
         pi, omega = as_floats(self.inclusion, "π"), as_floats(self.multipliers, "ω")
         for what, values in (("π", pi), ("ω", omega)):
@@ -69,24 +69,24 @@ class Allocation(NamedTuple):
                 raise UserError(f"{what} has shape {values.shape}; one number for each of {size} terms is needed")
         if not abs(pi.sum() - num_terms) <= 1e-6 * num_terms:
             raise UserError(
-                f"the π sum to {pi.sum():g}; to {num_terms}, the terms that the keep ratio affords, is needed"
+                f"the π sum to {pi.sum():g}; they must sum to {num_terms}, the number of terms at this keep ratio"
             )
         drawn = omega[pi > 0]
         if not (np.isfinite(drawn) & (drawn > 0)).all():
-            raise UserError("ω has entries of terms that may be drawn that are not finite and above 0")
+            raise UserError("ω of a term that can be drawn is not finite and above 0")
         return self._replace(inclusion=pi, multipliers=omega)
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """A way of sharding.
+    """A way to choose and weight the terms of a shard.
 
     Attributes:
         summary: one line for people.
-        allocate: from a `LayerContext` to π and ω; None where nothing is sharded.
+        allocate: a function from a `LayerContext` to an `Allocation`; None to shard nothing.
         clips: whether clients clip the effective learning rate (τ/ω).
-        rescales: whether all drawn terms share ω = √(Σλ² / Σ_{drawn} λ²) instead of the law's ω.
-        keep_ratio: what every client keeps whatever it can afford; None to respect the clients' own.
+        rescales: whether all drawn terms share ω = √(Σλ² / Σ_{drawn} λ²) instead of the allocation's ω.
+        keep_ratio: one keep ratio for all clients; None to use the clients' own.
     """
 
     summary: str
@@ -153,11 +153,11 @@ def get_strategy(strategy: str | Strategy) -> Strategy:
     """Return the strategy of that name.
 
     Raises:
-        UserError: there is none, and it lists the names; or it is something else, such as a law alone.
+        UserError: the name is unknown (the message lists all names), or the value is not a `Strategy`.
     """
     found = strategy if isinstance(strategy, Strategy) else pick(STRATEGIES, strategy, "strategy")
     if not isinstance(found, Strategy):
-        raise UserError(f"strategy {strategy!r} is {shown(found)}; write Strategy('what it does, in a line', law)")
+        raise UserError(f"strategy {strategy!r} is {shown(found)}; pass Strategy('what it does, in a line', function)")
     return found
 
 

@@ -1,6 +1,6 @@
-"""What all designs share: the check of π, the terms that need no drawing, and the order of the result.
+"""The base of all designs: the check of π, the terms that need no draw, and the order of the result.
 
-A design proper sees only the terms with 0 < π < 1, whose π sum to an integer. Terms with π = 1 are always
+The draw itself sees only the terms with 0 < π < 1, whose π sum to an integer. Terms with π = 1 are always
 in the sample and those with π = 0 never.
 """
 
@@ -50,7 +50,7 @@ Fit = Callable[[Floats, int], Sampler]  # from π of the free terms, and its sum
 
 @dataclass(frozen=True)
 class Free:
-    """π split into what is certain and what is left to draw."""
+    """π split into certain terms and terms to draw."""
 
     inclusion: Floats  # (N,) as given
     certain: Indices  # terms with π = 1

@@ -1,6 +1,6 @@
 """Minimum support: π written as a mixture of at most N fixed samples; a draw picks one of them.
 
-Take the k largest of what is left of π as a sample and give it the largest weight that leaves a valid π:
+Take the k largest remainders of π as a sample and give it the largest weight that leaves a valid π:
 then some term of the sample is used up, or some other term must be in all samples to come. Each step
 settles one term. The least random of the designs (the opposite of CPS) and the fastest to draw from.
 """
@@ -36,9 +36,9 @@ def fit_minimum_support(chances: Floats, count: int) -> MinimumSupport:
 
     Source: Deville & Tillé, Biometrika 1998; Tillé 2006, Algorithm 6.5.
     """
-    left, mass = chances.copy(), 1.0  # what is still to be covered: 0 ≤ left ≤ mass, Σ left = count·mass
+    left, mass = chances.copy(), 1.0  # yet to be covered: 0 ≤ left ≤ mass, Σ left = count·mass
     unsettled = np.arange(chances.size)
-    always: list[int] = []  # terms whose `left` equals `mass`: in all samples to come
+    always: list[int] = []  # terms whose `left` equals `mass`: in all further samples
     samples, weights = [], []
     while 0 < (need := count - len(always)) < unsettled.size:
         order = np.argpartition(-left[unsettled], need - 1)

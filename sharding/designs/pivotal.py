@@ -1,7 +1,7 @@
 """Randomized pivotal sampling: terms meet in random order, two at a time, and fight for each other's π.
 
-Of two terms with a + b < 1 one is out and the other goes on with a + b; with a + b ≥ 1 one is in and the
-other goes on with a + b − 1. The chances of winning leave both means as they were, so π is exact.
+Of two terms with a + b < 1 one is out and the other continues with a + b; with a + b ≥ 1 one is in and the
+other continues with a + b − 1. The chances of winning leave both means as they were, so π is exact.
 """
 
 from dataclasses import dataclass
@@ -44,6 +44,6 @@ class Pivotal:
                 drawn.append(champion if champion_in else challenger)
                 champion = challenger if champion_in else champion
                 a = both - 1.0
-        if len(drawn) < self.count:  # what is left of the sum is 1, to rounding
+        if len(drawn) < self.count:  # the rest of the sum is 1, up to rounding
             drawn.append(champion)
         return drawn

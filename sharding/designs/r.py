@@ -1,4 +1,4 @@
-"""R's designs through rpy2, for those who want the original code path, and R as an oracle for the tests.
+"""R's designs through rpy2, for the original code path and as an oracle in the tests.
 
 Needs R with the packages `sampling` (Tillé & Matei) and `BiasedUrn` (Fog), and rpy2; nothing is imported
 before it is used.

@@ -37,7 +37,7 @@ def fit(inclusion: ArrayLike, design: str = "cps") -> Design:
         design: a name in `DESIGNS`.
 
     Raises:
-        UserError: π is not valid, or there is no such design; for R's designs also when R or rpy2 is absent.
+        UserError: π is invalid, the design is unknown, or R or rpy2 is missing for one of R's designs.
     """
     fit_free = pick(DESIGNS, design, "design")
     free = split(inclusion)
@@ -60,17 +60,17 @@ def draw_terms(
     Args:
         inclusion: (N,) π in [0, 1] whose sum is a whole number, to 1e-6.
         design: a name in `DESIGNS`.
-        rng: source of randomness; has to be given, so that what is drawn can be drawn again.
+        rng: source of randomness; required, so that draws can be repeated.
         size: number of independent samples; None for one.
 
     Returns:
         ascending indices, (n,) or (size, n).
 
     Raises:
-        UserError: as `fit`, or no generator, or a size below 1.
+        UserError: as `fit`, `rng` is not a generator, or a size below 1.
     """
     if not isinstance(rng, np.random.Generator):
-        raise UserError(f"sample needs a generator, not {shown(rng)}: rng=numpy.random.default_rng(seed)")
+        raise UserError(f"draw_terms needs a generator, not {shown(rng)}: rng=numpy.random.default_rng(seed)")
     if size is not None and not (is_whole(size) and size >= 1):
         raise UserError(f"size is {shown(size)}; a whole number of at least 1 is needed, or None for a single sample")
     return fit(inclusion, design).draw(rng, None if size is None else int(size))

@@ -1,7 +1,7 @@
 """Successive sampling: each next term in proportion to the remaining weights; numpy's `choice(replace=False)`.
 
 Drawn as a race: term i finishes after Eᵢ/wᵢ, Eᵢ exponential, and the first n are the sample. PriSM starts
-from weights (`SuccessiveDesign`); to honor a given π, the weights are found whose exact inclusion it is.
+from weights (`SuccessiveDesign`); for a given π, `fit_successive` finds the weights with exactly this inclusion.
 """
 
 from dataclasses import dataclass

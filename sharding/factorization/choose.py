@@ -1,6 +1,6 @@
-"""Which layers of a model are sharded: those that can be, but for what the caller or the model leaves whole.
+"""Choose the layers of a model to shard: every affine layer that the caller or the model does not keep dense.
 
-This is the one place that decides. The planner asks it of the server's model, `factorize` of anybody's.
+Only this module decides. The planner asks it for the server's model, `factorize` for any model.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ from sharding.modules.wrappers import refuse_scripted
 
 Pattern = str | type[nn.Module] | Callable[[str, nn.Module], bool]
 Patterns = Pattern | Iterable[Pattern]
-ENDS = ("first", "last")  # stand for the first and the last affine layer, or for those that the model itself names
+ENDS = ("first", "last")  # the first and the last affine layer, or those that the model names
 PACKED = "nn.MultiheadAttention packs its projections in one bare weight; call sharding.unpack_attention first"
 
 
@@ -29,8 +29,8 @@ class Choice:
 
     Attributes:
         layers: to be sharded, by name, in order of registration.
-        asked: layers that the caller or the model wants whole, with the pattern that says so.
-        cannot: layers that cannot be sharded, with the reason; reasons are the same for layers of one kind.
+        asked: layers that the caller or the model keeps dense, with the pattern that matched.
+        cannot: layers that cannot be sharded, with the reason; layers of one kind share one reason.
     """
 
     layers: dict[str, nn.Module]
@@ -41,18 +41,18 @@ class Choice:
         """Raise if there are layers that cannot be sharded.
 
         Raises:
-            UserError: with all reasons and a list of patterns that leaves just these layers whole.
+            UserError: with all reasons and a `skip` that keeps exactly these layers dense.
         """
         kinds: dict[str, list[str]] = {}
         for name, reason in self.cannot.items():
-            if reason != SINGLE_TERM:  # of which factorizing would make no less
+            if reason != SINGLE_TERM:  # factorizing would not make it smaller
                 kinds.setdefault(reason, []).append(name)
         if not kinds:
             return
-        told = "; ".join(f"{_some(names)}: {reason}" for reason, names in kinds.items())
+        listed_reasons = "; ".join(f"{_some(names)}: {reason}" for reason, names in kinds.items())
         patterns = [*dict.fromkeys(self.asked.values()), *_covering(set(self.cannot), set(self.layers))]
         listed = ", ".join(f'"{pattern}"' for pattern in patterns)
-        raise UserError(f"cannot factorize {told}. Leave whole what cannot be sharded with skip=[{listed}]")
+        raise UserError(f"cannot factorize {listed_reasons}. To keep these layers dense, pass skip=[{listed}]")
 
 
 def choose(model: nn.Module, skip: Patterns = ENDS, also: Patterns = ()) -> Choice:
@@ -80,35 +80,37 @@ def shardable_layers(
 ) -> dict[str, nn.Module]:
     """Return the affine layers to shard, by name, in order of registration.
 
-    Layers that cannot be sharded stay whole, and so does a layer of rank 1, a single term with nothing to choose.
+    Layers that cannot be sharded stay dense. So does a layer of rank 1, which has a single term.
 
     Args:
         model: any module.
-        skip: layers to leave whole. Each entry is a name, of a layer or an enclosing module, or the end of one
-            (``"attn.query"``) where nothing has just that name, or a shell pattern for one (``"blocks.*.mlp"``); a
-            class, of the layer or an enclosing module; a function of (name, layer); or ``"first"`` / ``"last"``. What
-            is registered under several names goes by any of them. What is given replaces the default, which leaves the
-            first and the last affine layer whole. A model may name its ends itself, as an attribute: with
-            ``ends = ("tokens", "fc")`` the first is the module ``tokens`` (an embedding, say, which is whole anyway),
-            the last is ``fc``; an end may be a tuple of names, as those of several heads. So does one that has a module
-            named just ``first`` or ``last``, which these words then mean.
-        also: layers to shard that stay whole unless asked for, as embeddings do; patterns as for `skip`.
+        skip: layers to keep dense, by default the first and the last affine layer. An entry can be
+
+            - the name of a layer or of an enclosing module, the end of such a name (``"attn.query"``) if no module has
+              exactly this name, or a shell pattern (``"blocks.*.mlp"``); a module with several names matches by any;
+            - the class of a layer or of an enclosing module;
+            - a function of (name, layer);
+            - ``"first"`` or ``"last"``. If the model begins with an embedding, the embedding is the first layer, and no
+              affine layer is skipped as first. A model can name its own ends in an attribute,
+              ``ends = ("tokens", "fc")``; an end can be a tuple of names, for several heads. If the model has a module
+              called ``first`` or ``last``, the word means this module.
+        also: layers to shard that stay dense by default, as embeddings do; patterns as for `skip`.
         strict: refuse a model that has layers which cannot be sharded.
 
     Raises:
         UserError: a pattern matches nothing, the model has an `nn.MultiheadAttention` that has yet to be unpacked, or
-            `strict` and a layer cannot be sharded. All such layers are told at once.
+            `strict` and some layers cannot be sharded; the message lists them all.
     """
     choice = choose(model, skip, also)
     if packed := packed_attention(model, skip):
-        raise UserError(f"cannot factorize {_some(packed)}: {PACKED}, or leave it whole with skip=[…]")
+        raise UserError(f"cannot factorize {_some(packed)}: {PACKED}, or keep it dense with skip=[…]")
     if strict:
         choice.refuse()
     return choice.layers
 
 
 def packed_attention(model: nn.Module, skip: Patterns) -> list[str]:
-    """Return the names of the attentions that can be unpacked, and that nobody wants whole."""
+    """Return the names of the attentions that can be unpacked and that `skip` does not match."""
     names = [
         name
         for name, module in model.named_modules()
@@ -121,17 +123,17 @@ def packed_attention(model: nn.Module, skip: Patterns) -> list[str]:
 
 
 def as_patterns(skip: Patterns) -> tuple[Pattern, ...]:
-    """Return what a caller gave as patterns, one or several, as a tuple.
+    """Return one or several patterns as a tuple.
 
     Raises:
-        UserError: something that is no pattern.
+        UserError: something is not a pattern.
     """
     given: Any = skip
-    alone = isinstance(given, str | type) or callable(given) or not isinstance(given, Iterable)
-    patterns: tuple[Any, ...] = (given,) if alone else tuple(given)
+    single = isinstance(given, str | type) or callable(given) or not isinstance(given, Iterable)
+    patterns: tuple[Any, ...] = (given,) if single else tuple(given)
     for pattern in patterns:
         if not isinstance(pattern, str) and not callable(pattern):
-            raise UserError(f"{pattern!r} is no pattern; give names, shell patterns, classes or functions")
+            raise UserError(f"{pattern!r} is not a pattern; pass names, shell patterns, classes or functions")
     return patterns
 
 
@@ -139,7 +141,7 @@ def matching(model: nn.Module, names: Iterable[str], patterns: Patterns, what: s
     """Return the names that some pattern matches.
 
     Raises:
-        UserError: a pattern matches no module at all; `what` says where it was given.
+        UserError: a pattern matches no module; the message calls the argument `what`.
     """
     names, known, matched = list(names), aliases(model), set()
     for pattern in as_patterns(patterns):
@@ -153,7 +155,7 @@ def matching(model: nn.Module, names: Iterable[str], patterns: Patterns, what: s
 
 
 def aliases(model: nn.Module) -> dict[str, list[str]]:
-    """Return all names of every module, by its first: one that is registered twice has two."""
+    """Return all names of every module, by its first name; a module that is registered twice has two."""
     names: dict[int, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(id(module), []).append(name)
@@ -161,7 +163,7 @@ def aliases(model: nn.Module) -> dict[str, list[str]]:
 
 
 def matches(model: nn.Module, pattern: Pattern, names: Iterable[str]) -> bool:
-    """Whether a pattern means a module of these names, by itself or by a module around it."""
+    """Whether a pattern matches a module with these names, or a module around it."""
     return any(_matches(model, pattern, name) for name in names)
 
 
@@ -172,7 +174,7 @@ def _matches(model: nn.Module, pattern: Pattern, name: str) -> bool:
         return any(isinstance(model.get_submodule(outer), pattern) for outer in around)
     if not isinstance(pattern, str):
         return bool(pattern(name, model.get_submodule(name)))
-    if _has_module(model, pattern):  # just this one, not all whose names end like it
+    if _has_module(model, pattern):  # only this one, not every name with this end
         return pattern in around
     return any(outer.endswith(f".{pattern}") or fnmatchcase(outer, pattern) for outer in around)
 

@@ -1,4 +1,4 @@
-"""What a factorization covers of a model, by parameters."""
+"""Report the share of a model's parameters that is factorized."""
 
 import warnings
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ ASKED = ("skip: ", "default skip: ")
 
 
 class CoverageWarning(UserWarning):
-    """Little or nothing of a model was sharded, for reasons that the caller did not give."""
+    """Little or nothing of a model was sharded, although the caller did not ask for that."""
 
 
 def describe(dense: nn.Module, factorized: FactorizedLayer) -> LayerReport:
@@ -33,7 +33,7 @@ def describe(dense: nn.Module, factorized: FactorizedLayer) -> LayerReport:
 
 
 def uncovered(model: nn.Module, replaced: Mapping[str, nn.Module], whole: Mapping[str, str]) -> dict[str, int]:
-    """Count the parameters that are in no replaced weight, by kind, shared ones once."""
+    """Count the parameters outside the replaced weights, by kind; shared ones count once."""
     seen = {id(layer.weight) for layer in replaced.values()}
     counts: dict[str, int] = {}
     for name, module in model.named_modules():
@@ -51,11 +51,11 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def warn_if_little(report: Report, stacklevel: int) -> None:
-    """Warn where nothing, or less than half of what the caller did not want whole, is sharded.
+    """Warn if nothing is sharded, or less than half of what the caller did not skip.
 
     Args:
-        report: of what was done.
-        stacklevel: of the caller to blame.
+        report: of `factorize`.
+        stacklevel: of the caller that the warning names.
     """
     covered = sum(layer.parameters[0] for layer in report.layers.values())
     wanted = (*ASKED, GROWS, UNGIVEN)
@@ -71,7 +71,7 @@ def warn_if_little(report: Report, stacklevel: int) -> None:
 
 
 def reasons(choice: Choice, terms: Mapping[str, int | str], skip: tuple[Pattern, ...]) -> dict[str, str]:
-    """Return why each layer that stays dense does."""
+    """Return why each dense layer stays dense."""
     prefix = ASKED[skip == ENDS]
     asked = {name: f"{prefix}{pattern}{' layer' if pattern in ENDS else ''}" for name, pattern in choice.asked.items()}
     return asked | choice.cannot | {name: reason for name, reason in terms.items() if isinstance(reason, str)}

@@ -1,4 +1,4 @@
-"""Why a layer cannot be factorized, where it cannot."""
+"""Find out why a layer cannot be factorized."""
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ SINGLE_TERM = "a single term"
 
 
 class Surroundings:
-    """What has to be known of a model to judge one layer of it."""
+    """What `obstacle` needs to know about the model around a layer."""
 
     def __init__(self, model: nn.Module) -> None:
         self._owners: dict[int, list[str]] = {}
@@ -29,11 +29,11 @@ class Surroundings:
                     self._owners.setdefault(id(parameter), []).append(f"{name}.{kind}".lstrip("."))
 
     def is_adapter(self, name: str) -> bool:
-        """Whether a layer is one that peft puts beside a `base_layer`: it is small already."""
+        """Whether PEFT put this layer beside a `base_layer`; such a layer is already small."""
         parts = name.split(".")
         for end in range(len(parts)):
             base = self._modules[".".join(parts[:end])]._modules.get("base_layer")
-            # A part of that name may be anything; what peft wraps is a layer, with a weight.
+            # A module of this name can be anything; PEFT wraps layers, which have a weight.
             if base is not None and "weight" in base._parameters and parts[end] != "base_layer":
                 return True
         return False
@@ -44,19 +44,19 @@ class Surroundings:
         return next((module for module in around if isinstance(module, nn.MultiheadAttention)), None)
 
     def twins(self, name: str, layer: nn.Module) -> list[str]:
-        """Return the other parameters that are the layer's weight."""
+        """Return the other names of the layer's weight."""
         return [owner for owner in self._owners[id(layer.weight)] if owner != f"{name}.weight".lstrip(".")]
 
 
 def rank_of(layer: nn.Module) -> int:
-    """Return N, of an affine layer: min(out, in), a convolution being seen as (out/groups, in/groups·kh·kw)."""
+    """Return N of an affine layer: min(out, in). A convolution counts as a matrix (out/groups, in/groups·kh·kw)."""
     weight = layer.weight
     assert isinstance(weight, nn.Parameter)
     return min(weight.shape[0] // num_blocks(layer), weight.shape[1:].numel())
 
 
 def obstacle(name: str, layer: nn.Module, surroundings: Surroundings) -> str | None:
-    """Say why a layer cannot be factorized, in words that are the same for all layers of a kind; None if it can."""
+    """Return why a layer cannot be factorized, in the same words for all layers of a kind; None if it can."""
     if isinstance(layer, FactorizedLayer):
         return "factorized already; merge first"
     attention = surroundings.attention_around(name)

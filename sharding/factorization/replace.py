@@ -1,4 +1,4 @@
-"""Putting factorized layers in the place of dense ones, and undoing it."""
+"""Replace dense layers by factorized ones, and back."""
 
 from collections.abc import Mapping
 
@@ -31,25 +31,25 @@ def factorize(
     also: Patterns = (),
     strict: bool = False,
 ) -> nn.Module:
-    """Replace every affine layer by its ⌈N·r⌉ largest singular terms, and say what was done.
+    """Replace every affine layer by its ⌈N·r⌉ largest singular terms.
 
-    What cannot be factorized stays whole, and so do layers that would grow, unless r is 1, which asks for all terms.
+    Layers that cannot be factorized stay dense. So do layers that would grow, unless r is 1, which keeps all terms.
 
     Args:
-        model: any module; it is left as it was unless `inplace`.
-        keep_ratio: r in (0, 1]; or ratios by pattern, the first that matches a layer being its (a layer that none
-            matches stays whole); or an `Energy` that each layer shall keep; or a `Budget` for the whole model.
-        skip: layers to leave whole, see `shardable_layers`; by default the first and the last.
-        inplace: change `model` itself instead of a copy; a model that is just one layer is still another one then.
-        also: layers to factorize that stay whole unless asked for, as embeddings do (``also=nn.Embedding``).
-        strict: refuse a model that has layers which cannot be factorized.
+        model: any module; it is not changed unless `inplace`.
+        keep_ratio: r in (0, 1]; or ratios by pattern, of which the first match counts, and layers without a match stay
+            dense; or an `Energy` that each layer keeps; or a `Budget` for the whole model.
+        skip: layers to keep dense, see `shardable_layers`; by default the first and the last.
+        inplace: change `model` itself instead of a copy. A model that is a single layer is replaced; use the result.
+        also: layers to factorize that stay dense by default, as embeddings do (``also=nn.Embedding``).
+        strict: refuse a model with layers that cannot be factorized.
 
     Returns:
-        The model, with a `Report` of what was replaced as `model.factorize_report`.
+        The model, with a `Report` in its attribute ``factorize_report``.
 
     Raises:
-        UserError: keep ratio outside (0, 1], a pattern that matches nothing, a weight that is not finite, a budget that
-            is too small, or `strict` and a layer that cannot be factorized. Nothing has been changed then.
+        UserError: a keep ratio outside (0, 1], a pattern that matches nothing, a weight that is not finite, a budget
+            that is too small, or `strict` and a layer that cannot be factorized. The model is unchanged then.
 
     Warns:
         CoverageWarning: nothing was factorized, or less than half of what was not skipped.
@@ -58,7 +58,7 @@ def factorize(
     refuse_scripted(model)
     skip = as_patterns(skip)
     packed = packed_attention(model, skip)
-    plan = unpack(_sharing(model), packed)  # to find all that can be wrong before anything is changed
+    plan = unpack(_sharing(model), packed)  # every error is found before anything is changed
     choice = choose(plan, skip, also)
     if strict:
         choice.refuse()
@@ -87,18 +87,18 @@ def factorize_empty(
     device: torch.device | str | None = None,
     inplace: bool = False,
 ) -> nn.Module:
-    """Put a factorized layer without values in the place of each layer named, by its name and number of terms.
+    """Replace each named layer by a factorized one without values.
 
-    Nothing is decomposed, and where the model is on the `meta` device no dense weight is ever made.
+    Nothing is decomposed. If the model is on the `meta` device, no dense weight is ever made.
 
     Args:
-        model: any module; it is left as it was unless `inplace`.
-        terms: n by layer.
-        device: where the factorized layers are made; by default where the dense ones are.
+        model: any module; it is not changed unless `inplace`.
+        terms: n by layer name.
+        device: of the factorized layers; by default that of the dense ones.
         inplace: change `model` itself instead of a copy.
 
     Raises:
-        UserError: a name is no layer that can be factorized, or a number of terms is outside 1…N.
+        UserError: a name is not a layer that can be factorized, or a number of terms is outside 1…N.
     """
     layers = dict(model.named_modules(remove_duplicate=False))
     missing = [name for name in terms if name not in layers]
@@ -113,7 +113,7 @@ def factorize_empty(
 
 
 def merge(model: nn.Module, inplace: bool = False) -> nn.Module:
-    """Undo `factorize`: put the ordinary layer with weight UΩVᵀ for every factorized one, and pack attention again."""
+    """Undo `factorize`: replace every factorized layer by a dense one with weight UΩVᵀ, and pack attention again."""
     model = model if inplace else copied(model)
     dense = {id(part): part.to_dense() for part in model.modules() if isinstance(part, FactorizedLayer)}
     model = pack(replace_modules(model, dense))
@@ -142,6 +142,6 @@ def _check_finite(layers: Mapping[str, nn.Module]) -> None:
     for name, layer in layers.items():
         weight = layer.weight
         assert isinstance(weight, Tensor)
-        # A NaN or Inf shows in the sum, and one pass finds that out.
+        # A NaN or Inf shows in the sum, which takes one pass.
         if not weight.is_meta and not bool(weight.sum().isfinite()) and not bool(weight.isfinite().all()):
             raise UserError(f"layer {name}: the matrix has NaN or Inf, and no singular terms")

@@ -1,9 +1,9 @@
-"""What `factorize` did, for people to read."""
+"""The report of `factorize`, for people."""
 
 import re
 from dataclasses import dataclass, field
 
-LINES = 24  # of a table that fits a screen
+LINES = 24  # a table of so many fits a screen
 
 
 @dataclass(frozen=True)
@@ -12,10 +12,10 @@ class LayerReport:
 
     Attributes:
         kind: the dense layer's class.
-        rank: N, of a group where there are groups.
+        rank: N, of one group in a grouped convolution.
         num_terms: n.
         parameters: of the weight, (before, after).
-        energy: Σλ² of the terms kept over ‖W‖²; NaN on the meta device.
+        energy: Σλ² of the kept terms over ‖W‖²; NaN on the meta device.
     """
 
     kind: str
@@ -30,12 +30,12 @@ class Report:
     """What `factorize` did.
 
     Attributes:
-        layers: those replaced, by name.
-        whole: those left whole, by name, with the reason.
-        uncovered: parameters that are in no replaced weight, by kind: the reason for a layer that stays whole, module
-            and parameter for the rest.
-        parameters_before: of the whole model, shared ones once.
-        parameters_after: likewise.
+        layers: the replaced layers, by name.
+        whole: the reason for each layer that stays dense, by name.
+        uncovered: numbers of parameters outside the replaced weights, by kind: the reason for a layer that stays dense,
+            else module and parameter.
+        parameters_before: of the whole model; shared ones count once.
+        parameters_after: the same, afterwards.
     """
 
     layers: dict[str, LayerReport] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Report:
 
     @property
     def coverage(self) -> float:
-        """The share of the model's parameters that lay in the weights replaced."""
+        """The share of the model's parameters in the replaced weights."""
         return sum(layer.parameters[0] for layer in self.layers.values()) / max(self.parameters_before, 1)
 
     def __str__(self) -> str:
@@ -69,11 +69,11 @@ class Report:
         return "\n".join(lines)
 
     def share(self, kind: str) -> float:
-        """Return the share of all parameters that an uncovered kind has."""
+        """Return the share of all parameters that are of an uncovered kind."""
         return self.uncovered[kind] / max(self.parameters_before, 1)
 
     def _largest(self) -> list[str]:
-        """The uncovered kinds, largest first, without the many that hold next to nothing."""
+        """The uncovered kinds, largest first, without those that hold almost nothing."""
         kinds = sorted(self.uncovered, key=lambda kind: -self.uncovered[kind])
         return [kind for kind in kinds if self.share(kind) >= 0.001 or kind in self.whole.values()][:10]
 

@@ -1,7 +1,7 @@
-"""A factorized model in a folder: its tensors in safetensors, its shape in JSON.
+"""Save a factorized model in a folder: its tensors in safetensors, its structure in JSON.
 
-The folder knows which layers are factorized, with how many terms, and what was unpacked or split. With it and the dense
-model's structure (one on the `meta` device will do) the model is built again without a dense weight or an SVD.
+The folder records which layers are factorized, with how many terms, and what was unpacked or split. `load_factorized`
+rebuilds the model from the folder and the dense model's structure, without a dense weight or an SVD.
 """
 
 import json
@@ -40,7 +40,7 @@ def _are_sizes(value: object) -> bool:
     )
 
 
-# What the configuration says, in words, and what tells that it does.
+# The entries of the configuration: key, description, check.
 ENTRIES: tuple[tuple[str, str, Callable[[object], bool]], ...] = (
     ("layers", "numbers of terms by layer", _are_numbers),
     ("unpacked", "a list of names", _are_names),
@@ -82,17 +82,17 @@ def save_factorized(model: nn.Module, folder: str | Path) -> None:
 
 
 def load_factorized(folder: str | Path, model: nn.Module, device: torch.device | str = "cpu") -> nn.Module:
-    """Return the factorized model that a folder holds.
+    """Load the factorized model from a folder that `save_factorized` wrote.
 
     Args:
-        folder: what `save_factorized` wrote.
-        model: the dense model it came from, for its structure only: one built in `with sharding.init_empty():`, on the
-            `meta` device, or any other. It stays as it is, and none of its weights is copied.
-        device: where the tensors go.
+        folder: of the saved model.
+        model: the structure of the dense model: built in `with sharding.init_empty():`, on the `meta` device, or with
+            values. It is not changed, and its weights are not copied.
+        device: of the loaded tensors.
 
     Raises:
-        UserError: the folder does not hold a model, one of another format, or one whose names and shapes are not those
-            of `model`; all that differ are told at once.
+        UserError: the folder holds no model or one of another format, or its names and shapes differ from those of
+            `model`; the message lists every difference.
     """
     config, tensors = _read(Path(folder))
     small = _structure(hollow_copy(model), config, folder)
@@ -110,7 +110,7 @@ def load_factorized(folder: str | Path, model: nn.Module, device: torch.device |
     if problems:
         raise UserError(f"{folder} does not fit this {type(model).__name__}: {'; '.join(problems)}")
     _fill(small, {id(slots[name]): tensors[name].to(device) for name in names})
-    return small.to(device)  # buffers that are in no folder
+    return small.to(device)  # buffers that are not in the folder
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -129,7 +129,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _structure(model: nn.Module, config: Mapping[str, Any], folder: str | Path) -> nn.Module:
-    """Unpack, split and factorize an empty model as the folder says, in place."""
+    """Unpack, split and factorize an empty model as the configuration states, in place."""
     opened = [*config["unpacked"], *config["split"]]
     inside = tuple(f"{name}." if name else "" for name in opened)
     modules = dict(model.named_modules())
@@ -137,7 +137,7 @@ def _structure(model: nn.Module, config: Mapping[str, Any], folder: str | Path) 
     missing += [name for name in config["layers"] if name not in modules and not name.startswith(inside)]
     problems = [f"the model has no {', '.join(missing)}"] if missing else []
     problems += [
-        f"{name} is a {type(modules[name]).__name__}, no nn.MultiheadAttention"
+        f"{name} is a {type(modules[name]).__name__}, not an nn.MultiheadAttention"
         for name in config["unpacked"]
         if name in modules and not isinstance(modules[name], nn.MultiheadAttention)
     ]
@@ -149,7 +149,7 @@ def _structure(model: nn.Module, config: Mapping[str, Any], folder: str | Path) 
 
 
 def _first_names(slots: Mapping[str, Any]) -> list[str]:
-    """Return the names of a state, those of one tensor once."""
+    """Return the names of a state; a tied tensor has only its first name."""
     first: dict[int, str] = {}
     for name, slot in slots.items():
         first.setdefault(id(slot), name)
@@ -157,7 +157,7 @@ def _first_names(slots: Mapping[str, Any]) -> list[str]:
 
 
 def _fill(model: nn.Module, values: Mapping[int, Tensor]) -> None:
-    """Put tensors in the place of a model's parameters and buffers, by these's identity."""
+    """Replace a model's parameters and buffers by tensors; the keys are the `id`s of the old ones."""
     parameters: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for key, slot in module._parameters.items():

@@ -1,8 +1,8 @@
-"""How many terms each layer keeps: by a ratio, by ratios for patterns, by energy, or by a budget for the whole model.
+"""Decide how many terms each layer keeps: by ratio, ratios for patterns, energy, or a budget for the whole model.
 
-The budget is spent as a client's draw would be: with inclusion p of every term of every layer, the squared error of an
-unbiased draw is Σ λ²(1/p − 1), and the p that minimizes it under Σ cost·p = budget is that of Theorem 3.1 with costs. A
-layer then keeps as many terms as p sums to. A layer that would cost more than it does whole, is left whole.
+A budget is spent like a client's draw. With inclusion p of every term of every layer, the squared error of an unbiased
+draw is Σ λ²(1/p − 1), and Theorem 3.1 with costs gives the p that minimizes it under Σ cost·p = budget. A layer keeps
+as many terms as its p sum to. A layer that would cost more than its dense weight stays dense.
 """
 
 from collections.abc import Mapping
@@ -40,17 +40,17 @@ class Energy:
 
 @dataclass(frozen=True)
 class Budget:
-    """Keep so many parameters, spent where the discrepancy falls most.
+    """Keep this many parameters, and spend them where they reduce the discrepancy most.
 
     Attributes:
-        parameters: of the whole model, what is left whole included.
+        parameters: of the whole model, including all that stays dense.
     """
 
     parameters: int
 
     def __post_init__(self) -> None:
         if not is_number(self.parameters):
-            raise UserError(f"a Budget of {shown(self.parameters)} is no number of parameters")
+            raise UserError(f"a Budget of {shown(self.parameters)} is not a number of parameters")
 
 
 KeepRatio = float | Mapping[Pattern, float] | Energy | Budget
@@ -58,24 +58,24 @@ KeepRatio = float | Mapping[Pattern, float] | Energy | Budget
 
 @dataclass(frozen=True)
 class Cost:
-    """What a layer costs, whole and for each of its terms: its parameters."""
+    """The parameters of a layer's dense weight, and of each of its terms."""
 
     whole: int
     term: int
 
     @classmethod
     def of(cls, layer: nn.Module) -> "Cost":
-        """Return the parameters of a layer's weight, which are its multiply-adds at one position as well."""
+        """Return a layer's costs, which are also its multiply-adds at one position."""
         weight, blocks = layer.weight, num_blocks(layer)
         assert isinstance(weight, torch.Tensor)
         return cls(weight.numel(), weight.shape[0] + weight.shape[1:].numel() * blocks)
 
 
 def num_terms(rank: int, keep_ratio: float) -> int:
-    """Return n = ⌈N·r⌉, the singular terms that keep ratio r in (0, 1] affords of a layer of rank N.
+    """Return n = ⌈N·r⌉, the singular terms that keep ratio r in (0, 1] keeps of a layer of rank N.
 
     Raises:
-        UserError: the keep ratio is outside (0, 1], or no number.
+        UserError: the keep ratio is outside (0, 1], or not a number.
     """
     if not (is_number(keep_ratio) and 0 < keep_ratio <= 1):
         numeric = isinstance(keep_ratio, float | int) and not isinstance(keep_ratio, bool)
@@ -90,15 +90,15 @@ def count_terms(
     keep_ratio: KeepRatio,
     elsewhere: int,
 ) -> dict[str, int | str]:
-    """Return n for each layer, or why it stays whole: no pattern of `keep_ratio` matches it, or it would grow.
+    """Return n for each layer, or why it stays dense: no pattern of `keep_ratio` matches it, or it would grow.
 
-    A ratio of 1 asks for all terms, and gets them although the layer grows.
+    A ratio of 1 keeps all terms, even if the layer grows.
 
     Args:
-        model: which the layers belong to.
-        layers: to be factorized.
+        model: the model of the layers.
+        layers: the layers to factorize, by name.
         keep_ratio: see `factorize`.
-        elsewhere: parameters of what is left whole, which are part of a budget.
+        elsewhere: parameters that stay dense, which count towards a budget.
     """
     if isinstance(keep_ratio, Budget | Energy):
         _check_values(layers, keep_ratio)
@@ -127,12 +127,12 @@ def check_keep_ratio(keep_ratio: KeepRatio) -> None:
 
 
 def _check_values(layers: Mapping[str, nn.Module], wanted: Energy | Budget) -> None:
-    """Raise a UserError if there are no values to tell the magnitudes from."""
+    """Raise a UserError if a layer has no values to compute magnitudes from."""
     empty = [name for name, layer in layers.items() if isinstance(layer.weight, torch.Tensor) and layer.weight.is_meta]
     if empty:
         raise UserError(
             f"{wanted} depends on the weights, and {empty[0]} is on the meta device; "
-            "give a keep ratio, or a model that has values"
+            "pass a keep ratio, or a model with values"
         )
 
 
@@ -142,7 +142,7 @@ def _by_ratio(layer: nn.Module, ratio: float) -> int | str:
 
 
 def _thrifty(layer: nn.Module, terms: int) -> int | str:
-    """Return the number of terms unless so many take more room than the layer does whole."""
+    """Return the number of terms, or `GROWS` if they take more parameters than the dense weight."""
     cost = Cost.of(layer)
     return GROWS if terms * cost.term > cost.whole else terms
 
@@ -179,12 +179,12 @@ def _spend(layers: Mapping[str, nn.Module], total: int, elsewhere: int) -> dict[
 def allocate(
     spectra: Mapping[str, NDArray[np.float64]], costs: Mapping[str, Cost], budget: float
 ) -> dict[str, int | str]:
-    """Return how many terms each layer keeps within a budget, at least one, or `GROWS` for those left whole.
+    """Return how many terms each layer keeps within a budget, at least one, or `GROWS` if it stays dense.
 
     Args:
         spectra: λ by layer, non-increasing.
         costs: by layer.
-        budget: for all; at least one term of each.
+        budget: for all layers; enough for one term of each.
     """
     shared, room = dict(spectra), budget
     while shared:
@@ -207,7 +207,7 @@ def allocate(
 def _mean_terms(
     spectra: Mapping[str, NDArray[np.float64]], costs: Mapping[str, Cost], budget: float
 ) -> dict[str, float]:
-    """Return Σp over the terms of each layer, p being the optimal inclusion with costs over all layers."""
+    """Return Σp over the terms of each layer, for the optimal inclusion p with costs over all layers."""
     prices = np.concatenate([np.full(len(values), costs[name].term) for name, values in spectra.items()])
     inclusion = optimal_inclusion(np.concatenate(list(spectra.values())), min(budget, prices.sum()), prices)
     ends = np.cumsum([len(values) for values in spectra.values()])[:-1]
@@ -220,7 +220,7 @@ def _whole_numbers(
     means: Mapping[str, float],
     budget: float,
 ) -> dict[str, int]:
-    """Round to whole terms within the budget; the term that holds most for its cost comes first and goes last."""
+    """Round to whole terms within the budget: add the terms that hold most for their cost, and remove them last."""
     terms = {name: max(1, min(int(mean), costs[name].whole // costs[name].term)) for name, mean in means.items()}
     left = budget - sum(n * costs[name].term for name, n in terms.items())
 

@@ -1,4 +1,4 @@
-"""Layers in the place of what is fused or packed, so that each can be sharded, and undoing it."""
+"""Replace fused and packed projections by separate layers, so that each can be sharded, and back."""
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,14 +9,14 @@ from sharding.factorization.choose import Pattern, matching, packed_attention
 from sharding.layers import SplitLinear, UnpackedAttention
 from sharding.modules.copies import copied
 
-BEFORE = "use_nested_tensor_when_packed"  # an encoder's own flag, to be put back by `pack`
+BEFORE = "use_nested_tensor_when_packed"  # the encoder's own flag, which `pack` restores
 
 
 def unpack_attention(model: nn.Module, inplace: bool = False) -> nn.Module:
     """Replace every `nn.MultiheadAttention` by one whose projections are layers, so that they can be sharded.
 
-    `factorize` does this by itself; a server's model that has such attention needs it before it goes to `ShardPlanner`.
-    Attention with add_bias_kv or add_zero_attn, and subclasses, stay as they are.
+    `factorize` calls this function. Call it yourself on a server's model before you pass the model to `ShardPlanner`.
+    Attention with add_bias_kv or add_zero_attn is not replaced, nor are subclasses.
     """
     model = model if inplace else copied(model)
     return unpack(model, packed_attention(model, ()))
@@ -26,12 +26,12 @@ def split_layers(model: nn.Module, parts: Mapping[Pattern, int | Sequence[int]],
     """Replace fused linear layers by ones whose parts are layers; `merge` fuses them again.
 
     Args:
-        model: any module; it is left as it was unless `inplace`.
-        parts: in how many equal parts the outputs come, or their sizes, by pattern: ``{"attn.qkv": 3}``.
+        model: any module; it is not changed unless `inplace`.
+        parts: the number of equal parts of the outputs, or their sizes, by pattern: ``{"attn.qkv": 3}``.
         inplace: change `model` itself instead of a copy.
 
     Raises:
-        UserError: a pattern matches nothing, or a layer whose outputs do not come in such parts.
+        UserError: a pattern matches nothing, or the outputs of a layer cannot be split like this.
     """
     model = model if inplace else copied(model)
     split: dict[str, SplitLinear] = {}
@@ -70,7 +70,7 @@ def pack(model: nn.Module) -> nn.Module:
 
 
 def replace_modules(model: nn.Module, replacements: Mapping[int, nn.Module]) -> nn.Module:
-    """Put other modules in the place of some, given by their identity, wherever these are registered."""
+    """Replace modules, given by their `id`, wherever they are registered."""
     for parent in list(model.modules()):
         for name, module in parent._modules.items():
             if id(module) in replacements:

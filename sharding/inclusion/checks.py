@@ -1,4 +1,4 @@
-"""What every inclusion solver asks of its input, told in one line when it is not so."""
+"""Check the input of the inclusion solvers, with one-line errors."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -51,7 +51,7 @@ def client_count(num_clients: int) -> int:
 
 
 def positives_first(positive: NDArray[np.bool_], num_terms: int) -> NDArray[np.float64] | None:
-    """Inclusion when the positive magnitudes cannot fill the budget: they are in, zeros share what is left.
+    """Inclusion if the positive magnitudes cannot fill the budget: they have π = 1, and zeros share the rest.
 
     Returns:
         (N,) inclusion, or None when there are more positive magnitudes than terms to draw.

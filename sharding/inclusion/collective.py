@@ -1,6 +1,6 @@
-"""Inclusion and multipliers that serve the average of all clients (the strategy *Collective*).
+"""Inclusion and multipliers that are optimal for the average of all clients (the strategy *Collective*).
 
-The server averages a vector over those clients that drew it. With C clients and the multiplier at its
+The server averages a vector over the clients that drew it. With C clients and the multiplier at its
 optimum, ω = C/(1 + π(C − 1)), the discrepancy of that average is convex in π, and at its minimum π is the
 magnitude on a straight line, cut off at both ends: πᵢ = clip((λᵢ·s − 1)/(C − 1), 0, 1). Small terms are
 never drawn, large ones always. The sum of π is piecewise linear in s, so the one s with Σπ = n is found

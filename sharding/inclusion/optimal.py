@@ -1,8 +1,8 @@
 """Inclusion of least variance for an unbiased estimate (the strategy *Unbiased*, and optimal client sampling).
 
 Estimate Σ xᵢ by Σ_{i drawn} xᵢ/pᵢ, |xᵢ| = aᵢ. Its expected squared error is Σ aᵢ²(1/pᵢ − 1). Under a budget
-Σ cᵢpᵢ = m the best pᵢ are proportional to aᵢ/√cᵢ, except that none may exceed 1: those which would are always
-drawn, and the others share what is left of the budget.
+Σ cᵢpᵢ = m the best pᵢ are proportional to aᵢ/√cᵢ, except that none may exceed 1: terms that would are always
+drawn, and the others share the rest of the budget.
 """
 
 import numpy as np

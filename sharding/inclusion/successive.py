@@ -122,8 +122,8 @@ def _mean(inverse: Floats, values: NDArray[np.complex128]) -> Floats:
 def _quadrature(weights: Floats, n: int, nodes: int) -> tuple[Floats, Floats]:
     """Abscissas and weights in log t over the times at which an n-th arrival is possible.
 
-    A panel spans two units of log t, or less: four standard deviations of the count, or the time in which
-    those not yet there shrink by e⁴. Panels in which nobody arrives are left out.
+    A panel spans at most two units of log t, four standard deviations of the count, and the time in which the
+    number of items yet to arrive shrinks by e⁴. Panels without arrivals are left out.
     """
     grid, arrivals, spread, absent = _possible_times(weights, n)
     speed = 0.5 + 0.25 * arrivals / np.sqrt(1.0 + spread) + 0.25 * arrivals / absent
@@ -160,7 +160,7 @@ def _counts(n: int, size: int) -> tuple[float, float]:
     """Expected counts below which n arrivals, and above which no more than n, have chance e^−NEGLIGIBLE.
 
     By Chernoff's bound for a Poisson-binomial count with mean m, Pr(S ≥ n) or Pr(S ≤ n) ≤ exp(n − m −
-    n·log(n/m)). It holds for those that have not arrived as well, and the tighter one is used.
+    n·log(n/m)). The same bound holds for the items that have not arrived; the tighter of the two is used.
     """
     low = max(_chernoff(n, -1.0), size - _chernoff(size - n, 1.0))
     high = min(_chernoff(n, 1.0), size - _chernoff(size - n, -1.0))

@@ -1,7 +1,7 @@
 """`nn.MultiheadAttention` with each projection as a layer of its own.
 
-torch packs the weights of q, k and v in one bare parameter, which no tool that looks for layers can see. Unpacked, the
-four projections are ordinary `nn.Linear`s: they can be sharded one by one, and the attention computes what it did.
+torch packs the weights of q, k and v in one bare parameter, which tools that look for layers do not see. Unpacked, the
+four projections are ordinary `nn.Linear`s that can be sharded one by one. The attention computes the same function.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ from sharding.layers.base import carry_over
 class UnpackedAttention(nn.Module):
     """A drop-in for `nn.MultiheadAttention`, with the modules `q_proj`, `k_proj`, `v_proj` and `out_proj`.
 
-    Made by `from_packed`; `to_packed` undoes it once the projections are ordinary linear layers.
+    Use `from_packed` to make one, and `to_packed` to undo it when the projections are ordinary linear layers.
 
     Raises:
-        UserError: `obstacle_to_unpacking` names something.
+        UserError: `obstacle_to_unpacking` gives a reason.
     """
 
     in_proj_bias = None  # nn.TransformerEncoderLayer reads it, and then calls the module instead of its fused kernel
@@ -48,12 +48,12 @@ class UnpackedAttention(nn.Module):
 
     @classmethod
     def from_packed(cls, packed: nn.MultiheadAttention) -> Self:
-        """Return the same attention with its projections apart."""
+        """Return the same attention with separate projections."""
         return cls(packed)
 
     @torch.no_grad()
     def to_packed(self) -> nn.MultiheadAttention:
-        """Return the `nn.MultiheadAttention` with these projections; a parameter trains if a part of it did."""
+        """Return the `nn.MultiheadAttention` with these projections; a parameter trains if a part of it does."""
         inputs = (self.q_proj, self.k_proj, self.v_proj)
         packed = nn.MultiheadAttention(
             self.embed_dim,
@@ -90,7 +90,7 @@ class UnpackedAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Attend as `nn.MultiheadAttention` does, with its arguments, shapes and results.
 
-        `is_causal` is a hint about `attn_mask`, which has to be given with it; the mask alone is used.
+        `is_causal` is a hint about `attn_mask`. It requires a mask, and only the mask is used.
         """
         if is_causal and attn_mask is None:
             raise UserError("is_causal=True needs attn_mask as well, as in nn.MultiheadAttention")
@@ -104,7 +104,7 @@ class UnpackedAttention(nn.Module):
 
 
 def obstacle_to_unpacking(attention: nn.MultiheadAttention) -> str | None:
-    """Say why an attention cannot be unpacked, or return None."""
+    """Return why an attention cannot be unpacked, or None if it can."""
     if type(attention) is not nn.MultiheadAttention or "forward" in vars(attention):
         return f"{type(attention).__name__} may compute something else"
     if attention.bias_k is not None or attention.add_zero_attn:
@@ -117,7 +117,7 @@ def obstacle_to_unpacking(attention: nn.MultiheadAttention) -> str | None:
 def _attended(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, padding: Tensor | None, heads: int, batch_first: bool
 ) -> Tensor:
-    """Return what q, k, v (projected, as given) attend to, in their layout."""
+    """Return the attention's output for projected q, k and v, in their layout."""
     qs, ks, vs = (_heads(x, heads, batch_first) for x in (q, k, v))
     return _joined(F.scaled_dot_product_attention(qs, ks, vs, _additive_mask(mask, padding, qs)), q, batch_first)
 
@@ -164,7 +164,7 @@ def _joined(attended: Tensor, like: Tensor, batch_first: bool) -> Tensor:
 
 
 def _additive_mask(mask: Tensor | None, padding: Tensor | None, q: Tensor) -> Tensor | None:
-    """Return what is added to the scores, broadcast over (batch, heads, queries, keys), or None."""
+    """Return the mask to add to the scores, broadcast over (batch, heads, queries, keys), or None."""
     total: Tensor | None = None
     if mask is not None:
         total = _additive(mask, q)
@@ -181,14 +181,14 @@ def _additive_mask(mask: Tensor | None, padding: Tensor | None, q: Tensor) -> Te
 
 
 def _additive(mask: Tensor, like: Tensor) -> Tensor:
-    """Return a mask as numbers to add: where a boolean one is True, attention is not allowed."""
+    """Return a mask as numbers to add; True in a boolean mask forbids attention."""
     if mask.dtype != torch.bool:
         return mask.to(like.dtype)
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, -inf)
 
 
 def _input_weights(packed: nn.MultiheadAttention) -> tuple[Tensor, ...]:
-    """Return the weights of q, k and v, which torch keeps in one where they have one shape."""
+    """Return the weights of q, k and v; torch packs them in one parameter if their shapes are equal."""
     together: Tensor | None = packed.in_proj_weight
     if together is None:
         return packed.q_proj_weight, packed.k_proj_weight, packed.v_proj_weight
@@ -205,7 +205,7 @@ def _linear(width: int, weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 
 def _train_alike(packed: nn.MultiheadAttention, inputs: Sequence[nn.Linear], out: nn.Linear) -> None:
-    """Freeze what is frozen in the projections; what holds several of them trains if one does."""
+    """Freeze the parameters that are frozen in the projections; a packed parameter trains if one part does."""
     named = {"in_proj_weight": inputs, "q_proj_weight": inputs[:1], "k_proj_weight": inputs[1:2]}
     for name, layers in (named | {"v_proj_weight": inputs[2:]}).items():
         if isinstance(parameter := getattr(packed, name), Tensor):

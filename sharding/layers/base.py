@@ -1,4 +1,4 @@
-"""A layer whose weight is held as U·Ω·Vᵀ, the factors learnable, the diagonal Ω frozen."""
+"""The base of all factorized layers: a weight U·Ω·Vᵀ with learnable factors and a frozen diagonal Ω."""
 
 from abc import abstractmethod
 from typing import Any, ClassVar, Self
@@ -12,9 +12,9 @@ from sharding.layers.lazy import lazy_weight, refused
 from sharding.svd.spectrum import compose
 from sharding.svd.truncation import largest_terms
 
-# A layer's own record of what it stands for; means nothing to the dense layer.
+# A factorized layer's notes on its dense layer; they mean nothing to the dense layer itself.
 OWN = ("dense_type", "weight_shape", "num_blocks", "axis")
-# Of `nn.Module`'s machinery, what users hang on a layer; it goes with the layer when the layer is replaced.
+# Hooks that users register on a layer; its replacement takes them over.
 HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
@@ -25,19 +25,18 @@ HOOKS = (
     "_backward_pre_hooks",
     "_is_full_backward_hook",
 )
-# What `layer.compile()` has made computes what the layer was.
+# The result of `layer.compile()` computes the old layer.
 MACHINERY = frozenset(vars(nn.Module())) - {"training", *HOOKS} | {"_compiled_call_impl"}
 
 
 class FactorizedLayer(nn.Module):
     """A layer whose matrix is the sum of n singular terms, ωᵢ·u'ᵢ v'ᵢᵀ.
 
-    The weight, of whatever shape, is seen as a matrix of `weight.shape[0]` rows. That of a grouped convolution is a
-    block for each group; term i is then the i-th term of every block at once, stacked: blocks of u' above each other,
-    and those of v' likewise.
+    A weight of any shape counts as a matrix of `weight.shape[0]` rows. The weight of a grouped convolution has a block
+    for each group. Term i is then the i-th term of every block: the blocks of u' are stacked, and so are those of v'.
 
     Attributes:
-        u: u', shape (rows, n), learnable; the rows are the layer's outputs, or its inputs where the weight is stored
+        u: u', shape (rows, n), learnable; the rows are the layer's outputs, or its inputs if the weight is stored
             transposed (transposed convolutions, transformers' Conv1D).
         v: v', shape (columns, n), learnable.
         multipliers: ω, shape (n,), a buffer: saved and moved with the module, never trained.
@@ -52,7 +51,7 @@ class FactorizedLayer(nn.Module):
     __jit_unused_properties__: ClassVar[list[str]] = ["num_terms", "scaled_u", "weight"]  # for torch.jit.script
 
     def __init__(self, dense: nn.Module, num_terms: int, device: torch.device | str | None = None) -> None:
-        """Take the geometry, attributes, hooks and mode of a dense layer, whose values are not read."""
+        """Take the geometry, attributes, hooks and mode of a dense layer; its values are not read."""
         super().__init__()
         carry_over(dense, self)
         weight, bias = _weight(dense), dense._parameters.get("bias")
@@ -93,8 +92,8 @@ class FactorizedLayer(nn.Module):
     def weight(self) -> Tensor:
         """The weight UΩVᵀ in the dense layer's shape, for code that reads `layer.weight`.
 
-        It is composed when it is used, not when it is asked for its shape, dtype or device. It cannot be written to; a
-        view of it, `layer.weight[0]`, is one of a copy, which writing changes alone.
+        It is composed when you compute with it, not when you read its shape, dtype or device. It is read-only:
+        assigning raises an error, and indexing, `layer.weight[0]`, returns a copy.
         """
         return lazy_weight(self)
 
@@ -118,17 +117,17 @@ class FactorizedLayer(nn.Module):
 
     @classmethod
     def empty_like(cls, layer: nn.Module, num_terms: int, device: torch.device | str | None = None) -> Self:
-        """Return a factorized layer of the geometry of `layer`, its values yet to be filled in.
+        """Return a factorized layer with the geometry of `layer` and values yet to be filled in.
 
-        Hooks and attributes that were set on the layer, its mode, and what of it is frozen go with it.
+        It takes over hooks, attributes, the mode, and which parameters are frozen.
 
         Args:
-            layer: the dense layer; its values are not read, it may be on the `meta` device.
+            layer: the dense layer; its values are not read, and it can be on the `meta` device.
             num_terms: n.
-            device: where to make it; by default where `layer` is.
+            device: of the new layer; by default that of `layer`.
 
         Raises:
-            UserError: num_terms is not in 1…N, or the layer is of a kind that cannot be factorized.
+            UserError: num_terms is not in 1…N, or this kind of layer cannot be factorized.
         """
         if not isinstance(layer, cls.made_from()):
             raise UserError(
@@ -140,12 +139,12 @@ class FactorizedLayer(nn.Module):
 
     @classmethod
     def from_dense(cls, layer: nn.Module, num_terms: int) -> Self:
-        """Return a copy of `layer` that holds its `num_terms` largest singular terms, with ω = 1.
+        """Return a copy of `layer` with its `num_terms` largest singular terms and ω = 1.
 
-        At num_terms = N (the rank) it computes the same function as `layer`. On the `meta` device nothing is computed.
+        With num_terms = N (the rank) it computes the same function as `layer`. On the `meta` device it has no values.
 
         Raises:
-            UserError: num_terms is not in 1…N, or the layer is of a kind that cannot be factorized.
+            UserError: num_terms is not in 1…N, or this kind of layer cannot be factorized.
         """
         factorized = cls.empty_like(layer, num_terms)
         if not factorized.u.is_meta:
@@ -165,7 +164,7 @@ class FactorizedLayer(nn.Module):
     @torch.no_grad()
     def to_dense(self) -> nn.Module:
         """Return the ordinary layer with weight UΩVᵀ, composed in float64 so that half precision does not drift."""
-        dense = self.dense_type.__new__(self.dense_type)  # its `__init__` may be anybody's
+        dense = self.dense_type.__new__(self.dense_type)  # a subclass can have any `__init__`
         nn.Module.__init__(dense)
         carry_over(self, dense)
         weight = compose(self.u.double() * self.multipliers.double(), self.v.double(), self.num_blocks)
@@ -179,10 +178,10 @@ class FactorizedLayer(nn.Module):
     @classmethod
     @abstractmethod
     def made_from(cls) -> type[nn.Module]:
-        """Return the kind of dense layer that this is the factorized form of."""
+        """Return the class of the dense layer."""
 
     def _fan_in(self) -> int:
-        """Return how many inputs an output is made of."""
+        """Return the number of inputs of one output."""
         return torch.Size(self.weight_shape[1:]).numel()
 
 
@@ -192,7 +191,7 @@ def as_blocks(weight: Tensor, blocks: int) -> Tensor:
 
 
 def num_blocks(layer: nn.Module) -> int:
-    """Return the number of blocks that a dense layer's matrix consists of: a convolution's groups, else 1."""
+    """Return the number of blocks of a dense layer's matrix: a convolution's groups, else 1."""
     return layer.groups if isinstance(layer, _ConvNd) else 1
 
 
@@ -203,10 +202,10 @@ def _weight(layer: nn.Module) -> Tensor:
 
 
 def carry_over(source: nn.Module, target: nn.Module) -> None:
-    """Let attributes, hooks and the mode of a layer go with the one that takes its place."""
+    """Copy attributes, hooks and the mode of a layer to its replacement."""
     vars(target).update(plain_attributes(source))
 
 
 def plain_attributes(layer: nn.Module) -> dict[str, object]:
-    """Return what a layer holds besides its parameters, buffers and modules, and this library's notes."""
+    """Return a layer's attributes other than parameters, buffers, modules and this library's notes."""
     return {name: value for name, value in vars(layer).items() if name not in MACHINERY and name not in OWN}

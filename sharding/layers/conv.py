@@ -1,7 +1,7 @@
-"""A convolution through n singular terms: one to n channels, of the kernel's size, and a 1×1 one.
+"""A convolution through n singular terms: one to n channels with the kernel's size, then a 1×1 one.
 
-The weight (out, in/groups, *kernel) is seen as a matrix of out rows. Column i of V is a filter (in, *kernel); stride,
-padding and dilation belong to that first convolution. With groups each block of the matrix has n terms of its own, and
+The weight (out, in/groups, *kernel) counts as a matrix of out rows. Column i of V is a filter (in, *kernel); stride,
+padding and dilation belong to that first convolution. With groups, each block of the matrix has its own n terms, and
 both convolutions are grouped.
 """
 
@@ -18,15 +18,15 @@ PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
 
 class Convolution(FactorizedLayer):
-    """What plain and transposed convolutions share: the dense layer they are made from, and what `repr` tells."""
+    """The base of plain and transposed convolutions: the dense layer's class, and `repr`."""
 
     kind: ClassVar[Any]  # the dense layer
-    told: ClassVar[tuple[str, ...]] = ("kernel_size", "num_terms", "stride", "padding", "dilation")
+    shown: ClassVar[tuple[str, ...]] = ("kernel_size", "num_terms", "stride", "padding", "dilation")
 
     def extra_repr(self) -> str:
         """Return the geometry, for `repr`."""
         parts = [str(self.in_channels), str(self.out_channels)]
-        parts += [f"{name}={getattr(self, name)}" for name in self.told]
+        parts += [f"{name}={getattr(self, name)}" for name in self.shown]
         parts += [f"groups={self.groups}"] if self.groups != 1 else []
         return ", ".join([*parts, f"bias={self.bias is not None}"])
 
@@ -38,9 +38,9 @@ class Convolution(FactorizedLayer):
 
 
 class FactorizedConv(Convolution):
-    """What convolutions of all dimensions share; see `FactorizedConv1d`, `FactorizedConv2d`, `FactorizedConv3d`.
+    """The base of `FactorizedConv1d`, `FactorizedConv2d` and `FactorizedConv3d`.
 
-    The arguments are those of the dense layer, and `num_terms` after the kernel's size.
+    The arguments are those of the dense layer, with `num_terms` after the kernel's size.
     """
 
     if TYPE_CHECKING:  # torch.jit.script would go by annotations, and knows no tuple[int, ...]
@@ -79,17 +79,17 @@ class FactorizedConv(Convolution):
         return filters.view([-1, self.weight_shape[1], *self.kernel_size])
 
     def _is_pointwise(self) -> bool:
-        return max(list(self.kernel_size)) == 1  # told without v, whose shape is not known to torch.fx
+        return max(list(self.kernel_size)) == 1  # not from v, whose shape torch.fx does not know
 
     def _combination(self) -> Tensor:
-        """Return UΩ as the filters of a 1×1 convolution, shape (out, n, 1, …), or U where `_scaled` takes care of Ω."""
+        """Return UΩ as the filters of a 1×1 convolution, shape (out, n, 1, …), or U if `_scaled` applies Ω."""
         u = self.u if self._is_pointwise() else self.u * self.multipliers
         return u.view([self.weight_shape[0], -1] + [1] * len(self.kernel_size))
 
     def _scaled(self, terms: Tensor) -> Tensor:
-        """Multiply terms (…, n·groups, *positions) by Ω in a 1×1 convolution, which may see a single position.
+        """Multiply terms (…, n·groups, *positions) by Ω in a 1×1 convolution, which may have a single position.
 
-        The filters of a larger kernel are so much more work than the entries of U that scaling U does not show.
+        With a larger kernel the convolutions cost so much more than scaling U that `_combination` scales U.
         """
         if not self._is_pointwise():
             return terms

@@ -11,9 +11,9 @@ from sharding.modules.wrappers import whole
 
 
 class FactorizedEmbedding(FactorizedLayer):
-    """Row i of U Ω Vᵀ for each id i: n numbers are looked up, and n·dim multiplications make a vector of them.
+    """Row i of U Ω Vᵀ for each id i: a lookup of n numbers, and n·dim multiplications.
 
-    A padding row that is zero, as by default, stays zero: its row of U is zero in every term and has no gradient.
+    A padding row of zeros, the default, stays zero: its row of U is zero in every term and has no gradient.
     """
 
     num_embeddings: int
@@ -37,11 +37,11 @@ class FactorizedEmbedding(FactorizedLayer):
     def forward(self, ids: Tensor) -> Tensor:
         """Map ids (…) to vectors (…, embedding_dim), in the table's type under autocast too, as `nn.Embedding` does."""
         rows = F.embedding(ids, self.u, self.padding_idx, scale_grad_by_freq=self.scale_grad_by_freq)
-        return F.linear(rows * self.multipliers, self.v).to(self.v.dtype)  # whatever autocast made the product
+        return F.linear(rows * self.multipliers, self.v).to(self.v.dtype)  # whatever type autocast gave the product
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw U and V, but for the padding row."""
+        """Draw U and V, except for the padding row."""
         super().reset_parameters()
         if self.padding_idx is not None:
             self.u[self.padding_idx] = 0
@@ -64,7 +64,7 @@ class FactorizedEmbedding(FactorizedLayer):
 
 
 def padding_row(layer: nn.Module) -> int | None:
-    """Return an embedding's padding row if it is zero, as it is taken to be on the meta device; else None."""
+    """Return an embedding's padding row if it is zero (assumed on the meta device), else None."""
     if not isinstance(layer, nn.Embedding) or layer.padding_idx is None:
         return None
     row = whole(layer.weight.detach())[layer.padding_idx]
@@ -72,6 +72,6 @@ def padding_row(layer: nn.Module) -> int | None:
 
 
 def clear_padding(layer: nn.Module, u: Tensor) -> None:
-    """Make u' zero, in place, where the weight's padding row is: a term of magnitude zero may have any u'."""
+    """Set u' to zero in the weight's padding row, in place: a term of magnitude zero can have any u'."""
     if (row := padding_row(layer)) is not None:
         u[row] = 0

@@ -1,9 +1,8 @@
-"""A weight that is composed from its factors only when it is used.
+"""Compose a weight from its factors only when code computes with it.
 
-Much code reads `layer.weight` for no more than its dtype or device. UΩVᵀ of a large layer is a product too many for
-that. So what such code gets knows its metadata; whatever else is done with it is done with the composed weight, and
-`F.linear` with the factors themselves. Writing to it would be lost, and is refused; a view of it is one of the composed
-weight, a tensor of its own, as is what it computes.
+Much code reads only the dtype or device of `layer.weight`. Composing UΩVᵀ of a large layer for that would be a waste.
+So `layer.weight` is a tensor that knows its metadata. `F.linear` uses its factors; all other functions use the composed
+weight. Writes would be lost, so they raise an error. Views are views of a composed copy.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from sharding.errors import UserError
 
-# What can be told without composing: attributes, and the methods of like meaning.
+# Attributes that need no values, and methods with the same meaning.
 ATTRIBUTES = (
     *("shape", "dtype", "device", "layout", "ndim", "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized"),
     *("is_nested", "is_mkldnn", "is_leaf", "grad", "itemsize", "nbytes"),
@@ -30,7 +29,7 @@ METHODS = (
 
 
 def _getter(name: str) -> Any:
-    """Return what torch calls a tensor's attribute by."""
+    """Return the function by which torch reads a tensor's attribute."""
     return getattr(Tensor, name).__get__
 
 
@@ -45,7 +44,7 @@ WRITES = frozenset({"__setitem__", "__set__", "set_"})
 
 
 class Factors(Protocol):
-    """What a lazy weight asks of its layer: the factors, the weight's shape, and their product."""
+    """What a lazy weight needs from its layer: the factors, the weight's shape, and their product."""
 
     @property
     def u(self) -> Tensor:
@@ -61,7 +60,7 @@ class Factors(Protocol):
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
-        """That of the dense layer's weight."""
+        """The shape of the dense layer's weight."""
 
     def matrix(self) -> Tensor:
         """Return UΩVᵀ."""
@@ -81,7 +80,7 @@ class LazyWeight(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Answer what needs no values; compose for the rest."""
+        """Answer calls that need no values; compose for all others."""
         kwargs = kwargs or {}
         first = args[0] if args else next(iter(kwargs.values()), None)  # nn.init.normal_ names its tensor
         if LazyWeight in map(type, tree_leaves(first)) and (writing := _writing(func, kwargs)):
@@ -110,24 +109,24 @@ class LazyWeight(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Compose for kernels that torch calls without asking `__torch_function__`."""
+        """Compose for kernels that torch calls without `__torch_function__`."""
         args, kwargs = tree_map(lambda value: _composed(value, False), (args, dict(kwargs or {})))
         return func(*args, **kwargs)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """Return the composed weight's."""
+        """Return the `repr` of the composed weight."""
         return repr(_composed(self))
 
 
 def _writing(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> str | None:
-    """Return what a function is called if it writes to its first argument, or to those in it."""
+    """Return the name of a function that writes to its first argument, or to tensors in it; else None."""
     name = getattr(func, "__name__", "")
     writes = name in WRITES or (name.endswith("_") and not name.startswith("__"))
     return name if writes else f"{name}(inplace=True)" if kwargs.get("inplace") else None
 
 
 def refused(what: str) -> UserError:
-    """Return what is raised where something would write to the weight."""
+    """Return the error for a write to the weight."""
     return UserError(
         f"{what} would write to the weight of a factorized layer, which is the product of u, multipliers and v; "
         "write to these, or merge the model first"
@@ -135,7 +134,7 @@ def refused(what: str) -> UserError:
 
 
 def lazy_weight(layer: Factors) -> Tensor:
-    """Return the layer's weight; the composed one where torch follows what is computed (compile, export, trace)."""
+    """Return the layer's weight, composed if torch records the computation (compile, export, trace)."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return layer.matrix().view(layer.weight_shape)
     return _wrap(layer, True)
@@ -150,7 +149,7 @@ def _wrap(layer: Factors, attached: bool) -> LazyWeight:
 
 
 def _composed(value: Any, attached: bool = True) -> Any:
-    """Return a lazy weight composed, anything else as it is."""
+    """Compose a lazy weight; return anything else unchanged."""
     if type(value) is not LazyWeight:
         return value
     composed = value._layer.matrix().view(value._layer.weight_shape)
@@ -158,5 +157,5 @@ def _composed(value: Any, attached: bool = True) -> Any:
 
 
 def _is_matrix(weight: object) -> bool:
-    """Whether a product with this weight may be one with its factors."""
+    """Whether a product with this weight can use its factors."""
     return type(weight) is LazyWeight and weight._attached and len(weight._layer.weight_shape) == 2

@@ -10,8 +10,8 @@ from sharding.layers.base import FactorizedLayer
 class FactorizedLinear(FactorizedLayer):
     """y = U Ω Vᵀ x + b, for x of shape (..., in_features) and y of shape (..., out_features).
 
-    Costs n·(in + out) multiplications a sample where `nn.Linear` costs in·out. Ω scales the n terms of each
-    sample: they are fewer than the entries of U unless the batch is large, and then the products cost far more.
+    It takes n·(in + out) multiplications a sample; `nn.Linear` takes in·out. Ω scales the n terms of each sample. They
+    are fewer than the entries of U unless the batch is large, and then the products cost far more.
     """
 
     in_features: int
@@ -44,7 +44,7 @@ class FactorizedLinear(FactorizedLayer):
 
 
 class FactorizedTransposedLinear(FactorizedLayer):
-    """The `Conv1D` of transformers' GPT-2 and its kin: a linear layer whose weight is stored as (in, out)."""
+    """The `Conv1D` of transformers, as in GPT-2: a linear layer whose weight is stored as (in, out)."""
 
     nf: int
 
@@ -58,12 +58,12 @@ class FactorizedTransposedLinear(FactorizedLayer):
 
     @classmethod
     def made_from(cls) -> type[nn.Module]:
-        """Return any module: the kind is known by what it has, see `is_transposed_linear`."""
+        """Return `nn.Module`: the class is recognized by its attributes, see `is_transposed_linear`."""
         return nn.Module
 
 
 def is_transposed_linear(layer: nn.Module) -> bool:
-    """Whether a layer is transformers' `Conv1D`, by its looks; nothing is imported for it."""
+    """Whether a layer is transformers' `Conv1D`, judged by its attributes, without importing transformers."""
     kind = next((kind for kind in type(layer).__mro__ if kind.__name__ == "Conv1D"), None)
     weight = layer._parameters.get("weight")
     return (

@@ -1,4 +1,4 @@
-"""Which dense layer is replaced by which factorized one. Anybody may add a pair."""
+"""Register which factorized layer replaces which dense one."""
 
 from torch import nn
 
@@ -8,7 +8,7 @@ from sharding.layers.linear import FactorizedTransposedLinear, is_transposed_lin
 
 _REGISTRY: dict[type[nn.Module], type[FactorizedLayer]] = {}
 _ON_DEMAND: set[type[nn.Module]] = set()
-# What makes a layer compute what it does: a subclass that changes none of it can be replaced like its base.
+# What determines a layer's function: a subclass that changes none of it can be replaced like its base.
 BEHAVIOR = ("__call__", "forward", "_conv_forward", "_output_padding", "weight")
 
 
@@ -20,19 +20,21 @@ def register_layer(
     Args:
         dense_type: a layer with a parameter `weight`.
         factorized_type: its factorized form.
-        on_demand: whether such layers stay whole unless they are asked for with `also=`.
+        on_demand: whether such layers stay dense unless `also=` matches them.
 
     Raises:
-        UserError: `factorized_type` is no subclass of `FactorizedLayer`.
+        UserError: `factorized_type` is not a subclass of `FactorizedLayer`.
     """
     if not (isinstance(factorized_type, type) and issubclass(factorized_type, FactorizedLayer)):
-        raise UserError(f"{factorized_type!r} is no FactorizedLayer; subclass sharding.FactorizedLayer to register it")
+        raise UserError(
+            f"{factorized_type!r} is not a FactorizedLayer; register a subclass of sharding.FactorizedLayer"
+        )
     _REGISTRY[dense_type] = factorized_type
     (_ON_DEMAND.add if on_demand else _ON_DEMAND.discard)(dense_type)
 
 
 def factorized_type(layer: nn.Module) -> type[FactorizedLayer] | None:
-    """Return the class that `layer` is factorized into, or None where it would compute something else."""
+    """Return the class that `layer` is factorized into, or None if that would compute something else."""
     kind = base_of(layer)
     if kind is None:
         return FactorizedTransposedLinear if is_transposed_linear(layer) else None
@@ -41,16 +43,16 @@ def factorized_type(layer: nn.Module) -> type[FactorizedLayer] | None:
 
 
 def base_of(layer: nn.Module) -> type[nn.Module] | None:
-    """Return the registered kind that a layer is of, by inheritance, whether or not it can be replaced."""
+    """Return the registered class that a layer inherits from, whether or not it can be replaced."""
     return next((kind for kind in type(layer).__mro__ if kind in _REGISTRY), None)
 
 
 def is_affine(layer: nn.Module) -> bool:
-    """Whether a layer is of a kind that is sharded unless there is a reason not to."""
+    """Whether layers of this kind are sharded by default."""
     kind = base_of(layer)
     return is_transposed_linear(layer) if kind is None else kind not in _ON_DEMAND
 
 
 def is_on_demand(layer: nn.Module) -> bool:
-    """Whether a layer is of a kind that is sharded only where it is asked for."""
+    """Whether layers of this kind are sharded only if `also=` matches them."""
     return base_of(layer) in _ON_DEMAND

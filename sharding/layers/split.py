@@ -1,7 +1,7 @@
-"""A linear layer whose outputs come in parts, each a layer of its own.
+"""A linear layer whose outputs are split into separate layers.
 
-Many models compute q, k and v by one layer. As one matrix the three share their right singular vectors; split, each has
-a spectrum of its own.
+Many models compute q, k and v in one layer. As one matrix the three share their right singular vectors. After the split
+each has its own spectrum.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from sharding.validation import is_whole
 class SplitLinear(nn.Module):
     """A drop-in for a fused `nn.Linear` (or transformers' `Conv1D`), with its parts as modules `parts.0`, `parts.1`, …
 
-    Made by `from_fused`; `to_fused` undoes it once the parts are ordinary layers.
+    Use `from_fused` to make one, and `to_fused` to undo it when the parts are ordinary layers.
     """
 
     __jit_unused_properties__: ClassVar[list[str]] = ["sizes", "weight", "bias"]  # for torch.jit.script
@@ -32,10 +32,10 @@ class SplitLinear(nn.Module):
 
     @classmethod
     def from_fused(cls, layer: nn.Module, parts: int | Sequence[int]) -> Self:
-        """Return the same layer in parts: so many of one size, or of the sizes given.
+        """Return the same layer in a number of equal parts, or in parts of the given sizes.
 
         Raises:
-            UserError: the layer is not linear, or its outputs do not come in such parts.
+            UserError: the layer is not linear, or its outputs cannot be split like this.
         """
         if not (type(layer) is nn.Linear or is_transposed_linear(layer)):
             raise UserError(f"a {type(layer).__name__} cannot be split, only an nn.Linear or transformers' Conv1D can")
@@ -56,7 +56,7 @@ class SplitLinear(nn.Module):
         return cls([_like(layer, axis, *each) for each in zip(weights, biases, strict=True)], layer)
 
     def to_fused(self) -> nn.Module:
-        """Return the one layer with these parts; it trains if a part did."""
+        """Return the fused layer; a parameter trains if that of a part does."""
         fused = _like(self.parts[0], self.axis, self.weight, self.bias)
         carry_over(self, fused)
         for name, parameter in fused.named_parameters(recurse=False):
@@ -69,17 +69,17 @@ class SplitLinear(nn.Module):
 
     @property
     def sizes(self) -> list[int]:
-        """How many outputs each part has."""
+        """The number of outputs of each part."""
         return [_parameter(part, "weight").shape[self.axis] for part in self.parts]
 
     @property
     def weight(self) -> Tensor:
-        """The weights of all parts in one, for code that reads `layer.weight`."""
+        """The weights of all parts concatenated, for code that reads `layer.weight`."""
         return torch.cat([_parameter(part, "weight") for part in self.parts], dim=self.axis)
 
     @property
     def bias(self) -> Tensor | None:
-        """The biases of all parts in one."""
+        """The biases of all parts concatenated."""
         biases = [part.bias for part in self.parts if isinstance(part.bias, Tensor)]
         return torch.cat(biases) if biases else None
 
@@ -96,7 +96,7 @@ def _parameter(layer: nn.Module, name: str) -> Tensor:
 
 
 def _like(layer: nn.Module, axis: int, weight: Tensor, bias: Tensor | None) -> nn.Module:
-    """Return a layer with the attributes of another, but with these values, as many outputs, and no hooks."""
+    """Return a layer with these values and the attributes of another layer, but without its hooks."""
     made = type(layer).__new__(type(layer))
     nn.Module.__init__(made)
     vars(made).update({name: value for name, value in plain_attributes(layer).items() if name not in HOOKS})

@@ -1,7 +1,7 @@
 """A transposed convolution through n singular terms: a 1×1 convolution to n channels, then a transposed one.
 
-The weight (in, out/groups, *kernel) is seen as a matrix of `in` rows, so U belongs to the inputs here, and column i of
-V is what term i adds to the output, (out, *kernel).
+The weight (in, out/groups, *kernel) counts as a matrix of `in` rows. So U belongs to the inputs here, and column i of
+V is the filter (out, *kernel) that term i adds to the output.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from sharding.layers.conv import Convolution, Size, repeated, stacked_terms
 
 
 class FactorizedConvTranspose(Convolution):
-    """What transposed convolutions of all dimensions share; the arguments are the dense layer's, and `num_terms`."""
+    """The base of transposed convolutions; the arguments are those of the dense layer, and `num_terms`."""
 
     if TYPE_CHECKING:  # as in `FactorizedConv`
         in_channels: int
@@ -29,7 +29,7 @@ class FactorizedConvTranspose(Convolution):
         _output_padding: Callable[..., list[int]]
     else:
         _output_padding = nn.ConvTranspose2d._output_padding  # torch's arithmetic, for any number of dimensions
-    told = ("kernel_size", "num_terms", "stride", "padding", "output_padding", "dilation")
+    shown = ("kernel_size", "num_terms", "stride", "padding", "output_padding", "dilation")
 
     def __init__(
         self,

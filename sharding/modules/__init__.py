@@ -1,1 +1,1 @@
-"""What is done with any module of torch: its state, copies, wrappers, and whether its values are finite."""
+"""Tools for any torch module: its state, copies, wrappers, and whether its values are finite."""

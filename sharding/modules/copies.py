@@ -1,4 +1,4 @@
-"""Copies of models, those included that hold tensors which torch does not copy."""
+"""Copy models, including those with tensors that torch does not copy."""
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
@@ -11,13 +11,13 @@ from sharding.modules.wrappers import refuse_scripted, unwrap
 
 
 def copied(model: nn.Module, instead: Mapping[int, object] | None = None) -> nn.Module:
-    """Return a copy of a model, with other objects in the place of some of its own.
+    """Return a copy of a model in which some objects are replaced.
 
     Args:
-        model: it stays as it is.
-        instead: what takes the place of an object, by its `id`.
+        model: it is not changed.
+        instead: the replacement of an object, by its `id`.
     """
-    # What a layer has computed (pruned, normalized) torch does not copy, nor what is sparse.
+    # torch copies neither computed tensors (pruned, normalized) nor sparse ones.
     special = [tensor for tensor in tensors(model) if not tensor.is_leaf or tensor.layout != torch.strided]
     return deepcopy(model, {id(tensor): _clone(tensor) for tensor in special} | dict(instead or {}))
 
@@ -26,10 +26,10 @@ def hollow_copy(model: nn.Module) -> nn.Module:
     """Return a copy of a model with parameters on the `meta` device, in which any layer can be replaced.
 
     Args:
-        model: as it is, or in DDP, `DataParallel` or `torch.compile`; it stays as it is, and no weight is copied.
+        model: plain, or in DDP, `DataParallel` or `torch.compile`; it is not changed, and its weights are not copied.
 
     Raises:
-        UserError: it has lazy modules that have yet to see a batch, or is scripted.
+        UserError: it has lazy modules that have not seen a batch, or is scripted.
     """
     model = unwrap(model)
     check_shapes(model)

@@ -1,7 +1,7 @@
-"""What of a model travels, and under which name.
+"""Decide which tensors of a model are sent, and under which names.
 
-A tensor that the model has under several names (tied weights, a module registered twice) travels once, under the first
-of them. A complex tensor travels as pairs of real numbers.
+A tensor with several names (tied weights, a module registered twice) is sent once, under its first name. A complex
+tensor is sent as pairs of real numbers.
 """
 
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ from sharding.transport.serialize import TYPES
 
 
 def dense_state(model: nn.Module, sharded: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """Return a snapshot of what is sent whole: the state that travels but the weights of the sharded layers.
+    """Return a copy of the dense part of a shard: the state that is sent, without the weights of the sharded layers.
 
     Args:
         model: the server's.
-        sharded: the layers of it whose terms are sent, by name.
+        sharded: its layers whose terms are sent, by name.
 
     Raises:
-        UserError: the state holds what cannot be sent: a sparse tensor, or no tensor at all, as a quantized layer's.
+        UserError: an entry cannot be sent: a sparse tensor, or not a tensor, as in a quantized layer.
     """
     seen = {id(layer.weight) for layer in sharded.values()}
     dense = {}
@@ -49,7 +49,7 @@ def _check_kind(name: str, entry: object) -> None:
 
 
 def frozen_names(model: nn.Module, sharded: Mapping[str, nn.Module], dense: Mapping[str, Tensor]) -> frozenset[str]:
-    """Return which of the sharded layers and of what is sent whole are not to be trained, nor averaged."""
+    """Return the names of sharded layers and dense tensors that are neither trained nor averaged."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     own = {key(layer, "weight"): layer for layer in sharded} | {name: name for name in dense}
     fixed = {own[name] for name, parameter in parameters.items() if name in own and not parameter.requires_grad}
@@ -57,10 +57,10 @@ def frozen_names(model: nn.Module, sharded: Mapping[str, nn.Module], dense: Mapp
 
 
 def check_shapes(model: nn.Module) -> None:
-    """Make sure that a model knows its shapes.
+    """Check that a model knows its shapes.
 
     Raises:
-        UserError: it has lazy modules that have yet to see a batch.
+        UserError: it has lazy modules that have not seen a batch.
     """
     lazy = [name for name, part in (*model.named_parameters(), *model.named_buffers()) if is_lazy(part)]
     if lazy:
@@ -68,20 +68,20 @@ def check_shapes(model: nn.Module) -> None:
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    """Return a complex tensor's numbers as pairs of real ones, a view of shape (…, 2); any other as it is."""
+    """Return a complex tensor as a view of pairs of real numbers, shape (…, 2); any other tensor unchanged."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def travels(name: str, entry: object) -> bool:
-    """Tell whether an entry of a state dict is sent: a tensor, but no extra state, nor a batch norm's counter."""
+    """Whether an entry of a state dict is sent: a tensor, except extra state and a batch norm's counter."""
     return isinstance(entry, Tensor) and name.rpartition(".")[2] not in ("_extra_state", "num_batches_tracked")
 
 
 def is_variance(name: str) -> bool:
-    """Tell whether an entry of a state dict is a batch norm's variance, which below 0 makes outputs NaN."""
+    """Whether an entry of a state dict is a batch norm's variance; below 0 it makes outputs NaN."""
     return name.rpartition(".")[2] == "running_var"
 
 
 def key(layer: str, part: str) -> str:
-    """Return the state-dict name of a part of a layer; a layer that is the whole model has no name itself."""
+    """Return the state-dict name of a part of a layer; a layer that is the whole model has no name."""
     return f"{layer}.{part}" if layer else part

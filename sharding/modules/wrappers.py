@@ -1,4 +1,4 @@
-"""Models and tensors as DDP, `torch.compile` and FSDP2 wrap them, and what a shard knows by name inside."""
+"""Reach the models and tensors inside DDP, `torch.compile` and FSDP2."""
 
 from typing import Any, cast
 
@@ -10,7 +10,7 @@ from sharding.errors import UserError
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the module inside DDP, `DataParallel` and `torch.compile`, in whatever order they were put around it."""
+    """Return the module inside DDP, `DataParallel` and `torch.compile`, nested in any order."""
     while True:
         if isinstance(model, DistributedDataParallel | DataParallel):
             model = model.module
@@ -21,19 +21,19 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def refuse_scripted(model: nn.Module) -> None:
-    """Make sure that a model's modules can be replaced.
+    """Check that a model's modules can be replaced.
 
     Raises:
-        UserError: some of it went through `torch.jit.script` or `torch.jit.trace`.
+        UserError: a part of it went through `torch.jit.script` or `torch.jit.trace`.
     """
     if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
         raise UserError(
-            "the layers of a scripted or traced model cannot be replaced; script what is made of the original"
+            "the layers of a scripted or traced model cannot be replaced; replace them first, then script the model"
         )
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return all of a tensor that FSDP2 may hold in pieces, a collective call then; any other as it is."""
+    """Gather a tensor that FSDP2 has distributed, which is a collective call; return any other unchanged."""
     if not is_distributed(tensor):
         return tensor
     full: Tensor = cast(Any, tensor).full_tensor()
@@ -41,12 +41,12 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def spread_like(tensor: Tensor, like: Any, *, copies: bool = False) -> Tensor:
-    """Return a plain tensor distributed as FSDP2 has `like`, so that both meet in one operation.
+    """Distribute a plain tensor like a parameter of FSDP2, so that one operation can use both.
 
     Args:
         tensor: all of it, the same on every process.
-        like: a parameter; where it is not distributed `tensor` comes back as it is.
-        copies: give every process the whole of it, not its piece.
+        like: a parameter; if it is not distributed, `tensor` is returned unchanged.
+        copies: give every process the whole tensor, not its piece.
     """
     if not is_distributed(like):
         return tensor
@@ -59,5 +59,5 @@ def spread_like(tensor: Tensor, like: Any, *, copies: bool = False) -> Tensor:
 
 
 def is_distributed(tensor: Any) -> bool:
-    """Tell whether FSDP2 holds a tensor in pieces."""
+    """Whether FSDP2 has distributed a tensor."""
     return hasattr(tensor, "device_mesh")

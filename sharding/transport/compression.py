@@ -77,7 +77,7 @@ def decode(tensors: Mapping[str, Tensor], wire: str) -> dict[str, Tensor]:
     """
     if not isinstance(wire, str) or wire not in COMPRESSIONS:
         raise UserError(
-            f"this is no shard: its numbers are in {str(wire)[:40]!r}, not in one of {', '.join(COMPRESSIONS)}"
+            f"this is not a shard: its numbers are in {str(wire)[:40]!r}, not in one of {', '.join(COMPRESSIONS)}"
         )
     if wire == EXACT:
         return dict(tensors)
@@ -99,7 +99,7 @@ def _scaled(name: str, integers: Tensor | None, exponents: Tensor) -> Tensor:
     """Return the numbers that a tensor of integers stands for."""
     rows = None if integers is None or integers.dtype != torch.int8 else _vectors(name, integers)
     if rows is None or integers is None or exponents.dtype != torch.int8 or exponents.shape != rows.shape[:1]:
-        raise UserError(f"this is no shard: the scales of {name[:80]!r} are not its own")
+        raise UserError(f"this is not a shard: the scales of {name[:80]!r} are not its own")
     return _like(_unpack(rows, exponents), name, integers)
 
 

@@ -63,7 +63,7 @@ def from_bytes(data: bytes | bytearray | memoryview) -> tuple[Named, Words]:
         UserError: the bytes are not a shard.
     """
     if not isinstance(data, bytes | bytearray | memoryview):
-        raise UserError(f"a {type(data).__name__} is no shard; the bytes that Shard.to_bytes returned are needed")
+        raise UserError(f"a {type(data).__name__} is not a shard; the bytes that Shard.to_bytes returned are needed")
     data = bytes(data)
     try:
         words = _metadata(BytesIO(data))
@@ -90,7 +90,7 @@ def from_file(path: Path) -> tuple[Named, Words]:
     except OSError as error:
         raise UserError(f"cannot read the shard {path}: {error.strerror}") from error
     except Exception as error:  # whatever the parser makes of a file from anywhere
-        raise UserError(f"{path} is no shard: {_in_short(error)}") from error
+        raise UserError(f"{path} is not a shard: {_in_short(error)}") from error
 
 
 def _contiguous(tensors: Named) -> dict[str, Tensor]:

@@ -82,7 +82,7 @@ def test_a_module_that_is_named_first_or_last_is_what_these_words_mean():
 
 def test_what_is_no_pattern_is_told():
     for pattern in (3, ["attn", None]):
-        with pytest.raises(UserError, match=r"(3|None) is no pattern; give names, shell patterns"):
+        with pytest.raises(UserError, match=r"(3|None) is not a pattern"):
             shardable_layers(blocks(), pattern)
 
 

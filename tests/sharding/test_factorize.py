@@ -268,7 +268,7 @@ def test_anybody_may_register_a_kind():
     factorized = factorize(model, 1.0, skip=())
     assert type(factorized[0]) is MyFactorizedLinear
     torch.testing.assert_close(factorized(x), model(x))
-    with pytest.raises(UserError, match="is no FactorizedLayer"):
+    with pytest.raises(UserError, match="is not a FactorizedLayer"):
         register_layer(MyLinear, nn.Linear)
 
 

@@ -151,8 +151,8 @@ def renamed(old: str, new: str):
 SHARD_WORDS = '{"keep_ratio": 0.5, "plan": "", "wire": "int8"}'
 WRONG = {
     "nothing": (lambda data: b"", "these 0 bytes are no shard"),
-    "text": (lambda data: "text", "a str is no shard"),
-    "none": (lambda data: None, "a NoneType is no shard"),
+    "text": (lambda data: "text", "a str is not a shard"),
+    "none": (lambda data: None, "a NoneType is not a shard"),
     "no metadata": (
         lambda data: edited(data, lambda h: h.pop("__metadata__")),
         "these .* bytes are no shard: KeyError",
@@ -201,7 +201,7 @@ def test_bytes_may_come_in_any_form(played, kind):
 def test_a_file_that_is_no_shard_is_told(tmp_path, text):
     path = tmp_path / "shard"
     path.write_bytes(text)
-    with pytest.raises(UserError, match="is no shard"):
+    with pytest.raises(UserError, match="is not a shard"):
         Shard.read(path)
 
 

@@ -130,7 +130,7 @@ DAMAGES = {
     "true": ({"layers": {"mix": True}}, r"'layers' is \{'mix': True\}, not numbers of terms by layer"),
     "unpacked": ({"unpacked": [1]}, r"'unpacked' is \[1\], not a list of names"),
     "split": ({"split": {"qkv": 3}}, r"'split' is \{'qkv': 3\}, not sizes by layer"),
-    "attention": ({"unpacked": ["mix"]}, r"does not fit this Net: .*; mix is a Conv1d, no nn\.MultiheadAttention"),
+    "attention": ({"unpacked": ["mix"]}, r"does not fit this Net: .*; mix is a Conv1d, not an nn\.Multi"),
     "missing": (
         {"layers": {"a": 1, "b.c": 2}, "unpacked": ["d"], "split": {"e": [2]}},
         "the model has no d, e, a, b.c$",

@@ -100,7 +100,7 @@ CASES = {
     "negative": (lambda: optimal_inclusion(-ONES, 2), r"magnitudes\[0\] is -1.0"),
     "budget": (lambda: optimal_inclusion(ONES, NAN), "budget is nan"),
     "costs": (lambda: optimal_inclusion(np.ones(500), 2, -np.ones(500)), "costs must be 500 finite numbers above 0"),
-    "seed for rng": (lambda: draw_terms(HALVES, rng=42), "sample needs a generator, not 42"),
+    "seed for rng": (lambda: draw_terms(HALVES, rng=42), "draw_terms needs a generator, not 42"),
     "no size": (lambda: draw_terms(HALVES, rng=RNG, size=0), "size is 0"),
     "negative size": (lambda: draw_terms(HALVES, rng=RNG, size=-1), "size is -1"),
     "broken size": (lambda: draw_terms(HALVES, rng=RNG, size=1.5), "size is 1.5"),

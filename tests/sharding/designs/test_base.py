@@ -99,5 +99,5 @@ def test_unknown_design_names_the_nearest():
 
 
 def test_a_generator_has_to_be_given():
-    with pytest.raises(UserError, match="sample needs a generator"):
+    with pytest.raises(UserError, match="draw_terms needs a generator"):
         draw_terms([0.5, 0.5])
