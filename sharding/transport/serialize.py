@@ -69,7 +69,7 @@ def from_bytes(data: bytes | bytearray | memoryview) -> tuple[Named, Words]:
         words = _metadata(BytesIO(data))
         return safetensors.torch.load(data), words
     except Exception as error:  # whatever the parser makes of bytes from anywhere
-        raise UserError(f"these {len(data)} bytes are no shard: {_in_short(error)}") from error
+        raise UserError(f"these {len(data)} bytes are not a shard: {_in_short(error)}") from error
 
 
 def to_file(tensors: Named, metadata: Words, path: Path) -> None:

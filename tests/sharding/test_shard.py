@@ -134,10 +134,10 @@ def test_a_shard_knows_its_keep_ratio():
 
 @pytest.mark.parametrize("data", [b"", b"no shard at all", b"\x02" + bytes(7) + b"{}", b"\x02" + bytes(7) + b"[]"])
 def test_bytes_that_are_no_shard_are_told(data, tmp_path):
-    with pytest.raises(UserError, match="no shard"):
+    with pytest.raises(UserError, match="not a shard"):
         Shard.from_bytes(data)
     (tmp_path / "file").write_bytes(data)
-    with pytest.raises(UserError, match="no shard"):
+    with pytest.raises(UserError, match="not a shard"):
         Shard.read(tmp_path / "file")
 
 
@@ -311,7 +311,7 @@ def test_integers_that_are_to_be_averaged_are_no_shard():
     data = safetensors.torch.save(
         {"dense/table": torch.ones(3, dtype=torch.int32)}, {"shard": Shard({}, {})._metadata()["shard"]}
     )
-    with pytest.raises(UserError, match=r"what is 'dense/table', torch.int32\?"):
+    with pytest.raises(UserError, match=r"unknown entry 'dense/table', torch.int32"):
         Shard.from_bytes(data)
 
 
