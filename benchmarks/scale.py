@@ -175,9 +175,11 @@ def measure(name: str, threads: int) -> Row:
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", choices=[[], *MODELS], help="which models; all by default")
+    parser.add_argument("models", nargs="*", help=f"which of {', '.join(MODELS)}; all by default")
     parser.add_argument("--threads", type=int, default=2, help="threads of the server")
     args = parser.parse_args()
+    if unknown := [name for name in args.models if name not in MODELS]:
+        parser.error(f"{unknown[0]} is not one of {', '.join(MODELS)}")
     path = Path(__file__).parents[1] / "results" / "scale" / "scale.csv"
     rows = {row["model"]: row for row in csv.DictReader(path.open())} if path.exists() else {}
     for name in args.models or MODELS:
@@ -185,7 +187,7 @@ def main() -> None:
         print(rows[name], flush=True)
         path.parent.mkdir(exist_ok=True)
         with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[name])
+            writer = csv.DictWriter(file, rows[name], lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows[model] for model in MODELS if model in rows)
 
