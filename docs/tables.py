@@ -20,7 +20,7 @@ TRIALS = {  # files of results/beyond/screening
     "low_rank_products": "`collective`, low-rank start, means of products",
     "low_rank_products_nesterov": "`collective`, low-rank start, means of products, `nesterov`",
 }
-STEPS = (  # trials of results/beyond/hundred_rounds.csv
+STEPS = (  # trials of results/beyond/hundred_rounds.csv, and of an independent review's results/beyond/review.csv
     *(f"collective from rank n, {step}, nesterov, average" for step in ("scaled, lr 0.05", "sgd, lr 0.03")),
     *("top_n from rank n, scaled, lr 0.05", "top_n from rank n, sgd, lr 0.03", "top_n from rank n"),
     *("top_n from rank n, scaled, lr 0.05, seed 1001", "top_n from rank n, sgd, lr 0.03, seed 1001"),
@@ -131,7 +131,7 @@ def local_steps() -> Iterator[str]:
     """Yield runs of 100 rounds with the published local step and with scaled steps, at several rates."""
     rounds = ("20", "40", "60", "80", "100")
     scores: dict[str, dict[str, str]] = {}
-    for its in _rows("beyond/hundred_rounds.csv"):
+    for its in _rows("beyond/hundred_rounds.csv") + _rows("beyond/review.csv"):
         scores.setdefault(its["trial"], {})[its["rounds"]] = f"{100 * float(its['test_accuracy']):.1f}"
     yield from head(f"{CIFAR}, 100 rounds, seed 1000", *(f"round {t}" for t in rounds))
     for trial in STEPS:
