@@ -1,6 +1,6 @@
-"""The command line: ``python -m train run | compare | inspect | config CONFIG …``, ``table N``, ``report DIR …``, …"""
+"""Run the command line: ``python -m train run | compare | inspect | config CONFIG …``, ``table``, ``report``, …"""
 
-from train.cli import early  # before all that takes its time
+from train.cli import early  # before anything that takes long to import
 
 # isort: split
 
@@ -20,6 +20,7 @@ from rich.console import Console
 
 from sharding.errors import UserError, few
 from train.callbacks import EachRound
+from train.callbacks.trackers import where_at_wandb
 from train.cli.arguments import parse
 from train.cli.console import handler
 from train.cli.inspection import inspect_partition
@@ -47,13 +48,13 @@ log = logging.getLogger("train")  # this module is called __main__
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
-    That is 0, 1 where a run could not go on, 2 for a user's mistake, and 128 with a signal's number added when stopped
-    by it, 130 for Ctrl-C.
+    It is 0, 1 if a run failed, 2 for a user's mistake, and 128 plus a signal's number if that stopped the run: 130 for
+    Ctrl-C.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that has no … is no reason to fail
+            stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a character must not end a run
     try:
         args = parse(words)
     except UserError as error:
@@ -76,8 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if args.debug:
             raise
-        told, code = _explain(error, args)
-        print(told, file=sys.stderr)
+        line, code = _explain(error, args)
+        print(line, file=sys.stderr)
         return code
     return 0
 
@@ -91,7 +92,7 @@ def _explain(error: BaseException, args: argparse.Namespace) -> tuple[str, int]:
     if isinstance(error, KeyboardInterrupt):
         again = "the same command with --resume" if "resume" in args else "the same command"
         number = error.signal if isinstance(error, Stopped) else signal.SIGINT
-        return f"interrupted; {again} goes on from the last checkpoint", 128 + number
+        return f"interrupted; {again} resumes from the last checkpoint", 128 + number
     if isinstance(error, OSError):
         return f"error: {_place_of(error)}{error.strerror or error}", 1
     why = " ".join(str(error).split())
@@ -99,7 +100,7 @@ def _explain(error: BaseException, args: argparse.Namespace) -> tuple[str, int]:
 
 
 def _place_of(error: OSError) -> str:
-    """Return where something went wrong, as ``path: ``; nothing where that is not known."""
+    """Return where something went wrong, as ``path: ``; nothing if unknown."""
     if error.filename is not None:
         return f"{error.filename}: "
     try:
@@ -109,12 +110,12 @@ def _place_of(error: OSError) -> str:
     try:
         os.getcwd()
     except OSError:
-        return "the working folder: "
+        return "the working directory: "
     return ""
 
 
 def _asked(args: argparse.Namespace) -> Config:
-    """Return the configuration that was asked for, of which nothing was set in vain."""
+    """Return the configuration asked for; a key that has no effect is refused."""
     asked = read_config(args.config, args.overrides)
     refuse_idle([asked])
     return asked.config
@@ -123,7 +124,7 @@ def _asked(args: argparse.Namespace) -> Config:
 def _run(args: argparse.Namespace, console: Console) -> None:
     config = with_directory(_asked(args), args.overrides)
     if args.resume and not (config.directory / CONFIG_FILE).exists():
-        log.warning("%s holds no run to go on with: it starts anew; output=… names another directory", config.directory)
+        log.warning("%s holds no run to resume: a new run starts there", config.directory)
     with RoundProgress(console, [config]) as progress, watched(partial(progress.tell, 0)):
         run(config, [EachRound(partial(progress.show, 0))], args.resume)
     _report_run(config, bool(progress.idle), args.line, console)
@@ -135,7 +136,7 @@ def _compare(args: argparse.Namespace, console: Console) -> None:
     with RoundProgress(console, cells, [cell.directory.name for cell in cells]) as progress:
         failures = compare(cells, progress.show, args.jobs, args.resume, progress.tell)
     if finished := {*progress.idle} - {*failures}:
-        console.print(f"{len(finished)} of {len(cells)} runs were finished already", highlight=False)
+        console.print(f"{len(finished)} of {len(cells)} runs had already finished", highlight=False)
     directories = [cell.directory for cell in cells if cell.directory not in failures]
     if directories:
         whys = {directory: failure.why for directory, failure in failures.items()}
@@ -148,7 +149,7 @@ def _table(args: argparse.Namespace, console: Console) -> None:
     matrix = layout.find(args.number)
     into = args.output or Path("runs") / f"tables-{args.scale}"
     if into.exists() and not into.is_dir():
-        raise UserError(f"{into} is a file, but a table and its runs are written to a folder; choose another --output")
+        raise UserError(f"{into} is a file, but a table needs a folder; choose another --output")
     check_writable(into, "--output")
     cells = cells_of(matrix, layout, args.scale, into, args.seeds, args.overrides)
     for cell in cells:
@@ -164,14 +165,14 @@ def _table(args: argparse.Namespace, console: Console) -> None:
 
 
 def _raise_failures(failures: Mapping[Path, Failure], total: int) -> None:
-    """Tell of runs that failed, after what the others came to has been written; of the same failure once."""
+    """Report runs that failed, after the report on the others is written; the same failure is reported once."""
     if failures:
         alike: dict[str, list[str]] = {}
         for directory, failure in failures.items():
             alike.setdefault(failure.why, []).append(str(directory))
         each = "; ".join(f"{few(directories)}: {why}" for why, directories in alike.items())
         kind = UserError if all(failure.mistake for failure in failures.values()) else RunError
-        others = ", the others are done" if len(failures) < total else ""
+        others = ", the others finished" if len(failures) < total else ""
         raise kind(f"{len(failures)} of {total} runs failed{others}: {each}")
 
 
@@ -193,7 +194,7 @@ def _inspect(args: argparse.Namespace, console: Console) -> None:
     into = config.output or Path("runs")
     check_writable(into)
     for line in inspect_partition(config, into):
-        console.print(line, highlight=False, soft_wrap=True)
+        _say(line, console)
 
 
 def _config(args: argparse.Namespace, console: Console) -> None:
@@ -203,7 +204,7 @@ def _config(args: argparse.Namespace, console: Console) -> None:
 
 def _list(args: argparse.Namespace, console: Console) -> None:
     for line in names():
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        _say(line, console)
 
 
 def _page(args: argparse.Namespace, console: Console) -> None:
@@ -216,12 +217,10 @@ def _page(args: argparse.Namespace, console: Console) -> None:
 
 
 def _report_run(config: Config, finished: bool, command: str, console: Console) -> None:
-    """Report on one run; on one that was finished before only where that has not been done."""
+    """Report on one run; on one that had finished before only if it has no report."""
     directory = config.directory
     if finished:
-        console.print(
-            f"{directory} is finished already: nothing was run", highlight=False, markup=False, soft_wrap=True
-        )
+        _say(f"{directory} has already finished: nothing was run", console)
     if not (finished and (directory / SUMMARY).exists()):
         _report([directory], directory, config.name, command, console)
 
@@ -237,12 +236,19 @@ def _report(
     table, paths = write_report(directories, into, title, command, failed)
     console.print(table)
     _show_paths(paths, console)
+    _say(f"for one page with all plots: python -m train report {shlex.quote(str(into))}", console)
+    for where in filter(None, map(where_at_wandb, directories)):
+        _say(f"W&B: {where}", console)
 
 
 def _show_paths(paths: Sequence[Path], console: Console) -> None:
-    console.print("wrote")
-    for path in paths:
-        console.print(f"  {path}", highlight=False, soft_wrap=True)
+    """Name the files that were written, all of which are in one folder."""
+    _say(f"wrote {', '.join(path.name for path in paths)} to {paths[0].parent}", console)
+
+
+def _say(line: str, console: Console) -> None:
+    """Print one line, however long: a path that is wrapped cannot be copied."""
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 COMMANDS = {

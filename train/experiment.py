@@ -61,7 +61,7 @@ class Experiment:
 
     def open(self) -> None:
         """Make the engine now, so that what is wrong shows before anything is written."""
-        enter(f"prepares the engine {self.config.engine}")
+        enter(f"preparing the engine {self.config.engine}")
         assert self.engine
 
     @property
@@ -98,9 +98,9 @@ def assemble(config: Config) -> Experiment:
     """
     engine = find_engine(config)
     device = find_device(config.device)
-    enter(f"reads {config.data.name}")
+    enter(f"reading {config.data.name}")
     dataset = read_dataset(config).to(device)
-    enter(f"shares {config.data.name} out among {config.clients.count} clients")
+    enter(f"distributing {config.data.name} among {config.clients.count} clients")
     clients = share_out(config, dataset)
     keep_ratios = assign_keep_ratios(config.keep_ratio, len(clients), config.seed_of_data)
     num_samples: dict[Client, int] = {client: len(data) for client, data in clients.items()}
@@ -136,7 +136,7 @@ def put_together(
         num_samples: D_c of every client.
         engine: makes what trains them.
     """
-    enter(f"builds {config.model.name}")
+    enter(f"building {config.model.name}")
     if config.clients.pilot_losses and not len(clients):
         raise UserError(
             "clients.pilot_losses=[…] trains pilots on the clients' data here; in a federation leave it out"

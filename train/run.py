@@ -13,7 +13,7 @@ import yaml
 from train.callbacks import Callback, closing
 from train.callbacks.metrics_file import MetricsFile
 from train.callbacks.saving import SaveBest, SaveCheckpoints, keepers_of
-from train.callbacks.stopping import EarlyStop, Interruption, LostRounds
+from train.callbacks.stopping import EarlyStop, Interruption, LostRounds, OversizeShards
 from train.callbacks.trackers import check_trackers, open_trackers
 from train.config.registries import import_parts
 from train.config.schema import Config
@@ -89,7 +89,7 @@ def _train(config: Config, callbacks: Sequence[Callback], resume: bool, build: B
             stop_on_request() as request,
             closing([*open_callbacks(experiment, lines, request), *callbacks]) as watching,
         ):
-            enter("trains its first round" if start == 0 else f"resumes with round {start + 1}")
+            enter("training its first round" if start == 0 else f"resuming with round {start + 1}")
             done = run_rounds(experiment, start, [*watching, LostRounds(config.rounds)])
             rounds = start if done is None else done.number + 1
             save_model(config.directory / MODEL_FILE, experiment.result, rounds, experiment.parts)
@@ -118,6 +118,7 @@ def open_callbacks(
         SaveBest(experiment, lines),
         SaveCheckpoints(experiment),
         MetricsFile(config),
+        OversizeShards(),
         *trackers,
     ]
 

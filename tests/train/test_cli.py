@@ -38,7 +38,7 @@ def test_as_a_process_it_ends_with_0_or_in_one_line_with_2(tmp_path):
     assert "test accuracy" in (tmp_path / "summary.md").read_text()
 
 
-def test_compare_ends_with_a_table_and_the_paths_of_what_it_wrote(tmp_path, train):
+def test_compare_ends_with_a_table_and_the_folder_it_wrote_to(tmp_path, train):
     out = tmp_path / "out"
     done = train(
         "compare",
@@ -53,8 +53,9 @@ def test_compare_ends_with_a_table_and_the_paths_of_what_it_wrote(tmp_path, trai
     assert done.returncode == 0, done.stderr
     for words in ("strategy", "test accuracy", "of dense FedAvg's bytes", "unbiased", "dense", "100.0 %"):
         assert words in done.stdout
+    assert f"accuracy_vs_bytes.csv to {out}\n" in done.stdout
+    assert done.stdout.endswith(f": python -m train report {out}\n")
     for name in ("unbiased-0", "unbiased-1", "dense-0", "dense-1"):
-        assert str(out / name / "metrics.jsonl") in done.stdout
         assert [line["round"] for line in read(out / name)] == [0, 1]
     assert (out / "accuracy_vs_bytes.png").read_bytes().startswith(b"\x89PNG")
     again = tmp_path / "again"
@@ -74,15 +75,13 @@ def test_a_summary_is_of_all_runs_in_the_folder_and_a_run_and_a_comparison_keep_
     (out / "broken-0" / "metrics.jsonl").write_text("")
     added = train("compare", *quickstart, "--strategies", "unbiased", f"output={out}")
     assert added.returncode == 0, added.stderr
-    assert str(out / "unbiased-0" / "metrics.jsonl") in added.stdout
-    assert str(out / "dense-0") not in added.stdout  # written by the other command
     summary = (out / "summary.md").read_text()
     for words in ("| unbiased |", "| dense |", "--strategies dense output=", "--strategies unbiased output="):
         assert words in summary
     assert f"Not finished, and not in the table: `{out / 'broken-0'}`\n" in summary
     assert len((out / "summary.csv").read_text().splitlines()) == 3
     again = train("compare", *quickstart, "--strategies", "unbiased", f"output={out}", "--resume")
-    assert "1 of 1 runs were finished already" in again.stdout
+    assert "1 of 1 runs had already finished" in again.stdout
     assert (out / "summary.md").read_text() == summary
     alone = train("run", *quickstart, f"output={out}", "--resume")
     assert (alone.returncode, alone.stderr) == (2, OTHERS.format(out))
@@ -118,7 +117,7 @@ def test_a_second_run_overwrites_nothing_and_resume_goes_on(tmp_path, train):
     model = (tmp_path / "model.safetensors").read_bytes()
     summary = (tmp_path / "summary.md").read_bytes()
     finished = train(*arguments, "--resume")  # a finished run is not run again, nor its summary written
-    assert (finished.returncode, finished.stdout) == (0, f"{tmp_path} is finished already: nothing was run\n")
+    assert (finished.returncode, finished.stdout) == (0, f"{tmp_path} has already finished: nothing was run\n")
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
     assert (tmp_path / "summary.md").read_bytes() == summary
     (tmp_path / "model.safetensors").unlink()  # but without its model it is not finished

@@ -1,6 +1,7 @@
 """Commands that train nothing, options of all, and what sweeps pass: in this process, for they are many."""
 
 import logging
+import shlex
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import yaml
 import sharding
 from tests.train.runs import TINY
 from train.__main__ import main
+from train.cli.arguments import HELP, parse
 from train.cli.listing import REGISTRIES
+from train.config.schema import load_config
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +77,20 @@ def test_report_is_a_command(tmp_path, capsys):
     assert (tmp_path / "report.csv").exists()
 
 
+@pytest.mark.parametrize("command", HELP)
+def test_the_examples_in_a_commands_help_are_valid(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    shown = capsys.readouterr().out
+    examples = [line.split("train ", 1)[1] for line in shown.splitlines() if line.startswith("  python -m train ")]
+    assert len(examples) == 2
+    assert "Writes" in shown
+    for example in examples:
+        args = parse(shlex.split(example.partition(" > ")[0]))
+        if "config" in args:
+            load_config(args.config, args.overrides)
+
+
 def test_the_sweeps_words_are_understood(capsys):
     """As W&B's agent writes them: `--key=value`, for ${args}."""
     sweep = yaml.safe_load(Path("examples/sweep.yaml").read_text())
@@ -83,6 +100,7 @@ def test_the_sweeps_words_are_understood(capsys):
     assert main(["config", *command[2:]]) == 0
     told = yaml.safe_load(capsys.readouterr().out)
     assert (told["strategy"], told["local"]["lr"], told["keep_ratio"]) == ("unbiased", 0.01, 0.1)
+    assert (told["data"]["holdout"], sweep["metric"]["name"]) == (300, "best_val_accuracy")
 
 
 def test_runs_that_nobody_trained_do_not_end_a_report(tmp_path, capsys):

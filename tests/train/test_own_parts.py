@@ -228,14 +228,19 @@ def test_directories_are_named_after_what_was_overridden():
         return with_directory(load_config(QUICKSTART, overrides), overrides).directory.as_posix()
 
     assert directory() == "runs/quickstart-collective-0"
-    untold = ("engine=sequential", "data.root=here", "data.download=true")
+    untold = ("engine=sequential", "data.root=here", "data.download=true", "evaluate_every=2", "tracking.tags=[a]")
     assert directory("seed=3", "strategy=dense", *untold) == "runs/quickstart-dense-3"
     assert directory("model.width=8", "local.lr=0.05") == "runs/quickstart-collective-lr=0.05,width=8-0"
     assert directory("local.lr=0.05", "output=here") == "here"
     names = {directory(f"keep_ratio={ratio}") for ratio in ("0.1", "{0.1: 1}", "{0.2: 1}", "{ 0.2: 1}")}
     assert len(names) == 4
     assert all(re.fullmatch(r"[\w/,.=~-]+", name) for name in names)
-    assert len(describe({f"local.key{place}": "x" * 9 for place in range(20)})) < 20
+    many = {f"local.key{place}": "x" * 9 for place in range(20)}
+    long, other = describe(many), describe(many | {"local.key19": "y"})
+    assert long != other
+    assert len(long) <= 60
+    assert long.startswith("key0=xxxxxxxxx,key1=xxxxxxxxx,"), "the first keys stay legible"
+    assert re.fullmatch("[0-9a-f]{8}", describe({"local.key": "x" * 99}))
 
 
 def test_a_grid_is_every_point():

@@ -1,12 +1,13 @@
 """What every picture has in common."""
 
-from train.report.plots import Point, curve_figure, style_of, styles_of
+from train.report.plots import Point, add_legend, curve_figure, styles_of
 
 
 def height_of_axes(arms):
     labels = [f"strategy {arm}, compression=float32" for arm in range(arms)]
     curves = {label: [[Point(0, 1.0, 10.0), Point(1, 2.0, 20.0)]] for label in labels}
     figure = curve_figure(curves, styles_of(labels), "rounds", "test_accuracy", "many")
+    add_legend(figure, figure.axes[0])
     figure.draw_without_rendering()
     return figure.axes[0].get_position().height * figure.get_figheight()
 
@@ -15,9 +16,11 @@ def test_a_long_legend_takes_no_room_from_the_curves():
     assert height_of_axes(10) > 0.97 * height_of_axes(4)
 
 
-def test_many_settings_of_one_strategy_are_told_apart_by_dash_and_marker():
-    styles = [style_of("prism_wallenius").variant(number) for number in range(7)]
-    assert len({style.dash for style in styles}) == len({style.marker for style in styles}) == 7
+def test_many_lines_differ_in_color_then_in_dash_and_coincide_with_all_their_markers():
+    many = list(styles_of(map(str, range(30))).values())
+    assert len(set(many)) == 30
+    styles = many[:7]
+    assert len({style.color for style in styles}) == len({style.marker for style in styles}) == 7
     curves = {style.marker: [[Point(t, t, 1.0) for t in range(100)]] for style in styles}
     figure = curve_figure(curves, {style.marker: style for style in styles}, "rounds", "test_accuracy", "alike")
     marked = {tuple(line.get_markevery()) for line in figure.axes[0].get_lines()}

@@ -33,8 +33,8 @@ class Time:
 def test_off_a_terminal_there_is_a_line_at_once_then_every_so_often_and_at_the_end():
     time, out = Time(), io.StringIO()
     with RoundProgress(Console(file=out, width=200), [CONFIG], now=time) as progress:
-        progress.tell(0, "reads digits")
-        assert out.getvalue() == "collective: writes to /nowhere\ncollective: reads digits\n"
+        progress.tell(0, "reading digits")
+        assert out.getvalue() == "collective: writing to /nowhere\ncollective: reading digits\n"
         for t in range(10):
             time.now += 12
             progress.show(0, line(t, **({"test_accuracy": 0.125, "failed": 1} if t == 3 else {})))
@@ -50,11 +50,11 @@ def test_on_a_terminal_a_bar_says_the_same():
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=160, color_system=None)
     with RoundProgress(console, [CONFIG]) as progress:
-        progress.tell(0, "reads digits")
+        progress.tell(0, "reading digits")
         progress._bars.refresh()
         progress.show(0, line(0, test_accuracy=0.25))
     shown = out.getvalue()
-    assert "reads digits" in shown
+    assert "reading digits" in shown
     assert "1/10, loss 0.500, accuracy 25.0 %, 1.5 MB, 0:18 left" in shown
 
 
@@ -75,7 +75,7 @@ def test_a_run_that_ends_early_says_why(terminal):
         progress.show(0, line(0))
         progress.show(0, line(1, test_accuracy=0.25, stopped=why))
     shown = out.getvalue()
-    assert f"collective: ends with round 2 of 10: {why}" in " ".join(shown.split())
+    assert f"collective: ended with round 2 of 10: {why}" in " ".join(shown.split())
     assert ("2/10" if terminal else "round 2 of 10") + ", loss 0.500, accuracy 25.0 %, 3.0 MB" in shown
     assert "left" not in shown.rpartition("3.0 MB")[2]
 
@@ -83,11 +83,11 @@ def test_a_run_that_ends_early_says_why(terminal):
 @pytest.mark.parametrize("terminal", [True, False])
 def test_the_first_line_says_where_one_run_or_several_are_written(terminal):
     one, two = (CONFIG.model_copy(update={"output": Path("/nowhere/table") / name}) for name in "ab")
-    for configs, where in (([one], "collective: writes to /nowhere/table/a"), ([one, two], "/nowhere/table")):
+    for configs, where in (([one], "collective: writing to /nowhere/table/a"), ([one, two], "/nowhere/table")):
         out = io.StringIO()
         with RoundProgress(Console(file=out, force_terminal=terminal, width=80), configs) as progress:
-            progress.tell(0, "reads digits")
-            progress.tell(0, "shares digits out")
+            progress.tell(0, "reading digits")
+            progress.tell(0, "distributing digits")
         first, *others = out.getvalue().splitlines()
         assert first.endswith(where)
         assert terminal or not any(where in line for line in others)
@@ -110,7 +110,7 @@ def test_the_time_left_counts_the_rounds_of_this_process_alone():
 def test_bars_go_where_no_run_came_to_a_round():
     for rounds in ([], [line(0)]):
         with RoundProgress(Console(file=io.StringIO(), force_terminal=True), [CONFIG, CONFIG]) as progress:
-            progress.tell(1, "reads digits")
+            progress.tell(1, "reading digits")
             for metrics in rounds:
                 progress.show(0, metrics)
         assert progress._bars.live.transient is not bool(rounds)
@@ -134,8 +134,8 @@ def test_clock():
 
 def test_what_comes_before_the_first_round_is_told_by_a_run_and_by_each_of_several(tmp_path):
     config = load_config("configs/quickstart.yaml", [*SMALL, f"output={tmp_path / 'one'}"])
-    stages = ["reads digits", "shares digits out among 20 clients", "builds mlp"]
-    stages += ["prepares the engine auto", "trains its first round"]
+    stages = ["reading digits", "distributing digits among 20 clients", "building mlp"]
+    stages += ["preparing the engine auto", "training its first round"]
     told, rounds = [], []
     with watched(told.append):
         run(config, [EachRound(rounds.append)])

@@ -18,7 +18,14 @@ from sharding import STRATEGIES, UserError
 from train.__main__ import main
 from train.config.schema import load_config
 from train.report.arms import group, without_repeats
-from train.report.figures import accuracy_drawings, curve_drawings, lost_drawing, phase_drawing, price_drawing
+from train.report.figures import (
+    accuracy_drawings,
+    curve_drawings,
+    grid_drawing,
+    lost_drawing,
+    phase_drawing,
+    price_drawing,
+)
 from train.report.history import History, find_runs
 from train.report.page import write_page
 from train.report.plots import STYLES, Point, mean_band, style_of
@@ -103,7 +110,7 @@ def test_a_browser_shows_every_figure_on_a_phone_and_runs_and_loads_nothing(writ
     assert {key: found[key] for key in clean} == dict.fromkeys(clean, 0)
     assert found["errors"] == []
     assert found["headings"] == [
-        *("Results", "Accuracy", "Bytes to a target", "What was sent", "Who has what"),
+        *("Results", "Accuracy", "Bytes to a target", "What was sent", "Clients"),
         *("Time", "Lost clients", "Configuration", "Versions"),
     ]
 
@@ -223,10 +230,43 @@ def test_a_grid_ends_with_its_best_point_and_has_a_column_a_key(runs, tmp_path):
         metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     table, _ = write_report(directories, tmp_path, "grid", "x")
     assert table.caption == "Best: dense, server_lr=0.5, 75.0 %."
+    assert not (tmp_path / "grid.png").exists(), "one point a strategy is no line"
     text = (tmp_path / "summary.md").read_text(encoding="utf-8")
     assert f"\n\n{table.caption}\n" in text
     assert "| strategy | server_lr | test accuracy |" in text
     assert "| dense | 0.5 | 75.0 % |" in text
+
+
+def test_a_grid_over_a_number_has_a_picture_and_the_plot_its_numbers(runs, tmp_path):
+    directories = [shutil.copytree(runs / "a", tmp_path / str(place)) for place in range(4)]
+    for place, directory in enumerate(directories):
+        config = yaml.safe_load((directory / "config.yaml").read_text())
+        config["local"]["lr"], config["design"] = (0.01, 0.1)[place % 2], ("cps", "brewer")[place // 2]
+        (directory / "config.yaml").write_text(yaml.safe_dump(config))
+    arms = group([History.read(directory) for directory in directories])
+    axes = grid_drawing(arms).figure.axes[0]
+    assert (axes.get_xlabel(), axes.get_xscale()) == ("lr", "log")
+    assert [text.get_text() for text in axes.figure.legends[0].get_texts()] == [
+        f"collective, design={design}" for design in ("cps", "brewer")
+    ]
+    _, paths = write_report(directories, tmp_path, "grid", "x")
+    assert [path.name for path in paths[-2:]] == ["grid.png", "grid.svg"]
+    rows = list(csv.DictReader((tmp_path / "accuracy_vs_bytes.csv").open()))
+    assert len(rows) == sum(len(arm.runs[0].accuracies) for arm in arms)
+    last = [row for row in rows if row["label"] == arms[0].label][-1]
+    assert 100 * float(last["test_accuracy"]) == pytest.approx(arms[0].finals[0])
+    assert float(last["megabytes"]) == pytest.approx(arms[0].runs[0].megabytes)
+
+
+def test_the_data_s_differences_are_below_each_table(runs, tmp_path):
+    one = shutil.copytree(runs / "a", tmp_path / "a")
+    made = one / "provenance.json"
+    held = json.loads(made.read_text())
+    made.write_text(json.dumps(held | {"data": {"quickstart": ["a lossy re-encoding (WebP)"]}}))
+    table, _ = write_report([one], tmp_path, "one", "x")
+    page = write_page([tmp_path], tmp_path, "x")[0].read_text(encoding="utf-8")
+    for text in (table.caption, (tmp_path / "summary.md").read_text(encoding="utf-8"), page):
+        assert "The data are not the official ones: a lossy re-encoding (WebP)." in text
 
 
 def test_a_summary_lists_the_commands_that_made_it_once(runs, tmp_path):
@@ -280,7 +320,7 @@ def test_laws_are_those_of_each_run_s_own_last_record(runs, tmp_path):
     layers = tmp_path / "c" / "layers.jsonl"
     layers.write_text(layers.read_text().splitlines(keepends=True)[0])
     text = write_page([tmp_path], tmp_path, "x")[0].read_text(encoding="utf-8")
-    assert "in each run&#39;s last record (rounds 1 to 2), the largest" in text
+    assert "in each run&#39;s last record (rounds 1 to 2), of the smallest" in text
     assert "ANME of each layer in each run&#39;s last record (rounds 1 to 2)" in text
     assert "<th>collective, clip=9.0 (round 1)</th>" in text
 
@@ -382,7 +422,9 @@ def test_names_of_targets_stand_beside_the_curves(runs):
 def test_letters_are_large_enough_on_a_phone(runs):
     figure = next(accuracy_drawings(group(find_runs([runs])[0]), [95])).figure
     pixels = 358 / (72 * figure.get_figwidth())  # that a point takes on the page, in a window of 390
-    texts = [*figure.axes[0].get_xticklabels(), *figure.legends[0].get_texts()]
+    legend = legend_drawing(group(find_runs([runs])[0])).figure
+    assert legend.get_figwidth() == figure.get_figwidth()
+    texts = [*figure.axes[0].get_xticklabels(), *legend.legends[0].get_texts()]
     assert min(text.get_fontsize() for text in texts) * pixels > 10
 
 
@@ -455,9 +497,8 @@ def test_seeds_stand_together_and_what_differs_is_named(runs):
     first, second = group([held[0], other])
     assert (first.label, second.label) == ("collective, lr=0.05", "collective, lr=0.7")
     assert first.style.color != second.style.color, "where all have one strategy, a color is an arm's"
-    first, second, _ = group([held[0], other, held[2]])
-    assert first.style.color == second.style.color
-    assert first.style.dash != second.style.dash
+    colors = {arm.style.color for arm in group([held[0], other, held[2]])}
+    assert len(colors) == 3, "a color for each arm where a strategy repeats"
 
 
 def test_each_experiment_has_a_section_and_labels_of_its_own(runs, tmp_path):

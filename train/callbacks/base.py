@@ -1,4 +1,4 @@
-"""What happens after each round, apart from the algorithm: one class for each thing that looks on."""
+"""Callbacks, which act after each round."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from train.rundir.records import Layers, laws_of
 
 @dataclass
 class FinishedRound:
-    """A round that is over, as callbacks see it.
+    """A finished round, as callbacks see it.
 
     Attributes:
         number: t, from 0.
@@ -31,18 +31,18 @@ class FinishedRound:
 
     @cached_property
     def layers(self) -> dict[str, Layers]:
-        """What the strategy decided for each layer, by model; nothing of a model that was sent whole."""
+        """The strategy's decisions for each layer, by model; without models that were sent whole."""
         return {name: laws_of(plan) for name, plan in self.plans.items() if plan.spectra}
 
 
 class Callback:
-    """Looks on at a run; a subclass overrides what it is interested in. Callbacks are called in their order."""
+    """Acts on a run's rounds; a subclass overrides what it needs. Callbacks are called in their order."""
 
     def after_round(self, done: FinishedRound) -> None:
         """Act on a finished round. An exception ends the run."""
 
     def close(self, failed: bool = False) -> None:
-        """Flush and release what is held; `failed` where the run was interrupted or broke off."""
+        """Flush and release resources; `failed` says that the run was interrupted or raised an error."""
 
 
 class EachRound(Callback):
@@ -58,7 +58,7 @@ class EachRound(Callback):
 
 @contextmanager
 def closing(callbacks: Sequence[Callback]) -> Iterator[Sequence[Callback]]:
-    """Close all callbacks in the end, with `failed` where an exception ended the run."""
+    """Close all callbacks at the end, with `failed` if an exception ended the run."""
     failed = True
     try:
         yield callbacks

@@ -1,4 +1,4 @@
-"""The run's own record: `metrics.jsonl`, one line a round, and `layers.jsonl`, the strategy's decisions."""
+"""Write the run's record: `metrics.jsonl`, a line for each round, and `layers.jsonl`, the strategy's decisions."""
 
 import json
 import os
@@ -13,10 +13,10 @@ from train.runtime.files import sync_folder
 
 
 class MetricsFile(Callback):
-    """Appends one JSON object a round; NaN and infinities, which JSON lacks, become null.
+    """Appends one JSON object for each round; NaN and infinities, which JSON lacks, become null.
 
     Raises:
-        RunError: the disk is full, or the file cannot be written.
+        RunError: the disk is full or not writable.
     """
 
     def __init__(self, config: Config) -> None:
@@ -27,7 +27,7 @@ class MetricsFile(Callback):
             sync_folder(self._path.parent)
 
     def after_round(self, done: FinishedRound) -> None:
-        """Write the round, and have its metrics on disk before the next round starts."""
+        """Write the round, so that its metrics are on disk before the next round starts."""
         if records_layers(self._config, done.number):
             for task, layers in done.layers.items():
                 with writing(self._layers):
@@ -38,7 +38,7 @@ class MetricsFile(Callback):
         }
         line = (json.dumps(clean) + "\n").encode()
         with writing(self._path):
-            while line:  # an unbuffered file may take less than all
+            while line:  # an unbuffered file may write only a part
                 line = line[self._file.write(line) :]
             os.fsync(self._file.fileno())
 

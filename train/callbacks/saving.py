@@ -1,4 +1,4 @@
-"""The model on disk: a checkpoint every few rounds, and the best model so far."""
+"""Write the model to disk: a checkpoint every few rounds, and the best model so far."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,19 +12,19 @@ from train.rundir.model_file import save_model
 
 
 class SaveCheckpoints(Callback):
-    """Writes a checkpoint every `checkpoint_every` rounds, after the last, and where the run is interrupted.
+    """Writes a checkpoint every `checkpoint_every` rounds, after the last round, and when the run is interrupted.
 
-    It comes before the metrics file: a line of metrics stands for a round from which the run can resume.
+    It precedes the metrics file, so that the run can resume from each round that has a line of metrics.
     """
 
     def __init__(self, experiment: Experiment | MultiModel) -> None:
         self._experiment, self._config = experiment, experiment.config
 
     def after_round(self, done: FinishedRound) -> None:
-        """Write the checkpoint, if it is time.
+        """Write the checkpoint, if it is due.
 
         Raises:
-            RunError: the disk is full, or cannot be written.
+            RunError: the disk is full or not writable.
         """
         rounds = done.number + 1
         if done.last or done.interrupted or rounds % self._config.checkpoint_every == 0:
@@ -37,9 +37,11 @@ class SaveCheckpoints(Callback):
 class SaveBest(Callback):
     """Writes the evaluated model whenever its test accuracy is the best so far.
 
+    With `data.holdout` the test accuracy is that on the held-out samples.
+
     Args:
-        experiment: whose model it is.
-        lines: metrics of the rounds that an earlier process has finished.
+        experiment: of which the model is evaluated.
+        lines: metrics of the rounds that an earlier process finished.
     """
 
     def __init__(self, experiment: Experiment | MultiModel, lines: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -50,7 +52,7 @@ class SaveBest(Callback):
         """Write the model, if it is the best.
 
         Raises:
-            RunError: the disk is full, or cannot be written.
+            RunError: the disk is full or not writable.
         """
         accuracy = done.metrics.get("test_accuracy")
         if isinstance(accuracy, float) and accuracy > self._best:
@@ -60,7 +62,7 @@ class SaveBest(Callback):
 
 
 def keepers_of(parts: Mapping[str, Experiment]) -> dict[str, Keeper]:
-    """Return what a checkpoint holds besides the models and the sampler: the servers' optimizers and averages."""
+    """Return the servers' optimizers and averages, which a checkpoint holds besides the models and the sampler."""
     optimizers: dict[str, Keeper] = {f"server/{name}": part.server.optimizer for name, part in parts.items()}
     averages = {f"average/{name}": part.server.averaged for name, part in parts.items()}
     return optimizers | {place: average for place, average in averages.items() if average is not None}

@@ -1,4 +1,7 @@
-"""When a run ends before its last round: a target is reached, the accuracy stalls, or all updates are lost."""
+"""End a run before its last round: it reached a target, its accuracy stalls, or all updates are lost.
+
+Also warn where sharding costs more than it saves.
+"""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -10,15 +13,17 @@ from train.runtime.errors import RunError
 
 log = logging.getLogger(__name__)
 
-MOST_LOST = 5  # rounds in a row without any usable update, after which a run ends
+MOST_LOST = 5  # a run ends after this many rounds in a row without a usable update
 
 
 class EarlyStop(Callback):
     """Ends the run at its target accuracy or loss, or when the test accuracy has not risen for too long.
 
+    With `data.holdout` the test accuracy is that on the held-out samples.
+
     Args:
-        config: names the targets and the patience.
-        lines: metrics of the rounds that an earlier process has finished.
+        config: sets the targets and the patience.
+        lines: metrics of the rounds that an earlier process finished.
     """
 
     def __init__(self, config: Config, lines: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -29,12 +34,12 @@ class EarlyStop(Callback):
             self.reason(line)
 
     def after_round(self, done: FinishedRound) -> None:
-        """End the run where there is a reason, which `metrics["stopped"]` then says."""
+        """End the run if there is a reason, and record it as `metrics["stopped"]`."""
         if (why := self.reason(done.metrics)) is not None:
             done.metrics["stopped"], done.last = why, True
 
     def reason(self, metrics: Mapping[str, Any]) -> str | None:
-        """Take in a round's metrics, and return why the run ends with it, if it does."""
+        """Take in a round's metrics, and return why the run ends with this round; None if it does not."""
         accuracy = metrics.get("test_accuracy")
         if accuracy is None:
             return None
@@ -43,11 +48,11 @@ class EarlyStop(Callback):
         if self._reaches_all(accuracy, metrics.get("train_set_loss")):
             return " and ".join(self._reached.values())
         if self._patience is not None and self._waited >= self._patience:
-            return f"no better test accuracy in patience={self._patience} evaluations"
+            return f"the test accuracy has not risen in patience={self._patience} evaluations"
         return None
 
     def _reaches_all(self, accuracy: float, loss: float | None) -> bool:
-        """Note which targets are reached for the first time; return whether all are."""
+        """Record targets reached for the first time; return whether all are reached."""
         if self._accuracy is not None and accuracy >= self._accuracy:
             reached = f"test accuracy {100 * accuracy:.1f} % has reached target_accuracy={self._accuracy:g}"
             self._reached.setdefault("accuracy", reached)
@@ -58,14 +63,14 @@ class EarlyStop(Callback):
 
 
 class DivergedError(RunError):
-    """No client's update could be used for too long: more rounds would train nothing."""
+    """No client's update was usable for too long, so that more rounds would train nothing."""
 
 
 class LostRounds(Callback):
-    """Ends a run after five rounds in a row in which every update had to be left out; warns at the end of fewer.
+    """Ends a run after five rounds in a row without a usable update; warns at the end if it lost fewer rounds.
 
     Args:
-        rounds: of the run; a shorter one ends when all of its rounds were lost.
+        rounds: of the run; a shorter run ends when all of its rounds were lost.
         note: ends the warning.
     """
 
@@ -77,29 +82,46 @@ class LostRounds(Callback):
         """Count a round.
 
         Raises:
-            DivergedError: it was one too many.
+            DivergedError: the limit is reached.
         """
         lost = bool(done.metrics["failed"]) and not done.metrics["heard"]
         self._rounds, self._lost, self._in_a_row = self._rounds + 1, self._lost + lost, (self._in_a_row + 1) * lost
         if self._in_a_row == self._limit:
             raise DivergedError(
-                f"no client's update could be used in {self._limit} rounds in a row; metrics.jsonl says why, under "
-                "failures. Where the training diverged, lower local.lr, server_lr or clip, and run it again"
+                f"no client's update could be used in {self._limit} rounds in a row; metrics.jsonl gives the reasons "
+                "under failures. If the training diverged, lower local.lr, server_lr or clip, and run it again"
             )
         if self._lost and (done.last or done.interrupted):
             log.warning("%d of %d rounds had no update; %s", self._lost, self._rounds, self._note)
 
 
+class OversizeShards(Callback):
+    """Warns once where the largest shard of a round has more bytes than the model, so that sharding saves nothing."""
+
+    def __init__(self) -> None:
+        self._warned = False
+
+    def after_round(self, done: FinishedRound) -> None:
+        """Compare the shards with the model."""
+        for task, plan in {} if self._warned else done.plans.items():
+            whole = done.metrics.get(f"{task}/bytes_dense", done.metrics["bytes_dense"])
+            largest = max((shard.nbytes for shard in plan.values()), default=0)
+            if plan.spectra and largest > whole:
+                self._warned = True
+                share = f"{100 * largest / whole:.0f} %"
+                log.warning("%s: a shard has %s of the model's bytes; lower keep_ratio or widen layers", task, share)
+
+
 class Interruption(Callback):
-    """Notes a request to stop, for the callbacks that come after it.
+    """Records a request to stop, for the callbacks that come after it.
 
     Args:
-        asked: whether there is one.
+        asked: returns whether there is a request.
     """
 
     def __init__(self, asked: Callable[[], bool]) -> None:
         self._asked = asked
 
     def after_round(self, done: FinishedRound) -> None:
-        """Note it."""
+        """Record the request."""
         done.interrupted = self._asked()

@@ -1,19 +1,31 @@
-"""Trackers: Weights & Biases where asked for, and callbacks of one's own. None of them can end a run."""
+"""Trackers: Weights & Biases if asked for, and custom callbacks. None of them can end a run."""
 
+import json
 import logging
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 from sharding.errors import UserError, pick
 from train.callbacks.base import Callback, FinishedRound
 from train.config.schema import Config
+from train.rundir.files import WANDB_FILE
 
 log = logging.getLogger(__name__)
 
-TRACKERS: dict[str, Callable[[Config], Callback]] = {}  # one's own, by the names that `tracking.use` may list
+TRACKERS: dict[str, Callable[[Config], Callback]] = {}  # custom ones, by the names that `tracking.use` lists
+
+
+def where_at_wandb(directory: Path) -> str | None:
+    """Return the URL of a run at W&B, or the command that uploads it; None if it is not there."""
+    with suppress(OSError, ValueError, AttributeError):
+        where: str | None = json.loads((directory / WANDB_FILE).read_text(encoding="utf-8")).get("where")
+        return where
+    return None
 
 
 class Guarded(Callback):
-    """A callback that may fail without harm: it is reported once, and not called again."""
+    """A callback that may fail without harm: the failure is reported once, and the callback is not called again."""
 
     def __init__(self, name: str, callback: Callback) -> None:
         self._name, self._callback = name, callback
@@ -34,7 +46,7 @@ class Guarded(Callback):
             call()
         except Exception as error:
             self._works = False
-            log.warning("%s failed and is left out from now on; metrics.jsonl has all: %s", self._name, error)
+            log.warning("%s failed and is skipped from now on; metrics.jsonl has all numbers: %s", self._name, error)
             log.debug("%s failed", self._name, exc_info=True)
 
 
@@ -53,15 +65,17 @@ def open_trackers(config: Config) -> list[Callback]:
 
 
 def check_trackers(config: Config) -> None:
-    """Make sure that the trackers asked for exist, before anything takes its time.
+    """Check that the trackers asked for exist, before any data are read.
 
     Raises:
-        UserError: a package that is not installed, an unknown name.
+        UserError: a package that is not installed, no key for W&B, an unknown name.
     """
     for name in config.tracking.use:
         pick(TRACKERS, name, "tracker")
     if config.tracking.wandb != "disabled":
         try:
-            import wandb  # noqa: F401, PLC0415  # an extra, imported where used
+            import wandb  # noqa: PLC0415  # an extra, imported where used
         except ImportError as error:
-            raise UserError("tracking.wandb needs the package wandb: pip install 'wandb>=0.18'") from error
+            raise UserError("tracking.wandb needs the package wandb: pip install 'wandb>=0.31'") from error
+        if config.tracking.wandb == "online" and not wandb.login(prompt=False, verify=False):
+            raise UserError("W&B: no API key is configured; run `wandb login`, or set tracking.wandb=offline")

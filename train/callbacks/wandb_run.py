@@ -1,7 +1,7 @@
 """Weights & Biases: one run there for a run here, however often it is resumed.
 
-`wandb.json` in the run's directory remembers the run's id and how many rounds it has been told, so that rounds that are
-run again are not logged twice. Offline needs no account: `wandb sync DIR/wandb/offline-run-*` uploads it.
+`wandb.json` in the run's directory keeps the run's id, how many rounds were logged, so that rounds that are run again
+are not logged twice, and where the run is. Offline needs no account: `wandb sync DIR/wandb/offline-run-*` uploads it.
 """
 
 import json
@@ -35,6 +35,7 @@ from train.rundir.provenance import describe_start
 from train.rundir.records import records_layers
 from train.runtime.files import write_whole
 from train.runtime.jsonl import read_lines, totals
+from train.runtime.stages import enter
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +45,12 @@ BEST = {"test_accuracy": "max", "train_set_accuracy": "max", "test_loss": "min",
 
 
 class WandbRun(Callback):
-    """Sends every number of a round, histograms of the layers' laws, and the run's files if asked.
+    """Logs every number of a round, histograms of the layers' probabilities, and the run's files if asked.
+
+    With `data.holdout` the model is evaluated on held-out samples: their ``test_…`` is logged as ``val_…``.
 
     Raises:
-        UserError: there is no account and `tracking.wandb` is online.
+        UserError: W&B refuses the run.
     """
 
     def __init__(self, config: Config) -> None:
@@ -74,8 +77,10 @@ class WandbRun(Callback):
         except (wandb.errors.Error, ValueError) as error:
             remedy = "; tracking.wandb=offline needs no account" if tracking.wandb == "online" else ""
             raise UserError(f"W&B: {' '.join(str(error).split())}{remedy}") from error
+        self._where = self._run.url or f"wandb sync {Path(self._run.dir).parent}"
         self._remember()
         self._define()
+        enter(f"logging to W&B, {tracking.wandb}: {self._where}")
 
     def after_round(self, done: FinishedRound) -> None:
         """Log the numbers of one round, with the round as the step."""
@@ -84,10 +89,10 @@ class WandbRun(Callback):
         self._megabytes, self._best = self._megabytes + moved, max(self._best, best)
         if done.number < self._told:
             return
-        numbers = {key: value for key, value in metrics.items() if _is_number(value)}
         derived = {"megabytes": self._megabytes} | ({"best_test_accuracy": self._best} if self._best >= 0 else {})
+        numbers = {self._named(key): value for key, value in (metrics | derived).items() if _is_number(value)}
         layers = self._histograms(done) if records_layers(self._config, done.number) else {}
-        self._run.log(numbers | derived | layers, step=done.number)
+        self._run.log(numbers | layers, step=done.number)
         self._told = done.number + 1
         self._remember()
         for client, why in metrics.get("failures", {}).items():
@@ -111,7 +116,7 @@ class WandbRun(Callback):
         return found
 
     def close(self, failed: bool = False) -> None:
-        """Finish the run, with exit code 1 where it did not come to its end."""
+        """Finish the run, with exit code 1 if it was interrupted or failed."""
         if self._config.tracking.artifacts and not failed:
             self._run.log_artifact(self._artifact())
         self._run.finish(exit_code=int(failed))
@@ -130,33 +135,38 @@ class WandbRun(Callback):
             artifact.add_dir(made)
         return artifact
 
+    def _named(self, key: str) -> str:
+        """Return the name of a number at W&B: ``val_…`` for ``test_…`` where samples are held out."""
+        return key if self._config.data.holdout is None else key.replace("test_", "val_")
+
     def _define(self) -> None:
-        """Have rounds as the axis, bytes as that of the best accuracy, and the best of each in the summary."""
+        """Make rounds the axis, bytes the axis of the best accuracy, and keep the best of each in the summary."""
         self._run.define_metric("round")
         self._run.define_metric("megabytes", step_metric="round")
         self._run.define_metric("*", step_metric="round")
-        self._run.define_metric("best_test_accuracy", step_metric="megabytes", summary="max")
+        self._run.define_metric(self._named("best_test_accuracy"), step_metric="megabytes", summary="max")
         for prefix in ("", *(f"{task}/" for task in self._config.tasks)):
             for name, best in BEST.items():
-                self._run.define_metric(prefix + name, step_metric="round", summary=f"{best},last")
+                self._run.define_metric(prefix + self._named(name), step_metric="round", summary=f"{best},last")
 
     def _remember(self) -> None:
-        write_whole(self._state, (json.dumps({"id": self._id, "rounds": self._told}) + "\n").encode())
+        state = {"id": self._id, "rounds": self._told, "where": self._where}
+        write_whole(self._state, (json.dumps(state) + "\n").encode())
 
 
 def _read_state(path: Path) -> dict[str, Any]:
-    """Return what an earlier start has told W&B; nothing if there was none, or it is spoiled."""
+    """Return what an earlier start has kept; nothing if there was none, or its file is damaged."""
     if not path.exists():
         return {}
     with suppress(OSError, ValueError):
         if isinstance(held := json.loads(path.read_text(encoding="utf-8")), dict):
             return held
-    log.warning("%s cannot be read; W&B gets a new run, from this round on", path)
+    log.warning("%s cannot be read; W&B gets a new run that starts with this round", path)
     return {}
 
 
 def _tags(told: str) -> list[str]:
-    """Return a tag for each setting that was told, as long as W&B allows."""
+    """Return a tag for each setting in the directory's name, as long as W&B allows."""
     return [word[:LONGEST_TAG] for word in told.split(",") if word]
 
 

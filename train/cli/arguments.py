@@ -1,8 +1,9 @@
-"""What a command line says: the command, its options, and overrides of the configuration."""
+"""Parse the command line: the command, its options, and overrides of the configuration."""
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import NoReturn
 
 import sharding
@@ -14,7 +15,63 @@ from train.config.values import check_path
 
 PROGRAM = "python -m train"
 IMPORT = "a module of your own that registers strategies, models, datasets, …; may be repeated"
-OVERRIDES = "dotted.key=value, e.g. local.lr=0.05 or keep_ratio='{0.2: 0.6, 0.4: 0.4}'"
+OVERRIDES = (
+    "set keys of the configuration, e.g. local.lr=0.05 or keep_ratio='{0.2: 0.6, 0.4: 0.4}'; "
+    f"`{PROGRAM} config CONFIG` prints all keys, `{PROGRAM} list` the names that they may have"
+)
+QUICKSTART = "configs/quickstart.yaml"
+RUN_FILES = "config.yaml, metrics.jsonl (a line a round), model.safetensors, checkpoints, summary.md and plots"
+HELP = {  # of each command: what it does, what it writes and where, and two examples
+    "run": (
+        "train once",
+        f"Writes {RUN_FILES} to output=DIR (default: runs/NAME-STRATEGY-OVERRIDES-SEED).",
+        (f"run {QUICKSTART}", f"run {QUICKSTART} strategy=unbiased local.lr=0.03 output=runs/first"),
+    ),
+    "compare": (
+        "train with several strategies, seeds or values of any key, and compare",
+        "Writes a folder for each run, and a table (summary.md, summary.csv) and plots over all of them, to output=DIR "
+        "(default: runs/NAME-compare-OVERRIDES).",
+        (
+            f"compare {QUICKSTART} --strategies top_n,unbiased,collective --seeds 0,1,2",
+            f"compare {QUICKSTART} --grid local.lr=0.03,0.1 --grid keep_ratio=0.1,0.2",
+        ),
+    ),
+    "table": (
+        "run what is missing of a published table or figure, and write it",
+        "Writes tableN.md, tableN.csv and plots to the output folder, and the runs to its folder cells/.",
+        ("table 1", "table figure3 --scale medium --seeds 0 --only top_n,collective"),
+    ),
+    "report": (
+        "make one page of finished or unfinished runs",
+        "Writes report.html, which needs no network, and report.csv, with a row for each run.",
+        ("report runs", "report runs/quickstart-compare --targets 80,90 --output pages"),
+    ),
+    "federate": (
+        "train once on Flower, with a process for each client",
+        f"Writes {RUN_FILES} to output=DIR, as `run` does. Each client is a SuperNode of its own on this machine. "
+        "WARNING: Flower has no login for whoever submits runs, so any local user of this machine can run code as you "
+        "for as long as this command runs.",
+        (
+            f"federate {QUICKSTART} --nodes 4",
+            f"federate {QUICKSTART} --nodes 4 rounds=5 output=runs/federation",
+        ),
+    ),
+    "inspect": (
+        "draw the clients' data and report the sizes of their shards, without training",
+        "Writes NAME-partition and NAME-classes as PNG and SVG to output=DIR (default: runs).",
+        (f"inspect {QUICKSTART}", f"inspect {QUICKSTART} data.alpha=0.1 keep_ratio='{{0.1: 0.5, 0.4: 0.5}}'"),
+    ),
+    "config": (
+        "print the whole configuration as YAML, without training",
+        "Writes no file.",
+        (f"config {QUICKSTART}", f"config {QUICKSTART} local.lr=0.03 > my.yaml"),
+    ),
+    "list": (
+        "print the names of strategies, designs, models, datasets, tables, …",
+        "Writes no file.",
+        ("list", "list --import examples.own_strategy"),
+    ),
+}
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
@@ -28,8 +85,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     args, rest = _parser().parse_known_args(words)
     rest = [word[2:] if _is_key(*word.partition("=")[:2]) else word for word in rest]
     if unknown := [word for word in rest if word.startswith("-")]:
-        told = f"unknown option {shown(unknown[0])}{_meant(unknown[0], words)}"
-        raise UserError(f"{told}; see {PROGRAM} {args.command} --help")
+        problem = f"unknown option {shown(unknown[0])}{_meant(unknown[0], words)}"
+        raise UserError(f"{problem}; see {PROGRAM} {args.command} --help")
     args.overrides += rest
     if args.imports:
         args.overrides.append(f"plugins=[{', '.join(args.imports)}]")
@@ -38,7 +95,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Tells a mistake in one line, as everything else here does."""
+    """Reports a mistake in one line."""
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse would print."""
@@ -46,7 +103,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _is_key(option: str, equals: str) -> bool:
-    """Tell whether ``--key=value`` sets a key of the configuration."""
+    """Return whether ``--key=value`` sets a key of the configuration."""
     return option.startswith("--") and bool(equals) and option[2:].partition(".")[0] in Config.model_fields
 
 
@@ -57,54 +114,57 @@ def _meant(option: str, words: Sequence[str]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog=PROGRAM, description="Train with spectral model sharding.")
+    parser = _Parser(
+        prog=PROGRAM,
+        description="Train with spectral model sharding.",
+        epilog=f"`{PROGRAM} COMMAND --help` shows a command's options, what it writes, and examples.",
+    )
     parser.add_argument("--version", action="version", version=f"spectral-sharding {sharding.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    single = commands.add_parser("run", help="train once")
-    several = commands.add_parser("compare", help="train with several strategies and seeds, and compare")
+    made = {name: _command(commands, name) for name in HELP}
+    single, several, numbered, page, spread, look, resolved, listing = made.values()
     several.add_argument("--strategies", type=_names, default=[], metavar="A,B,…", help="strategies to compare")
     several.add_argument(
         "--grid", action="append", default=[], metavar="KEY=V,W,…", help="values of any key to compare; may be repeated"
     )
-    numbered = commands.add_parser("table", help="run what is missing of a published table or figure, and write it")
     numbered.add_argument("number", metavar="N", help="1 to 5, longer, designs, or figure1 to figure4")
     numbered.add_argument(
-        "--scale", default="small", help="small (minutes), medium (stand-ins, hours) or paper (for a GPU)"
+        "--scale", default="small", help="small (default; minutes), medium (stand-ins, hours) or paper (for a GPU)"
     )
     numbered.add_argument("--only", type=_names, default=[], metavar="A,B,…", help="run these cells only, by pattern")
     numbered.add_argument(
         "--output", type=_folder, help="folder of the table and its runs (default: runs/tables-SCALE)"
     )
-    page = commands.add_parser("report", help="make one page of runs that exist, whatever made them")
     page.set_defaults(overrides=[])
     page.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="a run, or a folder with runs in it")
     page.add_argument("--output", type=_folder, help="folder to write to (default: the one that holds all DIR)")
     page.add_argument(
-        "--targets", type=_percents, default=[], metavar="A,B,…", help="accuracies in %% to tell the bytes of"
+        "--targets",
+        type=_percents,
+        default=[],
+        metavar="A,B,…",
+        help="accuracies in %% whose bytes to report (default: up to three above chance that were reached)",
     )
-    for command in (several, numbered):
-        command.add_argument("--seeds", type=_numbers, metavar="0,1,…", help="seeds to average over")
+    for command, seeds in ((several, "that of the configuration"), (numbered, "those of the scale")):
+        command.add_argument(
+            "--seeds", type=_numbers, metavar="0,1,…", help=f"seeds to average over (default: {seeds})"
+        )
         command.add_argument(
             "--jobs",
             type=_positive,
             default=default_jobs(),
             metavar="N",
-            help="runs at a time (default: GPUs or cores)",
+            help="runs at a time (default: %(default)s, the number of GPUs or cores)",
         )
-    spread = commands.add_parser(
-        "federate",
-        help="train once, each client a process of its own, on Flower",
-        description="Each client is a SuperNode of its own on this machine. WARNING: Flower has no login for whoever "
-        "submits runs, so any local user of this machine can run code as you for as long as this command runs.",
-    )
     spread.add_argument("--nodes", type=_positive, required=True, metavar="N", help="clients, a SuperNode each")
     for wait, seconds, what in (("start", 300.0, "all nodes"), ("round", 600.0, "the replies of a round")):
         spread.add_argument(
-            f"--{wait}-timeout", type=float, default=seconds, metavar="S", help=f"seconds to wait for {what}"
+            f"--{wait}-timeout",
+            type=float,
+            default=seconds,
+            metavar="S",
+            help=f"seconds to wait for {what} (default: %(default)g)",
         )
-    look = commands.add_parser("inspect", help="draw who has what, tell the sizes of shards, and train nothing")
-    resolved = commands.add_parser("config", help="print the whole configuration as YAML, and train nothing")
-    listing = commands.add_parser("list", help="print the names of strategies, designs, models, datasets, tables, …")
     listing.set_defaults(overrides=[])
     for command in (single, several, spread, look, resolved):
         command.add_argument("config", metavar="CONFIG", help="a YAML file, e.g. configs/quickstart.yaml")
@@ -115,8 +175,19 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--quiet", action="store_true", help="show warnings and errors only")
         command.add_argument("--debug", action="store_true", help="show tracebacks")
     for command in (single, several, spread):
-        command.add_argument("--resume", action="store_true", help="go on with what the output directory holds")
+        command.add_argument("--resume", action="store_true", help="resume what the output directory holds")
     return parser
+
+
+def _command(commands: "argparse._SubParsersAction[_Parser]", name: str) -> argparse.ArgumentParser:
+    """Add a command with its help; the examples stand below the options."""
+    summary, writes, examples = HELP[name]
+    about = f"{summary[0].upper()}{summary[1:]}. {writes}".replace("%", "%%")
+    lines = "\n".join(f"  {PROGRAM} {example}" for example in examples)
+    form = argparse.RawDescriptionHelpFormatter
+    return commands.add_parser(
+        name, help=summary, description=fill(about, 78), epilog=f"examples:\n{lines}", formatter_class=form
+    )
 
 
 def _names(text: str) -> list[str]:
@@ -139,7 +210,7 @@ def _percents(text: str) -> list[float]:
     except ValueError:
         numbers = []
     if not numbers or not all(0 < number <= 100 for number in numbers):
-        raise argparse.ArgumentTypeError(f"{shown(text)} is no list of numbers above 0 and up to 100")
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a list of numbers above 0 and up to 100")
     return numbers
 
 
@@ -158,4 +229,4 @@ def _whole(text: str) -> int:
     try:
         return int(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{shown(text)} is no whole number") from error
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a whole number") from error

@@ -1,4 +1,4 @@
-"""What is seen of runs while they train: bars on a terminal, a line every so often elsewhere."""
+"""Show runs while they train: bars on a terminal, a line every so often elsewhere."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,14 +24,14 @@ INTERVAL = 30.0  # seconds between lines where there is no terminal
 
 @dataclass
 class Standing:
-    """How far a run has come.
+    """The progress of a run.
 
     Attributes:
         name: of the run.
-        rounds: it has in all.
-        done: rounds that are finished.
-        began: the rounds that were finished when this process started.
-        stopped: why it has ended before its last round, if it has.
+        rounds: in all.
+        done: number of finished rounds.
+        began: number of rounds that were finished when this process started.
+        stopped: why the run ended before its last round, if it did.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Standing:
         self.stopped = metrics.get("stopped")
 
     def recall(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Take in the rounds of an earlier process, whose time tells nothing of this one's."""
+        """Take in the rounds of an earlier process, whose time does not count."""
         for line in lines:
             self.take(line)
         self.began, self.seconds = self.done, 0.0
@@ -70,14 +70,14 @@ class Standing:
 
     @property
     def left(self) -> float:
-        """Seconds to the end, if the rounds go on as they did."""
+        """Estimated seconds to the end."""
         return self.seconds / (self.done - self.began) * (self.rounds - self.done) if self.done else 0.0
 
     def __str__(self) -> str:
-        told = [] if self.loss is None else [f"loss {self.loss:.3f}"]
-        told += [] if self.accuracy is None else [f"accuracy {100 * self.accuracy:.1f} %"]
-        told += [f"{self.megabytes:,.1f} MB"] + ([f"{self.lost} lost"] if self.lost else [])
-        return ", ".join([*told, *([] if self.finished else [f"{clock(self.left)} left"])])
+        parts = [] if self.loss is None else [f"loss {self.loss:.3f}"]
+        parts += [] if self.accuracy is None else [f"accuracy {100 * self.accuracy:.1f} %"]
+        parts += [f"{self.megabytes:,.1f} MB"] + ([f"{self.lost} lost"] if self.lost else [])
+        return ", ".join([*parts, *([] if self.finished else [f"{clock(self.left)} left"])])
 
 
 class RoundProgress:
@@ -101,7 +101,7 @@ class RoundProgress:
         self._runs = [Standing(name, config.rounds) for config, name in zip(configs, names, strict=True)]
         self._directories = [config.directory for config in configs]
         self._console, self._now, self._last = console, now, -INTERVAL
-        self._where, self._told = _where(self._runs, self._directories), False
+        self._where, self._began = _where(self._runs, self._directories), False
         self._bars = _Bars(console, self._runs, self._where) if console.is_terminal else None
 
     def __enter__(self) -> Self:
@@ -110,26 +110,26 @@ class RoundProgress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Take the bars away where no run has come to a round: one line says why not."""
+        """Remove the bars if no run finished a round, because one line says why."""
         if self._bars is not None:
             self._bars.live.transient = isinstance(error, UserError | None) and len(self.idle) == len(self._runs)
             self._bars.stop()
 
     @property
     def idle(self) -> list[Path]:
-        """The directories of runs of which no round has been shown: they were finished before, or failed."""
+        """The directories of runs of which no round was shown: they had finished before, or failed."""
         return [where for where, run in zip(self._directories, self._runs, strict=True) if not run.done]
 
     def tell(self, place: int, stage: str) -> None:
-        """Show what the run at that place does before its first round; of several runs, on their bars alone.
+        """Show what the run at that place does before its first round; for several runs, only on their bars.
 
-        Off a terminal that comes after where it is written: most mistakes have been found by then.
+        Off a terminal the first line says where the runs write: most mistakes are found before it.
         """
         if self._bars is not None:
             self._bars.tell(place, stage)
             return
-        if not self._told:
-            self._told = True
+        if not self._began:
+            self._began = True
             self._say(self._where)
         if len(self._runs) == 1:
             self._say(f"{self._runs[0].name}: {stage}")
@@ -147,26 +147,26 @@ class RoundProgress:
             self._last = self._now()
             self._say(f"{run.name}: round {run.done} of {run.rounds}, {run}")
         if run.stopped is not None:
-            self._say(f"{run.name}: ends with round {run.done} of {run.rounds}: {run.stopped}")
+            self._say(f"{run.name}: ended with round {run.done} of {run.rounds}: {run.stopped}")
 
     def _say(self, line: str) -> None:
         self._console.print(line, highlight=False, markup=False, soft_wrap=self._bars is None)
 
 
 class _Bars(Progress):
-    """One bar a run, and one over all where they are many, below a line that says where it is written."""
+    """A bar for each run, and one over all if they are many, below a line that says where the runs write."""
 
     def __init__(self, console: Console, runs: Sequence[Standing], where: str) -> None:
         self._where = where
-        whole = Column(no_wrap=True)  # of 80 characters all are needed
+        whole = Column(no_wrap=True)  # all of 80 characters are needed
         elapsed = [TimeElapsedColumn()] if len(runs) == 1 else []
         columns = (TextColumn("{task.description}", table_column=Column(no_wrap=True)), BarColumn(8), *elapsed)
-        super().__init__(*columns, TextColumn("{task.fields[told]}", table_column=whole), console=console)
+        super().__init__(*columns, TextColumn("{task.fields[text]}", table_column=whole), console=console)
         self._many = len(runs) > FEW
-        self._all = self.add_task("all runs", total=len(runs), told="", visible=self._many)
-        before = "starts" if len(runs) == 1 else "waits"
+        self._all = self.add_task("all runs", total=len(runs), text="", visible=self._many)
+        before = "starting" if len(runs) == 1 else "waiting"
         self._places = [
-            self.add_task(run.name, start=len(runs) == 1, total=run.rounds, told=before, visible=not self._many)
+            self.add_task(run.name, start=len(runs) == 1, total=run.rounds, text=before, visible=not self._many)
             for run in runs
         ]
 
@@ -175,14 +175,14 @@ class _Bars(Progress):
         yield from super().get_renderables()
 
     def tell(self, place: int, stage: str) -> None:
-        self.update(self._places[place], told=stage)
+        self.update(self._places[place], text=stage)
 
     def show(self, place: int, run: Standing) -> None:
         bar, total = self._places[place], run.done if run.finished else run.rounds
         if not self.tasks[bar].started:
             self.start_task(bar)
-        told = f"{run.done}/{run.rounds}, {run}"
-        self.update(bar, completed=run.done, total=total, told=told, visible=not (self._many and run.finished))
+        text = f"{run.done}/{run.rounds}, {run}"
+        self.update(bar, completed=run.done, total=total, text=text, visible=not (self._many and run.finished))
         if run.finished:
             self.advance(self._all)
 
@@ -196,8 +196,8 @@ def clock(seconds: float) -> str:
 
 def _where(runs: Sequence[Standing], directories: Sequence[Path]) -> str:
     folder = os.path.commonpath(directories)
-    many = f"{len(runs)} runs of {max(run.rounds for run in runs)} rounds, written"
-    return f"{many} to {folder}" if len(runs) > 1 else f"{runs[0].name}: writes to {folder}"
+    many = f"{len(runs)} runs of {max(run.rounds for run in runs)} rounds: writing"
+    return f"{many} to {folder}" if len(runs) > 1 else f"{runs[0].name}: writing to {folder}"
 
 
 def _names(configs: Sequence[Config]) -> list[str]:

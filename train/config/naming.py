@@ -9,11 +9,11 @@ from pathlib import Path
 from sharding.errors import UserError, shown
 from train.config.schema import Config, is_named
 
-# Keys that no result depends on: a run may be resumed with other values. That the data are the same is checked.
+# Keys that no result depends on: a run can be resumed with other values. That the data are the same is checked.
 FREE = frozenset({"tracking", "checkpoint_every", "data.root", "data.download"})
-# Keys that make no other experiment: no directory is named after them, and reports take the mean over such runs.
-HOUSEKEEPING = FREE | {"seed", "output", "plugins", "engine", "device", "threads"}
-LONGEST = 80
+# Keys that make no other experiment: no directory is named after them, and reports average over such runs.
+HOUSEKEEPING = FREE | {"seed", "output", "plugins", "engine", "device", "threads", "evaluate_every"}
+LONGEST = 60  # characters of the settings in a directory's name
 
 
 def with_directory(config: Config, overrides: Sequence[str]) -> Config:
@@ -26,13 +26,19 @@ def with_directory(config: Config, overrides: Sequence[str]) -> Config:
 
 
 def describe(overrides: Mapping[str, str]) -> str:
-    """Return ``lr=0.05,width=8`` of overridden keys: their last words, unless two have the same, and their values."""
-    unnamed = HOUSEKEEPING | {"name", "strategy"}  # which a directory's name tells anyway
+    """Return ``lr=0.05,width=8`` of overridden keys: their last words, unless two have the same, and their values.
+
+    Longer than 60 characters, it is the first keys and a hash of all.
+    """
+    unnamed = HOUSEKEEPING | {"name", "strategy"}  # which a directory's name shows anyway
     kept = {key: value for key, value in sorted(overrides.items()) if not is_named(key, unnamed)}
     lasts = [key.rpartition(".")[2] for key in kept]
     words = (last if lasts.count(last) == 1 else key for key, last in zip(kept, lasts, strict=True))
     told = ",".join(f"{word}={_plain(value)}" for word, value in zip(words, kept.values(), strict=True))
-    return told if len(told) <= LONGEST else blake2b(told.encode(), digest_size=6).hexdigest()
+    if len(told) <= LONGEST:
+        return told
+    digest = blake2b(told.encode(), digest_size=4).hexdigest()
+    return f"{told[: LONGEST - len(digest)].rpartition(',')[0]},{digest}".lstrip(",")
 
 
 def told_by(config: Config) -> str:

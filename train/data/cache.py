@@ -38,7 +38,7 @@ def cached(encoded: Sequence[bytes], how: str, decode: Callable[[], Tensor]) -> 
         images = np.load(path, allow_pickle=False)
         if images.dtype == np.uint8 and images.ndim == 4 and len(images) == len(encoded):
             return torch.from_numpy(images)
-    enter(f"decodes {len(encoded):,} images, once on this machine")
+    enter(f"decoding {len(encoded):,} images, once on this machine")
     images = decode()
     try:
         _write(path, images)

@@ -1,4 +1,4 @@
-"""Which runs are seeds of the same thing, and what tells such groups of runs from each other."""
+"""Group runs into arms, the seeds of one configuration, and name the settings in which arms differ."""
 
 import json
 from collections import Counter
@@ -73,7 +73,7 @@ def without_repeats(runs: Sequence[History]) -> tuple[list[History], list[tuple[
 def group(runs: Sequence[History]) -> list[Arm]:
     """Put the seeds of one configuration together, in the order of their first run.
 
-    A color is a strategy's; where all have the same strategy, it is an arm's.
+    Each strategy has its color; if several arms have the same strategy, each arm has a color.
     """
     gathered: dict[str, list[History]] = {}
     for run in runs:
@@ -82,15 +82,14 @@ def group(runs: Sequence[History]) -> list[Arm]:
     keys = differing_keys(settings)
     varied = [_varied(its, [key for key in keys if key != "strategy"]) for its in settings]
     labels = [(str(its["strategy"]), tuple(of.values())) for its, of in zip(settings, varied, strict=True)]
-    own = styles_of(map(str, range(len(labels)))) if "strategy" not in keys and len(labels) > 1 else {}
+    strategies = [strategy for strategy, _ in labels]
+    repeats = len({*strategies}) < len(strategies)
+    styles = [*styles_of(map(str, range(len(labels)))).values()] if repeats else list(map(style_of, strategies))
     times, same, arms = Counter(labels), Counter[tuple[str, tuple[str, ...]]](), list[Arm]()
-    of_strategy = Counter[str]()
     for place, (label, seeds) in enumerate(zip(labels, gathered.values(), strict=True)):
         strategy, same[label] = label[0], same[label] + 1
-        style = own.get(str(place)) or style_of(strategy).variant(of_strategy[strategy])
-        of_strategy[strategy] += 1
         numbered = f"{strategy} ({same[label]})" if times[label] > 1 else strategy
-        arms.append(Arm(numbered, varied[place], settings[place], seeds, style))
+        arms.append(Arm(numbered, varied[place], settings[place], seeds, styles[place]))
     return arms
 
 

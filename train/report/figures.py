@@ -1,8 +1,10 @@
-"""The pictures of the page: each has one panel, so that it can be read on a phone."""
+"""Draw the pictures of the page; each has one panel, so that it is legible on a phone."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from statistics import fmean, median
+from math import isfinite
+from statistics import fmean, median, stdev
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from train.report.plots import (
     lay_out_log,
     lines_of,
     new_figure,
+    styles_of,
     wrapped,
 )
 from train.report.targets import prices
@@ -32,14 +35,65 @@ BAR = 0.45  # height, of 1 from bar to bar
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture, and what it shows in words."""
+    """A picture and its caption."""
 
     figure: Figure
     caption: str
 
 
+def legend_drawing(arms: Sequence[Arm]) -> Drawing:
+    """Draw the legend that all pictures of an experiment share."""
+    figure, axes = new_figure(height=0.9)
+    for arm in arms:
+        axes.plot([], [], **arm.style.line(1), label=arm.label)
+    axes.set_axis_off()
+    add_legend(figure, axes)
+    return Drawing(figure, "The lines of all pictures of this experiment.")
+
+
+def grid_drawing(arms: Sequence[Arm], title: str = "Accuracy over the grid") -> Drawing | None:
+    """Draw the final accuracy over the varied key with most numbers, a line for each setting of the other keys.
+
+    Returns:
+        The picture; None where no numeric key was varied while the others stayed the same.
+    """
+    scored = [arm for arm in arms if arm.finals]
+    keys = [key for key in (scored[0].varied if scored else ()) if all(_is_numeric(arm, key) for arm in scored)]
+    key = max(keys, key=lambda key: len({arm.varied[key] for arm in scored}), default="")
+    lines: dict[str, list[Arm]] = {}
+    for arm in scored if key else ():
+        others = (f"{name}={value}" for name, value in arm.varied.items() if name != key)
+        lines.setdefault(", ".join([arm.strategy, *others]), []).append(arm)
+    if max(map(len, lines.values()), default=0) < 2:
+        return None
+    figure, axes = new_figure()
+    for (label, its), style in zip(lines.items(), styles_of(lines).values(), strict=True):
+        points = sorted(
+            (float(arm.varied[key]), fmean(arm.finals), stdev(arm.finals) if len(arm.finals) > 1 else 0.0)
+            for arm in its
+        )
+        xs, means, deviations = zip(*points, strict=True)
+        axes.errorbar(xs, means, deviations, **style.line(len(xs)), capsize=3, label=label)
+    lay_out(axes, key, LABELS["test_accuracy"], title)
+    values = [float(arm.varied[key]) for arm in scored]
+    if 0 < 5 * min(values) <= max(values):
+        lay_out_log(axes, "x")
+    add_legend(figure, axes)
+    return Drawing(figure, f"Test accuracy after the last round over {key}, mean ± standard deviation over seeds.")
+
+
+def _deviation(values: Sequence[float]) -> float:
+    return stdev(values) if len(values) > 1 else 0.0
+
+
+def _is_numeric(arm: Arm, key: str) -> bool:
+    with suppress(ValueError):
+        return isfinite(float(arm.varied.get(key, "nan")))
+    return False
+
+
 def accuracy_drawings(arms: Sequence[Arm], targets: Sequence[float]) -> Iterator[Drawing]:
-    """Accuracy against rounds, bytes and, where the runs have a simulated clock, seconds; and the tasks' own."""
+    """Draw the accuracy over rounds, bytes and, if the runs have a simulated clock, seconds; also of each task."""
     dotted = " Dotted: the targets." if targets else ""
     timed = any("simulated_seconds" in line for arm in arms for line in arm.lines)
     for x, title in ACCURACIES.items():
@@ -59,7 +113,7 @@ def curve_drawings(
     targets: Sequence[float] = (),
     log: bool = False,
 ) -> Iterator[Drawing]:
-    """One metric of all arms, mean and band over seeds; no picture where no run has it."""
+    """Draw one metric of all arms, mean and band over seeds; nothing if no run has it."""
     curves = {arm.label: arm.curves(y, x) for arm in arms}
     values = [point.y for seeds in curves.values() for curve in seeds for point in curve]
     if not values:
@@ -70,17 +124,17 @@ def curve_drawings(
         lay_out_log(axes, "y")
     elif max(values) > 20 * usual > 0:  # a few huge values would hide all the others
         axes.set_ylim(top=4 * usual)
-        caption += " Some of a run that diverged is above the picture."
+        caption += " Part of a run that diverged lies above the picture."
     yield Drawing(figure, caption)
 
 
 def law_drawings(laws: Mapping[str, Layers], arms: Sequence[Arm], when: str) -> Iterator[Drawing]:
-    """π and ω of up to three layers, one color an arm, for the smallest keep ratio of each.
+    """Draw π and ω of up to three layers, for the smallest keep ratio of each arm.
 
     Args:
         laws: by the arm's label.
         arms: that are drawn.
-        when: they were recorded, in words.
+        when: the laws were recorded, for the caption.
     """
     names = list(dict.fromkeys(name for layers in laws.values() for name in layers))
     for name in dict.fromkeys(names[round(share * (len(names) - 1))] for share in (0, 0.5, 1)):
@@ -89,18 +143,17 @@ def law_drawings(laws: Mapping[str, Layers], arms: Sequence[Arm], when: str) -> 
             for arm in arms:
                 if its := laws.get(arm.label, {}).get(name):
                     law = min(its, key=lambda law: law.keep_ratio)
-                    values, label = getattr(law, key), f"{arm.label} (r = {law.keep_ratio:g})"
-                    places = range(1, len(values) + 1)
-                    axes.plot(places, values, **arm.style.line(len(values)), label=label, drawstyle="steps-mid")
+                    values = getattr(law, key)
+                    axes.plot(range(1, len(values) + 1), values, **arm.style.line(len(values)), drawstyle="steps-mid")
             lay_out(axes, "singular term", f"{symbol}, {words}", f"{symbol} of {name}")
             if symbol == "ω":
                 lay_out_log(axes, "y")
-            add_legend(figure, axes)
-            yield Drawing(figure, f"{symbol} of the terms of {name} {when}, the largest term first.")
+            ratio = "of the smallest keep ratio, the largest term first"
+            yield Drawing(figure, f"{symbol} of the terms of {name} {when}, {ratio}.")
 
 
 def partition_drawings(clients: Mapping[str, Any], name: str) -> Iterator[Drawing]:
-    """Who has what: samples of each client, shaded by keep ratio, and its share of every class."""
+    """Draw the samples of each client, colored by keep ratio, and each client's share of every class."""
     samples, ratios = np.array(clients["samples"]), np.array(clients["keep_ratios"])
     figure, axes = new_figure()
     axes.set_axisbelow(True)
@@ -125,7 +178,7 @@ def partition_drawings(clients: Mapping[str, Any], name: str) -> Iterator[Drawin
 
 
 def phase_drawing(arms: Sequence[Arm]) -> Drawing:
-    """Seconds of a round by phase, mean over rounds and seeds."""
+    """Draw the seconds of a round by phase, mean over rounds and seeds."""
     figure, axes = _bars(arms)
     left = np.zeros(len(arms))
     parts = [phases_of(arm) for arm in arms]
@@ -145,21 +198,20 @@ def phases_of(arm: Arm) -> dict[str, float]:
 
 
 def lost_drawing(arms: Sequence[Arm]) -> Drawing:
-    """Client updates left out, summed up over the rounds."""
+    """Draw the cumulative number of client updates that were left out."""
     figure, axes = new_figure()
     for arm in arms:
         totals = [np.cumsum([line["failed"] for line in run.lines]) for run in arm.runs]
         length = min(map(len, totals))
         average = np.mean([total[:length] for total in totals], axis=0)
-        axes.plot(range(1, length + 1), average, **arm.style.line(length), label=arm.label)
+        axes.plot(range(1, length + 1), average, **arm.style.line(length))
     lay_out(axes, "rounds", "client updates left out so far", "Lost clients")
     axes.set_ylim(bottom=0)
-    add_legend(figure, axes)
     return Drawing(figure, "Client updates that were left out up to each round, mean over seeds.")
 
 
 def price_drawing(arms: Sequence[Arm], target: float) -> Drawing:
-    """Bytes to a target in %: a mark a seed, the mean as a bar."""
+    """Draw the bytes to a target in %: the mean as a bar, and a mark for each seed."""
     figure, axes = _bars(arms)
     for place, arm in enumerate(arms):
         if values := prices(arm, target):
@@ -170,11 +222,11 @@ def price_drawing(arms: Sequence[Arm], target: float) -> Drawing:
             axes.text(0.01, place, "never", transform=where, va="center", fontsize=9, color="0.4")
     lay_out(axes, "MB moved by all clients", "", f"Bytes to {target:g} % test accuracy")
     axes.set_xlim(left=0)
-    return Drawing(figure, f"Bytes until an evaluation first reached {target:g} %: the mean, and a mark a seed.")
+    return Drawing(figure, f"Bytes until an evaluation first reached {target:g} %: the mean, and a mark for each seed.")
 
 
 def _bars(arms: Sequence[Arm]) -> tuple[Figure, Axes]:
-    """Return a picture with room for a bar an arm and its label above it, where a long one takes no width."""
+    """Return a picture with room for a bar for each arm and its label above it, where a long label takes no width."""
     labels = [wrapped(arm.label) for arm in arms]
     figure, axes = new_figure(height=1.5 + len(arms) * (0.3 + 0.15 * max(map(lines_of, labels))))
     for place, label in enumerate(labels):

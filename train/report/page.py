@@ -1,4 +1,4 @@
-"""One page about any runs: what they came to, at what price, and what was run; it needs no network."""
+"""Write one page about any runs: their results, costs and settings. It needs no network."""
 
 from base64 import b64encode
 from collections import Counter
@@ -17,7 +17,9 @@ from train.report.figures import (
     Drawing,
     accuracy_drawings,
     curve_drawings,
+    grid_drawing,
     law_drawings,
+    legend_drawing,
     lost_drawing,
     partition_drawings,
     phase_drawing,
@@ -40,13 +42,13 @@ Found = TypeVar("Found")
 
 
 def write_page(folders: Sequence[Path], into: Path, command: str, targets: Sequence[float] = ()) -> list[Path]:
-    """Write `report.html` about all runs in these folders, and `report.csv` with a row a run.
+    """Write `report.html` about all runs in these folders, and `report.csv` with a row for each run.
 
     Args:
         folders: that hold runs, or are runs.
         into: the folder to write to.
-        command: to stand on the page.
-        targets: accuracies in % whose price in bytes is shown; by default `choose_targets`, of each experiment.
+        command: to show on the page.
+        targets: accuracies in % whose bytes are shown; by default `choose_targets` of each experiment.
 
     Returns:
         The paths written.
@@ -81,12 +83,12 @@ def write_page(folders: Sequence[Path], into: Path, command: str, targets: Seque
 
 @dataclass(frozen=True)
 class Chapter:
-    """What the page shows of one experiment.
+    """The section of the page about one experiment.
 
     Attributes:
-        aims: accuracies in % whose price is shown.
-        remarks: in what the data differ from the official ones.
-        notes: what could not be read, filled in while the other parts are made.
+        aims: accuracies in % whose bytes are shown.
+        remarks: how the data differ from the official ones.
+        notes: files that could not be read; filled while the other parts are made.
     """
 
     name: str
@@ -97,7 +99,7 @@ class Chapter:
 
     @classmethod
     def of(cls, name: str, arms: Sequence[Arm], targets: Sequence[float]) -> "Chapter":
-        """Read what else the runs of an experiment have left."""
+        """Read the other files of an experiment's runs."""
         remarks = data_remarks(run for arm in arms for run in arm.runs)
         return cls(name, arms, list(targets) or choose_targets(arms), remarks)
 
@@ -107,17 +109,19 @@ class Chapter:
         return [run for arm in self.arms for run in arm.runs]
 
     def accuracy(self) -> list[Drawing]:
-        """Draw the accuracy, and the clients' loss."""
+        """Draw the legend of all pictures, the accuracy, the grid and the clients' loss."""
         caption = "The clients' mean loss in each round, on their own data."
         loss = curve_drawings(self.arms, "train_loss", "Training loss", caption)
-        return [*accuracy_drawings(self.arms, self.aims), *loss]
+        grid = grid_drawing(self.arms)
+        its = [legend_drawing(self.arms), *accuracy_drawings(self.arms, self.aims), *loss]
+        return its if grid is None else [*its, grid]
 
     def bytes_to_targets(self) -> list[Drawing]:
-        """Draw the price of each target."""
+        """Draw the bytes to each target."""
         return [price_drawing(self.arms, aim) for aim in self.aims]
 
     def draws(self) -> list[Drawing]:
-        """Draw how the strategies' draws did, round by round."""
+        """Draw the quality of the strategies' draws, round by round."""
         of = "Share of the singular terms that at least one client holds."
         squared = "Squared error of the clients' average reconstruction, of ‖W‖²."
         even = "Average normalized marginal entropy of π: 1 where all terms are equally likely."
@@ -128,7 +132,7 @@ class Chapter:
         ]
 
     def laws(self) -> "Laws | None":
-        """Return what each arm's first seed last wrote of its layers; None where none has."""
+        """Return the last record of the layers of each arm's first seed; None if there is none."""
         held = {arm.label: self._read(read_layers, arm.runs[0]) for arm in self.arms}
         last = {label: max(laws)[0] for label, laws in held.items() if laws}
         if not last:
@@ -139,7 +143,7 @@ class Chapter:
         return Laws(last, when, shown, list(law_drawings(shown, self.arms, when)))
 
     def clients(self) -> "tuple[list[Drawing], Path] | None":
-        """Draw who has what, in the first run whose clients can be read; None where none can."""
+        """Draw the data of the clients of the first run whose clients can be read; None if there is none."""
         for run in self.runs:
             if clients := self._read(read_clients, run):
                 drawings = [drawing for name, its in clients.items() for drawing in partition_drawings(its, name)]
@@ -164,12 +168,12 @@ class Chapter:
         return differing_keys([arm.settings for arm in self.arms])
 
     def versions(self) -> tuple[list[str], list[tuple[History, dict[str, str]]]]:
-        """Return with what each run was made, after the names of that; of one that was resumed, all its starts'."""
+        """Return the names of what runs were made with, and its values for each run, over all its starts."""
         made = [(run, _describe(held)) for run in self.runs if (held := self._read(Provenance.read, run))]
         return list(dict.fromkeys(key for _, its in made for key in its)), made
 
     def _read(self, reader: Callable[[Path], Found], run: History) -> Found | None:
-        """Return what a run left besides its metrics; None where it cannot be read, which a note says."""
+        """Return the content of a file beside a run's metrics; None if it cannot be read, which a note says."""
         try:
             return reader(run.directory)
         except UserError as error:
@@ -185,7 +189,7 @@ class Laws:
 
     Attributes:
         last: the round of that record.
-        when: it was, in words.
+        when: the record was made, for captions.
     """
 
     last: Mapping[str, int]
@@ -202,14 +206,14 @@ class Laws:
         return list(dict.fromkeys(name for layers in self.layers.values() for name in layers))
 
     def anme(self, label: str, name: str) -> str:
-        """Return the mean evenness of a layer over keep ratios, a dash where all is certain."""
+        """Return the mean evenness of a layer over keep ratios, a dash if all terms are certain."""
         laws: Sequence[LayerLaw] = self.layers[label].get(name, ())
         values = [law.anme for law in laws if not isnan(law.anme)]
         return mean_and_spread([fmean(values)], ".3f") if values else NOTHING
 
 
 def _layers_of(laws: Mapping[tuple[int, str], Layers], round: int) -> Layers:
-    """Return the layers of a round; those of several tasks go by the tasks' names too."""
+    """Return the layers of a round, named after their task too if there are several."""
     tasks = {task: layers for (when, task), layers in laws.items() if when == round}
     if len(tasks) == 1:
         return next(iter(tasks.values()))

@@ -1,13 +1,12 @@
-"""How every picture looks: one color a strategy, the mean over seeds in a band of ± one deviation, SVG beside PNG.
+"""Draw every picture in one look: a color for each strategy, the mean over seeds in a band of ± one deviation.
 
-The colors are those of Okabe & Ito and of Paul Tol, which stay apart for the color-blind; a dash and a marker every so
-often tell what shares a color apart, and survive a print in black and white.
+The colors are those of Okabe & Ito and of Paul Tol, which the color-blind can distinguish. Dashes and markers
+distinguish lines of one color, also in black and white.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import BytesIO
-from itertools import cycle, islice
 from math import ceil, isfinite
 from pathlib import Path
 from statistics import fmean, stdev
@@ -39,26 +38,21 @@ LABELS = {
     "train_set_accuracy": "accuracy on the training set (%)",
     "anme": "ANME (1 even, 0 certain)",
     "alignment": "cosine with FedAvg's update",
-    "coverage": "share of the terms that anybody holds",
+    "coverage": "share of the terms that some client holds",
     "discrepancy": "squared error of the average, of ‖W‖²",
 }
 
 
 @dataclass(frozen=True)
 class Style:
-    """How the line of a strategy is drawn."""
+    """How a line is drawn."""
 
     color: str
     dash: Dash = "-"
     marker: str = "o"
 
-    def variant(self, number: int) -> "Style":
-        """Return the style of the same strategy with other settings, told apart by dash and marker."""
-        dash = DASHES[(DASHES.index(self.dash) + number) % len(DASHES)]
-        return replace(self, dash=dash, marker=MARKERS[(MARKERS.index(self.marker) + number) % len(MARKERS)])
-
     def line(self, points: int) -> dict[str, Any]:
-        """Return what matplotlib needs to draw a line of so many points, about eight of which get a marker."""
+        """Return matplotlib's options for a line with this many points; about eight of them get a marker."""
         step = max(1, points // 8)
         start = MARKERS.index(self.marker) * step // len(MARKERS)  # so that lines that coincide show all their markers
         mark = {"marker": self.marker, "markersize": 7, "markeredgecolor": "white", "markeredgewidth": 0.6}
@@ -82,17 +76,16 @@ OTHERS = ("#882255", "#999933", "#AA4499", "#44AA99", "#661100", "#6699CC")
 
 
 def style_of(strategy: str) -> Style:
-    """Return how a strategy is drawn, the same everywhere; one's own gets a color by its name."""
+    """Return how a strategy is drawn, the same everywhere; a custom one gets a color by its name."""
     return STYLES.get(strategy) or Style(OTHERS[crc32(strategy.encode()) % len(OTHERS)], "-", "D")
 
 
 def styles_of(names: Iterable[str]) -> dict[str, Style]:
-    """Return a style for each of several things that are no strategies, by their order."""
-    colors = cycle(dict.fromkeys(style.color for style in STYLES.values()))
-    names = list(names)
+    """Return a style for each of several lines that are not strategies, in their order: colors first, then dashes."""
+    colors = list(dict.fromkeys(style.color for style in STYLES.values()))
     return {
-        name: Style(color, DASHES[place // 9 % len(DASHES)], MARKERS[place % len(MARKERS)])
-        for place, (name, color) in enumerate(zip(names, islice(colors, len(names)), strict=True))
+        name: Style(colors[i % len(colors)], DASHES[i // len(colors) % len(DASHES)], MARKERS[i % len(MARKERS)])
+        for i, name in enumerate(names)
     }
 
 
@@ -142,7 +135,7 @@ def draw_band(axes: Axes, curves: Sequence[Curve], style: Style, label: str | No
 
 
 def draw_targets(axes: Axes, percents: Sequence[float]) -> None:
-    """Mark the accuracies that are aimed at, and name them at the right edge, where no curve is."""
+    """Mark target accuracies, and name them at the right edge, beside the curves."""
     for percent in percents:
         axes.axhline(percent, color="0.4", linewidth=0.9, linestyle=(0, (1, 2)))
     if percents:
@@ -165,7 +158,7 @@ def lay_out(axes: Axes, x: str, y: str, title: str = "") -> None:
 
 
 def lay_out_log(axes: Axes, which: Literal["x", "y"]) -> None:
-    """Make an axis logarithmic, with plain numbers at 1, 2 and 5 of each decade; nothing where all is 0."""
+    """Make an axis logarithmic, with plain numbers at 1, 2 and 5 of each decade; do nothing if all values are 0."""
     if axes.lines and (axes.dataLim.xmax if which == "x" else axes.dataLim.ymax) <= 0:
         return
     axes.set(**{f"{which}scale": "log"})
@@ -189,11 +182,11 @@ def draw_curves(
     Args:
         axes: to draw in.
         curves: by the arm's label.
-        styles: likewise.
+        styles: by the arm's label.
         x: a key of `LABELS`.
-        y: likewise, or the metric's own name.
+        y: a key of `LABELS`, or a metric's name.
         title: of the panel.
-        targets: accuracies in % that are aimed at.
+        targets: accuracies in % to mark.
     """
     for label, seeds in curves.items():
         draw_band(axes, seeds, styles[label], label)
@@ -211,10 +204,9 @@ def curve_figure(
     title: str,
     targets: Sequence[float] = (),
 ) -> Figure:
-    """Return a picture of one panel that `draw_curves` fills, with a legend below."""
+    """Return a picture of one panel that `draw_curves` fills, without a legend."""
     figure, axes = new_figure()
     draw_curves(axes, curves, styles, x, y, title, targets)
-    add_legend(figure, axes)
     return figure
 
 
@@ -226,7 +218,7 @@ def new_figure(width: float = 4.2, height: float = 3.5) -> tuple[Figure, Axes]:
 
 
 def add_legend(figure: Figure, axes: Axes) -> None:
-    """Put the legend below, where it hides nothing; what it needs beyond two lines makes the picture higher."""
+    """Put the legend below the axes; beyond two lines it makes the picture higher."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         labels = list(map(wrapped, labels))

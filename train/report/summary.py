@@ -1,4 +1,4 @@
-"""What is written after training, of a run or of several: a table, a Markdown file, a CSV, and a plot."""
+"""Write the report that follows training: a table, a Markdown file, CSV files and plots."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,8 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from train.report.arms import Arm, group, without_repeats
+from train.report.figures import grid_drawing
 from train.report.history import History, data_remarks, read_all
-from train.report.plots import curve_figure, save
+from train.report.plots import Curve, add_legend, curve_figure, mean_band, save
 from train.report.targets import choose_targets, price, targets_of
 from train.report.text import NOTHING, markdown_table, mean_and_spread, write_csv
 from train.rundir.directory import REPORT_SIGN
@@ -19,29 +20,30 @@ from train.rundir.files import METRICS_FILE
 from train.runtime.files import write_whole
 
 NARROW = 60  # columns of a terminal
-COLUMNS = ("test accuracy", "down / client·round", "up / client·round", "of dense FedAvg's bytes")
+COLUMNS = ("test accuracy", "kB down + up", "of dense FedAvg's bytes")
 CSV_COLUMNS = (
     *("strategy", "settings", "seed", "directory", "rounds", "test_accuracy", "best_accuracy", "test_loss"),
     *("megabytes", "bytes_down_per_client_round", "bytes_up_per_client_round", "share_of_dense", "failed"),
     *("seconds", "simulated_seconds"),
 )
-SUMMARY, TABLE, PLOT = "summary.md", "summary.csv", "accuracy_vs_bytes.png"
+SUMMARY, TABLE, PLOT, GRID = "summary.md", "summary.csv", "accuracy_vs_bytes.png", "grid.png"
+CURVE_COLUMNS = ("label", "megabytes", "test_accuracy", "deviation", "seeds")
 RESUME = " --resume"
 
 
 def write_report(
     directories: Sequence[Path], into: Path, title: str, command: str, failed: Mapping[Path, str] | None = None
 ) -> tuple[Table, list[Path]]:
-    """Write `summary.md`, `summary.csv` and the plot of accuracy against bytes, as PNG and SVG.
+    """Write `summary.md`, `summary.csv`, the plot of accuracy against bytes with its CSV, and that of a grid.
 
-    They are of all finished runs in the folder, so that what a further command runs there is added to them.
+    They cover all finished runs in the folder, so that a further command's runs are added to them.
 
     Args:
         directories: of the finished runs.
-        into: where to write.
+        into: folder to write to.
         title: of the table and the plot.
-        command: the one that made the runs, to stand beside the numbers, below those of earlier reports.
-        failed: why other runs of the same command failed, by directory; the report says that they are not in it.
+        command: that made the runs; the summary shows it below those of earlier reports.
+        failed: why other runs of the same command failed, by directory; the summary lists them.
 
     Returns:
         The table for the screen, and the paths written.
@@ -52,32 +54,44 @@ def write_report(
     runs, _ = without_repeats([*wanted, *(run for run in earlier if run.is_finished)])
     arms = group(runs)
     header, rows = _table(arms, choose_targets(arms)[:1])
-    commands = _commands(into / SUMMARY, command)
+    commands, grid = _commands(into / SUMMARY, command), grid_drawing(arms, title)
     remarks = [f"Failed, and not in the table: `{directory}`: {why}" for directory, why in failed.items()]
     remarks += [f"Not finished, and not in the table: `{run.directory}`" for run in earlier if not run.is_finished]
-    best = _best(arms)
+    best, data = _best(arms), [f"The data are not the official ones: {remark}." for remark in data_remarks(runs)]
     paragraphs = [
         f"{REPORT_SIGN}{_in_comment(commands)} -->\n# {title}",
         markdown_table(header, rows),
         *best,
         _explained(arms),
-        *(f"The data are not the official ones: {remark}." for remark in data_remarks(runs)),
+        *data,
         *remarks,
         *(f"Made by `{each}`." for each in commands),
         f"![Test accuracy against bytes]({PLOT})",
+        *([] if grid is None else [f"![{grid.caption}]({GRID})"]),
     ]
     write_whole(into / SUMMARY, ("\n\n".join(paragraphs) + "\n").encode())
     table = write_csv(into / TABLE, CSV_COLUMNS, csv_rows(arms))
     curves = {arm.label: arm.curves("test_accuracy", "bytes") for arm in arms}
     styles = {arm.label: arm.style for arm in arms}
     figure = curve_figure(curves, styles, "bytes", "test_accuracy", title, targets_of(arms))
-    metrics = [directory / METRICS_FILE for directory in directories]
-    written = [*metrics, into / SUMMARY, table, *save(figure, into / PLOT)]
-    return _screen(title, header, rows, [*best, *_losses(arms)]), written
+    add_legend(figure, figure.axes[0])
+    means = write_csv((into / PLOT).with_suffix(".csv"), CURVE_COLUMNS, _curve_rows(curves))
+    written = [into / SUMMARY, table, *save(figure, into / PLOT), means]
+    if grid is not None:
+        written += save(grid.figure, into / GRID)
+    return _screen(title, header, rows, [*best, *data, *_losses(arms)]), written
+
+
+def _curve_rows(curves: Mapping[str, Sequence[Curve]]) -> Iterator[tuple[object, ...]]:
+    """Yield a row for each point of the plot; accuracies are shares in 0…1, as in `summary.csv`."""
+    for label, seeds in curves.items():
+        band = mean_band(seeds)
+        for x, y, deviation in zip(band.xs, band.means, band.deviations, strict=True):
+            yield label, x, y / 100, deviation / 100, len(seeds)
 
 
 def csv_rows(arms: Sequence[Arm]) -> Iterator[tuple[object, ...]]:
-    """Yield a row a run; accuracies are shares in 0…1."""
+    """Yield a row for each run; accuracies are shares in 0…1."""
     for arm in arms:
         varied = ", ".join(f"{key}={value}" for key, value in arm.varied.items())
         for run in arm.runs:
@@ -97,7 +111,7 @@ def least_and_most(counts: Sequence[int]) -> str:
 
 
 def _table(arms: Sequence[Arm], targets: Sequence[float]) -> tuple[list[str], list[list[str]]]:
-    """Return the header and a row an arm: the strategy, the varied keys, and what it came to."""
+    """Return the header and a row for each arm: the strategy, the varied keys, and the results."""
     keys = list(dict.fromkeys(key for arm in arms for key in arm.varied))
     header = ["strategy", *keys, *COLUMNS, *(f"MB to {target:g} %" for target in targets)]
     return header, [_row(arm, keys, targets) for arm in arms]
@@ -109,15 +123,14 @@ def _row(arm: Arm, keys: Sequence[str], targets: Sequence[float]) -> list[str]:
         arm.strategy,
         *(arm.varied.get(key, NOTHING) for key in keys),
         f"{mean_and_spread(arm.finals)} %" if arm.finals else NOTHING,
-        f"{down / 1e3:,.1f} kB",
-        f"{up / 1e3:,.1f} kB",
+        f"{down / 1e3:,.1f} + {up / 1e3:,.1f}",
         f"{100 * mean(run.share_of_dense for run in arm.runs):.1f} %",
         *(price(arm, target) for target in targets),
     ]
 
 
 def _best(arms: Sequence[Arm]) -> list[str]:
-    """Return a line that names the best point of a grid; none where no key was varied."""
+    """Return a line that names the best point of a grid; none if no key was varied."""
     scored = [arm for arm in arms if arm.finals]
     if len(scored) < 2 or not any(arm.varied for arm in scored):
         return []
@@ -140,7 +153,10 @@ def _explained(arms: Sequence[Arm]) -> str:
     rounds = least_and_most([len(run.lines) for arm in arms for run in arm.runs])
     seconds = sum(line["seconds"] for arm in arms for line in arm.lines)
     lost = f"{_failed(arms)} client updates failed or were rejected"
-    return f"Accuracy after the last of {rounds} rounds, {spread}; {seconds:.0f} s of rounds in all; {lost}."
+    return (
+        f"Accuracy after the last of {rounds} rounds, {spread}. kB are a client's in a round. "
+        f"All rounds took {seconds:.0f} s; {lost}."
+    )
 
 
 class _Screen(Table):
@@ -162,14 +178,14 @@ class _Screen(Table):
 def _screen(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], remarks: Sequence[str]) -> Table:
     table = _Screen(title=title, title_justify="left", caption="\n".join(remarks) or None)
     for index, column in enumerate(header):
-        table.add_column(column.replace("·", " · "), justify="right" if index else "left", overflow="fold")
+        table.add_column(column, justify="right" if index else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table
 
 
 def _commands(summary: Path, command: str) -> list[str]:
-    """Return the commands that a summary lists, and this one unless it merely resumes one of them."""
+    """Return the commands that a summary lists, and this one unless it only resumes one of them."""
     held: list[str] = []
     if summary.exists() and (first := summary.read_text("utf-8").partition("\n")[0]).startswith(REPORT_SIGN):
         held = json.loads(first.removeprefix(REPORT_SIGN).removesuffix("-->"))

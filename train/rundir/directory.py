@@ -33,7 +33,10 @@ except ImportError:  # not a Unix: there, nothing keeps two runs apart
 
 log = logging.getLogger(__name__)
 
-REPORT_FILES = ("summary.md", "summary.csv", "accuracy_vs_bytes.png", "accuracy_vs_bytes.svg")
+REPORT_FILES = (
+    *("summary.md", "summary.csv", "accuracy_vs_bytes.png", "accuracy_vs_bytes.svg", "accuracy_vs_bytes.csv"),
+    *("grid.png", "grid.svg"),
+)
 REPORT_SIGN = "<!-- spectral-sharding report: "  # begins every summary, before the commands that made it, as JSON
 _LEFT_BY_SAFETENSORS = re.compile(r"\.tmp\w{6}")
 

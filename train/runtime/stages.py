@@ -1,4 +1,4 @@
-"""What a run does before its first round, such as `reads cifar10`, shown through a separate logger."""
+"""What a run does before its first round, such as `reading cifar10`, shown through a separate logger."""
 
 import logging
 from collections.abc import Callable, Iterator
