@@ -22,6 +22,7 @@ from train.report.figures import (
     accuracy_drawings,
     curve_drawings,
     grid_drawing,
+    legend_drawing,
     lost_drawing,
     phase_drawing,
     price_drawing,
@@ -153,7 +154,9 @@ def test_runs_made_long_ago_have_a_page_as_well(tmp_path):
         metrics.write_text("".join(json.dumps(line) + "\n" for line in old))
     page, table = write_page([tmp_path / "old"], tmp_path / "page", "x")
     text = page.read_text(encoding="utf-8")
-    assert text.count("<figure>") == 7  # three of accuracy and loss, a target, two of draws, time; no lost clients
+    assert (
+        text.count("<figure>") == 8
+    )  # a legend, accuracy and loss (3), a target, draws (2), time
     assert "or have no layers.jsonl" in text
     assert len(table.read_text(encoding="utf-8").splitlines()) == 21
 
