@@ -154,9 +154,7 @@ def test_runs_made_long_ago_have_a_page_as_well(tmp_path):
         metrics.write_text("".join(json.dumps(line) + "\n" for line in old))
     page, table = write_page([tmp_path / "old"], tmp_path / "page", "x")
     text = page.read_text(encoding="utf-8")
-    assert (
-        text.count("<figure>") == 8
-    )  # a legend, accuracy and loss (3), a target, draws (2), time
+    assert text.count("<figure>") == 8  # a legend, accuracy and loss (3), a target, draws (2), time
     assert "or have no layers.jsonl" in text
     assert len(table.read_text(encoding="utf-8").splitlines()) == 21
 
@@ -254,7 +252,7 @@ def test_a_grid_over_a_number_has_a_picture_and_the_plot_its_numbers(runs, tmp_p
     ]
     _, paths = write_report(directories, tmp_path, "grid", "x")
     assert [path.name for path in paths[-2:]] == ["grid.png", "grid.svg"]
-    rows = list(csv.DictReader((tmp_path / "accuracy_vs_bytes.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "accuracy_vs_bytes.csv").read_text(encoding="utf-8").splitlines()))
     assert len(rows) == sum(len(arm.runs[0].accuracies) for arm in arms)
     last = [row for row in rows if row["label"] == arms[0].label][-1]
     assert 100 * float(last["test_accuracy"]) == pytest.approx(arms[0].finals[0])
