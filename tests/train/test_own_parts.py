@@ -125,7 +125,7 @@ def law_alone(group):
 
 def test_a_strategy_that_is_none_is_told_what_it_is():
     STRATEGIES["even"] = law_alone
-    with pytest.raises(UserError, match=r"strategy 'even' is <function .*; write Strategy\('what it does"):
+    with pytest.raises(UserError, match=r"strategy 'even' is <function .*; pass Strategy\('what it does"):
         load_config(QUICKSTART, ["strategy=even"])
     planner = ShardPlanner(Strategy("all", law_alone), seed=0)
     with pytest.raises(
