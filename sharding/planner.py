@@ -293,7 +293,9 @@ class ShardPlanner:
 
 def _held(draws: Iterable[Draw]) -> Tensor:
     """Return the indices of the terms that somebody drew, ascending."""
-    return torch.from_numpy(np.unique(np.concatenate([draw.indices.ravel() for draw in draws])))
+    return torch.from_numpy(
+        np.unique(np.concatenate([np.empty(0, np.int64), *(draw.indices.ravel() for draw in draws)]))
+    )
 
 
 def _rows(draw: Draw, spectrum: Spectrum) -> list[tuple[Tensor, Tensor]]:

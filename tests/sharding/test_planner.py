@@ -12,6 +12,7 @@ from torch import nn
 from sharding import (
     DESIGNS,
     STRATEGIES,
+    Server,
     Shard,
     ShardPlanner,
     UserError,
@@ -263,3 +264,11 @@ def test_a_skeleton_is_not_planned():
         hollow = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
     with pytest.raises(UserError, match=r"0\.weight is on the meta device"):
         ShardPlanner().plan(hollow, {0: 0.5})
+
+
+def test_a_round_without_clients_leaves_the_model_as_it_is():
+    model = make_net()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    server = Server(model, ShardPlanner())
+    assert server.aggregate(server.plan({}, 0), {}, {}).accepted == []
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

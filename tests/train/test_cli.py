@@ -101,7 +101,7 @@ def test_a_run_that_failed_is_named_in_the_summary_of_the_others(tmp_path, train
     (failed,) = (path for path in tmp_path.glob("*1e*") if path.is_dir())
     summary = (tmp_path / "summary.md").read_text()
     assert f"\n\nFailed, and not in the table: `{failed}`: no client's update could be used" in summary
-    assert "of 2 rounds, one seed; " in summary
+    assert "of 2 rounds, one seed. " in summary
 
 
 def test_a_second_run_overwrites_nothing_and_resume_goes_on(tmp_path, train):

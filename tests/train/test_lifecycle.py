@@ -186,7 +186,7 @@ def test_it_goes_on_with_no_other_data(key, tmp_path):
 def test_that_there_is_nothing_to_go_on_with_is_said(tmp_path, caplog):
     words = ["run", QUICKSTART, *TINY[1:], "rounds=1", f"output={tmp_path / 'run'}", "--resume"]
     assert main(words) == 0
-    assert f"{tmp_path / 'run'} holds no run to go on with: it starts anew" in caplog.text
+    assert f"{tmp_path / 'run'} holds no run to resume" in caplog.text
     caplog.clear()
     assert main(words) == 0
     assert "anew" not in caplog.text

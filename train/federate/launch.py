@@ -18,14 +18,13 @@ from shutil import rmtree
 from time import monotonic, sleep
 from typing import Any
 
-from sharding.errors import UserError, few
+from sharding.errors import UserError, few, one_line
 from train.config.idle_keys import refuse_idle
 from train.config.naming import with_directory
 from train.config.schema import Config, load_config, read_config
 from train.experiment import assign_keep_ratios, read_dataset, share_out
 from train.federate.client_app import write_data
 from train.federate.keys import LOOPBACK, write_certificates, write_node_key
-from train.federate.messages import one_line
 from train.federate.roster import Patience
 from train.federate.server_app import ENGINE, ROOT, check_federated
 from train.federate.status import FINISHED, FOLDER, Status
