@@ -79,7 +79,7 @@ TRAINING = [command for command in COMMANDS if command.split()[3] in ("run", "co
 def test_commands_train(command, tmp_path, capsys, drawn_data):
     words = shortened(shlex.split(command)[3:], drawn_data, tmp_path / "run")
     assert main(words) == 0
-    assert str(tmp_path / "run" / "summary.md") in capsys.readouterr().out
+    assert (tmp_path / "run" / "summary.md").is_file()
     assert main(["report", str(tmp_path)]) == 0
     assert "<figure" in (tmp_path / "report.html").read_text(encoding="utf-8")
 

@@ -197,7 +197,7 @@ class Average:
             UserError: total or server_lr is not a finite number above 0; the plan was made from another model.
         """
         check_step(total, server_lr)
-        if total is None and not self._heard:  # where clients are sampled, it can be that none is
+        if total is None and self._plan and not self._heard:  # where clients are sampled, there may be none
             warnings.warn("num_samples has no client of the plan, so no update counts", stacklevel=4)
         self._compare_norms()
         state = unwrap(model).state_dict(keep_vars=True)
