@@ -76,7 +76,7 @@ TRAINING = [command for command in COMMANDS if command.split()[3] in ("run", "co
 
 
 @pytest.mark.parametrize("command", TRAINING)
-def test_commands_train(command, tmp_path, capsys, drawn_data):
+def test_commands_train(command, tmp_path, drawn_data):
     words = shortened(shlex.split(command)[3:], drawn_data, tmp_path / "run")
     assert main(words) == 0
     assert (tmp_path / "run" / "summary.md").is_file()

@@ -92,7 +92,7 @@ def _explain(error: BaseException, args: argparse.Namespace) -> tuple[str, int]:
     if isinstance(error, KeyboardInterrupt):
         again = "the same command with --resume" if "resume" in args else "the same command"
         number = error.signal if isinstance(error, Stopped) else signal.SIGINT
-        return f"interrupted; {again} resumes from the last checkpoint", 128 + number
+        return f"interrupted; {again} continues from the last checkpoint", 128 + number
     if isinstance(error, OSError):
         return f"error: {_place_of(error)}{error.strerror or error}", 1
     why = " ".join(str(error).split())

@@ -27,4 +27,4 @@ def test_a_working_folder_that_is_gone_is_named(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(gone)
     gone.rmdir()
     assert main(["report", "runs", str(tmp_path)]) != 0
-    assert "the working folder: " in capsys.readouterr().err
+    assert "the working directory: " in capsys.readouterr().err
