@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from sharding.errors import UserError
-from studies import beyond, decay, multi_task, uploads, wireless
+from studies import beyond, decay, multi_task, options, uploads, wireless
 from studies.runner import Asked
 from studies.upload_studies import UPLOADS
 from train.runtime.errors import RunError
@@ -23,6 +23,7 @@ STUDIES: dict[str, Callable[[Asked], None]] = {
     "multi_task": multi_task.run,
     **{name: partial(wireless.run, setup) for name, setup in wireless.SETUPS.items()},
     **{name: partial(beyond.run, experiment) for name, experiment in beyond.EXPERIMENTS.items()},
+    **{name: partial(options.run, experiment) for name, experiment in options.EXPERIMENTS.items()},
     "decay": decay.run,
 }
 

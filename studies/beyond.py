@@ -16,7 +16,7 @@ from statistics import fmean, stdev
 from typing import NamedTuple
 
 from sharding.errors import UserError
-from studies.curves import Curve, Lines, read_curves
+from studies.curves import Curve, Lines, Scored, read_curves
 from studies.runner import CONFIGS, Asked, curves_of, folder, write_summary
 from studies.width import run as run_width
 from train.config.schema import Config, load_config
@@ -225,7 +225,7 @@ def by_method(curves: Mapping[str, Curve]) -> dict[str, dict[int, Curve]]:
     return runs
 
 
-def accuracy_near(its: Curve, part: float) -> float:
+def accuracy_near(its: Sequence[Scored], part: float) -> float:
     """Return the mean accuracy, in %, of the evaluations in the fifth of a run that ends at this part of it.
 
     Part 1 gives the last evaluation only. Without an evaluation in that fifth the result is NaN.
@@ -235,7 +235,7 @@ def accuracy_near(its: Curve, part: float) -> float:
     return 100 * its[-1].test_accuracy if part == 1 else fmean(seen) if seen else nan
 
 
-def difference(mine: Mapping[int, Curve], theirs: Mapping[int, Curve]) -> str:
+def difference(mine: Mapping[int, Sequence[Scored]], theirs: Mapping[int, Sequence[Scored]]) -> str:
     """Return the mean difference of the last accuracies, seed by seed, ± its standard error."""
     seeds = sorted(set(mine) & set(theirs))
     if not seeds or mine is theirs:

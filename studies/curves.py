@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isnan, nan
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from train.report.text import mean_and_spread, write_csv
 
@@ -48,6 +48,18 @@ class Evaluation(NamedTuple):
     seconds: float = nan
     simulated: float = nan
     train_set_loss: float = nan
+
+
+class Scored(Protocol):
+    """An evaluation of which only the place and the accuracy count."""
+
+    @property
+    def rounds(self) -> int:
+        """Finished rounds."""
+
+    @property
+    def test_accuracy(self) -> float:
+        """Accuracy in 0…1."""
 
 
 Curve = Sequence[Evaluation]

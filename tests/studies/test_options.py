@@ -1,0 +1,63 @@
+"""Options, each at its own best rate: the rate is chosen by trials, and reported seeds train at it."""
+
+import pytest
+
+from studies import __main__ as command
+from studies import options
+from studies.curves import read_curves, write_curves
+from train.config.schema import load_config
+from train.run import run
+
+TINY = [
+    *("data.name=digits", "model.width=8", "model.groups=4", "model.blocks=[1]", "clients.count=6"),
+    *("clients.per_round=2", "rounds=4", "evaluate_every=1"),
+]
+ENDS = {0.02: 0.3, 0.03: 0.5, 0.05: 0.4}
+
+
+def course(end, last):
+    return [options.Point(1, 10**9, 0, 0.1), options.Point(4, 4 * 10**9, 0, end, last)]
+
+
+def test_the_table_has_each_arm_at_its_best_rate(tmp_path, capsys):
+    arms = options.EXPERIMENTS["options"].arms
+    rates = {f"low_rank, nesterov, lr {rate}-1000": course(end, end) for rate, end in ENDS.items()}
+    write_curves(tmp_path / "rates.csv", rates, options.Point)
+    seeds = {f"low_rank, nesterov, lr 0.03-{seed}": course(0.5 + seed / 10, 0.4) for seed in (0, 1, 2)}
+    write_curves(tmp_path / "curves.csv", seeds, options.Point)
+    assert command.main(["options", "--into", str(tmp_path), "--only", "low_rank, nesterov"]) == 0
+    *_, row = (line for line in capsys.readouterr().out.splitlines() if line.startswith("| low_rank"))
+    assert (
+        row == "| low_rank, nesterov | 0.03 | 4 | 4.00 | 0, 1, 2 | 10.0 ± 0.0 | – | – | 60.0 ± 10.0 | 40.0 ± 0.0 | – |"
+    )
+    assert len(arms) == len({tuple(arm.words) for arm in arms.values()})
+
+
+@pytest.mark.parametrize("study", options.EXPERIMENTS)
+def test_every_arm_is_a_configuration(study):
+    its = options.EXPERIMENTS[study]
+    for name, arm in its.arms.items():
+        whole, trial = (options.config_of(its, arm, share, ["local.lr=0.1"]) for share in (1, its.trial))
+        assert trial.rounds == round(whole.rounds * its.trial)
+        assert name == "HeteroFL" or whole.result == "average"
+
+
+def test_the_last_model_is_that_of_a_run_without_an_average(tmp_path):
+    words = [*TINY, "recipe=published", "server_optimizer=nesterov"]
+    path = options.CONFIGS / "quickstart.yaml"
+    average = load_config(path, [*words, "result=average", f"output={tmp_path / 'average'}"])
+    last = load_config(path, [*words, "result=last", f"output={tmp_path / 'last'}"])
+    lines = options.run_with_last({"average": average}, 1, False)["average"]
+    run(last)
+    expected = options.run_all({"last": last}, 1)["last"][-1]["test_accuracy"]
+    assert options.points(lines)[-1].last_accuracy == expected
+
+
+@pytest.mark.slow
+def test_a_study_runs_once(tmp_path):
+    words = ["options_digits", *TINY, "--into", str(tmp_path), "--only", "sgd", "--seeds", "0"]
+    assert command.main(words) == 0
+    text = (tmp_path / "summary.md").read_text(encoding="utf-8")
+    assert len(read_curves(tmp_path / "rates.csv", options.Point)) == 3
+    assert command.main(words) == 0
+    assert (tmp_path / "summary.md").read_text(encoding="utf-8") == text
