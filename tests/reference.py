@@ -9,7 +9,7 @@ Chen, Dempster & Liu, Biometrika 1994; Brewer 1975.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
-from itertools import combinations, product
+from itertools import combinations
 from math import prod
 
 import numpy as np
@@ -96,39 +96,6 @@ def successive_law(weights: Iterable[float], num_terms: int) -> Law:
         total = sum(sorted(weights[i] for i in rest))
         for i in rest:
             extend((*chosen, i), chance * weights[i] / total)
-
-    extend((), 1.0)
-    return dict(law)
-
-
-def numpy_choice(rng: np.random.RandomState | np.random.Generator, size: int, weights: Floats) -> list[int]:
-    """numpy's `choice(N, size, replace=False, p=weights)`: draw with replacement, drop what was had,
-    repeat.
-    """
-    found: list[int] = []
-    while len(found) < size:
-        uniforms = rng.random(size - len(found))
-        remaining = weights.copy()
-        remaining[found] = 0.0
-        cdf = np.cumsum(remaining)
-        cdf /= cdf[-1]
-        found = list(dict.fromkeys([*found, *cdf.searchsorted(uniforms, side="right").tolist()]))
-    return found
-
-
-def numpy_choice_law(weights: Iterable[float], num_terms: int) -> Law:
-    """The exact law of `numpy_choice`: every outcome of every batch, with its chance."""
-    weights = np.array(list(weights), dtype=float)
-    law: dict[tuple[int, ...], float] = defaultdict(float)
-
-    def extend(found: tuple[int, ...], chance: float) -> None:
-        if len(found) == num_terms:
-            law[tuple(sorted(found))] += chance
-            return
-        rest = [i for i in range(weights.size) if i not in found]
-        p = {i: weights[i] / weights[rest].sum() for i in rest}
-        for batch in product(rest, repeat=num_terms - len(found)):
-            extend(tuple(dict.fromkeys((*found, *batch))), chance * prod(p[i] for i in batch))
 
     extend((), 1.0)
     return dict(law)

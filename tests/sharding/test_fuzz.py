@@ -200,14 +200,6 @@ def test_bytes_may_come_in_any_form(played, kind):
     assert torch.equal(shard.terms["1"].u, played[2]["a"].terms["1"].u)
 
 
-@pytest.mark.parametrize("text", [b"", b"garbage", b"\0" * 100], ids=["empty", "garbage", "zeros"])
-def test_a_file_that_is_no_shard_is_told(tmp_path, text):
-    path = tmp_path / "shard"
-    path.write_bytes(text)
-    with pytest.raises(UserError, match="is not a shard"):
-        Shard.read(path)
-
-
 def test_a_shard_that_is_not_there_is_told_by_its_path(tmp_path):
     with pytest.raises(UserError, match=r"cannot read the shard .*nowhere: No such file"):
         Shard.read(tmp_path / "nowhere")

@@ -5,7 +5,7 @@ from math import exp
 import pytest
 import torch
 
-from sharding import FactorizedConv2d, FactorizedLinear, LocalSGD, ScaledSGD, UserError
+from sharding import FactorizedConv2d, FactorizedLinear, LocalSGD, ScaledSGD
 from sharding.optim import clip_effective_lr, clip_factors, decay_multipliers, factorized_layers, frobenius_decay
 
 
@@ -140,12 +140,6 @@ def test_layers_without_gradients_are_passed_over():
     assert made[0].u.grad is None
 
 
-@pytest.mark.parametrize("clip", [0.99, 0, -1])
-def test_a_clip_below_one_is_told(clip):
-    with pytest.raises(UserError, match=f"clip is {clip}"):
-        clip_factors(layers(), clip)
-
-
 def test_factorized_layers_are_found_in_order():
     made = layers()
     assert factorized_layers(torch.nn.Sequential(made[1], torch.nn.ReLU(), made[0])) == [made[1], made[0]]
@@ -193,10 +187,3 @@ def test_a_local_step_passes_frozen_and_complex_parameters():
     LocalSGD(model, 0.1).step(model(torch.ones(1, 5).double()).sum() + model.phase.abs().sum())
     assert torch.equal(model[0].u, before)
     assert not torch.equal(model.phase, phase)
-
-
-@pytest.mark.parametrize("wrong", [{"decay_of": "efective"}, {"frobenius_decay": -1.0}, {"lr": float("nan")}])
-def test_numbers_that_would_spoil_an_update_are_refused(wrong):
-    (name, value), *_ = wrong.items()
-    with pytest.raises(UserError, match=f"{name} is {value!r}"):
-        LocalSGD(torch.nn.Linear(2, 2), **({"lr": 0.1} | wrong))

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding import UserError
 from sharding.client_sampling import Profiles, expected_round_time, round_time
 
 TIME = st.one_of(st.floats(1e-6, 1e6), st.just(0.0), st.just(1.0))
@@ -78,41 +77,3 @@ def test_times_follow_an_exponential_or_a_uniform_law():
     assert drawn.communicate.mean() == pytest.approx(2.63, abs=0.1)
     assert drawn.communicate.std() == pytest.approx(1.39, abs=0.1)
     assert 0.22 <= drawn.communicate.min() < drawn.communicate.max() <= 5.04
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("compute,communicate\n1,2\n", "1 rows, but there are 2 clients"),
-        ("compute,speed\n1,2\n1,2\n", "columns compute and communicate; got 'communicate'"),
-        ("compute,communicate\n1,x\n1,2\n", "must have numbers"),
-        ("compute,communicate\n1,-2\n1,2\n", r"communicate\[0\] is -2"),
-    ],
-)
-def test_a_bad_file_is_told(tmp_path, text, message):
-    path = tmp_path / "profiles.csv"
-    path.write_text(text)
-    with pytest.raises(UserError, match=message):
-        Profiles.read(path, 2, 1.0)
-
-
-def test_a_missing_file_is_told(tmp_path):
-    with pytest.raises(UserError, match="cannot read the client profiles"):
-        Profiles.read(tmp_path / "none.csv", 2, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (([1.0], [1.0], 0.0), "bandwidth is 0.0"),
-        (([1.0], [1.0], np.nan), "bandwidth is nan"),
-        (([1.0], [-1.0], 1.0), r"communicate\[0\] is -1"),
-        (([np.nan], [1.0], 1.0), r"compute\[0\] is nan"),
-        (([1.0, 2.0], [1.0], 1.0), "compute has 2 times and communicate has 1"),
-        (([[1.0]], [1.0], 1.0), "shape"),
-    ],
-)
-def test_bad_input_is_told_in_one_line(arguments, message):
-    with pytest.raises(UserError, match=message) as error:
-        round_time(*arguments)
-    assert "\n" not in str(error.value)

@@ -197,26 +197,6 @@ def test_the_baselines_of_tasks():
     assert everybody.assign(0, [0, 2], everybody.probabilities(0, signals[:2])) == [{0: 1.0, 2: 1.0}] * 2
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("ocs", {}, "clients.budget is None; the expected number of uploads is needed"),
-        ("ocs", {"budget": 6}, "clients.budget is 6; .* at most clients.per_round=5"),
-        ("mmfl", {"budget": 2, "signal": "los"}, "clients.signal is 'los'; choose one of: norm, loss"),
-        ("wireless", {"beta_over_alpha": -1.0}, "clients.beta_over_alpha is -1.0; a finite number from 0"),
-    ],
-)
-def test_options_that_cannot_be_are_told(name, options, message):
-    with pytest.raises(UserError, match=message) as error:
-        make(name, **options)
-    assert "\n" not in str(error.value)
-
-
-def test_wireless_without_a_clock_is_told():
-    with pytest.raises(UserError, match=r"needs network.bandwidth=…"):
-        SAMPLERS["wireless"](5, 3, 0, Population(SIZES, RATIOS))
-
-
 class Coins:
     """A generator whose uniform numbers are given."""
 

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from sharding import UserError
 from sharding.client_sampling import (
     estimate_beta_over_alpha,
     estimates_by_loss,
@@ -55,25 +54,6 @@ def test_losses_at_which_pilots_contradict_the_bound_are_left_out(caplog):
     assert not caplog.text
     assert estimate_beta_over_alpha(p, g, 10 * ratios[:2], np.full(2, 10.0), 2) == 0.0
     assert "β/α = 0" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (([0.5, 0.5], [1, np.nan], [1, 1], 0, 1), r"gradient_norms\[1\] is nan"),
-        (([0.5, -0.5], [1, 1], [1, 1], 0, 1), r"weights\[1\] is -0.5"),
-        (([0.5, 0.5], [1, 1], [1, 0], 0, 1), r"times\[1\] is 0"),
-        (([0.5, 0.5], [1, 1], [1], 0, 1), "2, 2 and 1 entries"),
-        (([0.5, 0.5], [1, 1], [1, 1], -1, 1), "beta_over_alpha is -1"),
-        (([0.5, 0.5], [1, 1], [1, 1], np.inf, 1), "beta_over_alpha is inf"),
-        (([0.5, 0.5], [1, 1], [1, 1], 0, 0), "cohort_size is 0"),
-        (([[0.5]], [1], [1], 0, 1), "weights has shape"),
-    ],
-)
-def test_bad_input_is_told_in_one_line(arguments, message):
-    with pytest.raises(UserError, match=message) as error:
-        wireless_probabilities(*arguments)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("size", [1e-200, 1e-160, 1e-100])

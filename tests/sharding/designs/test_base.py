@@ -3,7 +3,6 @@ import pytest
 
 from sharding.designs import DESIGNS, draw_terms, fit, fit_all
 from sharding.designs.base import split
-from sharding.errors import UserError
 from sharding.inclusion import collective_inclusion, optimal_inclusion
 from tests.sharding.inclusion.spectra import SPECTRA
 
@@ -65,25 +64,6 @@ def test_the_generator_alone_decides(design):
     assert not np.array_equal(first, two.draw(np.random.default_rng(8), 20))
 
 
-@pytest.mark.parametrize(
-    ("inclusion", "message"),
-    [
-        ([0.5, 1.5], r"inclusion\[1\] is 1.5"),
-        ([-0.1, 0.1], r"inclusion\[0\] is -0.1"),
-        ([np.nan, 1.0], r"inclusion\[0\] is nan"),
-        ([0.5, 0.6], "sums to 1.1"),
-        ([0.5, 0.500002], "sums to 1.000002"),
-        ([0.0, 0.0], "sums to 0"),
-        ([], "non-empty"),
-        ([[0.5, 0.5]], "shape"),
-    ],
-)
-def test_bad_inclusion_is_told_in_one_line(inclusion, message):
-    with pytest.raises(UserError, match=message) as error:
-        fit(inclusion, "cps")
-    assert "\n" not in str(error.value)
-
-
 @pytest.mark.parametrize("error", [-9e-7, 0.0, 9e-7])
 def test_what_the_sum_lacks_is_made_up(error):
     free = split(np.array([1.0, 0.25, 0.0, 0.75 + error]))
@@ -91,13 +71,3 @@ def test_what_the_sum_lacks_is_made_up(error):
     np.testing.assert_array_equal(free.certain, [0])
     np.testing.assert_array_equal(free.indices, [1, 3])
     assert np.all((free.chances > 0) & (free.chances < 1))
-
-
-def test_unknown_design_names_the_nearest():
-    with pytest.raises(UserError, match="did you mean 'brewer'"):
-        draw_terms([0.5, 0.5], "brewr", rng=np.random.default_rng(0))
-
-
-def test_a_generator_has_to_be_given():
-    with pytest.raises(UserError, match="draw_terms needs a generator"):
-        draw_terms([0.5, 0.5])

@@ -4,7 +4,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.designs import DESIGNS, SuccessiveDesign
-from sharding.errors import UserError
 from sharding.inclusion import optimal_inclusion, successive_inclusion
 from tests import reference
 from tests.sharding.designs.scripted import Scripted
@@ -57,8 +56,3 @@ def test_its_inclusion_is_the_exact_one():
     assert design.num_terms == 2
     expected = reference.inclusion_of(reference.successive_law(weights, 2), 4)
     np.testing.assert_allclose(design.inclusion, expected, atol=1e-13)
-
-
-def test_too_few_positive_weights():
-    with pytest.raises(UserError, match="only 1 weights are positive"):
-        SuccessiveDesign([1.0, 0.0], 2)

@@ -3,7 +3,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.errors import UserError
 from sharding.inclusion import optimal_inclusion, schatten_inclusion
 from tests.sharding.inclusion.spectra import SPECTRA, magnitudes
 
@@ -62,9 +61,3 @@ def test_extreme_spans(p):
 def test_zeros_share_what_the_positive_leave():
     np.testing.assert_array_equal(schatten_inclusion([0.0, 2.0, 0.0, 1.0], 3), [0.5, 1, 0.5, 1])
     np.testing.assert_array_equal(schatten_inclusion([0.0, 2.0, 1.0], 1)[0], 0.0)
-
-
-@pytest.mark.parametrize("p", [1.9, 8.1, np.nan])
-def test_p_out_of_range(p):
-    with pytest.raises(UserError, match="p is"):
-        schatten_inclusion([1.0, 2.0], 1, p)
