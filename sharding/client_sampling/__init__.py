@@ -2,11 +2,14 @@
 
 from sharding.client_sampling.aocs import SecureSum, aocs_probabilities, plain_sum
 from sharding.client_sampling.base import Participation, Population, Sampler
-from sharding.client_sampling.factors import improvement_factors
-from sharding.client_sampling.mmfl import mmfl_probabilities
-from sharding.client_sampling.network import Profiles, expected_round_time, round_time
-from sharding.client_sampling.optimal import OptimalSampler, PartialOptimalSampler, SecureOptimalSampler
-from sharding.client_sampling.tasks import TaskSampler
+from sharding.client_sampling.mmfl import TaskSampler, mmfl_probabilities
+from sharding.client_sampling.network import Profiles, round_time
+from sharding.client_sampling.optimal import (
+    OptimalSampler,
+    PartialOptimalSampler,
+    SecureOptimalSampler,
+    improvement_factors,
+)
 from sharding.client_sampling.timed import StatisticalSampler, WirelessSampler
 from sharding.client_sampling.uniform import (
     FullSampler,
@@ -60,7 +63,6 @@ __all__ = [
     "aocs_probabilities",
     "estimate_beta_over_alpha",
     "estimates_by_loss",
-    "expected_round_time",
     "improvement_factors",
     "mmfl_probabilities",
     "plain_sum",

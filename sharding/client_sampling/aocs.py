@@ -7,8 +7,7 @@ probabilities. Each client does the rest by itself. The exact solution takes at 
 clients at 1; four come close in practice.
 """
 
-from collections.abc import Callable, Generator, Sequence
-from typing import cast
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,6 @@ from sharding.errors import UserError, shown
 from sharding.validation import as_floats, is_number
 
 Vector = NDArray[np.float64]
-Totals = tuple[float, float]  # of an exchange, in which each client sends two numbers
 SecureSum = Callable[[Vector], float]  # from one number per client, (n,), to their total, all that the server may learn
 
 
@@ -54,54 +52,13 @@ def aocs_probabilities(norms: Vector, budget: float, secure_sum: SecureSum, max_
         raise UserError(
             f"budget is {shown(budget)}; a number above 0 and at most {n}, the number of clients, is needed"
         )
-    totals: list[Totals] = []
-    while isinstance(part := aocs_part(u, budget, n, totals, max_iterations), tuple):
-        totals.append((secure_sum(part[0]), secure_sum(part[1])))
-    return part
-
-
-def aocs_part(
-    norms: Vector, budget: float, num_clients: int, totals: Sequence[Totals], max_iterations: int = 4
-) -> Vector | tuple[Vector, Vector]:
-    """Do a client's part of `aocs_probabilities`, as far as the totals go that the server has sent.
-
-    It starts from the beginning each time, so that a client only has to remember its norm.
-
-    Args:
-        norms: ‖w_i U_i‖ of the clients whose part this is: all, or a single one, shape (1,). The server passes an
-            empty vector, (0,), and learns how many totals are needed.
-        budget: m.
-        num_clients: n.
-        totals: of each exchange, in order.
-        max_iterations: j_max.
-
-    Returns:
-        The clients' probabilities, or, if another exchange is needed, their two summands of its totals.
-
-    Raises:
-        UserError: the totals show that a norm is negative, NaN or infinite.
-    """
-    steps, given = _exchanges(norms, budget, num_clients, max_iterations), iter(totals)
-    try:
-        summands = next(steps)
-        for total in given:
-            summands = steps.send(total)
-        return summands
-    except StopIteration as end:
-        return cast(Vector, end.value)
-
-
-def _exchanges(
-    u: Vector, budget: float, n: int, max_iterations: int
-) -> Generator[tuple[Vector, Vector], Totals, Vector]:
-    """Yield the summands, receive the totals, and return p."""
-    bad, total = yield np.where(np.isfinite(u) & (u >= 0.0), 0.0, 1.0), u
-    if bad > 0:
+    if secure_sum(np.where(np.isfinite(u) & (u >= 0.0), 0.0, 1.0)) > 0:
         raise UserError("norms has entries that are NaN, infinite or negative; leave these clients out")
+    total = secure_sum(u)
     p = np.minimum(budget * (u / total), 1.0) if total > 0.0 else 0.0 * u
     for _ in range(max_iterations):
         below = p < 1.0
-        count, mass = yield np.where(below, 1.0, 0.0), np.where(below, p, 0.0)
+        count, mass = secure_sum(np.where(below, 1.0, 0.0)), secure_sum(np.where(below, p, 0.0))
         if count == 0:
             break
         left = budget - (n - count)

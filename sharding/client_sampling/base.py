@@ -82,6 +82,7 @@ class Participation:
     draws: Mapping[Client, int] = field(default_factory=dict)
 
 
+@dataclass(eq=False, repr=False)
 class Sampler:
     """Invites `per_round` of `num_clients` clients, every set equally likely, and averages all of their updates.
 
@@ -94,8 +95,6 @@ class Sampler:
         chooses_tasks: it chooses for which of several models each client works.
         timed: it needs the clients' speeds.
         weighs_costs: it uses the cost of each client's update.
-
-    Args:
         num_clients: N.
         per_round: clients a round, or draws with replacement; 1…N.
         seed: the draws of round t depend only on (seed, t).
@@ -105,6 +104,11 @@ class Sampler:
         UserError: a number out of range.
     """
 
+    num_clients: int
+    per_round: int
+    seed: int
+    population: Population = None  # type: ignore[assignment]  # set from num_clients
+
     name = ""
     needs_norms = False
     uploads_later = False
@@ -112,18 +116,16 @@ class Sampler:
     timed = False
     weighs_costs = False
 
-    def __init__(self, num_clients: int, per_round: int, seed: int, population: Population | None = None) -> None:
-        for name, number in (("count", num_clients), ("per_round", per_round)):
+    def __post_init__(self) -> None:
+        for name, number in (("count", self.num_clients), ("per_round", self.per_round)):
             if not is_whole(number):
                 raise UserError(f"clients.{name} is {shown(number)}; a whole number is needed")
-        if not 1 <= per_round <= num_clients:
-            raise UserError(
-                f"clients.per_round is {per_round}, but there are {num_clients} clients; choose 1 to {num_clients}"
-            )
-        self.num_clients, self.per_round = int(num_clients), int(per_round)
-        self.seed = seed
-        self.population = population or Population(np.ones(num_clients), np.ones(num_clients))
-        self.population.check(num_clients)
+        n = self.num_clients = int(self.num_clients)
+        self.per_round = int(self.per_round)
+        if not 1 <= self.per_round <= n:
+            raise UserError(f"clients.per_round is {self.per_round}, but there are {n} clients; choose 1 to {n}")
+        self.population = self.population or Population(np.ones(n), np.ones(n))
+        self.population.check(n)
 
     @property
     def step_scales(self) -> Vector | None:
@@ -168,32 +170,27 @@ class Sampler:
         return Participation(weights)
 
 
+@dataclass(eq=False, repr=False)
 class BudgetSampler(Sampler):
     """A sampler of uploads.
 
-    Args:
+    Attributes:
         budget: m, the expected number of uploads.
 
     Raises:
         UserError: the budget is not a finite number above 0 and at most `per_round`.
     """
 
-    def __init__(
-        self,
-        num_clients: int,
-        per_round: int,
-        seed: int,
-        population: Population | None = None,
-        *,
-        budget: float | None = None,
-    ) -> None:
-        super().__init__(num_clients, per_round, seed, population)
-        if not (is_number(budget) and 0 < budget <= per_round):
+    budget: float = field(default=None, kw_only=True)  # type: ignore[assignment]  # there is no good default
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (is_number(self.budget) and 0 < self.budget <= self.per_round):
             raise UserError(
-                f"clients.budget is {shown(budget)}; the expected number of uploads is needed, above 0 and at most "
-                f"clients.per_round={per_round}"
+                f"clients.budget is {shown(self.budget)}; the expected number of uploads is needed, above 0 and at "
+                f"most clients.per_round={self.per_round}"
             )
-        self.budget = float(budget)
+        self.budget = float(self.budget)
 
 
 class WithReplacement:

@@ -64,34 +64,6 @@ def round_time(compute: ArrayLike, communicate: ArrayLike, bandwidth: float) -> 
     return max(last + wait, slowest)
 
 
-def expected_round_time(
-    q: ArrayLike, compute: ArrayLike, communicate: ArrayLike, bandwidth: float, cohort_size: int
-) -> tuple[float, float, float]:
-    """Return (lower bound, approximation, upper bound) of E T when K clients are drawn with replacement by q.
-
-    For any cohort min τ + Σt/f_tot ≤ T ≤ max τ + Σt/f_tot. The expected sum is K Σ q t/f_tot, and the extremes of K
-    draws follow from the sorted τ: Pr(max τ ≤ τ_(i)) = (Σ_{j≤i} q_(j))^K. The approximation replaces the extremes by
-    Σ q τ, which gives Σ q_i c_i with c_i = K t_i/f_tot + τ_i. A client that is drawn twice counts as two.
-
-    Args:
-        q: (N,) probabilities of one draw, summing to 1.
-        compute: (N,) τ, seconds.
-        communicate: (N,) t, seconds times bandwidth.
-        bandwidth: f_tot.
-        cohort_size: K.
-
-    Source: Luo et al. 2024, Eqs. 17-19 (bounds) and 25 (approximation).
-    """
-    q, tau, t = np.asarray(q, dtype=np.float64), _times(compute, "compute"), _times(communicate, "communicate")
-    sending = cohort_size * float(q @ t) / positive_bandwidth(bandwidth)
-    order = np.argsort(tau, kind="stable")
-    below = np.minimum(np.concatenate([[0.0], np.cumsum(q[order])]), 1.0)
-    below[-1] = 1.0
-    highest = float(np.diff(below**cohort_size) @ tau[order])
-    lowest = float(-np.diff((1.0 - below) ** cohort_size) @ tau[order])
-    return lowest + sending, float(q @ tau) + sending, highest + sending
-
-
 @dataclass(frozen=True)
 class Profiles:
     """The clients' speeds and the band that they share.

@@ -11,11 +11,10 @@ import logging
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from sharding.client_sampling.aocs import aocs_probabilities, plain_sum
 from sharding.client_sampling.base import BudgetSampler, Client, Participation, upload_coins
-from sharding.client_sampling.factors import improvement_factors
 from sharding.errors import Failure, Kind, shown
 from sharding.inclusion import optimal_inclusion
 
@@ -112,3 +111,25 @@ class PartialOptimalSampler(OptimalSampler):
         """Return p, (n,), and the bytes of one norm a client; the server knows the costs."""
         budget = min(self.budget, float(costs.sum()))
         return optimal_inclusion(norms, budget, costs), REPORT_BYTES * norms.size
+
+
+def improvement_factors(norms: ArrayLike, probabilities: ArrayLike, budget: float) -> tuple[float, float]:
+    """Return (α, γ) of one round: how close it comes to full participation.
+
+    α = Σ u²(1/p − 1) / (n/m − 1)Σ u² is the variance of the draws relative to uniform draws of the same expected
+    number: 0 is as good as full participation, 1 is no better than uniform. γ = m/(α(n − m) + m) is the share of full
+    participation's step size that the convergence theory allows: m/n for uniform, 1 for full.
+
+    Args:
+        norms: (n,) u = ‖w U‖.
+        probabilities: (n,) p; where p = 0, u must be 0.
+        budget: m; with costs, Σp, the expected number of uploads.
+
+    Source: Chen, Horváth & Richtárik, TMLR 2022 (arXiv 2010.13723), Eqs. 15 and 16.
+    """
+    u, p = np.asarray(norms, dtype=np.float64), np.asarray(probabilities, dtype=np.float64)
+    squares = u**2
+    variance = squares * np.divide(1.0 - p, p, out=np.zeros_like(p), where=p > 0)
+    uniform = (u.size / budget - 1.0) * float(squares.sum())
+    alpha = float(variance.sum()) / uniform if uniform > 0.0 else 0.0
+    return alpha, budget / (alpha * (u.size - budget) + budget)

@@ -1,11 +1,12 @@
 """Samplers that draw clients by the norms of their updates, with or without regard to a round's seconds."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sharding.client_sampling.base import Client, Participation, Population, Sampler, WithReplacement
+from sharding.client_sampling.base import Client, Participation, Sampler, WithReplacement
 from sharding.client_sampling.wireless import statistical_probabilities, wireless_probabilities
 from sharding.errors import UserError, shown
 from sharding.rng import generator
@@ -28,8 +29,8 @@ class StatisticalSampler(Sampler):
     name = "statistical"
     needs_norms = True
 
-    def __init__(self, num_clients: int, per_round: int, seed: int, population: Population | None = None) -> None:
-        super().__init__(num_clients, per_round, seed, population)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._norms = np.full(self.num_clients, np.nan)
         self._drawn: tuple[int, WithReplacement] | None = None
         self._taught = False
@@ -79,10 +80,11 @@ class StatisticalSampler(Sampler):
         return np.where(known, self._norms, self._norms[known].max() if known.any() else 1.0)
 
 
+@dataclass(eq=False, repr=False)
 class WirelessSampler(StatisticalSampler):
     """Draws with the q that minimizes the expected time to the wanted loss: problem P3, solved exactly.
 
-    Args:
+    Attributes:
         beta_over_alpha: β/α, in the units of the G² that is learned, (steps·G)².
 
     Raises:
@@ -94,21 +96,17 @@ class WirelessSampler(StatisticalSampler):
     name = "wireless"
     timed = True
 
-    def __init__(
-        self,
-        num_clients: int,
-        per_round: int,
-        seed: int,
-        population: Population | None = None,
-        *,
-        beta_over_alpha: float = 0.0,
-    ) -> None:
-        super().__init__(num_clients, per_round, seed, population)
-        if not (is_number(beta_over_alpha) and beta_over_alpha >= 0):
-            raise UserError(f"clients.beta_over_alpha is {shown(beta_over_alpha)}; a finite number from 0 is needed")
-        if population is not None and population.profiles is None:
+    beta_over_alpha: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        given = self.population is not None
+        super().__post_init__()
+        if not (is_number(self.beta_over_alpha) and self.beta_over_alpha >= 0):
+            raise UserError(
+                f"clients.beta_over_alpha is {shown(self.beta_over_alpha)}; a finite number from 0 is needed"
+            )
+        if given and self.population.profiles is None:
             raise UserError(f"clients.sampler={self.name} needs network.bandwidth=…, the band that all clients share")
-        self.beta_over_alpha = float(beta_over_alpha)
 
     def probabilities(self) -> Vector:
         """Return q, (N,)."""

@@ -1,6 +1,7 @@
 """Samplers that select clients before training: uniformly, in proportion to their data, or all of them."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -8,7 +9,6 @@ from sharding.client_sampling.base import (
     BudgetSampler,
     Client,
     Participation,
-    Population,
     Sampler,
     Vector,
     WithReplacement,
@@ -21,28 +21,19 @@ from sharding.inclusion import optimal_inclusion
 from sharding.rng import generator
 
 
+@dataclass(eq=False, repr=False)
 class UniformSampler(Sampler):
     """Invites `per_round` clients, every set equally likely, independently each round, and averages all of them.
 
     With replacement it makes `per_round` draws. Each draw of client j counts N D_j/(per_round·ΣD), which is unbiased.
 
-    Args:
+    Attributes:
         replacement: whether a client can be drawn several times in a round.
     """
 
     name = "uniform"
 
-    def __init__(
-        self,
-        num_clients: int,
-        per_round: int,
-        seed: int,
-        population: Population | None = None,
-        *,
-        replacement: bool = False,
-    ) -> None:
-        super().__init__(num_clients, per_round, seed, population)
-        self.replacement = replacement
+    replacement: bool = field(default=False, kw_only=True)
 
     def law(self) -> Vector:
         """Return q, the probabilities of one draw with replacement, (N,)."""
@@ -150,9 +141,8 @@ class FullSampler(Sampler):
 
     name = "full"
 
-    def __init__(self, num_clients: int, per_round: int, seed: int, population: Population | None = None) -> None:
-        if per_round != num_clients:
-            raise UserError(
-                f"clients.sampler=full invites all {num_clients} clients; set clients.per_round={num_clients}"
-            )
-        super().__init__(num_clients, per_round, seed, population)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.per_round != self.num_clients:
+            n = self.num_clients
+            raise UserError(f"clients.sampler=full invites all {n} clients; set clients.per_round={n}")

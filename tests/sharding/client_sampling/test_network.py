@@ -1,11 +1,9 @@
-from itertools import product
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.client_sampling import Profiles, expected_round_time, round_time
+from sharding.client_sampling import Profiles, round_time
 
 TIME = st.one_of(st.floats(1e-6, 1e6), st.just(0.0), st.just(1.0))
 
@@ -35,25 +33,6 @@ def test_one_client_and_equal_clients():
     assert round_time([1.0] * 5, [2.0] * 5, 1.0) == pytest.approx(11.0, rel=1e-15)
     assert round_time([3.0, 1.0], [0.0, 1.0], 1.0) == 3.0
     assert round_time([], [], 1.0) == 0.0
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_the_expectation_is_between_its_bounds(seed):
-    rng = np.random.default_rng(seed)
-    size, cohort = 4, 3
-    tau, t, q = rng.exponential(1, size), rng.exponential(1, size), rng.dirichlet(np.ones(size))
-    low, middle, high = expected_round_time(q, tau, t, 1.7, cohort)
-    draws = [list(draw) for draw in product(range(size), repeat=cohort)]
-    chances = [np.prod(q[draw]) for draw in draws]
-    exact = sum(chance * round_time(tau[draw], t[draw], 1.7) for chance, draw in zip(chances, draws, strict=True))
-    assert low <= exact <= high
-    assert low <= middle <= high
-    sending = cohort * q @ t / 1.7
-    largest = sum(chance * tau[draw].max() for chance, draw in zip(chances, draws, strict=True))
-    smallest = sum(chance * tau[draw].min() for chance, draw in zip(chances, draws, strict=True))
-    np.testing.assert_allclose(
-        [low, middle, high], [smallest + sending, q @ tau + sending, largest + sending], rtol=1e-12
-    )
 
 
 def test_profiles_are_drawn_or_read(tmp_path):
