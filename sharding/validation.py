@@ -24,6 +24,18 @@ def is_whole(value: object) -> TypeGuard[int]:
     return is_number(value) and float(value).is_integer()
 
 
+def as_whole(value: object, name: str, least: int = 1, most: int | None = None) -> int:
+    """Return a whole number as an int.
+
+    Raises:
+        UserError: it is not whole, below `least`, or above `most`.
+    """
+    if is_whole(value) and least <= value and (most is None or value <= most):
+        return int(value)
+    allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
+    raise UserError(f"{name} is {shown(value)}; a whole number {allowed} is needed")
+
+
 def as_floats(values: Any, name: str) -> NDArray[np.float64]:
     """Return an array in float64; subclasses of arrays stay what they are.
 
@@ -37,3 +49,18 @@ def as_floats(values: Any, name: str) -> NDArray[np.float64]:
     except (TypeError, ValueError, OverflowError) as error:
         raise UserError(f"{name} is {shown(values)}; real numbers are needed") from error
     raise UserError(f"{name} has complex values; real ones are needed: take np.abs of them")
+
+
+def as_amounts(values: Any, name: str) -> NDArray[np.float64]:
+    """Return a vector of finite numbers of at least 0, in float64.
+
+    Raises:
+        UserError: anything else.
+    """
+    vector = np.asarray(as_floats(values, name))
+    if vector.ndim != 1:
+        raise UserError(f"{name} has shape {vector.shape}; a vector is needed")
+    bad = np.flatnonzero(~(np.isfinite(vector) & (vector >= 0.0)))
+    if bad.size:
+        raise UserError(f"{name}[{bad[0]}] is {vector[bad[0]]}; finite numbers of at least 0 are needed")
+    return vector

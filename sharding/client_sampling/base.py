@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sharding.client_sampling.network import Profiles
 from sharding.errors import Failure, UserError, shown
 from sharding.rng import generator
-from sharding.validation import as_floats, is_number, is_whole
+from sharding.validation import as_floats, as_whole, is_number
 
 Client = int | str  # as in `sharding.planner`; samplers number them from 0
 Vector = NDArray[np.float64]
@@ -117,13 +117,8 @@ class Sampler:
     weighs_costs = False
 
     def __post_init__(self) -> None:
-        for name, number in (("count", self.num_clients), ("per_round", self.per_round)):
-            if not is_whole(number):
-                raise UserError(f"clients.{name} is {shown(number)}; a whole number is needed")
-        n = self.num_clients = int(self.num_clients)
-        self.per_round = int(self.per_round)
-        if not 1 <= self.per_round <= n:
-            raise UserError(f"clients.per_round is {self.per_round}, but there are {n} clients; choose 1 to {n}")
+        n = self.num_clients = as_whole(self.num_clients, "clients.count")
+        self.per_round = as_whole(self.per_round, "clients.per_round", most=n)
         self.population = self.population or Population(np.ones(n), np.ones(n))
         self.population.check(n)
 

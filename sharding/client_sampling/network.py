@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sharding.errors import UserError, shown
-from sharding.validation import as_floats, is_number
+from sharding.validation import as_amounts, is_number
 
 Vector = NDArray[np.float64]
 Law = float | tuple[float, float]  # the mean of an exponential law, or (least, most) of a uniform law
@@ -42,7 +42,7 @@ def round_time(compute: ArrayLike, communicate: ArrayLike, bandwidth: float) -> 
 
     Source: Luo et al. 2024 (arXiv 2404.13804), the adaptive bandwidth allocation of a round.
     """
-    tau, t = _times(compute, "compute"), _times(communicate, "communicate")
+    tau, t = as_amounts(compute, "compute"), as_amounts(communicate, "communicate")
     if tau.shape != t.shape:
         raise UserError(f"compute has {tau.size} times and communicate has {t.size}; one of each per client is needed")
     f_tot = positive_bandwidth(bandwidth)
@@ -148,13 +148,3 @@ def positive_bandwidth(bandwidth: float) -> float:
 
 def _drawn(law: Law, count: int, rng: np.random.Generator) -> Vector:
     return rng.uniform(*law, count) if isinstance(law, tuple) else rng.exponential(law, count)
-
-
-def _times(values: ArrayLike, name: str) -> Vector:
-    vector = np.asarray(as_floats(values, name))
-    if vector.ndim != 1:
-        raise UserError(f"{name} has shape {vector.shape}; a vector with one time a client is needed")
-    bad = np.flatnonzero(~(np.isfinite(vector) & (vector >= 0.0)))
-    if bad.size:
-        raise UserError(f"{name}[{bad[0]}] is {vector[bad[0]]}; finite times of at least 0 seconds are needed")
-    return vector

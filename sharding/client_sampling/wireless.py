@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sharding.errors import UserError, shown
-from sharding.validation import as_floats, is_number, is_whole
+from sharding.validation import as_amounts, as_floats, as_whole, is_number
 
 log = logging.getLogger(__name__)
 
@@ -51,13 +51,12 @@ def wireless_probabilities(
 
     Source: Luo et al. 2024 (arXiv 2404.13804), problems P3 and P4, Eq. 36 and Eq. 38; the closed form is ours.
     """
-    p, g, c = _vector(weights, "weights"), _vector(gradient_norms, "gradient_norms"), _vector(times, "times")
+    p, g, c = as_amounts(weights, "weights"), as_amounts(gradient_norms, "gradient_norms"), as_amounts(times, "times")
     if not p.size == g.size == c.size > 0:
         raise UserError(f"weights, gradient_norms and times have {p.size}, {g.size} and {c.size} entries; one a client")
     if not c.min() > 0.0:
         raise UserError(f"times[{int(c.argmin())}] is {c.min()}; times above 0 seconds are needed")
-    if not (is_whole(cohort_size) and cohort_size >= 1):
-        raise UserError(f"cohort_size is {shown(cohort_size)}; a whole number of at least 1 is needed")
+    as_whole(cohort_size, "cohort_size")
     if not (is_number(beta_over_alpha) and beta_over_alpha >= 0.0):
         raise UserError(f"beta_over_alpha is {shown(beta_over_alpha)}; a finite number of at least 0 is needed")
     a = p / (p.sum() or 1.0) * g
@@ -77,7 +76,7 @@ def wireless_probabilities(
 
 def statistical_probabilities(weights: ArrayLike, gradient_norms: ArrayLike) -> Vector:
     """Return q ∝ pG, (N,), which needs the fewest rounds and ignores their time."""
-    p, g = _vector(weights, "weights"), _vector(gradient_norms, "gradient_norms")
+    p, g = as_amounts(weights, "weights"), as_amounts(gradient_norms, "gradient_norms")
     if p.size != g.size:
         raise UserError(f"weights and gradient_norms have {p.size} and {g.size} entries; one of each a client")
     a = p * g
@@ -124,7 +123,7 @@ def estimates_by_loss(
     By the bound R_uniform/R_weighted = (N Σp²G²/K + β/α)/(Σ pG²/K + β/α) for every loss, between 1 and the ratio at
     β = 0.
     """
-    p, g = _vector(weights, "weights"), _vector(gradient_norms, "gradient_norms")
+    p, g = as_amounts(weights, "weights"), as_amounts(gradient_norms, "gradient_norms")
     ratio = np.asarray(as_floats(rounds_uniform, "rounds_uniform")) / as_floats(rounds_weighted, "rounds_weighted")
     uniform, weighted = p.size * float(p**2 @ g**2), float(p @ g**2)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -154,12 +153,3 @@ def _gap(a: Vector, slack: Vector, fastest: float, target: float) -> float:
             break
         y = y + step if low < y + step < high else 0.5 * (low + high)
     return float(np.exp(y))
-
-
-def _vector(values: ArrayLike, name: str) -> Vector:
-    vector = np.asarray(as_floats(values, name))
-    bad = np.flatnonzero(~(np.isfinite(vector) & (vector >= 0.0)))
-    if vector.ndim != 1 or bad.size:
-        what = f" has shape {vector.shape}" if vector.ndim != 1 else f"[{bad[0]}] is {vector[bad[0]]}"
-        raise UserError(f"{name}{what}; a vector of finite numbers of at least 0, one a client, is needed")
-    return vector

@@ -14,7 +14,7 @@ from sharding.designs.pivotal import Pivotal
 from sharding.designs.successive import fit_successive
 from sharding.designs.systematic import Systematic
 from sharding.errors import UserError, pick, shown
-from sharding.validation import is_whole
+from sharding.validation import as_whole
 
 DESIGNS: dict[str, Fit] = {
     "cps": fit_cps,
@@ -71,6 +71,4 @@ def draw_terms(
     """
     if not isinstance(rng, np.random.Generator):
         raise UserError(f"draw_terms needs a generator, not {shown(rng)}: rng=numpy.random.default_rng(seed)")
-    if size is not None and not (is_whole(size) and size >= 1):
-        raise UserError(f"size is {shown(size)}; a whole number of at least 1 is needed, or None for a single sample")
-    return fit(inclusion, design).draw(rng, None if size is None else int(size))
+    return fit(inclusion, design).draw(rng, None if size is None else as_whole(size, "size"))

@@ -12,7 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from sharding.errors import UserError
 from sharding.inclusion import successive_inclusion
-from sharding.inclusion.checks import nonnegative, term_count
+from sharding.inclusion.checks import nonnegative
+from sharding.validation import as_whole
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -36,7 +37,7 @@ class SuccessiveDesign:
 
     def __init__(self, weights: ArrayLike, num_terms: int) -> None:
         self._weights = nonnegative(weights, "weights")
-        self._num_terms = term_count(num_terms, self._weights.size)
+        self._num_terms = as_whole(num_terms, "num_terms", most=self._weights.size)
         positive = int(np.count_nonzero(self._weights))
         if positive < num_terms:
             raise UserError(

@@ -10,7 +10,8 @@ exactly between two breakpoints.
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sharding.inclusion.checks import client_count, nonnegative, positives_first, term_count
+from sharding.inclusion.checks import nonnegative, positives_first
+from sharding.validation import as_whole
 
 
 def collective_inclusion(
@@ -35,8 +36,8 @@ def collective_inclusion(
     Source: Korzhenkov & Louizos 2024 (arXiv 2410.24106), Theorem 3.2 and Algorithm 2.
     """
     scaled = nonnegative(magnitudes, "magnitudes")
-    n = term_count(num_terms, scaled.size)
-    num_clients = client_count(num_clients)
+    n = as_whole(num_terms, "num_terms", most=scaled.size)
+    num_clients = as_whole(num_clients, "num_clients")
     inclusion = positives_first(scaled > 0.0, n)
     if inclusion is None:
         order = np.argsort(-scaled, kind="stable")

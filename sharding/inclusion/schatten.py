@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sharding.errors import UserError
-from sharding.inclusion.checks import nonnegative, positives_first, term_count
+from sharding.inclusion.checks import nonnegative, positives_first
+from sharding.validation import as_whole
 
 
 def schatten_inclusion(magnitudes: ArrayLike, num_terms: int, p: float = 4) -> NDArray[np.float64]:
@@ -35,7 +36,7 @@ def schatten_inclusion(magnitudes: ArrayLike, num_terms: int, p: float = 4) -> N
     Source: Korzhenkov & Louizos 2024 (arXiv 2410.24106), the Schatten-p variant of Theorem 3.1.
     """
     scaled = nonnegative(magnitudes, "magnitudes")
-    n = term_count(num_terms, scaled.size)
+    n = as_whole(num_terms, "num_terms", most=scaled.size)
     if not 2 <= p <= 8:
         raise UserError(f"p is {p}; a number from 2 to 8 is needed")
     inclusion = positives_first(scaled > 0.0, n)

@@ -18,7 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from sharding.errors import UserError
 from sharding.inclusion import poisson_binomial as pb
-from sharding.inclusion.checks import nonnegative, term_count
+from sharding.inclusion.checks import nonnegative
+from sharding.validation import as_whole
 
 Floats = NDArray[np.float64]
 
@@ -46,7 +47,7 @@ def successive_inclusion(weights: ArrayLike, num_terms: int, method: str = "exac
     form is that of Fog 2008 (BiasedUrn).
     """
     scaled = nonnegative(weights, "weights")
-    n = term_count(num_terms, scaled.size)
+    n = as_whole(num_terms, "num_terms", most=scaled.size)
     positive = scaled > 0.0
     if positive.sum() < n:
         raise UserError(

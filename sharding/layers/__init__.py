@@ -4,24 +4,24 @@ from torch import nn
 
 from sharding.layers.attention import UnpackedAttention
 from sharding.layers.base import FactorizedLayer, as_blocks, num_blocks
-from sharding.layers.conv import FactorizedConv1d, FactorizedConv2d, FactorizedConv3d
-from sharding.layers.embedding import FactorizedEmbedding, clear_padding, padding_row
-from sharding.layers.linear import FactorizedLinear, FactorizedTransposedLinear
-from sharding.layers.registry import factorized_type, is_affine, is_on_demand, register_layer
-from sharding.layers.split import SplitLinear
-from sharding.layers.transposed import (
+from sharding.layers.conv import (
+    FactorizedConv1d,
+    FactorizedConv2d,
+    FactorizedConv3d,
     FactorizedConvTranspose1d,
     FactorizedConvTranspose2d,
     FactorizedConvTranspose3d,
 )
+from sharding.layers.embedding import FactorizedEmbedding, clear_padding, padding_row
+from sharding.layers.linear import FactorizedLinear, FactorizedTransposedLinear
+from sharding.layers.registry import factorized_type, is_affine, is_on_demand, register_layer
+from sharding.layers.split import SplitLinear
 
-register_layer(nn.Linear, FactorizedLinear)
-register_layer(nn.Conv1d, FactorizedConv1d)
-register_layer(nn.Conv2d, FactorizedConv2d)
-register_layer(nn.Conv3d, FactorizedConv3d)
-register_layer(nn.ConvTranspose1d, FactorizedConvTranspose1d)
-register_layer(nn.ConvTranspose2d, FactorizedConvTranspose2d)
-register_layer(nn.ConvTranspose3d, FactorizedConvTranspose3d)
+for kind in (
+    *(FactorizedLinear, FactorizedConv1d, FactorizedConv2d, FactorizedConv3d),
+    *(FactorizedConvTranspose1d, FactorizedConvTranspose2d, FactorizedConvTranspose3d),
+):
+    register_layer(kind.made_from, kind)
 register_layer(nn.Embedding, FactorizedEmbedding, on_demand=True)
 
 __all__ = [

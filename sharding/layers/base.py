@@ -1,6 +1,5 @@
 """The base of all factorized layers: a weight U·Ω·Vᵀ with learnable factors and a frozen diagonal Ω."""
 
-from abc import abstractmethod
 from typing import Any, ClassVar, Self
 
 import torch
@@ -47,8 +46,8 @@ class FactorizedLayer(nn.Module):
     v: nn.Parameter
     multipliers: Tensor
     bias: nn.Parameter | None
+    made_from: ClassVar[type[nn.Module]] = nn.Module  # the class of the dense layer
     dense_type: type[nn.Module]  # what `to_dense` makes
-    __jit_unused_properties__: ClassVar[list[str]] = ["num_terms", "scaled_u", "weight"]  # for torch.jit.script
 
     def __init__(self, dense: nn.Module, num_terms: int, device: torch.device | str | None = None) -> None:
         """Take the geometry, attributes, hooks and mode of a dense layer; its values are not read."""
@@ -129,10 +128,8 @@ class FactorizedLayer(nn.Module):
         Raises:
             UserError: num_terms is not in 1…N, or this kind of layer cannot be factorized.
         """
-        if not isinstance(layer, cls.made_from()):
-            raise UserError(
-                f"{cls.__name__} is made from an nn.{cls.made_from().__name__}, not from {type(layer).__name__}"
-            )
+        if not isinstance(layer, cls.made_from):
+            raise UserError(f"{cls.__name__} is made from an nn.{cls.made_from.__name__}, not a {type(layer).__name__}")
         empty = cls.__new__(cls)
         FactorizedLayer.__init__(empty, layer, num_terms, _weight(layer).device if device is None else device)
         return empty
@@ -174,11 +171,6 @@ class FactorizedLayer(nn.Module):
             bias = self.bias
             dense.register_parameter("bias", None if bias is None else nn.Parameter(bias.clone(), bias.requires_grad))
         return dense
-
-    @classmethod
-    @abstractmethod
-    def made_from(cls) -> type[nn.Module]:
-        """Return the class of the dense layer."""
 
     def _fan_in(self) -> int:
         """Return the number of inputs of one output."""

@@ -16,6 +16,7 @@ class FactorizedEmbedding(FactorizedLayer):
     A padding row of zeros, the default, stays zero: its row of U is zero in every term and has no gradient.
     """
 
+    made_from = nn.Embedding
     num_embeddings: int
     embedding_dim: int
     padding_idx: int | None
@@ -56,11 +57,6 @@ class FactorizedEmbedding(FactorizedLayer):
     def extra_repr(self) -> str:
         """Return the sizes, for `repr`."""
         return f"{self.num_embeddings}, {self.embedding_dim}, num_terms={self.num_terms}"
-
-    @classmethod
-    def made_from(cls) -> type[nn.Module]:
-        """Return `nn.Embedding`."""
-        return nn.Embedding
 
 
 def padding_row(layer: nn.Module) -> int | None:

@@ -14,6 +14,7 @@ class FactorizedLinear(FactorizedLayer):
     are fewer than the entries of U unless the batch is large, and then the products cost far more.
     """
 
+    made_from = nn.Linear
     in_features: int
     out_features: int
 
@@ -37,14 +38,12 @@ class FactorizedLinear(FactorizedLayer):
         """Return the sizes, for `repr`."""
         return f"{self.in_features}, {self.out_features}, num_terms={self.num_terms}, bias={self.bias is not None}"
 
-    @classmethod
-    def made_from(cls) -> type[nn.Module]:
-        """Return `nn.Linear`."""
-        return nn.Linear
-
 
 class FactorizedTransposedLinear(FactorizedLayer):
-    """The `Conv1D` of transformers, as in GPT-2: a linear layer whose weight is stored as (in, out)."""
+    """The `Conv1D` of transformers, as in GPT-2: a linear layer whose weight is stored as (in, out).
+
+    The class of the dense layer is recognized by its attributes, see `is_transposed_linear`.
+    """
 
     nf: int
 
@@ -55,11 +54,6 @@ class FactorizedTransposedLinear(FactorizedLayer):
     def extra_repr(self) -> str:
         """Return the sizes, for `repr`."""
         return f"nf={self.nf}, nx={self.weight_shape[0]}, num_terms={self.num_terms}"
-
-    @classmethod
-    def made_from(cls) -> type[nn.Module]:
-        """Return `nn.Module`: the class is recognized by its attributes, see `is_transposed_linear`."""
-        return nn.Module
 
 
 def is_transposed_linear(layer: nn.Module) -> bool:

@@ -5,7 +5,7 @@ each has its own spectrum.
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +21,6 @@ class SplitLinear(nn.Module):
 
     Use `from_fused` to make one, and `to_fused` to undo it when the parts are ordinary layers.
     """
-
-    __jit_unused_properties__: ClassVar[list[str]] = ["sizes", "weight", "bias"]  # for torch.jit.script
 
     def __init__(self, parts: Sequence[nn.Module], whole: nn.Module) -> None:
         super().__init__()

@@ -226,18 +226,6 @@ def test_unpacked_attention_can_be_traced_symbolically():
     torch.testing.assert_close(torch.fx.symbolic_trace(model)(x), model(x))
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")
-def test_torchscript_compiles_unpacked_attention_and_convolutions():
-    attention = torch.jit.script(factorize(Vision().eval(), 1.0, skip=()).attention)
-    x = torch.randn(2, 3, 8)
-    for need_weights in (True, False):
-        assert attention(x, x, x, need_weights=need_weights)[0].shape == x.shape
-    convolutions = nn.Sequential(nn.Conv2d(4, 4, 3, padding="same"), nn.Conv1d(4, 4, 1), nn.Conv2d(4, 4, 3, groups=2))
-    for index, layer in enumerate(factorize(convolutions, 1.0, skip=())):
-        x = torch.randn(2, 4, 5) if index == 1 else torch.randn(2, 4, 5, 5)
-        torch.testing.assert_close(torch.jit.script(layer)(x), layer(x))
-
-
 def test_planner_and_client_replace_the_same_layers_where_an_attention_comes_first():
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
     model = nn.Sequential(nn.Embedding(9, 8), encoder, nn.Linear(8, 3))
