@@ -148,7 +148,6 @@ class ShardPlanner:
         seed: all draws depend on (seed, round, client, layer) alone.
         skip: layers sent whole, as in `sharding.factorize`; by default the first and the last.
         also: layers to shard that are sent whole unless asked for, as embeddings are; as in `sharding.factorize`.
-        strict: refuse a model that has layers which cannot be sharded.
         compression: a name in `sharding.COMPRESSIONS`: how numbers travel; see `sharding.transport.compression`.
 
     Raises:
@@ -163,7 +162,6 @@ class ShardPlanner:
         skip: Patterns = ENDS,
         *,
         also: Patterns = (),
-        strict: bool = False,
         compression: str = EXACT,
     ) -> None:
         pick(COMPRESSIONS, compression, "compression")
@@ -171,7 +169,7 @@ class ShardPlanner:
         self.strategy = get_strategy(strategy)
         self.design = design
         self.seed = seed
-        self.skip, self.also, self.strict = as_patterns(skip), as_patterns(also), strict
+        self.skip, self.also = as_patterns(skip), as_patterns(also)
         self.compression = compression
 
     def plan(self, model: nn.Module, budgets: Mapping[Client, float], round: int = 0) -> Plan:
@@ -191,15 +189,15 @@ class ShardPlanner:
 
         Raises:
             UserError: a keep ratio outside (0, 1], a weight that is not finite, an attention that has yet to be
-                unpacked, `strict` and a layer that cannot be sharded, a wire in bfloat16 where the model is, or what
-                cannot be sent: lazy, sparse and quantized layers, scripted models.
+                unpacked, a wire in bfloat16 where the model is, or what cannot be sent: lazy, sparse and quantized
+                layers, scripted models.
         """
         _check_budgets(budgets)
         model = unwrap(model)
         check_shapes(model)
         _check_wire(model, self.compression)
         _check_values(model)
-        layers = {} if self.strategy.allocate is None else shardable_layers(model, self.skip, self.also, self.strict)
+        layers = {} if self.strategy.allocate is None else shardable_layers(model, self.skip, self.also)
         if self.strategy.allocate is not None and not layers:
             warnings.warn(
                 f"no layer of this {type(model).__name__} is sharded: every client is sent the whole model, whatever "

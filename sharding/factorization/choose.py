@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 from torch import nn
 
 from sharding.errors import UserError
-from sharding.factorization.obstacles import SINGLE_TERM, Surroundings, obstacle
+from sharding.factorization.obstacles import Surroundings, obstacle
 from sharding.layers import FactorizedLayer, is_affine, is_on_demand
 from sharding.layers.attention import obstacle_to_unpacking
 from sharding.modules.wrappers import refuse_scripted
@@ -37,23 +37,6 @@ class Choice:
     asked: dict[str, str]
     cannot: dict[str, str]
 
-    def refuse(self) -> None:
-        """Raise if there are layers that cannot be sharded.
-
-        Raises:
-            UserError: with all reasons and a `skip` that keeps exactly these layers dense.
-        """
-        kinds: dict[str, list[str]] = {}
-        for name, reason in self.cannot.items():
-            if reason != SINGLE_TERM:  # factorizing would not make it smaller
-                kinds.setdefault(reason, []).append(name)
-        if not kinds:
-            return
-        listed_reasons = "; ".join(f"{_some(names)}: {reason}" for reason, names in kinds.items())
-        patterns = [*dict.fromkeys(self.asked.values()), *_covering(set(self.cannot), set(self.layers))]
-        listed = ", ".join(f'"{pattern}"' for pattern in patterns)
-        raise UserError(f"cannot factorize {listed_reasons}. To keep these layers dense, pass skip=[{listed}]")
-
 
 def choose(model: nn.Module, skip: Patterns = ENDS, also: Patterns = ()) -> Choice:
     """Decide which layers are sharded; see `shardable_layers` for the arguments."""
@@ -75,9 +58,7 @@ def choose(model: nn.Module, skip: Patterns = ENDS, also: Patterns = ()) -> Choi
     return Choice(layers, asked, {name: reason for name, reason in reasons.items() if reason is not None})
 
 
-def shardable_layers(
-    model: nn.Module, skip: Patterns = ENDS, also: Patterns = (), strict: bool = False
-) -> dict[str, nn.Module]:
+def shardable_layers(model: nn.Module, skip: Patterns = ENDS, also: Patterns = ()) -> dict[str, nn.Module]:
     """Return the affine layers to shard, by name, in order of registration.
 
     Layers that cannot be sharded stay dense. So does a layer of rank 1, which has a single term.
@@ -95,17 +76,13 @@ def shardable_layers(
               ``ends = ("tokens", "fc")``; an end can be a tuple of names, for several heads. If the model has a module
               called ``first`` or ``last``, the word means this module.
         also: layers to shard that stay dense by default, as embeddings do; patterns as for `skip`.
-        strict: refuse a model that has layers which cannot be sharded.
 
     Raises:
-        UserError: a pattern matches nothing, the model has an `nn.MultiheadAttention` that has yet to be unpacked, or
-            `strict` and some layers cannot be sharded; the message lists them all.
+        UserError: a pattern matches nothing, or the model has an `nn.MultiheadAttention` that has yet to be unpacked.
     """
     choice = choose(model, skip, also)
     if packed := packed_attention(model, skip):
         raise UserError(f"cannot factorize {_some(packed)}: {PACKED}, or keep it dense with skip=[…]")
-    if strict:
-        choice.refuse()
     return choice.layers
 
 
@@ -230,16 +207,3 @@ def _label(pattern: Pattern) -> str:
 def _some(names: list[str]) -> str:
     shown = ", ".join(name or "the model itself" for name in names[:3])
     return shown if len(names) <= 3 else f"{len(names)} layers ({shown}, …)"
-
-
-def _covering(names: set[str], others: set[str]) -> list[str]:
-    """Return as few dotted suffixes, as short as can be, that match these names and none of the others."""
-    patterns: dict[str, None] = {}
-    for name in sorted(names):
-        parts = name.split(".")
-        for start in reversed(range(len(parts))):
-            suffix = ".".join(parts[start:])
-            if start == 0 or not any(f".{other}".endswith(f".{suffix}") for other in others):
-                patterns[suffix] = None
-                break
-    return list(patterns)

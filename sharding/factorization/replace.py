@@ -29,7 +29,6 @@ def factorize(
     inplace: bool = False,
     *,
     also: Patterns = (),
-    strict: bool = False,
 ) -> nn.Module:
     """Replace every affine layer by its ⌈N·r⌉ largest singular terms.
 
@@ -42,14 +41,13 @@ def factorize(
         skip: layers to keep dense, see `shardable_layers`; by default the first and the last.
         inplace: change `model` itself instead of a copy. A model that is a single layer is replaced; use the result.
         also: layers to factorize that stay dense by default, as embeddings do (``also=nn.Embedding``).
-        strict: refuse a model with layers that cannot be factorized.
 
     Returns:
         The model, with a `Report` in its attribute ``factorize_report``.
 
     Raises:
-        UserError: a keep ratio outside (0, 1], a pattern that matches nothing, a weight that is not finite, a budget
-            that is too small, or `strict` and a layer that cannot be factorized. The model is unchanged then.
+        UserError: a keep ratio outside (0, 1], a pattern that matches nothing, a weight that is not finite, or a budget
+            that is too small. The model is unchanged then.
 
     Warns:
         CoverageWarning: nothing was factorized, or less than half of what was not skipped.
@@ -60,8 +58,6 @@ def factorize(
     packed = packed_attention(model, skip)
     plan = unpack(_sharing(model), packed)  # every error is found before anything is changed
     choice = choose(plan, skip, also)
-    if strict:
-        choice.refuse()
     _check_finite(choice.layers)
     elsewhere = count_parameters(plan) - sum(Cost.of(layer).whole for layer in choice.layers.values())
     terms = count_terms(plan, choice.layers, keep_ratio, elsewhere)
