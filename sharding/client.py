@@ -7,7 +7,6 @@ decomposes nothing; all values come from the shard.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from sharding.errors import UserError
 from sharding.factorization import factorize_empty
 from sharding.factorization.unpack import unpack
 from sharding.layers import FactorizedLayer
-from sharding.modules.copies import hollow, hollow_copy
+from sharding.modules.copies import fill, hollow, hollow_copy
 from sharding.modules.state import as_real, key
 from sharding.optim import DecayOf, LocalSGD
 from sharding.shard import Shard
@@ -98,15 +97,10 @@ def client_model(model: nn.Module, shard: Shard, copy: bool = True) -> nn.Module
     filled: dict[int, Tensor] = {}
     for name, value in shard.state().items():
         slot = slots[name]
-        filled[id(slot)] = _fill(slot, value, copy or shard.compression != EXACT)
-        if isinstance(slot, nn.Parameter):
-            trains = slot.requires_grad and not shard.is_frozen(name)
-            filled[id(slot)] = nn.Parameter(filled[id(slot)], trains)
-    for module in small.modules():
-        for entries in cast(list[dict[str, Any]], [module._parameters, module._buffers]):
-            entries.update({key: filled[id(entry)] for key, entry in entries.items() if id(entry) in filled})
+        filled[id(slot)] = _as_slot(slot, value, copy or shard.compression != EXACT)
+        slot.requires_grad_(slot.requires_grad and not shard.is_frozen(name))
     _reset_counters(small)
-    _refuse_empty(small)
+    fill(small, filled, "the shard")
     return small.to(next(iter(filled.values())).device) if filled else small
 
 
@@ -160,7 +154,7 @@ def _refuse_fused(modules: Mapping[str, nn.Module], sent: Iterable[str]) -> None
         )
 
 
-def _fill(slot: Tensor, value: Tensor, copy: bool) -> Tensor:
+def _as_slot(slot: Tensor, value: Tensor, copy: bool) -> Tensor:
     """Return a tensor with the dtype and layout of an empty one and the values of the shard's."""
     if not copy and value.dtype == slot.dtype:
         return value
@@ -175,14 +169,3 @@ def _reset_counters(model: nn.Module) -> None:
         counter = getattr(module, "num_batches_tracked", None)
         if isinstance(module, _BatchNorm) and isinstance(counter, Tensor) and counter.is_meta:
             module.num_batches_tracked = torch.zeros_like(counter, device="cpu")
-
-
-def _refuse_empty(model: nn.Module) -> None:
-    empty = [
-        name for named in (model.named_parameters(), model.named_buffers()) for name, part in named if part.is_meta
-    ]
-    if empty:
-        raise UserError(
-            f"no shard has values for {', '.join(empty)}, which the model has on the meta device; "
-            "build it in `with sharding.init_empty():`, which leaves buffers real, or give a structure with values"
-        )

@@ -5,10 +5,9 @@ and what the server cuts always agree.
 """
 
 from sharding.factorization.choose import ENDS, Pattern, Patterns, as_patterns, shardable_layers
-from sharding.factorization.coverage import CoverageWarning
 from sharding.factorization.obstacles import rank_of
 from sharding.factorization.replace import factorize, factorize_empty, merge
-from sharding.factorization.report import LayerReport, Report
+from sharding.factorization.report import CoverageWarning, LayerReport, Report
 from sharding.factorization.terms import Budget, Energy, num_terms
 from sharding.factorization.unpack import split_layers, unpack_attention
 

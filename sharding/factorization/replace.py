@@ -7,14 +7,7 @@ from torch import Tensor, nn
 
 from sharding.errors import UserError
 from sharding.factorization.choose import ENDS, Patterns, as_patterns, choose, packed_attention
-from sharding.factorization.coverage import (
-    count_parameters,
-    describe,
-    reasons,
-    uncovered,
-    warn_if_little,
-)
-from sharding.factorization.report import Report
+from sharding.factorization.report import LayerReport, Report, count_parameters, reasons, uncovered, warn_if_little
 from sharding.factorization.terms import Cost, KeepRatio, check_keep_ratio, count_terms
 from sharding.factorization.unpack import pack, replace_modules, unpack
 from sharding.layers import FactorizedLayer, factorized_type
@@ -68,7 +61,7 @@ def factorize(
     report = Report(whole=whole, uncovered=uncovered(plan, dense, whole), parameters_before=count_parameters(model))
     target = unpack(model, packed) if inplace else plan
     new = {name: _made(name, target.get_submodule(name), n) for name, n in kept.items()}
-    report.layers = {name: describe(dense[name], layer) for name, layer in new.items()}
+    report.layers = {name: LayerReport.of(dense[name], layer) for name, layer in new.items()}
     target = replace_modules(target, {id(target.get_submodule(name)): layer for name, layer in new.items()})
     report.parameters_after = count_parameters(target)
     result = target if inplace else copied(target)

@@ -6,7 +6,7 @@ rebuilds the model from the folder and the dense model's structure, without a de
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from sharding.errors import UserError, shown
 from sharding.factorization import factorize_empty
 from sharding.factorization.unpack import split_layers, unpack
 from sharding.layers import FactorizedLayer, SplitLinear, UnpackedAttention
-from sharding.modules.copies import hollow_copy
+from sharding.modules.copies import fill, hollow_copy
 from sharding.modules.wrappers import unwrap
 
 FORMAT = 1
@@ -109,7 +109,7 @@ def load_factorized(folder: str | Path, model: nn.Module, device: torch.device |
     ]
     if problems:
         raise UserError(f"{folder} does not fit this {type(model).__name__}: {'; '.join(problems)}")
-    _fill(small, {id(slots[name]): tensors[name].to(device) for name in names})
+    fill(small, {id(slots[name]): tensors[name].to(device) for name in names}, folder)
     return small.to(device)  # buffers that are not in the folder
 
 
@@ -154,26 +154,3 @@ def _first_names(slots: Mapping[str, Any]) -> list[str]:
     for name, slot in slots.items():
         first.setdefault(id(slot), name)
     return list(first.values())
-
-
-def _fill(model: nn.Module, values: Mapping[int, Tensor]) -> None:
-    """Replace a model's parameters and buffers by tensors; the keys are the `id`s of the old ones."""
-    parameters: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        for key, slot in module._parameters.items():
-            if slot is not None and id(slot) in values:
-                made = parameters.setdefault(id(slot), nn.Parameter(values[id(slot)], slot.requires_grad))
-                module._parameters[key] = made
-        for key, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[key] = values.get(id(buffer), buffer)
-    _refuse_empty([*model.named_parameters(), *model.named_buffers()])
-
-
-def _refuse_empty(named: Iterable[tuple[str, Tensor]]) -> None:
-    empty = [name for name, tensor in named if tensor.is_meta]
-    if empty:
-        raise UserError(
-            f"{', '.join(empty)} are on the meta device and not in the folder; build the model in "
-            "`with sharding.init_empty():`, which leaves buffers real"
-        )

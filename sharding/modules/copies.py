@@ -1,11 +1,13 @@
-"""Copy models, including those with tensors that torch does not copy."""
+"""Copy models, including those with tensors that torch does not copy, and fill hollow copies with values."""
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from sharding.errors import UserError
 from sharding.modules.state import check_shapes
 from sharding.modules.wrappers import refuse_scripted, unwrap
 
@@ -40,6 +42,32 @@ def hollow_copy(model: nn.Module) -> nn.Module:
 def hollow(parameter: nn.Parameter) -> nn.Parameter:
     """Return a parameter of the same shape and kind on the `meta` device."""
     return nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+
+
+def fill(model: nn.Module, values: Mapping[int, Tensor], source: object) -> None:
+    """Replace parameters and buffers of a hollow copy, in place; what is frozen stays frozen.
+
+    Args:
+        model: the copy.
+        values: by the `id` of the entry to replace.
+        source: names the origin of the values, in the error.
+
+    Raises:
+        UserError: an entry has no value.
+    """
+    made: dict[int, Tensor] = {}
+    for module in model.modules():
+        for entries in cast(list[dict[str, Any]], [module._parameters, module._buffers]):
+            for key, entry in entries.items():
+                if (value := values.get(id(entry))) is not None:
+                    new = nn.Parameter(value, entry.requires_grad) if isinstance(entry, nn.Parameter) else value
+                    entries[key] = made.setdefault(id(entry), new)  # one for all names of a tied one
+    empty = [name for name, part in (*model.named_parameters(), *model.named_buffers()) if part.is_meta]
+    if empty:
+        raise UserError(
+            f"{source} has no values for {', '.join(empty)}, which the model has on the meta device; build it in "
+            "`with sharding.init_empty():`, which leaves buffers real, or give a structure with values"
+        )
 
 
 def _clone(tensor: Tensor) -> Tensor:

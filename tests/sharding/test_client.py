@@ -261,7 +261,7 @@ def test_buffers_are_real_in_a_skeleton_and_missed_on_meta():
         server.scale.fill_(3.0)
     shard = make_plan(server, {0: 1.0}, "full")[0]
     torch.testing.assert_close(client_model(hollow(Positions), shard)(x), server(x))
-    with pytest.raises(UserError, match=r"^no shard has values for table, which .*sharding.init_empty\(\)"):
+    with pytest.raises(UserError, match=r"^the shard has no values for table, which .*sharding.init_empty\(\)"):
         client_model(on_meta(Positions), shard)
 
 

@@ -118,5 +118,5 @@ def test_a_number_of_terms_outside_the_rank_is_told(num_terms):
 def test_other_modules_are_refused():
     with pytest.raises(UserError, match=r"from an nn\.Conv2d, not a Linear"):
         FactorizedConv2d.from_dense(nn.Linear(4, 4), 1)
-    with pytest.raises(UserError, match=r"from an nn\.Linear, not from Conv2d"):
+    with pytest.raises(UserError, match=r"from an nn\.Linear, not a Conv2d"):
         FactorizedLinear.from_dense(nn.Conv2d(4, 4, 1), 1)
