@@ -35,7 +35,7 @@ class Convolution(FactorizedLayer):
     """
 
     made_from: ClassVar[Any]
-    convolve: ClassVar[Callable[..., Tensor]]  # torch's function for this number of dimensions
+    _convolve: ClassVar[Callable[..., Tensor]]  # torch's function for this number of dimensions
     shown: ClassVar[tuple[str, ...]] = ("kernel_size", "num_terms", "stride", "padding", "dilation")
     in_channels: int
     out_channels: int
@@ -92,36 +92,36 @@ class FactorizedConv(Convolution):
         if self.padding_mode != "zeros":
             x, padding = F.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode), 0
         filters = self._filters().contiguous()  # once, not in every convolution's kernel
-        terms = self.convolve(x, filters, None, self.stride, padding, self.dilation, self.groups)
+        terms = self._convolve(x, filters, None, self.stride, padding, self.dilation, self.groups)
         if max(self.kernel_size) == 1:  # it costs little, and there may be a single position
             terms, u = self._scaled(terms), self.u
         else:  # it costs so much that scaling U is nothing
             u = self.scaled_u
-        return self.convolve(terms, self._pointwise(u), self.bias, 1, 0, 1, self.groups)
+        return self._convolve(terms, self._pointwise(u), self.bias, 1, 0, 1, self.groups)
 
 
 class FactorizedConv1d(FactorizedConv):
     """y = (U Ω) ∗₁ (V ∗ₖ x) + b, for x of shape (batch, in, L)."""
 
-    made_from, convolve = nn.Conv1d, staticmethod(F.conv1d)
+    made_from, _convolve = nn.Conv1d, staticmethod(F.conv1d)
 
 
 class FactorizedConv2d(FactorizedConv):
     """y = (U Ω) ∗₁ₓ₁ (V ∗ₖₓₖ x) + b, for x of shape (batch, in, H, W)."""
 
-    made_from, convolve = nn.Conv2d, staticmethod(F.conv2d)
+    made_from, _convolve = nn.Conv2d, staticmethod(F.conv2d)
 
 
 class FactorizedConv3d(FactorizedConv):
     """y = (U Ω) ∗₁ₓ₁ₓ₁ (V ∗ₖₓₖₓₖ x) + b, for x of shape (batch, in, D, H, W)."""
 
-    made_from, convolve = nn.Conv3d, staticmethod(F.conv3d)
+    made_from, _convolve = nn.Conv3d, staticmethod(F.conv3d)
 
 
 class FactorizedConvTranspose(Convolution):
     """y = V ∗ᵀₖ (Ω Uᵀ ∗₁ x) + b."""
 
-    transpose: ClassVar[Callable[..., Tensor]]  # torch's function for this number of dimensions
+    _transpose: ClassVar[Callable[..., Tensor]]  # torch's function for this number of dimensions
     shown = ("kernel_size", "num_terms", "stride", "padding", "output_padding", "dilation")
     output_padding: tuple[int, ...]
     _output_padding: Callable[..., list[int]] = nn.ConvTranspose2d._output_padding  # for any number of dimensions
@@ -129,10 +129,10 @@ class FactorizedConvTranspose(Convolution):
     def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
         """Map (batch, in_channels, *positions) to (batch, out_channels, *positions')."""
         rows = stacked_terms(self.u, self.num_blocks)
-        terms = self._scaled(self.convolve(x, self._pointwise(rows), None, 1, 0, 1, self.groups))
+        terms = self._scaled(self._convolve(x, self._pointwise(rows), None, 1, 0, 1, self.groups))
         dims = len(self.kernel_size)
         extra = self._output_padding(x, output_size, self.stride, self.padding, self.kernel_size, dims, self.dilation)
-        return self.transpose(
+        return self._transpose(
             terms, self._filters(), self.bias, self.stride, self.padding, extra, self.groups, self.dilation
         )
 
@@ -140,19 +140,19 @@ class FactorizedConvTranspose(Convolution):
 class FactorizedConvTranspose1d(FactorizedConvTranspose):
     """For x of shape (batch, in, L)."""
 
-    made_from, convolve, transpose = nn.ConvTranspose1d, staticmethod(F.conv1d), staticmethod(F.conv_transpose1d)
+    made_from, _convolve, _transpose = nn.ConvTranspose1d, staticmethod(F.conv1d), staticmethod(F.conv_transpose1d)
 
 
 class FactorizedConvTranspose2d(FactorizedConvTranspose):
     """For x of shape (batch, in, H, W)."""
 
-    made_from, convolve, transpose = nn.ConvTranspose2d, staticmethod(F.conv2d), staticmethod(F.conv_transpose2d)
+    made_from, _convolve, _transpose = nn.ConvTranspose2d, staticmethod(F.conv2d), staticmethod(F.conv_transpose2d)
 
 
 class FactorizedConvTranspose3d(FactorizedConvTranspose):
     """For x of shape (batch, in, D, H, W)."""
 
-    made_from, convolve, transpose = nn.ConvTranspose3d, staticmethod(F.conv3d), staticmethod(F.conv_transpose3d)
+    made_from, _convolve, _transpose = nn.ConvTranspose3d, staticmethod(F.conv3d), staticmethod(F.conv_transpose3d)
 
 
 def stacked_terms(factor: Tensor, blocks: int) -> Tensor:
