@@ -93,10 +93,9 @@ class FactorizedConv(Convolution):
             x, padding = F.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode), 0
         filters = self._filters().contiguous()  # once, not in every convolution's kernel
         terms = self._convolve(x, filters, None, self.stride, padding, self.dilation, self.groups)
-        if max(self.kernel_size) == 1:  # it costs little, and there may be a single position
-            terms, u = self._scaled(terms), self.u
-        else:  # it costs so much that scaling U is nothing
-            u = self.scaled_u
+        pointwise = max(self.kernel_size) == 1  # it costs little, so scaling U would count; there may be one position
+        u = self.u if pointwise else self.scaled_u
+        terms = self._scaled(terms) if pointwise else terms
         return self._convolve(terms, self._pointwise(u), self.bias, 1, 0, 1, self.groups)
 
 
