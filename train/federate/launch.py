@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shutil import rmtree
 from time import monotonic, sleep
@@ -28,6 +28,7 @@ from train.federate.keys import LOOPBACK, write_certificates, write_node_key
 from train.federate.roster import Patience
 from train.federate.server_app import ENGINE, ROOT, check_federated
 from train.federate.status import FINISHED, FOLDER, Status
+from train.federate.superlink import TOKEN, write_token
 from train.federate.supervisor import Processes
 from train.metrics import Metrics
 from train.rundir.directory import RunDirectory, is_finished
@@ -50,10 +51,12 @@ class Place:
     Attributes:
         folder: of its files.
         port: of the SuperLink.
+        token: with which its Control API is called.
     """
 
     folder: Path
     port: int
+    token: str = field(default="", repr=False)
 
     @property
     def address(self) -> str:
@@ -160,17 +163,18 @@ def lay_out(config: Config, settings: dict[str, object]) -> Place:
     tables = _toml({"default": "loopback"}, "superlink") + _toml(link, "superlink.loopback")
     (operator / "config.toml").write_text(tables)
     (place.folder / "run.toml").write_text(_toml(settings))
-    return place
+    return replace(place, token=write_token(operator, place.address))
 
 
 def start_server(processes: Processes, place: Place) -> None:
     """Start the SuperLink, wait until it listens, and register the nodes' public keys."""
     folder = place.folder
-    command = ["flower-superlink", "--host", LOOPBACK, "--port", str(place.port), "--enable-supernode-auth"]
+    command = [sys.executable, "-m", "train.federate.superlink", "--host", LOOPBACK, "--port", str(place.port)]
+    command += ["--enable-supernode-auth"]
     command += ["--ssl-ca-certfile", str(folder / "ca.crt"), "--ssl-certfile", str(folder / "server.crt")]
     command += ["--ssl-keyfile", str(folder / "server.key"), "--disable-runtime-dependency-installation"]
     enter("starting the SuperLink")
-    processes.start("superlink", command, place.environment("server"))
+    processes.start("superlink", command, place.environment("server") | {TOKEN: place.token})
     end = monotonic() + STARTING
     while not _listens(place.port):
         if processes.ended() or monotonic() > end:

@@ -1,17 +1,14 @@
 """The deployment of docs/guides/federation.md: nginx with the guide's own lines, a node with a key, and a stranger."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from shutil import which
 
 import pytest
 
+from tests.train.federate.stranger import move_in, tries_all
 from tests.train.runs import wait_until
 from train.federate import launch
-from train.federate.keys import write_node_key
 from train.federate.roster import Patience
 from train.federate.server_app import read
 from train.federate.supervisor import Processes
@@ -25,12 +22,6 @@ GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "federation.md"
 MAIN = """daemon off; pid {0}/nginx.pid; error_log {0}/error.log; events {{}}
 http {{ access_log {0}/access.log; {1}
 {2} }}"""
-
-
-def flwr(home, *words):
-    environment = os.environ | {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0"}
-    command = [str(Path(sys.executable).with_name("flwr")), *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
 
 
 def start_proxy(processes, folder, place):
@@ -67,12 +58,8 @@ def test_the_guides_proxy_admits_nodes_and_refuses_a_stranger_with_the_public_ce
         wait_until(lambda: "200" in calls(proxy, "/v1/fleet/activate-node"), 120)  # it is in and stays so
         wait_until(lambda: "200" in calls(proxy, "/v1/fleet/pull-messages"), 120)
 
-        stranger.mkdir()
-        write_node_key(stranger)
-        link = f'[superlink.x]\naddress = "{outside.address}"\nroot-certificates = "{place.folder / "ca.crt"}"\n'
-        (stranger / "config.toml").write_text(link)
-        assert flwr(stranger, "supernode", "register", str(stranger / "node.pub"), "x").returncode
-        assert flwr(stranger, "run", str(GUIDE.parents[2]), "x").returncode
+        move_in(stranger, outside.address, place.folder / "ca.crt")
+        assert all(tried.returncode for tried in tries_all(stranger))
         (place.folder / "node-1" / "node.key").write_bytes((stranger / "node.key").read_bytes())
         launch.start_node(processes, outside, 1, {"partition-id": 1})
         wait_until(lambda: "412" in calls(proxy, "/v1/fleet/activate-node"), 120)
