@@ -11,9 +11,10 @@ from train.config.yaml_text import in_yaml
 
 OCS = ["clients.sampler=ocs", "clients.budget=2"]
 TASKS = ["clients.sampler=mmfl", "clients.budget=2", "clients.signal=norm", "tasks={one: {}, two: {seed: 1}}"]
+SYNTHETIC = ["data.name=synthetic", "model={name: mlp}"]
 IDLE = [  # overrides, of which the last does nothing, and what the line says of it besides
     (["strategy=top_n", "design=pivotal"], "strategy=top_n; "),
-    (["strategy=dense", "keep_ratio=0.3"], "strategy=dense; dense and full send all terms"),
+    (["strategy=dense", "keep_ratio=0.3"], "strategy=dense; use it with strategy=top_n, "),
     (["strategy=full", "keep_ratio=0.3"], "strategy=full; "),
     (["clip=3"], "local.optimizer=scaled_sgd; use local.optimizer=sgd"),
     (
@@ -25,7 +26,15 @@ IDLE = [  # overrides, of which the last does nothing, and what the line says of
         "server_optimizer=plain; use it with server_optimizer=",
     ),
     (["evaluate_every=100", "patience=3"], "rounds=50 and evaluate_every=100; "),
-    (["data.root=/nonexistent"], "data.name=digits; "),
+    (["data.root=/nonexistent"], "data.name=digits; use it with data.name=shakespeare, cifar10, "),
+    ([*SYNTHETIC, "data.root=/nonexistent"], "data.name=synthetic; "),
+    ([*SYNTHETIC, "data.download=true"], "data.name=synthetic; "),
+    (["strategy=dense", "local.frobenius_decay=0.1"], "strategy=dense; use it with strategy=top_n, "),
+    (["strategy=dense", "local.frobenius_decay_of=factors"], "strategy=dense; "),
+    (["strategy=dense", "tracking.layers_every=2"], "strategy=dense; "),
+    (["clients.per_round=1", "aggregation.max_share=0.5"], "clients.per_round=1; invite more"),
+    (["clients.per_round=1", "aggregation.norm_bound=2"], "clients.per_round=1; invite more"),
+    (["clients.per_round=2", "aggregation.trim=0.1"], "clients.per_round=2; of two values none is left out"),
     (["data.download=true"], "data.name=digits; use it with data.name="),
     (["data.partition=iid", "data.alpha=3"], "data.partition=iid; use it with data.partition=dirichlet, "),
     (["data.fine_alpha=3"], "data.partition=dirichlet; use it with data.partition=pachinko"),
@@ -42,7 +51,7 @@ IDLE = [  # overrides, of which the last does nothing, and what the line says of
     (["local.steps=2", "local.epochs=3"], "local.steps=2; remove one of them"),
     (["local.frobenius_decay=0", "local.frobenius_decay_of=factors"], "local.frobenius_decay=0.0; "),
     *(
-        ([f"tracking.{key}"], "tracking.wandb=disabled; set tracking.wandb=online or offline")
+        ([f"tracking.{key}"], "tracking.wandb=disabled and tracking.use=[]; set tracking.wandb=online or offline")
         for key in ("project=x", "entity=x", "group=x", "name=x", "tags=[x]", "artifacts=true")
     ),
 ]
@@ -64,13 +73,24 @@ def test_a_key_that_nothing_reads_is_refused(overrides, why):
 
 
 def test_every_reading_has_a_case():
-    assert {row.key for row in READINGS} == {overrides[-1].partition("=")[0] for overrides, _ in IDLE}
+    assert {key for row in READINGS for key in row.keys.split()} == {
+        overrides[-1].partition("=")[0] for overrides, _ in IDLE
+    }
 
 
 @pytest.mark.parametrize(
-    "overrides", [["data.fine_alpha=10"], ["server_optimizer=plain", "server_momentum=0.9"], ["clip=.inf"]]
+    "overrides",
+    [
+        ["data.fine_alpha=10"],
+        ["server_optimizer=plain", "server_momentum=0.9"],
+        ["clip=.inf"],
+        ["strategy=dense", "local.frobenius_decay=0"],
+        ["data.name=mnist", "data.root=/data", "data.download=true", "model={name: cnn}"],
+        ["local.optimizer=sgd", "clip=3"],
+        ["clients.per_round=3", "aggregation.trim=0.1"],
+    ],
 )
-def test_a_default_that_is_set_again_does_no_harm(overrides):
+def test_a_default_that_is_set_again_does_no_harm_nor_a_value_that_turns_something_off_or_is_read(overrides):
     load(QUICKSTART, overrides)
 
 
@@ -107,3 +127,11 @@ def test_a_key_that_one_of_several_models_reads_is_kept():
     assert config.server_momentum == 0.5
     with pytest.raises(UserError, match=r"tasks\.two\.server_momentum=0\.5 does nothing where server_optimizer=plain"):
         load(QUICKSTART, [*TASKS[:-1], own.replace("plain", "plain, server_momentum: 0.5")])
+
+
+def test_a_key_of_the_whole_that_the_strategy_of_one_model_reads_is_kept():
+    own = "strategy=dense", "tracking.layers_every=1"
+    with pytest.raises(UserError, match=r"tracking\.layers_every=1 does nothing where strategy=dense"):
+        load(QUICKSTART, [*TASKS, *own])
+    tasks = "tasks={one: {}, two: {strategy: collective}}"
+    assert load(QUICKSTART, [*TASKS[:-1], tasks, *own]).tracking.layers_every == 1

@@ -3,63 +3,109 @@
 A key that is not in the table is always read, or its own part refuses it, as a model refuses options of another model.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from functools import partial
+from math import ceil, inf
 from typing import Any
 
 from sharding.aggregation.server_optimizer import SERVER_OPTIMIZERS
 from sharding.client_sampling import SAMPLERS, StatisticalSampler
 from sharding.errors import UserError
 from sharding.strategies import STRATEGIES, get_strategy
-from train.config.schema import Asked, Config
+from train.config.schema import OF_THE_WHOLE, Asked, Config
 from train.config.sections import ClientsConfig
 from train.config.yaml_text import in_yaml
-from train.data.vision import SOURCES
-
-Read = Callable[[Config], bool]
-DRAWS_OWN_WAY = ("top_n", "top_n_scaled", "prism", "prism_scaled", "prism_wallenius", "prism_wallenius_clip")
-WITHOUT_ALPHA = ("iid", "natural", "two_sizes", "shards")
-WITHOUT_FINE_ALPHA = (*WITHOUT_ALPHA, "dirichlet", "power_law", "power_law_classes")
+from train.data import DATASETS
+from train.data.partition import PARTITIONS
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The condition under which a key is read.
+    """The condition under which some keys are read.
 
     Attributes:
-        key: dotted.
+        keys: dotted, separated by blanks.
         by: the keys on which the condition depends.
-        read: returns whether a configuration reads the key.
-        remedy: for the user if it does not.
+        read: returns whether a key is read, from its own value and those of `by`.
+        remedy: for the user if it is not; by default the names of `by` with which it is read.
     """
 
-    key: str
-    by: tuple[str, ...]
-    read: Read
-    remedy: str
+    keys: str
+    by: str
+    read: Callable[..., bool]
+    remedy: str = ""
 
 
-def set_in_vain(asked: Asked) -> dict[str, str]:
-    """Return the keys that nothing reads, and why.
-
-    A key of the file that an override made idle is allowed, since several runs share the file.
-    """
-    config, tasks = asked.config, asked.config.task_configs()
-    found: dict[str, str] = {}
-    for row in READINGS:
-        parts = [*tasks.values()] if tasks and not row.key.startswith(OF_THE_WHOLE) else [config]
-        if not any(map(row.read, parts)) and _is_set(asked, row.key, row.by):
-            found |= _objection(row.key, parts[0], row)
-        own = [name for name, its in config.tasks.items() if row.key in _flat(its)]
-        for name in own if _is_set(asked, "tasks", row.by) else ():
-            if not row.read(tasks[name]):
-                found |= _objection(row.key, tasks[name], row, f"tasks.{name}.")
-    return found
+def _draws(_: object, strategy: str) -> bool:
+    own = ("top_n", "top_n_scaled", "prism", "prism_scaled", "prism_wallenius", "prism_wallenius_clip", "full", "dense")
+    return strategy not in own
 
 
-def _is_set(asked: Asked, key: str, by: Sequence[str]) -> bool:
-    return key in asked.line or (key in asked.file and asked.line.isdisjoint(by))
+def _takes(option: str, _: object, sampler: str) -> bool:
+    if option == "pilot_losses":  # read by `train.pilots`, which measures what these samplers learn
+        return issubclass(SAMPLERS[sampler], StatisticalSampler)
+    return option in ClientsConfig.shared_options(sampler)
+
+
+def _factorizes(_: object, strategy: str) -> bool:
+    return get_strategy(strategy).allocate is not None
+
+
+WITHOUT_ALPHA = ("iid", "natural", "two_sizes", "shards")
+WITHOUT_FINE_ALPHA = (*WITHOUT_ALPHA, "dirichlet", "power_law", "power_law_classes")
+NAMES: Mapping[str, Mapping[str, object]] = {
+    **{"strategy": STRATEGIES, "server_optimizer": SERVER_OPTIMIZERS, "clients.sampler": SAMPLERS},
+    **{"data.name": DATASETS, "data.partition": PARTITIONS},
+}
+READINGS = (
+    Reading("design", "strategy", _draws),
+    Reading("keep_ratio", "strategy", lambda _, name: _factorizes(_, name) and get_strategy(name).keep_ratio is None),
+    Reading("clip", "strategy", lambda clip, name: clip == inf or get_strategy(name).clips),
+    Reading(
+        "clip", "local.optimizer", lambda clip, name: clip == inf or name != "scaled_sgd", "use local.optimizer=sgd"
+    ),
+    Reading("local.frobenius_decay", "strategy", lambda decay, name: decay == 0 or _factorizes(decay, name)),
+    Reading("local.frobenius_decay_of tracking.layers_every", "strategy", _factorizes),
+    Reading("local.frobenius_decay_of", "local.frobenius_decay", lambda _, decay: decay > 0, "remove one of them"),
+    Reading("local.epochs", "local.steps", lambda _, steps: steps is None, "remove one of them"),
+    Reading("server_momentum", "server_optimizer", lambda _, name: SERVER_OPTIMIZERS[name] is not None),
+    Reading("aggregation.norm_bound aggregation.max_share", "clients.per_round", lambda _, n: n > 1, "invite more"),
+    Reading("aggregation.trim", "clients.per_round", lambda _, n: n > 2, "of two values none is left out; invite more"),
+    Reading(
+        "patience",
+        "rounds evaluate_every",
+        lambda patience, rounds, every: patience is None or ceil(rounds / every) > patience,
+        "the run has too few evaluations: lower evaluate_every",
+    ),
+    Reading("data.root", "data.name", lambda _, name: name not in ("digits", "synthetic")),
+    Reading("data.download", "data.name", lambda _, name: name not in ("digits", "synthetic", "shakespeare")),
+    Reading("data.alpha", "data.partition", lambda _, name: name not in WITHOUT_ALPHA),
+    Reading("data.fine_alpha data.concentration", "data.partition", lambda _, name: name not in WITHOUT_FINE_ALPHA),
+    *(
+        Reading(f"clients.{option}", "clients.sampler", partial(_takes, option))
+        for option in ("replacement", "budget", "beta_over_alpha", "signal", "pilot_losses")
+    ),
+    Reading(
+        "network.compute network.communicate network.profiles",
+        "network.bandwidth",
+        lambda _, bandwidth: bandwidth is not None,
+        "set network.bandwidth too",
+    ),
+    Reading(
+        "network.compute network.communicate",
+        "network.profiles",
+        lambda _, profiles: profiles is None,
+        "remove one of them",
+    ),
+    Reading(
+        "tracking.project tracking.entity tracking.group tracking.name tracking.tags tracking.artifacts",
+        "tracking.wandb tracking.use",
+        lambda _, wandb, use: wandb != "disabled" or bool(use),
+        "set tracking.wandb=online or offline",
+    ),
+)
 
 
 def refuse_idle(asked: Sequence[Asked]) -> None:
@@ -73,13 +119,48 @@ def refuse_idle(asked: Sequence[Asked]) -> None:
         raise UserError("; ".join(vain[0][key] for key in keys))
 
 
-def _objection(key: str, config: Config, row: Reading, prefix: str = "") -> dict[str, str]:
-    """Return why a key has no effect, unless it has its default, which is harmless."""
-    value = _value(config, key)
-    if value == _default(config, key):
-        return {}
-    where = " and ".join(f"{its}={_shown(config, its)}" for its in row.by)
-    return {prefix + key: f"{prefix}{key}={_shown(config, key)} does nothing where {where}; {row.remedy}"}
+def set_in_vain(asked: Asked) -> dict[str, str]:
+    """Return the keys that nothing reads, and why.
+
+    A key of the file that an override made idle is allowed, since several runs share the file.
+    """
+    config, tasks = asked.config, asked.config.task_configs()
+    found: dict[str, str] = {}
+    for row, key in [(its, key) for its in READINGS for key in its.keys.split()]:
+        whole = re.split(r"[. ]", row.by)[0] in OF_THE_WHOLE
+        parts = [*tasks.values()] if tasks and not whole else [config]
+        if _is_set(asked, key, row.by) and not any(_is_read(row, key, part) for part in parts):
+            found[key] = _objection(row, key, parts[0])
+        own = [name for name, its in config.tasks.items() if key in _flat(its)]
+        for name in own if _is_set(asked, "tasks", row.by) else ():
+            if not _is_read(row, key, tasks[name]):
+                found[f"tasks.{name}.{key}"] = f"tasks.{name}.{_objection(row, key, tasks[name])}"
+    return found
+
+
+def _is_set(asked: Asked, key: str, by: str) -> bool:
+    return key in asked.line or (key in asked.file and asked.line.isdisjoint(by.split()))
+
+
+def _is_read(row: Reading, key: str, config: Config) -> bool:
+    """Return whether a key is read, or has its default, which is harmless."""
+    section, last = _parent(config, key)
+    default = type(section).model_fields[last].get_default(call_default_factory=True, validated_data=section.__dict__)
+    value, *others = (getattr(*_parent(config, each)) for each in (key, *row.by.split()))
+    return bool(value == default or row.read(value, *others))
+
+
+def _objection(row: Reading, key: str, config: Config) -> str:
+    where = " and ".join(_set(config, its) for its in row.by.split())
+    value = getattr(*_parent(config, key))
+    *first, last = [name for name in NAMES.get(row.by, ()) if row.read(value, name)] or [""]
+    names = f"use it with {row.by}={' or '.join(filter(None, (', '.join(first), last)))}"
+    return f"{_set(config, key)} does nothing where {where}; {row.remedy or names}"
+
+
+def _set(config: Config, key: str) -> str:
+    section, last = _parent(config, key)
+    return f"{key}={in_yaml(section.model_dump(mode='json', include={last})[last])}"
 
 
 def _parent(config: Config, key: str) -> tuple[Any, str]:
@@ -87,137 +168,5 @@ def _parent(config: Config, key: str) -> tuple[Any, str]:
     return (getattr(config, section) if section else config), last
 
 
-def _value(config: Config, key: str) -> object:
-    return getattr(*_parent(config, key))
-
-
-def _default(config: Config, key: str) -> object:
-    section, last = _parent(config, key)
-    return type(section).model_fields[last].get_default(call_default_factory=True, validated_data=section.__dict__)
-
-
-def _shown(config: Config, key: str) -> str:
-    section, last = _parent(config, key)
-    return in_yaml(section.model_dump(mode="json", include={last})[last])
-
-
 def _flat(values: Mapping[str, Any]) -> set[str]:
     return {*values} | {f"{key}.{inner}" for key, its in values.items() if isinstance(its, Mapping) for inner in its}
-
-
-def _one_of(key: str, names: Sequence[str]) -> str:
-    return f"use it with {key}={' or '.join(filter(None, (', '.join(names[:-1]), names[-1])))}"
-
-
-def _of_samplers(option: str) -> Reading:
-    names = [name for name in SAMPLERS if _takes(name, option)]
-    return Reading(
-        f"clients.{option}",
-        ("clients.sampler",),
-        lambda its: _takes(its.clients.sampler, option),
-        _one_of("clients.sampler", names),
-    )
-
-
-def _takes(sampler: str, option: str) -> bool:
-    if option == "pilot_losses":  # read by `train.pilots`, which measures what these samplers learn
-        return issubclass(SAMPLERS[sampler], StatisticalSampler)
-    return option in ClientsConfig.shared_options(sampler)
-
-
-def _of_trackers() -> Iterator[Reading]:
-    for key in ("project", "entity", "group", "name", "tags", "artifacts"):
-        yield Reading(
-            f"tracking.{key}",
-            ("tracking.wandb",),
-            lambda its: its.tracking.wandb != "disabled" or bool(its.tracking.use),
-            "set tracking.wandb=online or offline",
-        )
-
-
-def _of_network() -> Iterator[Reading]:
-    for key in ("compute", "communicate", "profiles"):
-        yield Reading(
-            f"network.{key}",
-            ("network.bandwidth",),
-            lambda its: its.network.bandwidth is not None,
-            "set network.bandwidth too",
-        )
-    for key in ("compute", "communicate"):
-        yield Reading(
-            f"network.{key}",
-            ("network.profiles",),
-            lambda its: its.network.profiles is None,
-            "remove one of them",
-        )
-
-
-READINGS = (
-    Reading(
-        "design",
-        ("strategy",),
-        lambda its: its.strategy not in (*DRAWS_OWN_WAY, "full", "dense"),
-        "use it with a strategy that draws with given probabilities, e.g. collective",
-    ),
-    Reading(
-        "keep_ratio",
-        ("strategy",),
-        lambda its: get_strategy(its.strategy).allocate is not None and get_strategy(its.strategy).keep_ratio is None,
-        "dense and full send all terms",
-    ),
-    Reading(
-        "clip", ("local.optimizer",), lambda its: not its.local.scales or its.clip == inf, "use local.optimizer=sgd"
-    ),
-    Reading(
-        "clip",
-        ("strategy",),
-        lambda its: get_strategy(its.strategy).clips or its.clip == inf,
-        _one_of("strategy", [name for name, its in STRATEGIES.items() if its.clips]),
-    ),
-    Reading(
-        "server_momentum",
-        ("server_optimizer",),
-        lambda its: SERVER_OPTIMIZERS[its.server_optimizer] is not None,
-        _one_of("server_optimizer", [name for name, make in SERVER_OPTIMIZERS.items() if make]),
-    ),
-    Reading(
-        "patience",
-        ("rounds", "evaluate_every"),
-        lambda its: its.patience is None or sum(map(its.evaluates, range(its.rounds))) > its.patience,
-        "the run has too few evaluations: lower evaluate_every",
-    ),
-    Reading("data.root", ("data.name",), lambda its: its.data.name != "digits", "this dataset comes with scikit-learn"),
-    Reading(
-        "data.download",
-        ("data.name",),
-        lambda its: its.data.name not in ("digits", "shakespeare"),
-        _one_of("data.name", [*SOURCES]),
-    ),
-    Reading(
-        "data.alpha",
-        ("data.partition",),
-        lambda its: its.data.partition not in WITHOUT_ALPHA,
-        _one_of("data.partition", ["dirichlet", "pachinko", "power_law", "power_law_classes"]),
-    ),
-    *(
-        Reading(
-            f"data.{key}",
-            ("data.partition",),
-            lambda its: its.data.partition not in WITHOUT_FINE_ALPHA,
-            _one_of("data.partition", ["pachinko"]),
-        )
-        for key in ("fine_alpha", "concentration")
-    ),
-    *map(_of_samplers, ("replacement", "budget", "beta_over_alpha", "signal", "pilot_losses")),
-    *_of_network(),
-    Reading("local.epochs", ("local.steps",), lambda its: its.local.steps is None, "remove one of them"),
-    Reading(
-        "local.frobenius_decay_of",
-        ("local.frobenius_decay",),
-        lambda its: its.local.frobenius_decay > 0,
-        "remove one of them",
-    ),
-    *_of_trackers(),
-)
-# No task has its own value of these.
-OF_THE_WHOLE = ("clients.", "network.", "tracking.", "patience")
