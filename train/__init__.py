@@ -15,7 +15,7 @@ __all__ = ["load_model"]
 def load_model(directory: Path | str, best: bool = False) -> nn.Module:
     """Build the model of a run on the CPU, load its trained weights and set it to evaluation mode.
 
-    The data are not needed.
+    It does not need the data.
 
     Args:
         directory: of the run, as ``"runs/quickstart-collective-0"``.
@@ -25,7 +25,7 @@ def load_model(directory: Path | str, best: bool = False) -> nn.Module:
         The model; of a run with tasks, an `nn.ModuleDict` with one model a task.
 
     Raises:
-        UserError: the directory holds no run, or no model that can be read.
+        UserError: the directory holds no run, or its model cannot be read.
     """
     from train.rundir.model_file import read_model  # noqa: PLC0415  # the command line answers Ctrl-C before torch loads
 

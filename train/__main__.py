@@ -100,7 +100,7 @@ def _explain(error: BaseException, args: argparse.Namespace) -> tuple[str, int]:
 
 
 def _place_of(error: OSError) -> str:
-    """Return where something went wrong, as ``path: ``; nothing if unknown."""
+    """Return where an error occurred, as ``path: ``; empty if unknown."""
     if error.filename is not None:
         return f"{error.filename}: "
     try:
@@ -115,7 +115,7 @@ def _place_of(error: OSError) -> str:
 
 
 def _asked(args: argparse.Namespace) -> Config:
-    """Return the configuration asked for; a key that has no effect is refused."""
+    """Return the requested configuration. A key that has no effect is an error."""
     asked = read_config(args.config, args.overrides)
     refuse_idle([asked])
     return asked.config
@@ -125,7 +125,7 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     config = with_directory(_asked(args), args.overrides)
     if args.resume and not (config.directory / CONFIG_FILE).exists():
         log.warning("%s holds no run to resume: a new run starts there", config.directory)
-    with RoundProgress(console, [config]) as progress, watched(partial(progress.tell, 0)):
+    with RoundProgress(console, [config]) as progress, watched(partial(progress.show_stage, 0)):
         run(config, [EachRound(partial(progress.show, 0))], args.resume)
     _report_run(config, bool(progress.idle), args.line, console)
 
@@ -134,7 +134,7 @@ def _compare(args: argparse.Namespace, console: Console) -> None:
     cells = plan_cells(args.config, args.overrides, args.strategies, args.seeds, args.grid)
     check_comparison(cells[0].directory.parent)
     with RoundProgress(console, cells, [cell.directory.name for cell in cells]) as progress:
-        failures = compare(cells, progress.show, args.jobs, args.resume, progress.tell)
+        failures = compare(cells, progress.show, args.jobs, args.resume, progress.show_stage)
     if finished := {*progress.idle} - {*failures}:
         console.print(f"{len(finished)} of {len(cells)} runs had already finished", highlight=False)
     directories = [cell.directory for cell in cells if cell.directory not in failures]
@@ -158,14 +158,14 @@ def _table(args: argparse.Namespace, console: Console) -> None:
     configs, failures = [cell.config for cell in missing], {}
     if missing:
         with RoundProgress(console, configs, [cell.name for cell in missing]) as progress:
-            failures = compare(configs, progress.show, args.jobs, resume=True, stage=progress.tell)
+            failures = compare(configs, progress.show, args.jobs, resume=True, stage=progress.show_stage)
     paths = Report.of(args.number, matrix, cells, layout, args.scale, args.line, into).write()
     _show_paths(paths, console)
     _raise_failures(failures, len(missing))
 
 
 def _raise_failures(failures: Mapping[Path, Failure], total: int) -> None:
-    """Report runs that failed, after the report on the others is written; the same failure is reported once."""
+    """Report the runs that failed, after the report on the others is written. Report equal failures once."""
     if failures:
         alike: dict[str, list[str]] = {}
         for directory, failure in failures.items():
@@ -184,7 +184,7 @@ def _federate(args: argparse.Namespace, console: Console) -> None:
     patience = Patience(args.start_timeout, args.round_timeout)
     settings = settings_of(args.config, args.overrides, args.nodes, patience)
     config = read(settings)
-    with RoundProgress(console, [config]) as progress, watched(partial(progress.tell, 0)):
+    with RoundProgress(console, [config]) as progress, watched(partial(progress.show_stage, 0)):
         federate(config, settings, partial(progress.show, 0), args.resume)
     _report_run(config, bool(progress.idle), args.line, console)
 
@@ -217,7 +217,7 @@ def _page(args: argparse.Namespace, console: Console) -> None:
 
 
 def _report_run(config: Config, finished: bool, command: str, console: Console) -> None:
-    """Report on one run; on one that had finished before only if it has no report."""
+    """Report on one run. A run that had already finished gets a report only if it has none."""
     directory = config.directory
     if finished:
         _say(f"{directory} has already finished: nothing was run", console)
@@ -242,12 +242,12 @@ def _report(
 
 
 def _show_paths(paths: Sequence[Path], console: Console) -> None:
-    """Name the files that were written, all of which are in one folder."""
+    """List the files that were written, all of them in one folder."""
     _say(f"wrote {', '.join(path.name for path in paths)} to {paths[0].parent}", console)
 
 
 def _say(line: str, console: Console) -> None:
-    """Print one line, however long: a path that is wrapped cannot be copied."""
+    """Print one line without wrapping it, so that paths can be copied."""
     console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 

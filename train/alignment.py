@@ -1,7 +1,7 @@
-"""Does a round's update go FedAvg's way? The cosine between the two, from the same model, cohort, and batches.
+"""The cosine between a round's update and FedAvg's, from the same model, cohort and batches.
 
-FedAvg's update is what the round would have been without sharding: the cohort trains the whole model on the batches
-that it trains its shards on. It is measured and thrown away, which about doubles the cost of a round.
+For FedAvg's update, the cohort also trains the whole model on the batches that it trains its shards on. The update is
+measured and discarded, which about doubles the cost of a round.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from train.participation import step_size
 
 
 class FedAvgStep:
-    """FedAvg's update of the server's model in this round; the model itself stays as it is."""
+    """FedAvg's update of the server's model in this round; the model itself is not changed."""
 
     def __init__(self, experiment: Experiment, cohort: Sequence[Client], round: int) -> None:
         twin = Server(deepcopy(experiment.model), ShardPlanner("dense"))

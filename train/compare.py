@@ -1,7 +1,7 @@
-"""Several runs that differ in strategy, seed and the keys of a grid, side by side in processes of one thread each.
+"""Run several configurations that differ in strategy, seed and the keys of a grid, in parallel.
 
-One thread, because small models gain nothing from more, and because sums in a different number of threads round
-differently: like this, the results are the same whatever the number of jobs.
+Each process has one thread: small models gain nothing from more, and another number of threads would round sums
+differently. So results do not depend on the number of jobs.
 """
 
 import logging
@@ -46,7 +46,7 @@ POLL = 0.2  # seconds after which a request to stop is seen at the latest
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a run failed, whether what was asked for was wrong, and whether it was the training that diverged."""
+    """Why a run failed, and whether the cause was a user's mistake or a training that diverged."""
 
     why: str
     mistake: bool = False
@@ -60,7 +60,7 @@ def plan_cells(
     seeds: Sequence[int] | None,
     grids: Sequence[str] = (),
 ) -> list[Config]:
-    """Return the configurations to run, each with a directory of its own under the comparison's.
+    """Return the configurations to run, each with its own directory inside the comparison's.
 
     Raises:
         UserError: a mistake in the file, an override, a grid, or any of the strategies; nothing to compare; a key that
@@ -78,23 +78,23 @@ def plan_cells(
         cells[name] = cell
     refuse_idle([*cells.values()])
     base = next(iter(cells.values())).config
-    told = describe(dict(override.split("=", 1) for override in overrides))
-    into = base.output or Path("runs") / "-".join(filter(None, (base.name, "compare", told)))
+    label = describe(dict(override.split("=", 1) for override in overrides))
+    into = base.output or Path("runs") / "-".join(filter(None, (base.name, "compare", label)))
     return [cell.config.model_copy(update={"output": into / name}) for name, cell in cells.items()]
 
 
 def _axis(key: str, values: Sequence[object]) -> list[tuple[str, ...]]:
-    """Return the overrides that set a key to each of these values; without any it stays as it is."""
+    """Return the overrides that set a key to each of these values; one empty override without values."""
     return [(f"{key}={value}",) for value in dict.fromkeys(values)] or [()]
 
 
 def _cell_name(cell: Config, point: Sequence[str]) -> str:
-    told = describe(dict(override.split("=", 1) for override in point))
-    return "-".join(filter(None, (cell.strategy, told, str(cell.seed))))
+    label = describe(dict(override.split("=", 1) for override in point))
+    return "-".join(filter(None, (cell.strategy, label, str(cell.seed))))
 
 
 def default_jobs() -> int:
-    """Return how many runs go side by side: one a GPU, or one a core where there is none."""
+    """Return how many runs to train in parallel: one per GPU, or one per core without a GPU."""
     return torch.cuda.device_count() or num_cores()
 
 
@@ -105,15 +105,15 @@ def compare(
     resume: bool = False,
     stage: Stage = lambda place, stage: None,
 ) -> dict[Path, Failure]:
-    """Run every cell, `jobs` at a time; nothing starts unless all can.
+    """Run every cell, `jobs` at a time.
 
-    On a machine with GPUs the runs are dealt out to them.
+    Nothing starts unless all cells can. Runs are spread over the GPUs, if there are any.
 
     Returns:
-        Why a cell failed, by its directory; the others have finished. A failure does not stop the others.
+        The failures, by directory; all other cells have finished. A failure does not stop the other cells.
 
     Raises:
-        Stopped: a signal asked for it. No more cells were started, those under way finished their round.
+        Stopped: a signal asked to stop. No more cells were started, and running ones finished their round.
     """
     for cell in cells:
         RunDirectory(cell, resume).check()
@@ -127,13 +127,11 @@ def compare(
 
 @dataclass
 class Crew:
-    """The processes that run cells, one each.
-
-    A cell's own process shares nothing with the others: when it is killed, it takes none with it.
+    """The processes that run cells, one each. They share nothing: if one is killed, the others continue.
 
     Attributes:
-        waiting: places of the cells that have not been started.
-        working: what runs, by the end of the pipe from it.
+        waiting: indices of the cells that have not been started.
+        working: the running processes, by our end of their pipe.
         failures: so far.
     """
 
@@ -146,7 +144,7 @@ class Crew:
     failures: dict[Path, Failure] = field(default_factory=dict)
 
     def step(self, progress: Progress, stage: Stage, stopping: bool) -> bool:
-        """Start what can be started, take in what is told; return whether there is more to come."""
+        """Start cells, and process messages from the workers. Return whether any work is left."""
         if stopping:
             self.waiting.clear()
             for worker in self.working.values():
@@ -159,7 +157,7 @@ class Crew:
         return bool(self.waiting or self.working)
 
     def end(self) -> None:
-        """End what still runs, at once."""
+        """Kill the processes that still run."""
         for worker in self.working.values():
             worker.process.kill()
             worker.process.join()
@@ -176,25 +174,25 @@ class Crew:
         self.working[ours] = Worker(place, slot, process)
 
     def _take(self, line: Connection, progress: Progress, stage: Stage, stopping: bool) -> None:
-        """Take in a round's metrics, what comes before the first, how the run ended, or that its process is gone."""
+        """Process a message: a stage, a round's metrics, how the run ended, or that its process is gone."""
         worker = self.working[line]
         try:
-            told = line.recv()
+            message = line.recv()
         except (EOFError, OSError):
             worker.process.join()
             del self.working[line]
-            if not worker.told and not stopping:
-                why = f"its process was killed (exit code {worker.process.exitcode}), perhaps for want of memory"
+            if not worker.reported and not stopping:
+                why = f"its process was killed (exit code {worker.process.exitcode}), perhaps because memory ran out"
                 self._fail(worker, Failure(f"{why}; {REMEDY}"))
             return
-        if isinstance(told, dict):
-            progress(worker.place, told)
-        elif isinstance(told, str):
-            stage(worker.place, told)
+        if isinstance(message, dict):
+            progress(worker.place, message)
+        elif isinstance(message, str):
+            stage(worker.place, message)
         else:
-            worker.told = True
-            if told is not None:
-                self._fail(worker, told)
+            worker.reported = True
+            if message is not None:
+                self._fail(worker, message)
 
     def _fail(self, worker: "Worker", failure: Failure) -> None:
         self.failures[self.cells[worker.place].directory] = failure
@@ -202,23 +200,23 @@ class Crew:
 
 @dataclass
 class Worker:
-    """One process.
+    """A process that runs a cell.
 
     Attributes:
-        place: of its cell.
-        slot: of the jobs at a time.
-        told: whether it said how the run ended.
-        stopped: whether it has been told to stop.
+        place: index of its cell.
+        slot: which of the parallel jobs it is.
+        reported: whether it has reported how the run ended.
+        stopped: whether it has been asked to stop.
     """
 
     place: int
     slot: int
     process: BaseProcess
-    told: bool = False
+    reported: bool = False
     stopped: bool = False
 
     def stop(self) -> None:
-        """Have it stop after the round under way; once."""
+        """Ask it, once, to stop after the current round."""
         if not self.stopped:
             self.stopped = True
             self.process.terminate()
@@ -226,7 +224,7 @@ class Worker:
 
 @contextmanager
 def _crew(cells: Sequence[Config], jobs: int, resume: bool) -> Iterator[Crew]:
-    # A process of one thread that has imported all there is to import, and forks: faster than to start each anew.
+    # Workers are forked from a process with one thread that has imported everything, which saves their imports.
     context: Any = get_context("forkserver" if sys.platform == "linux" else "spawn")
     if sys.platform == "linux":
         context.set_forkserver_preload(["train.compare"])
@@ -238,20 +236,20 @@ def _crew(cells: Sequence[Config], jobs: int, resume: bool) -> Iterator[Crew]:
 
 
 def _work(cell: Config, resume: bool, slot: int, line: Connection) -> None:
-    """Run a cell, and tell how it ends: nothing if well, else a `Failure`."""
+    """Run a cell, and send how it ended: None, or a `Failure`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; what it means is passed on by SIGTERM
     if torch.cuda.is_available():
         torch.cuda.set_device(slot % torch.cuda.device_count())
 
-    def tell(what: dict[str, object] | str) -> None:
+    def send(what: dict[str, object] | str) -> None:
         try:
             line.send(what)
         except OSError:  # whoever started this is gone
             raise Stopped(signal.SIGTERM) from None
 
     try:
-        with watched(tell):
-            run(cell, [EachRound(lambda metrics: tell(dict(metrics)))], resume)
+        with watched(send):
+            run(cell, [EachRound(lambda metrics: send(dict(metrics)))], resume)
         line.send(None)
     except KeyboardInterrupt:
         os._exit(0)

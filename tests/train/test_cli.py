@@ -90,7 +90,7 @@ def test_a_summary_is_of_all_runs_in_the_folder_and_a_run_and_a_comparison_keep_
     assert (out / "summary.md").read_text() == summary
 
 
-OTHERS = "error: {} holds other runs, as broken-0, and a run needs a folder of its own: choose another output=…\n"
+OTHERS = "error: {} holds other runs, as broken-0, and a run needs its own folder; choose another output=…\n"
 HOLDS_A_RUN = "error: {} holds a run; a comparison needs another folder: choose another output=…\n"
 
 

@@ -146,9 +146,9 @@ OTHER_RUNS = {
     "fewer rounds": (["rounds=3"], "rounds=4, not 3;"),
     "another seed too": (["rounds=5", "seed=7"], "seed=0, not 7;"),
     "another key of a section": (["local.momentum=0.5"], "local.momentum=0.9, not 0.5;"),
-    "a schedule that goes by their number": (
+    "a schedule that depends on their number": (
         ["rounds=5", "local.schedule=cosine"],
-        "rounds=4, not 5: the schedule cosine goes by their number;",
+        "rounds=4, not 5: the schedule cosine depends on the total;",
     ),
 }
 
@@ -178,7 +178,7 @@ def test_it_goes_on_with_no_other_data(key, tmp_path):
     clients["quickstart"][key].reverse()
     path.write_text(json.dumps(clients))
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
-    with pytest.raises(UserError, match="was started with other data than those of quickstart"):
+    with pytest.raises(UserError, match="was started with other data than the present quickstart"):
         run(tiny(tmp_path, *OPTIONS), resume=True)
     assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
 
@@ -436,7 +436,7 @@ def test_a_config_that_cannot_be_read_is_one_line(content, tmp_path, whole):
     config = tiny(tmp_path / "run", *OPTIONS)
     shutil.copytree(whole, config.directory)
     (config.directory / CONFIG_FILE).write_bytes(content)
-    with pytest.raises(UserError, match="so what was run there cannot be told") as refused:
+    with pytest.raises(UserError, match="so the run there is unknown") as refused:
         run(config, resume=True)
     assert "\n" not in str(refused.value)
 

@@ -33,7 +33,7 @@ class Time:
 def test_off_a_terminal_there_is_a_line_at_once_then_every_so_often_and_at_the_end():
     time, out = Time(), io.StringIO()
     with RoundProgress(Console(file=out, width=200), [CONFIG], now=time) as progress:
-        progress.tell(0, "reading digits")
+        progress.show_stage(0, "reading digits")
         assert out.getvalue() == "collective: writing to /nowhere\ncollective: reading digits\n"
         for t in range(10):
             time.now += 12
@@ -50,7 +50,7 @@ def test_on_a_terminal_a_bar_says_the_same():
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=160, color_system=None)
     with RoundProgress(console, [CONFIG]) as progress:
-        progress.tell(0, "reading digits")
+        progress.show_stage(0, "reading digits")
         progress._bars.refresh()
         progress.show(0, line(0, test_accuracy=0.25))
     shown = out.getvalue()
@@ -86,8 +86,8 @@ def test_the_first_line_says_where_one_run_or_several_are_written(terminal):
     for configs, where in (([one], "collective: writing to /nowhere/table/a"), ([one, two], "/nowhere/table")):
         out = io.StringIO()
         with RoundProgress(Console(file=out, force_terminal=terminal, width=80), configs) as progress:
-            progress.tell(0, "reading digits")
-            progress.tell(0, "distributing digits")
+            progress.show_stage(0, "reading digits")
+            progress.show_stage(0, "distributing digits")
         first, *others = out.getvalue().splitlines()
         assert first.endswith(where)
         assert terminal or not any(where in line for line in others)
@@ -110,7 +110,7 @@ def test_the_time_left_counts_the_rounds_of_this_process_alone():
 def test_bars_go_where_no_run_came_to_a_round():
     for rounds in ([], [line(0)]):
         with RoundProgress(Console(file=io.StringIO(), force_terminal=True), [CONFIG, CONFIG]) as progress:
-            progress.tell(1, "reading digits")
+            progress.show_stage(1, "reading digits")
             for metrics in rounds:
                 progress.show(0, metrics)
         assert progress._bars.live.transient is not bool(rounds)
@@ -132,7 +132,7 @@ def test_clock():
     assert [clock(s) for s in (0, 59.6, 61, 3723)] == ["0:00", "1:00", "1:01", "1:02:03"]
 
 
-def test_what_comes_before_the_first_round_is_told_by_a_run_and_by_each_of_several(tmp_path):
+def test_a_run_and_each_of_several_show_their_stages_before_the_first_round(tmp_path):
     config = load_config("configs/quickstart.yaml", [*SMALL, f"output={tmp_path / 'one'}"])
     stages = ["reading digits", "distributing digits among 20 clients", "building mlp"]
     stages += ["preparing the engine auto", "training its first round"]

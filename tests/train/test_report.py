@@ -279,7 +279,7 @@ def test_a_summary_lists_the_commands_that_made_it_once(runs, tmp_path):
     assert text.splitlines()[0].count("-->") == 1
     check_reports(tmp_path)
     (tmp_path / "summary.md").write_text(text.partition("\n")[2])
-    with pytest.raises(UserError, match=r"summary\.md is not from here"):
+    with pytest.raises(UserError, match=r"summary\.md was not written by this program"):
         check_reports(tmp_path)
 
 

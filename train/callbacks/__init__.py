@@ -1,4 +1,4 @@
-"""What looks on at a run: files, checkpoints, trackers, progress, and reasons to stop."""
+"""What happens after each round: files, checkpoints, trackers, progress, and early stopping."""
 
 from train.callbacks.base import Callback, EachRound, FinishedRound, closing
 

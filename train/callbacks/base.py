@@ -12,12 +12,12 @@ from train.rundir.records import Layers, laws_of
 
 @dataclass
 class FinishedRound:
-    """A finished round, as callbacks see it.
+    """A finished round, as passed to callbacks.
 
     Attributes:
         number: t, from 0.
         metrics: of the round; a callback may add to them for the callbacks after it.
-        plans: what was sent, by model.
+        plans: the shards that were sent, by model.
         last: whether the run ends with this round. `EarlyStop` sets it before the round is written; a callback that
             sets it later ends the run without a checkpoint of this round.
         interrupted: whether the run was asked to stop after this round.

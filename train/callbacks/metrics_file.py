@@ -1,4 +1,4 @@
-"""Write the run's record: `metrics.jsonl`, a line for each round, and `layers.jsonl`, the strategy's decisions."""
+"""Write `metrics.jsonl`, with a line for each round, and `layers.jsonl`, with the strategy's decisions."""
 
 import json
 import os

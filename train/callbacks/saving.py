@@ -14,14 +14,14 @@ from train.rundir.model_file import save_model
 class SaveCheckpoints(Callback):
     """Writes a checkpoint every `checkpoint_every` rounds, after the last round, and when the run is interrupted.
 
-    It precedes the metrics file, so that the run can resume from each round that has a line of metrics.
+    It runs before `MetricsFile`, so that the run can resume from every round in `metrics.jsonl`.
     """
 
     def __init__(self, experiment: Experiment | MultiModel) -> None:
         self._experiment, self._config = experiment, experiment.config
 
     def after_round(self, done: FinishedRound) -> None:
-        """Write the checkpoint, if it is due.
+        """Write the checkpoint if it is due.
 
         Raises:
             RunError: the disk is full or not writable.
@@ -40,7 +40,7 @@ class SaveBest(Callback):
     With `data.holdout` the test accuracy is that on the held-out samples.
 
     Args:
-        experiment: of which the model is evaluated.
+        experiment: whose model is evaluated.
         lines: metrics of the rounds that an earlier process finished.
     """
 
@@ -49,7 +49,7 @@ class SaveBest(Callback):
         self._best = max((line["test_accuracy"] for line in lines if "test_accuracy" in line), default=-1.0)
 
     def after_round(self, done: FinishedRound) -> None:
-        """Write the model, if it is the best.
+        """Write the model if it is the best so far.
 
         Raises:
             RunError: the disk is full or not writable.
@@ -62,7 +62,7 @@ class SaveBest(Callback):
 
 
 def keepers_of(parts: Mapping[str, Experiment]) -> dict[str, Keeper]:
-    """Return the servers' optimizers and averages, which a checkpoint holds besides the models and the sampler."""
+    """Return the servers' optimizers and averages, which a checkpoint stores with the models and the sampler."""
     optimizers: dict[str, Keeper] = {f"server/{name}": part.server.optimizer for name, part in parts.items()}
     averages = {f"average/{name}": part.server.averaged for name, part in parts.items()}
     return optimizers | {place: average for place, average in averages.items() if average is not None}

@@ -17,7 +17,7 @@ MOST_LOST = 5  # a run ends after this many rounds in a row without a usable upd
 
 
 class EarlyStop(Callback):
-    """Ends the run at its target accuracy or loss, or when the test accuracy has not risen for too long.
+    """Ends the run at its target accuracy or loss, or when the test accuracy has stopped improving.
 
     With `data.holdout` the test accuracy is that on the held-out samples.
 
@@ -34,12 +34,12 @@ class EarlyStop(Callback):
             self.reason(line)
 
     def after_round(self, done: FinishedRound) -> None:
-        """End the run if there is a reason, and record it as `metrics["stopped"]`."""
+        """End the run if a criterion is met, and record the reason as `metrics["stopped"]`."""
         if (why := self.reason(done.metrics)) is not None:
             done.metrics["stopped"], done.last = why, True
 
     def reason(self, metrics: Mapping[str, Any]) -> str | None:
-        """Take in a round's metrics, and return why the run ends with this round; None if it does not."""
+        """Process a round's metrics. Return why the run ends with this round, or None if it continues."""
         accuracy = metrics.get("test_accuracy")
         if accuracy is None:
             return None
@@ -48,7 +48,7 @@ class EarlyStop(Callback):
         if self._reaches_all(accuracy, metrics.get("train_set_loss")):
             return " and ".join(self._reached.values())
         if self._patience is not None and self._waited >= self._patience:
-            return f"the test accuracy has not risen in patience={self._patience} evaluations"
+            return f"the test accuracy has not improved in patience={self._patience} evaluations"
         return None
 
     def _reaches_all(self, accuracy: float, loss: float | None) -> bool:
@@ -96,7 +96,7 @@ class LostRounds(Callback):
 
 
 class OversizeShards(Callback):
-    """Warns once where the largest shard of a round has more bytes than the model, so that sharding saves nothing."""
+    """Warns once if the largest shard of a round has more bytes than the model, so that sharding saves nothing."""
 
     def __init__(self) -> None:
         self._warned = False
@@ -113,7 +113,7 @@ class OversizeShards(Callback):
 
 
 class Interruption(Callback):
-    """Records a request to stop, for the callbacks that come after it.
+    """Records a request to stop, for the callbacks that follow.
 
     Args:
         asked: returns whether there is a request.

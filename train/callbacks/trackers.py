@@ -1,4 +1,4 @@
-"""Trackers: Weights & Biases if asked for, and custom callbacks. None of them can end a run."""
+"""Trackers: Weights & Biases, if enabled, and custom callbacks. A tracker that fails does not end the run."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ TRACKERS: dict[str, Callable[[Config], Callback]] = {}  # custom ones, by the na
 
 
 def where_at_wandb(directory: Path) -> str | None:
-    """Return the URL of a run at W&B, or the command that uploads it; None if it is not there."""
+    """Return the URL of a run at W&B, or the command that uploads it; None if it is not logged there."""
     with suppress(OSError, ValueError, AttributeError):
         where: str | None = json.loads((directory / WANDB_FILE).read_text(encoding="utf-8")).get("where")
         return where
@@ -25,7 +25,7 @@ def where_at_wandb(directory: Path) -> str | None:
 
 
 class Guarded(Callback):
-    """A callback that may fail without harm: the failure is reported once, and the callback is not called again."""
+    """A callback whose failure does not end the run: it is logged once, and the callback is not called again."""
 
     def __init__(self, name: str, callback: Callback) -> None:
         self._name, self._callback = name, callback
@@ -51,7 +51,7 @@ class Guarded(Callback):
 
 
 def open_trackers(config: Config) -> list[Callback]:
-    """Return the trackers that a run asks for.
+    """Return the trackers that a configuration enables.
 
     Raises:
         UserError: an unknown name, or W&B refuses.
@@ -65,7 +65,7 @@ def open_trackers(config: Config) -> list[Callback]:
 
 
 def check_trackers(config: Config) -> None:
-    """Check that the trackers asked for exist, before any data are read.
+    """Check that the enabled trackers exist, before any data are read.
 
     Raises:
         UserError: a package that is not installed, no key for W&B, an unknown name.

@@ -1,4 +1,4 @@
-"""Weights & Biases: one run there for a run here, however often it is resumed.
+"""Weights & Biases: a run is one W&B run, however often it is resumed.
 
 `wandb.json` in the run's directory keeps the run's id, how many rounds were logged, so that rounds that are run again
 are not logged twice, and where the run is. Offline needs no account: `wandb sync DIR/wandb/offline-run-*` uploads it.
@@ -18,7 +18,7 @@ import wandb
 
 from sharding.errors import UserError
 from train.callbacks.base import Callback, FinishedRound
-from train.config.naming import told_by
+from train.config.naming import settings_in_name
 from train.config.schema import Config
 from train.report import write_report
 from train.report.page import write_page
@@ -58,14 +58,14 @@ class WandbRun(Callback):
         held = _read_state(self._state)
         self._id, self._told = held.get("id") or uuid4().hex[:12], int(held.get("rounds", 0))
         self._megabytes, self._best = totals(read_lines(config.directory / METRICS_FILE))
-        tracking, told = config.tracking, told_by(config)
+        tracking, settings = config.tracking, settings_in_name(config)
         try:
             self._run = wandb.init(
                 project=tracking.project,
                 entity=tracking.entity,
-                group=tracking.group or "-".join(filter(None, (config.name, config.strategy, told))),
+                group=tracking.group or "-".join(filter(None, (config.name, config.strategy, settings))),
                 job_type=config.strategy,
-                tags=[config.strategy, config.data.name, *_tags(told), *tracking.tags],
+                tags=[config.strategy, config.data.name, *_tags(settings), *tracking.tags],
                 name=tracking.name or config.directory.name,
                 id=self._id,
                 resume="allow" if held and tracking.wandb == "online" else None,
@@ -136,7 +136,7 @@ class WandbRun(Callback):
         return artifact
 
     def _named(self, key: str) -> str:
-        """Return the name of a number at W&B: ``val_…`` for ``test_…`` where samples are held out."""
+        """Return the W&B name of a metric: ``val_…`` instead of ``test_…`` if samples are held out."""
         return key if self._config.data.holdout is None else key.replace("test_", "val_")
 
     def _define(self) -> None:
@@ -155,7 +155,7 @@ class WandbRun(Callback):
 
 
 def _read_state(path: Path) -> dict[str, Any]:
-    """Return what an earlier start has kept; nothing if there was none, or its file is damaged."""
+    """Return the state of an earlier start; empty if there was none, or its file is damaged."""
     if not path.exists():
         return {}
     with suppress(OSError, ValueError):
@@ -165,9 +165,9 @@ def _read_state(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _tags(told: str) -> list[str]:
+def _tags(settings: str) -> list[str]:
     """Return a tag for each setting in the directory's name, as long as W&B allows."""
-    return [word[:LONGEST_TAG] for word in told.split(",") if word]
+    return [word[:LONGEST_TAG] for word in settings.split(",") if word]
 
 
 def _is_number(value: object) -> bool:

@@ -1,1 +1,1 @@
-"""What the terminal shows: the command line, progress, lists, and an early line for Ctrl-C."""
+"""The command line: arguments, progress, lists, and an early handler for Ctrl-C."""

@@ -37,7 +37,7 @@ HELP = {  # of each command: what it does, what it writes and where, and two exa
         ),
     ),
     "table": (
-        "run what is missing of a published table or figure, and write it",
+        "run the missing cells of a published table or figure, and write it",
         "Writes tableN.md, tableN.csv and plots to the output folder, and the runs to its folder cells/.",
         ("table 1", "table figure3 --scale medium --seeds 0 --only top_n,collective"),
     ),
@@ -75,7 +75,7 @@ HELP = {  # of each command: what it does, what it writes and where, and two exa
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Read the command line; overrides may stand anywhere after the config, which argparse alone would refuse.
+    """Read the command line; overrides may stand anywhere after the config, which plain argparse does not allow.
 
     ``--dotted.key=value``, as sweeps write it, is an override as well.
 
@@ -95,10 +95,10 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports a mistake in one line."""
+    """Reports an error in one line."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse would print."""
+        """Raise a UserError with argparse's message."""
         raise UserError(f"{message.replace(', KEY=VALUE', '')}; see {self.prog} --help")
 
 
@@ -108,7 +108,7 @@ def _is_key(option: str, equals: str) -> bool:
 
 
 def _meant(option: str, words: Sequence[str]) -> str:
-    """Return how ``--key value`` is written, where the option is a key of the configuration."""
+    """Return ``key=value`` as a suggestion if the unknown option is a key of the configuration."""
     value = [*words, "…"][words.index(option) + 1]
     return f" (write {option[2:]}={value})" if _is_key(option, "=") else ""
 

@@ -1,4 +1,4 @@
-"""Warnings where a run is watched: above its bars on a terminal, a line each elsewhere."""
+"""Warnings on the console: above the progress bars on a terminal, else one line each."""
 
 import logging
 
@@ -7,7 +7,7 @@ from rich.logging import RichHandler
 
 
 class Lines(logging.Handler):
-    """Prints a line each, however long: a path that is wrapped cannot be copied."""
+    """Prints each record in one line without wrapping it, so that paths can be copied."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -15,10 +15,10 @@ class Lines(logging.Handler):
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one."""
+        """Print a record."""
         self._console.print(self.format(record), highlight=False, markup=False, soft_wrap=True)
 
 
 def handler(console: Console) -> logging.Handler:
-    """Return what shows the log on this console."""
+    """Return the handler that shows the log on this console."""
     return RichHandler(console=console, show_path=False) if console.is_terminal else Lines(console)

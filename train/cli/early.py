@@ -1,6 +1,7 @@
-"""Answers Ctrl-C while the rest of the program is still being imported; to be imported before anything else.
+"""Handle Ctrl-C while the rest of the program is still being imported.
 
-Only where `python -m train` runs: who imports the package for another purpose keeps his own handlers.
+Import this module before anything else. It acts only under `python -m train`; other programs that import the package
+keep their own handlers.
 """
 
 import os
@@ -13,7 +14,7 @@ PROGRAM = str(Path(__file__).parents[1] / "__main__.py")
 
 
 def leave(number: int, frame: FrameType | None) -> None:
-    """End the program; nothing has been started yet."""
+    """Exit; nothing has been started yet."""
     os.write(2, b"interrupted\n")
     os._exit(128 + number)
 

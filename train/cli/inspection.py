@@ -1,4 +1,4 @@
-"""Who has what: a look at a configuration's clients and model before anything is trained."""
+"""Inspect a configuration's clients and model without training."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,7 +27,7 @@ NAMED = 20  # so many clients of a keep ratio are named
 
 
 def inspect_partition(config: Config, into: Path) -> Iterator[str]:
-    """Draw the partition of `config` into a folder, as PNG and SVG, and say what is worth saying, line by line.
+    """Draw the partition of `config` as PNG and SVG into a folder, and yield lines that describe clients and model.
 
     Raises:
         UserError: the data is not there, or cannot be shared out as configured.
@@ -58,7 +58,7 @@ def _inspect(config: Config, name: str, into: Path) -> Iterator[str]:
 
 
 def _describe_model(config: Config, dataset: Dataset, keep_ratios: Mapping[Client, float]) -> Iterator[str]:
-    """Tell the model's size and, by keep ratio, who gets how much of it, one way."""
+    """Describe the model's size and, for each keep ratio, the size of a shard and its clients."""
     model = make_model(config, dataset)
     plan, whole = plan_of_each(make_planner(config), model, keep_ratios), nbytes_whole(model)
     parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -1,4 +1,4 @@
-"""The names that a configuration may use, and what `python -m train list` says of them."""
+"""The names that a configuration may use, as printed by `python -m train list`."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Show runs while they train: bars on a terminal, a line every so often elsewhere."""
+"""Show runs while they train: bars on a terminal, else a line from time to time."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -46,7 +46,7 @@ class Standing:
     stopped: str | None = None
 
     def take(self, metrics: Mapping[str, Any]) -> None:
-        """Take in a round's metrics."""
+        """Update with a round's metrics."""
         if not self.done:
             self.began = metrics["round"]
         self.done = metrics["round"] + 1
@@ -58,14 +58,14 @@ class Standing:
         self.stopped = metrics.get("stopped")
 
     def recall(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Take in the rounds of an earlier process, whose time does not count."""
+        """Update with the rounds of an earlier process, whose time does not count."""
         for line in lines:
             self.take(line)
         self.began, self.seconds = self.done, 0.0
 
     @property
     def finished(self) -> bool:
-        """Whether no round follows."""
+        """Whether the run has ended."""
         return self.done == self.rounds or self.stopped is not None
 
     @property
@@ -110,7 +110,7 @@ class RoundProgress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Remove the bars if no run finished a round, because one line says why."""
+        """Remove the bars if no run finished a round: an error message follows."""
         if self._bars is not None:
             self._bars.live.transient = isinstance(error, UserError | None) and len(self.idle) == len(self._runs)
             self._bars.stop()
@@ -120,13 +120,13 @@ class RoundProgress:
         """The directories of runs of which no round was shown: they had finished before, or failed."""
         return [where for where, run in zip(self._directories, self._runs, strict=True) if not run.done]
 
-    def tell(self, place: int, stage: str) -> None:
-        """Show what the run at that place does before its first round; for several runs, only on their bars.
+    def show_stage(self, place: int, stage: str) -> None:
+        """Show what a run does before its first round; for several runs, only on their bars.
 
-        Off a terminal the first line says where the runs write: most mistakes are found before it.
+        Without a terminal, the first line says where the runs write, once most errors have been ruled out.
         """
         if self._bars is not None:
-            self._bars.tell(place, stage)
+            self._bars.show_stage(place, stage)
             return
         if not self._began:
             self._began = True
@@ -135,7 +135,7 @@ class RoundProgress:
             self._say(f"{self._runs[0].name}: {stage}")
 
     def show(self, place: int, metrics: Mapping[str, Any]) -> None:
-        """Show one round of the run at that place."""
+        """Show one round of a run."""
         run = self._runs[place]
         first = not any(other.done for other in self._runs)
         if not run.done:
@@ -174,7 +174,7 @@ class _Bars(Progress):
         yield Text(self._where, overflow="fold")
         yield from super().get_renderables()
 
-    def tell(self, place: int, stage: str) -> None:
+    def show_stage(self, place: int, stage: str) -> None:
         self.update(self._places[place], text=stage)
 
     def show(self, place: int, run: Standing) -> None:

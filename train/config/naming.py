@@ -20,8 +20,8 @@ def with_directory(config: Config, overrides: Sequence[str]) -> Config:
     """Return the configuration with a directory named after what was overridden, if it has none."""
     if config.output is not None:
         return config
-    told = describe(dict(override.split("=", 1) for override in overrides))
-    stem = f"{config.name}-{config.strategy}" + (f"-{told}" if told else "")
+    label = describe(dict(override.split("=", 1) for override in overrides))
+    stem = f"{config.name}-{config.strategy}" + (f"-{label}" if label else "")
     return config.model_copy(update={"output": Path("runs") / f"{stem}-{config.seed}"})
 
 
@@ -34,14 +34,14 @@ def describe(overrides: Mapping[str, str]) -> str:
     kept = {key: value for key, value in sorted(overrides.items()) if not is_named(key, unnamed)}
     lasts = [key.rpartition(".")[2] for key in kept]
     words = (last if lasts.count(last) == 1 else key for key, last in zip(kept, lasts, strict=True))
-    told = ",".join(f"{word}={_plain(value)}" for word, value in zip(words, kept.values(), strict=True))
-    if len(told) <= LONGEST:
-        return told
-    digest = blake2b(told.encode(), digest_size=4).hexdigest()
-    return f"{told[: LONGEST - len(digest)].rpartition(',')[0]},{digest}".lstrip(",")
+    label = ",".join(f"{word}={_plain(value)}" for word, value in zip(words, kept.values(), strict=True))
+    if len(label) <= LONGEST:
+        return label
+    digest = blake2b(label.encode(), digest_size=4).hexdigest()
+    return f"{label[: LONGEST - len(digest)].rpartition(',')[0]},{digest}".lstrip(",")
 
 
-def told_by(config: Config) -> str:
+def settings_in_name(config: Config) -> str:
     """Return the settings in the name of a run's directory, as ``lr=0.05``; nothing if it is named otherwise."""
     form = rf"(?:{re.escape(config.name)}-)?{re.escape(config.strategy)}-(.+)-{config.seed}"
     found = re.fullmatch(form, config.directory.name)

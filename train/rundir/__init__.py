@@ -1,1 +1,1 @@
-"""A run's directory: who may write, which files there are, checkpoints, records and provenance."""
+"""A run's directory: its lock, files, checkpoints, records and provenance."""

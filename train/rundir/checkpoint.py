@@ -1,10 +1,10 @@
-"""The server's model on disk, so that an interrupted run resumes where it was.
+"""Checkpoints of the server's model, from which an interrupted run resumes.
 
-Every random number is keyed by its round and local optimizers are fresh each round, so the model, the number of
-finished rounds, what the server's optimizer remembers, the average of the models and what the sampler has learned of
-the clients are all the state there is. The last two checkpoints are kept, each with a checksum: should the newer one be
-spoiled, or be ahead of the metrics because the process died between the two, the run resumes from the older one, with
-the same result.
+Every random number is keyed by its round, and local optimizers start fresh each round. So the state consists of the
+model, the number of finished rounds, the server's optimizer, the average of the models, and what the sampler has
+learned about the clients. The last two checkpoints are kept, each with a checksum. If the newer one is damaged, or
+ahead of the metrics because the process died between the two writes, the run resumes from the older one, with the same
+result.
 """
 
 import json
@@ -34,13 +34,13 @@ BESIDE = "."  # begins the names of what is kept beside the model: no part of a 
 
 
 class Keeper(Protocol):
-    """What has to be on disk beside the model: a server's optimizer, or an average."""
+    """State that is saved with the model: a server's optimizer, or an average."""
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return its tensors."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> object:
-        """Take them back."""
+        """Restore them."""
 
 
 Keepers = Mapping[str, Keeper]  # by ``<kind>/<model>``
@@ -48,7 +48,7 @@ NO_KEEPERS: Keepers = {}
 
 
 class SpoiledError(Exception):
-    """A checkpoint cannot be used; says why."""
+    """A checkpoint cannot be used; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ class Checkpoint:
     """A model after some rounds.
 
     Attributes:
-        rounds: that are finished.
-        state: of the model, by name, and of what is kept beside it: servers' optimizers, as
-            ``.server/<model>/<weight>/<part>``, and averages of models, as ``.average/<model>/module.<tensor>``.
-        gradient_norms: what the sampler has learned of the clients, if it learns.
+        rounds: number of finished rounds.
+        state: of the model, by name; of the servers' optimizers, as
+            ``.server/<model>/<weight>/<part>``, and of the averages of models, as ``.average/<model>/module.<tensor>``.
+        gradient_norms: what the sampler has learned about the clients, if it learns.
     """
 
     rounds: int
@@ -68,7 +68,7 @@ class Checkpoint:
 
     @classmethod
     def of(cls, model: nn.Module, rounds: int, sampler: Sampler | None = None, keepers: Keepers = NO_KEEPERS) -> Self:
-        """Return the checkpoint of a model after so many rounds."""
+        """Return the checkpoint of a model after this number of rounds."""
         tensors: dict[str, Tensor] = dict(model.state_dict())
         for place, keeper in keepers.items():
             tensors |= {f"{BESIDE}{place}/{name}": tensor for name, tensor in keeper.state_dict().items()}
@@ -81,37 +81,37 @@ class Checkpoint:
         """Read a file.
 
         Raises:
-            SpoiledError: it is no checkpoint, is cut off or altered.
+            SpoiledError: it is not a checkpoint, or is truncated or altered.
             UserError: it was written by another version.
         """
         try:
-            told = metadata_of(path, KEY)
+            header = metadata_of(path, KEY)
             with safetensors.safe_open(path, framework="pt") as file:
                 state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-            _refuse_other_format(path, told)
-            read = cls(int(told["rounds"]), state, told["gradient_norms"])
+            _refuse_other_format(path, header)
+            read = cls(int(header["rounds"]), state, header["gradient_norms"])
         except UserError:
             raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError) as error:
-            raise SpoiledError(f"it is no whole checkpoint ({type(error).__name__}: {error})") from error
+            raise SpoiledError(f"it is not a complete checkpoint ({type(error).__name__}: {error})") from error
         if read.rounds < 0:
-            raise SpoiledError(f"it says {read.rounds} rounds")
-        if told["checksum"] != read.checksum():
-            raise SpoiledError("its content is not what was written: the checksum differs")
+            raise SpoiledError(f"its number of rounds is {read.rounds}")
+        if header["checksum"] != read.checksum():
+            raise SpoiledError("its content has changed: the checksum differs")
         return read
 
     def to_bytes(self) -> bytes:
         """Return the content of its file."""
-        told = {
+        header = {
             "format": FORMAT,
             "rounds": self.rounds,
             "gradient_norms": self.gradient_norms,
             "checksum": self.checksum(),
         }
-        return safetensors.torch.save(self.state, {KEY: json.dumps(told)})  # one key: several are in any order
+        return safetensors.torch.save(self.state, {KEY: json.dumps(header)})  # one key: several are in any order
 
     def checksum(self) -> str:
-        """Return the digest of all that it holds."""
+        """Return the digest of the content."""
         digest = blake2b(json.dumps([self.rounds, self.gradient_norms]).encode(), digest_size=16)
         for name, tensor in sorted(self.state.items()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -119,10 +119,10 @@ class Checkpoint:
         return digest.hexdigest()
 
     def must_fit(self, model: nn.Module | None) -> None:
-        """Make sure that this is a checkpoint of that model, if one is given.
+        """Check that this is a checkpoint of the given model, if any.
 
         Raises:
-            SpoiledError: it is not.
+            SpoiledError: it is of another model.
         """
         wanted = {} if model is None else {name: tensor.shape for name, tensor in model.state_dict().items()}
         held = {name: tensor.shape for name, tensor in self._model_state().items()}
@@ -131,7 +131,7 @@ class Checkpoint:
             raise SpoiledError(f"it is of another model: {differing[0]} differs")
 
     def restore(self, model: nn.Module, sampler: Sampler | None = None, keepers: Keepers = NO_KEEPERS) -> None:
-        """Put the model, what is kept beside it and what the sampler had learned where they were."""
+        """Restore the model, the optimizers and averages, and the sampler."""
         model.load_state_dict(self._model_state())
         for place, keeper in keepers.items():
             start = f"{BESIDE}{place}/"
@@ -145,17 +145,17 @@ class Checkpoint:
 
 
 def metadata_of(path: Path, key: str) -> dict[str, Any]:
-    """Return what a file of tensors says of itself under a key.
+    """Return the metadata of a safetensors file under a key.
 
     Raises:
-        KeyError: it says nothing.
+        KeyError: there is none.
     """
     with safetensors.safe_open(path, framework="pt") as file:
         return dict(json.loads((file.metadata() or {})[key]))
 
 
 def rounds_of(path: Path, key: str = KEY) -> int | None:
-    """Return how many rounds the header of a checkpoint or model names; None where it names none."""
+    """Return the number of rounds in the header of a checkpoint or model, or None."""
     try:
         return int(metadata_of(path, key)["rounds"])
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError):
@@ -163,24 +163,24 @@ def rounds_of(path: Path, key: str = KEY) -> int | None:
 
 
 def save_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
-    """Write the newest checkpoint; the one before is kept.
+    """Write a checkpoint, and keep the previous one.
 
     Raises:
-        RunError: it cannot be written; those that were there still are.
+        RunError: it cannot be written; earlier ones are unharmed.
     """
     write_whole(directory / CHECKPOINT_FILE, checkpoint.to_bytes(), keep=directory / PREVIOUS_FILE)
 
 
 def find_checkpoint(directory: Path, rounds: int, model: nn.Module | None = None) -> tuple[Path, Checkpoint] | None:
-    """Return the newest checkpoint that can be used and is not ahead of so many rounds; what is wrong is told.
+    """Return the newest usable checkpoint of at most this many rounds; log why newer ones are not used.
 
     Args:
         directory: of the run.
-        rounds: of which there are metrics.
-        model: that it must fit.
+        rounds: number of rounds with metrics.
+        model: which the checkpoint must fit.
 
     Raises:
-        UserError: one was written by another version.
+        UserError: a checkpoint was written by another version.
     """
     for path in (directory / CHECKPOINT_FILE, directory / PREVIOUS_FILE):
         if not path.exists():
@@ -197,7 +197,7 @@ def find_checkpoint(directory: Path, rounds: int, model: nn.Module | None = None
     return None
 
 
-def _refuse_other_format(path: Path, told: dict[str, Any]) -> None:
-    if told["format"] != FORMAT:
-        other = "a later" if told["format"] > FORMAT else "an earlier"
-        raise UserError(f"{path} is in format {told['format']}, that of {other} version: choose another output=…")
+def _refuse_other_format(path: Path, header: dict[str, Any]) -> None:
+    if header["format"] != FORMAT:
+        other = "a later" if header["format"] > FORMAT else "an earlier"
+        raise UserError(f"{path} is in format {header['format']}of {other} version; choose another output=…")

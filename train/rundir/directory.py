@@ -1,7 +1,7 @@
-"""A run's directory: its lock, its files, and what a process that died has left.
+"""A run's directory: its lock, its files, and the leftovers of a process that died.
 
-One run writes at a time: it holds a lock that ends with its process, however that ends. What a run writes has fixed
-names; a file of such a name that no run wrote is never touched.
+One run writes at a time. It holds a lock that ends with its process. A run's files have fixed names; a file of such a
+name that no run wrote is never touched.
 """
 
 import logging
@@ -45,8 +45,8 @@ class RunDirectory:
     """The directory of one run.
 
     Args:
-        config: of the run; says where.
-        resume: whether the run that is there is to be continued.
+        config: of the run; it names the directory.
+        resume: whether to continue the run in the directory.
     """
 
     def __init__(self, config: Config, resume: bool) -> None:
@@ -55,12 +55,12 @@ class RunDirectory:
     @classmethod
     @contextmanager
     def open(cls, config: Config, resume: bool) -> Iterator[Self]:
-        """Check the directory, make it if there is none, and be the only one that writes there.
+        """Check the directory, create it if necessary, and lock it.
 
-        If a new run ends before anything came of it, all that was made is taken away again.
+        If a new run ends without a finished round, everything that was created is removed.
 
         Raises:
-            UserError: as `check`; or another run writes there.
+            UserError: as `check`, or another run writes there.
         """
         directory = cls(config, resume)
         directory.check()
@@ -78,17 +78,17 @@ class RunDirectory:
                 raise
 
     def check(self) -> None:
-        """Make sure that the run can write there, and will overwrite nothing.
+        """Check that the run can write there and will overwrite nothing.
 
         Raises:
-            UserError: the directory holds a run and `resume` is off, or a run of another configuration and it is on;
-                or files of such names that no run wrote; or a comparison; or nothing can be written there.
+            UserError: the directory holds a run and `resume` is off; or it holds a run of another configuration, a
+                comparison, or files of such names that no run wrote; or it is not writable.
         """
         held = self.held()
         if self.resume and CONFIG_FILE in held:
             _check_same(self.config)
         elif self.resume and any(_size(self.path / name) for name in held if name != PILOTS_FILE):  # it may be given
-            raise UserError(f"{self.path} holds {held[0]} but no {CONFIG_FILE}, so what was run there cannot be told")
+            raise UserError(f"{self.path} holds {held[0]} but no {CONFIG_FILE}, so the run there is unknown")
         elif held and not self.resume:
             what = "holds a run" if {CONFIG_FILE, METRICS_FILE} & {*held} else f"has a {held[0]}"
             raise UserError(f"{self.path} already {what}; choose another with output=…, or continue it with --resume")
@@ -98,16 +98,16 @@ class RunDirectory:
         check_writable(self.path)
 
     def held(self) -> list[str]:
-        """Return the names of a run's files that are there."""
+        """Return the names of a run's files in the directory."""
         return [name for name in RUN_FILES if _exists(self.path / name)]
 
     def has_something(self) -> bool:
-        """Return whether there is a finished round or pilot, from which the run can resume."""
+        """Return whether there is a finished round or pilot to resume from."""
         return any(_size(self.path / name) for name in (METRICS_FILE, CHECKPOINT_FILE, PILOTS_FILE))
 
 
 def is_finished(config: Config) -> bool:
-    """Return whether the run has ended: there are metrics, a readable checkpoint and the model of all rounds."""
+    """Return whether the run has ended: metrics, a readable checkpoint and the model cover all rounds."""
     end = _end(config)
     if end is None or rounds_of(config.directory / MODEL_FILE, "model") != end:
         return False
@@ -116,25 +116,25 @@ def is_finished(config: Config) -> bool:
 
 
 def is_measured(config: Config) -> bool:
-    """Return whether there are metrics of all rounds, and no checkpoint that says otherwise.
+    """Return whether there are metrics of all rounds, and no checkpoint contradicts them.
 
-    Enough for a table. The model was on disk before the last line; somebody may have taken it away since.
+    That is enough for a table. The model was written before the last line, but may have been removed since.
     """
     end, model = _end(config), config.directory / CHECKPOINT_FILE
     return end is not None and (not model.exists() or rounds_of(model) == end)
 
 
 def _end(config: Config) -> int | None:
-    """Return the rounds with which the run has ended, early or not; None where it has not."""
+    """Return the number of rounds after which the run ended, early or not; None if it has not ended."""
     lines = read_lines(config.directory / METRICS_FILE)
     return len(lines) if has_ended(lines, config.rounds) else None
 
 
 def check_comparison(directory: Path) -> None:
-    """Make sure that a comparison can have that folder.
+    """Check that a comparison can use a folder.
 
     Raises:
-        UserError: it holds a run of its own, or a report that is not from here; it cannot be made.
+        UserError: it holds a run, or a report by another program; or it cannot be created.
     """
     if _exists(directory / METRICS_FILE):
         raise UserError(f"{directory} holds a run; a comparison needs another folder: choose another output=…")
@@ -143,10 +143,10 @@ def check_comparison(directory: Path) -> None:
 
 
 def check_writable(directory: Path, option: str = "output=…") -> None:
-    """Make sure that there can be such a directory, by what is made for a moment where it is or would be.
+    """Check that a directory can be written, by creating something in it, or in its nearest parent, for a moment.
 
     Raises:
-        UserError: nothing can be written there.
+        UserError: it is not writable.
     """
     try:
         place = next(path for path in (directory, *directory.parents) if path.exists())
@@ -157,24 +157,24 @@ def check_writable(directory: Path, option: str = "output=…") -> None:
 
 
 def check_reports(directory: Path) -> None:
-    """Make sure that the reports to be written there overwrite none but earlier ones.
+    """Check that reports will overwrite only earlier reports.
 
     Raises:
-        UserError: a file of such a name that no run wrote.
+        UserError: there is a file of such a name that no run wrote.
     """
     summary = directory / REPORT_FILES[0]
     with suppress(OSError, UnicodeDecodeError):
         text = summary.read_text(encoding="utf-8")
-        if not text or text.startswith(REPORT_SIGN):  # an empty one is what a full disk had left of it
+        if not text or text.startswith(REPORT_SIGN):  # an empty file is left by a full disk
             return
     for path in (directory / name for name in REPORT_FILES):
         if _exists(path):
-            raise UserError(f"{path} is not from here and would be overwritten; move it, or choose another output=…")
+            raise UserError(f"{path} was not written by this program; move it, or choose another output=…")
 
 
 @contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """Hold a lock file until this process releases it or ends; processes that it starts do not share it.
+    """Hold a lock file until this process releases it or ends. Child processes do not share it.
 
     Raises:
         UserError: another process or thread holds it.
@@ -189,7 +189,7 @@ def lock(path: Path) -> Iterator[None]:
             why = f"another run writes to {path.parent}; wait for it, or choose another output=…"
             raise UserError(why) from None
         except OSError as error:  # some network file systems
-            log.warning("%s cannot be locked (%s): start no second run there", path, error.strerror)
+            log.warning("%s cannot be locked (%s); do not start a second run there", path, error.strerror)
         _locked.add(file)
         try:
             yield
@@ -198,7 +198,7 @@ def lock(path: Path) -> Iterator[None]:
 
 
 def _let_go() -> None:
-    """Close the lock files in a process that was just forked: should it outlive the run, it would hold them."""
+    """Close the lock files in a forked process, which would hold them if it outlived the run."""
     for file in _locked:
         file.close()
     _locked.clear()
@@ -218,10 +218,10 @@ def clear_leftovers(directory: Path) -> None:
 
 
 def _check_alone(directory: Path) -> None:
-    """Keep a run out of a folder of other runs, whose summary its own would replace."""
+    """Refuse a folder of other runs, because the run would replace their summary."""
     if (others := sorted(directory.glob(f"*/{METRICS_FILE}"))) or _exists(directory / REPORT_FILES[0]):
         held = f"other runs, as {others[0].parent.name}," if others else "the summary of other runs"
-        raise UserError(f"{directory} holds {held} and a run needs a folder of its own: choose another output=…")
+        raise UserError(f"{directory} holds {held} and a run needs its own folder; choose another output=…")
 
 
 def _check_same(config: Config) -> None:
@@ -232,51 +232,51 @@ def _check_same(config: Config) -> None:
         held = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         why = " ".join(str(error).split())
-        raise UserError(f"cannot read {path}, so what was run there cannot be told: {why}") from error
+        raise UserError(f"cannot read {path}, so the run there is unknown: {why}") from error
     if not isinstance(held, dict):
-        raise UserError(f"{path} holds no configuration, so what was run there cannot be told")
+        raise UserError(f"{path} holds no configuration, so the run there is unknown")
     try:
         checked = check_config(held)
     except UserError as error:
-        told = f"{path} is of another version and cannot be resumed ({error}); choose another output=…"
-        raise UserError(told) from error
+        message = f"{path} is of another version and cannot be resumed ({error}); choose another output=…"
+        raise UserError(message) from error
     before, wanted = flatten(plain(checked)), flatten(plain(config))
     differing = [key for key in {**before, **wanted} if before.get(key) != wanted.get(key)]
     for key in differing:
         if not is_named(key, FREE) and (more := _objection(key, checked, config)) is not None:
-            told = f"{key}={shown(before.get(key))}, not {shown(wanted.get(key))}{more}"
-            raise UserError(f"{config.directory} holds a run with {told}; choose another output=…")
+            difference = f"{key}={shown(before.get(key))}, not {shown(wanted.get(key))}{more}"
+            raise UserError(f"{config.directory} holds a run with {difference}; choose another output=…")
 
 
 def _objection(key: str, before: Config, config: Config) -> str | None:
-    """Return why a run cannot go on with another value, if there is more to say than that; None where it can."""
+    """Return the reason, if any, why a run cannot be resumed with another value; None if it can."""
     if key != "rounds":
         return ""
     rate, lr, held, asked = SCHEDULES[config.local.schedule], config.local.lr, before.rounds, config.rounds
     if asked < held:
         return ""
     same = all(rate(lr, t, held) == rate(lr, t, asked) for t in range(held))
-    return None if same else f": the schedule {config.local.schedule} goes by their number"
+    return None if same else f": the schedule {config.local.schedule} depends on the total"
 
 
 def plain(config: Config) -> dict[str, object]:
-    """Return what makes a configuration, which is all but where it writes."""
+    """Return a configuration without its output directory."""
     return config.model_dump(mode="json", exclude={"output"})
 
 
 def _make(directory: Path) -> list[Path]:
-    """Make the directory and return what had to be made, the innermost first."""
+    """Create the directory. Return the created directories, the innermost first."""
     try:
         missing = [path for path in (directory, *directory.parents) if not path.exists()]
         directory.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"cannot make the directory {directory}: {why}; choose another output=…") from error
+        raise UserError(f"cannot create the directory {directory}: {why}; choose another output=…") from error
     return missing
 
 
 def _take_away(directory: Path, made: list[Path]) -> None:
-    """Remove what a refused run has written, and the directories that were made for it."""
+    """Remove the files of a refused run, and the directories that were created for it."""
     for name in RUN_FILES:
         with suppress(OSError):
             (directory / name).unlink()

@@ -1,18 +1,18 @@
 """The files of a run's directory, by name."""
 
-CONFIG_FILE = "config.yaml"  # what was asked for, with all defaults
+CONFIG_FILE = "config.yaml"  # the complete configuration
 METRICS_FILE = "metrics.jsonl"  # a line a round
 CHECKPOINT_FILE = "checkpoint.safetensors"  # the newest checkpoint
 PREVIOUS_FILE = "checkpoint.previous.safetensors"  # the one before it
 MODEL_FILE = "model.safetensors"  # the evaluated model of the last round, written when the run ends
 BEST_FILE = "model.best.safetensors"  # the evaluated model of the round with the best accuracy
-PROVENANCE_FILE = "provenance.json"  # what the run is made with besides its configuration
-CLIENTS_FILE = "clients.json"  # who has what
+PROVENANCE_FILE = "provenance.json"  # versions, commit, device and the like
+CLIENTS_FILE = "clients.json"  # the clients' data and keep ratios
 LAYERS_FILE = "layers.jsonl"  # λ, π and ω of every layer, in some rounds
-PILOTS_FILE = "pilots.json"  # what pilots taught
+PILOTS_FILE = "pilots.json"  # the pilots' estimates
 WANDB_FILE = "wandb.json"  # the run's id at Weights & Biases
 RUN_FILES = (
     *(CONFIG_FILE, METRICS_FILE, CHECKPOINT_FILE, PREVIOUS_FILE, MODEL_FILE, BEST_FILE),
     *(PROVENANCE_FILE, CLIENTS_FILE, LAYERS_FILE, PILOTS_FILE, WANDB_FILE),
 )
-LOCK_FILE = ".lock"  # held by the one who writes there
+LOCK_FILE = ".lock"  # held by the process that writes

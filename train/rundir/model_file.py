@@ -1,4 +1,4 @@
-"""A trained model on disk: plain dense weights, and all that is needed to build the model again without the data."""
+"""A trained model on disk: dense weights, and the sizes needed to rebuild the model without the data."""
 
 import json
 from collections.abc import Mapping
@@ -23,16 +23,16 @@ KEY = "model"
 
 
 def save_model(path: Path, model: nn.Module, rounds: int, parts: Mapping[str, Experiment]) -> None:
-    """Write the weights of a model under their own names, with the sizes that `read_model` builds it from.
+    """Write the weights of a model under their own names, with the sizes that `read_model` needs.
 
     Args:
         path: of the file.
         model: evaluated model of a run; of a run with tasks, one module a task.
-        rounds: that it was trained for.
+        rounds: number of rounds that it was trained for.
         parts: of the run, by task.
 
     Raises:
-        RunError: the disk is full, or cannot be written.
+        RunError: the disk is full or not writable.
     """
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     sizes = {
@@ -43,7 +43,7 @@ def save_model(path: Path, model: nn.Module, rounds: int, parts: Mapping[str, Ex
 
 
 def read_model(directory: Path | str, best: bool = False) -> nn.Module:
-    """Do what `train.load_model` says."""
+    """Load a model, see `train.load_model`."""
     config, path = _read_config(Path(directory)), Path(directory) / (BEST_FILE if best else MODEL_FILE)
     if not path.exists():
         raise UserError(f"{path} does not exist; the run writes it when it ends: resume the run with --resume")
@@ -68,7 +68,7 @@ def _read_config(directory: Path) -> Config:
 
 
 def _build(config: Config, sizes: Mapping[str, Any]) -> nn.Module:
-    """Build the model with random weights; torch's global generator stays as it was."""
+    """Build the model with random weights, without a change to torch's global generator."""
     with torch.random.fork_rng(devices=[]):
         models = {
             name: build_model(

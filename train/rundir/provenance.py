@@ -1,7 +1,7 @@
-"""What a run is made with besides its configuration: kept in its directory, and held to when it is resumed.
+"""Versions, commit, device and threads of a run, kept in its directory and checked when it is resumed.
 
-The same configuration gives the same bits on the same kind of processor with the same torch. Where it was started, and
-every time it was resumed, is therefore written down, and so is the device behind `auto`.
+A configuration gives the same bits on the same kind of processor with the same torch. So each start and each
+resumption is recorded, and so is the device that `auto` chose.
 """
 
 import json
@@ -25,18 +25,18 @@ from train.rundir.files import PROVENANCE_FILE
 log = logging.getLogger(__name__)
 
 PACKAGES = ("torch", "numpy", "scipy", "safetensors", "spectral-sharding")
-ROUNDING = ("torch", "processor")  # what must stay for the rounds of a run to round alike
+ROUNDING = ("torch", "processor")  # what must not change if all rounds of a run are to round alike
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """What a run is made with.
+    """What a run was made with.
 
     Attributes:
-        engine: that was asked for.
+        engine: as configured.
         threads: of each process that trains.
         device: on which the run was started.
-        data: in what its samples differ from the official ones, by task; of a run without tasks, under its own name.
+        data: how its samples differ from the official ones, by task; without tasks, under the run's name.
         starts: when it was started and resumed: the first round, and versions, commit, processor.
     """
 
@@ -48,10 +48,10 @@ class Provenance:
 
     @classmethod
     def read(cls, directory: Path) -> Self | None:
-        """Read what a run's directory says; nothing where it was made before there was such a file.
+        """Read the file in a run's directory; None if there is none.
 
         Raises:
-            UserError: the file is spoiled.
+            UserError: the file is damaged.
         """
         path = directory / PROVENANCE_FILE
         if not path.exists():
@@ -61,21 +61,21 @@ class Provenance:
             data = held.get("data", {})
             return cls(held["engine"], held["threads"], held["device"], data, tuple(held["starts"]))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"cannot read {path}: {error}; delete it, and all is chosen anew") from error
+            raise UserError(f"cannot read {path}: {error}; delete it, and it will be written again") from error
 
     def to_json(self) -> str:
-        """Return what to write."""
+        """Return the content of the file."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
     @classmethod
     def of(cls, config: Config, parts: Mapping[str, Experiment], round: int) -> Self:
-        """Describe a run of these parts that is about to start."""
+        """Describe a run that is about to start."""
         device = str(next(iter(parts.values())).device)
         data = {name: part.dataset.remarks for name, part in parts.items()}
         return cls(config.engine, config.threads, device, data, (describe_start(round),))
 
     def resumed(self, start: Mapping[str, Any]) -> "Provenance":
-        """Return this with one more start; where rounds will round differently from now on, it is said."""
+        """Return this with one more start. Log a warning if rounds will round differently from now on."""
         for key in ROUNDING:
             before, now = self.starts[-1].get(key), start[key]
             if before != now:
@@ -84,7 +84,7 @@ class Provenance:
 
 
 def describe_start(round: int) -> dict[str, Any]:
-    """Return what a run is started with at this round: versions, commit, processor."""
+    """Return versions, commit and processor of a start at this round."""
     gpu = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
     return {
         "round": round,
@@ -97,7 +97,7 @@ def describe_start(round: int) -> dict[str, Any]:
 
 
 def keep_device(config: Config, held: Provenance | None) -> Config:
-    """Return the configuration with the device that `auto` stood for when the run was started, if that is here."""
+    """Return the configuration with the device that `auto` chose at the first start, if it is available."""
     if held is None or config.device != "auto":
         return config
     if held.device.startswith("cuda") and not torch.cuda.is_available():

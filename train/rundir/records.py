@@ -1,4 +1,4 @@
-"""What a run writes down besides its metrics: who has what (`clients.json`), its layers' laws (`layers.jsonl`)."""
+"""Records of a run: its clients (`clients.json`), and the strategy's decisions per layer (`layers.jsonl`)."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ Layers = Mapping[str, Sequence["LayerLaw"]]  # of a round: by layer, one law a k
 
 @dataclass(frozen=True)
 class LayerLaw:
-    """What a strategy decided for a layer and the clients of one keep ratio in one round, and what they drew.
+    """A strategy's decision for one layer and keep ratio in one round, and the clients' draws.
 
     Attributes:
         keep_ratio: r.
@@ -44,9 +44,9 @@ class LayerLaw:
     held: list[int]
 
     @classmethod
-    def read(cls, told: Mapping[str, Any]) -> Self:
+    def read(cls, entry: Mapping[str, Any]) -> Self:
         """Return the law of one entry of `layers.jsonl`."""
-        return cls(**dict(told) | {"anme": nan if told["anme"] is None else told["anme"]})
+        return cls(**dict(entry) | {"anme": nan if entry["anme"] is None else entry["anme"]})
 
     def to_json(self) -> dict[str, object]:
         """Return the entry of `layers.jsonl`."""
@@ -65,7 +65,7 @@ def laws_of(plan: Plan) -> Layers:
 
 
 def records_layers(config: Config, round: int) -> bool:
-    """Return whether a round's laws are recorded: in the first, the last, and every `tracking.layers_every`."""
+    """Return whether a round's laws are recorded: the first, the last, and every `tracking.layers_every`-th."""
     every = config.tracking.layers_every
     return round in (0, config.rounds - 1) or (every is not None and (round + 1) % every == 0)
 
@@ -78,9 +78,9 @@ def append_layers(path: Path, round: int, task: str, layers: Layers) -> None:
 
 
 def read_layers(directory: Path) -> dict[tuple[int, str], Layers]:
-    """Return what a run wrote of its layers, by round and task; of a round that was run again, the last.
+    """Return a run's layer records by round and task; if a round was run again, its last record.
 
-    A line that is spoiled ends what is read.
+    Reading ends at a damaged line.
     """
     return {
         (line["round"], line["task"]): {
@@ -91,12 +91,12 @@ def read_layers(directory: Path) -> dict[tuple[int, str], Layers]:
 
 
 def describe_clients(parts: Mapping[str, Experiment]) -> Clients:
-    """Return, by task, each client's samples, keep ratio, and samples of each class: None for text, or elsewhere."""
+    """Return, by task, each client's samples, keep ratio, and samples of each class (None for text or remote data)."""
     return {name: _describe(part) for name, part in parts.items()}
 
 
 def read_clients(directory: Path) -> dict[str, dict[str, Any]]:
-    """Return what a run wrote of its clients, nothing if it wrote none.
+    """Return the records of a run's clients; empty if there are none.
 
     Raises:
         UserError: the file is spoiled.
@@ -105,34 +105,34 @@ def read_clients(directory: Path) -> dict[str, dict[str, Any]]:
     if not path.exists():
         return {}
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        for its in told.values():
-            np.array(its["samples"], dtype=np.int64)  # numbers, whatever else
+        tasks = json.loads(path.read_text(encoding="utf-8"))
+        for task in tasks.values():
+            np.array(task["samples"], dtype=np.int64)  # numbers, whatever else
         keys = ("samples", "keep_ratios", "classes")
         return {
-            name: {key: its[key] for key in keys} | {"node_keys": [str(key) for key in its.get("node_keys", [])]}
-            for name, its in told.items()
+            name: {key: task[key] for key in keys} | {"node_keys": [str(key) for key in task.get("node_keys", [])]}
+            for name, task in tasks.items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"cannot read {path}: {error}; delete it, and it is written anew") from error
+        raise UserError(f"cannot read {path}: {error}; delete it, and it will be written again") from error
 
 
 def check_clients(directory: Path, clients: Clients) -> None:
-    """Make sure that the clients have the samples with which the run in that directory was started.
+    """Check that the clients have the same samples as when the run was started.
 
     Raises:
-        UserError: the data are others.
+        UserError: the data differ.
     """
     for name, before in read_clients(directory).items():
         if any(before.get(key) != clients[name][key] for key in ("samples", "classes")):
-            told = f"{directory} was started with other data than those of {name} that are here"
-            raise UserError(f"{told}; give data.root=… the folder that they are in, or choose another output=…")
+            difference = f"{directory} was started with other data than the present {name}"
+            raise UserError(f"{difference}; set data.root=… to the folder of those data, or choose another output=…")
 
 
 def _describe(part: Experiment) -> dict[str, object]:
     targets, sizes = part.training.targets, list(part.num_samples.values())
     classes = None
-    if targets.dim() == 1 and len(targets) == sum(sizes):  # else it is text, or the samples are elsewhere
+    if targets.dim() == 1 and len(targets) == sum(sizes):  # not text, and the samples are on this machine
         owners = np.repeat(np.arange(len(sizes)), sizes)
         classes = np.zeros((len(sizes), part.dataset.num_classes), dtype=np.int64)
         np.add.at(classes, (owners, targets.cpu().numpy()), 1)

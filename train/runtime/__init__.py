@@ -1,1 +1,1 @@
-"""The ground that everything in `train` stands on: files, lines of JSON, errors, signals, stages, clocks."""
+"""Basics that all of `train` uses: files, lines of JSON, errors, signals, stages, clocks."""

@@ -1,4 +1,4 @@
-"""Seconds by phase."""
+"""Time the phases of a round."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Errors that end a run although its configuration is right."""
+"""Errors that end a run although its configuration is valid."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,12 +8,12 @@ REMEDY = "the same command with --resume continues from the last checkpoint"
 
 
 class RunError(RuntimeError):
-    """A run cannot continue; one line says why, and what to do. The exit code is 1."""
+    """A run cannot continue; the one-line message gives the reason and the remedy. The exit code is 1."""
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn a disk that is full, read-only or gone into one line.
+    """Turn errors in writing, such as a full disk, into one line.
 
     Raises:
         RunError: the file cannot be written.

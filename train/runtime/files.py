@@ -1,4 +1,4 @@
-"""Files that are written whole: a process that dies leaves the old file or the new one, never a part."""
+"""Atomic writes: a process that dies leaves the old file or the new one, never a part of it."""
 
 import os
 from contextlib import suppress
@@ -10,15 +10,15 @@ UNFINISHED = ".tmp"
 
 
 def write_whole(path: Path, content: bytes, keep: Path | None = None) -> None:
-    """Write a file, which is on disk when this returns; readers see the old one until then.
+    """Write a file atomically; it is on disk when this function returns, and readers see the old one until then.
 
     Args:
         path: of the file.
         content: of the file.
-        keep: what to call the old one, if it is to be kept.
+        keep: new name of the old file, to keep it.
 
     Raises:
-        RunError: the disk is full, or takes no writing; the old file is untouched.
+        RunError: the disk is full or not writable; the old file is untouched.
     """
     unfinished = path.with_name(path.name + UNFINISHED)
     with writing(path):
@@ -38,7 +38,7 @@ def write_whole(path: Path, content: bytes, keep: Path | None = None) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on disk, where the system can do that."""
+    """Flush a folder's entries to disk, if the system supports that."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

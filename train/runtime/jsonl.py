@@ -1,4 +1,4 @@
-"""Files with a line for each round; lines that are spoiled or cut off are never taken for a round."""
+"""Read and write files with one line per round. Damaged or incomplete lines never count as a round."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,12 +11,12 @@ from train.runtime.files import write_whole
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the rounds that a file of metrics has from the first on, up to one that is missing or spoiled."""
+    """Return the rounds in a metrics file, up to the first that is missing or damaged."""
     return rounds_among(whole_lines(path))
 
 
 def rounds_among(texts: Iterable[bytes]) -> list[dict[str, Any]]:
-    """Return the rounds in lines of metrics from the first on, up to one that is missing or spoiled."""
+    """Return the rounds in these lines of metrics, up to the first that is missing or damaged."""
     lines: list[dict[str, Any]] = []
     for metrics in sound(texts):
         if metrics.get("round") != len(lines):
@@ -26,31 +26,31 @@ def rounds_among(texts: Iterable[bytes]) -> list[dict[str, Any]]:
 
 
 def sound(texts: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the content of each line, up to one that is spoiled."""
+    """Yield the content of each line, up to the first damaged one."""
     for text in texts:
         try:
-            told = json.loads(text)
+            content = json.loads(text)
         except ValueError:
             return
-        if not isinstance(told, dict):
+        if not isinstance(content, dict):
             return
-        yield told
+        yield content
 
 
 def has_ended(lines: Sequence[Mapping[str, Any]], rounds: int) -> bool:
-    """Return whether a run of so many rounds has ended with these lines, early or not."""
+    """Return whether a run of `rounds` rounds has ended with these lines, early or not."""
     return len(lines) == rounds or (bool(lines) and "stopped" in lines[-1])
 
 
 def keep_lines(path: Path, count: int | None = None) -> None:
-    """Drop what a file has after the first `count` lines, and in any case a last one that was cut off in writing."""
+    """Truncate a file after its first `count` lines, and drop an incomplete last line."""
     kept = b"".join(whole_lines(path)[:count])
     if path.exists() and path.read_bytes() != kept:
         write_whole(path, kept)
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """Return the lines of a file, none if there is no file; a last one that was cut off in writing is left out."""
+    """Return the complete lines of a file; none if there is no file."""
     if not path.exists():
         return []
     with writing(path):
@@ -58,17 +58,17 @@ def whole_lines(path: Path) -> list[bytes]:
 
 
 class NewLines:
-    """What a file of metrics has got since it was last read; only that is read.
+    """Reads only the lines added to a metrics file since the last call.
 
     Args:
-        path: of the file, which may not be there yet.
+        path: of the file, which need not exist yet.
     """
 
     def __init__(self, path: Path) -> None:
         self._path, self._read = path, 0
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the rounds completed since the last call; of a file that was cut, those that follow."""
+        """Return the rounds completed since the last call, also after the file was truncated."""
         if not self._path.exists():
             return []
         with writing(self._path), self._path.open("rb") as file:
@@ -80,11 +80,11 @@ class NewLines:
 
 
 def split(content: bytes) -> list[bytes]:
-    """Return the lines of a file's content, without a last one that was cut off in writing."""
+    """Return the complete lines of a file's content."""
     return [line for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
 
 
 def totals(lines: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """Return (MB moved so far, best test accuracy so far) of a run's lines; −1 before any evaluation."""
+    """Return (MB moved so far, best test accuracy so far) in a run's lines; −1 before any evaluation."""
     moved = sum((line["bytes_down"] + line["bytes_up"]) / 1e6 for line in lines)
     return moved, max((line["test_accuracy"] for line in lines if "test_accuracy" in line), default=-1.0)

@@ -1,6 +1,6 @@
 """Ctrl-C, SIGTERM and SIGHUP.
 
-A run finishes the round under way and writes a checkpoint. A second Ctrl-C ends it at once.
+A run finishes its round and writes a checkpoint. A second Ctrl-C ends it at once.
 """
 
 import signal
@@ -25,26 +25,26 @@ class Stopped(KeyboardInterrupt):
 
 
 class Request:
-    """Whether to stop after the round under way.
+    """Whether to stop after the current round.
 
     Attributes:
-        signal: that asked for it, or None.
+        signal: that asked to stop, or None.
     """
 
     def __init__(self) -> None:
         self.signal: int | None = None
 
     def heed(self) -> None:
-        """Stop, if that was asked for.
+        """Raise `Stopped` if a signal asked to stop.
 
         Raises:
-            Stopped: it was.
+            Stopped: a signal did.
         """
         if self.signal is not None:
             raise Stopped(self.signal)
 
     def take(self, number: int, frame: FrameType | None) -> None:
-        """Take a signal in, as its handler."""
+        """Handle a signal."""
         if self.signal == number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # closing must not be interrupted
             raise KeyboardInterrupt
@@ -53,7 +53,7 @@ class Request:
 
 @contextmanager
 def stop_on_request() -> Iterator[Request]:
-    """Note signals that ask to stop, instead of ending at once; only in the main thread, as others get no signals."""
+    """Record signals that ask to stop instead of ending at once. Only the main thread gets signals."""
     request = Request()
     if threading.current_thread() is not threading.main_thread():
         yield request

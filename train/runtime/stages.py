@@ -1,4 +1,4 @@
-"""What a run does before its first round, such as `reading cifar10`, shown through a separate logger."""
+"""Stages of a run before its first round, such as `reading cifar10`, reported through a separate logger."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -9,13 +9,13 @@ _stages.propagate = False  # stages are for the progress display, not for the lo
 
 
 def enter(stage: str) -> None:
-    """Show that a stage begins, in a few words."""
+    """Report the start of a stage."""
     _stages.info("%s", stage)
 
 
 @contextmanager
 def watched(show: Callable[[str], None]) -> Iterator[None]:
-    """Have each stage of this process shown as it begins."""
+    """Pass each stage of this process to a function."""
 
     class Shown(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
