@@ -1,4 +1,4 @@
-"""From a configuration to the parts of a run."""
+"""Build the parts of a run from a configuration."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ class Experiment:
         return self.make_engine(self.job)
 
     def open(self) -> None:
-        """Make the engine now, so that what is wrong shows before anything is written."""
+        """Create the engine now, so that errors appear before anything is written."""
         enter(f"preparing the engine {self.config.engine}")
         assert self.engine
 
@@ -85,7 +85,7 @@ class Experiment:
         return self.dataset.test.targets.device
 
     def close(self) -> None:
-        """Let go of what the engine holds besides memory."""
+        """Release the engine's processes, if any."""
         self.engine.close()
 
 
@@ -108,7 +108,7 @@ def assemble(config: Config) -> Experiment:
 
 
 def read_dataset(config: Config, root: str | Path | None = None) -> Dataset:
-    """Load the dataset as the configuration has it, from another root if that is given.
+    """Load the configured dataset, from another root if given.
 
     Raises:
         UserError: it is not there, has no such option, or fewer samples than are held out.
@@ -126,15 +126,15 @@ def put_together(
     num_samples: Mapping[Client, int],
     engine: Callable[[Job], Engine],
 ) -> Experiment:
-    """Build an experiment; the clients' samples may be on other machines, and `clients` empty.
+    """Build an experiment. The clients' samples may be on other machines; then `clients` is empty.
 
     Args:
         config: of the run.
         dataset: without its training split, on the device.
-        clients: their samples, as far as they are here.
+        clients: the samples that are on this machine.
         keep_ratios: r of every client.
         num_samples: D_c of every client.
-        engine: makes what trains them.
+        engine: creates the engine that trains them.
     """
     enter(f"building {config.model.name}")
     if config.clients.pilot_losses and not len(clients):
@@ -150,7 +150,7 @@ def put_together(
         shards = plan_of_each(planner, model, keep_ratios)
         costs = {c: shards[str(ratio)].nbytes / dense_nbytes for c, ratio in keep_ratios.items()}
     sampler = make_sampler(config, num_samples, costs)
-    fit([0.5, 0.5], config.design)  # a design or a sampler that cannot draw says so now
+    fit([0.5, 0.5], config.design)  # fails now if a design or a sampler cannot draw
     sampler.cohort(0)
     scales: dict[Client, float] = {} if sampler.step_scales is None else dict(enumerate(sampler.step_scales.tolist()))
     local = config.local
@@ -181,13 +181,13 @@ def first_model(config: Config, dataset: Dataset, strategy: Strategy, most: floa
 
 
 def plan_of_each(planner: ShardPlanner, model: nn.Module, keep_ratios: Mapping[Client, float]) -> Plan:
-    """Cut one shard of each keep ratio that some client has, under the ratio's name."""
+    """Cut one shard of each keep ratio in use, by the ratio's name."""
     one_of_each: dict[Client, float] = {str(ratio): ratio for ratio in sorted(set(keep_ratios.values()))}
     return planner.plan(model, one_of_each)
 
 
 def find_engine(config: Config) -> Callable[[Job], Engine]:
-    """Return what makes the engine of this name.
+    """Return a function that creates the engine of this name.
 
     Raises:
         UserError: an unknown engine, or several threads for an engine that has one a process.
@@ -217,12 +217,12 @@ def make_sampler(config: Config, num_samples: Mapping[Client, int], costs: Mappi
 
 
 def make_planner(config: Config) -> ShardPlanner:
-    """Return what plans the shards of a run."""
+    """Return the planner of a run."""
     return ShardPlanner(config.strategy, config.design, config.seed, compression=config.compression)
 
 
 def make_server(config: Config, model: nn.Module, planner: ShardPlanner) -> Server:
-    """Return what holds the model and runs its rounds."""
+    """Return the server, which holds the model and runs its rounds."""
     optimizer = ServerOptimizer(model, config.server_optimizer, config.server_lr, config.server_momentum)
     average = iterate_average(model) if config.result == "average" else None
     guards = config.aggregation
@@ -230,7 +230,7 @@ def make_server(config: Config, model: nn.Module, planner: ShardPlanner) -> Serv
 
 
 def nbytes_whole(model: nn.Module) -> int:
-    """Return the bytes that a client of dense FedAvg is sent."""
+    """Return the bytes that dense FedAvg sends to a client."""
     return ShardPlanner("dense").plan(model, {0: 1.0})[0].nbytes
 
 
@@ -246,7 +246,7 @@ def make_model(config: Config, dataset: Dataset) -> nn.Module:
 
 
 def deal(config: Config, dataset: Dataset) -> Partition:
-    """Return which training samples each client has."""
+    """Return the indices of each client's training samples."""
     rng = generator(config.seed_of_data, "partition")
     data = config.data
     how = Concentration(data.alpha, data.fine_alpha, data.concentration == "per_class")

@@ -1,4 +1,4 @@
-"""The metrics of a round besides its time: losses, accuracies, bytes, and which clients were left out and why."""
+"""The metrics of a round other than its time: losses, accuracies, bytes, and the clients left out, with reasons."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ Metrics = dict[str, object]
 
 
 def measure(experiment: Experiment, work: Work, receipts: Mapping[Client, Receipt], outcome: Aggregation) -> Metrics:
-    """Return the metrics of a round besides its accuracy; bytes are sums over the cohort."""
+    """Return the metrics of a round except its accuracy; bytes are sums over the cohort."""
     plan, heard, accepted = work.plan, work.chosen, outcome.accepted
     losses = {client: float(loss) for client in accepted if (loss := receipts[client].loss) is not None}
     weights = {client: experiment.num_samples[client] for client in losses}
@@ -43,7 +43,7 @@ def measure(experiment: Experiment, work: Work, receipts: Mapping[Client, Receip
 
 
 def simulated_time(experiment: Experiment, plan: Plan, heard: Participation) -> Metrics:
-    """Return what the round would have taken on the clients' network, where that is configured."""
+    """Return the simulated time of the round, if a network is configured."""
     profiles = experiment.sampler.population.profiles
     if profiles is None:
         return {}
@@ -55,7 +55,7 @@ def simulated_time(experiment: Experiment, plan: Plan, heard: Participation) -> 
 
 
 def scores(experiment: Experiment) -> Metrics:
-    """Return how a run's model does on the test split and, if that is asked for, on all clients' samples."""
+    """Return accuracy and loss on the test split and, with `evaluate_training`, on all clients' samples."""
     model, dataset = experiment.result, experiment.dataset
     accuracy, loss = evaluate(model, dataset, dataset.test)
     metrics: Metrics = {"test_accuracy": accuracy, "test_loss": loss}

@@ -54,13 +54,13 @@ class MultiModel:
         return self.experiments
 
     def close(self) -> None:
-        """Release what the engines hold besides memory."""
+        """Release the engines' processes, if any."""
         for experiment in self.experiments.values():
             experiment.close()
 
 
 def assemble_models(config: Config) -> MultiModel:
-    """Build everything that a run of several models needs; write nothing.
+    """Build the parts of a run of several models, without writing anything.
 
     Raises:
         UserError: as `train.experiment.assemble`, or the tasks have different numbers of clients.

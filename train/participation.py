@@ -27,8 +27,8 @@ class Work:
     Attributes:
         plan: the shards, by client.
         chosen: the clients that count, and their weights.
-        updates: one of each client in the plan, as they come.
-        further_bytes: downloaded besides the shards.
+        updates: one of each client in the plan, as they arrive.
+        further_bytes: downloaded in addition to the shards.
     """
 
     plan: Plan

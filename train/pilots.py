@@ -82,7 +82,7 @@ class Pilot(StatisticalSampler):
 
 
 def teach(experiment: Experiment, directory: Path) -> None:
-    """Set the sampler's G and β/α from pilots, if the configuration asks for them; run the pilots unless they were."""
+    """Set the sampler's G and β/α from pilots, if configured; run the pilots unless their result exists."""
     clients = experiment.config.clients
     if not (clients.pilot_losses and isinstance(experiment.sampler, StatisticalSampler)):
         return

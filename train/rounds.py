@@ -1,4 +1,4 @@
-"""The algorithm: invite a cohort, plan its shards, train, select who counts, average, evaluate; then the callbacks."""
+"""The algorithm: invite a cohort, plan its shards, train, select updates, average, evaluate, call the callbacks."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""One training run, from its configuration to its directory of results."""
+"""Run one training, from its configuration to its directory of results."""
 
 import json
 import logging
@@ -58,7 +58,7 @@ def run(
         callbacks: called after those that write the run's files, and closed at the end.
         resume: continue the run that the directory holds, from its last checkpoint; with more rounds where the schedule
             leaves the earlier ones unchanged.
-        build: makes the parts of the run; those of a simulation by default.
+        build: builds the parts of the run; a simulation by default.
 
     Raises:
         UserError: the directory holds a run already (or another one, on resuming), or a part cannot be built.
@@ -102,14 +102,14 @@ def _train(config: Config, callbacks: Sequence[Callback], resume: bool, build: B
 def open_callbacks(
     experiment: Experiment | MultiModel, lines: Sequence[dict[str, Any]], request: Request
 ) -> list[Callback]:
-    """Return what looks on at a run, in the order in which a round is put on disk.
+    """Return the callbacks of a run, in the order in which a round is written to disk.
 
-    First the model, then the line of metrics: a line stands for a round from which the run can resume.
+    The model comes before the line of metrics, so that the run can resume from each round that has a line.
 
     Args:
         experiment: the run.
         lines: metrics of the rounds that an earlier process has finished.
-        request: says whether to stop.
+        request: whether to stop.
     """
     config, trackers = experiment.config, open_trackers(experiment.config)
     return [
@@ -124,7 +124,7 @@ def open_callbacks(
 
 
 def prepare(config: Config, held: Provenance | None, build: Build) -> Experiment | MultiModel:
-    """Build all that a run needs, with its engine; writes nothing."""
+    """Build the parts of a run and its engine, without writing anything."""
     experiment = build(keep_device(config, held))
     for part in experiment.parts.values():
         part.open()
@@ -133,7 +133,7 @@ def prepare(config: Config, held: Provenance | None, build: Build) -> Experiment
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Have torch compute in so many threads, which shows in how it rounds."""
+    """Set torch's number of threads, on which rounding depends."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -143,7 +143,7 @@ def threads(count: int) -> Iterator[None]:
 
 
 def _go_back(config: Config, experiment: Experiment | MultiModel) -> tuple[int, list[dict[str, Any]]]:
-    """Load the last checkpoint of which there are metrics; return its round and the metrics up to there."""
+    """Load the last checkpoint that has metrics; return its round and the metrics up to it."""
     path = config.directory / METRICS_FILE
     lines = read_lines(path)
     found = find_checkpoint(config.directory, len(lines), experiment.model)
@@ -152,7 +152,7 @@ def _go_back(config: Config, experiment: Experiment | MultiModel) -> tuple[int, 
         where, checkpoint = found
         checkpoint.restore(experiment.model, experiment.sampler, keepers_of(experiment.parts))
         start = checkpoint.rounds
-        if where.name != CHECKPOINT_FILE:  # else the next checkpoint would push it out
+        if where.name != CHECKPOINT_FILE:  # else the next checkpoint would replace it
             where.replace(config.directory / CHECKPOINT_FILE)
     if start < len(lines):
         log.warning("%s: rounds %d to %d are run again", config.directory, start, len(lines) - 1)
@@ -164,7 +164,7 @@ def _go_back(config: Config, experiment: Experiment | MultiModel) -> tuple[int, 
 def _describe(
     config: Config, experiment: Experiment | MultiModel, clients: Clients, held: Provenance | None, start: int
 ) -> None:
-    """Write the configuration, who has what, and what the run is made with."""
+    """Write the configuration, the clients' data, and the provenance."""
     write_whole(config.directory / CONFIG_FILE, yaml.safe_dump(plain(config), sort_keys=False).encode())
     write_whole(config.directory / CLIENTS_FILE, json.dumps(clients).encode())
     made = held.resumed(describe_start(start)) if held else Provenance.of(config, experiment.parts, start)

@@ -1,6 +1,6 @@
-"""Keys without effect: when a run reads each key, and the refusal of keys that were set but are not read.
+"""Keys without effect: when each key is read, and an error for keys that are set but not read.
 
-A key that is not in the table is always read, or its own part refuses it, as a model refuses options of another model.
+A key that is not in the table is always read, or checked by its own part: a model refuses options of another model.
 """
 
 import re

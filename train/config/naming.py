@@ -1,4 +1,4 @@
-"""Names of run directories, which differ where overrides do."""
+"""Names of run directories, which differ if the overrides differ."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,15 +9,15 @@ from pathlib import Path
 from sharding.errors import UserError, shown
 from train.config.schema import Config, is_named
 
-# Keys that no result depends on: a run can be resumed with other values. That the data are the same is checked.
+# Keys that no result depends on: a run can be resumed with other values. A check compares the data.
 FREE = frozenset({"tracking", "checkpoint_every", "data.root", "data.download"})
-# Keys that make no other experiment: no directory is named after them, and reports average over such runs.
+# Keys that do not change the experiment: they are not in directory names, and reports average over such runs.
 HOUSEKEEPING = FREE | {"seed", "output", "plugins", "engine", "device", "threads", "evaluate_every"}
 LONGEST = 60  # characters of the settings in a directory's name
 
 
 def with_directory(config: Config, overrides: Sequence[str]) -> Config:
-    """Return the configuration with a directory named after what was overridden, if it has none."""
+    """Return the configuration with a directory named after the overrides, if it has none."""
     if config.output is not None:
         return config
     label = describe(dict(override.split("=", 1) for override in overrides))
@@ -28,9 +28,9 @@ def with_directory(config: Config, overrides: Sequence[str]) -> Config:
 def describe(overrides: Mapping[str, str]) -> str:
     """Return ``lr=0.05,width=8`` of overridden keys: their last words, unless two have the same, and their values.
 
-    Longer than 60 characters, it is the first keys and a hash of all.
+    If that is longer than 60 characters: the first keys, and a hash of all.
     """
-    unnamed = HOUSEKEEPING | {"name", "strategy"}  # which a directory's name shows anyway
+    unnamed = HOUSEKEEPING | {"name", "strategy"}  # in a directory's name anyway
     kept = {key: value for key, value in sorted(overrides.items()) if not is_named(key, unnamed)}
     lasts = [key.rpartition(".")[2] for key in kept]
     words = (last if lasts.count(last) == 1 else key for key, last in zip(kept, lasts, strict=True))
@@ -42,7 +42,7 @@ def describe(overrides: Mapping[str, str]) -> str:
 
 
 def settings_in_name(config: Config) -> str:
-    """Return the settings in the name of a run's directory, as ``lr=0.05``; nothing if it is named otherwise."""
+    """Return the settings in the name of a run's directory, as ``lr=0.05``; empty if the name has another form."""
     form = rf"(?:{re.escape(config.name)}-)?{re.escape(config.strategy)}-(.+)-{config.seed}"
     found = re.fullmatch(form, config.directory.name)
     return found[1] if found else ""
@@ -54,7 +54,7 @@ def settings(words: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def check_once(settings: Iterable[tuple[str, str]]) -> None:
-    """Refuse to choose between two values of one key, or of a section and a key in it.
+    """Refuse two values of one key, or of a section and a key in it.
 
     Args:
         settings: keys, each with the words that set it.
@@ -74,7 +74,7 @@ def check_once(settings: Iterable[tuple[str, str]]) -> None:
 
 
 def expand(grids: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the overrides of every point of a grid, each of whose axes is written ``key=value,value``.
+    """Return the overrides of every point of a grid, with each axis written as ``key=value,value``.
 
     Commas in brackets belong to a value: ``keep_ratio={0.2: 0.5, 0.4: 0.5},0.3`` has two.
 
@@ -92,7 +92,7 @@ def expand(grids: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def _split(text: str) -> list[str]:
-    """Split at the commas that are in no brackets."""
+    """Split at the commas outside brackets."""
     pieces, depth = [""], 0
     for letter in text:
         depth += (letter in "[{(") - (letter in "]})")
@@ -104,6 +104,6 @@ def _split(text: str) -> list[str]:
 
 
 def _plain(value: str) -> str:
-    """Return a value that can be in a file's name, and tells the same values from others."""
+    """Return a value in a form that can be in a file's name and differs for different values."""
     plain = re.sub(r"[^\w.+=-]+", "_", value).strip("_")
     return plain if plain == value else f"{plain[:20]}~{blake2b(value.encode(), digest_size=3).hexdigest()}"

@@ -1,4 +1,4 @@
-"""Registries of losses, optimizers and schedules, and the import of modules that register your own parts.
+"""Registries of losses, optimizers and schedules; import of modules that register your own parts.
 
 A module adds parts to a registry (`STRATEGIES`, `DESIGNS`, `SAMPLERS`, `MODELS`, `DATASETS`, `PARTITIONS`, `TRACKERS`,
 `LOSSES`, `OPTIMIZERS`, `SCHEDULES`). Name the module with `plugins=[module]` or ``--import module``, or as an entry

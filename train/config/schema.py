@@ -42,7 +42,7 @@ OF_THE_WHOLE = (
     *("evaluate_training", "target_accuracy", "target_loss", "patience"),
     *("checkpoint_every", "threads", "plugins"),
 )
-# What the recipe sets where the configuration does not. `tuned` is the keys' own defaults.
+# The keys that a recipe sets unless the configuration does. `tuned` is the keys' own defaults.
 PUBLISHED = {"init": "as_built", "server_optimizer": "plain", "result": "last"}
 PUBLISHED_LOCAL = {"optimizer": "sgd"}
 
@@ -67,7 +67,7 @@ class Config(Section):
     `nesterov`, `average`.
     """
     seed: int = 0
-    """Every random number follows from it."""
+    """Seed of every random number."""
     data_seed: int | None = None
     """Seed of everything before round 0: the partition, keep ratios, the network, the first model and pilots.
 
@@ -130,7 +130,7 @@ class Config(Section):
     threads: int = Field(1, ge=1)
     """Torch threads of a training process. Another number rounds sums differently."""
     checkpoint_every: int = Field(5, ge=1)
-    """Rounds between checkpoints. The last round, and one in which the run is told to stop, also has one."""
+    """Rounds between checkpoints. There is also one after the last round, and when the run is stopped."""
     evaluate_every: int = Field(1, ge=1)
     """Rounds between evaluations. The last round is always evaluated."""
     evaluate_training: bool = False
@@ -230,7 +230,7 @@ def _texts(values: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class Asked:
-    """A configuration, and the origin of its keys.
+    """A checked configuration, and the origin of its keys.
 
     Attributes:
         config: checked.
@@ -244,7 +244,7 @@ class Asked:
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a YAML file, apply ``dotted.key=value`` overrides (values in YAML), and check the whole.
+    """Read a YAML file, apply ``dotted.key=value`` overrides (values in YAML), and check the result.
 
     Raises:
         UserError: no such file, invalid YAML, an unknown key, or an invalid value.
@@ -253,7 +253,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Asked:
-    """Do as `load_config`, and return the origin of each key, for `train.config.idle_keys.refuse_idle`."""
+    """As `load_config`, but also return the origin of each key, for `train.config.idle_keys.refuse_idle`."""
     values = read_yaml(Path(path))
     values = {} if values is None else values
     if not isinstance(values, dict):
@@ -270,11 +270,11 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Asked:
 
 
 def check_config(values: dict[str, Any]) -> Config:
-    """Return the configuration of these values; a `UserError` names everything that is wrong with them."""
+    """Return the configuration of these values; a `UserError` lists all that are invalid."""
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        # A default that follows from other keys has no value while one of them is wrong; that is not another mistake.
+        # A default that depends on an invalid key has no value; that is not a second error.
         found = [its for its in error.errors() if its["type"] != "default_factory_not_called"]
         raise UserError("; ".join(map(_explain, found))) from error
 
@@ -309,14 +309,14 @@ def _override(values: dict[str, Any], override: str) -> None:
 
 
 def _means_itself(key: str, text: str, value: object) -> bool:
-    """Return whether an override is taken literally: plain words, which YAML would end at a #, and all paths."""
+    """Return whether an override is taken literally: paths, and plain words, which YAML would cut at a #."""
     if isinstance(value, str):
         return text[:1] not in "\"'|>&!"
     return key in PATHS and value is not None
 
 
 def _explain(error: ErrorDetails) -> str:
-    """Return a clause of the message for one of pydantic's findings."""
+    """Return the message for one of pydantic's errors."""
     if isinstance(cause := error.get("ctx", {}).get("error"), UserError):
         return str(cause)
     key = ".".join(str(part)[:80] for part in error["loc"] if part not in ("number", "shares", "range", "[key]"))
@@ -342,7 +342,7 @@ def _meant(key: str) -> str:
 
 
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration as ``{"local.lr": 0.1, …}``; mappings that are values (`keep_ratio`) stay whole."""
+    """Return a configuration as ``{"local.lr": 0.1, …}``; mappings that are values (`keep_ratio`) are not flattened."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping) and key in SECTIONS:
@@ -353,7 +353,7 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_named(key: str, names: frozenset[str]) -> bool:
-    """Return whether a dotted key is among these names, itself or by its section."""
+    """Return whether a dotted key or its section is among these names."""
     return not names.isdisjoint((key, key.partition(".")[0]))
 
 

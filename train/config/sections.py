@@ -61,7 +61,7 @@ class ModelConfig(Section):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The keys besides the name."""
+        """All keys but the name."""
         return dict(self.model_extra or {})
 
 
@@ -130,7 +130,7 @@ class ClientsConfig(Section):
     and `statistical`, and β/α if that is `pilots`.
     """
     signal: str | None = None
-    """What `mmfl` draws by: `norm` (default), `loss`, `round_robin`, `uniform` or `full`."""
+    """Signal by which `mmfl` draws: `norm` (default), `loss`, `round_robin`, `uniform` or `full`."""
     options: dict[str, Any] = {}
     """Options of your own sampler that have no key here."""
 
@@ -209,7 +209,7 @@ class LocalConfig(Section):
 
 
 class AggregationConfig(Section):
-    """Guards against updates that are well formed and yet wrong."""
+    """Guards against updates that are well-formed but wrong."""
 
     norm_bound: float | None = Field(None, ge=1)
     """Leaves out updates whose norm is more than this many times the round's median.
@@ -229,7 +229,7 @@ class AggregationConfig(Section):
 
 
 class TrackingConfig(Section):
-    """Trackers that receive the metrics besides `metrics.jsonl`."""
+    """Trackers that receive the metrics in addition to `metrics.jsonl`."""
 
     wandb: Literal["disabled", "online", "offline"] = "disabled"
     """Weights & Biases: `disabled`, `online` or `offline`."""
@@ -242,7 +242,7 @@ class TrackingConfig(Section):
     name: str | None = None
     """Name of the W&B run. Default: the name of its directory."""
     tags: tuple[str, ...] = ()
-    """W&B tags besides the strategy, the dataset and the overridden settings."""
+    """More W&B tags; the strategy, the dataset and the overridden settings are tags anyway."""
     artifacts: bool = False
     """Whether to upload the run's files to W&B."""
     layers_every: int | None = Field(None, ge=1)

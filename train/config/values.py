@@ -13,10 +13,10 @@ LONGEST_PATH = 4000
 
 
 def refuse_mistaken_flag(value: object, wanted: bool) -> object:
-    """Return the value of a key, which must be true or false if and only if that is wanted.
+    """Return the value of a key, which must be true or false if and only if the key is a flag.
 
     Raises:
-        PydanticCustomError: true or false is missing, or stands in place of another value. Python takes true for 1.
+        PydanticCustomError: the key is a flag and the value is not, or the reverse. Python takes true for 1.
     """
     if wanted and not isinstance(value, bool):
         raise PydanticCustomError("flag", "true or false is needed")
@@ -34,7 +34,7 @@ def _has_flag(value: object) -> bool:
 def _file_name(value: object) -> object:
     """Check that a name can be part of a file's name, and stays in its folder."""
     if not isinstance(value, str):
-        return value  # which pydantic refuses
+        return value  # refused by pydantic
     if not value.isprintable() or not value.strip() or value.startswith(".") or set("/\\") & set(value):
         raise PydanticCustomError("name", "a plain name is needed, without slashes and not starting with a dot")
     if len(os.fsencode(value)) > LONGEST_NAME // 2:

@@ -1,4 +1,4 @@
-"""YAML of users: reads UTF-8 without duplicate keys, and writes values in one line."""
+"""Read users' YAML (UTF-8, no duplicate keys), and write values in one line."""
 
 import os
 from collections.abc import Hashable
@@ -12,7 +12,7 @@ import yaml
 from sharding.errors import UserError, nearest, shown
 
 LONGEST = 2**20  # bytes of a file
-_SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is ten times faster, where it is there
+_SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's loader is ten times faster, if available
 DEEPEST = 100
 _STARTS, _ENDS = (yaml.CollectionStartEvent,), (yaml.CollectionEndEvent,)
 
@@ -37,13 +37,13 @@ class _Loader(_SafeLoader):  # type: ignore[valid-type, misc]
 
 
 def _is_stuck_together(key: yaml.Node, value: yaml.Node) -> bool:
-    """Return whether ``0.2:0.7`` was written, which YAML reads as a key without a value."""
+    """Return whether a key is like ``0.2:0.7``, which YAML reads as a key without a value."""
     plain = isinstance(key, yaml.ScalarNode) and not key.style
     return plain and ":" in key.value and value.value == ""
 
 
 def parse_yaml(text: str) -> Any:
-    """Return the value of a text in YAML.
+    """Parse a text in YAML.
 
     Raises:
         UserError: the text is not valid YAML, has a key twice, or is nested too deeply.
@@ -59,13 +59,13 @@ def parse_yaml(text: str) -> Any:
 
 
 def _is_too_deep(text: str) -> bool:
-    """Return whether a text is nested too deeply to be built: at 100,000 levels that ends the process."""
+    """Return whether a text is nested too deeply to parse; 100,000 levels would crash the process."""
     steps = (isinstance(event, _STARTS) - isinstance(event, _ENDS) for event in yaml.parse(text, _SafeLoader))
     return any(depth > DEEPEST for depth in accumulate(steps))
 
 
 def read_yaml(path: Path) -> Any:
-    """Return the value of a file in YAML.
+    """Parse a file in YAML.
 
     Raises:
         UserError: the file does not exist, is too long or not in UTF-8, or `parse_yaml` refuses it.
@@ -87,7 +87,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open a file; a pipe that no process writes to is empty instead of a wait without end."""
+    """Open a file. A pipe without a writer counts as empty instead of blocking."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 

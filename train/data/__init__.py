@@ -72,12 +72,12 @@ def load_dataset(
         name: a key of `DATASETS`.
         root: folder that holds the dataset's folder, `default_root()` if not given; `digits` and `synthetic` need none.
         download: fetch an image dataset into `root` when it is not there.
-        limit: read only the first so many images of each split, to try something quickly; the embedded digits
-            and the text are small, and are always read whole.
+        limit: the number of images to read of each split, for a quick trial; digits and text are small, and always
+            read completely.
         options: the loader's own keyword-only arguments.
 
     Raises:
-        UserError: an unknown dataset or option, or nothing of the expected form there.
+        UserError: an unknown dataset or option, or the data are missing or malformed.
     """
     load = pick(DATASETS, name, "dataset")
     options = options or {}

@@ -1,4 +1,4 @@
-"""Images are decoded once on a machine: the pixels are kept under a name that depends on the content of the files.
+"""A cache of decoded images. The name of a file depends on the content of its sources.
 
 So the cache cannot be out of date, and you may delete it at any time. It is in `$SHARDING_CACHE`, or
 `spectral-sharding` under `$XDG_CACHE_HOME` or `~/.cache`; where it cannot be written, images are decoded each time.
@@ -20,7 +20,7 @@ from train.runtime.stages import enter
 
 log = logging.getLogger(__name__)
 
-FEW = 2000  # so few images are decoded faster than it is worth to keep them
+FEW = 2000  # fewer images are not worth caching
 
 
 def cached(encoded: Sequence[bytes], how: str, decode: Callable[[], Tensor]) -> Tensor:
@@ -28,7 +28,7 @@ def cached(encoded: Sequence[bytes], how: str, decode: Callable[[], Tensor]) -> 
 
     Args:
         encoded: the files' content.
-        how: what else the pixels depend on.
+        how: everything else that the pixels depend on.
         decode: makes uint8 images (images, channels, height, width).
     """
     if len(encoded) < FEW:
@@ -48,7 +48,7 @@ def cached(encoded: Sequence[bytes], how: str, decode: Callable[[], Tensor]) -> 
 
 
 def folder() -> Path:
-    """Return where the cache lies."""
+    """Return the cache's folder."""
     if own := os.environ.get("SHARDING_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spectral-sharding"
@@ -62,7 +62,7 @@ def _digest(encoded: Sequence[bytes], how: str) -> str:
 
 
 def _write(path: Path, images: Tensor) -> None:
-    """Write the whole file or none: other processes may be about to do the same."""
+    """Write the file atomically: other processes may be writing the same one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
         try:

@@ -1,4 +1,4 @@
-"""What a dataset is: raw tensors that go to the device once, and how a batch of them is made ready there."""
+"""A dataset: raw tensors that are moved to the device once, and how to prepare a batch there."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def unchanged(batch: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A training and a test split, and all that a model and a partition need to know about them.
+    """A training and a test split, and the facts about them that a model and a partition need.
 
     Attributes:
         name: key in the registry.
@@ -55,7 +55,7 @@ class Dataset:
             class).
         natural: the training samples of each real-world client, where the data has such.
         coarse: (num_classes,) the superclass of each class, where the data has such.
-        remarks: in what the samples differ from the official ones, to stand beside every number.
+        remarks: how the samples differ from the official ones; shown with every result.
     """
 
     name: str
@@ -113,7 +113,7 @@ def flip(images: Tensor, generator: torch.Generator) -> Tensor:
 
     Args:
         images: (..., channels, height, width), raw or prepared.
-        generator: decides which; may live on another device than the images.
+        generator: decides which; can be on another device than the images.
     """
     coins = torch.rand(images.shape[:-3], generator=generator, device=generator.device).to(images.device)
     return torch.where(coins[..., None, None, None] < 0.5, images.flip(-1), images)

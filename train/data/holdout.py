@@ -1,4 +1,4 @@
-"""Samples of the training set kept from the clients, to tune on without a look at the test set."""
+"""Hold out training samples, for tuning without the test set."""
 
 from dataclasses import replace
 

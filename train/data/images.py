@@ -28,7 +28,7 @@ CHUNK = 500  # images a thread decodes at a time
 class Images(NamedTuple):
     """One split: uint8 images (samples, channels, height, width), int64 labels (samples,), class names.
 
-    `lossy` names the encoding of the files where that does not give the pixels back exactly.
+    `lossy` names the files' encoding if it does not preserve pixels exactly.
     """
 
     inputs: Tensor
@@ -44,11 +44,11 @@ def read_parquet(files: Sequence[Path], label: str, shape: Shape, limit: int | N
         files: the shards, in order.
         label: name of the label column; the images are in the column `img` or `image`.
         shape: (channels, height, width); other colors are converted, other sizes are refused.
-        limit: read only the first so many rows.
+        limit: the number of rows to read.
 
     Raises:
-        UserError: a file is damaged, holds nothing, has no such columns or no numbers for labels, or images of another
-            size or that cannot be decoded.
+        UserError: a file is damaged or empty, lacks a column, has labels that are not numbers, or images that cannot
+            be decoded or have another size.
     """
     rows = list(islice(_rows(files, label), limit))
     where = files[0] if len(files) == 1 else files[0].parent

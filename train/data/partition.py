@@ -1,4 +1,4 @@
-"""Who has which training samples: disjoint, reproducible shares of a dataset, one per client.
+"""Partitions: disjoint, reproducible shares of the training samples, one per client.
 
 A partition is a list with one ascending int64 index array per client. All schemes but `natural` and those of
 `train.data.unequal` use every sample once, and all but these and `power_law` give equal sizes, up to one sample when
@@ -135,7 +135,7 @@ def pachinko(
 
 
 def natural(clients: Sequence[np.ndarray], num_clients: int, rng: np.random.Generator) -> Partition:
-    """Keep the clients that the data came with; where fewer are asked for, a random choice of them.
+    """Use the clients of the data; if fewer are needed, choose at random.
 
     Raises:
         UserError: the data has fewer clients.

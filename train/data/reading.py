@@ -1,4 +1,4 @@
-"""Data files that are damaged or of another kind are reported in one line."""
+"""Report damaged or unexpected data files in one line."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from sharding.errors import UserError
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn any error in reading a file or folder into one line, since readers raise errors of all kinds.
+    """Turn any error in reading a file or folder into a UserError, since readers raise many kinds of errors.
 
     Raises:
         UserError: naming the path, with the reader's message.
@@ -21,5 +21,5 @@ def reading(path: Path) -> Iterator[None]:
     except Exception as error:
         words = " ".join(str(error).split())[:300] or type(error).__name__
         raise UserError(
-            f"cannot read {path}: {words}; it is damaged, cut off or something else: put a sound copy in its place"
+            f"cannot read {path}: {words}; it is damaged, incomplete or of another kind; replace it with a valid copy"
         ) from error

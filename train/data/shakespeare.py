@@ -49,7 +49,7 @@ def load_shakespeare(root: Path, *, length: int = LENGTH, share: float = 1.0) ->
 
 
 def shakespeare_of(train: Split, test: Split, length: int = LENGTH) -> Dataset:
-    """Return the dataset with these samples in it, of so many inputs each."""
+    """Return the dataset with these samples, each with `length` inputs."""
     return Dataset(
         name="shakespeare",
         train=train,

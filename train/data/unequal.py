@@ -1,6 +1,6 @@
 """Partitions of the client-sampling studies: few large clients, and clients that hold a few classes only.
 
-They need not use all samples: each client gets as many as its size says, in equal parts from its classes.
+They need not use all samples. Each client gets its number of samples in equal parts from its classes.
 """
 
 from collections.abc import Sequence

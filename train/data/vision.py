@@ -1,4 +1,4 @@
-"""Image datasets from local folders: where they are looked for, how they are read, and the message if none is there."""
+"""Image datasets in local folders: where to look for them, how to read them, and an error that says what is missing."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from train.data.reading import reading
 
 @dataclass(frozen=True)
 class Source:
-    """An image dataset as it is found on disk.
+    """An image dataset on disk.
 
     Attributes:
         folders: names its folder may have under the root; the first is the one we name and download into.
@@ -39,7 +39,7 @@ class Source:
     encoding: str = ""
 
     def remarks(self, train: Images, test: Images) -> tuple[str, ...]:
-        """Say in what these images differ from the official ones."""
+        """Describe how these images differ from the official ones."""
         remarks = [
             f"{len(split.targets):,} of {official:,} {name} images"
             for split, official, name in zip((train, test), self.samples, ("training", "test"), strict=True)
@@ -73,7 +73,7 @@ def load_images(name: str, root: Path, download: bool, limit: int | None) -> Dat
         name: a key of `SOURCES`.
         root: folder that holds the dataset's own folder.
         download: fetch what is missing, into `root`.
-        limit: keep only the first so many samples of each split.
+        limit: the number of samples to keep of each split.
 
     Raises:
         UserError: no such data, and not downloaded; or its images or labels are not of the expected kind.
@@ -134,7 +134,7 @@ def _shards(folder: Path, splits: tuple[str, ...]) -> list[Path]:
 
 
 def _missing(name: str, root: Path) -> str:
-    """Say where we looked, what belongs there, and what to do."""
+    """Return an error that says where we looked, what belongs there, and what to do."""
     source = SOURCES[name]
     places = " or ".join(f"{folder}/train-*.parquet" for folder in source.folders)
     fetch = "" if name == "tiny_imagenet" else ", or data.download=true to fetch it"

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 def auto_engine(job: Job) -> Engine:
-    """Return an engine with one process a core or GPU; `sequential` where there is one, or processes cannot start."""
+    """Return an engine with one process per core or GPU; `sequential` with only one, or if processes cannot start."""
     if parent_process() is not None or count_devices(job) < 2:  # `compare` has processes of its own
         return SequentialEngine(job)
     try:

@@ -33,7 +33,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What is kept of an update after it is summed: its loss, why it failed, and its size in bytes."""
+    """The facts about an update that remain after it is summed: its loss, its failure, and its size in bytes."""
 
     loss: Tensor | None
     failure: Failure | None
@@ -50,17 +50,17 @@ Updates = Iterator[tuple[Client, Update]]
 
 @dataclass(frozen=True)
 class Job:
-    """What there is to train, the same in every round.
+    """What an engine trains, the same in every round.
 
     Attributes:
         model: the server's model, for its architecture only.
         clients: each client's samples, on the device.
-        dataset: says how to prepare and augment them.
+        dataset: prepares and augments them.
         local: epochs, batch size and so on.
         clip: τ, or None for no clipping.
         seed: of the run.
         plugins: modules with custom parts, which new processes import.
-        step_scales: what the step sizes of some clients are multiplied by.
+        step_scales: factors of some clients' step sizes.
     """
 
     model: nn.Module
@@ -74,7 +74,7 @@ class Job:
 
     @property
     def device(self) -> torch.device:
-        """That of the data, on which clients are trained."""
+        """The device of the data, on which clients are trained."""
         return self.dataset.test.targets.device
 
     def to(self, device: torch.device | str) -> "Job":
@@ -100,5 +100,5 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what the engine holds besides memory."""
+        """Release the engine's processes, if any."""
         ...

@@ -41,7 +41,7 @@ class Masks:
         return self._keep(self._seeds, sample_shape, rate)
 
     def keep_whole(self, shape: Sequence[int], rate: float) -> Tensor:
-        """Return a mask of a tensor whose first axis is not that of the samples; it is the first sample's alone."""
+        """Return a mask of a tensor whose first axis is not the samples'; it uses the first sample's stream."""
         assert self._seeds is not None, "a step begins with its seeds"
         return self._keep(self._seeds[:1], shape, rate)[0]
 
@@ -75,10 +75,10 @@ class KeyedDropPath(KeyedDropout):
 
 
 def key_dropout(model: nn.Module) -> Masks:
-    """Give the dropouts of a model keyed masks, in place, and return what they draw from.
+    """Give the dropouts of a model keyed masks, in place, and return the masks.
 
-    Only modules are seen, `nn.Dropout` and timm's `DropPath`. What a model draws by itself comes from torch's global
-    generator still.
+    This covers the modules `nn.Dropout` and timm's `DropPath`. Other draws of a model still use torch's global
+    generator.
     """
     masks = next((module.masks for module in model.modules() if isinstance(module, KeyedDropout)), Masks())
     keyed: dict[nn.Module, nn.Module] = {}

@@ -81,7 +81,7 @@ def train_locally(
     Args:
         model: the factorized model that holds the client's shard; its dropouts get keyed masks.
         data: the client's samples.
-        dataset: says how to prepare and augment a raw batch.
+        dataset: prepares and augments a raw batch.
         local: epochs, batch size, momentum, decay.
         lr: of this round.
         clip: τ, or None for no clipping.
@@ -94,7 +94,7 @@ def train_locally(
     total, steps = torch.zeros((), device=data.targets.device), num_steps(data, local)
     masks, seeds = key_dropout(model), sample_seeds(steps, local.batch_size, key).to(data.targets.device)
     with torch.random.fork_rng(devices=_cuda_devices(data)):
-        torch.manual_seed(seed_of("dropout", *key))  # for what a model draws by itself
+        torch.manual_seed(seed_of("dropout", *key))  # for other draws of the model
         for (inputs, targets), its_seeds in zip(_batches(data, dataset, local, key), seeds, strict=True):
             masks.begin(its_seeds[: len(targets)])
             with mixed_precision(local, targets.device):
@@ -113,7 +113,7 @@ def mixed_precision(local: LocalConfig, device: torch.device) -> torch.autocast:
 
 
 def passes(num_samples: int, local: LocalConfig) -> tuple[int, int]:
-    """Return how many passes a client with so many samples makes in a round, and the samples of each.
+    """Return how many passes a client with `num_samples` samples makes in a round, and the samples of each.
 
     A pass is an epoch, or where `local.steps` is set all that is drawn; its last batch may be smaller than the others.
     """
@@ -127,7 +127,7 @@ def num_steps(data: ClientData, local: LocalConfig) -> int:
 
 
 def draw_passes(data: ClientData, dataset: Dataset, local: LocalConfig, key: tuple[int | str, ...]) -> ClientData:
-    """Return the samples of all passes in the order of their use, raw and augmented; each epoch is a permutation."""
+    """Return the samples of all passes in order of use, raw and augmented; each epoch is a permutation."""
     rng, (count, length) = generator("batches", *key), passes(len(data), local)
     if local.steps is None:
         drawn = np.concatenate([rng.permutation(length) for _ in range(count)])

@@ -30,7 +30,7 @@ from train.engines.sequential import SequentialEngine
 from train.runtime.errors import REMEDY, RunError
 from train.runtime.signals import ENDING
 
-AHEAD = 4  # clients a process whose turn has not come: enough to keep it busy, and memory apart from the cohort's size
+AHEAD = 4  # clients queued per process: enough to keep it busy, with memory independent of the cohort's size
 
 UNGUARDED = (
     "the worker processes did not start: a script that trains does so under `if __name__ == '__main__':`, "
@@ -45,7 +45,7 @@ class ProcessesEngine:
 
     Args:
         job: what there is to train.
-        num_workers: how many processes; by default one a GPU, or one a core where there is none.
+        num_workers: how many processes; by default one per GPU, or one per core without a GPU.
 
     Raises:
         UserError: the job has a part that cannot be sent to another process, e.g. a lambda.

@@ -1,4 +1,4 @@
-"""What one looks at after training: a summary with its plot, and a page; all from what runs left behind."""
+"""Reports after training: a summary with its plot, and a page, from the files of the runs."""
 
 from train.report.history import History, megabytes
 from train.report.summary import write_report

@@ -15,7 +15,7 @@ from train.report.plots import Curve, Style, style_of, styles_of
 from train.report.text import NOTHING
 from train.rundir.files import METRICS_FILE
 
-MOST_KEYS = 3  # so many stand in a label, which tables and legends have room for
+MOST_KEYS = 3  # number of keys in a label
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Arm:
     Attributes:
         strategy: their name in a table; numbered where the varied keys are the same for several.
         varied: the first keys in which the arms differ, shortened, and this one's values.
-        settings: the configuration, flat, without what makes no other experiment.
-        runs: a seed each.
-        style: how it is drawn.
+        settings: the configuration, flat, without keys that do not change the experiment.
+        runs: one for each seed.
+        style: of its line.
     """
 
     strategy: str
@@ -42,12 +42,12 @@ class Arm:
         return ", ".join([self.strategy, *(f"{key}={value}" for key, value in self.varied.items())])
 
     def curves(self, y: str, x: str = "rounds", smooth: float = 0.0) -> list[Curve]:
-        """Return the seeds' curves, without those that have no point."""
+        """Return the seeds' curves that have a point."""
         return [curve for run in self.runs if (curve := run.curve(y, x, smooth))]
 
     @property
     def finals(self) -> list[float]:
-        """The last test accuracy of every seed that has one, in %."""
+        """The last test accuracy of each seed, in %."""
         return [run.accuracies[-1] for run in self.runs if run.accuracies]
 
     @property
@@ -60,7 +60,7 @@ def without_repeats(runs: Sequence[History]) -> tuple[list[History], list[tuple[
     """Keep one run of each configuration and seed: a finished one, else the longest, else the newest.
 
     Returns:
-        The runs to keep, and of each other the run that stands for it.
+        The runs to keep, and for each other run the one that replaces it.
     """
     alike: dict[str, list[History]] = {}
     for run in runs:
@@ -71,7 +71,7 @@ def without_repeats(runs: Sequence[History]) -> tuple[list[History], list[tuple[
 
 
 def group(runs: Sequence[History]) -> list[Arm]:
-    """Put the seeds of one configuration together, in the order of their first run.
+    """Group the seeds of each configuration, in the order of their first run.
 
     Each strategy has its color; if several arms have the same strategy, each arm has a color.
     """
@@ -94,14 +94,14 @@ def group(runs: Sequence[History]) -> list[Arm]:
 
 
 def value_of(settings: Mapping[str, Any], key: str) -> str:
-    """Return what a configuration has for a key, as YAML writes it."""
+    """Return the value of a key in a configuration, in YAML."""
     return in_yaml(settings[key]) if key in settings else NOTHING
 
 
 def settings_of(run: History) -> dict[str, Any]:
-    """Return a run's configuration, flat, with defaults for keys that did not exist then."""
+    """Return a run's configuration, flat, with defaults for keys that it lacks."""
     flat = flatten(_defaults()) | flatten(run.config)
-    unnamed = HOUSEKEEPING | {"recipe"}  # the keys that it sets say it
+    unnamed = HOUSEKEEPING | {"recipe"}  # covered by the keys that it sets
     return {key: value for key, value in flat.items() if not is_named(key, unnamed)}
 
 
@@ -128,7 +128,7 @@ def _standing(run: History) -> tuple[bool, int, float]:
 
 @cache
 def _defaults() -> dict[str, Any]:
-    """Return the published algorithm's configuration, beside which labels name what differs."""
+    """Return the configuration of the published algorithm, to which labels refer."""
     needed = {"name": "run", "rounds": 1, "model": {"name": "mlp"}, "data": {"name": "digits"}}
     clients = {"count": 1, "per_round": 1}
     return check_config(needed | {"recipe": "published", "clients": clients}).model_dump(mode="json")

@@ -93,7 +93,7 @@ def _is_numeric(arm: Arm, key: str) -> bool:
 
 
 def accuracy_drawings(arms: Sequence[Arm], targets: Sequence[float]) -> Iterator[Drawing]:
-    """Draw the accuracy over rounds, bytes and, if the runs have a simulated clock, seconds; also of each task."""
+    """Draw the accuracy, also of each task, over rounds, bytes and, with a simulated clock, seconds."""
     dotted = " Dotted: the targets." if targets else ""
     timed = any("simulated_seconds" in line for arm in arms for line in arm.lines)
     for x, title in ACCURACIES.items():
@@ -124,7 +124,7 @@ def curve_drawings(
         lay_out_log(axes, "y")
     elif max(values) > 20 * usual > 0:  # a few huge values would hide all the others
         axes.set_ylim(top=4 * usual)
-        caption += " Part of a run that diverged lies above the picture."
+        caption += " Part of a run that diverged is above the picture."
     yield Drawing(figure, caption)
 
 
@@ -134,7 +134,7 @@ def law_drawings(laws: Mapping[str, Layers], arms: Sequence[Arm], when: str) -> 
     Args:
         laws: by the arm's label.
         arms: that are drawn.
-        when: the laws were recorded, for the caption.
+        when: describes when the laws were recorded, for the caption.
     """
     names = list(dict.fromkeys(name for layers in laws.values() for name in layers))
     for name in dict.fromkeys(names[round(share * (len(names) - 1))] for share in (0, 0.5, 1)):
@@ -226,7 +226,7 @@ def price_drawing(arms: Sequence[Arm], target: float) -> Drawing:
 
 
 def _bars(arms: Sequence[Arm]) -> tuple[Figure, Axes]:
-    """Return a picture with room for a bar for each arm and its label above it, where a long label takes no width."""
+    """Return a picture with room for one bar per arm, and its label above the bar, where long labels fit."""
     labels = [wrapped(arm.label) for arm in arms]
     figure, axes = new_figure(height=1.5 + len(arms) * (0.3 + 0.15 * max(map(lines_of, labels))))
     for place, label in enumerate(labels):

@@ -1,4 +1,4 @@
-"""The record of a run: what it has left in its directory, read and checked once."""
+"""The record of a run, read from its directory and checked once."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +19,7 @@ from train.runtime.jsonl import has_ended, rounds_among, split
 
 log = logging.getLogger(__name__)
 
-NEEDED = ("bytes_down", "bytes_up", "bytes_dense", "clients", "failed", "seconds")  # numbers of every round
+NEEDED = ("bytes_down", "bytes_up", "bytes_dense", "clients", "failed", "seconds")  # numbers that each round must have
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class History:
     """One run, finished or not.
 
     Attributes:
-        lines: of its `metrics.jsonl`, up to one that is spoiled.
-        config: as written beside them.
-        directory: where it is.
-        spoiled: which line is the first that cannot be used; None where all can.
+        lines: of its `metrics.jsonl`, up to the first damaged one.
+        config: from its `config.yaml`.
+        directory: of the run.
+        spoiled: the first damaged line, or None.
     """
 
     lines: list[dict[str, Any]]
@@ -40,10 +40,10 @@ class History:
 
     @classmethod
     def read(cls, directory: Path) -> "History":
-        """Read a run's directory: its rounds up to one that cannot be used, which a warning names.
+        """Read a run's directory, up to the first damaged line, of which it warns.
 
         Raises:
-            UserError: it holds no run, or its first line cannot be used.
+            UserError: it holds no run, or its first line is damaged.
         """
         metrics = directory / METRICS_FILE
         try:
@@ -69,7 +69,7 @@ class History:
 
     @property
     def name(self) -> str:
-        """The experiment's name, the directory's of a run that is older than names."""
+        """The experiment's name; the directory's name for old runs without one."""
         return str(self.config.get("name", self.directory.name))
 
     @property
@@ -79,38 +79,38 @@ class History:
 
     @property
     def why_ended(self) -> str | None:
-        """Why the run ended before its last round, None where it did not end so."""
+        """Why the run ended before its last round, or None."""
         return self.lines[-1].get("stopped") if self.lines else None
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has come to its end, early or not."""
+        """Whether it has ended, early or not."""
         return has_ended(self.lines, self.config["rounds"])
 
     def total(self, key: str) -> float:
-        """Return the sum over all rounds of a number that each of them has."""
+        """Return the sum of a metric over all rounds."""
         return sum(line.get(key, 0) for line in self.lines)
 
     @property
     def megabytes(self) -> float:
-        """What all clients moved in all rounds, down and up, in MB."""
+        """The MB that all clients moved in all rounds, down and up."""
         return sum(map(megabytes, self.lines))
 
     def mean_bytes(self, direction: str) -> float:
         """Bytes ``down`` or ``up``, per client and round."""
-        return float(self.total(f"bytes_{direction}") / max(self.total("clients"), 1))  # 0 of nobody
+        return float(self.total(f"bytes_{direction}") / max(self.total("clients"), 1))  # 0 without clients
 
     @property
     def share_of_dense(self) -> float:
-        """What a client moved in a round, down and up, of what dense FedAvg would have."""
+        """A client's bytes per round, down and up, relative to dense FedAvg."""
         return (self.mean_bytes("down") + self.mean_bytes("up")) / (2 * float(self.lines[0]["bytes_dense"]))
 
     def curve(self, y: str, x: str = "rounds", smooth: float = 0.0) -> Curve:
-        """Return y of the rounds that have it, shares in %.
+        """Return y over x for the rounds that have y; shares are in %.
 
         Args:
             y: a key of the metrics.
-            x: what has been spent so far: ``rounds``, ``bytes`` (MB) or ``simulated`` seconds.
+            x: the cost so far: ``rounds``, ``bytes`` (MB) or ``simulated`` seconds.
             smooth: the weight w of the past in m_t = w m_(t-1) + (1 - w) y_t; dividing by its total weight keeps
                 the first values from being drawn towards zero.
         """
@@ -123,12 +123,12 @@ class History:
 
 
 def is_number(value: object) -> bool:
-    """Return whether a value of the metrics can be drawn and summed up."""
+    """Return whether a value of the metrics can be drawn and summed."""
     return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
 def _is_round(line: Mapping[str, Any]) -> bool:
-    """Return whether all numbers that a report sums up are numbers, and accuracies between 0 and 1."""
+    """Return whether all required metrics are numbers, and accuracies are between 0 and 1."""
     spent = {key: value for key, value in line.items() if key.startswith("seconds") or key == "simulated_seconds"}
     accuracies = [value for key, value in line.items() if key.endswith("test_accuracy")]
     return (
@@ -139,7 +139,7 @@ def _is_round(line: Mapping[str, Any]) -> bool:
 
 
 def megabytes(line: Mapping[str, float]) -> float:
-    """Return what all clients moved in a round, down and up, in MB, from its line in `metrics.jsonl`."""
+    """Return the MB that all clients moved in a round, down and up, from its line in `metrics.jsonl`."""
     return (line["bytes_down"] + line["bytes_up"]) / 1e6
 
 
@@ -151,13 +151,13 @@ AMOUNTS: dict[str, Callable[[Mapping[str, float]], float]] = {
 
 
 def find_runs(folders: Iterable[Path]) -> tuple[list[History], list[str]]:
-    """Read all runs in these folders and below that have finished a round.
+    """Read all runs with a finished round in these folders and their subfolders.
 
     Returns:
-        The runs, and what could not be read, which warnings name too.
+        The runs, and the errors, which are also logged as warnings.
 
     Raises:
-        UserError: there is none, or none that can be read, or no such folder.
+        UserError: a folder does not exist, or there is no readable run.
     """
     folders = list(folders)
     if missing := [folder for folder in folders if not folder.is_dir()]:
@@ -174,23 +174,23 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[History], list[str]]:
 
 
 def warn_of(unread: Iterable[str]) -> None:
-    """Warn of what could not be read."""
+    """Warn about runs that could not be read."""
     for why in unread:
         log.warning("%s; it is left out", why)
 
 
 def data_remarks(runs: Iterable[History]) -> list[str]:
-    """Return in what the data of these runs differ from the official ones, as far as their directories say."""
+    """Return how the data of these runs differ from the official ones, according to their directories."""
     remarks: dict[str, None] = {}
     for run in runs:
-        with suppress(UserError):  # the page names a spoiled file
+        with suppress(UserError):  # the page reports a damaged file
             held = Provenance.read(run.directory)
             remarks |= dict.fromkeys(remark for each in (held.data.values() if held else ()) for remark in each)
     return list(remarks)
 
 
 def read_all(directories: Iterable[Path]) -> tuple[list[History], list[str]]:
-    """Return the runs in these directories that can be read, and why others cannot."""
+    """Return the readable runs in these directories, and the errors of the others."""
     runs, unread = [], []
     for directory in directories:
         try:

@@ -35,8 +35,8 @@ from train.rundir.records import LayerLaw, Layers, read_clients, read_layers
 from train.runtime.files import write_whole
 
 PAGE, TABLE, TEMPLATE = "report.html", "report.csv", "page.html"
-GENERATOR = "spectral-sharding report"  # the sign by which a page is known as one
-REASONS = 12  # so many reasons for lost updates are listed
+GENERATOR = "spectral-sharding report"  # marks a page as ours
+REASONS = 12  # number of listed reasons for lost updates
 
 Found = TypeVar("Found")
 
@@ -54,14 +54,14 @@ def write_page(folders: Sequence[Path], into: Path, command: str, targets: Seque
         The paths written.
 
     Raises:
-        UserError: no run there, or a file of that name that is not from here.
+        UserError: there is no run, or a file of that name by another program.
     """
     found, unread = find_runs(folders)
     runs, repeats = without_repeats(found)
     page, table = into / PAGE, into / TABLE
     for path, sign in ((page, GENERATOR), (table, ",".join(CSV_COLUMNS))):
         if path.exists() and sign not in path.read_text(encoding="utf-8", errors="replace")[:500]:
-            raise UserError(f"{path} is not from here and would be overwritten; choose another --output")
+            raise UserError(f"{path} was not written by this program; choose another --output")
     into.mkdir(parents=True, exist_ok=True)
     names = dict.fromkeys(run.name for run in runs)
     chapters = [Chapter.of(name, group([run for run in runs if run.name == name]), targets) for name in names]
@@ -83,12 +83,12 @@ def write_page(folders: Sequence[Path], into: Path, command: str, targets: Seque
 
 @dataclass(frozen=True)
 class Chapter:
-    """The section of the page about one experiment.
+    """The section of one experiment.
 
     Attributes:
-        aims: accuracies in % whose bytes are shown.
+        aims: target accuracies in %.
         remarks: how the data differ from the official ones.
-        notes: files that could not be read; filled while the other parts are made.
+        notes: files that could not be read; filled while the section is built.
     """
 
     name: str
@@ -132,7 +132,7 @@ class Chapter:
         ]
 
     def laws(self) -> "Laws | None":
-        """Return the last record of the layers of each arm's first seed; None if there is none."""
+        """Return the last layer record of each arm's first seed, or None."""
         held = {arm.label: self._read(read_layers, arm.runs[0]) for arm in self.arms}
         last = {label: max(laws)[0] for label, laws in held.items() if laws}
         if not last:
@@ -143,7 +143,7 @@ class Chapter:
         return Laws(last, when, shown, list(law_drawings(shown, self.arms, when)))
 
     def clients(self) -> "tuple[list[Drawing], Path] | None":
-        """Draw the data of the clients of the first run whose clients can be read; None if there is none."""
+        """Draw the clients' data of the first run with readable clients, or return None."""
         for run in self.runs:
             if clients := self._read(read_clients, run):
                 drawings = [drawing for name, its in clients.items() for drawing in partition_drawings(its, name)]
@@ -168,12 +168,12 @@ class Chapter:
         return differing_keys([arm.settings for arm in self.arms])
 
     def versions(self) -> tuple[list[str], list[tuple[History, dict[str, str]]]]:
-        """Return the names of what runs were made with, and its values for each run, over all its starts."""
+        """Return a header, and the versions of each run over all its starts."""
         made = [(run, _describe(held)) for run in self.runs if (held := self._read(Provenance.read, run))]
         return list(dict.fromkeys(key for _, its in made for key in its)), made
 
     def _read(self, reader: Callable[[Path], Found], run: History) -> Found | None:
-        """Return the content of a file beside a run's metrics; None if it cannot be read, which a note says."""
+        """Return the content of a run's file; None if it cannot be read, which is noted."""
         try:
             return reader(run.directory)
         except UserError as error:
@@ -185,11 +185,11 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Laws:
-    """The layers of each arm, by its label, as of its last record.
+    """The layers of each arm, by label, from its last record.
 
     Attributes:
-        last: the round of that record.
-        when: the record was made, for captions.
+        last: the round of this record.
+        when: describes when it was made, for captions.
     """
 
     last: Mapping[str, int]
@@ -213,7 +213,7 @@ class Laws:
 
 
 def _layers_of(laws: Mapping[tuple[int, str], Layers], round: int) -> Layers:
-    """Return the layers of a round, named after their task too if there are several."""
+    """Return the layers of a round; with several tasks, their names include the task."""
     tasks = {task: layers for (when, task), layers in laws.items() if when == round}
     if len(tasks) == 1:
         return next(iter(tasks.values()))

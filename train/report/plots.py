@@ -1,4 +1,4 @@
-"""Draw every picture in one look: a color for each strategy, the mean over seeds in a band of ± one deviation.
+"""The style of all pictures: a color for each strategy, and the mean over seeds in a band of ± one deviation.
 
 The colors are those of Okabe & Ito and of Paul Tol, which the color-blind can distinguish. Dashes and markers
 distinguish lines of one color, also in black and white.
@@ -25,7 +25,7 @@ DASHES: tuple[Dash, ...] = ("-", "--", ":", "-.", (0, (9, 3)), (0, (4, 1, 1, 1, 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 OKABE_ITO = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7")
 LOOK: Any = {"svg.hashsalt": "spectral-sharding", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
-LOOK["text.parse_math"] = False  # a name may have dollars
+LOOK["text.parse_math"] = False  # names may contain dollar signs
 
 LABELS = {
     "rounds": "rounds",
@@ -76,12 +76,12 @@ OTHERS = ("#882255", "#999933", "#AA4499", "#44AA99", "#661100", "#6699CC")
 
 
 def style_of(strategy: str) -> Style:
-    """Return how a strategy is drawn, the same everywhere; a custom one gets a color by its name."""
+    """Return the style of a strategy, the same in all pictures; a custom strategy gets a color by its name."""
     return STYLES.get(strategy) or Style(OTHERS[crc32(strategy.encode()) % len(OTHERS)], "-", "D")
 
 
 def styles_of(names: Iterable[str]) -> dict[str, Style]:
-    """Return a style for each of several lines that are not strategies, in their order: colors first, then dashes."""
+    """Return styles for lines that are not strategies, in their order: colors first, then dashes."""
     colors = list(dict.fromkeys(style.color for style in STYLES.values()))
     return {
         name: Style(colors[i % len(colors)], DASHES[i // len(colors) % len(DASHES)], MARKERS[i % len(MARKERS)])
@@ -91,7 +91,7 @@ def styles_of(names: Iterable[str]) -> dict[str, Style]:
 
 @dataclass(frozen=True)
 class Point:
-    """A measurement: its round, where it stands on the x axis, and its value."""
+    """A measurement: its round, its position on the x axis, and its value."""
 
     round: int
     x: float
@@ -103,7 +103,7 @@ Curve = Sequence[Point]
 
 @dataclass(frozen=True)
 class Band:
-    """The mean of several curves, at the rounds that all of them have; deviations are zero for a single one."""
+    """The mean of several curves at the rounds that all of them have; a single curve has deviation 0."""
 
     xs: list[float]
     means: list[float]
@@ -111,7 +111,7 @@ class Band:
 
 
 def mean_band(curves: Sequence[Curve]) -> Band:
-    """Average curves round by round; values that are not finite count as missing."""
+    """Average curves round by round; values that are not finite are ignored."""
     by_round = [{point.round: point for point in curve if isfinite(point.y)} for curve in curves]
     by_round = [points for points in by_round if points]
     common = sorted(set.intersection(*map(set, by_round))) if by_round else []
@@ -146,7 +146,7 @@ def draw_targets(axes: Axes, percents: Sequence[float]) -> None:
 
 
 def lay_out(axes: Axes, x: str, y: str, title: str = "") -> None:
-    """Label the axes by the names of `LABELS`; rounds are whole numbers, bytes logarithmic."""
+    """Label the axes as in `LABELS`; rounds are whole numbers, and the axis of bytes is logarithmic."""
     axes.set(xlabel=LABELS.get(x, x), ylabel=LABELS.get(y, y))
     if title:
         axes.set_title(title, loc="left")
@@ -241,7 +241,7 @@ def lines_of(label: str) -> int:
 
 
 def svg_of(figure: Figure) -> bytes:
-    """Return the picture as SVG, the same bytes each time."""
+    """Return the picture as SVG, with the same bytes each time."""
     buffer = BytesIO()
     with mpl.rc_context(LOOK):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})

@@ -36,14 +36,14 @@ def write_report(
 ) -> tuple[Table, list[Path]]:
     """Write `summary.md`, `summary.csv`, the plot of accuracy against bytes with its CSV, and that of a grid.
 
-    They cover all finished runs in the folder, so that a further command's runs are added to them.
+    They cover all finished runs in the folder, including those of earlier commands.
 
     Args:
         directories: of the finished runs.
         into: folder to write to.
         title: of the table and the plot.
-        command: that made the runs; the summary shows it below those of earlier reports.
-        failed: why other runs of the same command failed, by directory; the summary lists them.
+        command: made the runs; the summary lists it after those of earlier reports.
+        failed: errors of the command's other runs, by directory, for the summary.
 
     Returns:
         The table for the screen, and the paths written.
@@ -130,7 +130,7 @@ def _row(arm: Arm, keys: Sequence[str], targets: Sequence[float]) -> list[str]:
 
 
 def _best(arms: Sequence[Arm]) -> list[str]:
-    """Return a line that names the best point of a grid; none if no key was varied."""
+    """Return a line with the best point of a grid, or None if no key was varied."""
     scored = [arm for arm in arms if arm.finals]
     if len(scored) < 2 or not any(arm.varied for arm in scored):
         return []
@@ -160,7 +160,7 @@ def _explained(arms: Sequence[Arm]) -> str:
 
 
 class _Screen(Table):
-    """A table that shows a value a line where the terminal is too narrow for columns."""
+    """A table that shows one value per line if the terminal is too narrow for columns."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if options.max_width >= NARROW:
@@ -185,7 +185,7 @@ def _screen(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], re
 
 
 def _commands(summary: Path, command: str) -> list[str]:
-    """Return the commands that a summary lists, and this one unless it only resumes one of them."""
+    """Return the commands of a summary, and this one unless it only resumes one of them."""
     held: list[str] = []
     if summary.exists() and (first := summary.read_text("utf-8").partition("\n")[0]).startswith(REPORT_SIGN):
         held = json.loads(first.removeprefix(REPORT_SIGN).removesuffix("-->"))

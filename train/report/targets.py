@@ -1,4 +1,4 @@
-"""What it cost to reach an accuracy: the fairest single number to compare strategies by."""
+"""The cost to reach an accuracy: the fairest single number to compare strategies."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,10 +14,10 @@ from train.rundir.records import read_clients
 
 
 def choose_targets(arms: Sequence[Arm]) -> list[float]:
-    """Return the accuracies in % that the configurations aim at; where none does, up to three that were reached.
+    """Return the configurations' target accuracies in %; without any, up to three that were reached.
 
-    These are multiples of 5 %, above what guessing reaches: one that the worst arm reached, one that only the best did,
-    and one between.
+    These are multiples of 5 % above chance: one that the worst arm reached, one that only the best reached, and one
+    between.
     """
     if aimed := targets_of(arms):
         return aimed
@@ -30,18 +30,18 @@ def choose_targets(arms: Sequence[Arm]) -> list[float]:
 
 
 def targets_of(arms: Sequence[Arm]) -> list[float]:
-    """Return the accuracies that the runs' configurations aim at, in %."""
+    """Return the target accuracies of the runs' configurations, in %."""
     aimed = {arm.settings.get("target_accuracy") for arm in arms}
     return sorted(100 * target for target in aimed if target is not None)
 
 
 def spent_until(run: History, target: float, unit: str) -> float | None:
-    """Return the `unit` (of `AMOUNTS`) spent until an evaluation first reached a target in %, or None."""
+    """Return the cost in `unit` (of `AMOUNTS`) until an evaluation first reached a target in %, or None."""
     return next((point.x for point in run.curve("test_accuracy", unit) if point.y >= target - 1e-9), None)
 
 
 def prices(arm: Arm, target: float, unit: str = "bytes") -> list[float]:
-    """Return what each seed spent to reach a target in %, without the seeds that never did."""
+    """Return the cost of each seed to reach a target in %, without the seeds that never did."""
     return [spent for run in arm.runs if (spent := spent_until(run, target, unit)) is not None]
 
 
@@ -55,9 +55,9 @@ def price(arm: Arm, target: float) -> str:
 
 
 def _chance(arms: Sequence[Arm]) -> float:
-    """Return the accuracy in % of guessing, of the data with fewest classes; 0 where no run says its classes."""
+    """Return the accuracy in % of guessing on the data with fewest classes; 0 if no run records its classes."""
     counts: list[list[list[int]]] = []
     for arm in arms:
-        with suppress(UserError):  # the page names a spoiled file where the clients are drawn
+        with suppress(UserError):  # the page reports a damaged file where it draws the clients
             counts += [clients["classes"] for clients in read_clients(arm.runs[0].directory).values()]
     return max((100 / len(classes[0]) for classes in counts if classes), default=0.0)

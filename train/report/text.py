@@ -1,4 +1,4 @@
-"""Numbers and tables as text: the one form that reports, tables and benchmarks share."""
+"""Format numbers and tables as text, for reports, tables and benchmarks."""
 
 import csv
 from collections.abc import Iterable, Sequence
@@ -8,23 +8,23 @@ from statistics import mean, stdev
 
 from train.runtime.files import write_whole
 
-NOTHING = "–"  # stands where a value is missing
+NOTHING = "–"  # in place of a missing value
 
 
 def mean_and_spread(values: Sequence[float], form: str = ".1f") -> str:
-    """Return ``mean ± standard deviation``, only the mean of a single value, and a dash of none."""
+    """Return ``mean ± standard deviation``; the mean for a single value; a dash without values."""
     if not values:
         return NOTHING
     return f"{mean(values):{form}}" + (f" ± {stdev(values):{form}}" if len(values) > 1 else "")
 
 
 def markdown_table(header: Sequence[object], rows: Iterable[Sequence[object]], left: int = 1) -> str:
-    """Return a Markdown table without a line break at its end.
+    """Return a Markdown table, without a final line break.
 
     Args:
         header: of the columns.
         rows: a cell a column.
-        left: so many columns, from the first on, hold words; the others hold numbers, to the right.
+        left: the number of first columns that hold text; the others hold numbers, aligned right.
     """
     rule = "|" + "---|" * min(left, len(header)) + "---:|" * (len(header) - left)
     head, *body = (f"| {' | '.join(map(str, cells))} |" for cells in (header, *rows))
@@ -32,7 +32,7 @@ def markdown_table(header: Sequence[object], rows: Iterable[Sequence[object]], l
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> Path:
-    """Write a table as CSV and return its path; the file is whole or not there."""
+    """Write a table as CSV, atomically, and return its path."""
     text = StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(header)

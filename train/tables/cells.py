@@ -1,4 +1,4 @@
-"""The runs that a table or a figure is made of."""
+"""The runs of a table or figure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from train.config.idle_keys import refuse_idle
 from train.config.schema import Asked, Config, read_config
 from train.tables.layout import CONFIGS, Layout, Matrix, Setting
 
-OWN = {  # what a table sets itself
+OWN = {  # keys that a table sets
     "strategy": "choose with --only",
     "seed": "use --seeds",
     "keep_ratio": "choose with --only",
@@ -47,7 +47,7 @@ def cells_of(
 
     Args:
         matrix: the table or figure.
-        layout: that it stands in.
+        layout: which contains it.
         scale: ``small``, ``medium`` or ``paper``.
         into: the folder that holds `cells/`.
         seeds: instead of the scale's own.
@@ -70,7 +70,7 @@ def cells_of(
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
-    """Refuse what a table sets itself.
+    """Refuse overrides of keys that a table sets.
 
     Raises:
         UserError: naming the key, and the flag that does it.
@@ -114,13 +114,13 @@ def _cell(
 
 
 def is_whole(strategy: str) -> bool:
-    """Tell whether clients train the whole model, so that one run stands for every keep ratio."""
+    """Return whether clients train the whole model, so that one run serves all keep ratios."""
     known = STRATEGIES[strategy]
     return known.allocate is None or known.keep_ratio is not None
 
 
 def _times(override: str, rounds: int) -> str:
-    """Return an override as the config takes it: ``rounds*=10/3`` says how many times longer to train."""
+    """Return an override for the config: ``rounds*=10/3`` multiplies the number of rounds."""
     key, times, factor = override.partition("*=")
     return f"{key}={round(rounds * Fraction(factor))}" if times else override
 

@@ -1,7 +1,7 @@
-"""What each table and figure holds, and what was published: `layout.yaml`, checked.
+"""The content of each table and figure, and the published values, from `layout.yaml`.
 
 A table crosses settings (experiment × keep ratio × variant) with strategies; a figure draws some of the same runs as
-curves. Both share their runs: a cell that one of them has run, no other runs again.
+curves. They share their runs: a cell runs once for all tables and figures.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from train.config.sections import Ratio, Section, Share
 LAYOUT_FILE = Path(__file__).with_name("layout.yaml")
 CONFIGS = Path(__file__).parents[2] / "configs"
 KeepRatio = Ratio | dict[Ratio, Share]
-Variants = dict[str, list[str]]  # label -> overrides; ``rounds*=10/3`` multiplies what the scale says
+Variants = dict[str, list[str]]  # label -> overrides; ``rounds*=10/3`` multiplies the scale's rounds
 Published = dict[str, dict[str, list[float]]]  # keep ratio -> strategy -> [mean, standard deviation], in %
 
 
@@ -31,8 +31,8 @@ class Setting:
     Attributes:
         experiment: stem of a file in `configs/`.
         keep_ratio: as the config key takes it, in YAML.
-        variant: its label, empty if there is none.
-        overrides: what makes the variant.
+        variant: its label, or empty.
+        overrides: of the variant.
     """
 
     experiment: str
@@ -47,10 +47,10 @@ class Setting:
 
 
 class Experiment(Section):
-    """A published experiment; `configs/<name>.yaml` is the real thing, overrides turn it into a stand-in.
+    """A published experiment, `configs/<name>.yaml`, and the overrides that turn it into a stand-in.
 
     Attributes:
-        stand_ins: scale -> overrides; a scale that is not here is the real thing.
+        stand_ins: scale -> overrides; other scales run the published experiment itself.
     """
 
     title: str
@@ -58,14 +58,14 @@ class Experiment(Section):
 
 
 class Scale(Section):
-    """How large the runs are, and over which seeds they are averaged."""
+    """The size and the seeds of the runs."""
 
     title: str
     seeds: list[int]
 
 
 class Matrix(Section):
-    """What tables and figures have in common: settings × strategies."""
+    """The base of tables and figures: settings × strategies."""
 
     title: str
     experiments: list[str]
@@ -120,12 +120,12 @@ class Layout(Section):
     published_variants: dict[str, dict[str, Published]] = Field(default_factory=dict)
 
     def find(self, name: str) -> Table | Figure:
-        """Return the table ``3`` or ``designs``, or the figure ``figure3``; a `UserError` if there is none."""
+        """Return the table ``3`` or ``designs``, or the figure ``figure3``, or raise a `UserError`."""
         tables: dict[str, Table | Figure] = dict(self.tables)
         return pick(tables | {f"figure{number}": figure for number, figure in self.figures.items()}, name, "table")
 
     def published_of(self, setting: Setting, strategy: str) -> Sequence[float] | None:
-        """Return the published mean (and deviation) of a cell, in %, or None where none is known."""
+        """Return the published mean (and deviation) of a cell, in %, or None if unknown."""
         if setting.overrides:
             of_variants = self.published_variants.get(setting.experiment, {}).get(setting.keep_ratio, {})
             return of_variants.get(",".join(setting.overrides), {}).get(strategy)

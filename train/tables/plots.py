@@ -17,7 +17,7 @@ Runs = Callable[[Setting, str], Sequence[History]]  # of a setting and a strateg
 
 
 def draw_table(matrix: Matrix, settings: Sequence[Setting], runs: Runs, layout: Layout) -> Picture:
-    """Draw one panel a setting: ours as dots with deviations, the published values hollow."""
+    """Draw one panel per setting: our values as dots with deviations, the published ones hollow."""
     columns = min(len(settings), 3)
     rows = ceil(len(settings) / columns)
     size = (4.2 * columns + 1, (0.28 * len(matrix.strategies) + 1.2) * rows + 0.4)
@@ -53,7 +53,7 @@ def _draw_setting(axes: Axes, matrix: Matrix, setting: Setting, runs: Runs, layo
 def draw_rows(
     matrix: Matrix, settings: Sequence[Setting], runs: Runs, layout: Layout, panels: Sequence[Panel]
 ) -> Picture:
-    """Draw one row of panels a setting; one color a strategy, its seeds' mean in a band."""
+    """Draw one row of panels per setting, with one color per strategy and the seeds' mean in a band."""
     picture = Picture(figsize=(4.6 * len(panels) + 2, 3.0 * len(settings) + 0.2), layout="constrained")
     styles = {strategy: style_of(strategy) for strategy in matrix.strategies}
     handles: dict[str, Artist] = {}

@@ -1,4 +1,4 @@
-"""Tables and figures as files: Markdown, CSV and PNG, with the published value beside each of ours."""
+"""Write tables and figures as Markdown, CSV and PNG, with the published values beside ours."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,17 +25,17 @@ CSV_COLUMNS = (
 
 @dataclass(frozen=True)
 class Report:
-    """What is written, and where.
+    """The content and the place of a table or figure.
 
     Attributes:
         name: stem of the files, ``table1`` or ``figure3``.
         matrix: the table or figure.
-        cells: that it is made of.
-        runs: what has been run of them, by the cell's name.
-        layout: that it stands in, with the published values.
+        cells: its runs.
+        runs: those that have run, by the cell's name.
+        layout: which contains it, with the published values.
         scale: of the runs.
-        command: the one that makes it, to stand beside the numbers.
-        into: the folder.
+        command: makes it, and is printed beside the numbers.
+        into: the folder to write to.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Report:
     def of(
         cls, name: str, matrix: Matrix, cells: Sequence[Cell], layout: Layout, scale: str, command: str, into: Path
     ) -> Self:
-        """Read what has been run of these cells; what cannot be read is left out, and a warning names it."""
+        """Read the runs of these cells; those that cannot be read are left out with a warning."""
         begun = {cell.config.directory: cell.name for cell in cells}
         found, unread = read_all(directory for directory in begun if (directory / METRICS_FILE).exists())
         warn_of(unread)
@@ -78,11 +78,11 @@ class Report:
         return [text, rows, *pictures]
 
     def of_cell(self, setting: Setting, strategy: str) -> list[History]:
-        """Return the seeds that have been run of a cell of the table."""
+        """Return the finished and unfinished seeds of a cell."""
         return [self.runs[cell.name] for cell in self._seeds[setting, strategy] if cell.name in self.runs]
 
     def drawn(self) -> list[Setting]:
-        """Return the settings with a run of their own; if none has, those with runs that stand for all keep ratios."""
+        """Return the settings with their own runs; without any, those with runs that serve all keep ratios."""
         begun = [cell for cell in self.cells if cell.name in self.runs]
         drawn = {cell.setting for cell in begun if not is_whole(cell.strategy)} or {cell.setting for cell in begun}
         return [setting for setting in self.matrix.settings() if setting in drawn]
@@ -106,7 +106,7 @@ class Report:
         )
 
     def _tables(self) -> Iterator[str]:
-        """Yield a table an experiment that has begun, and the names of the others."""
+        """Yield one table per experiment that has begun, and the names of the others."""
         parts = {name: list(its) for name, its in groupby(self.matrix.settings(), key=lambda its: its.experiment)}
         begun = {cell.setting.experiment for cell in self.cells if cell.name in self.runs} or {*parts}
         for experiment, settings in parts.items():
@@ -120,7 +120,7 @@ class Report:
             yield f"Not begun, and left out here: {', '.join(rest)}."
 
     def _table(self, settings: Sequence[Setting]) -> str:
-        """Return two columns a setting: ours, and what was published."""
+        """Return two columns per setting: ours, and the published values."""
         header = ["strategy", *(head for setting in settings for head in (setting.label, "published"))]
         rows = [
             [name, *(text for its in settings for text in (entry(self.of_cell(its, name)), self._published(its, name)))]
@@ -133,7 +133,7 @@ class Report:
         return NOTHING if known is None else " ± ".join(f"{value:.2f}" for value in known)
 
     def _runs(self) -> Iterator[str]:
-        """Yield how much was run, and how far the unfinished runs are."""
+        """Yield how many runs finished, and the progress of the others."""
         configs = {cell.name: cell.config for cell in self.cells}
         finished = [run for run in self.runs.values() if run.is_finished]
         seconds = [run.total("seconds") for run in finished]
