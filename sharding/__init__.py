@@ -50,7 +50,7 @@ except PackageNotFoundError:  # a checkout that is not installed
     __version__ = "0"
 
 __all__ = [  # noqa: RUF022 - by theme, as docs/reference/api.md lists it
-    # What a run chooses by name
+    # Registries
     "STRATEGIES",
     "DESIGNS",
     "SAMPLERS",
@@ -80,23 +80,23 @@ __all__ = [  # noqa: RUF022 - by theme, as docs/reference/api.md lists it
     "aggregate",
     "ServerOptimizer",
     "iterate_average",
-    # A client's side of it
+    # The client's side of a round
     "init_empty",
     "client_model",
     "train_shard",
     "LocalSGD",
     "ScaledSGD",
-    # What a strategy and a sampler of your own are made of
+    # Write a strategy or a sampler
     "Strategy",
     "Allocation",
     "LayerContext",
     "Sampler",
     "Population",
-    # Inclusion probabilities, and a draw by them
+    # Inclusion probabilities and draws
     "optimal_inclusion",
     "collective_inclusion",
     "successive_inclusion",
     "draw_terms",
-    # A mistake of the user's
+    # Errors
     "UserError",
 ]

@@ -10,11 +10,11 @@ from typing import TypeVar
 Entry = TypeVar("Entry")
 
 LONGEST = 2000  # characters of a message
-LONGEST_FOREIGN = 500  # characters that are kept of another machine's words
+LONGEST_FOREIGN = 500  # characters kept of another machine's message
 
 
 class UserError(ValueError):
-    """A mistake of the caller that one line can explain; the command line shows only that line.
+    """A caller's mistake, explained in one line; the command line shows only that line.
 
     The message is always one line, and is cut in the middle where it is too long.
     """
@@ -45,7 +45,7 @@ class Failure:
 
     Attributes:
         kind: for programs.
-        message: for people, one printable line whatever the client sent.
+        message: for people: one printable line, whatever the client sent.
     """
 
     kind: Kind
@@ -73,7 +73,7 @@ class FailureError(UserError):
 
 
 def one_line(words: object) -> str:
-    """Return foreign words as one printable line, which can neither forge a line of a log nor steer a terminal."""
+    """Return another machine's message as one printable line, which cannot forge log lines or control a terminal."""
     line = " ".join(str(words)[: 2 * LONGEST_FOREIGN].split())
     return "".join(letter if letter.isprintable() else "?" for letter in line)[:LONGEST_FOREIGN]
 

@@ -1,7 +1,7 @@
 """The server's side of a round: spectra + budgets + generators -> one Shard per client.
 
 Clients that can afford the same keep ratio form a group. For each group and layer the strategy gives π and ω, a
-design is fitted to π once, and every client of the group draws from it with a generator of its own.
+design is fitted to π once, and every client of the group draws from it with its own generator.
 """
 
 import logging
@@ -52,7 +52,7 @@ class Draw:
 
 
 class Plan(Mapping[Client, Shard]):
-    """A round's shards, by client, and what the server keeps for itself.
+    """A round's shards, by client, and what the server keeps.
 
     A shard is cut when you ask for it, and the plan does not keep it: all of them would be more than the model.
 
@@ -144,10 +144,10 @@ class ShardPlanner:
 
     Args:
         strategy: a name in `sharding.STRATEGIES`, or a `Strategy` of your own.
-        design: a name in `sharding.DESIGNS`. The PriSM strategies draw successively, as published, whatever it is.
-        seed: all draws depend on (seed, round, client, layer) alone.
+        design: a name in `sharding.DESIGNS`. The PriSM strategies ignore it and draw successively, as published.
+        seed: draws depend only on (seed, round, client, layer).
         skip: layers sent whole, as in `sharding.factorize`; by default the first and the last.
-        also: layers to shard that are sent whole unless asked for, as embeddings are; as in `sharding.factorize`.
+        also: layers to shard that are sent whole by default, such as embeddings; as in `sharding.factorize`.
         compression: a name in `sharding.COMPRESSIONS`: how numbers travel; see `sharding.transport.compression`.
 
     Raises:
@@ -228,7 +228,7 @@ class ShardPlanner:
         return Plan(frames, spectra, groups, draws, dense)
 
     def _digest(self, round: int, spectra: Mapping[str, Spectrum], dense: Mapping[str, Tensor]) -> str:
-        """Return what tells this plan from those of other rounds, runs and models, whoever takes part.
+        """Return a digest that identifies the round, the run and the model, independent of the clients.
 
         A model is known by its spectra; by the sums of its tensors where nothing is sharded.
         """
@@ -290,7 +290,7 @@ class ShardPlanner:
 
 
 def _held(draws: Iterable[Draw]) -> Tensor:
-    """Return the indices of the terms that somebody drew, ascending."""
+    """Return the indices of the terms that at least one client drew, ascending."""
     return torch.from_numpy(
         np.unique(np.concatenate([np.empty(0, np.int64), *(draw.indices.ravel() for draw in draws)]))
     )
@@ -311,7 +311,7 @@ def _matrix(layer: nn.Module) -> Tensor:
 
 
 def _check_budgets(budgets: Mapping[Client, float]) -> None:
-    """Raise a `UserError` that names the first client whose keep ratio is none."""
+    """Raise a `UserError` that names the first client with an invalid keep ratio."""
     for client, ratio in budgets.items():
         try:
             num_terms(1, ratio)
@@ -321,11 +321,11 @@ def _check_budgets(budgets: Mapping[Client, float]) -> None:
 
 def _check_values(model: nn.Module) -> None:
     if empty := next((name for name, part in model.named_parameters() if part.is_meta), None):
-        raise UserError(f"{empty} is on the meta device; plan a model that has values, a skeleton is for clients")
+        raise UserError(f"{empty} is on the meta device; pass a model with values")
 
 
 def _check_wire(model: nn.Module, wire: str) -> None:
-    """Raise a `UserError` if numbers that came from float32 could not be told from the model's own."""
+    """Raise a `UserError` if compressed numbers and the model's own would have the same type."""
     if wire == "bfloat16" and any(part.dtype == torch.bfloat16 for part in (*model.parameters(), *model.buffers())):
         raise UserError(
             "compression='bfloat16' is for weights in float32; this model has some in bfloat16: leave it out"
@@ -333,7 +333,7 @@ def _check_wire(model: nn.Module, wire: str) -> None:
 
 
 def _sent_share(model: nn.Module) -> float:
-    """Return how many numbers are sent of a model that is sent whole, by the number of its parameters."""
+    """Return the share of a model's parameters that is sent if no layer is sharded."""
     state = model.state_dict(keep_vars=True)
     sent = {id(tensor): tensor.numel() for name, tensor in state.items() if travels(name, tensor)}
     return sum(sent.values()) / max(sum(parameter.numel() for parameter in model.parameters()), 1)

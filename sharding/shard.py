@@ -1,4 +1,4 @@
-"""The message between server and client: singular terms of the sharded layers, and the dense rest.
+"""The message between server and client: singular terms of the sharded layers, and all other tensors.
 
 This module cuts terms out of a spectrum, and records which columns a returned vector belongs to.
 
@@ -26,7 +26,7 @@ from sharding.transport.compression import EXACT, round_columns, round_outputs
 
 PARTS = ("indices", "u", "v", "multipliers")
 FROZEN = "frozen/"
-VALUES, CHANGES = "wire", "diff"  # the metadata's key of the compression, by what it carries
+VALUES, CHANGES = "wire", "diff"  # the metadata's key of the compression, for values and for changes
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,14 +65,15 @@ class Shard:
 
     Attributes:
         terms: by layer name.
-        dense: everything else in the state dict (first and last layers, norms, biases, embeddings), by state-dict key;
-            but extra state and the counters of batch norms, which are each model's own. The shards of a round share
+        dense: everything else in the state dict (first and last layers, norms, biases, embeddings), by state-dict key,
+            except extra state and the counters of batch norms, which belong to each model. The shards of a round share
             these tensors, which are never written to.
         keep_ratio: r that it was cut for; 1 where nothing is left out.
-        frozen: the names in `terms` and `dense` of what is neither trained nor sent back; all integers are.
-        plan: which plan it is of, ``<round>-<digest>``; an update must be of the same. Empty outside of any plan.
-        compression: how its numbers travel, one of `sharding.COMPRESSIONS`.
-        changes: whether its numbers are changes since what was sent: those of an update are where the wire rounds.
+        frozen: the names in `terms` and `dense` that are neither trained nor sent back; integers always are.
+        plan: its plan, ``<round>-<digest>``; an update must belong to the same one. Empty outside a plan.
+        compression: of its numbers in transport, one of `sharding.COMPRESSIONS`.
+        changes: whether its numbers are changes from the values that were sent, as in updates with a compression that
+            rounds.
     """
 
     terms: Mapping[str, Terms]

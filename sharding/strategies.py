@@ -27,7 +27,7 @@ PRISM_FLOOR = 1e-7
 
 
 class LayerContext(NamedTuple):
-    """What a strategy's function gets: one layer, and the clients of one keep ratio in one round.
+    """The input of a strategy's function: one layer, and the clients of one keep ratio in one round.
 
     Attributes:
         magnitudes: λ, shape (N,), non-increasing.
@@ -43,7 +43,7 @@ class LayerContext(NamedTuple):
 
 
 class Allocation(NamedTuple):
-    """What a strategy decides for one layer.
+    """A strategy's decision for one layer.
 
     Attributes:
         inclusion: π, shape (N,), Σπ = n.
@@ -82,7 +82,7 @@ class Strategy:
     """A way to choose and weight the terms of a shard.
 
     Attributes:
-        summary: one line for people.
+        summary: one line for lists and tables.
         allocate: a function from a `LayerContext` to an `Allocation`; None to shard nothing.
         clips: whether clients clip the effective learning rate (τ/ω).
         rescales: whether all drawn terms share ω = √(Σλ² / Σ_{drawn} λ²) instead of the allocation's ω.
@@ -136,9 +136,9 @@ def schatten(group: LayerContext) -> Allocation:
 
 STRATEGIES: dict[str, Strategy] = {
     "top_n": Strategy("the n largest terms", top_n),
-    "top_n_scaled": Strategy("the n largest terms, rescaled to the norm of the whole", top_n, rescales=True),
+    "top_n_scaled": Strategy("the n largest terms, rescaled to the layer's norm", top_n, rescales=True),
     "prism": Strategy("drawn in proportion to λᵏ", prism),
-    "prism_scaled": Strategy("PriSM, rescaled to the norm of the whole", prism, rescales=True),
+    "prism_scaled": Strategy("PriSM, rescaled to the layer's norm", prism, rescales=True),
     "prism_wallenius": Strategy("PriSM with ω = 1/π", prism_wallenius),
     "prism_wallenius_clip": Strategy("PriSM with ω = 1/π and clipping", prism_wallenius, clips=True),
     "unbiased": Strategy("unbiased, least discrepancy of one client", unbiased, clips=True),
@@ -162,7 +162,7 @@ def get_strategy(strategy: str | Strategy) -> Strategy:
 
 
 def norm_ratio(magnitudes: Vector, indices: NDArray[np.int64]) -> float:
-    """Return √(Σλ² / Σ_{drawn} λ²), the ω that gives the drawn terms the Frobenius norm of the whole (`+Scaled`)."""
+    """Return √(Σλ² / Σ_{drawn} λ²), the ω that gives the drawn terms the Frobenius norm of the layer (`+Scaled`)."""
     drawn = np.square(magnitudes[indices]).sum()
     return float(np.sqrt(np.square(magnitudes).sum() / drawn)) if drawn > 0 else 1.0
 

@@ -1,4 +1,4 @@
-"""Checks of numbers and of vectors of numbers."""
+"""Check numbers and vectors."""
 
 from math import isfinite
 from typing import Any, TypeGuard
@@ -37,7 +37,7 @@ def as_whole(value: object, name: str, least: int = 1, most: int | None = None) 
 
 
 def as_floats(values: Any, name: str) -> NDArray[np.float64]:
-    """Return an array in float64; subclasses of arrays stay what they are.
+    """Return an array in float64; subclasses of arrays are kept.
 
     Raises:
         UserError: complex values, or no numbers.

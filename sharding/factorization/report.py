@@ -15,7 +15,7 @@ from sharding.factorization.obstacles import rank_of
 from sharding.factorization.terms import GROWS, UNGIVEN, Cost
 from sharding.layers import FactorizedLayer, num_blocks
 
-LINES = 24  # a table of so many fits a screen
+LINES = 24  # rows that fit a screen
 ASKED = ("skip: ", "default skip: ")
 
 

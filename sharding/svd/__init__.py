@@ -1,1 +1,1 @@
-"""Singular terms of matrices: all of them, or the largest."""
+"""Singular terms of matrices: all, or the largest."""

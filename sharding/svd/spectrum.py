@@ -1,9 +1,9 @@
 """A weight matrix as a sum of singular terms: W = Σ u'ᵢ v'ᵢᵀ with u'ᵢ = √λᵢ·uᵢ and v'ᵢ = √λᵢ·vᵢ.
 
 The eigenvectors of the smaller Gram matrix, say WWᵀ, are one side of the singular vectors; the other side is Wᵀu/λ. In
-float64 this is several times cheaper than an SVD and, as UUᵀW = W for any orthonormal U, the recomposition is exact
-whatever the accuracy of λ. What the squaring does cost is the orthogonality of the small terms: where some λ is below
-1e-5 of the largest, the SVD is taken instead.
+float64 this is several times cheaper than an SVD. The recomposition is exact whatever the accuracy of λ, since UUᵀW =
+W for any orthonormal U. But squaring costs small terms their orthogonality: if some λ is below 1e-5 of the largest, an
+SVD is computed instead.
 
 A weight of several blocks (a grouped convolution) has a spectrum for each. Its term i is the i-th term of every block
 at once, the blocks' u' stacked, their v' likewise: these terms are orthogonal too, and λ² of one is the sum of its
@@ -12,8 +12,8 @@ blocks' λ².
 On a GPU, matrices of one shape are decomposed in one batched call. On a CPU they are decomposed one after the other:
 each has enough work for all cores, and batched products in float64 run slower.
 
-All terms of a square matrix are twice as many numbers as the matrix. `decompose` therefore hands each spectrum to a
-function that says what to keep of it, before it computes the next one.
+All terms of a square matrix take twice as many numbers as the matrix. So `decompose` passes each spectrum to a
+function that chooses what to keep of it, before it computes the next one.
 """
 
 from collections.abc import Callable, Mapping
@@ -48,7 +48,7 @@ class Spectrum:
     blocks: int = 1
 
     def compose(self) -> Tensor:
-        """Return Σ u'ᵢ v'ᵢᵀ over the terms that it holds, shape (out, in), or that of its blocks, stacked."""
+        """Return Σ u'ᵢ v'ᵢᵀ over the held terms, shape (out, in); blocks are stacked."""
         return compose(self.u, self.v, self.blocks)
 
     def cut(self, indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,7 +61,7 @@ class Spectrum:
         return torch.searchsorted(self.indices, indices)
 
     def keep(self, indices: Tensor) -> "Spectrum":
-        """Return it with these terms only, in memory of their own."""
+        """Return a spectrum with only these terms, in its own memory."""
         u, v = self.cut(indices)
         return replace(self, indices=indices, u=u, v=v)
 
@@ -87,7 +87,7 @@ def decompose(
 
     Args:
         matrices: by name.
-        keep: returns what is kept of a spectrum, given its name; called before the next matrices are decomposed.
+        keep: returns what to keep of a spectrum, given its name; called before the next matrices are decomposed.
 
     Raises:
         UserError: a matrix that does not consist of real floating-point numbers, or has NaN or Inf.
@@ -153,7 +153,7 @@ def _decompose_batch(batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _gram_route(flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return λ and the scaled factors of a batch (B, N, M), N ≤ M, none of whose λ is zero."""
-    squares, left = torch.linalg.eigh(lower_gram(flat.double()))  # reads the lower triangle alone
+    squares, left = torch.linalg.eigh(lower_gram(flat.double()))  # reads only the lower triangle
     magnitudes = squares.flip(-1).clamp(min=0).sqrt()
     left = left.flip(-1)
     root = magnitudes.sqrt()[:, :, None].clamp(min=torch.finfo(torch.float64).tiny)
@@ -177,7 +177,7 @@ def lower_gram(flat: Tensor) -> Tensor:
 def _svd_route(flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The same for any batch; a λ of zero comes with a unit column on the short side and zeros on the long one."""
     left, magnitudes, right = torch.linalg.svd(flat.double(), full_matrices=False)
-    # What lies below the numerical rank is rounding: it counts as zero, lest factors of 1e-9 be sent out to train.
+    # Terms below the numerical rank are rounding errors. They count as zero, so that no factors of 1e-9 are trained.
     noise = magnitudes[:, :1] * max(flat.shape[1:]) * torch.finfo(torch.float64).eps
     magnitudes = torch.where(magnitudes > noise, magnitudes, 0.0)  # LAPACK may return −0.0
     root = magnitudes.sqrt()[:, None, :]

@@ -1,10 +1,10 @@
 """The largest singular terms of a weight, without the others.
 
 Where less than half of the terms of a weight in single precision (or half) are wanted, the eigenvectors of the smaller
-Gram matrix are computed in single precision, and the other side is Wᵀu for the n wanted alone. That is enough for terms
-well above the rounding of a square, 1e-3 of the largest: what the kept terms hold is within 1e-6 of the best. For all
-else the whole spectrum is computed, in float64. Of the Gram matrix's eigenvectors torch computes all; where SciPy is
-installed and a quarter or fewer are wanted, LAPACK computes these alone.
+Gram matrix are computed in single precision, and the other side is Wᵀu, only for the n wanted. That is enough for
+terms well above the rounding of a square, 1e-3 of the largest: what the kept terms hold is within 1e-6 of the best.
+Otherwise the whole spectrum is computed, in float64. Of the Gram matrix's eigenvectors torch computes all; where
+SciPy is installed and a quarter or fewer are wanted, LAPACK computes only these.
 """
 
 import torch
@@ -13,8 +13,8 @@ from torch import Tensor
 from sharding.svd.spectrum import decompose, lower_gram
 
 SMALLEST = 1e-12  # a norm whose square is far from under- and overflow
-FLOOR = 1e-2  # of the largest magnitude: terms below are not told from their neighbors in single precision
-FEW = 1 / 4  # of a matrix's eigenvectors, up to which these alone are computed in less time than all
+FLOOR = 1e-2  # of the largest magnitude: single precision does not separate smaller terms from their neighbors
+FEW = 1 / 4  # of a matrix's eigenvectors; computing up to this share takes less time than computing all
 
 
 def largest_terms(blocks: Tensor, num_terms: int) -> tuple[Tensor, Tensor]:
@@ -38,7 +38,7 @@ def largest_terms(blocks: Tensor, num_terms: int) -> tuple[Tensor, Tensor]:
 
 
 def _by_single_precision(blocks: Tensor, num_terms: int) -> tuple[Tensor, Tensor] | None:
-    """Return u' and v' of each block, or None where single precision does not do."""
+    """Return u' and v' of each block, or None if single precision is not enough."""
     wide = blocks.shape[1] <= blocks.shape[2]
     flat = blocks if wide else blocks.mT
     size = float(torch.linalg.vector_norm(flat))
@@ -65,7 +65,7 @@ def _last_eigenvectors(gram: Tensor, count: int) -> Tensor:
 
 
 def _alone(gram: Tensor, count: int) -> Tensor | None:
-    """Return the last eigenvectors of one matrix; None without SciPy, or where LAPACK cannot, as equal ones."""
+    """Return the last eigenvectors of one matrix; None without SciPy, or if LAPACK fails, e.g. at equal eigenvalues."""
     try:
         from scipy.linalg import LinAlgError, eigh  # noqa: PLC0415 - the library does without
     except ImportError:

@@ -1,1 +1,1 @@
-"""How shards travel: as bytes of a safetensors file, with numbers rounded or not."""
+"""Transport of shards as safetensors bytes, with or without rounding."""

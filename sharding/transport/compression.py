@@ -1,10 +1,10 @@
-"""Compression: which of a shard's numbers are rounded in transport, and how.
+"""Compression: which numbers of a shard are rounded in transport, and how.
 
 `bfloat16` takes two bytes for a number. `int8` takes one: an integer of at most 127, times a power of two that the
 numbers of one vector share, which is a singular vector, or all weights of one output in what is sent whole. (That is
-block floating point, as in the OCP microscaling formats.) Powers of two round nothing, so that what lies on this grid
-stays as it is when it is sent again, and every machine reads the same bits. Single numbers, such as ω, biases and
-norms, stay as they are, and so does everything that is not float32.
+block floating point, as in the OCP microscaling formats.) Powers of two do not round, so numbers on this grid are
+unchanged when they are sent again, and every machine reads the same bits. Single numbers, such as ω, biases and norms,
+are not rounded, nor is anything that is not float32.
 
 The server sends rounded vectors. A client returns its *change*, rounded on its own grid, so that the error is small
 relative to the change. The server adds the mean change to its own vectors, so that rounding on the way down does not
@@ -23,7 +23,7 @@ COMPRESSIONS = {EXACT: 32, "bfloat16": 16, "int8": 8}  # bits of a number
 
 LARGEST = 127  # of the integers
 LEAST = -126  # the exponent of float32's smallest normal number
-SPOILED = -128  # in the place of an exponent: the vector has a NaN or Inf
+SPOILED = -128  # instead of an exponent: the vector has a NaN or Inf
 SCALES = "scales/"  # before the name of a tensor: the exponents of its vectors
 
 
@@ -31,7 +31,7 @@ def round_columns(matrix: Tensor, wire: str) -> Tensor:
     """Return the nearest vectors that a wire can carry; one with a NaN or Inf is NaN with `int8`.
 
     Args:
-        matrix: shape (length, n), a vector a column; what is not float32 comes back as it is.
+        matrix: shape (length, n), one vector per column; returned unchanged unless float32.
         wire: one of `COMPRESSIONS`.
     """
     return matrix if wire == EXACT else _round_rows(matrix.mT, wire).mT
@@ -41,14 +41,14 @@ def round_outputs(tensor: Tensor, wire: str) -> Tensor:
     """Return the nearest weights that a wire can carry, those of each output together.
 
     Args:
-        tensor: shape (out, …); what has one dimension or none, or is not float32, comes back as it is.
+        tensor: shape (out, …); returned unchanged unless it is float32 and has two or more dimensions.
         wire: one of `COMPRESSIONS`.
     """
     return tensor if wire == EXACT or tensor.dim() < 2 else _round_rows(tensor.flatten(1), wire).view_as(tensor)
 
 
 def encode(tensors: Mapping[str, Tensor], wire: str) -> dict[str, Tensor]:
-    """Return what travels of a shard's tensors, by their keys in the wire form; what is not on the grid is rounded.
+    """Return the tensors to send for a shard's tensors, by their keys in the wire form, rounded to the grid.
 
     On the `meta` device, only types and shapes are returned.
     """
@@ -70,7 +70,7 @@ def encode(tensors: Mapping[str, Tensor], wire: str) -> dict[str, Tensor]:
 
 
 def decode(tensors: Mapping[str, Tensor], wire: str) -> dict[str, Tensor]:
-    """Return what `encode` was given, on the grid.
+    """Undo `encode`; the values are on the grid.
 
     Raises:
         UserError: the tensors are not what `encode` returns.
@@ -96,7 +96,7 @@ def decode(tensors: Mapping[str, Tensor], wire: str) -> dict[str, Tensor]:
 
 
 def _scaled(name: str, integers: Tensor | None, exponents: Tensor) -> Tensor:
-    """Return the numbers that a tensor of integers stands for."""
+    """Return the numbers that a tensor of integers represents."""
     rows = None if integers is None or integers.dtype != torch.int8 else _vectors(name, integers)
     if rows is None or integers is None or exponents.dtype != torch.int8 or exponents.shape != rows.shape[:1]:
         raise UserError(f"this is not a shard: the scales of {name[:80]!r} are not its own")
@@ -119,12 +119,12 @@ def _pack(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _unpack(integers: Tensor, exponents: Tensor) -> Tensor:
-    """Return the vectors (vectors, length) that `_pack` has made these of, float32."""
+    """Undo `_pack`: return the vectors (vectors, length), float32."""
     return torch.where(exponents[:, None] != SPOILED, integers.float() * _power(exponents.int()), torch.nan)
 
 
 def _exponents(rows: Tensor) -> Tensor:
-    """Return the least e for which no number of a row is above 127·2^e, `SPOILED` where there is none, int32."""
+    """Return the least e for which no number of a row is above 127·2^e, or `SPOILED` if none exists, int32."""
     largest = rows.abs().amax(1)
     mantissa, power = torch.frexp(largest)  # in [1/2, 1), so that 64 ≤ 128·mantissa
     exponents = (power - 7 + (mantissa * (LARGEST + 1) > LARGEST).int()).clamp(min=LEAST)
@@ -132,12 +132,12 @@ def _exponents(rows: Tensor) -> Tensor:
 
 
 def _power(exponents: Tensor) -> Tensor:
-    """Return 2^e as float32, one a row, made of its bits: `pow` may be off by one in the last."""
+    """Return 2^e as float32, one per row, from its bits: `pow` may be off in the last bit."""
     return ((exponents.clamp(LEAST, LARGEST) + 127) << 23).view(torch.float32)[:, None]
 
 
 def _vectors(name: str, tensor: Tensor) -> Tensor | None:
-    """Return the vectors that are rounded, one a row; None of what travels as it is."""
+    """Return the vectors to round, one per row; None for a tensor that is not rounded."""
     if _role(name) in ("u", "v"):
         return tensor.mT if tensor.dim() == 2 else None
     return tensor.flatten(1) if _role(name) == "dense" and tensor.dim() > 1 else None
@@ -148,6 +148,6 @@ def _like(rows: Tensor, name: str, tensor: Tensor) -> Tensor:
 
 
 def _role(name: str) -> str:
-    """Return `dense`, or which part of a layer's terms a key is of."""
+    """Return `dense`, or the part of a layer's terms that a key names."""
     kind, _, rest = name.removeprefix("frozen/").partition("/")
     return kind if kind == "dense" else rest.rpartition("/")[2]

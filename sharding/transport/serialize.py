@@ -1,4 +1,4 @@
-"""Named tensors and a few words as bytes: a safetensors file, and its exact length before it is made."""
+"""Named tensors and metadata as a safetensors file, and its exact length in advance."""
 
 import json
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ from sharding.errors import UserError
 Named = Mapping[str, Tensor]
 Words = Mapping[str, str]
 
-LONGEST_HEADER = 2**22  # bytes, room for some 30,000 tensors: many empty ones would take long to read
-TYPES = {  # in the order of a file: by decreasing alignment, then as the format counts them
+LONGEST_HEADER = 2**22  # bytes, enough for 30,000 tensors; more would take long to read
+TYPES = {  # in the order of a file: by decreasing alignment, then in the format's order
     torch.uint64: "U64",
     torch.int64: "I64",
     torch.float64: "F64",
@@ -36,7 +36,7 @@ TYPES = {  # in the order of a file: by decreasing alignment, then as the format
 
 
 def size_of(tensors: Named, metadata: Words) -> int:
-    """Return the exact length of `to_bytes` of the same."""
+    """Return the exact length of `to_bytes` for the same arguments."""
     # Safetensors orders by type, then by name.
     rank = {dtype: place for place, dtype in enumerate(TYPES)}
     order = sorted(tensors, key=lambda name: (rank[tensors[name].dtype], name))
@@ -68,7 +68,7 @@ def from_bytes(data: bytes | bytearray | memoryview) -> tuple[Named, Words]:
     try:
         words = _metadata(BytesIO(data))
         return safetensors.torch.load(data), words
-    except Exception as error:  # whatever the parser makes of bytes from anywhere
+    except Exception as error:  # the parser raises many kinds of errors
         raise UserError(f"these {len(data)} bytes are not a shard: {_in_short(error)}") from error
 
 
@@ -89,7 +89,7 @@ def from_file(path: Path) -> tuple[Named, Words]:
         return safetensors.torch.load_file(path), words
     except OSError as error:
         raise UserError(f"cannot read the shard {path}: {error.strerror}") from error
-    except Exception as error:  # whatever the parser makes of a file from anywhere
+    except Exception as error:  # the parser raises many kinds of errors
         raise UserError(f"{path} is not a shard: {_in_short(error)}") from error
 
 
@@ -98,7 +98,7 @@ def _contiguous(tensors: Named) -> dict[str, Tensor]:
 
 
 def _metadata(file: BinaryIO) -> dict[str, str]:
-    """Return the words in the header: 8 bytes with its length, then JSON."""
+    """Return the metadata in the header: 8 bytes with its length, then JSON."""
     length = int.from_bytes(file.read(8), "little")
     if length > LONGEST_HEADER:
         raise ValueError(f"a header of {length} bytes, and more than {LONGEST_HEADER} are not read")

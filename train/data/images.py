@@ -53,7 +53,7 @@ def read_parquet(files: Sequence[Path], label: str, shape: Shape, limit: int | N
     rows = list(islice(_rows(files, label), limit))
     where = files[0] if len(files) == 1 else files[0].parent
     if not rows:
-        raise UserError(f"{where} holds no images; put a sound copy in its place")
+        raise UserError(f"{where} holds no images; replace it with a valid copy")
     encoded, labels = zip(*rows, strict=True)
     with reading(where):
         classes = class_names(files[0], label)

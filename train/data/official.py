@@ -91,7 +91,7 @@ def _open(dataset: Callable[..., Any], folder: Path, training: bool) -> Any:
         return dataset(folder, train=training)
     except RuntimeError as error:
         raise UserError(
-            f"incomplete files under {folder}: put sound ones in their place, or remove them and set data.download=true"
+            f"incomplete files under {folder}: replace them with valid ones, or remove them and set data.download=true"
         ) from error
 
 

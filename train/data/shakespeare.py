@@ -91,7 +91,7 @@ def _read(root: Path, name: str, length: int, share: float) -> tuple[Split, list
     with reading(file), h5py.File(file) as stored:
         clients = [encode(client["snippets"][()], length) for client in stored["examples"].values()]
     if not sum(map(len, clients)):
-        raise UserError(f"{file} holds no snippets; put a sound copy in its place")
+        raise UserError(f"{file} holds no snippets; replace it with a valid copy")
     clients = [chunks[: math.ceil(share * len(chunks))] for chunks in clients]
     ends = np.cumsum([len(chunks) for chunks in clients])
     ids = torch.from_numpy(np.concatenate(clients))

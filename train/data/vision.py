@@ -82,7 +82,7 @@ def load_images(name: str, root: Path, download: bool, limit: int | None) -> Dat
     source = SOURCES[name]
     for split in (train, test):
         if not len(split.targets):
-            raise UserError(f"{name} under {root} has a split without samples; put a sound copy in its place")
+            raise UserError(f"{name} under {root} has a split without samples; replace it with a valid copy")
         shape, low, high = tuple(split.inputs.shape[1:]), int(split.targets.min()), int(split.targets.max())
         if shape != source.shape or low < 0 or high >= source.num_classes:
             raise UserError(

@@ -1,7 +1,7 @@
-"""A node: it holds one client's data, reports what it can afford, and trains the shards that the server sends.
+"""A node: it holds one client's data, reports its keep ratio, and trains the shards that the server sends.
 
-It has the model's structure without weights. Its samples are in a file that its operator names, or, for trials, cut
-out of a public dataset. Flower starts the app anew for every message.
+It has the model's structure without weights. Its samples are in a file that its operator names, or, for trials, a part
+of a public dataset. Flower starts the app again for every message.
 """
 
 import logging
@@ -59,7 +59,7 @@ def train(message: Message, context: Context) -> Message:
 
 @app.train("upload")
 def upload(message: Message, context: Context) -> Message:
-    """Send the update that this node keeps."""
+    """Send the stored update."""
     return Message(give(context.state, message.content["wanted"]["plan"]), reply_to=message)
 
 
@@ -75,7 +75,7 @@ def give(state: RecordDict, plan: str) -> RecordDict:
     """Return the kept update, as `reply_record` makes it.
 
     Raises:
-        UserError: no update of this plan is kept.
+        UserError: no update of this plan is stored.
     """
     if "held" not in state or state["held"]["plan"] != plan:
         raise UserError("it no longer has an update of this round: the node was restarted after training")

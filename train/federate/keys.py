@@ -1,4 +1,4 @@
-"""Certificates and keys for a federation on one machine; a real deployment brings its own.
+"""Certificates and keys for a federation on one machine; a real deployment uses its own.
 
 The server shows a certificate signed by our own authority. Each node signs its messages with its own key; the server
 knows the public half.

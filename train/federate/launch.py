@@ -1,7 +1,7 @@
 """A whole federation on this machine: a SuperLink and its SuperNodes on loopback, with TLS and a key for each node.
 
-Each is a process of its own, as on separate hosts: a node has its key, the certificate by which it knows the server,
-and the file of its own samples. Everything that was started here also ends here.
+Each is a separate process, as on separate hosts: a node has its key, the certificate by which it knows the server, and
+    the file of its own samples. All processes end with this one.
 """
 
 import json
@@ -81,11 +81,11 @@ class Place:
 def federate(
     config: Config, settings: dict[str, object], progress: Callable[[Metrics], None], resume: bool = False
 ) -> None:
-    """Train as configured, with each client a node of its own on this machine.
+    """Train as configured, with a separate node on this machine for each client.
 
     Args:
         config: as `read` makes it from the settings.
-        settings: of the run, by `settings_of`.
+        settings: of the run, from `settings_of`.
         progress: takes each round's metrics.
         resume: resume the run that the directory holds.
 
@@ -140,7 +140,7 @@ def lay_out(config: Config, settings: dict[str, object]) -> Place:
     """Write the keys, the configurations, and each node's data, in place of those of an earlier start."""
     place = Place(config.directory / FOLDER, free_port())
     if place.folder.exists() and any(place.folder.iterdir()) and not (place.folder / "logs").is_dir():
-        raise UserError(f"{place.folder} is not from here and would be removed; move it, or choose another output=…")
+        raise UserError(f"{place.folder} was not written by this program; move it, or choose another output=…")
     dataset = read_dataset(config)
     shares = share_out(config, dataset)
     if len(shares) != config.clients.count:
@@ -218,7 +218,7 @@ def start_node(processes: Processes, place: Place, node: int, settings: dict[str
 
 
 def submit(processes: Processes, place: Place, app: Path = ROOT) -> None:
-    """Have the SuperLink run the app of that folder, and stay as long as it runs."""
+    """Submit the app in a folder to the SuperLink, and wait until the run ends."""
     command = ["flwr", "run", str(app), "loopback", "--stream", "--run-config", str(place.folder / "run.toml")]
     processes.start("run", command, place.environment("operator"))
 
@@ -261,7 +261,7 @@ def check_alive(report: Mapping[str, Any], ended: Mapping[str, int], config: Con
 
 
 def revive(processes: Processes, ended: set[str], since: dict[str, float], logs: Path) -> None:
-    """Report nodes that have ended, and start them again after a while.
+    """Report nodes that have ended, and restart them after a while.
 
     Args:
         processes: of the federation.

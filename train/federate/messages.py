@@ -1,6 +1,6 @@
 """Messages between server and nodes: a shard's own wire form in one array, a few plain values, and no pickle.
 
-Their readers trust nothing: bytes that are not a shard and values that are missing or invalid are a `UserError`.
+Readers trust nothing: bytes that are not a shard, and missing or invalid values, raise a `UserError`.
 """
 
 import json
@@ -51,7 +51,7 @@ class Order:
 
 @checked(frozen=True, config={"strict": True})
 class Card:
-    """What a node says of itself.
+    """A node's introduction.
 
     Attributes:
         partition: the client that it is, from 0.

@@ -1,4 +1,4 @@
-"""The engine whose clients are nodes: it sends shards and takes the replies that come in time."""
+"""The engine whose clients are nodes: it sends shards and accepts the replies that arrive in time."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
@@ -16,11 +16,11 @@ from train.federate.messages import UPLOAD, Order, content_of, norm_of, read_nor
 from train.federate.roster import SLACK, Nodes, ask
 
 Answer = TypeVar("Answer")
-CLOSE = 1e-3  # the relative difference allowed between a reported norm and ours: machines round differently
+CLOSE = 1e-3  # the allowed relative difference between a reported norm and ours, since machines round differently
 
 
 class NodesEngine:
-    """Has each client of a plan trained by the node that holds its data."""
+    """Lets the node that holds a client's data train its shard."""
 
     def __init__(self, nodes: Nodes, job: Job) -> None:
         self._nodes, self._job, self._device = nodes, job, job.dataset.test.targets.device
@@ -36,7 +36,7 @@ class NodesEngine:
             yield client, Update(None, None, failures[client]) if client in failures else self._here(updates[client])
 
     def consult(self, sampler: Sampler, plan: Plan, round: int, lr: float) -> tuple[Participation, Updates]:
-        """Have every node train and report the norm of its update; only clients that the sampler selects send theirs.
+        """Let every node train and report its update's norm; the clients that the sampler selects send their updates.
 
         An update with another norm than its node reported is a failure.
         """

@@ -1,7 +1,7 @@
-"""The nodes that are connected to the server, and the clients that they are.
+"""The nodes that are connected to the server, and their clients.
 
-Nodes come and go. What each client first said of itself is kept in the run's directory and holds for the whole run, so
-that samplers draw alike after a restart. A client belongs to the first node that claims it. That node's key is kept as
+Nodes come and go. Each client's first introduction is kept in the run's directory and holds for the whole run, so that
+samplers draw the same after a restart. A client belongs to the first node that claims it. That node's key is kept as
 well, so that the client stays with it when the server restarts. Nodes without a registered key get a new key at each
 start: if no key of the run is connected, the first node to claim a client gets it.
 """
@@ -54,7 +54,7 @@ class Patience:
 
 
 def ask(grid: Grid, messages: Mapping[Asked, Message], seconds: float) -> Iterator[tuple[Asked, Message]]:
-    """Send the messages and yield the replies as they come, until all are there or time is up.
+    """Send the messages and yield the replies as they arrive, until all have arrived or time is up.
 
     A reply counts once, and only from the node that the message was sent to. Later replies are not used.
     """
@@ -77,10 +77,10 @@ def ask(grid: Grid, messages: Mapping[Asked, Message], seconds: float) -> Iterat
 
 @dataclass
 class Nodes:
-    """The nodes that have connected, and the clients that they are.
+    """The nodes that have connected, and their clients.
 
     Attributes:
-        roster: by client, what it first said of itself; it holds for the whole run.
+        roster: by client, its first introduction, which holds for the whole run.
         keys: by client, the digest of its node's public key in a run that is resumed.
     """
 
@@ -168,7 +168,7 @@ class Nodes:
         return card.partition
 
     def _settle_owner(self, node: int, client: int) -> None:
-        """Give a client to a node that claims it.
+        """Assign a client to a node that claims it.
 
         Raises:
             UserError: it belongs to another node.

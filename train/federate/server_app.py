@@ -1,4 +1,4 @@
-"""The server's app, which Flower runs: one training run in its directory, as of `python -m train run`."""
+"""The server's app, which Flower runs: one training run in its directory, as by `python -m train run`."""
 
 import logging
 import shlex
@@ -48,7 +48,7 @@ def main(grid: Grid, context: Context) -> None:
         patience = Patience(float(settings["start-timeout"]), float(settings["round-timeout"]))
         train(config, grid, patience)
     except (UserError, RunError) as error:
-        log.error("the run ends: %s", error)  # raised, it would be two tracebacks of Flower's
+        log.error("the run ends: %s", error)  # raising it would print two of Flower's tracebacks
 
 
 def read(settings: dict[str, Any]) -> Config:
@@ -72,10 +72,10 @@ def train(config: Config, grid: Grid, patience: Patience) -> None:
     log.info("writing to %s, %s with round %d of %d", config.directory, begin, done, config.rounds)
     build = partial(assemble_over, grid=grid, patience=patience)
     try:
-        with ThreadPoolExecutor(1) as apart:  # Flower handles signals, and ends this process at once
+        with ThreadPoolExecutor(1) as apart:  # Flower handles signals and ends this process at once
             running = apart.submit(run, config, [EachRound(report)], resume=True, build=build)
             while not running.done():
-                wait([running], timeout=0.5)  # awake now and then: Flower watches for a dead parent from a thread
+                wait([running], timeout=0.5)  # wake up from time to time: Flower checks for a dead parent from a thread
             running.result()
     except BaseException as error:
         status.set(ended=str(error) if isinstance(error, UserError | RunError) else repr(error))
@@ -139,7 +139,7 @@ def assemble_over(config: Config, grid: Grid, patience: Patience) -> Experiment:
 
 
 def recall(config: Config) -> tuple[dict[int, Card], dict[int, str]]:
-    """Return what each client first said of itself in the run that the directory holds, and its node's key.
+    """Return each client's first introduction in the run that the directory holds, and its node's key.
 
     Returns:
         The clients' cards, and digests of the keys of the nodes that had one; both empty if there is no run.

@@ -1,4 +1,4 @@
-"""What the server's app reports to `launch`: a small file in the run's directory."""
+"""The report of the server's app to `launch`: a small file in the run's directory."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Processes that end with the process that started them, together with all that they have started in turn."""
+"""Processes that end with the process that started them, together with their own children."""
 
 import logging
 import os
@@ -23,7 +23,7 @@ GRACE = 10.0  # seconds between asking a process to end and killing it
 
 
 class Processes:
-    """Processes that all end with this context.
+    """A context whose processes all end with it.
 
     Args:
         logs: folder for the output of each process, ``<name>.log``.
@@ -57,7 +57,7 @@ class Processes:
             )
 
     def restart(self, name: str) -> None:
-        """Start a process that has ended again, as it was started before."""
+        """Restart a process that has ended."""
         self.start(name, *self._commands[name])
 
     def pid(self, name: str) -> int:
@@ -65,7 +65,7 @@ class Processes:
         return int(self._started[name].pid)
 
     def ended(self) -> dict[str, int]:
-        """Return the exit codes of the processes that have ended; remember what the others have started."""
+        """Return the exit codes of the processes that have ended, and record the children of the others."""
         for process in self._started.values():
             with suppress(psutil.NoSuchProcess):
                 self._below.update(process.children(recursive=True))
@@ -81,7 +81,7 @@ class Processes:
         while (left := [*filter(_lives, (*running, *self._below))]) and monotonic() < end:
             sleep(0.1)
         for process in left:
-            log.debug("process %d did not end by itself", process.pid)
+            log.debug("process %d did not end and was killed", process.pid)
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         for process in running:
