@@ -116,9 +116,9 @@ def _place_of(error: OSError) -> str:
 
 def _asked(args: argparse.Namespace) -> Config:
     """Return the requested configuration. A key that has no effect is an error."""
-    asked = read_config(args.config, args.overrides)
-    refuse_idle([asked])
-    return asked.config
+    loaded = read_config(args.config, args.overrides)
+    refuse_idle([loaded])
+    return loaded.config
 
 
 def _run(args: argparse.Namespace, console: Console) -> None:

@@ -28,7 +28,7 @@ from train.callbacks.stopping import DivergedError
 from train.callbacks.trackers import check_trackers
 from train.config.idle_keys import refuse_idle
 from train.config.naming import check_once, describe, expand, settings
-from train.config.schema import Asked, Config, read_config
+from train.config.schema import Config, LoadedConfig, read_config
 from train.engines.processes import num_cores
 from train.metrics import Metrics
 from train.run import run
@@ -70,7 +70,7 @@ def plan_cells(
         raise UserError("--strategies names no strategy and there is no --grid; write --strategies unbiased,collective")
     named = [("strategy", "--strategies")] * bool(strategies) + [("seed", "--seeds")] * bool(seeds)
     check_once([*settings(overrides), *settings(grids), *named])
-    cells: dict[str, Asked] = {}
+    cells: dict[str, LoadedConfig] = {}
     for strategy, point, seed in product(_axis("strategy", strategies), expand(grids), _axis("seed", seeds or ())):
         cell = read_config(path, [*overrides, *strategy, *point, *seed])
         if (name := _cell_name(cell.config, point)) in cells:

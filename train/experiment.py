@@ -56,7 +56,7 @@ class Experiment:
 
     @cached_property
     def engine(self) -> Engine:
-        """What trains the cohorts; made when it is first asked for, since some start processes."""
+        """The engine that trains the cohorts, created on first use because some engines start processes."""
         return self.make_engine(self.job)
 
     def open(self) -> None:

@@ -63,7 +63,7 @@ def run(
     Raises:
         UserError: the directory holds a run already (or another one, on resuming), or a part cannot be built.
         RunError: the run cannot continue: a full disk, a worker that died, a training that diverged.
-        Stopped: a signal asked for it; there is a checkpoint of the last finished round.
+        Stopped: a signal asked to stop; the last finished round has a checkpoint.
     """
     import_parts(config.plugins)
     check_trackers(config)

@@ -116,12 +116,12 @@ class Interruption(Callback):
     """Records a request to stop, for the callbacks that follow.
 
     Args:
-        asked: returns whether there is a request.
+        requested: returns whether there is a request.
     """
 
-    def __init__(self, asked: Callable[[], bool]) -> None:
-        self._asked = asked
+    def __init__(self, requested: Callable[[], bool]) -> None:
+        self._requested = requested
 
     def after_round(self, done: FinishedRound) -> None:
         """Record the request."""
-        done.interrupted = self._asked()
+        done.interrupted = self._requested()

@@ -45,7 +45,8 @@ BEST = {"test_accuracy": "max", "train_set_accuracy": "max", "test_loss": "min",
 
 
 class WandbRun(Callback):
-    """Logs every number of a round, histograms of the layers' probabilities, and the run's files if asked.
+    """Logs all numbers of a round, histograms of the layers' probabilities, and with `tracking.artifacts` the run's
+    files.
 
     With `data.holdout` the model is evaluated on held-out samples: their ``test_…`` is logged as ``val_…``.
 

@@ -108,14 +108,14 @@ READINGS = (
 )
 
 
-def refuse_idle(asked: Sequence[Asked]) -> None:
+def refuse_idle(loaded: Sequence[LoadedConfig]) -> None:
     """Refuse a key that none of the configurations reads.
 
     Raises:
         UserError: naming each key, its value, the reason and the remedy.
     """
-    vain = [set_in_vain(its) for its in asked]
-    if keys := [key for key in vain[0] if all(key in its for its in vain)]:
+    vain = [set_in_vain(config) for config in loaded]
+    if keys := [key for key in vain[0] if all(key in found for found in vain)]:
         raise UserError("; ".join(vain[0][key] for key in keys))
 
 

@@ -229,7 +229,7 @@ def _texts(values: Any) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class LoadedConfig:
     """A checked configuration, and the origin of its keys.
 
     Attributes:
@@ -252,7 +252,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     return read_config(path, overrides).config
 
 
-def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Asked:
+def read_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
     """As `load_config`, but also return the origin of each key, for `train.config.idle_keys.refuse_idle`."""
     values = read_yaml(Path(path))
     values = {} if values is None else values
@@ -266,7 +266,7 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Asked:
     config = check_config(values)
     for override in overrides:
         _override(own, override)
-    return Asked(config, file, frozenset(flatten(own)))
+    return LoadedConfig(config, file, frozenset(flatten(own)))
 
 
 def check_config(values: dict[str, Any]) -> Config:

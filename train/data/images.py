@@ -77,7 +77,7 @@ def class_names(file: Path, label: str) -> tuple[str, ...]:
 
 
 def _rows(files: Sequence[Path], label: str) -> Iterator[tuple[bytes, int]]:
-    """Yield (encoded image, label) row by row, reading no more of the files than is asked for."""
+    """Yield (encoded image, label) row by row; rows are read as needed."""
     from pyarrow import parquet  # noqa: PLC0415 - heavy
 
     for file in files:

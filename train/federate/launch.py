@@ -113,9 +113,9 @@ def settings_of(path: str, overrides: Sequence[str], nodes: int, patience: Patie
 
     Without an `output` the directory is named after every override, the number of nodes included.
     """
-    asked = read_config(path, overrides)
-    refuse_idle([asked])
-    clients = asked.config.clients
+    loaded = read_config(path, overrides)
+    refuse_idle([loaded])
+    clients = loaded.config.clients
     words = [*overrides, f"clients.count={nodes}", f"clients.per_round={min(clients.per_round, nodes)}"]
     config = with_directory(load_config(path, words), words)
     warn_of_replaced(config, overrides)
@@ -131,9 +131,9 @@ def warn_of_replaced(config: Config, overrides: Sequence[str]) -> None:
     """Warn of each override that the federation replaces."""
     clients = config.clients
     used = {"clients.count": clients.count, "clients.per_round": clients.per_round, "engine": ENGINE}
-    for key, _, asked in (override.partition("=") for override in overrides):
-        if key in used and asked != str(used[key]):
-            log.warning("%s=%s is not used: with %d nodes it is %s", key, asked, clients.count, used[key])
+    for key, _, value in (override.partition("=") for override in overrides):
+        if key in used and value != str(used[key]):
+            log.warning("%s=%s is not used: with %d nodes it is %s", key, value, clients.count, used[key])
 
 
 def lay_out(config: Config, settings: dict[str, object]) -> Place:

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 POLL = 0.5  # seconds between looks for replies
 REMIND = 30.0  # seconds between lines that name the missing clients
 SLACK = 10.0  # seconds that a message outlives the wait for its reply, so that the server decides when time is up
-Asked = TypeVar("Asked", bound=Client)
+Key = TypeVar("Key", bound=Client)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Patience:
                 raise UserError(f"{name}-timeout is {seconds:g}; allowed are seconds above 0, e.g. 300")
 
 
-def ask(grid: Grid, messages: Mapping[Asked, Message], seconds: float) -> Iterator[tuple[Asked, Message]]:
+def ask(grid: Grid, messages: Mapping[Key, Message], seconds: float) -> Iterator[tuple[Key, Message]]:
     """Send the messages and yield the replies as they arrive, until all have arrived or time is up.
 
     A reply counts once, and only from the node that the message was sent to. Later replies are not used.

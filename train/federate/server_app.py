@@ -93,7 +93,7 @@ def report(metrics: Metrics) -> None:
     accuracy = metrics.get("test_accuracy")
     tested = f", test accuracy {100 * accuracy:.1f} %" if isinstance(accuracy, float) else ""
     used = (metrics["round"], metrics["heard"], metrics["clients"], metrics["seconds"])
-    log.info("round %s: %s of %s clients heard, %.1f s%s", *used, tested)
+    log.info("round %s: averaged %s of %s updates, %.1f s%s", *used, tested)
 
 
 def check_federated(config: Config) -> None:
@@ -102,13 +102,13 @@ def check_federated(config: Config) -> None:
     Raises:
         UserError: naming the setting.
     """
-    for asked, name in (
+    for is_set, name in (
         (config.tasks, "tasks"),
         (config.alignment, "alignment"),
         (config.evaluate_training, "evaluate_training"),
         (config.clients.pilot_losses, "clients.pilot_losses"),
     ):
-        if asked:
+        if is_set:
             raise UserError(f"{name} needs the clients' data at the server; leave it out of a federation")
     if config.clients.sampler == "aocs":
         raise UserError("clients.sampler=aocs needs a secure sum, which Flower lacks; choose ocs, or simulate it")

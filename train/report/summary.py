@@ -19,7 +19,7 @@ from train.rundir.directory import REPORT_SIGN
 from train.rundir.files import METRICS_FILE
 from train.runtime.files import write_whole
 
-NARROW = 60  # columns of a terminal
+UNBROKEN = 12  # characters of a cell that stays in one line, such as 83.3 ± 5.7 %
 COLUMNS = ("test accuracy", "kB down + up", "of dense FedAvg's bytes")
 CSV_COLUMNS = (
     *("strategy", "settings", "seed", "directory", "rounds", "test_accuracy", "best_accuracy", "test_loss"),
@@ -123,7 +123,7 @@ def _row(arm: Arm, keys: Sequence[str], targets: Sequence[float]) -> list[str]:
         arm.strategy,
         *(arm.varied.get(key, NOTHING) for key in keys),
         f"{mean_and_spread(arm.finals)} %" if arm.finals else NOTHING,
-        f"{down / 1e3:,.1f} + {up / 1e3:,.1f}",
+        f"2 × {down / 1e3:,.1f}" if down == up else f"{down / 1e3:,.1f} + {up / 1e3:,.1f}",
         f"{100 * mean(run.share_of_dense for run in arm.runs):.1f} %",
         *(price(arm, target) for target in targets),
     ]
@@ -160,10 +160,12 @@ def _explained(arms: Sequence[Arm]) -> str:
 
 
 class _Screen(Table):
-    """A table that shows one value per line if the terminal is too narrow for columns."""
+    """A table with narrower columns, or one value per line, if the terminal is narrow."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if options.max_width >= NARROW:
+        letters = [column.min_width or 0 for column in self.columns]
+        if sum(letters) + len(letters) <= options.max_width:
+            self.padding = (0, int(sum(letters) + 3 * len(letters) <= options.max_width))
             yield from super().__rich_console__(console, options)
             return
         yield Text(str(self.title))
@@ -176,9 +178,11 @@ class _Screen(Table):
 
 
 def _screen(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], remarks: Sequence[str]) -> Table:
-    table = _Screen(title=title, title_justify="left", caption="\n".join(remarks) or None)
+    table = _Screen(title=title, title_justify="left", caption="\n".join(remarks) or None, show_edge=False)
     for index, column in enumerate(header):
-        table.add_column(column, justify="right" if index else "left", overflow="fold")
+        cells = [row[index] for row in rows]
+        words = [*column.split(), *(cell for cell in cells if len(cell) <= UNBROKEN)]
+        table.add_column(column, justify="right" if index else "left", overflow="fold", min_width=max(map(len, words)))
     for row in rows:
         table.add_row(*row)
     return table

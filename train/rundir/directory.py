@@ -252,10 +252,10 @@ def _objection(key: str, before: Config, config: Config) -> str | None:
     """Return the reason, if any, why a run cannot be resumed with another value; None if it can."""
     if key != "rounds":
         return ""
-    rate, lr, held, asked = SCHEDULES[config.local.schedule], config.local.lr, before.rounds, config.rounds
-    if asked < held:
+    rate, lr, held, wanted = SCHEDULES[config.local.schedule], config.local.lr, before.rounds, config.rounds
+    if wanted < held:
         return ""
-    same = all(rate(lr, t, held) == rate(lr, t, asked) for t in range(held))
+    same = all(rate(lr, t, held) == rate(lr, t, wanted) for t in range(held))
     return None if same else f": the schedule {config.local.schedule} depends on the total"
 
 

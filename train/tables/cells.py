@@ -9,7 +9,7 @@ from pathlib import Path
 from sharding.errors import UserError, pick
 from sharding.strategies import STRATEGIES
 from train.config.idle_keys import refuse_idle
-from train.config.schema import Asked, Config, read_config
+from train.config.schema import Config, LoadedConfig, read_config
 from train.tables.layout import CONFIGS, Layout, Matrix, Setting
 
 OWN = {  # keys that a table sets
@@ -65,7 +65,7 @@ def cells_of(
         for strategy in matrix.strategies
     ]
     line = frozenset(override.partition("=")[0] for override in overrides)
-    refuse_idle([Asked(cell.config, frozenset(), line) for cell in cells])
+    refuse_idle([LoadedConfig(cell.config, frozenset(), line) for cell in cells])
     return cells
 
 
