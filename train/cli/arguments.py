@@ -14,14 +14,15 @@ from train.config.schema import Config
 from train.config.values import check_path
 
 PROGRAM = "python -m train"
-IMPORT = "a module of your own that registers strategies, models, datasets, …; may be repeated"
+IMPORT = "your module that registers strategies, models, datasets, …; may be repeated"
 OVERRIDES = (
     "set keys of the configuration, e.g. local.lr=0.05 or keep_ratio='{0.2: 0.6, 0.4: 0.4}'; "
-    f"`{PROGRAM} config CONFIG` prints all keys, `{PROGRAM} list` the names that they may have"
+    f"`{PROGRAM} config CONFIG` prints all keys, `{PROGRAM} list` the names that they may have, and "
+    "docs/reference/configuration.md explains them"
 )
 QUICKSTART = "configs/quickstart.yaml"
-RUN_FILES = "config.yaml, metrics.jsonl (a line a round), model.safetensors, checkpoints, summary.md and plots"
-HELP = {  # of each command: what it does, what it writes and where, and two examples
+RUN_FILES = "config.yaml, metrics.jsonl (one line per round), model.safetensors, checkpoints, summary.md and plots"
+HELP = {  # by command: what it does, what it writes and where, and two examples
     "run": (
         "train once",
         f"Writes {RUN_FILES} to output=DIR (default: runs/NAME-STRATEGY-OVERRIDES-SEED).",
@@ -48,9 +49,9 @@ HELP = {  # of each command: what it does, what it writes and where, and two exa
     ),
     "federate": (
         "train once on Flower, with a process for each client",
-        f"Writes {RUN_FILES} to output=DIR, as `run` does. Each client is a SuperNode of its own on this machine. "
-        "WARNING: Flower has no login for whoever submits runs, so any local user of this machine can run code as you "
-        "for as long as this command runs.",
+        f"Writes {RUN_FILES} to output=DIR, as `run` does. Each client is a separate SuperNode on this machine. "
+        "WARNING: Flower lets anyone submit runs without a login, so while this command runs, any local user of this "
+        "machine can run code as you.",
         (
             f"federate {QUICKSTART} --nodes 4",
             f"federate {QUICKSTART} --nodes 4 rounds=5 output=runs/federation",
@@ -67,7 +68,7 @@ HELP = {  # of each command: what it does, what it writes and where, and two exa
         (f"config {QUICKSTART}", f"config {QUICKSTART} local.lr=0.03 > my.yaml"),
     ),
     "list": (
-        "print the names of strategies, designs, models, datasets, tables, …",
+        "print the names of strategies, designs, models, datasets, tables and more",
         "Writes no file.",
         ("list", "list --import examples.own_strategy"),
     ),
@@ -145,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="A,B,…",
         help="accuracies in %% whose bytes to report (default: up to three above chance that were reached)",
     )
-    for command, seeds in ((several, "that of the configuration"), (numbered, "those of the scale")):
+    for command, seeds in ((several, "the configuration's"), (numbered, "the scale's")):
         command.add_argument(
             "--seeds", type=_numbers, metavar="0,1,…", help=f"seeds to average over (default: {seeds})"
         )

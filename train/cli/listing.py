@@ -32,7 +32,7 @@ def names() -> Iterator[str]:
     """Yield each strategy, a line for each other key that takes a name, and the tables and configs."""
     yield from (f"strategy={name}: {strategy.summary}" for name, strategy in STRATEGIES.items())
     for key, registry in REGISTRIES.items():
-        yield f"{key}: {', '.join(registry) or 'none but your own'}"
+        yield f"{key}: {', '.join(registry) or 'no built-in trackers; register your own'}"
     layout = load_layout()
     yield f"table: {', '.join([*layout.tables, *(f'figure{number}' for number in layout.figures)])}"
     configs = sorted(path.as_posix() for path in Path("configs").glob("*.yaml"))

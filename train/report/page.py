@@ -222,9 +222,16 @@ def _layers_of(laws: Mapping[tuple[int, str], Layers], round: int) -> Layers:
 
 def _describe(held: Provenance) -> dict[str, str]:
     words = {"engine": held.engine, "device": held.device, "threads": str(held.threads)}
-    for key in dict.fromkeys(key for start in held.starts for key in start):
-        words[key] = ", ".join(dict.fromkeys(str(start.get(key, NOTHING)) for start in held.starts))
+    starts = [start | {"commit": _short(start.get("commit"))} for start in held.starts]
+    for key in dict.fromkeys(key for start in starts for key in start):
+        words[key] = ", ".join(dict.fromkeys(str(start.get(key, NOTHING)) for start in starts))
     return words
+
+
+def _short(commit: object) -> str:
+    """Return the first letters of a commit, with ``-dirty`` if it has that end."""
+    name, dash, end = str(commit or NOTHING).partition("-")
+    return name[:9] + dash + end
 
 
 def _svg(drawing: Drawing) -> str:
