@@ -222,7 +222,7 @@ def _layers_of(laws: Mapping[tuple[int, str], Layers], round: int) -> Layers:
 
 def _describe(held: Provenance) -> dict[str, str]:
     words = {"engine": held.engine, "device": held.device, "threads": str(held.threads)}
-    starts = [start | {"commit": _short(start.get("commit"))} for start in held.starts]
+    starts = [{**start, "commit": _short(start.get("commit"))} for start in held.starts]
     for key in dict.fromkeys(key for start in starts for key in start):
         words[key] = ", ".join(dict.fromkeys(str(start.get(key, NOTHING)) for start in starts))
     return words
