@@ -33,7 +33,7 @@ def main() -> None:
         _arrow(axes, (left + 7, 14.2), (23, 11.6))
     _terms(axes, MIDDLE, 3.4, range(TERMS), colored={term for held in CLIENTS.values() for term in held})
     axes.text(1, 1, "3. It averages each vector over its holders", fontsize=10)
-    axes.text(32, 5.2, "gray: not drawn,\nstays as it is", fontsize=9, color="0.35")
+    axes.text(32, 5.2, "gray: not drawn,\nunchanged", fontsize=9, color="0.35")
     picture.savefig(Path(__file__).with_suffix(".svg"), metadata={"Date": None})
 
 

@@ -93,7 +93,7 @@ class NodesEngine:
         for client in contents:
             try:
                 if client not in messages:
-                    raise FailureError(Kind.ABSENT, "its node is not there")
+                    raise FailureError(Kind.ABSENT, "its node is not connected")
                 if client not in replies:
                     raise FailureError(Kind.LATE, f"no reply within {patience:g} s")
                 answers[client] = read(content_of(replies[client]))

@@ -98,7 +98,7 @@ REPLIES = {  # by client: what is wrong with its reply, and what the metrics say
     6: ("too long", "times the median"),
 }
 LOSSES = {
-    2: ("", "no reply within|not there|Node Unavailable"),  # ended by the test before it is asked
+    2: ("", "no reply within|not connected|Node Unavailable"),  # ended by the test before it is asked
     3: ("dies in training", "no reply within|Node Unavailable"),
     4: ("dies after training", "no reply within|Node Unavailable"),
     5: ("is late", "no reply within"),

@@ -202,7 +202,7 @@ def test_with_half_of_the_nodes_gone_the_rest_goes_on_and_who_comes_back_is_know
     build = partial(assemble_over, grid=nodes, patience=Patience(0.5, 0.5))
     run(ours, [EachRound(lambda metrics: count(metrics["round"]))], build=build)
     assert [line["heard"] for line in lines(ours)] == [4, 2, 4]
-    assert set(lines(ours)[1]["failures"].values()) == {"its node is not there"}
+    assert set(lines(ours)[1]["failures"].values()) == {"its node is not connected"}
     assert [line["failed_by_kind"] for line in lines(ours)] == [{}, {"absent": 2}, {}]
 
 
