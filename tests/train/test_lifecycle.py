@@ -278,14 +278,14 @@ def test_a_run_is_finished_when_its_model_is_there_and_sound(tmp_path, whole):
     assert not is_measured(config)
 
 
-@pytest.mark.parametrize(("number", "told"), {1: "an earlier", 9: "a later"}.items())
-def test_a_checkpoint_of_another_version_is_kept(number, told, tmp_path, whole):
+@pytest.mark.parametrize(("number", "version"), {1: "an earlier", 9: "a later"}.items())
+def test_a_checkpoint_of_another_version_is_kept(number, version, tmp_path, whole):
     config = tiny(tmp_path / "run", *OPTIONS)
     shutil.copytree(whole, config.directory)
     path = config.directory / CHECKPOINT_FILE
     path.write_bytes(path.read_bytes().replace(rb"\"format\": 2", rb"\"format\": %d" % number))
     before = path.read_bytes()
-    with pytest.raises(UserError, match=f"in format {number}, that of {told} version"):
+    with pytest.raises(UserError, match=f"in format {number} of {version} version"):
         run(config, resume=True)
     assert path.read_bytes() == before
 

@@ -375,12 +375,12 @@ def test_lost_clients_are_counted_by_their_reason(runs, tmp_path):
     assert "left out up to each round" in text
 
 
-def test_a_file_that_is_not_from_here_is_not_overwritten(runs, written, tmp_path):
+def test_a_file_by_another_program_is_not_overwritten(runs, written, tmp_path):
     for path in written:
         shutil.copy(path, tmp_path)
     write_page([runs / "a"], tmp_path, "x")  # its own, it may
     (tmp_path / "report.csv").write_text("mine")
-    with pytest.raises(UserError, match="not from here"):
+    with pytest.raises(UserError, match="not written by this program"):
         write_page([runs], tmp_path, "x")
 
 

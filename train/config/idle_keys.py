@@ -14,7 +14,7 @@ from sharding.aggregation.server_optimizer import SERVER_OPTIMIZERS
 from sharding.client_sampling import SAMPLERS, StatisticalSampler
 from sharding.errors import UserError
 from sharding.strategies import STRATEGIES, get_strategy
-from train.config.schema import OF_THE_WHOLE, Asked, Config
+from train.config.schema import OF_THE_WHOLE, LoadedConfig, Config
 from train.config.sections import ClientsConfig
 from train.config.yaml_text import in_yaml
 from train.data import DATASETS
@@ -119,27 +119,27 @@ def refuse_idle(loaded: Sequence[LoadedConfig]) -> None:
         raise UserError("; ".join(vain[0][key] for key in keys))
 
 
-def set_in_vain(asked: Asked) -> dict[str, str]:
+def set_in_vain(loaded: LoadedConfig) -> dict[str, str]:
     """Return the keys that nothing reads, and why.
 
     A key of the file that an override made idle is allowed, since several runs share the file.
     """
-    config, tasks = asked.config, asked.config.task_configs()
+    config, tasks = loaded.config, loaded.config.task_configs()
     found: dict[str, str] = {}
     for row, key in [(its, key) for its in READINGS for key in its.keys.split()]:
         whole = re.split(r"[. ]", row.by)[0] in OF_THE_WHOLE
         parts = [*tasks.values()] if tasks and not whole else [config]
-        if _is_set(asked, key, row.by) and not any(_is_read(row, key, part) for part in parts):
+        if _is_set(loaded, key, row.by) and not any(_is_read(row, key, part) for part in parts):
             found[key] = _objection(row, key, parts[0])
         own = [name for name, its in config.tasks.items() if key in _flat(its)]
-        for name in own if _is_set(asked, "tasks", row.by) else ():
+        for name in own if _is_set(loaded, "tasks", row.by) else ():
             if not _is_read(row, key, tasks[name]):
                 found[f"tasks.{name}.{key}"] = f"tasks.{name}.{_objection(row, key, tasks[name])}"
     return found
 
 
-def _is_set(asked: Asked, key: str, by: str) -> bool:
-    return key in asked.line or (key in asked.file and asked.line.isdisjoint(by.split()))
+def _is_set(loaded: LoadedConfig, key: str, by: str) -> bool:
+    return key in loaded.line or (key in loaded.file and loaded.line.isdisjoint(by.split()))
 
 
 def _is_read(row: Reading, key: str, config: Config) -> bool:

@@ -200,4 +200,4 @@ def find_checkpoint(directory: Path, rounds: int, model: nn.Module | None = None
 def _refuse_other_format(path: Path, header: dict[str, Any]) -> None:
     if header["format"] != FORMAT:
         other = "a later" if header["format"] > FORMAT else "an earlier"
-        raise UserError(f"{path} is in format {header['format']}of {other} version; choose another output=…")
+        raise UserError(f"{path} is in format {header['format']} of {other} version; choose another output=…")
