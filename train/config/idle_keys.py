@@ -14,7 +14,7 @@ from sharding.aggregation.server_optimizer import SERVER_OPTIMIZERS
 from sharding.client_sampling import SAMPLERS, StatisticalSampler
 from sharding.errors import UserError
 from sharding.strategies import STRATEGIES, get_strategy
-from train.config.schema import OF_THE_WHOLE, LoadedConfig, Config
+from train.config.schema import OF_THE_WHOLE, Config, LoadedConfig
 from train.config.sections import ClientsConfig
 from train.config.yaml_text import in_yaml
 from train.data import DATASETS
