@@ -174,7 +174,7 @@ def test_resnet_learns_in_every_layer_from_the_first_step() -> None:
         ("gpt_tiny", (80,), {"dropout": -0.1}, "model.dropout=-0.1 must be at least 0"),
     ],
 )
-def test_mistakes_are_told_in_one_line(name: str, shape: tuple[int, ...], options: dict, message: str) -> None:
+def test_mistakes_are_reported_in_one_line(name: str, shape: tuple[int, ...], options: dict, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         build_model(name, input_shape=shape, num_classes=10, **options)
     assert "\n" not in str(caught.value)

@@ -200,7 +200,7 @@ def parts_of(shard: Shard, layer: str) -> dict:
 
 
 @pytest.mark.parametrize(("spoil", "reason"), FAULTS.values(), ids=FAULTS.keys())
-def test_a_client_that_misbehaves_is_left_out_and_the_rest_goes_on(played, spoil, reason):
+def test_a_client_that_misbehaves_is_left_out_and_the_rest_continues(played, spoil, reason):
     model, plan, updates = played
     without = deepcopy(model)
     aggregate(without, plan, {c: s for c, s in updates.items() if c != "b"}, NUM_SAMPLES)
@@ -296,7 +296,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", [case for cases in WRONG.values() for case in cases], ids=str)
-def test_the_servers_own_mistake_is_told_before_anything_is_touched(played, wrong):
+def test_the_servers_own_mistake_is_reported_before_anything_is_touched(played, wrong):
     model, plan, updates = played
     before = deepcopy(model.state_dict())
     with pytest.raises(UserError, match=rf"{next(iter(wrong))} is .*; pass a"):
@@ -304,7 +304,7 @@ def test_the_servers_own_mistake_is_told_before_anything_is_touched(played, wron
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_samples_that_are_no_mapping_are_told(played):
+def test_samples_that_are_no_mapping_are_reported(played):
     model, plan, updates = played
     with pytest.raises(UserError, match="num_samples is a list; pass a mapping"):
         aggregate(model, plan, updates, list(BUDGETS))

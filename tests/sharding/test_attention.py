@@ -85,7 +85,7 @@ def test_packing_undoes_it(kind):
     assert (again.training, again.batch_first, again.dropout) == (False, packed.batch_first, packed.dropout)
 
 
-def test_dropout_acts_in_training_alone():
+def test_dropout_acts_only_in_training():
     packed, inputs = make({"dropout": 0.5})
     unpacked = UnpackedAttention.from_packed(packed)
     assert torch.equal(unpacked(*inputs)[0], unpacked(*inputs)[0])
@@ -95,7 +95,7 @@ def test_dropout_acts_in_training_alone():
         assert not torch.equal(one, other)
 
 
-def test_what_is_not_supported_is_told():
+def test_what_is_not_supported_is_reported():
     for kind in ({"add_bias_kv": True}, {"add_zero_attn": True}):
         with pytest.raises(UserError, match="add_bias_kv or add_zero_attn"):
             UnpackedAttention.from_packed(nn.MultiheadAttention(8, 2, **kind))
@@ -201,7 +201,7 @@ def test_unpacking_keeps_what_is_frozen_attributes_and_hooks():
     assert seen == ["forward", "forward"]
 
 
-def test_masks_of_another_batch_are_told():
+def test_masks_of_another_batch_are_reported():
     packed, inputs = make({})
     with pytest.raises(UserError, match="attn_mask has 3 matrices, not 4, one a sample and head"):
         UnpackedAttention.from_packed(packed)(*inputs, attn_mask=torch.zeros(3, 3, 5).double())

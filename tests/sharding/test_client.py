@@ -146,7 +146,7 @@ def test_tied_weights_stay_tied():
         assert not small.head.weight.is_meta
 
 
-def test_a_structure_whose_ties_were_lost_is_told():
+def test_a_structure_whose_ties_were_lost_is_reported():
     structure = hollow(Tied)
     structure.head.weight = nn.Parameter(torch.empty_like(structure.head.weight))
     with pytest.raises(UserError, match=r"head.weight is not in the shard"):
@@ -320,7 +320,7 @@ def test_a_layer_that_a_plain_list_holds_as_well_is_named():
         factorize(Siamese(), 0.3)
 
 
-def test_a_shard_of_another_model_is_told():
+def test_a_shard_of_another_model_is_reported():
     shard = make_plan(make_net(), {0: 0.5})[0]
     with pytest.raises(UserError, match=r"7.weight has shape \(4, 10\), not \(3, 10\)"):
         client_model(nn.Sequential(*list(make_net())[:-1], nn.Linear(10, 4)), shard)
@@ -329,7 +329,7 @@ def test_a_shard_of_another_model_is_told():
 
 
 @pytest.mark.parametrize("strategy", ["collective", "dense"])
-def test_a_layer_that_is_split_at_the_server_alone_is_told(strategy):
+def test_a_layer_that_is_split_at_the_server_alone_is_reported(strategy):
     model = make_net()
     shard = make_plan(split_layers(model, {"6": 2}), {0: 0.5}, strategy)[0]
     with pytest.raises(

@@ -132,7 +132,7 @@ def test_the_server_adds_changes_to_what_it_has_itself(wire, bound, trim):
 
 @pytest.mark.parametrize("wire", ROUNDING)
 @pytest.mark.parametrize("lr", [1e-1, 1e-6])
-def test_a_change_is_told_as_well_when_it_is_small(wire, lr):
+def test_a_change_is_reported_as_well_when_it_is_small(wire, lr):
     shard = plan_of(wire)["a"]
     batches = [(torch.randn(8, 1, 4, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3)]
     told = train_shard(make_net(), shard, batches, lr).trained()

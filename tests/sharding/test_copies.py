@@ -74,7 +74,7 @@ def test_other_objects_may_take_the_place_of_a_models_own():
 
 
 @pytest.mark.parametrize("where", ["skeleton", "dense"])
-def test_lazy_modules_that_have_no_shape_are_told(where, tmp_path):
+def test_lazy_modules_that_have_no_shape_are_reported(where, tmp_path):
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
     save_factorized(factorize(model, 0.25), tmp_path)
     with init_empty() if where == "skeleton" else nullcontext():

@@ -166,13 +166,13 @@ def test_nothing_is_changed_where_something_is_wrong(arguments):
 
 
 @pytest.mark.parametrize("keep_ratio", [0, -0.1, 1.01, float("nan")])
-def test_a_keep_ratio_outside_its_range_is_told(keep_ratio):
+def test_a_keep_ratio_outside_its_range_is_reported(keep_ratio):
     with pytest.raises(UserError, match=f"keep ratio {keep_ratio} is outside"):
         factorize(small_model(), keep_ratio)
 
 
 @pytest.mark.parametrize("keep_ratio", [torch.tensor(0.25), "0.5", [0.5], None, True])
-def test_a_keep_ratio_that_is_no_number_is_told(keep_ratio):
+def test_a_keep_ratio_that_is_no_number_is_reported(keep_ratio):
     kind = type(keep_ratio).__name__
     for given in (keep_ratio, {"4": keep_ratio}):
         with pytest.raises(

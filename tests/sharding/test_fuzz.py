@@ -189,7 +189,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("spoil", "message"), WRONG.values(), ids=WRONG.keys())
-def test_what_is_no_shard_is_told(played, spoil, message):
+def test_what_is_no_shard_is_reported(played, spoil, message):
     with pytest.raises(UserError, match=message):
         Shard.from_bytes(spoil(played[2]["a"].to_bytes()))
 
@@ -200,6 +200,6 @@ def test_bytes_may_come_in_any_form(played, kind):
     assert torch.equal(shard.terms["1"].u, played[2]["a"].terms["1"].u)
 
 
-def test_a_shard_that_is_not_there_is_told_by_its_path(tmp_path):
+def test_a_shard_that_is_not_there_is_reported_by_its_path(tmp_path):
     with pytest.raises(UserError, match=r"cannot read the shard .*nowhere: No such file"):
         Shard.read(tmp_path / "nowhere")

@@ -40,7 +40,7 @@ def test_half_of_the_weight_is_on_the_last_rounds():
     assert 0.49 < sum(weights[-74:]) / sum(weights) < 0.51
 
 
-def test_it_goes_on_in_another_process():
+def test_it_continues_in_another_process():
     places, model = walk(6), nn.Linear(2, 1).double()
     average = iterate_average(model)
     for place in places:
@@ -53,7 +53,7 @@ def test_it_goes_on_in_another_process():
     assert float(average.module.weight[0, 0].detach()) == averages(places)[-1]
 
 
-def test_buffers_are_the_last_ones_and_the_model_is_left_alone():
+def test_buffers_are_the_last_ones_and_the_model_is_unchanged():
     model = nn.BatchNorm1d(2)
     average = iterate_average(model)
     for mean in (1.0, 5.0):

@@ -186,7 +186,7 @@ def test_a_fused_layer_is_split_factorized_and_fused_again(make, sizes):
     torch.testing.assert_close(merged["attn"]["qkv"].weight, fused.weight, **TOLERANCE)
 
 
-def test_what_cannot_be_split_is_told():
+def test_what_cannot_be_split_is_reported():
     for make, sizes, message in (
         (lambda: nn.Linear(4, 7), 3, "7 outputs cannot be split in 3 equal parts"),
         (lambda: nn.Linear(4, 7), (3, 3), r"the sizes \[3, 3\] of the parts sum to 6, not to the 7 outputs"),

@@ -110,7 +110,7 @@ def test_a_new_layer_starts_with_the_variance_of_the_dense_default():
 
 
 @pytest.mark.parametrize("num_terms", [0, 4, -1])
-def test_a_number_of_terms_outside_the_rank_is_told(num_terms):
+def test_a_number_of_terms_outside_the_rank_is_reported(num_terms):
     with pytest.raises(UserError, match=rf"num_terms is {num_terms}, but a matrix of 3×7 has 1 to 3 terms"):
         FactorizedLinear.from_dense(nn.Linear(7, 3), num_terms)
 

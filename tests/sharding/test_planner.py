@@ -227,7 +227,7 @@ def test_an_embedding_is_sharded_on_demand_trained_and_averaged():
     assert not torch.equal(server[0].weight, before)
 
 
-def test_plans_of_two_models_are_told_apart_where_nothing_is_sharded():
+def test_plans_of_two_models_are_reported_apart_where_nothing_is_sharded():
     plans = [ShardPlanner("dense").plan(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), {0: 1.0}) for _ in range(2)]
     assert plans[0][0].plan != plans[1][0].plan
 

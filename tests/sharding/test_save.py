@@ -74,7 +74,7 @@ def test_what_is_saved_is_loaded_into_the_structure_alone(net, tmp_path, where):
     assert isinstance(empty.qkv, nn.Linear)
 
 
-def test_every_wrong_name_is_told_at_once(net, tmp_path):
+def test_every_wrong_name_is_reported_at_once(net, tmp_path):
     save_factorized(make_small(net), tmp_path)
 
     class Other(Net):
@@ -104,7 +104,7 @@ def test_extra_state_is_not_lost_but_refused(net, tmp_path, state):
     assert not (tmp_path / "model").exists()
 
 
-def test_folders_that_hold_no_such_model_are_told(net, tmp_path):
+def test_folders_that_hold_no_such_model_are_reported(net, tmp_path):
     with pytest.raises(UserError, match="holds no factorized model"):
         load_factorized(tmp_path, net)
     save_factorized(make_small(net), tmp_path)
@@ -139,7 +139,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize(("changes", "told"), DAMAGES.values(), ids=DAMAGES.keys())
-def test_a_damaged_configuration_is_told_in_one_line(net, tmp_path, changes, told):
+def test_a_damaged_configuration_is_reported_in_one_line(net, tmp_path, changes, told):
     save_factorized(make_small(net), tmp_path)
     config = json.loads((tmp_path / "factorization.json").read_text()) | changes
     config = {key: value for key, value in config.items() if value is not ...}
@@ -252,7 +252,7 @@ def test_peft_runs_adapters_of_embeddings_and_convolutions_of_each_dimension(tmp
     assert (expected - base(ids)).abs().max() > 0.1
 
 
-def test_what_an_adapter_cannot_hold_is_told(tmp_path):
+def test_what_an_adapter_cannot_hold_is_reported(tmp_path):
     small = factorize(plain(), 0.25)
     later = trained(small)
     later[4].bias.data += 1

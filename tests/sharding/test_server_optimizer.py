@@ -102,7 +102,7 @@ def test_frozen_weights_and_buffers_stay_where_the_average_put_them(name):
     assert model[0].weight.grad is None
 
 
-def test_it_goes_on_in_another_process(tmp_path):
+def test_it_continues_in_another_process(tmp_path):
     whole = play("nesterov", WAYS, 0.5, 0.8)
     model = model_at(1.0)
     server = ServerOptimizer(model, "nesterov", 0.5, 0.8)
@@ -143,7 +143,7 @@ def test_it_steps_after_a_round_of_shards():
         ({"momentum": 1.0}, r"server_momentum is 1.0; pass a number above 0 and below 1"),
     ],
 )
-def test_what_cannot_be_is_told(options, why):
+def test_what_cannot_be_is_reported(options, why):
     with pytest.raises(UserError, match=why):
         ServerOptimizer(model_at(0.0), **options)
 

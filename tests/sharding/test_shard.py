@@ -133,7 +133,7 @@ def test_a_shard_knows_its_keep_ratio():
 
 
 @pytest.mark.parametrize("data", [b"", b"no shard at all", b"\x02" + bytes(7) + b"{}", b"\x02" + bytes(7) + b"[]"])
-def test_bytes_that_are_no_shard_are_told(data, tmp_path):
+def test_bytes_that_are_no_shard_are_reported(data, tmp_path):
     with pytest.raises(UserError, match="not a shard"):
         Shard.from_bytes(data)
     (tmp_path / "file").write_bytes(data)
@@ -141,7 +141,7 @@ def test_bytes_that_are_no_shard_are_told(data, tmp_path):
         Shard.read(tmp_path / "file")
 
 
-def test_a_shard_that_lacks_a_part_is_told():
+def test_a_shard_that_lacks_a_part_is_reported():
     data = make_plan(make_net(), {0: 0.5})[0].to_bytes()
     with pytest.raises(UserError, match="it lacks 'multipliers'"):
         Shard.from_bytes(data.replace(b"/multipliers", b"/multipliexs"))
@@ -190,7 +190,7 @@ def test_a_tied_weight_travels_once():
     torch.testing.assert_close(model(ids), client(ids), rtol=1e-4, atol=1e-4)
 
 
-def test_a_client_whose_model_is_not_tied_as_the_servers_is_told():
+def test_a_client_whose_model_is_not_tied_as_the_servers_is_reported():
     with pytest.warns(CoverageWarning):
         client = factorize(Tied(), 0.5)
     client.head.weight = nn.Parameter(client.head.weight.detach().clone())
@@ -335,7 +335,7 @@ MISFITS = {
 
 
 @pytest.mark.parametrize(("build", "told"), MISFITS.values(), ids=MISFITS.keys())
-def test_a_model_that_a_shard_does_not_fit_is_told_all_at_once_and_left_alone(build, told):
+def test_a_model_that_a_shard_does_not_fit_is_reported_all_at_once_and_left_alone(build, told):
     shard, model = make_plan(make_net(), {0: 0.1})[0], build()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for put in (shard.load_into, shard.read_from):
@@ -346,7 +346,7 @@ def test_a_model_that_a_shard_does_not_fit_is_told_all_at_once_and_left_alone(bu
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_other_shapes_are_told():
+def test_other_shapes_are_reported():
     model = make_net()
     model[7] = nn.Linear(10, 5)
     shard = make_plan(make_net(), {0: 0.5})[0]

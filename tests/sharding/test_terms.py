@@ -81,7 +81,7 @@ def test_what_depends_on_the_weights_is_refused_on_the_meta_device(wanted):
         factorize(model, wanted, skip=())
 
 
-def test_budgets_that_cannot_be_met_or_meant_are_told():
+def test_budgets_that_cannot_be_met_or_meant_are_reported():
     with pytest.raises(UserError, match=r"the budget of 100 is too small: 50 for what stays whole and 90 for one term"):
         factorize(net(40, 50, 40)[:1], Budget(parameters=100), skip=())
 

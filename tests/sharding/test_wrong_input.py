@@ -196,7 +196,7 @@ CASES = [*MODELS, *INCLUSION, *CLIENTS]
 
 
 @pytest.mark.parametrize(("call", "message"), CASES, ids=[message for _, message in CASES])
-def test_a_mistake_is_told_in_one_line(call, message):
+def test_a_mistake_is_reported_in_one_line(call, message):
     with pytest.raises(UserError, match=message):
         call()
 

@@ -12,7 +12,7 @@ def course(rounds, seconds, losses, accuracies):
     return [Evaluation(t, 0, 0, 0, a, 1.0, simulated=s, train_set_loss=loss) for t, s, loss, a in rows]
 
 
-def test_the_table_tells_when_targets_were_reached_and_by_how_many():
+def test_the_table_shows_when_targets_were_reached_and_by_how_many():
     fast = course([5, 10, 15], [10.0, 20.0, 30.0], [0.9, 0.5, 0.6], [0.1, 0.2, 0.8])
     slow = course([5, 10, 15], [100.0, 200.0, 300.0], [0.9, 0.7, 0.4], [0.7, 0.2, 0.6])
     never = course([5, 10], [7.0, 8.0], [0.9, 0.51], [0.1, 0.69])
@@ -34,7 +34,7 @@ def test_the_table_tells_when_targets_were_reached_and_by_how_many():
     assert [row.split(" | ")[3] for row in none[2:]] == ["–"] * 4, "without the proposed there is no ratio"
 
 
-def test_the_pilots_table_tells_a_loss_that_contradicts_from_one_that_was_not_reached():
+def test_the_pilots_table_distinguishes_a_loss_that_contradicts_from_one_that_was_not_reached():
     lesson = Lesson(2.0, [1.0], {"uniform": [5, 7, None], "weighted": [4, 8, 9]}, [2.0, None, None])
     published = {"uniform": (71, 81, 95), "weighted": (48, 57, 69)}
     assert pilot_table(lesson, [1.2, 1.1, 1.0], published).splitlines() == [

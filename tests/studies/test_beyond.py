@@ -19,7 +19,7 @@ def course(*accuracies: float) -> beyond.Curve:
     return [Evaluation(t, t * 10**9, 0, t, a, 1.0) for t, a in enumerate(accuracies, start=1)]
 
 
-def test_a_row_tells_the_course_and_the_paired_difference():
+def test_a_row_shows_the_course_and_the_paired_difference():
     slow = {"collective-0": course(0.1, 0.2, 0.3, 0.4), "collective-1": course(0.1, 0.2, 0.3, 0.6)}
     fast = {f"top_n-{seed}": course(*its) for seed, its in enumerate([(0.3, 0.4, 0.6, 0.5), (0.3, 0.4, 0.6, 0.9)])}
     head, _, first, second = beyond.table(slow | fast | {"top_n-2": course(0.0, 0.0, 0.0, 0.0)}).splitlines()
@@ -31,7 +31,7 @@ def test_a_row_tells_the_course_and_the_paired_difference():
     assert beyond.table({"top_n-0": course(0.1, 0.2)}).splitlines()[2].endswith("| – |")
 
 
-def test_declared_pairs_are_told_of_the_seeds_that_both_have():
+def test_declared_pairs_are_listed_for_the_seeds_that_both_have():
     curves = {f"dense, equal bytes-{seed}": course(0.1 * seed) for seed in (1, 2)}
     assert beyond.differences(curves) == []
     name = "dense, equal bytes, nesterov"

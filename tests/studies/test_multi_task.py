@@ -67,7 +67,7 @@ def test_a_curve_has_what_was_spent_and_the_means_of_its_rounds():
     assert at.alpha == pytest.approx(np.mean(range(13)) / 10)
 
 
-def test_what_is_in_the_file_is_not_run_again_and_overrides_are_told_apart(tmp_path, monkeypatch):
+def test_what_is_in_the_file_is_not_run_again_and_overrides_are_distinguished(tmp_path, monkeypatch):
     ran = []
 
     def run_all(wanted, *_):

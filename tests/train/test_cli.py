@@ -104,7 +104,7 @@ def test_a_run_that_failed_is_named_in_the_summary_of_the_others(tmp_path, train
     assert "of 2 rounds, one seed. " in summary
 
 
-def test_a_second_run_overwrites_nothing_and_resume_goes_on(tmp_path, train):
+def test_a_second_run_overwrites_nothing_and_resume_continues(tmp_path, train):
     arguments = ["run", QUICKSTART, f"output={tmp_path}", *TINY]
     assert train(*arguments).returncode == 0
     before = (tmp_path / "metrics.jsonl").read_bytes()

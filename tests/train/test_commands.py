@@ -61,7 +61,7 @@ NOT_HERE = "configs/quickstart.yaml/here"
     ],
     ids=lambda words: words[0] if isinstance(words, list) else "",
 )
-def test_a_folder_that_cannot_be_is_told_before_anything_else(words, remedy, capsys):
+def test_a_folder_that_cannot_be_is_reported_before_anything_else(words, remedy, capsys):
     assert main(words) == 2
     told = f"error: cannot write to {NOT_HERE}: Not a directory; choose another {remedy}\n"
     assert capsys.readouterr() == ("", told)
@@ -103,7 +103,7 @@ def test_the_sweeps_words_are_understood(capsys):
     assert (told["data"]["holdout"], sweep["metric"]["name"]) == (300, "best_val_accuracy")
 
 
-def test_runs_that_nobody_trained_do_not_end_a_report(tmp_path, capsys):
+def test_runs_without_training_do_not_end_a_report(tmp_path, capsys):
     words = ["clients.sampler=uniform_upload", "clients.budget=0.001", f"output={tmp_path / 'nobody'}"]
     assert main(["run", "configs/quickstart.yaml", *TINY, *words]) == 0
     assert main(["report", str(tmp_path)]) == 0

@@ -61,7 +61,7 @@ def test_a_tensor_whose_first_axis_is_not_the_samples_has_a_mask_too():
     assert set(outputs[0].unique().tolist()) == {0.0, 2.0}
 
 
-def test_dropouts_are_replaced_once_and_act_in_training_alone():
+def test_dropouts_are_replaced_once_and_act_only_in_training():
     shared = nn.Dropout(0.5)
     model = nn.Sequential(shared, nn.Sequential(shared, DropPath(0.5)), nn.Dropout(0.0))
     masks = key_dropout(model)

@@ -27,7 +27,7 @@ def test_shards_and_keep_ratios_are_those_of_the_run(config, tmp_path):
         assert f" clients, {whose}\n" in told
 
 
-def test_pictures_go_to_the_folder_and_what_is_overwritten_is_told(config, tmp_path):
+def test_pictures_go_to_the_folder_and_what_is_overwritten_is_reported(config, tmp_path):
     first = list(inspect_partition(config, tmp_path / "new"))
     names = [f"quickstart-{kind}.{end}" for kind in ("partition", "classes") for end in ("png", "svg")]
     assert first[-4:] == [f"wrote {tmp_path / 'new' / name}" for name in names]
@@ -35,7 +35,7 @@ def test_pictures_go_to_the_folder_and_what_is_overwritten_is_told(config, tmp_p
     assert again[-4:] == [line.replace("wrote", "overwrote") for line in first[-4:]]
 
 
-def test_each_task_is_told_and_drawn(tmp_path):
+def test_each_task_is_reported_and_drawn(tmp_path):
     tasks = "tasks={one: {strategy: dense}, two: {keep_ratio: 0.1}}"
     sampler = ["clients.sampler=mmfl", "clients.signal=uniform", "clients.budget=2"]
     told = list(inspect_partition(load_config("configs/quickstart.yaml", [MLP, *sampler, tasks]), tmp_path))

@@ -133,7 +133,7 @@ def test_a_run_killed_at_any_time_with_its_workers_comes_to_the_same(seed, tmp_p
 
 
 @pytest.mark.parametrize("schedule", ["constant", "inverse"])
-def test_a_run_goes_on_for_more_rounds(schedule, tmp_path):
+def test_a_run_continues_for_more_rounds(schedule, tmp_path):
     scheduled = [*OPTIONS, f"local.schedule={schedule}", "evaluate_every=1"]
     run(tiny(tmp_path / "run", *scheduled, "rounds=2"))
     run(tiny(tmp_path / "run", *scheduled, "rounds=4"), resume=True)
@@ -154,7 +154,7 @@ OTHER_RUNS = {
 
 
 @pytest.mark.parametrize(("changed", "told"), OTHER_RUNS.values(), ids=OTHER_RUNS)
-def test_it_goes_on_with_no_other_run(changed, told, tmp_path):
+def test_it_does_not_resume_with_another_run(changed, told, tmp_path):
     schedule = [word for word in changed if "schedule" in word] or ["local.schedule=constant"]
     run(tiny(tmp_path, *OPTIONS, *schedule))
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
@@ -170,7 +170,7 @@ def test_what_no_result_depends_on_may_change_on_the_way(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["samples", "classes"])
-def test_it_goes_on_with_no_other_data(key, tmp_path):
+def test_it_does_not_resume_with_another_data(key, tmp_path):
     run(tiny(tmp_path, *OPTIONS))
     (tmp_path / CHECKPOINT_FILE).unlink()  # so that there are rounds to run again
     path = tmp_path / CLIENTS_FILE
@@ -313,7 +313,7 @@ def test_a_model_that_is_not_there_or_torn_cannot_be_loaded(tmp_path, whole):
         load_model(str(tmp_path))
 
 
-def test_a_checkpoint_of_another_model_is_told(whole):
+def test_a_checkpoint_of_another_model_is_reported(whole):
     with pytest.raises(SpoiledError, match="it is of another model: "):
         Checkpoint.read(whole / CHECKPOINT_FILE).must_fit(pytest.importorskip("torch").nn.Linear(2, 2))
 

@@ -51,13 +51,13 @@ def test_images_of_one_channel_have_channels_outermost_and_keep_that(head):
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(ours, plain, strict=True))
 
 
-def test_what_is_no_image_is_left_alone():
+def test_what_is_no_image_is_unchanged():
     for shape in ((4, 3), (4, 3, 5)):
         inputs = torch.randn(shape)
         assert channels_last(inputs) is inputs
 
 
-def test_channels_are_innermost_on_a_cpu_alone():
+def test_channels_are_innermost_only_on_a_cpu():
     assert not channels_last(torch.empty(2, 3, 4, 4)).is_contiguous()
     elsewhere = torch.empty(2, 3, 4, 4, device="meta")
     assert channels_last(elsewhere) is elsewhere

@@ -123,7 +123,7 @@ def law_alone(group):
     return np.ones(len(group.magnitudes)), np.ones(len(group.magnitudes))
 
 
-def test_a_strategy_that_is_none_is_told_what_it_is():
+def test_a_value_that_is_not_a_strategy_is_described():
     STRATEGIES["even"] = law_alone
     with pytest.raises(UserError, match=r"strategy 'even' is <function .*; pass Strategy\('what it does"):
         load_config(QUICKSTART, ["strategy=even"])

@@ -284,7 +284,7 @@ def text() -> Dataset:
         ("natural", lambda: dataset(np.zeros(4, dtype=np.int64)), 2, 1.0, "toy has none"),
     ],
 )
-def test_mistakes_are_told_in_one_line(
+def test_mistakes_are_reported_in_one_line(
     scheme: str, make: Callable[[], Dataset], num_clients: int, alpha: float, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):

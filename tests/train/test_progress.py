@@ -117,7 +117,7 @@ def test_bars_go_where_no_run_came_to_a_round():
         assert len(progress.idle) == 2 - len(rounds)
 
 
-def test_a_run_that_goes_on_counts_the_bytes_and_losses_of_its_earlier_rounds(tmp_path):
+def test_a_run_that_continues_counts_the_bytes_and_losses_of_its_earlier_rounds(tmp_path):
     out = io.StringIO()
     lines = [line(t, failed=1, test_accuracy=0.125) for t in range(4)]  # the last one is run again
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))

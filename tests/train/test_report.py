@@ -289,7 +289,7 @@ def test_numbers_and_tables_as_text():
 
 
 @pytest.mark.parametrize(("accuracy", "price"), [(0.101, None), (0.16, "MB to 15 %")])
-def test_bytes_to_a_target_are_told_where_there_is_one(runs, tmp_path, accuracy, price):
+def test_bytes_to_a_target_are_reported_where_there_is_one(runs, tmp_path, accuracy, price):
     metrics = shutil.copytree(runs / "a", tmp_path / "a") / "metrics.jsonl"
     lines = [json.loads(line) | {"test_accuracy": accuracy} for line in metrics.read_text().splitlines()]
     metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -515,7 +515,7 @@ def test_each_experiment_has_a_section_and_labels_of_its_own(runs, tmp_path):
     assert len(table.read_text(encoding="utf-8").splitlines()) == 4
 
 
-def test_labels_tell_few_settings_and_are_numbered_where_these_are_the_same(runs):
+def test_labels_show_few_settings_and_are_numbered_where_these_are_the_same(runs):
     held = History.read(runs / "a")
     keys = {"design": "brewer", "rounds": 7, "clip": 3.0}
     many = [

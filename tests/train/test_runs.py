@@ -61,7 +61,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path):
     assert without_times(first) != without_times(other)
 
 
-def test_a_run_that_was_cut_off_goes_on_as_if_nothing_had_happened(tmp_path):
+def test_a_run_that_was_cut_off_continues_as_if_nothing_had_happened(tmp_path):
     options = ["rounds=4", "evaluate_every=2"]
     whole = run(tiny(tmp_path / "whole", *options, shared=RESNET))
     config = tiny(tmp_path / "cut", *options, shared=RESNET)
@@ -71,7 +71,7 @@ def test_a_run_that_was_cut_off_goes_on_as_if_nothing_had_happened(tmp_path):
     assert_same(run(config, resume=True), whole)
 
 
-def test_a_client_that_fails_is_reported_and_the_round_goes_on(tmp_path, caplog):
+def test_a_client_that_fails_is_reported_and_the_round_continues(tmp_path, caplog):
     experiment = assemble(tiny(tmp_path / "run", "rounds=1"))
     cohort = experiment.sampler.invite(0)
     poisoned, broken = cohort[0], cohort[1]
@@ -320,7 +320,7 @@ def halved(tensors):
     "sampler", [[], ["clients.sampler=ocs", "clients.budget=3"], ["clients.sampler=statistical"]], ids=str
 )
 @pytest.mark.parametrize(("tamper", "reason"), TAMPERINGS.values(), ids=TAMPERINGS.keys())
-def test_whatever_one_client_sends_the_round_goes_on_and_names_it(tmp_path, tamper, reason, sampler):
+def test_whatever_one_client_sends_the_round_continues_and_names_it(tmp_path, tamper, reason, sampler):
     draws = ["keep_ratio=0.5", "strategy=unbiased", "init=as_built"]  # not the same terms for everybody
     lines, experiment = tampered(tmp_path, tamper, "rounds=1", *draws, *sampler)
     for line in lines:
@@ -359,7 +359,7 @@ def scaled(factor):
 LONGER = ["rounds=3", "clients.per_round=9", "keep_ratio=0.5"]
 
 
-def test_a_huge_update_is_left_out_by_the_bound_and_the_run_goes_on(tmp_path):
+def test_a_huge_update_is_left_out_by_the_bound_and_the_run_continues(tmp_path):
     lines, experiment = tampered(tmp_path, scaled(1e6), *LONGER, "aggregation.norm_bound=5")
     for line in lines:
         assert (line["heard"], line["failed"]) == (8, 1)

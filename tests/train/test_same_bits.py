@@ -46,7 +46,7 @@ def test_neither_command_nor_who_resumes_shows(tmp_path):
     assert_same(broken.directory, whole)
 
 
-def test_a_run_tells_what_it_was_made_with(tmp_path):
+def test_a_run_reports_what_it_was_made_with(tmp_path):
     run(tiny(tmp_path / "run", "engine=auto", shared=RESNET))
     made = json.loads((tmp_path / "run" / PROVENANCE_FILE).read_text())
     assert (made["engine"], made["threads"], made["device"]) == ("auto", 1, "cpu")
@@ -55,7 +55,7 @@ def test_a_run_tells_what_it_was_made_with(tmp_path):
     assert start.keys() >= {"python", "numpy", "scipy", "safetensors", "commit", "processor"}
 
 
-def test_a_resumed_run_tells_of_another_torch(tmp_path, caplog):
+def test_a_resumed_run_reports_of_another_torch(tmp_path, caplog):
     config = tiny(tmp_path / "run", *LONGER, "engine=sequential", shared=RESNET)
     cut_off(config, after=1)
     path = config.directory / PROVENANCE_FILE
@@ -68,7 +68,7 @@ def test_a_resumed_run_tells_of_another_torch(tmp_path, caplog):
     assert "this run was started with torch 1.0; with " in caplog.text
 
 
-def test_a_spoiled_record_is_told(tmp_path):
+def test_a_spoiled_record_is_reported(tmp_path):
     config = tiny(tmp_path / "run")
     run(config)
     path = config.directory / PROVENANCE_FILE

@@ -234,7 +234,7 @@ def test_the_command_runs_what_is_missing_and_no_more(small_layout, tmp_path, mo
     assert "holds a run with local.lr=0.05, not 0.3;" in capsys.readouterr().err
 
 
-def test_a_cell_that_fails_stops_no_other_and_is_told_of(small_layout, tmp_path, monkeypatch, capsys):
+def test_a_cell_that_fails_stops_no_other_and_is_reported(small_layout, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(command_line, "load_layout", lambda: small_layout)
     out = tmp_path / "out"
     blocked = out / "cells" / "quickstart" / "r0.2" / "top_n-0"
@@ -258,7 +258,7 @@ def test_the_layout_file_names_what_exists(tmp_path):
         load_layout(broken)
 
 
-def test_experiments_that_nobody_began_take_a_line(tmp_path):
+def test_experiments_that_have_not_begun_take_a_line(tmp_path):
     table = LAYOUT.find("1")
     cells = cells_of(table, LAYOUT, "small", tmp_path, [0])
     (begun,) = [cell for cell in cells if cell.name == "cifar10_resnet18/r0.1/top_n-0"]

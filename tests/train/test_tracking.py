@@ -146,7 +146,7 @@ def test_what_weights_and_biases_cannot_do_ends_no_training(tmp_path, monkeypatc
     ) == 1
 
 
-def test_a_tracker_of_ones_own_is_told_all_and_after_the_file(tmp_path, monkeypatch):
+def test_a_custom_tracker_gets_all_metrics_after_the_file(tmp_path, monkeypatch):
     told = []
 
     class Mine(Callback):
@@ -164,7 +164,7 @@ def test_a_tracker_of_ones_own_is_told_all_and_after_the_file(tmp_path, monkeypa
     assert told == [(0, 1, ["3", "5"]), (1, 2, ["3", "5"]), False]
 
 
-def test_trackers_that_cannot_be_had_are_told_of_before_anything_is_done(tmp_path, monkeypatch):
+def test_trackers_that_cannot_be_had_are_reported_before_anything_is_done(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="tracker"):
         run(tiny(tmp_path / "out", "tracking.use=[nobody]"))
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)

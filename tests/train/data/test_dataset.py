@@ -60,7 +60,7 @@ def test_moving_a_dataset_moves_both_splits() -> None:
     assert (len(moved.train), moved.num_classes, moved.input_shape) == (1437, 10, (1, 8, 8))
 
 
-def test_mistakes_are_told_in_one_line(tmp_path) -> None:
+def test_mistakes_are_reported_in_one_line(tmp_path) -> None:
     with pytest.raises(UserError, match=r"unknown dataset 'cifar' \(did you mean 'cifar10'\?\)"):
         load_dataset("cifar")
     for name in set(DATASETS) - {"digits", "synthetic"}:

@@ -74,7 +74,7 @@ def test_data_that_are_not_the_official_ones_say_so(cifar10: tuple[Path, np.ndar
     assert SOURCES["tiny_imagenet"].remarks(images(100_000, "JPEG"), images(10_000, "JPEG")) == ()
 
 
-def test_lossy_encodings_are_told_by_their_first_bytes() -> None:
+def test_lossy_encodings_are_recognized_by_their_first_bytes() -> None:
     pixels = RNG.integers(256, size=(8, 8, 3), dtype=np.uint8)
     lossless = BytesIO()
     Image.fromarray(pixels).save(lossless, "WEBP", lossless=True)

@@ -73,7 +73,7 @@ def test_every_model_whole_and_with_frozen_parts_gives_the_bits_of_sequential(ki
     assert_same_bits(list(SequentialEngine(job).train(plan, 0, LR)), list(engine_of(job, 2).train(plan, 0, LR)))
 
 
-def test_a_worker_that_dies_is_told_and_nobody_waits_for_it(engine_of):
+def test_a_worker_that_dies_is_reported_without_a_wait(engine_of):
     job = make_job()
     engine, plan = engine_of(job, 2), make_plan(job)
     list(engine.train(plan, 0, LR))
@@ -127,7 +127,7 @@ def test_what_cannot_be_sent_is_named_and_auto_does_without(monkeypatch, caplog)
     assert "Training in one process" in caplog.text
 
 
-def test_a_script_without_a_guard_is_told_of_it(tmp_path):
+def test_a_script_without_a_guard_gets_the_reason(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "from tests.train.runs import tiny\nfrom train.run import run\n"

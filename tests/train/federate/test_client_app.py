@@ -63,7 +63,7 @@ def test_without_a_file_it_cuts_out_what_a_simulation_gives_that_client(config):
         open_data(ours, {"partition-id": 4})
 
 
-def test_a_file_that_is_none_is_told_in_one_line(tmp_path):
+def test_a_file_that_is_none_is_reported_in_one_line(tmp_path):
     (tmp_path / "garbage").write_bytes(b"\x00" * 100)
     write_data(tmp_path / "uneven", ClientData(torch.zeros(3, 2), torch.zeros(2)))
     for name in ("garbage", "uneven", "absent"):

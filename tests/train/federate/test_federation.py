@@ -62,7 +62,7 @@ def superlink_of(folder):
     return int(found[0][0])
 
 
-def test_a_federation_that_loses_its_server_goes_on_and_comes_to_what_a_simulation_comes_to(small, tmp_path):
+def test_a_federation_that_loses_its_server_continues_with_the_result_of_a_simulation(small, tmp_path):
     output = tmp_path / "run"
     first = command_line(small, output, "rounds=3")
     try:
@@ -153,7 +153,7 @@ def told_and_left_out(config, faults):
     return all(torch.equal(expected[name], held[name]) for name in expected)
 
 
-def test_replies_that_are_wrong_are_refused_and_told(small, tmp_path):
+def test_replies_that_are_wrong_are_refused_and_reported(small, tmp_path):
     patience = Patience(240.0, 240.0)
     config, place = federation(small, tmp_path, 7, patience, "rounds=1", "aggregation.norm_bound=100")
     with Processes(place.folder / "logs") as processes:
@@ -165,7 +165,7 @@ def test_replies_that_are_wrong_are_refused_and_told(small, tmp_path):
     assert told_and_left_out(config, REPLIES)
 
 
-def test_the_round_goes_on_without_nodes_that_are_killed_or_late(small, tmp_path, monkeypatch):
+def test_the_round_continues_without_nodes_that_are_killed_or_late(small, tmp_path, monkeypatch):
     config, place = federation(small, tmp_path, 6, Patience(240.0, 60.0), "rounds=1")
     log = place.folder / "logs" / "run.log"
     monkeypatch.setattr(launch, "RESTART", inf)
@@ -194,7 +194,7 @@ def below(number):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends the children of a process that is killed")
-def test_nothing_goes_on_when_the_one_that_started_it_is_killed(small, tmp_path):
+def test_nothing_continues_when_the_one_that_started_it_is_killed(small, tmp_path):
     launcher = command_line(small, tmp_path / "run")
     try:
         log = tmp_path / "run" / "federation" / "logs" / "run.log"

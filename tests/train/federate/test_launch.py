@@ -24,7 +24,7 @@ def read_for(nodes, *overrides):
     return read(launch.settings_of(QUICKSTART, overrides, nodes, Patience(60.0, 60.0)))
 
 
-def test_directories_tell_federations_apart_and_from_a_run():
+def test_directories_distinguish_federations_and_runs():
     directories = [read_for(2).directory, read_for(4).directory, read_for(2, "local.lr=0.05").directory]
     directories.append(load_config(QUICKSTART).directory.resolve())
     assert len({*directories}) == 4
@@ -35,7 +35,7 @@ def test_an_output_of_ones_own_is_kept():
     assert read_for(2, "output=/tmp/own").directory == Path("/tmp/own")
 
 
-def test_a_folder_that_cannot_be_is_told_at_once(tmp_path):
+def test_a_folder_that_cannot_be_is_reported_at_once(tmp_path):
     (tmp_path / "file").touch()
     config = read_for(2, f"output={tmp_path / 'file' / 'run'}")
     with pytest.raises(UserError, match=r"cannot write to .*: Not a directory; choose another output=…"):
@@ -159,7 +159,7 @@ def test_only_what_is_new_of_the_metrics_is_read(tmp_path):
     assert new.read() == [{"round": 1}]
 
 
-def test_overrides_that_a_federation_replaces_are_told_a_line_each(caplog):
+def test_overrides_that_a_federation_replaces_are_reported_a_line_each(caplog):
     read_for(2, "clients.count=3", "engine=processes", "clients.per_round=1", "local.lr=0.05")
     assert [record.getMessage() for record in caplog.records] == [
         "clients.count=3 is not used: with 2 nodes it is 2",

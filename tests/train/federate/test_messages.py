@@ -55,7 +55,7 @@ def test_a_reply_arrives_as_it_was_sent(shard):
         {"values": ConfigRecord({"loss": 1.0})},
     ],
 )
-def test_a_reply_that_is_none_is_told_in_one_line(content):
+def test_a_reply_that_is_none_is_reported_in_one_line(content):
     with pytest.raises(UserError) as error:
         read_reply(RecordDict(content))
     assert "\n" not in str(error.value)

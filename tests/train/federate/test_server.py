@@ -189,7 +189,7 @@ def test_a_node_that_fails_says_why(config):
     assert "data=nowhere cannot be read" in line["failures"]["1"]
 
 
-def test_with_half_of_the_nodes_gone_the_rest_goes_on_and_who_comes_back_is_known_again(config):
+def test_with_half_of_the_nodes_gone_the_rest_continues_and_who_comes_back_is_known_again(config):
     ours = config("clients.per_round=4", "rounds=3")
     nodes, whole = Nodes(settings(ours)), settings(ours)
 
@@ -233,7 +233,7 @@ def test_the_first_word_of_a_client_holds_for_the_run(config, caplog):
 
 
 @pytest.mark.parametrize("wrong", [{}, {"partition-id": "x"}, {"partition-id": 9}])
-def test_a_node_that_is_no_client_is_told_so(config, caplog, wrong):
+def test_a_node_that_is_no_client_gets_the_reason(config, caplog, wrong):
     ours = config()
     nodes = Nodes(settings(ours) | {500: wrong})
     known = waiting.Nodes(nodes, ours, Patience(0.5, 0.5))
@@ -291,7 +291,7 @@ def test_the_key_of_a_client_counts_before_the_first_word_of_another(config, cap
     assert "node 500 is left out: client 0 is node 100, by its key" in caplog.text
 
 
-def test_a_size_that_nobody_can_check_outweighs_no_more_than_the_others_together(config, tmp_path, caplog):
+def test_a_size_that_cannot_be_checked_outweighs_no_more_than_the_others_together(config, tmp_path, caplog):
     sizes = {}
     for share in (0.5, 1.0):
         ours = config("clients.per_round=4", "rounds=1", f"aggregation.max_share={share}")
@@ -333,7 +333,7 @@ def test_what_cannot_be_had_of_nodes_is_refused(config, asked):
         over(ours, Nodes({}))
 
 
-def test_a_run_that_was_cut_off_goes_on_with_other_nodes(config, tmp_path):
+def test_a_run_that_was_cut_off_continues_with_other_nodes(config, tmp_path):
     ours = config("rounds=3", "clients.per_round=4")
 
     def cut_off(metrics):
@@ -371,7 +371,7 @@ class Late(Nodes):
         return super().get_node_ids() if self.looks > 5 else []
 
 
-def test_a_run_that_goes_on_waits_for_its_nodes_and_goes_on_without_those_that_stay_away(config, caplog):
+def test_a_run_that_continues_waits_for_its_nodes_and_continues_without_those_that_stay_away(config, caplog):
     ours = config("rounds=1", "clients.per_round=4")
     over(ours, Nodes(settings(ours)))
     roster, _ = server_app.recall(ours)

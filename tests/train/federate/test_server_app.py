@@ -42,7 +42,7 @@ def test_runs_with_other_overrides_have_directories_of_their_own():
     assert str(named) == "/tmp/a"
 
 
-def test_a_federation_bounds_what_a_client_can_weigh_unless_told_otherwise():
+def test_a_federation_bounds_what_a_client_can_weigh_unless_configured_otherwise():
     assert server_app.read(settings()).aggregation.max_share == 0.5
     assert server_app.read(settings("aggregation.max_share=1")).aggregation.max_share == 1.0
 
