@@ -126,7 +126,7 @@ def init_empty() -> Iterator[None]:
         if "meta" not in str(error):
             raise
         why = f"a constructor reads parameters that have no values in init_empty() ({error})"
-        raise UserError(f"{why}; build this model outside of it: any structure with values will do") from error
+        raise UserError(f"{why}; build this model outside init_empty(): a structure with values works, too") from error
     finally:
         handle.remove()
 

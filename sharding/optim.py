@@ -201,7 +201,7 @@ class LocalSGD:
 
 
 class ScaledSGD(LocalSGD):
-    """`LocalSGD` with scaled instead of clipped gradients; its learning rate is that of a dense layer.
+    """`LocalSGD` with scaled instead of clipped gradients; its learning rate is one for dense layers.
 
     Arguments and errors are those of `LocalSGD`; τ has no effect.
     """

@@ -22,7 +22,7 @@ def load_model(directory: Path | str, best: bool = False) -> nn.Module:
         best: load the weights that had the best evaluation, rather than those of the last round.
 
     Returns:
-        The model; of a run with tasks, an `nn.ModuleDict` with one model a task.
+        The model; for a run with tasks, an `nn.ModuleDict` with one model per task.
 
     Raises:
         UserError: the directory holds no run, or its model cannot be read.

@@ -190,10 +190,10 @@ def find_engine(config: Config) -> Callable[[Job], Engine]:
     """Return a function that creates the engine of this name.
 
     Raises:
-        UserError: an unknown engine, or several threads for an engine that has one a process.
+        UserError: an unknown engine, or several threads for an engine with one per process.
     """
     if config.threads > 1 and config.engine != "sequential":
-        raise UserError(f"threads={config.threads} needs engine=sequential; engine={config.engine} has one a process")
+        raise UserError(f"threads={config.threads} needs engine=sequential; engine={config.engine} has one per process")
     return pick(ENGINES, config.engine, "engine")
 
 

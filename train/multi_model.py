@@ -1,4 +1,4 @@
-"""Several models trained at once by the same clients; each client sends at most one update a round (MMFL).
+"""Several models trained at once by the same clients; each client sends at most one update per round (MMFL).
 
 The rounds are those of `train.rounds`. Only the selection differs: it also assigns each client to a model.
 """

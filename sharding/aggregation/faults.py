@@ -43,7 +43,7 @@ def find_misfit(sent: Shard, returned: object) -> Failure | None:
 
 
 def _other_form(sent: Shard, returned: Shard) -> str | None:
-    """Return what is wrong with the update's form, before any tensor is compared."""
+    """Return the error in the update's form, if any, before tensors are compared."""
     if returned.compression != sent.compression:
         return f"an update in {str(returned.compression)[:40]}, not in {sent.compression}"
     if returned.changes != (sent.compression != EXACT):

@@ -46,7 +46,7 @@ def aocs_probabilities(norms: Vector, budget: float, secure_sum: SecureSum, max_
     """
     u = as_floats(norms, "norms")
     if u.ndim != 1 or u.shape[0] == 0:
-        raise UserError(f"norms has shape {u.shape}; a non-empty vector with one norm a client is needed")
+        raise UserError(f"norms has shape {u.shape}; a non-empty vector with one norm per client is needed")
     n = u.shape[0]
     if not (is_number(budget) and 0.0 < budget <= n):
         raise UserError(

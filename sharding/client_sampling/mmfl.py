@@ -107,7 +107,7 @@ def mmfl_probabilities(norms: ArrayLike, budget: float) -> Matrix:
     """
     a = np.asarray(as_floats(norms, "norms"))
     if a.ndim != 2 or a.shape[1] == 0:
-        raise UserError(f"norms has shape {a.shape}; one row a client and one column a model are needed")
+        raise UserError(f"norms has shape {a.shape}; one row per client and one column per model are needed")
     bad = np.argwhere(~(np.isfinite(a) & (a >= 0.0)))
     if len(bad):
         client, model = bad[0]

@@ -94,7 +94,7 @@ class Profiles:
 
     @classmethod
     def read(cls, path: Path, num_clients: int, bandwidth: float) -> Self:
-        """Read a CSV file with the columns `compute` and `communicate` and one row a client, in order.
+        """Read a CSV file with the columns `compute` and `communicate` and one row per client, in order.
 
         Raises:
             UserError: the file or a column is missing, the number of rows is wrong, or a time is not finite and ≥ 0.
@@ -109,7 +109,9 @@ class Profiles:
         except (KeyError, TypeError, ValueError, csv.Error) as error:
             raise UserError(f"{path} must have numbers in the columns {' and '.join(COLUMNS)}; got {error}") from error
         if len(rows) != num_clients:
-            raise UserError(f"{path} has {len(rows)} rows, but there are {num_clients} clients; give one row a client")
+            raise UserError(
+                f"{path} has {len(rows)} rows, but there are {num_clients} clients; give one row per client"
+            )
         for place, (line, times) in enumerate(rows):
             for column, time in zip(COLUMNS, times, strict=True):
                 if not 0 <= time < inf:

@@ -108,7 +108,7 @@ class PartialOptimalSampler(OptimalSampler):
     weighs_costs = True
 
     def probabilities(self, norms: Vector, costs: Vector) -> tuple[Vector, int]:
-        """Return p, (n,), and the bytes of one norm a client; the server knows the costs."""
+        """Return p, (n,), and the bytes of one norm per client; the server knows the costs."""
         budget = min(self.budget, float(costs.sum()))
         return optimal_inclusion(norms, budget, costs), REPORT_BYTES * norms.size
 

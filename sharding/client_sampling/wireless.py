@@ -53,7 +53,9 @@ def wireless_probabilities(
     """
     p, g, c = as_amounts(weights, "weights"), as_amounts(gradient_norms, "gradient_norms"), as_amounts(times, "times")
     if not p.size == g.size == c.size > 0:
-        raise UserError(f"weights, gradient_norms and times have {p.size}, {g.size} and {c.size} entries; one a client")
+        raise UserError(
+            f"weights, gradient_norms and times have {p.size}, {g.size} and {c.size} entries, not one per client"
+        )
     if not c.min() > 0.0:
         raise UserError(f"times[{int(c.argmin())}] is {c.min()}; times above 0 seconds are needed")
     as_whole(cohort_size, "cohort_size")

@@ -64,7 +64,7 @@ def save_factorized(model: nn.Module, folder: str | Path) -> None:
     slots = model.state_dict(keep_vars=True)
     strange = [name for name in slots if name.rpartition(".")[2] == "_extra_state"]
     if strange:
-        raise UserError(f"{', '.join(strange)} is extra state, which cannot be saved; its module has to do without")
+        raise UserError(f"{', '.join(strange)} is extra state, which cannot be saved; remove it from its module")
     names = _first_names(slots)
     modules = dict(model.named_modules())
     config = {
@@ -77,7 +77,7 @@ def save_factorized(model: nn.Module, folder: str | Path) -> None:
     tensors = {name: slots[name].detach().cpu().contiguous().clone() for name in names}
     save_file(tensors, folder / f"{TENSORS}.part")
     (folder / f"{CONFIG}.part").write_text(json.dumps(config, indent=1), encoding="utf-8")
-    for name in (TENSORS, CONFIG):  # whole or not at all
+    for name in (TENSORS, CONFIG):  # atomic
         os.replace(folder / f"{name}.part", folder / name)
 
 

@@ -53,7 +53,7 @@ class UnpackedAttention(nn.Module):
 
     @torch.no_grad()
     def to_packed(self) -> nn.MultiheadAttention:
-        """Return the `nn.MultiheadAttention` with these projections; a parameter trains if a part of it does."""
+        """Return the `nn.MultiheadAttention` with these projections; a parameter is trainable if any part of it is."""
         inputs = (self.q_proj, self.k_proj, self.v_proj)
         packed = nn.MultiheadAttention(
             self.embed_dim,
@@ -171,7 +171,7 @@ def _additive_mask(mask: Tensor | None, padding: Tensor | None, q: Tensor) -> Te
         if total.dim() == 3:
             if total.shape[0] != q.shape[0] * q.shape[1]:
                 raise UserError(
-                    f"attn_mask has {total.shape[0]} matrices, not {q.shape[0] * q.shape[1]}, one a sample and head"
+                    f"attn_mask has {total.shape[0]} matrices, not {q.shape[0] * q.shape[1]}, one per sample and head"
                 )
             total = total.unflatten(0, [q.shape[0], q.shape[1]])
     if padding is not None:

@@ -11,7 +11,7 @@ from sharding.layers.lazy import lazy_weight, refused
 from sharding.svd.spectrum import compose
 from sharding.svd.truncation import largest_terms
 
-# A factorized layer's notes on its dense layer; they mean nothing to the dense layer itself.
+# A factorized layer's notes on its dense layer, which the dense layer does not have.
 OWN = ("dense_type", "weight_shape", "num_blocks", "axis")
 # Hooks that users register on a layer; its replacement takes them over.
 HOOKS = (

@@ -8,7 +8,7 @@ from sharding.layers.linear import FactorizedTransposedLinear, is_transposed_lin
 
 _REGISTRY: dict[type[nn.Module], type[FactorizedLayer]] = {}
 _ON_DEMAND: set[type[nn.Module]] = set()
-# What determines a layer's function: a subclass that changes none of it can be replaced like its base.
+# The methods that determine a layer's function: a subclass that changes none of them can be replaced like its base.
 BEHAVIOR = ("__call__", "forward", "_conv_forward", "_output_padding", "weight")
 
 

@@ -36,7 +36,7 @@ class SplitLinear(nn.Module):
             UserError: the layer is not linear, or its outputs cannot be split like this.
         """
         if not (type(layer) is nn.Linear or is_transposed_linear(layer)):
-            raise UserError(f"a {type(layer).__name__} cannot be split, only an nn.Linear or transformers' Conv1D can")
+            raise UserError(f"a {type(layer).__name__} cannot be split; only nn.Linear and transformers' Conv1D can")
         weight, axis = _parameter(layer, "weight"), _axis(layer)
         out = weight.shape[axis]
         if isinstance(parts, Sequence):
@@ -54,7 +54,7 @@ class SplitLinear(nn.Module):
         return cls([_like(layer, axis, *each) for each in zip(weights, biases, strict=True)], layer)
 
     def to_fused(self) -> nn.Module:
-        """Return the fused layer; a parameter trains if that of a part does."""
+        """Return the fused layer; a parameter is trainable if it is in any part."""
         fused = _like(self.parts[0], self.axis, self.weight, self.bias)
         carry_over(self, fused)
         for name, parameter in fused.named_parameters(recurse=False):

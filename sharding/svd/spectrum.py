@@ -54,7 +54,7 @@ class Spectrum:
     def cut(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Return copies of u', shape (out, n), and v', shape (in, n), of terms that it holds."""
         columns = self.columns(indices)
-        return self.u.mT.index_select(0, columns).mT, self.v.mT.index_select(0, columns).mT  # a term a row
+        return self.u.mT.index_select(0, columns).mT, self.v.mT.index_select(0, columns).mT  # one term per row
 
     def columns(self, indices: Tensor) -> Tensor:
         """Return the columns of u and v that hold these terms."""
@@ -123,7 +123,7 @@ def _joined(magnitudes: Tensor, u: Tensor, v: Tensor) -> Spectrum:
     """Return one spectrum of λ (blocks, N), u' (blocks, out, N) and v' (blocks, in, N)."""
     blocks, rank = magnitudes.shape
     joined = magnitudes[0] if blocks == 1 else magnitudes.square().sum(dim=0).sqrt()
-    us, vs = (part[0] if blocks == 1 else torch.cat(part.mT.unbind(), dim=1).mT for part in (u, v))  # a term a row
+    us, vs = (part[0] if blocks == 1 else torch.cat(part.mT.unbind(), dim=1).mT for part in (u, v))  # one term per row
     return Spectrum(joined, torch.arange(rank, device=u.device), us, vs, blocks)
 
 

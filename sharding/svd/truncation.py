@@ -46,7 +46,7 @@ def _by_single_precision(blocks: Tensor, num_terms: int) -> tuple[Tensor, Tensor
         return None
     gram = lower_gram(flat).mT  # of which LAPACK reads the upper triangle, a little faster than the lower one
     short = _last_eigenvectors(gram, num_terms).flip(-1)
-    long = short.mT @ flat  # a term a row
+    long = short.mT @ flat  # one term per row
     magnitudes = torch.linalg.vector_norm(long, dim=2)[:, None]
     if not bool((magnitudes >= FLOOR * magnitudes.amax()).all()):
         return None

@@ -203,7 +203,7 @@ def test_unpacking_keeps_what_is_frozen_attributes_and_hooks():
 
 def test_masks_of_another_batch_are_reported():
     packed, inputs = make({})
-    with pytest.raises(UserError, match="attn_mask has 3 matrices, not 4, one a sample and head"):
+    with pytest.raises(UserError, match="attn_mask has 3 matrices, not 4, one per sample and head"):
         UnpackedAttention.from_packed(packed)(*inputs, attn_mask=torch.zeros(3, 3, 5).double())
 
 

@@ -49,7 +49,7 @@ def settings_in_name(config: Config) -> str:
 
 
 def settings(words: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the key of each ``key=value``, and the word itself."""
+    """Return the key of each ``key=value``, and the whole word."""
     return [(word.partition("=")[0], word) for word in words]
 
 

@@ -121,7 +121,7 @@ class Config(Section):
     tasks: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Models to train at once, by name. Each has the keys in which it differs from this configuration."""
     engine: str = "auto"
-    """How clients are trained: `sequential`, or in `processes`, one a core or GPU.
+    """How clients are trained: `sequential`, or in `processes`, one per core or GPU.
 
     Both give the same bits. `auto` chooses.
     """
@@ -321,7 +321,9 @@ def _explain(error: ErrorDetails) -> str:
         return str(cause)
     key = ".".join(str(part)[:80] for part in error["loc"] if part not in ("number", "shares", "range", "[key]"))
     if error["type"] == "extra_forbidden":
-        where = "docs/reference/configuration.md lists all keys, `python -m train config CONFIG` those of a run"
+        where = (
+            "docs/reference/configuration.md lists all keys, `python -m train config CONFIG` prints a run's"
+        )
         return f"unknown config key {key!r}{_meant(key)}; {where}"
     if error["type"] == "missing":
         return f"the config lacks {key!r}"

@@ -58,7 +58,7 @@ class ProcessesEngine:
         self._ahead = AHEAD * count
         context: Any = get_context(start_method())
         if start_method() == "forkserver":
-            # What each worker would import by itself; torch takes `_dynamo` along at an optimizer's first step.
+            # Modules that each worker would import; torch imports `_dynamo` at an optimizer's first step.
             context.set_forkserver_preload([__name__, "torch._dynamo"])
         devices = context.SimpleQueue()
         for place in range(count):
@@ -123,7 +123,7 @@ def start_method() -> str:
 
 
 def count_devices(job: Job) -> int:
-    """Return how many processes can train a job side by side: one a GPU if that is where it is, or one a core."""
+    """Return how many processes can train a job in parallel: one per GPU if the data are on one, else one per core."""
     return torch.cuda.device_count() if job.device.type == "cuda" else num_cores()
 
 

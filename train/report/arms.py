@@ -112,7 +112,7 @@ def differing_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _varied(settings: Mapping[str, Any], keys: Sequence[str]) -> dict[str, str]:
-    """Return the values of the first keys, by a key's last word, or all of it where that is another key's as well."""
+    """Return the values of the first keys, by the key's last word, or the full key if two end alike."""
     lasts = [key.rpartition(".")[2] for key in keys]
     words = [last if lasts.count(last) == 1 else key for key, last in zip(keys, lasts, strict=True)]
     return {word: value_of(settings, key) for word, key in zip(words[:MOST_KEYS], keys, strict=False)}

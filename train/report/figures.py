@@ -192,7 +192,7 @@ def phase_drawing(arms: Sequence[Arm]) -> Drawing:
 
 
 def phases_of(arm: Arm) -> dict[str, float]:
-    """Return the mean seconds of each phase of a round, and of the rest of it."""
+    """Return the mean seconds of each phase of a round, and of the remaining time."""
     named = {phase: fmean(line.get(f"seconds_{phase}", 0.0) for line in arm.lines) for phase in PHASES}
     return named | {"rest": max(0.0, fmean(line["seconds"] for line in arm.lines) - sum(named.values()))}
 

@@ -23,7 +23,7 @@ def markdown_table(header: Sequence[object], rows: Iterable[Sequence[object]], l
 
     Args:
         header: of the columns.
-        rows: a cell a column.
+        rows: one cell per column.
         left: the number of first columns that hold text; the others hold numbers, aligned right.
     """
     rule = "|" + "---|" * min(left, len(header)) + "---:|" * (len(header) - left)

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 FORMAT = 2
 KEY = "checkpoint"
-BESIDE = "."  # begins the names of what is kept beside the model: no part of a tensor's name is empty
+BESIDE = "."  # prefix of names that are not the model's: no part of a tensor's name is empty
 
 
 class Keeper(Protocol):

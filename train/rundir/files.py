@@ -1,7 +1,7 @@
 """The files of a run's directory, by name."""
 
 CONFIG_FILE = "config.yaml"  # the complete configuration
-METRICS_FILE = "metrics.jsonl"  # a line a round
+METRICS_FILE = "metrics.jsonl"  # one line per round
 CHECKPOINT_FILE = "checkpoint.safetensors"  # the newest checkpoint
 PREVIOUS_FILE = "checkpoint.previous.safetensors"  # the one before it
 MODEL_FILE = "model.safetensors"  # the evaluated model of the last round, written when the run ends

@@ -27,7 +27,7 @@ def save_model(path: Path, model: nn.Module, rounds: int, parts: Mapping[str, Ex
 
     Args:
         path: of the file.
-        model: evaluated model of a run; of a run with tasks, one module a task.
+        model: evaluated model of a run; with tasks, one module per task.
         rounds: number of rounds that it was trained for.
         parts: of the run, by task.
 

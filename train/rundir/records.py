@@ -20,7 +20,7 @@ from train.runtime.jsonl import sound, whole_lines
 DIGITS = 6  # significant ones are enough to draw
 
 Clients = Mapping[str, Mapping[str, object]]  # by task: what `describe_clients` says
-Layers = Mapping[str, Sequence["LayerLaw"]]  # of a round: by layer, one law a keep ratio
+Layers = Mapping[str, Sequence["LayerLaw"]]  # of a round: by layer, one law per keep ratio
 
 
 @dataclass(frozen=True)

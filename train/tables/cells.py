@@ -43,7 +43,7 @@ def cells_of(
     seeds: Sequence[int] | None = None,
     overrides: Sequence[str] = (),
 ) -> list[Cell]:
-    """Return the runs of a table or figure, seed by seed, so that an interrupted one has a whole table of few seeds.
+    """Return the runs of a table or figure, seed by seed, so that an interrupted table is complete for its first seeds.
 
     Args:
         matrix: the table or figure.
