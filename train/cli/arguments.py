@@ -50,8 +50,7 @@ HELP = {  # by command: what it does, what it writes and where, and two examples
     "federate": (
         "train once on Flower, with a process for each client",
         f"Writes {RUN_FILES} to output=DIR, as `run` does. Each client is a separate SuperNode on this machine. "
-        "WARNING: Flower lets anyone submit runs without a login, so while this command runs, any local user of this "
-        "machine can run code as you.",
+        "Other users of this machine cannot submit runs, but can disturb yours: docs/guides/federation.md.",
         (
             f"federate {QUICKSTART} --nodes 4",
             f"federate {QUICKSTART} --nodes 4 rounds=5 output=runs/federation",

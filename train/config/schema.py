@@ -321,9 +321,7 @@ def _explain(error: ErrorDetails) -> str:
         return str(cause)
     key = ".".join(str(part)[:80] for part in error["loc"] if part not in ("number", "shares", "range", "[key]"))
     if error["type"] == "extra_forbidden":
-        where = (
-            "docs/reference/configuration.md lists all keys, `python -m train config CONFIG` prints a run's"
-        )
+        where = "docs/reference/configuration.md lists all keys, `python -m train config CONFIG` prints a run's"
         return f"unknown config key {key!r}{_meant(key)}; {where}"
     if error["type"] == "missing":
         return f"the config lacks {key!r}"
