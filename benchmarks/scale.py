@@ -4,7 +4,7 @@
 
 Ten clients at r = 0.1 (`collective`) take part; the models have random weights, in float32. The server plans a round,
 cuts the shards one by one, and averages the updates as they come. Then one client builds its model from a skeleton and
-takes one step. Server and client of each model run in a process of their own, and memory is what it takes beyond the
+takes one step. Server and client of each model run in separate processes, and memory is what it takes beyond the
 libraries. Writes a row for each model to results/scale/scale.csv. Linux only.
 """
 
@@ -97,7 +97,7 @@ def plan_round(model: nn.Module) -> Plan:
 
 
 def trained(shard: Shard) -> Shard:
-    """Return an update as long as one of training, in memory of its own."""
+    """Return an update of the size of a trained one, in its own memory."""
     terms = {name: replace(its, u=its.u * 1.001, v=its.v * 1.001) for name, its in shard.terms.items()}
     return replace(shard, terms=terms, dense={name: part * 1.001 for name, part in shard.dense.items()})
 

@@ -20,7 +20,7 @@ def smoothed(logits: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
 
 
 class Adam:
-    """Adam on the client's factors, with the decay of UΩVᵀ; its steps have a size of their own, so nothing is clipped.
+    """Adam on the client's factors, with the decay of UΩVᵀ. It scales its own steps, so nothing is clipped.
 
     Args:
         model: the client's, with its shard.

@@ -1,6 +1,6 @@
 """ResNet for small images: timm's residual blocks with GroupNorm.
 
-Batch statistics of unequal clients do not average, so federated ResNets normalize each image by itself, over
+Batch statistics of unequal clients do not average, so federated ResNets normalize each image separately, over
 groups of channels (Hsieh et al., "The Non-IID Data Quagmire", ICML 2020). The stem of the ImageNet network, a
 7x7 convolution with stride 2 and a max-pool, would shrink a 32x32 image to 8x8 at once; here it is one 3x3
 convolution with stride 1.
@@ -89,7 +89,7 @@ class ResNetGN(nn.Module):
 def _stage(before: int, after: int, depth: int, stride: int, norm: Any) -> nn.Sequential:
     """Chain `depth` basic blocks; the first takes `before` channels to `after` and applies the stride.
 
-    `norm` makes the normalization of so many channels; timm's annotations want a class there, hence `Any`.
+    `norm` makes the normalization of a number of channels; timm's annotations want a class, hence `Any`.
     """
     shortcut = None
     if stride != 1:

@@ -33,5 +33,5 @@ def iterate_average(model: nn.Module) -> AveragedModel:
 
 
 def _towards(averages: Sequence[Tensor], parameters: Sequence[Tensor], rounds: Tensor | int) -> None:
-    """Move the averages of so many rounds towards the parameters of one more."""
+    """Move the averages of a number of rounds towards the parameters of one more round."""
     torch._foreach_lerp_(list(averages), list(parameters), (ETA + 1) / (float(rounds) + 1 + ETA))

@@ -3,7 +3,7 @@
 The optimal probabilities need the norms sorted, which the server must not see. Instead, every client starts from the
 probability that it would have without a cap, min(m·u/Σu, 1). The probability lost to the cap then goes to the clients
 below 1 by a common factor C, a few times over. C needs two totals: the number of clients below 1, and the sum of their
-probabilities. Each client does the rest by itself. The exact solution takes at most as many rescalings as there are
+probabilities. Each client computes the rest locally. The exact solution takes at most as many rescalings as there are
 clients at 1; four come close in practice.
 """
 

@@ -165,7 +165,7 @@ def _has_module(model: nn.Module, name: str) -> bool:
 
 
 def _skipped(model: nn.Module, affine: list[str], unranked: set[str], skip: Patterns) -> dict[str, str]:
-    """Return the layers to keep dense, with the pattern that matched; unranked ones are no first or last layer."""
+    """Return the layers to keep dense, with the pattern that matched; unranked layers are neither first nor last."""
     skipped: dict[str, str] = {}
     for pattern in as_patterns(skip):
         if _is_end(pattern, model):

@@ -83,7 +83,7 @@ def _of_weight(layer: nn.Module) -> str | None:
 def _of_behavior(layer: nn.Module) -> str | None:
     if factorized_type(layer) is None:
         whose = "this one" if "forward" in vars(layer) else type(layer).__name__
-        return f"{whose} has a forward of its own"
+        return f"{whose} overrides forward"
     if type(layer).get_extra_state is not nn.Module.get_extra_state:
         return f"{type(layer).__name__} has extra state"
     fsdp = hasattr(layer.weight, "device_mesh")  # whose hooks say how a state dict is put together

@@ -1,4 +1,4 @@
-"""`nn.MultiheadAttention` with each projection as a layer of its own.
+"""`nn.MultiheadAttention` with each projection as a separate layer.
 
 torch packs the weights of q, k and v in one bare parameter, which tools that look for layers do not see. Unpacked, the
 four projections are ordinary `nn.Linear`s that can be sharded one by one. The attention computes the same function.

@@ -6,8 +6,8 @@ W for any orthonormal U. But squaring costs small terms their orthogonality: if 
 SVD is computed instead.
 
 A weight of several blocks (a grouped convolution) has a spectrum for each. Its term i is the i-th term of every block
-at once, the blocks' u' stacked, their v' likewise: these terms are orthogonal too, and λ² of one is the sum of its
-blocks' λ².
+at once, with the blocks' u' stacked, and their v' as well: these terms are orthogonal too, and λ² of one is the sum of
+its blocks' λ².
 
 On a GPU, matrices of one shape are decomposed in one batched call. On a CPU they are decomposed one after the other:
 each has enough work for all cores, and batched products in float64 run slower.

@@ -23,7 +23,7 @@ from train.experiment import (
 from train.report.figures import partition_drawings
 from train.report.plots import save
 
-NAMED = 20  # so many clients of a keep ratio are named
+NAMED = 20  # number of clients of a keep ratio that are listed
 
 
 def inspect_partition(config: Config, into: Path) -> Iterator[str]:

@@ -18,8 +18,8 @@ from train.config.schema import Config
 from train.rundir.files import METRICS_FILE
 from train.runtime.jsonl import read_lines, totals
 
-FEW = 12  # so many bars fit on a screen; of more runs, only those under way have one
-INTERVAL = 30.0  # seconds between lines where there is no terminal
+FEW = 12  # number of bars on a screen; with more runs, only the running ones have a bar
+INTERVAL = 30.0  # seconds between lines without a terminal
 
 
 @dataclass

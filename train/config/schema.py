@@ -205,7 +205,7 @@ class Config(Section):
         sampler = pick(SAMPLERS, clients.sampler, "sampler")
         check_options(clients.sampler, sampler, clients.options, "clients.options")
         if shared := clients.options.keys() & ClientsConfig.model_fields.keys():
-            raise UserError(f"clients.options.{min(shared)} has a key of its own; set clients.{min(shared)}")
+            raise UserError(f"clients.options.{min(shared)} has its own key; set clients.{min(shared)}")
         sampler(clients.count, clients.per_round, self.seed, **clients.sampler_options)
         if sampler.chooses_tasks != bool(self.tasks):
             raise UserError("clients.sampler=mmfl and tasks={name: {…}} need each other; set both or neither")

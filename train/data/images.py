@@ -105,7 +105,7 @@ def _next_rows(file: Path, batches: Iterator[Any], image: str, label: str) -> li
         rows = [*zip(batch.column(image).field("bytes").to_pylist(), batch.column(label).to_pylist(), strict=True)]
     for encoded, number in rows:
         if not isinstance(encoded, bytes) or not isinstance(number, int) or isinstance(number, bool):
-            raise UserError(f"{file} has a row without an image, or whose `{label}` {shown(number)} is no whole number")
+            raise UserError(f"{file} has a row without an image, or `{label}` {shown(number)} is not a whole number")
     return rows
 
 

@@ -273,7 +273,7 @@ def _pachinko(dataset: Dataset, num_clients: int, rng: np.random.Generator, how:
 def _natural(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: Concentration) -> Partition:
     if dataset.natural is None:
         raise UserError(
-            f"natural needs data with clients, as shakespeare or synthetic; {dataset.name} has none: try iid"
+            f"natural needs data with clients, such as shakespeare or synthetic; {dataset.name} has none: try iid"
         )
     return natural(dataset.natural, num_clients, rng)
 

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 def auto_engine(job: Job) -> Engine:
     """Return an engine with one process per core or GPU; `sequential` with only one, or if processes cannot start."""
-    if parent_process() is not None or count_devices(job) < 2:  # `compare` has processes of its own
+    if parent_process() is not None or count_devices(job) < 2:  # `compare` has its own processes
         return SequentialEngine(job)
     try:
         return ProcessesEngine(job)

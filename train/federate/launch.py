@@ -227,7 +227,7 @@ def follow(processes: Processes, config: Config, progress: Callable[[Metrics], N
     """Report each round until the run has finished. A node that ends is reported and started again.
 
     Raises:
-        RunError: the server reports why it cannot go on; or the run, the SuperLink or all nodes ended early.
+        RunError: the server reports why it cannot continue; or the run, the SuperLink or all nodes ended early.
     """
     logs, status, rounds = config.directory / FOLDER / "logs", Status(config), NewLines(config.directory / METRICS_FILE)
     joined, lost, done, since = 0, 0, 0, dict[str, float]()

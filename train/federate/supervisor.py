@@ -42,7 +42,7 @@ class Processes:
             UserError: there is no such program.
         """
         if (program := which(command[0], path=environment.get("PATH"))) is None:
-            raise UserError(f"there is no {command[0]}; pip install -e '.[flower]'")
+            raise UserError(f"{command[0]} is not installed; pip install -e '.[flower]'")
         setpriv = which("setpriv")
         tie = [setpriv, "--pdeathsig", "KILL"] if setpriv else []
         self._commands[name] = command, environment

@@ -66,7 +66,7 @@ class RunDirectory:
         directory.check()
         made, used = _make(directory.path), _exists(directory.path / LOCK_FILE)
         with lock(directory.path / LOCK_FILE):
-            directory.check()  # again, now that nobody else writes
+            directory.check()  # again, now that no other process writes
             new = not directory.held()
             if used or not new:
                 clear_leftovers(directory.path)
