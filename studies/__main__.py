@@ -14,11 +14,11 @@ from pathlib import Path
 
 from sharding.errors import UserError
 from studies import beyond, decay, multi_task, options, uploads, wireless
-from studies.runner import Asked
+from studies.runner import Arguments
 from studies.upload_studies import UPLOADS
 from train.runtime.errors import RunError
 
-STUDIES: dict[str, Callable[[Asked], None]] = {
+STUDIES: dict[str, Callable[[Arguments], None]] = {
     **{name: partial(uploads.run, study) for name, study in UPLOADS.items()},
     "multi_task": multi_task.run,
     **{name: partial(wireless.run, setup) for name, setup in wireless.SETUPS.items()},
@@ -30,10 +30,10 @@ STUDIES: dict[str, Callable[[Asked], None]] = {
 
 def main(words: Sequence[str]) -> int:
     """Run a command line and return the exit code."""
-    asked = read(words)
-    asked.into.mkdir(parents=True, exist_ok=True)
+    arguments = read(words)
+    arguments.into.mkdir(parents=True, exist_ok=True)
     try:
-        STUDIES[asked.study](asked)
+        STUDIES[arguments.study](arguments)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -43,7 +43,7 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def read(words: Sequence[str]) -> Asked:
+def read(words: Sequence[str]) -> Arguments:
     """Parse a command line."""
     parser = argparse.ArgumentParser(
         prog="python -m studies", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -60,7 +60,7 @@ def read(words: Sequence[str]) -> Asked:
     args = parser.parse_intermixed_args(words)
     into = args.into or Path("results") / args.study
     seeds, only = (None if its is None else tuple(its) for its in (args.seeds, args.only))
-    return Asked(args.study, into, tuple(args.overrides), args.quick, seeds, only, args.jobs)
+    return Arguments(args.study, into, tuple(args.overrides), args.quick, seeds, only, args.jobs)
 
 
 if __name__ == "__main__":

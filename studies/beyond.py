@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from sharding.errors import UserError
 from studies.curves import Curve, Lines, Scored, read_curves
-from studies.runner import CONFIGS, Asked, curves_of, folder, write_summary
+from studies.runner import CONFIGS, Arguments, curves_of, folder, write_summary
 from studies.width import run as run_width
 from train.config.schema import Config, load_config
 from train.report.text import NOTHING, markdown_table, mean_and_spread
@@ -138,31 +138,29 @@ PAIRS = (
 )
 
 
-def run(its: Experiment, asked: Asked) -> None:
+def run(its: Experiment, arguments: Arguments) -> None:
     """Run what is missing, and write a table of all curves."""
-    methods = [*METHODS, *its.windows] if asked.only is None else asked.only
+    methods = [*METHODS, *its.windows] if arguments.only is None else arguments.only
     if strange := set(methods) - {*METHODS, *its.windows}:
-        raise UserError(
-            f"--only: {', '.join(sorted(strange))} is not a method of {asked.study}; see METHODS in studies/beyond.py"
-        )
-    train(its, asked, methods)
-    suffix = "".join(f" {word}" for word in asked.overrides)
-    kept = sorted(read_curves(asked.into / "curves.csv").items())
+        raise UserError(f"--only: {', '.join(sorted(strange))} is not a method of {arguments.study}; see METHODS")
+    train(its, arguments, methods)
+    suffix = "".join(f" {word}" for word in arguments.overrides)
+    kept = sorted(read_curves(arguments.into / "curves.csv").items())
     curves = {name.removesuffix(suffix): its for name, its in kept if name.endswith(suffix)}
     text = [f"# Beyond the published algorithm: {its.title}", "", table(curves), *differences(curves)]
-    write_summary(asked, text)
+    write_summary(arguments, text)
 
 
-def train(its: Experiment, asked: Asked, methods: Sequence[str]) -> None:
+def train(its: Experiment, arguments: Arguments, methods: Sequence[str]) -> None:
     """Run these methods unless they have curves."""
-    kept, overrides = asked.into / "curves.csv", asked.overrides
-    pairs = {f"{method}-{seed}": (method, seed) for seed in asked.seeds or SEEDS for method in methods}
+    kept, overrides = arguments.into / "curves.csv", arguments.overrides
+    pairs = {f"{method}-{seed}": (method, seed) for seed in arguments.seeds or SEEDS for method in methods}
     configs = {
-        name: config_of(its, method, seed, [*overrides, f"output={asked.into}/runs/{folder(method)}-{seed}"])
+        name: config_of(its, method, seed, [*overrides, f"output={arguments.into}/runs/{folder(method)}-{seed}"])
         for name, (method, seed) in pairs.items()
     }
     published = {name: config for name, config in configs.items() if pairs[name][0] in METHODS}
-    curves_of(published, kept, overrides, asked.jobs)
+    curves_of(published, kept, overrides, arguments.jobs)
     windows = {name: config for name, config in configs.items() if pairs[name][0] in WINDOWS}
     curves_of(windows, kept, overrides, run=run_windows)
 

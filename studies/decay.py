@@ -9,7 +9,7 @@ from typing import NamedTuple, get_args
 
 from sharding.optim import DecayOf
 from studies.curves import Lines
-from studies.runner import CONFIGS, Asked, cells, curves_of, write_summary
+from studies.runner import CONFIGS, Arguments, cells, curves_of, write_summary
 from train.report.text import markdown_table, mean_and_spread
 
 STRATEGIES, SEEDS = ("unbiased", "prism_wallenius"), (0, 1, 2, 3)
@@ -33,17 +33,17 @@ class Ending(NamedTuple):
     test_accuracy: float
 
 
-def run(asked: Asked) -> None:
+def run(arguments: Arguments) -> None:
     """Run what is missing and write the table."""
-    overrides = [*(QUICK if asked.quick else ()), *asked.overrides]
-    seeds = asked.seeds or SEEDS[: 1 if asked.quick else None]
+    overrides = [*(QUICK if arguments.quick else ()), *arguments.overrides]
+    seeds = arguments.seeds or SEEDS[: 1 if arguments.quick else None]
     schemes = {
         f"{form}-{strategy}": (f"local.frobenius_decay_of={form}", f"strategy={strategy}")
         for form, strategy in product(get_args(DecayOf), STRATEGIES)
     }
-    configs = cells(CONFIGS / "quickstart.yaml", schemes, seeds, asked.into, [*FIXED, *overrides])
-    kept = asked.into / "curves.csv"
-    found = curves_of(configs, kept, overrides, asked.jobs, diverging=True, measure=ending, kind=Ending)
+    configs = cells(CONFIGS / "quickstart.yaml", schemes, seeds, arguments.into, [*FIXED, *overrides])
+    kept = arguments.into / "curves.csv"
+    found = curves_of(configs, kept, overrides, arguments.jobs, diverging=True, measure=ending, kind=Ending)
     rounds = next(iter(configs.values())).rounds
     rows = [_row(scheme, rounds, [found[f"{scheme}-{seed}"][0] for seed in seeds]) for scheme in schemes]
     text = [
@@ -55,7 +55,7 @@ def run(asked: Asked) -> None:
             ("decay of", "strategy", "clients lost of trained", "ended by divergence", "test accuracy, %"), rows, 2
         ),
     ]
-    write_summary(asked, text)
+    write_summary(arguments, text)
 
 
 def ending(lines: Lines) -> list[Ending]:

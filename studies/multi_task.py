@@ -13,7 +13,7 @@ from statistics import fmean
 
 from studies.curves import Curve, core_hours, megabytes_up, one_round, spread
 from studies.picture import draw, save
-from studies.runner import CONFIGS, Asked, curves_of, write_summary
+from studies.runner import CONFIGS, Arguments, curves_of, write_summary
 from studies.uploads import search
 from train.config.schema import Config, load_config
 from train.report.text import markdown_table
@@ -114,13 +114,16 @@ def paired(mine: Sequence[Curve], theirs: Sequence[Curve]) -> list[float]:
     return [a - b for a, b in zip(accuracies(mine), accuracies(theirs), strict=True)]
 
 
-def run(asked: Asked) -> None:
+def run(arguments: Arguments) -> None:
     """Run what is missing and write the summary."""
-    steps, seeds = STEPS[2:3] if asked.quick else STEPS, asked.seeds or (SEEDS[:1] if asked.quick else SEEDS)
-    overrides = [*(QUICK if asked.quick else ()), *asked.overrides]
+    steps, seeds = (
+        STEPS[2:3] if arguments.quick else STEPS,
+        arguments.seeds or (SEEDS[:1] if arguments.quick else SEEDS),
+    )
+    overrides = [*(QUICK if arguments.quick else ()), *arguments.overrides]
     text = ["# Several models at once"]
     for study, signals in STUDIES.items():
-        runs, best = train(study, steps, seeds, asked.into, overrides, asked.jobs)
+        runs, best = train(study, steps, seeds, arguments.into, overrides, arguments.jobs)
         names = list(load_config(CONFIGS / f"{study}.yaml", overrides).tasks)
         last = runs[signals[0], steps[0]][0][-1]
         text += [
@@ -128,7 +131,7 @@ def run(asked: Asked) -> None:
             f"## {len(names)} models ({', '.join(names)})",
             "",
             f"{DATA[study]}. Average test accuracy in % after {last.rounds} rounds, mean ± sd of {len(seeds)} seeds;",
-            core_hours([asked.into / f"{study}.csv"]),
+            core_hours([arguments.into / f"{study}.csv"]),
             "",
             table(study, runs, best),
             "",
@@ -138,5 +141,5 @@ def run(asked: Asked) -> None:
             groups = {signal: runs[signal, best[signal]] for signal in signals}
             amounts = {"rounds": one_round, "megabytes sent by clients": megabytes_up}
             picture = draw(groups, amounts, PICTURE, logarithmic=["megabytes sent by clients"])
-            save(picture, asked.into / f"{asked.study}.png")
-    write_summary(asked, text, PICTURE)
+            save(picture, arguments.into / f"{arguments.study}.png")
+    write_summary(arguments, text, PICTURE)

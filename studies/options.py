@@ -16,7 +16,7 @@ from typing import NamedTuple
 from sharding.errors import UserError
 from studies.beyond import NESTEROV, accuracy_near, difference, run_windows
 from studies.curves import Lines, curve, read_curves
-from studies.runner import CONFIGS, Asked, curves_of, folder, run_all, write_summary
+from studies.runner import CONFIGS, Arguments, curves_of, folder, run_all, write_summary
 from train.config.schema import Config, load_config
 from train.engines.local import evaluate
 from train.experiment import assemble
@@ -118,33 +118,43 @@ EXPERIMENTS = {
 }
 
 
-def run(its: Experiment, asked: Asked) -> None:
+def run(its: Experiment, arguments: Arguments) -> None:
     """Run what is missing of these arms, and write a table of all arms that have runs."""
-    arms = {name: arm for name, arm in its.arms.items() if asked.only is None or name in asked.only}
-    if strange := set(asked.only or ()) - set(its.arms):
+    arms = {name: arm for name, arm in its.arms.items() if arguments.only is None or name in arguments.only}
+    if strange := set(arguments.only or ()) - set(its.arms):
         raise UserError(f"--only: {', '.join(sorted(strange))} is not among {', '.join(its.arms)}")
-    train(its, asked, "rates", [(name, rate, TRIAL_SEED) for name, arm in arms.items() for rate in arm.rates])
-    tried = known(asked, "rates")
+    train(its, arguments, "rates", [(name, rate, TRIAL_SEED) for name, arm in arms.items() for rate in arm.rates])
+    tried = known(arguments, "rates")
     best = {name: best_rate(name, arm, tried) for name, arm in its.arms.items() if title(name, arm.rates[0]) in tried}
-    seeds = asked.seeds or its.seeds
-    train(its, asked, "curves", [(name, best[name], seed) for seed in seeds for name in arms])
+    seeds = arguments.seeds or its.seeds
+    train(its, arguments, "curves", [(name, best[name], seed) for seed in seeds for name in arms])
     text = [f"# Each at its own rate: {its.title}", "", "## Trials of rates", "", rates_table(its, tried)]
-    text += ["", "## At the best rate", "", arms_table(known(asked, "curves"), best)]
-    write_summary(asked, text)
+    text += ["", "## At the best rate", "", arms_table(known(arguments, "curves"), best)]
+    write_summary(arguments, text)
 
 
-def train(its: Experiment, asked: Asked, kept: str, wanted: Sequence[tuple[str, float, int]]) -> None:
+def train(its: Experiment, arguments: Arguments, kept: str, wanted: Sequence[tuple[str, float, int]]) -> None:
     """Train these arms at these rates on these seeds, unless the file of curves has them."""
     share = its.trial if kept == "rates" else 1.0
     runs = {f"{title(name, rate)}-{seed}": (its.arms[name], rate, seed) for name, rate, seed in wanted}
     for windows in (False, True):
         configs = {
-            name: config_of(its, arm, share, [*asked.overrides, f"local.lr={rate}", f"seed={seed}", where(asked, name)])
+            name: config_of(
+                its, arm, share, [*arguments.overrides, f"local.lr={rate}", f"seed={seed}", where(arguments, name)]
+            )
             for name, (arm, rate, seed) in runs.items()
             if arm.windows == windows
         }
         run = run_windows if windows else run_with_last
-        curves_of(configs, asked.into / f"{kept}.csv", asked.overrides, asked.jobs, measure=points, kind=Point, run=run)
+        curves_of(
+            configs,
+            arguments.into / f"{kept}.csv",
+            arguments.overrides,
+            arguments.jobs,
+            measure=points,
+            kind=Point,
+            run=run,
+        )
 
 
 def title(name: str, rate: float) -> str:
@@ -152,9 +162,9 @@ def title(name: str, rate: float) -> str:
     return f"{name}, lr {rate}"
 
 
-def where(asked: Asked, name: str) -> str:
+def where(arguments: Arguments, name: str) -> str:
     """Return the override that gives a run its folder."""
-    return f"output={asked.into}/runs/{folder(name)}"
+    return f"output={arguments.into}/runs/{folder(name)}"
 
 
 def config_of(its: Experiment, arm: Arm, share: float, overrides: Sequence[str]) -> Config:
@@ -188,10 +198,10 @@ def points(lines: Lines) -> list[Point]:
     return [*found[:-1], found[-1]._replace(last_accuracy=lines[-1].get("last_accuracy", found[-1].test_accuracy))]
 
 
-def known(asked: Asked, kept: str) -> dict[str, dict[int, list[Point]]]:
+def known(arguments: Arguments, kept: str) -> dict[str, dict[int, list[Point]]]:
     """Return the kept runs with these overrides, by title and seed."""
-    suffix, found = "".join(f" {word}" for word in asked.overrides), dict[str, dict[int, list[Point]]]()
-    for name, its in read_curves(asked.into / f"{kept}.csv", Point).items():
+    suffix, found = "".join(f" {word}" for word in arguments.overrides), dict[str, dict[int, list[Point]]]()
+    for name, its in read_curves(arguments.into / f"{kept}.csv", Point).items():
         label, _, seed = name.removesuffix(suffix).rpartition("-")
         if name.endswith(suffix) and seed.isdigit():
             found.setdefault(label, {})[int(seed)] = its

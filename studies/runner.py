@@ -17,7 +17,7 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 
 
 @dataclass(frozen=True)
-class Asked:
+class Arguments:
     """A parsed command line.
 
     Attributes:
@@ -131,9 +131,9 @@ def _named(name: str, overrides: Sequence[str]) -> str:
     return " ".join([name, *overrides])
 
 
-def write_summary(asked: Asked, lines: Sequence[str], picture: str | None = None) -> None:
+def write_summary(arguments: Arguments, lines: Sequence[str], picture: str | None = None) -> None:
     """Write and print `summary.md`: these lines, the command that made them, and the picture with that title."""
-    text = [*lines, "", f"Made by `{asked.command}`.", ""]
-    text += [f"![{picture}]({asked.study}.png)", ""] if picture else []
-    (asked.into / "summary.md").write_text("\n".join(text), encoding="utf-8")
+    text = [*lines, "", f"Made by `{arguments.command}`.", ""]
+    text += [f"![{picture}]({arguments.study}.png)", ""] if picture else []
+    (arguments.into / "summary.md").write_text("\n".join(text), encoding="utf-8")
     print("\n".join(text))

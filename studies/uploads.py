@@ -14,7 +14,7 @@ from statistics import fmean
 
 from studies.curves import Curve, Evaluation, core_hours, megabytes_up, one_round, spent_to, spread
 from studies.picture import draw, save
-from studies.runner import CONFIGS, Asked, curves_of, write_summary
+from studies.runner import CONFIGS, Arguments, curves_of, write_summary
 from train.config.schema import Config, load_config
 from train.report.text import markdown_table
 
@@ -136,18 +136,18 @@ class Results:
 Section = tuple[Comparison, list[Results]]
 
 
-def run(study: Study, asked: Asked) -> None:
+def run(study: Study, arguments: Arguments) -> None:
     """Run what is missing, and write the summary after each comparison."""
-    overrides = [*(study.quick if asked.quick else ()), *asked.overrides]
-    grid = GRID[2:3] if asked.quick else GRID
+    overrides = [*(study.quick if arguments.quick else ()), *arguments.overrides]
+    grid = GRID[2:3] if arguments.quick else GRID
     sections: list[Section] = []
     steps: dict[str, float] = {}
-    for its in study.comparisons[: 1 if asked.quick else None]:
+    for its in study.comparisons[: 1 if arguments.quick else None]:
         if not (steps and study.tuned_once):
-            steps = tune(study, its, asked.into, overrides, grid, asked.jobs)
-        seeds = asked.seeds or its.seeds[: 1 if asked.quick else None]
-        sections.append((its, run_arms(study, its, steps, seeds, asked.into, overrides, asked.jobs)))
-        write(study, asked, sections)
+            steps = tune(study, its, arguments.into, overrides, grid, arguments.jobs)
+        seeds = arguments.seeds or its.seeds[: 1 if arguments.quick else None]
+        sections.append((its, run_arms(study, its, steps, seeds, arguments.into, overrides, arguments.jobs)))
+        write(study, arguments, sections)
 
 
 def is_whole(its: Curve, rounds: int) -> bool:
@@ -243,17 +243,17 @@ def score_of(its: Curve, rounds: int) -> float:
     return fmean(at.test_accuracy for at in its[-LAST:]) if is_whole(its, rounds) else 0.0
 
 
-def write(study: Study, asked: Asked, sections: Sequence[Section]) -> None:
+def write(study: Study, arguments: Arguments, sections: Sequence[Section]) -> None:
     """Write the summary with one table per comparison, and the picture of the first."""
     first = sections[0][1]
-    plot(first, study.picture, study.targets, asked.into / f"{asked.study}.png")
+    plot(first, study.picture, study.targets, arguments.into / f"{arguments.study}.png")
     every = f"Evaluated every {first[0].runs[0][0].rounds} rounds. With the search for step sizes"
     text = [study.head.format(rounds=first[0].rounds, seeds=len(first[0].runs)), LEGEND]
-    text += [f"{every} {core_hours(asked.into.rglob('curves.csv'))}"]
+    text += [f"{every} {core_hours(arguments.into.rglob('curves.csv'))}"]
     for its, results in sections:
         heading = its.heading.format(seeds=len(results[0].runs))
         text += ["", f"## {heading}", "", table(study.targets, its.published, results)]
-    write_summary(asked, text, study.picture)
+    write_summary(arguments, text, study.picture)
 
 
 def table(targets: Sequence[float], published: Mapping[str, float | Fraction], results: Sequence[Results]) -> str:

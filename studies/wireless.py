@@ -18,7 +18,7 @@ from pathlib import Path
 from studies.arrivals import Courses, Published, figure, main_table, pilot_table, rounds_to, seconds_to
 from studies.curves import Curve, core_hours
 from studies.picture import save
-from studies.runner import CONFIGS, Asked, cells, curves_of, to_run, write_summary
+from studies.runner import CONFIGS, Arguments, cells, curves_of, to_run, write_summary
 from train.config.schema import Config
 from train.pilots import Lesson
 from train.report.text import write_csv
@@ -126,19 +126,19 @@ SETUPS = {
 
 
 def run_schemes(
-    taught: dict[str, Config], others: dict[str, Config], into: Path, asked: Sequence[str], jobs: int | None
+    taught: dict[str, Config], others: dict[str, Config], into: Path, arguments: Sequence[str], jobs: int | None
 ) -> tuple[Mapping[str, Curve], Lesson]:
     """Run what is missing. The first scheme that needs pilots runs them and passes them on to the others."""
     name, first = next(iter(taught.items()))
     kept, lesson = into / "curves.csv", into / PILOTS_FILE
-    curves = curves_of({name: first} | others, kept, asked, jobs)
+    curves = curves_of({name: first} | others, kept, arguments, jobs)
     if (path := first.directory / PILOTS_FILE).exists():
         write_whole(lesson, path.read_bytes())
-    for config in to_run(taught, kept, asked).values():
+    for config in to_run(taught, kept, arguments).values():
         if not (path := config.directory / PILOTS_FILE).exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, lesson.read_bytes())
-    return curves | curves_of(taught, kept, asked, jobs), Lesson(**json.loads(lesson.read_bytes()))
+    return curves | curves_of(taught, kept, arguments, jobs), Lesson(**json.loads(lesson.read_bytes()))
 
 
 def write_runs(path: Path, courses: Courses, loss: float, accuracy: float) -> None:
@@ -183,20 +183,20 @@ def summary(setup: Setup, config: Config, courses: Courses, lesson: Lesson) -> l
     ]
 
 
-def run(setup: Setup, asked: Asked) -> None:
+def run(setup: Setup, arguments: Arguments) -> None:
     """Run what is missing of a setup and write the summary."""
-    into, path = asked.into, CONFIGS / f"{asked.study}.yaml"
-    overrides = [*((*setup.quick, *QUICK) if asked.quick else ()), *asked.overrides]
-    seeds = asked.seeds or range(2 if asked.quick else setup.seeds)
-    both = (TAUGHT if asked.quick else setup.rounds_of(TAUGHT)), OTHERS
+    into, path = arguments.into, CONFIGS / f"{arguments.study}.yaml"
+    overrides = [*((*setup.quick, *QUICK) if arguments.quick else ()), *arguments.overrides]
+    seeds = arguments.seeds or range(2 if arguments.quick else setup.seeds)
+    both = (TAUGHT if arguments.quick else setup.rounds_of(TAUGHT)), OTHERS
     taught, others = (cells(path, schemes, seeds, into, overrides) for schemes in both)
-    runs, lesson = run_schemes(taught, others, into, overrides, asked.jobs)
+    runs, lesson = run_schemes(taught, others, into, overrides, arguments.jobs)
     config = taught[f"statistical-{seeds[0]}"]  # with pilots, without its own limit of rounds
     courses = {scheme: [runs[f"{scheme}-{seed}"] for seed in seeds] for scheme in SCHEMES}
     loss, accuracy = targets_of(config)
     write_runs(into / "runs.csv", courses, loss, accuracy)
     title = f"Setup {setup.number}: loss and accuracy against simulated seconds"
-    save(figure(courses, loss, accuracy, title), into / f"{asked.study}.png")
+    save(figure(courses, loss, accuracy, title), into / f"{arguments.study}.png")
     text = summary(setup, config, courses, lesson)
     text += ["", f"Without the pilots {core_hours([into / 'curves.csv'])}"]
-    write_summary(asked, text, title)
+    write_summary(arguments, text, title)

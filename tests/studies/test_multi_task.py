@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from studies import curves, multi_task, runner
-from studies.runner import Asked
+from studies.runner import Arguments
 from train.multi_model import assemble_models
 
 SENT = {"bytes_up": 10**6, "bytes_down": 10**7, "heard": 12}
@@ -86,7 +86,7 @@ def test_what_is_in_the_file_is_not_run_again_and_overrides_are_distinguished(tm
 
 @pytest.mark.slow
 def test_the_study_in_two_rounds(tmp_path, drawn_data):
-    multi_task.run(Asked("multi_task", tmp_path, (f"data.root={drawn_data}",), quick=True))
+    multi_task.run(Arguments("multi_task", tmp_path, (f"data.root={drawn_data}",), quick=True))
     text = (tmp_path / "summary.md").read_text(encoding="utf-8")
     assert "nan" not in text.lower()
     assert text.count("| full |") == 4

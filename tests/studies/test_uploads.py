@@ -10,7 +10,7 @@ import pytest
 from studies import uploads
 from studies.curves import Evaluation, one_round
 from studies.picture import draw, lowest_losses
-from studies.runner import Asked
+from studies.runner import Arguments
 from studies.upload_studies import UPLOADS
 from studies.uploads import Arm, Results
 from train.experiment import assemble
@@ -118,11 +118,11 @@ def test_accuracies_are_drawn_above_and_the_lowest_losses_below():
 )
 def test_a_study_in_a_few_rounds(name, count, tmp_path, started, real_data):
     real_data({"shakespeare_uploads": "shakespeare", "cifar100_uploads": "cifar100"}.get(name, "mnist"))
-    uploads.run(UPLOADS[name], Asked(name, tmp_path, quick=True))
+    uploads.run(UPLOADS[name], Arguments(name, tmp_path, quick=True))
     text = (tmp_path / "summary.md").read_text(encoding="utf-8")
     for folder in (tmp_path, tmp_path / "tuning"):
         shutil.rmtree(folder / "runs")
-    uploads.run(UPLOADS[name], Asked(name, tmp_path, quick=True))  # only of the curves
+    uploads.run(UPLOADS[name], Arguments(name, tmp_path, quick=True))  # only of the curves
     assert (tmp_path / "summary.md").read_text(encoding="utf-8") == text
     assert not list(tmp_path.rglob("metrics.jsonl"))
     assert "nan" not in text.lower()

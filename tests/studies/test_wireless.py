@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from studies import runner, wireless
-from studies.runner import CONFIGS, Asked, folder
+from studies.runner import CONFIGS, Arguments, folder
 from studies.wireless import SCHEMES, SETUPS
 from train import pilots
 from train.config.schema import load_config
@@ -69,7 +69,7 @@ def first(lines, reached, amount):
 def test_the_study_in_a_few_rounds(tmp_path, monkeypatch, name, started):
     learned, learn = [], pilots.learn
     monkeypatch.setattr(pilots, "learn", lambda experiment: learned.append(1) or learn(experiment))
-    wireless.run(SETUPS[name], Asked(name, tmp_path, quick=True))
+    wireless.run(SETUPS[name], Arguments(name, tmp_path, quick=True))
     assert len(started) == 2 * len(SCHEMES)
     assert len(learned) == 1, "pilots are run once for a world"
     text = (tmp_path / "summary.md").read_text(encoding="utf-8")
@@ -91,9 +91,9 @@ def test_the_study_in_a_few_rounds(tmp_path, monkeypatch, name, started):
         assert rows[scheme][-1] == f"{len(arrived)} of 2 |"
         mean = re.match(r"[\d,]+|not reached", rows[scheme][2])[0]
         assert mean == (f"{np.mean(arrived):,.0f}" if arrived else "not reached")
-    wireless.run(SETUPS[name], Asked(name, tmp_path, quick=True))
+    wireless.run(SETUPS[name], Arguments(name, tmp_path, quick=True))
     shutil.rmtree(tmp_path / "runs")
-    wireless.run(SETUPS[name], Asked(name, tmp_path, quick=True))  # only of the curves
+    wireless.run(SETUPS[name], Arguments(name, tmp_path, quick=True))  # only of the curves
     assert len(started) == 2 * len(SCHEMES), "what is there is not run again"
     assert (tmp_path / "summary.md").read_text(encoding="utf-8") == text
 
