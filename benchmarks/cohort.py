@@ -20,10 +20,11 @@ from memory import run_and_watch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from train.assembly import assemble
 from train.config.schema import Config, load_config
 from train.data import default_root
 from train.engines import ENGINES
-from train.experiment import Experiment, assemble
+from train.experiment import Experiment
 
 ROOT = Path(__file__).parents[1]
 

@@ -25,7 +25,7 @@ from train.callbacks import EachRound
 from train.config.schema import load_config
 from train.data import default_root
 from train.federate import launch
-from train.federate.keys import LOOPBACK
+from train.federate.launch import LOOPBACK
 from train.federate.roster import Patience
 from train.federate.server_app import ROOT, read
 from train.federate.supervisor import Processes

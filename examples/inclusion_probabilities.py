@@ -20,9 +20,9 @@ from sharding import STRATEGIES, shardable_layers
 from sharding.factorization import num_terms
 from sharding.strategies import Allocation, LayerContext
 from sharding.svd.spectrum import decompose
+from train.assembly import assemble
 from train.callbacks import EachRound
 from train.config.schema import load_config
-from train.experiment import assemble
 from train.report.plots import Style, save, style_of
 from train.rounds import run_rounds
 

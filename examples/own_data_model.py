@@ -14,7 +14,7 @@ from models import MODELS
 from train.data import DATASETS, Dataset, Split
 
 
-def load_moons(root: Path, download: bool, limit: int | None, *, noise: float = 0.1, seed: int = 0) -> Dataset:
+def load_moons(root: Path, download: bool, *, noise: float = 0.1, seed: int = 0) -> Dataset:
     """Two interleaved half circles, 800 points to train on and 200 for testing; needs no folder."""
     points, labels = make_moons(1000, noise=noise, random_state=seed)
     inputs, targets = torch.from_numpy(points).float(), torch.from_numpy(labels).long()

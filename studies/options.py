@@ -17,9 +17,9 @@ from sharding.errors import UserError
 from studies.beyond import NESTEROV, accuracy_near, difference, run_windows
 from studies.curves import Lines, curve, read_curves
 from studies.runner import CONFIGS, Arguments, curves_of, folder, run_all, write_summary
+from train.assembly import assemble
 from train.config.schema import Config, load_config
 from train.engines.local import evaluate
-from train.experiment import assemble
 from train.report.text import NOTHING, markdown_table, mean_and_spread
 from train.rundir.checkpoint import find_checkpoint
 

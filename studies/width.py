@@ -25,12 +25,12 @@ from torch import Tensor, nn
 
 from sharding.aggregation.server_optimizer import ServerOptimizer
 from sharding.errors import UserError
+from train.assembly import assemble, make_model, plan_of_each
 from train.config.schema import Config
 from train.data import Dataset
 from train.engines.local import evaluate, train_locally
 from train.engines.memory_format import keep_memory_format
-from train.experiment import Experiment, assemble, make_model, plan_of_each
-from train.participation import step_size
+from train.experiment import Experiment
 
 State = Mapping[str, Tensor]
 WINDOWS = ("rolling", "nested", "strongest")
@@ -137,7 +137,7 @@ class Federation:
     def train_round(self, t: int) -> tuple[float | None, int, int]:
         """Train round `t`; return the clients' mean loss, their number, and the bytes sent to them."""
         experiment, job, full = self.experiment, self.experiment.job, self.model.state_dict()
-        averages, losses, sent, lr = Averages(full), [], 0, step_size(experiment.config, t)
+        averages, losses, sent, lr = Averages(full), [], 0, experiment.step_size(t)
         for client in experiment.sampler.invite(t):
             small = self.clients.get(experiment.keep_ratios[client])
             if small is None:

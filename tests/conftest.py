@@ -50,5 +50,4 @@ def drawn_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def drawn_data(drawn_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with drawn images and plays in the place of the real ones; no cache keeps them."""
-    monkeypatch.setenv("SHARDING_CACHE", str(tmp_path / "cache"))
     return drawn_once

@@ -18,12 +18,12 @@ from models import MODELS
 from sharding import DESIGNS, STRATEGIES
 from sharding.client_sampling import SAMPLERS
 from tests.train.runs import TINY
-from train.__main__ import main
 from train.cli.arguments import parse
+from train.cli.commands import main
 from train.config.schema import load_config
 from train.data import DATASETS
 from train.data.partition import PARTITIONS
-from train.tables import load_layout
+from train.tables.layout import load_layout
 
 ROOT = Path(__file__).parents[1]
 PAGES = generate.pages()

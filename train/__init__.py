@@ -27,6 +27,6 @@ def load_model(directory: Path | str, best: bool = False) -> nn.Module:
     Raises:
         UserError: the directory holds no run, or its model cannot be read.
     """
-    from train.rundir.model_file import read_model  # noqa: PLC0415  # the command line answers Ctrl-C before torch loads
+    from train.rundir.model_file import read_model  # noqa: PLC0415  # torch is imported when it is needed
 
     return read_model(directory, best)

@@ -7,18 +7,16 @@ differently. So results do not depend on the number of jobs.
 import logging
 import os
 import signal
-import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,8 +27,8 @@ from train.callbacks.trackers import check_trackers
 from train.config.idle_keys import refuse_idle
 from train.config.naming import check_once, describe, expand, settings
 from train.config.schema import Config, LoadedConfig, read_config
-from train.engines.processes import num_cores
-from train.metrics import Metrics
+from train.engines.processes import num_cores, start_method
+from train.experiment import Metrics
 from train.run import run
 from train.rundir.directory import RunDirectory
 from train.runtime.errors import REMEDY, RunError
@@ -45,7 +43,7 @@ POLL = 0.2  # seconds after which a request to stop is seen at the latest
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailedRun:
     """Why a run failed, and whether the cause was a user's mistake or a training that diverged."""
 
     why: str
@@ -104,7 +102,7 @@ def compare(
     jobs: int,
     resume: bool = False,
     stage: Stage = lambda place, stage: None,
-) -> dict[Path, Failure]:
+) -> dict[Path, FailedRun]:
     """Run every cell, `jobs` at a time.
 
     Nothing starts unless all cells can. Runs are spread over the GPUs, if there are any.
@@ -118,125 +116,86 @@ def compare(
     for cell in cells:
         RunDirectory(cell, resume).check()
         check_trackers(cell)
-    with stop_on_request() as request, _crew(cells, jobs, resume) as crew:
-        while crew.step(progress, stage, request.signal is not None):
-            pass
+    waiting, working, slots = deque(range(len(cells))), dict[Connection, Worker](), list(range(jobs))
+    context, failures = _context(), dict[Path, FailedRun]()
+    with stop_on_request() as request, _ending(working):
+        while waiting or working:
+            if request.signal is not None:
+                waiting.clear()
+                for worker in working.values():
+                    worker.process.terminate()  # it finishes its round, however often it is asked
+            while waiting and slots:
+                place, slot = waiting.popleft(), slots.pop(0)
+                pipe, process = _start(context, cells[place], resume, slot)
+                working[pipe] = Worker(place, slot, process)
+            for line in wait([*working], POLL):
+                assert isinstance(line, Connection)
+                worker = working[line]
+                try:
+                    message = line.recv()
+                except (EOFError, OSError):
+                    worker.process.join()
+                    slots.append(working.pop(line).slot)
+                    message = None if request.signal is not None else _killed(worker.process.exitcode)
+                if isinstance(message, dict):
+                    progress(worker.place, message)
+                elif isinstance(message, str):
+                    stage(worker.place, message)
+                elif message is not None:
+                    failures[cells[worker.place].directory] = message
         request.heed()
-    return crew.failures
+    return failures
 
 
-@dataclass
-class Crew:
-    """The processes that run cells, one each. They share nothing: if one is killed, the others continue.
-
-    Attributes:
-        waiting: indices of the cells that have not been started.
-        working: the running processes, by our end of their pipe.
-        failures: so far.
-    """
-
-    cells: Sequence[Config]
-    jobs: int
-    resume: bool
-    context: BaseContext
-    waiting: deque[int]
-    working: dict[Connection, "Worker"] = field(default_factory=dict)
-    failures: dict[Path, Failure] = field(default_factory=dict)
-
-    def step(self, progress: Progress, stage: Stage, stopping: bool) -> bool:
-        """Start cells, and process messages from the workers. Return whether any work is left."""
-        if stopping:
-            self.waiting.clear()
-            for worker in self.working.values():
-                worker.stop()
-        while self.waiting and len(self.working) < self.jobs:
-            self._start(self.waiting.popleft())
-        for line in wait(list(self.working), POLL):
-            assert isinstance(line, Connection)
-            self._take(line, progress, stage, stopping)
-        return bool(self.waiting or self.working)
-
-    def end(self) -> None:
-        """Kill the processes that still run."""
-        for worker in self.working.values():
-            worker.process.kill()
-            worker.process.join()
-
-    def _start(self, place: int) -> None:
-        slots = {worker.slot for worker in self.working.values()}
-        slot = next(slot for slot in range(self.jobs) if slot not in slots)
-        ours, theirs = self.context.Pipe(duplex=False)
-        process: BaseProcess = self.context.Process(  # type: ignore[attr-defined]
-            target=_work, args=(self.cells[place], self.resume, slot, theirs)
-        )
-        process.start()
-        theirs.close()
-        self.working[ours] = Worker(place, slot, process)
-
-    def _take(self, line: Connection, progress: Progress, stage: Stage, stopping: bool) -> None:
-        """Process a message: a stage, a round's metrics, how the run ended, or that its process is gone."""
-        worker = self.working[line]
-        try:
-            message = line.recv()
-        except (EOFError, OSError):
-            worker.process.join()
-            del self.working[line]
-            if not worker.reported and not stopping:
-                why = f"its process was killed (exit code {worker.process.exitcode}), perhaps because memory ran out"
-                self._fail(worker, Failure(f"{why}; {REMEDY}"))
-            return
-        if isinstance(message, dict):
-            progress(worker.place, message)
-        elif isinstance(message, str):
-            stage(worker.place, message)
-        else:
-            worker.reported = True
-            if message is not None:
-                self._fail(worker, message)
-
-    def _fail(self, worker: "Worker", failure: Failure) -> None:
-        self.failures[self.cells[worker.place].directory] = failure
-
-
-@dataclass
-class Worker:
-    """A process that runs a cell.
+class Worker(NamedTuple):
+    """A process that runs a cell. It shares nothing with the others: if it is killed, they continue.
 
     Attributes:
         place: index of its cell.
         slot: which of the parallel jobs it is.
-        reported: whether it has reported how the run ended.
-        stopped: whether it has been asked to stop.
     """
 
     place: int
     slot: int
     process: BaseProcess
-    reported: bool = False
-    stopped: bool = False
 
-    def stop(self) -> None:
-        """Ask it, once, to stop after the current round."""
-        if not self.stopped:
-            self.stopped = True
-            self.process.terminate()
+
+def _context() -> Any:
+    """Return what starts workers, where possible by forks of a process that has imported everything."""
+    context: Any = get_context(start_method())
+    if start_method() == "forkserver":
+        context.set_forkserver_preload([__name__])
+    return context
+
+
+def _start(context: Any, cell: Config, resume: bool, slot: int) -> tuple[Connection, BaseProcess]:
+    """Start a process that runs a cell; return the end of the pipe from it, and the process."""
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(cell, resume, slot, theirs))
+    process.start()
+    theirs.close()
+    return ours, process
+
+
+def _killed(exit_code: int | None) -> FailedRun | None:
+    """Return why a run failed whose process was killed; None if it ended by itself."""
+    why = f"its process was killed (exit code {exit_code}), perhaps because memory ran out"
+    return FailedRun(f"{why}; {REMEDY}") if exit_code else None
 
 
 @contextmanager
-def _crew(cells: Sequence[Config], jobs: int, resume: bool) -> Iterator[Crew]:
-    # Workers are forked from a process with one thread that has imported everything, which saves their imports.
-    context: Any = get_context("forkserver" if sys.platform == "linux" else "spawn")
-    if sys.platform == "linux":
-        context.set_forkserver_preload(["train.compare"])
-    crew = Crew(cells, jobs, resume, context, deque(range(len(cells))))
+def _ending(working: Mapping[Connection, Worker]) -> Iterator[None]:
+    """Kill the processes that still run at the end."""
     try:
-        yield crew
+        yield
     finally:
-        crew.end()
+        for worker in working.values():
+            worker.process.kill()
+            worker.process.join()
 
 
 def _work(cell: Config, resume: bool, slot: int, line: Connection) -> None:
-    """Run a cell, and send how it ended: None, or a `Failure`."""
+    """Run a cell; send its stages, the metrics of its rounds, and a `FailedRun` if it fails."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; what it means is passed on by SIGTERM
     if torch.cuda.is_available():
         torch.cuda.set_device(slot % torch.cuda.device_count())
@@ -250,10 +209,9 @@ def _work(cell: Config, resume: bool, slot: int, line: Connection) -> None:
     try:
         with watched(send):
             run(cell, [EachRound(lambda metrics: send(dict(metrics)))], resume)
-        line.send(None)
     except KeyboardInterrupt:
         os._exit(0)
     except Exception as error:
         log.debug("%s failed", cell.directory, exc_info=True)
         why = str(error) if isinstance(error, UserError | RunError) else f"{type(error).__name__}: {error}"
-        line.send(Failure(why, isinstance(error, UserError), isinstance(error, DivergedError)))
+        line.send(FailedRun(why, isinstance(error, UserError), isinstance(error, DivergedError)))

@@ -1,35 +1,53 @@
-"""Build the parts of a run from a configuration."""
+"""The parts of a run of one model, and what a round does with them: plan, train, and select the updates that count."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from typing import Self
 
-import numpy as np
 import torch
 from torch import nn
 
-from models import build_model
-from sharding import Plan, Server, ServerOptimizer, ShardPlanner, Strategy, factorize, iterate_average, merge
-from sharding.client_sampling import SAMPLERS, Participation, Population, Profiles, Sampler
-from sharding.designs import fit
-from sharding.errors import UserError, pick, shown
+from sharding import Plan, Server
+from sharding.aggregation.faults import NOTHING, find_misfit
+from sharding.client_sampling import Participation, Sampler
 from sharding.planner import Client
-from sharding.rng import generator, seed_of
+from sharding.shard import update_norm
+from train.config.registries import SCHEDULES
 from train.config.schema import Config
-from train.data import Dataset, load_dataset
-from train.data.holdout import hold_out
-from train.data.partition import Concentration, partition
-from train.data.unequal import Partition, make_uneven
-from train.engines import ENGINES, Engine, Job
+from train.data import Dataset
+from train.engines import Engine, Job, Update
 from train.engines.base import Updates
-from train.engines.local import ClientData, Shares
+from train.engines.local import ClientData
+from train.runtime.clock import Clock
 from train.runtime.stages import enter
+
+log = logging.getLogger(__name__)
+
+Metrics = dict[str, object]  # of a round
+
+
+@dataclass(frozen=True)
+class Work:
+    """One model's part of a round before its updates are averaged.
+
+    Attributes:
+        plan: the shards, by client.
+        chosen: the clients that count, and their weights.
+        updates: one of each client in the plan, as they arrive.
+        further_bytes: downloaded in addition to the shards.
+    """
+
+    plan: Plan
+    chosen: Participation
+    updates: Updates
+    further_bytes: int = 0
 
 
 @dataclass
 class Experiment:
-    """The parts of a run.
+    """The parts of a run of one model.
 
     Attributes:
         training: the samples of all clients.
@@ -75,7 +93,7 @@ class Experiment:
         return self.server.result
 
     @property
-    def parts(self) -> "Mapping[str, Experiment]":
+    def parts(self) -> Mapping[str, Self]:
         """Itself by its name: `train.multi_model.MultiModel` has several."""
         return {self.config.name: self}
 
@@ -88,202 +106,58 @@ class Experiment:
         """Release the engine's processes, if any."""
         self.engine.close()
 
+    def step_size(self, t: int) -> float:
+        """Return the clients' learning rate in round t."""
+        return SCHEDULES[self.config.local.schedule](self.config.local.lr, t, self.config.rounds)
 
-def assemble(config: Config) -> Experiment:
-    """Build everything a run needs; writes nothing.
+    def plan(self, clients: Sequence[int], t: int, clock: Clock) -> Plan:
+        """Plan the shards of these clients for round t."""
+        with clock("plan"):
+            return self.server.plan({client: self.keep_ratios[client] for client in clients}, t)
 
-    Raises:
-        UserError: a missing data folder, a model option that does not exist, a device that is not there, a design or
-            a sampler that cannot draw.
-    """
-    engine = find_engine(config)
-    device = find_device(config.device)
-    enter(f"reading {config.data.name}")
-    dataset = read_dataset(config).to(device)
-    enter(f"distributing {config.data.name} among {config.clients.count} clients")
-    clients = share_out(config, dataset)
-    keep_ratios = assign_keep_ratios(config.keep_ratio, len(clients), config.seed_of_data)
-    num_samples: dict[Client, int] = {client: len(data) for client, data in clients.items()}
-    return put_together(config, dataset.without_training(), clients, keep_ratios, num_samples, engine)
+    def train(self, plan: Plan, t: int) -> Updates:
+        """Train a plan; yield one update of each client."""
+        return fitting(plan, self.engine.train(plan, t, self.step_size(t)))
 
+    def begin(self, cohort: list[int], t: int, clock: Clock) -> dict[str, Work]:
+        """Plan and train the cohort, and select the clients that count.
 
-def read_dataset(config: Config, root: str | Path | None = None) -> Dataset:
-    """Load the configured dataset, from another root if given.
+        If the sampler needs the norms of the updates, all updates are kept until it has selected.
+        """
+        plan = self.plan(cohort, t, clock)
+        with clock("train"):
+            return {self.config.name: self._select(plan, cohort, t)}
 
-    Raises:
-        UserError: it is not there, has no such option, or fewer samples than are held out.
-    """
-    data = config.data
-    dataset = load_dataset(data.name, root or data.root, data.download, options=data.options)
-    return dataset if data.holdout is None else hold_out(dataset, data.holdout, config.seed_of_data)
+    def _select(self, plan: Plan, cohort: list[int], t: int) -> Work:
+        if self.sampler.uploads_later and self.consult is not None:
+            heard, sent = self.consult(self.sampler, plan, t, self.step_size(t))
+            return Work(plan, heard, fitting(plan, sent))
+        updates = self.train(plan, t)
+        if not self.sampler.needs_norms:
+            return Work(plan, self.sampler.select(t, cohort, {}), updates)
+        kept = dict(updates)
+        norms = reported_norms(plan, kept, self.step_size(t))
+        return Work(plan, self.sampler.select(t, cohort, norms), iter(kept.items()))
 
-
-def put_together(
-    config: Config,
-    dataset: Dataset,
-    clients: Shares,
-    keep_ratios: Mapping[Client, float],
-    num_samples: Mapping[Client, int],
-    engine: Callable[[Job], Engine],
-) -> Experiment:
-    """Build an experiment. The clients' samples may be on other machines; then `clients` is empty.
-
-    Args:
-        config: of the run.
-        dataset: without its training split, on the device.
-        clients: the samples that are on this machine.
-        keep_ratios: r of every client.
-        num_samples: D_c of every client.
-        engine: creates the engine that trains them.
-    """
-    enter(f"building {config.model.name}")
-    if config.clients.pilot_losses and not len(clients):
-        raise UserError(
-            "clients.pilot_losses=[…] trains pilots on the clients' data here; in a federation leave it out"
-        )
-    planner = make_planner(config)
-    model = first_model(config, dataset, planner.strategy, max(keep_ratios.values()))
-    clip = config.clip if planner.strategy.clips else None
-    dense_nbytes = nbytes_whole(model)
-    costs = dict.fromkeys(num_samples, 1.0)
-    if SAMPLERS[config.clients.sampler].weighs_costs:
-        shards = plan_of_each(planner, model, keep_ratios)
-        costs = {c: shards[str(ratio)].nbytes / dense_nbytes for c, ratio in keep_ratios.items()}
-    sampler = make_sampler(config, num_samples, costs)
-    fit([0.5, 0.5], config.design)  # fails now if a design or a sampler cannot draw
-    sampler.cohort(0)
-    scales: dict[Client, float] = {} if sampler.step_scales is None else dict(enumerate(sampler.step_scales.tolist()))
-    local = config.local
-    if local.steps is None:  # no batch of an epoch is larger than its client's data
-        local = local.model_copy(update={"batch_size": min(local.batch_size, max(num_samples.values()))})
-    return Experiment(
-        config,
-        dataset,
-        clients.all(),
-        make_server(config, model, planner),
-        keep_ratios,
-        num_samples,
-        dense_nbytes,
-        sampler,
-        Job(model, clients, dataset, local, clip, config.seed, config.plugins, scales),
-        engine,
-    )
+    def summarize(self, found: Mapping[str, Metrics], num_clients: int) -> Metrics:
+        """Return the metrics of a round: those of its one model."""
+        return found[self.config.name]
 
 
-def first_model(config: Config, dataset: Dataset, strategy: Strategy, most: float) -> nn.Module:
-    """Build the server's model, on the data's device; with `init=low_rank` of the rank that `most`, an r, allows.
-
-    Strategies that send all terms start from the full-rank model.
-    """
-    model = make_model(config, dataset).to(dataset.test.targets.device)
-    ratio = 1.0 if strategy.allocate is None else strategy.keep_ratio or most
-    return merge(factorize(model, ratio)) if config.init == "low_rank" and ratio < 1 else model
-
-
-def plan_of_each(planner: ShardPlanner, model: nn.Module, keep_ratios: Mapping[Client, float]) -> Plan:
-    """Cut one shard of each keep ratio in use, by the ratio's name."""
-    one_of_each: dict[Client, float] = {str(ratio): ratio for ratio in sorted(set(keep_ratios.values()))}
-    return planner.plan(model, one_of_each)
+def fitting(plan: Plan, updates: Updates) -> Updates:
+    """Yield the first update of every client of the plan, or a failure if it is missing or does not fit the plan."""
+    seen: set[Client] = set()
+    for client, update in updates:
+        if client not in plan or client in seen:
+            log.warning("ignored a duplicate or unrequested update from client %s", client)
+            continue
+        seen.add(client)
+        misfit = None if update.shard is None else find_misfit(plan[client], update.shard)
+        yield client, update if misfit is None else Update(None, None, misfit)
+    yield from ((client, Update(None, None, NOTHING)) for client in plan if client not in seen)
 
 
-def find_engine(config: Config) -> Callable[[Job], Engine]:
-    """Return a function that creates the engine of this name.
-
-    Raises:
-        UserError: an unknown engine, or several threads for an engine with one per process.
-    """
-    if config.threads > 1 and config.engine != "sequential":
-        raise UserError(f"threads={config.threads} needs engine=sequential; engine={config.engine} has one per process")
-    return pick(ENGINES, config.engine, "engine")
-
-
-def make_sampler(config: Config, num_samples: Mapping[Client, int], costs: Mapping[Client, float]) -> Sampler:
-    """Build the sampler, which knows the clients' sizes, costs and speeds.
-
-    Raises:
-        UserError: client profiles that cannot be read.
-    """
-    clients, network, count = config.clients, config.network, len(num_samples)
-    profiles = None
-    if network.bandwidth is not None and network.profiles is not None:
-        profiles = Profiles.read(network.profiles, count, network.bandwidth)
-    elif network.bandwidth is not None:
-        rng = generator(config.seed_of_data, "profiles")
-        profiles = Profiles.draw(count, network.bandwidth, rng, network.compute, network.communicate)
-    sizes, prices = (np.array(list(values.values()), dtype=np.float64) for values in (num_samples, costs))
-    population = Population(sizes, prices, profiles)
-    make = SAMPLERS[clients.sampler]
-    return make(count, clients.per_round, config.seed, population, **clients.sampler_options)
-
-
-def make_planner(config: Config) -> ShardPlanner:
-    """Return the planner of a run."""
-    return ShardPlanner(config.strategy, config.design, config.seed, compression=config.compression)
-
-
-def make_server(config: Config, model: nn.Module, planner: ShardPlanner) -> Server:
-    """Return the server, which holds the model and runs its rounds."""
-    optimizer = ServerOptimizer(model, config.server_optimizer, config.server_lr, config.server_momentum)
-    average = iterate_average(model) if config.result == "average" else None
-    guards = config.aggregation
-    return Server(model, planner, optimizer, average, guards.norm_bound, guards.trim, guards.max_share)
-
-
-def nbytes_whole(model: nn.Module) -> int:
-    """Return the bytes that dense FedAvg sends to a client."""
-    return ShardPlanner("dense").plan(model, {0: 1.0})[0].nbytes
-
-
-def make_model(config: Config, dataset: Dataset) -> nn.Module:
-    """Build the server's model; its initial weights depend only on `data_seed`."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_of(config.seed_of_data, "model"))
-        name, options = config.model.name, config.model.options
-        try:
-            return build_model(name, input_shape=dataset.input_shape, num_classes=dataset.num_classes, **options)
-        except (RuntimeError, MemoryError, OverflowError) as error:
-            raise UserError(f"the model {name} with {shown(options)} cannot be built: {error}") from error
-
-
-def deal(config: Config, dataset: Dataset) -> Partition:
-    """Return the indices of each client's training samples."""
-    rng = generator(config.seed_of_data, "partition")
-    data = config.data
-    how = Concentration(data.alpha, data.fine_alpha, data.concentration == "per_class")
-    parts = partition(data.partition, dataset, config.clients.count, rng, how, data.partition_options)
-    return parts if config.data.uneven is None else make_uneven(parts, *config.data.uneven, rng)
-
-
-def share_out(config: Config, dataset: Dataset) -> Shares:
-    """Give every client its samples."""
-    parts = deal(config, dataset)
-    rows = torch.from_numpy(np.concatenate(parts)).to(dataset.train.targets.device)
-    return Shares(dataset.train.inputs[rows], dataset.train.targets[rows], list(map(len, parts)))
-
-
-def assign_keep_ratios(keep_ratio: float | Mapping[float, float], count: int, seed: int) -> dict[Client, float]:
-    """Return each client's keep ratio: the shares rounded to whole clients, dealt out at random, once for the run."""
-    if not isinstance(keep_ratio, Mapping):
-        return dict.fromkeys(range(count), keep_ratio)
-    exact = np.array(list(keep_ratio.values())) * count
-    whole = np.floor(exact + 1e-9).astype(int)
-    largest = np.argsort(whole - exact, kind="stable")  # the largest remainders get the clients left over
-    whole[largest[: count - whole.sum()]] += 1
-    dealt = np.repeat(list(keep_ratio), whole)
-    return dict(enumerate(generator(seed, "keep_ratio").permutation(dealt).tolist()))
-
-
-def find_device(name: str) -> torch.device:
-    """Return the device of that name; ``auto`` is the GPU if there is one.
-
-    Raises:
-        UserError: no such device here.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.ones(1, device=device).tolist()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UserError(f"device {shown(name)} is not available here; use device=auto or device=cpu") from error
-    return device
+def reported_norms(plan: Plan, updates: Mapping[Client, Update], lr: float) -> dict[Client, float]:
+    """Return ‖U‖/lr of every client that trained; the division makes norms of different rounds comparable."""
+    norms = {client: update_norm(plan[client], shard) for client in plan if (shard := updates[client].shard)}
+    return dict(zip(norms, (torch.stack(list(norms.values())) / lr).tolist(), strict=True)) if norms else {}

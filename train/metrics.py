@@ -1,18 +1,20 @@
 """The metrics of a round other than its time: losses, accuracies, bytes, and the clients left out, with reasons."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 
+import torch
+from torch import Tensor, nn
+
+from sharding import Server, ShardPlanner
 from sharding.aggregation.aggregate import Aggregation
 from sharding.client_sampling import Participation
-from sharding.diagnostics import plan_anme, plan_coverage, plan_discrepancy
+from sharding.diagnostics import alignment, plan_anme, plan_coverage, plan_discrepancy
 from sharding.planner import Client, Plan
 from train.engines import Receipt
 from train.engines.local import evaluate
-from train.experiment import Experiment
-from train.participation import Work
-
-Metrics = dict[str, object]
+from train.experiment import Experiment, Metrics, Work
 
 
 def measure(experiment: Experiment, work: Work, receipts: Mapping[Client, Receipt], outcome: Aggregation) -> Metrics:
@@ -63,3 +65,29 @@ def scores(experiment: Experiment) -> Metrics:
         accuracy, loss = evaluate(model, dataset, experiment.training)
         metrics |= {"train_set_accuracy": accuracy, "train_set_loss": loss}
     return metrics
+
+
+class FedAvgStep:
+    """FedAvg's update of the server's model in this round; the model itself is not changed.
+
+    For it, the cohort also trains the whole model on the batches that it trains its shards on. It is measured and
+    discarded, which about doubles the cost of a round.
+    """
+
+    def __init__(self, experiment: Experiment, cohort: Sequence[Client], round: int) -> None:
+        twin = Server(deepcopy(experiment.model), ShardPlanner("dense"))
+        plan = twin.plan(dict.fromkeys(cohort, 1.0), round)
+        updates = experiment.engine.train(plan, round, experiment.step_size(round))
+        twin.aggregate(plan, ((client, update.shard) for client, update in updates), experiment.num_samples)
+        self._before = flatten(experiment.model)
+        self._update = flatten(twin.model) - self._before
+
+    def cosine(self, model: nn.Module) -> float:
+        """Return the cosine between this update and the one that made `model`; NaN if either is zero."""
+        return alignment(flatten(model) - self._before, self._update)
+
+
+@torch.no_grad()
+def flatten(model: nn.Module) -> Tensor:
+    """Return all parameters as one vector."""
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])

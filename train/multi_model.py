@@ -14,14 +14,11 @@ from torch.nn import functional as F
 
 from sharding.client_sampling import Participation, TaskSampler
 from sharding.client_sampling.optimal import REPORT_BYTES
-from sharding.errors import UserError
 from sharding.planner import Client, Plan
+from train.assembly import assemble, make_sampler
 from train.config.schema import Config
 from train.engines import Update
-from train.engines.base import Updates
-from train.experiment import Experiment, assemble, make_sampler
-from train.metrics import Metrics
-from train.participation import Work, fitting, plan_shards, reported_norms, step_size
+from train.experiment import Experiment, Metrics, Work, reported_norms
 from train.runtime.clock import Clock
 
 SUMS = ("bytes_down", "bytes_up", "bytes_dense", "heard", "failed")
@@ -58,51 +55,52 @@ class MultiModel:
         for experiment in self.experiments.values():
             experiment.close()
 
+    def begin(self, cohort: list[int], t: int, clock: Clock) -> dict[str, Work]:
+        """Select the model for which each client counts, and train.
+
+        If the sampler needs the norms of the updates, all models are trained before it selects.
+        """
+        sampler, trained = self.sampler, dict[str, tuple[Plan, dict[Client, Update]]]()
+        for name, part in self.parts.items() if sampler.needs_norms else ():
+            plan = part.plan(cohort, t, clock)
+            with clock("train"):
+                trained[name] = plan, dict(part.train(plan, t))
+        with clock("train"):
+            probabilities = sampler.probabilities(t, signals(self, cohort, t, trained))
+        work: dict[str, Work] = {}
+        for (name, part), chosen in zip(self.parts.items(), sampler.assign(t, cohort, probabilities), strict=True):
+            if name in trained:
+                plan, updates = trained[name][0], iter(trained[name][1].items())
+            else:
+                plan = part.plan(list(chosen), t, clock)
+                updates = part.train(plan, t)
+            heard = weigh(part, cohort, chosen, sampler.signal)
+            work[name] = Work(plan, heard, updates, whole_downloads(part, plan, cohort, sampler.signal))
+        return work
+
+    def summarize(self, found: Mapping[str, Metrics], num_clients: int) -> Metrics:
+        """Return each model's metrics under its name, and over models sums of bytes and counts, means of the others."""
+        common: Metrics = {"clients": num_clients} | {key: sum(_numbers(found, key)) for key in SUMS}
+        common |= {key: float(np.mean(values)) for key in MEANS if (values := _numbers(found, key))}
+        return common | {f"{name}/{key}": value for name, its in found.items() for key, value in its.items()}
+
 
 def assemble_models(config: Config) -> MultiModel:
     """Build the parts of a run of several models, without writing anything.
 
     Raises:
-        UserError: as `train.experiment.assemble`, or the tasks have different numbers of clients.
+        UserError: as `train.assembly.assemble`.
     """
     experiments = {name: assemble(task) for name, task in config.task_configs().items()}
     first = next(iter(experiments.values()))
-    counts = {name: len(experiment.num_samples) for name, experiment in experiments.items()}
-    if len(set(counts.values())) > 1:
-        raise UserError(f"the tasks have different numbers of clients, {counts}; partition each among as many")
     sampler = make_sampler(config, first.num_samples, dict.fromkeys(first.num_samples, 1.0))
     assert isinstance(sampler, TaskSampler)
     model = nn.ModuleDict({name: experiment.model for name, experiment in experiments.items()})
     return MultiModel(config, experiments, sampler, model)
 
 
-def assign(models: MultiModel, cohort: list[int], t: int, clock: Clock) -> dict[str, Work]:
-    """Select the model for which each client counts, and train; if the sampler needs norms, train all models first."""
-    sampler, trained = models.sampler, {}
-    if sampler.needs_norms:
-        trained = {name: train(part, cohort, t, clock) for name, part in models.parts.items()}
-    with clock("train"):
-        kept = {name: (plan, dict(updates)) for name, (plan, updates) in trained.items()}
-        probabilities = sampler.probabilities(t, signals(models, cohort, t, kept))
-    work: dict[str, Work] = {}
-    for (name, part), chosen in zip(models.parts.items(), sampler.assign(t, cohort, probabilities), strict=True):
-        if name in kept:
-            plan, updates = kept[name][0], iter(kept[name][1].items())
-        else:
-            plan, updates = train(part, list(chosen), t, clock)
-        heard = weigh(part, cohort, chosen, sampler.signal)
-        work[name] = Work(plan, heard, updates, whole_downloads(part, plan, cohort, sampler.signal))
-    return work
-
-
-def train(part: Experiment, clients: list[int], t: int, clock: Clock) -> tuple[Plan, Updates]:
-    """Plan and train the shards of one model."""
-    plan = plan_shards(part, clients, t, clock)
-    return plan, fitting(plan, part.engine.train(plan, t, step_size(part.config, t)))
-
-
 def signals(
-    models: MultiModel, cohort: list[int], t: int, kept: Mapping[str, tuple[Plan, Mapping[Client, Update]]]
+    models: MultiModel, cohort: list[int], t: int, trained: Mapping[str, tuple[Plan, Mapping[Client, Update]]]
 ) -> NDArray[np.float64]:
     """Return the sampler's signals, (n, S): d_is times the norm of client i's update of model s, times its loss, or 0.
 
@@ -110,13 +108,13 @@ def signals(
         models: S models.
         cohort: n clients.
         t: the round.
-        kept: plan and updates of each model that is trained already.
+        trained: plan and updates of each model that is trained already.
     """
     found = np.zeros((len(cohort), len(models.parts)))
     for s, (name, part) in enumerate(models.parts.items()):
         sizes = np.array([part.num_samples[client] for client in cohort], dtype=np.float64)
-        if name in kept:
-            norms = reported_norms(*kept[name], step_size(part.config, t))
+        if name in trained:
+            norms = reported_norms(*trained[name], part.step_size(t))
             found[:, s] = [norms.get(client, 0.0) for client in cohort]  # a client that could not train reports no norm
         elif models.sampler.signal == "loss":
             found[:, s] = local_losses(part, cohort)
@@ -153,13 +151,6 @@ def whole_downloads(part: Experiment, plan: Plan, cohort: list[int], signal: str
     """Return the bytes of whole models sent for evaluation; clients that train the whole model have it already."""
     others = len(cohort) - (0 if plan.spectra else len(plan))
     return others * part.dense_nbytes if signal == "loss" else 0
-
-
-def summarize(found: Mapping[str, Metrics], num_clients: int) -> Metrics:
-    """Return each model's metrics under its name, and over models sums of bytes and counts, means of the others."""
-    common: Metrics = {"clients": num_clients} | {key: sum(_numbers(found, key)) for key in SUMS}
-    common |= {key: float(np.mean(values)) for key in MEANS if (values := _numbers(found, key))}
-    return common | {f"{name}/{key}": value for name, its in found.items() for key, value in its.items()}
 
 
 def _numbers(found: Mapping[str, Metrics], key: str) -> list[float]:

@@ -28,10 +28,11 @@ from sharding.client_sampling import (
 from sharding.client_sampling.base import Client, Population
 from sharding.errors import UserError
 from sharding.rng import seed_of
+from train.assembly import make_server
 from train.callbacks import Callback, FinishedRound
 from train.callbacks.stopping import DivergedError, LostRounds
 from train.engines.local import evaluate
-from train.experiment import Experiment, make_server
+from train.experiment import Experiment
 from train.rounds import run_rounds
 from train.rundir.files import PILOTS_FILE
 from train.runtime.files import write_whole

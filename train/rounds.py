@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 
 from sharding.planner import Client
-from train.alignment import FedAvgStep
 from train.callbacks import Callback, FinishedRound
 from train.engines import Receipt
-from train.experiment import Experiment
-from train.metrics import Metrics, measure, scores
-from train.multi_model import MultiModel, assign, summarize
-from train.participation import Work, select, step_size
+from train.experiment import Experiment, Metrics, Work
+from train.metrics import FedAvgStep, measure, scores
+from train.multi_model import MultiModel
 from train.runtime.clock import Clock
 
 
@@ -20,9 +18,9 @@ def run_rounds(
     config, done = experiment.config, None
     for t in range(start, config.rounds):
         clock, cohort = Clock(), experiment.sampler.cohort(t)
-        work = begin(experiment, cohort, t, clock)
+        work = experiment.begin(cohort, t, clock)  # plan, train and select, for each model by its name
         found = {name: finish(experiment.parts[name], its, t, clock) for name, its in work.items()}
-        metrics = summarize(found, len(cohort)) if isinstance(experiment, MultiModel) else found[config.name]
+        metrics = experiment.summarize(found, len(cohort))
         plans = {name: its.plan for name, its in work.items()}
         done = FinishedRound(t, {"round": t} | metrics | clock.seconds(), plans, last=t == config.rounds - 1)
         for callback in callbacks:
@@ -30,13 +28,6 @@ def run_rounds(
         if done.last or done.interrupted:
             break
     return done
-
-
-def begin(experiment: Experiment | MultiModel, cohort: list[int], t: int, clock: Clock) -> dict[str, Work]:
-    """Plan, train and select, for each model by its name."""
-    if isinstance(experiment, MultiModel):
-        return assign(experiment, cohort, t, clock)
-    return {experiment.config.name: select(experiment, cohort, t, clock)}
 
 
 def finish(experiment: Experiment, work: Work, t: int, clock: Clock) -> Metrics:
@@ -51,7 +42,7 @@ def finish(experiment: Experiment, work: Work, t: int, clock: Clock) -> Metrics:
             receipts[client] = Receipt.of(update)
     with clock("aggregate"):
         outcome = server.step(average, work.chosen.total)
-    metrics = {"lr": step_size(experiment.config, t)} | measure(experiment, work, receipts, outcome)
+    metrics = {"lr": experiment.step_size(t)} | measure(experiment, work, receipts, outcome)
     if fedavg is not None:
         metrics["alignment"] = fedavg.cosine(server.model)
     if evaluates:

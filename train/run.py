@@ -10,14 +10,14 @@ from typing import Any
 import torch
 import yaml
 
+from train.assembly import assemble
 from train.callbacks import Callback, closing
-from train.callbacks.metrics_file import MetricsFile
-from train.callbacks.saving import SaveBest, SaveCheckpoints, keepers_of
+from train.callbacks.files import MetricsFile, SaveBest, SaveCheckpoints, keepers_of
 from train.callbacks.stopping import EarlyStop, Interruption, LostRounds, OversizeShards
 from train.callbacks.trackers import check_trackers, open_trackers
 from train.config.registries import import_parts
 from train.config.schema import Config
-from train.experiment import Experiment, assemble
+from train.experiment import Experiment
 from train.multi_model import MultiModel, assemble_models
 from train.pilots import teach
 from train.rounds import run_rounds
@@ -83,8 +83,8 @@ def _train(config: Config, callbacks: Sequence[Callback], resume: bool, build: B
             check_clients(config.directory, clients)
         start, lines = _go_back(config, experiment) if resume else (0, [])
         _describe(config, experiment, clients, held, start)
-        if isinstance(experiment, Experiment):
-            teach(experiment, config.directory)
+        for part in experiment.parts.values():
+            teach(part, config.directory)
         with (
             stop_on_request() as request,
             closing([*open_callbacks(experiment, lines, request), *callbacks]) as watching,

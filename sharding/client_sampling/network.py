@@ -4,11 +4,8 @@ Client i computes for τ_i seconds and then sends for t_i/f_i seconds over a ban
 band f_tot so that all clients finish at the same, earliest possible time T: f_i = t_i/(T − τ_i), Σ f_i = f_tot.
 """
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
-from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -20,7 +17,6 @@ from sharding.validation import as_amounts, is_number
 Vector = NDArray[np.float64]
 Law = float | tuple[float, float]  # the mean of an exponential law, or (least, most) of a uniform law
 LEAST_BANDWIDTH = 1e-150
-COLUMNS = ("compute", "communicate")
 
 
 def round_time(compute: ArrayLike, communicate: ArrayLike, bandwidth: float) -> float:
@@ -91,35 +87,6 @@ class Profiles:
         positive_bandwidth(bandwidth)
         tau, t = (_drawn(law, num_clients, rng) for law in (compute, communicate))
         return cls(tau, t, bandwidth)
-
-    @classmethod
-    def read(cls, path: Path, num_clients: int, bandwidth: float) -> Self:
-        """Read a CSV file with the columns `compute` and `communicate` and one row per client, in order.
-
-        Raises:
-            UserError: the file or a column is missing, the number of rows is wrong, or a time is not finite and ≥ 0.
-        """
-        positive_bandwidth(bandwidth)
-        try:
-            with path.open(newline="", encoding="utf-8-sig") as file:
-                lines = csv.DictReader(file)
-                rows = [(lines.line_num, [float(row[column]) for column in COLUMNS]) for row in lines]
-        except OSError as error:
-            raise UserError(f"cannot read the client profiles {shown(str(path))}: {error.strerror}") from error
-        except (KeyError, TypeError, ValueError, csv.Error) as error:
-            raise UserError(f"{path} must have numbers in the columns {' and '.join(COLUMNS)}; got {error}") from error
-        if len(rows) != num_clients:
-            raise UserError(
-                f"{path} has {len(rows)} rows, but there are {num_clients} clients; give one row per client"
-            )
-        for place, (line, times) in enumerate(rows):
-            for column, time in zip(COLUMNS, times, strict=True):
-                if not 0 <= time < inf:
-                    raise UserError(
-                        f"{path}, line {line}: {column}[{place}] is {time}; a finite time of at least 0 is needed"
-                    )
-        compute, communicate = np.array([times for _, times in rows]).T
-        return cls(compute, communicate, bandwidth)
 
     def costs(self, cohort_size: int) -> Vector:
         """Return c_i = K t_i/f_tot + τ_i, (N,), the seconds that drawing client i adds to the expected round time."""

@@ -4,7 +4,7 @@ import pytest
 
 from studies import runner
 from train.callbacks.stopping import DivergedError
-from train.compare import Failure
+from train.compare import FailedRun
 from train.run import run
 
 
@@ -20,7 +20,7 @@ def started(monkeypatch):
             try:
                 run(cell, resume=resume)
             except DivergedError as error:
-                failures[str(cell.directory)] = Failure(str(error), diverged=True)
+                failures[str(cell.directory)] = FailedRun(str(error), diverged=True)
         return failures
 
     monkeypatch.setattr(runner, "compare", compare)

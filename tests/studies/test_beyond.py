@@ -6,8 +6,8 @@ from sharding import ShardPlanner
 from studies import __main__ as command
 from studies import beyond, width
 from studies.curves import Evaluation, read_curves, write_curves
+from train.assembly import make_model
 from train.data import empty_dataset
-from train.experiment import make_model
 
 TINY = [
     *("data.name=digits", "model.width=8", "model.groups=4", "model.blocks=[1]", "clients.count=6"),

@@ -13,7 +13,7 @@ from studies.picture import draw, lowest_losses
 from studies.runner import Arguments
 from studies.upload_studies import UPLOADS
 from studies.uploads import Arm, Results
-from train.experiment import assemble
+from train.assembly import assemble
 
 
 @pytest.mark.parametrize("peak", [2.0**-8, 2.0**-5, 2.0**-3, 2.0**-1, 2.0**2])

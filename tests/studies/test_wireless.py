@@ -12,8 +12,8 @@ from studies import runner, wireless
 from studies.runner import CONFIGS, Arguments, folder
 from studies.wireless import SCHEMES, SETUPS
 from train import pilots
+from train.assembly import assemble
 from train.config.schema import load_config
-from train.experiment import assemble
 
 
 @pytest.mark.parametrize(

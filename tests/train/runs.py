@@ -11,8 +11,8 @@ from typing import Any
 
 import cloudpickle
 
-from train.__main__ import main
 from train.callbacks import EachRound
+from train.cli.commands import main
 from train.config.schema import Config, load_config
 from train.run import run
 from train.rundir.files import CHECKPOINT_FILE, METRICS_FILE

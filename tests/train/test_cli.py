@@ -11,7 +11,7 @@ import pytest
 
 from sharding import UserError
 from tests.train.runs import QUICKSTART, REPOSITORY, TINY, read, wait_until, without_times
-from train.__main__ import main
+from train.cli.commands import main
 
 
 @pytest.fixture

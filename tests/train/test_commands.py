@@ -10,8 +10,8 @@ import yaml
 
 import sharding
 from tests.train.runs import TINY
-from train.__main__ import main
 from train.cli.arguments import HELP, parse
+from train.cli.commands import main
 from train.cli.listing import REGISTRIES
 from train.config.schema import load_config
 

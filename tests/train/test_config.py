@@ -6,8 +6,8 @@ import pytest
 
 from sharding import SAMPLERS, Sampler, UserError
 from tests.train.runs import tiny
+from train.assembly import assemble
 from train.config.schema import load_config
-from train.experiment import assemble
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 QUICKSTART = CONFIGS / "quickstart.yaml"

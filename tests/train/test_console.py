@@ -5,7 +5,7 @@ import logging
 
 from rich.console import Console
 
-from train.cli.console import handler
+from train.cli.commands import handler
 
 
 def test_off_a_terminal_a_warning_is_one_line_however_long():

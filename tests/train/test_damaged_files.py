@@ -15,7 +15,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from tests.train.runs import REPOSITORY, TINY, refused
-from train.__main__ import main
+from train.cli.commands import main
 
 CONFIGS = REPOSITORY / "configs"
 QUICKSTART = str(CONFIGS / "quickstart.yaml")
@@ -208,39 +208,13 @@ def test_a_download_that_fails_is_one_line_and_leaves_no_folder(capsys, monkeypa
     )
 
 
-ROWS = "1,2\n" * 19
-PROFILES = {
-    "missing": (None, "cannot read the client profiles"),
-    "empty": (b"", "p.csv has 0 rows"),
-    "columns": (b"a,b\n1,2\n", "p.csv must have numbers in the columns compute and communicate"),
-    "words": (b"compute,communicate\n1,x\n", "p.csv must have numbers"),
-    "few": (b"compute,communicate\n1,2\n", "p.csv has 1 rows, but there are 20 clients"),
-    "short row": (b"compute,communicate\n1\n", "p.csv must have numbers"),
-    "negative": (f"compute,communicate\n{ROWS}1,-2\n".encode(), "p.csv, line 21: communicate[19] is -2.0"),
-    "NaN": (f"compute,communicate\n{ROWS}nan,2\n".encode(), "p.csv, line 21: compute[19] is nan"),
-    "infinite": (f"compute,communicate\ninf,1\n{ROWS}".encode(), "p.csv, line 2: compute[0] is inf"),
-    "Latin-1": (b"compute,communicate\n\xfc,1\n", "p.csv must have"),
-    "NUL": (b"compute,communicate\n1,\0\n", "p.csv must have"),
-    "a huge field": (b"compute,communicate\n1," + b"1" * 200_000 + b"\n", "p.csv must have"),
-}
-
-
-@pytest.mark.parametrize(("content", "words"), PROFILES.values(), ids=PROFILES.keys())
-def test_wrong_profiles(capsys, content, words):
-    if content is not None:
-        Path("p.csv").write_bytes(content)
-    refused(capsys, ["run", QUICKSTART, "network.bandwidth=1", "network.profiles=p.csv"], words)
-
-
 def test_what_may_look_odd_and_is_right(capsys):
-    Path("p.csv").write_bytes(f"compute,communicate\n{ROWS}{ROWS}1,1\n1,1\n".encode("utf-8-sig"))
     odd = [
         "clip=.inf",
         "local.optimizer=sgd",
         "name=grün",
         "output=2024",
         "network.bandwidth=1",
-        "network.profiles=p.csv",
         "local.batch_size=10000000000",
     ]
     small = ["rounds=1", *TINY[1:], "engine=sequential"]

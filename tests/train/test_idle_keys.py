@@ -46,8 +46,6 @@ IDLE = [  # overrides, of which the last does nothing, and what the line says of
     (["clients.pilot_losses=[1.5]"], "clients.sampler=uniform; use it with clients.sampler="),
     (["network.compute=2"], "network.bandwidth=null; set network.bandwidth too"),
     (["network.communicate=2"], "network.bandwidth=null; "),
-    (["network.profiles=speeds.csv"], "network.bandwidth=null; "),
-    (["network.bandwidth=1", "network.profiles=speeds.csv", "network.compute=2"], "network.profiles=speeds.csv; "),
     (["local.steps=2", "local.epochs=3"], "local.steps=2; remove one of them"),
     (["local.frobenius_decay=0", "local.frobenius_decay_of=factors"], "local.frobenius_decay=0.0; "),
     *(

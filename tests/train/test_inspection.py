@@ -2,9 +2,9 @@
 
 import pytest
 
+from train.assembly import assemble, plan_of_each
 from train.cli.inspection import inspect_partition
 from train.config.schema import load_config
-from train.experiment import assemble, plan_of_each
 
 MLP = "model={name: mlp, hidden: [16, 16]}"
 

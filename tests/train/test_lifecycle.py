@@ -30,8 +30,8 @@ from tests.train.runs import (
     wait_until,
 )
 from train import load_model
-from train.__main__ import main
 from train.callbacks import EachRound
+from train.cli.commands import main
 from train.compare import compare, plan_cells
 from train.config.yaml_text import read_yaml
 from train.run import run
@@ -303,7 +303,7 @@ def test_a_run_of_an_earlier_version_is_neither_resumed_nor_loaded(tmp_path, who
 
 
 def test_a_model_that_is_not_there_or_torn_cannot_be_loaded(tmp_path, whole):
-    with pytest.raises(UserError, match=f"holds no run: {CONFIG_FILE}"):
+    with pytest.raises(UserError, match=f"holds no run of this version: {CONFIG_FILE}"):
         load_model(tmp_path)
     shutil.copy(whole / CONFIG_FILE, tmp_path)
     with pytest.raises(UserError, match="--resume"):
@@ -436,7 +436,7 @@ def test_a_config_that_cannot_be_read_is_one_line(content, tmp_path, whole):
     config = tiny(tmp_path / "run", *OPTIONS)
     shutil.copytree(whole, config.directory)
     (config.directory / CONFIG_FILE).write_bytes(content)
-    with pytest.raises(UserError, match="so the run there is unknown") as refused:
+    with pytest.raises(UserError, match="holds no run of this version") as refused:
         run(config, resume=True)
     assert "\n" not in str(refused.value)
 
@@ -446,7 +446,7 @@ def test_a_run_of_another_version_is_not_resumed(tmp_path):
     run(config)
     told = read_yaml(config.directory / CONFIG_FILE)
     (config.directory / CONFIG_FILE).write_text(json.dumps(told | {"ways": "rule"}), encoding="utf-8")
-    with pytest.raises(UserError, match=r"is of another version .*'ways'.* output="):
+    with pytest.raises(UserError, match=r"holds no run of this version: .*'ways'"):
         run(config, resume=True)
 
 
@@ -516,10 +516,9 @@ def test_a_line_of_metrics_that_cannot_be_written_is_one_line(error, tmp_path, w
 
 
 def test_an_interrupt_while_the_program_is_imported_is_one_line():
-    code = (
-        f"import sys; sys.argv = [{str(REPOSITORY / 'train' / '__main__.py')!r}]; import os, signal, train.cli.early; "
-    )
-    code += "os.kill(os.getpid(), signal.SIGINT); import torch"
+    code = "import os, runpy, signal, sys\nclass Interrupt:\n def find_spec(self, name, *place):\n"
+    code += "  if name == 'torch': os.kill(os.getpid(), signal.SIGINT)\n"
+    code += "sys.meta_path.insert(0, Interrupt())\nrunpy.run_module('train', run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 

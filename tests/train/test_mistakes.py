@@ -123,7 +123,6 @@ data.partition=dirichlett → 'dirichlet'
 data.partition=pachinko → superclasses
 data.partition=natural → natural needs
 data.options.noise=1 → 'noise'
-data.uneven=[1, 2, true]
 clients.count=0
 clients.count=1.5
 clients.count=2000 → 1437
@@ -143,7 +142,6 @@ network.bandwidth=-1
 network.bandwidth=1e-320
 network.compute=2 → network.bandwidth
 network.communicate=0 → network.bandwidth
-network.profiles=p.csv → network.bandwidth
 aggregation.norm_bound=0.5
 aggregation.trim=0.5
 aggregation.trim=-1
@@ -196,8 +194,6 @@ TASKS = {
     "{a: {seed: true}}": "seed",
     "{a: {device: meta}}": "'meta'",
     "{a: {model: {widht: 3}}}": "'width'",
-    "{b: {}, a: {data: {uneven: [10, 1000, 0.5]}}}": "clients",
-    "{a: {data: {uneven: [10, 1000, 0.5]}}, b: {}}": "clients",
 }
 
 

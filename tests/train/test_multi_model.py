@@ -12,7 +12,7 @@ from train import load_model
 from train.callbacks import EachRound
 from train.config.schema import load_config
 from train.engines.local import evaluate
-from train.multi_model import assemble_models, local_losses, signals, train
+from train.multi_model import assemble_models, local_losses, signals
 from train.rounds import run_rounds
 from train.run import run
 from train.rundir.checkpoint import Checkpoint
@@ -90,8 +90,9 @@ def test_a_client_that_fails_or_reports_nan_stops_nothing(caplog):
     clients[4] = None
     one.job = replace(one.job, clients=clients)
     cohort = list(range(8))
-    trained = {name: train(part, cohort, 0, Clock()) for name, part in tasks.parts.items()}
-    norms = signals(tasks, cohort, 0, {name: (plan, dict(updates)) for name, (plan, updates) in trained.items()})
+    plans = {name: part.plan(cohort, 0, Clock()) for name, part in tasks.parts.items()}
+    trained = {name: (plan, dict(tasks.parts[name].train(plan, 0))) for name, plan in plans.items()}
+    norms = signals(tasks, cohort, 0, trained)
     assert np.isnan(norms[2, 0])
     assert norms[4, 0] == 0
     assert norms[4, 1] > 0

@@ -5,10 +5,10 @@ import torch
 
 from sharding import UserError
 from tests.train.runs import QUICKSTART, tiny
+from train.assembly import assemble
 from train.callbacks.stopping import DivergedError
 from train.config.schema import load_config
 from train.engines.local import evaluate
-from train.experiment import assemble
 from train.run import run
 
 PILOTS = [

@@ -11,18 +11,17 @@ import torch
 from sharding import STRATEGIES, Allocation, LayerContext, ShardPlanner, Strategy, UserError, draw_terms
 from sharding.client_sampling import UniformSampler
 from tests.train.runs import QUICKSTART, TINY, read
-from train.__main__ import main
+from train.assembly import assemble
 from train.callbacks.stopping import EarlyStop
+from train.cli.commands import main
 from train.cli.listing import REGISTRIES
 from train.compare import plan_cells
-from train.config import registries as parts
 from train.config.naming import describe, expand, with_directory
 from train.config.registries import SCHEDULES, import_parts
 from train.config.schema import load_config
 from train.data.partition import PARTITIONS
 from train.engines import processes
 from train.engines.sequential import SequentialEngine
-from train.experiment import assemble
 from train.run import run
 from train.rundir.directory import is_finished
 
@@ -83,30 +82,6 @@ def test_own_parts_reach_the_processes_of_a_comparison(tmp_path, capsys):
     summary = (tmp_path / "summary.md").read_text()
     assert "| even | 0.03 |" in summary
     assert "| even | 0.1 |" in summary
-
-
-@pytest.fixture
-def installed(tmp_path, monkeypatch):
-    """A file of an installed package that names its parts as an entry point."""
-    (info := tmp_path / "installed_parts-1.0.dist-info").mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: installed-parts\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[spectral_sharding]\nparts = installed_parts\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    parts._import_installed.cache_clear()
-    yield tmp_path / "installed_parts.py"
-    parts._import_installed.cache_clear()
-    sys.modules.pop("installed_parts", None)
-
-
-def test_parts_of_an_installed_package_need_no_import(installed):
-    installed.write_text(Path("examples/own_strategy.py").read_text())
-    assert load_config(QUICKSTART, ["strategy=even"]).strategy == "even"
-
-
-def test_an_installed_package_that_cannot_be_imported_is_named(installed):
-    installed.write_text("import nothing_of_this_name\n")
-    with pytest.raises(UserError, match=r"'installed_parts' .*nothing_of_this_name"):
-        load_config(QUICKSTART, ["strategy=even"])
 
 
 def test_a_planner_takes_a_strategy_as_it_is():

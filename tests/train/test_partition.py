@@ -14,7 +14,6 @@ from sharding.errors import UserError
 from train.data import Dataset, Split
 from train.data.dataset import unchanged
 from train.data.partition import PARTITIONS, Concentration, _draw, _log_dirichlet, class_counts, partition
-from train.data.unequal import make_uneven
 
 
 def dataset(labels: np.ndarray, num_classes: int = 10, **attributes: object) -> Dataset:
@@ -289,21 +288,6 @@ def test_mistakes_are_reported_in_one_line(
 ) -> None:
     with pytest.raises(UserError, match=message):
         partition(scheme, make(), num_clients, np.random.default_rng(0), alpha)
-
-
-def test_uneven_leaves_only_small_and_large_clients():
-    parts = [np.arange(size) + 1000 * size for size in (3, 5, 6, 20, 29, 30, 80) for _ in range(100)]
-    kept = make_uneven(parts, 5, 30, 0.3, np.random.default_rng(0))
-    sizes = np.array([len(part) for part in kept])
-    assert set(sizes) == {3, 5, 30, 80}
-    assert [(sizes == size).sum() for size in (3, 30, 80)] == [100, 100, 100]
-    assert (sizes == 5).sum() - 100 == pytest.approx(300 * 0.7, abs=30)
-    assert all(np.array_equal(part, np.unique(part)) for part in kept)
-    assert [len(part) for part in make_uneven(parts, 5, 30, 0.0, np.random.default_rng(0))] == [
-        5 if 5 < len(part) < 30 else len(part) for part in parts
-    ]
-    with pytest.raises(UserError, match="drops every client"):
-        make_uneven([np.arange(9)], 5, 30, 1.0, np.random.default_rng(0))
 
 
 def test_two_sizes_are_those_of_the_study_and_the_first_clients_are_large():

@@ -8,8 +8,8 @@ import pytest
 from sharding import UserError
 from sharding.client_sampling import estimate_beta_over_alpha
 from tests.train.runs import cut_off, read, without_times
+from train.assembly import assemble
 from train.config.schema import load_config
-from train.experiment import assemble
 from train.pilots import LAWS, PILOTS, Pilot, fly, learn, teach
 from train.run import run
 

@@ -101,7 +101,7 @@ def test_a_quiet_console_shows_nothing(terminal):
     assert not out.getvalue().strip("\x1b[?25lh\n")
 
 
-def test_the_time_left_counts_the_rounds_of_this_process_alone():
+def test_the_time_left_is_by_the_rounds_that_were_seen():
     run = Standing("resumed", 10)
     run.take(line(6))
     assert (run.done, run.left) == (7, 6.0)

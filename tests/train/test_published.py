@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.train.runs import read
-from train import experiment
+from train import assembly
 from train.config.schema import load_config
 from train.data import Split, load_dataset
 from train.run import run
@@ -19,14 +19,17 @@ CUT = {
 
 
 def load_few(name, root, download, options):
-    dataset = load_dataset(name, root, download, limit=64, options=options)
-    return replace(dataset, test=Split(dataset.test.inputs[:16], dataset.test.targets[:16]))
+    dataset = load_dataset(name, root, download, options=options)
+    train, test = (
+        Split(split.inputs[:count], split.targets[:count]) for split, count in ((dataset.train, 64), (dataset.test, 16))
+    )
+    return replace(dataset, train=train, test=test)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CUT)
 def test_the_loss_falls_from_round_to_round(name, tmp_path, monkeypatch, drawn_data):
-    monkeypatch.setattr(experiment, "load_dataset", load_few)
+    monkeypatch.setattr(assembly, "load_dataset", load_few)
     fixed = [f"data.root={drawn_data}", "rounds=2", "local.batch_size=8", "keep_ratio=0.2", f"output={tmp_path}"]
     first, second = read(run(load_config(f"configs/{name}.yaml", [*fixed, *CUT[name]])))
     assert second["train_loss"] < 0.95 * first["train_loss"]

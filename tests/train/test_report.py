@@ -15,9 +15,9 @@ import yaml
 from rich.console import Console
 
 from sharding import STRATEGIES, UserError
-from train.__main__ import main
+from train.cli.commands import main
 from train.config.schema import load_config
-from train.report.arms import group, without_repeats
+from train.report.arms import choose_targets, group, price, spent_until, without_repeats
 from train.report.figures import (
     accuracy_drawings,
     curve_drawings,
@@ -31,7 +31,6 @@ from train.report.history import History, find_runs
 from train.report.page import write_page
 from train.report.plots import STYLES, Point, mean_band, style_of
 from train.report.summary import write_report
-from train.report.targets import choose_targets, price, spent_until
 from train.report.text import markdown_table, mean_and_spread
 from train.run import run
 from train.rundir.directory import check_reports
@@ -143,20 +142,6 @@ def test_the_table_beside_the_page_has_a_row_a_run(written):
         )
         assert float(row["megabytes_to_1"]) == pytest.approx((last[0]["bytes_down"] + last[0]["bytes_up"]) / 1e6)
         assert row["megabytes_to_99.9"] == ""
-
-
-def test_runs_made_long_ago_have_a_page_as_well(tmp_path):
-    newer = shutil.ignore_patterns("layers.jsonl", "clients.json", "provenance.json", "*.safetensors")
-    shutil.copytree(SEEDS, tmp_path / "old", ignore=newer)
-    for metrics in (tmp_path / "old").glob("*/metrics.jsonl"):
-        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-        old = [{key: value for key, value in line.items() if key not in ("coverage", "lr")} for line in lines]
-        metrics.write_text("".join(json.dumps(line) + "\n" for line in old))
-    page, table = write_page([tmp_path / "old"], tmp_path / "page", "x")
-    text = page.read_text(encoding="utf-8")
-    assert text.count("<figure>") == 8  # a legend, accuracy and loss (3), a target, draws (2), time
-    assert "or have no layers.jsonl" in text
-    assert len(table.read_text(encoding="utf-8").splitlines()) == 21
 
 
 def test_a_run_that_is_not_done_is_said_to_be_so(runs, tmp_path):

@@ -14,11 +14,11 @@ from sharding.factorization import num_terms, shardable_layers
 from sharding.rng import generator
 from tests.train.runs import RESNET, assert_same, cut_off, cut_off_and_resumed, read, tiny, without_times
 from train import load_model
+from train.assembly import assemble, assign_keep_ratios, find_engine
 from train.callbacks import Callback, EachRound
 from train.callbacks.stopping import DivergedError, LostRounds
 from train.engines import ENGINES
 from train.engines.local import evaluate
-from train.experiment import assemble, assign_keep_ratios, find_engine
 from train.rounds import run_rounds
 from train.run import run
 from train.rundir.checkpoint import Checkpoint, rounds_of

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from train.__main__ import main
+from train.cli.commands import main
 
 
 def test_a_closed_standard_output_is_no_reason_to_fail(monkeypatch, tmp_path):

@@ -9,18 +9,16 @@ from math import sqrt
 import pytest
 import yaml
 
-import train.__main__ as command_line
 from sharding import UserError
 from tests.train.runs import TINY
+from train.cli import commands as command_line
 from train.report.history import History
 from train.report.plots import Point
 from train.rundir.files import CONFIG_FILE, METRICS_FILE, PROVENANCE_FILE
 from train.rundir.provenance import Provenance
-from train.tables import Report, cells_of, choose, load_layout
-from train.tables.cells import Cell
-from train.tables.layout import LAYOUT_FILE
-from train.tables.plots import draw_rows
-from train.tables.write import TABLE_CURVES
+from train.tables.cells import Cell, cells_of, choose
+from train.tables.layout import LAYOUT_FILE, load_layout
+from train.tables.write import TABLE_CURVES, Report
 
 LAYOUT = load_layout()
 MATRICES = [*LAYOUT.tables.values(), *LAYOUT.figures.values()]
@@ -153,7 +151,7 @@ def test_a_table_shows_what_was_run_and_a_dash_for_the_rest(small_layout, tmp_pa
     pretend(of["quickstart/r0.2/top_n-1"], [0.1, 0.6])
     pretend(of["quickstart/r0.4/top_n-0"], [0.7])  # one of its two rounds
     pretend(of["quickstart/whole/dense-0"], [0.1, 0.9])
-    paths = Report.of("1", table, cells, small_layout, "small", "python -m train table 1", tmp_path).write()
+    paths = Report("1", table, cells, small_layout, "small", "python -m train table 1", tmp_path).write()
     text = (tmp_path / "table1.md").read_text()
     assert f"| top_n | 55.0 ± {10 / sqrt(2):.1f} (2 lost) | 67.44 ± 2.34 | – | – |" in text
     assert "| dense | 90.0 (1 lost) | 87.46 ± 0.31 | 90.0 (1 lost) | 87.46 ± 0.31 |" in text
@@ -177,7 +175,7 @@ def test_a_run_that_reached_its_target_early_has_finished(small_layout, tmp_path
     cells = cells_of(table, small_layout, "small", tmp_path, [0])
     (early,) = [cell for cell in cells if cell.name == "quickstart/r0.2/top_n-0"]
     pretend(early, [0.55], stopped="test accuracy 55.0 % has reached 0.5")
-    Report.of("1", table, cells, small_layout, "small", "python", tmp_path).write()
+    Report("1", table, cells, small_layout, "small", "python", tmp_path).write()
     text = (tmp_path / "table1.md").read_text()
     assert "| top_n | 55.0 | 67.44 ± 2.34 |" in text
     assert "1 of 3 runs are finished" in text
@@ -190,7 +188,7 @@ def test_a_run_that_cannot_be_read_is_left_out_by_name(small_layout, tmp_path, c
     of = {cell.name: cell for cell in cells}
     pretend(of["quickstart/r0.2/top_n-0"], [0.5, 0.6])
     pretend(of["quickstart/r0.4/top_n-0"], [0.7], test_accuracy=1e308)
-    Report.of("1", table, cells, small_layout, "small", "python", tmp_path).write()
+    Report("1", table, cells, small_layout, "small", "python", tmp_path).write()
     assert "| top_n | 60.0 (1 lost) | 67.44 ± 2.34 | – | – |" in (tmp_path / "table1.md").read_text()
     assert str(of["quickstart/r0.4/top_n-0"].config.directory) in caplog.text
 
@@ -199,7 +197,7 @@ def test_an_unstarted_table_is_all_dashes(small_layout, tmp_path):
     for name in ("1", "figure1"):
         matrix = small_layout.find(name)
         cells = cells_of(matrix, small_layout, "small", tmp_path)
-        Report.of(name, matrix, cells, small_layout, "small", "python", tmp_path).write()
+        Report(name, matrix, cells, small_layout, "small", "python", tmp_path).write()
     assert "| top_n | – | 67.44 ± 2.34 | – | – |" in (tmp_path / "table1.md").read_text()
     assert len((tmp_path / "table1.csv").read_text().splitlines()) == 1
     assert "0 of 4 runs are finished." in (tmp_path / "figure1.md").read_text()
@@ -263,7 +261,7 @@ def test_experiments_that_have_not_begun_take_a_line(tmp_path):
     cells = cells_of(table, LAYOUT, "small", tmp_path, [0])
     (begun,) = [cell for cell in cells if cell.name == "cifar10_resnet18/r0.1/top_n-0"]
     pretend(begun, [0.1, 0.5])
-    Report.of("1", table, cells, LAYOUT, "small", "python", tmp_path).write()
+    Report("1", table, cells, LAYOUT, "small", "python", tmp_path).write()
     text = (tmp_path / "table1.md").read_text()
     assert text.count("| top_n |") == 1
     assert "Not begun, and left out here: TinyImageNet / CCT, CIFAR-100 / ResNet, CIFAR-100 / CCT, Shakespeare" in text
@@ -278,7 +276,7 @@ def test_a_bound_that_holds_for_all_keep_ratios_is_drawn_beside_what_it_bounds(b
     cells = cells_of(table, LAYOUT, "small", tmp_path, [0])
     for cell in {cell.name: cell for cell in cells if cell.name.removeprefix("cifar10_resnet18/") in begun}.values():
         pretend(cell, [0.1, 0.5])
-    report = Report.of("1", table, cells, LAYOUT, "small", "python", tmp_path)
-    figure = draw_rows(table, report.drawn(), report.of_cell, LAYOUT, TABLE_CURVES)
+    report = Report("1", table, cells, LAYOUT, "small", "python", tmp_path)
+    figure = report.draw(report.drawn(), TABLE_CURVES)
     titles = [title for axes in figure.axes if (title := axes.get_title(loc="left"))]
     assert titles == [f"CIFAR-10 / ResNet\nr = {ratio}" for ratio in drawn]

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from sharding.errors import UserError, pick
 from train.callbacks.base import Callback, FinishedRound
@@ -16,12 +17,12 @@ log = logging.getLogger(__name__)
 TRACKERS: dict[str, Callable[[Config], Callback]] = {}  # custom ones, by the names that `tracking.use` lists
 
 
-def where_at_wandb(directory: Path) -> str | None:
-    """Return the URL of a run at W&B, or the command that uploads it; None if it is not logged there."""
-    with suppress(OSError, ValueError, AttributeError):
-        where: str | None = json.loads((directory / WANDB_FILE).read_text(encoding="utf-8")).get("where")
-        return where
-    return None
+def wandb_state(directory: Path) -> dict[str, Any]:
+    """Return what a run keeps of its run at W&B, its `id`, `rounds` and `where`; nothing if that cannot be read."""
+    with suppress(OSError, ValueError):
+        if isinstance(held := json.loads((directory / WANDB_FILE).read_text(encoding="utf-8")), dict):
+            return held
+    return {}
 
 
 class Guarded(Callback):

@@ -6,8 +6,6 @@ are not logged twice, and where the run is. Offline needs no account: `wandb syn
 
 import json
 import logging
-from contextlib import suppress
-from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,9 +16,11 @@ import wandb
 
 from sharding.errors import UserError
 from train.callbacks.base import Callback, FinishedRound
+from train.callbacks.trackers import wandb_state
 from train.config.naming import settings_in_name
 from train.config.schema import Config
 from train.report import write_report
+from train.report.history import is_number
 from train.report.page import write_page
 from train.rundir.files import (
     CLIENTS_FILE,
@@ -34,7 +34,7 @@ from train.rundir.files import (
 from train.rundir.provenance import describe_start
 from train.rundir.records import records_layers
 from train.runtime.files import write_whole
-from train.runtime.jsonl import read_lines, totals
+from train.runtime.jsonl import best_accuracy, megabytes, read_lines
 from train.runtime.stages import enter
 
 log = logging.getLogger(__name__)
@@ -56,9 +56,12 @@ class WandbRun(Callback):
 
     def __init__(self, config: Config) -> None:
         self._config, self._state = config, config.directory / WANDB_FILE
-        held = _read_state(self._state)
+        held = wandb_state(config.directory)
+        if self._state.exists() and not held:
+            log.warning("%s cannot be read; W&B gets a new run that starts with this round", self._state)
         self._id, self._told = held.get("id") or uuid4().hex[:12], int(held.get("rounds", 0))
-        self._megabytes, self._best = totals(read_lines(config.directory / METRICS_FILE))
+        lines = read_lines(config.directory / METRICS_FILE)
+        self._megabytes, self._best = sum(map(megabytes, lines)), best_accuracy(lines)
         tracking, settings = config.tracking, settings_in_name(config)
         try:
             self._run = wandb.init(
@@ -86,12 +89,12 @@ class WandbRun(Callback):
     def after_round(self, done: FinishedRound) -> None:
         """Log the numbers of one round, with the round as the step."""
         metrics = done.metrics
-        moved, best = totals([metrics])
-        self._megabytes, self._best = self._megabytes + moved, max(self._best, best)
+        self._megabytes += megabytes(metrics)
+        self._best = max(self._best, best_accuracy([metrics]))
         if done.number < self._told:
             return
         derived = {"megabytes": self._megabytes} | ({"best_test_accuracy": self._best} if self._best >= 0 else {})
-        numbers = {self._named(key): value for key, value in (metrics | derived).items() if _is_number(value)}
+        numbers = {self._named(key): value for key, value in (metrics | derived).items() if is_number(value)}
         layers = self._histograms(done) if records_layers(self._config, done.number) else {}
         self._run.log(numbers | layers, step=done.number)
         self._told = done.number + 1
@@ -155,21 +158,6 @@ class WandbRun(Callback):
         write_whole(self._state, (json.dumps(state) + "\n").encode())
 
 
-def _read_state(path: Path) -> dict[str, Any]:
-    """Return the state of an earlier start; empty if there was none, or its file is damaged."""
-    if not path.exists():
-        return {}
-    with suppress(OSError, ValueError):
-        if isinstance(held := json.loads(path.read_text(encoding="utf-8")), dict):
-            return held
-    log.warning("%s cannot be read; W&B gets a new run that starts with this round", path)
-    return {}
-
-
 def _tags(settings: str) -> list[str]:
     """Return a tag for each setting in the directory's name, as long as W&B allows."""
     return [word[:LONGEST_TAG] for word in settings.split(",") if word]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and isfinite(value)

@@ -1,1 +1,1 @@
-"""The command line: arguments, progress, lists, and an early handler for Ctrl-C."""
+"""The command line: its commands, arguments, progress and lists."""

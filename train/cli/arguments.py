@@ -1,10 +1,10 @@
 """Parse the command line: the command, its options, and overrides of the configuration."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import sharding
 from sharding.errors import UserError, shown
@@ -13,6 +13,7 @@ from train.config.naming import check_once, settings
 from train.config.schema import Config
 from train.config.values import check_path
 
+Value = TypeVar("Value")
 PROGRAM = "python -m train"
 IMPORT = "your module that registers strategies, models, datasets, …; may be repeated"
 OVERRIDES = (
@@ -123,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     made = {name: _command(commands, name) for name in HELP}
     single, several, numbered, page, spread, look, resolved, listing = made.values()
-    several.add_argument("--strategies", type=_names, default=[], metavar="A,B,…", help="strategies to compare")
+    several.add_argument("--strategies", type=_list_of(str), default=[], metavar="A,B,…", help="strategies to compare")
     several.add_argument(
         "--grid", action="append", default=[], metavar="KEY=V,W,…", help="values of any key to compare; may be repeated"
     )
@@ -131,7 +132,9 @@ def _parser() -> argparse.ArgumentParser:
     numbered.add_argument(
         "--scale", default="small", help="small (default; minutes), medium (stand-ins, hours) or paper (for a GPU)"
     )
-    numbered.add_argument("--only", type=_names, default=[], metavar="A,B,…", help="run these cells only, by pattern")
+    numbered.add_argument(
+        "--only", type=_list_of(str), default=[], metavar="A,…", help="run these cells only, by pattern"
+    )
     numbered.add_argument(
         "--output", type=_folder, help="folder of the table and its runs (default: runs/tables-SCALE)"
     )
@@ -140,14 +143,14 @@ def _parser() -> argparse.ArgumentParser:
     page.add_argument("--output", type=_folder, help="folder to write to (default: the one that holds all DIR)")
     page.add_argument(
         "--targets",
-        type=_percents,
+        type=_list_of(_percent),
         default=[],
         metavar="A,B,…",
         help="accuracies in %% whose bytes to report (default: up to three above chance that were reached)",
     )
     for command, seeds in ((several, "the configuration's"), (numbered, "the scale's")):
         command.add_argument(
-            "--seeds", type=_numbers, metavar="0,1,…", help=f"seeds to average over (default: {seeds})"
+            "--seeds", type=_list_of(_whole), metavar="0,1,…", help=f"seeds to average over (default: {seeds})"
         )
         command.add_argument(
             "--jobs",
@@ -190,8 +193,9 @@ def _command(commands: "argparse._SubParsersAction[_Parser]", name: str) -> argp
     )
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+def _list_of(read: Callable[[str], Value]) -> Callable[[str], list[Value]]:
+    """Return what reads values with commas between them."""
+    return lambda text: [read(word.strip()) for word in text.split(",") if word.strip()]
 
 
 def _folder(text: str) -> Path:
@@ -204,14 +208,14 @@ def _folder(text: str) -> Path:
     return path
 
 
-def _percents(text: str) -> list[float]:
+def _percent(text: str) -> float:
     try:
-        numbers = [float(number) for number in text.split(",")]
+        number = float(text)
     except ValueError:
-        numbers = []
-    if not numbers or not all(0 < number <= 100 for number in numbers):
-        raise argparse.ArgumentTypeError(f"{shown(text)} is not a list of numbers above 0 and up to 100")
-    return numbers
+        number = 0.0
+    if not 0 < number <= 100:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a number above 0 and up to 100")
+    return number
 
 
 def _positive(text: str) -> int:
@@ -219,10 +223,6 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is less than 1")
     return number
-
-
-def _numbers(text: str) -> list[int]:
-    return [_whole(number) for number in text.split(",")]
 
 
 def _whole(text: str) -> int:

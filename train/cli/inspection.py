@@ -8,18 +8,10 @@ from numpy.typing import NDArray
 
 from sharding.errors import few
 from sharding.planner import Client
+from train.assembly import assign_keep_ratios, deal, make_model, make_planner, nbytes_whole, plan_of_each, read_dataset
 from train.config.schema import Config
 from train.data import Dataset
 from train.data.partition import class_counts
-from train.experiment import (
-    assign_keep_ratios,
-    deal,
-    make_model,
-    make_planner,
-    nbytes_whole,
-    plan_of_each,
-    read_dataset,
-)
 from train.report.figures import partition_drawings
 from train.report.plots import save
 

@@ -11,7 +11,7 @@ from train.config.registries import LOSSES, OPTIMIZERS, SCHEDULES
 from train.data import DATASETS
 from train.data.partition import PARTITIONS
 from train.engines import ENGINES
-from train.tables import load_layout
+from train.tables.layout import load_layout
 
 REGISTRIES: dict[str, Mapping[str, Any]] = {
     "design": DESIGNS,

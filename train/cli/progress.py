@@ -16,7 +16,7 @@ from rich.text import Text
 from sharding.errors import UserError
 from train.config.schema import Config
 from train.rundir.files import METRICS_FILE
-from train.runtime.jsonl import read_lines, totals
+from train.runtime.jsonl import megabytes, read_lines
 
 FEW = 12  # number of bars on a screen; with more runs, only the running ones have a bar
 INTERVAL = 30.0  # seconds between lines without a terminal
@@ -30,14 +30,14 @@ class Standing:
         name: of the run.
         rounds: in all.
         done: number of finished rounds.
-        began: number of rounds that were finished when this process started.
+        seen: number of rounds whose metrics were seen.
         stopped: why the run ended before its last round, if it did.
     """
 
     name: str
     rounds: int
     done: int = 0
-    began: int = 0
+    seen: int = 0
     loss: float | None = None
     accuracy: float | None = None
     megabytes: float = 0.0
@@ -47,21 +47,13 @@ class Standing:
 
     def take(self, metrics: Mapping[str, Any]) -> None:
         """Update with a round's metrics."""
-        if not self.done:
-            self.began = metrics["round"]
-        self.done = metrics["round"] + 1
+        self.done, self.seen = metrics["round"] + 1, self.seen + 1
         self.loss = metrics.get("train_loss", self.loss)
         self.accuracy = metrics.get("test_accuracy", self.accuracy)
-        self.megabytes += totals([metrics])[0]
+        self.megabytes += megabytes(metrics)
         self.lost += metrics.get("failed", 0)
         self.seconds += metrics.get("seconds", 0.0)
         self.stopped = metrics.get("stopped")
-
-    def recall(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Update with the rounds of an earlier process, whose time does not count."""
-        for line in lines:
-            self.take(line)
-        self.began, self.seconds = self.done, 0.0
 
     @property
     def finished(self) -> bool:
@@ -71,7 +63,7 @@ class Standing:
     @property
     def left(self) -> float:
         """Estimated seconds to the end."""
-        return self.seconds / (self.done - self.began) * (self.rounds - self.done) if self.done else 0.0
+        return self.seconds / self.seen * (self.rounds - self.done) if self.seen else 0.0
 
     def __str__(self) -> str:
         parts = [] if self.loss is None else [f"loss {self.loss:.3f}"]
@@ -86,7 +78,7 @@ class RoundProgress:
     Args:
         console: to draw on; a quiet one shows nothing.
         configs: of the runs, in the order by which `show` counts them.
-        names: of the runs; strategy and seed if not given.
+        names: of the runs; their strategies if not given.
         now: the time in seconds.
     """
 
@@ -97,7 +89,7 @@ class RoundProgress:
         names: Sequence[str] = (),
         now: Callable[[], float] = monotonic,
     ) -> None:
-        names = names or _names(configs)
+        names = names or [config.strategy for config in configs]
         self._runs = [Standing(name, config.rounds) for config, name in zip(configs, names, strict=True)]
         self._directories = [config.directory for config in configs]
         self._console, self._now, self._last = console, now, -INTERVAL
@@ -139,7 +131,8 @@ class RoundProgress:
         run = self._runs[place]
         first = not any(other.done for other in self._runs)
         if not run.done:
-            run.recall(read_lines(self._directories[place] / METRICS_FILE)[: metrics["round"]])
+            for earlier in read_lines(self._directories[place] / METRICS_FILE)[: metrics["round"]]:
+                run.take(earlier)
         run.take(metrics)
         if self._bars is not None:
             self._bars.show(place, run)
@@ -198,8 +191,3 @@ def _where(runs: Sequence[Standing], directories: Sequence[Path]) -> str:
     folder = os.path.commonpath(directories)
     many = f"{len(runs)} runs of {max(run.rounds for run in runs)} rounds: writing"
     return f"{many} to {folder}" if len(runs) > 1 else f"{runs[0].name}: writing to {folder}"
-
-
-def _names(configs: Sequence[Config]) -> list[str]:
-    seeds = len({config.seed for config in configs}) > 1
-    return [f"{config.strategy} {config.seed}" if seeds else config.strategy for config in configs]

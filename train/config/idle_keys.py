@@ -88,16 +88,10 @@ READINGS = (
         for option in ("replacement", "budget", "beta_over_alpha", "signal", "pilot_losses")
     ),
     Reading(
-        "network.compute network.communicate network.profiles",
+        "network.compute network.communicate",
         "network.bandwidth",
         lambda _, bandwidth: bandwidth is not None,
         "set network.bandwidth too",
-    ),
-    Reading(
-        "network.compute network.communicate",
-        "network.profiles",
-        lambda _, profiles: profiles is None,
-        "remove one of them",
     ),
     Reading(
         "tracking.project tracking.entity tracking.group tracking.name tracking.tags tracking.artifacts",

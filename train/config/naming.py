@@ -32,13 +32,18 @@ def describe(overrides: Mapping[str, str]) -> str:
     """
     unnamed = HOUSEKEEPING | {"name", "strategy"}  # in a directory's name anyway
     kept = {key: value for key, value in sorted(overrides.items()) if not is_named(key, unnamed)}
-    lasts = [key.rpartition(".")[2] for key in kept]
-    words = (last if lasts.count(last) == 1 else key for key, last in zip(kept, lasts, strict=True))
-    label = ",".join(f"{word}={_plain(value)}" for word, value in zip(words, kept.values(), strict=True))
+    label = ",".join(f"{word}={_plain(value)}" for word, value in zip(last_words(kept), kept.values(), strict=True))
     if len(label) <= LONGEST:
         return label
     digest = blake2b(label.encode(), digest_size=4).hexdigest()
     return f"{label[: LONGEST - len(digest)].rpartition(',')[0]},{digest}".lstrip(",")
+
+
+def last_words(keys: Iterable[str]) -> list[str]:
+    """Return each key's last word, or all of it where that is another key's as well."""
+    keys = list(keys)
+    lasts = [key.rpartition(".")[2] for key in keys]
+    return [last if lasts.count(last) == 1 else key for key, last in zip(keys, lasts, strict=True)]
 
 
 def settings_in_name(config: Config) -> str:

@@ -1,14 +1,11 @@
 """Registries of losses, optimizers and schedules; import of modules that register your own parts.
 
 A module adds parts to a registry (`STRATEGIES`, `DESIGNS`, `SAMPLERS`, `MODELS`, `DATASETS`, `PARTITIONS`, `TRACKERS`,
-`LOSSES`, `OPTIMIZERS`, `SCHEDULES`). Name the module with `plugins=[module]` or ``--import module``, or as an entry
-point of an installed package in the group `spectral_sharding`.
+`LOSSES`, `OPTIMIZERS`, `SCHEDULES`). Name the module with `plugins=[module]` or ``--import module``.
 """
 
 import importlib
 from collections.abc import Callable, Sequence
-from functools import cache
-from importlib.metadata import entry_points
 from math import cos, pi
 from typing import Protocol
 
@@ -17,8 +14,6 @@ from torch.nn import functional as F
 
 from sharding.errors import UserError
 from sharding.optim import LocalSGD, ScaledSGD
-
-GROUP = "spectral_sharding"
 
 
 class LocalOptimizer(Protocol):
@@ -58,12 +53,11 @@ SCHEDULES: dict[str, Callable[[float, int, int], float]] = {"cosine": cosine, "c
 
 
 def import_parts(modules: Sequence[str]) -> None:
-    """Import modules that register parts, and the modules that installed packages name.
+    """Import modules that register parts.
 
     Raises:
         UserError: a module does not exist or cannot be imported.
     """
-    _import_installed()
     for module in modules:
         try:
             importlib.import_module(module)
@@ -72,12 +66,3 @@ def import_parts(modules: Sequence[str]) -> None:
             raise UserError(
                 f"cannot import {module!r} ({why}); name a module as in Python, e.g. my_module or a.b"
             ) from error
-
-
-@cache
-def _import_installed() -> None:
-    for point in entry_points(group=GROUP):
-        try:
-            point.load()
-        except Exception as error:
-            raise UserError(f"the installed part {point.value!r} cannot be imported: {error}; uninstall it") from error

@@ -36,7 +36,7 @@ from train.config.yaml_text import parse_yaml, read_yaml
 from train.data import DATASETS
 from train.data.partition import PARTITIONS
 
-PATHS = ("output", "data.root", "network.profiles")  # taken literally from the command line: 2024 can be a folder
+PATHS = ("output", "data.root")  # taken literally from the command line: 2024 can be a folder
 OF_THE_WHOLE = (
     *("name", "recipe", "rounds", "output", "clients", "network", "tasks", "evaluate_every", "alignment", "tracking"),
     *("evaluate_training", "target_accuracy", "target_loss", "patience"),

@@ -89,10 +89,6 @@ class DataConfig(Section):
     concentration: Literal["total", "per_class"] = "total"
     """Whether alpha and fine_alpha of `pachinko` are the sum of a Dirichlet law's parameters (`total`) or each of them.
     """
-    uneven: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)], Share] | None = None
-    """(a, b, s): among clients with more than a and fewer than b samples, drops a share s and cuts the others to a
-    samples. Fewer than `clients.count` clients can remain.
-    """
     holdout: int | None = Field(None, ge=1)
     """Number of random training samples that no client gets.
 
@@ -155,8 +151,6 @@ class NetworkConfig(Section):
     """τ, seconds of computing: the mean of an exponential law, or [least, most] of a uniform law."""
     communicate: TimeLaw = 1.0
     """t, seconds of sending times bandwidth: a mean or [least, most], as `compute`."""
-    profiles: UserPath | None = None
-    """CSV file with the columns `compute` and `communicate` and a row for each client, instead of the two laws."""
 
     @model_validator(mode="after")
     def _some_band(self) -> "NetworkConfig":

@@ -1,47 +1,37 @@
-"""The datasets of the experiments, by name: decoded once, kept on the device, prepared there in batches."""
+"""The datasets of the experiments, by name: kept on the device, prepared there in batches."""
 
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from models.options import check_options
 from sharding.errors import pick
 from train.data.dataset import Dataset, Split
-from train.data.digits import digits_of, load_digits
-from train.data.shakespeare import LENGTH, load_shakespeare, shakespeare_of
-from train.data.synthetic import load_synthetic, synthetic_of
-from train.data.vision import SOURCES, images_of, load_images
+from train.data.digits import DIGITS, load_digits
+from train.data.shakespeare import empty_shakespeare, load_shakespeare
+from train.data.synthetic import SYNTHETIC, load_synthetic
+from train.data.vision import SOURCES, empty_images, load_images
 
 __all__ = ["DATASETS", "Dataset", "Split", "default_root", "empty_dataset", "load_dataset"]
 
 
-def _load_text(root: Path, download: bool, limit: int | None, *, length: int = LENGTH, share: float = 1.0) -> Dataset:
-    return load_shakespeare(root, length=length, share=share)
-
-
-def _no_text(train: Split, test: Split, *, length: int = LENGTH, share: float = 1.0) -> Dataset:
-    return shakespeare_of(train, test, length)
-
-
-# (root, download, limit, and the dataset's own options by keyword) -> the dataset
+# (root, download, and the dataset's own options by keyword) -> the dataset
 Loader = Callable[..., Dataset]
 
 DATASETS: dict[str, Loader] = {
-    "digits": lambda root, download, limit: load_digits(),
-    "shakespeare": _load_text,
+    "digits": load_digits,
+    "shakespeare": load_shakespeare,
     "synthetic": load_synthetic,
     **{name: partial(load_images, name) for name in SOURCES},
 }
 
-# (an empty training split, an empty test split, and the dataset's own options by keyword) -> the dataset
+# (the dataset's own options by keyword) -> the dataset without samples
 _EMPTY: dict[str, Callable[..., Dataset]] = {
-    "digits": digits_of,
-    "shakespeare": _no_text,
-    "synthetic": lambda train, test, **_: synthetic_of(train, test),
-    **{name: partial(images_of, name) for name in SOURCES},
+    "digits": lambda: DIGITS,
+    "shakespeare": empty_shakespeare,
+    "synthetic": lambda **_: SYNTHETIC,
+    **{name: partial(empty_images, name) for name in SOURCES},
 }
 
 
@@ -55,15 +45,13 @@ def empty_dataset(name: str, options: Mapping[str, object] | None = None) -> Dat
     Raises:
         UserError: an unknown dataset.
     """
-    nothing = Split(torch.empty(0), torch.empty(0))
-    return pick(_EMPTY, name, "dataset")(nothing, nothing, **(options or {}))
+    return pick(_EMPTY, name, "dataset")(**(options or {}))
 
 
 def load_dataset(
     name: str,
     root: str | Path | None = None,
     download: bool = False,
-    limit: int | None = None,
     options: Mapping[str, object] | None = None,
 ) -> Dataset:
     """Load a dataset into memory.
@@ -72,8 +60,6 @@ def load_dataset(
         name: a key of `DATASETS`.
         root: folder that holds the dataset's folder, `default_root()` if not given; `digits` and `synthetic` need none.
         download: fetch an image dataset into `root` when it is not there.
-        limit: the number of images to read of each split, for a quick trial; digits and text are small, and always
-            read completely.
         options: the loader's own keyword-only arguments.
 
     Raises:
@@ -82,7 +68,7 @@ def load_dataset(
     load = pick(DATASETS, name, "dataset")
     options = options or {}
     check_options(name, load, options, "data.options")
-    return load(default_root() if root is None else Path(root).expanduser(), download, limit, **options)
+    return load(default_root() if root is None else Path(root).expanduser(), download, **options)
 
 
 def default_root() -> Path:

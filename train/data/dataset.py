@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sharding.errors import UserError
+from sharding.rng import generator
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,9 @@ class Split:
     def to(self, device: torch.device | str) -> Split:
         """Return the same samples on another device."""
         return Split(self.inputs.to(device), self.targets.to(device))
+
+
+NOTHING = Split(torch.empty(0), torch.empty(0))
 
 
 def unchanged(batch: Tensor) -> Tensor:
@@ -79,6 +85,24 @@ class Dataset:
         return dataclasses.replace(self, train=Split(self.train.inputs[:0].clone(), self.train.targets[:0].clone()))
 
 
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn any error in reading a file or folder into a UserError, since readers raise many kinds of errors.
+
+    Raises:
+        UserError: naming the path, with the reader's message.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        words = " ".join(str(error).split())[:300] or type(error).__name__
+        raise UserError(
+            f"cannot read {path}: {words}; it is damaged, incomplete or of another kind; replace it with a valid copy"
+        ) from error
+
+
 def labels_of(dataset: Dataset) -> np.ndarray:
     """Return the class of each training sample, (samples,).
 
@@ -117,3 +141,43 @@ def flip(images: Tensor, generator: torch.Generator) -> Tensor:
     """
     coins = torch.rand(images.shape[:-3], generator=generator, device=generator.device).to(images.device)
     return torch.where(coins[..., None, None, None] < 0.5, images.flip(-1), images)
+
+
+def hold_out(dataset: Dataset, count: int, seed: int) -> Dataset:
+    """Return the dataset with `count` random samples of its training split in place of the test split.
+
+    No client has them. Natural clients keep at least one sample, their first.
+
+    Args:
+        dataset: as it was loaded.
+        count: of samples, at least 1.
+        seed: decides which.
+
+    Raises:
+        UserError: that would leave nothing to train on.
+    """
+    natural = dataset.natural
+    free = np.ones(len(dataset.train), dtype=bool)
+    free[[0] if natural is None else [part[0] for part in natural]] = False
+    if count > free.sum():
+        raise UserError(
+            f"data.holdout={count} must be at most {free.sum()}, so that all clients of {dataset.name} train"
+        )
+    held = np.zeros(len(free), dtype=bool)
+    held[generator(seed, "holdout").choice(np.flatnonzero(free), count, replace=False)] = True
+    place = np.cumsum(~held) - 1  # of a sample that stays, among those that stay
+    if natural is not None:
+        natural = [place[part[~held[part]]] for part in natural]
+    remark = f"tested on {count:,} training samples kept from the clients"
+    return dataclasses.replace(
+        dataset,
+        train=_rows(dataset.train, ~held),
+        test=_rows(dataset.train, held),
+        natural=natural,
+        remarks=(*dataset.remarks, remark),
+    )
+
+
+def _rows(split: Split, chosen: np.ndarray) -> Split:
+    rows = torch.from_numpy(np.flatnonzero(chosen)).to(split.targets.device)
+    return Split(split.inputs[rows], split.targets[rows])

@@ -3,14 +3,19 @@
 Alpaydin & Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998.
 """
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import torch
 
-from train.data.dataset import Dataset, Split, standardize
+from train.data.dataset import NOTHING, Dataset, Split, standardize
+
+DIGITS = Dataset("digits", NOTHING, NOTHING, num_classes=10, input_shape=(1, 8, 8), prepare=standardize)
 
 
-def load_digits() -> Dataset:
-    """Load the digits: 1,437 training and 360 test images, always the same ones.
+def load_digits(root: Path | None = None, download: bool = False) -> Dataset:
+    """Load the digits, which need no folder: 1,437 training and 360 test images, always the same ones.
 
     Sorted by class, every fifth image is for testing; so each class keeps its share to within one image.
     """
@@ -22,9 +27,4 @@ def load_digits() -> Dataset:
     by_class = np.argsort(labels, kind="stable")
     test = by_class[::5]
     train = np.setdiff1d(by_class, test)
-    return digits_of(Split(inputs[train], targets[train]), Split(inputs[test], targets[test]))
-
-
-def digits_of(train: Split, test: Split) -> Dataset:
-    """Return the dataset with these samples in it."""
-    return Dataset("digits", train, test, num_classes=10, input_shape=(1, 8, 8), prepare=standardize)
+    return replace(DIGITS, train=Split(inputs[train], targets[train]), test=Split(inputs[test], targets[test]))

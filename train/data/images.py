@@ -8,7 +8,6 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +16,7 @@ import torch
 from torch import Tensor
 
 from sharding.errors import UserError, shown
-from train.data.cache import cached
-from train.data.reading import reading
+from train.data.dataset import reading
 
 THREADS = 2  # decoders share Python's lock: a third thread was measured to slow the others down
 Shape = tuple[int, int, int]  # (channels, height, width)
@@ -37,20 +35,19 @@ class Images(NamedTuple):
     lossy: str = ""
 
 
-def read_parquet(files: Sequence[Path], label: str, shape: Shape, limit: int | None = None) -> Images:
+def read_parquet(files: Sequence[Path], label: str, shape: Shape) -> Images:
     """Read the shards of one split.
 
     Args:
         files: the shards, in order.
         label: name of the label column; the images are in the column `img` or `image`.
         shape: (channels, height, width); other colors are converted, other sizes are refused.
-        limit: the number of rows to read.
 
     Raises:
         UserError: a file is damaged or empty, lacks a column, has labels that are not numbers, or images that cannot
             be decoded or have another size.
     """
-    rows = list(islice(_rows(files, label), limit))
+    rows = list(_rows(files, label))
     where = files[0] if len(files) == 1 else files[0].parent
     if not rows:
         raise UserError(f"{where} holds no images; replace it with a valid copy")
@@ -110,23 +107,16 @@ def _next_rows(file: Path, batches: Iterator[Any], image: str, label: str) -> li
 
 
 def decode(encoded: Iterable[bytes], shape: Shape) -> Tensor:
-    """Decode image files of one format into a uint8 tensor (images, channels, height, width), once on a machine.
+    """Decode image files of one format into a uint8 tensor (images, channels, height, width).
 
     The sizes that the files state are checked before their pixels are decoded: a small file may hold a huge image.
 
     Raises:
         ValueError: an image has another size.
     """
-    from PIL import __version__ as decoder  # noqa: PLC0415 - heavy
-
-    encoded = list(encoded)
-    mode = {1: "L", 3: "RGB"}[shape[0]]
-    return cached(encoded, f"{mode} {decoder}", lambda: _decode(encoded, mode, shape))
-
-
-def _decode(encoded: Sequence[bytes], mode: str, shape: Shape) -> Tensor:
     from PIL import Image  # noqa: PLC0415 - heavy
 
+    encoded, mode = list(encoded), {1: "L", 3: "RGB"}[shape[0]]
     with Image.open(BytesIO(encoded[0])) as first:
         formats = (first.format or "",)  # naming the format halves the time: no guessing
 

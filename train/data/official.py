@@ -17,27 +17,24 @@ from sharding.errors import UserError
 from train.data.images import Images, decode
 
 
-def read_cifar10(folder: Path, training: bool, limit: int | None) -> Images:
+def read_cifar10(folder: Path, training: bool) -> Images:
     """Read `folder/cifar-10-batches-py`."""
-    return _from_cifar(_open(datasets.CIFAR10, folder, training), limit)
+    return _from_cifar(_open(datasets.CIFAR10, folder, training))
 
 
-def read_cifar100(folder: Path, training: bool, limit: int | None) -> Images:
+def read_cifar100(folder: Path, training: bool) -> Images:
     """Read `folder/cifar-100-python`."""
-    return _from_cifar(_open(datasets.CIFAR100, folder, training), limit)
+    return _from_cifar(_open(datasets.CIFAR100, folder, training))
 
 
-def read_mnist(folder: Path, training: bool, limit: int | None) -> Images:
+def read_mnist(folder: Path, training: bool) -> Images:
     """Read `folder/MNIST/raw`."""
     split = _open(datasets.MNIST, folder, training)
-    return Images(split.data[:limit, None], split.targets[:limit], tuple("0123456789"))
+    return Images(split.data[:, None], split.targets, tuple("0123456789"))
 
 
-def read_tiny_imagenet(folder: Path, training: bool, limit: int | None) -> Images:
-    """Read `folder/tiny-imagenet-200`, its validation images for testing: the test labels are not published.
-
-    The first `limit` training images are spread over the classes.
-    """
+def read_tiny_imagenet(folder: Path, training: bool) -> Images:
+    """Read `folder/tiny-imagenet-200`, its validation images for testing: the test labels are not published."""
     tree = folder / "tiny-imagenet-200"
     classes = tuple(sorted((tree / "wnids.txt").read_text(encoding="utf-8").split()))
     number = {name: label for label, name in enumerate(classes)}
@@ -47,12 +44,11 @@ def read_tiny_imagenet(folder: Path, training: bool, limit: int | None) -> Image
     else:
         lines = [line.split("\t") for line in (tree / "val" / "val_annotations.txt").read_text("utf-8").splitlines()]
         files = [(tree / "val" / "images" / line[0], number[line[1]]) for line in lines]
-    files = files[:limit]
     inputs = decode((file.read_bytes() for file, _ in files), (3, 64, 64))
     return Images(inputs, torch.tensor([label for _, label in files]), classes)
 
 
-READERS: dict[str, Callable[[Path, bool, int | None], Images]] = {
+READERS: dict[str, Callable[[Path, bool], Images]] = {
     "cifar10": read_cifar10,
     "cifar100": read_cifar100,
     "mnist": read_mnist,
@@ -95,7 +91,7 @@ def _open(dataset: Callable[..., Any], folder: Path, training: bool) -> Any:
         ) from error
 
 
-def _from_cifar(split: datasets.CIFAR10, limit: int | None) -> Images:
+def _from_cifar(split: datasets.CIFAR10) -> Images:
     """Take torchvision's (samples, height, width, channels) array apart."""
-    inputs = torch.from_numpy(split.data[:limit]).permute(0, 3, 1, 2).contiguous()
-    return Images(inputs, torch.tensor(split.targets[:limit]), tuple(split.classes))
+    inputs = torch.from_numpy(split.data).permute(0, 3, 1, 2).contiguous()
+    return Images(inputs, torch.tensor(split.targets), tuple(split.classes))

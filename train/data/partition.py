@@ -17,10 +17,8 @@ import numpy as np
 from models.options import check_options
 from sharding.errors import UserError, pick
 from train.data import Dataset
-from train.data.concentration import Concentration
 from train.data.dataset import labels_of
-from train.data.sizes import power_law_sizes
-from train.data.unequal import Partition, power_law_classes, two_sizes
+from train.data.unequal import Concentration, Partition, power_law_classes, power_law_sizes, two_sizes
 
 __all__ = ["PARTITIONS", "Concentration", "Partition", "class_counts", "partition"]
 
@@ -67,41 +65,31 @@ def partition(
     return parts
 
 
-def iid(num_samples: int, num_clients: int, rng: np.random.Generator) -> Partition:
+def iid(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: Concentration) -> Partition:
     """Shuffle, then cut into equal parts."""
+    num_samples = len(dataset.train)
     owners = np.repeat(np.arange(num_clients), _equal_sizes(num_samples, num_clients))
     return _collect(rng.permutation(num_samples), owners, num_clients)
 
 
-def dirichlet(labels: np.ndarray, num_clients: int, rng: np.random.Generator, alpha: float) -> Partition:
+def dirichlet(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: Concentration) -> Partition:
     """Draw each client's law over classes from Dir(αp), where p are the classes' shares of the data.
 
     α → ∞ gives every client the shares of the whole, α → 0 a single class as long as there are enough
     samples. Hsu, Qi & Brown, "Measuring the Effects of Non-Identical Data Distribution", 2019, Section 3.1.
-
-    Args:
-        labels: (samples,) integer classes.
-        num_clients: number of shares.
-        rng: source of randomness.
-        alpha: concentration, above 0.
     """
-    _require_positive(alpha)
+    labels = labels_of(dataset)
+    _require_positive(how.alpha)
     left = _class_sizes(labels)
     counts = np.zeros((num_clients, len(left)), dtype=np.int64)
-    prior = alpha * left / left.sum()
+    prior = how.alpha * left / left.sum()
     for client, size in enumerate(_equal_sizes(len(labels), num_clients)):
         counts[client] = _draw(_log_dirichlet(prior, rng), left, size, rng)
         left -= counts[client]
     return _deal(labels, counts, rng)
 
 
-def pachinko(
-    labels: np.ndarray,
-    coarse: np.ndarray,
-    num_clients: int,
-    rng: np.random.Generator,
-    how: Concentration,
-) -> Partition:
+def pachinko(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: Concentration) -> Partition:
     """Draw each client's law over superclasses, then its law over the classes of each superclass.
 
     A client thus prefers classes that look alike. Pachinko allocation: Reddi et al., "Adaptive Federated
@@ -109,14 +97,10 @@ def pachinko(
     parameter per class. Korzhenkov & Louizos (Section 4.1) write Dir(αp), p the shares of the data, so that α is the
     total: Dir(αp) over superclasses, then Dir(α′p′) with the shares p′ within the superclass. That is the default here.
     On CIFAR-100, α = 1 and α′ = 10 leave a client about 7 effective classes so, and 43 with one parameter per class.
-
-    Args:
-        labels: (samples,) integer classes.
-        coarse: (classes,) superclass of each class.
-        num_clients: number of shares.
-        rng: source of randomness.
-        how: α and α′, both above 0, and whether they are per class.
     """
+    if (coarse := dataset.coarse) is None:
+        raise UserError(f"pachinko needs superclasses, which cifar100 has and {dataset.name} has not; try dirichlet")
+    labels = labels_of(dataset)
     _require_positive(how.alpha)
     left = _class_sizes(labels, len(coarse))
     members = [np.flatnonzero(coarse == superclass) for superclass in range(coarse.max() + 1)]
@@ -134,37 +118,43 @@ def pachinko(
     return _deal(labels, counts, rng)
 
 
-def natural(clients: Sequence[np.ndarray], num_clients: int, rng: np.random.Generator) -> Partition:
+def natural(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: Concentration) -> Partition:
     """Use the clients of the data; if fewer are needed, choose at random.
 
     Raises:
-        UserError: the data has fewer clients.
+        UserError: the data has fewer clients, or none.
     """
+    if (clients := dataset.natural) is None:
+        raise UserError(
+            f"natural needs data with clients, such as shakespeare or synthetic; {dataset.name} has none: try iid"
+        )
     if num_clients > len(clients):
         raise UserError(f"clients.count={num_clients} is more than the {len(clients)} natural clients of the data")
     chosen = np.sort(rng.choice(len(clients), num_clients, replace=False))
     return [clients[client] for client in chosen]
 
 
-def power_law(num_samples: int, num_clients: int, rng: np.random.Generator, alpha: float) -> Partition:
+def power_law(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: Concentration) -> Partition:
     """Give the k-th largest client a size in proportion to k^−α, at least one sample; classes are mixed.
 
     Which client is large is random.
     """
-    owners = np.repeat(np.arange(num_clients), power_law_sizes(num_samples, num_clients, rng, alpha))
+    num_samples = len(dataset.train)
+    owners = np.repeat(np.arange(num_clients), power_law_sizes(num_samples, num_clients, rng, how.alpha))
     return _collect(rng.permutation(num_samples), owners, num_clients)
 
 
-def shards(labels: np.ndarray, num_clients: int, rng: np.random.Generator, per_client: int = 2) -> Partition:
-    """Sort by class, cut into `per_client` pieces for each client, and deal the pieces out at random.
+def shards(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: Concentration) -> Partition:
+    """Sort by class, cut into two pieces for each client, and deal the pieces out at random.
 
-    So most clients have samples of `per_client` classes only. McMahan et al. 2017, "Communication-Efficient
-    Learning of Deep Networks from Decentralized Data", Section 3.
+    So most clients have samples of two classes only. McMahan et al. 2017, "Communication-Efficient Learning of Deep
+    Networks from Decentralized Data", Section 3.
     """
+    labels = labels_of(dataset)
     sizes = _equal_sizes(len(labels), num_clients)
-    pieces = np.stack([(sizes + piece) // per_client for piece in range(per_client)], axis=1)
-    dealt = rng.permutation(pieces.size)
-    owners = np.repeat(dealt // per_client, pieces.ravel()[dealt])
+    lengths = np.stack([sizes // 2, (sizes + 1) // 2], axis=1)
+    dealt = rng.permutation(lengths.size)
+    owners = np.repeat(dealt // 2, lengths.ravel()[dealt])
     return _collect(_sorted_by_class(labels, rng), owners, num_clients)
 
 
@@ -264,30 +254,16 @@ def _require_positive(alpha: float) -> None:
         raise UserError(f"data.alpha={alpha} must be above 0 for this partition")
 
 
-def _pachinko(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: Concentration) -> Partition:
-    if dataset.coarse is None:
-        raise UserError(f"pachinko needs superclasses, which cifar100 has and {dataset.name} has not; try dirichlet")
-    return pachinko(labels_of(dataset), dataset.coarse, num_clients, rng, how)
-
-
-def _natural(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: Concentration) -> Partition:
-    if dataset.natural is None:
-        raise UserError(
-            f"natural needs data with clients, such as shakespeare or synthetic; {dataset.name} has none: try iid"
-        )
-    return natural(dataset.natural, num_clients, rng)
-
-
 # (dataset, clients, randomness, how alike, and the scheme's own options by keyword) -> the partition
 Scheme = Callable[..., Partition]
 
 PARTITIONS: dict[str, Scheme] = {
-    "iid": lambda data, num_clients, rng, how: iid(len(data.train), num_clients, rng),
-    "dirichlet": lambda data, num_clients, rng, how: dirichlet(labels_of(data), num_clients, rng, how.alpha),
-    "pachinko": _pachinko,
-    "natural": _natural,
-    "power_law": lambda data, num_clients, rng, how: power_law(len(data.train), num_clients, rng, how.alpha),
+    "iid": iid,
+    "dirichlet": dirichlet,
+    "pachinko": pachinko,
+    "natural": natural,
+    "power_law": power_law,
     "power_law_classes": power_law_classes,
     "two_sizes": two_sizes,
-    "shards": lambda data, num_clients, rng, how: shards(labels_of(data), num_clients, rng),
+    "shards": shards,
 }

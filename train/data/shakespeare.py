@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from sharding.errors import UserError
-from train.data.dataset import Dataset, Split
-from train.data.reading import reading
+from train.data.dataset import NOTHING, Dataset, Split, reading
 
 LENGTH = 80
 CHARACTERS = "dhlptx@DHLPTX $(,048cgkoswCGKOSW[_#'/37;?bfjnrvzBFJNRVZ\"&*.26:\naeimquyAEIMQUY]!%)-159\r"
@@ -26,11 +25,12 @@ OOV, BOS, EOS = (len(CHARACTERS) + special for special in (1, 2, 3))
 NUM_IDS = EOS + 1
 
 
-def load_shakespeare(root: Path, *, length: int = LENGTH, share: float = 1.0) -> Dataset:
+def load_shakespeare(root: Path, download: bool = False, *, length: int = LENGTH, share: float = 1.0) -> Dataset:
     """Load the two files of TFF's federated Shakespeare, `shakespeare_train.h5` and `shakespeare_test.h5`.
 
     Args:
         root: folder that holds them, or a folder `shakespeare` with them.
+        download: not used: they cannot be fetched.
         length: of the inputs of a chunk.
         share: of each client's chunks, the first of them and at least one.
 
@@ -45,19 +45,12 @@ def load_shakespeare(root: Path, *, length: int = LENGTH, share: float = 1.0) ->
         raise UserError(f"data.options of shakespeare: length={length} must be at least 1, share={share} in (0, 1]")
     train, natural = _read(root, "shakespeare_train.h5", length, share)
     test, _ = _read(root, "shakespeare_test.h5", length, share)
-    return replace(shakespeare_of(train, test, length), natural=natural)
+    return replace(empty_shakespeare(length=length), train=train, test=test, natural=natural)
 
 
-def shakespeare_of(train: Split, test: Split, length: int = LENGTH) -> Dataset:
-    """Return the dataset with these samples, each with `length` inputs."""
-    return Dataset(
-        name="shakespeare",
-        train=train,
-        test=test,
-        num_classes=NUM_IDS,
-        input_shape=(length,),
-        ignore_index=PAD,
-    )
+def empty_shakespeare(*, length: int = LENGTH, share: float = 1.0) -> Dataset:
+    """Return the dataset without its samples."""
+    return Dataset("shakespeare", NOTHING, NOTHING, NUM_IDS, input_shape=(length,), ignore_index=PAD)
 
 
 def encode(snippets: Iterable[bytes], length: int = LENGTH) -> np.ndarray:

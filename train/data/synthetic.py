@@ -14,16 +14,16 @@ import torch
 
 from sharding.errors import UserError
 from sharding.rng import generator
-from train.data.dataset import Dataset, Split
-from train.data.sizes import power_law_sizes
+from train.data.dataset import NOTHING, Dataset, Split
+from train.data.unequal import power_law_sizes
 
 FEATURES, CLASSES = 60, 10
+SYNTHETIC = Dataset("synthetic", NOTHING, NOTHING, num_classes=CLASSES, input_shape=(FEATURES,))
 
 
 def load_synthetic(
     root: Path | None = None,
     download: bool = False,
-    limit: int | None = None,
     *,
     alpha: float = 1.0,
     beta: float = 1.0,
@@ -34,9 +34,8 @@ def load_synthetic(
     """Draw the samples; `natural` says whose are whose.
 
     Args:
-        root: not used, as `download` and `limit`: nothing is read.
+        root: not used, as `download`: nothing is read.
         download: see `root`.
-        limit: see `root`.
         alpha: α, how unlike the clients' models are.
         beta: β, how unlike their inputs are.
         clients: number of clients.
@@ -55,12 +54,8 @@ def load_synthetic(
     drawn = [_draw_client(int(size), alpha, beta, rng) for size in power_law_sizes(samples, clients, rng, alpha=1.0)]
     train, test = zip(*drawn, strict=True)
     ends = np.cumsum([len(part) for part in train])
-    return replace(synthetic_of(_join(train), _join(test)), natural=np.split(np.arange(ends[-1]), ends[:-1]))
-
-
-def synthetic_of(train: Split, test: Split) -> Dataset:
-    """Return the dataset with these samples in it."""
-    return Dataset("synthetic", train, test, num_classes=CLASSES, input_shape=(FEATURES,))
+    natural = np.split(np.arange(ends[-1]), ends[:-1])
+    return replace(SYNTHETIC, train=_join(train), test=_join(test), natural=natural)
 
 
 def _draw_client(size: int, alpha: float, beta: float, rng: np.random.Generator) -> tuple[Split, Split]:

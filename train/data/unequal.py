@@ -4,18 +4,39 @@ They need not use all samples. Each client gets its number of samples in equal p
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sharding.errors import UserError
-from train.data import Dataset
-from train.data.concentration import Concentration
-from train.data.dataset import labels_of
-from train.data.sizes import power_law_sizes
+from train.data.dataset import Dataset, labels_of
 
 Partition = list[np.ndarray]
 Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Concentration:
+    """How alike the clients are; each scheme uses what it knows.
+
+    Attributes:
+        alpha: of `dirichlet` and of the superclasses in `pachinko` (small: few classes a client); exponent of
+            `power_law` (0: equal sizes).
+        fine_alpha: of the classes within a superclass in `pachinko`.
+        per_class: `pachinko` takes its two numbers as the parameter of every class, not as their total.
+    """
+
+    alpha: float = 1.0
+    fine_alpha: float = 10.0
+    per_class: bool = False
+
+
+def power_law_sizes(num_samples: int, num_clients: int, rng: np.random.Generator, alpha: float) -> Counts:
+    """Return sizes ∝ k^−α, at least 1 each, in random order: int64 (clients,), summing to `num_samples`."""
+    weights = np.arange(1, num_clients + 1, dtype=np.float64) ** -alpha
+    ends = np.round(np.cumsum(weights) / weights.sum() * (num_samples - num_clients)).astype(np.int64)
+    return rng.permutation(1 + np.diff(ends, prepend=0))
 
 
 def two_sizes(
@@ -96,25 +117,6 @@ def power_law_classes(
     _check_range("classes", classes)
     kinds = rng.integers(classes[0], classes[1] + 1, len(sizes))
     return limited(labels_of(dataset), sizes, np.minimum(kinds, sizes), rng)
-
-
-def make_uneven(parts: Partition, low: int, high: int, drop: float, rng: np.random.Generator) -> Partition:
-    """Leave only small and large clients: one between is dropped with probability `drop`, or else cut to `low`.
-
-    A client of at most `low` or at least `high` samples stays as it is. Chen, Horváth & Richtárik, TMLR 2022, Section 5
-    (their unbalanced FEMNIST).
-
-    Raises:
-        UserError: no client is left.
-    """
-    kept = []
-    for part in parts:
-        between = low < len(part) < high
-        if not (between and rng.random() < drop):
-            kept.append(np.sort(rng.choice(part, low, replace=False)) if between else part)
-    if not kept:
-        raise UserError(f"data.uneven=[{low}, {high}, {drop}] drops every client; choose other bounds")
-    return kept
 
 
 def limited(labels: np.ndarray, sizes: Counts, kinds: Counts, rng: np.random.Generator) -> Partition:

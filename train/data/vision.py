@@ -9,9 +9,8 @@ from torch import Tensor
 
 from sharding.errors import UserError
 from train.data.cifar100_classes import coarse_labels
-from train.data.dataset import Dataset, Split, flip, standardize
+from train.data.dataset import NOTHING, Dataset, Split, flip, reading, standardize
 from train.data.images import Images, Shape, read_parquet
-from train.data.reading import reading
 
 
 @dataclass(frozen=True)
@@ -66,19 +65,18 @@ SOURCES = {
 }
 
 
-def load_images(name: str, root: Path, download: bool, limit: int | None) -> Dataset:
+def load_images(name: str, root: Path, download: bool) -> Dataset:
     """Load an image dataset of `SOURCES` from `root`, in Hugging Face's parquet layout or the official one.
 
     Args:
         name: a key of `SOURCES`.
         root: folder that holds the dataset's own folder.
         download: fetch what is missing, into `root`.
-        limit: the number of samples to keep of each split.
 
     Raises:
         UserError: no such data, and not downloaded; or its images or labels are not of the expected kind.
     """
-    train, test = (_read(name, root, training, download, limit) for training in (True, False))
+    train, test = (_read(name, root, training, download) for training in (True, False))
     source = SOURCES[name]
     for split in (train, test):
         if not len(split.targets):
@@ -89,32 +87,28 @@ def load_images(name: str, root: Path, download: bool, limit: int | None) -> Dat
                 f"{name} under {root} has images of shape {shape} and labels from {low}, labels up to {high}; "
                 f"expected {source.shape} and labels below {source.num_classes}, from 0 on"
             )
-    images = images_of(name, Split(train.inputs, train.targets), Split(test.inputs, test.targets))
-    coarse = coarse_labels(train.classes) if name == "cifar100" else None
-    return replace(images, coarse=coarse, remarks=source.remarks(train, test))
-
-
-def images_of(name: str, train: Split, test: Split) -> Dataset:
-    """Return the dataset of `SOURCES` with these samples in it."""
-    source = SOURCES[name]
-    return Dataset(
-        name=name,
-        train=train,
-        test=test,
-        num_classes=source.num_classes,
-        input_shape=source.shape,
-        prepare=standardize,
-        augment=source.augment,
+    return replace(
+        empty_images(name),
+        train=Split(train.inputs, train.targets),
+        test=Split(test.inputs, test.targets),
+        coarse=coarse_labels(train.classes) if name == "cifar100" else None,
+        remarks=source.remarks(train, test),
     )
 
 
-def _read(name: str, root: Path, training: bool, download: bool, limit: int | None) -> Images:
+def empty_images(name: str) -> Dataset:
+    """Return the dataset of `SOURCES` without its samples."""
+    source = SOURCES[name]
+    return Dataset(name, NOTHING, NOTHING, source.num_classes, source.shape, standardize, source.augment)
+
+
+def _read(name: str, root: Path, training: bool, download: bool) -> Images:
     """Read one split from the first place that has it."""
     source = SOURCES[name]
     for folder_name in source.folders:
         shards = _shards(root / folder_name, ("train",) if training else ("test", "valid"))
         if shards:
-            return read_parquet(shards, source.label, source.shape, limit)
+            return read_parquet(shards, source.label, source.shape)
     from train.data import official  # noqa: PLC0415 - torchvision is heavy
 
     target = root / source.folders[0]
@@ -125,7 +119,7 @@ def _read(name: str, root: Path, training: bool, download: bool, limit: int | No
         official.download(name, target)
         folder = target
     with reading(folder):
-        return official.READERS[name](folder, training, limit)
+        return official.READERS[name](folder, training)
 
 
 def _shards(folder: Path, splits: tuple[str, ...]) -> list[Path]:

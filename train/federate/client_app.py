@@ -20,12 +20,12 @@ from sharding import init_empty
 from sharding.client_sampling import SAMPLERS
 from sharding.errors import UserError
 from sharding.strategies import get_strategy
+from train.assembly import assign_keep_ratios, find_device, make_model, read_dataset, share_out
 from train.config.schema import Config
 from train.data import Dataset, empty_dataset
 from train.engines import Job, Update
 from train.engines.local import ClientData, Shares
 from train.engines.sequential import SequentialEngine
-from train.experiment import assign_keep_ratios, find_device, make_model, read_dataset, share_out
 from train.federate.messages import Card, Order, norm_of, read_config, reply_record
 
 log = logging.getLogger(__name__)

@@ -18,19 +18,22 @@ from shutil import rmtree
 from time import monotonic, sleep
 from typing import Any
 
+import trustme
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
 from sharding.errors import UserError, few, one_line
+from train.assembly import assign_keep_ratios, read_dataset, share_out
 from train.config.idle_keys import refuse_idle
 from train.config.naming import with_directory
 from train.config.schema import Config, load_config, read_config
-from train.experiment import assign_keep_ratios, read_dataset, share_out
+from train.experiment import Metrics
 from train.federate.client_app import write_data
-from train.federate.keys import LOOPBACK, write_certificates, write_node_key
 from train.federate.roster import Patience
 from train.federate.server_app import ENGINE, ROOT, check_federated
 from train.federate.status import FINISHED, FOLDER, Status
 from train.federate.superlink import TOKEN, write_token
 from train.federate.supervisor import Processes
-from train.metrics import Metrics
 from train.rundir.directory import RunDirectory, is_finished
 from train.rundir.files import METRICS_FILE
 from train.runtime.errors import REMEDY, RunError
@@ -39,6 +42,7 @@ from train.runtime.stages import enter
 
 log = logging.getLogger(__name__)
 
+LOOPBACK = "127.0.0.1"
 STARTING = 60.0  # seconds for a process to listen
 RESTART = 60.0  # seconds after which a node that ended is started again: the SuperLink refuses it before
 SERVERS = {"superlink", "run"}
@@ -143,11 +147,6 @@ def lay_out(config: Config, settings: dict[str, object]) -> Place:
         raise UserError(f"{place.folder} was not written by this program; move it, or choose another output=…")
     dataset = read_dataset(config)
     shares = share_out(config, dataset)
-    if len(shares) != config.clients.count:
-        raise UserError(
-            f"data.uneven={config.data.uneven} leaves {len(shares)} of {config.clients.count} clients; a federation "
-            "needs data for each node"
-        )
     rmtree(place.folder, ignore_errors=True)
     place.folder.mkdir(parents=True, mode=0o700)
     (place.folder / "logs").mkdir()
@@ -164,6 +163,29 @@ def lay_out(config: Config, settings: dict[str, object]) -> Place:
     (operator / "config.toml").write_text(tables)
     (place.folder / "run.toml").write_text(_toml(settings))
     return replace(place, token=write_token(operator, place.address))
+
+
+def write_certificates(folder: Path) -> None:
+    """Write `ca.crt`, and `server.crt` with `server.key` for this machine's own names."""
+    authority = trustme.CA(organization_name="spectral-sharding")
+    server = authority.issue_cert("localhost", LOOPBACK)
+    authority.cert_pem.write_to_path(str(folder / "ca.crt"))
+    server.cert_chain_pems[0].write_to_path(str(folder / "server.crt"))
+    _write_private(folder / "server.key", server.private_key_pem.bytes())
+
+
+def write_node_key(folder: Path) -> None:
+    """Write `node.key` and `node.pub` in OpenSSH's format."""
+    key, form = ec.generate_private_key(ec.SECP384R1()), serialization.PrivateFormat.OpenSSH
+    private = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    _write_private(folder / "node.key", private)
+    (folder / "node.pub").write_bytes(public)
+
+
+def _write_private(path: Path, key: bytes) -> None:
+    path.touch(mode=0o600)  # readable only by its owner
+    path.write_bytes(key)
 
 
 def start_server(processes: Processes, place: Place) -> None:

@@ -13,16 +13,16 @@ from flwr.serverapp import Grid, ServerApp
 
 from sharding.errors import UserError
 from sharding.planner import Client
+from train.assembly import find_device, put_together, read_dataset
 from train.callbacks import EachRound
 from train.config.naming import with_directory
 from train.config.schema import Config, load_config
 from train.engines.local import Shares
-from train.experiment import Experiment, find_device, put_together, read_dataset
+from train.experiment import Experiment, Metrics
 from train.federate.messages import Card
 from train.federate.nodes_engine import NodesEngine
 from train.federate.roster import Nodes, Patience
 from train.federate.status import FINISHED, Status
-from train.metrics import Metrics
 from train.run import run
 from train.rundir.files import CLIENTS_FILE, METRICS_FILE
 from train.rundir.records import read_clients

@@ -1,19 +1,24 @@
-"""Group runs into arms, the seeds of one configuration, and name the settings in which arms differ."""
+"""Group runs into arms, the seeds of one configuration; name what differs, and what an accuracy cost each arm."""
 
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from itertools import islice
+from math import floor
+from statistics import fmean
 from typing import Any
 
-from train.config.naming import HOUSEKEEPING
-from train.config.schema import check_config, flatten, is_named
+from sharding.errors import UserError
+from train.config.naming import HOUSEKEEPING, last_words
+from train.config.schema import flatten, is_named
 from train.config.yaml_text import in_yaml
 from train.report.history import History
-from train.report.plots import Curve, Style, style_of, styles_of
-from train.report.text import NOTHING
+from train.report.plots import Curve, Style, mean_band, style_of, styles_of
+from train.report.text import NOTHING, mean_and_spread
 from train.rundir.files import METRICS_FILE
+from train.rundir.records import read_clients
 
 MOST_KEYS = 3  # number of keys in a label
 
@@ -99,10 +104,9 @@ def value_of(settings: Mapping[str, Any], key: str) -> str:
 
 
 def settings_of(run: History) -> dict[str, Any]:
-    """Return a run's configuration, flat, with defaults for keys that it lacks."""
-    flat = flatten(_defaults()) | flatten(run.config)
+    """Return a run's configuration, flat, without what makes no other experiment."""
     unnamed = HOUSEKEEPING | {"recipe"}  # covered by the keys that it sets
-    return {key: value for key, value in flat.items() if not is_named(key, unnamed)}
+    return {key: value for key, value in flatten(run.config).items() if not is_named(key, unnamed)}
 
 
 def differing_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -112,10 +116,9 @@ def differing_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _varied(settings: Mapping[str, Any], keys: Sequence[str]) -> dict[str, str]:
-    """Return the values of the first keys, by the key's last word, or the full key if two end alike."""
-    lasts = [key.rpartition(".")[2] for key in keys]
-    words = [last if lasts.count(last) == 1 else key for key, last in zip(keys, lasts, strict=True)]
-    return {word: value_of(settings, key) for word, key in zip(words[:MOST_KEYS], keys, strict=False)}
+    """Return the values of the first keys, by their last words."""
+    first = zip(last_words(keys), keys, strict=True)
+    return {word: value_of(settings, key) for word, key in islice(first, MOST_KEYS)}
 
 
 def _identity(run: History) -> str:
@@ -126,9 +129,51 @@ def _standing(run: History) -> tuple[bool, int, float]:
     return run.is_finished, len(run.lines), (run.directory / METRICS_FILE).stat().st_mtime
 
 
-@cache
-def _defaults() -> dict[str, Any]:
-    """Return the configuration of the published algorithm, to which labels refer."""
-    needed = {"name": "run", "rounds": 1, "model": {"name": "mlp"}, "data": {"name": "digits"}}
-    clients = {"count": 1, "per_round": 1}
-    return check_config(needed | {"recipe": "published", "clients": clients}).model_dump(mode="json")
+def choose_targets(arms: Sequence[Arm]) -> list[float]:
+    """Return the configurations' target accuracies in %; without any, up to three that were reached.
+
+    These are multiples of 5 % above chance: one that the worst arm reached, one that only the best reached, and one
+    between.
+    """
+    if aimed := targets_of(arms):
+        return aimed
+    best = [max(mean_band(curves).means) for arm in arms if (curves := arm.curves("test_accuracy"))]
+    if not best:
+        return []
+    ends = min(best), max(best)
+    chosen = {5.0 * floor(value / 5) for value in (ends[0], fmean(ends), ends[1])}
+    return sorted(target for target in chosen if target > _chance(arms))
+
+
+def targets_of(arms: Sequence[Arm]) -> list[float]:
+    """Return the target accuracies of the runs' configurations, in %."""
+    aimed = {arm.settings.get("target_accuracy") for arm in arms}
+    return sorted(100 * target for target in aimed if target is not None)
+
+
+def spent_until(run: History, target: float, unit: str) -> float | None:
+    """Return the cost in `unit` (of `AMOUNTS`) until an evaluation first reached a target in %, or None."""
+    return next((point.x for point in run.curve("test_accuracy", unit) if point.y >= target - 1e-9), None)
+
+
+def prices(arm: Arm, target: float, unit: str = "bytes") -> list[float]:
+    """Return the cost of each seed to reach a target in %, without the seeds that never did."""
+    return [spent for run in arm.runs if (spent := spent_until(run, target, unit)) is not None]
+
+
+def price(arm: Arm, target: float) -> str:
+    """Return the MB that the seeds of an arm moved to reach a target in %, and how many never did."""
+    reached = prices(arm, target)
+    if not reached:
+        return "never"
+    never = len(arm.runs) - len(reached)
+    return mean_and_spread(reached, ",.1f") + (f" ({never} of {len(arm.runs)} seeds never)" if never else "")
+
+
+def _chance(arms: Sequence[Arm]) -> float:
+    """Return the accuracy in % of guessing on the data with fewest classes; 0 if no run records its classes."""
+    counts: list[list[list[int]]] = []
+    for arm in arms:
+        with suppress(UserError):  # the page reports a damaged file where it draws the clients
+            counts += [clients["classes"] for clients in read_clients(arm.runs[0].directory).values()]
+    return max((100 / len(classes[0]) for classes in counts if classes), default=0.0)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
-from statistics import fmean, median, stdev
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from train.report.arms import Arm
+from train.report.arms import Arm, prices
 from train.report.plots import (
     LABELS,
     OKABE_ITO,
     add_legend,
     curve_figure,
+    deviation,
     lay_out,
     lay_out_log,
     lines_of,
@@ -25,7 +26,6 @@ from train.report.plots import (
     styles_of,
     wrapped,
 )
-from train.report.targets import prices
 from train.rundir.records import Layers
 
 PHASES = {"plan": "#0072B2", "train": "#E69F00", "aggregate": "#009E73", "evaluate": "#CC79A7", "rest": "#BBBBBB"}
@@ -68,10 +68,7 @@ def grid_drawing(arms: Sequence[Arm], title: str = "Accuracy over the grid") -> 
         return None
     figure, axes = new_figure()
     for (label, its), style in zip(lines.items(), styles_of(lines).values(), strict=True):
-        points = sorted(
-            (float(arm.varied[key]), fmean(arm.finals), stdev(arm.finals) if len(arm.finals) > 1 else 0.0)
-            for arm in its
-        )
+        points = sorted((float(arm.varied[key]), fmean(arm.finals), deviation(arm.finals)) for arm in its)
         xs, means, deviations = zip(*points, strict=True)
         axes.errorbar(xs, means, deviations, **style.line(len(xs)), capsize=3, label=label)
     lay_out(axes, key, LABELS["test_accuracy"], title)
@@ -80,10 +77,6 @@ def grid_drawing(arms: Sequence[Arm], title: str = "Accuracy over the grid") -> 
         lay_out_log(axes, "x")
     add_legend(figure, axes)
     return Drawing(figure, f"Test accuracy after the last round over {key}, mean ± standard deviation over seeds.")
-
-
-def _deviation(values: Sequence[float]) -> float:
-    return stdev(values) if len(values) > 1 else 0.0
 
 
 def _is_numeric(arm: Arm, key: str) -> bool:

@@ -15,7 +15,7 @@ from sharding.errors import UserError
 from train.report.plots import Curve, Point
 from train.rundir.files import CONFIG_FILE, METRICS_FILE
 from train.rundir.provenance import Provenance
-from train.runtime.jsonl import has_ended, rounds_among, split
+from train.runtime.jsonl import has_ended, megabytes, rounds_among, split
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +49,9 @@ class History:
         try:
             config = yaml.safe_load((directory / CONFIG_FILE).read_text(encoding="utf-8"))
             texts = split(metrics.read_bytes())
-            if not (isinstance(config["strategy"], str) and isinstance(config["rounds"], int)):
-                raise TypeError(f"{CONFIG_FILE} has no strategy or no number of rounds")
+            kinds = {"name": str, "strategy": str, "rounds": int}
+            if not all(isinstance(config[key], kind) for key, kind in kinds.items()):
+                raise TypeError(f"{CONFIG_FILE} has no name, no strategy or no number of rounds")
         except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
             raise UserError(f"{directory} holds no run that can be read: {' '.join(str(error).split())}") from error
         lines = list(takewhile(_is_round, rounds_among(texts)))
@@ -69,8 +70,8 @@ class History:
 
     @property
     def name(self) -> str:
-        """The experiment's name; the directory's name for old runs without one."""
-        return str(self.config.get("name", self.directory.name))
+        """The experiment's name."""
+        return str(self.config["name"])
 
     @property
     def accuracies(self) -> list[float]:
@@ -136,11 +137,6 @@ def _is_round(line: Mapping[str, Any]) -> bool:
         and all(is_number(value) and 0 <= value <= 1 for value in accuracies)
         and isinstance(line.get("failures", {}), dict)
     )
-
-
-def megabytes(line: Mapping[str, float]) -> float:
-    """Return the MB that all clients moved in a round, down and up, from its line in `metrics.jsonl`."""
-    return (line["bytes_down"] + line["bytes_up"]) / 1e6
 
 
 AMOUNTS: dict[str, Callable[[Mapping[str, float]], float]] = {

@@ -12,7 +12,7 @@ from typing import TypeVar
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from sharding.errors import UserError
-from train.report.arms import Arm, differing_keys, group, value_of, without_repeats
+from train.report.arms import Arm, choose_targets, differing_keys, group, prices, spent_until, value_of, without_repeats
 from train.report.figures import (
     Drawing,
     accuracy_drawings,
@@ -28,7 +28,6 @@ from train.report.figures import (
 from train.report.history import History, data_remarks, find_runs
 from train.report.plots import svg_of
 from train.report.summary import CSV_COLUMNS, csv_rows, least_and_most
-from train.report.targets import choose_targets, prices, spent_until
 from train.report.text import NOTHING, mean_and_spread, write_csv
 from train.rundir.provenance import Provenance
 from train.rundir.records import LayerLaw, Layers, read_clients, read_layers
@@ -73,11 +72,11 @@ def write_page(folders: Sequence[Path], into: Path, command: str, targets: Seque
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, undefined=StrictUndefined)
     environment.filters |= {"spread": mean_and_spread, "mean": fmean, "span": least_and_most}
     environment.filters |= {"svg": _svg, "percent": lambda aim: f"{aim:g} %"}
+    for function in (value_of, prices, differing_keys, phase_drawing, lost_drawing):
+        environment.globals[function.__name__] = function
     words = {"generator": GENERATOR, "title": ", ".join(names), "notes": notes, "command": command}
-    template = environment.get_template(TEMPLATE)
-    write_whole(
-        page, template.render(words, table_file=TABLE, chapters=chapters, value_of=value_of, prices=prices).encode()
-    )
+    text = environment.get_template(TEMPLATE).render(words, table_file=TABLE, chapters=chapters)
+    write_whole(page, text.encode())
     return [page, table]
 
 
@@ -116,7 +115,7 @@ class Chapter:
         its = [legend_drawing(self.arms), *accuracy_drawings(self.arms, self.aims), *loss]
         return its if grid is None else [*its, grid]
 
-    def bytes_to_targets(self) -> list[Drawing]:
+    def prices(self) -> list[Drawing]:
         """Draw the bytes to each target."""
         return [price_drawing(self.arms, aim) for aim in self.aims]
 
@@ -133,14 +132,20 @@ class Chapter:
 
     def laws(self) -> "Laws | None":
         """Return the last layer record of each arm's first seed, or None."""
-        held = {arm.label: self._read(read_layers, arm.runs[0]) for arm in self.arms}
-        last = {label: max(laws)[0] for label, laws in held.items() if laws}
-        if not last:
+        held = {arm.label: laws for arm in self.arms if (laws := self._read(read_layers, arm.runs[0]))}
+        if not held:
             return None
+        last = {label: max(laws)[0] for label, laws in held.items()}
         first, end = min(last.values()) + 1, max(last.values()) + 1
         when = f"in round {end}" if first == end else f"in each run's last record (rounds {first} to {end})"
-        shown = {label: _layers_of(held[label] or {}, round) for label, round in last.items()}
-        return Laws(last, when, shown, list(law_drawings(shown, self.arms, when)))
+        shown = {label: _layers_of(held[label], round) for label, round in last.items()}
+        names = dict.fromkeys(name for layers in shown.values() for name in layers)
+        return Laws(
+            when,
+            ["layer", *(f"{label} (round {round + 1})" for label, round in last.items())],
+            [[name, *(_evenness(layers.get(name, ())) for layers in shown.values())] for name in names],
+            list(law_drawings(shown, self.arms, when)),
+        )
 
     def clients(self) -> "tuple[list[Drawing], Path] | None":
         """Draw the clients' data of the first run with readable clients, or return None."""
@@ -150,22 +155,10 @@ class Chapter:
                 return drawings, run.directory
         return None
 
-    def time(self) -> list[Drawing]:
-        """Draw the phases of a round."""
-        return [phase_drawing(self.arms)]
-
-    def lost(self) -> list[Drawing]:
-        """Draw the updates that were left out."""
-        return [lost_drawing(self.arms)]
-
     def reasons(self) -> list[tuple[tuple[str, str], int]]:
         """Return the most frequent reasons for lost updates, by the arm's label."""
         each = ((arm.label, line.get("failures", {})) for arm in self.arms for line in arm.lines)
         return Counter((label, str(why)) for label, whys in each for why in whys.values()).most_common(REASONS)
-
-    def differing(self) -> list[str]:
-        """Return the keys in which the arms differ."""
-        return differing_keys([arm.settings for arm in self.arms])
 
     def versions(self) -> tuple[list[str], list[tuple[History, dict[str, str]]]]:
         """Return a header, and the versions of each run over all its starts."""
@@ -185,31 +178,18 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Laws:
-    """The layers of each arm, by label, from its last record.
+    """The layers of each arm as of its last record: when that was, a table of their evenness, and π and ω."""
 
-    Attributes:
-        last: the round of this record.
-        when: describes when it was made, for captions.
-    """
-
-    last: Mapping[str, int]
     when: str
-    layers: Mapping[str, Layers]
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
     drawings: Sequence[Drawing]
 
-    def header(self) -> list[str]:
-        """Return the header of the table of layers."""
-        return ["layer", *(f"{label} (round {round + 1})" for label, round in self.last.items())]
 
-    def names(self) -> list[str]:
-        """Return the names of all layers."""
-        return list(dict.fromkeys(name for layers in self.layers.values() for name in layers))
-
-    def anme(self, label: str, name: str) -> str:
-        """Return the mean evenness of a layer over keep ratios, a dash if all terms are certain."""
-        laws: Sequence[LayerLaw] = self.layers[label].get(name, ())
-        values = [law.anme for law in laws if not isnan(law.anme)]
-        return mean_and_spread([fmean(values)], ".3f") if values else NOTHING
+def _evenness(laws: Sequence[LayerLaw]) -> str:
+    """Return the mean evenness of a layer over keep ratios, a dash if all terms are certain."""
+    values = [law.anme for law in laws if not isnan(law.anme)]
+    return mean_and_spread([fmean(values)], ".3f") if values else NOTHING
 
 
 def _layers_of(laws: Mapping[tuple[int, str], Layers], round: int) -> Layers:

@@ -119,8 +119,13 @@ def mean_band(curves: Sequence[Curve]) -> Band:
     return Band(
         [fmean(point.x for point in column) for column in columns],
         [fmean(point.y for point in column) for column in columns],
-        [stdev(point.y for point in column) if len(column) > 1 else 0.0 for column in columns],
+        [deviation([point.y for point in column]) for column in columns],
     )
+
+
+def deviation(values: Sequence[float]) -> float:
+    """Return the standard deviation over seeds, 0 of a single one."""
+    return stdev(values) if len(values) > 1 else 0.0
 
 
 def draw_band(axes: Axes, curves: Sequence[Curve], style: Style, label: str | None = None) -> None:

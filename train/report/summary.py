@@ -9,11 +9,10 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from train.report.arms import Arm, group, without_repeats
+from train.report.arms import Arm, choose_targets, group, price, targets_of, without_repeats
 from train.report.figures import grid_drawing
 from train.report.history import History, data_remarks, read_all
 from train.report.plots import Curve, add_legend, curve_figure, mean_band, save
-from train.report.targets import choose_targets, price, targets_of
 from train.report.text import NOTHING, markdown_table, mean_and_spread, write_csv
 from train.rundir.directory import REPORT_SIGN
 from train.rundir.files import METRICS_FILE

@@ -225,21 +225,9 @@ def _check_alone(directory: Path) -> None:
 
 
 def _check_same(config: Config) -> None:
-    path = config.directory / CONFIG_FILE
     if rounds_of(config.directory / MODEL_FILE) is not None:  # where earlier versions kept the checkpoint
-        raise UserError(f"{path.parent} is of an earlier version and cannot be resumed; choose another output=…")
-    try:
-        held = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        why = " ".join(str(error).split())
-        raise UserError(f"cannot read {path}, so the run there is unknown: {why}") from error
-    if not isinstance(held, dict):
-        raise UserError(f"{path} holds no configuration, so the run there is unknown")
-    try:
-        checked = check_config(held)
-    except UserError as error:
-        message = f"{path} is of another version and cannot be resumed ({error}); choose another output=…"
-        raise UserError(message) from error
+        raise UserError(f"{config.directory} is of an earlier version and cannot be resumed; choose another output=…")
+    checked = config_in(config.directory)
     before, wanted = flatten(plain(checked)), flatten(plain(config))
     differing = [key for key in {**before, **wanted} if before.get(key) != wanted.get(key)]
     for key in differing:
@@ -257,6 +245,20 @@ def _objection(key: str, before: Config, config: Config) -> str | None:
         return ""
     same = all(rate(lr, t, held) == rate(lr, t, wanted) for t in range(held))
     return None if same else f": the schedule {config.local.schedule} depends on the total"
+
+
+def config_in(directory: Path) -> Config:
+    """Read the configuration of the run that a directory holds.
+
+    Raises:
+        UserError: it cannot be read, or is of another version.
+    """
+    path = directory / CONFIG_FILE
+    try:
+        return check_config(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, UserError) as error:
+        why = " ".join(str(error).split())
+        raise UserError(f"{directory} holds no run of this version: {path.name} cannot be read ({why})") from error
 
 
 def plain(config: Config) -> dict[str, object]:

@@ -8,15 +8,15 @@ from typing import Any
 import safetensors
 import safetensors.torch
 import torch
-import yaml
 from torch import nn
 
 from models import build_model
 from sharding.errors import UserError
-from train.config.schema import Config, check_config
+from train.config.schema import Config
 from train.experiment import Experiment
 from train.rundir.checkpoint import metadata_of
-from train.rundir.files import BEST_FILE, CONFIG_FILE, MODEL_FILE
+from train.rundir.directory import config_in
+from train.rundir.files import BEST_FILE, MODEL_FILE
 from train.runtime.files import write_whole
 
 KEY = "model"
@@ -44,7 +44,7 @@ def save_model(path: Path, model: nn.Module, rounds: int, parts: Mapping[str, Ex
 
 def read_model(directory: Path | str, best: bool = False) -> nn.Module:
     """Load a model, see `train.load_model`."""
-    config, path = _read_config(Path(directory)), Path(directory) / (BEST_FILE if best else MODEL_FILE)
+    config, path = config_in(Path(directory)), Path(directory) / (BEST_FILE if best else MODEL_FILE)
     if not path.exists():
         raise UserError(f"{path} does not exist; the run writes it when it ends: resume the run with --resume")
     try:
@@ -57,14 +57,6 @@ def read_model(directory: Path | str, best: bool = False) -> nn.Module:
         why = f"it is damaged or of an earlier version ({error})"
         raise UserError(f"cannot load {path}: {why}; train again with another output=…") from error
     return model.eval()
-
-
-def _read_config(directory: Path) -> Config:
-    path = directory / CONFIG_FILE
-    try:
-        return check_config(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{directory} holds no run: {CONFIG_FILE} cannot be read ({error})") from error
 
 
 def _build(config: Config, sizes: Mapping[str, Any]) -> nn.Module:

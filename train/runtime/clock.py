@@ -1,5 +1,6 @@
 """Time the phases of a round."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
@@ -12,7 +13,7 @@ class Clock:
 
     def __init__(self) -> None:
         self._start = perf_counter()
-        self._phases: dict[str, float] = {}
+        self._phases: defaultdict[str, float] = defaultdict(float)
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
@@ -21,7 +22,7 @@ class Clock:
         yield
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # between phases only, never within one
-        self._phases[f"seconds_{phase}"] = perf_counter() - start
+        self._phases[f"seconds_{phase}"] += perf_counter() - start
 
     def seconds(self) -> dict[str, float]:
         """Return ``seconds`` since the clock was made, and ``seconds_<phase>`` of each phase."""

@@ -84,7 +84,11 @@ def split(content: bytes) -> list[bytes]:
     return [line for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
 
 
-def totals(lines: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """Return (MB moved so far, best test accuracy so far) in a run's lines; −1 before any evaluation."""
-    moved = sum((line["bytes_down"] + line["bytes_up"]) / 1e6 for line in lines)
-    return moved, max((line["test_accuracy"] for line in lines if "test_accuracy" in line), default=-1.0)
+def megabytes(line: Mapping[str, float]) -> float:
+    """Return what all clients moved in a round, down and up, in MB, from its line of metrics."""
+    return (line["bytes_down"] + line["bytes_up"]) / 1e6
+
+
+def best_accuracy(lines: Iterable[Mapping[str, Any]]) -> float:
+    """Return the best test accuracy of these rounds, −1 before any evaluation."""
+    return max((line["test_accuracy"] for line in lines if "test_accuracy" in line), default=-1.0)

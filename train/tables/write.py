@@ -5,16 +5,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Self
+
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure as Picture
 
 from train.report.history import History, data_remarks, read_all, warn_of
-from train.report.plots import save
+from train.report.plots import LABELS, draw_curves, save, style_of
 from train.report.text import NOTHING, markdown_table, mean_and_spread, write_csv
 from train.rundir.files import METRICS_FILE
 from train.runtime.files import write_whole
 from train.tables.cells import Cell, is_whole
 from train.tables.layout import Figure, Layout, Matrix, Panel, Setting
-from train.tables.plots import draw_rows, draw_table
 
 TABLE_CURVES = [Panel(y="test_accuracy"), Panel(y="test_accuracy", x="bytes")]
 CSV_COLUMNS = (
@@ -28,54 +29,46 @@ class Report:
     """The content and the place of a table or figure.
 
     Attributes:
-        name: stem of the files, ``table1`` or ``figure3``.
+        number: of the table, ``1`` or ``designs``, or the figure, ``figure3``.
         matrix: the table or figure.
         cells: its runs.
-        runs: those that have run, by the cell's name.
         layout: which contains it, with the published values.
         scale: of the runs.
         command: makes it, and is printed beside the numbers.
         into: the folder to write to.
     """
 
-    name: str
+    number: str
     matrix: Matrix
     cells: Sequence[Cell]
-    runs: dict[str, History]
     layout: Layout
     scale: str
     command: str
     into: Path
 
-    @classmethod
-    def of(
-        cls, name: str, matrix: Matrix, cells: Sequence[Cell], layout: Layout, scale: str, command: str, into: Path
-    ) -> Self:
-        """Read the runs of these cells; those that cannot be read are left out with a warning."""
-        begun = {cell.config.directory: cell.name for cell in cells}
+    @cached_property
+    def runs(self) -> dict[str, History]:
+        """The runs of these cells, by the cell's name; those that cannot be read are left out with a warning."""
+        begun = {cell.config.directory: cell.name for cell in self.cells}
         found, unread = read_all(directory for directory in begun if (directory / METRICS_FILE).exists())
         warn_of(unread)
-        runs = {begun[run.directory]: run for run in found if run.lines}
-        stem = name if isinstance(matrix, Figure) else f"table{name}"
-        return cls(stem, matrix, cells, runs, layout, scale, command, into)
+        return {begun[run.directory]: run for run in found if run.lines}
 
     def write(self) -> list[Path]:
         """Write Markdown, CSV and plots, and return their paths."""
         self.into.mkdir(parents=True, exist_ok=True)
-        text, rows, dots, curves = (self.into / f"{self.name}{end}" for end in (".md", ".csv", ".png", "_curves.png"))
+        stem = self.number if isinstance(self.matrix, Figure) else f"table{self.number}"
+        text, rows, curves = (self.into / f"{stem}{end}" for end in (".md", ".csv", "_curves.png"))
         write_csv(rows, CSV_COLUMNS, self._csv_rows())
         settings = self.drawn() or self.matrix.settings()
-        pictures, panels = [curves], TABLE_CURVES
+        panels = TABLE_CURVES
         if isinstance(self.matrix, Figure):
             panels, settings = self.matrix.panels, self.drawn() or settings[:1]
-        else:
-            save(draw_table(self.matrix, settings, self.of_cell, self.layout), dots)
-            pictures.insert(0, dots)
-        save(draw_rows(self.matrix, settings, self.of_cell, self.layout, panels), curves)
+        save(self.draw(settings, panels), curves)
         paragraphs = [*self._head(), *self._tables(), *self._runs(), f"Made by `{self.command}`."]
-        paragraphs += [f"![{picture.stem}]({picture.name})" for picture in pictures]
+        paragraphs.append(f"![{curves.stem}]({curves.name})")
         write_whole(text, ("\n\n".join(paragraphs) + "\n").encode())
-        return [text, rows, *pictures]
+        return [text, rows, curves]
 
     def of_cell(self, setting: Setting, strategy: str) -> list[History]:
         """Return the finished and unfinished seeds of a cell."""
@@ -87,6 +80,26 @@ class Report:
         drawn = {cell.setting for cell in begun if not is_whole(cell.strategy)} or {cell.setting for cell in begun}
         return [setting for setting in self.matrix.settings() if setting in drawn]
 
+    def draw(self, settings: Sequence[Setting], panels: Sequence[Panel]) -> Picture:
+        """Draw one row of panels a setting; one color a strategy, its seeds' mean in a band."""
+        picture = Picture(figsize=(4.6 * len(panels) + 2, 3.0 * len(settings) + 0.2), layout="constrained")
+        styles = {strategy: style_of(strategy) for strategy in self.matrix.strategies}
+        handles: dict[str, Artist] = {}
+        for row, setting in zip(picture.subplots(len(settings), len(panels), squeeze=False), settings, strict=True):
+            for axes, panel in zip(row, panels, strict=True):
+                curves = {
+                    strategy: [run.curve(panel.y, panel.x, panel.smooth) for run in self.of_cell(setting, strategy)]
+                    for strategy in self.matrix.strategies
+                }
+                draw_curves(axes, curves, styles, panel.x, panel.y)
+                if panel.smooth:
+                    axes.set_ylabel(f"{LABELS.get(panel.y, panel.y)}\nmoving average {panel.smooth:g}")
+                handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+            title = self.layout.experiments[setting.experiment].title
+            row[0].set_title(f"{title}\n{setting.label}", fontsize=9, loc="left")
+        picture.legend(list(handles.values()), list(handles), loc="outside right upper", frameon=False)
+        return picture
+
     @cached_property
     def _seeds(self) -> dict[tuple[Setting, str], list[Cell]]:
         seeds: dict[tuple[Setting, str], list[Cell]] = {}
@@ -95,7 +108,7 @@ class Report:
         return seeds
 
     def _head(self) -> Iterator[str]:
-        number = self.name.removeprefix("table").removeprefix("figure")
+        number = self.number.removeprefix("figure")
         kind = "Figure" if isinstance(self.matrix, Figure) else "Table"
         yield f"# {kind} {number}: {self.matrix.title}" if number.isdigit() else f"# {self.matrix.title}"
         scale = self.layout.scales[self.scale].title

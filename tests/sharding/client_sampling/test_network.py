@@ -35,18 +35,12 @@ def test_one_client_and_equal_clients():
     assert round_time([], [], 1.0) == 0.0
 
 
-def test_profiles_are_drawn_or_read(tmp_path):
+def test_profiles_give_costs_and_times_of_rounds():
     drawn = Profiles.draw(3, 2.0, np.random.default_rng(0))
     np.testing.assert_allclose(drawn.costs(4), 4 * drawn.communicate / 2.0 + drawn.compute)
-    path = tmp_path / "profiles.csv"
-    rows = zip(drawn.compute.tolist(), drawn.communicate.tolist(), strict=True)
-    path.write_text("compute,communicate\n" + "".join(f"{a!r},{b!r}\n" for a, b in rows))
-    read = Profiles.read(path, 3, 2.0)
-    np.testing.assert_array_equal(read.compute, drawn.compute)
-    np.testing.assert_array_equal(read.communicate, drawn.communicate)
-    assert read.round_time([0, 2]) == round_time(drawn.compute[[0, 2]], drawn.communicate[[0, 2]], 2.0)
-    assert read.round_time([0, 2], [2]) == pytest.approx(drawn.compute[[0, 2]].max() + drawn.communicate[2] / 2.0)
-    assert read.round_time([0, 2], []) == drawn.compute[[0, 2]].max()
+    assert drawn.round_time([0, 2]) == round_time(drawn.compute[[0, 2]], drawn.communicate[[0, 2]], 2.0)
+    assert drawn.round_time([0, 2], [2]) == pytest.approx(drawn.compute[[0, 2]].max() + drawn.communicate[2] / 2.0)
+    assert drawn.round_time([0, 2], []) == drawn.compute[[0, 2]].max()
 
 
 def test_times_follow_an_exponential_or_a_uniform_law():

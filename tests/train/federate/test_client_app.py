@@ -9,9 +9,9 @@ import torch
 from sharding import Shard
 from sharding.errors import UserError
 from sharding.shard import Terms
+from train.assembly import assemble, make_model
 from train.data import DATASETS, empty_dataset, load_dataset
 from train.engines.local import ClientData
-from train.experiment import assemble, make_model
 from train.federate.client_app import open_data, partition_of, read_data, write_data
 from train.federate.messages import config_text
 

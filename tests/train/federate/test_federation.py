@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from sharding.errors import Failure, Kind
 from tests.train.runs import model_of, wait_until
 from tests.train.runs import read as read_metrics
+from train.assembly import assemble
 from train.config.schema import load_config
 from train.engines import SequentialEngine, Update
-from train.experiment import assemble
 from train.federate import launch
 from train.federate.roster import Patience
 from train.federate.server_app import read

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sharding import UserError
-from train.__main__ import main
+from train.cli.commands import main
 from train.config.schema import load_config
 from train.federate import launch
 from train.federate.roster import Patience

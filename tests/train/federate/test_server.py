@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from sharding.errors import UserError
 from tests.train.federate.nodes import Nodes
 from tests.train.runs import model_of, read, without_times
+from train.assembly import assemble
 from train.callbacks import EachRound
 from train.callbacks.stopping import DivergedError
 from train.engines import Update
-from train.experiment import assemble
 from train.federate import roster as waiting
 from train.federate import server_app
 from train.federate.messages import read_reply, reply_record

@@ -1,0 +1,278 @@
+"""The commands of ``python -m train``, their messages and exit codes."""
+
+import argparse
+import logging
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from io import TextIOWrapper
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+from rich.logging import RichHandler
+
+from sharding.errors import UserError, few
+from train.callbacks import EachRound
+from train.callbacks.trackers import wandb_state
+from train.cli.arguments import parse
+from train.cli.inspection import inspect_partition
+from train.cli.listing import names
+from train.cli.progress import RoundProgress
+from train.compare import FailedRun, compare, plan_cells
+from train.config.idle_keys import refuse_idle
+from train.config.naming import with_directory
+from train.config.registries import import_parts
+from train.config.schema import Config, read_config
+from train.report import write_report
+from train.report.page import write_page
+from train.report.summary import SUMMARY
+from train.run import run
+from train.rundir.directory import RunDirectory, check_comparison, check_writable, is_measured
+from train.rundir.files import CONFIG_FILE
+from train.runtime.errors import RunError
+from train.runtime.signals import Stopped
+from train.runtime.stages import watched
+from train.tables.cells import cells_of, choose
+from train.tables.layout import load_layout
+from train.tables.write import Report
+
+log = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    It is 0, 1 if a run failed, 2 for a user's mistake, and 128 plus a signal's number if that stopped the run: 130 for
+    Ctrl-C.
+    """
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a character must not end a run
+    try:
+        args = parse(words)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    args.line = shlex.join(["python", "-m", "train", *words])
+    console = Console(quiet=args.quiet)
+    logging.basicConfig(
+        level=logging.DEBUG if args.debug else logging.WARNING,
+        format="%(message)s",
+        handlers=[handler(Console(stderr=True) if args.quiet else console)],
+    )
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)
+    try:
+        import_parts(args.imports)
+        COMMANDS[args.command](args, console)
+        if sys.stdout is not None:  # closed, as by some service managers
+            sys.stdout.flush()
+    except (Exception, KeyboardInterrupt) as error:
+        if args.debug:
+            raise
+        line, code = _explain(error, args)
+        print(line, file=sys.stderr)
+        return code
+    return 0
+
+
+def _explain(error: BaseException, args: argparse.Namespace) -> tuple[str, int]:
+    """Return one line, and the exit code."""
+    if isinstance(error, UserError):
+        return f"error: {error}", 2
+    if isinstance(error, RunError):
+        return f"error: {error}", 1
+    if isinstance(error, KeyboardInterrupt):
+        again = "the same command with --resume" if "resume" in args else "the same command"
+        number = error.signal if isinstance(error, Stopped) else signal.SIGINT
+        return f"interrupted; {again} continues from the last checkpoint", 128 + number
+    if isinstance(error, OSError):
+        return f"error: {_place_of(error)}{error.strerror or error}", 1
+    why = " ".join(str(error).split())
+    return f"error: {type(error).__name__}: {why[:500]}; --debug shows where", 1
+
+
+def _place_of(error: OSError) -> str:
+    """Return where an error occurred, as ``path: ``; empty if unknown."""
+    if error.filename is not None:
+        return f"{error.filename}: "
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return "standard output: "
+    try:
+        os.getcwd()
+    except OSError:
+        return "the working directory: "
+    return ""
+
+
+def _asked(args: argparse.Namespace) -> Config:
+    """Return the requested configuration. A key that has no effect is an error."""
+    loaded = read_config(args.config, args.overrides)
+    refuse_idle([loaded])
+    return loaded.config
+
+
+def _run(args: argparse.Namespace, console: Console) -> None:
+    config = with_directory(_asked(args), args.overrides)
+    if args.resume and not (config.directory / CONFIG_FILE).exists():
+        log.warning("%s holds no run to resume: a new run starts there", config.directory)
+    with RoundProgress(console, [config]) as progress, watched(partial(progress.show_stage, 0)):
+        run(config, [EachRound(partial(progress.show, 0))], args.resume)
+    _report_run(config, bool(progress.idle), args.line, console)
+
+
+def _compare(args: argparse.Namespace, console: Console) -> None:
+    cells = plan_cells(args.config, args.overrides, args.strategies, args.seeds, args.grid)
+    check_comparison(cells[0].directory.parent)
+    with RoundProgress(console, cells, [cell.directory.name for cell in cells]) as progress:
+        failures = compare(cells, progress.show, args.jobs, args.resume, progress.show_stage)
+    if finished := {*progress.idle} - {*failures}:
+        console.print(f"{len(finished)} of {len(cells)} runs had already finished", highlight=False)
+    directories = [cell.directory for cell in cells if cell.directory not in failures]
+    if directories:
+        whys = {directory: failure.why for directory, failure in failures.items()}
+        _report(directories, directories[0].parent, cells[0].name, args.line, console, whys)
+    _raise_failures(failures, len(cells))
+
+
+def _table(args: argparse.Namespace, console: Console) -> None:
+    layout = load_layout()
+    matrix = layout.find(args.number)
+    into = args.output or Path("runs") / f"tables-{args.scale}"
+    if into.exists() and not into.is_dir():
+        raise UserError(f"{into} is a file, but a table needs a folder; choose another --output")
+    check_writable(into, "--output")
+    cells = cells_of(matrix, layout, args.scale, into, args.seeds, args.overrides)
+    for cell in cells:
+        RunDirectory(cell.config, resume=True).check()  # neither run nor show what was run with another configuration
+    missing = [cell for cell in choose(cells, args.only) if not is_measured(cell.config)]
+    configs, failures = [cell.config for cell in missing], {}
+    if missing:
+        with RoundProgress(console, configs, [cell.name for cell in missing]) as progress:
+            failures = compare(configs, progress.show, args.jobs, resume=True, stage=progress.show_stage)
+    paths = Report(args.number, matrix, cells, layout, args.scale, args.line, into).write()
+    _show_paths(paths, console)
+    _raise_failures(failures, len(missing))
+
+
+def _raise_failures(failures: Mapping[Path, FailedRun], total: int) -> None:
+    """Report the runs that failed, after the report on the others is written. Report equal failures once."""
+    if failures:
+        alike: dict[str, list[str]] = {}
+        for directory, failure in failures.items():
+            alike.setdefault(failure.why, []).append(str(directory))
+        each = "; ".join(f"{few(directories)}: {why}" for why, directories in alike.items())
+        kind = UserError if all(failure.mistake for failure in failures.values()) else RunError
+        others = ", the others finished" if len(failures) < total else ""
+        raise kind(f"{len(failures)} of {total} runs failed{others}: {each}")
+
+
+def _federate(args: argparse.Namespace, console: Console) -> None:
+    from train.federate.launch import federate, settings_of  # noqa: PLC0415
+    from train.federate.roster import Patience  # noqa: PLC0415
+    from train.federate.server_app import read  # noqa: PLC0415  # Flower is an extra
+
+    patience = Patience(args.start_timeout, args.round_timeout)
+    settings = settings_of(args.config, args.overrides, args.nodes, patience)
+    config = read(settings)
+    with RoundProgress(console, [config]) as progress, watched(partial(progress.show_stage, 0)):
+        federate(config, settings, partial(progress.show, 0), args.resume)
+    _report_run(config, bool(progress.idle), args.line, console)
+
+
+def _inspect(args: argparse.Namespace, console: Console) -> None:
+    config = _asked(args)
+    into = config.output or Path("runs")
+    check_writable(into)
+    for line in inspect_partition(config, into):
+        _say(line, console)
+
+
+def _config(args: argparse.Namespace, console: Console) -> None:
+    config = with_directory(_asked(args), args.overrides)
+    console.print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), end="", markup=False, soft_wrap=True)
+
+
+def _list(args: argparse.Namespace, console: Console) -> None:
+    for line in names():
+        _say(line, console)
+
+
+def _page(args: argparse.Namespace, console: Console) -> None:
+    folders = args.folders
+    if any(folder.is_absolute() for folder in folders):  # no path is common to one that is and one that is not
+        folders = [folder.absolute() for folder in folders]
+    into = args.output or Path(os.path.commonpath(folders))
+    check_writable(into, "--output")
+    _show_paths(write_page(folders, into, args.line, args.targets), console)
+
+
+def _report_run(config: Config, finished: bool, command: str, console: Console) -> None:
+    """Report on one run. A run that had already finished gets a report only if it has none."""
+    directory = config.directory
+    if finished:
+        _say(f"{directory} has already finished: nothing was run", console)
+    if not (finished and (directory / SUMMARY).exists()):
+        _report([directory], directory, config.name, command, console)
+
+
+def _report(
+    directories: list[Path],
+    into: Path,
+    title: str,
+    command: str,
+    console: Console,
+    failed: Mapping[Path, str] | None = None,
+) -> None:
+    table, paths = write_report(directories, into, title, command, failed)
+    console.print(table)
+    _show_paths(paths, console)
+    _say(f"for one page with all plots: python -m train report {shlex.quote(str(into))}", console)
+    for where in filter(None, (wandb_state(directory).get("where") for directory in directories)):
+        _say(f"W&B: {where}", console)
+
+
+def _show_paths(paths: Sequence[Path], console: Console) -> None:
+    """List the files that were written, all of them in one folder."""
+    _say(f"wrote {', '.join(path.name for path in paths)} to {paths[0].parent}", console)
+
+
+def _say(line: str, console: Console) -> None:
+    """Print one line without wrapping it, so that paths can be copied."""
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+class Lines(logging.Handler):
+    """Prints each record in one line without wrapping it, so that paths can be copied."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record."""
+        self._console.print(self.format(record), highlight=False, markup=False, soft_wrap=True)
+
+
+def handler(console: Console) -> logging.Handler:
+    """Return the handler that shows the log on this console."""
+    return RichHandler(console=console, show_path=False) if console.is_terminal else Lines(console)
+
+
+COMMANDS = {
+    "run": _run,
+    "compare": _compare,
+    "table": _table,
+    "report": _page,
+    "federate": _federate,
+    "inspect": _inspect,
+    "config": _config,
+    "list": _list,
+}
