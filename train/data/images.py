@@ -136,4 +136,5 @@ def decode(encoded: Iterable[bytes], shape: Shape) -> Tensor:
     with ThreadPoolExecutor(THREADS) as pool:
         raw = bytearray().join(pool.map(pixels, chunks))
     images = np.frombuffer(raw, dtype=np.uint8).reshape(-1, height, width, channels)
-    return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
+    # A copy in any case: the strides of one channel, which kernels are chosen by, must not depend on how it was read.
+    return torch.from_numpy(images).permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)

@@ -89,6 +89,7 @@ def test_color_and_gray_are_converted_to_what_the_dataset_has(tmp_path: Path) ->
         write_parquet(tmp_path / "mnist" / f"{split}-0.parquet", [gray, color], [0, 1], "label", list("0123456789"))
     data = load_dataset("mnist", tmp_path)
     assert torch.equal(data.train.inputs, torch.from_numpy(np.stack([gray, gray]))[:, None])
+    assert data.train.inputs.stride() == torch.empty(2, 1, 28, 28).stride()  # kernels, and so bits, depend on it
     assert data.augment is None
 
 
