@@ -1,28 +1,15 @@
 """Trackers: Weights & Biases, if enabled, and custom callbacks. A tracker that fails does not end the run."""
 
-import json
 import logging
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 from sharding.errors import UserError, pick
 from train.callbacks.base import Callback, FinishedRound
 from train.config.schema import Config
-from train.rundir.files import WANDB_FILE
 
 log = logging.getLogger(__name__)
 
 TRACKERS: dict[str, Callable[[Config], Callback]] = {}  # custom ones, by the names that `tracking.use` lists
-
-
-def wandb_state(directory: Path) -> dict[str, Any]:
-    """Return what a run keeps of its run at W&B, its `id`, `rounds` and `where`; nothing if that cannot be read."""
-    with suppress(OSError, ValueError):
-        if isinstance(held := json.loads((directory / WANDB_FILE).read_text(encoding="utf-8")), dict):
-            return held
-    return {}
 
 
 class Guarded(Callback):

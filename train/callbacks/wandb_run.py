@@ -16,7 +16,6 @@ import wandb
 
 from sharding.errors import UserError
 from train.callbacks.base import Callback, FinishedRound
-from train.callbacks.trackers import wandb_state
 from train.config.naming import settings_in_name
 from train.config.schema import Config
 from train.report import write_report
@@ -32,7 +31,7 @@ from train.rundir.files import (
     WANDB_FILE,
 )
 from train.rundir.provenance import describe_start
-from train.rundir.records import records_layers
+from train.rundir.records import records_layers, wandb_state
 from train.runtime.files import write_whole
 from train.runtime.jsonl import best_accuracy, megabytes, read_lines
 from train.runtime.stages import enter

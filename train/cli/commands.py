@@ -17,7 +17,6 @@ from rich.logging import RichHandler
 
 from sharding.errors import UserError, few
 from train.callbacks import EachRound
-from train.callbacks.trackers import wandb_state
 from train.cli.arguments import parse
 from train.cli.inspection import inspect_partition
 from train.cli.listing import names
@@ -33,6 +32,7 @@ from train.report.summary import SUMMARY
 from train.run import run
 from train.rundir.directory import RunDirectory, check_comparison, check_writable, is_measured
 from train.rundir.files import CONFIG_FILE
+from train.rundir.records import wandb_state
 from train.runtime.errors import RunError
 from train.runtime.signals import Stopped
 from train.runtime.stages import watched

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
@@ -14,7 +15,7 @@ from sharding import Plan, UserError
 from sharding.diagnostics import anme
 from train.config.schema import Config
 from train.experiment import Experiment
-from train.rundir.files import CLIENTS_FILE, LAYERS_FILE
+from train.rundir.files import CLIENTS_FILE, LAYERS_FILE, WANDB_FILE
 from train.runtime.jsonl import sound, whole_lines
 
 DIGITS = 6  # significant ones are enough to draw
@@ -127,6 +128,14 @@ def check_clients(directory: Path, clients: Clients) -> None:
         if any(before.get(key) != clients[name][key] for key in ("samples", "classes")):
             difference = f"{directory} was started with other data than the present {name}"
             raise UserError(f"{difference}; set data.root=… to the folder of those data, or choose another output=…")
+
+
+def wandb_state(directory: Path) -> dict[str, Any]:
+    """Return what a run keeps of its run at W&B, its `id`, `rounds` and `where`; nothing if that cannot be read."""
+    with suppress(OSError, ValueError):
+        if isinstance(held := json.loads((directory / WANDB_FILE).read_text(encoding="utf-8")), dict):
+            return held
+    return {}
 
 
 def _describe(part: Experiment) -> dict[str, object]:
