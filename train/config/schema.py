@@ -121,9 +121,9 @@ class Config(Section):
     tasks: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Models to train at once, by name. Each has the keys in which it differs from this configuration."""
     engine: str = "auto"
-    """How clients are trained: `sequential`, or in `processes`, one per core or GPU.
+    """How clients are trained: `sequential`, in `processes`, one per core or GPU, or by `ray` on a cluster.
 
-    Both give the same bits. `auto` chooses.
+    All give the same bits. `auto` chooses one of the first two.
     """
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, `cuda:1`, …"""

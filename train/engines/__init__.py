@@ -7,6 +7,7 @@ from multiprocessing import parent_process
 from sharding.errors import UserError
 from train.engines.base import Engine, Job, Receipt, Update
 from train.engines.processes import ProcessesEngine, count_devices
+from train.engines.ray import RayEngine
 from train.engines.sequential import SequentialEngine
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,7 @@ ENGINES: dict[str, Callable[[Job], Engine]] = {
     "auto": auto_engine,
     "sequential": SequentialEngine,
     "processes": ProcessesEngine,
+    "ray": RayEngine,
 }
 
-__all__ = ["ENGINES", "Engine", "Job", "ProcessesEngine", "Receipt", "Update"]
+__all__ = ["ENGINES", "Engine", "Job", "ProcessesEngine", "RayEngine", "Receipt", "Update"]

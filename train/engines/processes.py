@@ -1,8 +1,4 @@
-"""Train the cohort in several processes of one thread each, or on several GPUs.
-
-Each process trains whole clients as `sequential` does, and updates are handed on in the order of the plan: the result
-is that of `sequential`, bit for bit, for any number of processes. Shards travel in their wire form, in shared memory.
-"""
+"""Train the cohort in several processes of one thread each, or on several GPUs."""
 
 import logging
 import os
@@ -10,8 +6,6 @@ import signal
 import sys
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
-from itertools import zip_longest
 from multiprocessing import get_context, parent_process
 from multiprocessing.reduction import ForkingPickler
 from pickle import PicklingError
@@ -19,25 +13,21 @@ from threading import Thread
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from sharding import Plan, Shard
-from sharding.errors import Failure, UserError
+from sharding import Plan
+from sharding.errors import UserError
 from sharding.planner import Client
 from train.config.registries import import_parts
-from train.engines.base import Job, Update, Updates
+from train.engines.base import Job, Updates
 from train.engines.sequential import SequentialEngine
+from train.engines.workers import AHEAD, Answer, answer, train_in_order
 from train.runtime.errors import REMEDY, RunError
 from train.runtime.signals import ENDING
-
-AHEAD = 4  # clients queued per process: enough to keep it busy, with memory independent of the cohort's size
 
 UNGUARDED = (
     "the worker processes did not start: a script that trains does so under `if __name__ == '__main__':`, "
     "or with engine=sequential"
 )
-
-Answer = tuple[Tensor | None, float | None, Failure | None]  # a packed shard, its loss, why the client failed
 
 
 class ProcessesEngine:
@@ -75,21 +65,12 @@ class ProcessesEngine:
         Raises:
             RunError: a process died.
         """
-        order = list(plan)
-        if not order:
-            return
-        dense = pack(replace(plan[order[0]], terms={}))
 
-        def submit(client: Client) -> Future[Answer]:
-            return self._pool.submit(_train, client, pack(replace(plan[client], dense={})), dense, round, lr)
+        def send(client: Client, terms: bytes, dense: bytes) -> Future[Answer]:
+            return self._pool.submit(_train, client, terms, dense, round, lr)
 
         try:
-            futures = {client: submit(client) for client in order[: self._ahead]}
-            for client, later in zip_longest(order, order[self._ahead :]):
-                shard, loss, failure = futures.pop(client).result()
-                if later is not None:
-                    futures[later] = submit(later)
-                yield client, self._update(shard, loss, failure)
+            yield from train_in_order(plan, self._device, self._ahead, bytes, send, Future.result)
         except BrokenProcessPool as error:
             raise RunError(f"a worker process died, perhaps because memory ran out; {REMEDY}") from error
 
@@ -98,13 +79,6 @@ class ProcessesEngine:
         for worker in list((self._pool._processes or {}).values()):  # `kill_workers`, from Python 3.14 on
             worker.kill()
         self._pool.shutdown()
-
-    def _update(self, shard: Tensor | None, loss: float | None, failure: Failure | None) -> Update:
-        return Update(
-            None if shard is None else unpack(shard).to(self._device),
-            None if loss is None else torch.tensor(loss, device=self._device),
-            failure,
-        )
 
 
 def _must_be_sendable(job: Job) -> None:
@@ -132,16 +106,6 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def pack(shard: Shard) -> Tensor:
-    """Return the wire form of a shard as one tensor, (bytes,), which goes to another process by shared memory."""
-    return torch.frombuffer(bytearray(shard.to_bytes()), dtype=torch.uint8)
-
-
-def unpack(packed: Tensor) -> Shard:
-    """Return what was packed."""
-    return Shard.from_bytes(packed.numpy().tobytes())
-
-
 _engine: list[SequentialEngine] = []  # a worker's one engine
 
 
@@ -163,10 +127,5 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _train(client: Client, terms: Tensor, dense: Tensor, round: int, lr: float) -> Answer:
-    """Train a client in a worker, on its own terms and the dense rest that a round's clients have in common."""
-    own, rest = unpack(terms), unpack(dense)
-    shard = replace(own, dense=rest.dense, frozen=own.frozen | rest.frozen).to(_engine[0].job.device)
-    update = _engine[0].train_client(client, shard, round, lr)
-    packed = None if update.shard is None else pack(update.shard)
-    return packed, None if update.loss is None else float(update.loss), update.failure
+def _train(client: Client, terms: bytes, dense: bytes, round: int, lr: float) -> Answer:
+    return answer(_engine[0], client, terms, dense, round, lr)

@@ -56,12 +56,12 @@ def make_plan(job: Job, strategy: str = "unbiased", round: int = 0):
 
 
 def with_bad_clients(job: Job) -> Job:
-    """The same job, but client 0's data is NaN, client 2 has a class that does not exist, and client 5 no data."""
-    nan, wrong = job.clients[0], job.clients[2]
+    """The same job, but client 0's data is NaN, client 2 has a class that does not exist, and client 5 no inputs."""
+    nan, wrong, empty = (job.clients[client] for client in (0, 2, 5))
     bad = {
         0: ClientData(nan.inputs * float("nan"), nan.targets),
         2: ClientData(wrong.inputs, wrong.targets + 100),
-        5: None,
+        5: ClientData(empty.inputs[:0], empty.targets),
     }
     return replace(job, clients=dict(job.clients) | bad)
 

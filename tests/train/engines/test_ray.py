@@ -1,0 +1,145 @@
+"""Ray on clusters of several nodes: the bits of `sequential`, whatever joins and whatever dies."""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from sharding import UserError
+from tests.train.engines.jobs import make_job, make_plan, with_bad_clients
+from tests.train.engines.test_processes import assert_same_bits
+from tests.train.runs import assert_same, tiny, wait_until
+from train.engines import RayEngine
+from train.engines.sequential import SequentialEngine
+from train.run import run
+
+LR = 0.05
+PATIENCE = 300  # seconds that a worker may take to start on a busy machine
+NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray's test cluster leaves files and processes open
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A cluster of a head and one more node, with a core each."""
+    pytest.importorskip("ray", reason="needs pip install -e '.[ray]'")
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_worker_niceness", "0")  # else workers starve on a machine that tests other things too
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        cluster = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
+        cluster.add_node(**NODE)
+        yield cluster
+        cluster.shutdown()
+
+
+@pytest.fixture
+def joined(cluster, monkeypatch):
+    """The same, named by the variable that Ray reads; the driver leaves it after the test."""
+    import ray
+
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    yield cluster
+    ray.shutdown()
+
+
+def test_without_ray_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match=r"^engine=ray needs the package ray: pip install -e '.\[ray\]'$"):
+        RayEngine(make_job())
+
+
+def test_without_a_cluster_one_line_says_how_to_start_one(monkeypatch):
+    ray = pytest.importorskip("ray", reason="needs pip install -e '.[ray]'")
+
+    def init(**options):
+        raise ConnectionError("Could not find any running Ray instance.\nSecond line.")
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(UserError, match=r"^engine=ray.*Could not find[^\n]*`ray start --head`[^\n]*engine=processes$"):
+        RayEngine(make_job())
+
+
+def with_watch(job, watch):
+    """The same job, but before a batch is prepared its worker calls `watch` with the id of its node."""
+    prepare = job.dataset.prepare
+
+    def watched(batch):
+        import ray
+
+        watch(ray.get_runtime_context().get_node_id())
+        return prepare(batch)
+
+    return replace(job, dataset=replace(job.dataset, prepare=watched))
+
+
+def meeting(folder, count):
+    """Return a watch that goes on when there are clients on `count` nodes at once."""
+
+    def watch(node):
+        (folder / node).touch()
+        wait_until(lambda: len(list(folder.iterdir())) >= count, PATIENCE)
+
+    return watch
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ahead", [1, 4])
+def test_two_nodes_give_the_bits_of_sequential(ahead, joined, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("train.engines.ray.AHEAD", ahead)
+    job = with_bad_clients(make_job("cct"))
+    engine = RayEngine(with_watch(job, meeting(tmp_path, 2)))
+    for round in (0, 1):
+        plan = make_plan(job, round=round)
+        expected = list(SequentialEngine(job).train(plan, round, LR))
+        caplog.clear()
+        assert_same_bits(expected, list(engine.train(plan, round, LR)))
+        assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+            f"client {client} failed in round {round}" for client in (2, 5)
+        ]
+    engine.close()
+
+
+@pytest.mark.slow
+def test_a_node_that_joins_in_the_middle_of_a_round_is_used(joined, tmp_path):
+    job = make_job()
+    (grown := tmp_path / "nodes").mkdir()
+    meet = meeting(grown, 3)
+    engine = RayEngine(with_watch(job, lambda node: meet(node) if (tmp_path / "grows").exists() else None))
+    plan = make_plan(job)
+    updates = engine.train(plan, 0, LR)
+    first = next(updates)
+    (tmp_path / "grows").touch()
+    node = joined.add_node(**NODE)
+    assert_same_bits(list(SequentialEngine(job).train(plan, 0, LR)), [first, *updates])
+    joined.remove_node(node)
+
+
+@pytest.mark.slow
+def test_a_node_that_dies_in_the_middle_of_a_round_loses_nothing(joined, tmp_path):
+    node = joined.add_node(**NODE)
+    doomed, job, plan = node.node_id, make_job(), make_plan(make_job())
+
+    def watch(at):
+        if at == doomed:
+            (tmp_path / "reached").touch()
+            wait_until(lambda: False, PATIENCE)  # its client never ends
+
+    engine = RayEngine(with_watch(job, watch))
+    with ThreadPoolExecutor() as pool:
+        updates = pool.submit(lambda: list(engine.train(plan, 0, LR)))
+        wait_until((tmp_path / "reached").exists, PATIENCE)
+        joined.remove_node(node, allow_graceful=False)
+        assert_same_bits(list(SequentialEngine(job).train(plan, 0, LR)), updates.result())
+
+
+@pytest.mark.slow
+def test_a_run_on_a_cluster_gives_the_bits_of_sequential(joined, tmp_path):
+    whole = run(tiny(tmp_path / "sequential"))
+    assert_same(run(tiny(tmp_path / "ray", "engine=ray")), whole)

@@ -1,0 +1,68 @@
+"""What engines with workers share: shards go to workers in their wire form, and updates come back in the plan's order.
+
+A worker trains whole clients as `sequential` does, so the result is that of `sequential`, bit for bit, for any number
+of workers.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import zip_longest
+from typing import TypeVar
+
+import torch
+
+from sharding import Plan, Shard
+from sharding.errors import Failure
+from sharding.planner import Client
+from train.engines.base import Update, Updates
+from train.engines.sequential import SequentialEngine
+
+AHEAD = 4  # clients queued per worker: enough to keep it busy, with memory independent of the cohort's size
+
+Answer = tuple[bytes | None, float | None, Failure | None]  # a shard's wire form, its loss, why the client failed
+Shared = TypeVar("Shared")
+Ticket = TypeVar("Ticket")
+
+
+def train_in_order(
+    plan: Plan,
+    device: torch.device,
+    ahead: int,
+    share: Callable[[bytes], Shared],
+    send: Callable[[Client, bytes, Shared], Ticket],
+    wait: Callable[[Ticket], Answer],
+) -> Updates:
+    """Yield the updates of a plan's clients in its order, while workers train the next clients.
+
+    Args:
+        plan: of the round.
+        device: where updates go.
+        ahead: how many clients may be under way at once, which bounds the memory of a large cohort.
+        share: makes what all clients of the round read ready to be sent with each.
+        send: has a worker train a client on its own terms and on what all share.
+        wait: returns the worker's answer.
+    """
+    order = list(plan)
+    if not order:
+        return
+    dense = share(replace(plan[order[0]], terms={}).to_bytes())
+
+    def start(client: Client) -> Ticket:
+        return send(client, replace(plan[client], dense={}).to_bytes(), dense)
+
+    tickets = {client: start(client) for client in order[:ahead]}
+    for client, later in zip_longest(order, order[ahead:]):
+        shard, loss, failure = wait(tickets.pop(client))
+        if later is not None:
+            tickets[later] = start(later)
+        sent_back = None if shard is None else Shard.from_bytes(shard).to(device)
+        yield client, Update(sent_back, None if loss is None else torch.tensor(loss, device=device), failure)
+
+
+def answer(engine: SequentialEngine, client: Client, terms: bytes, dense: bytes, round: int, lr: float) -> Answer:
+    """Train a client in a worker, on its own terms and the dense rest that all clients of the round share."""
+    own, rest = Shard.from_bytes(terms), Shard.from_bytes(dense)
+    shard = replace(own, dense=rest.dense, frozen=own.frozen | rest.frozen).to(engine.job.device)
+    update = engine.train_client(client, shard, round, lr)
+    sent_back = None if update.shard is None else update.shard.to_bytes()
+    return sent_back, None if update.loss is None else float(update.loss), update.failure
