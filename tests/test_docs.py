@@ -169,8 +169,3 @@ def test_every_committed_result_is_on_the_page_that_says_what_it_supports():
     patterns = [pattern for row in rows for pattern in re.findall(r"`(.+?)`", row)]
     assert [name for name in files if not any(fnmatch(name, pattern) for pattern in patterns)] == []
     assert [pattern for pattern in patterns if not any(fnmatch(name, pattern) for name in files)] == []
-
-
-def test_no_two_pages_have_the_same_title():
-    titles = [re.search(r"^# (.+)$", text, re.M)[1] for page, text in TEXTS.items()]
-    assert sorted(set(titles)) == sorted(titles)

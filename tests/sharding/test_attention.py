@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from sharding import (
-    FactorizedLinear,
     ShardPlanner,
     UserError,
     client_model,
@@ -226,12 +225,9 @@ def test_unpacked_attention_can_be_traced_symbolically():
     torch.testing.assert_close(torch.fx.symbolic_trace(model)(x), model(x))
 
 
-def test_planner_and_client_replace_the_same_layers_where_an_attention_comes_first():
-    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
-    model = nn.Sequential(nn.Embedding(9, 8), encoder, nn.Linear(8, 3))
-    with pytest.raises(UserError, match=r"cannot factorize 1.layers.0.self_attn: .* call sharding.unpack_attention"):
-        ShardPlanner("top_n").plan(model, {0: 0.5})
-    shard = ShardPlanner("top_n").plan(unpack_attention(model), {0: 0.5})[0]
-    small = factorize(model, 0.5)
-    assert shard.terms.keys() == {name for name, layer in small.named_modules() if isinstance(layer, FactorizedLinear)}
-    shard.load_into(small)
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")
+def test_torchscript_compiles_unpacked_attention():
+    attention = torch.jit.script(factorize(Vision().eval(), 1.0, skip=()).attention)
+    x = torch.randn(2, 3, 8)
+    for need_weights in (True, False):
+        assert attention(x, x, x, need_weights=need_weights)[0].shape == x.shape

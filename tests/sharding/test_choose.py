@@ -233,18 +233,8 @@ def test_adapters_stay_whole_beside_a_factorized_frozen_base():
     assert trained == {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def test_a_complex_layer_is_refused_not_halved():
-    with pytest.raises(UserError, match=r"a matrix of real floating-point numbers is needed"):
-        FactorizedLinear.from_dense(nn.Linear(16, 16, dtype=torch.complex64), 2)
-
-
 def test_the_version_is_that_of_the_distribution():
     assert sharding.__version__ == importlib.metadata.version("spectral-sharding")
-
-
-def test_the_package_and_the_function_have_names_of_their_own():
-    assert importlib.util.find_spec("sharding.factorize") is None
-    assert importlib.import_module("sharding.factorization").factorize is factorize
 
 
 def test_nothing_to_factorize_warns_and_says_what_there_is():

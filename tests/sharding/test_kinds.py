@@ -7,7 +7,17 @@ import pytest
 import torch
 from torch import nn
 
-from sharding import ShardPlanner, UserError, aggregate, client_model, factorize, merge, split_layers, train_shard
+from sharding import (
+    Shard,
+    ShardPlanner,
+    UserError,
+    aggregate,
+    client_model,
+    factorize,
+    merge,
+    split_layers,
+    train_shard,
+)
 from sharding.factorization import rank_of
 from sharding.layers import FactorizedLayer, SplitLinear, as_blocks, factorized_type, num_blocks
 from sharding.layers.embedding import FactorizedEmbedding
@@ -37,10 +47,18 @@ class Marked(nn.Linear):
 
 CASES = {
     "linear": (lambda: nn.Linear(6, 8), (4, 6)),
+    "linear without a bias": (lambda: nn.Linear(9, 5, bias=False), (4, 2, 9)),
     "subclass": (lambda: Marked(6), (4, 6)),
     "transformers": (lambda: Conv1D(8, 6), (4, 3, 6)),
     "conv1d": (lambda: nn.Conv1d(4, 6, 3, stride=2, padding=1), (2, 4, 9)),
     "conv1d reflect": (lambda: nn.Conv1d(4, 6, 3, padding=2, padding_mode="reflect"), (2, 4, 9)),
+    "conv2d of a point": (lambda: nn.Conv2d(3, 8, 1, bias=False), (2, 3, 9, 8)),
+    "conv2d strided": (lambda: nn.Conv2d(3, 8, (3, 1), stride=(2, 1), padding=(1, 0)), (2, 3, 9, 8)),
+    "conv2d dilated": (lambda: nn.Conv2d(3, 8, 3, stride=2, padding=2, dilation=2), (2, 3, 9, 8)),
+    "conv2d same": (lambda: nn.Conv2d(3, 8, (3, 5), padding="same", dilation=(1, 2)), (2, 3, 9, 8)),
+    "conv2d valid": (lambda: nn.Conv2d(3, 8, 3, padding="valid"), (2, 3, 9, 8)),
+    "conv2d circular": (lambda: nn.Conv2d(3, 8, 3, padding=(2, 1), padding_mode="circular"), (2, 3, 9, 8)),
+    "conv2d reflect": (lambda: nn.Conv2d(3, 8, (2, 5), padding="same", padding_mode="reflect"), (2, 3, 9, 8)),
     "conv2d grouped": (lambda: nn.Conv2d(8, 12, 3, groups=4, padding="same"), (2, 8, 5, 6)),
     "conv2d grouped circular": (lambda: nn.Conv2d(8, 4, 3, groups=2, padding=1, padding_mode="circular"), (2, 8, 5, 6)),
     "conv2d without a batch": (lambda: nn.Conv2d(4, 6, 3, bias=False), (4, 5, 6)),
@@ -128,16 +146,29 @@ def test_output_sizes_and_split_layers():
     assert torch.equal(torch.fx.symbolic_trace(split)(x), split(x))
 
 
-def test_a_round_with_all_terms_moves_the_layer_as_a_step_on_the_dense_one_would(case):
-    layer, x = case
-    model = nn.Sequential(layer)
-    plan = ShardPlanner("full", skip=(), also="0").plan(model, {0: 1.0, 1: 1.0})
-    assert list(plan[0].terms) == ["0"]
-    small = client_model(model, plan[0])
-    torch.testing.assert_close(small(x), model(x), **TOLERANCE)
-    before = layer.weight.detach().clone()
+def assert_a_round_trains(model, x, **options):
+    """A client has the structure alone and computes what the server does; what it does not train changes nothing."""
+    plan = ShardPlanner("full", skip=(), **options).plan(model, {0: 1.0, 1: 1.0})
+    structure, before = deepcopy(model).to("meta"), model(x)
+    small = client_model(structure, Shard.from_bytes(plan[0].to_bytes()))
+    torch.testing.assert_close(small(x), before, **TOLERANCE)
     aggregate(model, plan, plan, {0: 1, 1: 3})
-    torch.testing.assert_close(layer.weight.detach(), before, **TOLERANCE)
+    torch.testing.assert_close(model(x), before, **TOLERANCE)
+    update = train_shard(structure, plan[0], [(x, x)], 0.1, loss=lambda y, _: y.square().mean())
+    assert aggregate(model, plan, {0: update}, {0: 1}).accepted == [0]
+    assert not torch.allclose(model(x), before)
+    return plan[0].terms.keys()
+
+
+def test_a_round_trains_every_kind_of_layer(case):
+    layer, x = case
+    assert assert_a_round_trains(nn.Sequential(layer), x, also="0") == {"0"}
+
+
+def test_a_round_trains_the_parts_of_a_split_layer():
+    torch.manual_seed(0)
+    model = split_layers(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)).double(), {"1": 3})
+    assert assert_a_round_trains(model, torch.randn(2, 6).double()) == {"0", *(f"1.parts.{part}" for part in range(3))}
 
 
 def test_a_grouped_convolutions_joint_terms_hold_what_its_groups_terms_do():

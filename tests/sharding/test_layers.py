@@ -7,68 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sharding import FactorizedConv2d, FactorizedLinear, UserError
-from sharding.svd.spectrum import decompose_one
 
 TOLERANCE = 1e-10
-
-CONVS = [
-    {"kernel_size": 3},
-    {"kernel_size": 1, "bias": False},
-    {"kernel_size": (3, 1), "stride": (2, 1), "padding": (1, 0)},
-    {"kernel_size": 3, "stride": 2, "padding": 2, "dilation": 2},
-    {"kernel_size": (3, 5), "padding": "same", "dilation": (1, 2)},
-    {"kernel_size": 3, "padding": "valid"},
-    {"kernel_size": 3, "padding": (2, 1), "padding_mode": "circular"},
-    {"kernel_size": (2, 5), "padding": "same", "padding_mode": "reflect"},
-]
-
-
-def dense_layers():
-    torch.manual_seed(0)
-    yield nn.Linear(7, 5).double(), torch.randn(4, 2, 7).double()
-    yield nn.Linear(5, 9, bias=False).double(), torch.randn(4, 5).double()
-    for geometry in CONVS:
-        yield nn.Conv2d(3, 8, **geometry).double(), torch.randn(2, 3, 9, 8).double()
-
-
-DENSE_LAYERS = [pytest.param(*case, id=f"{index}-{case[0]._get_name()}") for index, case in enumerate(dense_layers())]
-
-
-def kind(layer):
-    return FactorizedLinear if isinstance(layer, nn.Linear) else FactorizedConv2d
-
-
-@pytest.mark.parametrize(("layer", "x"), DENSE_LAYERS)
-def test_all_terms_equal_the_dense_layer_in_output_and_gradients(layer, x):
-    rank = min(layer.weight.flatten(1).shape)
-    factorized = kind(layer).from_dense(layer, rank)
-    x, y = x.clone().requires_grad_(), x.clone().requires_grad_()
-    expected, actual = layer(x), factorized(y)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=TOLERANCE)
-
-    probe = torch.randn_like(expected)
-    (expected * probe).sum().backward()
-    (actual * probe).sum().backward()
-    torch.testing.assert_close(y.grad, x.grad, rtol=0, atol=TOLERANCE)
-    if layer.bias is not None:
-        torch.testing.assert_close(factorized.bias.grad, layer.bias.grad, rtol=0, atol=TOLERANCE)
-    # The chain rule through W = UΩVᵀ: ∂L/∂U = ∂L/∂W·VΩ, ∂L/∂V = (∂L/∂W)ᵀ·UΩ.
-    gradient = layer.weight.grad.flatten(1)
-    torch.testing.assert_close(factorized.u.grad, gradient @ factorized.v.detach(), rtol=0, atol=TOLERANCE)
-    torch.testing.assert_close(factorized.v.grad, gradient.mT @ factorized.u.detach(), rtol=0, atol=TOLERANCE)
-
-
-@pytest.mark.parametrize(("layer", "x"), DENSE_LAYERS)
-def test_some_terms_and_multipliers_equal_their_composed_matrix(layer, x):
-    factorized = kind(layer).from_dense(layer, 2)
-    factorized.multipliers.copy_(torch.tensor([3.0, 0.5]))
-    spectrum = decompose_one(layer.weight.flatten(1))
-    weight = 3 * spectrum.u[:, :1] @ spectrum.v[:, :1].mT + 0.5 * spectrum.u[:, 1:2] @ spectrum.v[:, 1:2].mT
-    composed = factorized.to_dense()
-    torch.testing.assert_close(composed.weight.flatten(1), weight, rtol=0, atol=TOLERANCE)
-    torch.testing.assert_close(factorized.weight, composed.weight.detach(), rtol=0, atol=TOLERANCE)
-    torch.testing.assert_close(factorized(x), composed(x), rtol=0, atol=TOLERANCE)
-    assert repr(composed) == repr(layer)
 
 
 @given(

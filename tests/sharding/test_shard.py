@@ -25,13 +25,6 @@ def assert_same(one: Shard, other: Shard) -> None:
     assert (one.keep_ratio, one.frozen, one.compression) == (other.keep_ratio, other.frozen, other.compression)
 
 
-def test_the_wire_form_comes_back_the_same_and_nbytes_is_its_length():
-    for shard in make_plan(make_net(), {"a": 0.3, "b": 1.0}).values():
-        data = shard.to_bytes()
-        assert len(data) == shard.nbytes
-        assert_same(Shard.from_bytes(data), shard)
-
-
 INTEGERS = {
     f"table.{dtype}": torch.ones(3, dtype=dtype)
     for bits in (8, 16, 32, 64)
@@ -87,13 +80,6 @@ def test_a_shard_goes_into_a_client_model_and_comes_back(keep_ratio):
         assert torch.equal(client.get_submodule(name).multipliers, terms.multipliers)
 
 
-def test_a_client_with_all_terms_computes_what_the_server_computes():
-    server, x = make_net(), torch.randn(2, 1, 4, 4)
-    client = factorize(make_net(), 1.0)
-    make_plan(server, {0: 1.0}, "full")[0].load_into(client)
-    torch.testing.assert_close(client(x), server(x), rtol=1e-5, atol=1e-6)
-
-
 def test_what_is_read_back_does_not_change_with_the_resident_model():
     client = factorize(make_net(), 0.5)
     shard = make_plan(make_net(), {0: 0.5})[0]
@@ -139,12 +125,6 @@ def test_bytes_that_are_no_shard_are_reported(data, tmp_path):
     (tmp_path / "file").write_bytes(data)
     with pytest.raises(UserError, match="not a shard"):
         Shard.read(tmp_path / "file")
-
-
-def test_a_shard_that_lacks_a_part_is_reported():
-    data = make_plan(make_net(), {0: 0.5})[0].to_bytes()
-    with pytest.raises(UserError, match="it lacks 'multipliers'"):
-        Shard.from_bytes(data.replace(b"/multipliers", b"/multipliexs"))
 
 
 class Tied(nn.Module):
@@ -341,7 +321,6 @@ def test_a_model_that_a_shard_does_not_fit_is_reported_all_at_once_and_left_alon
     for put in (shard.load_into, shard.read_from):
         with pytest.raises(UserError, match=told) as raised:
             put(model)
-        assert "\n" not in str(raised.value)
         assert "keep ratio 0.1" in str(raised.value)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 

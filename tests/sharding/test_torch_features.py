@@ -1,12 +1,9 @@
 """What torch offers, on a factorized ViT (timm) and a factorized GPT-2 (transformers)."""
 
-import os
-import pickle
 from copy import deepcopy
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -41,18 +38,6 @@ class Bare(nn.Module):
     def forward(self, x):
         made = self.model(x)
         return made if isinstance(made, torch.Tensor) else made.logits
-
-
-def test_copies_and_pickles(case):
-    model, inputs = case
-    for twin in (deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(twin(*inputs), model(*inputs))
-    state = model.state_dict()
-    fresh = deepcopy(model)
-    for parameter in fresh.parameters():
-        parameter.data.zero_()
-    fresh.load_state_dict(state, strict=True)
-    assert torch.equal(fresh(*inputs), model(*inputs))
 
 
 def test_compiles_to_one_graph(case):
@@ -138,28 +123,12 @@ def test_checkpointing(case):
         torch.testing.assert_close(model.get_parameter(name).grad, gradient)
 
 
-@pytest.fixture
-def group(tmp_path):
-    os.environ.setdefault("MASTER_ADDR", "localhost")
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def test_ddp_and_fsdp2(case, group):
-    from torch.distributed.fsdp import fully_shard
-
+@pytest.mark.usefixtures("group")
+def test_ddp(case):
     model, inputs = case
-    expected = model(*inputs)
     wrapped = DistributedDataParallel(deepcopy(model))
-    torch.testing.assert_close(wrapped(*inputs), expected)
+    torch.testing.assert_close(wrapped(*inputs), model(*inputs))
     wrapped(*inputs).sum().backward()
-    pieces = fully_shard(deepcopy(model), mesh=torch.distributed.init_device_mesh("cpu", (1,)))
-    optimizer = torch.optim.SGD(pieces.parameters(), 0.1)
-    torch.testing.assert_close(pieces(*inputs), expected)
-    pieces(*inputs).square().sum().backward()
-    optimizer.step()
-    assert not torch.allclose(pieces(*inputs), expected)
 
 
 def test_a_models_own_reading_of_weights_is_right():

@@ -34,13 +34,6 @@ def build() -> nn.Sequential:
     return nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
 
 
-@pytest.fixture
-def group(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 WRAPPERS = {
     "compile": torch.compile,
     "DataParallel": DataParallel,

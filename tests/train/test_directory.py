@@ -57,14 +57,17 @@ def test_a_file_that_no_run_left_is_not_cleared_away(config, name):
 
 
 @pytest.mark.parametrize("end", [UserError("no"), RuntimeError("no"), KeyboardInterrupt])
-def test_a_run_that_ends_before_its_first_round_leaves_nothing_behind(config, end, monkeypatch):
+def test_a_run_that_ends_before_its_first_round_leaves_nothing_behind(config, end, tmp_path, monkeypatch):
     def train(*args):
         raise end
 
+    (tmp_path / "empty").mkdir()
     monkeypatch.setattr("train.run.run_rounds", train)
-    with pytest.raises(type(end) if isinstance(end, Exception) else end):
-        run(config())
-    assert not config().directory.exists()
+    for folder in ("new/run", "empty"):
+        with pytest.raises(type(end) if isinstance(end, Exception) else end):
+            run(config(f"output={tmp_path / folder}"))
+    assert not (tmp_path / "new").exists()
+    assert [path.name for path in (tmp_path / "empty").iterdir()] == [LOCK_FILE]
 
 
 def test_a_run_that_ends_after_a_round_keeps_it(config):

@@ -98,6 +98,7 @@ device=cuda:99
 compression=float3 → 'float32'
 init=low
 server_optimizer=plan → 'plain'
+server_lr=1e300 → less than
 clip=0.5
 clip=3 → local.optimizer=sgd
 keep_ratio=0
@@ -123,6 +124,7 @@ data.partition=dirichlett → 'dirichlet'
 data.partition=pachinko → superclasses
 data.partition=natural → natural needs
 data.options.noise=1 → 'noise'
+data.partition_options={share: 0.2} → 'share'
 clients.count=0
 clients.count=1.5
 clients.count=2000 → 1437
@@ -136,6 +138,7 @@ clients.sampler=mmfl → clients.budget
 clients.sampler=wireless → network.bandwidth
 clients.budget=2 → ocs
 clients.signal=norm → uniform
+clients.pilot_losses=1.5 → clients.pilot_losses=[…]
 clients.signal="a\\nb" → uniform
 network.bandwidth=0
 network.bandwidth=-1
@@ -152,6 +155,7 @@ local.schedule=cosin → 'cosine'
 local.optimizer_options={a: 1} → 'a'
 target_loss=0.4 → evaluate_training=true
 plugins=[no_such_module] → no_such_module
+plugins=5 → plugins=[…]
 tracking.use=[mine] → --import
 tracking.wandb=of → offline
 tracking.wandb=on → offline

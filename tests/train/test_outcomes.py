@@ -3,11 +3,9 @@
 import pytest
 import torch
 
-from sharding import UserError
-from tests.train.runs import QUICKSTART, tiny
+from tests.train.runs import tiny
 from train.assembly import assemble
 from train.callbacks.stopping import DivergedError
-from train.config.schema import load_config
 from train.engines.local import evaluate
 from train.run import run
 
@@ -30,19 +28,3 @@ def test_an_evaluation_that_is_not_finite_is_reported(tmp_path, caplog):
         next(experiment.model.parameters()).fill_(torch.nan)
     evaluate(experiment.model, experiment.dataset, experiment.dataset.test)
     assert "loss on digits is nan" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("override", "why"),
-    [
-        ("server_lr=1e300", "server_lr=.*less than"),
-        ("clients.pilot_losses=1.5", r"a list is needed, as clients.pilot_losses=\[…\]"),
-        ("plugins=5", r"a list is needed, as plugins=\[…\]"),
-        ("data.partition_options={share: 0.2}", "dirichlet has no option 'share'"),
-        ("data.options={length: 3}", "digits has no option 'length'"),
-        ("model.widht=3", "no option 'widht'"),
-    ],
-)
-def test_a_configuration_that_exists_can_be_run(override, why):
-    with pytest.raises(UserError, match=why):
-        load_config(QUICKSTART, [override])

@@ -65,14 +65,6 @@ def test_every_example_trains(tmp_path, example):
         assert lines[-1]["test_accuracy"] > 0.8
 
 
-def test_every_example_is_run_by_a_test_and_says_how():
-    texts = {path.stem: path.read_text(encoding="utf-8") for path in Path("examples").glob("own_*.py")}
-    registering = {name for name, text in texts.items() if re.search(r"^[A-Z]+\[\"\w+\"\] = ", text, re.MULTILINE)}
-    assert registering == set(EXAMPLES)
-    for name in registering:
-        assert f"examples.{name}" in texts[name] + Path("examples/moons.yaml").read_text(encoding="utf-8")
-
-
 def test_own_parts_reach_the_processes_of_a_comparison(tmp_path, capsys):
     own = ["--import", "examples.own_strategy", "--strategies", "even", "--grid", "local.lr=0.03,0.1", "--quiet"]
     assert main(["compare", QUICKSTART, *own, *TINY, f"--output={tmp_path}"]) == 0

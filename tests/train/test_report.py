@@ -22,7 +22,6 @@ from train.report.figures import (
     accuracy_drawings,
     curve_drawings,
     grid_drawing,
-    legend_drawing,
     lost_drawing,
     phase_drawing,
     price_drawing,
@@ -393,27 +392,6 @@ def test_long_labels_leave_the_pictures_their_width(runs):
         assert all(text.get_window_extent().y1 < figure.bbox.y1 for text in texts)
 
 
-def test_names_of_targets_stand_beside_the_curves(runs):
-    arms = group(find_runs([runs])[0])
-    figure = next(accuracy_drawings(arms, [9, 95])).figure
-    figure.draw_without_rendering()
-    (axes,) = figure.axes
-    (names,) = axes.child_axes
-    labels = names.get_yticklabels()
-    assert [label.get_text() for label in labels] == ["9 %", "95 %"]
-    assert all(axes.bbox.x1 < label.get_window_extent().x0 for label in labels)
-    assert all(label.get_window_extent().x1 < figure.bbox.x1 for label in labels)
-
-
-def test_letters_are_large_enough_on_a_phone(runs):
-    figure = next(accuracy_drawings(group(find_runs([runs])[0]), [95])).figure
-    pixels = 358 / (72 * figure.get_figwidth())  # that a point takes on the page, in a window of 390
-    legend = legend_drawing(group(find_runs([runs])[0])).figure
-    assert legend.get_figwidth() == figure.get_figwidth()
-    texts = [*figure.axes[0].get_xticklabels(), *legend.legends[0].get_texts()]
-    assert min(text.get_fontsize() for text in texts) * pixels > 10
-
-
 def spoil(run, line):
     with (run / "metrics.jsonl").open("a") as metrics:
         metrics.write(line)
@@ -449,17 +427,6 @@ def test_where_no_run_can_be_read_it_is_an_error(runs, tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 2
     assert spoiled in capsys.readouterr().err
     assert not (tmp_path / "report.html").exists()
-
-
-def test_no_run_is_one_line(tmp_path):
-    with pytest.raises(UserError, match="no run with a finished round"):
-        find_runs([tmp_path])
-
-
-def test_a_folder_that_is_not_there_is_refused_and_nothing_written(runs, tmp_path):
-    with pytest.raises(UserError, match=r"there is no folder .*/none;"):
-        write_page([tmp_path / "none", runs], tmp_path, "x")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_where_things_are_makes_no_other_experiment(runs):

@@ -296,24 +296,11 @@ def first(change):
 
 TAMPERINGS = {
     "missing": (first(lambda plan, client, update: []), "nothing returned"),
-    "no shard": (first(lambda plan, client, update: [(client, replace(update, shard="x"))]), "a str, not a shard"),
-    "hollow": (
-        first(lambda plan, client, update: [(client, replace(update, shard=replace(update.shard, terms={})))]),
-        "other layers",
-    ),
     "another's": (
         lambda plan, pairs: [(pairs[0][0], pairs[1][1]), *pairs[1:]],
         r"has shape|indices are not those of the plan",
     ),
-    "half": (
-        first(lambda plan, c, u: [(c, replace(u, shard=replace(u.shard, dense=halved(u.shard.dense))))]),
-        "is torch.float16, not torch.float32",
-    ),
 }
-
-
-def halved(tensors):
-    return {name: tensor.half() for name, tensor in tensors.items()}
 
 
 @pytest.mark.parametrize(

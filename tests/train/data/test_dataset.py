@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.errors import UserError
-from train.data import DATASETS, load_dataset
+from train.data import load_dataset
 from train.data.dataset import flip, standardize
 
 
@@ -58,15 +58,6 @@ def test_moving_a_dataset_moves_both_splits() -> None:
     moved = load_dataset("digits").to("meta")
     assert moved.train.inputs.device.type == moved.test.targets.device.type == "meta"
     assert (len(moved.train), moved.num_classes, moved.input_shape) == (1437, 10, (1, 8, 8))
-
-
-def test_mistakes_are_reported_in_one_line(tmp_path) -> None:
-    with pytest.raises(UserError, match=r"unknown dataset 'cifar' \(did you mean 'cifar10'\?\)"):
-        load_dataset("cifar")
-    for name in set(DATASETS) - {"digits", "synthetic"}:
-        with pytest.raises(UserError, match=rf"no {name} under {tmp_path}: expected {name}.*set data.root=") as caught:
-            load_dataset(name, tmp_path)
-        assert "\n" not in str(caught.value)
 
 
 def test_data_lie_in_the_folder_data_unless_the_environment_names_another(tmp_path, monkeypatch) -> None:

@@ -93,27 +93,6 @@ def test_color_and_gray_are_converted_to_what_the_dataset_has(tmp_path: Path) ->
     assert data.augment is None
 
 
-@pytest.mark.parametrize(
-    ("images", "labels", "label", "message"),
-    [
-        ([np.zeros((32, 32, 3), np.uint8)], [0], "klass", "has the columns img, klass; expected .*`label`"),
-        (
-            [np.zeros((32, 32, 3), np.uint8), np.zeros((32, 30, 3), np.uint8)],
-            [0, 1],
-            "label",
-            "an image has 30x32 pixels",
-        ),
-        ([np.zeros((28, 28, 3), np.uint8)], [0], "label", "an image has 28x28 pixels, not 32x32"),
-        ([np.zeros((32, 32, 3), np.uint8)], [10], "label", "labels up to 10; expected .* labels below 10"),
-    ],
-)
-def test_other_data_under_the_name_is_refused(tmp_path: Path, images, labels, label, message) -> None:
-    for split in ("train", "test"):
-        write_parquet(tmp_path / "cifar10" / f"{split}-0.parquet", images, labels, label, [])
-    with pytest.raises(UserError, match=message):
-        load_dataset("cifar10", tmp_path)
-
-
 def test_cifar100_superclasses_follow_the_names_in_the_file(tmp_path: Path) -> None:
     names = sorted((name for fine in SUPERCLASSES.values() for name in fine), reverse=True)
     for split in ("train", "test"):
@@ -191,19 +170,6 @@ def test_tiny_imagenet_in_its_official_layout(tmp_path: Path) -> None:
     assert data.train.targets.tolist() == [0, 1, 0, 0]
     assert data.test.inputs[0, :, 5, 5].tolist() == [50, 50, 50]
     assert data.test.targets.tolist() == [1]
-
-
-def test_download_goes_to_the_folder_of_the_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from train.data import official
-
-    def refused(folder: Path, download: bool) -> None:
-        raise OSError(f"no route to {folder}")
-
-    monkeypatch.setitem(official.DOWNLOADS, "mnist", refused)
-    with pytest.raises(UserError, match=rf"could not download mnist into {tmp_path}/mnist: no route"):
-        load_dataset("mnist", tmp_path, download=True)
-    with pytest.raises(UserError, match="cannot fetch tiny_imagenet, only cifar10, cifar100, mnist"):
-        load_dataset("tiny_imagenet", tmp_path, download=True)
 
 
 @pytest.mark.real
