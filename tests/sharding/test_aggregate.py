@@ -371,14 +371,6 @@ def test_sampled_uploads_weigh_vectors_by_size_over_probability(played):
         assert torch.equal(model.get_submodule(name).weight, reweighted.get_submodule(name).weight)
 
 
-def test_when_all_are_heard_for_certain_it_is_the_plain_average(played):
-    model, plan, updates = played
-    other = deepcopy(model)
-    aggregate(model, plan, updates, NUM_SAMPLES)
-    aggregate(other, plan, updates, NUM_SAMPLES, total=float(sum(NUM_SAMPLES.values())), server_lr=1.0)
-    assert_equal(model, other.state_dict())
-
-
 def test_the_rest_stands_for_a_client_that_reported_and_vanished(played):
     model, plan, updates = played
     weights = {c: NUM_SAMPLES[c] / PROBABILITIES[c] for c in "abd"}

@@ -8,6 +8,12 @@ import pytest
 from train.config.schema import Config, load_config
 
 
+@pytest.fixture(autouse=True)
+def _no_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave no handler behind where a command is run in this process."""
+    monkeypatch.setattr("logging.basicConfig", lambda **how: None)
+
+
 @pytest.fixture
 def flower_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     """Be the server of a run, as messages want to know."""

@@ -1,6 +1,5 @@
 """The command line from end to end: in this process, and a few times as a process of its own."""
 
-import logging
 import shutil
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from train.cli.commands import main
 @pytest.fixture
 def train(monkeypatch, capsys):
     """Run a command in this process."""
-    monkeypatch.setattr(logging, "basicConfig", lambda **how: None)
     monkeypatch.setenv("COLUMNS", "120")
 
     def command(*words):

@@ -1,6 +1,5 @@
 """Commands that train nothing, options of all, and what sweeps pass: in this process, for they are many."""
 
-import logging
 import shlex
 import shutil
 from pathlib import Path
@@ -14,11 +13,6 @@ from train.cli.arguments import HELP, parse
 from train.cli.commands import main
 from train.cli.listing import REGISTRIES
 from train.config.schema import load_config
-
-
-@pytest.fixture(autouse=True)
-def quiet_logs(monkeypatch):
-    monkeypatch.setattr(logging, "basicConfig", lambda **how: None)
 
 
 def test_config_prints_what_would_be_run(capsys):

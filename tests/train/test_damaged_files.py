@@ -24,10 +24,9 @@ SHAKESPEARE = str(CONFIGS / "shakespeare_gpt.yaml")
 
 
 @pytest.fixture(autouse=True)
-def _console(monkeypatch, tmp_path):
-    """An empty folder to work in, and no handlers left behind."""
+def _folder(monkeypatch, tmp_path):
+    """An empty folder to work in."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("logging.basicConfig", lambda **how: None)
 
 
 PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"

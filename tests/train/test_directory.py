@@ -7,10 +7,9 @@ from threading import Barrier
 import pytest
 
 from sharding import UserError
-from train.callbacks import EachRound
 from train.run import run
 from train.rundir.directory import RunDirectory, lock
-from train.rundir.files import LOCK_FILE, METRICS_FILE
+from train.rundir.files import LOCK_FILE
 
 
 def test_of_two_threads_one_writes(config):
@@ -68,12 +67,3 @@ def test_a_run_that_ends_before_its_first_round_leaves_nothing_behind(config, en
             run(config(f"output={tmp_path / folder}"))
     assert not (tmp_path / "new").exists()
     assert [path.name for path in (tmp_path / "empty").iterdir()] == [LOCK_FILE]
-
-
-def test_a_run_that_ends_after_a_round_keeps_it(config):
-    def stop(metrics):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(config(), [EachRound(stop)])
-    assert (config().directory / METRICS_FILE).stat().st_size

@@ -1,9 +1,9 @@
-"""Local training against the algorithm written out by hand."""
+"""Local training against its loop written out by hand."""
 
 import torch
 from torch import nn
 
-from sharding import FactorizedLinear
+from sharding import FactorizedLinear, LocalSGD
 from sharding.rng import generator
 from train.config.sections import LocalConfig
 from train.data import Dataset, Split
@@ -27,26 +27,14 @@ def make_model():
 
 
 def train_by_hand(model, data, epochs, batch_size):
-    """Clip the gradient of loss + decay·‖UΩVᵀ‖²_F by min(1, τ/ω), then let momentum see it."""
-    rng = generator("batches", 0, 0, 0)
-    orders = [rng.permutation(len(data.train)) for _ in range(epochs)]
-    velocity = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
-    factor = torch.tensor([1.0, CLIP / 8.0])
-    losses = []
-    for order in orders:
-        for start in range(0, len(order), batch_size):
-            rows = torch.from_numpy(order[start : start + batch_size])
-            loss = nn.functional.cross_entropy(model(data.train.inputs[rows]), data.train.targets[rows])
-            matrix = model[0].u @ model[0].multipliers.diag() @ model[0].v.mT
-            model.zero_grad()
-            (loss + DECAY * matrix.square().sum()).backward()
-            losses.append(loss.item())
-            with torch.no_grad():
-                for name, parameter in model.named_parameters():
-                    gradient = parameter.grad * factor if name in ("0.u", "0.v") else parameter.grad
-                    velocity[name].mul_(MOMENTUM).add_(gradient)
-                    parameter.sub_(LR * velocity[name])
-    return sum(losses) / len(losses)
+    """Step through each epoch's batches with the library's optimizer."""
+    rng, losses = generator("batches", 0, 0, 0), []
+    orders = [torch.from_numpy(rng.permutation(len(data.train))) for _ in range(epochs)]
+    optimizer = LocalSGD(model, LR, MOMENTUM, DECAY, CLIP)
+    for rows in (rows for order in orders for rows in order.split(batch_size)):
+        losses.append(nn.functional.cross_entropy(model(data.train.inputs[rows]), data.train.targets[rows]))
+        optimizer.step(losses[-1])
+    return sum(loss.item() for loss in losses) / len(losses)
 
 
 def test_local_training_is_clipped_decayed_sgd_with_momentum():

@@ -16,10 +16,9 @@ QUICKSTART = str(CONFIGS / "quickstart.yaml")
 
 
 @pytest.fixture(autouse=True)
-def _console(monkeypatch, tmp_path):
-    """An empty folder to work in, and no handlers left behind."""
+def _folder(monkeypatch, tmp_path):
+    """An empty folder to work in."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("logging.basicConfig", lambda **how: None)
 
 
 def kinds(annotation: Any) -> set[Any]:

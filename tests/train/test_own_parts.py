@@ -2,7 +2,6 @@
 
 import re
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -41,7 +40,6 @@ EXAMPLES = {
 @pytest.fixture(autouse=True)
 def _registries_as_before(monkeypatch):
     """What a test registers is gone after it, so that no other test of this process sees it."""
-    monkeypatch.setattr("logging.basicConfig", lambda **how: None)
     registries = [STRATEGIES, *REGISTRIES.values()]
     before = [dict(registry) for registry in registries]
     yield

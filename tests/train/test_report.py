@@ -85,6 +85,21 @@ def written(runs, tmp_path_factory):
     return write_page([runs], tmp_path_factory.mktemp("page"), "python -m train report runs", targets=[1, 99.9])
 
 
+def copied(run, into, **values):
+    """Copy a run into a folder, with other values in each line of its metrics; return where."""
+    metrics = shutil.copytree(run, into / run.name) / "metrics.jsonl"
+    lines = [json.loads(line) | values for line in metrics.read_text().splitlines()]
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return metrics.parent
+
+
+def page_of(folder):
+    """Return the text of the page about the runs in a folder, which is written there, with empty pictures."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("train.report.page.svg_of", lambda figure: b"")
+        return write_page([folder], folder, "x")[0].read_text(encoding="utf-8")
+
+
 def browse(page, tmp_path):
     """Return what headless chromium finds on the page."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -144,21 +159,17 @@ def test_the_table_beside_the_page_has_a_row_a_run(written):
 
 
 def test_a_run_that_is_not_done_is_said_to_be_so(runs, tmp_path):
-    shutil.copytree(runs / "a", tmp_path / "half")
-    metrics = tmp_path / "half" / "metrics.jsonl"
+    metrics = copied(runs / "a", tmp_path) / "metrics.jsonl"
     first, second = metrics.read_text().splitlines(keepends=True)
     metrics.write_text(first + second[: len(second) // 2])  # as while it is being written
-    page, _ = write_page([tmp_path], tmp_path, "x")
-    assert "has 1 of 2 rounds" in page.read_text(encoding="utf-8")
+    assert "has 1 of 2 rounds" in page_of(tmp_path)
 
 
 def test_a_run_that_ended_early_says_why(runs, tmp_path):
-    for name in "ab":
-        shutil.copytree(runs / name, tmp_path / name)
-    metrics = tmp_path / "b" / "metrics.jsonl"
-    line = json.loads(metrics.read_text().splitlines()[0]) | {"stopped": "test accuracy 12.0 % has reached 0.1"}
-    metrics.write_text(json.dumps(line) + "\n")
-    text = write_page([tmp_path], tmp_path, "x")[0].read_text(encoding="utf-8")
+    copied(runs / "a", tmp_path)
+    metrics = copied(runs / "b", tmp_path, stopped="test accuracy 12.0 % has reached 0.1") / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().splitlines(keepends=True)[0])
+    text = page_of(tmp_path)
     assert '<p class="note">' + f"{tmp_path / 'b'} has 1 of 2 rounds: test accuracy 12.0 % has reached 0.1.</p>" in text
     assert "cut off" not in text
     write_report([tmp_path / "a", tmp_path / "b"], tmp_path, "both", "x")
@@ -177,12 +188,8 @@ def test_a_run_that_ended_early_says_why(runs, tmp_path):
     ],
 )
 def test_a_run_whose_numbers_are_none_is_left_out_by_name(runs, tmp_path, caplog, spoiled):
-    for name in "ab":
-        shutil.copytree(runs / name, tmp_path / name)
-    metrics = tmp_path / "b" / "metrics.jsonl"
-    metrics.write_text(
-        "".join(json.dumps(json.loads(line) | spoiled) + "\n" for line in metrics.read_text().splitlines())
-    )
+    copied(runs / "a", tmp_path)
+    metrics = copied(runs / "b", tmp_path, **spoiled) / "metrics.jsonl"
     found, unread = find_runs([tmp_path])
     assert [run.directory.name for run in found] == ["a"]
     assert str(metrics) in unread[0]
@@ -190,13 +197,13 @@ def test_a_run_whose_numbers_are_none_is_left_out_by_name(runs, tmp_path, caplog
 
 
 def test_files_beside_the_metrics_that_cannot_be_read_are_named(runs, tmp_path):
-    shutil.copytree(runs / "a", tmp_path / "a")
-    clients, layers = tmp_path / "a" / "clients.json", tmp_path / "a" / "layers.jsonl"
+    held = copied(runs / "a", tmp_path)
+    clients, layers = held / "clients.json", held / "layers.jsonl"
     clients.write_text(re.sub(r'"samples": \[\d+', '"samples": ["many"', clients.read_text()))
     layers.write_text('{"round": 0}\n')
-    text = write_page([tmp_path], tmp_path, "x")[0].read_text(encoding="utf-8")
+    text = page_of(tmp_path)
     assert str(clients) in text
-    assert f"{tmp_path / 'a'} has a file that cannot be read: KeyError" in text
+    assert f"{held} has a file that cannot be read: KeyError" in text
 
 
 def test_a_name_with_dollars_is_no_mathematics(runs, tmp_path):
@@ -208,11 +215,7 @@ def test_a_name_with_dollars_is_no_mathematics(runs, tmp_path):
 
 
 def test_a_grid_ends_with_its_best_point_and_has_a_column_a_key(runs, tmp_path):
-    directories = [shutil.copytree(runs / name, tmp_path / name) for name in "ac"]
-    for directory, accuracy in zip(directories, (0.5, 0.75), strict=True):
-        metrics = directory / "metrics.jsonl"
-        lines = [json.loads(line) | {"test_accuracy": accuracy} for line in metrics.read_text().splitlines()]
-        metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    directories = [copied(runs / name, tmp_path, test_accuracy=its) for name, its in (("a", 0.5), ("c", 0.75))]
     table, _ = write_report(directories, tmp_path, "grid", "x")
     assert table.caption == "Best: dense, server_lr=0.5, 75.0 %."
     assert not (tmp_path / "grid.png").exists(), "one point a strategy is no line"
@@ -249,8 +252,7 @@ def test_the_data_s_differences_are_below_each_table(runs, tmp_path):
     held = json.loads(made.read_text())
     made.write_text(json.dumps(held | {"data": {"quickstart": ["a lossy re-encoding (WebP)"]}}))
     table, _ = write_report([one], tmp_path, "one", "x")
-    page = write_page([tmp_path], tmp_path, "x")[0].read_text(encoding="utf-8")
-    for text in (table.caption, (tmp_path / "summary.md").read_text(encoding="utf-8"), page):
+    for text in (table.caption, (tmp_path / "summary.md").read_text(encoding="utf-8"), page_of(tmp_path)):
         assert "The data are not the official ones: a lossy re-encoding (WebP)." in text
 
 
@@ -273,11 +275,8 @@ def test_numbers_and_tables_as_text():
 
 
 @pytest.mark.parametrize(("accuracy", "price"), [(0.101, None), (0.16, "MB to 15 %")])
-def test_bytes_to_a_target_are_reported_where_there_is_one(runs, tmp_path, accuracy, price):
-    metrics = shutil.copytree(runs / "a", tmp_path / "a") / "metrics.jsonl"
-    lines = [json.loads(line) | {"test_accuracy": accuracy} for line in metrics.read_text().splitlines()]
-    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    write_report([tmp_path / "a"], tmp_path, "one", "x")
+def test_bytes_to_a_target_are_told_where_there_is_one(runs, tmp_path, accuracy, price):
+    write_report([copied(runs / "a", tmp_path, test_accuracy=accuracy)], tmp_path, "one", "x")
     (head,) = (
         line for line in (tmp_path / "summary.md").read_text(encoding="utf-8").splitlines() if "| strategy |" in line
     )
@@ -304,18 +303,17 @@ def test_laws_are_those_of_each_run_s_own_last_record(runs, tmp_path):
     (tmp_path / "c" / "config.yaml").write_text((runs / "b" / "config.yaml").read_text().replace("clip: 10", "clip: 9"))
     layers = tmp_path / "c" / "layers.jsonl"
     layers.write_text(layers.read_text().splitlines(keepends=True)[0])
-    text = write_page([tmp_path], tmp_path, "x")[0].read_text(encoding="utf-8")
+    text = page_of(tmp_path)
     assert "in each run&#39;s last record (rounds 1 to 2), of the smallest" in text
     assert "ANME of each layer in each run&#39;s last record (rounds 1 to 2)" in text
     assert "<th>collective, clip=9.0 (round 1)</th>" in text
 
 
 def test_the_layers_of_every_task_are_there(runs, tmp_path):
-    shutil.copytree(runs / "a", tmp_path / "a")
-    layers = tmp_path / "a" / "layers.jsonl"
+    layers = copied(runs / "a", tmp_path) / "layers.jsonl"
     last = json.loads(layers.read_text().splitlines()[-1])
     layers.write_text("".join(json.dumps({**last, "task": task}) + "\n" for task in ("one", "two")))
-    text = write_page([tmp_path], tmp_path, "x")[0].read_text(encoding="utf-8")
+    text = page_of(tmp_path)
     for name in last["layers"]:
         assert f"<td>one/{name}</td>" in text
         assert f"<td>two/{name}</td>" in text
@@ -341,20 +339,13 @@ def test_a_seed_counts_once_and_who_is_left_out_is_named(runs, tmp_path):
         ("half", "a"),
         ("older", "a"),
     ]
-    page, table = write_page([tmp_path], tmp_path, "x")
-    assert f"half is left out: {tmp_path / 'a'} has the same settings and seed." in page.read_text(encoding="utf-8")
-    assert len(table.read_text(encoding="utf-8").splitlines()) == 3
+    assert f"half is left out: {tmp_path / 'a'} has the same settings and seed." in page_of(tmp_path)
+    assert len((tmp_path / "report.csv").read_text(encoding="utf-8").splitlines()) == 3
 
 
 def test_lost_clients_are_counted_by_their_reason(runs, tmp_path):
-    shutil.copytree(runs / "a", tmp_path / "lost")
-    metrics = tmp_path / "lost" / "metrics.jsonl"
-    lines = [
-        json.loads(line) | {"failed": 1, "failures": {"7": "a <NaN> in u"}} for line in metrics.read_text().splitlines()
-    ]
-    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    page, _ = write_page([tmp_path], tmp_path, "x")
-    text = page.read_text(encoding="utf-8")
+    copied(runs / "a", tmp_path, failed=1, failures={"7": "a <NaN> in u"})
+    text = page_of(tmp_path)
     assert "<td>a &lt;NaN&gt; in u</td><td>2</td>" in text
     assert "left out up to each round" in text
 
@@ -369,12 +360,10 @@ def test_a_file_by_another_program_is_not_overwritten(runs, written, tmp_path):
 
 
 def test_a_loss_that_exploded_does_not_hide_the_others(runs, tmp_path):
-    shutil.copytree(runs / "a", tmp_path / "a")
-    shutil.copytree(runs / "b", tmp_path / "b")
-    metrics = tmp_path / "b" / "metrics.jsonl"
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    lines[1]["train_loss"] = 1e20
-    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    copied(runs / "a", tmp_path)
+    metrics = copied(runs / "b", tmp_path) / "metrics.jsonl"
+    first, last = metrics.read_text().splitlines()
+    metrics.write_text(f"{first}\n{json.dumps(json.loads(last) | {'train_loss': 1e20})}\n")
     (drawing,) = curve_drawings(group(find_runs([tmp_path])[0]), "train_loss", "Training loss", "The loss.")
     assert drawing.figure.axes[0].get_ylim()[1] < 100
     assert "diverged" in drawing.caption
@@ -455,12 +444,11 @@ def test_each_experiment_has_a_section_and_labels_of_its_own(runs, tmp_path):
         shutil.copytree(runs / name, tmp_path / name)
     config = tmp_path / "c" / "config.yaml"
     config.write_text(config.read_text().replace("name: quickstart", "name: $other {$", 1))
-    page, table = write_page([tmp_path], tmp_path, "x")
-    text = page.read_text(encoding="utf-8")
+    text = page_of(tmp_path)
     assert re.findall(r'<h1 id="experiment-(.)">(.*)</h1>', text) == [("1", "quickstart"), ("2", "$other {$")]
     assert len(re.findall(r'<h2 id="results-.">', text)) == 2
     assert re.findall(r"</span>([^<]*)</td><td>\d+\.\d", text) == ["collective", "dense"]
-    assert len(table.read_text(encoding="utf-8").splitlines()) == 4
+    assert len((tmp_path / "report.csv").read_text(encoding="utf-8").splitlines()) == 4
 
 
 def test_labels_show_few_settings_and_are_numbered_where_these_are_the_same(runs):
@@ -524,7 +512,3 @@ def test_every_strategy_has_a_look_of_its_own():
     looks = [(style.color, style.dash) for style in STYLES.values()]
     assert len(set(looks)) == len(looks)
     assert style_of("one_of_my_own") == style_of("one_of_my_own")
-
-
-def test_the_config_beside_the_metrics_is_read_as_it_is(runs):
-    assert History.read(runs / "a").config == yaml.safe_load((runs / "a" / "config.yaml").read_text())

@@ -48,6 +48,12 @@ def small_layout(tmp_path):
     return load_layout(path)
 
 
+def text_of(name, matrix, cells, layout, into):
+    """Write the report about these cells, and return its text."""
+    Report(name, matrix, cells, layout, "small", "python", into).write()
+    return (into / f"{name if name.startswith('figure') else f'table{name}'}.md").read_text()
+
+
 def pretend(cell: Cell, accuracies, **last):
     """Write what a run of this cell would have left."""
     directory = cell.config.directory
@@ -175,8 +181,7 @@ def test_a_run_that_reached_its_target_early_has_finished(small_layout, tmp_path
     cells = cells_of(table, small_layout, "small", tmp_path, [0])
     (early,) = [cell for cell in cells if cell.name == "quickstart/r0.2/top_n-0"]
     pretend(early, [0.55], stopped="test accuracy 55.0 % has reached 0.5")
-    Report("1", table, cells, small_layout, "small", "python", tmp_path).write()
-    text = (tmp_path / "table1.md").read_text()
+    text = text_of("1", table, cells, small_layout, tmp_path)
     assert "| top_n | 55.0 | 67.44 ± 2.34 |" in text
     assert "1 of 3 runs are finished" in text
     assert "is at round" not in text
@@ -188,19 +193,16 @@ def test_a_run_that_cannot_be_read_is_left_out_by_name(small_layout, tmp_path, c
     of = {cell.name: cell for cell in cells}
     pretend(of["quickstart/r0.2/top_n-0"], [0.5, 0.6])
     pretend(of["quickstart/r0.4/top_n-0"], [0.7], test_accuracy=1e308)
-    Report("1", table, cells, small_layout, "small", "python", tmp_path).write()
-    assert "| top_n | 60.0 (1 lost) | 67.44 ± 2.34 | – | – |" in (tmp_path / "table1.md").read_text()
+    text = text_of("1", table, cells, small_layout, tmp_path)
+    assert "| top_n | 60.0 (1 lost) | 67.44 ± 2.34 | – | – |" in text
     assert str(of["quickstart/r0.4/top_n-0"].config.directory) in caplog.text
 
 
 def test_an_unstarted_table_is_all_dashes(small_layout, tmp_path):
-    for name in ("1", "figure1"):
+    for name, told in (("1", "| top_n | – | 67.44 ± 2.34 | – | – |"), ("figure1", "0 of 4 runs are finished.")):
         matrix = small_layout.find(name)
-        cells = cells_of(matrix, small_layout, "small", tmp_path)
-        Report(name, matrix, cells, small_layout, "small", "python", tmp_path).write()
-    assert "| top_n | – | 67.44 ± 2.34 | – | – |" in (tmp_path / "table1.md").read_text()
+        assert told in text_of(name, matrix, cells_of(matrix, small_layout, "small", tmp_path), small_layout, tmp_path)
     assert len((tmp_path / "table1.csv").read_text().splitlines()) == 1
-    assert "0 of 4 runs are finished." in (tmp_path / "figure1.md").read_text()
 
 
 def test_curves_and_their_moving_average(small_layout, tmp_path):
@@ -261,8 +263,7 @@ def test_experiments_that_have_not_begun_take_a_line(tmp_path):
     cells = cells_of(table, LAYOUT, "small", tmp_path, [0])
     (begun,) = [cell for cell in cells if cell.name == "cifar10_resnet18/r0.1/top_n-0"]
     pretend(begun, [0.1, 0.5])
-    Report("1", table, cells, LAYOUT, "small", "python", tmp_path).write()
-    text = (tmp_path / "table1.md").read_text()
+    text = text_of("1", table, cells, LAYOUT, tmp_path)
     assert text.count("| top_n |") == 1
     assert "Not begun, and left out here: TinyImageNet / CCT, CIFAR-100 / ResNet, CIFAR-100 / CCT, Shakespeare" in text
 

@@ -47,21 +47,6 @@ def aocs(norms, m, max_iterations):
     return np.array(p)
 
 
-def partial(norms, m, costs):
-    """The KKT conditions of partial training: for every number of clients at 1, in the order of a/√r."""
-    a, r = np.asarray(norms, dtype=float), np.asarray(costs, dtype=float)
-    order = sorted(range(len(a)), key=lambda i: -a[i] / r[i] ** 0.5)
-    for ones in range(len(a) + 1):
-        p = np.ones(len(a))
-        rest = order[ones:]
-        left = m - sum(r[i] for i in order[:ones])
-        for i in rest:
-            p[i] = left * (a[i] / r[i] ** 0.5) / sum(a[j] * r[j] ** 0.5 for j in rest)
-        if all(p <= 1 + 1e-12):
-            return np.minimum(p, 1.0)
-    raise AssertionError("no number of clients at 1 is feasible")
-
-
 def mmfl(norms, m):
     """Zhang et al.: with M_i = Σ_s a_is ascending, l the largest with 0 < m + l − N ≤ Σ_{i≤l} M_i / M_l."""
     a = np.asarray(norms, dtype=float)

