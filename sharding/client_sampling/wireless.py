@@ -80,7 +80,7 @@ def statistical_probabilities(weights: ArrayLike, gradient_norms: ArrayLike) -> 
     """Return q ∝ pG, (N,), which needs the fewest rounds and ignores their time."""
     p, g = as_amounts(weights, "weights"), as_amounts(gradient_norms, "gradient_norms")
     if p.size != g.size:
-        raise UserError(f"weights and gradient_norms have {p.size} and {g.size} entries; one of each a client")
+        raise UserError(f"weights and gradient_norms have {p.size} and {g.size} entries, not one per client")
     a = p * g
     return a / a.sum() if a.sum() > 0.0 else np.full(a.size, 1.0 / a.size)
 

@@ -80,8 +80,8 @@ class Card:
         except (ValidationError, TypeError) as error:
             said = one_line(", ".join(f"{key}={value!r}" for key, value in values.items()))
             raise UserError(
-                f"it says {said}; needed are a partition from 0, a keep_ratio above 0 and at most 1, and num_samples "
-                "from 1"
+                f"it reports {said}; partition must be at least 0, keep_ratio above 0 and at most 1, and num_samples "
+                "at least 1"
             ) from error
 
 

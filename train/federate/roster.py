@@ -163,7 +163,7 @@ class Nodes:
         if card.partition >= self.config.clients.count:
             raise UserError(f"its partition is {card.partition}, but clients.count is {self.config.clients.count}")
         if self.roster.setdefault(card.partition, card) != card:
-            raise UserError(f"it says {card}, but this run began with {self.roster[card.partition]}")
+            raise UserError(f"it reports {card}, but this run began with {self.roster[card.partition]}")
         self._settle_owner(node, card.partition)
         return card.partition
 
@@ -176,15 +176,15 @@ class Nodes:
         owner, key = self._owners.get(client, node), self.keys.get(client)
         if key and key == self._digests.get(node):
             if owner != node:
-                log.warning("node %d is left out: client %d is node %d, by its key", owner, client, node)
+                log.warning("node %d is left out: client %d belongs to node %d, which has its key", owner, client, node)
                 self._clients[owner] = None
         elif key and not set(self.keys.values()).isdisjoint(self._digests.values()):
             raise UserError(
-                f"it says that it is client {client}, which belongs to another key in this run; start it with the key "
+                f"it claims client {client}, which belongs to another key in this run; start it with the key "
                 f"that client {client} had, or delete node_keys from {CLIENTS_FILE}"
             )
         elif owner != node:
-            raise UserError(f"it says that it is client {client}, which is node {owner} for the whole run")
+            raise UserError(f"it claims client {client}, which belongs to node {owner} for the whole run")
         self._owners[client] = node
 
     def node_keys(self) -> list[str]:

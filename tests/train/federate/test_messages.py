@@ -63,7 +63,7 @@ def test_a_reply_that_is_none_is_reported_in_one_line(content):
 @pytest.mark.parametrize("values", [(-1, 0.5, 3), (0, 0.0, 3), (0, 1.5, 3), (0, 0.5, 0), (True, 0.5, 3), (0, 0.5)])
 def test_an_impossible_card_is_refused(values):
     record = dict(zip(("partition", "keep_ratio", "num_samples"), values, strict=False))
-    with pytest.raises(UserError, match=f"it says partition={values[0]}, keep_ratio={values[1]}.*needed are"):
+    with pytest.raises(UserError, match=f"it reports partition={values[0]}, keep_ratio={values[1]}.*must be"):
         Card.from_record(RecordDict({"card": ConfigRecord(record)}))
 
 

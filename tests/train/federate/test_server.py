@@ -243,7 +243,7 @@ def test_a_client_is_one_node_as_long_as_the_run_lasts_there_or_not(config, capl
     first = grid.settings.pop(100)
     grid.settings[500] = dict(first)
     assert sorted(known.online()) == [1, 2, 3]
-    assert "node 500 is left out: it says that it is client 0, which is node 100" in caplog.text
+    assert "node 500 is left out: it claims client 0, which belongs to node 100" in caplog.text
     grid.settings[100] = first
     assert known.online() == {0: 100, 1: 107, 2: 114, 3: 121}
 
@@ -281,7 +281,7 @@ def test_the_key_of_a_client_counts_before_the_first_word_of_another(config, cap
     assert known.online() == {0: 500}  # no key of the run is there: nodes may get a new one at each start
     grid.settings = whole | grid.settings
     assert known.online() == {0: 100, 1: 107, 2: 114, 3: 121}
-    assert "node 500 is left out: client 0 is node 100, by its key" in caplog.text
+    assert "node 500 is left out: client 0 belongs to node 100, which has its key" in caplog.text
 
 
 def test_a_size_that_cannot_be_checked_outweighs_no_more_than_the_others_together(config, tmp_path, caplog):
