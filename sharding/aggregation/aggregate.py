@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from sharding.aggregation.faults import NOTHING, find_misfit, find_spoiled
-from sharding.aggregation.means import Mean, RunningMean, TrimmedMean
+from sharding.aggregation.means import Mean, RunningMean, TrimmedMean, moved_weight
 from sharding.aggregation.shares import cap_shares
 from sharding.errors import Failure, Kind, UserError, few
 from sharding.modules.finite import find_nonfinite
@@ -202,14 +202,14 @@ class Average:
         self._compare_norms()
         state = unwrap(model).state_dict(keep_vars=True)
         _check_names(state, self._plan)
-        moved = {name: _possible(name, value) for name, value in self._moved(state, total, server_lr)}
+        values = {name: _possible(name, value) for name, value in self._moved(state, total, server_lr)}
         faults = {client: self._faults.get(client, NOTHING) for client in self._heard}
-        if (name := find_nonfinite(moved)) is not None:
+        if (name := find_nonfinite(values)) is not None:
             why = f"with this round's updates {name} would have NaN or Inf; the model stays as it was"
             spoiled = Failure(Kind.NOT_FINITE, why)
             faults = {client: fault or spoiled for client, fault in faults.items()}
         else:
-            for name, value in moved.items():
+            for name, value in values.items():
                 weight = as_real(state[name])
                 weight.copy_(spread_like(value, weight))
         rejected = {client: fault for client, fault in faults.items() if fault is not None}
@@ -239,10 +239,9 @@ class Average:
         for name, weighted_sum in self._mean.dense():
             old = self._plan.dense[name]
             yield name, _part_of_the_way(as_real(state[name]), _step(weighted_sum, old, heard, divisor), server_lr)
-        for layer, change in self._mean.changes():
-            weight = state[name := key(layer, "weight")]
-            moved = change.view(weight.shape).mul_(server_lr).add_(whole(weight).double())
-            yield name, moved.to(weight.dtype)
+        for layer, u, v in self._mean.vectors():
+            weight = whole(state[name := key(layer, "weight")])
+            yield name, moved_weight(weight, self._plan.spectra[layer], u, v, server_lr)
 
 
 def check_step(total: float | None, server_lr: float) -> None:

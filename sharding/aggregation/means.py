@@ -16,6 +16,8 @@ from torch import Tensor
 from sharding.shard import Shard, Terms
 from sharding.svd.spectrum import Spectrum, compose
 
+STRIP = 256  # rows of a weight that move at once: in float64 a whole layer is twice its size
+
 
 class Mean(Protocol):
     """An average of updates that arrive one by one.
@@ -32,11 +34,10 @@ class Mean(Protocol):
     def dense(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the mean of every dense tensor times `weight`, float64, once."""
 
-    def changes(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield how far every sharded layer's W moves, (out, in), float64, once.
+    def vectors(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Yield the means ū and v̄ of every sharded layer's kept terms, in the form of its spectrum, float64, once.
 
-        That is Σ (ū v̄ᵀ − u' v'ᵀ) over the terms of the round, with the means ū and v̄ over their holders.
-        All other terms stay.
+        Each vector is averaged over the clients that hold it; a vector that nobody holds is the spectrum's own.
         """
 
 
@@ -67,10 +68,10 @@ class RunningMean:
         for name in list(self._dense):
             yield name, self._dense.pop(name)
 
-    def changes(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield how far every layer's W moves, and forget its sums."""
+    def vectors(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Yield the means of every layer's vectors, and forget their sums."""
         for name in list(self._layers):
-            yield name, self._layers.pop(name).change()
+            yield name, *self._layers.pop(name).means()
 
 
 class _Sums:
@@ -88,13 +89,13 @@ class _Sums:
         for sums, part in ((self._u, terms.u), (self._v, terms.v)):
             sums.index_add_(1, columns, part.double() * weight)
 
-    def change(self) -> Tensor:
-        """Return the change of W (out, in) after averaging each vector over its holders."""
-        return _change(self._kept, self._mean(self._u, self._kept.u), self._mean(self._v, self._kept.v))
-
-    def _mean(self, sums: Tensor, kept: Tensor) -> Tensor:
+    def means(self) -> tuple[Tensor, Tensor]:
+        """Return ū and v̄ in the memory of the sums."""
         held = self._weights > 0
-        return torch.where(held, sums / self._weights.where(held, self._weights.new_ones(())), kept.double())
+        for sums, kept in ((self._u, self._kept.u), (self._v, self._kept.v)):
+            sums.div_(self._weights.where(held, self._weights.new_ones(())))
+            sums[:, ~held] = kept[:, ~held].double()
+        return self._u, self._v
 
 
 class TrimmedMean:
@@ -122,13 +123,13 @@ class TrimmedMean:
             weights = values.new_tensor([weight for _, weight in self._held])
             yield name, trimmed_mean(values, weights, self._trim) * self.weight
 
-    def changes(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield how far every layer's W moves."""
+    def vectors(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Yield the trimmed means of every layer's vectors."""
         for name in self._held[0][0].terms if self._held else ():
-            yield name, self._change_of(self._spectra[name], [(shard.terms[name], its) for shard, its in self._held])
+            yield name, *self._means(self._spectra[name], [(shard.terms[name], its) for shard, its in self._held])
 
-    def _change_of(self, spectrum: Spectrum, held: list[tuple[Terms, float]]) -> Tensor:
-        """Return the change of W; terms with the same number of holders are averaged together."""
+    def _means(self, spectrum: Spectrum, held: list[tuple[Terms, float]]) -> tuple[Tensor, Tensor]:
+        """Return ū and v̄; terms with the same number of holders are averaged together."""
         indices = spectrum.columns(torch.cat([terms.indices for terms, _ in held]))
         weights = torch.cat([spectrum.magnitudes.new_full(terms.indices.shape, weight) for terms, weight in held])
         counts, order = indices.bincount(minlength=spectrum.u.shape[1]), indices.argsort(stable=True)
@@ -142,13 +143,30 @@ class TrimmedMean:
                 holders = order[starts[terms, None] + torch.arange(count, device=indices.device)]  # (terms, holders)
                 side[:, terms] = trimmed_mean(columns[:, holders], weights[holders], self._trim)
             sides.append(side)
-        return _change(spectrum, *sides)
+        return sides[0], sides[1]
 
 
-def _change(kept: Spectrum, u: Tensor, v: Tensor) -> Tensor:
-    """Return Σ (ū v̄ᵀ − u' v'ᵀ), of no length where nothing has changed: (ū − u') v̄ᵀ + u' (v̄ − v')ᵀ."""
-    change = compose(u - kept.u, v, kept.blocks)
-    return change.add_(compose(kept.u.double(), v - kept.v, kept.blocks))
+def moved_weight(weight: Tensor, kept: Spectrum, u: Tensor, v: Tensor, rate: float) -> Tensor:
+    """Return W + η Σ (ū v̄ᵀ − u' v'ᵀ), in W's type and shape; it is W where no vector has changed.
+
+    The sum is (ū − u') v̄ᵀ + u' (v̄ − v')ᵀ, in float64. It is computed a strip of rows at a time.
+
+    Args:
+        weight: W.
+        kept: its spectrum, with the terms that have means.
+        u: ū, in the form of the spectrum, float64.
+        v: v̄ likewise.
+        rate: η.
+    """
+    old, new_u, old_u = (side.unflatten(0, (kept.blocks, -1)) for side in (weight.flatten(1), u, kept.u))
+    new, v_change = torch.empty_like(old), v - kept.v
+    for start in range(0, old.shape[1], STRIP):
+        rows = slice(start, start + STRIP)
+        before = old_u[:, rows].flatten(0, 1).double()
+        change = compose(new_u[:, rows].flatten(0, 1) - before, v, kept.blocks)
+        change = change.add_(compose(before, v_change, kept.blocks)).view_as(old[:, rows])
+        new[:, rows] = change.mul_(rate).add_(old[:, rows].double())
+    return new.reshape(weight.shape)
 
 
 def trimmed_mean(values: Tensor, weights: Tensor, trim: float) -> Tensor:

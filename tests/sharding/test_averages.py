@@ -9,11 +9,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from sharding import Shard, aggregate
+from sharding.aggregation import means
 from sharding.aggregation.means import trimmed_mean
+from sharding.layers import as_blocks, num_blocks
 from sharding.shard import Terms
-from sharding.svd.spectrum import decompose_one
+from sharding.svd.spectrum import compose, decompose, decompose_one
 from tests.sharding.models import make_net, make_plan, perturbed
 
 CLIENTS = [f"c{i}" for i in range(9)]
@@ -141,3 +144,16 @@ def test_guards_that_find_nothing_change_nothing():
     aggregate(model, plan, updates, SAMPLES)
     aggregate(other, plan, updates, SAMPLES, norm_bound=100)
     assert distance(model, other) == 0
+
+
+@pytest.mark.parametrize("kind", [nn.Linear(9, 7), nn.Conv2d(6, 14, 2, groups=2)], ids=["linear", "grouped"])
+def test_a_weight_moves_by_the_same_in_strips(kind, monkeypatch):
+    torch.manual_seed(0)
+    weight = torch.randn_like(kind.weight, dtype=torch.float64)
+    kept = decompose({"": as_blocks(weight, num_blocks(kind))}, lambda name, magnitudes: torch.tensor([0, 2, 3]))[""]
+    u, v = torch.randn_like(kept.u), torch.randn_like(kept.v)
+    change = compose(u, v, kept.blocks) - kept.compose()
+    monkeypatch.setattr(means, "STRIP", 3)  # of 7 rows
+    moved = means.moved_weight(weight, kept, u, v, 0.4)
+    torch.testing.assert_close(moved, weight + 0.4 * change.view_as(weight), rtol=0, atol=1e-12)
+    assert torch.equal(means.moved_weight(weight, kept, kept.u, kept.v, 0.4), weight)
