@@ -35,7 +35,7 @@ from sharding.designs import fit, fit_all
 from sharding.factorization import num_terms
 from sharding.inclusion import schatten_inclusion
 from sharding.planner import Client
-from sharding.svd.spectrum import decompose
+from sharding.svd.spectrum import Choose, Spectrum, decompose
 
 KEEP_RATIO, NUM_CLIENTS = 0.1, 10
 SIZES = (128, 256, 512, 1024, 2048, 4096)
@@ -79,8 +79,12 @@ def time_planner(strategy: str, repeats: int, device: str) -> dict[str, float]:
         "plan": seconds(lambda: planner.plan(model, budgets), repeats),
     }
     spectra = decompose(matrices)
-    kept = lambda _, keep: {name: keep(name, spectrum) for name, spectrum in spectra.items()}  # noqa: E731
-    with patch("sharding.planner.decompose", kept):
+
+    def chosen(_: object, choose: Choose) -> dict[str, Spectrum]:
+        indices = {name: choose(name, its.magnitudes) for name, its in spectra.items()}
+        return {name: Spectrum(its.magnitudes, indices[name], *its.cut(indices[name])) for name, its in spectra.items()}
+
+    with patch("sharding.planner.decompose", chosen):
         phases["plan_without_spectra"] = seconds(lambda: planner.plan(model, budgets), repeats)
     return phases | time_reference(matrices, inclusions, repeats)
 

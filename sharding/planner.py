@@ -207,13 +207,14 @@ class ShardPlanner:
             )
         groups, draws = self._group(budgets), {}
 
-        def draw(name: str, spectrum: Spectrum) -> Spectrum:
-            clear_padding(layers[name], spectrum.u)
-            drawn = self._draw(name, spectrum.magnitudes.cpu().numpy(), groups, round)
+        def draw(name: str, magnitudes: Tensor) -> Tensor:
+            drawn = self._draw(name, magnitudes.cpu().numpy(), groups, round)
             draws.update(drawn)
-            return spectrum.keep(_held(drawn.values()).to(spectrum.u.device))
+            return _held(drawn.values())
 
         spectra = decompose({name: _matrix(layer) for name, layer in layers.items()}, draw)
+        for name, spectrum in spectra.items():
+            clear_padding(layers[name], spectrum.u)
         draws = {(ratio, name): draws[ratio, name] for ratio in groups for name in layers}
         dense = dense_state(model, layers)
         if (spoiled := find_nonfinite(dense)) is not None:

@@ -9,15 +9,17 @@ A weight of several blocks (a grouped convolution) has a spectrum for each. Its 
 at once, with the blocks' u' stacked, and their v' as well: these terms are orthogonal too, and λ² of one is the sum of
 its blocks' λ².
 
-On a GPU, matrices of one shape are decomposed in one batched call. On a CPU they are decomposed one after the other:
-each has enough work for all cores, and batched products in float64 run slower.
+On a GPU, matrices of one shape are decomposed in one batched call. On a CPU every matrix is decomposed by one thread,
+and several threads work side by side: that takes less time than all threads on one matrix, and the result is the same
+whatever their number.
 
-All terms of a square matrix take twice as many numbers as the matrix. So `decompose` passes each spectrum to a
-function that chooses what to keep of it, before it computes the next one.
+All terms of a square matrix take twice as many numbers as the matrix, and a round needs only those that somebody draws.
+So `decompose` passes the magnitudes to a function that chooses terms, and keeps only the vectors of these.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -27,6 +29,8 @@ from sharding.errors import UserError
 # Below this share of the largest magnitude, squaring in float64 leaves fewer digits than float32 holds.
 GRAM_FLOOR = 1e-5
 STRIP = 128  # rows of a Gram matrix computed at once
+
+Choose = Callable[[str, Tensor], Tensor]  # of a matrix's name and all its λ (N,): which terms to keep, ascending
 
 
 @dataclass(frozen=True)
@@ -60,11 +64,6 @@ class Spectrum:
         """Return the columns of u and v that hold these terms."""
         return torch.searchsorted(self.indices, indices)
 
-    def keep(self, indices: Tensor) -> "Spectrum":
-        """Return a spectrum with only these terms, in its own memory."""
-        u, v = self.cut(indices)
-        return replace(self, indices=indices, u=u, v=v)
-
 
 def compose(u: Tensor, v: Tensor, blocks: int = 1) -> Tensor:
     """Return u vᵀ, shape (out, in), of every block."""
@@ -73,13 +72,11 @@ def compose(u: Tensor, v: Tensor, blocks: int = 1) -> Tensor:
     return (u.unflatten(0, (blocks, -1)) @ v.unflatten(0, (blocks, -1)).mT).flatten(0, 1)
 
 
-def _whole(name: str, spectrum: Spectrum) -> Spectrum:
-    return spectrum
+def _all(name: str, magnitudes: Tensor) -> Tensor:
+    return torch.arange(len(magnitudes))
 
 
-def decompose(
-    matrices: Mapping[str, Tensor], keep: Callable[[str, Spectrum], Spectrum] = _whole
-) -> dict[str, Spectrum]:
+def decompose(matrices: Mapping[str, Tensor], choose: Choose = _all) -> dict[str, Spectrum]:
     """Decompose every matrix (out, in), or stack of blocks (blocks, out, in), each as one.
 
     A term of magnitude zero gets a unit u' and v' = 0: the matrix is unchanged, and the term can train (with both
@@ -87,16 +84,19 @@ def decompose(
 
     Args:
         matrices: by name.
-        keep: returns what to keep of a spectrum, given its name; called before the next matrices are decomposed.
+        choose: which terms to keep; on a CPU, several threads call it.
 
     Raises:
         UserError: a matrix that does not consist of real floating-point numbers, or has NaN or Inf.
     """
     for name, matrix in matrices.items():
         _check(f"layer {name}: its weight" if name else "the matrix", matrix)
-    spectra: dict[str, Spectrum] = {}
-    for names in _batches(matrices):
-        spectra |= _decompose_together({name: matrices[name].detach() for name in names}, keep)
+    batches = sorted(_batches(matrices), key=lambda names: -matrices[names[0]].numel())  # most work and memory first
+
+    def spectra_of(names: list[str]) -> dict[str, Spectrum]:
+        return _decompose_together({name: matrices[name].detach() for name in names}, choose)
+
+    spectra = {name: spectrum for found in _side_by_side(spectra_of, batches) for name, spectrum in found.items()}
     return {name: spectra[name] for name in matrices}
 
 
@@ -109,22 +109,37 @@ def _batches(matrices: Mapping[str, Tensor]) -> list[list[str]]:
     return list(batches.values())
 
 
-def _decompose_together(
-    matrices: Mapping[str, Tensor], keep: Callable[[str, Spectrum], Spectrum]
-) -> dict[str, Spectrum]:
+def _side_by_side(
+    spectra_of: Callable[[list[str]], dict[str, Spectrum]], batches: list[list[str]]
+) -> Iterator[dict[str, Spectrum]]:
+    """Yield the spectra of every batch, from as many threads as torch may use, each computing with one."""
+    threads = torch.get_num_threads()
+    if min(threads, len(batches)) < 2:
+        yield from map(spectra_of, batches)
+        return
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            yield from pool.map(spectra_of, batches)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _decompose_together(matrices: Mapping[str, Tensor], choose: Choose) -> dict[str, Spectrum]:
     """Decompose matrices of one shape, dtype and device in one batched call."""
     stacks = [matrix if matrix.dim() == 3 else matrix[None] for matrix in matrices.values()]
-    parts = _decompose_batch(torch.cat(stacks) if len(stacks) > 1 else stacks[0])
-    each = zip(*(part.split([len(stack) for stack in stacks]) for part in parts), strict=True)
-    return {name: keep(name, _joined(*its)) for name, its in zip(matrices, each, strict=True)}
-
-
-def _joined(magnitudes: Tensor, u: Tensor, v: Tensor) -> Spectrum:
-    """Return one spectrum of λ (blocks, N), u' (blocks, out, N) and v' (blocks, in, N)."""
-    blocks, rank = magnitudes.shape
-    joined = magnitudes[0] if blocks == 1 else magnitudes.square().sum(dim=0).sqrt()
-    us, vs = (part[0] if blocks == 1 else torch.cat(part.mT.unbind(), dim=1).mT for part in (u, v))  # one term per row
-    return Spectrum(joined, torch.arange(rank, device=u.device), us, vs, blocks)
+    batch = torch.cat(stacks) if len(stacks) > 1 else stacks[0]
+    wide = batch.shape[1] <= batch.shape[2]
+    flat = batch if wide else batch.mT
+    factors = _factors(flat)
+    each = zip(*(part.split([len(stack) for stack in stacks]) for part in (flat, *factors)), strict=True)
+    spectra = {}
+    for name, (its, magnitudes, *vectors) in zip(matrices, each, strict=True):
+        joined = magnitudes[0] if len(its) == 1 else magnitudes.square().sum(dim=0).sqrt()
+        indices = choose(name, joined).to(joined.device)
+        short, long = _sides(its, indices, magnitudes, *vectors)
+        spectra[name] = Spectrum(joined, indices, *((short, long) if wide else (long, short)), len(its))
+    return spectra
 
 
 def decompose_one(matrix: Tensor) -> Spectrum:
@@ -141,25 +156,44 @@ def _check(what: str, matrix: Tensor) -> None:
         raise UserError(f"{what} has NaN or Inf; training diverged, so lower local.lr or the clip")
 
 
-def _decompose_batch(batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return magnitudes (B, N), u' (B, out, N) and v' (B, in, N) of a batch (B, out, in)."""
-    wide = batch.shape[1] <= batch.shape[2]
-    flat = batch if wide else batch.mT
-    magnitudes, short, long = _gram_route(flat)
-    if bool((magnitudes[:, -1] <= GRAM_FLOOR * magnitudes[:, 0]).any()):
-        magnitudes, short, long = _svd_route(flat)
-    return (magnitudes, short, long) if wide else (magnitudes, long, short)
+def _factors(flat: Tensor) -> tuple[Tensor, ...]:
+    """Return λ (B, N) and the vectors, one per row, of a batch (B, N, M), N ≤ M.
 
-
-def _gram_route(flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return λ and the scaled factors of a batch (B, N, M), N ≤ M, none of whose λ is zero."""
+    These are the short side's (B, N, N), and the long side's (B, N, M) only where they are not Wᵀu/λ.
+    """
     squares, left = torch.linalg.eigh(lower_gram(flat.double()))  # reads only the lower triangle
     magnitudes = squares.flip(-1).clamp(min=0).sqrt()
-    left = left.flip(-1)
-    root = magnitudes.sqrt()[:, :, None].clamp(min=torch.finfo(torch.float64).tiny)
-    # Rows are terms, so that cutting terms out is copying rows. W's own precision is enough here.
-    long = (left.mT / root).to(flat.dtype) @ flat
-    return magnitudes, (left * root.mT).to(flat.dtype), long.mT
+    if bool((magnitudes[:, -1] > GRAM_FLOOR * magnitudes[:, 0]).all()):
+        return magnitudes, left.mT.flip(-2)
+    left, magnitudes, right = torch.linalg.svd(flat.double(), full_matrices=False)
+    # Terms below the numerical rank are rounding errors. They count as zero, so that no factors of 1e-9 are trained.
+    noise = magnitudes[:, :1] * max(flat.shape[1:]) * torch.finfo(torch.float64).eps
+    return torch.where(magnitudes > noise, magnitudes, 0.0), left.mT, right  # LAPACK may return −0.0
+
+
+def _sides(
+    flat: Tensor, indices: Tensor, magnitudes: Tensor, left: Tensor, right: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return √λ times the unit vectors of these terms, the short side's (B·N, n) and the long side's (B·M, n).
+
+    A λ of zero comes with a unit column on the short side and zeros on the long one.
+
+    Args:
+        flat: the matrices, shape (B, N, M).
+        indices: of the terms, shape (n,).
+        magnitudes: λ, shape (B, N).
+        left: the short side's vectors, one per row, shape (B, N, N).
+        right: the long side's vectors, one per row, shape (B, N, M); where None, they are Wᵀu/λ, in W's own precision.
+    """
+    root = magnitudes.sqrt()[:, :, None]
+    if right is None:  # a product of few rows rounds in another way: a term would depend on which others are drawn
+        long = ((left / root).to(flat.dtype) @ flat)[:, indices]
+    else:
+        long = (right[:, indices] * root[:, indices]).to(flat.dtype)
+    left, root = left[:, indices], root[:, indices]
+    short = torch.where(root == 0, left, left * root).to(flat.dtype)
+    # The blocks of a vector are stacked; one term per row of memory, so that cutting terms copies rows.
+    return short.transpose(0, 1).flatten(1).mT, long.transpose(0, 1).flatten(1).mT
 
 
 def lower_gram(flat: Tensor) -> Tensor:
@@ -172,14 +206,3 @@ def lower_gram(flat: Tensor) -> Tensor:
         else:
             gram[:, rows, columns] = flat[:, rows] @ flat[:, columns].mT
     return gram
-
-
-def _svd_route(flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same for any batch; a λ of zero comes with a unit column on the short side and zeros on the long one."""
-    left, magnitudes, right = torch.linalg.svd(flat.double(), full_matrices=False)
-    # Terms below the numerical rank are rounding errors. They count as zero, so that no factors of 1e-9 are trained.
-    noise = magnitudes[:, :1] * max(flat.shape[1:]) * torch.finfo(torch.float64).eps
-    magnitudes = torch.where(magnitudes > noise, magnitudes, 0.0)  # LAPACK may return −0.0
-    root = magnitudes.sqrt()[:, None, :]
-    short = torch.where(root == 0, left, left * root)
-    return magnitudes, short.to(flat.dtype), (right.mT * root).to(flat.dtype)

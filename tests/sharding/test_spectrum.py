@@ -94,3 +94,43 @@ def test_no_magnitude_is_minus_zero(shape, monkeypatch):
     magnitudes = decompose_one(matrix).magnitudes
     assert magnitudes.count_nonzero() == 1
     assert not magnitudes.signbit().any()
+
+
+def test_only_the_chosen_terms_are_kept():
+    torch.manual_seed(0)
+    matrices = {"wide": torch.randn(4, 6), "tall": torch.randn(6, 4), "blocks": torch.randn(3, 4, 6)}
+    chosen = torch.tensor([0, 2])
+    for name, spectrum in decompose(matrices, lambda name, magnitudes: chosen).items():
+        whole = decompose({name: matrices[name]})[name]
+        assert torch.equal(spectrum.magnitudes, whole.magnitudes)
+        assert torch.equal(spectrum.indices, chosen)
+        assert torch.equal(spectrum.u, whole.u[:, chosen])
+        assert torch.equal(spectrum.v, whole.v[:, chosen])
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_the_number_of_threads_changes_no_bit(two_threads):
+    torch.manual_seed(0)
+    matrices = {str(size): torch.randn(size, 200) for size in (200, 150, 90, 20)}
+    both = decompose(matrices)
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
+    for name, alone in decompose(matrices).items():
+        assert torch.equal(both[name].u, alone.u)
+        assert torch.equal(both[name].v, alone.v)
+
+
+def test_an_error_in_a_thread_is_raised_and_leaves_torch_its_threads(two_threads):
+    def fails(name, magnitudes):
+        raise ValueError(name)
+
+    with pytest.raises(ValueError, match="a"):
+        decompose({"a": torch.randn(3, 4), "b": torch.randn(3, 3)}, fails)
+    assert torch.get_num_threads() == 2
