@@ -1,15 +1,18 @@
 """Measure one round of models from 11 million to a billion parameters: seconds, memory, bytes a client.
 
-    python benchmarks/scale.py [resnet18 vit_b ...] [--threads 2]
+    python benchmarks/scale.py [resnet18 vit_b ...] [--threads 2] [--resume]
 
 Ten clients at r = 0.1 (`collective`) take part; the models have random weights, in float32. The server plans a round,
 cuts the shards one by one, and averages the updates as they come. Then one client builds its model from a skeleton and
 takes one step. Server and client of each model run in separate processes, and memory is what it takes beyond the
-libraries. Writes a row for each model to results/scale/scale.csv. Linux only.
+libraries. The allocator returns freed blocks of 4 MB and more at once (MALLOC_MMAP_THRESHOLD_): by itself it may hold
+64 MB, which is more than the smallest models. Writes a row to results/scale/scale.csv as each model is done; after an
+interruption, `--resume` measures the models that are missing. Linux only.
 """
 
 import argparse
 import csv
+import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -164,6 +167,7 @@ def train(name: str, path: Path) -> Row:
 
 def measure(name: str, threads: int) -> Row:
     """Measure server and client of one model, each in a fresh process."""
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(2**22)  # the new processes read it
     with (
         TemporaryDirectory() as folder,
         ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as fresh,
@@ -177,12 +181,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", help=f"which of {', '.join(MODELS)}; all by default")
     parser.add_argument("--threads", type=int, default=2, help="threads of the server")
+    parser.add_argument("--resume", action="store_true", help="keep the rows that the file has")
     args = parser.parse_args()
     if unknown := [name for name in args.models if name not in MODELS]:
         parser.error(f"{unknown[0]} is not one of {', '.join(MODELS)}")
     path = Path(__file__).parents[1] / "results" / "scale" / "scale.csv"
-    rows = {row["model"]: row for row in csv.DictReader(path.open())} if path.exists() else {}
+    keeps = (args.resume or args.models) and path.exists()
+    rows = {row["model"]: row for row in csv.DictReader(path.open())} if keeps else {}
     for name in args.models or MODELS:
+        if args.resume and name in rows:
+            continue
         rows[name] = measure(name, args.threads)
         print(rows[name], flush=True)
         path.parent.mkdir(exist_ok=True)

@@ -10,8 +10,8 @@ at once, with the blocks' u' stacked, and their v' as well: these terms are orth
 its blocks' λ².
 
 On a GPU, matrices of one shape are decomposed in one batched call. On a CPU every matrix is decomposed by one thread,
-and several threads work side by side: that takes less time than all threads on one matrix, and the result is the same
-whatever their number.
+and as many threads as torch may use work side by side: no core waits for another within a matrix, and the result is the
+same whatever their number.
 
 All terms of a square matrix take twice as many numbers as the matrix, and a round needs only those that somebody draws.
 So `decompose` passes the magnitudes to a function that chooses terms, and keeps only the vectors of these.
