@@ -5,12 +5,15 @@ figures are medians over rounds, and ratios to `sequential`. Peak memory is meas
 
     python benchmarks/cohort.py [--rounds 7] [--only quickstart,gpt] [--data data]
     python benchmarks/cohort.py --device cuda      # the same on GPUs
+    python benchmarks/cohort.py --nodes 1,2        # large cohorts on Ray, with so many nodes of one core each
 """
 
 import argparse
 import json
 import os
+import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -46,13 +49,20 @@ GPU_CASES = {
     "cct": ["configs/cifar100_cct.yaml"],
     "gpt": ["configs/shakespeare_gpt.yaml"],
 }
+CLUSTER_CASES = {  # the quickstart's model; one local epoch, and 1 or 2 digits or 5 small color images a client
+    "100 of 1,000 clients": ["configs/quickstart.yaml", "clients.count=1000", "clients.per_round=100", *SMALL],
+    "1,000 of 1,000 clients": ["configs/quickstart.yaml", "clients.count=1000", "clients.per_round=1000", *SMALL],
+    "1,000 of 10,000 clients": [
+        *("configs/quickstart.yaml", "data.name=cifar10", "clients.count=10000", "clients.per_round=1000", *SMALL),
+    ],
+}
 REGISTERED = (10, 100, 1000, 10000)
 COHORTS = (5, 10, 20, 40)
 
 
 def make(case: list[str], engine: str, args: argparse.Namespace, *more: str) -> Experiment:
     """Assemble a case for one engine."""
-    root = [] if "quickstart" in case[0] else [f"data.root={args.data}"]
+    root = [] if "quickstart" in case[0] and "data.name=cifar10" not in case else [f"data.root={args.data}"]
     config: Config = load_config(ROOT / case[0], [*case[1:], *root, f"engine={engine}", f"device={args.device}", *more])
     return assemble(config)
 
@@ -153,6 +163,45 @@ def play_two_rounds(case: str, engine: str, args: argparse.Namespace) -> None:
         print(torch.cuda.max_memory_allocated() / 2**20)
 
 
+def cluster(args: argparse.Namespace) -> dict[str, dict[str, object]]:
+    """Return for each case and number of nodes the seconds of a round, and the peak memory of head and worker in MB."""
+    found: dict[str, dict[str, object]] = {}
+    for name in CLUSTER_CASES:
+        for nodes in args.nodes:
+            command = [sys.executable, __file__, "--cluster-of", name, nodes, "--rounds", str(args.rounds)]
+            ended = subprocess.run([*command, "--data", str(args.data)], stdout=subprocess.PIPE, text=True, check=True)
+            found.setdefault(name, {})[nodes] = its = json.loads(ended.stdout.splitlines()[-1])
+            if args.memory_only:
+                del its["seconds"]
+            print(name, nodes, json.dumps(its), flush=True)
+    return found
+
+
+def play_on_cluster(case: str, nodes: int, args: argparse.Namespace) -> None:
+    """Run rounds on a cluster of so many nodes, made here, and print what `cluster` collects."""
+    import ray  # noqa: PLC0415  # an extra
+    from ray.cluster_utils import Cluster  # noqa: PLC0415
+
+    os.environ |= {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    one = {"num_cpus": 1, "object_store_memory": 2**28}
+    made = Cluster(initialize_head=True, head_node_args=one | {"include_dashboard": False})
+    for _ in range(nodes - 1):
+        made.add_node(**one)
+    os.environ["RAY_ADDRESS"] = made.address
+    runner = Runner(make(CLUSTER_CASES[case], "ray", args), 1)
+    seconds = [runner.round(t)["seconds"] for t in range(args.rounds + 1)][1:]
+    peaks = ray.get([ray.remote(peak_of_this_process).remote() for _ in range(10 * nodes)])
+    print(json.dumps({"seconds": median(seconds), "head_mb": peak_of_this_process(), "worker_mb": max(peaks)}))
+    ray.shutdown()
+    made.shutdown()
+
+
+def peak_of_this_process() -> float:
+    """Return the most memory that this process has held, in MB; Linux only."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["VmHWM"].split()[0]) / 2**10
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
@@ -161,7 +210,16 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=default_root())
     parser.add_argument("--output", type=Path, default=None)
     parser.add_argument("--memory-of", nargs=2, metavar=("CASE", "ENGINE"), help=argparse.SUPPRESS)
+    parser.add_argument("--cluster-of", nargs=2, metavar=("CASE", "NODES"), help=argparse.SUPPRESS)
+    parser.add_argument("--nodes", type=lambda text: text.split(","), help="measure clusters of so many nodes instead")
+    parser.add_argument("--memory-only", action="store_true", help="leave out their seconds, on a machine in use")
     args = parser.parse_args()
+    if args.cluster_of:
+        play_on_cluster(args.cluster_of[0], int(args.cluster_of[1]), args)
+        return
+    if args.nodes:
+        save(args.output or OUTPUT.with_name("cluster.json"), cluster(args))
+        return
     if args.memory_of:
         play_two_rounds(*args.memory_of, args)
         return
@@ -180,9 +238,12 @@ def main() -> None:
     if not args.only or "scaling" in args.only:
         results["scaling"] = scaling(args)
         print(json.dumps(results["scaling"], indent=1))
-    output = args.output or (OUTPUT if args.device == "cpu" else OUTPUT.with_name("cohort_cuda.json"))
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    save(args.output or (OUTPUT if args.device == "cpu" else OUTPUT.with_name("cohort_cuda.json")), results)
+
+
+def save(path: Path, results: Mapping[str, object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -294,6 +294,37 @@ def deployment() -> Iterator[str]:
         )
 
 
+def engines() -> Iterator[str]:
+    """Yield the table of benchmarks/cohort.py, as far as it was run."""
+    yield from head("workload", "sequential, s", "processes, s", "times faster", "sequential, MB", "processes, MB")
+    for name, its in _measured_if_there("engines/cohort.json").items():
+        if isinstance(its, dict) and "times_sequential" in its:
+            base = min(its["seconds_per_round"][one] for one in ("sequential", "sequential_1_thread"))
+            memory = its["peak_memory_mb"]
+            yield row(
+                *(name, f"{base:.2f}", f"{its['seconds_per_round']['processes']:.2f}"),
+                *(f"{its['times_sequential']['processes']:.2f}", f"{memory['sequential']:.0f}"),
+                f"{memory['processes']:.0f}",
+            )
+
+
+def peers() -> Iterator[str]:
+    """Yield the table of benchmarks/peers.py, as far as it was run."""
+    yield from head("simulator", "seconds a round", "times ours", "peak MB")
+    for name, its in _measured_if_there("engines/peers.json").get("simulators", {}).items():
+        times = its.get("ours_is_faster_by", 1.0)
+        yield row(name, f"{its['seconds_per_round']:.2f}", f"{times:.2f}", f"{its['peak_memory_mb']:.0f}")
+
+
+def cluster() -> Iterator[str]:
+    """Yield the table of benchmarks/cohort.py on Ray clusters; seconds are only there if the machine was quiet."""
+    yield from head("clients a round", "nodes", "seconds a round", "head, MB", "worker, MB")
+    for case, by_nodes in _measured_if_there("engines/cluster.json").items():
+        for nodes, its in by_nodes.items():
+            seconds = f"{its['seconds']:.1f}" if "seconds" in its else NOTHING
+            yield row(case, nodes, seconds, f"{its['head_mb']:.0f}", f"{its['worker_mb']:.0f}")
+
+
 def planner() -> Iterator[str]:
     """Yield the table of benchmarks/planner.py."""
     yield from head("milliseconds", "spectra", "π", "fit", "draw", "whole plan", "reference", "ratio")
@@ -318,6 +349,10 @@ def _rows(path: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def _measured_if_there(path: str) -> dict[str, Any]:
+    return _measured(path) if (RESULTS / path).exists() else {}
+
+
 def _measured(path: str) -> dict[str, Any]:
     held: dict[str, Any] = json.loads((RESULTS / path).read_text(encoding="utf-8"))
     return held
@@ -328,5 +363,5 @@ PARTS: tuple[Table, ...] = (
     *(wire, wires, wire_options, local_steps, hundred_rounds, screened),
     *(medium, spectra, learning_rates),
     *(uneven_clients, shakespeare_uploads, cifar100_uploads, joint_sampling, wireless, multi_task),
-    *(decay, deployment, planner),
+    *(decay, engines, peers, cluster, deployment, planner),
 )
