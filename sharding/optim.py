@@ -19,7 +19,7 @@ one.
 """
 
 from collections.abc import Iterable
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -35,29 +35,13 @@ DecayOf = Literal["bounded", "effective", "factors"]
 FLOOR, LEAST_FLOOR = 0.1, 0.01
 
 
-class Factored(Protocol):
-    """An object with terms: a layer, or the layers of several clients, stacked on a first client axis."""
-
-    @property
-    def multipliers(self) -> Tensor:
-        """ω, shape (..., n)."""
-
-    @property
-    def u(self) -> Tensor:
-        """u', shape (..., out, n)."""
-
-    @property
-    def v(self) -> Tensor:
-        """v', shape (..., in, n)."""
-
-
 def factorized_layers(model: nn.Module) -> list[FactorizedLayer]:
     """Return the factorized layers of a model, in order of registration."""
     return [module for module in model.modules() if isinstance(module, FactorizedLayer)]
 
 
-def clip_factors(layers: Iterable[Factored], clip: float) -> list[Tensor]:
-    """Return min(1, τ/ω) for each layer, shape (..., n); valid for one round, like the multipliers.
+def clip_factors(layers: Iterable[FactorizedLayer], clip: float) -> list[Tensor]:
+    """Return min(1, τ/ω) for each layer, shape (n,); valid for one round, like the multipliers.
 
     Raises:
         UserError: the clip τ is below 1.
@@ -68,13 +52,18 @@ def clip_factors(layers: Iterable[Factored], clip: float) -> list[Tensor]:
 
 
 @torch.no_grad()
-def scale_factors(layers: Iterable[Factored]) -> list[Tensor]:
-    """Return 1/(ωᵢ²λᵢ + s) for each layer, shape (..., n), valid for one round.
+def scale_factors(layers: Iterable[FactorizedLayer]) -> list[Tensor]:
+    """Return 1/(ωᵢ²λᵢ + s) for each layer, shape (n,), valid for one round.
 
     λᵢ = ‖u'ᵢ‖‖v'ᵢ‖, and s is a tenth of the mean of ωᵢ²λᵢ over the terms, but at least 0.01. With ω = 1 and s = 0 this
     is ScaledGD's preconditioner of orthogonal terms (Tong, Ma & Chi 2021).
     """
-    return [_scale_factor(layer.multipliers, layer.u, layer.v) for layer in layers]
+    factors = []
+    for layer in layers:
+        squares = whole(layer.u.square().sum(0)) * whole(layer.v.square().sum(0))
+        sizes = squares.sqrt() * layer.multipliers.square()
+        factors.append(1 / (sizes + (FLOOR * sizes.mean()).clamp(min=LEAST_FLOOR)))
+    return factors
 
 
 @torch.no_grad()
@@ -104,28 +93,21 @@ def frobenius_decay(layers: Iterable[FactorizedLayer], multipliers: Iterable[Ten
 
 
 @torch.no_grad()
-def decay_multipliers(of: DecayOf, multipliers: Tensor, u: Tensor, v: Tensor, step: float | Tensor) -> Tensor:
-    """Return the Ω that the decay sees, shape (..., n).
+def decay_multipliers(of: DecayOf, layer: FactorizedLayer, step: float | Tensor) -> Tensor:
+    """Return the Ω that the decay sees, shape (n,).
 
     Args:
         of: ``effective`` decays UΩVᵀ, as published; ``factors`` decays UVᵀ; ``bounded`` decays UΩVᵀ with ωᵢ lowered to
             at most 1/√(2·step·max(‖u'ᵢ‖², ‖v'ᵢ‖²)), so that no step of the decay removes more than the whole vector.
-        multipliers: ω, shape (..., n).
-        u: u', shape (..., out, n).
-        v: v', shape (..., in, n).
-        step: ηδ, the learning rate times the decay's strength, and times the clip factors (..., n), if any.
+        layer: the layer.
+        step: ηδ, the learning rate times the decay's strength, and times the clip factors (n,), if any.
     """
     if of == "effective":
-        return multipliers
+        return layer.multipliers
     if of == "factors":
-        return torch.ones_like(multipliers)
-    size = torch.maximum(whole(u.square().sum(-2)), whole(v.square().sum(-2)))
-    return torch.minimum(multipliers, (2 * step * size).rsqrt())
-
-
-def _scale_factor(multipliers: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    sizes = (whole(u.square().sum(-2)) * whole(v.square().sum(-2))).sqrt() * multipliers.square()
-    return 1 / (sizes + (FLOOR * sizes.mean(-1, keepdim=True)).clamp(min=LEAST_FLOOR))
+        return torch.ones_like(layer.multipliers)
+    size = torch.maximum(whole(layer.u.square().sum(0)), whole(layer.v.square().sum(0)))
+    return torch.minimum(layer.multipliers, (2 * step * size).rsqrt())
 
 
 def _square_norm(layer: FactorizedLayer, multipliers: Tensor) -> Tensor:
@@ -195,7 +177,7 @@ class LocalSGD:
 
     def _decayed(self) -> list[Tensor]:
         return [
-            decay_multipliers(self._decay_of, layer.multipliers, layer.u, layer.v, step)
+            decay_multipliers(self._decay_of, layer, step)
             for layer, step in zip(self._layers, self._decay_steps, strict=True)
         ]
 

@@ -66,13 +66,13 @@ def test_no_step_of_the_bounded_decay_takes_more_than_the_whole_vector():
     with torch.no_grad():
         layer.multipliers.copy_(torch.tensor([1.0, 1e3, 1e9]))
     step, factors = 0.1 * 1e-2, torch.tensor([1.0, 0.5, 1e-3], dtype=torch.float64)
-    omega = decay_multipliers("bounded", layer.multipliers, layer.u, layer.v, step * factors)
+    omega = decay_multipliers("bounded", layer, step * factors)
     squares = torch.maximum(layer.u.square().sum(0), layer.v.square().sum(0))
     share = 2 * step * factors * omega**2 * squares
     assert share[0] < 1
     torch.testing.assert_close(share[1:], torch.ones(2, dtype=torch.float64), rtol=1e-12, atol=0)
-    assert torch.equal(decay_multipliers("effective", layer.multipliers, layer.u, layer.v, 1.0), layer.multipliers)
-    assert torch.equal(decay_multipliers("factors", layer.multipliers, layer.u, layer.v, 1.0), torch.ones(3).double())
+    assert torch.equal(decay_multipliers("effective", layer, 1.0), layer.multipliers)
+    assert torch.equal(decay_multipliers("factors", layer, 1.0), torch.ones(3).double())
 
 
 def test_decay_of_factors_is_the_norm_without_omega():
