@@ -1,18 +1,15 @@
-"""Measure a federation on Flower: seconds and bytes a round, and our engine against Flower's simulation.
+"""Measure a federation on Flower: seconds and bytes a round.
 
-`wire` starts real processes on loopback: a SuperLink and 2, 4 and 8 SuperNodes, with TLS and keys. A relay between them
+It starts real processes on loopback: a SuperLink and 2, 4 and 8 SuperNodes, with TLS and keys. A relay between them
 counts the bytes. Flower's own empty round is the lower bound. Rounds wait for Flower's polls (3 s at a SuperNode, 1 s
 before a process starts) and for a new process per message, so the best round is reported.
 
-    python benchmarks/deployment.py wire results/deployment       # nodes 2, 4, 8: seconds and bytes
-    python benchmarks/deployment.py engines results/deployment    # ours and Flower's simulation
+    python benchmarks/deployment.py results/deployment [--nodes 2 4 8]
 """
 
 import json
 import os
 import socket
-import subprocess
-import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from dataclasses import replace
 from pathlib import Path
@@ -21,27 +18,15 @@ from tempfile import mkdtemp
 from threading import Thread
 from time import sleep
 
-from train.callbacks import EachRound
-from train.config.schema import load_config
-from train.data import default_root
 from train.federate import launch
 from train.federate.launch import LOOPBACK
 from train.federate.roster import Patience
 from train.federate.server_app import ROOT, read
 from train.federate.supervisor import Processes
-from train.run import run
 
 CONFIG = str(ROOT / "configs" / "quickstart.yaml")
 NODES = (2, 4, 8)
 WIDE = ["model.width=128", "keep_ratio=0.1", "local.epochs=1", "local.batch_size=32", "rounds=3", "evaluate_every=3"]
-ROUND = ["clients.per_round=10", "keep_ratio=0.1", "rounds=5", "evaluate_every=5"]
-MEDIUM = ["model.width=32", "model.blocks=[1,1,1,1]", "model.groups=16", "model.stem_stride=2", "local.epochs=1"]
-# 10 clients, a ResNet, r = 0.1: the quickstart's with its own batches and with the paper's, CIFAR-10's narrowed.
-WORKLOADS = {
-    "digits-8": ("quickstart.yaml", [*ROUND, "clients.count=10", "local.batch_size=8"]),
-    "digits-32": ("quickstart.yaml", [*ROUND, "clients.count=10", "local.batch_size=32"]),
-    "cifar10": ("cifar10_resnet18.yaml", [*ROUND, *MEDIUM, "rounds=4"]),
-}
 
 
 class Relay:
@@ -116,7 +101,7 @@ def empty(nodes: int, folder: Path, rounds: int = 4) -> list[float]:
     return [float(seconds) for seconds in output.read_text().split()]
 
 
-def wire(into: Path, nodes: int) -> None:
+def measure(into: Path, nodes: int) -> None:
     """Measure the rounds of this many nodes and write the results."""
     scratch = Path(mkdtemp())
     lines, passed = federated(nodes, scratch / "nodes")
@@ -134,82 +119,18 @@ def wire(into: Path, nodes: int) -> None:
         "shard_bytes": sum(shards[0]),
         "wire_over": over,
     }
-    save(into / "wire.json", str(nodes), row)
-
-
-def simulated_by_us(folder: Path, config: str, overrides: list[str]) -> float:
-    """Return the seconds of the best round of our engine."""
-    config = load_config(config, [*overrides, f"output={folder}"])
-    times: list[float] = []
-    run(config, [EachRound(lambda metrics: times.append(float(str(metrics["seconds"]))))])
-    return min(times[1:])
-
-
-def simulated_by_flower(folder: Path, config: str, overrides: list[str]) -> float:
-    """Return the seconds of the best round of Flower's simulation, with one actor per core."""
-    home = folder.parent / f"{folder.name}-home"
-    home.mkdir()
-    port = launch.free_port()
-    (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "x"\n[superlink.x]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
-    )
-    (home / "run.toml").write_text(
-        f'config = "{config}"\noverrides = "{" ".join(overrides)} output={folder}"\n'
-        "start-timeout = 600.0\nround-timeout = 600.0\n"
-    )
-    own = launch.Place(home, port).environment("x") | {"FLWR_HOME": str(home)}
-    program = Path(sys.executable).with_name
-    with Processes(home) as processes:
-        server = [str(program("flower-superlink")), "--insecure", "--simulation", "--port", str(port)]
-        processes.start("superlink", [*server, "--disable-runtime-dependency-installation"], own)
-        while socket.socket().connect_ex((LOOPBACK, port)):
-            sleep(0.2)
-        command = [str(program("flwr")), "run", str(ROOT), "x", "--stream", "--run-config", str(home / "run.toml")]
-        count = load_config(config, overrides).clients.count
-        cores = f"num-supernodes={count} client-resources-num-cpus=1"
-        subprocess.run(
-            [*command, "--federation-config", cores], env=os.environ | own, check=True, stdout=subprocess.DEVNULL
-        )
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return min(line["seconds"] for line in lines[1:])
-
-
-def engines(into: Path, workload: str) -> None:
-    """Time the round on our engine, on a plain loop, and on Flower's simulation, and write the results."""
-    scratch, (name, overrides) = Path(mkdtemp()), WORKLOADS[workload]
-    config = str(ROOT / "configs" / name)
-    words = [
-        *overrides,
-        f"data.root={default_root().resolve()}",
-    ]  # absolute, as processes work in different folders
-    row = {
-        "config": name,
-        "overrides": overrides,
-        "ours": simulated_by_us(scratch / "ours", config, words),
-        "sequential": simulated_by_us(scratch / "sequential", config, [*words, "engine=sequential"]),
-        "flower": simulated_by_flower(scratch / "flower", config, words),
-    }
-    rmtree(scratch)
-    save(into / "engines.json", workload, row)
-
-
-def save(path: Path, name: str, row: dict[str, object]) -> None:
-    """Write a measurement, replacing an earlier one with the same name."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = into / "wire.json"
     rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    rows[name] = row | {"cores": len(os.sched_getaffinity(0))}
-    print(name, json.dumps(rows[name]), flush=True)
+    rows[str(nodes)] = row | {"cores": len(os.sched_getaffinity(0))}
+    print(nodes, json.dumps(rows[str(nodes)]), flush=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["wire", "engines"])
     parser.add_argument("into", type=Path)
-    parser.add_argument("--nodes", type=int, nargs="+", default=NODES, help="for wire")
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), help="for engines")
+    parser.add_argument("--nodes", type=int, nargs="+", default=NODES)
     args = parser.parse_args()
-    for nodes in args.nodes if args.what == "wire" else ():
-        wire(args.into, nodes)
-    for workload in args.workloads if args.what == "engines" else ():
-        engines(args.into, workload)
+    for nodes in args.nodes:
+        measure(args.into, nodes)

@@ -12,16 +12,14 @@ rounds may take more of them. On two cores Setup 1 takes ten minutes, and each s
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isnan
 from pathlib import Path
 
-from studies.arrivals import Courses, Published, figure, main_table, pilot_table, rounds_to, seconds_to
+from studies.arrivals import Courses, Published, figure, main_table, pilot_table
 from studies.curves import Curve, core_hours
 from studies.picture import save
 from studies.runner import CONFIGS, Arguments, cells, curves_of, to_run, write_summary
 from train.config.schema import Config
 from train.pilots import Lesson
-from train.report.text import write_csv
 from train.rundir.files import PILOTS_FILE
 from train.runtime.files import write_whole
 
@@ -141,20 +139,6 @@ def run_schemes(
     return curves | curves_of(taught, kept, arguments, jobs), Lesson(**json.loads(lesson.read_bytes()))
 
 
-def write_runs(path: Path, courses: Courses, loss: float, accuracy: float) -> None:
-    """Write one row per run."""
-    ends = (f"rounds_to_loss_{loss:g}", f"seconds_to_loss_{loss:g}", f"seconds_to_{accuracy:g}")
-    rows = []
-    for scheme, runs in courses.items():
-        for seed, its in enumerate(runs):
-            spent = rounds_to(its, loss), seconds_to(its, loss), seconds_to(its, accuracy=accuracy)
-            last = f"{its[-1].train_set_loss:.4f}", f"{its[-1].test_accuracy:.4f}"
-            rows.append(
-                (scheme, seed, its[-1].rounds, *("" if isnan(value) else f"{value:.0f}" for value in spent), *last)
-            )
-    write_csv(path, ("scheme", "seed", "rounds", *ends, "last_loss", "last_accuracy"), rows)
-
-
 def targets_of(config: Config) -> tuple[float, float]:
     """Return the target training loss and test accuracy; every setup has both."""
     assert config.target_loss is not None
@@ -194,7 +178,6 @@ def run(setup: Setup, arguments: Arguments) -> None:
     config = taught[f"statistical-{seeds[0]}"]  # with pilots, without its own limit of rounds
     courses = {scheme: [runs[f"{scheme}-{seed}"] for seed in seeds] for scheme in SCHEMES}
     loss, accuracy = targets_of(config)
-    write_runs(into / "runs.csv", courses, loss, accuracy)
     title = f"Setup {setup.number}: loss and accuracy against simulated seconds"
     save(figure(courses, loss, accuracy, title), into / f"{arguments.study}.png")
     text = summary(setup, config, courses, lesson)

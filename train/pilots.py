@@ -23,7 +23,6 @@ from sharding.client_sampling import (
     StatisticalSampler,
     WirelessSampler,
     estimate_beta_over_alpha,
-    estimates_by_loss,
 )
 from sharding.client_sampling.base import Client, Population
 from sharding.errors import UserError
@@ -167,9 +166,9 @@ def conclude(
     norms = mean_norms(largest)
     rounds = {kind: [rounds_to(level, its) for level in levels] for kind, its in curves.items()}
     uniform, weighted = ([nan if r is None else r for r in rounds[kind]] for kind in LAWS)
-    arguments = shares, norms, uniform, weighted, cohort_size
-    estimates = [None if isnan(value) else value for value in estimates_by_loss(*arguments).tolist()]
-    return Lesson(estimate_beta_over_alpha(*arguments), norms.tolist(), rounds, estimates)
+    beta_over_alpha, each = estimate_beta_over_alpha(shares, norms, uniform, weighted, cohort_size)
+    estimates = [None if isnan(value) else value for value in each.tolist()]
+    return Lesson(beta_over_alpha, norms.tolist(), rounds, estimates)
 
 
 def mean_norms(largest: Sequence[Vector]) -> Vector:

@@ -1,6 +1,6 @@
 """Samplers of the clients that take part in a round."""
 
-from sharding.client_sampling.aocs import SecureSum, aocs_probabilities, plain_sum
+from sharding.client_sampling.aocs import aocs_probabilities, plain_sum
 from sharding.client_sampling.base import Participation, Population, Sampler
 from sharding.client_sampling.mmfl import TaskSampler, mmfl_probabilities
 from sharding.client_sampling.network import Profiles, round_time
@@ -20,7 +20,6 @@ from sharding.client_sampling.uniform import (
 )
 from sharding.client_sampling.wireless import (
     estimate_beta_over_alpha,
-    estimates_by_loss,
     statistical_probabilities,
     wireless_probabilities,
 )
@@ -44,25 +43,16 @@ SAMPLERS: dict[str, type[Sampler]] = {
 
 __all__ = [
     "SAMPLERS",
-    "FullSampler",
-    "OptimalSampler",
-    "PartialOptimalSampler",
     "Participation",
     "Population",
     "Profiles",
     "Sampler",
-    "SecureOptimalSampler",
-    "SecureSum",
     "StatisticalSampler",
     "TaskSampler",
     "UniformSampler",
-    "UniformScaledSampler",
-    "UniformUploadSampler",
-    "WeightedSampler",
     "WirelessSampler",
     "aocs_probabilities",
     "estimate_beta_over_alpha",
-    "estimates_by_loss",
     "improvement_factors",
     "mmfl_probabilities",
     "plain_sum",

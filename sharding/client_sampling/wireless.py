@@ -91,11 +91,12 @@ def estimate_beta_over_alpha(
     rounds_uniform: ArrayLike,
     rounds_weighted: ArrayLike,
     cohort_size: int,
-) -> float:
+) -> tuple[float, Vector]:
     """Estimate β/α from the rounds that two pilots took to the same losses; use means of several runs as pilots.
 
-    The result is the mean of the estimates by loss. If all contradict the bound, it is 0, which gives the probabilities
-    of Eq. 38, and a warning is logged.
+    By the bound R_uniform/R_weighted = (N Σp²G²/K + β/α)/(Σ pG²/K + β/α) for every loss, between 1 and the ratio at
+    β = 0. If the pilots contradict the bound at all losses, the estimate is 0, which gives the probabilities of Eq. 38,
+    and a warning is logged.
 
     Args:
         weights: (N,) p, summing to 1.
@@ -104,33 +105,21 @@ def estimate_beta_over_alpha(
         rounds_weighted: (L,) rounds that weighted sampling (q = p) took.
         cohort_size: K of the pilot runs.
 
+    Returns:
+        The mean of the estimates by loss, and these, (L,), NaN where the pilots contradict the bound.
+
     Source: Luo et al. 2024, Eq. 35 and Section 5.3.1.
-    """
-    each = estimates_by_loss(weights, gradient_norms, rounds_uniform, rounds_weighted, cohort_size)
-    if np.isnan(each).all():
-        log.warning("the pilots' rounds contradict the bound at every loss; using β/α = 0")
-        return 0.0
-    return float(np.nanmean(each))
-
-
-def estimates_by_loss(
-    weights: ArrayLike,
-    gradient_norms: ArrayLike,
-    rounds_uniform: ArrayLike,
-    rounds_weighted: ArrayLike,
-    cohort_size: int,
-) -> Vector:
-    """Return β/α by loss, (L,); NaN where the pilots contradict the bound. Arguments as of `estimate_beta_over_alpha`.
-
-    By the bound R_uniform/R_weighted = (N Σp²G²/K + β/α)/(Σ pG²/K + β/α) for every loss, between 1 and the ratio at
-    β = 0.
     """
     p, g = as_amounts(weights, "weights"), as_amounts(gradient_norms, "gradient_norms")
     ratio = np.asarray(as_floats(rounds_uniform, "rounds_uniform")) / as_floats(rounds_weighted, "rounds_weighted")
     uniform, weighted = p.size * float(p**2 @ g**2), float(p @ g**2)
     with np.errstate(divide="ignore", invalid="ignore"):
-        estimates = (uniform - ratio * weighted) / (cohort_size * (ratio - 1.0))
-    return np.where(np.isfinite(estimates) & (estimates >= 0.0), estimates, np.nan)
+        each = (uniform - ratio * weighted) / (cohort_size * (ratio - 1.0))
+    each = np.where(np.isfinite(each) & (each >= 0.0), each, np.nan)
+    if np.isnan(each).all():
+        log.warning("the pilots' rounds contradict the bound at every loss; using β/α = 0")
+        return 0.0, each
+    return float(np.nanmean(each)), each
 
 
 def _gap(a: Vector, slack: Vector, fastest: float, target: float) -> float:

@@ -1,7 +1,7 @@
 """The setups of the wireless study: they are the published ones, and all of it runs, once."""
 
-import csv
 import json
+import math
 import re
 import shutil
 
@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from studies import runner, wireless
+from studies.arrivals import rounds_to, seconds_to
+from studies.curves import read_curves
 from studies.runner import CONFIGS, Arguments, folder
 from studies.wireless import SCHEMES, SETUPS
 from train import pilots
@@ -75,8 +77,7 @@ def test_the_study_in_a_few_rounds(tmp_path, monkeypatch, name, started):
     text = (tmp_path / "summary.md").read_text(encoding="utf-8")
     assert "nan" not in text.lower()
     rows = {row.split(" | ")[0][2:]: row.split(" | ") for row in text.splitlines() if row.startswith("| ")}
-    with (tmp_path / "runs.csv").open(encoding="utf-8") as file:
-        written = {(row["scheme"], int(row["seed"])): list(row.values()) for row in csv.DictReader(file)}
+    curves = read_curves(tmp_path / "curves.csv")
     for scheme in SCHEMES:
         arrived = []
         for seed in (0, 1):
@@ -85,8 +86,10 @@ def test_the_study_in_a_few_rounds(tmp_path, monkeypatch, name, started):
             at_loss = first(lines, lambda line: line["train_set_loss"] <= 2.0, lambda line: line["simulated_seconds"])
             rounds = first(lines, lambda line: line["train_set_loss"] <= 2.0, lambda line: 1)
             at_40 = first(lines, lambda line: line["test_accuracy"] >= 0.4, lambda line: line["simulated_seconds"])
-            told = ["" if value is None else f"{value:.0f}" for value in (rounds, at_loss, at_40)]
-            assert written[scheme, seed][2:6] == [str(len(lines)), *told]
+            its = next(its for name, its in curves.items() if name.startswith(f"{scheme}-{seed} "))
+            found = (its[-1].rounds, rounds_to(its, 2.0), seconds_to(its, 2.0), seconds_to(its, accuracy=0.4))
+            expected = [math.nan if value is None else value for value in (rounds, at_loss, at_40)]
+            assert found == pytest.approx((len(lines), *expected), rel=1e-6, nan_ok=True)
             arrived += [] if at_loss is None else [at_loss]
         assert rows[scheme][-1] == f"{len(arrived)} of 2 |"
         mean = re.match(r"[\d,]+|not reached", rows[scheme][2])[0]
