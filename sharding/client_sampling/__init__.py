@@ -12,7 +12,6 @@ from sharding.client_sampling.optimal import (
 )
 from sharding.client_sampling.timed import StatisticalSampler, WirelessSampler
 from sharding.client_sampling.uniform import (
-    FullSampler,
     UniformSampler,
     UniformScaledSampler,
     UniformUploadSampler,
@@ -29,7 +28,6 @@ SAMPLERS: dict[str, type[Sampler]] = {
     for sampler in (
         UniformSampler,
         WeightedSampler,
-        FullSampler,
         UniformScaledSampler,
         UniformUploadSampler,
         OptimalSampler,

@@ -1,4 +1,4 @@
-"""Samplers that select clients before training: uniformly, in proportion to their data, or all of them."""
+"""Samplers that select clients before training: uniformly, or in proportion to their data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,6 @@ from sharding.client_sampling.base import (
     upload_coins,
 )
 from sharding.designs import draw_terms
-from sharding.errors import UserError
 from sharding.inclusion import optimal_inclusion
 from sharding.rng import generator
 
@@ -130,19 +129,3 @@ class UniformUploadSampler(BudgetSampler):
 
     def _invited(self, round: int) -> list[int]:
         return uniform_cohort(self.num_clients, self.per_round, self.seed, round)
-
-
-class FullSampler(Sampler):
-    """Invites every client every round and averages all of them.
-
-    Raises:
-        UserError: `per_round` is not `num_clients`.
-    """
-
-    name = "full"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.per_round != self.num_clients:
-            n = self.num_clients
-            raise UserError(f"clients.sampler=full invites all {n} clients; set clients.per_round={n}")

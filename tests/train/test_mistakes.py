@@ -132,7 +132,6 @@ clients.per_round=0
 clients.per_round=21 → 20
 clients.sampler=uniformly → 'uniform'
 clients.sampler=ocs → clients.budget
-clients.sampler=full → clients.per_round=20
 clients.sampler=mmfl → clients.budget
 clients.sampler=wireless → network.bandwidth
 clients.budget=2 → ocs

@@ -149,7 +149,6 @@ def test_cohorts_are_drawn_without_replacement_and_by_round():
 SAMPLER_OPTIONS = {
     "uniform": ["clients.replacement=true"],
     "weighted": ["data.partition=power_law"],
-    "full": ["clients.count=3"],
     "uniform_upload": ["clients.budget=1.5"],
     "ocs": ["clients.budget=1.5"],
     "aocs": ["clients.budget=1.5"],

@@ -110,7 +110,7 @@ class ClientsConfig(Section):
     per_round: int = Field(ge=1)
     """Number of clients invited each round."""
     sampler: str = "uniform"
-    """`uniform`, `weighted`, `full`, `uniform_scaled`, `uniform_upload`, `ocs`, `aocs`, `ocs_partial`, `mmfl`,
+    """`uniform`, `weighted`, `uniform_scaled`, `uniform_upload`, `ocs`, `aocs`, `ocs_partial`, `mmfl`,
     `wireless`, `statistical` or your own.
     """
     replacement: bool = False
