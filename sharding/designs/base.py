@@ -21,23 +21,6 @@ EDGE = 1e-14  # nearer than this to 0 or 1, π is taken for 0 or 1: no run would
 SUM_TOLERANCE = 1e-6
 
 
-class Design(Protocol):
-    """A law over samples of exactly `num_terms` distinct terms; term i is in the sample with chance
-    `inclusion[i]`.
-    """
-
-    @property
-    def inclusion(self) -> Floats:
-        """(N,) inclusion probabilities."""
-
-    @property
-    def num_terms(self) -> int:
-        """The number of terms of every sample."""
-
-    def draw(self, rng: np.random.Generator, size: int | None = None) -> Indices:
-        """Return ascending indices: (num_terms,), or (size, num_terms) for `size` independent samples."""
-
-
 class Sampler(Protocol):
     """The part of a design that differs: a law over samples of the terms with 0 < π < 1."""
 
@@ -65,15 +48,15 @@ class Free:
 
 
 @dataclass(frozen=True)
-class FittedDesign:
-    """A design ready to draw; made by `fit`."""
+class Design:
+    """A law over samples of exactly `num_terms` distinct terms, ready to draw; made by `fit`."""
 
     free: Free
     sampler: Sampler | None  # None when nothing is left to chance
 
     @property
     def inclusion(self) -> Floats:
-        """(N,) inclusion probabilities, as given."""
+        """(N,) the chance of each term to be in the sample, as given."""
         return self.free.inclusion
 
     @property

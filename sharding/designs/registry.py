@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sharding.designs import r
-from sharding.designs.base import Design, Fit, FittedDesign, split
+from sharding.designs.base import Design, Fit, split
 from sharding.designs.brewer import Brewer
 from sharding.designs.conditional_poisson import fit_cps
 from sharding.designs.minimum_support import fit_minimum_support
@@ -41,7 +41,7 @@ def fit(inclusion: ArrayLike, design: str = "cps") -> Design:
     """
     fit_free = pick(DESIGNS, design, "design")
     free = split(inclusion)
-    return FittedDesign(free, fit_free(free.chances, free.count) if free.count else None)
+    return Design(free, fit_free(free.chances, free.count) if free.count else None)
 
 
 def fit_all(inclusions: Sequence[ArrayLike], design: str = "cps") -> list[Design]:

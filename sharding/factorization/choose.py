@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 
 from torch import nn
 
-from sharding.errors import UserError
+from sharding.errors import UserError, few
 from sharding.factorization.obstacles import Surroundings, obstacle
 from sharding.layers import FactorizedLayer, is_affine, is_on_demand
 from sharding.layers.attention import obstacle_to_unpacking
@@ -82,7 +82,8 @@ def shardable_layers(model: nn.Module, skip: Patterns = ENDS, also: Patterns = (
     """
     choice = choose(model, skip, also)
     if packed := packed_attention(model, skip):
-        raise UserError(f"cannot factorize {_some(packed)}: {PACKED}, or keep it dense with skip=[…]")
+        names = few([name or "the model itself" for name in packed])
+        raise UserError(f"cannot factorize {names}: {PACKED}, or keep it dense with skip=[…]")
     return choice.layers
 
 
@@ -202,8 +203,3 @@ def _begins_with_embedding(model: nn.Module) -> bool:
 
 def _label(pattern: Pattern) -> str:
     return pattern if isinstance(pattern, str) else getattr(pattern, "__name__", repr(pattern))
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(name or "the model itself" for name in names[:3])
-    return shown if len(names) <= 3 else f"{len(names)} layers ({shown}, …)"
