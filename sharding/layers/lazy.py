@@ -8,7 +8,7 @@ weight. Writes would be lost, so they raise an error. Views are views of a compo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,27 +43,7 @@ TRAINS = _getter("requires_grad")
 WRITES = frozenset({"__setitem__", "__set__", "set_"})
 
 
-class Factors(Protocol):
-    """What a lazy weight needs from its layer: the factors, the weight's shape, and their product."""
-
-    @property
-    def u(self) -> Tensor:
-        """u', shape (rows, n)."""
-
-    @property
-    def v(self) -> Tensor:
-        """v', shape (columns, n)."""
-
-    @property
-    def multipliers(self) -> Tensor:
-        """ω, shape (n,)."""
-
-    @property
-    def weight_shape(self) -> tuple[int, ...]:
-        """The shape of the dense layer's weight."""
-
-    def matrix(self) -> Tensor:
-        """Return UΩVᵀ."""
+Factors = Any  # a `FactorizedLayer`, whose module imports this one
 
 
 class LazyWeight(Tensor):
