@@ -46,16 +46,16 @@ class Terms:
     multipliers: Tensor
 
     @classmethod
-    def cut(cls, spectrum: Spectrum, indices: Tensor, multipliers: Tensor, wire: str = EXACT) -> Self:
-        """Return copies of a spectrum's terms, as a wire can carry them.
+    def cut(cls, spectrum: Spectrum, indices: Tensor, multipliers: Tensor, compression: str = EXACT) -> Self:
+        """Return copies of a spectrum's terms, rounded as a compression rounds them.
 
         Args:
             spectrum: the layer's.
             indices: of terms that the spectrum holds, shape (n,).
             multipliers: ω, shape (n,).
-            wire: one of `sharding.COMPRESSIONS`.
+            compression: one of `sharding.COMPRESSIONS`.
         """
-        u, v = (round_columns(side, wire) for side in spectrum.cut(indices))
+        u, v = (round_columns(side, compression) for side in spectrum.cut(indices))
         return cls(indices, u, v, multipliers)
 
 

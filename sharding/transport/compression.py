@@ -27,32 +27,36 @@ SPOILED = -128  # instead of an exponent: the vector has a NaN or Inf
 SCALES = "scales/"  # before the name of a tensor: the exponents of its vectors
 
 
-def round_columns(matrix: Tensor, wire: str) -> Tensor:
-    """Return the nearest vectors that a wire can carry; one with a NaN or Inf is NaN with `int8`.
+def round_columns(matrix: Tensor, compression: str) -> Tensor:
+    """Return the nearest vectors on a compression's grid; one with a NaN or Inf is NaN with `int8`.
 
     Args:
         matrix: shape (length, n), one vector per column; returned unchanged unless float32.
-        wire: one of `COMPRESSIONS`.
+        compression: one of `COMPRESSIONS`.
     """
-    return matrix if wire == EXACT else _round_rows(matrix.mT, wire).mT
+    return matrix if compression == EXACT else _round_rows(matrix.mT, compression).mT
 
 
-def round_outputs(tensor: Tensor, wire: str) -> Tensor:
-    """Return the nearest weights that a wire can carry, those of each output together.
+def round_outputs(tensor: Tensor, compression: str) -> Tensor:
+    """Return the nearest weights on a compression's grid, those of each output together.
 
     Args:
         tensor: shape (out, …); returned unchanged unless it is float32 and has two or more dimensions.
-        wire: one of `COMPRESSIONS`.
+        compression: one of `COMPRESSIONS`.
     """
-    return tensor if wire == EXACT or tensor.dim() < 2 else _round_rows(tensor.flatten(1), wire).view_as(tensor)
+    return (
+        tensor
+        if compression == EXACT or tensor.dim() < 2
+        else _round_rows(tensor.flatten(1), compression).view_as(tensor)
+    )
 
 
-def encode(tensors: Mapping[str, Tensor], wire: str) -> dict[str, Tensor]:
+def encode(tensors: Mapping[str, Tensor], compression: str) -> dict[str, Tensor]:
     """Return the tensors to send for a shard's tensors, by their keys in the wire form, rounded to the grid.
 
     On the `meta` device, only types and shapes are returned.
     """
-    if wire == EXACT:
+    if compression == EXACT:
         return dict(tensors)
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -61,7 +65,7 @@ def encode(tensors: Mapping[str, Tensor], wire: str) -> dict[str, Tensor]:
             found[name] = tensor.int()
         elif rows is None:
             found[name] = tensor
-        elif wire == "bfloat16":
+        elif compression == "bfloat16":
             found[name] = tensor.bfloat16()
         else:
             integers, found[SCALES + name] = _pack(rows)
@@ -69,17 +73,16 @@ def encode(tensors: Mapping[str, Tensor], wire: str) -> dict[str, Tensor]:
     return found
 
 
-def decode(tensors: Mapping[str, Tensor], wire: str) -> dict[str, Tensor]:
+def decode(tensors: Mapping[str, Tensor], compression: str) -> dict[str, Tensor]:
     """Undo `encode`; the values are on the grid.
 
     Raises:
         UserError: the tensors are not what `encode` returns.
     """
-    if not isinstance(wire, str) or wire not in COMPRESSIONS:
-        raise UserError(
-            f"this is not a shard: its numbers are in {str(wire)[:40]!r}, not in one of {', '.join(COMPRESSIONS)}"
-        )
-    if wire == EXACT:
+    if not isinstance(compression, str) or compression not in COMPRESSIONS:
+        known, found_in = ", ".join(COMPRESSIONS), str(compression)[:40]
+        raise UserError(f"this is not a shard: its numbers are in {found_in!r}, not in one of {known}")
+    if compression == EXACT:
         return dict(tensors)
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -88,7 +91,7 @@ def decode(tensors: Mapping[str, Tensor], wire: str) -> dict[str, Tensor]:
             found[scaled] = _scaled(scaled, tensors.get(scaled), tensor)
         elif _role(name) == "indices" and tensor.dtype == torch.int32:
             found[name] = tensor.long()
-        elif tensor.dtype == torch.bfloat16 and wire == "bfloat16":
+        elif tensor.dtype == torch.bfloat16 and compression == "bfloat16":
             found[name] = tensor.float()
         elif SCALES + name not in tensors:
             found[name] = tensor
@@ -103,10 +106,10 @@ def _scaled(name: str, integers: Tensor | None, exponents: Tensor) -> Tensor:
     return _like(_unpack(rows, exponents), name, integers)
 
 
-def _round_rows(rows: Tensor, wire: str) -> Tensor:
+def _round_rows(rows: Tensor, compression: str) -> Tensor:
     if rows.dtype != torch.float32 or not rows.numel():
         return rows
-    return rows.bfloat16().float() if wire == "bfloat16" else _unpack(*_pack(rows))
+    return rows.bfloat16().float() if compression == "bfloat16" else _unpack(*_pack(rows))
 
 
 def _pack(rows: Tensor) -> tuple[Tensor, Tensor]:
