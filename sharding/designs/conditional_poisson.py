@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sharding.designs.rejective import rejective
 from sharding.inclusion import poisson_binomial as pb
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
+ENTRIES = 1 << 18  # coins flipped at once, at most
 TOLERANCE = 1e-13
 ACCEPTABLE = 1e-10  # should rounding ever keep the fit from its tolerance
 ROUNDING = 1e-17  # a chance below it is noise
@@ -35,8 +35,16 @@ class ConditionalPoisson:
     hit: float
 
     def draw(self, rng: np.random.Generator, size: int) -> Indices:
-        """Return (size, count) positions."""
-        return rejective(self.coins, self.count, rng, size, 1.0 / self.hit)
+        """Return (size, count) ascending positions: all coins are flipped until `count` of them show heads."""
+        kept: list[Indices] = []
+        missing, tries = size, 1.0 / self.hit
+        while missing > 0:
+            rows = max(1, min(int(np.ceil(missing * tries)), ENTRIES // self.coins.size))
+            heads = rng.random((rows, self.coins.size)) < self.coins
+            heads = heads[np.count_nonzero(heads, axis=1) == self.count][:missing]
+            kept.append(np.nonzero(heads)[1].reshape(-1, self.count))
+            missing -= len(heads)
+        return np.concatenate(kept)
 
 
 def fit_cps(chances: Floats, count: int) -> ConditionalPoisson:
