@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sharding.planner import Plan
-
-Vector = NDArray[np.float64]
+from sharding.validation import Vector
 
 
 def discrepancy(magnitudes: Vector, inclusion: Vector, multipliers: Vector, num_clients: int = 1) -> float:

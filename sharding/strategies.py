@@ -18,9 +18,7 @@ from sharding.inclusion import (
     schatten_inclusion,
     successive_inclusion,
 )
-from sharding.validation import as_floats
-
-Vector = NDArray[np.float64]
+from sharding.validation import Vector, as_floats
 
 # PriSM draws in proportion to λᵏ. λ below this share of the largest is raised to it, since λ⁴ would underflow.
 PRISM_FLOOR = 1e-7

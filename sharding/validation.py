@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 from sharding.errors import UserError, shown
 
+Vector = NDArray[np.float64]
+
 
 def is_number(value: object) -> TypeGuard[float]:
     """Return whether a value is a finite real number that a float can hold; booleans are not."""
@@ -36,7 +38,7 @@ def as_whole(value: object, name: str, least: int = 1, most: int | None = None) 
     raise UserError(f"{name} is {shown(value)}; a whole number {allowed} is needed")
 
 
-def as_floats(values: Any, name: str) -> NDArray[np.float64]:
+def as_floats(values: Any, name: str) -> Vector:
     """Return an array in float64; subclasses of arrays are kept.
 
     Raises:
@@ -51,7 +53,7 @@ def as_floats(values: Any, name: str) -> NDArray[np.float64]:
     raise UserError(f"{name} has complex values; real ones are needed: take np.abs of them")
 
 
-def as_amounts(values: Any, name: str) -> NDArray[np.float64]:
+def as_amounts(values: Any, name: str) -> Vector:
     """Return a vector of finite numbers of at least 0, in float64.
 
     Raises:

@@ -10,12 +10,10 @@ clients at 1; four come close in practice.
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sharding.errors import UserError, shown
-from sharding.validation import as_floats, is_number
+from sharding.validation import Vector, as_floats, is_number
 
-Vector = NDArray[np.float64]
 SecureSum = Callable[[Vector], float]  # from one number per client, (n,), to their total, all that the server may learn
 
 

@@ -12,15 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sharding.client_sampling.network import Profiles
 from sharding.errors import Failure, UserError, shown
 from sharding.rng import generator
-from sharding.validation import as_floats, as_whole, is_number
+from sharding.validation import Vector, as_floats, as_whole, is_number
 
 Client = int | str  # as in `sharding.planner`; samplers number them from 0
-Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from sharding.errors import UserError, shown
-from sharding.validation import as_amounts, is_number
+from sharding.validation import Vector, as_amounts, is_number
 
-Vector = NDArray[np.float64]
 Law = float | tuple[float, float]  # the mean of an exponential law, or (least, most) of a uniform law
 LEAST_BANDWIDTH = 1e-150
 

@@ -11,16 +11,16 @@ import logging
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from sharding.client_sampling.aocs import aocs_probabilities, plain_sum
 from sharding.client_sampling.base import BudgetSampler, Client, Participation, upload_coins
 from sharding.errors import Failure, Kind, shown
 from sharding.inclusion import optimal_inclusion
+from sharding.validation import Vector
 
 log = logging.getLogger(__name__)
 
-Vector = NDArray[np.float64]
 REPORT_BYTES = 4  # a norm or a summand travels as one float32
 
 

@@ -4,15 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sharding.client_sampling.base import Client, Participation, Sampler, WithReplacement
 from sharding.client_sampling.wireless import statistical_probabilities, wireless_probabilities
 from sharding.errors import UserError, shown
 from sharding.rng import generator
-from sharding.validation import is_number
-
-Vector = NDArray[np.float64]
+from sharding.validation import Vector, is_number
 
 
 class StatisticalSampler(Sampler):

@@ -10,7 +10,6 @@ from sharding.client_sampling.base import (
     Client,
     Participation,
     Sampler,
-    Vector,
     WithReplacement,
     uniform_cohort,
     upload_coins,
@@ -18,6 +17,7 @@ from sharding.client_sampling.base import (
 from sharding.designs import draw_terms
 from sharding.inclusion import optimal_inclusion
 from sharding.rng import generator
+from sharding.validation import Vector
 
 
 @dataclass(eq=False, repr=False)

@@ -18,14 +18,13 @@ x = 0, q ∝ pG/√c (Eq. 38); a large β/α favors the fastest clients; x → �
 import logging
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from sharding.errors import UserError, shown
-from sharding.validation import as_amounts, as_floats, as_whole, is_number
+from sharding.validation import Vector, as_amounts, as_floats, as_whole, is_number
 
 log = logging.getLogger(__name__)
 
-Vector = NDArray[np.float64]
 MOST = 1e150  # of K·β/α over the square of the largest pG, as good as infinite; its square is finite
 
 

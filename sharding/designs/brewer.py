@@ -8,10 +8,8 @@ being drawn later add up to πⱼ at every step.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Indices = NDArray[np.int64]
+from sharding.designs.base import Floats, Indices
 
 SINGULAR = 1e-15  # relative: A − mπ = 0 means that the term must come next
 

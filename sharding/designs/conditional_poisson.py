@@ -13,12 +13,9 @@ diagonal; five or so reach 1e-13.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from sharding.designs.base import Floats, Indices
 from sharding.inclusion import poisson_binomial as pb
-
-Floats = NDArray[np.float64]
-Indices = NDArray[np.int64]
 
 ENTRIES = 1 << 18  # coins flipped at once, at most
 TOLERANCE = 1e-13

@@ -8,10 +8,8 @@ settles one term. The least random of the designs (the opposite of CPS) and the 
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Indices = NDArray[np.int64]
+from sharding.designs.base import Floats, Indices
 
 
 @dataclass(frozen=True)

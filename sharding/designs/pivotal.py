@@ -7,10 +7,8 @@ other continues with a + b − 1. The chances of winning leave both means as the
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Indices = NDArray[np.int64]
+from sharding.designs.base import Floats, Indices
 
 
 @dataclass(frozen=True)

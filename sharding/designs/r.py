@@ -15,13 +15,10 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from sharding.designs.base import Fit
+from sharding.designs.base import Fit, Floats, Indices
 from sharding.errors import UserError
-
-Floats = NDArray[np.float64]
-Indices = NDArray[np.int64]
 
 INSTALL = (
     "install R with its packages sampling and BiasedUrn (Debian: r-base-core r-cran-sampling "

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from sharding.designs.base import Floats, Indices
 from sharding.errors import UserError
 from sharding.inclusion import successive_inclusion
 from sharding.inclusion.checks import nonnegative
 from sharding.validation import as_whole
-
-Floats = NDArray[np.float64]
-Indices = NDArray[np.int64]
 
 TOLERANCE = 1e-12
 ACCEPTABLE = 1e-9  # should rounding keep the fit from its tolerance

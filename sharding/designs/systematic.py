@@ -7,10 +7,8 @@ shapes the joint probabilities, many of which are 0.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Indices = NDArray[np.int64]
+from sharding.designs.base import Floats, Indices
 
 
 @dataclass(frozen=True)
