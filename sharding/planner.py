@@ -151,7 +151,7 @@ class ShardPlanner:
         compression: a name in `sharding.COMPRESSIONS`: how numbers travel; see `sharding.transport.compression`.
 
     Raises:
-        UserError: unknown strategy, design or wire.
+        UserError: unknown strategy, design or compression.
     """
 
     def __init__(
@@ -189,13 +189,13 @@ class ShardPlanner:
 
         Raises:
             UserError: a keep ratio outside (0, 1], a weight that is not finite, an attention that has yet to be
-                unpacked, a wire in bfloat16 where the model is, or what cannot be sent: lazy, sparse and quantized
-                layers, scripted models.
+                unpacked, bfloat16 compression of a model in bfloat16, or what cannot be sent: lazy, sparse and
+                quantized layers, scripted models.
         """
         _check_budgets(budgets)
         model = unwrap(model)
         check_shapes(model)
-        _check_wire(model, self.compression)
+        _check_compression(model, self.compression)
         _check_values(model)
         layers = {} if self.strategy.allocate is None else shardable_layers(model, self.skip, self.also)
         if self.strategy.allocate is not None and not layers:
@@ -258,34 +258,34 @@ class ShardPlanner:
             log.warning("layer %s is all zero; its terms get unit u and zero v, so that they can train", name)
         draws = {}
         for ratio, clients in groups.items():
-            group = LayerContext(magnitudes, num_terms(len(magnitudes), ratio), len(clients), ratio)
-            draws[ratio, name] = self._draw_group(name, group, clients, round)
+            context = LayerContext(magnitudes, num_terms(len(magnitudes), ratio), len(clients), ratio)
+            draws[ratio, name] = self._draw_group(name, context, clients, round)
         return draws
 
-    def _draw_group(self, name: str, group: LayerContext, clients: list[Client], round: int) -> Draw:
-        law = self._law(name, group)
+    def _draw_group(self, name: str, context: LayerContext, clients: list[Client], round: int) -> Draw:
+        allocation = self._allocate(name, context)
         design = (
-            fit(law.inclusion, self.design)
-            if law.weights is None
-            else SuccessiveDesign(law.weights, group.num_terms)  # as published, whatever the design
+            fit(allocation.inclusion, self.design)
+            if allocation.weights is None
+            else SuccessiveDesign(allocation.weights, context.num_terms)  # as published, whatever the design
         )
         indices = np.stack([design.draw(generator(self.seed, "draw", round, client, name)) for client in clients])
-        multipliers = law.multipliers[indices]
+        multipliers = allocation.multipliers[indices]
         if self.strategy.rescales:
-            scales = [norm_ratio(group.magnitudes, row) for row in indices]
+            scales = [norm_ratio(context.magnitudes, row) for row in indices]
             multipliers = np.broadcast_to(np.array(scales)[:, None], indices.shape).copy()
-        return Draw(group, law, indices, multipliers)
+        return Draw(context, allocation, indices, multipliers)
 
-    def _law(self, name: str, group: LayerContext) -> Allocation:
+    def _allocate(self, name: str, context: LayerContext) -> Allocation:
         assert self.strategy.allocate is not None
         try:
-            law = self.strategy.allocate(group)
+            allocation = self.strategy.allocate(context)
         except UserError as error:
             raise UserError(f"layer {name}: {error}") from error
-        if not isinstance(law, Allocation):
-            raise UserError(f"layer {name}: the strategy's law returned {shown(law)}; an Allocation(π, ω) is needed")
+        if not isinstance(allocation, Allocation):
+            raise UserError(f"layer {name}: the strategy returned {shown(allocation)}; an Allocation(π, ω) is needed")
         try:
-            return law.checked(len(group.magnitudes), group.num_terms)
+            return allocation.checked(len(context.magnitudes), context.num_terms)
         except UserError as error:
             raise UserError(f"layer {name}: {error}") from error
 
@@ -325,9 +325,11 @@ def _check_values(model: nn.Module) -> None:
         raise UserError(f"{empty} is on the meta device; pass a model with values")
 
 
-def _check_wire(model: nn.Module, wire: str) -> None:
+def _check_compression(model: nn.Module, compression: str) -> None:
     """Raise a `UserError` if compressed numbers and the model's own would have the same type."""
-    if wire == "bfloat16" and any(part.dtype == torch.bfloat16 for part in (*model.parameters(), *model.buffers())):
+    if compression == "bfloat16" and any(
+        part.dtype == torch.bfloat16 for part in (*model.parameters(), *model.buffers())
+    ):
         raise UserError(
             "compression='bfloat16' is for weights in float32; this model has some in bfloat16: leave it out"
         )

@@ -94,41 +94,41 @@ class Strategy:
     keep_ratio: float | None = None
 
 
-def top_n(group: LayerContext) -> Allocation:
+def top_n(layer: LayerContext) -> Allocation:
     """The n largest terms, always; ω = 1."""
-    inclusion = np.zeros_like(group.magnitudes)
-    inclusion[: group.num_terms] = 1.0
+    inclusion = np.zeros_like(layer.magnitudes)
+    inclusion[: layer.num_terms] = 1.0
     return Allocation(inclusion, np.ones_like(inclusion))
 
 
-def prism(group: LayerContext) -> Allocation:
+def prism(layer: LayerContext) -> Allocation:
     """Successive sampling in proportion to λᵏ, k = 4 for r ≤ 0.2, else 2.5; ω = 1 (Niu et al., TMLR 2023)."""
-    relative = group.magnitudes / (group.magnitudes[0] or 1.0)
-    weights = np.maximum(relative, PRISM_FLOOR) ** (4.0 if group.keep_ratio <= 0.2 else 2.5)
-    inclusion = successive_inclusion(weights, group.num_terms)
+    relative = layer.magnitudes / (layer.magnitudes[0] or 1.0)
+    weights = np.maximum(relative, PRISM_FLOOR) ** (4.0 if layer.keep_ratio <= 0.2 else 2.5)
+    inclusion = successive_inclusion(weights, layer.num_terms)
     return Allocation(inclusion, np.ones_like(inclusion), weights)
 
 
-def prism_wallenius(group: LayerContext) -> Allocation:
+def prism_wallenius(layer: LayerContext) -> Allocation:
     """PriSM's draw, made unbiased by ω = 1/π with its exact inclusion probabilities."""
-    law = prism(group)
-    return law._replace(multipliers=_inverse(law.inclusion))
+    published = prism(layer)
+    return published._replace(multipliers=_inverse(published.inclusion))
 
 
-def unbiased(group: LayerContext) -> Allocation:
+def unbiased(layer: LayerContext) -> Allocation:
     """The unbiased estimator of least discrepancy: π of Theorem 3.1, ω = 1/π."""
-    inclusion = optimal_inclusion(group.magnitudes, group.num_terms)
+    inclusion = optimal_inclusion(layer.magnitudes, layer.num_terms)
     return Allocation(inclusion, _inverse(inclusion))
 
 
-def collective(group: LayerContext) -> Allocation:
+def collective(layer: LayerContext) -> Allocation:
     """The estimator whose average over the group's C clients has least discrepancy: π and ω of Theorem 3.2."""
-    return Allocation(*collective_inclusion(group.magnitudes, group.num_terms, group.num_clients))
+    return Allocation(*collective_inclusion(layer.magnitudes, layer.num_terms, layer.num_clients))
 
 
-def schatten(group: LayerContext) -> Allocation:
+def schatten(layer: LayerContext) -> Allocation:
     """The unbiased estimator of least expected Schatten-4 discrepancy; ω = 1/π."""
-    inclusion = schatten_inclusion(group.magnitudes, group.num_terms, p=4)
+    inclusion = schatten_inclusion(layer.magnitudes, layer.num_terms, p=4)
     return Allocation(inclusion, _inverse(inclusion))
 
 
