@@ -50,9 +50,9 @@ def trained_magnitudes() -> np.ndarray:
 
 def draw(magnitudes: np.ndarray) -> Figure:
     """Return the figure: the spectrum, π and ω, over the terms from the largest to the smallest."""
-    group = LayerContext(magnitudes, num_terms(len(magnitudes), KEEP_RATIO), NUM_CLIENTS, KEEP_RATIO)
+    layer = LayerContext(magnitudes, num_terms(len(magnitudes), KEEP_RATIO), NUM_CLIENTS, KEEP_RATIO)
     laws = {
-        name: strategy.allocate(group) for name, strategy in STRATEGIES.items() if name in SHOWN and strategy.allocate
+        name: strategy.allocate(layer) for name, strategy in STRATEGIES.items() if name in SHOWN and strategy.allocate
     }
     figure = Figure(figsize=(9, 8.5), layout="constrained")
     spectrum, inclusion, multipliers = figure.subplots(3, 1, sharex=True, height_ratios=[1, 2, 2])
@@ -71,8 +71,8 @@ def draw(magnitudes: np.ndarray) -> Figure:
     multipliers.axhline(10, color="0.6", linewidth=0.8)
     multipliers.annotate("τ = 10: clipping starts", (terms[-1], 10), ha="right", va="bottom", color="0.4")
     figure.suptitle(
-        f"What each strategy makes of one trained layer ({LAYER}, N = {group.magnitudes.size} terms,\n"
-        f"each of {NUM_CLIENTS} clients gets n = {group.num_terms})"
+        f"What each strategy makes of one trained layer ({LAYER}, N = {layer.magnitudes.size} terms,\n"
+        f"each of {NUM_CLIENTS} clients gets n = {layer.num_terms})"
     )
     return figure
 

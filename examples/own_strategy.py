@@ -8,9 +8,9 @@ import numpy as np
 from sharding import STRATEGIES, Allocation, LayerContext, Strategy
 
 
-def even(group: LayerContext) -> Allocation:
+def even(layer: LayerContext) -> Allocation:
     """π = n/N for every term, ω = 1/π."""
-    inclusion = np.full_like(group.magnitudes, group.num_terms / len(group.magnitudes))
+    inclusion = np.full_like(layer.magnitudes, layer.num_terms / len(layer.magnitudes))
     return Allocation(inclusion, 1 / inclusion)
 
 
