@@ -21,20 +21,25 @@ class SelfAttention(nn.Module):
         bias: whether q, k and v have biases (`out` always has one).
         causal: whether a position sees only itself and those before it.
         dropout: rate of dropout on the attention weights, in training only.
+        fused: q, k and v are one layer `qkv` (dim → 3·dim), which shares its singular terms among the three, in the
+            place of three layers `q`, `k` and `v`.
     """
 
-    def __init__(self, dim: int, heads: int, *, bias: bool, causal: bool, dropout: float) -> None:
+    def __init__(self, dim: int, heads: int, *, bias: bool, causal: bool, dropout: float, fused: bool = False) -> None:
         super().__init__()
-        self.heads, self.causal, self.rate = heads, causal, dropout
+        self.heads, self.causal, self.rate, self.fused = heads, causal, dropout, fused
         self.dropout = nn.Dropout(dropout)
-        self.q = nn.Linear(dim, dim, bias=bias)
-        self.k = nn.Linear(dim, dim, bias=bias)
-        self.v = nn.Linear(dim, dim, bias=bias)
+        if fused:
+            self.qkv = nn.Linear(dim, 3 * dim, bias=bias)
+        else:
+            self.q = nn.Linear(dim, dim, bias=bias)
+            self.k = nn.Linear(dim, dim, bias=bias)
+            self.v = nn.Linear(dim, dim, bias=bias)
         self.out = nn.Linear(dim, dim)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map (batch, length, dim) to the same shape."""
-        parts = (self.q(tokens), self.k(tokens), self.v(tokens))
+        parts = self.qkv(tokens).chunk(3, dim=-1) if self.fused else (self.q(tokens), self.k(tokens), self.v(tokens))
         q, k, v = (rearrange(part, "b t (h d) -> b h t d", h=self.heads) for part in parts)
         if self.training and self.rate:
             mixed = self.dropout(self._weights(q, k)) @ v

@@ -34,6 +34,7 @@ class CCT(nn.Module):
         attention_dropout: dropout on attention weights.
         stochastic_depth: rate at which the last layer's branches are skipped for an image; it rises linearly
             from 0.
+        fused_qkv: q, k and v of an attention are one layer, as in the authors' code.
 
     Raises:
         UserError: the input is not an image, a number is out of range, or `heads` does not divide `dim`.
@@ -50,6 +51,7 @@ class CCT(nn.Module):
         mlp_ratio: int = 2,
         attention_dropout: float = 0.1,
         stochastic_depth: float = 0.1,
+        fused_qkv: bool = False,
     ) -> None:
         super().__init__()
         if len(input_shape) != 3:
@@ -62,7 +64,9 @@ class CCT(nn.Module):
         skips = torch.linspace(0, stochastic_depth, depth).tolist()
         self.tokenizer = nn.Sequential(*_conv_pool(channels, 64), *_conv_pool(64, dim))
         self.positions = nn.Parameter(torch.empty(ceil(height / 4) * ceil(width / 4), dim))
-        self.layers = nn.Sequential(*(Layer(dim, heads, mlp_ratio, attention_dropout, skip) for skip in skips))
+        self.layers = nn.Sequential(
+            *(Layer(dim, heads, mlp_ratio, attention_dropout, skip, fused_qkv) for skip in skips)
+        )
         self.norm = nn.LayerNorm(dim)
         self.pool = nn.Linear(dim, 1)
         self.fc = nn.Linear(dim, num_classes)
@@ -93,10 +97,12 @@ class Layer(nn.Module):
     As in the authors' code, the second norm acts on the sum itself, not only inside the feed-forward branch.
     """
 
-    def __init__(self, dim: int, heads: int, mlp_ratio: int, attention_dropout: float, skip: float) -> None:
+    def __init__(
+        self, dim: int, heads: int, mlp_ratio: int, attention_dropout: float, skip: float, fused_qkv: bool
+    ) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(dim)
-        self.attention = SelfAttention(dim, heads, bias=False, causal=False, dropout=attention_dropout)
+        self.attention = SelfAttention(dim, heads, bias=False, causal=False, dropout=attention_dropout, fused=fused_qkv)
         self.norm2 = nn.LayerNorm(dim)
         self.mlp = Mlp(dim, mlp_ratio * dim)
         self.skip = DropPath(skip)

@@ -31,6 +31,7 @@ class GPT(nn.Module):
         depth: number of blocks.
         heads: attention heads; must divide `width`.
         dropout: dropout on embeddings, attention weights and both branches, as in GPT-2.
+        fused_qkv: q, k and v of an attention are one layer, as in GPT-2's own code.
 
     Attributes:
         ends: the first layer is the embedding, so all affine layers but the last are sharded.
@@ -50,6 +51,7 @@ class GPT(nn.Module):
         depth: int = 3,
         heads: int = 8,
         dropout: float = 0.1,
+        fused_qkv: bool = False,
     ) -> None:
         super().__init__()
         if len(input_shape) != 1:
@@ -61,7 +63,7 @@ class GPT(nn.Module):
         self.tokens = nn.Embedding(num_classes, width)
         self.positions = nn.Parameter(torch.empty(input_shape[0], width))
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.Sequential(*(Block(width, heads, dropout) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(Block(width, heads, dropout, fused_qkv) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
         self.fc = nn.Linear(width, num_classes, bias=False)
         self._initialize()
@@ -88,10 +90,10 @@ class GPT(nn.Module):
 class Block(nn.Module):
     """Causal attention, then a feed-forward part; each reads a normalized copy and adds to the stream."""
 
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
+    def __init__(self, width: int, heads: int, dropout: float, fused_qkv: bool) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width)
-        self.attention = SelfAttention(width, heads, bias=True, causal=True, dropout=dropout)
+        self.attention = SelfAttention(width, heads, bias=True, causal=True, dropout=dropout, fused=fused_qkv)
         self.norm2 = nn.LayerNorm(width)
         self.mlp = Mlp(width, 4 * width, act_layer=GELUTanh)
         self.dropout = nn.Dropout(dropout)

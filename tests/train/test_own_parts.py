@@ -93,9 +93,7 @@ def test_a_value_that_is_not_a_strategy_is_described():
     with pytest.raises(UserError, match=r"strategy 'even' is <function .*; pass Strategy\('what it does"):
         load_config(QUICKSTART, ["strategy=even"])
     planner = ShardPlanner(Strategy("all", law_alone), seed=0)
-    with pytest.raises(
-        UserError, match=r"layer 1: the strategy returned \(array.*; an Allocation\(π, ω\) is needed"
-    ):
+    with pytest.raises(UserError, match=r"layer 1: the strategy returned \(array.*; an Allocation\(π, ω\) is needed"):
         planner.plan(torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3))), {0: 0.5})
 
 
