@@ -72,6 +72,7 @@ def run(peer: str, tuned: bool, python: str, data: Path, rounds: int) -> dict[st
         "PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks" / "peers"), str(ROOT)]),
         "FLWR_TELEMETRY_ENABLED": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ADDRESS": "local",  # else Flower joins a cluster that runs here
     }
     lines, peak = run_and_watch([python, str(ROOT / "benchmarks" / "peers" / f"on_{peer}.py")], environment, data)
     results = [json.loads(line.partition("RESULT ")[2]) for line in lines if "RESULT " in line]
