@@ -17,7 +17,8 @@ QUICKSTART = str(CONFIGS / "quickstart.yaml")
 
 @pytest.fixture(autouse=True)
 def _folder(monkeypatch, tmp_path):
-    """An empty folder to work in."""
+    """An empty folder to work in, and no data elsewhere."""
+    monkeypatch.delenv("SHARDING_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
 
 
