@@ -21,17 +21,9 @@ from train.experiment import Experiment
 from train.multi_model import MultiModel, assemble_models
 from train.pilots import teach
 from train.rounds import run_rounds
+from train.rundir import files
 from train.rundir.checkpoint import find_checkpoint
 from train.rundir.directory import RunDirectory, is_finished, plain
-from train.rundir.files import (
-    CHECKPOINT_FILE,
-    CLIENTS_FILE,
-    CONFIG_FILE,
-    LAYERS_FILE,
-    METRICS_FILE,
-    MODEL_FILE,
-    PROVENANCE_FILE,
-)
 from train.rundir.model_file import save_model
 from train.rundir.provenance import Provenance, describe_start, keep_device
 from train.rundir.records import Clients, check_clients, describe_clients
@@ -92,7 +84,7 @@ def _train(config: Config, callbacks: Sequence[Callback], resume: bool, build: B
             enter("training its first round" if start == 0 else f"resuming with round {start + 1}")
             done = run_rounds(experiment, start, [*watching, LostRounds(config.rounds)])
             rounds = start if done is None else done.number + 1
-            save_model(config.directory / MODEL_FILE, experiment.result, rounds, experiment.parts)
+            save_model(config.directory / files.MODEL_FILE, experiment.result, rounds, experiment.parts)
             if done is not None and not done.last:
                 request.heed()
     finally:
@@ -144,7 +136,7 @@ def threads(count: int) -> Iterator[None]:
 
 def _go_back(config: Config, experiment: Experiment | MultiModel) -> tuple[int, list[dict[str, Any]]]:
     """Load the last checkpoint that has metrics; return its round and the metrics up to it."""
-    path = config.directory / METRICS_FILE
+    path = config.directory / files.METRICS_FILE
     lines = read_lines(path)
     found = find_checkpoint(config.directory, len(lines), experiment.model)
     start = 0
@@ -152,12 +144,12 @@ def _go_back(config: Config, experiment: Experiment | MultiModel) -> tuple[int, 
         where, checkpoint = found
         checkpoint.restore(experiment.model, experiment.sampler, keepers_of(experiment.parts))
         start = checkpoint.rounds
-        if where.name != CHECKPOINT_FILE:  # else the next checkpoint would replace it
-            where.replace(config.directory / CHECKPOINT_FILE)
+        if where.name != files.CHECKPOINT_FILE:  # else the next checkpoint would replace it
+            where.replace(config.directory / files.CHECKPOINT_FILE)
     if start < len(lines):
         log.warning("%s: rounds %d to %d are run again", config.directory, start, len(lines) - 1)
     keep_lines(path, start)
-    keep_lines(config.directory / LAYERS_FILE)
+    keep_lines(config.directory / files.LAYERS_FILE)
     return start, lines[:start]
 
 
@@ -165,7 +157,7 @@ def _describe(
     config: Config, experiment: Experiment | MultiModel, clients: Clients, held: Provenance | None, start: int
 ) -> None:
     """Write the configuration, the clients' data, and the provenance."""
-    write_whole(config.directory / CONFIG_FILE, yaml.safe_dump(plain(config), sort_keys=False).encode())
-    write_whole(config.directory / CLIENTS_FILE, json.dumps(clients).encode())
+    write_whole(config.directory / files.CONFIG_FILE, yaml.safe_dump(plain(config), sort_keys=False).encode())
+    write_whole(config.directory / files.CLIENTS_FILE, json.dumps(clients).encode())
     made = held.resumed(describe_start(start)) if held else Provenance.of(config, experiment.parts, start)
-    write_whole(config.directory / PROVENANCE_FILE, made.to_json().encode())
+    write_whole(config.directory / files.PROVENANCE_FILE, made.to_json().encode())

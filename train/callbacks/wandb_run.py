@@ -21,15 +21,7 @@ from train.config.schema import Config
 from train.report import write_report
 from train.report.history import is_number
 from train.report.page import write_page
-from train.rundir.files import (
-    CLIENTS_FILE,
-    CONFIG_FILE,
-    LAYERS_FILE,
-    METRICS_FILE,
-    MODEL_FILE,
-    PROVENANCE_FILE,
-    WANDB_FILE,
-)
+from train.rundir.files import ARTIFACTS, CONFIG_FILE, METRICS_FILE, WANDB_FILE
 from train.rundir.provenance import describe_start
 from train.rundir.records import records_layers, wandb_state
 from train.runtime.files import write_whole
@@ -38,7 +30,6 @@ from train.runtime.stages import enter
 
 log = logging.getLogger(__name__)
 
-ARTIFACTS = (CONFIG_FILE, PROVENANCE_FILE, METRICS_FILE, LAYERS_FILE, CLIENTS_FILE, MODEL_FILE)
 LONGEST_TAG = 64
 BEST = {"test_accuracy": "max", "train_set_accuracy": "max", "test_loss": "min", "train_loss": "min"}
 

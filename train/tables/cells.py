@@ -57,7 +57,9 @@ def cells_of(
         UserError: an unknown scale, or an override that is not allowed.
     """
     known = pick(layout.scales, scale, "scale")
-    check_overrides(overrides)
+    for key in (override.partition("=")[0] for override in overrides):
+        if key in OWN:
+            raise UserError(f"{key} is set by the table itself; {OWN[key]}")
     cells = [
         _cell(setting, strategy, seed, layout, scale, into, overrides)
         for seed in dict.fromkeys(known.seeds if seeds is None else seeds)
@@ -67,17 +69,6 @@ def cells_of(
     line = frozenset(override.partition("=")[0] for override in overrides)
     refuse_idle([LoadedConfig(cell.config, frozenset(), line) for cell in cells])
     return cells
-
-
-def check_overrides(overrides: Sequence[str]) -> None:
-    """Refuse overrides of keys that a table sets.
-
-    Raises:
-        UserError: naming the key, and the flag that does it.
-    """
-    for key in (override.partition("=")[0] for override in overrides):
-        if key in OWN:
-            raise UserError(f"{key} is set by the table itself; {OWN[key]}")
 
 
 def choose(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
