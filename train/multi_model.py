@@ -30,30 +30,25 @@ class MultiModel:
     """The parts of a run of several models.
 
     Attributes:
-        experiments: by task; their own samplers are not used.
+        parts: an experiment for each task; their own samplers are not used.
         sampler: of all tasks.
         model: all models, which are saved and loaded together.
     """
 
     config: Config
-    experiments: Mapping[str, Experiment]
+    parts: Mapping[str, Experiment]
     sampler: TaskSampler
     model: nn.ModuleDict
 
     @property
     def result(self) -> nn.ModuleDict:
         """The models to evaluate."""
-        return nn.ModuleDict({name: experiment.result for name, experiment in self.experiments.items()})
-
-    @property
-    def parts(self) -> Mapping[str, Experiment]:
-        """The experiments by name."""
-        return self.experiments
+        return nn.ModuleDict({name: part.result for name, part in self.parts.items()})
 
     def close(self) -> None:
         """Release the engines' processes, if any."""
-        for experiment in self.experiments.values():
-            experiment.close()
+        for part in self.parts.values():
+            part.close()
 
     def begin(self, cohort: list[int], t: int, clock: Clock) -> dict[str, Work]:
         """Select the model for which each client counts, and train.

@@ -16,8 +16,8 @@ SENT = {"bytes_up": 10**6, "bytes_down": 10**7, "heard": 12}
 def test_the_same_tenth_of_the_clients_has_half_of_each_models_data(study, tmp_path, drawn_data):
     config = multi_task.cell(study, "loss", 0.1, 0, tmp_path, [f"data.root={drawn_data}"])
     tasks = assemble_models(config)
-    assert len({experiment.config.seed for experiment in tasks.experiments.values()}) == len(tasks.experiments)
-    for experiment in tasks.experiments.values():
+    assert len({experiment.config.seed for experiment in tasks.parts.values()}) == len(tasks.parts)
+    for experiment in tasks.parts.values():
         sizes = np.array(list(experiment.num_samples.values()))
         large = len(sizes) // 10
         assert sizes[:large].min() > 2 * sizes[large:].max()

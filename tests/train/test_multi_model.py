@@ -74,7 +74,7 @@ def test_tasks_differ_only_where_they_say():
 
 
 def test_losses_are_those_of_each_clients_data():
-    experiment = assemble_models(tiny("unused")).experiments["one"]
+    experiment = assemble_models(tiny("unused")).parts["one"]
     losses = local_losses(experiment, [3, 5], batch_size=50)
     for client, loss in zip([3, 5], losses, strict=True):
         data = experiment.job.clients[client]
@@ -84,7 +84,7 @@ def test_losses_are_those_of_each_clients_data():
 
 def test_a_client_that_fails_or_reports_nan_stops_nothing(caplog):
     tasks = assemble_models(tiny("unused", "rounds=1"))
-    one = tasks.experiments["one"]
+    one = tasks.parts["one"]
     clients = dict(one.job.clients)
     clients[2] = type(clients[2])(clients[2].inputs * float("nan"), clients[2].targets)
     clients[4] = None
@@ -105,7 +105,7 @@ def test_a_client_that_fails_or_reports_nan_stops_nothing(caplog):
 
 def test_the_guards_hold_for_every_task():
     tasks = assemble_models(tiny("unused", "rounds=1", "clients.signal=round_robin", "aggregation.norm_bound=5"))
-    one = tasks.experiments["one"]
+    one = tasks.parts["one"]
     one.__dict__["engine"] = Tampering(one.engine, scaled(1e6))
     lines = []
     run_rounds(tasks, 0, [EachRound(lines.append)])
