@@ -124,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     made = {name: _command(commands, name) for name in HELP}
     single, several, numbered, page, spread, look, resolved, listing = made.values()
-    several.add_argument("--strategies", type=_list_of(str), default=[], metavar="A,B,…", help="strategies to compare")
+    several.add_argument("--strategies", type=_names, default=[], metavar="A,B,…", help="strategies to compare")
     several.add_argument(
         "--grid", action="append", default=[], metavar="KEY=V,W,…", help="values of any key to compare; may be repeated"
     )
@@ -133,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
         "--scale", default="small", help="small (default; minutes), medium (stand-ins, hours) or paper (for a GPU)"
     )
     numbered.add_argument(
-        "--only", type=_list_of(str), default=[], metavar="A,…", help="run these cells only, by pattern"
+        "--only", type=_names, default=[], metavar="A,…", help="run these cells only, by pattern"
     )
     numbered.add_argument(
         "--output", type=_folder, help="folder of the table and its runs (default: runs/tables-SCALE)"
@@ -195,7 +195,11 @@ def _command(commands: "argparse._SubParsersAction[_Parser]", name: str) -> argp
 
 def _list_of(read: Callable[[str], Value]) -> Callable[[str], list[Value]]:
     """Return what reads values with commas between them."""
-    return lambda text: [read(word.strip()) for word in text.split(",") if word.strip()]
+    return lambda text: [read(word) for word in text.split(",")]
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _folder(text: str) -> Path:
