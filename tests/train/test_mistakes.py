@@ -259,7 +259,7 @@ table 1 strategy=dense → strategy
 table 1 seed=5 → --seeds
 report nowhere → nowhere
 report CONFIGS → no run
-report CONFIGS --targets 0.8,800 → 0.8,800
+report CONFIGS --targets 0.8,800 → '800'
 report CONFIGS --targets most → 'most'
 """
 
