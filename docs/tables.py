@@ -335,6 +335,26 @@ def planner() -> Iterator[str]:
         yield row(strategy, *shown, f"{reference:.0f}", f"{phases['ratio']:.1f}")
 
 
+def scale() -> Iterator[str]:
+    """Yield the table of benchmarks/scale.py."""
+    names = {
+        "block": "one block of width 1024",
+        "blocks": "six blocks of width 1024",
+        "resnet18": "ResNet-18",
+        "vit_b": "ViT-B",
+        "gpt2_medium": "GPT-2 medium",
+        "llama": "Llama-shaped decoder",
+    }
+    peaks = ("plan_peak", "round_peak", "client_step_peak")
+    yield from head(
+        "model", "parameters", "MB a client", "plan, s", "average, s", "H200, s", "plan", "round", "client, one step"
+    )
+    for its in _rows("scale/scale.csv"):
+        size, sent = f"{int(its['parameters']) / 1e6:.0f} M", f"{int(its['client_bytes']) / 1e6:.0f}"
+        seconds = [its[part] or NOTHING for part in ("plan_seconds", "aggregate_seconds", "h200_seconds")]
+        yield row(names[its["model"]], size, sent, *seconds, *(f"{float(its[peak]):.1f}" for peak in peaks))
+
+
 def _mean_of(lines: list[dict[str, Any]], key: str) -> str:
     values = [line[key] for line in lines if line.get(key) is not None]
     return f"{fmean(values):.2f}" if values else NOTHING
@@ -363,5 +383,5 @@ PARTS: tuple[Table, ...] = (
     *(wire, wires, wire_options, local_steps, hundred_rounds, screened),
     *(medium, spectra, learning_rates),
     *(uneven_clients, shakespeare_uploads, cifar100_uploads, joint_sampling, wireless, multi_task),
-    *(decay, engines, peers, cluster, deployment, planner),
+    *(decay, engines, peers, cluster, deployment, planner, scale),
 )
