@@ -30,11 +30,14 @@ PAGES = generate.pages()
 TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
 PARTS = generate.parts()
 SNIPPETS = [(page, code) for page, text in TEXTS.items() for code in re.findall(r"```python\n(.*?)```", text, re.S)]
-FORMS = r"`(python -m train [^`…]+)`", r"^\$ (python -m train (?:[^#\n\\]|\\\n)+)"  # in a sentence, and in a block
+FORMS = (
+    r"`(python -m train [^`…]+)`",  # in a sentence
+    r"^(?:\$ |\t\$\(BIN\)/)(python -m train (?:[^#\n\\]|\\\n)+)",  # in a block, and in the Makefile
+)
 COMMANDS = sorted(
     {
         " ".join(command.replace("\\\n", " ").split())
-        for text in TEXTS.values()
+        for text in (*TEXTS.values(), (ROOT / "Makefile").read_text(encoding="utf-8"))
         for form in FORMS
         for command in re.findall(form, text, re.M)
         if not re.search(r"\b[A-Z]{3,}|\bN\b", command)  # a placeholder, as in `table N`
