@@ -223,11 +223,3 @@ def test_unpacked_attention_can_be_traced_symbolically():
     model = factorize(Vision().eval(), 1.0, skip=())
     x = torch.randn(2, 3, 8)
     torch.testing.assert_close(torch.fx.symbolic_trace(model)(x), model(x))
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")
-def test_torchscript_compiles_unpacked_attention():
-    attention = torch.jit.script(factorize(Vision().eval(), 1.0, skip=()).attention)
-    x = torch.randn(2, 3, 8)
-    for need_weights in (True, False):
-        assert attention(x, x, x, need_weights=need_weights)[0].shape == x.shape
