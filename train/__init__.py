@@ -15,7 +15,8 @@ __all__ = ["load_model"]
 def load_model(directory: Path | str, best: bool = False) -> nn.Module:
     """Build the model of a run on the CPU, load its trained weights and set it to evaluation mode.
 
-    It does not need the data.
+    It does not need the data. For a run with `plugins`, import those modules first: they are code, and a directory from
+    elsewhere has none imported.
 
     Args:
         directory: of the run, as ``"runs/quickstart-collective-0"``.
@@ -25,7 +26,7 @@ def load_model(directory: Path | str, best: bool = False) -> nn.Module:
         The model; for a run with tasks, an `nn.ModuleDict` with one model per task.
 
     Raises:
-        UserError: the directory holds no run, or its model cannot be read.
+        UserError: the directory holds no run, its model cannot be read, or its plugins are not imported.
     """
     from train.rundir.model_file import read_model  # noqa: PLC0415  # torch is imported when it is needed
 

@@ -35,6 +35,7 @@ from train.experiment import Experiment
 from train.rounds import run_rounds
 from train.rundir.files import PILOTS_FILE
 from train.runtime.files import write_whole
+from train.runtime.jsonl import from_json
 from train.runtime.stages import enter
 
 PILOTS = 3  # of each kind
@@ -102,7 +103,7 @@ def read_lesson(path: Path, num_clients: int) -> Lesson:
         UserError: it cannot be read, or has another number of clients.
     """
     try:
-        lesson = Lesson(**json.loads(path.read_text(encoding="utf-8")))
+        lesson = Lesson(**from_json(path.read_text(encoding="utf-8")))
         norms = np.array(lesson.gradient_norms, dtype=np.float64)
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{path} cannot be read ({error}); remove it to run the pilots again") from error

@@ -110,12 +110,17 @@ class ServerOptimizer:
         self._remember()
         if self._optimizer is None or not state:
             return
-        places = {f"{name}/{part}": (place, part) for place, name in enumerate(self._weights) for part in self._parts()}
-        if differing := sorted(places.keys() ^ state.keys()):
+        shapes = {
+            f"{name}/{part}": torch.Size() if part == "step" else weight.shape
+            for name, weight in self._weights.items()
+            for part in self._parts()
+        }
+        given = {key: value.shape for key, value in state.items()}
+        if differing := sorted(key for key in shapes.keys() | given.keys() if shapes.get(key) != given.get(key)):
             raise UserError(f"this state is of another optimizer or model: {few(differing)} differ")
         held = self._optimizer.state_dict()
-        for key, (place, part) in places.items():
-            held["state"].setdefault(place, {})[part] = state[key]
+        for place, name in enumerate(self._weights):
+            held["state"][place] = {part: state[f"{name}/{part}"] for part in self._parts()}
         self._optimizer.load_state_dict(held)
 
     def _parts(self) -> tuple[str, ...]:

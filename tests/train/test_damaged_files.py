@@ -40,6 +40,10 @@ FILES = {
     "a word": (b"name", "holds str"),
     "deep": (b"[" * 1500, "nested too deeply"),
     "deep and whole": (b"a: " + b"[" * 1500 + b"]" * 1500, "nested too deeply"),
+    "aliases": (
+        b"a0: &a0 [1, 1]\n" + b"".join(b"a%d: &a%d [*a%d, *a%d]\n" % (i, i, i - 1, i - 1) for i in range(1, 40)),
+        "more than 100,000 values, aliases included",
+    ),
     "open": (b"a: [", "is not valid YAML"),
     "tabs": (b"a:\n\tb: 3", "is not valid YAML"),
     "a key twice": (b"rounds: 3\nname: x\nrounds: 4\n", "the key 'rounds' is set twice, again in line 3"),

@@ -185,6 +185,7 @@ def test_a_run_that_ended_early_says_why(runs, tmp_path):
         {"clients": "3"},
         {"seconds_plan": []},
         {"failures": 1},
+        {"bytes_dense": 0},
     ],
 )
 def test_a_run_whose_numbers_are_none_is_left_out_by_name(runs, tmp_path, caplog, spoiled):
@@ -204,6 +205,64 @@ def test_files_beside_the_metrics_that_cannot_be_read_are_named(runs, tmp_path):
     text = page_of(tmp_path)
     assert str(clients) in text
     assert f"{held} has a file that cannot be read: KeyError" in text
+
+
+LAW = {"keep_ratio": 0.2, "anme": None, "magnitudes": [1.0], "inclusion": [1.0], "multipliers": [1.0], "held": [1]}
+CLIENTS = {"samples": [3], "keep_ratios": [0.2], "classes": [[1, 2]]}
+MADE = {"engine": "auto", "threads": 1, "device": "cpu", "data": {}, "starts": []}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *(("clients.json", {"quickstart": CLIENTS | wrong}) for wrong in (
+            {"samples": [1e308]}, {"samples": [1, 2]}, {"samples": 3}, {"keep_ratios": ["much"]}, {"classes": [1]},
+        )),
+        *(("layers.jsonl", {"round": 0, "task": "quickstart", "layers": {"a": [LAW | wrong]}}) for wrong in (
+            {"keep_ratio": "x"}, {"inclusion": ["x"]}, {"multipliers": 1}, {"held": None},
+        )),
+        ("layers.jsonl", {"round": "x", "task": "quickstart", "layers": {"a": [LAW]}}),
+        *(("provenance.json", MADE | wrong) for wrong in ({"data": []}, {"engine": 1}, {"starts": [1]})),
+    ],
+)  # fmt: skip
+def test_values_that_are_none_in_a_file_beside_the_metrics_take_no_page(runs, tmp_path, name, content):
+    shutil.copytree(runs / "a", tmp_path / "a")
+    (tmp_path / "a" / name).write_text(json.dumps(content) + "\n")
+    text = write_page([tmp_path], tmp_path, "x")[0].read_text(encoding="utf-8")
+    assert "cannot read" in text or "cannot be read" in text
+
+
+@pytest.mark.parametrize("wrong", [{"seed": None}, {"rounds": "x"}, {"strategy": 1}, {"tasks": 3}])
+def test_a_run_whose_configuration_is_none_is_left_out_by_name(runs, tmp_path, wrong):
+    for name in "ab":
+        shutil.copytree(runs / name, tmp_path / name)
+    path = tmp_path / "b" / "config.yaml"
+    path.write_text(json.dumps(yaml.safe_load(path.read_text()) | wrong))
+    page = write_page([tmp_path], tmp_path, "x")[0].read_text(encoding="utf-8")
+    assert f"{tmp_path / 'b'} holds no run that can be read: config.yaml has no valid {next(iter(wrong))}" in page
+
+
+@pytest.mark.parametrize("name", ["clients.json", "provenance.json", "layers.jsonl", "metrics.jsonl"])
+def test_a_file_nested_too_deeply_is_named(runs, tmp_path, name):
+    for each in "ab":
+        shutil.copytree(runs / each, tmp_path / each)
+    (tmp_path / "a" / name).write_text("[" * 100_000 + "\n")
+    text = write_page([tmp_path], tmp_path, "x")[0].read_text(encoding="utf-8")
+    assert name == "layers.jsonl" or str(tmp_path / "a" / name) in text  # of laws, what comes before is shown
+
+
+def test_a_pipe_in_place_of_a_file_is_no_file(runs, tmp_path):
+    shutil.copytree(runs / "a", tmp_path / "a")
+    for name in ("clients.json", "provenance.json"):
+        (tmp_path / "a" / name).unlink()
+        os.mkfifo(tmp_path / "a" / name)
+    assert write_page([tmp_path], tmp_path, "x")
+
+
+def test_a_record_of_no_layers_is_none(runs, tmp_path):
+    shutil.copytree(runs / "a", tmp_path / "a")
+    (tmp_path / "a" / "layers.jsonl").write_text('{"round": 0, "task": "quickstart", "layers": {}}\n')
+    assert "have no layers.jsonl" in write_page([tmp_path], tmp_path, "x")[0].read_text(encoding="utf-8")
 
 
 def test_a_name_with_dollars_is_no_mathematics(runs, tmp_path):

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Hashable
-from itertools import accumulate
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ from sharding.errors import UserError, nearest, shown
 
 LONGEST = 2**20  # bytes of a file
 _SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's loader is ten times faster, if available
-DEEPEST = 100
-_STARTS, _ENDS = (yaml.CollectionStartEvent,), (yaml.CollectionEndEvent,)
+DEEPEST = 100  # 100,000 levels would crash the process
+MOST = 10**5  # values
 
 
 class _Loader(_SafeLoader):  # type: ignore[valid-type, misc]
@@ -49,8 +48,7 @@ def parse_yaml(text: str) -> Any:
         UserError: the text is not valid YAML, has a key twice, or is nested too deeply.
     """
     try:
-        if _is_too_deep(text):
-            raise UserError(f"it is nested too deeply: {DEEPEST} levels are allowed")
+        _check_extent(text)
         return yaml.load(text, _Loader)  # a safe loader
     except UserError:
         raise
@@ -58,10 +56,22 @@ def parse_yaml(text: str) -> Any:
         raise UserError(f"it is not valid YAML: {' '.join(str(error).split())}") from error
 
 
-def _is_too_deep(text: str) -> bool:
-    """Return whether a text is nested too deeply to parse; 100,000 levels would crash the process."""
-    steps = (isinstance(event, _STARTS) - isinstance(event, _ENDS) for event in yaml.parse(text, _SafeLoader))
-    return any(depth > DEEPEST for depth in accumulate(steps))
+def _check_extent(text: str) -> None:
+    """Refuse a text that is nested too deeply to be built, or whose aliases stand for too many values."""
+    sizes, names, anchors = [0], list[str | None](), dict[str | None, int]()
+    for event in yaml.parse(text, _SafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            sizes.append(1)
+            names.append(event.anchor)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            size = anchors[names.pop()] = sizes.pop()
+            sizes[-1] += size
+        elif isinstance(event, yaml.NodeEvent):  # a value, or an alias of one
+            sizes[-1] += anchors.get(event.anchor, 1) if isinstance(event, yaml.AliasEvent) else 1
+        if len(sizes) > DEEPEST + 1:
+            raise UserError(f"it is nested too deeply: {DEEPEST} levels are allowed")
+        if sizes[-1] > MOST:
+            raise UserError(f"it has more than {MOST:,} values, aliases included")
 
 
 def read_yaml(path: Path) -> Any:

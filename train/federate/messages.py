@@ -61,7 +61,7 @@ class Card:
 
     partition: Annotated[int, Field(ge=0)]
     keep_ratio: Annotated[float, Field(gt=0, le=1)]
-    num_samples: Annotated[int, Field(ge=1)]
+    num_samples: Annotated[int, Field(ge=1, lt=2**53)]
 
     def to_record(self) -> RecordDict:
         """Return the content of a message."""

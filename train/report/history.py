@@ -9,9 +9,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from sharding.errors import UserError
+from train.config.yaml_text import read_yaml
 from train.report.plots import Curve, Point
 from train.rundir.files import CONFIG_FILE, METRICS_FILE
 from train.rundir.provenance import Provenance
@@ -47,12 +46,12 @@ class History:
         """
         metrics = directory / METRICS_FILE
         try:
-            config = yaml.safe_load((directory / CONFIG_FILE).read_text(encoding="utf-8"))
+            config = read_yaml(directory / CONFIG_FILE)
             texts = split(metrics.read_bytes())
-            kinds = {"name": str, "strategy": str, "rounds": int}
-            if not all(isinstance(config[key], kind) for key, kind in kinds.items()):
-                raise TypeError(f"{CONFIG_FILE} has no name, no strategy or no number of rounds")
-        except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
+            kinds = {"name": str, "strategy": str, "rounds": int, "seed": int, "tasks": dict}
+            if wrong := [key for key, kind in kinds.items() if not isinstance(config[key], kind)]:
+                raise TypeError(f"{CONFIG_FILE} has no valid {wrong[0]}")
+        except (UserError, OSError, KeyError, TypeError) as error:
             raise UserError(f"{directory} holds no run that can be read: {' '.join(str(error).split())}") from error
         lines = list(takewhile(_is_round, rounds_among(texts)))
         if len(lines) == len(texts):
@@ -134,6 +133,7 @@ def _is_round(line: Mapping[str, Any]) -> bool:
     accuracies = [value for key, value in line.items() if key.endswith("test_accuracy")]
     return (
         all(is_number(value) and 0 <= value < 1e18 for value in [*spent.values(), *map(line.get, NEEDED)])
+        and line["bytes_dense"] > 0
         and all(is_number(value) and 0 <= value <= 1 for value in accuracies)
         and isinstance(line.get("failures", {}), dict)
     )

@@ -22,9 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from sharding.client_sampling import Sampler
-from sharding.errors import UserError
+from sharding.errors import UserError, one_line
 from train.rundir.files import CHECKPOINT_FILE, PREVIOUS_FILE
 from train.runtime.files import write_whole
+from train.runtime.jsonl import from_json
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +137,11 @@ class Checkpoint:
         for place, keeper in keepers.items():
             start = f"{BESIDE}{place}/"
             its = {name.removeprefix(start): value for name, value in self.state.items() if name.startswith(start)}
-            keeper.load_state_dict(its)
+            try:
+                keeper.load_state_dict(its)
+            except (RuntimeError, UserError) as error:
+                why = f"the checkpoint's {place} is of another model or optimizer ({one_line(error)})"
+                raise UserError(f"{why}; choose another output=…") from error
         if sampler is not None and self.gradient_norms is not None:
             sampler.restore(np.array(self.gradient_norms))
 
@@ -151,7 +156,7 @@ def metadata_of(path: Path, key: str) -> dict[str, Any]:
         KeyError: there is none.
     """
     with safetensors.safe_open(path, framework="pt") as file:
-        return dict(json.loads((file.metadata() or {})[key]))
+        return dict(from_json((file.metadata() or {})[key]))
 
 
 def rounds_of(path: Path, key: str = KEY) -> int | None:

@@ -7,19 +7,19 @@ name that no run wrote is never touched.
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryDirectory
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 
-import yaml
-
-from sharding.errors import UserError, shown
+from sharding.errors import UserError, few, shown
 from train.config.naming import FREE
 from train.config.registries import SCHEDULES
 from train.config.schema import Config, check_config, flatten, is_named
+from train.config.yaml_text import read_yaml
 from train.rundir.checkpoint import find_checkpoint, rounds_of
 from train.rundir.files import CHECKPOINT_FILE, CONFIG_FILE, LOCK_FILE, METRICS_FILE, MODEL_FILE, PILOTS_FILE, RUN_FILES
 from train.runtime.errors import writing
@@ -251,14 +251,24 @@ def config_in(directory: Path) -> Config:
     """Read the configuration of the run that a directory holds.
 
     Raises:
-        UserError: it cannot be read, or is of another version.
+        UserError: it cannot be read, is of another version, or names modules that are not imported yet.
     """
     path = directory / CONFIG_FILE
     try:
-        return check_config(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, UserError) as error:
+        values = read_yaml(path)
+        _refuse_foreign_code(values)
+        return check_config(values)
+    except UserError as error:
         why = " ".join(str(error).split())
         raise UserError(f"{directory} holds no run of this version: {path.name} cannot be read ({why})") from error
+
+
+def _refuse_foreign_code(values: Any) -> None:
+    """Refuse modules that nobody asked for: the directory may come from anywhere, and modules are code."""
+    named = values.get("plugins") if isinstance(values, dict) else None
+    modules = [named] if isinstance(named, str) else named if isinstance(named, list) else []
+    if strange := [str(module) for module in modules if str(module) not in sys.modules]:
+        raise UserError(f"it names the modules {few(strange)}, which are code; import them first if you trust them")
 
 
 def plain(config: Config) -> dict[str, object]:

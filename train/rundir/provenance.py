@@ -10,17 +10,20 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass as checked
 
-from sharding.errors import UserError
+from sharding.errors import UserError, one_line
 from train.config.schema import Config
 from train.experiment import Experiment
 from train.rundir.files import PROVENANCE_FILE
+from train.runtime.jsonl import from_json
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +31,7 @@ PACKAGES = ("torch", "numpy", "scipy", "safetensors", "spectral-sharding")
 ROUNDING = ("torch", "processor")  # what must not change if all rounds of a run are to round alike
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class Provenance:
     """What a run was made with.
 
@@ -44,7 +47,7 @@ class Provenance:
     threads: int
     device: str
     data: Mapping[str, Sequence[str]]
-    starts: tuple[Mapping[str, Any], ...]
+    starts: Annotated[tuple[Mapping[str, Any], ...], Field(min_length=1)]
 
     @classmethod
     def read(cls, directory: Path) -> Self | None:
@@ -54,14 +57,14 @@ class Provenance:
             UserError: the file is damaged.
         """
         path = directory / PROVENANCE_FILE
-        if not path.exists():
+        if not path.is_file():
             return None
         try:
-            held = json.loads(path.read_text(encoding="utf-8"))
-            data = held.get("data", {})
-            return cls(held["engine"], held["threads"], held["device"], data, tuple(held["starts"]))
+            return cls(**{"data": {}} | from_json(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"cannot read {path}: {error}; delete it, and it will be written again") from error
+            raise UserError(
+                f"cannot read {path}: {one_line(error)}; delete it, and it will be written again"
+            ) from error
 
     def to_json(self) -> str:
         """Return the content of the file."""

@@ -3,28 +3,33 @@
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import field
 from math import nan
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
+from pydantic.dataclasses import dataclass as checked
 
 from sharding import Plan, UserError
 from sharding.diagnostics import anme
+from sharding.errors import one_line
 from train.config.schema import Config
 from train.experiment import Experiment
 from train.rundir.files import CLIENTS_FILE, LAYERS_FILE, WANDB_FILE
-from train.runtime.jsonl import sound, whole_lines
+from train.runtime.jsonl import from_json, sound, whole_lines
 
 DIGITS = 6  # significant ones are enough to draw
+
+Count = Annotated[int, Field(ge=0, lt=2**53)]
 
 Clients = Mapping[str, Mapping[str, object]]  # by task: what `describe_clients` says
 Layers = Mapping[str, Sequence["LayerLaw"]]  # of a round: by layer, one law per keep ratio
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class LayerLaw:
     """A strategy's decision for one layer and keep ratio in one round, and the clients' draws.
 
@@ -52,6 +57,24 @@ class LayerLaw:
     def to_json(self) -> dict[str, object]:
         """Return the entry of `layers.jsonl`."""
         return self.__dict__ | {"anme": None if np.isnan(self.anme) else self.anme}
+
+
+@checked(frozen=True)
+class _Clients:
+    """The clients of one task, as they are read back."""
+
+    samples: list[Count]
+    keep_ratios: list[float]
+    classes: list[list[Count]] | None
+    node_keys: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Check that there is one of each for every client."""
+        counts = self.samples if self.classes is None else self.classes
+        if not len(self.samples) == len(self.keep_ratios) == len(counts):
+            raise ValueError("samples, keep_ratios and classes have other lengths")
+        if len({len(its) for its in self.classes or ()}) > 1:
+            raise ValueError("classes has rows of several lengths")
 
 
 def laws_of(plan: Plan) -> Layers:
@@ -84,10 +107,11 @@ def read_layers(directory: Path) -> dict[tuple[int, str], Layers]:
     Reading ends at a damaged line.
     """
     return {
-        (line["round"], line["task"]): {
+        (int(line["round"]), str(line["task"])): {
             name: [LayerLaw.read(law) for law in laws] for name, laws in line["layers"].items()
         }
         for line in sound(whole_lines(directory / LAYERS_FILE))
+        if line["layers"]
     }
 
 
@@ -103,19 +127,13 @@ def read_clients(directory: Path) -> dict[str, dict[str, Any]]:
         UserError: the file is spoiled.
     """
     path = directory / CLIENTS_FILE
-    if not path.exists():
+    if not path.is_file():
         return {}
     try:
-        tasks = json.loads(path.read_text(encoding="utf-8"))
-        for task in tasks.values():
-            np.array(task["samples"], dtype=np.int64)  # numbers, whatever else
-        keys = ("samples", "keep_ratios", "classes")
-        return {
-            name: {key: task[key] for key in keys} | {"node_keys": [str(key) for key in task.get("node_keys", [])]}
-            for name, task in tasks.items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"cannot read {path}: {error}; delete it, and it will be written again") from error
+        tasks = from_json(path.read_text(encoding="utf-8"))
+        return {name: dict(vars(_Clients(**task))) for name, task in tasks.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"cannot read {path}: {one_line(error)}; delete it, and it will be written again") from error
 
 
 def check_clients(directory: Path, clients: Clients) -> None:
@@ -125,7 +143,8 @@ def check_clients(directory: Path, clients: Clients) -> None:
         UserError: the data differ.
     """
     for name, before in read_clients(directory).items():
-        if any(before.get(key) != clients[name][key] for key in ("samples", "classes")):
+        now = clients.get(name, {})
+        if any(before.get(key) != now.get(key) for key in ("samples", "classes")):
             difference = f"{directory} was started with other data than the present {name}"
             raise UserError(f"{difference}; set data.root=… to the folder of those data, or choose another output=…")
 
@@ -133,7 +152,7 @@ def check_clients(directory: Path, clients: Clients) -> None:
 def wandb_state(directory: Path) -> dict[str, Any]:
     """Return what a run keeps of its run at W&B, its `id`, `rounds` and `where`; nothing if that cannot be read."""
     with suppress(OSError, ValueError):
-        if isinstance(held := json.loads((directory / WANDB_FILE).read_text(encoding="utf-8")), dict):
+        if isinstance(held := from_json((directory / WANDB_FILE).read_text(encoding="utf-8")), dict):
             return held
     return {}
 

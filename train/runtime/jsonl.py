@@ -29,12 +29,20 @@ def sound(texts: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """Yield the content of each line, up to the first damaged one."""
     for text in texts:
         try:
-            content = json.loads(text)
+            content = from_json(text)
         except ValueError:
             return
         if not isinstance(content, dict):
             return
         yield content
+
+
+def from_json(text: str | bytes) -> Any:
+    """Parse a text in JSON; whatever is wrong with it is a `ValueError`."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def has_ended(lines: Sequence[Mapping[str, Any]], rounds: int) -> bool:
@@ -45,7 +53,7 @@ def has_ended(lines: Sequence[Mapping[str, Any]], rounds: int) -> bool:
 def keep_lines(path: Path, count: int | None = None) -> None:
     """Truncate a file after its first `count` lines, and drop an incomplete last line."""
     kept = b"".join(whole_lines(path)[:count])
-    if path.exists() and path.read_bytes() != kept:
+    if path.exists() and (path.read_bytes() != kept or path.stat().st_nlink > 1):  # a copy by hard links stays as it is
         write_whole(path, kept)
 
 
