@@ -1,6 +1,7 @@
 """The commands of ``python -m train``, their messages and exit codes."""
 
 import argparse
+import errno
 import logging
 import os
 import shlex
@@ -100,9 +101,7 @@ def _place_of(error: OSError) -> str:
     """Return where an error occurred, as ``path: ``; empty if unknown."""
     if error.filename is not None:
         return f"{error.filename}: "
-    try:
-        sys.stdout.flush()
-    except OSError:
+    if error.errno in (errno.ENOSPC, errno.EPIPE):  # errors of files have names
         return "standard output: "
     try:
         os.getcwd()
