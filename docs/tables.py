@@ -138,6 +138,12 @@ def local_steps() -> Iterator[str]:
         yield row(trial, *(scores[trial].get(t, NOTHING) for t in rounds))
 
 
+def options_digits() -> Iterator[str]:
+    """Yield all options with each of the two steps of a client on digits, each at its best rate."""
+    columns = {"digits, 50 rounds, 4 seeds": 0, "rate": 1, "25 %": 5, "50 %": 6, "75 %": 7, "end": 8, "minus `sgd`": 10}
+    yield from chosen(columns, *summary("options_digits", 1))
+
+
 def hundred_rounds() -> Iterator[str]:
     """Yield where whole runs of 100 rounds ended, the best first."""
     last = {its["trial"]: its for its in _rows("beyond/hundred_rounds.csv")}
@@ -380,7 +386,7 @@ def _measured(path: str) -> dict[str, Any]:
 
 PARTS: tuple[Table, ...] = (
     *(beyond, beyond_pairs, beyond_course, beyond_shakespeare, beyond_uneven, quickstart),
-    *(wire, wires, wire_options, local_steps, hundred_rounds, screened),
+    *(wire, wires, wire_options, local_steps, options_digits, hundred_rounds, screened),
     *(medium, spectra, learning_rates),
     *(uneven_clients, shakespeare_uploads, cifar100_uploads, joint_sampling, wireless, multi_task),
     *(decay, engines, peers, cluster, deployment, planner, scale),
