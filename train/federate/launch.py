@@ -1,7 +1,7 @@
 """A whole federation on this machine: a SuperLink and its SuperNodes on loopback, with TLS and a key for each node.
 
 Each is a separate process, as on separate hosts: a node has its key, the certificate by which it knows the server, and
-    the file of its own samples. All processes end with this one.
+the file of its own samples. All processes end with this one.
 """
 
 import json
@@ -31,10 +31,10 @@ from train.experiment import Metrics
 from train.federate.client_app import write_data
 from train.federate.roster import Patience
 from train.federate.server_app import ENGINE, ROOT, check_federated
-from train.federate.status import FINISHED, FOLDER, Status
+from train.federate.status import FINISHED, FOLDER, LOCK_FILE, Status
 from train.federate.superlink import TOKEN, write_token
 from train.federate.supervisor import Processes
-from train.rundir.directory import RunDirectory, is_finished
+from train.rundir.directory import RunDirectory, is_finished, lock
 from train.rundir.files import METRICS_FILE
 from train.runtime.errors import REMEDY, RunError
 from train.runtime.jsonl import NewLines
@@ -101,8 +101,14 @@ def federate(
     RunDirectory(config, resume).check()
     if resume and is_finished(config):
         return
-    enter("writing keys and each node's data")
-    place = lay_out(config, settings)
+    config.directory.mkdir(parents=True, exist_ok=True)
+    with lock(config.directory / LOCK_FILE):
+        enter("writing keys and each node's data")
+        launch(config, lay_out(config, settings), progress)
+
+
+def launch(config: Config, place: Place, progress: Callable[[Metrics], None]) -> None:
+    """Start the processes of a federation, submit the run, and follow it to its end."""
     with Processes(place.folder / "logs") as processes:
         start_server(processes, place)
         enter(f"starting {config.clients.count} nodes")

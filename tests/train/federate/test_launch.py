@@ -12,7 +12,8 @@ from train.config.schema import load_config
 from train.federate import launch
 from train.federate.roster import Patience
 from train.federate.server_app import read
-from train.federate.status import FINISHED, Status
+from train.federate.status import FINISHED, LOCK_FILE, Status
+from train.rundir.directory import lock
 from train.runtime.errors import RunError
 from train.runtime.jsonl import NewLines
 from train.runtime.stages import watched
@@ -40,6 +41,17 @@ def test_a_folder_that_cannot_be_is_reported_at_once(tmp_path):
     config = read_for(2, f"output={tmp_path / 'file' / 'run'}")
     with pytest.raises(UserError, match=r"cannot write to .*: Not a directory; choose another output=…"):
         launch.federate(config, {}, print)
+
+
+def test_a_second_federation_leaves_the_first_as_it_is(tmp_path):
+    settings = launch.settings_of(QUICKSTART, [f"output={tmp_path}"], 2, Patience(60.0, 60.0))
+    config = read(settings)
+    with lock(tmp_path / LOCK_FILE):
+        launch.lay_out(config, settings)
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        with pytest.raises(UserError, match="another run writes to"):
+            launch.federate(config, settings, print)
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_processes_find_the_modules_of_the_folder_that_federate_was_started_in(tmp_path, monkeypatch):
