@@ -93,6 +93,8 @@ class RunDirectory:
             what = "holds a run" if {CONFIG_FILE, METRICS_FILE} & {*held} else f"has a {held[0]}"
             raise UserError(f"{self.path} already {what}; choose another with output=…, or continue it with --resume")
         check_reports(self.path)
+        if not _exists(self.path / LOCK_FILE):
+            _check_unfinished(self.path)
         if not {CONFIG_FILE, METRICS_FILE} & {*held}:
             _check_alone(self.path)
         check_writable(self.path)
@@ -215,6 +217,13 @@ def clear_leftovers(directory: Path) -> None:
         unfinished = path.name.endswith(UNFINISHED) and path.name.removesuffix(UNFINISHED) in RUN_FILES
         if (unfinished or _LEFT_BY_SAFETENSORS.fullmatch(path.name)) and path.is_file():
             path.unlink()
+
+
+def _check_unfinished(directory: Path) -> None:
+    """Refuse files that the run would replace while it writes its own, where no run has written before."""
+    for path in (directory / (name + UNFINISHED) for name in RUN_FILES):
+        if _exists(path):
+            raise UserError(f"{path} was not written by this program; move it, or choose another output=…")
 
 
 def _check_alone(directory: Path) -> None:
