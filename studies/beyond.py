@@ -16,8 +16,8 @@ from statistics import fmean, stdev
 from typing import NamedTuple
 
 from sharding.errors import UserError
-from studies.curves import Curve, Lines, Scored, read_curves
-from studies.runner import CONFIGS, Arguments, curves_of, folder, write_summary
+from studies.curves import Curve, Lines, Scored, by_seed
+from studies.runner import CONFIGS, Arguments, curves_of, folder, kept_curves, write_summary
 from studies.width import run as run_width
 from train.config.schema import Config, load_config
 from train.report.text import NOTHING, markdown_table, mean_and_spread
@@ -144,9 +144,7 @@ def run(its: Experiment, arguments: Arguments) -> None:
     if strange := set(methods) - {*METHODS, *its.windows}:
         raise UserError(f"--only: {', '.join(sorted(strange))} is not a method of {arguments.study}; see METHODS")
     train(its, arguments, methods)
-    suffix = "".join(f" {word}" for word in arguments.overrides)
-    kept = sorted(read_curves(arguments.into / "curves.csv").items())
-    curves = {name.removesuffix(suffix): its for name, its in kept if name.endswith(suffix)}
+    curves = dict(sorted(kept_curves(arguments.into / "curves.csv", arguments.overrides).items()))
     text = [f"# Beyond the published algorithm: {its.title}", "", table(curves), *differences(curves)]
     write_summary(arguments, text)
 
@@ -216,10 +214,8 @@ def differences(curves: Mapping[str, Curve]) -> list[str]:
 def by_method(curves: Mapping[str, Curve]) -> dict[str, dict[int, Curve]]:
     """Return the curves named ``method-seed`` by method and seed."""
     runs: dict[str, dict[int, Curve]] = {method: {} for method in (*METHODS, *WINDOWS)}
-    for name, its in curves.items():
-        method, _, seed = name.rpartition("-")
-        if seed.isdigit():  # else it was run with other overrides
-            runs[method][int(seed)] = its
+    for method, seeds in by_seed(curves).items():
+        runs[method] |= seeds
     return runs
 
 

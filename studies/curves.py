@@ -121,6 +121,19 @@ def read_curves(path: Path, kind: type[Row] = Evaluation) -> dict[str, list[Row]
     return found
 
 
+def by_seed(curves: Mapping[str, Sequence[Row]]) -> dict[str, dict[int, Sequence[Row]]]:
+    """Return the curves named ``scheme-seed`` by scheme and seed.
+
+    Other names, of runs with other overrides, are left out.
+    """
+    found: dict[str, dict[int, Sequence[Row]]] = {}
+    for name, its in curves.items():
+        scheme, _, seed = name.rpartition("-")
+        if seed.isdigit():
+            found.setdefault(scheme, {})[int(seed)] = its
+    return found
+
+
 def spread(values: Sequence[float], form: str = ".1f", missing: str = "never") -> str:
     """Return ``mean ± sd`` of a few seeds, and the number of NaN among them, which are called `missing`."""
     finite = [value for value in values if not isnan(value)]

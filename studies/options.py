@@ -14,9 +14,10 @@ from math import isnan, nan
 from typing import NamedTuple
 
 from sharding.errors import UserError
+from studies.beyond import EXPERIMENTS as BEYOND
 from studies.beyond import NESTEROV, accuracy_near, difference, run_windows
-from studies.curves import Lines, curve, read_curves
-from studies.runner import CONFIGS, Arguments, curves_of, folder, run_all, write_summary
+from studies.curves import Lines, by_seed, curve
+from studies.runner import CONFIGS, Arguments, curves_of, folder, kept_curves, run_all, write_summary
 from train.assembly import assemble
 from train.config.schema import Config, load_config
 from train.engines.local import evaluate
@@ -26,6 +27,7 @@ from train.rundir.checkpoint import find_checkpoint
 TRIAL_SEED = 1000
 AVERAGE, LOW_RANK, SCALED = ("result=average",), ("init=low_rank",), ("local.optimizer=scaled_sgd",)
 TUNED = (*LOW_RANK, *NESTEROV, *AVERAGE)
+UNEVEN = BEYOND["beyond_uneven"]
 PARTS = (0.25, 0.5, 0.75, 1.0)  # of a run
 HEAD = (*(f"{100 * part:.0f} %" for part in PARTS[:-1]), "end", "end, last model")
 LOW_RATES, MIDDLE_RATES, HIGH_RATES = (0.02, 0.03, 0.05), (0.03, 0.05, 0.1), (0.05, 0.1, 0.2)
@@ -103,16 +105,14 @@ EXPERIMENTS = {
     "uneven": Experiment(
         "CIFAR-10 (a lossy re-encoding), medium scale, r = 0.2 of 60 % of the clients and 0.4 of 40 %",
         "beyond",
-        ("keep_ratio={0.2: 0.6, 0.4: 0.4}", "rounds=200"),
+        UNEVEN.words,
         1 / 2,
         {
             "top_n": Arm(("strategy=top_n", *TUNED), LOW_RATES),
             "collective": Arm(TUNED, LOW_RATES),
             "unbiased": Arm(("strategy=unbiased", *TUNED), LOW_RATES),
-            "narrow": Arm(
-                ("strategy=dense", "model.width=14", "model.groups=7", "rounds=347", *NESTEROV, *AVERAGE), MIDDLE_RATES
-            ),
-            "HeteroFL": Arm(("rounds=245", *NESTEROV), MIDDLE_RATES, windows=True),
+            "narrow": Arm(("strategy=dense", *UNEVEN.equal["narrow"], *NESTEROV, *AVERAGE), MIDDLE_RATES),
+            "HeteroFL": Arm((*UNEVEN.equal["width, nested"], *NESTEROV), MIDDLE_RATES, windows=True),
         },
     ),
 }
@@ -198,14 +198,9 @@ def points(lines: Lines) -> list[Point]:
     return [*found[:-1], found[-1]._replace(last_accuracy=lines[-1].get("last_accuracy", found[-1].test_accuracy))]
 
 
-def known(arguments: Arguments, kept: str) -> dict[str, dict[int, list[Point]]]:
+def known(arguments: Arguments, kept: str) -> dict[str, dict[int, Sequence[Point]]]:
     """Return the kept runs with these overrides, by title and seed."""
-    suffix, found = "".join(f" {word}" for word in arguments.overrides), dict[str, dict[int, list[Point]]]()
-    for name, its in read_curves(arguments.into / f"{kept}.csv", Point).items():
-        label, _, seed = name.removesuffix(suffix).rpartition("-")
-        if name.endswith(suffix) and seed.isdigit():
-            found.setdefault(label, {})[int(seed)] = its
-    return found
+    return by_seed(kept_curves(arguments.into / f"{kept}.csv", arguments.overrides, Point))
 
 
 def best_rate(name: str, arm: Arm, tried: Mapping[str, Mapping[int, Sequence[Point]]]) -> float:

@@ -127,6 +127,13 @@ def to_run(
     return {name: config for name, config in configs.items() if _named(name, overrides) not in known}
 
 
+def kept_curves(kept: Path, overrides: Sequence[str], kind: type[Row] = Evaluation) -> dict[str, list[Row]]:
+    """Return the curves of runs with these overrides from a file of curves, by names without the overrides."""
+    suffix = _named("", overrides)
+    curves = read_curves(kept, kind).items()
+    return {name.removesuffix(suffix): its for name, its in curves if name.endswith(suffix)}
+
+
 def _named(name: str, overrides: Sequence[str]) -> str:
     return " ".join([name, *overrides])
 
