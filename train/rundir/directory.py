@@ -213,17 +213,21 @@ if hasattr(os, "register_at_fork"):
 
 def clear_leftovers(directory: Path) -> None:
     """Remove the unfinished files of a process that died."""
-    for path in directory.iterdir():
-        unfinished = path.name.endswith(UNFINISHED) and path.name.removesuffix(UNFINISHED) in RUN_FILES
-        if (unfinished or _LEFT_BY_SAFETENSORS.fullmatch(path.name)) and path.is_file():
+    left = [path for path in directory.iterdir() if _LEFT_BY_SAFETENSORS.fullmatch(path.name)]
+    for path in (*_unfinished(directory), *left):
+        if path.is_file():
             path.unlink()
 
 
 def _check_unfinished(directory: Path) -> None:
     """Refuse files that the run would replace while it writes its own, where no run has written before."""
-    for path in (directory / (name + UNFINISHED) for name in RUN_FILES):
-        if _exists(path):
-            raise UserError(f"{path} was not written by this program; move it, or choose another output=…")
+    for path in _unfinished(directory):
+        raise UserError(f"{path} was not written by this program; move it, or choose another output=…")
+
+
+def _unfinished(directory: Path) -> list[Path]:
+    """Return the files of the directory that a run replaces while it writes its own."""
+    return [path for name in RUN_FILES if _exists(path := directory / (name + UNFINISHED))]
 
 
 def _check_alone(directory: Path) -> None:
