@@ -112,7 +112,7 @@ def pick(registry: Mapping[str, Entry], name: str, kind: str) -> Entry:
         UserError: the name is not in the registry; the message lists all names, and the nearest one.
     """
     if not registry:
-        remedy = "none is registered; import one with --import MODULE, or install a package with an entry point"
+        remedy = "none is registered; import one with --import MODULE"
         raise UserError(f"unknown {kind} {shown(name)}: {remedy}")
     if not isinstance(name, str) or name not in registry:
         near, names = nearest(str(name)[:80], registry), ", ".join(sorted(registry))
