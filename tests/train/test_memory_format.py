@@ -90,3 +90,16 @@ def test_a_strided_pointwise_convolution_of_few_channels_has_the_gradient_of_one
     theirs = torch.autograd.grad(expected, list(model.parameters()))
     for found in ways:
         torch.testing.assert_close(found, list(theirs), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+def test_group_norms_hand_images_on_with_channels_innermost_and_the_same_values(groups):
+    norm = nn.GroupNorm(groups, 16)
+    images = torch.randn(2, 16, 5, 5, requires_grad=True)
+    weights = torch.randn(2, 16, 5, 5)
+    plain = norm(images)
+    wanted = torch.autograd.grad((plain * weights).sum(), images)[0]
+    turned = keep_memory_format(nn.Sequential(norm))(channels_last(images))
+    assert turned.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(turned, plain)
+    torch.testing.assert_close(torch.autograd.grad((turned * weights).sum(), images)[0], wanted)

@@ -4,6 +4,9 @@ Convolutions to a few channels run faster on such images. Layers hand an image o
 they do its gradient. Only where images end, flattened or pooled to a vector, does a gradient come back with channels
 outermost, and every layer on its way would pay for reading the one layout beside the other. It is put right there.
 
+A group norm of few channels a group is slow on such images (forward and backward 1.7 ms in place of 1.2 for 32 channels
+in 16 groups), so these images are turned around before it and after.
+
 That is so on a CPU. On a GPU torch's group norm hands such images on with channels outermost (pytorch#111824), so that
 every norm would force two changes of layout; there images keep their channels outermost. Not measured here.
 
@@ -18,6 +21,7 @@ from sharding import FactorizedConv2d
 
 ENDS = (nn.Flatten, nn.AdaptiveAvgPool2d)
 FEW_CHANNELS = 16  # the widest block of channels in oneDNN's kernels
+SMALL_GROUP = 8  # from this many channels a group on, torch's group norm reads channels innermost at full width
 
 
 def channels_last(inputs: Tensor) -> Tensor:
@@ -33,6 +37,9 @@ def keep_memory_format(model: nn.Module) -> nn.Module:
             module.register_forward_pre_hook(_put_right)
         elif isinstance(module, nn.Conv2d | FactorizedConv2d) and _is_unsafe(module):
             module.register_forward_pre_hook(_channels_outermost)
+        elif isinstance(module, nn.GroupNorm) and module.num_channels // module.num_groups < SMALL_GROUP:
+            module.register_forward_pre_hook(_channels_outermost)
+            module.register_forward_hook(_channels_innermost)
     return model
 
 
@@ -44,6 +51,10 @@ def _is_unsafe(layer: nn.Conv2d | FactorizedConv2d) -> bool:
 
 def _channels_outermost(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return (inputs[0].contiguous(), *inputs[1:])
+
+
+def _channels_innermost(module: nn.Module, inputs: tuple[Tensor, ...], images: Tensor) -> Tensor:
+    return channels_last(images)
 
 
 def _put_right(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
