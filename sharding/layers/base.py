@@ -1,13 +1,12 @@
 """The base of all factorized layers: a weight U·Ω·Vᵀ with learnable factors and a frozen diagonal Ω."""
 
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from sharding.errors import UserError
-from sharding.layers.lazy import lazy_weight, refused
 from sharding.svd.spectrum import compose
 from sharding.svd.truncation import largest_terms
 
@@ -89,17 +88,12 @@ class FactorizedLayer(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weight UΩVᵀ in the dense layer's shape, for code that reads `layer.weight`.
+        """The weight UΩVᵀ in the dense layer's shape, composed at each access, for code that reads `layer.weight`.
 
-        It is composed when you compute with it, not when you read its shape, dtype or device. It is read-only:
-        assigning raises an error, and indexing, `layer.weight[0]`, returns a copy.
+        Writing to it changes nothing, as with torch's parametrizations: write to `u`, `multipliers` and `v`, or merge
+        the model first.
         """
-        return lazy_weight(self)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "weight":
-            raise refused("layer.weight = …")
-        super().__setattr__(name, value)
+        return self.matrix().view(self.weight_shape)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
