@@ -10,9 +10,9 @@ from sharding.errors import UserError, shown
 from train.config.schema import Config, is_named
 
 # Keys that no result depends on: a run can be resumed with other values. A check compares the data.
-FREE = frozenset({"tracking", "checkpoint_every", "data.root", "data.download"})
+FREE = frozenset({"engine", "tracking", "checkpoint_every", "data.root", "data.download"})
 # Keys that do not change the experiment: they are not in directory names, and reports average over such runs.
-HOUSEKEEPING = FREE | {"seed", "output", "plugins", "engine", "device", "threads", "evaluate_every"}
+HOUSEKEEPING = FREE | {"seed", "output", "plugins", "device", "threads", "evaluate_every"}
 LONGEST = 60  # characters of the settings in a directory's name
 
 

@@ -16,7 +16,6 @@ from train.config.registries import LOSSES, OPTIMIZERS, cross_entropy
 from train.config.sections import LocalConfig
 from train.data import Dataset
 from train.data.dataset import Split
-from train.engines.dropout import key_dropout, sample_seeds
 from train.engines.memory_format import channels_last
 
 log = logging.getLogger(__name__)
@@ -79,7 +78,7 @@ def train_locally(
     """Train `model` in place and return the mean loss of its steps, a scalar left on the device.
 
     Args:
-        model: the factorized model that holds the client's shard; its dropouts get keyed masks.
+        model: the factorized model that holds the client's shard.
         data: the client's samples.
         dataset: prepares and augments a raw batch.
         local: epochs, batch size, momentum, decay.
@@ -91,16 +90,15 @@ def train_locally(
     optimizer = OPTIMIZERS[local.optimizer](
         model, lr, local.momentum, local.frobenius_decay, clip, local.frobenius_decay_of, **local.optimizer_options
     )
-    total, steps = torch.zeros((), device=data.targets.device), num_steps(data, local)
-    masks, seeds = key_dropout(model), sample_seeds(steps, local.batch_size, key).to(data.targets.device)
+    total, steps = torch.zeros((), device=data.targets.device), 0
     with torch.random.fork_rng(devices=_cuda_devices(data)):
-        torch.manual_seed(seed_of("dropout", *key))  # for other draws of the model
-        for (inputs, targets), its_seeds in zip(_batches(data, dataset, local, key), seeds, strict=True):
-            masks.begin(its_seeds[: len(targets)])
+        torch.manual_seed(seed_of("dropout", *key))
+        for inputs, targets in _batches(data, dataset, local, key):
             with mixed_precision(local, targets.device):
                 loss = LOSSES[local.loss](model(inputs), targets, dataset.ignore_index)
             optimizer.step(loss)
             total += loss.detach()
+            steps += 1
     return total / steps
 
 
@@ -118,12 +116,6 @@ def passes(num_samples: int, local: LocalConfig) -> tuple[int, int]:
     A pass is an epoch, or where `local.steps` is set all that is drawn; its last batch may be smaller than the others.
     """
     return (local.epochs, num_samples) if local.steps is None else (1, local.steps * local.batch_size)
-
-
-def num_steps(data: ClientData, local: LocalConfig) -> int:
-    """Return the steps that a client takes in a round."""
-    count, length = passes(len(data), local)
-    return count * -(-length // local.batch_size)
 
 
 def draw_passes(data: ClientData, dataset: Dataset, local: LocalConfig, key: tuple[int | str, ...]) -> ClientData:
