@@ -104,11 +104,16 @@ class ServerOptimizer:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Resume from what `state_dict` returned, and from the model as it is now.
 
+        A state without tensors, as before the first step, is logged: from there on, momentum starts at zero.
+
         Raises:
             UserError: the state is of another optimizer or model.
         """
         self._remember()
-        if self._optimizer is None or not state:
+        if self._optimizer is None:
+            return
+        if not state:
+            log.warning("the state has no momentum, as before the first step: the server's momentum starts at zero")
             return
         shapes = {
             f"{name}/{part}": torch.Size() if part == "step" else weight.shape

@@ -35,7 +35,7 @@ class TaskSampler(BudgetSampler):
     - `full`: every client sends every model, whatever the budget: the bound on what sampling can reach.
 
     Attributes:
-        budget: m, the expected number of updates a round; more than 0, at most `per_round`.
+        budget: m, the expected number of updates a round; more than 0, at most `per_round`; `full` needs none.
         signal: one of the above.
 
     Source: Zhang et al. 2024, "Optimal Variance-Reduced Client Sampling for Multiple Models Federated Learning".
@@ -47,9 +47,11 @@ class TaskSampler(BudgetSampler):
     signal: str = field(default="norm", kw_only=True)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.signal not in SIGNALS:
             raise UserError(f"clients.signal is {shown(self.signal)}; choose one of: {', '.join(SIGNALS)}")
+        if self.signal == "full" and self.budget is None:
+            self.budget = self.per_round
+        super().__post_init__()
         self.needs_norms = self.signal == "norm"
 
     def probabilities(self, round: int, signals: Matrix) -> Matrix:

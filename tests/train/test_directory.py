@@ -1,15 +1,17 @@
 """A run's directory has one writer, and keeps nothing of a run that came to nothing."""
 
 import os
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
 import pytest
 
 from sharding import UserError
+from train.report.history import History
 from train.run import run
 from train.rundir.directory import RunDirectory, lock
-from train.rundir.files import LOCK_FILE
+from train.rundir.files import CHECKPOINT_FILE, LOCK_FILE, METRICS_FILE
 
 
 def test_of_two_threads_one_writes(config):
@@ -71,3 +73,37 @@ def test_a_run_that_ends_before_its_first_round_leaves_nothing_behind(config, en
             run(config(f"output={tmp_path / folder}"))
     assert not (tmp_path / "new").exists()
     assert [path.name for path in (tmp_path / "empty").iterdir()] == [LOCK_FILE]
+
+
+def fifo(path):
+    os.mkfifo(path)
+
+
+def folder(path):
+    path.mkdir()
+
+
+def unix_socket(path):
+    with socket.socket(socket.AF_UNIX) as held:
+        held.bind(os.path.relpath(path))
+
+
+def device(path):
+    path.symlink_to(os.devnull)
+
+
+@pytest.mark.parametrize("name", [LOCK_FILE, METRICS_FILE, CHECKPOINT_FILE, "summary.md"])
+@pytest.mark.parametrize("make", [fifo, folder, unix_socket, device])
+def test_what_is_no_file_under_the_name_of_one_is_refused_at_once(config, name, make):
+    its = config()
+    its.directory.mkdir()
+    make(its.directory / name)
+    for use in (lambda: run(its), lambda: run(its, resume=True), lambda: History.read(its.directory)):
+        with pytest.raises(UserError, match=f"{name} is no regular file; move it"):
+            use()
+
+
+def test_a_lock_that_is_no_file_is_refused_at_once(tmp_path):
+    fifo(tmp_path / LOCK_FILE)
+    with pytest.raises(UserError, match=r"\.lock is no regular file; move it"), lock(tmp_path / LOCK_FILE):
+        pass

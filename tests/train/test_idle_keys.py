@@ -11,9 +11,18 @@ from train.config.yaml_text import in_yaml
 
 OCS = ["clients.sampler=ocs", "clients.budget=2"]
 TASKS = ["clients.sampler=mmfl", "clients.budget=2", "clients.signal=norm", "tasks={one: {}, two: {seed: 1}}"]
+FULL = ["clients.sampler=mmfl", "clients.signal=full", "tasks={one: {}, two: {seed: 1}}"]
 SYNTHETIC = ["data.name=synthetic", "model={name: mlp}"]
 IDLE = [  # overrides, of which the last does nothing, and what the line says of it besides
     (["strategy=top_n", "design=pivotal"], "strategy=top_n; "),
+    (["keep_ratio=1", "design=pivotal"], "keep_ratio=1.0; every client holds all terms"),
+    (["strategy=dense", "init=as_built"], "strategy=dense; use it with strategy=top_n, "),
+    (["keep_ratio=1", "init=as_built"], "keep_ratio=1.0 and clients.count=20; the strongest client holds all"),
+    (["keep_ratio={0.5: 0.9, 1: 0.1}", "init=as_built"], "keep_ratio={'0.5': 0.9, '1.0': 0.1} and clients.count=20; "),
+    (["strategy=dense", "alignment=true"], "strategy=dense; "),
+    (["rounds=1", "local.schedule=constant"], "rounds=1; the first round has local.lr"),
+    (["rounds=3", "tracking.layers_every=4"], "rounds=3; the first and the last round are recorded anyway"),
+    ([*FULL, "clients.budget=2"], "clients.signal=full; remove one of them"),
     (["strategy=dense", "keep_ratio=0.3"], "strategy=dense; use it with strategy=top_n, "),
     (["strategy=full", "keep_ratio=0.3"], "strategy=full; "),
     (["clip=3"], "local.optimizer=scaled_sgd; use local.optimizer=sgd"),
@@ -86,6 +95,9 @@ def test_every_reading_has_a_case():
         ["data.name=mnist", "data.root=/data", "data.download=true", "model={name: cnn}"],
         ["local.optimizer=sgd", "clip=3"],
         ["clients.per_round=3", "aggregation.trim=0.1"],
+        ["keep_ratio={0.5: 0.96, 1: 0.04}", "init=as_built", "design=pivotal"],  # of 20 clients none holds all terms
+        ["rounds=2", "local.schedule=constant", "tracking.layers_every=2"],
+        FULL,
     ],
 )
 def test_a_default_that_is_set_again_does_no_harm_nor_a_value_that_turns_something_off_or_is_read(overrides):

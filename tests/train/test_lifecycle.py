@@ -14,10 +14,13 @@ from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from sharding import UserError
+from sharding.client_sampling import StatisticalSampler
 from tests.train.runs import (
     QUICKSTART,
     REPOSITORY,
@@ -321,9 +324,38 @@ def test_a_model_that_is_not_there_or_torn_cannot_be_loaded(tmp_path, whole):
         load_model(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    "asked", [{"name": "mlp", "hidden": [10**6]}, {"name": "resnet18_gn", "width": 64, "groups": 2, "blocks": [10**9]}]
+)
+def test_a_model_far_larger_than_its_file_is_not_built(tmp_path, whole, asked):
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    config = tmp_path / CONFIG_FILE
+    config.write_text(yaml.safe_dump(read_yaml(config) | {"model": asked}))
+    with pytest.raises(UserError, match=r"cannot load .* takes more than .* bytes, and the file has"):
+        load_model(tmp_path)
+
+
+def test_a_checkpoint_that_has_lost_the_servers_momentum_is_told(tmp_path, whole, caplog):
+    config = continued(whole, tmp_path)
+    path = config.directory / CHECKPOINT_FILE
+    held = Checkpoint.read(path)
+    left = {name: tensor for name, tensor in held.state.items() if not name.startswith(".server/")}
+    path.write_bytes(Checkpoint(held.rounds, left, held.gradient_norms).to_bytes())
+    (config.directory / MODEL_FILE).unlink()
+    run(config, resume=True)
+    assert "no momentum" in caplog.text
+
+
+@pytest.mark.parametrize("norms", [None, [1.0], [1.0] * 41])
+def test_a_checkpoint_that_has_lost_what_the_sampler_learned_is_refused(norms):
+    sampler = StatisticalSampler(40, 3, 0)
+    with pytest.raises(UserError, match="gradient_norms are not one per client"):
+        Checkpoint(1, {}, norms).restore(nn.Sequential(), sampler)
+
+
 def test_a_checkpoint_of_another_model_is_reported(whole):
     with pytest.raises(SpoiledError, match="it is of another model: "):
-        Checkpoint.read(whole / CHECKPOINT_FILE).must_fit(pytest.importorskip("torch").nn.Linear(2, 2))
+        Checkpoint.read(whole / CHECKPOINT_FILE).must_fit(nn.Linear(2, 2))
 
 
 def test_two_checkpoints_and_the_best_model_are_kept_readable_by_the_group(whole):

@@ -14,6 +14,7 @@ from sharding.aggregation.server_optimizer import SERVER_OPTIMIZERS
 from sharding.client_sampling import SAMPLERS, StatisticalSampler
 from sharding.errors import UserError
 from sharding.strategies import STRATEGIES, get_strategy
+from train.config.registries import SCHEDULES
 from train.config.schema import OF_THE_WHOLE, Config, LoadedConfig
 from train.config.sections import ClientsConfig
 from train.config.yaml_text import in_yaml
@@ -53,6 +54,14 @@ def _factorizes(_: object, strategy: str) -> bool:
     return get_strategy(strategy).allocate is not None
 
 
+def _draws_any(_: object, keep_ratio: float | Mapping[float, float]) -> bool:
+    return any(r < 1 for r in (keep_ratio if isinstance(keep_ratio, Mapping) else [keep_ratio]))
+
+
+def _starts_lower(_: object, keep_ratio: float | Mapping[float, float], count: int) -> bool:
+    return keep_ratio.get(1.0, 0) * count < 1 if isinstance(keep_ratio, Mapping) else keep_ratio < 1
+
+
 WITHOUT_ALPHA = ("iid", "natural", "two_sizes", "shards")
 WITHOUT_FINE_ALPHA = (*WITHOUT_ALPHA, "dirichlet", "power_law", "power_law_classes")
 NAMES: Mapping[str, Mapping[str, object]] = {
@@ -61,7 +70,12 @@ NAMES: Mapping[str, Mapping[str, object]] = {
 }
 READINGS = (
     Reading("design", "strategy", _draws),
-    Reading("keep_ratio", "strategy", lambda _, name: _factorizes(_, name) and get_strategy(name).keep_ratio is None),
+    Reading("design", "keep_ratio", _draws_any, "every client holds all terms; keep fewer, or remove it"),
+    Reading(
+        "keep_ratio init", "strategy", lambda _, name: _factorizes(_, name) and get_strategy(name).keep_ratio is None
+    ),
+    Reading("init", "keep_ratio clients.count", _starts_lower, "the strongest client holds all terms; remove it"),
+    Reading("alignment", "strategy", _factorizes),
     Reading("clip", "strategy", lambda clip, name: clip == inf or get_strategy(name).clips),
     Reading(
         "clip", "local.optimizer", lambda clip, name: clip == inf or name != "scaled_sgd", "use local.optimizer=sgd"
@@ -73,6 +87,18 @@ READINGS = (
     Reading("server_momentum", "server_optimizer", lambda _, name: SERVER_OPTIMIZERS[name] is not None),
     Reading("aggregation.norm_bound aggregation.max_share", "clients.per_round", lambda _, n: n > 1, "invite more"),
     Reading("aggregation.trim", "clients.per_round", lambda _, n: n > 2, "of two values none is left out; invite more"),
+    Reading(
+        "local.schedule",
+        "rounds",
+        lambda name, rounds: rounds > 1 or SCHEDULES[name](1.0, 0, rounds) != 1,
+        "the first round has local.lr; remove one of them",
+    ),
+    Reading(
+        "tracking.layers_every",
+        "rounds",
+        lambda every, rounds: every is None or every <= rounds,
+        "the first and the last round are recorded anyway",
+    ),
     Reading(
         "patience",
         "rounds evaluate_every",
@@ -87,6 +113,7 @@ READINGS = (
         Reading(f"clients.{option}", "clients.sampler", partial(_takes, option))
         for option in ("replacement", "budget", "beta_over_alpha", "signal", "pilot_losses")
     ),
+    Reading("clients.budget", "clients.signal", lambda _, signal: signal != "full", "remove one of them"),
     Reading(
         "network.compute network.communicate",
         "network.bandwidth",

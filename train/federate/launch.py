@@ -30,7 +30,7 @@ from train.config.schema import Config, load_config, read_config
 from train.experiment import Metrics
 from train.federate.client_app import write_data
 from train.federate.roster import Patience
-from train.federate.server_app import ENGINE, ROOT, check_federated
+from train.federate.server_app import CHECKPOINT_EVERY, ENGINE, ROOT, check_federated
 from train.federate.status import FINISHED, FOLDER, LOCK_FILE, Status
 from train.federate.superlink import TOKEN, write_token
 from train.federate.supervisor import Processes
@@ -122,9 +122,15 @@ def settings_of(path: str, overrides: Sequence[str], nodes: int, patience: Patie
     """Return the run's configuration for Flower, flat, with as many clients as there are nodes.
 
     Without an `output` the directory is named after every override, the number of nodes included.
+
+    Raises:
+        UserError: a mistake in the file or an override, or a key that has no effect.
     """
     loaded = read_config(path, overrides)
     refuse_idle([loaded])
+    if "checkpoint_every" in loaded.line and loaded.config.checkpoint_every != CHECKPOINT_EVERY:
+        why = f"checkpoint_every={loaded.config.checkpoint_every} does nothing in a federation"
+        raise UserError(f"{why}, which writes a checkpoint each round; remove it")
     clients = loaded.config.clients
     words = [*overrides, f"clients.count={nodes}", f"clients.per_round={min(clients.per_round, nodes)}"]
     config = with_directory(load_config(path, words), words)

@@ -31,6 +31,7 @@ from train.runtime.jsonl import read_lines
 
 ROOT = Path(__file__).parents[2]  # what the names of configurations are relative to
 ENGINE = "sequential"  # a node trains one client
+CHECKPOINT_EVERY = 1
 MAX_SHARE = 0.5  # of a round's weights: the server cannot check how many samples a node has
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ def read(settings: dict[str, Any]) -> Config:
     guards = config.aggregation
     if "max_share" not in guards.model_fields_set:
         guards = guards.model_copy(update={"max_share": MAX_SHARE})
-    return config.model_copy(update={"engine": ENGINE, "checkpoint_every": 1, "aggregation": guards})
+    return config.model_copy(update={"engine": ENGINE, "checkpoint_every": CHECKPOINT_EVERY, "aggregation": guards})
 
 
 def train(config: Config, grid: Grid, patience: Patience) -> None:

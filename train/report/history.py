@@ -12,6 +12,7 @@ from typing import Any
 from sharding.errors import UserError
 from train.config.yaml_text import read_yaml
 from train.report.plots import Curve, Point
+from train.rundir.directory import check_regular
 from train.rundir.files import CONFIG_FILE, METRICS_FILE
 from train.rundir.provenance import Provenance
 from train.runtime.jsonl import has_ended, megabytes, rounds_among, split
@@ -45,6 +46,7 @@ class History:
             UserError: it holds no run, or its first line is damaged.
         """
         metrics = directory / METRICS_FILE
+        check_regular(directory)
         try:
             config = read_yaml(directory / CONFIG_FILE)
             texts = split(metrics.read_bytes())

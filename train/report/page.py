@@ -31,7 +31,7 @@ from train.report.summary import CSV_COLUMNS, csv_rows, least_and_most
 from train.report.text import NOTHING, mean_and_spread, write_csv
 from train.rundir.provenance import Provenance
 from train.rundir.records import LayerLaw, Layers, read_clients, read_layers
-from train.runtime.files import write_whole
+from train.runtime.files import refuse_irregular, write_whole
 
 PAGE, TABLE, TEMPLATE = "report.html", "report.csv", "page.html"
 GENERATOR = "spectral-sharding report"  # marks a page as ours
@@ -59,6 +59,7 @@ def write_page(folders: Sequence[Path], into: Path, command: str, targets: Seque
     runs, repeats = without_repeats(found)
     page, table = into / PAGE, into / TABLE
     for path, sign in ((page, GENERATOR), (table, ",".join(CSV_COLUMNS))):
+        refuse_irregular(path)
         if path.exists() and sign not in path.read_text(encoding="utf-8", errors="replace")[:500]:
             raise UserError(f"{path} was not written by this program; choose another --output")
     into.mkdir(parents=True, exist_ok=True)

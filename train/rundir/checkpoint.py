@@ -132,7 +132,11 @@ class Checkpoint:
             raise SpoiledError(f"it is of another model: {differing[0]} differs")
 
     def restore(self, model: nn.Module, sampler: Sampler | None = None, keepers: Keepers = NO_KEEPERS) -> None:
-        """Restore the model, the optimizers and averages, and the sampler."""
+        """Restore the model, the optimizers and averages, and the sampler.
+
+        Raises:
+            UserError: a part is of another model, optimizer or number of clients.
+        """
         model.load_state_dict(self._model_state())
         for place, keeper in keepers.items():
             start = f"{BESIDE}{place}/"
@@ -142,7 +146,9 @@ class Checkpoint:
             except (RuntimeError, UserError) as error:
                 why = f"the checkpoint's {place} is of another model or optimizer ({one_line(error)})"
                 raise UserError(f"{why}; choose another output=…") from error
-        if sampler is not None and self.gradient_norms is not None:
+        if sampler is not None and sampler.gradient_norms is not None:
+            if np.shape(self.gradient_norms or ()) != sampler.gradient_norms.shape:
+                raise UserError("the checkpoint's gradient_norms are not one per client; choose another output=…")
             sampler.restore(np.array(self.gradient_norms))
 
     def _model_state(self) -> dict[str, Tensor]:

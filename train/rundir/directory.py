@@ -23,7 +23,7 @@ from train.config.yaml_text import read_yaml
 from train.rundir.checkpoint import find_checkpoint, rounds_of
 from train.rundir.files import CHECKPOINT_FILE, CONFIG_FILE, LOCK_FILE, METRICS_FILE, MODEL_FILE, PILOTS_FILE, RUN_FILES
 from train.runtime.errors import writing
-from train.runtime.files import UNFINISHED
+from train.runtime.files import UNFINISHED, refuse_irregular
 from train.runtime.jsonl import has_ended, read_lines
 
 try:
@@ -85,6 +85,7 @@ class RunDirectory:
                 comparison, or files of such names that no run wrote; or it is not writable.
         """
         held = self.held()
+        check_regular(self.path)
         if self.resume and CONFIG_FILE in held:
             _check_same(self.config)
         elif self.resume and any(_size(self.path / name) for name in held if name != PILOTS_FILE):  # it may be given
@@ -138,6 +139,7 @@ def check_comparison(directory: Path) -> None:
     Raises:
         UserError: it holds a run, or a report by another program; or it cannot be created.
     """
+    check_regular(directory)
     if _exists(directory / METRICS_FILE):
         raise UserError(f"{directory} holds a run; a comparison needs another folder: choose another output=…")
     check_reports(directory)
@@ -156,6 +158,16 @@ def check_writable(directory: Path, option: str = "output=…") -> None:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"cannot write to {directory}: {why}; choose another {option}") from error
+
+
+def check_regular(directory: Path) -> None:
+    """Check that no pipe, folder, socket or device has the name of a run's file: reading a pipe may never end.
+
+    Raises:
+        UserError: one has.
+    """
+    for path in (directory / name for name in (LOCK_FILE, *RUN_FILES, *REPORT_FILES)):
+        refuse_irregular(path)
 
 
 def check_reports(directory: Path) -> None:
@@ -179,8 +191,9 @@ def lock(path: Path) -> Iterator[None]:
     """Hold a lock file until this process releases it or ends. Child processes do not share it.
 
     Raises:
-        UserError: another process or thread holds it.
+        UserError: another process or thread holds it, or it is no regular file.
     """
+    refuse_irregular(path)
     with writing(path):
         file = path.open("a")
     with file:
@@ -215,7 +228,7 @@ def clear_leftovers(directory: Path) -> None:
     """Remove the unfinished files of a process that died."""
     left = [path for path in directory.iterdir() if _LEFT_BY_SAFETENSORS.fullmatch(path.name)]
     for path in (*_unfinished(directory), *left):
-        if path.is_file():
+        if not path.is_dir():
             path.unlink()
 
 

@@ -1,7 +1,8 @@
 """A trained model on disk: dense weights, and the sizes needed to rebuild the model without the data."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,23 @@ import safetensors
 import safetensors.torch
 import torch
 from torch import nn
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
+from torch.nn.parameter import is_lazy
 
 from models import build_model
 from sharding.errors import UserError
 from train.config.schema import Config
 from train.experiment import Experiment
 from train.rundir.checkpoint import metadata_of
-from train.rundir.directory import config_in
-from train.rundir.files import BEST_FILE, MODEL_FILE
+from train.rundir.directory import check_regular, config_in
+from train.rundir.files import BEST_FILE, CONFIG_FILE, MODEL_FILE
 from train.runtime.files import write_whole
 
 KEY = "model"
+SLACK = 10  # times the file's size that a model may take while it is built
 
 
 def save_model(path: Path, model: nn.Module, rounds: int, parts: Mapping[str, Experiment]) -> None:
@@ -44,12 +51,14 @@ def save_model(path: Path, model: nn.Module, rounds: int, parts: Mapping[str, Ex
 
 def read_model(directory: Path | str, best: bool = False) -> nn.Module:
     """Load a model, see `train.load_model`."""
+    check_regular(Path(directory))
     config, path = config_in(Path(directory)), Path(directory) / (BEST_FILE if best else MODEL_FILE)
     if not path.exists():
         raise UserError(f"{path} does not exist; the run writes it when it ends: resume the run with --resume")
     try:
         sizes = metadata_of(path, KEY)["sizes"]
-        model = _build(config, sizes)
+        with _no_larger_than(path):
+            model = _build(config, sizes)
         model.load_state_dict(safetensors.torch.load_file(path))
     except UserError:
         raise
@@ -57,6 +66,29 @@ def read_model(directory: Path | str, best: bool = False) -> nn.Module:
         why = f"it is damaged or of an earlier version ({error})"
         raise UserError(f"cannot load {path}: {why}; train again with another output=…") from error
     return model.eval()
+
+
+@contextmanager
+def _no_larger_than(path: Path) -> Iterator[None]:
+    """Refuse to build a model whose parameters and buffers cannot be those of a file: it may come from anywhere.
+
+    Raises:
+        ValueError: they take far more bytes; a model may share some or replace some while it is built.
+    """
+    held, made = path.stat().st_size, 0
+
+    def count(_: nn.Module, __: str, tensor: torch.Tensor | None) -> None:
+        nonlocal made
+        made += 0 if tensor is None or is_lazy(tensor) else tensor.nbytes
+        if made > SLACK * (held + 2**20):
+            raise ValueError(f"the model of {CONFIG_FILE} takes more than {made:,} bytes, and the file has {held:,}")
+
+    hooks = [register_module_parameter_registration_hook(count), register_module_buffer_registration_hook(count)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _build(config: Config, sizes: Mapping[str, Any]) -> nn.Module:

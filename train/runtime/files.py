@@ -4,6 +4,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from sharding.errors import UserError
 from train.runtime.errors import writing
 
 UNFINISHED = ".tmp"
@@ -35,6 +36,17 @@ def write_whole(path: Path, content: bytes, keep: Path | None = None) -> None:
             path.replace(keep)
         unfinished.replace(path)
         sync_folder(path.parent)
+
+
+def refuse_irregular(path: Path) -> None:
+    """Refuse a pipe, folder, socket or device.
+
+    Raises:
+        UserError: naming it.
+    """
+    with suppress(OSError):  # such as a loop of links; opening it tells
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path} is no regular file; move it, or choose another directory")
 
 
 def sync_folder(folder: Path) -> None:

@@ -171,6 +171,12 @@ def test_only_what_is_new_of_the_metrics_is_read(tmp_path):
     assert new.read() == [{"round": 1}]
 
 
+def test_a_federation_has_a_checkpoint_each_round():
+    assert read_for(2, "checkpoint_every=1").checkpoint_every == 1
+    with pytest.raises(UserError, match="checkpoint_every=7 does nothing in a federation"):
+        read_for(2, "checkpoint_every=7")
+
+
 def test_overrides_that_a_federation_replaces_are_reported_a_line_each(caplog):
     read_for(2, "clients.count=3", "engine=processes", "clients.per_round=1", "local.lr=0.05")
     assert [record.getMessage() for record in caplog.records] == [
