@@ -72,7 +72,10 @@ def _loss_of(model: nn.Module, batch: Batch, loss: Callable[[Tensor, Tensor], Te
         return loss(getattr(outputs, "logits", outputs), targets)
     value: Tensor | None = getattr(model(**batch), "loss", None)
     if value is None:
-        raise UserError(f"the model returned no loss for a batch with {', '.join(batch)}; add its targets as 'labels'")
+        raise UserError(
+            f"the model returned no loss for a batch with {', '.join(batch)}; add its targets as 'labels', and let it "
+            "return an object with .loss (return_dict=True)"
+        )
     return value
 
 

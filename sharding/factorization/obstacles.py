@@ -43,9 +43,10 @@ class Surroundings:
         around = (self._modules[name], self._modules[name.rpartition(".")[0]])
         return next((module for module in around if isinstance(module, nn.MultiheadAttention)), None)
 
-    def twins(self, name: str, layer: nn.Module) -> list[str]:
-        """Return the other names of the layer's weight."""
-        return [owner for owner in self._owners[id(layer.weight)] if owner != f"{name}.weight".lstrip(".")]
+    def twins(self, name: str, layer: nn.Module, kind: str) -> list[str]:
+        """Return the other names of the layer's parameter of that kind."""
+        owners = self._owners.get(id(layer._parameters.get(kind)), [])
+        return [owner for owner in owners if owner != f"{name}.{kind}".lstrip(".")]
 
 
 def rank_of(layer: nn.Module) -> int:
@@ -105,8 +106,10 @@ def _of_embedding(layer: nn.Embedding) -> str | None:
 def _of_company(name: str, layer: nn.Module, surroundings: Surroundings) -> str | None:
     if set(layer._parameters) - {"weight", "bias"} or layer._buffers or layer._modules:
         return "it holds more than a weight and a bias"
-    twins = surroundings.twins(name, layer)
-    return f"its weight is tied to {', '.join(twins)}" if twins else None
+    for kind in ("weight", "bias"):
+        if twins := surroundings.twins(name, layer, kind):
+            return f"its {kind} is tied to {', '.join(twins)}"
+    return None
 
 
 def _of_rank(layer: nn.Module) -> str | None:

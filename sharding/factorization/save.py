@@ -21,6 +21,7 @@ from sharding.factorization.unpack import split_layers, unpack
 from sharding.layers import FactorizedLayer, SplitLinear, UnpackedAttention
 from sharding.modules.copies import fill, hollow_copy
 from sharding.modules.wrappers import unwrap
+from sharding.transport.serialize import TYPES
 
 FORMAT = 1
 TENSORS, CONFIG = "model.safetensors", "factorization.json"
@@ -56,7 +57,8 @@ def save_factorized(model: nn.Module, folder: str | Path) -> None:
     checkpoint, call ``merge(model).save_pretrained(folder)``.
 
     Raises:
-        UserError: the folder already holds a model, or the model has extra state (`get_extra_state`).
+        UserError: the folder already holds a model, or the model has extra state (`get_extra_state`) or a tensor of a
+            kind that safetensors lacks.
     """
     model, folder = unwrap(model), Path(folder)
     if (folder / CONFIG).exists() or (folder / TENSORS).exists():
@@ -66,6 +68,11 @@ def save_factorized(model: nn.Module, folder: str | Path) -> None:
     if strange:
         raise UserError(f"{', '.join(strange)} is extra state, which cannot be saved; remove it from its module")
     names = _first_names(slots)
+    for name in names:
+        if slots[name].layout != torch.strided or slots[name].dtype not in (*TYPES, torch.complex64):
+            raise UserError(
+                f"{name} is {slots[name].layout} of {slots[name].dtype}, which safetensors lacks; convert it"
+            )
     modules = dict(model.named_modules())
     config = {
         "format": FORMAT,

@@ -44,8 +44,22 @@ def _check_kind(name: str, entry: object) -> None:
     if isinstance(entry, Tensor) and entry.layout != torch.strided:
         layout = str(entry.layout).removeprefix("torch.")
         raise UserError(f"{name} is {layout}, which cannot be sent; make it dense with to_dense()")
-    if isinstance(entry, Tensor) and as_real(entry).dtype not in TYPES:
+    if isinstance(entry, Tensor) and as_real(entry.resolve_conj()).dtype not in TYPES:
         raise UserError(f"{name} is {entry.dtype}, which cannot be sent; convert it to a type that safetensors knows")
+    if isinstance(entry, Tensor):
+        _check_memory(name, entry)
+
+
+def _check_memory(name: str, tensor: Tensor) -> None:
+    """Refuse a tensor that cannot be written in place, as averages are."""
+    strides = zip(tensor.stride(), tensor.shape, strict=True)
+    for is_so, what, remedy in (
+        (tensor.is_conj() or tensor.is_neg(), "a lazy conjugate", "call resolve_conj().resolve_neg()"),
+        (any(step == 0 and size > 1 for step, size in strides), "expanded, so that entries share memory", "clone it"),
+        (tensor.is_inference(), "made in inference mode", "build the model outside of it"),
+    ):
+        if is_so:
+            raise UserError(f"{name} is {what}, and cannot be averaged in place; {remedy}")
 
 
 def frozen_names(model: nn.Module, sharded: Mapping[str, nn.Module], dense: Mapping[str, Tensor]) -> frozenset[str]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sharding import ShardPlanner, aggregate
+from sharding import ShardPlanner, UserError, aggregate, client_model
 
 
 def plan_for(model, clients=3):
@@ -52,3 +52,27 @@ def test_who_changed_nothing_is_no_measure_of_those_who_trained():
     outcome = aggregate(model, plan, updates, dict.fromkeys(plan, 1.0), norm_bound=10)
     assert outcome.accepted == [0, 1, 2]
     assert "norm" in outcome.rejected[3].message
+
+
+def test_a_layer_whose_bias_is_tied_stays_whole_and_tied():
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(5)))
+    model[2].bias = model[1].bias
+    plan = ShardPlanner("unbiased").plan(model, {"a": 0.5})
+    assert [*plan.spectra] == ["3"]
+    small = client_model(model, plan["a"])
+    assert small[1].bias is small[2].bias
+
+
+UNWRITABLE = {
+    "expanded": lambda: torch.ones(1).expand(4),
+    "a lazy conjugate": lambda: torch.ones(4, dtype=torch.cfloat).conj(),
+    "made in inference mode": lambda: torch.inference_mode()(torch.ones)(4),
+}
+
+
+@pytest.mark.parametrize("what", UNWRITABLE)
+def test_a_tensor_that_cannot_be_averaged_in_place_is_refused_by_the_plan(what):
+    model = nn.Sequential(nn.Linear(8, 8))
+    model.register_buffer("odd", UNWRITABLE[what]())
+    with pytest.raises(UserError, match=f"odd is {what}.*cannot be averaged in place; "):
+        ShardPlanner("dense").plan(model, {"a": 1.0})

@@ -104,6 +104,14 @@ def test_extra_state_is_not_lost_but_refused(net, tmp_path, state):
     assert not (tmp_path / "model").exists()
 
 
+@pytest.mark.parametrize("odd", [torch.ones(2, dtype=torch.complex128), torch.eye(2).to_sparse()])
+def test_a_tensor_that_the_format_lacks_is_refused(net, tmp_path, odd):
+    net.register_buffer("odd", odd)
+    with pytest.raises(UserError, match=r"odd is torch\..* which safetensors lacks; convert it"):
+        save_factorized(make_small(net), tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
 def test_folders_that_hold_no_such_model_are_reported(net, tmp_path):
     with pytest.raises(UserError, match="holds no factorized model"):
         load_factorized(tmp_path, net)
