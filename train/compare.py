@@ -116,7 +116,7 @@ def compare(
     for cell in cells:
         RunDirectory(cell, resume).check()
         check_trackers(cell)
-    waiting, working, slots = deque(range(len(cells))), dict[Connection, Worker](), list(range(jobs))
+    waiting, working, slots = deque(range(len(cells))), dict[Connection, Worker](), list(range(min(jobs, len(cells))))
     context, failures = _context(), dict[Path, FailedRun]()
     with stop_on_request() as request, _ending(working):
         while waiting or working:

@@ -37,7 +37,7 @@ def test_neither_home_nor_threads_nor_workers_nor_a_break_shows(tmp_path):
 @pytest.mark.slow
 def test_neither_command_nor_who_resumes_shows(tmp_path):
     whole = run(tiny(tmp_path / "sequential", *LONGER, "engine=sequential", shared=RESNET))
-    compared = ["--strategies", "collective,dense", "--jobs", "2", f"output={tmp_path / 'compare'}"]
+    compared = ["--strategies", "collective,dense", "--jobs", "9" * 30, f"output={tmp_path / 'compare'}"]
     train(tmp_path / "one", "compare", *ARGUMENTS, *compared, threads="2")
     assert_same(tmp_path / "compare" / "collective-0", whole)
     broken = tiny(tmp_path / "broken", *LONGER, shared=RESNET)
