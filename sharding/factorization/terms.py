@@ -1,8 +1,7 @@
 """Decide how many terms each layer keeps: by ratio, ratios for patterns, energy, or a budget for the whole model.
 
-A budget is spent like a client's draw. With inclusion p of every term of every layer, the squared error of an unbiased
-draw is Σ λ²(1/p − 1), and Theorem 3.1 with costs gives the p that minimizes it under Σ cost·p = budget. A layer keeps
-as many terms as its p sum to. A layer that would cost more than its dense weight stays dense.
+A budget buys the terms that hold most of ‖W‖² for their parameters. A layer whose terms would cost more than its dense
+weight stays dense.
 """
 
 from collections.abc import Mapping
@@ -17,7 +16,6 @@ from torch import nn
 from sharding.errors import UserError, shown
 from sharding.factorization.choose import Pattern, aliases, matches, matching
 from sharding.factorization.obstacles import rank_of
-from sharding.inclusion import optimal_inclusion
 from sharding.layers import as_blocks, num_blocks
 from sharding.validation import is_number
 
@@ -40,7 +38,7 @@ class Energy:
 
 @dataclass(frozen=True)
 class Budget:
-    """Keep this many parameters, and spend them where they reduce the discrepancy most.
+    """Keep this many parameters, and spend them on the terms that hold most of ‖W‖² for their size.
 
     Attributes:
         parameters: of the whole model, including all that stays dense.
@@ -181,64 +179,23 @@ def allocate(
 ) -> dict[str, int | str]:
     """Return how many terms each layer keeps within a budget, at least one, or `GROWS` if it stays dense.
 
+    Terms are bought in the order of λ² by cost. Where a further term would make a layer larger than its dense weight,
+    this weight is bought instead.
+
     Args:
         spectra: λ by layer, non-increasing.
         costs: by layer.
         budget: for all layers; enough for one term of each.
     """
-    shared, room = dict(spectra), budget
-    while shared:
-        means = _mean_terms(shared, costs, room)
-        least = sum(costs[name].term for name in shared)
-        grown = {
-            name: mean * costs[name].term / costs[name].whole
-            for name, mean in means.items()
-            if mean * costs[name].term > costs[name].whole
-            and room - costs[name].whole >= least - costs[name].term  # a term of each of the others must be left
-        }
-        if not grown:
-            return dict.fromkeys(spectra, GROWS) | _whole_numbers(shared, costs, means, room)
-        worst = max(grown, key=lambda name: grown[name])
-        room -= costs[worst].whole
-        del shared[worst]
-    return dict.fromkeys(spectra, GROWS)
-
-
-def _mean_terms(
-    spectra: Mapping[str, NDArray[np.float64]], costs: Mapping[str, Cost], budget: float
-) -> dict[str, float]:
-    """Return Σp over the terms of each layer, for the optimal inclusion p with costs over all layers."""
-    prices = np.concatenate([np.full(len(values), costs[name].term) for name, values in spectra.items()])
-    inclusion = optimal_inclusion(np.concatenate(list(spectra.values())), min(budget, prices.sum()), prices)
-    ends = np.cumsum([len(values) for values in spectra.values()])[:-1]
-    return {name: float(part.sum()) for name, part in zip(spectra, np.split(inclusion, ends), strict=True)}
-
-
-def _whole_numbers(
-    spectra: Mapping[str, NDArray[np.float64]],
-    costs: Mapping[str, Cost],
-    means: Mapping[str, float],
-    budget: float,
-) -> dict[str, int]:
-    """Round to whole terms within the budget: add the terms that hold most for their cost, and remove them last."""
-    terms = {name: max(1, min(int(mean), costs[name].whole // costs[name].term)) for name, mean in means.items()}
-    left = budget - sum(n * costs[name].term for name, n in terms.items())
-
-    def worth(name: str, index: int) -> float:
-        return float(spectra[name][index]) ** 2 / costs[name].term
-
-    while left < 0:
-        name = min((name for name in terms if terms[name] > 1), key=lambda name: worth(name, terms[name] - 1))
-        terms[name] -= 1
-        left += costs[name].term
-    while True:
-        able = [
-            name
-            for name, n in terms.items()
-            if n < len(spectra[name]) and costs[name].term <= left and (n + 1) * costs[name].term <= costs[name].whole
-        ]
-        if not able:
-            return terms
-        name = max(able, key=lambda name: worth(name, terms[name]))
-        terms[name] += 1
-        left -= costs[name].term
+    terms: dict[str, int | str] = dict.fromkeys(spectra, 1)
+    left = budget - sum(cost.term for cost in costs.values())
+    worth = [(value**2 / costs[name].term, name) for name, values in spectra.items() for value in values[1:]]
+    for _, name in sorted(worth, key=lambda pair: -pair[0]):
+        n, cost = terms[name], costs[name]
+        if isinstance(n, str):
+            continue
+        price = min(cost.term, cost.whole - n * cost.term)
+        if price <= left:
+            left -= price
+            terms[name] = GROWS if price < cost.term else n + 1
+    return terms
