@@ -31,7 +31,7 @@ from sharding import (
     shardable_layers,
     successive_inclusion,
 )
-from sharding.designs import fit, fit_all
+from sharding.designs import fit
 from sharding.factorization import num_terms
 from sharding.inclusion import schatten_inclusion
 from sharding.planner import Client
@@ -69,12 +69,12 @@ def time_planner(strategy: str, repeats: int, device: str) -> dict[str, float]:
         return [collective_inclusion(values, n, NUM_CLIENTS)[0] for values, n in zip(magnitudes, terms, strict=True)]
 
     inclusions = solve()
-    designs = fit_all(inclusions)
+    designs = [fit(inclusion) for inclusion in inclusions]
     rng = np.random.default_rng(0)
     phases = {
         "spectra": seconds(lambda: decompose(matrices), repeats),
         "inclusion": seconds(solve, repeats),
-        "fit": seconds(lambda: fit_all(inclusions), repeats),
+        "fit": seconds(lambda: [fit(inclusion) for inclusion in inclusions], repeats),
         "draw": seconds(lambda: [design.draw(rng) for design in designs for _ in range(NUM_CLIENTS)], repeats),
         "plan": seconds(lambda: planner.plan(model, budgets), repeats),
     }
@@ -93,7 +93,7 @@ def time_reference(matrices: dict[str, torch.Tensor], inclusions: list[np.ndarra
     """Return the seconds of SVDs layer by layer, and of R's draws; NaN without R."""
     svd = seconds(lambda: [torch.linalg.svd(matrix, full_matrices=False) for matrix in matrices.values()], repeats)
     try:
-        r_designs = fit_all(inclusions, "r_cps")
+        r_designs = [fit(inclusion, "r_cps") for inclusion in inclusions]
     except UserError as error:
         print(error, file=sys.stderr)
         return {"reference_svd": svd, "reference_r_draw": float("nan")}

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sharding.designs import DESIGNS, SuccessiveDesign, fit
+from sharding.designs import DESIGNS, fit, successive_design
 from sharding.errors import UserError, pick, shown
 from sharding.factorization import ENDS, Patterns, as_patterns, num_terms, shardable_layers
 from sharding.layers import as_blocks, clear_padding, num_blocks
@@ -267,7 +267,7 @@ class ShardPlanner:
         design = (
             fit(allocation.inclusion, self.design)
             if allocation.weights is None
-            else SuccessiveDesign(allocation.weights, context.num_terms)  # as published, whatever the design
+            else successive_design(allocation.weights, context.num_terms)  # as published, whatever the design
         )
         indices = np.stack([design.draw(generator(self.seed, "draw", round, client, name)) for client in clients])
         multipliers = allocation.multipliers[indices]

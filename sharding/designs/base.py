@@ -32,50 +32,28 @@ Fit = Callable[[Floats, int], Sampler]  # from π of the free terms, and its sum
 
 
 @dataclass(frozen=True)
-class Free:
-    """π split into certain terms and terms to draw."""
-
-    inclusion: Floats  # (N,) as given
-    certain: Indices  # terms with π = 1
-    indices: Indices  # terms with 0 < π < 1
-    chances: Floats  # their π, rescaled so that the sum is `count` to rounding
-    count: int  # how many of them to draw, 0 < count < len(indices) or both 0
-
-    @property
-    def num_terms(self) -> int:
-        """The size of every sample, Σπ."""
-        return self.certain.size + self.count
-
-
-@dataclass(frozen=True)
 class Design:
-    """A law over samples of exactly `num_terms` distinct terms, ready to draw; made by `fit`."""
+    """A law over samples of distinct terms, ready to draw; made by `fit`."""
 
-    free: Free
+    certain: Indices  # terms of every sample
+    free: Indices  # terms that the sampler draws from
     sampler: Sampler | None  # None when nothing is left to chance
 
-    @property
-    def inclusion(self) -> Floats:
-        """(N,) the chance of each term to be in the sample, as given."""
-        return self.free.inclusion
-
-    @property
-    def num_terms(self) -> int:
-        """The number of terms of every sample."""
-        return self.free.num_terms
-
     def draw(self, rng: np.random.Generator, size: int | None = None) -> Indices:
-        """Return ascending indices: (num_terms,), or (size, num_terms) for `size` independent samples."""
+        """Return ascending indices: (n,), or (size, n) for `size` independent samples."""
         rows = 1 if size is None else size
-        drawn = np.broadcast_to(self.free.certain, (rows, self.free.certain.size))
+        drawn = np.broadcast_to(self.certain, (rows, self.certain.size))
         if self.sampler is not None:
-            drawn = np.concatenate([drawn, self.free.indices[self.sampler.draw(rng, rows)]], axis=1)
+            drawn = np.concatenate([drawn, self.free[self.sampler.draw(rng, rows)]], axis=1)
         drawn = np.sort(drawn, axis=1)
         return drawn[0] if size is None else drawn
 
 
-def split(inclusion: ArrayLike) -> Free:
+def split(inclusion: ArrayLike) -> tuple[Indices, Indices, Floats]:
     """Check π and take out the terms with π = 0 or 1.
+
+    Returns:
+        the terms with π = 1, those with 0 < π < 1, and their π, rescaled so that the sum is whole to rounding.
 
     Raises:
         UserError: π is not a vector, has an entry outside [0, 1] or NaN, or does not sum to a whole number
@@ -99,12 +77,11 @@ def split(inclusion: ArrayLike) -> Free:
     certain = np.flatnonzero(pi >= 1.0 - EDGE)
     indices = np.flatnonzero((pi > EDGE) & (pi < 1.0 - EDGE))
     count = num_terms - certain.size
-    pi.setflags(write=False)
     if 0 < count < indices.size:
-        return Free(pi, certain, indices, _summing_to(pi[indices], count), count)
+        return certain, indices, _summing_to(pi[indices], count)
     # What is left, if anything, differs from 0 or 1 by less than the sum's tolerance.
     certain = np.sort(np.argsort(-pi, kind="stable")[:num_terms])
-    return Free(pi, certain, indices[:0], pi[:0], 0)
+    return certain, indices[:0], pi[:0]
 
 
 def _summing_to(chances: Floats, count: int) -> Floats:

@@ -1,7 +1,5 @@
 """The designs by name, and the functions that take one."""
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -40,13 +38,8 @@ def fit(inclusion: ArrayLike, design: str = "cps") -> Design:
         UserError: π is invalid, the design is unknown, or R or rpy2 is missing for one of R's designs.
     """
     fit_free = pick(DESIGNS, design, "design")
-    free = split(inclusion)
-    return Design(free, fit_free(free.chances, free.count) if free.count else None)
-
-
-def fit_all(inclusions: Sequence[ArrayLike], design: str = "cps") -> list[Design]:
-    """`fit` for each layer's π. Raises as `fit` does."""
-    return [fit(inclusion, design) for inclusion in inclusions]
+    certain, free, chances = split(inclusion)
+    return Design(certain, free, fit_free(chances, round(chances.sum())) if free.size else None)
 
 
 def draw_terms(

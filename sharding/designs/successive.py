@@ -1,27 +1,24 @@
 """Successive sampling: each next term in proportion to the remaining weights; numpy's `choice(replace=False)`.
 
 Drawn as a race: term i finishes after Eᵢ/wᵢ, Eᵢ exponential, and the first n are the sample. PriSM starts
-from weights (`SuccessiveDesign`); for a given π, `fit_successive` finds the weights with exactly this inclusion.
+from weights (`successive_design`); for a given π, `fit_successive` finds the weights with exactly this inclusion.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sharding.designs.base import Floats, Indices
-from sharding.errors import UserError
+from sharding.designs.base import Design, Floats, Indices
 from sharding.inclusion import successive_inclusion
-from sharding.inclusion.checks import nonnegative
-from sharding.validation import as_whole
+from sharding.inclusion.checks import weights_for
 
 TOLERANCE = 1e-12
 ACCEPTABLE = 1e-9  # should rounding keep the fit from its tolerance
 
 
-class SuccessiveDesign:
-    """Successive sampling from weights: the law of `numpy.random.choice(N, n, replace=False, p=w/Σw)`.
+def successive_design(weights: ArrayLike, num_terms: int) -> Design:
+    """Return successive sampling from weights: the law of `numpy.random.choice(N, n, replace=False, p=w/Σw)`.
 
     Finishing times are compared as logarithms, so weights may span any range (1e-30…1 and more).
 
@@ -32,32 +29,8 @@ class SuccessiveDesign:
     Raises:
         UserError: weights negative or not finite, or fewer positive ones than `num_terms`.
     """
-
-    def __init__(self, weights: ArrayLike, num_terms: int) -> None:
-        self._weights = nonnegative(weights, "weights")
-        self._num_terms = as_whole(num_terms, "num_terms", most=self._weights.size)
-        positive = int(np.count_nonzero(self._weights))
-        if positive < num_terms:
-            raise UserError(
-                f"num_terms is {num_terms} but only {positive} weights are positive, and a weight of 0 "
-                "is never drawn: draw fewer terms, or give every term a positive weight"
-            )
-        self._race = Race.of(self._weights, self._num_terms)
-
-    @cached_property
-    def inclusion(self) -> Floats:
-        """(N,) exact inclusion probabilities, computed when first asked for."""
-        return successive_inclusion(self._weights, self._num_terms)
-
-    @property
-    def num_terms(self) -> int:
-        """The number of terms of every sample."""
-        return self._num_terms
-
-    def draw(self, rng: np.random.Generator, size: int | None = None) -> Indices:
-        """Return ascending indices: (num_terms,), or (size, num_terms) for `size` independent samples."""
-        drawn = np.sort(self._race.draw(rng, 1 if size is None else size), axis=1)
-        return drawn[0] if size is None else drawn
+    scaled, n = weights_for(weights, num_terms)
+    return Design(np.empty(0, np.int64), np.arange(scaled.size), Race.of(scaled, n))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sharding.errors import UserError
-from sharding.validation import as_amounts
+from sharding.validation import as_amounts, as_whole
 
 
 def nonnegative(values: ArrayLike, name: str) -> NDArray[np.float64]:
@@ -32,3 +32,20 @@ def positives_first(positive: NDArray[np.bool_], num_terms: int) -> NDArray[np.f
     if left < 0:
         return None
     return np.where(positive, 1.0, left / max(zeros, 1))
+
+
+def weights_for(weights: ArrayLike, num_terms: int) -> tuple[NDArray[np.float64], int]:
+    """Return the weights of successive sampling, divided by the largest, and the number of terms to draw.
+
+    Raises:
+        UserError: weights negative or not finite, or fewer positive ones than `num_terms`.
+    """
+    scaled = nonnegative(weights, "weights")
+    n = as_whole(num_terms, "num_terms", most=scaled.size)
+    positive = np.count_nonzero(scaled)
+    if positive < n:
+        raise UserError(
+            f"num_terms is {n} but only {positive} weights are positive, and a weight of 0 is never drawn: "
+            "draw fewer terms, or give every term a positive weight"
+        )
+    return scaled, n

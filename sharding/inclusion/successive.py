@@ -16,10 +16,8 @@ from math import exp, expm1, log1p, sqrt
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sharding.errors import UserError
 from sharding.inclusion import poisson_binomial as pb
-from sharding.inclusion.checks import nonnegative
-from sharding.validation import as_whole
+from sharding.inclusion.checks import weights_for
 
 Floats = NDArray[np.float64]
 
@@ -28,49 +26,36 @@ NODES = 12  # in each panel of the quadrature
 ENTRIES = 1 << 16  # trials × angles handled at once, so that they stay in the processor's cache
 
 
-def successive_inclusion(weights: ArrayLike, num_terms: int, method: str = "exact", nodes: int | None = None) -> Floats:
-    """Probabilities that each item is among the first `num_terms` of successive sampling.
+def successive_inclusion(weights: ArrayLike, num_terms: int) -> Floats:
+    """Probabilities that each item is among the first `num_terms` of successive sampling, to about 1e-12.
 
     Args:
         weights: (N,) w ≥ 0, in any order and of any scale; PriSM's are λ⁴ or λ^2.5. Zeros are never drawn.
         num_terms: n, at most the number of positive weights.
-        method: "exact", or "asymptotic" for 1 − e^(−s·w) with Σπ = n (off by several per cent at small n).
-        nodes: Gauss–Legendre nodes in each panel, for the exact method; 12 by default, good to about 1e-12.
 
     Returns:
         (N,) inclusion in the order of `weights`.
 
     Raises:
-        UserError: weights negative or not finite, fewer positive ones than `num_terms`, or an unknown method.
+        UserError: weights negative or not finite, or fewer positive ones than `num_terms`.
 
-    Source: Korzhenkov & Louizos 2024 (arXiv 2410.24106) on PriSM; the race is Rosén 1972. The asymptotic
-    form is that of Fog 2008 (BiasedUrn).
+    Source: Korzhenkov & Louizos 2024 (arXiv 2410.24106) on PriSM; the race is Rosén 1972.
     """
-    scaled = nonnegative(weights, "weights")
-    n = as_whole(num_terms, "num_terms", most=scaled.size)
+    scaled, n = weights_for(weights, num_terms)
     positive = scaled > 0.0
-    if positive.sum() < n:
-        raise UserError(
-            f"num_terms is {n} but only {positive.sum()} weights are positive, and a weight of 0 is "
-            "never drawn: draw fewer terms, or give every term a positive weight"
-        )
-    if method not in ("exact", "asymptotic"):
-        raise UserError(f"unknown method {method!r}; choose one of: asymptotic, exact")
     inclusion = np.zeros(scaled.size)
     if positive.sum() == n:
         inclusion[positive] = 1.0
     elif n == 1:
         inclusion = scaled / scaled.sum()
-    elif method == "exact":
-        inclusion[positive] = _exact(scaled[positive], n, nodes or NODES)
     else:
-        inclusion[positive] = -np.expm1(-scaled[positive] * np.exp(_log_time(scaled[positive], float(n))))
+        inclusion[positive] = _exact(scaled[positive], n)
     return inclusion
 
 
-def _exact(weights: Floats, n: int, nodes: int) -> Floats:
+def _exact(weights: Floats, n: int) -> Floats:
     """The quadrature for positive weights, 2 ≤ n < N."""
-    log_times, steps = _quadrature(weights, n, nodes)
+    log_times, steps = _quadrature(weights, n)
     inclusion = np.zeros(weights.size)
     chunk = max(1, ENTRIES // (weights.size * 40))
     for start in range(0, log_times.size, chunk):
@@ -120,7 +105,7 @@ def _mean(inverse: Floats, values: NDArray[np.complex128]) -> Floats:
     return np.matmul(inverse, values.real[:, :, None])[:, :, 0]
 
 
-def _quadrature(weights: Floats, n: int, nodes: int) -> tuple[Floats, Floats]:
+def _quadrature(weights: Floats, n: int) -> tuple[Floats, Floats]:
     """Abscissas and weights in log t over the times at which an n-th arrival is possible.
 
     A panel spans at most two units of log t, four standard deviations of the count, and the time in which the
@@ -131,7 +116,7 @@ def _quadrature(weights: Floats, n: int, nodes: int) -> tuple[Floats, Floats]:
     travelled = np.concatenate([[0.0], np.cumsum(0.5 * (speed[1:] + speed[:-1]) * np.diff(grid))])
     panels = int(np.ceil(travelled[-1]))
     edges = np.interp(np.linspace(0.0, travelled[-1], panels + 1), travelled, grid)
-    x, w = np.polynomial.legendre.leggauss(nodes)
+    x, w = np.polynomial.legendre.leggauss(NODES)
     half = 0.5 * np.diff(edges)[:, None]
     log_times = (edges[:-1, None] + half * (1.0 + x)).ravel()
     busy = np.interp(log_times, grid, arrivals) > 1e-18

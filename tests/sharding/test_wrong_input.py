@@ -16,7 +16,7 @@ from sharding.client_sampling import (
     round_time,
     wireless_probabilities,
 )
-from sharding.designs import SuccessiveDesign, fit
+from sharding.designs import fit, successive_design
 from sharding.errors import Failure, Kind, pick, shown
 from sharding.inclusion import schatten_inclusion, successive_inclusion
 from sharding.optim import clip_factors
@@ -122,9 +122,8 @@ INCLUSION = [
     (lambda: successive_inclusion([1.0, -1.0], 1), r"weights\[1\] is -1"),
     (lambda: successive_inclusion([1.0, 0.0, 1.0], 3), "only 2 weights are positive"),
     (lambda: successive_inclusion([1.0, 1.0], 3), "num_terms is 3"),
-    (lambda: successive_inclusion([1.0, 1.0], 1, "wallenius"), "unknown method 'wallenius'"),
     *((lambda p=p: schatten_inclusion([1.0, 2.0], 1, p), f"p is {p}") for p in (1.9, 8.1, NAN)),
-    (lambda: SuccessiveDesign([1.0, 0.0], 2), "only 1 weights are positive"),
+    (lambda: successive_design([1.0, 0.0], 2), "only 1 weights are positive"),
     (lambda: fit([0.5, 1.5]), r"inclusion\[1\] is 1.5"),
     (lambda: fit([-0.1, 0.1]), r"inclusion\[0\] is -0.1"),
     (lambda: fit([NAN, 1.0]), r"inclusion\[0\] is nan"),

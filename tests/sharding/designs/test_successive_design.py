@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.designs import DESIGNS, SuccessiveDesign
+from sharding.designs import DESIGNS, successive_design
 from sharding.inclusion import optimal_inclusion, successive_inclusion
 from tests import reference
 from tests.sharding.designs.scripted import Scripted
@@ -33,7 +33,7 @@ def test_weights_are_found_for_spectra(spectrum, n):
 @given(st.floats(1e-6, 0.999), st.floats(1e-6, 1e6))
 def test_finishing_times_are_exponential_with_the_rates(u, ratio):
     """Of two runners, the second wins exactly when E₁/w₁ < E₀/w₀, E = −log(1 − u)."""
-    design = SuccessiveDesign([1.0, ratio], 1)
+    design = successive_design([1.0, ratio], 1)
     threshold = -np.expm1(np.log1p(-u) * ratio)
     for factor, winner in [(1 - 1e-9, 1), (1 + 1e-9, 0)]:
         other = threshold * factor
@@ -43,16 +43,8 @@ def test_finishing_times_are_exponential_with_the_rates(u, ratio):
 
 def test_the_first_n_to_finish_are_drawn_from_any_span_of_weights():
     weights = np.array([1e-30, 1.0, 1e-15, 0.0, 1e-5])
-    design = SuccessiveDesign(weights, 3)
+    design = successive_design(weights, 3)
     half = np.full(5, 0.5)
     assert design.draw(Scripted(half)).tolist() == [1, 2, 4]
     assert design.draw(np.random.default_rng(0), 7).tolist() == [[1, 2, 4]] * 7
-    assert SuccessiveDesign(weights, 4).draw(np.random.default_rng(0)).tolist() == [0, 1, 2, 4]
-
-
-def test_its_inclusion_is_the_exact_one():
-    weights = np.array([0.5, 0.3, 0.15, 0.05])
-    design = SuccessiveDesign(weights, 2)
-    assert design.num_terms == 2
-    expected = reference.inclusion_of(reference.successive_law(weights, 2), 4)
-    np.testing.assert_allclose(design.inclusion, expected, atol=1e-13)
+    assert successive_design(weights, 4).draw(np.random.default_rng(0)).tolist() == [0, 1, 2, 4]
