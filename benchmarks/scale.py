@@ -28,7 +28,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `models` runs from a checkout
 
 from models import build_model
-from sharding import LocalSGD, Plan, Shard, ShardPlanner, aggregate, client_model, init_empty, shardable_layers
+from sharding import LocalSGD, Plan, Server, Shard, ShardPlanner, client_model, init_empty, shardable_layers
 from sharding.factorization import ENDS
 from sharding.planner import Client
 
@@ -95,10 +95,9 @@ def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def plan_round(model: nn.Module) -> Plan:
+def plan_round(server: Server) -> Plan:
     """Plan a round of ten clients."""
-    budgets: dict[Client, float] = dict.fromkeys(range(NUM_CLIENTS), KEEP_RATIO)
-    return ShardPlanner("collective").plan(model, budgets)
+    return server.plan(dict.fromkeys(range(NUM_CLIENTS), KEEP_RATIO), round=0)
 
 
 def trained(shard: Shard) -> Shard:
@@ -138,16 +137,17 @@ def serve(name: str, path: Path, threads: int) -> Row:
     """Measure the server of one round, and leave a client's shard in a file."""
     torch.set_num_threads(threads)
     small = nn.Sequential(*(nn.Linear(256, 256) for _ in range(3)))  # what a first round loads is not the model's
-    aggregate(small, plan := plan_round(small), updates_of(plan), dict.fromkeys(plan, 1.0))
+    first = Server(small, ShardPlanner("collective"))
+    first.aggregate(plan := plan_round(first), updates_of(plan), dict.fromkeys(plan, 1.0))
     skeleton_of(name)  # imports what builds it
     before = resident("VmRSS")
-    model = MODELS[name]()
-    parameters = sum(part.numel() for part in model.parameters())
+    server = Server(MODELS[name](), ShardPlanner("collective"))
+    parameters = sum(part.numel() for part in server.model.parameters())
     forget_peak()
     start = perf_counter()
-    plan = plan_round(model)
+    plan = plan_round(server)
     planned, plan_peak = perf_counter(), resident("VmHWM")
-    outcome = aggregate(model, plan, updates_of(plan), dict.fromkeys(plan, 1.0))
+    outcome = server.aggregate(plan, updates_of(plan), dict.fromkeys(plan, 1.0))
     done, round_peak = perf_counter(), resident("VmHWM")
     assert len(outcome.accepted) == NUM_CLIENTS
     plan[0].write(path)

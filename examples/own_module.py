@@ -17,8 +17,8 @@ class Classifier(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(1, 32, 3, padding=1)
-        self.body = FactorizedConv2d(32, 32, 3, num_terms=4, padding=1)
-        self.hidden = FactorizedLinear(32 * 8 * 8, 64, num_terms=4)
+        self.body = FactorizedConv2d.from_dense(nn.Conv2d(32, 32, 3, padding=1), num_terms=4)
+        self.hidden = FactorizedLinear.from_dense(nn.Linear(32 * 8 * 8, 64), num_terms=4)
         self.head = nn.Linear(64, 10)
 
     def forward(self, images: Tensor) -> Tensor:

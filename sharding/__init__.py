@@ -25,7 +25,6 @@ D_c     ``num_samples``                           size of client c's data
 
 from importlib.metadata import PackageNotFoundError, version
 
-from sharding.aggregation.aggregate import aggregate
 from sharding.aggregation.iterate_average import iterate_average
 from sharding.aggregation.server_optimizer import ServerOptimizer
 from sharding.client import client_model, init_empty, train_shard
@@ -77,7 +76,6 @@ __all__ = [  # noqa: RUF022 - by theme, as docs/reference/api.md lists it
     "ShardPlanner",
     "Plan",
     "Shard",
-    "aggregate",
     "ServerOptimizer",
     "iterate_average",
     # The client's side of a round

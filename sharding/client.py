@@ -143,7 +143,7 @@ def _replace_layers(model: nn.Module, shard: Shard) -> nn.Module:
     _refuse_fused(modules, sent)
     sizes = {layer: terms.indices.numel() for layer, terms in shard.terms.items()}
     sizes = {layer: n for layer, n in sizes.items() if not isinstance(modules.get(layer), FactorizedLayer)}
-    return factorize_empty(model, sizes, inplace=True)
+    return factorize_empty(model, sizes)
 
 
 def _refuse_fused(modules: Mapping[str, nn.Module], sent: Iterable[str]) -> None:

@@ -16,16 +16,6 @@ from sharding.planner import Plan
 from sharding.validation import Vector
 
 
-def discrepancy(magnitudes: Vector, inclusion: Vector, multipliers: Vector, num_clients: int = 1) -> float:
-    """Return E‖W − W̄‖²_F for the average of `num_clients` independent clients' estimators.
-
-    One client and ω = 1/π give Σλ²(1/π − 1), Eq. 4 (terms that are never drawn count in full, λ²); ω of the
-    collective strategy gives Eq. 7. All arrays have shape (N,).
-    """
-    variance = multipliers**2 * inclusion * (1 - inclusion) / num_clients
-    return float(np.sum(magnitudes**2 * ((1 - multipliers * inclusion) ** 2 + variance)))
-
-
 def bernoulli_entropy(probability: Vector | float) -> Vector:
     """Return −p ln p − (1−p) ln(1−p), elementwise, in nats; 0 at 0 and 1."""
     p = np.asarray(probability, dtype=np.float64)

@@ -21,13 +21,13 @@ from sharding.errors import UserError, pick, shown
 from sharding.factorization import ENDS, Patterns, as_patterns, num_terms, shardable_layers
 from sharding.layers import as_blocks, clear_padding, num_blocks
 from sharding.modules.finite import find_nonfinite
-from sharding.modules.state import check_shapes, dense_state, frozen_names, travels
+from sharding.modules.state import check_shapes, dense_state, frozen_names
 from sharding.modules.wrappers import unwrap, whole
 from sharding.rng import generator, seed_of
 from sharding.shard import Shard, Terms
 from sharding.strategies import Allocation, LayerContext, Strategy, get_strategy, norm_ratio
 from sharding.svd.spectrum import Spectrum, decompose
-from sharding.transport.compression import COMPRESSIONS, EXACT, round_outputs
+from sharding.transport.compression import COMPRESSIONS, EXACT, round_columns, round_outputs
 
 log = logging.getLogger(__name__)
 
@@ -89,10 +89,11 @@ class Plan(Mapping[Client, Shard]):
     def __getitem__(self, client: Client) -> Shard:
         """Cut a client's shard."""
         frame, (ratio, row) = self._frames[client], self._rows[client]
-        terms = {
-            name: Terms.cut(spectrum, *self._drawn[ratio, name][row], frame.compression)
-            for name, spectrum in self.spectra.items()
-        }
+        terms = {}
+        for name, spectrum in self.spectra.items():
+            indices, multipliers = self._drawn[ratio, name][row]
+            u, v = (round_columns(side, frame.compression) for side in spectrum.cut(indices))
+            terms[name] = Terms(indices, u, v, multipliers)
         return replace(frame, terms=terms)
 
     def __contains__(self, client: object) -> bool:
@@ -120,8 +121,7 @@ class Plan(Mapping[Client, Shard]):
 
     def __repr__(self) -> str:
         size = self.nbytes / 1000
-        plan = next((shard.short_plan for shard in self.values()), "")
-        return f"Plan(clients={len(self)}, layers={len(self.spectra)}, {size:,.0f} kB, plan={plan!r})"
+        return f"Plan(clients={len(self)}, layers={len(self.spectra)}, {size:,.0f} kB)"
 
     def values_of(self, update: Shard) -> Shard:
         """Return an update as new values: where it holds changes, from what the server has, not from what it sent.
@@ -201,8 +201,7 @@ class ShardPlanner:
         if self.strategy.allocate is not None and not layers:
             warnings.warn(
                 f"no layer of this {type(model).__name__} is sharded: every client is sent the whole model, whatever "
-                f"its keep ratio, with its buffers {_sent_share(model):.0%} of its parameters; the report of "
-                "`factorize(model, 0.1)` says what stays whole",
+                "its keep ratio; the report of `factorize(model, 0.1)` says what stays whole",
                 stacklevel=2,
             )
         groups, draws = self._group(budgets), {}
@@ -280,11 +279,8 @@ class ShardPlanner:
         assert self.strategy.allocate is not None
         try:
             allocation = self.strategy.allocate(context)
-        except UserError as error:
-            raise UserError(f"layer {name}: {error}") from error
-        if not isinstance(allocation, Allocation):
-            raise UserError(f"layer {name}: the strategy returned {shown(allocation)}; an Allocation(π, ω) is needed")
-        try:
+            if not isinstance(allocation, Allocation):
+                raise UserError(f"the strategy returned {shown(allocation)}; an Allocation(π, ω) is needed")
             return allocation.checked(len(context.magnitudes), context.num_terms)
         except UserError as error:
             raise UserError(f"layer {name}: {error}") from error
@@ -333,10 +329,3 @@ def _check_compression(model: nn.Module, compression: str) -> None:
         raise UserError(
             "compression='bfloat16' is for weights in float32; this model has some in bfloat16: leave it out"
         )
-
-
-def _sent_share(model: nn.Module) -> float:
-    """Return the share of a model's parameters that is sent if no layer is sharded."""
-    state = model.state_dict(keep_vars=True)
-    sent = {id(tensor): tensor.numel() for name, tensor in state.items() if travels(name, tensor)}
-    return sum(sent.values()) / max(sum(parameter.numel() for parameter in model.parameters()), 1)

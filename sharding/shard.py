@@ -1,7 +1,5 @@
 """The message between server and client: singular terms of the sharded layers, and all other tensors.
 
-This module cuts terms out of a spectrum, and records which columns a returned vector belongs to.
-
 Frozen tensors, integers and masks are sent but not returned: a client computes with the server's, and they are not
 averaged. With a compression that rounds (`sharding.transport.compression`), what is sent is rounded, and clients return
 changes.
@@ -20,7 +18,6 @@ from sharding.errors import UserError
 from sharding.layers import FactorizedLayer
 from sharding.modules.state import as_real, key, travels
 from sharding.modules.wrappers import spread_like, unwrap, whole
-from sharding.svd.spectrum import Spectrum
 from sharding.transport import compression, serialize
 from sharding.transport.compression import EXACT, round_columns, round_outputs
 
@@ -44,19 +41,6 @@ class Terms:
     u: Tensor
     v: Tensor
     multipliers: Tensor
-
-    @classmethod
-    def cut(cls, spectrum: Spectrum, indices: Tensor, multipliers: Tensor, compression: str = EXACT) -> Self:
-        """Return copies of a spectrum's terms, rounded as a compression rounds them.
-
-        Args:
-            spectrum: the layer's.
-            indices: of terms that the spectrum holds, shape (n,).
-            multipliers: ω, shape (n,).
-            compression: one of `sharding.COMPRESSIONS`.
-        """
-        u, v = (round_columns(side, compression) for side in spectrum.cut(indices))
-        return cls(indices, u, v, multipliers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,13 +72,8 @@ class Shard:
         terms = sum(held.indices.numel() for held in self.terms.values())
         return (
             f"Shard(keep_ratio={self.keep_ratio:g}, layers={len(self.terms)}, terms={terms}, "
-            f"{self.nbytes / 1000:,.0f} kB, plan={self.short_plan!r})"
+            f"{self.nbytes / 1000:,.0f} kB, plan={self.plan[:7]!r})"
         )
-
-    @property
-    def short_plan(self) -> str:
-        """The start of `plan`, for people."""
-        return self.plan if len(self.plan) < 8 else f"{self.plan[:7]}…"
 
     @property
     def nbytes(self) -> int:
@@ -176,25 +155,17 @@ class Shard:
         values = {name: values[name].to(sent.dtype) for name, sent in self.trained().items()}
         if changes := self.compression != EXACT:
             values = {name: values[name] - sent for name, sent in self.trained().items()}
+
+        def rounded(layer: str, part: str) -> Tensor:
+            return round_columns(values[key(layer, part)], self.compression)
+
         terms = {
-            layer: replace(sent, u=values[key(layer, "u")], v=values[key(layer, "v")])
+            layer: replace(sent, u=rounded(layer, "u"), v=rounded(layer, "v"))
             for layer, sent in self.terms.items()
             if layer not in self.frozen
         }
-        dense = {name: values[name] for name in self.dense if name not in self.frozen}
-        return replace(self, terms=terms, dense=dense, frozen=frozenset(), changes=changes).rounded()
-
-    def rounded(self) -> "Shard":
-        """Return the shard with its values rounded to those that the other side will read."""
-        if self.compression == EXACT:
-            return self
-        terms = {
-            layer: replace(its, u=round_columns(its.u, self.compression), v=round_columns(its.v, self.compression))
-            for layer, its in self.terms.items()
-        }
-        return replace(
-            self, terms=terms, dense={n: round_outputs(part, self.compression) for n, part in self.dense.items()}
-        )
+        dense = {name: round_outputs(values[name], self.compression) for name in self.dense if name not in self.frozen}
+        return replace(self, terms=terms, dense=dense, frozen=frozenset(), changes=changes)
 
     def matching_state(self, model: nn.Module) -> dict[str, Tensor]:
         """Check that a client's model matches this shard, and return its parameters and buffers by name.

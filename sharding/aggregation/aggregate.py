@@ -4,7 +4,7 @@ Each vector is averaged over the clients that drew it. Then W moves by Σ (ū v�
 averages ū and v̄. A term that no client drew keeps its value, and the multipliers do not enter. Dense parameters are
 averaged over all clients. Updates are summed in float64 as they arrive, so that memory does not grow with the cohort.
 They are summed in the order of arrival: an engine hands them over in an order that does not depend on the speed of its
-workers, and `aggregate` takes a mapping in the order of the plan.
+workers, and a mapping is taken in the order of the plan.
 
 Where clients were sampled with probabilities p_c, D_c/p_c takes the place of D_c (Horvitz-Thompson):
 
@@ -53,44 +53,6 @@ class Aggregation:
 
     accepted: list[Client] = field(default_factory=list)
     rejected: dict[Client, Failure] = field(default_factory=dict)
-
-
-def aggregate(
-    model: nn.Module,
-    plan: Plan,
-    updates: Returned,
-    num_samples: Mapping[Client, float],
-    total: float | None = None,
-    server_lr: float = 1.0,
-    norm_bound: float | None = None,
-    trim: float = 0.0,
-) -> Aggregation:
-    """Average the clients' updates into the server's model, in place.
-
-    Args:
-        model: the dense model that `plan` was made from.
-        plan: the round's shards as sent.
-        updates: the shards as returned, a mapping or a stream of pairs; None or no entry where a client failed.
-        num_samples: D_c, the weight of each client, or D_c/p_c where clients were sampled. Updates of clients without
-            a weight are ignored.
-        total: ΣD over all clients that could have been selected; see `Average.write_to`.
-        server_lr: η_g, the share of the way from the old model to the aggregate.
-        norm_bound: see `Average`.
-        trim: see `Average`.
-
-    Returns:
-        The accepted clients, and why each of the others was left out: nothing returned, another plan, other layers,
-        types, shapes or indices, NaN or Inf, an invalid weight. The model stays as it was if no update is left, or if
-        the new model would have NaN or Inf. What a client sends never raises.
-
-    Raises:
-        UserError: total, server_lr, norm_bound or trim is out of range, num_samples is not a mapping, or the plan was
-            made from another model.
-    """
-    average = Average(plan, num_samples, norm_bound, trim)
-    check_step(total, server_lr)
-    average.add_all(updates)
-    return average.write_to(model, total, server_lr)
 
 
 class Average:
@@ -196,9 +158,11 @@ class Average:
         Raises:
             UserError: total or server_lr is not a finite number above 0; the plan was made from another model.
         """
-        check_step(total, server_lr)
+        for name, number in (("total", total), ("server_lr", server_lr)):
+            if number is not None and not _is_positive(number):
+                raise UserError(f"{name} is {number!r}; pass a finite number above 0")
         if total is None and self._plan and not self._heard:  # where clients are sampled, there may be none
-            warnings.warn("num_samples has no client of the plan, so no update counts", stacklevel=4)
+            warnings.warn("num_samples has no client of the plan, so no update counts", stacklevel=5)
         self._compare_norms()
         state = unwrap(model).state_dict(keep_vars=True)
         _check_names(state, self._plan)
@@ -242,17 +206,6 @@ class Average:
         for layer, u, v in self._mean.vectors():
             weight = whole(state[name := key(layer, "weight")])
             yield name, moved_weight(weight, self._plan.spectra[layer], u, v, server_lr)
-
-
-def check_step(total: float | None, server_lr: float) -> None:
-    """Make sure that the server's own numbers are finite and above 0.
-
-    Raises:
-        UserError: one is not.
-    """
-    for name, value in (("total", total), ("server_lr", server_lr)):
-        if value is not None and not _is_positive(value):
-            raise UserError(f"{name} is {value!r}; pass a finite number above 0")
 
 
 def _check_names(state: Mapping[str, Tensor], plan: Plan) -> None:

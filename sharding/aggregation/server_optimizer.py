@@ -38,15 +38,9 @@ SERVER_OPTIMIZERS: dict[str, Make | None] = {
 
 
 class ServerOptimizer:
-    """Take the server's step after each `aggregate`.
+    """Take the server's step after each average.
 
-    `Server` does this for you. In a loop of your own, pass the rate on, and step after each round::
-
-        optimizer = ServerOptimizer(model, "nesterov", lr=0.4, momentum=0.8)
-        aggregate(model, plan, updates, num_samples, server_lr=optimizer.rate)
-        optimizer.step()
-
-    Buffers and frozen weights keep the values that `aggregate` gave them.
+    `Server` calls it. Buffers and frozen weights keep the values that the average gave them.
 
     Args:
         model: the server's; its weights are changed in place.
@@ -55,7 +49,7 @@ class ServerOptimizer:
         momentum: β in (0, 1); `plain` has none.
 
     Attributes:
-        rate: the share of the way to the average that is `aggregate`'s: η_g of `plain`, else all of it.
+        rate: the share of the way to the average that is the average's: η_g of `plain`, else all of it.
 
     Raises:
         UserError: an unknown name, or a number out of range.

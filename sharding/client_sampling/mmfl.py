@@ -110,10 +110,6 @@ def mmfl_probabilities(norms: ArrayLike, budget: float) -> Matrix:
     a = np.asarray(as_floats(norms, "norms"))
     if a.ndim != 2 or a.shape[1] == 0:
         raise UserError(f"norms has shape {a.shape}; one row per client and one column per model are needed")
-    bad = np.argwhere(~(np.isfinite(a) & (a >= 0.0)))
-    if len(bad):
-        client, model = bad[0]
-        raise UserError(f"norms[{client}, {model}] is {a[client, model]}; finite values of at least 0 are needed")
     scaled = a / (a.max(initial=0.0) or 1.0)
     totals = scaled.sum(axis=1)
     share = np.divide(scaled, totals[:, None], out=np.full(a.shape, 1.0 / a.shape[1]), where=totals[:, None] > 0)

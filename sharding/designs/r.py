@@ -15,7 +15,6 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from sharding.designs.base import Fit, Floats, Indices
 from sharding.errors import UserError
@@ -39,7 +38,7 @@ class RDesign:
         if self.count == 1:  # one law for all designs; UPmaxentropy raises here
             return rng.choice(self.chances.size, size=(size, 1), p=self.chances / self.chances.sum())
         require("base").set_seed(int(rng.integers(2**31 - 1)))
-        taken = [_call("sampling", self.function, self.chances) > 0.5 for _ in range(size)]
+        taken = [call("sampling", self.function, self.chances) > 0.5 for _ in range(size)]
         return np.nonzero(np.array(taken))[1].reshape(size, self.count)
 
 
@@ -56,17 +55,7 @@ def fit_r(function: str) -> Fit:
     return fit
 
 
-def r_wallenius_inclusion(weights: ArrayLike, num_terms: int, precision: float = 1e-10) -> Floats:
-    """Successive inclusion by `BiasedUrn::meanMWNCHypergeo`, one ball of each color: at most 32 weights.
-
-    Raises:
-        UserError: R, the package or rpy2 is absent.
-    """
-    odds = np.asarray(weights, dtype=np.float64)
-    return _call("BiasedUrn", "meanMWNCHypergeo", np.ones(odds.size), num_terms, odds, precision)
-
-
-def _call(package: str, function: str, *arguments: Any) -> Floats:
+def call(package: str, function: str, *arguments: Any) -> Floats:
     """Call an R function on numbers and vectors and return its result as a flat float64 array."""
     library = require(package)
     vectors = import_module("rpy2.robjects.vectors")

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sharding.errors import UserError
 from sharding.factorization.choose import ENDS, Patterns, as_patterns, choose, packed_attention
@@ -12,6 +11,7 @@ from sharding.factorization.terms import Cost, KeepRatio, check_keep_ratio, coun
 from sharding.factorization.unpack import pack, replace_modules, unpack
 from sharding.layers import FactorizedLayer, factorized_type
 from sharding.modules.copies import copied, tensors
+from sharding.modules.finite import find_nonfinite
 from sharding.modules.wrappers import refuse_scripted
 
 
@@ -66,25 +66,18 @@ def factorize(
     report.parameters_after = count_parameters(target)
     result = target if inplace else copied(target)
     result.factorize_report = report  # type: ignore[assignment]  # a plain attribute, not a submodule
-    warn_if_little(report, stacklevel=2)
+    warn_if_little(report)
     return result
 
 
-def factorize_empty(
-    model: nn.Module,
-    terms: Mapping[str, int],
-    device: torch.device | str | None = None,
-    inplace: bool = False,
-) -> nn.Module:
-    """Replace each named layer by a factorized one without values.
+def factorize_empty(model: nn.Module, terms: Mapping[str, int]) -> nn.Module:
+    """Replace each named layer by a factorized one without values, in place.
 
     Nothing is decomposed. If the model is on the `meta` device, no dense weight is ever made.
 
     Args:
-        model: any module; it is not changed unless `inplace`.
+        model: any module.
         terms: n by layer name.
-        device: of the factorized layers; by default that of the dense ones.
-        inplace: change `model` itself instead of a copy.
 
     Raises:
         UserError: a name is not a layer that can be factorized, or a number of terms is outside 1…N.
@@ -93,12 +86,8 @@ def factorize_empty(
     missing = [name for name in terms if name not in layers]
     if missing:
         raise UserError(f"the model has no layer {', '.join(missing)}")
-    empty = {
-        id(layers[name]): _kind(name, layers[name]).empty_like(layers[name], n, device) for name, n in terms.items()
-    }
-    if inplace:
-        return replace_modules(model, empty)
-    return copied(model, empty)  # so no dense weight is copied only to be dropped
+    empty = {id(layers[name]): _kind(name, layers[name])(layers[name], n) for name, n in terms.items()}
+    return replace_modules(model, empty)
 
 
 def merge(model: nn.Module, inplace: bool = False) -> nn.Module:
@@ -128,9 +117,7 @@ def _kind(name: str, layer: nn.Module) -> type[FactorizedLayer]:
 
 
 def _check_finite(layers: Mapping[str, nn.Module]) -> None:
-    for name, layer in layers.items():
-        weight = layer.weight
-        assert isinstance(weight, Tensor)
-        # A NaN or Inf shows in the sum, which takes one pass.
-        if not weight.is_meta and not bool(weight.sum().isfinite()) and not bool(weight.isfinite().all()):
-            raise UserError(f"layer {name}: the matrix has NaN or Inf, and no singular terms")
+    weights = {name: layer.get_parameter("weight").detach() for name, layer in layers.items()}
+    spoiled = find_nonfinite({name: weight for name, weight in weights.items() if not weight.is_meta})
+    if spoiled is not None:
+        raise UserError(f"layer {spoiled}: the matrix has NaN or Inf, and no singular terms")

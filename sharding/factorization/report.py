@@ -15,7 +15,6 @@ from sharding.factorization.obstacles import rank_of
 from sharding.factorization.terms import GROWS, UNGIVEN, Cost
 from sharding.layers import FactorizedLayer, num_blocks
 
-LINES = 24  # rows that fit a screen
 ASKED = ("skip: ", "default skip: ")
 
 
@@ -69,11 +68,6 @@ class Report:
     parameters_after: int = 0
 
     @property
-    def replaced(self) -> dict[str, tuple[int, int]]:
-        """(N, n) of the layers replaced, by name."""
-        return {name: (layer.rank, layer.num_terms) for name, layer in self.layers.items()}
-
-    @property
     def coverage(self) -> float:
         """The share of the model's parameters in the replaced weights."""
         return sum(layer.parameters[0] for layer in self.layers.values()) / max(self.parameters_before, 1)
@@ -87,7 +81,7 @@ class Report:
         rows = [_row(pattern, names, self.layers) for pattern, names in _alike(self.layers).items()]
         if rows:
             header = ("layers", "", "N", "n", "parameters", "energy")
-            lines += _table([header, *_shortened(rows)])
+            lines += _table([header, *rows])
             lines.append("  N: singular terms, n: terms kept, energy: the share of ‖W‖² that these hold")
         lines += [f"kept dense: {self.share(kind):6.1%}  {kind}" for kind in self._largest()]
         return "\n".join(lines)
@@ -120,13 +114,8 @@ def count_parameters(model: nn.Module) -> int:
     return sum(_size(parameter) for parameter in model.parameters())
 
 
-def warn_if_little(report: Report, stacklevel: int) -> None:
-    """Warn if nothing is sharded, or less than half of what the caller did not skip.
-
-    Args:
-        report: of `factorize`.
-        stacklevel: of the caller that the warning names.
-    """
+def warn_if_little(report: Report) -> None:
+    """Warn the caller of `factorize` if nothing is sharded, or less than half of what was not skipped."""
     covered = sum(layer.parameters[0] for layer in report.layers.values())
     wanted = (*ASKED, GROWS, UNGIVEN)
     open_to_it = report.parameters_before - sum(
@@ -137,7 +126,7 @@ def warn_if_little(report: Report, stacklevel: int) -> None:
     kinds = sorted(report.uncovered, key=lambda kind: -report.uncovered[kind])[:4]
     listed = ", ".join(f"{kind} {report.share(kind):.1%}" for kind in kinds)
     how_much = f"only {report.coverage:.1%} of the parameters are" if covered else "nothing is"
-    warnings.warn(f"{how_much} factorized; what stays dense: {listed}", CoverageWarning, stacklevel + 1)
+    warnings.warn(f"{how_much} factorized; what stays dense: {listed}", CoverageWarning, stacklevel=3)
 
 
 def reasons(choice: Choice, terms: Mapping[str, int | str], skip: tuple[Pattern, ...]) -> dict[str, str]:
@@ -201,13 +190,6 @@ def _short(number: int) -> str:
         if number >= size:
             return f"{number / size:.3g}{letter}"
     return str(number)
-
-
-def _shortened(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    if len(rows) <= LINES:
-        return rows
-    left_out = ("…", f"{len(rows) - LINES + 1} more rows", "", "", "", "")
-    return [*rows[: LINES - 1], left_out]
 
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:

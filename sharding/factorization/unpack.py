@@ -38,7 +38,7 @@ def split_layers(model: nn.Module, parts: Mapping[Pattern, int | Sequence[int]],
     for pattern, sizes in parts.items():
         linear = [name for name, module in model.named_modules() if not module._modules]
         for name in sorted(matching(model, linear, pattern, "split_layers")):
-            split[name] = SplitLinear.from_fused(model.get_submodule(name), sizes)
+            split[name] = SplitLinear(model.get_submodule(name), sizes)
     return replace_modules(model, {id(model.get_submodule(name)): layer for name, layer in split.items()})
 
 
@@ -52,7 +52,7 @@ def unpack(model: nn.Module, names: Iterable[str]) -> nn.Module:
     unpacked: dict[int, nn.Module] = {}
     for attention in packed.values():
         assert isinstance(attention, nn.MultiheadAttention)
-        unpacked[id(attention)] = UnpackedAttention.from_packed(attention)
+        unpacked[id(attention)] = UnpackedAttention(attention)
     return replace_modules(model, unpacked)
 
 

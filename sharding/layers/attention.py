@@ -6,7 +6,6 @@ four projections are ordinary `nn.Linear`s that can be sharded one by one. The a
 
 from collections.abc import Sequence
 from math import inf, sqrt
-from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ from sharding.layers.base import carry_over
 class UnpackedAttention(nn.Module):
     """A drop-in for `nn.MultiheadAttention`, with the modules `q_proj`, `k_proj`, `v_proj` and `out_proj`.
 
-    Use `from_packed` to make one, and `to_packed` to undo it when the projections are ordinary linear layers.
+    `to_packed` undoes it when the projections are ordinary linear layers.
 
     Raises:
         UserError: `obstacle_to_unpacking` gives a reason.
@@ -45,11 +44,6 @@ class UnpackedAttention(nn.Module):
             _linear(width, weight, bias) for width, weight, bias in zip(widths, weights, biases, strict=True)
         )
         self.train(packed.training)
-
-    @classmethod
-    def from_packed(cls, packed: nn.MultiheadAttention) -> Self:
-        """Return the same attention with separate projections."""
-        return cls(packed)
 
     @torch.no_grad()
     def to_packed(self) -> nn.MultiheadAttention:

@@ -49,8 +49,20 @@ class FactorizedLayer(nn.Module):
     dense_type: type[nn.Module]  # what `to_dense` makes
 
     def __init__(self, dense: nn.Module, num_terms: int, device: torch.device | str | None = None) -> None:
-        """Take the geometry, attributes, hooks and mode of a dense layer; its values are not read."""
+        """Take the geometry, attributes, hooks, mode and frozen parameters of a dense layer; its values are not read.
+
+        Args:
+            dense: the dense layer; it can be on the `meta` device.
+            num_terms: n.
+            device: of the new layer, whose values are yet to be filled in; by default that of the dense layer.
+
+        Raises:
+            UserError: num_terms is not in 1…N, or this kind of layer cannot be factorized.
+        """
         super().__init__()
+        if not isinstance(dense, self.made_from):
+            kind = f"{type(self).__name__} is made from an nn.{self.made_from.__name__}"
+            raise UserError(f"{kind}, not a {type(dense).__name__}")
         carry_over(dense, self)
         weight, bias = _weight(dense), dense._parameters.get("bias")
         self.dense_type = type(dense)
@@ -62,6 +74,7 @@ class FactorizedLayer(nn.Module):
             raise UserError(
                 f"num_terms is {num_terms}, but a matrix of {rows // self.num_blocks}×{columns} has 1 to {rank} terms"
             )
+        device = weight.device if device is None else device
 
         def parameter(like: Tensor, *shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, device=device, dtype=like.dtype), like.requires_grad)
@@ -95,39 +108,6 @@ class FactorizedLayer(nn.Module):
         """
         return self.matrix().view(self.weight_shape)
 
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """Draw U and V so that UVᵀ has the variance 1/(3·in) of `nn.Linear`'s default; bias and multipliers 0 and 1."""
-        if self.u.is_meta:  # there is nothing to draw, and torch would load much for it
-            return
-        scale = (3 * self._fan_in() * self.num_terms) ** -0.25
-        nn.init.normal_(self.u, std=scale)
-        nn.init.normal_(self.v, std=scale)
-        nn.init.ones_(self.multipliers)
-        bias = self._parameters.get("bias")
-        if bias is not None:
-            nn.init.zeros_(bias)
-
-    @classmethod
-    def empty_like(cls, layer: nn.Module, num_terms: int, device: torch.device | str | None = None) -> Self:
-        """Return a factorized layer with the geometry of `layer` and values yet to be filled in.
-
-        It takes over hooks, attributes, the mode, and which parameters are frozen.
-
-        Args:
-            layer: the dense layer; its values are not read, and it can be on the `meta` device.
-            num_terms: n.
-            device: of the new layer; by default that of `layer`.
-
-        Raises:
-            UserError: num_terms is not in 1…N, or this kind of layer cannot be factorized.
-        """
-        if not isinstance(layer, cls.made_from):
-            raise UserError(f"{cls.__name__} is made from an nn.{cls.made_from.__name__}, not a {type(layer).__name__}")
-        empty = cls.__new__(cls)
-        FactorizedLayer.__init__(empty, layer, num_terms, _weight(layer).device if device is None else device)
-        return empty
-
     @classmethod
     def from_dense(cls, layer: nn.Module, num_terms: int) -> Self:
         """Return a copy of `layer` with its `num_terms` largest singular terms and ω = 1.
@@ -137,20 +117,16 @@ class FactorizedLayer(nn.Module):
         Raises:
             UserError: num_terms is not in 1…N, or this kind of layer cannot be factorized.
         """
-        factorized = cls.empty_like(layer, num_terms)
-        if not factorized.u.is_meta:
-            blocks = as_blocks(_weight(layer).detach(), factorized.num_blocks)
-            factorized.hold(*largest_terms(blocks, num_terms), layer._parameters.get("bias"))
+        factorized = cls(layer, num_terms)
+        if factorized.u.is_meta:
+            return factorized
+        u, v = largest_terms(as_blocks(_weight(layer).detach(), factorized.num_blocks), num_terms)
+        with torch.no_grad():
+            factorized.u.copy_(u)
+            factorized.v.copy_(v)
+            if (bias := factorized._parameters.get("bias")) is not None:
+                bias.copy_(layer.get_parameter("bias"))
         return factorized
-
-    @torch.no_grad()
-    def hold(self, u: Tensor, v: Tensor, bias: Tensor | None) -> None:
-        """Copy values into the factors and the bias."""
-        self.u.copy_(u)
-        self.v.copy_(v)
-        if bias is not None:
-            assert self.bias is not None
-            self.bias.copy_(bias)
 
     @torch.no_grad()
     def to_dense(self) -> nn.Module:
@@ -165,10 +141,6 @@ class FactorizedLayer(nn.Module):
             bias = self.bias
             dense.register_parameter("bias", None if bias is None else nn.Parameter(bias.clone(), bias.requires_grad))
         return dense
-
-    def _fan_in(self) -> int:
-        """Return the number of inputs of one output."""
-        return torch.Size(self.weight_shape[1:]).numel()
 
 
 def as_blocks(weight: Tensor, blocks: int) -> Tensor:

@@ -12,29 +12,15 @@ its own n terms, and both convolutions are grouped.
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sharding.layers.base import FactorizedLayer
 
-Size = int | tuple[int, ...]
-
 
 class Convolution(FactorizedLayer):
-    """The base of `FactorizedConv1d`, …, `FactorizedConvTranspose3d`.
+    """The base of `FactorizedConv1d`, …, `FactorizedConvTranspose3d`."""
 
-    Args:
-        in_channels: as of the dense layer.
-        out_channels: as of the dense layer.
-        kernel_size: as of the dense layer.
-        num_terms: n.
-        device: of the parameters.
-        dtype: of the parameters.
-        **geometry: the dense layer's other arguments: stride, padding, dilation, groups, bias, ….
-    """
-
-    made_from: ClassVar[Any]
     _convolve: ClassVar[Callable[..., Tensor]]  # torch's function for this number of dimensions
     shown: ClassVar[tuple[str, ...]] = ("kernel_size", "num_terms", "stride", "padding", "dilation")
     in_channels: int
@@ -44,20 +30,6 @@ class Convolution(FactorizedLayer):
     padding: Any  # a tuple, "same" or "valid"
     dilation: tuple[int, ...]
     groups: int
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Size,
-        num_terms: int,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **geometry: Any,
-    ) -> None:
-        dense = self.made_from(in_channels, out_channels, kernel_size, device="meta", dtype=dtype, **geometry)
-        super().__init__(dense, num_terms, device)
-        self.reset_parameters()
 
     def extra_repr(self) -> str:
         """Return the geometry, for `repr`."""

@@ -2,7 +2,6 @@
 
 from typing import Self
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,32 +19,11 @@ class FactorizedEmbedding(FactorizedLayer):
     num_embeddings: int
     embedding_dim: int
     padding_idx: int | None
-    scale_grad_by_freq: bool
-
-    def __init__(
-        self,
-        num_embeddings: int,
-        embedding_dim: int,
-        num_terms: int,
-        padding_idx: int | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        dense = nn.Embedding(num_embeddings, embedding_dim, padding_idx, device="meta", dtype=dtype)
-        super().__init__(dense, num_terms, device)
-        self.reset_parameters()
 
     def forward(self, ids: Tensor) -> Tensor:
         """Map ids (…) to vectors (…, embedding_dim), in the table's type under autocast too, as `nn.Embedding` does."""
-        rows = F.embedding(ids, self.u, self.padding_idx, scale_grad_by_freq=self.scale_grad_by_freq)
+        rows = F.embedding(ids, self.u, self.padding_idx)
         return F.linear(rows * self.multipliers, self.v).to(self.v.dtype)  # whatever type autocast gave the product
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """Draw U and V, except for the padding row."""
-        super().reset_parameters()
-        if self.padding_idx is not None:
-            self.u[self.padding_idx] = 0
 
     @classmethod
     def from_dense(cls, layer: nn.Module, num_terms: int) -> Self:

@@ -1,6 +1,5 @@
 """A linear layer through n singular terms."""
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,18 +16,6 @@ class FactorizedLinear(FactorizedLayer):
     made_from = nn.Linear
     in_features: int
     out_features: int
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        num_terms: int,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(nn.Linear(in_features, out_features, bias, "meta", dtype), num_terms, device)
-        self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., in_features) to (..., out_features)."""

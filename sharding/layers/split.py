@@ -5,7 +5,6 @@ each has its own spectrum.
 """
 
 from collections.abc import Sequence
-from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -19,39 +18,28 @@ from sharding.validation import is_whole
 class SplitLinear(nn.Module):
     """A drop-in for a fused `nn.Linear` (or transformers' `Conv1D`), with its parts as modules `parts.0`, `parts.1`, …
 
-    Use `from_fused` to make one, and `to_fused` to undo it when the parts are ordinary layers.
+    `to_fused` undoes it when the parts are ordinary layers.
+
+    Args:
+        layer: the fused layer.
+        parts: the number of equal parts, or the sizes of the parts.
+
+    Raises:
+        UserError: the layer is not linear, or its outputs cannot be split like this.
     """
 
-    def __init__(self, parts: Sequence[nn.Module], whole: nn.Module) -> None:
+    def __init__(self, layer: nn.Module, parts: int | Sequence[int]) -> None:
         super().__init__()
-        carry_over(whole, self)
-        self.parts = nn.ModuleList(parts)
-        self.axis = _axis(whole)
-
-    @classmethod
-    def from_fused(cls, layer: nn.Module, parts: int | Sequence[int]) -> Self:
-        """Return the same layer in a number of equal parts, or in parts of the given sizes.
-
-        Raises:
-            UserError: the layer is not linear, or its outputs cannot be split like this.
-        """
         if not (type(layer) is nn.Linear or is_transposed_linear(layer)):
             raise UserError(f"a {type(layer).__name__} cannot be split; only nn.Linear and transformers' Conv1D can")
-        weight, axis = _parameter(layer, "weight"), _axis(layer)
-        out = weight.shape[axis]
-        if isinstance(parts, Sequence):
-            sizes = list(parts)
-            if not all(is_whole(size) and size > 0 for size in sizes):
-                raise UserError(f"the sizes {shown(sizes)} are of parts of {out} outputs; whole numbers are needed")
-            if sum(sizes) != out:
-                raise UserError(f"the sizes {sizes} of the parts sum to {sum(sizes)}, not to the {out} outputs")
-        elif is_whole(parts) and parts > 0 and out % parts == 0:
-            sizes = [out // int(parts)] * int(parts)
-        else:
-            raise UserError(f"{out} outputs cannot be split in {shown(parts)} equal parts; give their sizes")
-        weights = weight.split(sizes, dim=axis)
+        carry_over(layer, self)
+        self.axis = int(is_transposed_linear(layer))  # of the weight, the one that counts the outputs
+        weight = _parameter(layer, "weight")
+        sizes = _sizes(weight.shape[self.axis], parts)
+        weights = weight.split(sizes, dim=self.axis)
         biases = [None] * len(sizes) if layer.bias is None else _parameter(layer, "bias").split(sizes)
-        return cls([_like(layer, axis, *each) for each in zip(weights, biases, strict=True)], layer)
+        pairs = zip(weights, biases, strict=True)
+        self.parts = nn.ModuleList([_like(layer, self.axis, *pair) for pair in pairs])
 
     def to_fused(self) -> nn.Module:
         """Return the fused layer; a parameter is trainable if it is in any part."""
@@ -82,9 +70,18 @@ class SplitLinear(nn.Module):
         return torch.cat(biases) if biases else None
 
 
-def _axis(layer: nn.Module) -> int:
-    """The axis of the weight that counts the outputs."""
-    return int(is_transposed_linear(layer))
+def _sizes(out: int, parts: int | Sequence[int]) -> list[int]:
+    """Return the outputs of each part."""
+    if isinstance(parts, Sequence):
+        sizes = list(parts)
+        if not all(is_whole(size) and size > 0 for size in sizes):
+            raise UserError(f"the sizes {shown(sizes)} are of parts of {out} outputs; whole numbers are needed")
+        if sum(sizes) != out:
+            raise UserError(f"the sizes {sizes} of the parts sum to {sum(sizes)}, not to the {out} outputs")
+        return sizes
+    if is_whole(parts) and parts > 0 and out % parts == 0:
+        return [out // int(parts)] * int(parts)
+    raise UserError(f"{out} outputs cannot be split in {shown(parts)} equal parts; give their sizes")
 
 
 def _parameter(layer: nn.Module, name: str) -> Tensor:

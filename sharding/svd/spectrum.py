@@ -51,10 +51,6 @@ class Spectrum:
     v: Tensor
     blocks: int = 1
 
-    def compose(self) -> Tensor:
-        """Return Σ u'ᵢ v'ᵢᵀ over the held terms, shape (out, in); blocks are stacked."""
-        return compose(self.u, self.v, self.blocks)
-
     def cut(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Return copies of u', shape (out, n), and v', shape (in, n), of terms that it holds."""
         columns = self.columns(indices)

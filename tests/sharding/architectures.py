@@ -18,66 +18,40 @@ VIT = {"img_size": 32, "depth": 2, "embed_dim": 48, "num_heads": 3}
 SWIN = {"img_size": 56, "embed_dim": 24, "depths": (1, 1), "num_heads": (2, 2)}
 TIMM: dict[str, dict[str, Any]] = {
     "resnet10t": {},
-    "seresnet18": {"layers": (1, 1, 1, 1)},
     "resnext50_32x4d": {"layers": (1, 1, 1, 1)},
     "resnest14d": {},
     "resnetv2_50x1_bit": {},
-    "regnety_002": {},
     "nf_regnet_b0": {},
-    "densenet121": {"block_config": (1, 1, 1, 1)},
     "mobilenetv3_small_050": {},
-    "efficientnet_lite0": {},
-    "mnasnet_small": {},
     "ghostnet_050": {},
-    "convnext_atto": {"depths": (1, 1, 1, 1)},
     "convnextv2_atto": {"depths": (1, 1, 1, 1)},
-    "poolformer_s12": {},
-    "pvt_v2_b0": {"depths": (1, 1, 1, 1)},
     "mobilevit_xxs": {},
-    "edgenext_xx_small": {},
-    "mambaout_femto": {"depths": (1, 1, 1, 1)},
     "vit_tiny_patch16_224": VIT,
-    "deit_tiny_distilled_patch16_224": VIT,
     "beit_base_patch16_224": VIT,
     "eva02_tiny_patch14_224": VIT | {"img_size": 28},
     "cait_xxs24_224": VIT,
-    "xcit_nano_12_p16_224": VIT,
     "swin_tiny_patch4_window7_224": SWIN,
     "swinv2_tiny_window8_256": SWIN | {"img_size": 64},
-    "mixer_s32_224": {"img_size": 64},
     "gmlp_s16_224": {"img_size": 32},
-    "resmlp_12_224": {"img_size": 32},
 }
 NARROW = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 TOKENS = NARROW | {"vocab_size": 50}
 HF: dict[str, Callable[[], nn.Module]] = {
     "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=50, n_positions=16, n_embd=32, n_layer=2, n_head=4)),
-    "openai-gpt": lambda: hf.OpenAIGPTLMHeadModel(
-        hf.OpenAIGPTConfig(vocab_size=50, n_positions=16, n_embd=32, n_layer=2, n_head=4)
-    ),
     "bert": lambda: hf.BertForMaskedLM(hf.BertConfig(**TOKENS)),
-    "distilbert": lambda: hf.DistilBertForMaskedLM(
-        hf.DistilBertConfig(vocab_size=50, dim=32, n_layers=2, n_heads=4, hidden_dim=64)
-    ),
     "albert": lambda: hf.AlbertForMaskedLM(hf.AlbertConfig(**TOKENS, embedding_size=16)),
     "deberta": lambda: hf.DebertaV2ForMaskedLM(hf.DebertaV2Config(**TOKENS, relative_attention=True)),
     "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**TOKENS, num_key_value_heads=2)),
     "llama tied": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**TOKENS, tie_word_embeddings=True)),
-    "qwen2": lambda: hf.Qwen2ForCausalLM(hf.Qwen2Config(**TOKENS, num_key_value_heads=2)),
-    "gemma": lambda: hf.GemmaForCausalLM(hf.GemmaConfig(**TOKENS, num_key_value_heads=2, head_dim=8)),
     "gpt-neox": lambda: hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**TOKENS)),
     "opt": lambda: hf.OPTForCausalLM(
         hf.OPTConfig(**NARROW | {"vocab_size": 50, "ffn_dim": 64, "word_embed_proj_dim": 32})
     ),
-    "bloom": lambda: hf.BloomForCausalLM(hf.BloomConfig(vocab_size=50, hidden_size=32, n_layer=2, n_head=4)),
     "mamba": lambda: hf.MambaForCausalLM(hf.MambaConfig(vocab_size=50, hidden_size=32, num_hidden_layers=2)),
     "t5": lambda: hf.T5EncoderModel(hf.T5Config(vocab_size=50, d_model=32, d_ff=64, d_kv=8, num_layers=2, num_heads=4)),
 }
 TORCHVISION: dict[str, Callable[[], nn.Module]] = {
-    "mobilenet_v3_small": lambda: tv.mobilenet_v3_small(num_classes=7),
     "shufflenet_v2_x0_5": lambda: tv.shufflenet_v2_x0_5(num_classes=7),
-    "squeezenet1_1": lambda: tv.squeezenet1_1(num_classes=7),
-    "mnasnet0_5": lambda: tv.mnasnet0_5(num_classes=7),
     "vit": lambda: tv.VisionTransformer(64, 16, 2, 4, 32, 64, num_classes=7),
 }
 

@@ -1,11 +1,13 @@
 """A small model and a round played on it, shared by the tests of the library."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from torch import nn
 
 from sharding import Plan, Shard, ShardPlanner
+from sharding.aggregation.aggregate import Aggregation, Average, Returned
 from sharding.shard import Terms
 
 
@@ -39,3 +41,18 @@ def perturbed(shard: Shard, seed: int) -> Shard:
     terms = {n: Terms(t.indices, noisy(t.u), noisy(t.v), t.multipliers) for n, t in shard.terms.items()}
     dense = {name: noisy(tensor) for name, tensor in shard.dense.items()}
     return replace(shard, terms=terms, dense=dense, changes=shard.compression != "float32")
+
+
+def aggregate(
+    model: nn.Module,
+    plan: Plan,
+    updates: Returned,
+    num_samples: Mapping,
+    total: float | None = None,
+    server_lr: float = 1.0,
+    **guards: float,
+) -> Aggregation:
+    """Average updates into a model."""
+    average = Average(plan, num_samples, **guards)
+    average.add_all(updates)
+    return average.write_to(model, total, server_lr)

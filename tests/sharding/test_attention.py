@@ -52,7 +52,7 @@ def mask_arguments(mask, queries=3, keys=5, batch=2, heads=2):
 @pytest.mark.parametrize("options", [{}, {"need_weights": False}, {"average_attn_weights": False}], ids=str)
 def test_it_computes_what_the_packed_attention_does(kind, mask, options):
     packed, inputs = make(kind)
-    unpacked = UnpackedAttention.from_packed(packed)
+    unpacked = UnpackedAttention(packed)
     arguments = mask_arguments(mask) | options
     expected, weights = packed(*inputs, **arguments)
     actual, ours = unpacked(*inputs, **arguments)
@@ -69,7 +69,7 @@ def test_inputs_without_a_batch():
     padding = torch.tensor([False, False, False, True, False])
     for expected, actual in zip(
         packed(*inputs, key_padding_mask=padding),
-        UnpackedAttention.from_packed(packed)(*inputs, key_padding_mask=padding),
+        UnpackedAttention(packed)(*inputs, key_padding_mask=padding),
         strict=True,
     ):
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
@@ -78,7 +78,7 @@ def test_inputs_without_a_batch():
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_packing_undoes_it(kind):
     packed, _ = make(kind)
-    again = UnpackedAttention.from_packed(packed).to_packed()
+    again = UnpackedAttention(packed).to_packed()
     assert again.state_dict().keys() == packed.state_dict().keys()
     assert all(torch.equal(tensor, packed.state_dict()[name]) for name, tensor in again.state_dict().items())
     assert (again.training, again.batch_first, again.dropout) == (False, packed.batch_first, packed.dropout)
@@ -86,7 +86,7 @@ def test_packing_undoes_it(kind):
 
 def test_dropout_acts_only_in_training():
     packed, inputs = make({"dropout": 0.5})
-    unpacked = UnpackedAttention.from_packed(packed)
+    unpacked = UnpackedAttention(packed)
     assert torch.equal(unpacked(*inputs)[0], unpacked(*inputs)[0])
     unpacked.train()
     for need_weights in (True, False):
@@ -97,10 +97,10 @@ def test_dropout_acts_only_in_training():
 def test_what_is_not_supported_is_reported():
     for kind in ({"add_bias_kv": True}, {"add_zero_attn": True}):
         with pytest.raises(UserError, match="add_bias_kv or add_zero_attn"):
-            UnpackedAttention.from_packed(nn.MultiheadAttention(8, 2, **kind))
+            UnpackedAttention(nn.MultiheadAttention(8, 2, **kind))
     packed, inputs = make({})
     with pytest.raises(UserError, match="is_causal=True needs attn_mask"):
-        UnpackedAttention.from_packed(packed)(*inputs, is_causal=True)
+        UnpackedAttention(packed)(*inputs, is_causal=True)
 
 
 def test_the_planner_shards_each_projection_of_an_unpacked_model():
@@ -190,7 +190,7 @@ def test_unpacking_keeps_what_is_frozen_attributes_and_hooks():
     packed.out_proj.weight.requires_grad_(True)
     packed.note, seen = "kept", []
     packed.register_forward_hook(lambda *_: seen.append("forward"))
-    unpacked = UnpackedAttention.from_packed(packed)
+    unpacked = UnpackedAttention(packed)
     assert {name for name, part in unpacked.named_parameters() if part.requires_grad} == {"out_proj.weight"}
     again = unpacked.to_packed()
     assert {name for name, part in again.named_parameters() if part.requires_grad} == {"out_proj.weight"}
@@ -203,7 +203,7 @@ def test_unpacking_keeps_what_is_frozen_attributes_and_hooks():
 def test_masks_of_another_batch_are_reported():
     packed, inputs = make({})
     with pytest.raises(UserError, match="attn_mask has 3 matrices, not 4, one per sample and head"):
-        UnpackedAttention.from_packed(packed)(*inputs, attn_mask=torch.zeros(3, 3, 5).double())
+        UnpackedAttention(packed)(*inputs, attn_mask=torch.zeros(3, 3, 5).double())
 
 
 class Vision(nn.Module):

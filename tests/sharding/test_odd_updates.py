@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from sharding import ShardPlanner, UserError, aggregate, client_model
+from sharding import ShardPlanner, UserError, client_model
+from tests.sharding.models import aggregate
 
 
 def plan_for(model, clients=3):

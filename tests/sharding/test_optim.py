@@ -4,6 +4,7 @@ from math import exp
 
 import pytest
 import torch
+from torch import nn
 
 from sharding import FactorizedConv2d, FactorizedLinear, LocalSGD, ScaledSGD
 from sharding.optim import clip_effective_lr, clip_factors, decay_multipliers, factorized_layers, frobenius_decay
@@ -11,7 +12,8 @@ from sharding.optim import clip_effective_lr, clip_factors, decay_multipliers, f
 
 def layers():
     torch.manual_seed(0)
-    made = [FactorizedLinear(5, 4, 3).double(), FactorizedConv2d(2, 4, 3, 2).double()]
+    dense = (FactorizedLinear, nn.Linear(5, 4), 3), (FactorizedConv2d, nn.Conv2d(2, 4, 3), 2)
+    made = [kind.from_dense(layer, num_terms).double() for kind, layer, num_terms in dense]
     made[0].multipliers.copy_(torch.tensor([1.0, 10.0, 40.0]))
     made[1].multipliers.copy_(torch.tensor([100.0, 5.0]))
     return made
@@ -34,7 +36,7 @@ def test_frobenius_decay_has_the_gradient_of_the_norm():
 
 def decayed(of, clip=None, steps=200, omega=3000.0):
     """‖u'‖, ‖v'‖ and ω of a layer of one rare and one common term after steps of the decay alone."""
-    layer = FactorizedLinear(2, 2, 2, bias=False).double()
+    layer = FactorizedLinear.from_dense(nn.Linear(2, 2, bias=False), 2).double()
     with torch.no_grad():
         layer.u.copy_(torch.eye(2))
         layer.v.copy_(torch.eye(2))
@@ -112,17 +114,18 @@ def test_a_scaled_step_moves_the_matrix_by_the_gradients_projection_whatever_the
 
 
 def test_terms_of_no_size_do_not_spoil_a_scaled_step():
-    layer = FactorizedLinear(4, 3, 2).double()
+    layer = FactorizedLinear.from_dense(nn.Linear(4, 3), 2).double()
     torch.nn.init.zeros_(layer.v)
     ScaledSGD(layer, 0.1).step(layer(torch.ones(2, 4, dtype=torch.float64)).square().sum())
     assert all(parameter.isfinite().all() for parameter in layer.parameters())
 
 
 def test_a_shard_of_next_to_nothing_takes_no_step_out_of_sight():
-    layer = FactorizedLinear(4, 3, 2).double()
+    layer = FactorizedLinear.from_dense(nn.Linear(4, 3), 2).double()
     with torch.no_grad():
         layer.u.mul_(1e-6)
         layer.v.mul_(1e-6)
+        layer.bias.zero_()
         layer.multipliers.fill_(5.0)
     optimizer = ScaledSGD(layer, 0.05, frobenius_decay=0.0)
     for _ in range(20):
@@ -160,7 +163,7 @@ def test_decay_keeps_its_precision_under_autocast():
 @pytest.mark.parametrize("clip", [None, 4.0])
 def test_a_local_step_is_decay_then_clipping_then_momentum(clip):
     torch.manual_seed(0)
-    layer, twin = (FactorizedLinear(5, 4, 2).double() for _ in range(2))
+    layer, twin = (FactorizedLinear.from_dense(nn.Linear(5, 4), 2).double() for _ in range(2))
     twin.load_state_dict(layer.state_dict())
     for each in (layer, twin):
         each.multipliers.copy_(torch.tensor([2.0, 16.0]))

@@ -3,7 +3,6 @@
 import json
 from copy import deepcopy
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -122,22 +121,12 @@ def test_folders_that_hold_no_such_model_are_reported(net, tmp_path):
     (tmp_path / "factorization.json").write_text(json.dumps(config | {"format": 2}))
     with pytest.raises(UserError, match="is of format 2, and this version reads 1"):
         load_factorized(tmp_path, net)
-    (tmp_path / "factorization.json").write_text(json.dumps(config | {"unpacked": ["nowhere"]}))
-    with pytest.raises(UserError, match="the model has no nowhere"):
-        load_factorized(tmp_path, net)
     (tmp_path / "model.safetensors").write_bytes(b"torn")
     with pytest.raises(UserError, match="holds no factorized model"):
         load_factorized(tmp_path, net)
 
 
-DAMAGES = {
-    "no layers": ({"layers": ...}, r"factorization\.json is damaged: 'layers' is None, not numbers of terms by layer"),
-    "null": ({"layers": None}, "'layers' is None, not numbers of terms by layer"),
-    "word": ({"layers": {"mix": "x"}}, r"'layers' is \{'mix': 'x'\}, not numbers of terms by layer"),
-    "list": ({"layers": [1]}, r"'layers' is \[1\], not numbers of terms by layer"),
-    "true": ({"layers": {"mix": True}}, r"'layers' is \{'mix': True\}, not numbers of terms by layer"),
-    "unpacked": ({"unpacked": [1]}, r"'unpacked' is \[1\], not a list of names"),
-    "split": ({"split": {"qkv": 3}}, r"'split' is \{'qkv': 3\}, not sizes by layer"),
+OTHERS = {
     "attention": ({"unpacked": ["mix"]}, r"does not fit this Net: .*; mix is a Conv1d, not an nn\.Multi"),
     "missing": (
         {"layers": {"a": 1, "b.c": 2}, "unpacked": ["d"], "split": {"e": [2]}},
@@ -146,11 +135,10 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize(("changes", "told"), DAMAGES.values(), ids=DAMAGES.keys())
-def test_a_damaged_configuration_is_reported_in_one_line(net, tmp_path, changes, told):
+@pytest.mark.parametrize(("changes", "told"), OTHERS.values(), ids=OTHERS.keys())
+def test_a_folder_of_another_model_is_reported_in_one_line(net, tmp_path, changes, told):
     save_factorized(make_small(net), tmp_path)
     config = json.loads((tmp_path / "factorization.json").read_text()) | changes
-    config = {key: value for key, value in config.items() if value is not ...}
     (tmp_path / "factorization.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=told):
         load_factorized(tmp_path, net)
@@ -325,8 +313,3 @@ def test_merging_without_gradients_leaves_split_layers_trainable():
     with torch.no_grad():
         merged = merge(small)
     assert all(parameter.requires_grad for parameter in merged.parameters())
-
-
-def test_parts_may_be_counted_by_numpy():
-    split = split_layers(nn.Sequential(nn.Linear(8, 24)), {"0": np.int64(3)})
-    assert split[0].sizes == [8, 8, 8]

@@ -17,7 +17,6 @@ from sharding import (
     Shard,
     ShardPlanner,
     UserError,
-    aggregate,
     client_model,
     factorize,
     load_factorized,
@@ -25,7 +24,7 @@ from sharding import (
 )
 from sharding.modules.wrappers import spread_like, unwrap, whole
 from sharding.optim import factorized_layers, frobenius_decay
-from tests.sharding.models import make_plan
+from tests.sharding.models import aggregate, make_plan
 from tests.sharding.test_shard import assert_same
 
 

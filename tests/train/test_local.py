@@ -21,7 +21,7 @@ def make_data(samples=7, seed=0):
 
 def make_model():
     torch.manual_seed(1)
-    model = nn.Sequential(FactorizedLinear(4, 5, 2), nn.Tanh(), nn.Linear(5, 3))
+    model = nn.Sequential(FactorizedLinear.from_dense(nn.Linear(4, 5), 2), nn.Tanh(), nn.Linear(5, 3))
     model[0].multipliers.copy_(torch.tensor([1.5, 8.0]))
     return model
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sharding.designs import DESIGNS, draw_terms, fit
+from sharding.designs import DESIGNS, fit
 from sharding.designs.base import split
 from sharding.inclusion import collective_inclusion, optimal_inclusion
 from tests.sharding.inclusion.spectra import SPECTRA
@@ -43,14 +43,6 @@ def test_every_sample_has_the_right_size_and_respects_0_and_1(case, design):
     assert np.all(counts[pi == 1.0] == 50)
     assert np.all(counts[pi == 0.0] == 0)
     assert fitted.draw(rng).shape == (n,)
-
-
-@pytest.mark.parametrize("design", OURS)
-def test_four_thousand_terms(design):
-    pi = optimal_inclusion(SPECTRA["power"](4096), 410)
-    drawn = draw_terms(pi, design, rng=np.random.default_rng(0))
-    assert drawn.shape == (410,)
-    assert np.all(np.diff(drawn) > 0)
 
 
 @pytest.mark.parametrize("design", OURS)

@@ -43,7 +43,7 @@ def test_r_leaves_the_library_path_of_child_processes_alone():
 @pytest.mark.parametrize(("size", "n"), [(6, 3), (20, 5), (32, 4)])
 def test_wallenius_means(size, n):
     weights = np.arange(1, size + 1.0) ** -2
-    expected = r.r_wallenius_inclusion(weights, n)
+    expected = r.call("BiasedUrn", "meanMWNCHypergeo", np.ones(size), n, weights, 1e-10)
     np.testing.assert_allclose(successive_inclusion(weights, n), expected, rtol=0, atol=5e-8)
 
 

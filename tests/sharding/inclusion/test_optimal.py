@@ -1,11 +1,10 @@
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.inclusion import optimal_inclusion
 from tests import reference
-from tests.sharding.inclusion.spectra import SPECTRA, magnitudes
+from tests.sharding.inclusion.spectra import magnitudes
 
 
 @given(magnitudes(), st.data())
@@ -27,15 +26,6 @@ def test_kkt_conditions_with_costs(a, data):
     if free.any():
         np.testing.assert_allclose(slope[free], slope[free].max(), rtol=1e-9)
         assert np.all(slope[~free] >= slope[free].max() * (1 - 1e-9))
-
-
-@pytest.mark.parametrize("spectrum", SPECTRA)
-@pytest.mark.parametrize("n", [1, 2, 7, 18, 19])
-def test_named_spectra(spectrum, n):
-    lam = SPECTRA[spectrum](20)
-    pi = optimal_inclusion(lam, n)
-    np.testing.assert_allclose(pi, reference.unbiased_inclusion(lam, n), rtol=1e-11)
-    np.testing.assert_allclose(pi.sum(), n, rtol=1e-13)
 
 
 def test_order_and_scale_do_not_matter():

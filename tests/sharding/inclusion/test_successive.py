@@ -26,14 +26,10 @@ def test_equals_the_enumeration_of_all_orders(weights, data):
     np.testing.assert_allclose(successive_inclusion(weights, n), expected, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("n", range(1, 8))
-def test_eight_weights(n):
+def test_the_smallest_weights_are_accurate_relatively_too():
     weights = np.array([1.0, 1.0, 0.3, 0.25, 1e-2, 1e-3, 1e-15, 1e-30])
-    expected = reference.inclusion_of(reference.successive_law(weights, n), 8)
-    pi = successive_inclusion(weights, n)
-    np.testing.assert_allclose(pi, expected, rtol=0, atol=1e-12)
-    if n < 6:  # the smallest is accurate relatively too
-        np.testing.assert_allclose(pi[-1], expected[-1], rtol=1e-9)
+    expected = reference.inclusion_of(reference.successive_law(weights, 5), 8)
+    np.testing.assert_allclose(successive_inclusion(weights, 5), expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize("n", [2, 52, 256, 511])
