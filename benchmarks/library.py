@@ -39,7 +39,7 @@ from sharding.client_sampling import (
 )
 from sharding.factorization import num_terms, rank_of
 from sharding.factorization.terms import Cost
-from sharding.layers import FactorizedConv2d, factorized_type
+from sharding.layers import FactorizedConv, factorized_type
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear 4096x4096, batch 64": (lambda: nn.Linear(4096, 4096), (64, 4096)),
@@ -77,7 +77,7 @@ def time_layer(dense: nn.Module, x: Tensor, seconds: float) -> dict[str, object]
     for ratio in RATIOS:
         small = kind.from_dense(dense, num_terms(rank_of(dense), ratio))
         of_omega = (
-            small.u.detach() if isinstance(small, FactorizedConv2d) else torch.randn(*x.shape[:-1], small.num_terms)
+            small.u.detach() if isinstance(small, FactorizedConv) else torch.randn(*x.shape[:-1], small.num_terms)
         )
         passes |= {f"{ratio}": one_pass(small, x), f"{ratio} omega": one_pass(small.multipliers.mul, of_omega)}
     best = in_turns(passes, seconds)

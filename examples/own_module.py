@@ -8,7 +8,7 @@ import argparse
 import torch
 from torch import Tensor, nn
 
-from sharding import Energy, FactorizedConv2d, FactorizedLinear, factorize, merge
+from sharding import Energy, FactorizedConv, FactorizedLinear, factorize, merge
 
 
 class Classifier(nn.Module):
@@ -17,7 +17,7 @@ class Classifier(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(1, 32, 3, padding=1)
-        self.body = FactorizedConv2d.from_dense(nn.Conv2d(32, 32, 3, padding=1), num_terms=4)
+        self.body = FactorizedConv.from_dense(nn.Conv2d(32, 32, 3, padding=1), num_terms=4)
         self.hidden = FactorizedLinear.from_dense(nn.Linear(32 * 8 * 8, 64), num_terms=4)
         self.head = nn.Linear(64, 10)
 

@@ -35,7 +35,7 @@ from sharding.factorization import Budget, Energy, factorize, merge, shardable_l
 from sharding.factorization.lora import export_lora, freeze_except_factors
 from sharding.factorization.save import load_factorized, save_factorized
 from sharding.inclusion import collective_inclusion, optimal_inclusion, successive_inclusion
-from sharding.layers import FactorizedConv2d, FactorizedLayer, FactorizedLinear, register_layer
+from sharding.layers import FactorizedConv, FactorizedLayer, FactorizedLinear, register_layer
 from sharding.optim import LocalSGD, ScaledSGD
 from sharding.planner import Plan, ShardPlanner
 from sharding.server import Server
@@ -70,7 +70,7 @@ __all__ = [  # noqa: RUF022 - by theme, as docs/reference/api.md lists it
     # Factorized layers; the other kinds are in sharding.layers
     "FactorizedLayer",
     "FactorizedLinear",
-    "FactorizedConv2d",
+    "FactorizedConv",
     # The server's side of a round
     "Server",
     "ShardPlanner",

@@ -4,33 +4,20 @@ from torch import nn
 
 from sharding.layers.attention import UnpackedAttention
 from sharding.layers.base import FactorizedLayer, as_blocks, num_blocks
-from sharding.layers.conv import (
-    FactorizedConv1d,
-    FactorizedConv2d,
-    FactorizedConv3d,
-    FactorizedConvTranspose1d,
-    FactorizedConvTranspose2d,
-    FactorizedConvTranspose3d,
-)
+from sharding.layers.conv import FactorizedConv, FactorizedConvTranspose
 from sharding.layers.embedding import FactorizedEmbedding, clear_padding, padding_row
 from sharding.layers.linear import FactorizedLinear, FactorizedTransposedLinear
 from sharding.layers.registry import factorized_type, is_affine, is_on_demand, register_layer
 from sharding.layers.split import SplitLinear
 
-for kind in (
-    *(FactorizedLinear, FactorizedConv1d, FactorizedConv2d, FactorizedConv3d),
-    *(FactorizedConvTranspose1d, FactorizedConvTranspose2d, FactorizedConvTranspose3d),
-):
-    register_layer(kind.made_from, kind)
+for kind in (FactorizedLinear, FactorizedConv, FactorizedConvTranspose):
+    for dense_type in kind.made_from:
+        register_layer(dense_type, kind)
 register_layer(nn.Embedding, FactorizedEmbedding, on_demand=True)
 
 __all__ = [
-    "FactorizedConv1d",
-    "FactorizedConv2d",
-    "FactorizedConv3d",
-    "FactorizedConvTranspose1d",
-    "FactorizedConvTranspose2d",
-    "FactorizedConvTranspose3d",
+    "FactorizedConv",
+    "FactorizedConvTranspose",
     "FactorizedEmbedding",
     "FactorizedLayer",
     "FactorizedLinear",

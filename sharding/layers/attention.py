@@ -92,7 +92,7 @@ class UnpackedAttention(nn.Module):
         heads, first = self.num_heads, self.batch_first
         if not need_weights and not (self.dropout > 0 and self.training):
             return self.out_proj(_attended(q, k, v, attn_mask, key_padding_mask, heads, first)), None
-        weights = self.drop(_weights(q, k, attn_mask, key_padding_mask, heads, first))  # whose masks may be replaced
+        weights = self.drop(_weights(q, k, attn_mask, key_padding_mask, heads, first))
         out = self.out_proj(_mixed(weights, q, v, heads, first))
         return out, _shown(weights, q, average_attn_weights) if need_weights else None
 

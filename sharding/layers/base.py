@@ -45,24 +45,25 @@ class FactorizedLayer(nn.Module):
     v: nn.Parameter
     multipliers: Tensor
     bias: nn.Parameter | None
-    made_from: ClassVar[type[nn.Module]] = nn.Module  # the class of the dense layer
+    made_from: ClassVar[tuple[type[nn.Module], ...]] = (nn.Module,)  # the classes of the dense layer
     dense_type: type[nn.Module]  # what `to_dense` makes
 
-    def __init__(self, dense: nn.Module, num_terms: int, device: torch.device | str | None = None) -> None:
-        """Take the geometry, attributes, hooks, mode and frozen parameters of a dense layer; its values are not read.
+    def __init__(self, dense: nn.Module, num_terms: int) -> None:
+        """Take the geometry, attributes, hooks, mode and frozen parameters of a dense layer, without any values.
+
+        `from_dense` fills them in.
 
         Args:
             dense: the dense layer; it can be on the `meta` device.
             num_terms: n.
-            device: of the new layer, whose values are yet to be filled in; by default that of the dense layer.
 
         Raises:
             UserError: num_terms is not in 1…N, or this kind of layer cannot be factorized.
         """
         super().__init__()
         if not isinstance(dense, self.made_from):
-            kind = f"{type(self).__name__} is made from an nn.{self.made_from.__name__}"
-            raise UserError(f"{kind}, not a {type(dense).__name__}")
+            kinds = " or ".join(kind.__name__ for kind in self.made_from)
+            raise UserError(f"{type(self).__name__} is made from an nn.{kinds}, not a {type(dense).__name__}")
         carry_over(dense, self)
         weight, bias = _weight(dense), dense._parameters.get("bias")
         self.dense_type = type(dense)
@@ -74,14 +75,13 @@ class FactorizedLayer(nn.Module):
             raise UserError(
                 f"num_terms is {num_terms}, but a matrix of {rows // self.num_blocks}×{columns} has 1 to {rank} terms"
             )
-        device = weight.device if device is None else device
 
         def parameter(like: Tensor, *shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(shape, device=device, dtype=like.dtype), like.requires_grad)
+            return nn.Parameter(torch.empty(shape, device=weight.device, dtype=like.dtype), like.requires_grad)
 
         self.u = parameter(weight, rows, num_terms)
         self.v = parameter(weight, columns * self.num_blocks, num_terms)
-        self.register_buffer("multipliers", torch.ones(num_terms, device=device, dtype=weight.dtype))
+        self.register_buffer("multipliers", torch.ones(num_terms, device=weight.device, dtype=weight.dtype))
         if "bias" in dense._parameters:  # an embedding has none, not even None
             self.register_parameter("bias", None if bias is None else parameter(bias, len(bias)))
 

@@ -17,11 +17,14 @@ from torch.nn import functional as F
 
 from sharding.layers.base import FactorizedLayer
 
+# torch's functions, by the number of dimensions
+CONVOLVE: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+TRANSPOSE: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+
 
 class Convolution(FactorizedLayer):
-    """The base of `FactorizedConv1d`, …, `FactorizedConvTranspose3d`."""
+    """The base of `FactorizedConv` and `FactorizedConvTranspose`."""
 
-    _convolve: ClassVar[Callable[..., Tensor]]  # torch's function for this number of dimensions
     shown: ClassVar[tuple[str, ...]] = ("kernel_size", "num_terms", "stride", "padding", "dilation")
     in_channels: int
     out_channels: int
@@ -53,77 +56,42 @@ class Convolution(FactorizedLayer):
 
 
 class FactorizedConv(Convolution):
-    """y = (U Ω) ∗₁ (V ∗ₖ x) + b."""
+    """y = (U Ω) ∗₁ (V ∗ₖ x) + b, for `nn.Conv1d`, `nn.Conv2d` and `nn.Conv3d`."""
 
+    made_from = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
     padding_mode: Literal["zeros", "reflect", "replicate", "circular"]
     _reversed_padding_repeated_twice: list[int]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, in_channels, *positions) to (batch, out_channels, *positions')."""
+        """Map (batch, in_channels, …) to (batch, out_channels, …)."""
         padding = self.padding
         if self.padding_mode != "zeros":
             x, padding = F.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode), 0
         filters = self._filters().contiguous()  # once, not in every convolution's kernel
-        terms = self._convolve(x, filters, None, self.stride, padding, self.dilation, self.groups)
+        convolve = CONVOLVE[len(self.kernel_size)]
+        terms = convolve(x, filters, None, self.stride, padding, self.dilation, self.groups)
         pointwise = max(self.kernel_size) == 1  # it costs little, so scaling U would count; there may be one position
         u = self.u if pointwise else self.scaled_u
         terms = self._scaled(terms) if pointwise else terms
-        return self._convolve(terms, self._pointwise(u), self.bias, 1, 0, 1, self.groups)
-
-
-class FactorizedConv1d(FactorizedConv):
-    """y = (U Ω) ∗₁ (V ∗ₖ x) + b, for x of shape (batch, in, L)."""
-
-    made_from, _convolve = nn.Conv1d, staticmethod(F.conv1d)
-
-
-class FactorizedConv2d(FactorizedConv):
-    """y = (U Ω) ∗₁ₓ₁ (V ∗ₖₓₖ x) + b, for x of shape (batch, in, H, W)."""
-
-    made_from, _convolve = nn.Conv2d, staticmethod(F.conv2d)
-
-
-class FactorizedConv3d(FactorizedConv):
-    """y = (U Ω) ∗₁ₓ₁ₓ₁ (V ∗ₖₓₖₓₖ x) + b, for x of shape (batch, in, D, H, W)."""
-
-    made_from, _convolve = nn.Conv3d, staticmethod(F.conv3d)
+        return convolve(terms, self._pointwise(u), self.bias, 1, 0, 1, self.groups)
 
 
 class FactorizedConvTranspose(Convolution):
-    """y = V ∗ᵀₖ (Ω Uᵀ ∗₁ x) + b."""
+    """y = V ∗ᵀₖ (Ω Uᵀ ∗₁ x) + b, for `nn.ConvTranspose1d`, `nn.ConvTranspose2d` and `nn.ConvTranspose3d`."""
 
-    _transpose: ClassVar[Callable[..., Tensor]]  # torch's function for this number of dimensions
+    made_from = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
     shown = ("kernel_size", "num_terms", "stride", "padding", "output_padding", "dilation")
     output_padding: tuple[int, ...]
     _output_padding: Callable[..., list[int]] = nn.ConvTranspose2d._output_padding  # for any number of dimensions
 
     def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
-        """Map (batch, in_channels, *positions) to (batch, out_channels, *positions')."""
-        rows = stacked_terms(self.u, self.num_blocks)
-        terms = self._scaled(self._convolve(x, self._pointwise(rows), None, 1, 0, 1, self.groups))
-        dims = len(self.kernel_size)
+        """Map (batch, in_channels, …) to (batch, out_channels, …)."""
+        dims, rows = len(self.kernel_size), stacked_terms(self.u, self.num_blocks)
+        terms = self._scaled(CONVOLVE[dims](x, self._pointwise(rows), None, 1, 0, 1, self.groups))
         extra = self._output_padding(x, output_size, self.stride, self.padding, self.kernel_size, dims, self.dilation)
-        return self._transpose(
+        return TRANSPOSE[dims](
             terms, self._filters(), self.bias, self.stride, self.padding, extra, self.groups, self.dilation
         )
-
-
-class FactorizedConvTranspose1d(FactorizedConvTranspose):
-    """For x of shape (batch, in, L)."""
-
-    made_from, _convolve, _transpose = nn.ConvTranspose1d, staticmethod(F.conv1d), staticmethod(F.conv_transpose1d)
-
-
-class FactorizedConvTranspose2d(FactorizedConvTranspose):
-    """For x of shape (batch, in, H, W)."""
-
-    made_from, _convolve, _transpose = nn.ConvTranspose2d, staticmethod(F.conv2d), staticmethod(F.conv_transpose2d)
-
-
-class FactorizedConvTranspose3d(FactorizedConvTranspose):
-    """For x of shape (batch, in, D, H, W)."""
-
-    made_from, _convolve, _transpose = nn.ConvTranspose3d, staticmethod(F.conv3d), staticmethod(F.conv_transpose3d)
 
 
 def stacked_terms(factor: Tensor, blocks: int) -> Tensor:

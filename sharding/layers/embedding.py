@@ -15,7 +15,7 @@ class FactorizedEmbedding(FactorizedLayer):
     A padding row of zeros, the default, stays zero: its row of U is zero in every term and has no gradient.
     """
 
-    made_from = nn.Embedding
+    made_from = (nn.Embedding,)
     num_embeddings: int
     embedding_dim: int
     padding_idx: int | None

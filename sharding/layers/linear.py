@@ -13,7 +13,7 @@ class FactorizedLinear(FactorizedLayer):
     are fewer than the entries of U unless the batch is large, and then the products cost far more.
     """
 
-    made_from = nn.Linear
+    made_from = (nn.Linear,)
     in_features: int
     out_features: int
 

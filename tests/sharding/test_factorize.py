@@ -6,7 +6,7 @@ from torch import nn
 
 from sharding import (
     Budget,
-    FactorizedConv2d,
+    FactorizedConv,
     FactorizedLinear,
     ShardPlanner,
     UserError,
@@ -201,7 +201,7 @@ def test_empty_layers_take_the_place_of_layers_on_the_meta_device():
     with torch.device("meta"):
         model = small_model()
     small = factorize_empty(model, {"2.0": 3, "4": 2})
-    assert isinstance(small[2][0], FactorizedConv2d)
+    assert isinstance(small[2][0], FactorizedConv)
     assert small[2][0].u.shape == (10, 3)
     assert small[4].v.shape == (72, 2)
     assert small[4].u.is_meta

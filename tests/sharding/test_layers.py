@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from sharding import FactorizedConv2d, FactorizedLinear, UserError
+from sharding import FactorizedConv, FactorizedLinear, UserError
 
 TOLERANCE = 1e-10
 
@@ -30,7 +30,7 @@ def test_a_number_of_terms_outside_the_rank_is_reported(num_terms):
 
 
 def test_other_modules_are_refused():
-    with pytest.raises(UserError, match=r"from an nn\.Conv2d, not a Linear"):
-        FactorizedConv2d.from_dense(nn.Linear(4, 4), 1)
+    with pytest.raises(UserError, match=r"from an nn\.Conv1d or Conv2d or Conv3d, not a Linear"):
+        FactorizedConv.from_dense(nn.Linear(4, 4), 1)
     with pytest.raises(UserError, match=r"from an nn\.Linear, not a Conv2d"):
         FactorizedLinear.from_dense(nn.Conv2d(4, 4, 1), 1)

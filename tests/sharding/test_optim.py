@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from sharding import FactorizedConv2d, FactorizedLinear, LocalSGD, ScaledSGD
+from sharding import FactorizedConv, FactorizedLinear, LocalSGD, ScaledSGD
 from sharding.optim import clip_effective_lr, clip_factors, decay_multipliers, factorized_layers, frobenius_decay
 
 
 def layers():
     torch.manual_seed(0)
-    dense = (FactorizedLinear, nn.Linear(5, 4), 3), (FactorizedConv2d, nn.Conv2d(2, 4, 3), 2)
+    dense = (FactorizedLinear, nn.Linear(5, 4), 3), (FactorizedConv, nn.Conv2d(2, 4, 3), 2)
     made = [kind.from_dense(layer, num_terms).double() for kind, layer, num_terms in dense]
     made[0].multipliers.copy_(torch.tensor([1.0, 10.0, 40.0]))
     made[1].multipliers.copy_(torch.tensor([100.0, 5.0]))

@@ -270,9 +270,9 @@ def test_what_an_adapter_cannot_hold_is_reported(tmp_path):
     with pytest.raises(UserError) as caught:
         export_lora(strange, strange, tmp_path)
     assert str(caught.value) == (
-        "cannot export an adapter: 0, a FactorizedConvTranspose2d, has no form as LoRA; 1, a FactorizedConv2d with "
-        "dilation, has no form as LoRA; 2, a FactorizedConv1d with padding_mode 'reflect', has no form as LoRA; 3, a "
-        "FactorizedConv2d with groups, has no form as LoRA"
+        "cannot export an adapter: 0, a FactorizedConvTranspose, has no form as LoRA; 1, a FactorizedConv with "
+        "dilation, has no form as LoRA; 2, a FactorizedConv with padding_mode 'reflect', has no form as LoRA; 3, a "
+        "FactorizedConv with groups, has no form as LoRA"
     )
     with pytest.raises(UserError, match="this FactorizedLinear is the whole model, and PEFT adapts layers inside one"):
         export_lora(factorize(nn.Linear(8, 8), 0.25, skip=()), nn.Linear(8, 8), tmp_path)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from sharding import FactorizedConv2d
+from sharding import FactorizedConv
 from tests.train.engines.jobs import make_job, make_plan
 from train.engines.memory_format import ENDS, channels_last, keep_memory_format
 from train.engines.sequential import SequentialEngine
@@ -72,13 +72,13 @@ def test_the_models_that_clients_are_trained_in_keep_the_layout(strategy):
     assert all(len(module._forward_pre_hooks) == 1 for module in ends)
 
 
-@pytest.mark.parametrize("make", [nn.Conv2d, FactorizedConv2d], ids=["dense", "factorized"])
+@pytest.mark.parametrize("make", [nn.Conv2d, FactorizedConv], ids=["dense", "factorized"])
 @pytest.mark.parametrize("channels", [3, 4, 8, 12, 16])
 def test_a_strided_pointwise_convolution_of_few_channels_has_the_gradient_of_one_of_thinned_images(make, channels):
     """It would crash, hang, or be wrong with channels innermost (oneDNN#6035)."""
     torch.manual_seed(0)
     dense = nn.Conv2d(channels, 8, 1, stride=2, bias=False)
-    layer = dense if make is nn.Conv2d else FactorizedConv2d.from_dense(dense, 3)
+    layer = dense if make is nn.Conv2d else FactorizedConv.from_dense(dense, 3)
     model = keep_memory_format(nn.Sequential(layer))
     images, ways = torch.randn(32, channels, 16, 16), []
     for _ in range(20):

@@ -17,7 +17,7 @@ memory that oneDNN has for it (oneDNN#6035, with torch 2.15 on AVX2), which ends
 import torch
 from torch import Tensor, nn
 
-from sharding import FactorizedConv2d
+from sharding import FactorizedConv
 
 ENDS = (nn.Flatten, nn.AdaptiveAvgPool2d)
 FEW_CHANNELS = 16  # the widest block of channels in oneDNN's kernels
@@ -35,7 +35,7 @@ def keep_memory_format(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if isinstance(module, ENDS):
             module.register_forward_pre_hook(_put_right)
-        elif isinstance(module, nn.Conv2d | FactorizedConv2d) and _is_unsafe(module):
+        elif isinstance(module, nn.Conv2d | FactorizedConv) and _is_unsafe(module):
             module.register_forward_pre_hook(_channels_outermost)
         elif isinstance(module, nn.GroupNorm) and module.num_channels // module.num_groups < SMALL_GROUP:
             module.register_forward_pre_hook(_channels_outermost)
@@ -43,7 +43,7 @@ def keep_memory_format(model: nn.Module) -> nn.Module:
     return model
 
 
-def _is_unsafe(layer: nn.Conv2d | FactorizedConv2d) -> bool:
+def _is_unsafe(layer: nn.Conv2d | FactorizedConv) -> bool:
     """Tell whether oneDNN writes beyond its memory where this layer's images have their channels innermost."""
     pointwise, strided = max(layer.kernel_size) == 1, max(layer.stride) > 1
     return pointwise and strided and layer.in_channels // layer.groups < FEW_CHANNELS
