@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from math import isclose, nan
 
 import numpy as np
 import torch
@@ -238,15 +237,10 @@ class ShardPlanner:
         return f"{seed_of(self.seed, 'plan', round, digest):016x}"
 
     def _group(self, budgets: Mapping[Client, float]) -> dict[float, list[Client]]:
-        """Put clients of one keep ratio together, also those whose ratio has lost digits in float32."""
-        ratios = {client: self.strategy.keep_ratio or ratio for client, ratio in budgets.items()}
-        known: dict[float, float] = {}
-        last = nan
-        for ratio in sorted(set(ratios.values())):
-            last = known[ratio] = last if isclose(last, ratio, rel_tol=1e-7) else ratio
+        """Put clients of one keep ratio together."""
         groups: dict[float, list[Client]] = {}
-        for client, ratio in ratios.items():
-            groups.setdefault(known[ratio], []).append(client)
+        for client, ratio in budgets.items():
+            groups.setdefault(self.strategy.keep_ratio or ratio, []).append(client)
         return groups
 
     def _draw(

@@ -158,9 +158,9 @@ class Average:
         Raises:
             UserError: total or server_lr is not a finite number above 0; the plan was made from another model.
         """
-        for name, number in (("total", total), ("server_lr", server_lr)):
+        for what, number in (("total", total), ("server_lr", server_lr)):
             if number is not None and not _is_positive(number):
-                raise UserError(f"{name} is {number!r}; pass a finite number above 0")
+                raise UserError(f"{what} is {number!r}; pass a finite number above 0")
         if total is None and self._plan and not self._heard:  # where clients are sampled, there may be none
             warnings.warn("num_samples has no client of the plan, so no update counts", stacklevel=5)
         self._compare_norms()

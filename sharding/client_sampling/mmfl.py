@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from sharding.client_sampling.base import BudgetSampler, upload_coins
 from sharding.errors import UserError, shown
 from sharding.inclusion import optimal_inclusion
-from sharding.validation import as_floats
+from sharding.validation import as_floats, is_number
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class TaskSampler(BudgetSampler):
     def __post_init__(self) -> None:
         if self.signal not in SIGNALS:
             raise UserError(f"clients.signal is {shown(self.signal)}; choose one of: {', '.join(SIGNALS)}")
-        if self.signal == "full" and self.budget is None:
+        if self.signal == "full" and not is_number(self.budget):
             self.budget = self.per_round
         super().__post_init__()
         self.needs_norms = self.signal == "norm"

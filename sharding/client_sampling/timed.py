@@ -29,7 +29,6 @@ class StatisticalSampler(Sampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._norms = np.full(self.num_clients, np.nan)
-        self._drawn: tuple[int, WithReplacement] | None = None
         self._taught = False
 
     @property
@@ -47,23 +46,18 @@ class StatisticalSampler(Sampler):
 
     def invite(self, round: int) -> list[int]:
         """Return the clients drawn, ascending."""
-        drawn = WithReplacement(self.probabilities(), self.per_round, generator(self.seed, "invite", round))
-        self._drawn = round, drawn
-        return drawn.cohort
+        return self._draw(round).cohort
 
     def select(self, round: int, cohort: list[int], norms: Mapping[Client, float]) -> Participation:
-        """Select every client that was drawn, and learn from their norms unless pilots have set G.
-
-        Raises:
-            UserError: the round is not that of the latest `invite`, since when q has changed.
-        """
-        if self._drawn is None or self._drawn[0] != round:
-            last = "no round" if self._drawn is None else f"round {self._drawn[0]}"
-            raise UserError(f"cannot select clients of round {round}: the sampler {self.name} last invited {last}")
+        """Select every client that was drawn, and learn from their norms unless pilots have set G."""
+        drawn = self._draw(round)  # as in `invite`, since q changes only below
         for client, norm in norms.items():
             if np.isfinite(norm) and norm > 0 and not self._taught:
                 self._norms[int(client)] = norm
-        return self._drawn[1].participation(self.population.num_samples)
+        return drawn.participation(self.population.num_samples)
+
+    def _draw(self, round: int) -> WithReplacement:
+        return WithReplacement(self.probabilities(), self.per_round, generator(self.seed, "invite", round))
 
     def probabilities(self) -> Vector:
         """Return q, (N,)."""

@@ -60,9 +60,10 @@ def factorize(
     dense = {name: choice.layers[name] for name in kept}
     report = Report(whole=whole, uncovered=uncovered(plan, dense, whole), parameters_before=count_parameters(model))
     target = unpack(model, packed) if inplace else plan
-    new = {name: _made(name, target.get_submodule(name), n) for name, n in kept.items()}
+    old = {name: target.get_submodule(name) for name in kept}
+    new = {name: _kind(name, layer).from_dense(layer, kept[name]) for name, layer in old.items()}
     report.layers = {name: LayerReport.of(dense[name], layer) for name, layer in new.items()}
-    target = replace_modules(target, {id(target.get_submodule(name)): layer for name, layer in new.items()})
+    target = replace_modules(target, {id(old[name]): layer for name, layer in new.items()})
     report.parameters_after = count_parameters(target)
     result = target if inplace else copied(target)
     result.factorize_report = report  # type: ignore[assignment]  # a plain attribute, not a submodule
@@ -103,10 +104,6 @@ def merge(model: nn.Module, inplace: bool = False) -> nn.Module:
 def _sharing(model: nn.Module) -> nn.Module:
     """Return a copy of the model's modules, with the same tensors."""
     return copied(model, {id(tensor): tensor for tensor in tensors(model)})
-
-
-def _made(name: str, layer: nn.Module, num_terms: int) -> FactorizedLayer:
-    return _kind(name, layer).from_dense(layer, num_terms)
 
 
 def _kind(name: str, layer: nn.Module) -> type[FactorizedLayer]:

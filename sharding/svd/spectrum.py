@@ -138,11 +138,6 @@ def _decompose_together(matrices: Mapping[str, Tensor], choose: Choose) -> dict[
     return spectra
 
 
-def decompose_one(matrix: Tensor) -> Spectrum:
-    """Decompose a single matrix (out, in)."""
-    return decompose({"": matrix})[""]
-
-
 def _check(what: str, matrix: Tensor) -> None:
     """Raise a `UserError` that says why a matrix has no singular terms to share."""
     if matrix.dim() not in (2, 3) or not matrix.is_floating_point():

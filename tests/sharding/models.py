@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sharding import Plan, Shard, ShardPlanner
 from sharding.aggregation.aggregate import Aggregation, Average, Returned
 from sharding.shard import Terms
+from sharding.svd.spectrum import Spectrum, decompose
 
 
 def make_net() -> nn.Sequential:
@@ -56,3 +57,13 @@ def aggregate(
     average = Average(plan, num_samples, **guards)
     average.add_all(updates)
     return average.write_to(model, total, server_lr)
+
+
+def decompose_one(matrix: Tensor) -> Spectrum:
+    """Decompose a single matrix (out, in)."""
+    return decompose({"": matrix})[""]
+
+
+def spectra_of(model: nn.Module, plan: Plan) -> dict[str, Spectrum]:
+    """All terms of every sharded layer."""
+    return {name: decompose_one(model.get_submodule(name).weight.detach().flatten(1)) for name in plan.spectra}

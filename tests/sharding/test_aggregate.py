@@ -16,8 +16,7 @@ from sharding.aggregation.faults import NOTHING
 from sharding.aggregation.shares import cap_shares
 from sharding.errors import Failure, Kind
 from sharding.shard import Terms
-from sharding.svd.spectrum import decompose_one
-from tests.sharding.models import aggregate, make_net, make_plan, perturbed
+from tests.sharding.models import aggregate, make_net, make_plan, perturbed, spectra_of
 
 BUDGETS = {"a": 0.25, "b": 0.25, "c": 0.5, "d": 0.5}
 NUM_SAMPLES = {"a": 10, "b": 30, "c": 5, "d": 1}
@@ -33,11 +32,6 @@ def played():
 
 def assert_equal(model, state):
     torch.testing.assert_close(model.state_dict(), state, rtol=0, atol=0)
-
-
-def spectra_of(model, plan):
-    """All terms of every sharded layer."""
-    return {name: decompose_one(model.get_submodule(name).weight.detach().flatten(1)) for name in plan.spectra}
 
 
 def by_the_definition(spectra, updates):

@@ -16,8 +16,8 @@ from sharding.aggregation import means
 from sharding.aggregation.means import trimmed_mean
 from sharding.layers import as_blocks, num_blocks
 from sharding.shard import Terms
-from sharding.svd.spectrum import compose, decompose, decompose_one
-from tests.sharding.models import aggregate, make_net, make_plan, perturbed
+from sharding.svd.spectrum import compose, decompose
+from tests.sharding.models import aggregate, make_net, make_plan, perturbed, spectra_of
 
 CLIENTS = [f"c{i}" for i in range(9)]
 SAMPLES = {client: 1.0 + i for i, client in enumerate(CLIENTS)}
@@ -71,7 +71,7 @@ def test_the_trimmed_mean_is_that_of_the_definition(pairs, trim):
 def test_every_vector_is_trimmed_over_its_own_holders(strategy):
     model, plan, updates = played(strategy)
     updates = {client: moved(plan[client], i) for i, client in enumerate(CLIENTS)}
-    spectra = {name: decompose_one(model.get_submodule(name).weight.detach().flatten(1)) for name in plan.spectra}
+    spectra = spectra_of(model, plan)
     aggregate(model, plan, updates, SAMPLES, trim=0.2)
     for name, spectrum in spectra.items():
         sides = {"u": spectrum.u.clone(), "v": spectrum.v.clone()}

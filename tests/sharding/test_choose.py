@@ -1,14 +1,10 @@
 """Which layers are factorized: what the caller asks for, and what a layer allows."""
 
-import importlib.metadata
-import importlib.util
-
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
-import sharding
 from sharding import FactorizedLinear, UserError, factorize, merge, shardable_layers
 
 
@@ -231,10 +227,6 @@ def test_adapters_stay_whole_beside_a_factorized_frozen_base():
     assert set(small.factorize_report.layers) == {"1.base_layer", "2.base_layer"}
     trained = {name for name, parameter in small.named_parameters() if parameter.requires_grad}
     assert trained == {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-
-
-def test_the_version_is_that_of_the_distribution():
-    assert sharding.__version__ == importlib.metadata.version("spectral-sharding")
 
 
 def test_nothing_to_factorize_warns_and_says_what_there_is():

@@ -61,14 +61,11 @@ def test_what_is_rounded_stays_as_it_is(wire, numbers):
     assert torch.equal(round_columns(once, wire), once)
 
 
-@pytest.mark.parametrize(("wire", "error"), [("bfloat16", 2**-8), ("int8", 1 / 127)])
-def test_the_error_is_small_against_each_vector_however_small_that_is(wire, error):
+@pytest.mark.parametrize("wire", ROUNDING)
+def test_weights_of_one_output_are_rounded_together(wire):
     columns = torch.randn(50, 20, generator=torch.Generator().manual_seed(0)) * torch.logspace(-30, 30, 20)
-    off = (round_columns(columns, wire) - columns).abs()
-    assert (off <= error * columns.abs().amax(0)).all()
-    assert (off > 0).any()
-    outputs = columns.mT.reshape(20, 5, 10)
-    assert torch.equal(round_outputs(outputs, wire), round_columns(columns, wire).mT.reshape(20, 5, 10))
+    rounded = round_columns(columns, wire).mT.reshape(20, 5, 10)
+    assert torch.equal(round_outputs(columns.mT.reshape(20, 5, 10), wire), rounded)
 
 
 @pytest.mark.parametrize("wire", COMPRESSIONS)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from sharding.svd.spectrum import compose, decompose, decompose_one
+from sharding.svd.spectrum import compose, decompose
+from tests.sharding.models import decompose_one
 
 SHAPES = [(5, 9), (9, 5), (6, 6), (1, 4), (4, 1), (1, 1), (64, 576)]
 

@@ -37,12 +37,6 @@ def test_the_plain_ones_have_no_multipliers(name):
     assert np.all(law_of(name).multipliers == 1)
 
 
-def test_collective_shrinks_towards_top_n_for_one_client():
-    assert law_of("collective", num_clients=1).inclusion.tolist() == [1, 1, 1, 0, 0, 0]
-    law = law_of("collective", num_clients=10)
-    np.testing.assert_allclose(law.multipliers, 10 / (1 + 9 * law.inclusion), rtol=1e-12)
-
-
 def test_prism_is_steeper_at_small_keep_ratios():
     small, large = law_of("prism", keep_ratio=0.2), law_of("prism", keep_ratio=0.21)
     np.testing.assert_allclose(small.weights, (MAGNITUDES / 5) ** 4)

@@ -1,12 +1,8 @@
 """What torch offers, on a factorized ViT (timm) and a factorized GPT-2 (transformers)."""
 
-from copy import deepcopy
-
 import pytest
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
 from sharding import factorize, merge
 from sharding.layers import UnpackedAttention
@@ -111,24 +107,6 @@ def test_gradients_of_every_sample_with_functional_call_and_vmap(case):
     for name, gradient in each.items():
         expected = model.get_parameter(name).grad
         torch.testing.assert_close(gradient.sum(dim=0), expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
-
-
-def test_checkpointing(case):
-    model, inputs = case
-    model(*inputs).square().sum().backward()
-    expected = {name: part.grad.clone() for name, part in model.named_parameters() if part.grad is not None}
-    model.zero_grad()
-    checkpoint(model, *inputs, use_reentrant=False).square().sum().backward()
-    for name, gradient in expected.items():
-        torch.testing.assert_close(model.get_parameter(name).grad, gradient)
-
-
-@pytest.mark.usefixtures("group")
-def test_ddp(case):
-    model, inputs = case
-    wrapped = DistributedDataParallel(deepcopy(model))
-    torch.testing.assert_close(wrapped(*inputs), model(*inputs))
-    wrapped(*inputs).sum().backward()
 
 
 def test_a_models_own_reading_of_weights_is_right():

@@ -22,7 +22,6 @@ from sharding import (
     load_factorized,
     save_factorized,
 )
-from sharding.modules.wrappers import spread_like, unwrap, whole
 from sharding.optim import factorized_layers, frobenius_decay
 from tests.sharding.models import aggregate, make_plan
 from tests.sharding.test_shard import assert_same
@@ -60,13 +59,6 @@ def test_a_wrapper_is_looked_into(wrap):
         assert aggregate(model, plan, {0: update}, {0: 1}).accepted == [0]
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(server.parameters(), plain.parameters(), strict=True))
     torch.testing.assert_close(server[0].bias, build()[0].bias + 1)
-
-
-def test_plain_models_and_tensors_come_back_as_they_are():
-    model, tensor = build(), torch.ones(3)
-    assert unwrap(model) is model
-    assert whole(tensor) is tensor
-    assert spread_like(tensor, model[0].weight) is tensor
 
 
 def round_of_training(model: nn.Module, shard: Shard) -> Shard:

@@ -82,22 +82,3 @@ def solve_mmfl(a, m):
 def wireless_objective(q, a, c, ratio, cohort_size):
     """P3 of Luo et al.: expected round time times the bound's number of rounds, over α/ε."""
     return (q @ c) * (np.sum(a**2 / q) / cohort_size + ratio)
-
-
-class WirelessSearch:
-    """P4 of Luo et al. for one number of clients: the best q with Σ q c = M, for a line search over M.
-
-    The paper prints Σ q t = M; Eq. 36 defines M with c = K t/f_tot + τ.
-    """
-
-    def __init__(self, size):
-        self.q = cp.Variable(size)
-        self.squares, self.c, self.m = cp.Parameter(size, nonneg=True), cp.Parameter(size), cp.Parameter()
-        goal = cp.Minimize(cp.sum(cp.multiply(self.squares, cp.inv_pos(self.q))))
-        self.problem = cp.Problem(goal, [cp.sum(self.q) == 1, self.c @ self.q == self.m])
-
-    def best(self, a, c, m):
-        self.squares.value, self.c.value, self.m.value = (a / a.mean()) ** 2, c / m, 1.0
-        solve(self.problem)
-        q = np.maximum(self.q.value, 1e-300)
-        return q / q.sum()

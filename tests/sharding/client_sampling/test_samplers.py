@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from sharding import UserError, optimal_inclusion
+from sharding import optimal_inclusion
 from sharding.client_sampling import SAMPLERS, Population, Profiles, aocs_probabilities, improvement_factors, plain_sum
 from sharding.client_sampling.base import WithReplacement
 from sharding.errors import Failure, Kind
@@ -237,17 +237,6 @@ def test_a_cohort_without_data_is_not_heard():
     sizes[0] = 7.0
     sampler = SAMPLERS["ocs"](5, 2, 0, Population(sizes, np.ones(5)), budget=1)
     assert not sampler.select(0, [1, 2], {1: 1.0, 2: 2.0}).weights
-
-
-def test_an_earlier_round_is_not_heard_by_a_later_draw():
-    sampler = make("statistical")
-    with pytest.raises(UserError, match="last invited no round"):
-        sampler.select(0, [], {})
-    first = sampler.invite(0)
-    assert set(sampler.select(0, first, {}).weights) == set(first)
-    sampler.invite(1)
-    with pytest.raises(UserError, match=r"cannot select clients of round 0.*round 1"):
-        sampler.select(0, first, {})
 
 
 def test_whole_floats_and_lists_do_for_numbers_and_vectors():

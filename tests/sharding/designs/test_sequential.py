@@ -110,9 +110,3 @@ def test_minimum_support_is_a_mixture_of_few_samples(spectrum, n):
         mixture[chosen] += weight
     np.testing.assert_allclose(mixture, free, rtol=0, atol=1e-12)
     assert weights.sum() == pytest.approx(1.0, abs=1e-12)
-
-
-def test_minimum_support_begins_with_the_largest():
-    pi = np.random.default_rng(0).permutation(optimal_inclusion(np.arange(1, 201.0) ** -0.3, 20))
-    first = DESIGNS["minimum_support"](pi, 20).samples[0]
-    assert set(first.tolist()) == set(np.argsort(-pi)[:20].tolist())
