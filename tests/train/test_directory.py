@@ -48,19 +48,6 @@ def test_a_worker_that_outlives_its_run_does_not_hold_the_lock(tmp_path):
     os.waitpid(child, 0)
 
 
-@pytest.mark.parametrize("name", [".tmpabcdef", "config.yaml.tmp"])
-def test_a_file_that_no_run_left_is_neither_cleared_away_nor_replaced(config, name):
-    path = config("rounds=1").directory / name
-    path.parent.mkdir()
-    path.write_text("mine")
-    if name == "config.yaml.tmp":
-        with pytest.raises(UserError, match=r"config\.yaml\.tmp was not written by this program; move it"):
-            run(config("rounds=1"))
-    else:
-        run(config("rounds=1"))
-    assert path.read_text() == "mine"
-
-
 @pytest.mark.parametrize("end", [UserError("no"), RuntimeError("no"), KeyboardInterrupt])
 def test_a_run_that_ends_before_its_first_round_leaves_nothing_behind(config, end, tmp_path, monkeypatch):
     def train(*args):

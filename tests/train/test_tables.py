@@ -14,8 +14,9 @@ from tests.train.runs import TINY
 from train.cli import commands as command_line
 from train.report.history import History
 from train.report.plots import Point
-from train.rundir.files import CONFIG_FILE, LOCK_FILE, METRICS_FILE, PROVENANCE_FILE
+from train.rundir.files import CONFIG_FILE, METRICS_FILE, PROVENANCE_FILE
 from train.rundir.provenance import Provenance
+from train.runtime.files import UNFINISHED
 from train.tables.cells import Cell, cells_of, choose
 from train.tables.layout import LAYOUT_FILE, load_layout
 from train.tables.write import TABLE_CURVES, Report
@@ -238,8 +239,7 @@ def test_a_cell_that_fails_stops_no_other_and_is_reported(small_layout, tmp_path
     monkeypatch.setattr(command_line, "load_layout", lambda: small_layout)
     out = tmp_path / "out"
     blocked = out / "cells" / "quickstart" / "r0.2" / "top_n-0"
-    (blocked / "config.yaml.tmp").mkdir(parents=True)  # a folder where a file is to be written
-    (blocked / LOCK_FILE).touch()  # a run was here
+    (blocked / (CONFIG_FILE + UNFINISHED)).mkdir(parents=True)  # a folder where a file is to be written
     words = ["table", "1", "--seeds", "0", "--output", str(out), "--jobs", "1", "--only", "top_n"]
     assert command_line.main(words) == 1
     assert "1 of 2 runs failed" in capsys.readouterr().err

@@ -29,7 +29,6 @@ from train.runtime.jsonl import from_json
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2
 KEY = "checkpoint"
 BESIDE = "."  # prefix of names that are not the model's: no part of a tensor's name is empty
 
@@ -83,16 +82,12 @@ class Checkpoint:
 
         Raises:
             SpoiledError: it is not a checkpoint, or is truncated or altered.
-            UserError: it was written by another version.
         """
         try:
             header = metadata_of(path, KEY)
             with safetensors.safe_open(path, framework="pt") as file:
                 state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-            _refuse_other_format(path, header)
             read = cls(int(header["rounds"]), state, header["gradient_norms"])
-        except UserError:
-            raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError) as error:
             raise SpoiledError(f"it is not a complete checkpoint ({type(error).__name__}: {error})") from error
         if read.rounds < 0:
@@ -103,12 +98,7 @@ class Checkpoint:
 
     def to_bytes(self) -> bytes:
         """Return the content of its file."""
-        header = {
-            "format": FORMAT,
-            "rounds": self.rounds,
-            "gradient_norms": self.gradient_norms,
-            "checksum": self.checksum(),
-        }
+        header = {"rounds": self.rounds, "gradient_norms": self.gradient_norms, "checksum": self.checksum()}
         return safetensors.torch.save(self.state, {KEY: json.dumps(header)})  # one key: several are in any order
 
     def checksum(self) -> str:
@@ -189,9 +179,6 @@ def find_checkpoint(directory: Path, rounds: int, model: nn.Module | None = None
         directory: of the run.
         rounds: number of rounds with metrics.
         model: which the checkpoint must fit.
-
-    Raises:
-        UserError: a checkpoint was written by another version.
     """
     for path in (directory / CHECKPOINT_FILE, directory / PREVIOUS_FILE):
         if not path.exists():
@@ -206,9 +193,3 @@ def find_checkpoint(directory: Path, rounds: int, model: nn.Module | None = None
             return path, checkpoint
         log.info("%s is of round %d, but there are metrics of %d only", path, checkpoint.rounds, rounds)
     return None
-
-
-def _refuse_other_format(path: Path, header: dict[str, Any]) -> None:
-    if header["format"] != FORMAT:
-        other = "a later" if header["format"] > FORMAT else "an earlier"
-        raise UserError(f"{path} is in format {header['format']} of {other} version; choose another output=…")

@@ -6,7 +6,6 @@ name that no run wrote is never touched.
 
 import logging
 import os
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,7 +19,7 @@ from train.config.naming import FREE
 from train.config.registries import SCHEDULES
 from train.config.schema import Config, check_config, flatten, is_named
 from train.config.yaml_text import read_yaml
-from train.rundir.checkpoint import find_checkpoint, rounds_of
+from train.rundir.checkpoint import rounds_of
 from train.rundir.files import CHECKPOINT_FILE, CONFIG_FILE, LOCK_FILE, METRICS_FILE, MODEL_FILE, PILOTS_FILE, RUN_FILES
 from train.runtime.errors import writing
 from train.runtime.files import UNFINISHED, refuse_irregular
@@ -38,7 +37,6 @@ REPORT_FILES = (
     *("grid.png", "grid.svg"),
 )
 REPORT_SIGN = "<!-- spectral-sharding report: "  # begins every summary, before the commands that made it, as JSON
-_LEFT_BY_SAFETENSORS = re.compile(r"\.tmp\w{6}")
 
 
 class RunDirectory:
@@ -64,12 +62,11 @@ class RunDirectory:
         """
         directory = cls(config, resume)
         directory.check()
-        made, used = _make(directory.path), _exists(directory.path / LOCK_FILE)
+        made = _make(directory.path)
         with lock(directory.path / LOCK_FILE):
             directory.check()  # again, now that no other process writes
             new = not directory.held()
-            if used or not new:
-                clear_leftovers(directory.path)
+            clear_leftovers(directory.path)
             try:
                 yield directory
             except BaseException:
@@ -94,8 +91,6 @@ class RunDirectory:
             what = "holds a run" if {CONFIG_FILE, METRICS_FILE} & {*held} else f"has a {held[0]}"
             raise UserError(f"{self.path} already {what}; choose another with output=…, or continue it with --resume")
         check_reports(self.path)
-        if not _exists(self.path / LOCK_FILE):
-            _check_unfinished(self.path)
         if not {CONFIG_FILE, METRICS_FILE} & {*held}:
             _check_alone(self.path)
         check_writable(self.path)
@@ -110,12 +105,8 @@ class RunDirectory:
 
 
 def is_finished(config: Config) -> bool:
-    """Return whether the run has ended: metrics, a readable checkpoint and the model cover all rounds."""
-    end = _end(config)
-    if end is None or rounds_of(config.directory / MODEL_FILE, "model") != end:
-        return False
-    found = find_checkpoint(config.directory, config.rounds)
-    return found is not None and found[1].rounds == end
+    """Return whether the run has ended: it is measured, and its model is there."""
+    return is_measured(config) and rounds_of(config.directory / MODEL_FILE, "model") == _end(config)
 
 
 def is_measured(config: Config) -> bool:
@@ -226,21 +217,8 @@ if hasattr(os, "register_at_fork"):
 
 def clear_leftovers(directory: Path) -> None:
     """Remove the unfinished files of a process that died."""
-    left = [path for path in directory.iterdir() if _LEFT_BY_SAFETENSORS.fullmatch(path.name)]
-    for path in (*_unfinished(directory), *left):
-        if not path.is_dir():
-            path.unlink()
-
-
-def _check_unfinished(directory: Path) -> None:
-    """Refuse files that the run would replace while it writes its own, where no run has written before."""
-    for path in _unfinished(directory):
-        raise UserError(f"{path} was not written by this program; move it, or choose another output=…")
-
-
-def _unfinished(directory: Path) -> list[Path]:
-    """Return the files of the directory that a run replaces while it writes its own."""
-    return [path for name in RUN_FILES if _exists(path := directory / (name + UNFINISHED))]
+    for name in RUN_FILES:
+        (directory / (name + UNFINISHED)).unlink(missing_ok=True)
 
 
 def _check_alone(directory: Path) -> None:
@@ -251,8 +229,6 @@ def _check_alone(directory: Path) -> None:
 
 
 def _check_same(config: Config) -> None:
-    if rounds_of(config.directory / MODEL_FILE) is not None:  # where earlier versions kept the checkpoint
-        raise UserError(f"{config.directory} is of an earlier version and cannot be resumed; choose another output=…")
     checked = config_in(config.directory)
     before, wanted = flatten(plain(checked)), flatten(plain(config))
     differing = [key for key in {**before, **wanted} if before.get(key) != wanted.get(key)]

@@ -7,7 +7,7 @@ from pathlib import Path
 from sharding.errors import UserError
 from train.runtime.errors import writing
 
-UNFINISHED = ".tmp"
+UNFINISHED = ".unfinished"  # ends the name of a file while it is written
 
 
 def write_whole(path: Path, content: bytes, keep: Path | None = None) -> None:
