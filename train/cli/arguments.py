@@ -144,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_list_of(_percent),
         default=[],
         metavar="A,B,…",
-        help="accuracies in %% whose bytes to report (default: up to three above chance that were reached)",
+        help="accuracies in %% whose bytes to report (default: up to three that were reached)",
     )
     for command, seeds in ((several, "the configuration's"), (numbered, "the scale's")):
         command.add_argument(

@@ -3,14 +3,12 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from math import floor
 from statistics import fmean
 from typing import Any
 
-from sharding.errors import UserError
 from train.config.naming import HOUSEKEEPING, last_words
 from train.config.schema import flatten, is_named
 from train.config.yaml_text import in_yaml
@@ -18,7 +16,6 @@ from train.report.history import History
 from train.report.plots import Curve, Style, mean_band, style_of, styles_of
 from train.report.text import NOTHING, mean_and_spread
 from train.rundir.files import METRICS_FILE
-from train.rundir.records import read_clients
 
 MOST_KEYS = 3  # number of keys in a label
 
@@ -132,7 +129,7 @@ def _standing(run: History) -> tuple[bool, int, float]:
 def choose_targets(arms: Sequence[Arm]) -> list[float]:
     """Return the configurations' target accuracies in %; without any, up to three that were reached.
 
-    These are multiples of 5 % above chance: one that the worst arm reached, one that only the best reached, and one
+    These are multiples of 5 %: one that the worst arm reached, one that only the best reached, and one
     between.
     """
     if aimed := targets_of(arms):
@@ -142,7 +139,7 @@ def choose_targets(arms: Sequence[Arm]) -> list[float]:
         return []
     ends = min(best), max(best)
     chosen = {5.0 * floor(value / 5) for value in (ends[0], fmean(ends), ends[1])}
-    return sorted(target for target in chosen if target > _chance(arms))
+    return sorted(chosen - {0.0})
 
 
 def targets_of(arms: Sequence[Arm]) -> list[float]:
@@ -168,12 +165,3 @@ def price(arm: Arm, target: float) -> str:
         return "never"
     never = len(arm.runs) - len(reached)
     return mean_and_spread(reached, ",.1f") + (f" ({never} of {len(arm.runs)} seeds never)" if never else "")
-
-
-def _chance(arms: Sequence[Arm]) -> float:
-    """Return the accuracy in % of guessing on the data with fewest classes; 0 if no run records its classes."""
-    counts: list[list[list[int]]] = []
-    for arm in arms:
-        with suppress(UserError):  # the page reports a damaged file where it draws the clients
-            counts += [clients["classes"] for clients in read_clients(arm.runs[0].directory).values()]
-    return max((100 / len(classes[0]) for classes in counts if classes), default=0.0)

@@ -8,11 +8,10 @@ from statistics import fmean, median
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from train.report.arms import Arm, prices
+from train.report.arms import Arm
 from train.report.plots import (
     LABELS,
     OKABE_ITO,
@@ -21,16 +20,12 @@ from train.report.plots import (
     deviation,
     lay_out,
     lay_out_log,
-    lines_of,
     new_figure,
     styles_of,
-    wrapped,
 )
 from train.rundir.records import Layers
 
-PHASES = {"plan": "#0072B2", "train": "#E69F00", "aggregate": "#009E73", "evaluate": "#CC79A7", "rest": "#BBBBBB"}
 ACCURACIES = {"rounds": "Accuracy by round", "bytes": "Accuracy by bytes", "simulated": "Accuracy by simulated time"}
-BAR = 0.45  # height, of 1 from bar to bar
 
 
 @dataclass(frozen=True)
@@ -168,63 +163,3 @@ def partition_drawings(clients: Mapping[str, Any], name: str) -> Iterator[Drawin
         axes.set_title(f"{name}: classes", loc="left")
         figure.colorbar(image, ax=axes, label="share of the client's samples")
         yield Drawing(figure, "Each client's share of every class.")
-
-
-def phase_drawing(arms: Sequence[Arm]) -> Drawing:
-    """Draw the seconds of a round by phase, mean over rounds and seeds."""
-    figure, axes = _bars(arms)
-    left = np.zeros(len(arms))
-    parts = [phases_of(arm) for arm in arms]
-    for phase, color in PHASES.items():
-        widths = np.array([part[phase] for part in parts])
-        axes.barh(range(len(arms)), widths, left=left, color=color, label=phase, height=BAR)
-        left += widths
-    lay_out(axes, "seconds a round", "", "Phases of time")
-    add_legend(figure, axes)
-    return Drawing(figure, "Seconds of a round by phase, mean over rounds and seeds.")
-
-
-def phases_of(arm: Arm) -> dict[str, float]:
-    """Return the mean seconds of each phase of a round, and of the remaining time."""
-    named = {phase: fmean(line.get(f"seconds_{phase}", 0.0) for line in arm.lines) for phase in PHASES}
-    return named | {"rest": max(0.0, fmean(line["seconds"] for line in arm.lines) - sum(named.values()))}
-
-
-def lost_drawing(arms: Sequence[Arm]) -> Drawing:
-    """Draw the cumulative number of client updates that were left out."""
-    figure, axes = new_figure()
-    for arm in arms:
-        totals = [np.cumsum([line["failed"] for line in run.lines]) for run in arm.runs]
-        length = min(map(len, totals))
-        average = np.mean([total[:length] for total in totals], axis=0)
-        axes.plot(range(1, length + 1), average, **arm.style.line(length))
-    lay_out(axes, "rounds", "client updates left out so far", "Lost clients")
-    axes.set_ylim(bottom=0)
-    return Drawing(figure, "Client updates that were left out up to each round, mean over seeds.")
-
-
-def price_drawing(arms: Sequence[Arm], target: float) -> Drawing:
-    """Draw the bytes to a target in %: the mean as a bar, and a mark for each seed."""
-    figure, axes = _bars(arms)
-    for place, arm in enumerate(arms):
-        if values := prices(arm, target):
-            axes.barh(place, fmean(values), color=arm.style.color, alpha=0.35, height=BAR)
-            axes.plot(values, [place] * len(values), arm.style.marker, color=arm.style.color, markersize=5)
-        else:
-            where = axes.get_yaxis_transform()
-            axes.text(0.01, place, "never", transform=where, va="center", fontsize=9, color="0.4")
-    lay_out(axes, "MB moved by all clients", "", f"Bytes to {target:g} % test accuracy")
-    axes.set_xlim(left=0)
-    return Drawing(figure, f"Bytes until an evaluation first reached {target:g} %: the mean, and a mark for each seed.")
-
-
-def _bars(arms: Sequence[Arm]) -> tuple[Figure, Axes]:
-    """Return a picture with room for one bar per arm, and its label above the bar, where long labels fit."""
-    labels = [wrapped(arm.label) for arm in arms]
-    figure, axes = new_figure(height=1.5 + len(arms) * (0.3 + 0.15 * max(map(lines_of, labels))))
-    for place, label in enumerate(labels):
-        where = axes.get_yaxis_transform()
-        axes.text(0.005, place - 0.55 * BAR, label, transform=where, va="bottom", fontsize=9, parse_math=False)
-    axes.set_yticks([])
-    axes.set_ylim(len(arms) - 0.6, -0.9)
-    return figure, axes

@@ -20,10 +20,7 @@ from train.report.figures import (
     grid_drawing,
     law_drawings,
     legend_drawing,
-    lost_drawing,
     partition_drawings,
-    phase_drawing,
-    price_drawing,
 )
 from train.report.history import History, data_remarks, find_runs
 from train.report.plots import svg_of
@@ -35,6 +32,7 @@ from train.runtime.files import refuse_irregular, write_whole
 
 PAGE, TABLE, TEMPLATE = "report.html", "report.csv", "page.html"
 GENERATOR = "spectral-sharding report"  # marks a page as ours
+PHASES = ("plan", "train", "aggregate", "evaluate")
 REASONS = 12  # number of listed reasons for lost updates
 
 Found = TypeVar("Found")
@@ -73,7 +71,7 @@ def write_page(folders: Sequence[Path], into: Path, command: str, targets: Seque
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, undefined=StrictUndefined)
     environment.filters |= {"spread": mean_and_spread, "mean": fmean, "span": least_and_most}
     environment.filters |= {"svg": _svg, "percent": lambda aim: f"{aim:g} %"}
-    for function in (value_of, prices, differing_keys, phase_drawing, lost_drawing):
+    for function in (value_of, prices, differing_keys, phases_of):
         environment.globals[function.__name__] = function
     words = {"generator": GENERATOR, "title": ", ".join(names), "notes": notes, "command": command}
     text = environment.get_template(TEMPLATE).render(words, table_file=TABLE, chapters=chapters)
@@ -115,10 +113,6 @@ class Chapter:
         grid = grid_drawing(self.arms)
         its = [legend_drawing(self.arms), *accuracy_drawings(self.arms, self.aims), *loss]
         return its if grid is None else [*its, grid]
-
-    def prices(self) -> list[Drawing]:
-        """Draw the bytes to each target."""
-        return [price_drawing(self.arms, aim) for aim in self.aims]
 
     def draws(self) -> list[Drawing]:
         """Draw the quality of the strategies' draws, round by round."""
@@ -185,6 +179,12 @@ class Laws:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     drawings: Sequence[Drawing]
+
+
+def phases_of(arm: Arm) -> dict[str, float]:
+    """Return the mean seconds of each phase of a round, and of the remaining time."""
+    named = {phase: fmean(line.get(f"seconds_{phase}", 0.0) for line in arm.lines) for phase in PHASES}
+    return named | {"rest": max(0.0, fmean(line["seconds"] for line in arm.lines) - sum(named.values()))}
 
 
 def _evenness(laws: Sequence[LayerLaw]) -> str:

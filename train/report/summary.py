@@ -5,9 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
-from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
-from rich.text import Text
 
 from train.report.arms import Arm, choose_targets, group, price, targets_of, without_repeats
 from train.report.figures import grid_drawing
@@ -18,7 +16,6 @@ from train.rundir.directory import REPORT_SIGN
 from train.rundir.files import METRICS_FILE
 from train.runtime.files import write_whole
 
-UNBROKEN = 12  # characters of a cell that stays in one line, such as 83.3 ± 5.7 %
 COLUMNS = ("test accuracy", "kB down + up", "of dense FedAvg's bytes")
 CSV_COLUMNS = (
     *("strategy", "settings", "seed", "directory", "rounds", "test_accuracy", "best_accuracy", "test_loss"),
@@ -158,30 +155,10 @@ def _explained(arms: Sequence[Arm]) -> str:
     )
 
 
-class _Screen(Table):
-    """A table with narrower columns, or one value per line, if the terminal is narrow."""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        letters = [column.min_width or 0 for column in self.columns]
-        if sum(letters) + len(letters) <= options.max_width:
-            self.padding = (0, int(sum(letters) + 3 * len(letters) <= options.max_width))
-            yield from super().__rich_console__(console, options)
-            return
-        yield Text(str(self.title))
-        for first, *cells in zip(*(column.cells for column in self.columns), strict=True):
-            yield Text(f"\n{first}")
-            for column, cell in zip(self.columns[1:], cells, strict=True):
-                yield Text(f"  {column.header}: {cell}")
-        if self.caption:
-            yield Text(f"\n{self.caption}")
-
-
 def _screen(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], remarks: Sequence[str]) -> Table:
-    table = _Screen(title=title, title_justify="left", caption="\n".join(remarks) or None, show_edge=False)
+    table = Table(title=title, title_justify="left", caption="\n".join(remarks) or None, show_edge=False)
     for index, column in enumerate(header):
-        cells = [row[index] for row in rows]
-        words = [*column.split(), *(cell for cell in cells if len(cell) <= UNBROKEN)]
-        table.add_column(column, justify="right" if index else "left", overflow="fold", min_width=max(map(len, words)))
+        table.add_column(column, justify="right" if index else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table
