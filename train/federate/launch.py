@@ -37,14 +37,13 @@ from train.federate.supervisor import Processes
 from train.rundir.directory import RunDirectory, is_finished, lock
 from train.rundir.files import METRICS_FILE
 from train.runtime.errors import REMEDY, RunError
-from train.runtime.jsonl import NewLines
+from train.runtime.jsonl import read_lines
 from train.runtime.stages import enter
 
 log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 STARTING = 60.0  # seconds for a process to listen
-RESTART = 60.0  # seconds after which a node that ended is started again: the SuperLink refuses it before
 SERVERS = {"superlink", "run"}
 
 
@@ -258,31 +257,29 @@ def submit(processes: Processes, place: Place, app: Path = ROOT) -> None:
 
 
 def follow(processes: Processes, config: Config, progress: Callable[[Metrics], None]) -> None:
-    """Report each round until the run has finished. A node that ends is reported and started again.
+    """Report each round, and each node that ends, until the run has finished.
 
     Raises:
         RunError: the server reports why it cannot continue; or the run, the SuperLink or all nodes ended early.
     """
-    logs, status, rounds = config.directory / FOLDER / "logs", Status(config), NewLines(config.directory / METRICS_FILE)
-    joined, lost, done, since = 0, 0, 0, dict[str, float]()
-    for metrics in rounds.read():  # of an earlier start
-        progress(metrics)
+    logs, status = config.directory / FOLDER / "logs", Status(config)
+    joined, shown, gone = 0, 0, set[str]()
     while True:
         ended, report = processes.ended(), status.read()  # in this order: what has ended has reported
         if len(report["joined"]) > joined:
             joined = len(report["joined"])
             waiting = f"waiting for {few(report['waiting_for'])}" if report["waiting_for"] else "training"
             enter(f"{joined} of {config.clients.count} nodes connected, {waiting}")
-        for metrics in rounds.read():
+        for metrics in read_lines(config.directory / METRICS_FILE)[shown:]:
             progress(metrics)
-            done, lost = done + 1, lost + (not metrics["heard"])
+            shown += 1
         if report["ended"] == FINISHED:
-            break
+            return
         check_alive(report, ended, config, logs)
-        revive(processes, ended.keys() - SERVERS, since, logs)
+        for name in sorted(ended.keys() - gone):
+            log.warning("%s has ended: %s; see %s", name, last_words(path := logs / f"{name}.log"), path)
+        gone.update(ended)
         sleep(0.5)
-    if lost:
-        log.warning("%d of %d rounds had no update; metrics.jsonl says why", lost, done)
 
 
 def check_alive(report: Mapping[str, Any], ended: Mapping[str, int], config: Config, logs: Path) -> None:
@@ -292,24 +289,6 @@ def check_alive(report: Mapping[str, Any], ended: Mapping[str, int], config: Con
     if ended.keys() & SERVERS or len(ended) == config.clients.count:
         codes = ", ".join(f"{name} (exit code {code})" for name, code in sorted(ended.items()))
         raise RunError(f"{codes} ended before the run did; {logs} says why, and {REMEDY}")
-
-
-def revive(processes: Processes, ended: set[str], since: dict[str, float], logs: Path) -> None:
-    """Report nodes that have ended, and restart them after a while.
-
-    Args:
-        processes: of the federation.
-        ended: names of the nodes that have ended.
-        since: when each was seen to have ended; updated.
-        logs: folder of their logs.
-    """
-    for name in sorted(ended):
-        if name not in since:
-            path, since[name] = logs / f"{name}.log", monotonic()
-            log.warning("%s has ended and is started again in %g s: %s; see %s", name, RESTART, last_words(path), path)
-        elif monotonic() - since[name] > RESTART:
-            del since[name]
-            processes.restart(name)
 
 
 def last_words(path: Path) -> str:

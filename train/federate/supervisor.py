@@ -31,7 +31,6 @@ class Processes:
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
-        self._commands: dict[str, tuple[Sequence[str], Mapping[str, str]]] = {}
         self._started: dict[str, psutil.Popen] = {}
         self._below: set[psutil.Process] = set()  # every process seen below those
 
@@ -45,7 +44,6 @@ class Processes:
             raise UserError(f"{command[0]} is not installed; pip install -e '.[flower]'")
         setpriv = which("setpriv")
         tie = [setpriv, "--pdeathsig", "KILL"] if setpriv else []
-        self._commands[name] = command, environment
         with (self._logs / f"{name}.log").open("ab") as output:
             self._started[name] = psutil.Popen(
                 [*tie, program, *command[1:]],
@@ -55,10 +53,6 @@ class Processes:
                 env=os.environ | environment,
                 start_new_session=True,  # Ctrl-C is for the process that started it
             )
-
-    def restart(self, name: str) -> None:
-        """Restart a process that has ended."""
-        self.start(name, *self._commands[name])
 
     def pid(self, name: str) -> int:
         """Return the number of a process that was started."""

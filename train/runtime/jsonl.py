@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from os import SEEK_END
 from pathlib import Path
 from typing import Any
 
@@ -63,28 +62,6 @@ def whole_lines(path: Path) -> list[bytes]:
         return []
     with writing(path):
         return split(path.read_bytes())
-
-
-class NewLines:
-    """Reads only the lines added to a metrics file since the last call.
-
-    Args:
-        path: of the file, which need not exist yet.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._read = path, 0
-
-    def read(self) -> list[dict[str, Any]]:
-        """Return the rounds completed since the last call, also after the file was truncated."""
-        if not self._path.exists():
-            return []
-        with writing(self._path), self._path.open("rb") as file:
-            self._read = min(self._read, file.seek(0, SEEK_END))
-            file.seek(self._read)
-            lines = split(file.read())
-        self._read += sum(map(len, lines))
-        return list(sound(lines))
 
 
 def split(content: bytes) -> list[bytes]:
