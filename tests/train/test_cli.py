@@ -51,7 +51,7 @@ def test_compare_ends_with_a_table_and_the_folder_it_wrote_to(tmp_path, train):
     assert done.returncode == 0, done.stderr
     for words in ("strategy", "test accuracy", "of dense FedAvg's bytes", "unbiased", "dense", "100.0 %"):
         assert words in done.stdout
-    assert f"accuracy_vs_bytes.csv to {out}\n" in done.stdout
+    assert f"accuracy_vs_bytes.svg to {out}\n" in done.stdout
     assert done.stdout.endswith(f": python -m train report {out}\n")
     for name in ("unbiased-0", "unbiased-1", "dense-0", "dense-1"):
         assert [line["round"] for line in read(out / name)] == [0, 1]

@@ -16,7 +16,7 @@ from train.config.schema import load_config
 
 
 def test_config_prints_what_would_be_run(capsys):
-    words = ["config", "configs/quickstart.yaml", "--local.lr=0.05", "model.width=8", "--seed=3", "--strategy=dense"]
+    words = ["config", "configs/quickstart.yaml", "local.lr=0.05", "model.width=8", "seed=3", "strategy=dense"]
     assert main(words) == 0
     told = yaml.safe_load(capsys.readouterr().out)
     assert (told["local"]["lr"], told["model"]["width"], told["seed"], told["strategy"]) == (0.05, 8, 3, "dense")
@@ -86,10 +86,10 @@ def test_the_examples_in_a_commands_help_are_valid(command, capsys):
 
 
 def test_the_sweeps_words_are_understood(capsys):
-    """As W&B's agent writes them: `--key=value`, for ${args}."""
+    """As W&B's agent writes them: `key=value`, for ${args_no_hyphens}."""
     sweep = yaml.safe_load(Path("examples/sweep.yaml").read_text())
-    args = [f"--{key}={its.get('values', [its.get('min')])[0]}" for key, its in sweep["parameters"].items()]
-    command = [arg for word in sweep["command"][3:] for arg in (args if word == "${args}" else [word])]
+    args = [f"{key}={its.get('values', [its.get('min')])[0]}" for key, its in sweep["parameters"].items()]
+    command = [arg for word in sweep["command"][3:] for arg in (args if word == "${args_no_hyphens}" else [word])]
     assert command[:2] == ["train", "run"]
     assert main(["config", *command[2:]]) == 0
     told = yaml.safe_load(capsys.readouterr().out)

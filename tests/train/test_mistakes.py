@@ -215,13 +215,10 @@ run nowhere.yaml → nowhere.yaml
 run . → '.'
 run CONFIG --resme → '--resme'
 run CONFIG --nonsense=1 → nonsense
-run CONFIG --rounds 3 → rounds=3
-run CONFIG --local.lr → local.lr=
-run CONFIG --local.lrr=1 → 'local.lr'
+run CONFIG --rounds 3 → key=value
 run CONFIG --import no_such_module → 'no_such_module'
 run CONFIG local.lr=1 local.lr=2 → 'local.lr=1' and 'local.lr=2'
 run CONFIG local.lr=0.1 'local={lr: 0.2}' → 'local.lr'
-run CONFIG seed=1 --seed=2 → 'seed=1' and 'seed=2'
 run CONFIG rounds=0 local.lr=-1 → rounds=0
 run CONFIG rounds=0 local.lr=-1 → local.lr=-1
 run CONFIG data.partition=two_sizes 'data.partition_options={classes: -3}' → classes=-3

@@ -255,7 +255,7 @@ def test_a_grid_ends_with_its_best_point_and_has_a_column_a_key(runs, tmp_path):
     assert "| dense | 0.5 | 75.0 % |" in text
 
 
-def test_a_grid_over_a_number_has_a_picture_and_the_plot_its_numbers(runs, tmp_path):
+def test_a_grid_over_a_number_has_a_picture(runs, tmp_path):
     directories = [shutil.copytree(runs / "a", tmp_path / str(place)) for place in range(4)]
     for place, directory in enumerate(directories):
         config = yaml.safe_load((directory / "config.yaml").read_text())
@@ -269,11 +269,6 @@ def test_a_grid_over_a_number_has_a_picture_and_the_plot_its_numbers(runs, tmp_p
     ]
     _, paths = write_report(directories, tmp_path, "grid", "x")
     assert [path.name for path in paths[-2:]] == ["grid.png", "grid.svg"]
-    rows = list(csv.DictReader((tmp_path / "accuracy_vs_bytes.csv").read_text(encoding="utf-8").splitlines()))
-    assert len(rows) == sum(len(arm.runs[0].accuracies) for arm in arms)
-    last = [row for row in rows if row["label"] == arms[0].label][-1]
-    assert 100 * float(last["test_accuracy"]) == pytest.approx(arms[0].finals[0])
-    assert float(last["megabytes"]) == pytest.approx(arms[0].runs[0].megabytes)
 
 
 def test_the_data_s_differences_are_below_each_table(runs, tmp_path):

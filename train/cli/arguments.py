@@ -10,7 +10,6 @@ import sharding
 from sharding.errors import UserError, shown
 from train.compare import default_jobs
 from train.config.naming import check_once, settings
-from train.config.schema import Config
 from train.config.values import check_path
 
 Value = TypeVar("Value")
@@ -78,16 +77,13 @@ HELP = {  # by command: what it does, what it writes and where, and two examples
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """Read the command line; overrides may stand anywhere after the config, which plain argparse does not allow.
 
-    ``--dotted.key=value``, as sweeps write it, is an override as well.
-
     Raises:
         UserError: an unknown command or option, a value that is not allowed, or a key that is set twice.
     """
     args, rest = _parser().parse_known_args(words)
-    rest = [word[2:] if _is_key(*word.partition("=")[:2]) else word for word in rest]
     if unknown := [word for word in rest if word.startswith("-")]:
-        problem = f"unknown option {shown(unknown[0])}{_meant(unknown[0], words)}"
-        raise UserError(f"{problem}; see {PROGRAM} {args.command} --help")
+        remedy = f"keys are set as key=value, without dashes; see {PROGRAM} {args.command} --help"
+        raise UserError(f"unknown option {shown(unknown[0])}; {remedy}")
     args.overrides += rest
     if args.imports:
         args.overrides.append(f"plugins=[{', '.join(args.imports)}]")
@@ -101,17 +97,6 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise a UserError with argparse's message."""
         raise UserError(f"{message.replace(', KEY=VALUE', '')}; see {self.prog} --help")
-
-
-def _is_key(option: str, equals: str) -> bool:
-    """Return whether ``--key=value`` sets a key of the configuration."""
-    return option.startswith("--") and bool(equals) and option[2:].partition(".")[0] in Config.model_fields
-
-
-def _meant(option: str, words: Sequence[str]) -> str:
-    """Return ``key=value`` as a suggestion if the unknown option is a key of the configuration."""
-    value = [*words, "…"][words.index(option) + 1]
-    return f" (write {option[2:]}={value})" if _is_key(option, "=") else ""
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,7 +1,6 @@
 """The commands of ``python -m train``, their messages and exit codes."""
 
 import argparse
-import errno
 import logging
 import os
 import shlex
@@ -92,22 +91,10 @@ def _explain(error: BaseException, args: argparse.Namespace) -> tuple[str, int]:
         number = error.signal if isinstance(error, Stopped) else signal.SIGINT
         return f"interrupted; {again} continues from the last checkpoint", 128 + number
     if isinstance(error, OSError):
-        return f"error: {_place_of(error)}{error.strerror or error}", 1
+        place = f"{error.filename}: " if error.filename else ""
+        return f"error: {place}{error.strerror or error}", 1
     why = " ".join(str(error).split())
     return f"error: {type(error).__name__}: {why[:500]}; --debug shows where", 1
-
-
-def _place_of(error: OSError) -> str:
-    """Return where an error occurred, as ``path: ``; empty if unknown."""
-    if error.filename is not None:
-        return f"{error.filename}: "
-    if error.errno in (errno.ENOSPC, errno.EPIPE):  # errors of files have names
-        return "standard output: "
-    try:
-        os.getcwd()
-    except OSError:
-        return "the working directory: "
-    return ""
 
 
 def _asked(args: argparse.Namespace) -> Config:

@@ -10,7 +10,7 @@ from rich.table import Table
 from train.report.arms import Arm, choose_targets, group, price, targets_of, without_repeats
 from train.report.figures import grid_drawing
 from train.report.history import History, data_remarks, read_all
-from train.report.plots import Curve, add_legend, curve_figure, mean_band, save
+from train.report.plots import add_legend, curve_figure, save
 from train.report.text import NOTHING, markdown_table, mean_and_spread, write_csv
 from train.rundir.directory import REPORT_SIGN
 from train.rundir.files import METRICS_FILE
@@ -23,14 +23,13 @@ CSV_COLUMNS = (
     *("seconds", "simulated_seconds"),
 )
 SUMMARY, TABLE, PLOT, GRID = "summary.md", "summary.csv", "accuracy_vs_bytes.png", "grid.png"
-CURVE_COLUMNS = ("label", "megabytes", "test_accuracy", "deviation", "seeds")
 RESUME = " --resume"
 
 
 def write_report(
     directories: Sequence[Path], into: Path, title: str, command: str, failed: Mapping[Path, str] | None = None
 ) -> tuple[Table, list[Path]]:
-    """Write `summary.md`, `summary.csv`, the plot of accuracy against bytes with its CSV, and that of a grid.
+    """Write `summary.md`, `summary.csv`, the plot of accuracy against bytes, and that of a grid.
 
     They cover all finished runs in the folder, including those of earlier commands.
 
@@ -71,19 +70,10 @@ def write_report(
     styles = {arm.label: arm.style for arm in arms}
     figure = curve_figure(curves, styles, "bytes", "test_accuracy", title, targets_of(arms))
     add_legend(figure, figure.axes[0])
-    means = write_csv((into / PLOT).with_suffix(".csv"), CURVE_COLUMNS, _curve_rows(curves))
-    written = [into / SUMMARY, table, *save(figure, into / PLOT), means]
+    written = [into / SUMMARY, table, *save(figure, into / PLOT)]
     if grid is not None:
         written += save(grid.figure, into / GRID)
     return _screen(title, header, rows, [*best, *data, *_losses(arms)]), written
-
-
-def _curve_rows(curves: Mapping[str, Sequence[Curve]]) -> Iterator[tuple[object, ...]]:
-    """Yield a row for each point of the plot; accuracies are shares in 0…1, as in `summary.csv`."""
-    for label, seeds in curves.items():
-        band = mean_band(seeds)
-        for x, y, deviation in zip(band.xs, band.means, band.deviations, strict=True):
-            yield label, x, y / 100, deviation / 100, len(seeds)
 
 
 def csv_rows(arms: Sequence[Arm]) -> Iterator[tuple[object, ...]]:
