@@ -1,6 +1,5 @@
 """Tables and figures: which runs they are made of, and what is written of those that were run."""
 
-import csv
 import json
 import re
 from dataclasses import replace
@@ -166,15 +165,8 @@ def test_a_table_shows_what_was_run_and_a_dash_for_the_rest(small_layout, tmp_pa
     assert "3 of 6 runs are finished, 4 to 4 s of rounds each." in text
     assert "`quickstart/r0.4/top_n-0` is at round 1 of 2 (70.0 %)." in text
     assert "Made by `python -m train table 1`." in text
-    with (tmp_path / "table1.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [row["test_accuracy"] for row in rows if row["strategy"] == "top_n"] == ["50.00", "60.00", "70.00"]
-    assert {row["published_sd"] for row in rows} == {"", "2.34", "0.31"}
-    assert {row["megabytes"] for row in rows} == {"10.000", "20.000"}
-    assert [row["lost"] for row in rows if row["strategy"] == "top_n"] == ["1", "1", "0"]
-    for path in paths[2:]:
-        assert path.read_bytes().startswith(b"\x89PNG")
-    assert set(re.findall(r"\((\w+\.png)\)", text)) == {path.name for path in paths[2:]}
+    assert paths[1].read_bytes().startswith(b"\x89PNG")
+    assert re.findall(r"\((\w+\.png)\)", text) == [paths[1].name]
 
 
 def test_a_run_that_reached_its_target_early_has_finished(small_layout, tmp_path):
@@ -203,7 +195,6 @@ def test_an_unstarted_table_is_all_dashes(small_layout, tmp_path):
     for name, told in (("1", "| top_n | – | 67.44 ± 2.34 | – | – |"), ("figure1", "0 of 4 runs are finished.")):
         matrix = small_layout.find(name)
         assert told in text_of(name, matrix, cells_of(matrix, small_layout, "small", tmp_path), small_layout, tmp_path)
-    assert len((tmp_path / "table1.csv").read_text().splitlines()) == 1
 
 
 def test_curves_and_their_moving_average(small_layout, tmp_path):

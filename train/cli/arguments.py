@@ -39,7 +39,7 @@ HELP = {  # by command: what it does, what it writes and where, and two examples
     ),
     "table": (
         "run the missing cells of a published table or figure, and write it",
-        "Writes tableN.md, tableN.csv and plots to the output folder, and the runs to its folder cells/.",
+        "Writes tableN.md and plots to the output folder, and the runs to its folder cells/.",
         ("table 1", "table figure3 --scale medium --seeds 0 --only top_n,collective"),
     ),
     "report": (

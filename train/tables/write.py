@@ -1,9 +1,9 @@
-"""Write tables and figures as Markdown, CSV and PNG, with the published values beside ours."""
+"""Write tables and figures as Markdown and PNG, with the published values beside ours."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 
 from matplotlib.artist import Artist
@@ -11,17 +11,13 @@ from matplotlib.figure import Figure as Picture
 
 from train.report.history import History, data_remarks, read_all, warn_of
 from train.report.plots import LABELS, draw_curves, save, style_of
-from train.report.text import NOTHING, markdown_table, mean_and_spread, write_csv
+from train.report.text import NOTHING, markdown_table, mean_and_spread
 from train.rundir.files import METRICS_FILE
 from train.runtime.files import write_whole
 from train.tables.cells import Cell, is_whole
 from train.tables.layout import Figure, Layout, Matrix, Panel, Setting
 
 TABLE_CURVES = [Panel(y="test_accuracy"), Panel(y="test_accuracy", x="bytes")]
-CSV_COLUMNS = (
-    *("experiment", "keep_ratio", "variant", "strategy", "seed", "rounds_run", "rounds", "test_accuracy", "seconds"),
-    *("lost", "megabytes", "published_mean", "published_sd"),
-)
 
 
 @dataclass(frozen=True)
@@ -55,11 +51,10 @@ class Report:
         return {begun[run.directory]: run for run in found if run.lines}
 
     def write(self) -> list[Path]:
-        """Write Markdown, CSV and plots, and return their paths."""
+        """Write Markdown and plots, and return their paths."""
         self.into.mkdir(parents=True, exist_ok=True)
         stem = self.number if isinstance(self.matrix, Figure) else f"table{self.number}"
-        text, rows, curves = (self.into / f"{stem}{end}" for end in (".md", ".csv", "_curves.png"))
-        write_csv(rows, CSV_COLUMNS, self._csv_rows())
+        text, curves = (self.into / f"{stem}{end}" for end in (".md", "_curves.png"))
         settings = self.drawn() or self.matrix.settings()
         panels = TABLE_CURVES
         if isinstance(self.matrix, Figure):
@@ -68,7 +63,7 @@ class Report:
         paragraphs = [*self._head(), *self._tables(), *self._runs(), f"Made by `{self.command}`."]
         paragraphs.append(f"![{curves.stem}]({curves.name})")
         write_whole(text, ("\n\n".join(paragraphs) + "\n").encode())
-        return [text, rows, curves]
+        return [text, curves]
 
     def of_cell(self, setting: Setting, strategy: str) -> list[History]:
         """Return the finished and unfinished seeds of a cell."""
@@ -157,16 +152,6 @@ class Report:
                 score = mean_and_spread(run.accuracies[-1:])
                 lines.append(f"`{name}` is at round {len(run.lines)} of {configs[name].rounds} ({score} %).")
         yield "\n".join(lines)
-
-    def _csv_rows(self) -> Iterator[tuple[object, ...]]:
-        for cell in chain.from_iterable(self._seeds.values()):
-            if run := self.runs.get(cell.name):
-                known = [*(self.layout.published_of(cell.setting, cell.strategy) or ()), "", ""][:2]
-                where = (cell.setting.experiment, cell.setting.keep_ratio, cell.setting.variant, cell.strategy)
-                accuracy = f"{run.accuracies[-1]:.2f}" if run.accuracies else ""
-                rounds = (len(run.lines), cell.config.rounds)
-                spent = (f"{run.total('seconds'):.1f}", int(run.total("failed")), f"{run.megabytes:.3f}")
-                yield (*where, cell.seed, *rounds, accuracy, *spent, *known)
 
 
 def entry(runs: Iterable[History]) -> str:
