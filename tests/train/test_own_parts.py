@@ -65,7 +65,7 @@ def test_every_example_trains(tmp_path, example):
 
 def test_own_parts_reach_the_processes_of_a_comparison(tmp_path, capsys):
     own = ["--import", "examples.own_strategy", "--strategies", "even", "--grid", "local.lr=0.03,0.1", "--quiet"]
-    assert main(["compare", QUICKSTART, *own, *TINY, f"--output={tmp_path}"]) == 0
+    assert main(["compare", QUICKSTART, *own, *TINY, f"output={tmp_path}"]) == 0
     assert capsys.readouterr() == ("", "")
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"even-lr=0.03-0", "even-lr=0.1-0"}
     assert read(tmp_path / "even-lr=0.03-0")[0]["lr"] == 0.03

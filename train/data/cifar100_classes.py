@@ -6,11 +6,7 @@ Both the superclasses and all 100 classes are numbered in alphabetical order of 
 official files.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
-
-from sharding.errors import UserError
 
 SUPERCLASSES = {
     "aquatic_mammals": ("beaver", "dolphin", "otter", "seal", "whale"),
@@ -36,18 +32,7 @@ SUPERCLASSES = {
 }
 
 
-def coarse_labels(classes: Sequence[str] = ()) -> np.ndarray:
-    """Return the superclass (0…19) of each class, int64 (100,).
-
-    Args:
-        classes: the 100 names in the order of the labels; alphabetical when not given.
-
-    Raises:
-        UserError: the names are not CIFAR-100's.
-    """
+def coarse_labels() -> np.ndarray:
+    """Return the superclass (0…19) of each class, int64 (100,)."""
     of_class = {name: coarse for coarse, fine in enumerate(SUPERCLASSES.values()) for name in fine}
-    names = list(classes) or sorted(of_class)
-    if sorted(names) != sorted(of_class):
-        odd = sorted(set(names) ^ set(of_class))
-        raise UserError(f"these are not the 100 classes of CIFAR-100; unknown, missing or repeated: {odd[:5]}")
-    return np.array([of_class[name] for name in names])
+    return np.array([of_class[name] for name in sorted(of_class)])

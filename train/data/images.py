@@ -1,21 +1,19 @@
 """Read labeled images into one uint8 tensor: from parquet files, and from folders of image files.
 
-Hugging Face's parquet layout has one row per image: a struct with the encoded file, an integer label, and the
-names of the classes in the schema's metadata.
+Hugging Face's parquet layout has one row per image: a struct with the encoded file, and an integer label.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sharding.errors import UserError, shown
+from sharding.errors import UserError
 from train.data.dataset import reading
 
 THREADS = 2  # decoders share Python's lock: a third thread was measured to slow the others down
@@ -24,14 +22,13 @@ CHUNK = 500  # images a thread decodes at a time
 
 
 class Images(NamedTuple):
-    """One split: uint8 images (samples, channels, height, width), int64 labels (samples,), class names.
+    """One split: uint8 images (samples, channels, height, width), int64 labels (samples,).
 
     `lossy` names the files' encoding if it does not preserve pixels exactly.
     """
 
     inputs: Tensor
     targets: Tensor
-    classes: tuple[str, ...]
     lossy: str = ""
 
 
@@ -52,9 +49,8 @@ def read_parquet(files: Sequence[Path], label: str, shape: Shape) -> Images:
     if not rows:
         raise UserError(f"{where} holds no images; replace it with a valid copy")
     encoded, labels = zip(*rows, strict=True)
-    with reading(where):
-        classes = class_names(files[0], label)
-        return Images(decode(encoded, shape), torch.tensor(labels), classes, lossy_encoding(encoded[0]))
+    with reading(where):  # an image or a label may be missing
+        return Images(decode(encoded, shape), torch.tensor(labels), lossy_encoding(encoded[0]))
 
 
 def lossy_encoding(file: bytes) -> str:
@@ -62,15 +58,6 @@ def lossy_encoding(file: bytes) -> str:
     if file.startswith(b"\xff\xd8\xff"):
         return "JPEG"
     return "WebP" if file[:4] == b"RIFF" and file[8:16] == b"WEBPVP8 " else ""
-
-
-def class_names(file: Path, label: str) -> tuple[str, ...]:
-    """Return the names of the classes from a parquet file's metadata; none where it has no such metadata."""
-    from pyarrow import parquet  # noqa: PLC0415 - heavy
-
-    metadata = parquet.read_schema(file).metadata or {}
-    features = json.loads(metadata.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
-    return tuple(features.get(label, {}).get("names", ()))
 
 
 def _rows(files: Sequence[Path], label: str) -> Iterator[tuple[bytes, int]]:
@@ -84,26 +71,10 @@ def _rows(files: Sequence[Path], label: str) -> Iterator[tuple[bytes, int]]:
         image = next((name for name in ("img", "image") if name in names), None)
         if image is None or label not in names:
             raise UserError(f"{file} has the columns {', '.join(names)}; expected `img` or `image`, and `{label}`")
-        batches = shard.iter_batches(batch_size=CHUNK, columns=[image, label])
-        while rows := _next_rows(file, batches, image, label):
-            yield from rows
-
-
-def _next_rows(file: Path, batches: Iterator[Any], image: str, label: str) -> list[tuple[bytes, int]]:
-    """Return the rows of the next batch; none after the last."""
-    with reading(file):
-        batch = next(batches, None)
-        if batch is None:
-            return []
-        if not hasattr(batch.column(image), "field"):
-            raise UserError(
-                f"{file} has {batch.column(image).type} in `{image}`; expected structs of `bytes` and `path`"
-            )
-        rows = [*zip(batch.column(image).field("bytes").to_pylist(), batch.column(label).to_pylist(), strict=True)]
-    for encoded, number in rows:
-        if not isinstance(encoded, bytes) or not isinstance(number, int) or isinstance(number, bool):
-            raise UserError(f"{file} has a row without an image, or `{label}` {shown(number)} is not a whole number")
-    return rows
+        with reading(file):
+            for batch in shard.iter_batches(batch_size=CHUNK, columns=[image, label]):
+                labels = batch.column(label).cast("int64")  # refuses fractions and words
+                yield from zip(batch.column(image).field("bytes").to_pylist(), labels.to_pylist(), strict=True)
 
 
 def decode(encoded: Iterable[bytes], shape: Shape) -> Tensor:

@@ -30,13 +30,13 @@ def read_cifar100(folder: Path, training: bool) -> Images:
 def read_mnist(folder: Path, training: bool) -> Images:
     """Read `folder/MNIST/raw`."""
     split = _open(datasets.MNIST, folder, training)
-    return Images(split.data[:, None], split.targets, tuple("0123456789"))
+    return Images(split.data[:, None], split.targets)
 
 
 def read_tiny_imagenet(folder: Path, training: bool) -> Images:
     """Read `folder/tiny-imagenet-200`, its validation images for testing: the test labels are not published."""
     tree = folder / "tiny-imagenet-200"
-    classes = tuple(sorted((tree / "wnids.txt").read_text(encoding="utf-8").split()))
+    classes = sorted((tree / "wnids.txt").read_text(encoding="utf-8").split())
     number = {name: label for label, name in enumerate(classes)}
     if training:
         files = [(file, number[name]) for name in classes for file in sorted((tree / "train" / name).rglob("*.JPEG"))]
@@ -45,7 +45,7 @@ def read_tiny_imagenet(folder: Path, training: bool) -> Images:
         lines = [line.split("\t") for line in (tree / "val" / "val_annotations.txt").read_text("utf-8").splitlines()]
         files = [(tree / "val" / "images" / line[0], number[line[1]]) for line in lines]
     inputs = decode((file.read_bytes() for file, _ in files), (3, 64, 64))
-    return Images(inputs, torch.tensor([label for _, label in files]), classes)
+    return Images(inputs, torch.tensor([label for _, label in files]))
 
 
 READERS: dict[str, Callable[[Path, bool], Images]] = {
@@ -94,4 +94,4 @@ def _open(dataset: Callable[..., Any], folder: Path, training: bool) -> Any:
 def _from_cifar(split: datasets.CIFAR10) -> Images:
     """Take torchvision's (samples, height, width, channels) array apart."""
     inputs = torch.from_numpy(split.data).permute(0, 3, 1, 2).contiguous()
-    return Images(inputs, torch.tensor(split.targets), tuple(split.classes))
+    return Images(inputs, torch.tensor(split.targets))

@@ -1,7 +1,6 @@
 """Image datasets: synthetic files of each layout, pixel by pixel, and a few rows of the real ones."""
 
 import hashlib
-import json
 import pickle
 from collections.abc import Callable
 from io import BytesIO
@@ -14,7 +13,7 @@ from PIL import Image
 
 from sharding.errors import UserError
 from train.data import load_dataset
-from train.data.cifar100_classes import SUPERCLASSES, coarse_labels
+from train.data.cifar100_classes import coarse_labels
 from train.data.images import Images, lossy_encoding
 from train.data.vision import SOURCES
 
@@ -27,15 +26,13 @@ def encode(pixels: np.ndarray, file_format: str = "PNG") -> bytes:
     return buffer.getvalue()
 
 
-def write_parquet(file: Path, images: list[np.ndarray], labels: list[int], label: str, names: list[str]) -> None:
+def write_parquet(file: Path, images: list[np.ndarray], labels: list[int], label: str) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
     file.parent.mkdir(parents=True, exist_ok=True)
-    features = {"img": {"_type": "Image"}, label: {"names": names, "_type": "ClassLabel"}}
     table = pa.table({"img": [{"bytes": encode(image), "path": None} for image in images], label: labels})
-    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
-    parquet.write_table(table.replace_schema_metadata(metadata), file)
+    parquet.write_table(table, file)
 
 
 @pytest.fixture
@@ -46,8 +43,8 @@ def cifar10(tmp_path: Path) -> tuple[Path, np.ndarray]:
     folder = tmp_path / "cifar10" / "plain_text"
     for shard, (start, stop) in enumerate([(0, 700), (700, 701), (701, 703)]):
         file = folder / f"train-{shard:05}-of-00003.parquet"
-        write_parquet(file, list(pixels[start:stop]), labels[start:stop], "label", list("abcdefghij"))
-    write_parquet(folder / "test-00000-of-00001.parquet", list(pixels[:2]), [3, 4], "label", list("abcdefghij"))
+        write_parquet(file, list(pixels[start:stop]), labels[start:stop], "label")
+    write_parquet(folder / "test-00000-of-00001.parquet", list(pixels[:2]), [3, 4], "label")
     return tmp_path, pixels
 
 
@@ -67,7 +64,7 @@ def test_data_that_are_not_the_official_ones_say_so(cifar10: tuple[Path, np.ndar
     assert data.remarks == ("703 of 50,000 training images", "2 of 10,000 test images")
 
     def images(count: int, lossy: str = "") -> Images:
-        return Images(torch.zeros(0), torch.zeros(count), (), lossy)
+        return Images(torch.zeros(0), torch.zeros(count), lossy)
 
     assert SOURCES["cifar10"].remarks(images(50_000), images(10_000)) == ()
     assert SOURCES["cifar10"].remarks(images(50_000, "WebP"), images(10_000)) == ("a lossy re-encoding (WebP)",)
@@ -86,23 +83,11 @@ def test_color_and_gray_are_converted_to_what_the_dataset_has(tmp_path: Path) ->
     gray = RNG.integers(256, size=(28, 28), dtype=np.uint8)
     color = np.repeat(gray[..., None], 3, axis=2)
     for split in ("train", "test"):
-        write_parquet(tmp_path / "mnist" / f"{split}-0.parquet", [gray, color], [0, 1], "label", list("0123456789"))
+        write_parquet(tmp_path / "mnist" / f"{split}-0.parquet", [gray, color], [0, 1], "label")
     data = load_dataset("mnist", tmp_path)
     assert torch.equal(data.train.inputs, torch.from_numpy(np.stack([gray, gray]))[:, None])
     assert data.train.inputs.stride() == torch.empty(2, 1, 28, 28).stride()  # kernels, and so bits, depend on it
     assert data.augment is None
-
-
-def test_cifar100_superclasses_follow_the_names_in_the_file(tmp_path: Path) -> None:
-    names = sorted((name for fine in SUPERCLASSES.values() for name in fine), reverse=True)
-    for split in ("train", "test"):
-        file = tmp_path / "cifar100" / f"{split}-0.parquet"
-        write_parquet(file, [np.zeros((32, 32, 3), np.uint8)], [0], "fine_label", names)
-    coarse = load_dataset("cifar100", tmp_path).coarse
-    assert coarse is not None
-    assert np.array_equal(coarse, coarse_labels()[::-1])
-    with pytest.raises(UserError, match=r"not the 100 classes.*'x'"):
-        coarse_labels([*names[:-1], "x"])
 
 
 def test_the_table_of_superclasses_is_krizhevskys() -> None:
@@ -187,16 +172,3 @@ def test_real_images(name: str, real_data: Callable[..., Path]) -> None:
     assert (data.coarse is not None) == (name == "cifar100")
     ready = data.prepare(data.train.inputs)
     assert ready.isfinite().all()
-
-
-@pytest.mark.real
-def test_real_class_names(real_data: Callable[..., Path]) -> None:
-    from train.data.images import class_names
-
-    names = class_names(next((real_data("cifar100") / "cifar100").glob("train-*")), "fine_label")
-    assert np.array_equal(coarse_labels(names), coarse_labels())
-    names = class_names(next((real_data("cifar10") / "cifar10").glob("train-*")), "label")
-    assert names == (
-        *("airplane", "automobile", "bird", "cat", "deer"),
-        *("dog", "frog", "horse", "ship", "truck"),
-    )
