@@ -38,7 +38,7 @@ from train.cli.commands import main
 from train.compare import compare, plan_cells
 from train.config.yaml_text import read_yaml
 from train.run import run
-from train.rundir.checkpoint import Checkpoint, SpoiledError, rounds_of
+from train.rundir.checkpoint import Checkpoint, rounds_of
 from train.rundir.directory import RunDirectory, is_finished, is_measured
 from train.rundir.files import (
     BEST_FILE,
@@ -190,7 +190,7 @@ def test_what_no_result_depends_on_may_change_on_the_way(tmp_path):
 @pytest.mark.parametrize("key", ["samples", "classes"])
 def test_it_does_not_resume_with_another_data(key, tmp_path):
     run(tiny(tmp_path, *OPTIONS))
-    (tmp_path / CHECKPOINT_FILE).unlink()  # so that there are rounds to run again
+    (tmp_path / MODEL_FILE).unlink()  # so that it has not finished
     path = tmp_path / CLIENTS_FILE
     clients = json.loads(path.read_text())
     clients["quickstart"][key].reverse()
@@ -205,22 +205,13 @@ def test_that_there_is_nothing_to_go_on_with_is_said(tmp_path, caplog):
     words = ["run", QUICKSTART, *TINY[1:], "rounds=1", f"output={tmp_path / 'run'}", "--resume"]
     assert main(words) == 0
     assert f"{tmp_path / 'run'} holds no run to resume" in caplog.text
-    caplog.clear()
-    assert main(words) == 0
-    assert "anew" not in caplog.text
 
 
 SPOILED = {
-    "empty": lambda content: b"",
-    "a few bytes": lambda content: content[:4],
     "a part": lambda content: content[:5000],
-    "a byte short": lambda content: content[:-1],
-    "a byte more": lambda content: content + b"x",
     "zeros": lambda content: bytes(len(content)),
-    "garbage": lambda content: random.Random(0).randbytes(len(content)),
     "a bit": lambda content: content[:-9] + bytes([content[-9] ^ 1]) + content[-8:],
     "another round": lambda content: content.replace(rb"\"rounds\": 3", rb"\"rounds\": 2"),
-    "rounds in words": lambda content: content.replace(rb"\"rounds\": 3", rb"\"rounds\": x"),
     "no metadata": lambda content: content.replace(b"checkpoint", b"chickpoint"),
 }
 
@@ -248,13 +239,9 @@ def test_without_any_checkpoint_it_starts_again_and_says_so(tmp_path, whole, cut
 
 
 METRICS = {
-    "empty": lambda lines: [],
     "first line gone": lambda lines: lines[1:],
-    "last line gone": lambda lines: lines[:-1],
     "last newline lost": lambda lines: [*lines[:-1], lines[-1].rstrip()],
     "garbage": lambda lines: [lines[0], b"{garbage\n", lines[2]],
-    "zeros": lambda lines: [lines[0], bytes(100), b"\n"],
-    "no text": lambda lines: [lines[0], b"\xff\xfe\n"],
     "a list": lambda lines: [lines[0], b"[]\n"],
     "no round": lambda lines: [*lines[:2], b"{}\n"],
     "a round twice": lambda lines: [lines[0], *lines],
@@ -327,11 +314,6 @@ def test_a_checkpoint_that_has_lost_what_the_sampler_learned_is_refused(norms):
     sampler = StatisticalSampler(40, 3, 0)
     with pytest.raises(UserError, match="gradient_norms are not one per client"):
         Checkpoint(1, {}, norms).restore(nn.Sequential(), sampler)
-
-
-def test_a_checkpoint_of_another_model_is_reported(whole):
-    with pytest.raises(SpoiledError, match="it is of another model: "):
-        Checkpoint.read(whole / CHECKPOINT_FILE).must_fit(nn.Linear(2, 2))
 
 
 def test_two_checkpoints_and_the_best_model_are_kept_readable_by_the_group(whole):
@@ -424,22 +406,6 @@ def test_a_checkpoint_without_its_run_is_neither_loaded_nor_overwritten(tmp_path
         run(config, resume=True)
 
 
-CONFIGS = {
-    "binary": b"\x89PNG\xff",
-    "no YAML": b"a: [",
-    "a python tag": b"!!python/object/apply:os.system [true]",
-    "empty": b"",
-}
-
-
-@pytest.mark.parametrize("content", CONFIGS.values(), ids=CONFIGS)
-def test_a_config_that_cannot_be_read_is_one_line(content, tmp_path, whole):
-    config = continued(whole, tmp_path)
-    (config.directory / CONFIG_FILE).write_bytes(content)
-    with pytest.raises(UserError, match="holds no run of this version"):
-        run(config, resume=True)
-
-
 def test_a_run_of_another_version_is_not_resumed(tmp_path):
     config = tiny(tmp_path / "run", *OPTIONS)
     run(config)
@@ -477,18 +443,17 @@ def test_a_full_disk_is_one_line_and_loses_no_checkpoint(tmp_path, whole):
     assert_same(config.directory, whole)
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS, errno.EIO])
-def test_a_line_of_metrics_that_cannot_be_written_is_one_line(error, tmp_path, whole, monkeypatch):
+def test_a_line_of_metrics_that_cannot_be_written_is_one_line(tmp_path, whole, monkeypatch):
     config = tiny(tmp_path / "run", *OPTIONS)
     fsync = os.fsync
 
     def fail(descriptor):
         if METRICS_FILE in os.readlink(f"/proc/self/fd/{descriptor}") and len(read(config.directory)) == 4:
-            raise OSError(error, os.strerror(error))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(RunError, match=f"cannot write .*{METRICS_FILE}: {os.strerror(error)}"):
+    with pytest.raises(RunError, match=f"cannot write .*{METRICS_FILE}: No space left"):
         run(config)
     monkeypatch.undo()
     run(config, resume=True)
@@ -538,11 +503,3 @@ def test_a_signal_stops_what_runs_and_what_waits(tmp_path):
     assert Checkpoint.read(cells[0].directory / CHECKPOINT_FILE).rounds == len(lines)
     assert not cells[1].directory.exists()
     assert not active_children()
-
-
-def test_a_comparisons_output_is_a_path_whatever_is_in_it(tmp_path):
-    folder = tmp_path / "run #1: a"
-    cells = plan_cells(QUICKSTART, [f"output='{folder}'"], ["dense", "top_n"], [0, 1])
-    assert [cell.directory.parent for cell in cells] == [folder] * 4
-    assert len({cell.directory for cell in cells}) == 4
-    assert isinstance(cells[0].directory, Path)
