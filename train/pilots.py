@@ -10,13 +10,14 @@ all runs of one `data_seed`. The result is kept in `pilots.json`, for a resumed 
 import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isnan, nan
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic.dataclasses import dataclass as checked
 
 from sharding.client_sampling import (
     Participation,
@@ -35,7 +36,7 @@ from train.experiment import Experiment
 from train.rounds import run_rounds
 from train.rundir.files import PILOTS_FILE
 from train.runtime.files import write_whole
-from train.runtime.jsonl import from_json
+from train.runtime.jsonl import read_record
 from train.runtime.stages import enter
 
 PILOTS = 3  # of each kind
@@ -44,7 +45,7 @@ LAWS = ("uniform", "weighted")
 Vector = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class Lesson:
     """The result of the pilots.
 
@@ -102,13 +103,9 @@ def read_lesson(path: Path, num_clients: int) -> Lesson:
     Raises:
         UserError: it cannot be read, or has another number of clients.
     """
-    try:
-        lesson = Lesson(**from_json(path.read_text(encoding="utf-8")))
-        norms = np.array(lesson.gradient_norms, dtype=np.float64)
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{path} cannot be read ({error}); remove it to run the pilots again") from error
-    if norms.shape != (num_clients,):
-        raise UserError(f"{path} is of {norms.size} clients, not {num_clients}; remove it to run the pilots again")
+    lesson = read_record(path, lambda held: Lesson(**held))
+    if (count := len(lesson.gradient_norms)) != num_clients:
+        raise UserError(f"{path} is of {count} clients, not {num_clients}; delete it to run the pilots again")
     return lesson
 
 

@@ -13,7 +13,7 @@ import yaml
 from train.assembly import assemble
 from train.callbacks import Callback, closing
 from train.callbacks.files import MetricsFile, SaveBest, SaveCheckpoints, keepers_of
-from train.callbacks.stopping import EarlyStop, Interruption, LostRounds, OversizeShards
+from train.callbacks.stopping import EarlyStop, Interruption, LostRounds
 from train.callbacks.trackers import check_trackers, open_trackers
 from train.config.registries import import_parts
 from train.config.schema import Config
@@ -110,7 +110,6 @@ def open_callbacks(
         SaveBest(experiment, lines),
         SaveCheckpoints(experiment),
         MetricsFile(config),
-        OversizeShards(),
         *trackers,
     ]
 
@@ -138,7 +137,7 @@ def _go_back(config: Config, experiment: Experiment | MultiModel) -> tuple[int, 
     """Load the last checkpoint that has metrics; return its round and the metrics up to it."""
     path = config.directory / files.METRICS_FILE
     lines = read_lines(path)
-    found = find_checkpoint(config.directory, len(lines), experiment.model)
+    found = find_checkpoint(config.directory, len(lines))
     start = 0
     if found is not None:
         where, checkpoint = found

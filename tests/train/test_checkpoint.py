@@ -28,7 +28,6 @@ def test_a_model_whose_names_have_slashes_comes_back(tmp_path):
     other = with_slashes()
     keepers = {"server/net": ServerOptimizer(other, "momentum"), "average/net": iterate_average(other)}
     checkpoint = Checkpoint.read(path)
-    checkpoint.must_fit(other)
     checkpoint.restore(other, None, keepers)
     for held, kept in ((model, other), (server, keepers["server/net"]), (average, keepers["average/net"])):
         one, two = held.state_dict(), kept.state_dict()

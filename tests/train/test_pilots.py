@@ -121,18 +121,17 @@ def test_pilots_need_losses_and_a_sampler_that_learns(tmp_path, overrides, messa
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ("", "cannot be read"),
+        ("", "cannot read"),
         (
             '{"beta_over_alpha": 1.0, "gradient_norms": [1.0, 2.0], "rounds": {}, "estimates": []}',
             "of 2 clients, not 10",
         ),
-        ('{"gradient_norms": "x"}', "cannot be read"),
     ],
 )
 def test_a_spoiled_lesson_is_named(tmp_path, content, told):
     path = tmp_path / "pilots.json"
     path.write_text(content, encoding="utf-8")
-    with pytest.raises(UserError, match=rf"{path}.*{told}.*remove it"):
+    with pytest.raises(UserError, match=f"{told}.*delete it"):
         teach(assemble(configured(tmp_path)), tmp_path)
 
 

@@ -1,7 +1,4 @@
-"""End a run before its last round: it reached a target, its accuracy stalls, or all updates are lost.
-
-Also warn where sharding costs more than it saves.
-"""
+"""End a run before its last round: it reached a target, its accuracy stalls, or all updates are lost."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -93,23 +90,6 @@ class LostRounds(Callback):
             )
         if self._lost and (done.last or done.interrupted):
             log.warning("%d of %d rounds had no update; %s", self._lost, self._rounds, self._note)
-
-
-class OversizeShards(Callback):
-    """Warns once if the largest shard of a round has more bytes than the model, so that sharding saves nothing."""
-
-    def __init__(self) -> None:
-        self._warned = False
-
-    def after_round(self, done: FinishedRound) -> None:
-        """Compare the shards with the model."""
-        for task, plan in {} if self._warned else done.plans.items():
-            whole = done.metrics.get(f"{task}/bytes_dense", done.metrics["bytes_dense"])
-            largest = max((shard.nbytes for shard in plan.values()), default=0)
-            if plan.spectra and largest > whole:
-                self._warned = True
-                share = f"{100 * largest / whole:.0f} %"
-                log.warning("%s: a shard has %s of the model's bytes; lower keep_ratio or widen layers", task, share)
 
 
 class Interruption(Callback):

@@ -24,7 +24,7 @@ from train.federate.nodes_engine import NodesEngine
 from train.federate.roster import Nodes, Patience
 from train.federate.status import FINISHED, Status
 from train.run import run
-from train.rundir.files import CLIENTS_FILE, METRICS_FILE
+from train.rundir.files import METRICS_FILE
 from train.rundir.records import read_clients
 from train.runtime.errors import RunError
 from train.runtime.jsonl import read_lines
@@ -149,10 +149,6 @@ def recall(config: Config) -> tuple[dict[int, Card], dict[int, str]]:
         UserError: the file is damaged.
     """
     held = read_clients(config.directory).get(config.name, {"samples": [], "keep_ratios": [], "node_keys": []})
-    try:
-        pairs = enumerate(zip(held["keep_ratios"], held["samples"], strict=True))
-        cards = {client: Card(client, ratio, size) for client, (ratio, size) in pairs}
-    except (ValueError, TypeError) as error:
-        path = config.directory / CLIENTS_FILE
-        raise UserError(f"cannot read {path}: {error}; delete it, and the server asks the nodes again") from error
+    pairs = enumerate(zip(held["keep_ratios"], held["samples"], strict=True))
+    cards = {client: Card(client, ratio, size) for client, (ratio, size) in pairs}
     return cards, {client: key for client, key in enumerate(held["node_keys"]) if key}

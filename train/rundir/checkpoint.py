@@ -109,18 +109,6 @@ class Checkpoint:
             digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
-    def must_fit(self, model: nn.Module | None) -> None:
-        """Check that this is a checkpoint of the given model, if any.
-
-        Raises:
-            SpoiledError: it is of another model.
-        """
-        wanted = {} if model is None else {name: tensor.shape for name, tensor in model.state_dict().items()}
-        held = {name: tensor.shape for name, tensor in self._model_state().items()}
-        differing = sorted(name for name in wanted.keys() | held.keys() if wanted.get(name) != held.get(name))
-        if model is not None and differing:
-            raise SpoiledError(f"it is of another model: {differing[0]} differs")
-
     def restore(self, model: nn.Module, sampler: Sampler | None = None, keepers: Keepers = NO_KEEPERS) -> None:
         """Restore the model, the optimizers and averages, and the sampler.
 
@@ -172,20 +160,18 @@ def save_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
     write_whole(directory / CHECKPOINT_FILE, checkpoint.to_bytes(), keep=directory / PREVIOUS_FILE)
 
 
-def find_checkpoint(directory: Path, rounds: int, model: nn.Module | None = None) -> tuple[Path, Checkpoint] | None:
+def find_checkpoint(directory: Path, rounds: int) -> tuple[Path, Checkpoint] | None:
     """Return the newest usable checkpoint of at most this many rounds; log why newer ones are not used.
 
     Args:
         directory: of the run.
         rounds: number of rounds with metrics.
-        model: which the checkpoint must fit.
     """
     for path in (directory / CHECKPOINT_FILE, directory / PREVIOUS_FILE):
         if not path.exists():
             continue
         try:
             checkpoint = Checkpoint.read(path)
-            checkpoint.must_fit(model)
         except SpoiledError as error:
             log.warning("%s cannot be used: %s", path, error)
             continue

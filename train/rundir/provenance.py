@@ -19,11 +19,10 @@ import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass as checked
 
-from sharding.errors import UserError, one_line
 from train.config.schema import Config
 from train.experiment import Experiment
 from train.rundir.files import PROVENANCE_FILE
-from train.runtime.jsonl import from_json
+from train.runtime.jsonl import read_record
 
 log = logging.getLogger(__name__)
 
@@ -59,12 +58,7 @@ class Provenance:
         path = directory / PROVENANCE_FILE
         if not path.is_file():
             return None
-        try:
-            return cls(**{"data": {}} | from_json(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(
-                f"cannot read {path}: {one_line(error)}; delete it, and it will be written again"
-            ) from error
+        return read_record(path, lambda held: cls(**{"data": {}} | held))
 
     def to_json(self) -> str:
         """Return the content of the file."""

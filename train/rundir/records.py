@@ -15,11 +15,11 @@ from pydantic.dataclasses import dataclass as checked
 
 from sharding import Plan, UserError
 from sharding.diagnostics import anme
-from sharding.errors import one_line
 from train.config.schema import Config
+from train.config.sections import Ratio
 from train.experiment import Experiment
 from train.rundir.files import CLIENTS_FILE, LAYERS_FILE, WANDB_FILE
-from train.runtime.jsonl import from_json, sound, whole_lines
+from train.runtime.jsonl import from_json, read_record, sound, whole_lines
 
 DIGITS = 6  # significant ones are enough to draw
 
@@ -64,7 +64,7 @@ class _Clients:
     """The clients of one task, as they are read back."""
 
     samples: list[Count]
-    keep_ratios: list[float]
+    keep_ratios: list[Ratio]
     classes: list[list[Count]] | None
     node_keys: list[str] = field(default_factory=list)
 
@@ -129,11 +129,7 @@ def read_clients(directory: Path) -> dict[str, dict[str, Any]]:
     path = directory / CLIENTS_FILE
     if not path.is_file():
         return {}
-    try:
-        tasks = from_json(path.read_text(encoding="utf-8"))
-        return {name: dict(vars(_Clients(**task))) for name, task in tasks.items()}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"cannot read {path}: {one_line(error)}; delete it, and it will be written again") from error
+    return read_record(path, lambda tasks: {name: dict(vars(_Clients(**its))) for name, its in tasks.items()})
 
 
 def check_clients(directory: Path, clients: Clients) -> None:

@@ -1,12 +1,15 @@
 """Read and write files with one line per round. Damaged or incomplete lines never count as a round."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from sharding.errors import UserError, one_line
 from train.runtime.errors import writing
 from train.runtime.files import write_whole
+
+Record = TypeVar("Record")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -42,6 +45,18 @@ def from_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def read_record(path: Path, read: Callable[[Any], Record]) -> Record:
+    """Return what a function makes of a file in JSON that a run has written.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    try:
+        return read(from_json(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"cannot read {path}: {one_line(error)}; delete it, and it will be written again") from error
 
 
 def has_ended(lines: Sequence[Mapping[str, Any]], rounds: int) -> bool:
