@@ -137,19 +137,6 @@ def test_compare_starts_nothing_where_one_directory_holds_a_run(tmp_path, train)
     assert (tmp_path / "dense-0" / "metrics.jsonl").read_text() == "kept"
 
 
-def test_inspect_draws_the_partition_and_trains_nothing(tmp_path, train, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    done = train("inspect", REPOSITORY / "configs" / "quickstart.yaml", "data.partition=iid")
-    assert done.returncode == 0, done.stderr
-    assert "20 clients share 1,437 of 1,437 samples of digits" in done.stdout
-    assert "samples a client: 71 least, 72 median, 72 most" in done.stdout
-    assert "keep ratio 0.4: " in done.stdout
-    assert "; 8 clients, " in done.stdout
-    pictures = [f"quickstart-{kind}.{end}" for kind in ("classes", "partition") for end in ("png", "svg")]
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == pictures
-    assert (tmp_path / "runs" / "quickstart-partition.png").read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.slow
 def test_workers_end_with_the_comparison_that_is_killed(tmp_path):
     command = [sys.executable, "-m", "train", "compare", QUICKSTART, "--strategies", "dense,top_n"]

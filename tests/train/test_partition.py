@@ -254,14 +254,6 @@ def test_class_counts() -> None:
     assert counts.tolist() == [[0, 2, 0, 0], [0, 0, 0, 0], [2, 0, 1, 0]]
 
 
-@pytest.mark.parametrize("scheme", SPLITTING)
-@pytest.mark.parametrize("alpha", [1e-3, 1.0])
-def test_ten_thousand_clients(scheme: str, alpha: float) -> None:
-    parts = partition(scheme, balanced(50_000, 100), 10_000, np.random.default_rng(0), alpha)
-    assert len(parts) == 10_000
-    assert len(np.unique(np.concatenate(parts))) == 50_000
-
-
 def text() -> Dataset:
     split = Split(torch.zeros(5, 8), torch.zeros(5, 8))
     return Dataset("play", split, split, 90, (8,), unchanged, natural=[np.arange(5)])

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from train.callbacks import EachRound
-from train.cli.progress import RoundProgress, Standing, clock
+from train.cli.progress import RoundProgress, Standing
 from train.compare import compare
 from train.config.schema import load_config
 from train.run import run
@@ -126,10 +126,6 @@ def test_a_run_that_continues_counts_the_bytes_and_losses_of_its_earlier_rounds(
         progress.show(0, line(3))
     told = "collective: round 4 of 10, loss 0.500, accuracy 12.5 %, 6.0 MB, 3 lost, 0:12 left\n"
     assert out.getvalue().endswith(told)
-
-
-def test_clock():
-    assert [clock(s) for s in (0, 59.6, 61, 3723)] == ["0:00", "1:00", "1:01", "1:02:03"]
 
 
 def test_a_run_and_each_of_several_show_their_stages_before_the_first_round(tmp_path):

@@ -181,16 +181,6 @@ def test_a_run_whose_numbers_are_none_is_left_out_by_name(runs, tmp_path, caplog
     assert str(metrics) in caplog.text
 
 
-def test_files_beside_the_metrics_that_cannot_be_read_are_named(runs, tmp_path):
-    held = copied(runs / "a", tmp_path)
-    clients, layers = held / "clients.json", held / "layers.jsonl"
-    clients.write_text(re.sub(r'"samples": \[\d+', '"samples": ["many"', clients.read_text()))
-    layers.write_text('{"round": 0}\n')
-    text = page_of(tmp_path)
-    assert str(clients) in text
-    assert f"{held} has a file that cannot be read: KeyError" in text
-
-
 LAW = {"keep_ratio": 0.2, "anme": None, "magnitudes": [1.0], "inclusion": [1.0], "multipliers": [1.0], "held": [1]}
 CLIENTS = {"samples": [3], "keep_ratios": [0.2], "classes": [[1, 2]]}
 MADE = {"engine": "auto", "threads": 1, "device": "cpu", "data": {}, "starts": []}

@@ -96,11 +96,6 @@ def test_bytes_are_those_of_the_wire(tmp_path, wire):
     assert experiment.server.planner.compression == wire
 
 
-def test_full_and_dense_start_from_the_same_model(tmp_path):
-    models = [assemble(tiny(tmp_path, f"strategy={name}")).model.state_dict() for name in ("full", "dense")]
-    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
-
-
 def test_a_low_rank_start_has_what_the_strongest_client_of_a_sharding_strategy_affords(tmp_path):
     def weights(*overrides):
         experiment = assemble(tiny(tmp_path, "keep_ratio={0.2: 0.5, 0.4: 0.5}", *overrides, shared=RESNET))

