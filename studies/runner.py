@@ -4,13 +4,14 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from rich.console import Console
 
 from studies.curves import Evaluation, Lines, Row, curve, read_curves, write_curves
-from train.compare import compare, default_jobs
+from train.cli.progress import run_missing
+from train.compare import default_jobs
 from train.config.schema import Config, load_config
 from train.report import History
-from train.rundir.directory import is_measured
 from train.runtime.errors import RunError
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -70,14 +71,7 @@ def run_all(configs: Mapping[str, Config], jobs: int | None = None, diverging: b
     Raises:
         RunError: a run failed; the others are done.
     """
-    names, cells = list(configs), list(configs.values())
-    wanted = [cell for cell in cells if not is_measured(cell)]
-
-    def show(place: int, metrics: Mapping[str, Any]) -> None:
-        if metrics["round"] == wanted[place].rounds - 1 or "stopped" in metrics:
-            print(f"{names[cells.index(wanted[place])]}: {metrics['test_accuracy']:.4f}", flush=True)
-
-    failures = compare(wanted, show, jobs or default_jobs(), resume=True)
+    failures = run_missing(configs, jobs or default_jobs(), Console())
     lost = {where: failure.why for where, failure in failures.items() if not (diverging and failure.diverged)}
     if lost:
         raise RunError("; ".join(f"{where}: {why}" for where, why in lost.items()))

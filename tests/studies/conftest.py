@@ -2,7 +2,6 @@
 
 import pytest
 
-from studies import runner
 from train.callbacks.stopping import DivergedError
 from train.compare import FailedRun
 from train.run import run
@@ -13,7 +12,7 @@ def started(monkeypatch):
     """The folders' names of all runs that a study has started, in their order."""
     names = []
 
-    def compare(cells, show, jobs, resume):
+    def compare(cells, show, jobs, resume, stage):
         failures = {}
         for cell in cells:
             names.append(cell.directory.name)
@@ -23,5 +22,5 @@ def started(monkeypatch):
                 failures[str(cell.directory)] = FailedRun(str(error), diverged=True)
         return failures
 
-    monkeypatch.setattr(runner, "compare", compare)
+    monkeypatch.setattr("train.cli.progress.compare", compare)
     return names

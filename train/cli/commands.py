@@ -20,7 +20,7 @@ from train.callbacks import EachRound
 from train.cli.arguments import parse
 from train.cli.inspection import inspect_partition
 from train.cli.listing import names
-from train.cli.progress import RoundProgress
+from train.cli.progress import RoundProgress, run_missing
 from train.compare import FailedRun, compare, plan_cells
 from train.config.idle_keys import refuse_idle
 from train.config.naming import with_directory
@@ -30,7 +30,7 @@ from train.report import write_report
 from train.report.page import write_page
 from train.report.summary import SUMMARY
 from train.run import run
-from train.rundir.directory import RunDirectory, check_comparison, check_writable, is_measured
+from train.rundir.directory import RunDirectory, check_comparison, check_writable
 from train.rundir.files import CONFIG_FILE
 from train.rundir.records import wandb_state
 from train.runtime.errors import RunError
@@ -137,14 +137,11 @@ def _table(args: argparse.Namespace, console: Console) -> None:
     cells = cells_of(matrix, layout, args.scale, into, args.seeds, args.overrides)
     for cell in cells:
         RunDirectory(cell.config, resume=True).check()  # neither run nor show what was run with another configuration
-    missing = [cell for cell in choose(cells, args.only) if not is_measured(cell.config)]
-    configs, failures = [cell.config for cell in missing], {}
-    if missing:
-        with RoundProgress(console, configs, [cell.name for cell in missing]) as progress:
-            failures = compare(configs, progress.show, args.jobs, resume=True, stage=progress.show_stage)
+    chosen = {cell.name: cell.config for cell in choose(cells, args.only)}
+    failures = run_missing(chosen, args.jobs, console)
     paths = Report(args.number, matrix, cells, layout, args.scale, args.line, into).write()
     _show_paths(paths, console)
-    _raise_failures(failures, len(missing))
+    _raise_failures(failures, len(chosen))
 
 
 def _raise_failures(failures: Mapping[Path, FailedRun], total: int) -> None:

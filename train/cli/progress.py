@@ -14,7 +14,9 @@ from rich.table import Column
 from rich.text import Text
 
 from sharding.errors import UserError
+from train.compare import FailedRun, compare
 from train.config.schema import Config
+from train.rundir.directory import is_measured
 from train.rundir.files import METRICS_FILE
 from train.runtime.jsonl import megabytes, read_lines
 
@@ -144,6 +146,16 @@ class RoundProgress:
 
     def _say(self, line: str) -> None:
         self._console.print(line, highlight=False, markup=False, soft_wrap=self._bars is None)
+
+
+def run_missing(cells: Mapping[str, Config], jobs: int, console: Console) -> dict[Path, FailedRun]:
+    """Run the cells that are not measured, `jobs` at a time, and show their progress; return those that failed."""
+    missing = {name: cell for name, cell in cells.items() if not is_measured(cell)}
+    if not missing:
+        return {}
+    configs = [*missing.values()]
+    with RoundProgress(console, configs, [*missing]) as progress:
+        return compare(configs, progress.show, jobs, resume=True, stage=progress.show_stage)
 
 
 class _Bars(Progress):
