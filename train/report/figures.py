@@ -116,13 +116,12 @@ def curve_drawings(
     yield Drawing(figure, caption)
 
 
-def law_drawings(laws: Mapping[str, Layers], arms: Sequence[Arm], when: str) -> Iterator[Drawing]:
+def law_drawings(laws: Mapping[str, Layers], arms: Sequence[Arm]) -> Iterator[Drawing]:
     """Draw π and ω of up to three layers, for the smallest keep ratio of each arm.
 
     Args:
         laws: by the arm's label.
         arms: that are drawn.
-        when: describes when the laws were recorded, for the caption.
     """
     names = list(dict.fromkeys(name for layers in laws.values() for name in layers))
     for name in dict.fromkeys(names[round(share * (len(names) - 1))] for share in (0, 0.5, 1)):
@@ -137,7 +136,7 @@ def law_drawings(laws: Mapping[str, Layers], arms: Sequence[Arm], when: str) -> 
             if symbol == "ω":
                 lay_out_log(axes, "y")
             ratio = "of the smallest keep ratio, the largest term first"
-            yield Drawing(figure, f"{symbol} of the terms of {name} {when}, {ratio}.")
+            yield Drawing(figure, f"{symbol} of the terms of {name} in the last record, {ratio}.")
 
 
 def partition_drawings(clients: Mapping[str, Any], name: str) -> Iterator[Drawing]:

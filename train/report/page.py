@@ -131,15 +131,12 @@ class Chapter:
         if not held:
             return None
         last = {label: max(laws)[0] for label, laws in held.items()}
-        first, end = min(last.values()) + 1, max(last.values()) + 1
-        when = f"in round {end}" if first == end else f"in each run's last record (rounds {first} to {end})"
         shown = {label: _layers_of(held[label], round) for label, round in last.items()}
         names = dict.fromkeys(name for layers in shown.values() for name in layers)
         return Laws(
-            when,
             ["layer", *(f"{label} (round {round + 1})" for label, round in last.items())],
             [[name, *(_evenness(layers.get(name, ())) for layers in shown.values())] for name in names],
-            list(law_drawings(shown, self.arms, when)),
+            list(law_drawings(shown, self.arms)),
         )
 
     def clients(self) -> "tuple[list[Drawing], Path] | None":
@@ -173,9 +170,8 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Laws:
-    """The layers of each arm as of its last record: when that was, a table of their evenness, and π and ω."""
+    """The layers of each arm as of its last record: a table of their evenness, and π and ω."""
 
-    when: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     drawings: Sequence[Drawing]
