@@ -17,7 +17,7 @@ from train.rundir.files import CONFIG_FILE, METRICS_FILE, PROVENANCE_FILE
 from train.rundir.provenance import Provenance
 from train.runtime.files import UNFINISHED
 from train.tables.cells import Cell, cells_of, choose
-from train.tables.layout import LAYOUT_FILE, load_layout
+from train.tables.layout import load_layout
 from train.tables.write import TABLE_CURVES, Report
 
 LAYOUT = load_layout()
@@ -235,19 +235,6 @@ def test_a_cell_that_fails_stops_no_other_and_is_reported(small_layout, tmp_path
     assert command_line.main(words) == 1
     assert "1 of 2 runs failed" in capsys.readouterr().err
     assert re.search(r"\| top_n \| – \| 67.44 ± 2.34 \| \d+\.\d \| – \|", (out / "table1.md").read_text())
-
-
-def test_the_layout_file_names_what_exists(tmp_path):
-    values = yaml.safe_load(LAYOUT_FILE.read_text())
-    values["tables"]["1"]["strategies"] = ["colective"]
-    broken = tmp_path / "layout.yaml"
-    broken.write_text(yaml.safe_dump(values))
-    with pytest.raises(UserError, match="colective"):
-        load_layout(broken)
-    values["tables"] = []
-    broken.write_text(yaml.safe_dump(values))
-    with pytest.raises(UserError, match=r"layout\.yaml"):
-        load_layout(broken)
 
 
 def test_experiments_that_have_not_begun_take_a_line(tmp_path):

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from sharding.errors import UserError, few, one_line
 from train.assembly import assign_keep_ratios, read_dataset, share_out
 from train.config.idle_keys import refuse_idle
-from train.config.naming import with_directory
+from train.config.naming import check_once, settings, with_directory
 from train.config.schema import Config, load_config, read_config
 from train.experiment import Metrics
 from train.federate.client_app import write_data
@@ -125,30 +125,21 @@ def settings_of(path: str, overrides: Sequence[str], nodes: int, patience: Patie
     Raises:
         UserError: a mistake in the file or an override, or a key that has no effect.
     """
+    check_once([*settings(overrides), ("clients.count", "--nodes")])
     loaded = read_config(path, overrides)
     refuse_idle([loaded])
-    if "checkpoint_every" in loaded.line and loaded.config.checkpoint_every != CHECKPOINT_EVERY:
-        why = f"checkpoint_every={loaded.config.checkpoint_every} does nothing in a federation"
-        raise UserError(f"{why}, which writes a checkpoint each round; remove it")
+    for key, own in (("checkpoint_every", CHECKPOINT_EVERY), ("engine", ENGINE)):
+        if key in loaded.line and (asked := getattr(loaded.config, key)) != own:
+            raise UserError(f"{key}={asked} does nothing in a federation, where it is {own}; remove it")
     clients = loaded.config.clients
     words = [*overrides, f"clients.count={nodes}", f"clients.per_round={min(clients.per_round, nodes)}"]
     config = with_directory(load_config(path, words), words)
-    warn_of_replaced(config, overrides)
     return {
         "config": str(Path(path).resolve()),
         "overrides": shlex.join([*words, f"output={json.dumps(str(config.directory.resolve()))}"]),
         "start-timeout": patience.start,
         "round-timeout": patience.round,
     }
-
-
-def warn_of_replaced(config: Config, overrides: Sequence[str]) -> None:
-    """Warn of each override that the federation replaces."""
-    clients = config.clients
-    used = {"clients.count": clients.count, "clients.per_round": clients.per_round, "engine": ENGINE}
-    for key, _, value in (override.partition("=") for override in overrides):
-        if key in used and value != str(used[key]):
-            log.warning("%s=%s is not used: with %d nodes it is %s", key, value, clients.count, used[key])
 
 
 def lay_out(config: Config, settings: dict[str, object]) -> Place:

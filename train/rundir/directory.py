@@ -280,12 +280,8 @@ def plain(config: Config) -> dict[str, object]:
 
 def _make(directory: Path) -> list[Path]:
     """Create the directory. Return the created directories, the innermost first."""
-    try:
-        missing = [path for path in (directory, *directory.parents) if not path.exists()]
-        directory.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"cannot create the directory {directory}: {why}; choose another output=…") from error
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
     return missing
 
 

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from sharding.errors import UserError, pick
-from sharding.strategies import STRATEGIES
+from sharding.errors import pick
 from train.config.sections import Ratio, Section, Share
 
 LAYOUT_FILE = Path(__file__).with_name("layout.yaml")
@@ -134,21 +133,8 @@ class Layout(Section):
 
 
 def load_layout(path: Path = LAYOUT_FILE) -> Layout:
-    """Read the layout.
-
-    Raises:
-        UserError: it names a strategy or an experiment that does not exist, or is malformed.
-    """
-    try:
-        layout = Layout.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except ValidationError as error:
-        raise UserError(f"{path}: {' '.join(str(error).split())}") from error
-    for matrix in (*layout.tables.values(), *layout.figures.values()):
-        for strategy in matrix.strategies:
-            pick(STRATEGIES, strategy, "strategy")
-        for experiment in matrix.experiments:
-            pick(layout.experiments, experiment, "experiment")
-    return layout
+    """Read the layout."""
+    return Layout.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
 def _plain(keep_ratio: float | Mapping[float, float]) -> str:

@@ -131,15 +131,13 @@ def test_the_last_words_of_a_process_are_one_printable_line(tmp_path):
     assert launch.last_words(tmp_path / "none") == "its log is empty"
 
 
-def test_a_federation_has_a_checkpoint_each_round():
-    assert read_for(2, "checkpoint_every=1").checkpoint_every == 1
-    with pytest.raises(UserError, match="checkpoint_every=7 does nothing in a federation"):
-        read_for(2, "checkpoint_every=7")
+@pytest.mark.parametrize(("key", "own", "other"), [("checkpoint_every", "1", "7"), ("engine", "sequential", "auto")])
+def test_a_federation_has_an_engine_and_a_checkpoint_each_round(key, own, other):
+    assert str(getattr(read_for(2, f"{key}={own}"), key)) == own
+    with pytest.raises(UserError, match=f"{key}={other} does nothing in a federation, where it is {own}"):
+        read_for(2, f"{key}={other}")
 
 
-def test_overrides_that_a_federation_replaces_are_reported_a_line_each(caplog):
-    read_for(2, "clients.count=3", "engine=processes", "clients.per_round=1", "local.lr=0.05")
-    assert [record.getMessage() for record in caplog.records] == [
-        "clients.count=3 is not used: with 2 nodes it is 2",
-        "engine=processes is not used: with 2 nodes it is sequential",
-    ]
+def test_the_number_of_clients_has_one_place():
+    with pytest.raises(UserError, match=r"'clients\.count=3' and '--nodes'"):
+        read_for(2, "clients.count=3")
