@@ -61,8 +61,8 @@ class Relay:
 
 def federated(nodes: int, folder: Path) -> tuple[list[dict[str, float]], list[tuple[int, int]]]:
     """Return the rounds' metrics, and the bytes sent down and up until the end of each."""
-    everyone = [f"clients.count={nodes}", f"clients.per_round={nodes}"]
-    settings = launch.settings_of(CONFIG, [*WIDE, *everyone, f"output={folder}"], nodes, Patience(600.0, 600.0))
+    everyone = f"clients.per_round={nodes}"
+    settings = launch.settings_of(CONFIG, [*WIDE, everyone, f"output={folder}"], nodes, Patience(600.0, 600.0))
     config = read(settings)
     place, passed = launch.lay_out(config, settings), []
     with Processes(place.folder / "logs") as processes:
