@@ -186,7 +186,7 @@ def run_with_last(configs: Mapping[str, Config], jobs: int | None, diverging: bo
 def last_accuracy(config: Config) -> float:
     """Return the test accuracy of a finished run's last model, which its checkpoint holds."""
     experiment = assemble(config)
-    checkpoint = find_checkpoint(config.directory, config.rounds, experiment.model)
+    checkpoint = find_checkpoint(config.directory, config.rounds)
     assert checkpoint is not None
     checkpoint[1].restore(experiment.model)
     return evaluate(experiment.model, experiment.dataset, experiment.dataset.test)[0]

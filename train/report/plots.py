@@ -226,23 +226,13 @@ def add_legend(figure: Figure, axes: Axes) -> None:
     """Put the legend below the axes; beyond two lines it makes the picture higher."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        labels = list(map(wrapped, labels))
+        labels = [fill(label, 44) for label in labels]  # fits into the width of a picture
         columns = max(1, min(3, int(13 * figure.get_figwidth() / (max(map(len, labels)) + 8))))  # 13 letters an inch
-        lines = ceil(sum(map(lines_of, labels)) / columns)
+        lines = ceil(sum(label.count("\n") + 1 for label in labels) / columns)
         figure.set_figheight(figure.get_figheight() + 0.2 * max(0, lines - 2))
         place: Any = {"loc": "outside lower center", "ncols": columns, "frameon": False}
         with mpl.rc_context(LOOK):
             figure.legend(handles, labels, **place, fontsize=9, handlelength=3.2)
-
-
-def wrapped(label: str) -> str:
-    """Return a label in lines that fit into the width of a picture."""
-    return fill(label, 44)
-
-
-def lines_of(label: str) -> int:
-    """Return how many lines a label has."""
-    return label.count("\n") + 1
 
 
 def svg_of(figure: Figure) -> bytes:
