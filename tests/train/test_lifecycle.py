@@ -316,6 +316,11 @@ def test_a_checkpoint_that_has_lost_what_the_sampler_learned_is_refused(norms):
         Checkpoint(1, {}, norms).restore(nn.Sequential(), sampler)
 
 
+def test_a_checkpoint_of_another_model_is_reported(whole):
+    with pytest.raises(UserError, match="the checkpoint's model is of another model"):
+        Checkpoint.read(whole / CHECKPOINT_FILE).restore(nn.Linear(2, 2))
+
+
 def test_two_checkpoints_and_the_best_model_are_kept_readable_by_the_group(whole):
     lines = read(whole)
     accuracies = [line["test_accuracy"] for line in lines]

@@ -115,15 +115,11 @@ class Checkpoint:
         Raises:
             UserError: a part is of another model, optimizer or number of clients.
         """
-        model.load_state_dict(self._model_state())
+        _load("model", model, self._model_state())
         for place, keeper in keepers.items():
             start = f"{BESIDE}{place}/"
             its = {name.removeprefix(start): value for name, value in self.state.items() if name.startswith(start)}
-            try:
-                keeper.load_state_dict(its)
-            except (RuntimeError, UserError) as error:
-                why = f"the checkpoint's {place} is of another model or optimizer ({one_line(error)})"
-                raise UserError(f"{why}; choose another output=…") from error
+            _load(place, keeper, its)
         if sampler is not None and sampler.gradient_norms is not None:
             if np.shape(self.gradient_norms or ()) != sampler.gradient_norms.shape:
                 raise UserError("the checkpoint's gradient_norms are not one per client; choose another output=…")
@@ -131,6 +127,15 @@ class Checkpoint:
 
     def _model_state(self) -> dict[str, Tensor]:
         return {name: tensor for name, tensor in self.state.items() if not name.startswith(BESIDE)}
+
+
+def _load(place: str, keeper: Keeper, state: Mapping[str, Any]) -> None:
+    """Restore a part of a run, or raise a `UserError`."""
+    try:
+        keeper.load_state_dict(state)
+    except (RuntimeError, UserError) as error:
+        why = f"the checkpoint's {place} is of another model or optimizer ({one_line(error)})"
+        raise UserError(f"{why}; choose another output=…") from error
 
 
 def metadata_of(path: Path, key: str) -> dict[str, Any]:
