@@ -55,6 +55,7 @@ class Experiment:
         keep_ratios: r of every client.
         num_samples: D_c of every client.
         dense_nbytes: what dense FedAvg sends one client, one way.
+        node_keys: in a federation, a digest of the public key of each client's node.
         consult: where clients keep their updates until asked, trains a plan and returns the selected clients.
     """
 
@@ -68,6 +69,7 @@ class Experiment:
     sampler: Sampler
     job: Job
     make_engine: Callable[[Job], Engine]
+    node_keys: Sequence[str] = ()
     consult: Callable[[Sampler, Plan, int, float], tuple[Participation, Updates]] | None = None
 
     @cached_property

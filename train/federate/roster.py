@@ -1,12 +1,15 @@
 """The nodes that are connected to the server, and their clients.
 
 Nodes come and go. Each client's first introduction is kept in the run's directory and holds for the whole run, so that
-samplers draw the same after a restart. A client belongs to the first node that claims it, until the server ends.
+samplers draw the same after a restart. A client belongs to the first node that claims it. That node's key is kept as
+well, so that the client stays with it when the server restarts. Nodes without a registered key get a new key at each
+start: if no key of the run is connected, the first node to claim a client gets it.
 """
 
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from math import inf
 from time import monotonic, sleep
 from typing import TypeVar
@@ -19,6 +22,7 @@ from sharding.planner import Client
 from train.config.schema import Config
 from train.federate.messages import Card, config_text
 from train.federate.status import Status
+from train.rundir.files import CLIENTS_FILE
 
 log = logging.getLogger(__name__)
 
@@ -77,12 +81,15 @@ class Nodes:
 
     Attributes:
         roster: by client, its first introduction, which holds for the whole run.
+        keys: by client, the digest of its node's public key in a run that is resumed.
     """
 
     grid: Grid
     config: Config
     patience: Patience
     roster: dict[int, Card] = field(default_factory=dict)
+    keys: dict[int, str] = field(default_factory=dict)
+    _digests: dict[int, str] = field(default_factory=dict)  # by node, of the keys of all that have connected
     _clients: dict[int, int | None] = field(default_factory=dict)  # by node; None for a node that is left out
     _owners: dict[int, int] = field(default_factory=dict)  # the node of each client, connected or not
     _asked: dict[str, int] = field(default_factory=dict)  # by message, the nodes that have yet to introduce themselves
@@ -121,7 +128,9 @@ class Nodes:
 
         New nodes are asked to introduce themselves, and count from the first call after they have answered.
         """
-        present = {*self.grid.get_node_ids()}
+        nodes = list(self.grid.get_nodes())
+        self._digests |= {node.node_id: digest(node.public_key) for node in nodes if node.public_key}
+        present = {node.node_id for node in nodes}
         self._ask_who(sorted(present - self._clients.keys() - set(self._asked.values())))
         for reply in self.grid.pull_messages(list(self._asked)) if self._asked else ():
             node = self._asked.pop(reply.metadata.reply_to_message_id, None)
@@ -155,6 +164,36 @@ class Nodes:
             raise UserError(f"its partition is {card.partition}, but clients.count is {self.config.clients.count}")
         if self.roster.setdefault(card.partition, card) != card:
             raise UserError(f"it reports {card}, but this run began with {self.roster[card.partition]}")
-        if (owner := self._owners.setdefault(card.partition, node)) != node:
-            raise UserError(f"it claims client {card.partition}, which belongs to node {owner}")
+        self._settle_owner(node, card.partition)
         return card.partition
+
+    def _settle_owner(self, node: int, client: int) -> None:
+        """Assign a client to a node that claims it.
+
+        Raises:
+            UserError: it belongs to another node.
+        """
+        owner, key = self._owners.get(client, node), self.keys.get(client)
+        if key and key == self._digests.get(node):
+            if owner != node:
+                log.warning("node %d is left out: client %d belongs to node %d, which has its key", owner, client, node)
+                self._clients[owner] = None
+        elif key and not set(self.keys.values()).isdisjoint(self._digests.values()):
+            raise UserError(
+                f"it claims client {client}, which belongs to another key in this run; start it with the key "
+                f"that client {client} had, or delete node_keys from {CLIENTS_FILE}"
+            )
+        elif owner != node:
+            raise UserError(f"it claims client {client}, which belongs to node {owner} for the whole run")
+        self._owners[client] = node
+
+    def node_keys(self) -> list[str]:
+        """Return, by client, a digest of the first key of its node; an empty list if no node has a key."""
+        own = {client: self._digests[node] for client, node in self._owners.items() if node in self._digests}
+        keys = own | dict(self.keys)
+        return [keys.get(client, "") for client in range(self.config.clients.count)] if keys else []
+
+
+def digest(public_key: bytes) -> str:
+    """Return a digest of a key, for a file that others may read."""
+    return sha256(public_key).hexdigest()[:32]

@@ -123,7 +123,7 @@ def assemble_over(config: Config, grid: Grid, patience: Patience) -> Experiment:
     """
     check_federated(config)
     dataset = read_dataset(config).without_training().to(find_device(config.device))
-    nodes = Nodes(grid, config, patience, recall(config))
+    nodes = Nodes(grid, config, patience, *recall(config))
     nodes.gather()
     cards: dict[Client, Card] = dict(sorted(nodes.roster.items()))
     ratios = {client: card.keep_ratio for client, card in cards.items()}
@@ -134,16 +134,21 @@ def assemble_over(config: Config, grid: Grid, patience: Patience) -> Experiment:
             log.warning("client %s reports %d of all %d samples; max_share bounds its weight", client, size, total)
     nobody = Shares(dataset.train.inputs, dataset.train.targets, [])
     experiment = put_together(config, dataset, nobody, ratios, samples, partial(NodesEngine, nodes))
+    experiment.node_keys = nodes.node_keys()
     experiment.consult = NodesEngine(nodes, experiment.job).consult
     return experiment
 
 
-def recall(config: Config) -> dict[int, Card]:
-    """Return each client's first introduction in the run that the directory holds; none if there is no run.
+def recall(config: Config) -> tuple[dict[int, Card], dict[int, str]]:
+    """Return each client's first introduction in the run that the directory holds, and its node's key.
+
+    Returns:
+        The clients' cards, and digests of the keys of the nodes that had one; both empty if there is no run.
 
     Raises:
         UserError: the file is damaged.
     """
-    held = read_clients(config.directory).get(config.name, {"samples": [], "keep_ratios": []})
+    held = read_clients(config.directory).get(config.name, {"samples": [], "keep_ratios": [], "node_keys": []})
     pairs = enumerate(zip(held["keep_ratios"], held["samples"], strict=True))
-    return {client: Card(client, ratio, size) for client, (ratio, size) in pairs}
+    cards = {client: Card(client, ratio, size) for client, (ratio, size) in pairs}
+    return cards, {client: key for client, key in enumerate(held["node_keys"]) if key}

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import field
 from math import nan
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -65,6 +66,7 @@ class _Clients:
     samples: list[Count]
     keep_ratios: list[Ratio]
     classes: list[list[Count]] | None
+    node_keys: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Check that there is one of each for every client."""
@@ -162,7 +164,7 @@ def _describe(part: Experiment) -> dict[str, object]:
         "samples": sizes,
         "keep_ratios": list(part.keep_ratios.values()),
         "classes": None if classes is None else classes.tolist(),
-    }
+    } | ({"node_keys": list(part.node_keys)} if part.node_keys else {})
 
 
 def _rounded(values: NDArray[np.float64]) -> list[float]:

@@ -5,6 +5,7 @@ from itertools import count
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -20,12 +21,14 @@ class Nodes(Grid):
         settings: of the nodes that are there, by number.
         bend: what becomes of a node's replies, by node; they travel as they are elsewhere.
         sent: all messages that the server has sent.
+        keys: the public keys of nodes that have one.
     """
 
     def __init__(self, settings: Mapping[int, dict[str, Any]]) -> None:
         self.settings = dict(settings)
         self.bend: dict[int, Bend] = {}
         self.sent: list[Message] = []
+        self.keys: dict[int, bytes] = {}
         self.states: dict[int, RecordDict] = {}  # what Flower holds for each node
         self._replies: list[Message] = []
         self._numbers = count()
@@ -41,6 +44,9 @@ class Nodes(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.settings)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return [NodeInfo(node_id=node, public_key=self.keys.get(node, b"")) for node in self.get_node_ids()]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         numbers = []

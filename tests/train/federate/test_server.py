@@ -195,9 +195,11 @@ def test_missing_nodes_are_named(config):
 def test_the_first_word_of_a_client_holds_for_the_run(config, caplog):
     ours = config("rounds=1")
     over(ours, Nodes(settings(ours)))
-    nodes = Nodes(settings(ours))
+    longer = ours.model_copy(update={"rounds": 1})
+    nodes = Nodes(settings(longer))
     nodes.settings[107] = nodes.settings[107] | {"keep-ratio": 0.9}
-    known = waiting.Nodes(nodes, ours, Patience(0.5, 0.5), server_app.recall(ours))
+    roster, _ = server_app.recall(ours)
+    known = waiting.Nodes(nodes, longer, Patience(0.5, 0.5), roster)
     assert sorted(known.online()) == [0, 2, 3]
     assert "but this run began with" in caplog.text
 
@@ -223,6 +225,42 @@ def test_a_client_is_one_node_as_long_as_the_run_lasts_there_or_not(config, capl
     assert "node 500 is left out: it claims client 0, which belongs to node 100" in caplog.text
     grid.settings[100] = first
     assert known.online() == {0: 100, 1: 107, 2: 114, 3: 121}
+
+
+def keyed(config, **kwargs):
+    """Return nodes that each have a key, the same for a client at whatever number."""
+    grid = Nodes(settings(config, **kwargs))
+    grid.keys = {node: b"key %d" % its["partition-id"] for node, its in grid.settings.items()}
+    return grid
+
+
+def resumed(config, grid):
+    return waiting.Nodes(grid, config, Patience(0.5, 0.5), *server_app.recall(config))
+
+
+def test_a_client_belongs_to_one_key_when_the_server_starts_again(config, caplog):
+    ours = config("rounds=1")
+    over(ours, keyed(ours))
+    grid = keyed(ours, first=10**9)
+    grid.keys |= {10**9: b"another", 5: b"key 0"}
+    known = resumed(ours, grid)
+    assert sorted(known.online()) == [1, 2, 3]
+    assert "client 0, which belongs to another key in this run" in caplog.text
+    grid.settings[5] = grid.settings[10**9]
+    assert known.online()[0] == 5
+    assert known.node_keys() == json.loads((ours.directory / "clients.json").read_text())["small"]["node_keys"]
+
+
+def test_the_key_of_a_client_counts_before_the_first_word_of_another(config, caplog):
+    ours = config("rounds=1")
+    over(ours, keyed(ours))
+    grid, thief = keyed(ours), {"partition-id": 0, "keep-ratio": assemble(ours).keep_ratios[0]}
+    whole, grid.settings, grid.keys[500] = grid.settings, {500: thief}, b"another"
+    known = resumed(ours, grid)
+    assert known.online() == {0: 500}  # no key of the run is there: nodes may get a new one at each start
+    grid.settings = whole | grid.settings
+    assert known.online() == {0: 100, 1: 107, 2: 114, 3: 121}
+    assert "node 500 is left out: client 0 belongs to node 100, which has its key" in caplog.text
 
 
 def test_a_size_that_cannot_be_checked_outweighs_no_more_than_the_others_together(config, tmp_path, caplog):
@@ -294,7 +332,7 @@ class Late(Nodes):
 def test_a_run_that_continues_waits_for_its_nodes_and_continues_without_those_that_stay_away(config, caplog):
     ours = config("rounds=1", "clients.per_round=4")
     over(ours, Nodes(settings(ours)))
-    roster = server_app.recall(ours)
+    roster, _ = server_app.recall(ours)
     known = waiting.Nodes(Late(settings(ours)), ours, Patience(0.5, 0.5), dict(roster))
     known.gather()
     assert sorted(known.online()) == [0, 1, 2, 3]
