@@ -41,7 +41,7 @@ SHOWN = {
 def trained_magnitudes() -> np.ndarray:
     """Return λ of the layer after 20 rounds of FedAvg, shape (N,)."""
     config = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
-    plain = ["strategy=dense", "local.optimizer=sgd", "server_optimizer=plain"]
+    plain = ["strategy=dense", "server_optimizer=plain"]
     experiment = assemble(load_config(config, [*plain, "rounds=20", "evaluate_every=20"]))
     run_rounds(experiment, 0, [EachRound(lambda its: print(f"round {its['round'] + 1} of 20", end="\r", flush=True))])
     weight = shardable_layers(experiment.model)[LAYER].weight

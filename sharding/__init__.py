@@ -36,7 +36,7 @@ from sharding.factorization.lora import export_lora, freeze_except_factors
 from sharding.factorization.save import load_factorized, save_factorized
 from sharding.inclusion import collective_inclusion, optimal_inclusion, successive_inclusion
 from sharding.layers import FactorizedConv, FactorizedLayer, FactorizedLinear, register_layer
-from sharding.optim import LocalSGD, ScaledSGD
+from sharding.optim import LocalSGD
 from sharding.planner import Plan, ShardPlanner
 from sharding.server import Server
 from sharding.shard import Shard
@@ -83,7 +83,6 @@ __all__ = [  # noqa: RUF022 - by theme, as docs/reference/api.md lists it
     "client_model",
     "train_shard",
     "LocalSGD",
-    "ScaledSGD",
     # Write a strategy or a sampler
     "Strategy",
     "Allocation",

@@ -38,7 +38,6 @@ def train_shard(
     clip: float | None = 10.0,
     decay_of: DecayOf = "bounded",
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
-    optimizer: type[LocalSGD] = LocalSGD,
 ) -> Shard:
     """Train a shard on a client's data, with one optimizer step a batch, and return the update.
 
@@ -53,15 +52,14 @@ def train_shard(
         clip: τ, or None for no clipping.
         decay_of: what decays, see `decay_multipliers`.
         loss: for pairs, a function of the outputs (or of their ``.logits``) and the targets that returns a scalar.
-        optimizer: `LocalSGD`, or `ScaledSGD`.
 
     Raises:
         UserError: as `client_model` and `LocalSGD`, or the model returns no loss for a dict.
     """
     small = client_model(model, shard).train()
-    steps = optimizer(small, lr, momentum, frobenius_decay, clip, decay_of)
+    optimizer = LocalSGD(small, lr, momentum, frobenius_decay, clip, decay_of)
     for batch in batches:
-        steps.step(_loss_of(small, batch, loss))
+        optimizer.step(_loss_of(small, batch, loss))
     return shard.read_from(small)
 
 

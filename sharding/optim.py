@@ -1,13 +1,8 @@
-"""Train factorized layers: clip or scale the steps of a term, and decay the Frobenius norm.
+"""Train factorized layers: clip the steps of rare terms, and decay the Frobenius norm.
 
 Clipping. The gradient of u'ᵢ carries the factor ωᵢ, and so does the effect of a step of u'ᵢ on the client's function:
 rare terms, whose ω is large, move too fast. Their gradients are multiplied by min(1, τ/ωᵢ) before the optimizer (and
 its momentum) uses them (Korzhenkov & Louizos, section on local training).
-
-Scaling. A step of u'ᵢ and v'ᵢ moves the client's matrix by ωᵢ²λᵢ times the dense gradient's projection, so large terms
-move fast and small ones hardly at all. The terms of a shard are orthogonal at the start of a round. With
-gradients divided by ωᵢ²λᵢ, λᵢ = ‖u'ᵢ‖‖v'ᵢ‖, they move the matrix by −η(P_U G + G P_V), whatever their sizes. This is
-ScaledGD (Tong, Ma & Chi, JMLR 2021; for LoRA: Zhang & Pilanci, ICML 2024). Ours is its diagonal, fixed for a round.
 
 Frobenius decay. Decay of U and V is not decay of their product. This term decays ‖UΩVᵀ‖²_F itself (Khodak et al., ICLR
 2021), computed from n×n Gram matrices, never from the full matrix.
@@ -30,9 +25,6 @@ from sharding.modules.wrappers import is_distributed, spread_like, whole
 from sharding.validation import is_number
 
 DecayOf = Literal["bounded", "effective", "factors"]
-# Terms far below a shard's mean ωᵢ²λᵢ, and those near zero, take shorter steps than scaling alone would give: if
-# ωᵢ²λᵢ ≪ η‖G‖, the product of the two vectors' steps is no longer small.
-FLOOR, LEAST_FLOOR = 0.1, 0.01
 
 
 def factorized_layers(model: nn.Module) -> list[FactorizedLayer]:
@@ -49,21 +41,6 @@ def clip_factors(layers: Iterable[FactorizedLayer], clip: float) -> list[Tensor]
     if not clip >= 1:
         raise UserError(f"clip is {clip}, but τ must be at least 1 (10 is the usual value); use inf for no clipping")
     return [(clip / layer.multipliers).clamp(max=1.0) for layer in layers]
-
-
-@torch.no_grad()
-def scale_factors(layers: Iterable[FactorizedLayer]) -> list[Tensor]:
-    """Return 1/(ωᵢ²λᵢ + s) for each layer, shape (n,), valid for one round.
-
-    λᵢ = ‖u'ᵢ‖‖v'ᵢ‖, and s is a tenth of the mean of ωᵢ²λᵢ over the terms, but at least 0.01. With ω = 1 and s = 0 this
-    is ScaledGD's preconditioner of orthogonal terms (Tong, Ma & Chi 2021).
-    """
-    factors = []
-    for layer in layers:
-        squares = whole(layer.u.square().sum(0)) * whole(layer.v.square().sum(0))
-        sizes = squares.sqrt() * layer.multipliers.square()
-        factors.append(1 / (sizes + (FLOOR * sizes.mean()).clamp(min=LEAST_FLOOR)))
-    return factors
 
 
 @torch.no_grad()
@@ -155,7 +132,7 @@ class LocalSGD:
         if decay_of not in get_args(DecayOf):
             raise UserError(f"decay_of is {shown(decay_of)}; it is one of {', '.join(get_args(DecayOf))}")
         self._layers = factorized_layers(model)
-        self._factors = self._find_factors(clip)
+        self._factors = None if clip is None else clip_factors(self._layers, clip)
         self._decay, self._decay_of = frobenius_decay, decay_of
         factors = [1.0] * len(self._layers) if self._factors is None else self._factors
         self._decay_steps = [lr * frobenius_decay * factor for factor in factors]
@@ -171,22 +148,8 @@ class LocalSGD:
             clip_effective_lr(self._layers, self._factors)
         self._sgd.step()
 
-    def _find_factors(self, clip: float | None) -> list[Tensor] | None:
-        """Return the factors of each layer's gradients, shape (n,), or None for unchanged gradients."""
-        return None if clip is None else clip_factors(self._layers, clip)
-
     def _decayed(self) -> list[Tensor]:
         return [
             decay_multipliers(self._decay_of, layer, step)
             for layer, step in zip(self._layers, self._decay_steps, strict=True)
         ]
-
-
-class ScaledSGD(LocalSGD):
-    """`LocalSGD` with scaled instead of clipped gradients; its learning rate is one for dense layers.
-
-    Arguments and errors are those of `LocalSGD`; τ has no effect.
-    """
-
-    def _find_factors(self, clip: float | None) -> list[Tensor]:
-        return scale_factors(self._layers)

@@ -17,8 +17,8 @@ from sharding.shard import Shard
 class Server:
     """Hold the model and run rounds of federated training.
 
-    A plain server runs the published algorithm. These are the four defaults of ``python -m train``, with clients that
-    call `train_shard` with ``optimizer=ScaledSGD``::
+    A plain server runs the published algorithm. These are the three options that ``python -m train`` adds by default;
+    0.02 is a good first learning rate for them::
 
         model = merge(factorize(model, largest))  # a low-rank start; largest is the largest keep ratio of a client
         optimizer = ServerOptimizer(model, "nesterov", lr=0.4, momentum=0.8)

@@ -5,7 +5,6 @@ on the seeds that are reported. `result=average` changes only the model that is 
 of the average and of the last model.
 
 - `options`: CIFAR-10 at the medium scale of the paper's column (configs/beyond.yaml), r = 0.1.
-- `options_digits`, `options_shakespeare`: the quickstart and a transformer; they compare the clients' steps only.
 - `uneven`: strategies, and smaller models, for the paper's uneven clients, r of 0.2 and 0.4, on the same bytes.
 """
 
@@ -24,8 +23,8 @@ from train.engines.local import evaluate
 from train.report.text import NOTHING, markdown_table, mean_and_spread
 from train.rundir.checkpoint import find_checkpoint
 
-TRIAL_SEED = 1000
-AVERAGE, LOW_RANK, SCALED = ("result=average",), ("init=low_rank",), ("local.optimizer=scaled_sgd",)
+TRIAL_SEED, SEEDS = 1000, (0, 1, 2)
+AVERAGE, LOW_RANK = ("result=average",), ("init=low_rank",)
 TUNED = (*LOW_RANK, *NESTEROV, *AVERAGE)
 UNEVEN = BEYOND["beyond_uneven"]
 PARTS = (0.25, 0.5, 0.75, 1.0)  # of a run
@@ -56,7 +55,6 @@ class Experiment(NamedTuple):
         words: overrides of that file.
         trial: the share of the rounds that a trial has.
         arms: by name; differences are to the first.
-        seeds: those that are reported.
     """
 
     title: str
@@ -64,7 +62,6 @@ class Experiment(NamedTuple):
     words: Sequence[str]
     trial: float
     arms: Mapping[str, Arm]
-    seeds: Sequence[int] = (0, 1, 2)
 
 
 class Point(NamedTuple):
@@ -77,11 +74,6 @@ class Point(NamedTuple):
     last_accuracy: float = nan
 
 
-def steps(rates: Sequence[float]) -> dict[str, Arm]:
-    """Return all options with each of the two steps of a client."""
-    return {"sgd": Arm(TUNED, rates), "scaled_sgd": Arm((*TUNED, *SCALED), rates)}
-
-
 EXPERIMENTS = {
     "options": Experiment(
         "CIFAR-10 (a lossy re-encoding), medium scale, r = 0.1",
@@ -90,17 +82,10 @@ EXPERIMENTS = {
         1 / 4,
         {
             "low_rank, nesterov": Arm(TUNED, LOW_RATES),
-            "low_rank, nesterov, scaled": Arm((*TUNED, *SCALED), LOW_RATES),
             "low_rank": Arm((*LOW_RANK, *AVERAGE), LOW_RATES),
             "nesterov": Arm((*NESTEROV, *AVERAGE), MIDDLE_RATES),
             "published": Arm(AVERAGE, HIGH_RATES),
         },
-    ),
-    "options_digits": Experiment(
-        "digits, the quickstart's clients", "quickstart", ("recipe=published",), 1, steps(LOW_RATES), (0, 1, 2, 3)
-    ),
-    "options_shakespeare": Experiment(
-        "Shakespeare, a transformer, r = 0.1", "beyond_shakespeare", (), 1 / 3, steps(MIDDLE_RATES)
     ),
     "uneven": Experiment(
         "CIFAR-10 (a lossy re-encoding), medium scale, r = 0.2 of 60 % of the clients and 0.4 of 40 %",
@@ -125,11 +110,10 @@ def run(its: Experiment, arguments: Arguments) -> None:
         raise UserError(f"--only: {', '.join(sorted(strange))} is not among {', '.join(its.arms)}")
     train(its, arguments, "rates", [(name, rate, TRIAL_SEED) for name, arm in arms.items() for rate in arm.rates])
     tried = known(arguments, "rates")
-    best = {name: best_rate(name, arm, tried) for name, arm in its.arms.items() if title(name, arm.rates[0]) in tried}
-    seeds = arguments.seeds or its.seeds
-    train(its, arguments, "curves", [(name, best[name], seed) for seed in seeds for name in arms])
-    text = [f"# Each at its own rate: {its.title}", "", "## Trials of rates", "", rates_table(its, tried)]
-    text += ["", "## At the best rate", "", arms_table(known(arguments, "curves"), best)]
+    best = {name: best_rate(name, arm, tried) for name, arm in arms.items()}
+    train(its, arguments, "curves", [(name, best[name], seed) for seed in arguments.seeds or SEEDS for name in arms])
+    text = [f"# Each at its own rate: {its.title}", "", "## Trials of rates", "", rates_table(tried)]
+    text += ["", "## At the best rate", "", arms_table(known(arguments, "curves"))]
     write_summary(arguments, text)
 
 
@@ -208,32 +192,26 @@ def best_rate(name: str, arm: Arm, tried: Mapping[str, Mapping[int, Sequence[Poi
     return max(arm.rates, key=lambda rate: tried[title(name, rate)][TRIAL_SEED][-1].test_accuracy)
 
 
-def rates_table(its: Experiment, tried: Mapping[str, Mapping[int, Sequence[Point]]]) -> str:
+def rates_table(tried: Mapping[str, Mapping[int, Sequence[Point]]]) -> str:
     """Return the course of every trial."""
     rows = []
-    for name, arm in its.arms.items():
-        for rate in arm.rates:
-            for run in tried.get(title(name, rate), {}).values():
-                accuracies = (_shown([accuracy_near(run, part)]) for part in PARTS)
-                rows.append([name, rate, *accuracies, _shown([100 * run[-1].last_accuracy])])
-    return markdown_table(("options", "rate", *HEAD), rows, 1)
+    for name, seeds in tried.items():
+        for run in seeds.values():
+            accuracies = (_shown([accuracy_near(run, part)]) for part in PARTS)
+            rows.append([name, *accuracies, _shown([100 * run[-1].last_accuracy])])
+    return markdown_table(("options", *HEAD), rows, 1)
 
 
-def arms_table(runs: Mapping[str, Mapping[int, Sequence[Point]]], best: Mapping[str, float]) -> str:
+def arms_table(runs: Mapping[str, Mapping[int, Sequence[Point]]]) -> str:
     """Return the course of every arm at its best rate, the mean over seeds, and the difference to the first."""
-    first = runs[title(*next(iter(best.items())))]
-    rows = []
-    for name, rate in best.items():
-        seeds = runs.get(title(name, rate), {})
-        if seeds:
-            end = next(iter(seeds.values()))[-1]
-            courses = [[accuracy_near(run, part) for run in seeds.values()] for part in PARTS]
-            courses.append([100 * run[-1].last_accuracy for run in seeds.values()])
-            moved = f"{(end.bytes_up + end.bytes_down) / 1e9:.2f}"
-            shown = [_shown(values) for values in courses]
-            rows.append([name, rate, end.rounds, moved, ", ".join(map(str, seeds)), *shown, difference(seeds, first)])
-    columns = ("options", "rate", "rounds", "GB", "seeds", *HEAD, "end minus the first")
-    return markdown_table(columns, rows, 1)
+    first, rows = next(iter(runs.values())), []
+    for name, seeds in runs.items():
+        end = next(iter(seeds.values()))[-1]
+        courses = [[accuracy_near(run, part) for run in seeds.values()] for part in PARTS]
+        courses.append([100 * run[-1].last_accuracy for run in seeds.values()])
+        moved, shown = f"{(end.bytes_up + end.bytes_down) / 1e9:.2f}", map(_shown, courses)
+        rows.append([name, end.rounds, moved, ", ".join(map(str, seeds)), *shown, difference(seeds, first)])
+    return markdown_table(("options", "rounds", "GB", "seeds", *HEAD, "end minus the first"), rows, 1)
 
 
 def _shown(values: Sequence[float]) -> str:

@@ -4,7 +4,6 @@
 - `nested`: the window stays, as in HeteroFL (Diao, Ding & Tarokh, ICLR 2021). The server's model is the strongest
   client's, and the others train its first channels, so every tested channel was trained. With equally strong clients
   this is plain FedAvg of a narrow model, which `studies/beyond.py` has.
-- `strongest`: the same, without the clients that cannot hold the whole model.
 
 Each entry of the server's model becomes the mean over the clients that hold it, weighted by their samples. Entries that
 no client holds keep their values. The width is the largest whose model has no more bytes than a shard of the client's
@@ -33,7 +32,7 @@ from train.engines.memory_format import keep_memory_format
 from train.experiment import Experiment
 
 State = Mapping[str, Tensor]
-WINDOWS = ("rolling", "nested", "strongest")
+WINDOWS = ("rolling", "nested")
 
 
 def narrow(config: Config, dataset: Dataset, most: int) -> nn.Module:
@@ -127,21 +126,17 @@ class Federation:
             ratio: keep_memory_format(narrow(config, experiment.dataset, shards[str(ratio)].nbytes))
             for ratio in sorted(set(experiment.keep_ratios.values()))
         }
-        best = max(clients)
-        model = experiment.model if kind == "rolling" else keep_memory_format(deepcopy(clients[best]))
+        model = experiment.model if kind == "rolling" else keep_memory_format(deepcopy(clients[max(clients)]))
         groups = next(part.num_groups for part in model.modules() if isinstance(part, nn.GroupNorm))
-        taking_part = {best: clients[best]} if kind == "strongest" else clients
         server = ServerOptimizer(model, config.server_optimizer, config.server_lr, config.server_momentum)
-        return cls(experiment, model, taking_part, groups, kind == "rolling", server)
+        return cls(experiment, model, clients, groups, kind == "rolling", server)
 
     def train_round(self, t: int) -> tuple[float | None, int, int]:
         """Train round `t`; return the clients' mean loss, their number, and the bytes sent to them."""
         experiment, job, full = self.experiment, self.experiment.job, self.model.state_dict()
         averages, losses, sent, lr = Averages(full), [], 0, experiment.step_size(t)
         for client in experiment.sampler.invite(t):
-            small = self.clients.get(experiment.keep_ratios[client])
-            if small is None:
-                continue
+            small = self.clients[experiment.keep_ratios[client]]
             shift = t if self.moves else 0
             places = {name: windows(full[name], held, self.groups, shift) for name, held in small.state_dict().items()}
             small.load_state_dict({name: full[name][where] for name, where in places.items()})

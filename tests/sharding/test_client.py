@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from sharding import (
     FactorizedLayer,
     LocalSGD,
-    ScaledSGD,
     Shard,
     ShardPlanner,
     UserError,
@@ -343,7 +342,6 @@ def test_training_a_shard_is_clipped_decayed_sgd_on_its_model():
         {"frobenius_decay": 0.0},
         {"momentum": 0.0},
         {"decay_of": "factors"},
-        {"optimizer": ScaledSGD},
     ):
         options = {"frobenius_decay": 0.01, "clip": 2.0} | changed
         other = train_shard(hollow(make_net), shard, batches(), lr=0.1, **options)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sharding import FactorizedConv, FactorizedLinear, LocalSGD, ScaledSGD
+from sharding import FactorizedConv, FactorizedLinear, LocalSGD
 from sharding.optim import clip_effective_lr, clip_factors, decay_multipliers, factorized_layers, frobenius_decay
 
 
@@ -93,44 +93,6 @@ def test_gradients_are_multiplied_by_the_clipped_ratio():
     for layer, (u, v), factor in zip(made, before, ([1.0, 1.0, 0.25], [0.1, 1.0]), strict=True):
         torch.testing.assert_close(layer.u.grad, u * torch.tensor(factor))
         torch.testing.assert_close(layer.v.grad, v * torch.tensor(factor))
-
-
-def test_a_scaled_step_moves_the_matrix_by_the_gradients_projection_whatever_the_terms_sizes():
-    torch.manual_seed(0)
-    dense, goal = torch.nn.Linear(6, 8, bias=False).double(), torch.randn(8, 6, dtype=torch.float64)
-    layer = FactorizedLinear.from_dense(dense, 3)
-    with torch.no_grad():
-        layer.u.mul_(torch.tensor([3.0, 1.0, 0.5]))
-        layer.v.mul_(torch.tensor([3.0, 1.0, 0.5]))
-        layer.multipliers.copy_(torch.tensor([1.0, 2.0, 7.0]))
-    before, eta = layer.matrix().detach(), 1e-6
-    sizes = layer.multipliers**2 * layer.u.norm(dim=0) * layer.v.norm(dim=0)
-    share = (sizes / (sizes + 0.1 * sizes.mean())).detach()  # what the floor leaves of a term's step
-    left, right = (torch.nn.functional.normalize(part.detach(), dim=0) for part in (layer.u, layer.v))
-    ScaledSGD(layer, eta, momentum=0.0, frobenius_decay=0.0).step((layer.matrix() * goal).sum())
-    expected = (left * share) @ left.mT @ goal + goal @ (right * share) @ right.mT
-    torch.testing.assert_close((before - layer.matrix().detach()) / eta, expected, rtol=1e-4, atol=1e-4)
-    assert share[0] > 0.8
-
-
-def test_terms_of_no_size_do_not_spoil_a_scaled_step():
-    layer = FactorizedLinear.from_dense(nn.Linear(4, 3), 2).double()
-    torch.nn.init.zeros_(layer.v)
-    ScaledSGD(layer, 0.1).step(layer(torch.ones(2, 4, dtype=torch.float64)).square().sum())
-    assert all(parameter.isfinite().all() for parameter in layer.parameters())
-
-
-def test_a_shard_of_next_to_nothing_takes_no_step_out_of_sight():
-    layer = FactorizedLinear.from_dense(nn.Linear(4, 3), 2).double()
-    with torch.no_grad():
-        layer.u.mul_(1e-6)
-        layer.v.mul_(1e-6)
-        layer.bias.zero_()
-        layer.multipliers.fill_(5.0)
-    optimizer = ScaledSGD(layer, 0.05, frobenius_decay=0.0)
-    for _ in range(20):
-        optimizer.step(layer(torch.ones(2, 4, dtype=torch.float64)).sum().square())
-    assert layer.matrix().detach().norm() < 1
 
 
 def test_an_infinite_clip_changes_nothing():

@@ -57,8 +57,7 @@ def bytes_of_a_client(on, method):
     )
     sizes = {ratio: plan[ratio].nbytes for ratio in shares}
     if method in beyond.WINDOWS:
-        own = {r: width.nbytes(width.narrow(config, dataset, most).state_dict()) for r, most in sizes.items()}
-        sizes = dict.fromkeys(own, 0) | {max(own): own[max(own)]} if "strongest" in method else own
+        sizes = {r: width.nbytes(width.narrow(config, dataset, most).state_dict()) for r, most in sizes.items()}
     return config.rounds * sum(share * sizes[ratio] for ratio, share in shares.items())
 
 

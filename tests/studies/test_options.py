@@ -27,9 +27,9 @@ def test_the_table_has_each_arm_at_its_best_rate(tmp_path, capsys):
     write_curves(tmp_path / "curves.csv", seeds, options.Point)
     assert command.main(["options", "--into", str(tmp_path), "--only", "low_rank, nesterov"]) == 0
     *_, row = (line for line in capsys.readouterr().out.splitlines() if line.startswith("| low_rank"))
-    assert (
-        row == "| low_rank, nesterov | 0.03 | 4 | 4.00 | 0, 1, 2 | 10.0 ± 0.0 | – | – | 60.0 ± 10.0 | 40.0 ± 0.0 | – |"
-    )
+    at_best, _, cells = row.partition(" | 4 | 4.00 | ")
+    assert at_best == "| low_rank, nesterov, lr 0.03"
+    assert cells == "0, 1, 2 | 10.0 ± 0.0 | – | – | 60.0 ± 10.0 | 40.0 ± 0.0 | – |"
     assert len(arms) == len({tuple(arm.words) for arm in arms.values()})
 
 
@@ -55,7 +55,7 @@ def test_the_last_model_is_that_of_a_run_without_an_average(tmp_path):
 
 @pytest.mark.slow
 def test_a_study_runs_once(tmp_path):
-    words = ["options_digits", *TINY, "--into", str(tmp_path), "--only", "sgd", "--seeds", "0"]
+    words = ["options", *TINY, "--into", str(tmp_path), "--only", "low_rank", "--seeds", "0"]
     assert command.main(words) == 0
     text = (tmp_path / "summary.md").read_text(encoding="utf-8")
     assert len(read_curves(tmp_path / "rates.csv", options.Point)) == 3

@@ -70,13 +70,10 @@ def test_where_clients_are_uneven_the_weak_train_the_first_channels_or_not_at_al
     uneven = ("keep_ratio={0.1: 0.6, 0.6: 0.4}", "model.width=16")
     config = load_config("configs/quickstart.yaml", [*TINY, *uneven])
 
-    def changed(kind):
-        ours = width.Federation.of(config, kind)
-        ours.experiment.sampler = Inviting([c for c, r in ours.experiment.keep_ratios.items() if r == 0.1])
-        before, (_, heard, sent) = ours.model.conv1.weight.clone(), ours.train_round(0)
-        return ours, (ours.model.conv1.weight != before).flatten(1).any(1), heard, sent
-
-    nested, moved, heard, sent = changed("nested")
+    nested = width.Federation.of(config, "nested")
+    nested.experiment.sampler = Inviting([c for c, r in nested.experiment.keep_ratios.items() if r == 0.1])
+    before, (_, heard, sent) = nested.model.conv1.weight.clone(), nested.train_round(0)
+    moved = (nested.model.conv1.weight != before).flatten(1).any(1)
     weak, strong = (width.nbytes(nested.clients[ratio].state_dict()) for ratio in (0.1, 0.6))
     held = nested.clients[0.1].conv1.weight.shape[0]
     assert moved[:held].all()
@@ -84,8 +81,6 @@ def test_where_clients_are_uneven_the_weak_train_the_first_channels_or_not_at_al
     assert moved.shape == nested.clients[0.6].conv1.weight.shape[:1]
     assert held < len(moved)
     assert sent == heard * weak < heard * strong
-    _, moved, heard, sent = changed("strongest")
-    assert (moved.any().item(), heard, sent) == (False, 0, 0)
 
 
 class Inviting:

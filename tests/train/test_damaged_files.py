@@ -201,7 +201,6 @@ def test_a_download_that_fails_is_one_line_and_leaves_no_folder(capsys, monkeypa
 def test_what_may_look_odd_and_is_right(capsys):
     odd = [
         "clip=.inf",
-        "local.optimizer=sgd",
         "name=grün",
         "output=2024",
         "network.bandwidth=1",

@@ -25,9 +25,8 @@ IDLE = [  # overrides, of which the last does nothing, and what the line says of
     ([*FULL, "clients.budget=2"], "clients.signal=full; remove one of them"),
     (["strategy=dense", "keep_ratio=0.3"], "strategy=dense; use it with strategy=top_n, "),
     (["strategy=full", "keep_ratio=0.3"], "strategy=full; "),
-    (["clip=3"], "local.optimizer=scaled_sgd; use local.optimizer=sgd"),
     (
-        ["local.optimizer=sgd", "strategy=top_n", "clip=3"],
+        ["strategy=top_n", "clip=3"],
         "strategy=top_n; use it with strategy=prism_wall",
     ),
     (
@@ -93,7 +92,7 @@ def test_every_reading_has_a_case():
         ["clip=.inf"],
         ["strategy=dense", "local.frobenius_decay=0"],
         ["data.name=mnist", "data.root=/data", "data.download=true", "model={name: cnn}"],
-        ["local.optimizer=sgd", "clip=3"],
+        ["clip=3"],
         ["clients.per_round=3", "aggregation.trim=0.1"],
         ["keep_ratio={0.5: 0.96, 1: 0.04}", "init=as_built", "design=pivotal"],  # of 20 clients none holds all terms
         ["rounds=2", "local.schedule=constant", "tracking.layers_every=2"],

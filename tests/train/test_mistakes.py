@@ -100,7 +100,6 @@ init=low
 server_optimizer=plan → 'plain'
 server_lr=1e300 → less than
 clip=0.5
-clip=3 → local.optimizer=sgd
 keep_ratio=0
 keep_ratio=-0.1
 keep_ratio=1.01

@@ -11,7 +11,7 @@ from train.run import run
 
 PILOTS = [
     *("strategy=dense", "clients.sampler=wireless", "network.bandwidth=1", "clients.beta_over_alpha=pilots"),
-    *("clients.pilot_losses=[2.2]", "local.optimizer=sgd", "local.lr=1e30"),
+    *("clients.pilot_losses=[2.2]", "local.lr=1e30"),
 ]
 
 

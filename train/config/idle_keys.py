@@ -77,9 +77,6 @@ READINGS = (
     Reading("init", "keep_ratio clients.count", _starts_lower, "the strongest client holds all terms; remove it"),
     Reading("alignment", "strategy", _factorizes),
     Reading("clip", "strategy", lambda clip, name: clip == inf or get_strategy(name).clips),
-    Reading(
-        "clip", "local.optimizer", lambda clip, name: clip == inf or name != "scaled_sgd", "use local.optimizer=sgd"
-    ),
     Reading("local.frobenius_decay", "strategy", lambda decay, name: decay == 0 or _factorizes(decay, name)),
     Reading("local.frobenius_decay_of tracking.layers_every", "strategy", _factorizes),
     Reading("local.frobenius_decay_of", "local.frobenius_decay", lambda _, decay: decay > 0, "remove one of them"),

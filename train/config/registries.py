@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sharding.errors import UserError
-from sharding.optim import LocalSGD, ScaledSGD
+from sharding.optim import LocalSGD
 
 
 class LocalOptimizer(Protocol):
@@ -47,7 +47,7 @@ def inverse(lr: float, t: int, rounds: int) -> float:
 # (logits, targets, the target to ignore) -> a scalar.
 LOSSES: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {"cross_entropy": cross_entropy}
 # (model, lr, momentum, frobenius_decay, clip, decay_of, and `local.optimizer_options`) -> an optimizer.
-OPTIMIZERS: dict[str, Callable[..., LocalOptimizer]] = {"sgd": LocalSGD, "scaled_sgd": ScaledSGD}
+OPTIMIZERS: dict[str, Callable[..., LocalOptimizer]] = {"sgd": LocalSGD}
 # (local.lr, round, rounds) -> the round's learning rate.
 SCHEDULES: dict[str, Callable[[float, int, int], float]] = {"cosine": cosine, "constant": constant, "inverse": inverse}
 

@@ -44,7 +44,7 @@ OF_THE_WHOLE = (
 )
 # The keys that a recipe sets unless the configuration does. `tuned` is the keys' own defaults.
 PUBLISHED = {"init": "as_built", "server_optimizer": "plain", "result": "last"}
-PUBLISHED_LOCAL = {"optimizer": "sgd"}
+PUBLISHED_LOCAL = {"lr": 0.1}
 
 
 def _server_lr(its: Mapping[str, Any]) -> float:
@@ -61,9 +61,9 @@ class Config(Section):
     name: FileName
     """Name of the run."""
     recipe: Literal["tuned", "published"] = "tuned"
-    """The defaults of `init`, `local.optimizer`, `server_optimizer` and `result`.
+    """The defaults of `init`, `local.lr`, `server_optimizer` and `result`.
 
-    `published` is the paper's algorithm: `as_built`, `sgd`, `plain`, `last`. `tuned` is ours: `low_rank`, `scaled_sgd`,
+    `published` is the paper's algorithm: `as_built`, 0.1, `plain`, `last`. `tuned` is ours: `low_rank`, 0.02,
     `nesterov`, `average`.
     """
     seed: int = 0

@@ -175,10 +175,10 @@ class LocalConfig(Section):
     """Number of steps instead of epochs, each on a batch drawn with replacement."""
     batch_size: int = Field(32, ge=1)
     """Samples a step."""
-    optimizer: str = "scaled_sgd"
-    """`scaled_sgd`, whose steps are those of the whole layer and need no clipping; `sgd`; or your own."""
-    lr: float = Field(default_factory=lambda its: 0.05 if its.get("optimizer") == "scaled_sgd" else 0.1, gt=0)
-    """Learning rate of round 0: 0.05 for `scaled_sgd`, else 0.1. `schedule` changes it over the rounds."""
+    optimizer: str = "sgd"
+    """`sgd` or your own."""
+    lr: float = Field(0.02, gt=0)
+    """Learning rate of round 0. `schedule` changes it over the rounds."""
     momentum: float = Field(0.9, ge=0, lt=1)
     """Momentum of SGD, which starts at zero in each round."""
     frobenius_decay: float = Field(1e-4, ge=0)
@@ -195,11 +195,6 @@ class LocalConfig(Section):
     """Learning rate over the rounds: `cosine`, `constant`, `inverse` (lr/(1 + round)) or your own."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """`bfloat16` computes the matrix products of the forward pass in that format; all else stays float32."""
-
-    @property
-    def scales(self) -> bool:
-        """Whether the optimizer scales the steps of a layer's terms, which are then not clipped."""
-        return self.optimizer == "scaled_sgd"
 
 
 class AggregationConfig(Section):
