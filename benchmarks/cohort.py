@@ -1,4 +1,4 @@
-"""Time the engines: seconds a round of `sequential` and `processes`, and the growth of a round with clients.
+"""Time the engines: seconds a round of `sequential` and `processes`.
 
 The engines take turns, round by round, on the same plans, so other load on the machine affects both equally. The
 figures are medians over rounds, and ratios to `sequential`. Peak memory is measured in a separate process per engine.
@@ -56,8 +56,6 @@ CLUSTER_CASES = {  # the quickstart's model; one local epoch, and 1 or 2 digits 
         *("configs/quickstart.yaml", "data.name=cifar10", "clients.count=10000", "clients.per_round=1000", *SMALL),
     ],
 }
-REGISTERED = (10, 100, 1000, 10000)
-COHORTS = (5, 10, 20, 40)
 
 
 def make(case: list[str], engine: str, args: argparse.Namespace, *more: str) -> Experiment:
@@ -119,30 +117,6 @@ def compare(case: list[str], args: argparse.Namespace) -> dict[str, object]:
         "share_of_planning": {name: median(r["plan"] / r["seconds"] for r in its[1:]) for name, its in seconds.items()},
         "rounds": seconds,
     }
-
-
-def scaling(args: argparse.Namespace) -> dict[str, dict[int, float]]:
-    """Return rounds per second by registered clients (cohort of 5), and seconds per round by cohort size."""
-    quick = ["configs/quickstart.yaml", "keep_ratio=0.2", "local.epochs=1", "data.partition=iid"]
-
-    def best(case: list[str], *more: str) -> float:
-        runner = Runner(make(case, "sequential", args, *more), 1)
-        return min(runner.round(t)["seconds"] for t in range(args.rounds + 1))
-
-    cifar = [*CPU_CASES["resnet_cifar10"], "data.partition=iid", "clients.per_round=5", "model.width=8"]
-    registered = {count: 1 / best_of_small(cifar, count, args) for count in REGISTERED}
-    cohorts = {size: best(quick, "clients.count=100", f"clients.per_round={size}") for size in COHORTS}
-    return {"rounds_per_second_over_registered_clients": registered, "seconds_per_round_over_cohort_sizes": cohorts}
-
-
-def best_of_small(case: list[str], count: int, args: argparse.Namespace) -> float:
-    """Return the fastest round, in seconds, with this many registered clients, each with the same 5 samples."""
-    experiment = make(case, "sequential", args, f"clients.count={count}")
-    shares = experiment.job.clients
-    few = {client: type(shares[client])(shares[client].inputs[:5], shares[client].targets[:5]) for client in shares}
-    experiment.job = type(experiment.job)(**{**vars(experiment.job), "clients": few})
-    runner = Runner(experiment, 1)
-    return min(runner.round(t)["seconds"] for t in range(args.rounds + 1))
 
 
 def peak_memory(case: str, engine: str, args: argparse.Namespace) -> float:
@@ -235,9 +209,6 @@ def main() -> None:
         result = compare(case, args) | {"peak_memory_mb": {e: peak_memory(name, e, args) for e in ENGINE_NAMES}}
         results[name] = result
         print(name, json.dumps({key: value for key, value in result.items() if key != "rounds"}, indent=1), flush=True)
-    if not args.only or "scaling" in args.only:
-        results["scaling"] = scaling(args)
-        print(json.dumps(results["scaling"], indent=1))
     save(args.output or (OUTPUT if args.device == "cpu" else OUTPUT.with_name("cohort_cuda.json")), results)
 
 
