@@ -7,6 +7,10 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
+from studies.beyond import difference
+from studies.curves import by_seed, read_curves
+from studies.options import Point
+
 RESULTS = Path(__file__).parents[1] / "results"
 CELLS = RESULTS / "tables_medium" / "cells"
 NOTHING = "–"
@@ -136,6 +140,28 @@ def local_steps() -> Iterator[str]:
     yield from head(f"{CIFAR}, 100 rounds, seed 1000", *(f"round {t}" for t in rounds))
     for trial in STEPS:
         yield row(trial, *(scores[trial].get(t, NOTHING) for t in rounds))
+
+
+def options() -> Iterator[str]:
+    """Yield each set of options at its best rate."""
+    columns = {f"{CIFAR}, r = 0.1": 0, "rounds": 1, "seeds": 3, "25 %": 4, "50 %": 5, "75 %": 6, "end": 7}
+    yield from chosen(columns | {"last model": 8, "minus the first": 9}, *summary("options", 1))
+
+
+def options_gains() -> Iterator[str]:
+    """Yield what all options gain over the methods of studies/beyond.py that move the same bytes."""
+    ours = by_seed(read_curves(RESULTS / "options" / "curves.csv", Point))["low_rank, nesterov, lr 0.02"]
+    others = by_seed(read_curves(RESULTS / "beyond" / "curves.csv"))
+    yield from head("low_rank, nesterov, average, lr 0.02, minus", "seeds", "points at the end")
+    for name in ("collective", "collective, nesterov", "narrow, equal bytes", "narrow, equal bytes, nesterov"):
+        shared = ", ".join(str(seed) for seed in ours if seed in others[name])
+        yield row(name, shared, difference(ours, others[name]))
+
+
+def options_trials() -> Iterator[str]:
+    """Yield the trials that chose these rates."""
+    columns = {"trials of 100 rounds, seed 1000": 0, "25 %": 1, "50 %": 2, "75 %": 3, "end": 4, "last model": 5}
+    yield from chosen(columns, *summary("options"))
 
 
 def options_digits() -> Iterator[str]:
@@ -386,7 +412,7 @@ def _measured(path: str) -> dict[str, Any]:
 
 PARTS: tuple[Table, ...] = (
     *(beyond, beyond_pairs, beyond_course, beyond_shakespeare, beyond_uneven, quickstart),
-    *(wire, wires, wire_options, local_steps, options_digits, hundred_rounds, screened),
+    *(wire, wires, wire_options, local_steps, options, options_gains, options_trials, options_digits, hundred_rounds, screened),
     *(medium, spectra, learning_rates),
     *(uneven_clients, shakespeare_uploads, cifar100_uploads, joint_sampling, wireless, multi_task),
     *(decay, engines, peers, cluster, deployment, planner, scale),

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 
 RESULTS = Path(__file__).parents[2] / "results"
 DENSE = RESULTS / "tables_medium/cells/cifar10_resnet18/whole/dense-0/metrics.jsonl"
-RUNS = {  # name in results/beyond/curves.csv: label, color
-    "collective, low_rank, scaled, nesterov": ("with our options", "#0072b2"),
-    "collective": ("as published", "#d55e00"),
+RUNS = {  # study, method in its curves.csv: label, color
+    ("options", "low_rank, nesterov, lr 0.02"): ("with our options", "#0072b2"),
+    ("beyond", "collective"): ("as published", "#d55e00"),
 }
 LABELS_AT = {"with our options": (4.2, 61), "as published": (3.4, 30), "dense FedAvg": (33, 63)}  # right ends
 Curve = tuple[np.ndarray, np.ndarray]  # gigabytes moved so far, accuracy in %
@@ -27,7 +27,7 @@ def main() -> None:
     axes = picture.add_subplot(
         xscale="log", xlim=(0.2, 60), ylim=(8, 70), xlabel="GB moved by all clients", ylabel="test accuracy, %"
     )
-    curves = {label: (mean_curve(name), color) for name, (label, color) in RUNS.items()}
+    curves = {label: (mean_curve(*which), color) for which, (label, color) in RUNS.items()}
     curves["dense FedAvg"] = dense_curve(), "0.2"
     for label, ((gigabytes, accuracy), color) in curves.items():
         axes.plot(gigabytes, accuracy, color=color, linewidth=2)
@@ -42,10 +42,10 @@ def main() -> None:
     picture.savefig(Path(__file__).with_suffix(".svg"), metadata={"Date": None})
 
 
-def mean_curve(name: str) -> Curve:
-    """Return the mean over the seeds of a method of `results/beyond`."""
+def mean_curve(study: str, name: str) -> Curve:
+    """Return the mean over the seeds of a study's method."""
     accuracies, moved = defaultdict(list), defaultdict(list)
-    with (RESULTS / "beyond/curves.csv").open(encoding="utf-8") as file:
+    with (RESULTS / study / "curves.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             if row["run"].rpartition("-")[0] == name:
                 accuracies[int(row["rounds"])].append(100 * float(row["test_accuracy"]))
