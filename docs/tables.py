@@ -412,7 +412,8 @@ def _measured(path: str) -> dict[str, Any]:
 
 PARTS: tuple[Table, ...] = (
     *(beyond, beyond_pairs, beyond_course, beyond_shakespeare, beyond_uneven, quickstart),
-    *(wire, wires, wire_options, local_steps, options, options_gains, options_trials, options_digits, hundred_rounds, screened),
+    *(wire, wires, wire_options, hundred_rounds, screened),
+    *(local_steps, options, options_gains, options_trials, options_digits),
     *(medium, spectra, learning_rates),
     *(uneven_clients, shakespeare_uploads, cifar100_uploads, joint_sampling, wireless, multi_task),
     *(decay, engines, peers, cluster, deployment, planner, scale),

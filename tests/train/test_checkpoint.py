@@ -1,10 +1,12 @@
 """What stands beside the model in a checkpoint is never taken for a part of it."""
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from sharding import ServerOptimizer, iterate_average
 from train.rundir.checkpoint import Checkpoint
+from train.rundir.model_file import save_model
 
 
 def with_slashes() -> nn.Module:
@@ -33,3 +35,20 @@ def test_a_model_whose_names_have_slashes_comes_back(tmp_path):
         one, two = held.state_dict(), kept.state_dict()
         assert one.keys() == two.keys()
         assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_a_model_with_tied_weights_comes_back_tied(tmp_path):
+    def tied():
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        model[1].weight = model[0].weight
+        return model
+
+    model, other = tied(), tied()
+    keepers = {"server/net": ServerOptimizer(model, "momentum"), "average/net": iterate_average(model)}
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(Checkpoint.of(model, 1, None, keepers).to_bytes())
+    Checkpoint.read(path).restore(other)
+    assert other[1].weight is other[0].weight
+    assert torch.equal(other[0].weight, model[0].weight)
+    save_model(path, model, 1, {})
+    assert {*load_file(path)} == {*model.state_dict()}

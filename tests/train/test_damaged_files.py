@@ -59,6 +59,11 @@ def test_a_wrong_config_file(capsys, content, words):
     refused(capsys, ["run", "config.yaml"], words)
 
 
+def test_a_config_that_is_a_folder_is_not_mistaken_for_a_slip(capsys):
+    Path("config.yaml").mkdir()
+    refused(capsys, ["run", "config.yaml"], "cannot read the config 'config.yaml': ")
+
+
 def test_a_config_that_has_no_end(capsys):
     refused(capsys, ["run", "/dev/zero"], "more than 1,048,576 bytes")
 

@@ -93,7 +93,8 @@ def read_yaml(path: Path) -> Any:
         raise UserError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UserError(f"cannot read the config {shown(str(path))}{_nearest_file(path)}: {reason}") from error
+        near = _nearest_file(path) if isinstance(error, FileNotFoundError) else ""
+        raise UserError(f"cannot read the config {shown(str(path))}{near}: {reason}") from error
 
 
 def _open_at_once(path: str, flags: int) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from models.options import check_options
 from sharding.errors import pick
-from train.data.dataset import Dataset, Split
+from train.data.dataset import Dataset, Split, checked
 from train.data.digits import DIGITS, load_digits
 from train.data.shakespeare import empty_shakespeare, load_shakespeare
 from train.data.synthetic import SYNTHETIC, load_synthetic
@@ -63,12 +63,12 @@ def load_dataset(
         options: the loader's own keyword-only arguments.
 
     Raises:
-        UserError: an unknown dataset or option, or the data are missing or malformed.
+        UserError: an unknown dataset or option, or the data are missing or malformed, also those of your own dataset.
     """
     load = pick(DATASETS, name, "dataset")
     options = options or {}
     check_options(name, load, options, "data.options")
-    return load(default_root() if root is None else Path(root).expanduser(), download, **options)
+    return checked(load(default_root() if root is None else Path(root).expanduser(), download, **options))
 
 
 def default_root() -> Path:

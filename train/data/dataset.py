@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sharding.errors import UserError
+from sharding.errors import UserError, few
 from sharding.rng import generator
 
 
@@ -83,6 +83,41 @@ class Dataset:
     def without_training(self) -> Dataset:
         """Return the dataset with an empty training split, for when its samples are elsewhere."""
         return dataclasses.replace(self, train=Split(self.train.inputs[:0].clone(), self.train.targets[:0].clone()))
+
+
+def checked(dataset: Dataset) -> Dataset:
+    """Return the dataset after a check that its splits are as `Split` says, so that no round fails on them.
+
+    Raises:
+        UserError: naming the split, what it has, and what is needed. The test split must not be empty.
+    """
+    if not len(dataset.test):
+        raise UserError(f"the dataset {dataset.name} has no test samples; evaluations need some")
+    for name, split in (("training", dataset.train), ("test", dataset.test)):
+        if problem := _problem(dataset, split):
+            raise UserError(f"the {name} split of the dataset {dataset.name} {problem}")
+    return dataset
+
+
+def _problem(dataset: Dataset, split: Split) -> str | None:
+    inputs, targets, count = split.inputs, split.targets, dataset.num_classes
+    counted = targets[targets != dataset.ignore_index]
+    strange = counted[(counted < 0) | (counted >= count)].unique().tolist()
+    problems = {
+        f"has {len(inputs)} inputs and {len(targets)} targets; give one target each": len(inputs) != len(targets),
+        f"has inputs of shape {tuple(inputs.shape[1:])}, and its input_shape is {dataset.input_shape}": (
+            tuple(inputs.shape[1:]) != dataset.input_shape
+        ),
+        f"has inputs in {inputs.dtype}; convert them to uint8, int64 or float32": (
+            inputs.dtype not in (torch.uint8, torch.int64, torch.float32)
+        ),
+        f"has targets in {targets.dtype}; convert them to int64 classes": targets.dtype != torch.int64,
+        f"has targets of shape {tuple(targets.shape)}; give a class for each sample, or an id for each of its inputs": (
+            targets.shape[1:] not in (torch.Size(), inputs.shape[1:])
+        ),
+        f"has the targets {few(strange)}; with num_classes={count} they are 0 to {count - 1}": bool(strange),
+    }
+    return next((words for words, wrong in problems.items() if wrong), None)
 
 
 @contextmanager

@@ -72,9 +72,8 @@ class Checkpoint:
         tensors: dict[str, Tensor] = dict(model.state_dict())
         for place, keeper in keepers.items():
             tensors |= {f"{BESIDE}{place}/{name}": tensor for name, tensor in keeper.state_dict().items()}
-        state = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         learned = None if sampler is None else sampler.gradient_norms
-        return cls(rounds, state, None if learned is None else learned.tolist())
+        return cls(rounds, apart(tensors), None if learned is None else learned.tolist())
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -136,6 +135,12 @@ def _load(place: str, keeper: Keeper, state: Mapping[str, Any]) -> None:
     except (RuntimeError, UserError) as error:
         why = f"the checkpoint's {place} is of another model or optimizer ({one_line(error)})"
         raise UserError(f"{why}; choose another output=…") from error
+
+
+def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies on the CPU, each with memory of its own: safetensors refuses tied ones."""
+    own = torch.contiguous_format
+    return {name: tensor.detach().cpu().clone(memory_format=own) for name, tensor in tensors.items()}
 
 
 def metadata_of(path: Path, key: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from models import build_model
 from sharding.errors import UserError
 from train.config.schema import Config
 from train.experiment import Experiment
-from train.rundir.checkpoint import metadata_of
+from train.rundir.checkpoint import apart, metadata_of
 from train.rundir.directory import check_regular, config_in
 from train.rundir.files import BEST_FILE, CONFIG_FILE, MODEL_FILE
 from train.runtime.files import write_whole
@@ -41,11 +41,11 @@ def save_model(path: Path, model: nn.Module, rounds: int, parts: Mapping[str, Ex
     Raises:
         RunError: the disk is full or not writable.
     """
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     sizes = {
         name: {"input_shape": part.dataset.input_shape, "num_classes": part.dataset.num_classes}
         for name, part in parts.items()
     }
+    state = apart(model.state_dict())
     write_whole(path, safetensors.torch.save(state, {KEY: json.dumps({"rounds": rounds, "sizes": sizes})}))
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.errors import UserError
-from train.data import load_dataset
-from train.data.dataset import flip, standardize
+from train.data import DATASETS, load_dataset
+from train.data.dataset import NOTHING, Dataset, Split, checked, flip, standardize
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([(1, 8, 8), (3, 4, 6)]))
@@ -64,3 +64,29 @@ def test_data_lie_in_the_folder_data_unless_the_environment_names_another(tmp_pa
         load_dataset("shakespeare")
     with pytest.raises(UserError, match=f"no mnist under {tmp_path}/given: "):
         load_dataset("mnist", tmp_path / "given")
+
+
+SAMPLES = Split(torch.randn(6, 3), torch.arange(6) % 2)
+MISTAKES = {  # of the training split, and what the line says
+    "too few targets": (Split(SAMPLES.inputs, SAMPLES.targets[:4]), "has 6 inputs and 4 targets"),
+    "another shape": (Split(torch.randn(6, 4), SAMPLES.targets), r"shape \(4,\), and its input_shape is \(3,\)"),
+    "float64": (Split(SAMPLES.inputs.double(), SAMPLES.targets), "inputs in torch.float64; convert them"),
+    "int32": (Split(SAMPLES.inputs, SAMPLES.targets.int()), "targets in torch.int32; convert them to int64"),
+    "one-hot": (Split(SAMPLES.inputs, torch.eye(2)[SAMPLES.targets].long()), r"targets of shape \(6, 2\)"),
+    "from 1": (Split(SAMPLES.inputs, SAMPLES.targets + 1), "the targets 2; with num_classes=2 they are 0 to 1"),
+    "below 0": (Split(SAMPLES.inputs, SAMPLES.targets - 1), "the targets -1; "),
+}
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_a_dataset_of_ones_own_that_no_round_can_use_is_refused(what, monkeypatch) -> None:
+    split, why = MISTAKES[what]
+    for name, splits in (("training", (split, SAMPLES)), ("test", (SAMPLES, split))):
+        monkeypatch.setitem(DATASETS, "own", lambda root, download, splits=splits: Dataset("own", *splits, 2, (3,)))
+        with pytest.raises(UserError, match=f"the {name} split of the dataset own .*{why}"):
+            load_dataset("own")
+
+
+def test_a_dataset_without_test_samples_is_refused() -> None:
+    with pytest.raises(UserError, match="own has no test samples"):
+        checked(Dataset("own", SAMPLES, NOTHING, 2, (3,)))
