@@ -2,8 +2,9 @@
 
 import os
 import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from hypothesis import settings
 
 pytest.register_assert_rewrite("tests.train.runs")
 
+from sharding import STRATEGIES  # noqa: E402
 from tests import drawn  # noqa: E402
+from train.cli.listing import REGISTRIES  # noqa: E402
 from train.data import default_root  # noqa: E402
 
 # A shell's background job is started without Ctrl-C, and so would be all that the tests interrupt.
@@ -53,3 +56,16 @@ def drawn_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def drawn_data(drawn_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with drawn images and plays in the place of the real ones; no cache keeps them."""
     return drawn_once
+
+
+@pytest.fixture
+def registries_as_before() -> Iterator[None]:
+    """What a test registers is gone after it, so that no other test of this process sees it."""
+    registries = [STRATEGIES, *REGISTRIES.values()]
+    before = [dict(registry) for registry in registries]
+    yield
+    for registry, held in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(held)
+    for module in [name for name in sys.modules if name.startswith("examples.own_")]:
+        del sys.modules[module]

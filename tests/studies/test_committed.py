@@ -10,7 +10,7 @@ from studies import __main__ as command
 RESULTS = Path(__file__).parents[2] / "results"
 NOT_RUN = {
     "wireless_synthetic",  # its records are of another simulator: results/wireless
-    *("options", "uneven"),
+    "uneven",
 }
 PARTLY_RUN = ("beyond", "options")
 

@@ -1,7 +1,6 @@
 """Parts of your own: each example is run as its text says, by itself and in several processes."""
 
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from tests.train.runs import QUICKSTART, TINY, read
 from train.assembly import assemble
 from train.callbacks.stopping import EarlyStop
 from train.cli.commands import main
-from train.cli.listing import REGISTRIES
 from train.compare import plan_cells
 from train.config.naming import describe, expand, with_directory
 from train.config.registries import SCHEDULES, import_parts
@@ -37,17 +35,7 @@ EXAMPLES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _registries_as_before(monkeypatch):
-    """What a test registers is gone after it, so that no other test of this process sees it."""
-    registries = [STRATEGIES, *REGISTRIES.values()]
-    before = [dict(registry) for registry in registries]
-    yield
-    for registry, held in zip(registries, before, strict=True):
-        registry.clear()
-        registry.update(held)
-    for module in [name for name in sys.modules if name.startswith("examples.own_")]:
-        del sys.modules[module]
+pytestmark = pytest.mark.usefixtures("registries_as_before")
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

@@ -373,7 +373,7 @@ def test_seeds_stand_together_and_what_differs_is_named(runs):
     ]
     other = replace(held[0], config=held[0].config | {"local": held[0].config["local"] | {"lr": 0.7}})
     first, second = group([held[0], other])
-    assert (first.label, second.label) == ("collective, lr=0.05", "collective, lr=0.7")
+    assert (first.label, second.label) == ("collective, lr=0.02", "collective, lr=0.7")
     assert first.style.color != second.style.color, "where all have one strategy, a color is an arm's"
     colors = {arm.style.color for arm in group([held[0], other, held[2]])}
     assert len(colors) == 3, "a color for each arm where a strategy repeats"
