@@ -9,6 +9,8 @@ from sharding.diagnostics import alignment
 from tests.train.runs import RESNET, read, tiny, without_times
 from train.run import run
 
+LONG_STEPS = "local.lr=0.1"  # so that what a client misses shows in two rounds
+
 
 def aligned(directory, *overrides):
     return read(run(tiny(directory, "alignment=true", *overrides, shared=RESNET)))
@@ -28,11 +30,11 @@ def test_fedavg_goes_its_own_way_exactly(tmp_path):
 
 
 def test_measuring_changes_nothing_and_more_terms_go_more_nearly_fedavgs_way(tmp_path):
-    few, many = (aligned(tmp_path / str(ratio), f"keep_ratio={ratio}") for ratio in (0.2, 1.0))
-    plain = read(run(tiny(tmp_path / "plain", "keep_ratio=0.2", shared=RESNET)))
+    few, many = (aligned(tmp_path / str(ratio), f"keep_ratio={ratio}", LONG_STEPS) for ratio in (0.2, 1.0))
+    plain = read(run(tiny(tmp_path / "plain", "keep_ratio=0.2", LONG_STEPS, shared=RESNET)))
     cosines = [line.pop("alignment") for line in few]
     assert without_times(few) == without_times(plain)
-    rare = aligned(tmp_path / "rare", "keep_ratio=0.2", "evaluate_every=2")
+    rare = aligned(tmp_path / "rare", "keep_ratio=0.2", LONG_STEPS, "evaluate_every=2")
     assert ["alignment" in line for line in rare] == [False, True]
     assert rare[1]["alignment"] == cosines[1]
     assert all(0 < few_terms < line["alignment"] < 1 for few_terms, line in zip(cosines, many, strict=True))

@@ -47,6 +47,7 @@ def test_the_loss_falls_and_accuracy_rises_well_above_chance(tmp_path):
         "clients.count=10",
         "clients.per_round=5",
         "local.epochs=2",
+        "local.lr=0.05",
         "model.width=8",
     ]
     lines = read(run(tiny(tmp_path / "run", *longer, "keep_ratio=0.8", "data.partition=iid", shared=RESNET)))

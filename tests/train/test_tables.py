@@ -223,7 +223,7 @@ def test_the_command_runs_what_is_missing_and_no_more(small_layout, tmp_path, mo
     assert ran.read_bytes() == before
     assert re.search(r"\| dense \| \d+\.\d \| 87.46 ± 0.31 \|", (out / "table1.md").read_text())
     assert command_line.main([*words, "r0.2", "local.lr=0.3"]) == 2  # never another run's directory
-    assert "holds a run with local.lr=0.05, not 0.3;" in capsys.readouterr().err
+    assert "holds a run with local.lr=0.02, not 0.3;" in capsys.readouterr().err
 
 
 def test_a_cell_that_fails_stops_no_other_and_is_reported(small_layout, tmp_path, monkeypatch, capsys):

@@ -74,7 +74,7 @@ def test_an_offline_run_is_continued_and_can_be_read_back(tmp_path, monkeypatch)
     assert (first.run_group, first.job_type) == ("quickstart-collective", "collective")
     assert set(first.tags) == {"collective", "digits", "mine"}
     config = items(first.config.update)
-    assert config["local"]["lr"] == 0.05
+    assert config["local"]["lr"] == 0.02
     assert set(config["versions"]) >= {"python", "torch", "commit"}
 
     lines = [items(its.item) for its in of_kind(told, "history")]
