@@ -14,7 +14,7 @@ FEW = ["clients.count=4", "clients.per_round=2", "data.partition=iid"]
 CUT = {
     "cifar10_resnet18": [*FEW, "local.epochs=4", "local.lr=0.02"],
     "cifar100_cct": [*FEW, "local.epochs=4"],
-    "shakespeare_gpt": ["clients.count=4", "clients.per_round=2", "local.epochs=4", "local.lr=0.02"],
+    "shakespeare_gpt": [*FEW, "local.epochs=4", "local.lr=0.02"],
 }
 
 
