@@ -8,9 +8,7 @@ from sharding.designs.base import Design, Fit, split
 from sharding.designs.brewer import Brewer
 from sharding.designs.conditional_poisson import fit_cps
 from sharding.designs.minimum_support import fit_minimum_support
-from sharding.designs.pivotal import Pivotal
 from sharding.designs.successive import fit_successive
-from sharding.designs.systematic import Systematic
 from sharding.errors import UserError, pick, shown
 from sharding.validation import as_whole
 
@@ -18,9 +16,7 @@ DESIGNS: dict[str, Fit] = {
     "cps": fit_cps,
     "brewer": Brewer,
     "minimum_support": fit_minimum_support,
-    "systematic": Systematic,
     "successive": fit_successive,
-    "pivotal": Pivotal,
     "r_cps": r.fit_r("UPmaxentropy"),
     "r_brewer": r.fit_r("UPbrewer"),
     "r_minimum_support": r.fit_r("UPminimalsupport"),

@@ -14,8 +14,8 @@ TASKS = ["clients.sampler=mmfl", "clients.budget=2", "clients.signal=norm", "tas
 FULL = ["clients.sampler=mmfl", "clients.signal=full", "tasks={one: {}, two: {seed: 1}}"]
 SYNTHETIC = ["data.name=synthetic", "model={name: mlp}"]
 IDLE = [  # overrides, of which the last does nothing, and what the line says of it besides
-    (["strategy=top_n", "design=pivotal"], "strategy=top_n; "),
-    (["keep_ratio=1", "design=pivotal"], "keep_ratio=1.0; every client holds all terms"),
+    (["strategy=top_n", "design=brewer"], "strategy=top_n; "),
+    (["keep_ratio=1", "design=brewer"], "keep_ratio=1.0; every client holds all terms"),
     (["strategy=dense", "init=as_built"], "strategy=dense; use it with strategy=top_n, "),
     (["keep_ratio=1", "init=as_built"], "keep_ratio=1.0 and clients.count=20; the strongest client holds all"),
     (["keep_ratio={0.5: 0.9, 1: 0.1}", "init=as_built"], "keep_ratio={'0.5': 0.9, '1.0': 0.1} and clients.count=20; "),
@@ -94,7 +94,7 @@ def test_every_reading_has_a_case():
         ["data.name=mnist", "data.root=/data", "data.download=true", "model={name: cnn}"],
         ["clip=3"],
         ["clients.per_round=3", "aggregation.trim=0.1"],
-        ["keep_ratio={0.5: 0.96, 1: 0.04}", "init=as_built", "design=pivotal"],  # of 20 clients none holds all terms
+        ["keep_ratio={0.5: 0.96, 1: 0.04}", "init=as_built", "design=brewer"],  # of 20 clients none holds all terms
         ["rounds=2", "local.schedule=constant", "tracking.layers_every=2"],
         FULL,
     ],
@@ -126,8 +126,8 @@ def test_a_key_that_one_run_of_a_comparison_reads_is_kept():
     assert [cell.keep_ratio for cell in cells] == [0.3, 0.3]
     cells = plan_cells(QUICKSTART, ["clients.budget=2"], [], None, ["clients.sampler=uniform,ocs"])
     assert [cell.clients.sampler_options for cell in cells] == [{"replacement": False}, {"budget": 2.0}]
-    with pytest.raises(UserError, match="design=pivotal does nothing"):
-        plan_cells(QUICKSTART, ["design=pivotal"], ["top_n", "dense"], None)
+    with pytest.raises(UserError, match="design=brewer does nothing"):
+        plan_cells(QUICKSTART, ["design=brewer"], ["top_n", "dense"], None)
 
 
 def test_a_key_that_one_of_several_models_reads_is_kept():

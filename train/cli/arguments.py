@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     several.add_argument(
         "--grid", action="append", default=[], metavar="KEY=V,W,…", help="values of any key to compare; may be repeated"
     )
-    numbered.add_argument("number", metavar="N", help="1 to 5, longer, designs, or figure1 to figure4")
+    numbered.add_argument("number", metavar="N", help="1 to 5, longer, or figure1 to figure4")
     numbered.add_argument(
         "--scale", default="small", help="small (default; minutes), medium (stand-ins, hours) or paper (for a GPU)"
     )

@@ -13,19 +13,13 @@ LOW, HIGH = 1e-12, 1.0 - 1e-12
 class Scripted:
     """Stands in for a numpy Generator: hands out prepared arrays, whatever shape is asked for."""
 
-    def __init__(self, *uniforms, order=None):
+    def __init__(self, *uniforms):
         self._uniforms = [np.asarray(u, dtype=float) for u in uniforms]
-        self._order = order
 
     def random(self, shape):
         """Return the next prepared array; a one-row array is repeated to fill the shape."""
         values = self._uniforms.pop(0)
         return np.broadcast_to(values, shape) if values.ndim < np.ndim(np.empty(shape)) else values.reshape(shape)
-
-    def permutation(self, size):
-        """Return the prepared order."""
-        assert len(self._order) == size
-        return np.array(self._order)
 
 
 def pieces(outcome, grid=400):

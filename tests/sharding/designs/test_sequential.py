@@ -1,7 +1,6 @@
-"""Designs that decide step by step or with one uniform: Brewer, pivotal, systematic, minimum support."""
+"""Designs that decide step by step or with one uniform: Brewer, minimum support."""
 
 from collections import defaultdict
-from itertools import permutations
 
 import numpy as np
 import pytest
@@ -32,31 +31,8 @@ def test_brewers_decision_tree(pi):
     np.testing.assert_allclose(reference.inclusion_of(law, pi.size), pi, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("pi", [case for case in CASES if case.size == 4] + [np.array([0.1, 0.35, 0.65, 0.9])])
-def test_pivotals_decision_tree_over_all_orders(pi):
-    sampler = DESIGNS["pivotal"](pi, round(pi.sum()))
-    inclusion = np.zeros(4)
-    for order in permutations(range(4)):
-
-        def draw(uniforms, order=order):
-            return sampler.draw(Scripted(uniforms, order=order), 1)[0]
-
-        inclusion_in_order = reference.inclusion_of(law_of(draw, 3, grid=8), 4)
-        np.testing.assert_allclose(inclusion_in_order, pi, rtol=0, atol=1e-9)
-        inclusion += inclusion_in_order / 24
-    np.testing.assert_allclose(inclusion, pi, rtol=0, atol=1e-9)
-
-
-def test_pivotal_asks_for_a_random_order():
-    pi = CASES[0]
-    sampler = DESIGNS["pivotal"](pi, 2)
-    uniforms = np.full(4, 0.5)
-    samples = {tuple(sorted(sampler.draw(Scripted(uniforms, order=o), 1)[0])) for o in permutations(range(5))}
-    assert len(samples) > 2
-
-
-def one_uniform_law(design, pi):
-    sampler = DESIGNS[design](pi, round(pi.sum()))
+def one_uniform_law(pi):
+    sampler = DESIGNS["minimum_support"](pi, round(pi.sum()))
 
     def outcome(u):
         return tuple(sorted(sampler.draw(Scripted([u]), 1)[0].tolist()))
@@ -67,29 +43,12 @@ def one_uniform_law(design, pi):
     return dict(law)
 
 
-@pytest.mark.parametrize("design", ["systematic", "minimum_support"])
 @pytest.mark.parametrize("pi", [*CASES, np.array([0.05, 0.15, 0.3, 0.35, 0.45, 0.8, 0.9])])
-def test_one_uniform_designs_honor_pi_exactly(design, pi):
-    law = one_uniform_law(design, pi)
+def test_minimum_support_honors_pi_exactly(pi):
+    law = one_uniform_law(pi)
     assert sum(law.values()) == pytest.approx(1.0, abs=1e-12)
     np.testing.assert_allclose(reference.inclusion_of(law, pi.size), pi, rtol=0, atol=1e-9)
     assert len(law) <= pi.size
-
-
-def test_systematic_takes_the_terms_under_points_a_unit_apart():
-    law = one_uniform_law("systematic", np.array([0.2, 0.7, 0.6, 0.5]))  # ends at 0.2, 0.9, 1.5, 2
-    expected = {(0, 2): 0.2, (1, 2): 0.3, (1, 3): 0.4, (2, 3): 0.1}
-    assert law.keys() == expected.keys()
-    for chosen, chance in expected.items():
-        assert law[chosen] == pytest.approx(chance, abs=1e-9)
-
-
-def test_systematic_stays_distinct_under_rounding():
-    # Rounding is exaggerated: a term a little longer than 1 can hold two points.
-    middle = DESIGNS["systematic"](np.array([0.5, 1 + 1e-9, 0.5 - 1e-9]), 2)
-    assert middle.draw(Scripted([0.5]), 1).tolist() == [[1, 2]]
-    last = DESIGNS["systematic"](np.array([0.5 - 1e-9, 0.5, 1 + 1e-9]), 2)
-    assert last.draw(Scripted([1 - 1e-9]), 1).tolist() == [[1, 2]]
 
 
 @pytest.mark.parametrize("spectrum", SPECTRA)
