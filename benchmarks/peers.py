@@ -2,7 +2,8 @@
 
 The workload is pfl-research's published CIFAR-10 benchmark (see peers/workload.py). Each peer is installed into its own
 virtual environment under ``~/.cache/spectral-sharding-peers``, and used as its examples use it; Flower also with one
-core per client instead of its default, two. They take turns on the same cores. The figures are medians over rounds, and
+core per client instead of its default, two. A plain loop without federation (peers/on_plain.py) shows what the
+arithmetic alone takes. They take turns on the same cores. The figures are medians over rounds, and
 the peak memory of all processes (proportional set size, which counts shared memory once).
 
     python benchmarks/peers.py [--data data] [--rounds 5] [--turns 2]
@@ -37,6 +38,7 @@ CONTENDERS = {  # name -> simulator, and whether it is tuned beyond its examples
     "flower": ("flower", False),
     "flower_one_core_each": ("flower", True),
     "pfl": ("pfl", False),
+    "plain": ("plain", False),
 }
 OUTPUT = ROOT / "results" / "engines" / "peers.json"
 

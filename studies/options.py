@@ -91,7 +91,7 @@ EXPERIMENTS = {
         "CIFAR-10 (a lossy re-encoding), medium scale, r = 0.2 of 60 % of the clients and 0.4 of 40 %",
         "beyond",
         UNEVEN.words,
-        1 / 2,
+        1 / 4,
         {
             "top_n": Arm(("strategy=top_n", *TUNED), LOW_RATES),
             "collective": Arm(TUNED, LOW_RATES),
