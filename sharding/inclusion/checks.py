@@ -6,11 +6,13 @@ from numpy.typing import ArrayLike, NDArray
 from sharding.errors import UserError
 from sharding.validation import as_amounts, as_whole
 
+LEAST = 1e-290  # reciprocals of sums of smaller numbers overflow
+
 
 def nonnegative(values: ArrayLike, name: str) -> NDArray[np.float64]:
     """Return `values` as a float64 vector divided by its largest entry; inclusion does not depend on the scale.
 
-    Zeros come back as +0.0: the reciprocal of −0.0 is −∞.
+    Zeros come back as +0.0: the reciprocal of −0.0 is −∞. So does less than `LEAST` of the largest.
 
     Raises:
         UserError: not a vector, empty, negative, complex or not finite.
@@ -19,7 +21,8 @@ def nonnegative(values: ArrayLike, name: str) -> NDArray[np.float64]:
     if vector.size == 0:
         raise UserError(f"{name} is empty; a non-empty vector is needed")
     largest = vector.max()
-    return (vector / largest if largest > 0.0 else vector) + 0.0
+    scaled = (vector / largest if largest > 0.0 else vector) + 0.0
+    return np.where(scaled < LEAST, 0.0, scaled)
 
 
 def positives_first(positive: NDArray[np.bool_], num_terms: int) -> NDArray[np.float64] | None:

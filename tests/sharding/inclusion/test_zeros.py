@@ -39,3 +39,13 @@ def test_a_zeros_sign_changes_no_inclusion(name, positive, zeros, clients, data)
         np.testing.assert_array_equal(one, other)
     np.testing.assert_allclose(made[0].sum(), n, atol=1e-9)
     assert np.all((made[0] >= 0) & (made[0] <= 1) & ~np.signbit(made[0]))
+
+
+@pytest.mark.parametrize("name", INCLUSIONS)
+@pytest.mark.parametrize("least", [1e-30, 1e-200, 1e-290, 1e-310, 5e-324])
+def test_magnitudes_may_be_as_far_apart_as_floats_can_be(name, least):
+    magnitudes = np.array([1.0, *np.geomspace(1e-3, 1e-6, 4), least, least])
+    for n in (1, 3, 5, 6)[: 3 if name == "successive" else 4]:  # which draws no weight of 0
+        inclusion = INCLUSIONS[name](magnitudes, n, 3)[0]
+        assert np.all((inclusion >= 0) & (inclusion <= 1))
+        np.testing.assert_allclose(inclusion.sum(), n, atol=1e-9)
