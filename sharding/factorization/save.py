@@ -91,6 +91,11 @@ def load_factorized(folder: str | Path, model: nn.Module, device: torch.device |
             for name, tensor in tensors.items()
             if name in names and tensor.shape != slots[name].shape
         ),
+        *(
+            f"{name} is {tensor.dtype} in the folder, {slots[name].dtype} in the model"
+            for name, tensor in tensors.items()
+            if name in names and _kind(tensor) != _kind(slots[name])
+        ),
     ]
     if problems:
         raise UserError(f"{folder} does not fit this {type(model).__name__}: {'; '.join(problems)}")
@@ -102,12 +107,30 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         tensors = load_file(folder / TENSORS)
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise UserError(f"{folder} holds no factorized model: {error}") from error
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         found = config.get("format") if isinstance(config, dict) else None
         raise UserError(f"{folder} is of format {found}, and this version reads {FORMAT}; save it again with this one")
+    if not _is_structure(config):
+        raise UserError(f"{folder} holds no factorized model: {CONFIG} is damaged")
     return config, tensors
+
+
+def _is_structure(config: Mapping[str, Any]) -> bool:
+    """Return whether a configuration has layers with their terms, unpacked layers, and split ones with their sizes."""
+    layers, unpacked, split = (config.get(part) for part in ("layers", "unpacked", "split"))
+    if not (isinstance(layers, dict) and isinstance(unpacked, list) and isinstance(split, dict)):
+        return False
+    sizes = [size for its in split.values() for size in (its if isinstance(its, list) else [None])]
+    return all(isinstance(name, str) for name in unpacked) and all(
+        type(number) is int for number in (*layers.values(), *sizes)
+    )
+
+
+def _kind(tensor: Tensor) -> tuple[bool, bool]:
+    """Return whether a tensor is real and whether it is complex; integers and masks are neither."""
+    return tensor.is_floating_point(), tensor.is_complex()
 
 
 def _structure(model: nn.Module, config: Mapping[str, Any], folder: str | Path) -> nn.Module:

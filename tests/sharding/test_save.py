@@ -5,6 +5,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from sharding import (
@@ -141,6 +142,37 @@ def test_a_folder_of_another_model_is_reported_in_one_line(net, tmp_path, change
     config = json.loads((tmp_path / "factorization.json").read_text()) | changes
     (tmp_path / "factorization.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=told):
+        load_factorized(tmp_path, net)
+
+
+DAMAGED = [
+    "[" * 100_000,
+    *(json.dumps({"format": 1, "layers": {}, "unpacked": [], "split": {}} | spoiled) for spoiled in (
+        {"layers": ["mix"]},
+        {"layers": {"mix": "4"}},
+        {"layers": {"mix": True}},
+        {"unpacked": None},
+        {"unpacked": [["mix"]]},
+        {"split": ["mix"]},
+        {"split": {"mix": "ab"}},
+    )),
+    '{"format": 1, "layers": {}, "split": {}}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", DAMAGED, ids=[text[:60] for text in DAMAGED])
+def test_a_damaged_structure_is_reported_in_one_line(net, tmp_path, text):
+    save_factorized(make_small(net), tmp_path)
+    (tmp_path / "factorization.json").write_text(text)
+    with pytest.raises(UserError, match="holds no factorized model: "):
+        load_factorized(tmp_path, net)
+
+
+def test_integers_are_no_weights(net, tmp_path):
+    save_factorized(make_small(net), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file(tensors | {"norm.bias": torch.ones(12, dtype=torch.int32)}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"norm.bias is torch.int32 in the folder, torch.float32 in the model"):
         load_factorized(tmp_path, net)
 
 
