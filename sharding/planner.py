@@ -19,7 +19,7 @@ from sharding.designs import DESIGNS, fit, successive_design
 from sharding.errors import UserError, pick, shown
 from sharding.factorization import ENDS, Patterns, as_patterns, num_terms, shardable_layers
 from sharding.layers import as_blocks, clear_padding, num_blocks
-from sharding.modules.finite import find_nonfinite
+from sharding.modules.finite import computable, find_nonfinite
 from sharding.modules.state import check_shapes, dense_state, frozen_names
 from sharding.modules.wrappers import unwrap, whole
 from sharding.rng import generator, seed_of
@@ -134,7 +134,7 @@ class Plan(Mapping[Client, Shard]):
         for layer, its in update.terms.items():
             u, v = self.spectra[layer].cut(its.indices)
             terms[layer] = replace(its, u=u + its.u, v=v + its.v)
-        dense = {name: self.dense[name] + change for name, change in update.dense.items()}
+        dense = {name: computable(self.dense[name]) + computable(its) for name, its in update.dense.items()}
         return replace(update, terms=terms, dense=dense, compression=EXACT)
 
 
@@ -303,6 +303,8 @@ def _matrix(layer: nn.Module) -> Tensor:
 
 def _check_budgets(budgets: Mapping[Client, float]) -> None:
     """Raise a `UserError` that names the first client with an invalid keep ratio."""
+    if not isinstance(budgets, Mapping):
+        raise UserError(f"the keep ratios are a {type(budgets).__name__}; pass a mapping from client to keep ratio")
     for client, ratio in budgets.items():
         try:
             num_terms(1, ratio)

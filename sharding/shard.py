@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sharding.errors import UserError
 from sharding.layers import FactorizedLayer
+from sharding.modules.finite import computable
 from sharding.modules.state import as_real, key, travels
 from sharding.modules.wrappers import spread_like, unwrap, whole
 from sharding.transport import compression, serialize
@@ -154,7 +155,7 @@ class Shard:
         """
         values = {name: values[name].to(sent.dtype) for name, sent in self.trained().items()}
         if changes := self.compression != EXACT:
-            values = {name: values[name] - sent for name, sent in self.trained().items()}
+            values = {name: _change(values[name], sent) for name, sent in self.trained().items()}
 
         def rounded(layer: str, part: str) -> Tensor:
             return round_columns(values[key(layer, part)], self.compression)
@@ -308,6 +309,10 @@ def _checked_words(metadata: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
+def _change(value: Tensor, sent: Tensor) -> Tensor:
+    return (computable(value) - computable(sent)).to(sent.dtype)
+
+
 def update_norm(sent: Shard, returned: Shard) -> Tensor:
     """Return ‖U‖, a scalar on the device: the change of every vector u', v' and dense parameter that a client holds.
 
@@ -318,6 +323,6 @@ def update_norm(sent: Shard, returned: Shard) -> Tensor:
     if not after:
         return torch.zeros((), dtype=torch.float64)
     if returned.compression == EXACT:
-        after = {name: value - before[name] for name, value in after.items()}
+        after = {name: _change(value, before[name]) for name, value in after.items()}
     changes = (after[name].double().contiguous() for name in sorted(after))
     return torch.stack([change.square().sum() for change in changes]).sum().sqrt()

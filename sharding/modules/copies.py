@@ -18,10 +18,16 @@ def copied(model: nn.Module, instead: Mapping[int, object] | None = None) -> nn.
     Args:
         model: it is not changed.
         instead: the replacement of an object, by its `id`.
+
+    Raises:
+        UserError: a module holds something that Python cannot copy, such as a lock.
     """
     # torch copies neither computed tensors (pruned, normalized) nor sparse ones.
     special = [tensor for tensor in tensors(model) if not tensor.is_leaf or tensor.layout != torch.strided]
-    return deepcopy(model, {id(tensor): _clone(tensor) for tensor in special} | dict(instead or {}))
+    try:
+        return deepcopy(model, {id(tensor): _clone(tensor) for tensor in special} | dict(instead or {}))
+    except TypeError as error:
+        raise UserError(f"this {type(model).__name__} cannot be copied: {error}; keep that outside of it") from error
 
 
 def hollow_copy(model: nn.Module) -> nn.Module:

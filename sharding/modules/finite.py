@@ -1,4 +1,4 @@
-"""Find tensors with NaN or Inf."""
+"""Find tensors with NaN or Inf, and compute with types that have no arithmetic."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ def find_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
     if not tensors:
         return None
     home = next(iter(tensors.values())).device
-    values = [_summable(tensor) for tensor in tensors.values()]
+    values = [computable(tensor) for tensor in tensors.values()]
     sums = torch.stack([tensor.sum().double().to(home) for tensor in values])
     if bool(sums.isfinite().all()):  # a NaN or Inf shows in the sum, which takes one pass
         return None
@@ -19,6 +19,6 @@ def find_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
     return next((name for name, fine in zip(tensors, finite, strict=True) if not fine), None)
 
 
-def _summable(tensor: Tensor) -> Tensor:
-    """Return the same numbers in a type that can be summed; float8 cannot."""
+def computable(tensor: Tensor) -> Tensor:
+    """Return the same numbers in a type that has arithmetic; float8 has none."""
     return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor

@@ -77,3 +77,16 @@ def test_a_tensor_that_cannot_be_averaged_in_place_is_refused_by_the_plan(what):
     model.register_buffer("odd", UNWRITABLE[what]())
     with pytest.raises(UserError, match=f"odd is {what}.*cannot be averaged in place; "):
         ShardPlanner("dense").plan(model, {"a": 1.0})
+
+
+@pytest.mark.parametrize("compression", ["float32", "bfloat16", "int8"])
+def test_a_change_in_float8_is_averaged_and_measured(compression):
+    model = nn.Linear(3, 2)
+    model.register_buffer("scale", torch.tensor([1.0, 2.0]).to(torch.float8_e4m3fn))
+    plan = ShardPlanner("dense", compression=compression).plan(model, {0: 1.0, 1: 1.0})
+    updates = {
+        client: shard.returned(shard.trained() | {"scale": shard.dense["scale"].float() + 2})
+        for client, shard in plan.items()
+    }
+    assert aggregate(model, plan, updates, dict.fromkeys(plan, 1.0), norm_bound=2).accepted == [0, 1]
+    assert model.scale.float().tolist() == [3.0, 4.0]

@@ -1,11 +1,22 @@
 """What the library is given and cannot use, told in one line that names it."""
 
+from threading import Lock
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from sharding import LocalSGD, ShardPlanner, UserError, collective_inclusion, draw_terms, factorize, optimal_inclusion
+from sharding import (
+    LocalSGD,
+    ShardPlanner,
+    UserError,
+    client_model,
+    collective_inclusion,
+    draw_terms,
+    factorize,
+    optimal_inclusion,
+)
 from sharding.client_sampling import (
     SAMPLERS,
     Population,
@@ -47,6 +58,12 @@ def with_buffer(buffer: object) -> nn.Module:
     return net
 
 
+def with_lock() -> nn.Module:
+    net = make_net()
+    net.lock = Lock()
+    return net
+
+
 def plan(budget, strategy="collective", net=None):
     return ShardPlanner(strategy).plan(net or make_net(), {"phone": budget})
 
@@ -76,6 +93,11 @@ MODELS = [
     *(
         (lambda b=budget: plan(b), f"client 'phone': keep ratio {shown(budget)} is")
         for budget in (0, -1, NAN, INF, 1.1, "0.5", None)
+    ),
+    (lambda: ShardPlanner().plan(make_net(), [0.5]), "keep ratios are a list; pass a mapping"),
+    (
+        lambda: client_model(with_lock(), plan(0.5)["phone"]),
+        "this Sequential cannot be copied: cannot pickle '_thread.lock'",
     ),
     (lambda: ShardPlanner("uniased"), r"unknown strategy 'uniased' \(did you mean 'unbiased'\?\); choose one of: "),
     (lambda: ShardPlanner("x" * 100_000), "unknown strategy 'xxx"),
