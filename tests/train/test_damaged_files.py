@@ -50,6 +50,8 @@ FILES = {
     "python": (b"name: !!python/object/apply:os.getcwd []", "is not valid YAML"),
     "two documents": (b"a: 1\n---\nb: 2", "is not valid YAML"),
     "a date": (b"name: 2020-13-45", "is not valid YAML"),
+    "a tag of a flag": (b"name: !!bool maybe", "is not valid YAML: 'maybe'"),
+    "a tag of a time": (b"name: !!timestamp x", "is not valid YAML"),
     "too long": (b"#" * 2**20 + b"\nname: x", "more than 1,048,576 bytes"),
 }
 

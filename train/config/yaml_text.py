@@ -52,7 +52,7 @@ def parse_yaml(text: str) -> Any:
         return yaml.load(text, _Loader)  # a safe loader
     except UserError:
         raise
-    except (yaml.YAMLError, ValueError) as error:  # a date in month 13 is a ValueError
+    except Exception as error:  # tags raise many kinds: of a date in month 13, of `!!bool maybe`
         raise UserError(f"it is not valid YAML: {' '.join(str(error).split())}") from error
 
 
