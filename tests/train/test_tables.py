@@ -88,7 +88,7 @@ def test_paper_scale_is_the_published_config_and_shares_runs_with_the_figures(tm
     assert "cifar10_resnet18/whole/dense-0" in table
     effect_of_alpha = {cell.name for cell in cells_of(LAYOUT.find("figure3"), LAYOUT, "paper", tmp_path)}
     assert "cifar10_resnet18/r0.1/collective-2" in effect_of_alpha  # α = 1 is what the config says anyway
-    assert "cifar10_resnet18/r0.1,data.alpha=10/collective-2" in effect_of_alpha
+    assert "cifar10_resnet18/r0.1_data.alpha=10/collective-2" in effect_of_alpha
     (cell,) = choose(cells_of(LAYOUT.find("1"), LAYOUT, "paper", tmp_path), ["shakes*/r0.2x*/collective-1"])
     assert cell.config.keep_ratio == {0.2: 0.6, 0.4: 0.4}
     assert (cell.config.rounds, cell.config.clients.count) == (1500, 715)
@@ -141,6 +141,9 @@ def test_only_chooses_by_pattern_and_refuses_one_that_matches_nothing(tmp_path):
     assert names[0] == "cifar10_resnet18/r0.2/top_n-7"  # in the order of the patterns
     assert sum("whole" in name for name in names) == 10  # full and dense of five experiments
     assert len(names) == len(set(names)) == 11
+    assert not any(
+        "," in cell.name for cell in cells_of(LAYOUT.find("2"), LAYOUT, "small", tmp_path)
+    )  # --only splits there
     with pytest.raises(UserError, match="--only cifar11 matches none"):
         choose(cells, ["cifar11"])
     with pytest.raises(UserError, match="scale 'big'"):

@@ -25,7 +25,7 @@ class Cell:
     """One run: a setting, a strategy and a seed.
 
     Attributes:
-        name: ``experiment/setting/strategy-seed``, which is also its folder.
+        name: ``experiment/setting/strategy-seed``, which is also its folder; without commas, which divide patterns.
     """
 
     setting: Setting
@@ -99,7 +99,7 @@ def _cell(
     varied = [override for override in changes if read_config(path, [*base, override]).config != plain]
     whole = is_whole(strategy)
     ratio = [] if whole else [f"keep_ratio={setting.keep_ratio}"]
-    name = f"{setting.experiment}/{','.join([_short(setting.keep_ratio, whole), *varied])}/{strategy}-{seed}"
+    name = f"{setting.experiment}/{'_'.join([_short(setting.keep_ratio, whole), *varied])}/{strategy}-{seed}"
     config = read_config(path, [*base, *varied, *ratio, f"strategy={strategy}", f"seed={seed}"]).config
     return Cell(setting, strategy, seed, name, config.model_copy(update={"output": into / "cells" / name}))
 
