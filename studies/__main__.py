@@ -7,6 +7,7 @@ take seconds to make again. For `beyond*`, which are not run completely, add `--
 """
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -60,7 +61,8 @@ def read(words: Sequence[str]) -> Arguments:
     args = parser.parse_intermixed_args(words)
     into = args.into or Path("results") / args.study
     seeds, only = (None if its is None else tuple(its) for its in (args.seeds, args.only))
-    return Arguments(args.study, into, tuple(args.overrides), args.quick, seeds, only, args.jobs)
+    command = shlex.join(["python", "-m", "studies", args.study, *["--quick"][: args.quick], *args.overrides])
+    return Arguments(args.study, into, tuple(args.overrides), args.quick, seeds, only, args.jobs, command)
 
 
 if __name__ == "__main__":

@@ -9,48 +9,24 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from studies.curves import Curve, Evaluation, spread
+from studies.curves import Curve, one_round, simulated_seconds, spent_to, spread
 from train.pilots import Lesson
 from train.report.plots import add_legend, styles_of
 from train.report.text import NOTHING, markdown_table
 
-Published = Mapping[
-    str, tuple[float, float] | None
-]  # by scheme: mean and standard deviation of the seconds; None: not reached
+Published = Mapping[str, tuple[float, float] | None]  # by scheme: mean and deviation of the seconds; None: not reached
 Courses = Mapping[str, Sequence[Curve]]  # by scheme, one per seed
-
-
-def first_at(its: Curve, loss: float | None = None, accuracy: float | None = None) -> Evaluation | None:
-    """Return the first evaluation at this training loss, or this test accuracy; None without one."""
-    reached = (
-        at
-        for at in its
-        if (loss is not None and at.train_set_loss <= loss) or (accuracy is not None and at.test_accuracy >= accuracy)
-    )
-    return next(reached, None)
-
-
-def rounds_to(its: Curve, loss: float) -> float:
-    """Return the rounds to a training loss, NaN if it was not reached."""
-    at = first_at(its, loss)
-    return nan if at is None else at.rounds
-
-
-def seconds_to(its: Curve, loss: float | None = None, accuracy: float | None = None) -> float:
-    """Return the simulated seconds to a training loss, or to a test accuracy, NaN if it was not reached."""
-    at = first_at(its, loss, accuracy)
-    return nan if at is None else at.simulated
 
 
 def main_table(courses: Courses, loss: float, accuracy: float, published: Published) -> str:
     """Return a table of the runs that arrived: rounds and seconds to the targets, and ratios to the proposed scheme."""
     heads = ("scheme", f"rounds to {loss}", f"seconds to {loss}", "ratio", "published seconds", "published ratio")
-    first, rows = _mean([seconds_to(its, loss) for its in courses["proposed"]]), []
+    first, rows = _mean([spent_to(its, simulated_seconds, loss=loss) for its in courses["proposed"]]), []
     for scheme, runs in courses.items():
-        seconds = [seconds_to(its, loss) for its in runs]
+        rounds, seconds = ([spent_to(its, cost, loss=loss) for its in runs] for cost in (one_round, simulated_seconds))
+        spent = rounds, seconds, [spent_to(its, simulated_seconds, accuracy) for its in runs]
         ratio = _mean(seconds) / first
         arrived = f"{sum(not isnan(value) for value in seconds)} of {len(runs)}"
-        spent = [rounds_to(its, loss) for its in runs], seconds, [seconds_to(its, accuracy=accuracy) for its in runs]
         to_loss, to_seconds, accurate = (spread(values, ",.0f", "not reached") for values in spent)
         shown = NOTHING if isnan(ratio) else f"{ratio:.2f}"
         rows.append([scheme, to_loss, to_seconds, shown, *_published(published, scheme), accurate, arrived])

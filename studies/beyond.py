@@ -11,19 +11,20 @@ table shows all curves in `curves.csv`; `--only METHOD …` runs these methods, 
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import isnan, nan
 from statistics import fmean, stdev
 from typing import NamedTuple
 
 from sharding.errors import UserError
-from studies.curves import Curve, Lines, Scored, by_seed
-from studies.runner import CONFIGS, Arguments, curves_of, folder, kept_curves, write_summary
-from studies.width import run as run_width
-from train.config.schema import Config, load_config
+from studies import width
+from studies.curves import Curve, Row, by_seed
+from studies.runner import CONFIGS, Arguments, cells, curves_of, kept_curves, run_all, write_summary
 from train.report.text import NOTHING, markdown_table, mean_and_spread
-from train.runtime.jsonl import read_lines
 
 SEEDS = (0, 1, 2)
+PARTS = (0.25, 0.5, 0.75, 1.0)  # of a run
+Runs = Mapping[str, Mapping[int, Curve]]  # by method and seed
 
 
 class Experiment(NamedTuple):
@@ -38,14 +39,19 @@ class Experiment(NamedTuple):
         title: the title of its table.
         words: overrides of that file.
         equal: overrides that make a method move the bytes of the others within 1 %, by the beginning of its name.
-        windows: the methods of `WINDOWS` to run.
+        windows: whether `ROLLING` can train its model.
     """
 
     config: str
     title: str
     words: Sequence[str]
     equal: Mapping[str, Sequence[str]]
-    windows: Sequence[str] = ()
+    windows: bool = False
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods that can train its model."""
+        return [method for method in METHODS if self.windows or method != ROLLING]
 
 
 EXPERIMENTS = {
@@ -57,7 +63,7 @@ EXPERIMENTS = {
             "dense": ("rounds=50", "local.lr=0.03"),
             "narrow": ("model.width=10", "model.groups=5", "rounds=500"),
         },
-        ("width, rolling",),
+        windows=True,
     ),
     "beyond_uneven": Experiment(
         "beyond",
@@ -66,7 +72,6 @@ EXPERIMENTS = {
         {
             "dense": ("rounds=67", "local.lr=0.03"),
             "narrow": ("model.width=14", "model.groups=7", "rounds=347"),
-            "width, nested": ("rounds=245",),
         },
     ),
     "beyond_shakespeare": Experiment(
@@ -76,7 +81,7 @@ EXPERIMENTS = {
         {"dense": ("rounds=54",), "narrow": ("model.width=104", "rounds=300")},
     ),
 }
-BASELINE = "collective"
+BASELINE, ROLLING = "collective", "width, rolling"
 # β and η_g were tried on the digits of the quickstart, seeds 0 and 1: results/beyond/digits.csv.
 NESTEROV = ("server_optimizer=nesterov", "server_momentum=0.8", "server_lr=0.4")
 # Methods with `scaled` in results/*/curves.csv stepped by a client's optimizer that was deleted: results/options.
@@ -92,9 +97,8 @@ METHODS: dict[str, Sequence[str]] = {
     "collective, low_rank": ["strategy=collective", "init=low_rank"],
     "collective, low_rank, nesterov": ["strategy=collective", "init=low_rank", *NESTEROV],
     "narrow, equal bytes, nesterov, average": ["strategy=dense", *NESTEROV, "result=average"],
+    ROLLING: ["strategy=collective"],  # sub-models by width (studies/width.py); the strategy gives their bytes
 }
-# Sub-models by width, studies/width.py; the second word is the kind of windows.
-WINDOWS: dict[str, Sequence[str]] = {"width, rolling": []}
 # Methods compared with another method than the baseline.
 PAIRS = (
     ("dense, equal bytes, nesterov", "dense, equal bytes"),
@@ -114,69 +118,52 @@ PAIRS = (
 
 def run(its: Experiment, arguments: Arguments) -> None:
     """Run what is missing, and write a table of all curves."""
-    methods = [*METHODS, *its.windows] if arguments.only is None else arguments.only
-    if strange := set(methods) - {*METHODS, *its.windows}:
+    methods = its.methods if arguments.only is None else arguments.only
+    if strange := set(methods) - set(its.methods):
         raise UserError(f"--only: {', '.join(sorted(strange))} is not a method of {arguments.study}; see METHODS")
-    train(its, arguments, methods)
-    curves = dict(sorted(kept_curves(arguments.into / "curves.csv", arguments.overrides).items()))
-    text = [f"# Beyond the published algorithm: {its.title}", "", table(curves), *differences(curves)]
-    write_summary(arguments, text)
+    words = {method: [*words_of(its, method), *arguments.overrides] for method in methods}
+    for run, windows in ((run_all, False), (partial(width.run_all, "rolling"), True)):
+        some = {method: own for method, own in words.items() if (method == ROLLING) == windows}
+        configs = cells(CONFIGS / f"{its.config}.yaml", some, arguments.seeds or SEEDS, arguments.into)
+        curves_of(configs, arguments, run=run)
+    runs = by_seed(dict(sorted(kept_curves(arguments).items())))
+    write_summary(arguments, [f"# Beyond the published algorithm: {its.title}", "", table(runs), *differences(runs)])
 
 
-def train(its: Experiment, arguments: Arguments, methods: Sequence[str]) -> None:
-    """Run these methods unless they have curves."""
-    kept, overrides = arguments.into / "curves.csv", arguments.overrides
-    pairs = {f"{method}-{seed}": (method, seed) for seed in arguments.seeds or SEEDS for method in methods}
-    configs = {
-        name: config_of(its, method, seed, [*overrides, f"output={arguments.into}/runs/{folder(method)}-{seed}"])
-        for name, (method, seed) in pairs.items()
-    }
-    published = {name: config for name, config in configs.items() if pairs[name][0] in METHODS}
-    curves_of(published, kept, overrides, arguments.jobs)
-    windows = {name: config for name, config in configs.items() if pairs[name][0] in WINDOWS}
-    curves_of(windows, kept, overrides, run=run_windows)
-
-
-def run_windows(configs: Mapping[str, Config], *_: object) -> Mapping[str, Lines]:
-    """Run sub-models by width, named as in `WINDOWS`, and return their metrics."""
-    found = {}
-    for name, config in configs.items():
-        path = config.directory / "metrics.jsonl"
-        if len(read_lines(path)) < config.rounds:
-            run_width(config, config.directory, name.rpartition("-")[0].split(", ")[1])
-        found[name] = read_lines(path)
-    return found
-
-
-def config_of(its: Experiment, method: str, seed: int, overrides: Sequence[str]) -> Config:
-    """Return the configuration of a method."""
-    own = METHODS[method] if method in METHODS else [*METHODS[BASELINE], *WINDOWS[method]]
+def words_of(its: Experiment, method: str) -> list[str]:
+    """Return the overrides of a method."""
     equal = next((words for name, words in its.equal.items() if method.startswith(name)), ())
-    words = [*its.words, *own, *equal, *overrides, f"seed={seed}"]
-    return load_config(CONFIGS / f"{its.config}.yaml", words)
+    return [*its.words, *METHODS[method], *equal]
 
 
-def table(curves: Mapping[str, Curve]) -> str:
+def table(runs: Runs) -> str:
     """Return a table, one row per method: accuracy on the way and at the end, paired difference to `collective`."""
-    parts = (0.25, 0.5, 0.75)
-    runs, rows = by_method(curves), []
-    for method, seeds in runs.items():
-        if seeds:
-            last = next(iter(seeds.values()))[-1]
-            courses = [[accuracy_near(its, part) for its in seeds.values()] for part in (*parts, 1.0)]
-            best = [100 * max(at.test_accuracy for at in its) for its in seeds.values()]
-            moved = f"{(last.bytes_up + last.bytes_down) / 1e9:.1f}"
-            shown = [NOTHING if any(map(isnan, values)) else mean_and_spread(values) for values in (*courses, best)]
-            which = ", ".join(map(str, seeds))
-            rows.append([method, last.rounds, moved, which, *shown, difference(seeds, runs[BASELINE])])
-    ways = (f"{100 * part:.0f} % of it" for part in parts)
+    rows = []
+    for method in sorted(runs, key=[*METHODS, *runs].index):
+        best = [100 * max(at.test_accuracy for at in its) for its in runs[method].values()]
+        rows.append(course(method, runs[method], best, runs.get(BASELINE, {}), ".1f"))
+    ways = (f"{100 * part:.0f} % of it" for part in PARTS[:-1])
     head = ("method", "rounds", "GB", "seeds", *ways, "end", "best", f"end minus {BASELINE}")
     return markdown_table(head, rows)
 
 
-def differences(curves: Mapping[str, Curve]) -> list[str]:
+def course(
+    name: str, seeds: Mapping[int, Sequence[Row]], more: Sequence[float], first: Mapping[int, Sequence[Row]], form: str
+) -> list[object]:
+    """Return a row: bytes, seeds, accuracy on the way and at the end, `more` of each seed, difference to the first."""
+    end = next(iter(seeds.values()))[-1]
+    values = [*([accuracy_near(its, part) for its in seeds.values()] for part in PARTS), more]
+    moved, which = f"{(end.bytes_up + end.bytes_down) / 1e9:{form}}", ", ".join(map(str, seeds))
+    return [name, end.rounds, moved, which, *map(shown, values), difference(seeds, first)]
+
+
+def shown(values: Sequence[float]) -> str:
+    """Return the mean and deviation, or a dash if a seed has no value."""
+    return NOTHING if any(map(isnan, values)) else mean_and_spread(values)
+
+
+def differences(runs: Runs) -> list[str]:
     """Return a table of the last accuracies' differences, a row for each of `PAIRS` that has seeds in common."""
-    runs = by_method(curves)
     rows = [
         [mine, theirs, difference(ours, others)]
         for mine, theirs in PAIRS
@@ -185,12 +172,7 @@ def differences(curves: Mapping[str, Curve]) -> list[str]:
     return ["", markdown_table(("method", "minus", "difference in points"), rows, 2)] if rows else []
 
 
-def by_method(curves: Mapping[str, Curve]) -> dict[str, dict[int, Curve]]:
-    """Return the curves named ``method-seed`` by method and seed."""
-    return {method: {} for method in (*METHODS, *WINDOWS)} | by_seed(curves)
-
-
-def accuracy_near(its: Sequence[Scored], part: float) -> float:
+def accuracy_near(its: Sequence[Row], part: float) -> float:
     """Return the mean accuracy, in %, of the evaluations in the fifth of a run that ends at this part of it.
 
     Part 1 gives the last evaluation only. Without an evaluation in that fifth the result is NaN.
@@ -200,7 +182,7 @@ def accuracy_near(its: Sequence[Scored], part: float) -> float:
     return 100 * its[-1].test_accuracy if part == 1 else fmean(seen) if seen else nan
 
 
-def difference(mine: Mapping[int, Sequence[Scored]], theirs: Mapping[int, Sequence[Scored]]) -> str:
+def difference(mine: Mapping[int, Sequence[Row]], theirs: Mapping[int, Sequence[Row]]) -> str:
     """Return the mean difference of the last accuracies, seed by seed, ± its standard error."""
     seeds = sorted(set(mine) & set(theirs))
     if not seeds or mine is theirs:

@@ -3,10 +3,10 @@
 import csv
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import isnan, nan
+from math import inf, isnan, nan
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Self
 
 from train.report.text import mean_and_spread, write_csv
 
@@ -15,7 +15,7 @@ DIGITS = 7  # significant digits kept
 COUNTS, CLOCKS = ("bytes_up", "bytes_down", "heard", "trained"), ("seconds", "simulated")  # of an evaluation
 
 Lines = Sequence[Mapping[str, Any]]  # of one run's metrics.jsonl
-Row = Any  # a named tuple of numbers: an `Evaluation`, or another record that a study keeps of a run
+Row = Any  # a named tuple of numbers: an `Evaluation`, or another record that a study's `of_run` keeps of a run
 
 
 class Evaluation(NamedTuple):
@@ -49,41 +49,29 @@ class Evaluation(NamedTuple):
     simulated: float = nan
     train_set_loss: float = nan
 
-
-class Scored(Protocol):
-    """An evaluation of which only the place and the accuracy count."""
-
-    @property
-    def rounds(self) -> int:
-        """Finished rounds."""
-
-    @property
-    def test_accuracy(self) -> float:
-        """Accuracy in 0…1."""
+    @classmethod
+    def of_run(cls, lines: Lines) -> list[Self]:
+        """Return every evaluation of a run, rounded to the kept digits; null in JSON becomes NaN."""
+        found, sums = [], dict.fromkeys((*COUNTS, *CLOCKS), 0.0)
+        losses, alphas = deque[float](maxlen=LAST), list[float]()
+        for line in lines:
+            spent = {**line, "trained": _trained(line), "simulated": line.get("simulated_seconds", nan)}
+            sums = {key: so_far + spent.get(key, nan) for key, so_far in sums.items()}
+            if line["heard"] and "train_loss" in line:
+                losses.append(_number(line["train_loss"]))
+            if "improvement_alpha" in line:
+                alphas.append(line["improvement_alpha"])
+            if "test_accuracy" in line:
+                counts = {key: int(sums[key]) for key in COUNTS}
+                scores = {key: _number(line.get(key)) for key in ("test_accuracy", "test_loss", "train_set_loss")}
+                scores |= {"train_loss": _mean(losses), "alpha": _mean(alphas)} | {key: sums[key] for key in CLOCKS}
+                rounded: dict[str, Any] = {key: float(f"{score:.{DIGITS}g}") for key, score in scores.items()}
+                found.append(cls(line["round"] + 1, **counts, **rounded))
+        return found
 
 
 Curve = Sequence[Evaluation]
 Amount = Callable[[Evaluation], float]  # a cost
-
-
-def curve(lines: Lines) -> list[Evaluation]:
-    """Return every evaluation of a run, rounded to the kept digits; null in JSON becomes NaN."""
-    found, sums = [], dict.fromkeys((*COUNTS, *CLOCKS), 0.0)
-    losses, alphas = deque[float](maxlen=LAST), list[float]()
-    for line in lines:
-        spent = {**line, "trained": _trained(line), "simulated": line.get("simulated_seconds", nan)}
-        sums = {key: so_far + spent.get(key, nan) for key, so_far in sums.items()}
-        if line["heard"] and "train_loss" in line:
-            losses.append(_number(line["train_loss"]))
-        if "improvement_alpha" in line:
-            alphas.append(line["improvement_alpha"])
-        if "test_accuracy" in line:
-            counts = {key: int(sums[key]) for key in COUNTS}
-            scores = {key: _number(line.get(key)) for key in ("test_accuracy", "test_loss", "train_set_loss")}
-            scores |= {"train_loss": _mean(losses), "alpha": _mean(alphas)} | {key: sums[key] for key in CLOCKS}
-            rounded: dict[str, Any] = {key: float(f"{score:.{DIGITS}g}") for key, score in scores.items()}
-            found.append(Evaluation(line["round"] + 1, **counts, **rounded))
-    return found
 
 
 def _trained(line: Mapping[str, Any]) -> int:
@@ -154,11 +142,16 @@ def one_round(at: Evaluation) -> float:
     return at.rounds
 
 
+def simulated_seconds(at: Evaluation) -> float:
+    """Return the seconds on the simulated network."""
+    return at.simulated
+
+
 def megabytes_up(at: Evaluation) -> float:
     """Return the megabytes that clients sent."""
     return at.bytes_up / 1e6
 
 
-def spent_to(its: Curve, target: float, amount: Amount) -> float:
-    """Return the cost at the first evaluation at or above the target accuracy, NaN without one."""
-    return next((amount(at) for at in its if at.test_accuracy >= target), nan)
+def spent_to(its: Curve, amount: Amount, accuracy: float = inf, loss: float = -inf) -> float:
+    """Return the cost at the first evaluation at a test accuracy or at a loss on all training samples; else NaN."""
+    return next((amount(at) for at in its if at.test_accuracy >= accuracy or at.train_set_loss <= loss), nan)

@@ -5,7 +5,7 @@ The quickstart at r = 0.1 and 60 rounds, without clipping (`clip=.inf`).
 
 from collections.abc import Sequence
 from itertools import product
-from typing import NamedTuple, get_args
+from typing import NamedTuple, Self, get_args
 
 from sharding.optim import DecayOf
 from studies.curves import Lines
@@ -32,18 +32,23 @@ class Ending(NamedTuple):
     trained: int
     test_accuracy: float
 
+    @classmethod
+    def of_run(cls, lines: Lines) -> list[Self]:
+        """Return how a run ended."""
+        lost, trained = (sum(int(line[key]) for line in lines) for key in ("failed", "clients"))
+        accuracies = [line["test_accuracy"] for line in lines if "test_accuracy" in line]
+        return [cls(len(lines), lost, trained, accuracies[-1] if accuracies else 0.0)]
+
 
 def run(arguments: Arguments) -> None:
     """Run what is missing and write the table."""
-    overrides = [*(QUICK if arguments.quick else ()), *arguments.overrides]
-    seeds = arguments.seeds or SEEDS[: 1 if arguments.quick else None]
+    arguments, seeds = arguments.quickly(QUICK), arguments.seeds_of(SEEDS)
     schemes = {
-        f"{form}-{strategy}": (f"local.frobenius_decay_of={form}", f"strategy={strategy}")
+        f"{form}-{strategy}": (*FIXED, *arguments.overrides, f"local.frobenius_decay_of={form}", f"strategy={strategy}")
         for form, strategy in product(get_args(DecayOf), STRATEGIES)
     }
-    configs = cells(CONFIGS / "quickstart.yaml", schemes, seeds, arguments.into, [*FIXED, *overrides])
-    kept = arguments.into / "curves.csv"
-    found = curves_of(configs, kept, overrides, arguments.jobs, diverging=True, measure=ending, kind=Ending)
+    configs = cells(CONFIGS / "quickstart.yaml", schemes, seeds, arguments.into)
+    found = curves_of(configs, arguments, diverging=True, kind=Ending)
     rounds = next(iter(configs.values())).rounds
     rows = [_row(scheme, rounds, [found[f"{scheme}-{seed}"][0] for seed in seeds]) for scheme in schemes]
     text = [
@@ -56,13 +61,6 @@ def run(arguments: Arguments) -> None:
         ),
     ]
     write_summary(arguments, text)
-
-
-def ending(lines: Lines) -> list[Ending]:
-    """Return how a run ended."""
-    lost, trained = (sum(int(line[key]) for line in lines) for key in ("failed", "clients"))
-    accuracies = [line["test_accuracy"] for line in lines if "test_accuracy" in line]
-    return [Ending(len(lines), lost, trained, accuracies[-1] if accuracies else 0.0)]
 
 
 def _row(scheme: str, rounds: int, endings: Sequence[Ending]) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 
 from studies.curves import Curve, core_hours, megabytes_up, one_round, spread
-from studies.picture import draw, save
+from studies.picture import draw
 from studies.runner import CONFIGS, Arguments, curves_of, write_summary
 from studies.uploads import search
 from train.config.schema import Config, load_config
@@ -49,12 +49,7 @@ def name_of(signal: str, step: float, seed: int) -> str:
 
 
 def train(
-    study: str,
-    steps: Sequence[float],
-    seeds: Sequence[int],
-    into: Path,
-    overrides: Sequence[str],
-    jobs: int | None = None,
+    study: str, steps: Sequence[float], seeds: Sequence[int], arguments: Arguments
 ) -> tuple[Runs, dict[str, float]]:
     """Run what is missing of a study, and return the runs and the best step size of each signal."""
     runs: Runs = {}
@@ -62,11 +57,11 @@ def train(
     def score(wanted: Mapping[str, set[float]]) -> dict[str, dict[float, float]]:
         points = [(signal, step) for signal in wanted for step in sorted(wanted[signal])]
         configs = {
-            name_of(signal, step, seed): cell(study, signal, step, seed, into, overrides)
+            name_of(signal, step, seed): cell(study, signal, step, seed, arguments.into, arguments.overrides)
             for seed in seeds
             for signal, step in points
         }
-        found = curves_of(configs, into / f"{study}.csv", overrides, jobs)
+        found = curves_of(configs, arguments, f"{study}.csv")
         for signal, step in points:
             runs[signal, step] = [found[name_of(signal, step, seed)] for seed in seeds]
         return {signal: {step: fmean(accuracies(runs[signal, step])) for step in wanted[signal]} for signal in wanted}
@@ -116,15 +111,12 @@ def paired(mine: Sequence[Curve], theirs: Sequence[Curve]) -> list[float]:
 
 def run(arguments: Arguments) -> None:
     """Run what is missing and write the summary."""
-    steps, seeds = (
-        STEPS[2:3] if arguments.quick else STEPS,
-        arguments.seeds or (SEEDS[:1] if arguments.quick else SEEDS),
-    )
-    overrides = [*(QUICK if arguments.quick else ()), *arguments.overrides]
+    steps, seeds = STEPS[2:3] if arguments.quick else STEPS, arguments.seeds_of(SEEDS)
+    arguments, picture = arguments.quickly(QUICK), None
     text = ["# Several models at once"]
     for study, signals in STUDIES.items():
-        runs, best = train(study, steps, seeds, arguments.into, overrides, arguments.jobs)
-        names = list(load_config(CONFIGS / f"{study}.yaml", overrides).tasks)
+        runs, best = train(study, steps, seeds, arguments)
+        names = list(load_config(CONFIGS / f"{study}.yaml", arguments.overrides).tasks)
         last = runs[signals[0], steps[0]][0][-1]
         text += [
             "",
@@ -140,6 +132,5 @@ def run(arguments: Arguments) -> None:
         if study == "multi_task":
             groups = {signal: runs[signal, best[signal]] for signal in signals}
             amounts = {"rounds": one_round, "megabytes sent by clients": megabytes_up}
-            picture = draw(groups, amounts, PICTURE, logarithmic=["megabytes sent by clients"])
-            save(picture, arguments.into / f"{arguments.study}.png")
-    write_summary(arguments, text, PICTURE)
+            picture = draw(groups, amounts, PICTURE)
+    write_summary(arguments, text, picture)

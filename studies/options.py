@@ -9,25 +9,26 @@ of the average and of the last model.
 """
 
 from collections.abc import Mapping, Sequence
-from math import isnan, nan
-from typing import NamedTuple
+from functools import partial
+from math import nan
+from typing import NamedTuple, Self
 
 from sharding.errors import UserError
+from studies import width
 from studies.beyond import EXPERIMENTS as BEYOND
-from studies.beyond import NESTEROV, accuracy_near, difference, run_windows
-from studies.curves import Lines, by_seed, curve
-from studies.runner import CONFIGS, Arguments, curves_of, folder, kept_curves, run_all, write_summary
+from studies.beyond import NESTEROV, PARTS, accuracy_near, course, shown
+from studies.curves import Evaluation, Lines, by_seed
+from studies.runner import CONFIGS, Arguments, cells, curves_of, kept_curves, run_all, write_summary
 from train.assembly import assemble
 from train.config.schema import Config, load_config
 from train.engines.local import evaluate
-from train.report.text import NOTHING, markdown_table, mean_and_spread
+from train.report.text import markdown_table
 from train.rundir.checkpoint import find_checkpoint
 
 TRIAL_SEED, SEEDS = 1000, (0, 1, 2)
 AVERAGE, LOW_RANK = ("result=average",), ("init=low_rank",)
 TUNED = (*LOW_RANK, *NESTEROV, *AVERAGE)
 UNEVEN = BEYOND["beyond_uneven"]
-PARTS = (0.25, 0.5, 0.75, 1.0)  # of a run
 HEAD = (*(f"{100 * part:.0f} %" for part in PARTS[:-1]), "end", "end, last model")
 LOW_RATES, MIDDLE_RATES, HIGH_RATES = (0.02, 0.03, 0.05), (0.03, 0.05, 0.1), (0.05, 0.1, 0.2)
 
@@ -73,6 +74,15 @@ class Point(NamedTuple):
     test_accuracy: float
     last_accuracy: float = nan
 
+    @classmethod
+    def of_run(cls, lines: Lines) -> list[Self]:
+        """Return every evaluation of a run."""
+        found = [cls(at.rounds, at.bytes_up, at.bytes_down, at.test_accuracy) for at in Evaluation.of_run(lines)]
+        return [*found[:-1], found[-1]._replace(last_accuracy=lines[-1].get("last_accuracy", found[-1].test_accuracy))]
+
+
+Runs = Mapping[str, Mapping[int, Sequence[Point]]]  # by title and seed
+
 
 EXPERIMENTS = {
     "options": Experiment(
@@ -97,7 +107,7 @@ EXPERIMENTS = {
             "collective": Arm(TUNED, LOW_RATES),
             "unbiased": Arm(("strategy=unbiased", *TUNED), LOW_RATES),
             "narrow": Arm(("strategy=dense", *UNEVEN.equal["narrow"], *NESTEROV, *AVERAGE), MIDDLE_RATES),
-            "HeteroFL": Arm((*UNEVEN.equal["width, nested"], *NESTEROV), MIDDLE_RATES, windows=True),
+            "HeteroFL": Arm(("rounds=245", *NESTEROV), MIDDLE_RATES, windows=True),
         },
     ),
 }
@@ -108,37 +118,33 @@ def run(its: Experiment, arguments: Arguments) -> None:
     arms = {name: arm for name, arm in its.arms.items() if arguments.only is None or name in arguments.only}
     if strange := set(arguments.only or ()) - set(its.arms):
         raise UserError(f"--only: {', '.join(sorted(strange))} is not among {', '.join(its.arms)}")
-    train(its, arguments, "rates", [(name, rate, TRIAL_SEED) for name, arm in arms.items() for rate in arm.rates])
-    tried = known(arguments, "rates")
-    best = {name: best_rate(name, arm, tried) for name, arm in arms.items()}
-    train(its, arguments, "curves", [(name, best[name], seed) for seed in arguments.seeds or SEEDS for name in arms])
+    train(its, arguments, "rates.csv", {name: arm.rates for name, arm in arms.items()}, (TRIAL_SEED,), its.trial)
+    tried = by_seed(kept_curves(arguments, "rates.csv", Point))
+    best = {name: [best_rate(name, arm, tried)] for name, arm in arms.items()}
+    train(its, arguments, "curves.csv", best, arguments.seeds or SEEDS)
     text = [f"# Each at its own rate: {its.title}", "", "## Trials of rates", "", rates_table(tried)]
-    text += ["", "## At the best rate", "", arms_table(known(arguments, "curves"))]
+    text += ["", "## At the best rate", "", arms_table(by_seed(kept_curves(arguments, kind=Point)))]
     write_summary(arguments, text)
 
 
-def train(its: Experiment, arguments: Arguments, kept: str, wanted: Sequence[tuple[str, float, int]]) -> None:
-    """Train these arms at these rates on these seeds, unless the file of curves has them."""
-    share = its.trial if kept == "rates" else 1.0
-    runs = {f"{title(name, rate)}-{seed}": (its.arms[name], rate, seed) for name, rate, seed in wanted}
-    for windows in (False, True):
-        configs = {
-            name: config_of(
-                its, arm, share, [*arguments.overrides, f"local.lr={rate}", f"seed={seed}", where(arguments, name)]
-            )
-            for name, (arm, rate, seed) in runs.items()
-            if arm.windows == windows
+def train(
+    its: Experiment,
+    arguments: Arguments,
+    kept: str,
+    rates: Mapping[str, Sequence[float]],
+    seeds: Sequence[int],
+    share: float = 1.0,
+) -> None:
+    """Train arms at these rates on these seeds for a share of their rounds, unless the file of curves has them."""
+    for run, windows in ((run_with_last, False), (partial(width.run_all, "nested"), True)):
+        words = {
+            title(name, rate): words_of(its, its.arms[name], share, [*arguments.overrides, f"local.lr={rate}"])
+            for name in rates
+            for rate in rates[name]
+            if its.arms[name].windows == windows
         }
-        run = run_windows if windows else run_with_last
-        curves_of(
-            configs,
-            arguments.into / f"{kept}.csv",
-            arguments.overrides,
-            arguments.jobs,
-            measure=points,
-            kind=Point,
-            run=run,
-        )
+        configs = cells(CONFIGS / f"{its.config}.yaml", words, seeds, arguments.into)
+        curves_of(configs, arguments, kept, kind=Point, run=run)
 
 
 def title(name: str, rate: float) -> str:
@@ -146,16 +152,11 @@ def title(name: str, rate: float) -> str:
     return f"{name}, lr {rate}"
 
 
-def where(arguments: Arguments, name: str) -> str:
-    """Return the override that gives a run its folder."""
-    return f"output={arguments.into}/runs/{folder(name)}"
-
-
-def config_of(its: Experiment, arm: Arm, share: float, overrides: Sequence[str]) -> Config:
-    """Return the configuration of an arm for a share of its rounds."""
-    path, words = CONFIGS / f"{its.config}.yaml", [*its.words, *arm.words, *overrides]
-    rounds = load_config(path, words).rounds
-    return load_config(path, [*words, f"rounds={round(rounds * share)}"])
+def words_of(its: Experiment, arm: Arm, share: float, overrides: Sequence[str]) -> list[str]:
+    """Return the overrides of an arm for a share of its rounds."""
+    words = [*its.words, *arm.words, *overrides]
+    rounds = load_config(CONFIGS / f"{its.config}.yaml", words).rounds
+    return [*words, f"rounds={round(rounds * share)}"]
 
 
 def run_with_last(configs: Mapping[str, Config], jobs: int | None, diverging: bool) -> dict[str, Lines]:
@@ -176,43 +177,25 @@ def last_accuracy(config: Config) -> float:
     return evaluate(experiment.model, experiment.dataset, experiment.dataset.test)[0]
 
 
-def points(lines: Lines) -> list[Point]:
-    """Return every evaluation of a run."""
-    found = [Point(at.rounds, at.bytes_up, at.bytes_down, at.test_accuracy) for at in curve(lines)]
-    return [*found[:-1], found[-1]._replace(last_accuracy=lines[-1].get("last_accuracy", found[-1].test_accuracy))]
-
-
-def known(arguments: Arguments, kept: str) -> dict[str, dict[int, Sequence[Point]]]:
-    """Return the kept runs with these overrides, by title and seed."""
-    return by_seed(kept_curves(arguments.into / f"{kept}.csv", arguments.overrides, Point))
-
-
-def best_rate(name: str, arm: Arm, tried: Mapping[str, Mapping[int, Sequence[Point]]]) -> float:
+def best_rate(name: str, arm: Arm, tried: Runs) -> float:
     """Return the rate whose trial ends with the highest accuracy."""
     return max(arm.rates, key=lambda rate: tried[title(name, rate)][TRIAL_SEED][-1].test_accuracy)
 
 
-def rates_table(tried: Mapping[str, Mapping[int, Sequence[Point]]]) -> str:
+def rates_table(tried: Runs) -> str:
     """Return the course of every trial."""
-    rows = []
-    for name, seeds in tried.items():
-        for run in seeds.values():
-            accuracies = (_shown([accuracy_near(run, part)]) for part in PARTS)
-            rows.append([name, *accuracies, _shown([100 * run[-1].last_accuracy])])
-    return markdown_table(("options", *HEAD), rows, 1)
+    rows = [
+        [name, *(shown([accuracy_near(run, part)]) for part in PARTS), shown([100 * run[-1].last_accuracy])]
+        for name, seeds in tried.items()
+        for run in seeds.values()
+    ]
+    return markdown_table(("options", *HEAD), rows)
 
 
-def arms_table(runs: Mapping[str, Mapping[int, Sequence[Point]]]) -> str:
+def arms_table(runs: Runs) -> str:
     """Return the course of every arm at its best rate, the mean over seeds, and the difference to the first."""
     first, rows = next(iter(runs.values())), []
     for name, seeds in runs.items():
-        end = next(iter(seeds.values()))[-1]
-        courses = [[accuracy_near(run, part) for run in seeds.values()] for part in PARTS]
-        courses.append([100 * run[-1].last_accuracy for run in seeds.values()])
-        moved, shown = f"{(end.bytes_up + end.bytes_down) / 1e9:.2f}", map(_shown, courses)
-        rows.append([name, end.rounds, moved, ", ".join(map(str, seeds)), *shown, difference(seeds, first)])
-    return markdown_table(("options", "rounds", "GB", "seeds", *HEAD, "end minus the first"), rows, 1)
-
-
-def _shown(values: Sequence[float]) -> str:
-    return NOTHING if any(map(isnan, values)) else mean_and_spread(values)
+        last = [100 * run[-1].last_accuracy for run in seeds.values()]
+        rows.append(course(name, seeds, last, first, ".2f"))
+    return markdown_table(("options", "rounds", "GB", "seeds", *HEAD, "end minus the first"), rows)

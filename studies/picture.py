@@ -3,12 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, cycle
-from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from studies.curves import Amount, Curve
+from studies.curves import Amount, Curve, one_round
 from train.report.plots import DASHES, Point, add_legend, draw_band, draw_targets, lay_out_log, styles_of
 
 
@@ -33,17 +32,15 @@ def draw(
     axes_of: Mapping[str, Amount],
     title: str,
     targets: Sequence[float] = (),
-    logarithmic: Sequence[str] = (),
     rows: int = 1,
 ) -> Figure:
     """Draw test accuracy against each cost: one line style per group, the mean of its runs in a band of one deviation.
 
     Args:
         groups: runs that differ only in their seeds, by name.
-        axes_of: one panel per cost, by its name.
+        axes_of: one panel per cost, by its name; rounds are on a linear axis, others on a logarithmic one.
         title: the title of the picture.
         targets: target accuracies, in 0…1.
-        logarithmic: costs with a logarithmic axis.
         rows: 2 for the lowest training loss so far, on a logarithmic axis, below the accuracy.
     """
     # Curves may coincide, so each has its own dashes as well as a color.
@@ -56,7 +53,7 @@ def draw(
         for axes, (label, amount) in zip(row, axes_of.items(), strict=True):
             for name, runs in groups.items():
                 draw_band(axes, [_points(its, amount, scores) for its in runs], styles[name], name)
-            axes.set(xlabel=label, ylabel=score, xscale="log" if label in logarithmic else "linear")
+            axes.set(xlabel=label, ylabel=score, xscale="linear" if amount is one_round else "log")
             axes.grid(alpha=0.3)
             if scores is lowest_losses:
                 lay_out_log(axes, "y")
@@ -68,8 +65,3 @@ def draw(
 
 def _points(its: Curve, amount: Amount, scores: Callable[[Curve], list[float]]) -> list[Point]:
     return [Point(place, amount(at), score) for place, (at, score) in enumerate(zip(its, scores(its), strict=True))]
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write the picture as PNG."""
-    figure.savefig(path, dpi=150)

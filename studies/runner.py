@@ -1,13 +1,14 @@
 """What all studies share: configurations, missing runs, kept curves, and the summary."""
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
+from matplotlib.figure import Figure
 from rich.console import Console
 
-from studies.curves import Evaluation, Lines, Row, curve, read_curves, write_curves
+from studies.curves import Evaluation, Lines, Row, read_curves, write_curves
 from train.cli.progress import run_missing
 from train.compare import default_jobs
 from train.config.schema import Config, load_config
@@ -29,6 +30,7 @@ class Arguments:
         seeds: seeds to use instead of the study's.
         only: methods to run; the table shows all that have curves.
         jobs: runs at a time; default one per core.
+        command: the command that makes the summary again.
     """
 
     study: str
@@ -38,21 +40,21 @@ class Arguments:
     seeds: tuple[int, ...] | None = None
     only: tuple[str, ...] | None = None
     jobs: int | None = None
+    command: str = ""
 
-    @property
-    def command(self) -> str:
-        """The command that makes the summary again."""
-        return shlex.join(["python", "-m", "studies", self.study, *["--quick"][: self.quick], *self.overrides])
+    def quickly(self, overrides: Sequence[str]) -> Self:
+        """Return these arguments, with more overrides if it is to be quick."""
+        return replace(self, overrides=(*overrides, *self.overrides)) if self.quick else self
+
+    def seeds_of(self, usual: Sequence[int], few: int = 1) -> Sequence[int]:
+        """Return the seeds to run: the user's, or the usual ones, or a few of them if it is to be quick."""
+        return self.seeds or usual[: few if self.quick else None]
 
 
-def cells(
-    path: Path, schemes: Mapping[str, Sequence[str]], seeds: Sequence[int], into: Path, overrides: Sequence[str]
-) -> dict[str, Config]:
+def cells(path: Path, schemes: Mapping[str, Sequence[str]], seeds: Sequence[int], into: Path) -> dict[str, Config]:
     """Return the configuration of every seed of every scheme, as ``scheme-seed``, each with its own folder."""
     return {
-        f"{scheme}-{seed}": load_config(
-            path, [*overrides, *own, f"seed={seed}", f"output={into}/runs/{folder(scheme)}-{seed}"]
-        )
+        f"{scheme}-{seed}": load_config(path, [*own, f"seed={seed}", f"output={into}/runs/{folder(scheme)}-{seed}"])
         for seed in seeds
         for scheme, own in schemes.items()
     }
@@ -80,11 +82,9 @@ def run_all(configs: Mapping[str, Config], jobs: int | None = None, diverging: b
 
 def curves_of(
     configs: Mapping[str, Config],
-    kept: Path,
-    overrides: Sequence[str] = (),
-    jobs: int | None = None,
+    arguments: Arguments,
+    name: str = "curves.csv",
     diverging: bool = False,
-    measure: Callable[[Lines], list[Row]] = curve,
     kind: type[Row] = Evaluation,
     run: Callable[..., Mapping[str, Lines]] | None = None,
 ) -> dict[str, list[Row]]:
@@ -95,46 +95,47 @@ def curves_of(
 
     Args:
         configs: the runs, by name.
-        kept: the file of curves.
-        overrides: the user's overrides.
-        jobs: runs at a time.
+        arguments: the study's.
+        name: of the file.
         diverging: whether a training that diverges counts as a run, up to where it diverged.
-        measure: extracts the rows to keep from a run's metrics.
-        kind: the type of these rows.
+        kind: the type of the rows to keep of a run.
         run: runs them, instead of `run_all`.
 
     Raises:
         RunError: a run failed; the others are done.
     """
-    missing = to_run(configs, kept, overrides, kind)
-    lines = (run or run_all)(missing, jobs, diverging) if missing else {}
-    known = read_curves(kept, kind) | {_named(name, overrides): measure(its) for name, its in lines.items()}
-    write_curves(kept, known, kind)
-    return {name: known[_named(name, overrides)] for name in configs}
+    missing = to_run(configs, arguments, name, kind)
+    lines = (run or run_all)(missing, arguments.jobs, diverging) if missing else {}
+    measured = {_named(run, arguments): kind.of_run(its) for run, its in lines.items()}
+    known = read_curves(arguments.into / name, kind) | measured
+    write_curves(arguments.into / name, known, kind)
+    return {run: known[_named(run, arguments)] for run in configs}
 
 
 def to_run(
-    configs: Mapping[str, Config], kept: Path, overrides: Sequence[str], kind: type[Row] = Evaluation
+    configs: Mapping[str, Config], arguments: Arguments, name: str = "curves.csv", kind: type[Row] = Evaluation
 ) -> dict[str, Config]:
     """Return the runs without a curve in this file."""
-    known = read_curves(kept, kind)
-    return {name: config for name, config in configs.items() if _named(name, overrides) not in known}
+    known = read_curves(arguments.into / name, kind)
+    return {run: config for run, config in configs.items() if _named(run, arguments) not in known}
 
 
-def kept_curves(kept: Path, overrides: Sequence[str], kind: type[Row] = Evaluation) -> dict[str, list[Row]]:
+def kept_curves(arguments: Arguments, name: str = "curves.csv", kind: type[Row] = Evaluation) -> dict[str, list[Row]]:
     """Return the curves of runs with these overrides from a file of curves, by names without the overrides."""
-    suffix = _named("", overrides)
-    curves = read_curves(kept, kind).items()
-    return {name.removesuffix(suffix): its for name, its in curves if name.endswith(suffix)}
+    suffix = _named("", arguments)
+    curves = read_curves(arguments.into / name, kind).items()
+    return {run.removesuffix(suffix): its for run, its in curves if run.endswith(suffix)}
 
 
-def _named(name: str, overrides: Sequence[str]) -> str:
-    return " ".join([name, *overrides])
+def _named(run: str, arguments: Arguments) -> str:
+    return " ".join([run, *arguments.overrides])
 
 
-def write_summary(arguments: Arguments, lines: Sequence[str], picture: str | None = None) -> None:
-    """Write and print `summary.md`: these lines, the command that made them, and the picture with that title."""
+def write_summary(arguments: Arguments, lines: Sequence[str], picture: Figure | None = None) -> None:
+    """Write and print `summary.md`: these lines, the command that made them, and the picture, which is written too."""
     text = [*lines, "", f"Made by `{arguments.command}`.", ""]
-    text += [f"![{picture}]({arguments.study}.png)", ""] if picture else []
+    if picture is not None:
+        picture.savefig(arguments.into / f"{arguments.study}.png", dpi=150)
+        text += [f"![{picture.get_suptitle()}]({arguments.study}.png)", ""]
     (arguments.into / "summary.md").write_text("\n".join(text), encoding="utf-8")
     print("\n".join(text))

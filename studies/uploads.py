@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 
 from studies.curves import Curve, Evaluation, core_hours, megabytes_up, one_round, spent_to, spread
-from studies.picture import draw, save
+from studies.picture import draw
 from studies.runner import CONFIGS, Arguments, curves_of, write_summary
 from train.config.schema import Config, load_config
 from train.report.text import markdown_table
@@ -138,15 +138,13 @@ Section = tuple[Comparison, list[Results]]
 
 def run(study: Study, arguments: Arguments) -> None:
     """Run what is missing, and write the summary after each comparison."""
-    overrides = [*(study.quick if arguments.quick else ()), *arguments.overrides]
-    grid = GRID[2:3] if arguments.quick else GRID
+    arguments, grid = arguments.quickly(study.quick), GRID[2:3] if arguments.quick else GRID
     sections: list[Section] = []
     steps: dict[str, float] = {}
     for its in study.comparisons[: 1 if arguments.quick else None]:
         if not (steps and study.tuned_once):
-            steps = tune(study, its, arguments.into, overrides, grid, arguments.jobs)
-        seeds = arguments.seeds or its.seeds[: 1 if arguments.quick else None]
-        sections.append((its, run_arms(study, its, steps, seeds, arguments.into, overrides, arguments.jobs)))
+            steps = tune(study, its, arguments, grid)
+        sections.append((its, run_arms(study, its, steps, arguments)))
         write(study, arguments, sections)
 
 
@@ -155,55 +153,40 @@ def is_whole(its: Curve, rounds: int) -> bool:
     return bool(its) and its[-1].rounds == rounds
 
 
-def run_arms(
-    study: Study,
-    its: Comparison,
-    steps: Mapping[str, float],
-    seeds: Sequence[int],
-    into: Path,
-    overrides: Sequence[str],
-    jobs: int | None = None,
-) -> list[Results]:
+def run_arms(study: Study, its: Comparison, steps: Mapping[str, float], arguments: Arguments) -> list[Results]:
     """Run every arm on every seed at its method's step size, unless it has a curve."""
-    cells = {
-        (arm, seed): study.cell(its, arm, steps[arm.tuned], seed, into, overrides) for seed in seeds for arm in its.arms
+    seeds = arguments.seeds_of(its.seeds)
+    configs = {
+        f"{its.name}: {arm.name}-{seed}": study.cell(
+            its, arm, steps[arm.tuned], seed, arguments.into, arguments.overrides
+        )
+        for seed in seeds
+        for arm in its.arms
     }
-    configs = {f"{its.name}: {arm.name}-{seed}": config for (arm, seed), config in cells.items()}
-    curves = curves_of(configs, into / "curves.csv", overrides, jobs, diverging=True)
-    found = dict(zip(cells, curves.values(), strict=True))
-    rounds = next(iter(cells.values())).rounds
-    return [Results(arm, steps[arm.tuned], rounds, [found[arm, seed] for seed in seeds]) for arm in its.arms]
+    found, rounds = curves_of(configs, arguments, diverging=True), next(iter(configs.values())).rounds
+    runs = {arm: [found[f"{its.name}: {arm.name}-{seed}"] for seed in seeds] for arm in its.arms}
+    return [Results(arm, steps[arm.tuned], rounds, courses) for arm, courses in runs.items()]
 
 
-def tune(
-    study: Study,
-    its: Comparison,
-    into: Path,
-    overrides: Sequence[str],
-    grid: Sequence[float],
-    jobs: int | None = None,
-) -> dict[str, float]:
+def tune(study: Study, its: Comparison, arguments: Arguments, grid: Sequence[float]) -> dict[str, float]:
     """Return the best step size of each method on the held-out samples, never at an edge of the tried values."""
     first = {arm.method: arm for arm in reversed(its.arms) if arm.method not in OTHERS_STEP}
-    held_out = [*overrides, f"data.holdout={study.holdout}"]
+    into, held_out = arguments.into / "tuning", [*arguments.overrides, f"data.holdout={study.holdout}"]
+
+    def name(method: str, step: float) -> str:
+        return f"{its.name}: {method}, step {step:g}"
 
     def score(wanted: Mapping[str, set[float]]) -> dict[str, dict[float, float]]:
-        points = {f"{its.name}: {method}, step {step:g}": (method, step) for method, step in _points(wanted)}
         configs = {
-            name: study.cell(its, first[method], step, TUNING_SEED, into / "tuning", held_out)
-            for name, (method, step) in points.items()
+            name(method, step): study.cell(its, first[method], step, TUNING_SEED, into, held_out)
+            for method in sorted(wanted)
+            for step in sorted(wanted[method])
         }
-        found: dict[str, dict[float, float]] = {method: {} for method in wanted}
-        for name, course in curves_of(configs, into / "tuning" / "curves.csv", overrides, jobs, diverging=True).items():
-            method, step = points[name]
-            found[method][step] = score_of(course, configs[name].rounds)
-        return found
+        found = curves_of(configs, arguments, "tuning/curves.csv", diverging=True)
+        scores = {name: score_of(course, configs[name].rounds) for name, course in found.items()}
+        return {method: {step: scores[name(method, step)] for step in steps} for method, steps in wanted.items()}
 
     return search(sorted(first), grid, score)
-
-
-def _points(wanted: Mapping[str, set[float]]) -> list[tuple[str, float]]:
-    return [(method, step) for method in sorted(wanted) for step in sorted(wanted[method])]
 
 
 def search(
@@ -246,14 +229,16 @@ def score_of(its: Curve, rounds: int) -> float:
 def write(study: Study, arguments: Arguments, sections: Sequence[Section]) -> None:
     """Write the summary with one table per comparison, and the picture of the first."""
     first = sections[0][1]
-    plot(first, study.picture, study.targets, arguments.into / f"{arguments.study}.png")
+    groups = {its.arm.name: its.runs for its in first}
+    costs = {"rounds": one_round, "megabits sent by clients": megabits}
+    picture = draw(groups, costs, study.picture, study.targets, rows=2)
     every = f"Evaluated every {first[0].runs[0][0].rounds} rounds. With the search for step sizes"
     text = [study.head.format(rounds=first[0].rounds, seeds=len(first[0].runs)), LEGEND]
     text += [f"{every} {core_hours(arguments.into.rglob('curves.csv'))}"]
     for its, results in sections:
         heading = its.heading.format(seeds=len(results[0].runs))
         text += ["", f"## {heading}", "", table(study.targets, its.published, results)]
-    write_summary(arguments, text, study.picture)
+    write_summary(arguments, text, picture)
 
 
 def table(targets: Sequence[float], published: Mapping[str, float | Fraction], results: Sequence[Results]) -> str:
@@ -275,7 +260,7 @@ def _row(
     last = [100 * at.test_accuracy for at in ends] + [nan] * (len(its.runs) - len(ends))
     losses, alphas = [at.train_loss for at in ends], [at.alpha for at in ends if not isnan(at.alpha)]
     scores = spread(last, missing="diverged"), spread(losses, ".3f", missing="–")
-    both = spread([spent_to(course, targets[-1], megabits_both_ways) for course in its.runs], ",.0f")
+    both = spread([spent_to(course, megabits_both_ways, targets[-1]) for course in its.runs], ",.0f")
     alpha = f"{fmean(alphas):.2f}" if alphas else "–"
     return [its.arm.name, f"{Fraction(its.step)}{theirs}", *spent, *scores, alpha, both]
 
@@ -283,19 +268,12 @@ def _row(
 def _spent(its: Results, full: Results, target: float) -> tuple[str, str, str]:
     """Return rounds and bits to a target, and the share of full participation's bits, of seeds that reached it."""
     rounds, bits, its_full = (
-        [spent_to(course, target, amount) for course in runs]
+        [spent_to(course, amount, target) for course in runs]
         for amount, runs in ((one_round, its.runs), (megabits, its.runs), (megabits, full.runs))
     )
     reached = [(mine, theirs) for mine, theirs in zip(bits, its_full, strict=True) if not isnan(mine + theirs)]
     share = f"{fmean(m for m, _ in reached) / fmean(t for _, t in reached):.2f}" if reached else "–"
     return spread(rounds, ".0f"), spread(bits, ",.0f"), share
-
-
-def plot(results: Sequence[Results], title: str, targets: Sequence[float], path: Path) -> None:
-    """Draw test accuracy and training loss against rounds and bits, one line style per arm."""
-    bits = "megabits sent by clients"
-    groups = {its.arm.name: its.runs for its in results}
-    save(draw(groups, {"rounds": one_round, bits: megabits}, title, targets, [bits], rows=2), path)
 
 
 def megabits(at: Evaluation) -> float:

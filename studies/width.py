@@ -15,7 +15,6 @@ import json
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Self
 
@@ -24,12 +23,15 @@ from torch import Tensor, nn
 
 from sharding.aggregation.server_optimizer import ServerOptimizer
 from sharding.errors import UserError
+from studies.curves import Lines
 from train.assembly import assemble, make_model, plan_of_each
 from train.config.schema import Config
 from train.data import Dataset
 from train.engines.local import evaluate, train_locally
 from train.engines.memory_format import keep_memory_format
 from train.experiment import Experiment
+from train.rundir.files import METRICS_FILE
+from train.runtime.jsonl import read_lines
 
 State = Mapping[str, Tensor]
 WINDOWS = ("rolling", "nested")
@@ -40,16 +42,11 @@ def narrow(config: Config, dataset: Dataset, most: int) -> nn.Module:
     options = config.model.options
     of_a_group = options["width"] // options["groups"]
     for groups in range(options["groups"], 0, -1):
-        small = with_options(config, dataset, {"groups": groups, "width": groups * of_a_group})
+        model = config.model.model_copy(update={"groups": groups, "width": groups * of_a_group})
+        small = make_model(config.model_copy(update={"model": model}), dataset)
         if nbytes(small.state_dict()) <= most:
             return small
-    raise SystemExit(f"error: a model of one group has more than the {most} bytes of a shard; use a larger keep_ratio")
-
-
-def with_options(config: Config, dataset: Dataset, options: Mapping[str, object]) -> nn.Module:
-    """Return the run's model with other options."""
-    model = config.model.model_copy(update=options)
-    return make_model(config.model_copy(update={"model": model}), dataset)
+    raise UserError(f"a model of one group has more than the {most} bytes of a shard; use a larger keep_ratio")
 
 
 def nbytes(state: State) -> int:
@@ -149,15 +146,23 @@ class Federation:
         return fmean(losses) if losses else None, len(losses), sent
 
 
-def run(config: Config, into: Path, kind: str = "rolling") -> None:
-    """Train as configured, with windows instead of shards, and write `into`/metrics.jsonl, one line per round.
+def run_all(kind: str, configs: Mapping[str, Config], *_: object) -> dict[str, Lines]:
+    """Run what is missing with one of `WINDOWS`, one run at a time, and return every run's metrics.
 
     An interrupted run starts again.
     """
+    for config in configs.values():
+        if len(read_lines(config.directory / METRICS_FILE)) < config.rounds:
+            run(config, kind)
+    return {name: read_lines(config.directory / METRICS_FILE) for name, config in configs.items()}
+
+
+def run(config: Config, kind: str) -> None:
+    """Train as configured, with windows instead of shards, and write the metrics, one line per round."""
     federation = Federation.of(config, kind)
     dataset = federation.experiment.dataset
-    into.mkdir(parents=True, exist_ok=True)
-    with (into / "metrics.jsonl").open("w", encoding="utf-8") as file:
+    config.directory.mkdir(parents=True, exist_ok=True)
+    with (config.directory / METRICS_FILE).open("w", encoding="utf-8") as file:
         for t in range(config.rounds):
             loss, heard, sent = federation.train_round(t)
             line = {"round": t, "train_loss": loss, "bytes_down": sent, "bytes_up": sent}

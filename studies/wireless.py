@@ -12,11 +12,9 @@ rounds may take more of them. On two cores Setup 1 takes ten minutes, and each s
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from studies.arrivals import Courses, Published, figure, main_table, pilot_table
 from studies.curves import Curve, core_hours
-from studies.picture import save
 from studies.runner import CONFIGS, Arguments, cells, curves_of, to_run, write_summary
 from train.config.schema import Config
 from train.pilots import Lesson
@@ -124,19 +122,18 @@ SETUPS = {
 
 
 def run_schemes(
-    taught: dict[str, Config], others: dict[str, Config], into: Path, arguments: Sequence[str], jobs: int | None
+    taught: dict[str, Config], others: dict[str, Config], arguments: Arguments
 ) -> tuple[Mapping[str, Curve], Lesson]:
     """Run what is missing. The first scheme that needs pilots runs them and passes them on to the others."""
-    name, first = next(iter(taught.items()))
-    kept, lesson = into / "curves.csv", into / PILOTS_FILE
-    curves = curves_of({name: first} | others, kept, arguments, jobs)
+    (name, first), lesson = next(iter(taught.items())), arguments.into / PILOTS_FILE
+    curves = curves_of({name: first} | others, arguments)
     if (path := first.directory / PILOTS_FILE).exists():
         write_whole(lesson, path.read_bytes())
-    for config in to_run(taught, kept, arguments).values():
+    for config in to_run(taught, arguments).values():
         if not (path := config.directory / PILOTS_FILE).exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, lesson.read_bytes())
-    return curves | curves_of(taught, kept, arguments, jobs), Lesson(**json.loads(lesson.read_bytes()))
+    return curves | curves_of(taught, arguments), Lesson(**json.loads(lesson.read_bytes()))
 
 
 def targets_of(config: Config) -> tuple[float, float]:
@@ -169,17 +166,17 @@ def summary(setup: Setup, config: Config, courses: Courses, lesson: Lesson) -> l
 
 def run(setup: Setup, arguments: Arguments) -> None:
     """Run what is missing of a setup and write the summary."""
-    into, path = arguments.into, CONFIGS / f"{arguments.study}.yaml"
-    overrides = [*((*setup.quick, *QUICK) if arguments.quick else ()), *arguments.overrides]
-    seeds = arguments.seeds or range(2 if arguments.quick else setup.seeds)
-    both = (TAUGHT if arguments.quick else setup.rounds_of(TAUGHT)), OTHERS
-    taught, others = (cells(path, schemes, seeds, into, overrides) for schemes in both)
-    runs, lesson = run_schemes(taught, others, into, overrides, arguments.jobs)
+    path, seeds = CONFIGS / f"{arguments.study}.yaml", arguments.seeds_of(range(setup.seeds), 2)
+    arguments = arguments.quickly((*setup.quick, *QUICK))
+    taught, others = (
+        cells(path, {name: (*arguments.overrides, *own) for name, own in schemes.items()}, seeds, arguments.into)
+        for schemes in (TAUGHT if arguments.quick else setup.rounds_of(TAUGHT), OTHERS)
+    )
+    runs, lesson = run_schemes(taught, others, arguments)
     config = taught[f"statistical-{seeds[0]}"]  # with pilots, without its own limit of rounds
     courses = {scheme: [runs[f"{scheme}-{seed}"] for seed in seeds] for scheme in SCHEMES}
     loss, accuracy = targets_of(config)
-    title = f"Setup {setup.number}: loss and accuracy against simulated seconds"
-    save(figure(courses, loss, accuracy, title), into / f"{arguments.study}.png")
+    picture = figure(courses, loss, accuracy, f"Setup {setup.number}: loss and accuracy against simulated seconds")
     text = summary(setup, config, courses, lesson)
-    text += ["", f"Without the pilots {core_hours([into / 'curves.csv'])}"]
-    write_summary(arguments, text, title)
+    text += ["", f"Without the pilots {core_hours([arguments.into / 'curves.csv'])}"]
+    write_summary(arguments, text, picture)

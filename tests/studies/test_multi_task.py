@@ -1,5 +1,6 @@
 """The study of several models: its data are those published, and all of it runs."""
 
+from dataclasses import replace
 from math import isnan
 
 import numpy as np
@@ -33,7 +34,7 @@ def test_a_scheme_that_is_best_at_the_edge_goes_beyond_it_alone(tmp_path, monkey
         return [{"test_accuracy": 0.9 - off / 10, "test_loss": 1.0, "round": 0, "three_a/clients": 12} | SENT]
 
     monkeypatch.setattr(runner, "run_all", lambda its, *_: {name: lines(one) for name, one in its.items()})
-    runs, best = multi_task.train("multi_task", (0.03, 0.1, 0.3), (0, 1), tmp_path, [])
+    runs, best = multi_task.train("multi_task", (0.03, 0.1, 0.3), (0, 1), Arguments("multi_task", tmp_path))
     assert best == dict.fromkeys(multi_task.STUDIES["multi_task"], 0.1) | {"uniform": 0.015}
     assert {signal for signal, step in runs if step < 0.03} == {"uniform"}
     head, _, norm, *_ = table = multi_task.table("multi_task", runs, best).splitlines()
@@ -47,7 +48,7 @@ def test_a_scheme_that_is_best_at_the_edge_goes_beyond_it_alone(tmp_path, monkey
 
 def test_what_a_run_wrote_as_no_number_is_none_in_its_curve(tmp_path):
     line = {"round": 0, "bytes_up": 1, "bytes_down": 2, "heard": 3, "test_accuracy": 0.100000004, "test_loss": None}
-    curve = curves.curve([line, line | {"test_loss": 2.5}])
+    curve = curves.Evaluation.of_run([line, line | {"test_loss": 2.5}])
     curves.write_curves(tmp_path / "curves.csv", {"a": curve})
     first, second = curves.read_curves(tmp_path / "curves.csv")["a"]
     assert (first.test_accuracy, second.bytes_down, second.test_loss) == (0.1, 4, 2.5)
@@ -61,7 +62,7 @@ def test_a_curve_has_what_was_spent_and_the_means_of_its_rounds():
     silent = line(1, heard=0, train_loss=None)
     tasks = {"a/clients": 3, "b/clients": 4, "clients": 5, "test_accuracy": 0.5, "test_loss": 1.0}
     lines = [line(0, clients=1), silent, *(line(t, clients=1) for t in range(2, 12)), line(12, **tasks)]
-    (at,) = curves.curve(lines)
+    (at,) = curves.Evaluation.of_run(lines)
     assert (at.rounds, at.bytes_up, at.heard, at.trained, at.seconds) == (13, 13 * 10**6, 12 * 12, 11 + 7, 26.0)
     assert at.train_loss == np.mean(range(3, 13))  # ten rounds
     assert at.alpha == pytest.approx(np.mean(range(13)) / 10)
@@ -76,10 +77,10 @@ def test_what_is_in_the_file_is_not_run_again_and_overrides_are_distinguished(tm
         return {name: [line] for name in wanted}
 
     monkeypatch.setattr(runner, "run_all", run_all)
-    config, kept = multi_task.cell("multi_task", "loss", 0.1, 0, tmp_path, []), tmp_path / "curves.csv"
-    first = runner.curves_of({"a": config}, kept)
-    assert runner.curves_of({"a": config}, kept)["a"][-1].test_accuracy == first["a"][-1].test_accuracy
-    other = runner.curves_of({"a": config}, kept, ["rounds=3"])
+    config, arguments = multi_task.cell("multi_task", "loss", 0.1, 0, tmp_path, []), Arguments("multi_task", tmp_path)
+    first = runner.curves_of({"a": config}, arguments)
+    assert runner.curves_of({"a": config}, arguments)["a"][-1].test_accuracy == first["a"][-1].test_accuracy
+    other = runner.curves_of({"a": config}, replace(arguments, overrides=("rounds=3",)))
     assert ran == ["a", "a"]
     assert (first["a"][-1].test_accuracy, other["a"][-1].test_accuracy) == (0.1, 0.2)
 

@@ -37,7 +37,9 @@ def test_the_table_has_each_arm_at_its_best_rate(tmp_path, capsys):
 def test_every_arm_is_a_configuration(study):
     its = options.EXPERIMENTS[study]
     for name, arm in its.arms.items():
-        whole, trial = (options.config_of(its, arm, share, ["local.lr=0.1"]) for share in (1, its.trial))
+        path = options.CONFIGS / f"{its.config}.yaml"
+        words = (options.words_of(its, arm, share, ["local.lr=0.1"]) for share in (1, its.trial))
+        whole, trial = (load_config(path, its) for its in words)
         assert trial.rounds == round(whole.rounds * its.trial)
         assert name == "HeteroFL" or whole.result == "average"
 
@@ -50,7 +52,7 @@ def test_the_last_model_is_that_of_a_run_without_an_average(tmp_path):
     lines = options.run_with_last({"average": average}, 1, False)["average"]
     run(last)
     expected = options.run_all({"last": last}, 1)["last"][-1]["test_accuracy"]
-    assert options.points(lines)[-1].last_accuracy == expected
+    assert options.Point.of_run(lines)[-1].last_accuracy == expected
 
 
 @pytest.mark.slow

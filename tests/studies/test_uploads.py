@@ -47,7 +47,8 @@ def test_a_step_size_that_diverges_is_the_worst_and_ends_no_study(tmp_path, star
     study = replace(UPLOADS["uneven_clients"], holdout=200)
     quick = [f"data.root={drawn_data}", "rounds=8", "evaluate_every=4", "clients.count=60", "clients.per_round=6"]
     few = replace(study.comparisons[0], arms=(Arm("full"), Arm("uniform", 3)))
-    steps = uploads.tune(study, few, tmp_path, [*quick, "model.widths=[2, 2]"], (0.125, 1e20))
+    arguments = Arguments("uneven_clients", tmp_path, (*quick, "model.widths=[2, 2]"))
+    steps = uploads.tune(study, few, arguments, (0.125, 1e20))
     assert max(steps.values()) < 1
     lost = [path for path in tmp_path.rglob("metrics.jsonl") if len(path.read_text().splitlines()) < 8]
     assert any("lr1e+20" in str(path) for path in lost)
@@ -103,7 +104,7 @@ def test_accuracies_are_drawn_above_and_the_lowest_losses_below():
     seen = [(0.1, nan), (0.3, 2.0), (0.2, 3.0), (0.6, 0.5)]
     course = [Evaluation(t, 10**6 * t, 0, t, a, 1.0, loss) for t, (a, loss) in enumerate(seen, start=1)]
     np.testing.assert_equal(lowest_losses(course), [nan, 2.0, 2.0, 0.5])
-    figure = draw({"OCS": [course]}, {"rounds": one_round, "bits": uploads.megabits}, "title", [0.5], ["bits"], rows=2)
+    figure = draw({"OCS": [course]}, {"rounds": one_round, "bits": uploads.megabits}, "title", [0.5], rows=2)
     above, _, below, right = figure.axes[:4]
     assert [list(axes.lines[0].get_ydata()) for axes in (above, right)] == [[10, 30, 20, 60], [2.0, 2.0, 0.5]]
     assert list(right.lines[0].get_xdata()) == [16, 24, 32]

@@ -51,7 +51,7 @@ def test_the_widest_window_is_fedavg(server):
 
 def test_a_run_costs_no_more_than_shards_and_trains_its_window(tmp_path):
     path = Path("configs/quickstart.yaml")
-    width.run(load_config(path, TINY), tmp_path)
+    width.run(load_config(path, [*TINY, f"output={tmp_path}"]), "rolling")
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     experiment = assemble(load_config(path, TINY))
     (shard,) = width.plan_of_each(experiment.server.planner, experiment.model, experiment.keep_ratios).values()

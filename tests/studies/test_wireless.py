@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from studies import runner, wireless
-from studies.arrivals import rounds_to, seconds_to
-from studies.curves import read_curves
+from studies.curves import one_round, read_curves, simulated_seconds, spent_to
 from studies.runner import CONFIGS, Arguments, folder
 from studies.wireless import SCHEMES, SETUPS
 from train import pilots
@@ -87,7 +86,8 @@ def test_the_study_in_a_few_rounds(tmp_path, monkeypatch, name, started):
             rounds = first(lines, lambda line: line["train_set_loss"] <= 2.0, lambda line: 1)
             at_40 = first(lines, lambda line: line["test_accuracy"] >= 0.4, lambda line: line["simulated_seconds"])
             its = next(its for name, its in curves.items() if name.startswith(f"{scheme}-{seed} "))
-            found = (its[-1].rounds, rounds_to(its, 2.0), seconds_to(its, 2.0), seconds_to(its, accuracy=0.4))
+            costs = [spent_to(its, cost, loss=2.0) for cost in (one_round, simulated_seconds)]
+            found = (its[-1].rounds, *costs, spent_to(its, simulated_seconds, 0.4))
             expected = [math.nan if value is None else value for value in (rounds, at_loss, at_40)]
             assert found == pytest.approx((len(lines), *expected), rel=1e-6, nan_ok=True)
             arrived += [] if at_loss is None else [at_loss]
@@ -103,6 +103,6 @@ def test_the_study_in_a_few_rounds(tmp_path, monkeypatch, name, started):
 
 def test_schemes_with_short_rounds_have_more_of_them(tmp_path):
     schemes = SETUPS["wireless_mnist"].rounds_of(wireless.TAUGHT)
-    configs = runner.cells(CONFIGS / "wireless_mnist.yaml", schemes, [0], tmp_path, [])
+    configs = runner.cells(CONFIGS / "wireless_mnist.yaml", schemes, [0], tmp_path)
     limits = {name.removesuffix("-0"): config.rounds for name, config in configs.items()}
     assert limits == {"proposed": 1000, "Eq. 38": 600, "statistical": 400}
