@@ -141,9 +141,8 @@ def test_only_chooses_by_pattern_and_refuses_one_that_matches_nothing(tmp_path):
     assert names[0] == "cifar10_resnet18/r0.2/top_n-7"  # in the order of the patterns
     assert sum("whole" in name for name in names) == 10  # full and dense of five experiments
     assert len(names) == len(set(names)) == 11
-    assert not any(
-        "," in cell.name for cell in cells_of(LAYOUT.find("2"), LAYOUT, "small", tmp_path)
-    )  # --only splits there
+    varied = cells_of(LAYOUT.find("2"), LAYOUT, "small", tmp_path)
+    assert not any("," in cell.name for cell in varied)  # --only splits there
     with pytest.raises(UserError, match="--only cifar11 matches none"):
         choose(cells, ["cifar11"])
     with pytest.raises(UserError, match="scale 'big'"):
