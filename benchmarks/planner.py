@@ -39,7 +39,7 @@ from sharding.svd.spectrum import Choose, Spectrum, decompose
 
 KEEP_RATIO, NUM_CLIENTS = 0.1, 10
 SIZES = (128, 256, 512, 1024, 2048, 4096)
-DESIGNS = ("cps", "brewer", "minimum_support", "successive")
+DESIGNS = ("cps", "brewer", "minimum_support")
 
 
 def seconds(call: Callable[[], object], repeats: int) -> float:

@@ -8,7 +8,6 @@ from sharding.designs.base import Design, Fit, split
 from sharding.designs.brewer import Brewer
 from sharding.designs.conditional_poisson import fit_cps
 from sharding.designs.minimum_support import fit_minimum_support
-from sharding.designs.successive import fit_successive
 from sharding.errors import UserError, pick, shown
 from sharding.validation import as_whole
 
@@ -16,7 +15,6 @@ DESIGNS: dict[str, Fit] = {
     "cps": fit_cps,
     "brewer": Brewer,
     "minimum_support": fit_minimum_support,
-    "successive": fit_successive,
     "r_cps": r.fit_r("UPmaxentropy"),
     "r_brewer": r.fit_r("UPbrewer"),
     "r_minimum_support": r.fit_r("UPminimalsupport"),

@@ -119,7 +119,7 @@ class Layout(Section):
     published_variants: dict[str, dict[str, Published]] = Field(default_factory=dict)
 
     def find(self, name: str) -> Table | Figure:
-        """Return the table ``3`` or ``designs``, or the figure ``figure3``, or raise a `UserError`."""
+        """Return the table ``3`` or ``longer``, or the figure ``figure3``, or raise a `UserError`."""
         tables: dict[str, Table | Figure] = dict(self.tables)
         return pick(tables | {f"figure{number}": figure for number, figure in self.figures.items()}, name, "table")
 

@@ -25,7 +25,7 @@ class Report:
     """The content and the place of a table or figure.
 
     Attributes:
-        number: of the table, ``1`` or ``designs``, or the figure, ``figure3``.
+        number: of the table, ``1`` or ``longer``, or the figure, ``figure3``.
         matrix: the table or figure.
         cells: its runs.
         layout: which contains it, with the published values.
