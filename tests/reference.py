@@ -7,7 +7,7 @@ Chen, Dempster & Liu, Biometrika 1994; Brewer 1975.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from itertools import combinations
 from math import prod
@@ -83,22 +83,27 @@ def _in_the_order_of(magnitudes: ArrayLike, descending: list[Fraction]) -> Float
     return result
 
 
-def successive_law(weights: Iterable[float], num_terms: int) -> Law:
-    """Enumerate all orders: each next item in proportion to the remaining weights."""
-    weights = tuple(float(w) for w in weights)
+def law_by_steps(size: int, num_terms: int, weigh: Callable[[tuple[int, ...], int], float]) -> Law:
+    """Enumerate all orders: each next item i in proportion to weigh(those drawn before, i)."""
     law: dict[tuple[int, ...], float] = defaultdict(float)
 
-    def extend(chosen: tuple[int, ...], chance: float) -> None:
-        if len(chosen) == num_terms:
-            law[tuple(sorted(chosen))] += chance
+    def extend(drawn: tuple[int, ...], chance: float) -> None:
+        if len(drawn) == num_terms:
+            law[tuple(sorted(drawn))] += chance
             return
-        rest = [i for i in range(len(weights)) if i not in chosen]
-        total = sum(sorted(weights[i] for i in rest))
-        for i in rest:
-            extend((*chosen, i), chance * weights[i] / total)
+        weights = {i: weigh(drawn, i) for i in range(size) if i not in drawn}
+        total = sum(sorted(weights.values()))
+        for i, weight in weights.items():
+            extend((*drawn, i), chance * weight / total)
 
     extend((), 1.0)
     return dict(law)
+
+
+def successive_law(weights: Iterable[float], num_terms: int) -> Law:
+    """Each next item in proportion to the remaining weights."""
+    weights = tuple(float(w) for w in weights)
+    return law_by_steps(len(weights), num_terms, lambda drawn, i: weights[i])
 
 
 def cps_law(coins: Iterable[float], num_terms: int) -> Law:
@@ -120,19 +125,9 @@ def brewer_law(inclusion: Iterable[float]) -> Law:
     """
     pi = tuple(float(p) for p in inclusion)
     n = round(sum(pi))
-    law: dict[tuple[int, ...], float] = defaultdict(float)
 
-    def extend(drawn: tuple[int, ...], chance: float) -> None:
-        if len(drawn) == n:
-            law[tuple(sorted(drawn))] += chance
-            return
-        a = n - sum(pi[i] for i in drawn)
-        left = n - len(drawn)
-        weight = {
-            j: pi[j] * (a - pi[j]) / (a - left * pi[j]) if left > 1 else pi[j] for j in range(len(pi)) if j not in drawn
-        }
-        for j, w in weight.items():
-            extend((*drawn, j), chance * w / sum(weight.values()))
+    def weigh(drawn: tuple[int, ...], j: int) -> float:
+        a, left = n - sum(pi[i] for i in drawn), n - len(drawn)
+        return pi[j] * (a - pi[j]) / (a - left * pi[j]) if left > 1 else pi[j]
 
-    extend((), 1.0)
-    return dict(law)
+    return law_by_steps(len(pi), n, weigh)

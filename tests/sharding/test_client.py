@@ -144,21 +144,6 @@ def test_tied_weights_stay_tied():
         assert not small.head.weight.is_meta
 
 
-def test_a_module_registered_twice_stays_one():
-    def build():
-        shared = nn.Linear(8, 8)
-        return nn.Sequential(nn.Linear(8, 8), shared, shared, nn.Linear(8, 8))
-
-    small = client_model(on_meta(build), make_plan(build(), {0: 0.5})[0])
-    assert small[1] is small[2]
-    assert isinstance(small[1], FactorizedLayer)
-
-
-def test_a_layer_can_be_the_whole_model():
-    shard = ShardPlanner("top_n", skip=()).plan(nn.Linear(8, 6), {0: 0.5})[0]
-    assert client_model(on_meta(lambda: nn.Linear(8, 6)), shard).num_terms == 3
-
-
 def test_what_the_server_froze_is_frozen_at_the_client_and_so_is_what_the_client_froze():
     shard = make_plan(freeze(make_net(), "0.weight", "1.weight", "4.weight"), {0: 0.5})[0]
     small = client_model(freeze(on_meta(make_net), "6.weight", "7.bias"), Shard.from_bytes(shard.to_bytes()))

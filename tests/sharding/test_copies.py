@@ -20,7 +20,6 @@ from sharding import (
     train_shard,
     unpack_attention,
 )
-from sharding.modules.copies import copied
 
 COMPUTED = {
     "weight norm": weight_norm,
@@ -64,13 +63,6 @@ def test_a_shard_is_trained(case):
     shard = ShardPlanner().plan(model, {0: 0.5})[0]
     update = train_shard(model, shard, [(x, torch.tensor([0, 1, 2]))], 0.1)
     assert not torch.equal(update.dense["0.weight"], shard.dense["0.weight"])
-
-
-def test_other_objects_may_take_the_place_of_a_models_own():
-    model, other = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Linear(2, 2)
-    copy = copied(model, {id(model[0]): other})
-    assert copy[0] is other
-    assert copy[1] is not model[1]
 
 
 @pytest.mark.parametrize("where", ["skeleton", "dense"])

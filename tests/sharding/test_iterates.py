@@ -35,19 +35,6 @@ def test_the_weight_of_a_round_grows_as_its_eighth_power(rounds):
     assert averages(places)[-1] == pytest.approx(mean, rel=1e-10)
 
 
-def test_it_continues_in_another_process():
-    places, model = walk(6), nn.Linear(2, 1).double()
-    average = iterate_average(model)
-    for place in places:
-        for weight in model.parameters():
-            nn.init.constant_(weight, place)
-        average.update_parameters(model)
-        again = iterate_average(nn.Linear(2, 1).double())
-        again.load_state_dict({name: tensor.clone() for name, tensor in average.state_dict().items()})
-        average = again
-    assert float(average.module.weight[0, 0].detach()) == averages(places)[-1]
-
-
 def test_buffers_are_the_last_ones_and_the_model_is_unchanged():
     model = nn.BatchNorm1d(2)
     average = iterate_average(model)

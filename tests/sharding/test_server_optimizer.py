@@ -102,24 +102,6 @@ def test_frozen_weights_and_buffers_stay_where_the_average_put_them(name):
     assert model[0].weight.grad is None
 
 
-def test_it_continues_in_another_process(tmp_path):
-    whole = play("nesterov", WAYS, 0.5, 0.8)
-    model = model_at(1.0)
-    server = ServerOptimizer(model, "nesterov", 0.5, 0.8)
-    for part in (WAYS[:2], WAYS[2:]):
-        for way in part:
-            with torch.no_grad():
-                for weight in model.parameters():
-                    weight += way
-            server.step()
-        other = model_at(0.0)
-        other.load_state_dict(model.state_dict())
-        again = ServerOptimizer(other, "nesterov", 0.5, 0.8)
-        again.load_state_dict({key: value.clone() for key, value in server.state_dict().items()})
-        model, server = other, again
-    assert float(model.weight[0, 0].detach()) == whole[-1]
-
-
 @pytest.mark.parametrize(
     ("options", "why"),
     [

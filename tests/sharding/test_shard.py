@@ -1,5 +1,7 @@
 """The wire form, and the way in and out of a client's model."""
 
+from copy import deepcopy
+
 import pytest
 import safetensors.torch
 import torch
@@ -125,8 +127,7 @@ class Tied(nn.Module):
 def round_of(model: nn.Module, **options) -> tuple[Shard, nn.Module]:
     """Send a model's shard to a client that trains it a step, and aggregate. Returns the shard and the client."""
     plan = ShardPlanner("top_n", **options).plan(model, {0: 1.0})
-    client = factorize(model, 1.0, **options)
-    plan[0].load_into(client)
+    client = client_model(deepcopy(model).to("meta"), plan[0])
     with torch.no_grad():
         for parameter in client.parameters():
             parameter.add_(parameter.requires_grad * 0.5)
@@ -151,6 +152,7 @@ def test_a_module_registered_twice_is_sharded_once():
     assert set(shard.terms) == {"1"}
     assert set(shard.dense) == {"0.weight", "0.bias", "1.bias", "3.weight", "3.bias"}
     assert model[1] is model[2]
+    assert client[1] is client[2]
     x = torch.randn(2, 8)
     torch.testing.assert_close(model(x), client(x), rtol=1e-4, atol=1e-4)
 

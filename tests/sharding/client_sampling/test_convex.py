@@ -66,3 +66,9 @@ def test_wireless_is_stationary(ratio):
         ours = reference.wireless_objective(q, a / 50, c, ratio, 4)
         for other in rng.dirichlet(np.ones(50), 20):
             assert ours <= reference.wireless_objective(0.5 * (q + other), a / 50, c, ratio, 4)
+
+
+def test_mmfl_shares_what_is_left_among_zeros():
+    np.testing.assert_allclose(mmfl_probabilities(np.zeros((4, 2)), 2), np.full((4, 2), 0.25))
+    p = mmfl_probabilities([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]], 2.5)
+    np.testing.assert_allclose(p, [[0.25, 0.25], [1, 0], [0, 1]])

@@ -17,6 +17,7 @@ INCLUSIONS = {
     "optimal": lambda magnitudes, n, clients: (optimal_inclusion(magnitudes, n),),
     "collective": collective_inclusion,
     "schatten": lambda magnitudes, n, clients: (schatten_inclusion(magnitudes, n),),
+    "schatten, p = 8": lambda magnitudes, n, clients: (schatten_inclusion(magnitudes, n, 8),),
     "successive": lambda magnitudes, n, clients: (successive_inclusion(magnitudes, n),),
 }
 POSITIVE = st.lists(st.one_of(st.floats(1e-6, 10.0), st.just(1.0)), max_size=6)
@@ -43,9 +44,11 @@ def test_a_zeros_sign_changes_no_inclusion(name, positive, zeros, clients, data)
 
 @pytest.mark.parametrize("name", INCLUSIONS)
 @pytest.mark.parametrize("least", [1e-30, 1e-200, 1e-290, 1e-310, 5e-324])
-def test_magnitudes_may_be_as_far_apart_as_floats_can_be(name, least):
-    magnitudes = np.array([1.0, *np.geomspace(1e-3, 1e-6, 4), least, least])
+@pytest.mark.parametrize("others", [np.geomspace(1e-3, 1e-6, 4), 10.0 ** -np.arange(10, 30, 5)], ids=str)
+def test_magnitudes_may_be_as_far_apart_as_floats_can_be(name, others, least):
+    magnitudes = np.array([1.0, *others, least, least])
     for n in (1, 3, 5, 6)[: 3 if name == "successive" else 4]:  # which draws no weight of 0
         inclusion = INCLUSIONS[name](magnitudes, n, 3)[0]
         assert np.all((inclusion >= 0) & (inclusion <= 1))
-        np.testing.assert_allclose(inclusion.sum(), n, atol=1e-9)
+        assert np.all(np.diff(inclusion) <= (1e-15 if name == "successive" else 0))
+        np.testing.assert_allclose(inclusion.sum(), n, rtol=1e-12)
