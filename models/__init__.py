@@ -6,7 +6,7 @@ from importlib import import_module
 from torch import nn
 
 from models.options import check_options
-from sharding.errors import pick
+from sharding.errors import UserError, pick, shown
 
 __all__ = ["MODELS", "build_model", "find_model"]
 
@@ -31,9 +31,12 @@ def build_model(name: str, *, input_shape: tuple[int, ...], num_classes: int, **
         options: the model's own keyword-only arguments (`width`, `depth`, …).
 
     Raises:
-        UserError: an unknown model or option, an option of the wrong type, or an input that the model cannot read.
+        UserError: an unknown model or option, an option of the wrong type, an input that the model cannot read, or what
+            is built is no module.
     """
-    model: nn.Module = find_model(name, options)(input_shape, num_classes, **options)
+    model = find_model(name, options)(input_shape, num_classes, **options)
+    if not isinstance(model, nn.Module):
+        raise UserError(f"the model {name} is {shown(model)}; its function must return an nn.Module")
     return model
 
 

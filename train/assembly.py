@@ -5,13 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from models import build_model
 from sharding import Plan, Server, ServerOptimizer, ShardPlanner, Strategy, factorize, iterate_average, merge
 from sharding.client_sampling import SAMPLERS, Population, Profiles, Sampler
 from sharding.designs import fit
-from sharding.errors import UserError, pick, shown
+from sharding.errors import UserError, few, one_line, pick, shown
+from sharding.modules.state import check_shapes
 from sharding.planner import Client
 from sharding.rng import generator, seed_of
 from train.config.schema import Config
@@ -21,6 +22,7 @@ from train.data.partition import Concentration, partition
 from train.data.unequal import Partition
 from train.engines import ENGINES, Engine, Job
 from train.engines.local import Shares
+from train.engines.memory_format import channels_last
 from train.experiment import Experiment
 from train.runtime.stages import enter
 
@@ -110,10 +112,40 @@ def first_model(config: Config, dataset: Dataset, strategy: Strategy, most: floa
     """Build the server's model, on the data's device; with `init=low_rank` of the rank that `most`, an r, allows.
 
     Strategies that send all terms start from the full-rank model.
+
+    Raises:
+        UserError: the model cannot train on the dataset, as `check_fit` says.
     """
     model = make_model(config, dataset).to(dataset.test.targets.device)
+    check_fit(config.model.name, model, dataset)
     ratio = 1.0 if strategy.allocate is None else strategy.keep_ratio or most
     return merge(factorize(model, ratio)) if config.init == "low_rank" and ratio < 1 else model
+
+
+def check_fit(name: str, model: nn.Module, dataset: Dataset) -> None:
+    """Give a model two test samples, so that a model of another dataset fails before the first round.
+
+    Raises:
+        UserError: the model cannot read the samples, does not return logits of their classes, has nothing to train, or
+            has state that no checkpoint holds.
+    """
+    check_shapes(model)
+    if strange := [key for key, entry in model.state_dict().items() if not isinstance(entry, Tensor)]:
+        raise UserError(f"{few(strange)} of the model {name} cannot be saved; make it a buffer")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UserError(f"the model {name} has no parameter to train; set requires_grad")
+    inputs, targets = dataset.test.inputs[:2], dataset.test.targets[:2]
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            logits = model.eval()(channels_last(dataset.prepare(inputs)))
+    except Exception as error:  # the model and `prepare` may be anybody's
+        raise UserError(
+            f"the model {name} cannot read the samples of {dataset.name}: {type(error).__name__}: {one_line(error)}"
+        ) from error
+    shape, wanted = tuple(getattr(logits, "shape", ())), (*targets.shape, dataset.num_classes)
+    if shape[:-1] != wanted[:-1] or shape[-1] < wanted[-1]:
+        found = f"logits of shape {shape}" if isinstance(logits, Tensor) else shown(logits)
+        raise UserError(f"the model {name} returns {found} for {len(targets)} samples; shape {wanted} is needed")
 
 
 def plan_of_each(planner: ShardPlanner, model: nn.Module, keep_ratios: Mapping[Client, float]) -> Plan:

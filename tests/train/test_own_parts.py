@@ -1,14 +1,17 @@
 """Parts of your own: each example is run as its text says, by itself and in several processes."""
 
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from models import MODELS
 from sharding import STRATEGIES, Allocation, LayerContext, ShardPlanner, Strategy, UserError, draw_terms
 from sharding.client_sampling import UniformSampler
-from tests.train.runs import QUICKSTART, TINY, read
+from tests.train.runs import QUICKSTART, SMALL, TINY, read
 from train.assembly import assemble
 from train.callbacks.stopping import EarlyStop
 from train.cli.commands import main
@@ -83,6 +86,37 @@ def test_a_value_that_is_not_a_strategy_is_described():
     planner = ShardPlanner(Strategy("all", law_alone), seed=0)
     with pytest.raises(UserError, match=r"layer 1: the strategy returned \(array.*; an Allocation\(π, ω\) is needed"):
         planner.plan(torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3))), {0: 0.5})
+
+
+class WithExtraState(nn.Linear):
+    """A layer with state that is no tensor."""
+
+    def get_extra_state(self):
+        return {"steps": 1}
+
+
+def perceptron(*sizes, last=None):
+    return nn.Sequential(nn.Flatten(), *(nn.Linear(*pair) for pair in pairwise(sizes)), *([last] if last else []))
+
+
+UNFIT = {
+    "is None; its function must return an nn.Module": lambda: None,
+    "is <class 'torch.nn.*must return an nn.Module": lambda: nn.Linear,
+    "cannot read the samples of digits: RuntimeError: .*shapes cannot be multiplied": lambda: perceptron(5, 8, 10),
+    "cannot read the samples of digits: RuntimeError: .*dtype": lambda: perceptron(64, 8, 10).double(),
+    r"returns logits of shape \(2, 3\) for 2 samples; shape \(2, 10\) is needed": lambda: perceptron(64, 8, 3),
+    "returns .* for 2 samples; shape": lambda: perceptron(64, 10, last=nn.AdaptiveMaxPool1d(10, return_indices=True)),
+    "has no parameter to train": lambda: nn.Flatten(),
+    "1._extra_state of the model own cannot be saved": lambda: nn.Sequential(nn.Flatten(), WithExtraState(64, 10)),
+    "have no shape; run a batch through it": lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(10)),
+}
+
+
+@pytest.mark.parametrize("why", UNFIT)
+def test_a_model_that_cannot_train_on_the_data_is_refused_before_the_first_round(why):
+    MODELS["own"] = lambda input_shape, num_classes: UNFIT[why]()
+    with pytest.raises(UserError, match=why):
+        assemble(load_config(QUICKSTART, [*SMALL, "model={name: own}"]))
 
 
 @pytest.mark.parametrize("cohort", [[99], [0, 0, 1], [1, 0], [-1, 2]])

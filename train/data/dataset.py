@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sharding.errors import UserError, few
+from sharding.errors import UserError, few, shown
 from sharding.rng import generator
+from sharding.validation import as_whole
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,25 @@ def checked(dataset: Dataset) -> Dataset:
     Raises:
         UserError: naming the split, what it has, and what is needed. The test split must not be empty.
     """
+    if not isinstance(dataset, Dataset):
+        raise UserError(f"the function of a dataset returned {shown(dataset)}; a train.data.Dataset is needed")
+    classes = as_whole(dataset.num_classes, f"num_classes of the dataset {dataset.name}")
+    dataset = dataclasses.replace(dataset, num_classes=classes)
+    for name, split in (("training", dataset.train), ("test", dataset.test)):
+        if not _is_dense(split):
+            raise UserError(f"the {name} split of the dataset {dataset.name} is no Split of two dense tensors")
     if not len(dataset.test):
         raise UserError(f"the dataset {dataset.name} has no test samples; evaluations need some")
     for name, split in (("training", dataset.train), ("test", dataset.test)):
         if problem := _problem(dataset, split):
             raise UserError(f"the {name} split of the dataset {dataset.name} {problem}")
     return dataset
+
+
+def _is_dense(split: object) -> bool:
+    """Return whether this is a split of tensors with a first dimension and values."""
+    held = (split.inputs, split.targets) if isinstance(split, Split) else (None,)
+    return all(isinstance(its, Tensor) and its.ndim and its.layout == torch.strided and not its.is_meta for its in held)
 
 
 def _problem(dataset: Dataset, split: Split) -> str | None:
@@ -115,6 +129,7 @@ def _problem(dataset: Dataset, split: Split) -> str | None:
         f"has targets of shape {tuple(targets.shape)}; give a class for each sample, or an id for each of its inputs": (
             targets.shape[1:] not in (torch.Size(), inputs.shape[1:])
         ),
+        f"has no target but ignored ones; ignore_index={dataset.ignore_index}": len(targets) > 0 == len(counted),
         f"has the targets {few(strange)}; with num_classes={count} they are 0 to {count - 1}": bool(strange),
     }
     return next((words for words, wrong in problems.items() if wrong), None)

@@ -74,6 +74,10 @@ MISTAKES = {  # of the training split, and what the line says
     "int32": (Split(SAMPLES.inputs, SAMPLES.targets.int()), "targets in torch.int32; convert them to int64"),
     "one-hot": (Split(SAMPLES.inputs, torch.eye(2)[SAMPLES.targets].long()), r"targets of shape \(6, 2\)"),
     "from 1": (Split(SAMPLES.inputs, SAMPLES.targets + 1), "the targets 2; with num_classes=2 they are 0 to 1"),
+    "NumPy": (Split(SAMPLES.inputs.numpy(), SAMPLES.targets), "is no Split of two dense tensors"),
+    "a pair": ((SAMPLES.inputs, SAMPLES.targets), "is no Split of two dense tensors"),
+    "sparse": (Split(SAMPLES.inputs.to_sparse(), SAMPLES.targets), "is no Split of two dense tensors"),
+    "ignored only": (Split(SAMPLES.inputs, torch.full((6,), -100)), "no target but ignored ones; ignore_index=-100"),
     "below 0": (Split(SAMPLES.inputs, SAMPLES.targets - 1), "the targets -1; "),
 }
 
@@ -85,6 +89,18 @@ def test_a_dataset_of_ones_own_that_no_round_can_use_is_refused(what, monkeypatc
         monkeypatch.setitem(DATASETS, "own", lambda root, download, splits=splits: Dataset("own", *splits, 2, (3,)))
         with pytest.raises(UserError, match=f"the {name} split of the dataset own .*{why}"):
             load_dataset("own")
+
+
+def test_what_is_no_dataset_is_refused() -> None:
+    with pytest.raises(UserError, match=r"returned \(Split.*; a train.data.Dataset is needed"):
+        checked((SAMPLES, SAMPLES))
+
+
+@pytest.mark.parametrize("classes", [2.5, "2", 0, True, torch.tensor(2)])
+def test_the_number_of_classes_is_whole(classes) -> None:
+    with pytest.raises(UserError, match=r"num_classes of the dataset own is .*; a whole number of at least 1"):
+        checked(Dataset("own", SAMPLES, SAMPLES, classes, (3,)))
+    assert type(checked(Dataset("own", SAMPLES, SAMPLES, np.int64(2), (3,))).num_classes) is int
 
 
 def test_a_dataset_without_test_samples_is_refused() -> None:
