@@ -57,13 +57,15 @@ def test_what_a_run_wrote_as_no_number_is_none_in_its_curve(tmp_path):
 
 def test_a_curve_has_what_was_spent_and_the_means_of_its_rounds():
     def line(t, **more):
-        return {"round": t, "train_loss": float(t), "improvement_alpha": t / 10, "seconds": 2.0} | SENT | more
+        times = {"seconds": 2.0, "simulated_seconds": 0.5}
+        return {"round": t, "train_loss": float(t), "improvement_alpha": t / 10} | times | SENT | more
 
     silent = line(1, heard=0, train_loss=None)
-    tasks = {"a/clients": 3, "b/clients": 4, "clients": 5, "test_accuracy": 0.5, "test_loss": 1.0}
+    tasks = {"a/clients": 3, "b/clients": 4, "clients": 5, "test_accuracy": 0.5, "train_set_loss": 2.0}
     lines = [line(0, clients=1), silent, *(line(t, clients=1) for t in range(2, 12)), line(12, **tasks)]
     (at,) = curves.Evaluation.of_run(lines)
     assert (at.rounds, at.bytes_up, at.heard, at.trained, at.seconds) == (13, 13 * 10**6, 12 * 12, 11 + 7, 26.0)
+    assert (at.simulated, at.train_set_loss) == (6.5, 2.0)
     assert at.train_loss == np.mean(range(3, 13))  # ten rounds
     assert at.alpha == pytest.approx(np.mean(range(13)) / 10)
 

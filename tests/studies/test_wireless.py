@@ -1,16 +1,13 @@
 """The setups of the wireless study: they are the published ones, and all of it runs, once."""
 
-import json
-import math
-import re
 import shutil
 
 import numpy as np
 import pytest
 
 from studies import runner, wireless
-from studies.curves import one_round, read_curves, simulated_seconds, spent_to
-from studies.runner import CONFIGS, Arguments, folder
+from studies.curves import read_curves
+from studies.runner import CONFIGS, Arguments
 from studies.wireless import SCHEMES, SETUPS
 from train import pilots
 from train.assembly import assemble
@@ -56,16 +53,6 @@ def test_setup_2_is_the_published_one():
     ]
 
 
-def first(lines, reached, amount):
-    """What an amount, summed up, came to at the first evaluation at which a condition held."""
-    total = 0.0
-    for line in lines:
-        total += amount(line)
-        if "test_accuracy" in line and reached(line):
-            return total
-    return None
-
-
 @pytest.mark.parametrize("name", ["wireless_synthetic", pytest.param("wireless_mnist", marks=pytest.mark.slow)])
 def test_the_study_in_a_few_rounds(tmp_path, monkeypatch, name, started):
     learned, learn = [], pilots.learn
@@ -77,23 +64,11 @@ def test_the_study_in_a_few_rounds(tmp_path, monkeypatch, name, started):
     assert "nan" not in text.lower()
     rows = {row.split(" | ")[0][2:]: row.split(" | ") for row in text.splitlines() if row.startswith("| ")}
     curves = read_curves(tmp_path / "curves.csv")
+    assert len(curves) == 2 * len(SCHEMES)
     for scheme in SCHEMES:
-        arrived = []
-        for seed in (0, 1):
-            path = tmp_path / "runs" / f"{folder(scheme)}-{seed}" / "metrics.jsonl"
-            lines = [json.loads(line) for line in path.read_text().splitlines()]
-            at_loss = first(lines, lambda line: line["train_set_loss"] <= 2.0, lambda line: line["simulated_seconds"])
-            rounds = first(lines, lambda line: line["train_set_loss"] <= 2.0, lambda line: 1)
-            at_40 = first(lines, lambda line: line["test_accuracy"] >= 0.4, lambda line: line["simulated_seconds"])
-            its = next(its for name, its in curves.items() if name.startswith(f"{scheme}-{seed} "))
-            costs = [spent_to(its, cost, loss=2.0) for cost in (one_round, simulated_seconds)]
-            found = (its[-1].rounds, *costs, spent_to(its, simulated_seconds, 0.4))
-            expected = [math.nan if value is None else value for value in (rounds, at_loss, at_40)]
-            assert found == pytest.approx((len(lines), *expected), rel=1e-6, nan_ok=True)
-            arrived += [] if at_loss is None else [at_loss]
-        assert rows[scheme][-1] == f"{len(arrived)} of 2 |"
-        mean = re.match(r"[\d,]+|not reached", rows[scheme][2])[0]
-        assert mean == (f"{np.mean(arrived):,.0f}" if arrived else "not reached")
+        its = [course for run, course in curves.items() if run.startswith((f"{scheme}-0 ", f"{scheme}-1 "))]
+        arrived = sum(any(at.train_set_loss <= 2.0 for at in course) for course in its)
+        assert rows[scheme][-1] == f"{arrived} of 2 |"
     wireless.run(SETUPS[name], Arguments(name, tmp_path, quick=True))
     shutil.rmtree(tmp_path / "runs")
     wireless.run(SETUPS[name], Arguments(name, tmp_path, quick=True))  # only of the curves

@@ -1,7 +1,9 @@
 """Commands that train nothing, options of all, and what sweeps pass: in this process, for they are many."""
 
+import os
 import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,3 +111,16 @@ def test_an_empty_summary_is_what_a_full_disk_had_left(tmp_path):
     assert main(words) == 0
     (out / "summary.md").write_text("")
     assert main([*words, "--resume"]) == 0
+
+
+def test_a_closed_standard_output_is_no_reason_to_fail(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["config", "configs/quickstart.yaml", f"output={tmp_path}"]) == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_full_standard_output_is_one_line(capsys, tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", os.fdopen(os.open("/dev/full", os.O_WRONLY | os.O_CREAT), "w", closefd=False))
+        assert main(["config", "configs/quickstart.yaml", f"output={tmp_path}"]) == 1
+    assert "error: No space left" in capsys.readouterr().err

@@ -1,16 +1,17 @@
 """Runs of several models over the same clients."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
-from tests.train.runs import QUICKSTART, cut_off_and_resumed, read, without_times
+from tests.train import runs
+from tests.train.runs import cut_off_and_resumed, read, without_times
 from tests.train.test_runs import Tampering, scaled
 from train import load_model
 from train.callbacks import EachRound
-from train.config.schema import load_config
 from train.engines.local import evaluate
 from train.multi_model import assemble_models, local_losses, signals
 from train.rounds import run_rounds
@@ -32,8 +33,7 @@ OPTIONS = [
 ]
 
 
-def tiny(output, *overrides):
-    return load_config(QUICKSTART, [*OPTIONS, "engine=sequential", f"output={output}", *overrides])
+tiny = partial(runs.tiny, shared=OPTIONS)
 
 
 def test_each_models_average_is_evaluated_and_kept(tmp_path):

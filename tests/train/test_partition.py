@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sharding.errors import UserError
 from train.data import Dataset, Split
 from train.data.dataset import unchanged
-from train.data.partition import PARTITIONS, Concentration, _draw, _log_dirichlet, class_counts, partition
+from train.data.partition import PARTITIONS, Concentration, _draw, class_counts, partition
 
 
 def dataset(labels: np.ndarray, num_classes: int = 10, **attributes: object) -> Dataset:
@@ -145,14 +145,6 @@ def test_pachinko_of_totals_in_one_superclass_is_dirichlet() -> None:
     assert shares.var(axis=0) == pytest.approx(mean * (1 - mean) * (1 + 2 / 10) / 3, rel=0.12)
 
 
-@given(
-    a=st.lists(st.sampled_from([0.0, 1e-320, 1e-300, 1e-12, 1e-3, 1.0, 1e300]), min_size=1, max_size=6),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_log_weights_are_always_finite(a: list[float], seed: int) -> None:
-    assert np.isfinite(_log_dirichlet(np.array(a), np.random.default_rng(seed))).all()
-
-
 class ScriptedGenerator:
     """Stands in for a random generator: returns prescribed counts and multiplies their probabilities."""
 
@@ -246,12 +238,6 @@ def test_natural_keeps_or_chooses_clients() -> None:
     assert np.array_equal(np.stack(kept), np.stack(clients))
     few = partition("natural", data, 3, np.random.default_rng(0))
     assert len(few) == len({part[0] for part in few} & {client[0] for client in clients}) == 3
-
-
-def test_class_counts() -> None:
-    parts = [np.array([0, 3]), np.array([], dtype=np.int64), np.array([1, 2, 4])]
-    counts = class_counts(parts, np.array([1, 0, 0, 1, 2]), 4)
-    assert counts.tolist() == [[0, 2, 0, 0], [0, 0, 0, 0], [2, 0, 1, 0]]
 
 
 def text() -> Dataset:

@@ -9,6 +9,7 @@ from sharding import UserError
 from sharding.client_sampling import estimate_beta_over_alpha
 from tests.train.runs import cut_off, read, without_times
 from train.assembly import assemble
+from train.callbacks.stopping import DivergedError
 from train.config.schema import load_config
 from train.pilots import LAWS, PILOTS, Pilot, fly, learn, teach
 from train.run import run
@@ -139,3 +140,10 @@ def test_a_sampler_that_learns_nothing_has_no_pilots(tmp_path):
     """In a comparison of samplers, `clients.pilot_losses` is for those that read it."""
     teach(assemble(configured(tmp_path, "clients.sampler=uniform", "clients.beta_over_alpha=null")), tmp_path)
     assert not (tmp_path / "pilots.json").exists()
+
+
+def test_pilots_that_diverge_say_so_and_leave_no_folder(tmp_path):
+    config = configured(tmp_path / "run", "local.lr=1e30")
+    with pytest.raises(DivergedError, match=r"pilot 1 of 3 with uniform draws: lower local\.lr"):
+        run(config)
+    assert not config.directory.exists()

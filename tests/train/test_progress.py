@@ -2,12 +2,14 @@
 
 import io
 import json
+import logging
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from train.callbacks import EachRound
+from train.cli.commands import handler
 from train.cli.progress import RoundProgress, Standing
 from train.compare import compare
 from train.config.schema import load_config
@@ -142,3 +144,11 @@ def test_a_run_and_each_of_several_show_their_stages_before_the_first_round(tmp_
     cells = [config.model_copy(update={"output": tmp_path / name}) for name in "ab"]
     compare(cells, lambda place, metrics: None, 2, stage=lambda place, stage: by_place[place].append(stage))
     assert by_place == {0: stages, 1: stages}
+
+
+def test_off_a_terminal_a_warning_is_one_line_however_long():
+    out, path = io.StringIO(), "/" + "/".join(["folder-[1]"] * 20)
+    record = logging.LogRecord("train", logging.WARNING, __file__, 1, "see %s", (path,), None)
+    handler(Console(file=out, width=80)).emit(record)
+    assert out.getvalue().endswith(f" WARNING see {path}\n")
+    assert out.getvalue().count("\n") == 1

@@ -20,7 +20,6 @@ from train.report.history import History, find_runs
 from train.report.page import write_page
 from train.report.plots import STYLES, Point, mean_band, style_of
 from train.report.summary import write_report
-from train.report.text import markdown_table, mean_and_spread
 from train.run import run
 from train.rundir.directory import check_reports
 
@@ -226,11 +225,6 @@ def test_a_summary_lists_the_commands_that_made_it_once(runs, tmp_path):
     (tmp_path / "summary.md").write_text(text.partition("\n")[2])
     with pytest.raises(UserError, match=r"summary\.md was not written by this program"):
         check_reports(tmp_path)
-
-
-def test_numbers_and_tables_as_text():
-    assert [mean_and_spread(values) for values in ([], [2], [1, 3])] == ["–", "2.0", f"2.0 ± {2**0.5:.1f}"]
-    assert markdown_table(["a", 1], [["b", 2]]) == "| a | 1 |\n|---|---:|\n| b | 2 |"
 
 
 @pytest.mark.parametrize(("accuracy", "price"), [(0.04, None), (0.16, "MB to 15 %")])

@@ -187,9 +187,7 @@ def test_nothing_continues_when_the_one_that_started_it_is_killed(small, tmp_pat
 
 
 def test_a_node_without_a_key_and_one_without_tls_are_refused(small, tmp_path):
-    settings = launch.settings_of(small, [f"output={tmp_path / 'run'}"], 2, Patience(60.0, 60.0))
-    config = read(settings)
-    place = launch.lay_out(config, settings)
+    _, place = federation(small, tmp_path, 2, Patience(60.0, 60.0))
     supernode = [str(Path(sys.executable).with_name("flower-supernode")), "--superlink", place.address]
     logs = place.folder / "logs"
     with Processes(logs) as processes:

@@ -29,9 +29,6 @@ def test_directories_distinguish_federations_and_runs():
     directories.append(load_config(QUICKSTART).directory.resolve())
     assert len({*directories}) == 4
     assert {directory.parent for directory in directories} == {Path("runs").resolve()}
-
-
-def test_an_output_of_ones_own_is_kept():
     assert read_for(2, "output=/tmp/own").directory == Path("/tmp/own")
 
 

@@ -67,11 +67,6 @@ def test_an_impossible_card_is_refused(values):
         Card.from_record(RecordDict({"card": ConfigRecord(record)}))
 
 
-def test_a_keep_ratio_may_be_a_whole_number():
-    record = RecordDict({"card": ConfigRecord({"partition": 0, "keep_ratio": 1, "num_samples": 3})})
-    assert Card.from_record(record) == Card(0, 1.0, 3)
-
-
-def test_a_card_arrives_as_it_was_sent():
-    card = Card(3, 0.25, 17)
-    assert Card.from_record(card.to_record()) == card
+def test_a_card_arrives_as_it_was_sent_and_its_keep_ratio_may_be_a_whole_number():
+    for card in (Card(3, 0.25, 17), Card(0, 1, 3)):
+        assert Card.from_record(card.to_record()) == card

@@ -195,11 +195,10 @@ def test_missing_nodes_are_named(config):
 def test_the_first_word_of_a_client_holds_for_the_run(config, caplog):
     ours = config("rounds=1")
     over(ours, Nodes(settings(ours)))
-    longer = ours.model_copy(update={"rounds": 1})
-    nodes = Nodes(settings(longer))
+    nodes = Nodes(settings(ours))
     nodes.settings[107] = nodes.settings[107] | {"keep-ratio": 0.9}
     roster, _ = server_app.recall(ours)
-    known = waiting.Nodes(nodes, longer, Patience(0.5, 0.5), roster)
+    known = waiting.Nodes(nodes, ours, Patience(0.5, 0.5), roster)
     assert sorted(known.online()) == [0, 2, 3]
     assert "but this run began with" in caplog.text
 
