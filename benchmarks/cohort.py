@@ -13,13 +13,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 
 import torch
-from memory import run_and_watch
+from measure import resident, run_and_watch, save
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -73,24 +72,19 @@ class Runner:
         torch.set_num_threads(threads)
         self.engine = ENGINES[experiment.config.engine](experiment.job)
 
-    def round(self, t: int) -> dict[str, float]:
-        """Run round t and return its seconds, and the seconds of planning."""
+    def round(self, t: int) -> float:
+        """Run round t and return its seconds."""
         torch.set_num_threads(self.threads)
         parts, start = self.experiment, perf_counter()
         plan = parts.server.plan({client: parts.keep_ratios[client] for client in parts.sampler.cohort(t)}, t)
-        _synchronize()
-        planned, average = perf_counter() - start, parts.server.average(plan, parts.num_samples)
+        average = parts.server.average(plan, parts.num_samples)
         for client, update in self.engine.train(plan, t, 0.01):
             average.add(client, update.shard)
         outcome = parts.server.step(average)
-        _synchronize()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         assert not outcome.rejected, outcome.rejected
-        return {"seconds": perf_counter() - start, "plan": planned}
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+        return perf_counter() - start
 
 
 def compare(case: list[str], args: argparse.Namespace) -> dict[str, object]:
@@ -102,19 +96,18 @@ def compare(case: list[str], args: argparse.Namespace) -> dict[str, object]:
     runners = {name: Runner(make(case, name, args), default if name == "sequential" else 1) for name in ENGINE_NAMES}
     if args.device != "cuda":
         runners["sequential_1_thread"] = Runner(make(case, "sequential", args), 1)
-    seconds: dict[str, list[dict[str, float]]] = {name: [] for name in runners}
+    seconds: dict[str, list[float]] = {name: [] for name in runners}
     for t in range(args.rounds + 1):
         for name, runner in runners.items():
             seconds[name].append(runner.round(t))
     for runner in runners.values():
         runner.engine.close()
     torch.set_num_threads(default)
-    medians = {name: median(one["seconds"] for one in its[1:]) for name, its in seconds.items()}
+    medians = {name: median(its[1:]) for name, its in seconds.items()}
     base = min(its for name, its in medians.items() if name.startswith("sequential"))
     return {
         "seconds_per_round": medians,
         "times_sequential": {name: base / its for name, its in medians.items()},
-        "share_of_planning": {name: median(r["plan"] / r["seconds"] for r in its[1:]) for name, its in seconds.items()},
         "rounds": seconds,
     }
 
@@ -163,17 +156,12 @@ def play_on_cluster(case: str, nodes: int, args: argparse.Namespace) -> None:
         made.add_node(**one)
     os.environ["RAY_ADDRESS"] = made.address
     runner = Runner(make(CLUSTER_CASES[case], "ray", args), 1)
-    seconds = [runner.round(t)["seconds"] for t in range(args.rounds + 1)][1:]
-    peaks = ray.get([ray.remote(peak_of_this_process).remote() for _ in range(10 * nodes)])
-    print(json.dumps({"seconds": median(seconds), "head_mb": peak_of_this_process(), "worker_mb": max(peaks)}))
+    seconds = [runner.round(t) for t in range(args.rounds + 1)][1:]
+    peaks = ray.get([ray.remote(resident).remote("VmHWM") for _ in range(10 * nodes)])
+    head, worker = (peak / 2**20 for peak in (resident("VmHWM"), max(peaks)))
+    print(json.dumps({"seconds": median(seconds), "head_mb": head, "worker_mb": worker}))
     ray.shutdown()
     made.shutdown()
-
-
-def peak_of_this_process() -> float:
-    """Return the most memory that this process has held, in MB; Linux only."""
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(status["VmHWM"].split()[0]) / 2**10
 
 
 def main() -> None:
@@ -182,7 +170,6 @@ def main() -> None:
     parser.add_argument("--only", type=lambda text: text.split(","), default=None)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--data", type=Path, default=default_root())
-    parser.add_argument("--output", type=Path, default=None)
     parser.add_argument("--memory-of", nargs=2, metavar=("CASE", "ENGINE"), help=argparse.SUPPRESS)
     parser.add_argument("--cluster-of", nargs=2, metavar=("CASE", "NODES"), help=argparse.SUPPRESS)
     parser.add_argument("--nodes", type=lambda text: text.split(","), help="measure clusters of so many nodes instead")
@@ -192,7 +179,7 @@ def main() -> None:
         play_on_cluster(args.cluster_of[0], int(args.cluster_of[1]), args)
         return
     if args.nodes:
-        save(args.output or OUTPUT.with_name("cluster.json"), cluster(args))
+        save(OUTPUT.with_name("cluster.json"), cluster(args))
         return
     if args.memory_of:
         play_two_rounds(*args.memory_of, args)
@@ -209,12 +196,7 @@ def main() -> None:
         result = compare(case, args) | {"peak_memory_mb": {e: peak_memory(name, e, args) for e in ENGINE_NAMES}}
         results[name] = result
         print(name, json.dumps({key: value for key, value in result.items() if key != "rounds"}, indent=1), flush=True)
-    save(args.output or (OUTPUT if args.device == "cpu" else OUTPUT.with_name("cohort_cuda.json")), results)
-
-
-def save(path: Path, results: Mapping[str, object]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    save(OUTPUT if args.device == "cpu" else OUTPUT.with_name("cohort_cuda.json"), results)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from tempfile import mkdtemp
 from threading import Thread
 from time import sleep
 
+from measure import save
+
 from train.federate import launch
 from train.federate.launch import LOOPBACK
 from train.federate.roster import Patience
@@ -123,8 +125,7 @@ def measure(into: Path, nodes: int) -> None:
     rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     rows[str(nodes)] = row | {"cores": len(os.sched_getaffinity(0))}
     print(nodes, json.dumps(rows[str(nodes)]), flush=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    save(path, rows)
 
 
 if __name__ == "__main__":

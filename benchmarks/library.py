@@ -18,14 +18,14 @@ import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from statistics import median
-from time import perf_counter, process_time
+from time import process_time
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this checkout's own library
 
 import numpy as np
 import torch
+from measure import save, seconds
 from timm import create_model
 from torch import Tensor, nn
 
@@ -124,7 +124,7 @@ def time_samplers() -> dict[str, object]:
     logs = np.log(CLIENTS)
     return {"clients": CLIENTS} | {
         name: {
-            "seconds": [seconds for seconds, _ in pairs],
+            "seconds": [took for took, _ in pairs],
             "peak_mb": [peak for _, peak in pairs],
             "slopes": [float(np.polyfit(logs, np.log(column), 1)[0]) for column in zip(*pairs, strict=True)],
         }
@@ -148,18 +148,13 @@ def samplers(size: int) -> dict[str, Callable[[], object]]:
     }
 
 
-def measure(call: Callable[[], object], repeats: int = 5) -> tuple[float, float]:
+def measure(call: Callable[[], object]) -> tuple[float, float]:
     """Return (median seconds, peak MB allocated) of a call."""
     tracemalloc.start()
     call()
     peak = tracemalloc.get_traced_memory()[1] / 1e6
     tracemalloc.stop()
-    times = []
-    for _ in range(repeats):
-        start = perf_counter()
-        call()
-        times.append(perf_counter() - start)
-    return median(times), peak
+    return seconds(call, 5), peak
 
 
 if __name__ == "__main__":
@@ -168,7 +163,7 @@ if __name__ == "__main__":
     parser.add_argument("into", type=Path, nargs="?", help="file to write, as JSON")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each layer (default: 2)")
     args = parser.parse_args()
-    text = json.dumps(time_layers(args.seconds) if args.what == "layers" else time_samplers(), indent=1)
-    print(text)
+    results = time_layers(args.seconds) if args.what == "layers" else time_samplers()
+    print(json.dumps(results, indent=1))
     if args.into:
-        args.into.write_text(text + "\n", encoding="utf-8")
+        save(args.into, results)

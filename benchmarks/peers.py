@@ -19,10 +19,11 @@ import tempfile
 import venv
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
-from memory import run_and_watch
+from measure import run_and_watch, save
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -90,32 +91,29 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--turns", type=int, default=2)
     args = parser.parse_args()
-    runs: dict[str, list[dict[str, object]]] = {name: [] for name in CONTENDERS}
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in CONTENDERS}
     with tempfile.TemporaryDirectory() as folder:
         write_data(args.data, Path(folder))
         for _ in range(args.turns):
             for name, (peer, tuned) in CONTENDERS.items():
                 runs[name].append(run(peer, tuned, python_of(peer, args.environments), Path(folder), args.rounds))
                 print(name, json.dumps(runs[name][-1]), flush=True)
+    pace = {name: median(second for one in its for second in one["seconds"]) for name, its in runs.items()}
     summary = {
-        peer: {
-            "seconds_per_round": median(second for one in its for second in one["seconds"]),  # type: ignore[attr-defined]
-            "peak_memory_mb": max(one["peak_memory_mb"] for one in its),  # type: ignore[type-var]
+        name: {
+            "seconds_per_round": pace[name],
+            "ours_is_faster_by": pace[name] / pace["ours"],
+            "peak_memory_mb": max(one["peak_memory_mb"] for one in its),
             "runs": its,
         }
-        for peer, its in runs.items()
+        for name, its in runs.items()
     }
-    for peer in summary.keys() - {"ours"}:
-        summary[peer]["ours_is_faster_by"] = (
-            summary[peer]["seconds_per_round"] / summary["ours"]["seconds_per_round"]  # type: ignore[operator]
-        )
     machine = {
         "cores": len(os.sched_getaffinity(0)),
         "cpu": platform.processor() or platform.machine(),
         "device": "cpu",
     }
-    OUTPUT.parent.mkdir(parents=True, exist_ok=True)
-    OUTPUT.write_text(json.dumps({"machine": machine, "simulators": summary}, indent=1) + "\n", encoding="utf-8")
+    save(OUTPUT, {"machine": machine, "simulators": summary})
     print(json.dumps({peer: {k: v for k, v in its.items() if k != "runs"} for peer, its in summary.items()}, indent=1))
 
 

@@ -1,13 +1,13 @@
 """Measure one round of models from 11 million to a billion parameters: seconds, memory, bytes a client.
 
-    python benchmarks/scale.py [resnet18 vit_b ...] [--threads 2] [--resume]
+    python benchmarks/scale.py [resnet18 vit_b ...] [--threads 2]
 
 Ten clients at r = 0.1 (`collective`) take part; the models have random weights, in float32. The server plans a round,
 cuts the shards one by one, and averages the updates as they come. Then one client builds its model from a skeleton and
 takes one step. Server and client of each model run in separate processes, and memory is what it takes beyond the
 libraries. The allocator returns freed blocks of 1 MB and more at once (MALLOC_MMAP_THRESHOLD_): by itself it may hold
-64 MB, which is more than the smallest models. Writes a row to results/scale/scale.csv as each model is done; after an
-interruption, `--resume` measures the models that are missing. Linux only.
+64 MB, which is more than the smallest models. Writes a row to results/scale/scale.csv as each model is done; without
+names, it measures the models that have none. Linux only.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import torch
+from measure import resident
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `models` runs from a checkout
@@ -82,12 +83,6 @@ INPUTS: dict[str, Callable[[], Tensor]] = {
 def tokens() -> Tensor:
     """Return a sequence of 128 tokens."""
     return torch.randint(256, (1, 128))
-
-
-def resident(field: str) -> int:
-    """Return the bytes of this process's memory now (`VmRSS`) or at its peak (`VmHWM`)."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith(field))) * 1024
 
 
 def forget_peak() -> None:
@@ -197,18 +192,14 @@ def measure(name: str, threads: int) -> Row:
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", help=f"which of {', '.join(MODELS)}; all by default")
+    parser.add_argument("models", nargs="*", help=f"which of {', '.join(MODELS)}; by default what is missing")
     parser.add_argument("--threads", type=int, default=2, help="threads of the server")
-    parser.add_argument("--resume", action="store_true", help="keep the rows that the file has")
     args = parser.parse_args()
     if unknown := [name for name in args.models if name not in MODELS]:
         parser.error(f"{unknown[0]} is not one of {', '.join(MODELS)}")
     path = Path(__file__).parents[1] / "results" / "scale" / "scale.csv"
-    keeps = (args.resume or args.models) and path.exists()
-    rows = {row["model"]: row for row in csv.DictReader(path.open())} if keeps else {}
-    for name in args.models or MODELS:
-        if args.resume and name in rows:
-            continue
+    rows = {row["model"]: row for row in csv.DictReader(path.open())} if path.exists() else {}
+    for name in args.models or [name for name in MODELS if name not in rows]:
         rows[name] = measure(name, args.threads)
         print(rows[name], flush=True)
         path.parent.mkdir(exist_ok=True)

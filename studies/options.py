@@ -14,8 +14,7 @@ from math import nan
 from typing import NamedTuple, Self
 
 from sharding.errors import UserError
-from studies import width
-from studies.beyond import EXPERIMENTS as BEYOND
+from studies import beyond, width
 from studies.beyond import NESTEROV, PARTS, accuracy_near, course, shown
 from studies.curves import Evaluation, Lines, by_seed
 from studies.runner import CONFIGS, Arguments, cells, curves_of, kept_curves, run_all, write_summary
@@ -28,7 +27,7 @@ from train.rundir.checkpoint import find_checkpoint
 TRIAL_SEED, SEEDS = 1000, (0, 1, 2)
 AVERAGE, LOW_RANK = ("result=average",), ("init=low_rank",)
 TUNED = (*LOW_RANK, *NESTEROV, *AVERAGE)
-UNEVEN = BEYOND["beyond_uneven"]
+UNEVEN = beyond.EXPERIMENTS["beyond_uneven"]
 HEAD = (*(f"{100 * part:.0f} %" for part in PARTS[:-1]), "end", "end, last model")
 LOW_RATES, MIDDLE_RATES, HIGH_RATES = (0.02, 0.03, 0.05), (0.03, 0.05, 0.1), (0.05, 0.1, 0.2)
 
@@ -51,16 +50,12 @@ class Experiment(NamedTuple):
     """Arms that are compared on the same data.
 
     Attributes:
-        title: of the table.
-        config: its file in configs/.
-        words: overrides of that file.
+        on: data and model.
         trial: the share of the rounds that a trial has.
         arms: by name; differences are to the first.
     """
 
-    title: str
-    config: str
-    words: Sequence[str]
+    on: beyond.Experiment
     trial: float
     arms: Mapping[str, Arm]
 
@@ -86,9 +81,7 @@ Runs = Mapping[str, Mapping[int, Sequence[Point]]]  # by title and seed
 
 EXPERIMENTS = {
     "options": Experiment(
-        "CIFAR-10 (a lossy re-encoding), medium scale, r = 0.1",
-        "beyond",
-        (),
+        beyond.EXPERIMENTS["beyond"],
         1 / 4,
         {
             "low_rank, nesterov": Arm(TUNED, LOW_RATES),
@@ -98,9 +91,7 @@ EXPERIMENTS = {
         },
     ),
     "uneven": Experiment(
-        "CIFAR-10 (a lossy re-encoding), medium scale, r = 0.2 of 60 % of the clients and 0.4 of 40 %",
-        "beyond",
-        UNEVEN.words,
+        UNEVEN,
         1 / 4,
         {
             "top_n": Arm(("strategy=top_n", *TUNED), LOW_RATES),
@@ -122,7 +113,7 @@ def run(its: Experiment, arguments: Arguments) -> None:
     tried = by_seed(kept_curves(arguments, "rates.csv", Point))
     best = {name: [best_rate(name, arm, tried)] for name, arm in arms.items()}
     train(its, arguments, "curves.csv", best, arguments.seeds or SEEDS)
-    text = [f"# Each at its own rate: {its.title}", "", "## Trials of rates", "", rates_table(tried)]
+    text = [f"# Each at its own rate: {its.on.title}", "", "## Trials of rates", "", rates_table(tried)]
     text += ["", "## At the best rate", "", arms_table(by_seed(kept_curves(arguments, kind=Point)))]
     write_summary(arguments, text)
 
@@ -143,7 +134,7 @@ def train(
             for rate in rates[name]
             if its.arms[name].windows == windows
         }
-        configs = cells(CONFIGS / f"{its.config}.yaml", words, seeds, arguments.into)
+        configs = cells(CONFIGS / f"{its.on.config}.yaml", words, seeds, arguments.into)
         curves_of(configs, arguments, kept, kind=Point, run=run)
 
 
@@ -154,8 +145,8 @@ def title(name: str, rate: float) -> str:
 
 def words_of(its: Experiment, arm: Arm, share: float, overrides: Sequence[str]) -> list[str]:
     """Return the overrides of an arm for a share of its rounds."""
-    words = [*its.words, *arm.words, *overrides]
-    rounds = load_config(CONFIGS / f"{its.config}.yaml", words).rounds
+    words = [*its.on.words, *arm.words, *overrides]
+    rounds = load_config(CONFIGS / f"{its.on.config}.yaml", words).rounds
     return [*words, f"rounds={round(rounds * share)}"]
 
 

@@ -37,7 +37,7 @@ def test_the_table_has_each_arm_at_its_best_rate(tmp_path, capsys):
 def test_every_arm_is_a_configuration(study):
     its = options.EXPERIMENTS[study]
     for name, arm in its.arms.items():
-        path = options.CONFIGS / f"{its.config}.yaml"
+        path = options.CONFIGS / f"{its.on.config}.yaml"
         words = (options.words_of(its, arm, share, ["local.lr=0.1"]) for share in (1, its.trial))
         whole, trial = (load_config(path, its) for its in words)
         assert trial.rounds == round(whole.rounds * its.trial)

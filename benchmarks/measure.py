@@ -1,16 +1,38 @@
-"""Run a program and watch the memory of it and of all processes that it starts, at any depth.
+"""What benchmarks measure with: the time of a call, and the memory of a program and of all that it starts.
 
-The measure is the proportional set size, which counts shared memory once. Linux only.
+Memory is the proportional set size, which counts shared memory once. Linux only.
 """
 
+import json
 import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
+
+import torch
 
 MARK = "MEMORY_MARK"  # an environment variable, which children inherit
+
+
+def seconds(call: Callable[[], object], repeats: int) -> float:
+    """Return the median seconds of a call, with its work on the GPU, after one call that is not counted."""
+    times = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        call()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return median(times[1:])
+
+
+def save(path: Path, results: Mapping[str, object]) -> None:
+    """Write results as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 def run_and_watch(
@@ -47,3 +69,9 @@ def memory_of(mark: str) -> int:
         except OSError:  # it has just ended, or belongs to another user
             continue
     return total
+
+
+def resident(field: str) -> int:
+    """Return the bytes of this process's memory now (`VmRSS`) or at its peak (`VmHWM`)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith(field))) * 1024
