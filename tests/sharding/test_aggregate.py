@@ -143,7 +143,7 @@ FAULTS = {
         lambda shard: replace(
             shard,
             terms={name: held for name, held in shard.terms.items() if name != "1"},
-            dense={**shard.dense, **parts_of(shard, "1")},
+            dense={**shard.dense, **{f"1.{part}": getattr(shard.terms["1"], part) for part in "uv"}},
         ),
         "other layers",
     ),
@@ -152,11 +152,6 @@ FAULTS = {
     "hollow": (lambda shard: replace(shard, terms=None), "not a readable shard: AttributeError"),
     "terms of nothing": (lambda shard: replace(shard, terms=dict.fromkeys(shard.terms)), "not a readable shard"),
 }
-
-
-def parts_of(shard: Shard, layer: str) -> dict:
-    """A layer's factors, named as dense tensors would have to be to look alike."""
-    return {f"{layer}.{part}": getattr(shard.terms[layer], part) for part in "uv"}
 
 
 @pytest.mark.parametrize(("spoil", "reason"), FAULTS.values(), ids=FAULTS.keys())

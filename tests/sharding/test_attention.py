@@ -101,6 +101,8 @@ def test_what_is_not_supported_is_reported():
     packed, inputs = make({})
     with pytest.raises(UserError, match="is_causal=True needs attn_mask"):
         UnpackedAttention(packed)(*inputs, is_causal=True)
+    with pytest.raises(UserError, match="attn_mask has 3 matrices, not 4, one per sample and head"):
+        UnpackedAttention(packed)(*inputs, attn_mask=torch.zeros(3, 3, 5).double())
 
 
 def test_the_planner_shards_each_projection_of_an_unpacked_model():
@@ -198,12 +200,6 @@ def test_unpacking_keeps_what_is_frozen_attributes_and_hooks():
         assert (attention.note, attention.head_dim, attention.kdim) == ("kept", 4, 8)
         attention(*inputs)
     assert seen == ["forward", "forward"]
-
-
-def test_masks_of_another_batch_are_reported():
-    packed, inputs = make({})
-    with pytest.raises(UserError, match="attn_mask has 3 matrices, not 4, one per sample and head"):
-        UnpackedAttention(packed)(*inputs, attn_mask=torch.zeros(3, 3, 5).double())
 
 
 class Vision(nn.Module):

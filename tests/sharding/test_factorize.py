@@ -1,5 +1,7 @@
 """Replacing layers in a model, and undoing it."""
 
+from itertools import product
+
 import pytest
 import torch
 from torch import nn
@@ -153,12 +155,8 @@ def test_a_keep_ratio_that_is_no_number_is_reported(keep_ratio):
 def test_num_terms_rounds_up_but_not_for_floating_point():
     assert [num_terms(10, ratio) for ratio in (0.01, 0.3, 0.31, 1.0)] == [1, 3, 4, 10]
     assert all(num_terms(rank, k / rank) == k for rank in range(1, 65) for k in range(1, rank + 1))
-
-
-def test_a_keep_ratio_that_went_through_float32_affords_as_many_terms():
-    for rank in (10, 64, 4096):
-        for tenths in range(1, 11):
-            assert num_terms(rank, torch.tensor(tenths / 10).item()) == num_terms(rank, tenths / 10)
+    for rank, tenths in product((10, 64, 4096), range(1, 11)):  # a ratio that went through float32 affords as many
+        assert num_terms(rank, torch.tensor(tenths / 10).item()) == num_terms(rank, tenths / 10)
 
 
 class Language(nn.Module):

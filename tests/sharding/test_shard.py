@@ -301,13 +301,9 @@ def test_a_model_that_a_shard_does_not_fit_is_reported_all_at_once_and_left_alon
 
 def test_a_plan_and_a_shard_are_shown_in_one_line():
     plan = make_plan(make_net(), {0: 0.3, 1: 0.5})
-    start = plan[0].plan[:7]
+    start, terms = plan[0].plan[:7], sum(len(its.indices) for its in plan[0].terms.values())
     kilobytes = f"{plan[0].nbytes / 1000:.0f} kB"
-    assert repr(plan[0]) == f"Shard(keep_ratio=0.3, layers=3, terms={count(plan[0])}, {kilobytes}, plan='{start}')"
+    assert repr(plan[0]) == f"Shard(keep_ratio=0.3, layers=3, terms={terms}, {kilobytes}, plan='{start}')"
     size = f"{sum(shard.nbytes for shard in plan.values()) / 1000:.0f} kB"
     assert repr(plan) == f"Plan(clients=2, layers=3, {size})"
     assert repr(Shard({}, {})) == "Shard(keep_ratio=1, layers=0, terms=0, 0 kB, plan='')"
-
-
-def count(shard):
-    return sum(len(terms.indices) for terms in shard.terms.values())

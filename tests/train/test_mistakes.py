@@ -169,15 +169,13 @@ LONG = {
 }
 
 
-@pytest.mark.parametrize("line", OVERRIDES.strip().splitlines())
-def test_a_wrong_value(capsys, line):
-    override, _, named = line.partition(" → ")
+CASES = {line: line.partition(" → ")[::2] for line in OVERRIDES.strip().splitlines()}
+CASES |= {f"{override[:20]}{len(override)}": (override, named) for override, named in LONG.items()}
+
+
+@pytest.mark.parametrize(("override", "named"), CASES.values(), ids=CASES)
+def test_a_wrong_value(capsys, override, named):
     refused(capsys, ["run", QUICKSTART, override], named or override.partition("=")[0])
-
-
-@pytest.mark.parametrize(("override", "named"), LONG.items(), ids=[key[:20] + str(len(key)) for key in LONG])
-def test_a_value_that_is_too_long(capsys, override, named):
-    refused(capsys, ["run", QUICKSTART, override], named)
 
 
 MMFL = ["clients.sampler=mmfl", "clients.budget=2"]

@@ -90,10 +90,6 @@ def test_a_client_whose_norm_is_none_is_left_out_and_the_rest_are_alike(name, no
     assert "clients [1]: no norm in round 0, so the others upload with equal probabilities" in caplog.text
 
 
-def test_nobody_reports():
-    assert make("ocs", budget=1).select(0, [0, 1], {}).weights == {}
-
-
 def test_all_zero_norms_are_drawn_alike():
     heard = [make("aocs", budget=2.5).select(t, list(range(5)), dict.fromkeys(range(5), 0.0)) for t in range(40)]
     assert {w / SIZES[c] for h in heard for c, w in h.weights.items()} == {2.0}
@@ -232,7 +228,8 @@ def test_what_several_models_hear_is_unbiased_over_all_outcomes(monkeypatch):
     np.testing.assert_allclose(mean, updates.sum(axis=0), rtol=1e-10)
 
 
-def test_a_cohort_without_data_is_not_heard():
+def test_a_cohort_without_reports_or_without_data_is_not_heard():
+    assert make("ocs", budget=1).select(0, [0, 1], {}).weights == {}
     sizes = np.zeros(5)
     sizes[0] = 7.0
     sampler = SAMPLERS["ocs"](5, 2, 0, Population(sizes, np.ones(5)), budget=1)

@@ -25,6 +25,8 @@ def test_held_out_samples_replace_the_test_set_and_are_no_clients() -> None:
     assert not torch.equal(hold_out(digits, 300, seed=1).test.targets, held.test.targets)
     assert torch.equal(hold_out(digits, 300, seed=0).test.inputs, held.test.inputs)
     assert held.remarks == ("tested on 300 training samples kept from the clients",)
+    with pytest.raises(UserError, match="holdout=1437 must be at most 1436, so that all clients of digits train"):
+        hold_out(digits, len(digits.train), 0)
 
 
 def test_natural_clients_keep_their_own_samples_and_each_has_one_left() -> None:
@@ -48,9 +50,3 @@ def test_a_configuration_holds_out() -> None:
     experiment = assemble(config)
     assert len(experiment.dataset.test) == 200
     assert sum(experiment.num_samples.values()) == len(read_dataset(whole).train) - 200
-
-
-def test_all_samples_cannot_be_held_out() -> None:
-    digits = load_dataset("digits")
-    with pytest.raises(UserError, match="holdout=1437 must be at most 1436, so that all clients of digits train"):
-        hold_out(digits, len(digits.train), 0)
