@@ -103,10 +103,11 @@ class FactorizedLayer(nn.Module):
     def weight(self) -> Tensor:
         """The weight UΩVᵀ in the dense layer's shape, composed at each access, for code that reads `layer.weight`.
 
-        Writing to it changes nothing, as with torch's parametrizations: write to `u`, `multipliers` and `v`, or merge
-        the model first.
+        Torch refuses to write to it where gradients are off, since the write would be lost: write to `u`, `multipliers`
+        and `v`, or merge the model first.
         """
-        return self.matrix().view(self.weight_shape)
+        with torch.inference_mode(not torch.is_grad_enabled()):  # torch refuses to write to such a tensor
+            return self.matrix().view(self.weight_shape)
 
     @classmethod
     def from_dense(cls, layer: nn.Module, num_terms: int) -> Self:
