@@ -12,7 +12,6 @@ from studies.curves import by_seed, read_curves
 from studies.options import Point
 
 RESULTS = Path(__file__).parents[1] / "results"
-CELLS = RESULTS / "tables_medium" / "cells"
 NOTHING = "–"
 CIFAR = "CIFAR-10 (re-encoded)"  # lossy WebP, not the official images
 TRIALS = {  # files of results/beyond/screening
@@ -182,7 +181,7 @@ def screened() -> Iterator[str]:
     """Yield the accuracy of short trials on the way, beside the published strategies' own."""
     rounds = (40, 60, 80, 100)
     yield from head("trial", *(f"round {t}" for t in rounds), "client's error")
-    cells = CELLS / "cifar10_resnet18" / "r0.1"
+    cells = RESULTS / "tables_medium/cells/cifar10_resnet18/r0.1"
     files = {f"`{name}` as published": cells / f"{name}-0" / "metrics.jsonl" for name in ("collective", "top_n")}
     files |= {TRIALS[path.stem]: path for path in sorted((RESULTS / "beyond" / "screening").glob("*"))}
     for name, path in files.items():
@@ -197,18 +196,18 @@ def screened() -> Iterator[str]:
 
 def medium() -> Iterator[str]:
     """Yield of each finished run at the medium scale its accuracy and what may explain it."""
-    yield from _medium(f"{CIFAR}, 400 rounds", "cifar10_resnet18")
+    yield from _medium(CIFAR, "cifar10_resnet18")
     yield ""
-    yield from _medium("Shakespeare, 300 rounds", "shakespeare_gpt")
+    yield from _medium("Shakespeare", "shakespeare_gpt")
 
 
 def _medium(title: str, experiment: str) -> Iterator[str]:
     quarters = (1, 2, 3)
     yield from head(
-        *(title, "seed", *(f"{25 * part} %" for part in quarters), "end"),
+        *(title, "rounds", "seed", *(f"{25 * part} %" for part in quarters), "end"),
         *("client's error", "mean's error", "cosine", "held"),
     )
-    for path in sorted((CELLS / experiment).glob("*/*/metrics.jsonl")):
+    for path in _cells(experiment, "metrics.jsonl"):
         lines = _lines(path)
         strategy, seed = path.parent.name.rsplit("-", 1)
         rounds, fifth = len(lines), len(lines) // 5
@@ -216,13 +215,14 @@ def _medium(title: str, experiment: str) -> Iterator[str]:
         ends = [rounds * part // 4 for part in quarters]
         means = [f"{100 * fmean(scores[t] for t in scores if end - fifth <= t <= end):.1f}" for end in ends]
         late = [_mean_of(lines[-100:], key) for key in ("discrepancy_client", "discrepancy", "alignment", "coverage")]
-        yield row(strategy, seed, *means, f"{100 * scores[rounds]:.1f}", *late)
+        yield row(strategy, rounds, seed, *means, f"{100 * scores[rounds]:.1f}", *late)
 
 
 def spectra() -> Iterator[str]:
     """Yield how norm and rank of a layer change in a run, the median over the layers."""
-    yield from head(f"{CIFAR}, 400 rounds", "seed", "norm² / start", "rank at the start", "at the end", "in n largest")
-    for path in sorted((CELLS / "cifar10_resnet18").glob("*/*/layers.jsonl")):
+    measures = ("norm² / start", "rank at the start", "at the end", "in n largest")
+    yield from head(CIFAR, "rounds", "seed", *measures)
+    for path in _cells("cifar10_resnet18", "layers.jsonl"):
         records = _lines(path)
         if len(records) < 2 or records[0]["round"] != 0:
             continue  # the start was not recorded
@@ -232,7 +232,13 @@ def spectra() -> Iterator[str]:
         ranks = (f"{median(map(_effective_rank, layers)):.1f}" for layers in (first, last))
         terms = [round(sum(layer[0]["inclusion"])) for layer in records[-1]["layers"].values()]
         held = [100 * sum(squares[:n]) / sum(squares) for squares, n in zip(last, terms, strict=True)]
-        yield row(strategy, seed, f"{norm:.2f}", *ranks, f"{min(held):.0f}–{max(held):.0f} %")
+        yield row(strategy, records[-1]["round"] + 1, seed, f"{norm:.2f}", *ranks, f"{min(held):.0f}–{max(held):.0f} %")
+
+
+def _cells(experiment: str, file: str) -> list[Path]:
+    """Return a file of each run of an experiment, those of 400 rounds first."""
+    folders = ("tables_medium", "tables_longer")
+    return [path for its in folders for path in sorted((RESULTS / its / "cells" / experiment).glob(f"*/*/{file}"))]
 
 
 def _squares(layer: list[dict[str, Any]]) -> list[float]:
