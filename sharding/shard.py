@@ -310,6 +310,7 @@ def _checked_words(metadata: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _change(value: Tensor, sent: Tensor) -> Tensor:
+    """Return value − sent in the type that was sent, which may have no arithmetic."""
     return (computable(value) - computable(sent)).to(sent.dtype)
 
 

@@ -78,6 +78,6 @@ def _at_multiplier(log_powers: NDArray[np.float64], log_multiplier: float, p: fl
     for _ in range(6):  # log of the polynomial is nearly straight in log x: slope from p − 1 to p
         last = (p - 1.0) * np.exp(u)
         u -= ((p - 1.0) * u + np.log(p + last) - target) * (p + last) / ((p - 1.0) * p + p * last)
-        u = np.minimum(u, 700.0)
+        u = np.minimum(u, 700.0)  # exp overflows from 710 on; there π is 0 to rounding
     inclusion[below] = 1.0 / (1.0 + np.exp(u))
     return inclusion
