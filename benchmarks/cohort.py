@@ -3,7 +3,7 @@
 The engines take turns, round by round, on the same plans, so other load on the machine affects both equally. The
 figures are medians over rounds, and ratios to `sequential`. Peak memory is measured in a separate process per engine.
 
-    python benchmarks/cohort.py [--rounds 7] [--only quickstart,gpt] [--data data]
+    python benchmarks/cohort.py [--rounds 7] [--data data]
     python benchmarks/cohort.py --device cuda      # the same on GPUs
     python benchmarks/cohort.py --nodes 1,2        # large cohorts on Ray, with so many nodes of one core each
 """
@@ -23,24 +23,22 @@ from measure import resident, run_and_watch, save
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from train.assembly import assemble
-from train.config.schema import Config, load_config
+from train.callbacks import Callback, FinishedRound
+from train.config.schema import load_config
 from train.data import default_root
-from train.engines import ENGINES
 from train.experiment import Experiment
+from train.rounds import run_rounds
 
 ROOT = Path(__file__).parents[1]
 
 OUTPUT = ROOT / "results" / "engines" / "cohort.json"
 ENGINE_NAMES = ("sequential", "processes")
 
+MANY = ("rounds=1000", "evaluate_every=1000")  # no timed round is evaluated
 # One local epoch and small clients; more would only take longer.
 SMALL = ["local.epochs=1", "data.partition=iid"]
 CPU_CASES = {
     "quickstart": ["configs/quickstart.yaml"],
-    "quickstart_dense": ["configs/quickstart.yaml", "strategy=dense"],
-    "uneven": ["configs/joint_sampling.yaml"],  # a tenth of the clients take 19 steps, the others one
-    "resnet_cifar10": ["configs/cifar10_small.yaml", "clients.count=500", "local.epochs=1"],
-    "cct": ["configs/cifar100_cct.yaml", "clients.count=2500", "local.batch_size=10", *SMALL],
     "gpt": ["configs/shakespeare_gpt.yaml", *SMALL],
 }
 GPU_CASES = {
@@ -57,34 +55,30 @@ CLUSTER_CASES = {  # the quickstart's model; one local epoch, and 1 or 2 digits 
 }
 
 
-def make(case: list[str], engine: str, args: argparse.Namespace, *more: str) -> Experiment:
+def make(case: list[str], engine: str, args: argparse.Namespace) -> Experiment:
     """Assemble a case for one engine."""
     root = [] if "quickstart" in case[0] and "data.name=cifar10" not in case else [f"data.root={args.data}"]
-    config: Config = load_config(ROOT / case[0], [*case[1:], *root, f"engine={engine}", f"device={args.device}", *more])
+    config = load_config(ROOT / case[0], [*case[1:], *root, f"engine={engine}", f"device={args.device}", *MANY])
     return assemble(config)
 
 
-class Runner:
-    """Runs rounds of an experiment, without evaluation."""
+class Once(Callback):
+    """Ends a run after one round, in which no client may fail."""
 
-    def __init__(self, experiment: Experiment, threads: int) -> None:
-        self.experiment, self.threads = experiment, threads
-        torch.set_num_threads(threads)
-        self.engine = ENGINES[experiment.config.engine](experiment.job)
+    def after_round(self, done: FinishedRound) -> None:
+        """End the run."""
+        assert not done.metrics["failed"]
+        done.last = True
 
-    def round(self, t: int) -> float:
-        """Run round t and return its seconds."""
-        torch.set_num_threads(self.threads)
-        parts, start = self.experiment, perf_counter()
-        plan = parts.server.plan({client: parts.keep_ratios[client] for client in parts.sampler.cohort(t)}, t)
-        average = parts.server.average(plan, parts.num_samples)
-        for client, update in self.engine.train(plan, t, 0.01):
-            average.add(client, update.shard)
-        outcome = parts.server.step(average)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        assert not outcome.rejected, outcome.rejected
-        return perf_counter() - start
+
+def time_round(experiment: Experiment, t: int, threads: int = 1) -> float:
+    """Run round t and return its seconds."""
+    torch.set_num_threads(threads)
+    start = perf_counter()
+    run_rounds(experiment, t, [Once()])
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return perf_counter() - start
 
 
 def compare(case: list[str], args: argparse.Namespace) -> dict[str, object]:
@@ -93,15 +87,15 @@ def compare(case: list[str], args: argparse.Namespace) -> dict[str, object]:
     `sequential` has torch's default threads and, as `sequential_1_thread`, one: the faster of the two is the baseline.
     """
     default = torch.get_num_threads()
-    runners = {name: Runner(make(case, name, args), default if name == "sequential" else 1) for name in ENGINE_NAMES}
+    runs = {name: (make(case, name, args), default if name == "sequential" else 1) for name in ENGINE_NAMES}
     if args.device != "cuda":
-        runners["sequential_1_thread"] = Runner(make(case, "sequential", args), 1)
-    seconds: dict[str, list[float]] = {name: [] for name in runners}
+        runs["sequential_1_thread"] = make(case, "sequential", args), 1
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
     for t in range(args.rounds + 1):
-        for name, runner in runners.items():
-            seconds[name].append(runner.round(t))
-    for runner in runners.values():
-        runner.engine.close()
+        for name, (experiment, threads) in runs.items():
+            seconds[name].append(time_round(experiment, t, threads))
+    for experiment, _ in runs.values():
+        experiment.close()
     torch.set_num_threads(default)
     medians = {name: median(its[1:]) for name, its in seconds.items()}
     base = min(its for name, its in medians.items() if name.startswith("sequential"))
@@ -122,10 +116,10 @@ def peak_memory(case: str, engine: str, args: argparse.Namespace) -> float:
 def play_two_rounds(case: str, engine: str, args: argparse.Namespace) -> None:
     """Run the rounds that `peak_memory` watches."""
     cases = GPU_CASES if args.device == "cuda" else CPU_CASES
-    runner = Runner(make(cases[case], engine, args), 1)
+    experiment = make(cases[case], engine, args)
     for t in range(2):
-        runner.round(t)
-    runner.engine.close()
+        time_round(experiment, t)
+    experiment.close()
     if args.device == "cuda":
         print(torch.cuda.max_memory_allocated() / 2**20)
 
@@ -138,8 +132,6 @@ def cluster(args: argparse.Namespace) -> dict[str, dict[str, object]]:
             command = [sys.executable, __file__, "--cluster-of", name, nodes, "--rounds", str(args.rounds)]
             ended = subprocess.run([*command, "--data", str(args.data)], stdout=subprocess.PIPE, text=True, check=True)
             found.setdefault(name, {})[nodes] = its = json.loads(ended.stdout.splitlines()[-1])
-            if args.memory_only:
-                del its["seconds"]
             print(name, nodes, json.dumps(its), flush=True)
     return found
 
@@ -155,8 +147,8 @@ def play_on_cluster(case: str, nodes: int, args: argparse.Namespace) -> None:
     for _ in range(nodes - 1):
         made.add_node(**one)
     os.environ["RAY_ADDRESS"] = made.address
-    runner = Runner(make(CLUSTER_CASES[case], "ray", args), 1)
-    seconds = [runner.round(t) for t in range(args.rounds + 1)][1:]
+    experiment = make(CLUSTER_CASES[case], "ray", args)
+    seconds = [time_round(experiment, t) for t in range(args.rounds + 1)][1:]
     peaks = ray.get([ray.remote(resident).remote("VmHWM") for _ in range(10 * nodes)])
     head, worker = (peak / 2**20 for peak in (resident("VmHWM"), max(peaks)))
     print(json.dumps({"seconds": median(seconds), "head_mb": head, "worker_mb": worker}))
@@ -167,13 +159,11 @@ def play_on_cluster(case: str, nodes: int, args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", type=lambda text: text.split(","), default=None)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--data", type=Path, default=default_root())
     parser.add_argument("--memory-of", nargs=2, metavar=("CASE", "ENGINE"), help=argparse.SUPPRESS)
     parser.add_argument("--cluster-of", nargs=2, metavar=("CASE", "NODES"), help=argparse.SUPPRESS)
     parser.add_argument("--nodes", type=lambda text: text.split(","), help="measure clusters of so many nodes instead")
-    parser.add_argument("--memory-only", action="store_true", help="leave out their seconds, on a machine in use")
     args = parser.parse_args()
     if args.cluster_of:
         play_on_cluster(args.cluster_of[0], int(args.cluster_of[1]), args)
@@ -191,8 +181,6 @@ def main() -> None:
         "torch": torch.__version__,
     }
     for name, case in cases.items():
-        if args.only and name not in args.only:
-            continue
         result = compare(case, args) | {"peak_memory_mb": {e: peak_memory(name, e, args) for e in ENGINE_NAMES}}
         results[name] = result
         print(name, json.dumps({key: value for key, value in result.items() if key != "rounds"}, indent=1), flush=True)

@@ -26,6 +26,7 @@ from train.federate.roster import Patience
 from train.federate.server_app import ROOT, read
 from train.federate.supervisor import Processes
 
+EMPTY = Path(__file__).parent / "peers" / "empty"  # the app of an empty round
 CONFIG = str(ROOT / "configs" / "quickstart.yaml")
 NODES = (2, 4, 8)
 WIDE = ["model.width=128", "keep_ratio=0.1", "local.epochs=1", "local.batch_size=32", "rounds=3", "evaluate_every=3"]
@@ -83,21 +84,13 @@ def empty(nodes: int, folder: Path, rounds: int = 4) -> list[float]:
     """Return the seconds of Flower's own rounds with empty messages."""
     settings = launch.settings_of(CONFIG, [f"output={folder}"], nodes, Patience(600.0, 600.0))
     place = launch.lay_out(read(settings), settings)
-    app, output = place.folder / "empty-app", folder / "empty.txt"
-    app.mkdir()
-    (app / "empty_round.py").write_text(Path(__file__).parent.joinpath("peers", "empty_round.py").read_text())
-    (app / "pyproject.toml").write_text(
-        '[project]\nname = "empty"\nversion = "0.1.0"\ndescription = ""\nlicense = "Apache-2.0"\n'
-        '[tool.flwr.app]\npublisher = "spectral-sharding"\n'
-        '[tool.flwr.app.components]\nserverapp = "empty_round:server"\nclientapp = "empty_round:client"\n'
-        '[tool.flwr.app.config]\nnodes = 0\nrounds = 0\noutput = ""\n'
-    )
+    output = folder / "empty.txt"
     (place.folder / "run.toml").write_text(f'nodes = {nodes}\nrounds = {rounds}\noutput = "{output}"\n')
     with Processes(place.folder / "logs") as processes:
         launch.start_server(processes, place)
         for node in range(nodes):
             launch.start_node(processes, place, node, {"partition-id": node})
-        launch.submit(processes, place, app)
+        launch.submit(processes, place, EMPTY)
         while not output.exists() and "run" not in processes.ended():
             sleep(0.5)
     return [float(seconds) for seconds in output.read_text().split()]

@@ -1,8 +1,8 @@
 """Time factorized layers against dense ones, and client-sampling probabilities of up to a million clients.
 
 Layers: ratios of processor time of a forward and backward pass on one thread. The two sides of a ratio take turns, and
-each is the best of many passes, so other load on the machine affects neither. Beside it are the ratio of multiply-adds,
-and Ω's share of a pass, measured by a pass through Ω only. `factorize` is compared with an SVD of every layer.
+each is the best of many passes, so other load on the machine affects neither. Beside it is the ratio of multiply-adds.
+`factorize` is compared with an SVD of every layer.
 
 Samplers: median seconds, peak memory beyond the input, and the slopes of their logarithms against log N.
 
@@ -39,7 +39,7 @@ from sharding.client_sampling import (
 )
 from sharding.factorization import num_terms, rank_of
 from sharding.factorization.terms import Cost
-from sharding.layers import FactorizedConv, factorized_type
+from sharding.layers import factorized_type
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear 4096x4096, batch 64": (lambda: nn.Linear(4096, 4096), (64, 4096)),
@@ -71,31 +71,27 @@ def time_layers(seconds: float) -> dict[str, object]:
 
 
 def time_layer(dense: nn.Module, x: Tensor, seconds: float) -> dict[str, object]:
-    """Compare a dense layer, factorized ones, and only Ω, for this many seconds each."""
+    """Compare a dense layer and factorized ones, for this many seconds each."""
     passes, cost, kind = {"dense": one_pass(dense, x)}, Cost.of(dense), factorized_type(dense)
     assert kind is not None
     for ratio in RATIOS:
         small = kind.from_dense(dense, num_terms(rank_of(dense), ratio))
-        of_omega = (
-            small.u.detach() if isinstance(small, FactorizedConv) else torch.randn(*x.shape[:-1], small.num_terms)
-        )
-        passes |= {f"{ratio}": one_pass(small, x), f"{ratio} omega": one_pass(small.multipliers.mul, of_omega)}
+        passes[f"{ratio}"] = one_pass(small, x)
     best = in_turns(passes, seconds)
     shares = {
         f"{ratio}": {
             "of_dense": best[f"{ratio}"] / best["dense"],
             "multiply_adds": num_terms(rank_of(dense), ratio) * cost.term / cost.whole,
-            "omega": best[f"{ratio} omega"] / best[f"{ratio}"],
         }
         for ratio in RATIOS
     }
     return {"dense_ms": 1e3 * best["dense"], **shares}
 
 
-def one_pass(layer: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], None]:
+def one_pass(layer: nn.Module, x: Tensor) -> Callable[[], None]:
     """Return a forward and backward pass."""
     x = x.clone().requires_grad_()
-    wanted = [x, *(layer.parameters() if isinstance(layer, nn.Module) else ())]
+    wanted = [x, *layer.parameters()]
     gradient = torch.randn_like(layer(x))
     return lambda: torch.autograd.grad(layer(x), wanted, gradient) and None
 

@@ -29,12 +29,10 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `models` runs from a checkout
 
 from models import build_model
-from sharding import LocalSGD, Plan, Server, Shard, ShardPlanner, client_model, init_empty, shardable_layers
-from sharding.factorization import ENDS
+from sharding import LocalSGD, Plan, Server, Shard, ShardPlanner, client_model, init_empty
 from sharding.planner import Client
 
 KEEP_RATIO, NUM_CLIENTS = 0.1, 10
-OPERATIONS, BYTES = 67e12, 4.8e12  # an H200's a second: float32, or float64 on tensor cores; and of its memory
 Row = dict[str, str | int | float]
 
 
@@ -113,21 +111,6 @@ def skeleton_of(name: str) -> nn.Module:
         return MODELS[name]()
 
 
-def roofline(name: str) -> float:
-    """Return the least seconds of an H200 for the server's round, by its floating-point operations and bytes.
-
-    With the sides N ≤ M of a layer: N²M operations for the Gram matrix, 9N³ for its eigenvectors and 2.5N²M for the
-    averages of the 0.62N terms that ten clients draw, in float64; 2N²M for the other side, in float32; and 8N³/3 bytes,
-    since the tridiagonal form reads the rest of the matrix for every column.
-    """
-    seconds = 0.0
-    for layer in shardable_layers(skeleton_of(name), ENDS).values():
-        short, long = sorted(layer.weight.flatten(1).shape)
-        operations = 5.5 * short**2 * long + 9 * short**3
-        seconds += operations / OPERATIONS + 8 * short**3 / 3 / BYTES
-    return round(seconds, 3)
-
-
 def serve(name: str, path: Path, threads: int) -> Row:
     """Measure the server of one round, and leave a client's shard in a file."""
     torch.set_num_threads(threads)
@@ -185,8 +168,7 @@ def measure(name: str, threads: int) -> Row:
         ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as fresh,
     ):
         path = Path(folder) / "shard"
-        row = fresh.submit(serve, name, path, threads).result() | fresh.submit(train, name, path).result()
-    return row | {"h200_seconds": roofline(name)}
+        return fresh.submit(serve, name, path, threads).result() | fresh.submit(train, name, path).result()
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from studies.beyond import difference
 from studies.curves import by_seed, read_curves
 from studies.options import Point
+from train.report.text import mean_and_spread
 
 RESULTS = Path(__file__).parents[1] / "results"
 NOTHING = "–"
@@ -70,11 +71,6 @@ def beyond() -> Iterator[str]:
     """Yield the table of studies/beyond.py, of methods with two seeds at least."""
     columns = {f"{CIFAR}, r = 0.1": 0, "rounds": 1, "GB": 2, "seeds": 3, "accuracy, %": 7, "minus `collective`": 9}
     yield from chosen(columns, *(cells for cells in summary("beyond") if "," in cells[3]))
-
-
-def beyond_pairs() -> Iterator[str]:
-    """Yield the differences between pairs of methods of studies/beyond.py."""
-    yield from chosen({"method": 0, "minus": 1, "points at the end": 2}, *summary("beyond", 1), left=2)
 
 
 def beyond_course() -> Iterator[str]:
@@ -307,19 +303,23 @@ def multi_task() -> Iterator[str]:
     """Yield the accuracy of several models at once, each signal at its best step."""
     columns = ("models", "signal", "accuracy, %", "minus uniform", "MB up a round", "MB down", "trainings a round")
     yield from head(*columns, left=2)
-    for count, number in ((5, 0), (4, 2)):
-        gains = {cells[0]: cells[-1] for cells in summary("multi_task", number + 1)}
-        for signal, *_, best, up, down, trainings in summary("multi_task", number):
-            yield row(count, signal, best, gains.get(signal, NOTHING), up, down, trainings)
+    for count, number in ((5, 0), (4, 1)):
+        for signal, *_, best, gain, up, down, trainings in summary("multi_task", number):
+            yield row(count, signal, best, gain, up, down, trainings)
 
 
 # Decay, and speed
 
 
 def decay() -> Iterator[str]:
-    """Yield what the three forms of decay do where nothing clips."""
-    yield from head("decay", "strategy", "clients lost", "runs that diverged", "accuracy, %", left=2)
-    yield from (row(*cells) for cells in summary("decay"))
+    """Yield what the two forms of decay do where nothing clips; a run that diverged is in no table of a comparison."""
+    runs: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for its in _rows("decay/summary.csv"):
+        runs.setdefault((its["settings"].partition("=")[2], its["strategy"]), []).append(its)
+    yield from head("decay", "strategy", "runs that ended", "clients lost in them", "accuracy, %", left=2)
+    for arm, ended in runs.items():
+        accuracies = mean_and_spread([100 * float(its["test_accuracy"]) for its in ended])
+        yield row(*arm, f"{len(ended)} of 4", sum(int(its["failed"]) for its in ended), accuracies)
 
 
 def deployment() -> Iterator[str]:
@@ -384,12 +384,10 @@ def scale() -> Iterator[str]:
         "llama": "Llama-shaped decoder",
     }
     peaks = ("plan_peak", "round_peak", "client_step_peak")
-    yield from head(
-        "model", "parameters", "MB a client", "plan, s", "average, s", "H200, s", "plan", "round", "client, one step"
-    )
+    yield from head("model", "parameters", "MB a client", "plan, s", "average, s", "plan", "round", "client, one step")
     for its in _rows("scale/scale.csv"):
         size, sent = f"{int(its['parameters']) / 1e6:.0f} M", f"{int(its['client_bytes']) / 1e6:.0f}"
-        seconds = [its[part] or NOTHING for part in ("plan_seconds", "aggregate_seconds", "h200_seconds")]
+        seconds = [its[part] for part in ("plan_seconds", "aggregate_seconds")]
         yield row(names[its["model"]], size, sent, *seconds, *(f"{float(its[peak]):.1f}" for peak in peaks))
 
 
@@ -417,7 +415,7 @@ def _measured(path: str) -> dict[str, Any]:
 
 
 PARTS: tuple[Table, ...] = (
-    *(beyond, beyond_pairs, beyond_course, beyond_shakespeare, beyond_uneven, quickstart),
+    *(beyond, beyond_course, beyond_shakespeare, beyond_uneven, quickstart),
     *(wire, wires, wire_options, hundred_rounds, screened),
     *(local_steps, options, options_gains, options_trials, options_digits),
     *(medium, spectra, learning_rates),

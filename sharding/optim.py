@@ -24,7 +24,7 @@ from sharding.layers import FactorizedLayer
 from sharding.modules.wrappers import is_distributed, spread_like, whole
 from sharding.validation import is_number
 
-DecayOf = Literal["bounded", "effective", "factors"]
+DecayOf = Literal["bounded", "effective"]
 
 
 def factorized_layers(model: nn.Module) -> list[FactorizedLayer]:
@@ -74,15 +74,13 @@ def decay_multipliers(of: DecayOf, layer: FactorizedLayer, step: float | Tensor)
     """Return the Ω that the decay sees, shape (n,).
 
     Args:
-        of: ``effective`` decays UΩVᵀ, as published; ``factors`` decays UVᵀ; ``bounded`` decays UΩVᵀ with ωᵢ lowered to
-            at most 1/√(2·step·max(‖u'ᵢ‖², ‖v'ᵢ‖²)), so that no step of the decay removes more than the whole vector.
+        of: ``effective`` decays UΩVᵀ, as published; ``bounded`` decays it with ωᵢ lowered to at most
+            1/√(2·step·max(‖u'ᵢ‖², ‖v'ᵢ‖²)), so that no step of the decay removes more than the whole vector.
         layer: the layer.
         step: ηδ, the learning rate times the decay's strength, and times the clip factors (n,), if any.
     """
     if of == "effective":
         return layer.multipliers
-    if of == "factors":
-        return torch.ones_like(layer.multipliers)
     size = torch.maximum(whole(layer.u.square().sum(0)), whole(layer.v.square().sum(0)))
     return torch.minimum(layer.multipliers, (2 * step * size).rsqrt())
 

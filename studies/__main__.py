@@ -1,6 +1,6 @@
 """Run what is missing of a study, and write its curves, its table and its picture.
 
-    python -m studies uneven_clients [--into results/uneven_clients] [--quick] [KEY=VALUE …]
+    python -m studies uneven_clients [--into results/uneven_clients] [KEY=VALUE …]
 
 Runs with a curve in the folder's `curves.csv` are not repeated, and an interrupted run resumes. So the committed tables
 take seconds to make again. For `beyond*`, which are not run completely, add `--only`.
@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from sharding.errors import UserError
-from studies import beyond, decay, multi_task, options, uploads, wireless
+from studies import beyond, multi_task, options, uploads, wireless
 from studies.runner import Arguments
 from studies.upload_studies import UPLOADS
 from train.runtime.errors import RunError
@@ -25,7 +25,6 @@ STUDIES: dict[str, Callable[[Arguments], None]] = {
     **{name: partial(wireless.run, setup) for name, setup in wireless.SETUPS.items()},
     **{name: partial(beyond.run, experiment) for name, experiment in beyond.EXPERIMENTS.items()},
     **{name: partial(options.run, experiment) for name, experiment in options.EXPERIMENTS.items()},
-    "decay": decay.run,
 }
 
 
@@ -52,7 +51,6 @@ def read(words: Sequence[str]) -> Arguments:
     parser.add_argument("study", choices=STUDIES, metavar="STUDY", help=", ".join(STUDIES))
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="set a key of every run, e.g. rounds=3")
     parser.add_argument("--into", type=Path, help="folder to write to (default: results/STUDY)")
-    parser.add_argument("--quick", action="store_true", help="run a few rounds of a few runs, as a check")
     parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="use these seeds instead of the study's")
     parser.add_argument(
         "--only", nargs="*", metavar="METHOD", help="run only these methods of beyond*; without a method, run none"
@@ -61,8 +59,8 @@ def read(words: Sequence[str]) -> Arguments:
     args = parser.parse_intermixed_args(words)
     into = args.into or Path("results") / args.study
     seeds, only = (None if its is None else tuple(its) for its in (args.seeds, args.only))
-    command = shlex.join(["python", "-m", "studies", args.study, *["--quick"][: args.quick], *args.overrides])
-    return Arguments(args.study, into, tuple(args.overrides), args.quick, seeds, only, args.jobs, command)
+    command = shlex.join(["python", "-m", "studies", args.study, *args.overrides])
+    return Arguments(args.study, into, tuple(args.overrides), seeds, only, args.jobs, command)
 
 
 if __name__ == "__main__":

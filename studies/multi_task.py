@@ -28,7 +28,7 @@ DATA = {
     "and EMNIST; perceptrons of 32 hidden units, one full batch",
 }
 PICTURE = "Average accuracy of the five models, best steps"
-QUICK = ("rounds=2", "evaluate_every=1")
+COLUMNS = ("best", "minus uniform", "MB up a round", "MB down", "trainings a round")
 STEPS, SEEDS = (0.01, 0.03, 0.1, 0.3, 1.0), (0, 1, 2, 3, 4)
 
 Runs = dict[tuple[str, float], list[Curve]]  # of a study: by signal and step size, one per seed
@@ -76,48 +76,30 @@ def accuracies(runs: Sequence[Curve]) -> list[float]:
 
 
 def table(study: str, runs: Runs, best: Mapping[str, float]) -> str:
-    """Return a table of accuracies by step size, and of what each scheme sends and trains."""
+    """Return a table of accuracies by step size, the gain over `uniform`, each at its best step, and the costs."""
     steps = sorted({step for _, step in runs})
-    heads = ["signal", *(f"step {step:g}" for step in steps), "best", "MB up a round", "MB down", "trainings a round"]
-    rows = []
+    heads, rows = ["signal", *(f"step {step:g}" for step in steps), *COLUMNS], []
     for signal in STUDIES[study]:
         ends = [seed[-1] for (name, _), its in runs.items() if name == signal for seed in its]
         sent = fmean(megabytes_up(at) / at.rounds for at in ends)
         got = fmean(at.bytes_down / 1e6 / at.rounds for at in ends)
         trained = fmean(at.trained / at.rounds for at in ends)
         reached = [spread(accuracies(runs[signal, step])) if (signal, step) in runs else "–" for step in steps]
-        top = f"{fmean(accuracies(runs[signal, best[signal]])):.1f}"
-        rows.append([signal, *reached, top, f"{sent:.2f}", f"{got:.2f}", f"{trained:.0f}"])
+        top, uniform = runs[signal, best[signal]], runs["uniform", best["uniform"]]
+        gains = [mine - theirs for mine, theirs in zip(accuracies(top), accuracies(uniform), strict=True)]
+        gain, end = "–" if signal == "uniform" else spread(gains), f"{fmean(accuracies(top)):.1f}"
+        rows.append([signal, *reached, end, gain, f"{sent:.2f}", f"{got:.2f}", f"{trained:.0f}"])
     return markdown_table(heads, rows)
-
-
-def gains(study: str, runs: Runs, best: Mapping[str, float]) -> str:
-    """Return a table of gains over `uniform`, at each step size and between the best ones."""
-    steps = sorted({step for _, step in runs})
-    rows = []
-    for signal in STUDIES[study]:
-        if signal != "uniform":
-            pairs = [(runs.get((signal, step)), runs.get(("uniform", step))) for step in steps]
-            pairs.append((runs[signal, best[signal]], runs["uniform", best["uniform"]]))
-            rows.append([signal, *(spread(paired(mine, theirs)) if mine and theirs else "–" for mine, theirs in pairs)])
-    heads = ["gain over uniform, points", *(f"step {step:g}" for step in steps), "best to best"]
-    return markdown_table(heads, rows)
-
-
-def paired(mine: Sequence[Curve], theirs: Sequence[Curve]) -> list[float]:
-    """Return the differences of accuracies, seed by seed."""
-    return [a - b for a, b in zip(accuracies(mine), accuracies(theirs), strict=True)]
 
 
 def run(arguments: Arguments) -> None:
     """Run what is missing and write the summary."""
-    steps, seeds = STEPS[2:3] if arguments.quick else STEPS, arguments.seeds_of(SEEDS)
-    arguments, picture = arguments.quickly(QUICK), None
+    seeds, picture = arguments.seeds or SEEDS, None
     text = ["# Several models at once"]
     for study, signals in STUDIES.items():
-        runs, best = train(study, steps, seeds, arguments)
+        runs, best = train(study, STEPS, seeds, arguments)
         names = list(load_config(CONFIGS / f"{study}.yaml", arguments.overrides).tasks)
-        last = runs[signals[0], steps[0]][0][-1]
+        last = runs[signals[0], STEPS[0]][0][-1]
         text += [
             "",
             f"## {len(names)} models ({', '.join(names)})",
@@ -126,8 +108,6 @@ def run(arguments: Arguments) -> None:
             core_hours([arguments.into / f"{study}.csv"]),
             "",
             table(study, runs, best),
-            "",
-            gains(study, runs, best),
         ]
         if study == "multi_task":
             groups = {signal: runs[signal, best[signal]] for signal in signals}

@@ -1,9 +1,8 @@
 """What all studies share: configurations, missing runs, kept curves, and the summary."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -26,7 +25,6 @@ class Arguments:
         study: its name.
         into: the folder to write to.
         overrides: keys set in every run.
-        quick: whether to run a few rounds of a few runs, as a check.
         seeds: seeds to use instead of the study's.
         only: methods to run; the table shows all that have curves.
         jobs: runs at a time; default one per core.
@@ -36,19 +34,10 @@ class Arguments:
     study: str
     into: Path
     overrides: tuple[str, ...] = ()
-    quick: bool = False
     seeds: tuple[int, ...] | None = None
     only: tuple[str, ...] | None = None
     jobs: int | None = None
     command: str = ""
-
-    def quickly(self, overrides: Sequence[str]) -> Self:
-        """Return these arguments, with more overrides if it is to be quick."""
-        return replace(self, overrides=(*overrides, *self.overrides)) if self.quick else self
-
-    def seeds_of(self, usual: Sequence[int], few: int = 1) -> Sequence[int]:
-        """Return the seeds to run: the user's, or the usual ones, or a few of them if it is to be quick."""
-        return self.seeds or usual[: few if self.quick else None]
 
 
 def cells(path: Path, schemes: Mapping[str, Sequence[str]], seeds: Sequence[int], into: Path) -> dict[str, Config]:

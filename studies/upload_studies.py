@@ -45,7 +45,6 @@ def _invited(count: int, few: int, more: int, seeds: tuple[int, ...]) -> Compari
     )
 
 
-FEW = ("rounds=4", "evaluate_every=2")
 UPLOADS = {
     "uneven_clients": Study(
         "uneven_clients",
@@ -58,7 +57,6 @@ UPLOADS = {
         (_law(0.1, 9, 1 / 32, Arm(ADAPTIVE, 3)), _law(0.2, 11, 1 / 16), _law(0.5, 8, 1 / 16)),
         (0.85, 0.95),
         5000,
-        (*FEW, "clients.count=60", "model.widths=[2, 2]"),
     ),
     "shakespeare_uploads": Study(
         "shakespeare_gru",
@@ -70,7 +68,6 @@ UPLOADS = {
         (_invited(32, 2, 6, SEEDS), _invited(128, 4, 12, SEEDS[:2])),
         (0.25, 0.3),
         2000,
-        ("rounds=2", "evaluate_every=1", "model.width=8"),
         tuned_once=True,
     ),
     "cifar100_uploads": Study(
@@ -89,7 +86,6 @@ UPLOADS = {
         ),
         (0.04, 0.06),
         5000,
-        (*FEW, "model.widths=[2, 2]"),
     ),
     "joint_sampling": Study(
         "joint_sampling",
@@ -106,6 +102,5 @@ UPLOADS = {
         ),
         (0.7, 0.85),
         5000,
-        (*FEW, "clients.count=60"),
     ),
 }

@@ -96,7 +96,6 @@ class Study:
         comparisons: one table each.
         targets: target test accuracies, in 0…1.
         holdout: training samples to tune on.
-        quick: overrides with which it takes seconds.
         tuned_once: whether all comparisons use the step sizes of the first.
     """
 
@@ -106,7 +105,6 @@ class Study:
     comparisons: tuple[Comparison, ...]
     targets: tuple[float, ...]
     holdout: int
-    quick: tuple[str, ...]
     tuned_once: bool = False
 
     def cell(
@@ -138,12 +136,11 @@ Section = tuple[Comparison, list[Results]]
 
 def run(study: Study, arguments: Arguments) -> None:
     """Run what is missing, and write the summary after each comparison."""
-    arguments, grid = arguments.quickly(study.quick), GRID[2:3] if arguments.quick else GRID
     sections: list[Section] = []
     steps: dict[str, float] = {}
-    for its in study.comparisons[: 1 if arguments.quick else None]:
+    for its in study.comparisons:
         if not (steps and study.tuned_once):
-            steps = tune(study, its, arguments, grid)
+            steps = tune(study, its, arguments, GRID)
         sections.append((its, run_arms(study, its, steps, arguments)))
         write(study, arguments, sections)
 
@@ -155,7 +152,7 @@ def is_whole(its: Curve, rounds: int) -> bool:
 
 def run_arms(study: Study, its: Comparison, steps: Mapping[str, float], arguments: Arguments) -> list[Results]:
     """Run every arm on every seed at its method's step size, unless it has a curve."""
-    seeds = arguments.seeds_of(its.seeds)
+    seeds = arguments.seeds or its.seeds
     configs = {
         f"{its.name}: {arm.name}-{seed}": study.cell(
             its, arm, steps[arm.tuned], seed, arguments.into, arguments.overrides

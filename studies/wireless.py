@@ -34,12 +34,6 @@ OTHERS = {
     SCALED: ("clients.sampler=uniform_scaled", *NO_PILOTS),
     EQ8: ("clients.sampler=uniform", "clients.replacement=true", *NO_PILOTS),
 }
-QUICK = (
-    *("clients.count=20", "clients.per_round=4", "clients.pilot_losses=[2.2, 2.1]"),
-    *("local.steps=5", "local.batch_size=8", "local.lr=0.3"),
-    *("rounds=8", "evaluate_every=2", "target_loss=2.0", "target_accuracy=0.4"),
-)
-DIGITS = ("data.name=digits", "data.partition_options={samples: 600, classes: [1, 6]}")
 
 
 @dataclass(frozen=True)
@@ -53,7 +47,6 @@ class Setup:
         rounds: published rounds of the pilots, Table III.
         ratio: published β/α, Table III.
         remark: differences from the published setup.
-        quick: data overrides of a quick check.
         longer: limits of rounds of schemes that need more than the configuration's for the same simulated seconds.
     """
 
@@ -63,7 +56,6 @@ class Setup:
     rounds: Mapping[str, Sequence[int]]
     ratio: float
     remark: str
-    quick: Sequence[str] = DIGITS
     longer: Mapping[str, int] = field(default_factory=dict)
 
     def rounds_of(self, schemes: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
@@ -101,7 +93,6 @@ SETUPS = {
         {"uniform": (71, 81, 95, 109, 133), "weighted": (48, 57, 69, 84, 101)},
         63.88,
         "The published world is unknown. The data are those of results/wireless, number 3 of ten; the network differs.",
-        ("data.options={clients: 20, samples: 600}",),
     ),
     "wireless_mnist": Setup(
         3,
@@ -166,11 +157,10 @@ def summary(setup: Setup, config: Config, courses: Courses, lesson: Lesson) -> l
 
 def run(setup: Setup, arguments: Arguments) -> None:
     """Run what is missing of a setup and write the summary."""
-    path, seeds = CONFIGS / f"{arguments.study}.yaml", arguments.seeds_of(range(setup.seeds), 2)
-    arguments = arguments.quickly((*setup.quick, *QUICK))
+    path, seeds = CONFIGS / f"{arguments.study}.yaml", arguments.seeds or range(setup.seeds)
     taught, others = (
         cells(path, {name: (*arguments.overrides, *own) for name, own in schemes.items()}, seeds, arguments.into)
-        for schemes in (TAUGHT if arguments.quick else setup.rounds_of(TAUGHT), OTHERS)
+        for schemes in (setup.rounds_of(TAUGHT), OTHERS)
     )
     runs, lesson = run_schemes(taught, others, arguments)
     config = taught[f"statistical-{seeds[0]}"]  # with pilots, without its own limit of rounds

@@ -46,6 +46,6 @@ def test_the_benchmark_of_engines_plays_a_round(engine, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     cohort = importlib.import_module("cohort")
     where = argparse.Namespace(device="cpu", data=None)
-    runner = cohort.Runner(cohort.make([QUICKSTART, *TINY], engine, where), torch.get_num_threads())
-    assert runner.round(0) > 0
-    runner.engine.close()
+    experiment = cohort.make([QUICKSTART, *TINY], engine, where)
+    assert cohort.time_round(experiment, 0, torch.get_num_threads()) > 0
+    experiment.close()

@@ -77,7 +77,6 @@ def test_no_step_of_the_bounded_decay_takes_more_than_the_whole_vector():
     assert share[0] < 1
     torch.testing.assert_close(share[1:], torch.ones(2, dtype=torch.float64), rtol=1e-12, atol=0)
     assert torch.equal(decay_multipliers("effective", layer, 1.0), layer.multipliers)
-    assert torch.equal(decay_multipliers("factors", layer, 1.0), torch.ones(3).double())
 
 
 def test_gradients_are_multiplied_by_the_clipped_ratio():

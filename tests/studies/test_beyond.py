@@ -4,7 +4,7 @@ import pytest
 
 from sharding import ShardPlanner
 from studies import __main__ as command
-from studies import beyond, width
+from studies import beyond, options, width
 from studies.curves import Evaluation, by_seed, read_curves, write_curves
 from studies.runner import CONFIGS
 from train.assembly import make_model
@@ -33,15 +33,6 @@ def test_a_row_shows_the_course_and_the_paired_difference():
     assert beyond.table({"top_n": {0: course(0.1, 0.2)}}).splitlines()[2].endswith("| – |")
 
 
-def test_declared_pairs_are_listed_for_the_seeds_that_both_have():
-    runs = {"dense, equal bytes": {seed: course(0.1 * seed) for seed in (1, 2)}}
-    assert beyond.differences(runs) == []
-    name = "dense, equal bytes, nesterov"
-    assert beyond.differences({name: {1: course(0.2)}}) == []
-    runs[name] = {seed: course(accuracy) for seed, accuracy in ((1, 0.2), (2, 0.4), (3, 0.9))}
-    assert beyond.differences(runs)[1].splitlines()[2:] == [f"| {name} | dense, equal bytes | +15.0 ± 5.0 |"]
-
-
 def test_curves_that_are_kept_stay_in_the_table(tmp_path):
     write_curves(tmp_path / "curves.csv", {"collective-0": course(0.1, 0.25), "top_n-0": course(0.1, 0.5)})
     command.main(["beyond", "--into", str(tmp_path), "--only"])
@@ -49,27 +40,35 @@ def test_curves_that_are_kept_stay_in_the_table(tmp_path):
     assert read_curves(tmp_path / "curves.csv")["top_n-0"][-1][:6] == course(0.1, 0.5)[-1][:6]
 
 
-def bytes_of_a_client(its, method):
+def bytes_of_a_client(its, words, windows=False):
     """Return what all rounds send a client in the mean over clients."""
-    config = load_config(CONFIGS / f"{its.config}.yaml", beyond.words_of(its, method))
+    config = load_config(CONFIGS / f"{its.config}.yaml", [*its.words, *words])
     dataset = empty_dataset(config.data.name, config.data.options)
     shares = config.keep_ratio if isinstance(config.keep_ratio, dict) else {config.keep_ratio: 1.0}
     plan = ShardPlanner(config.strategy, compression=config.compression).plan(
         make_model(config, dataset), {r: r for r in shares}
     )
     sizes = {ratio: plan[ratio].nbytes for ratio in shares}
-    if method == beyond.ROLLING:
+    if windows:
         sizes = {r: width.nbytes(width.narrow(config, dataset, most).state_dict()) for r, most in sizes.items()}
     return config.rounds * sum(share * sizes[ratio] for ratio, share in shares.items())
 
 
-@pytest.mark.parametrize(("on", "method"), [(on, m) for on, its in beyond.EXPERIMENTS.items() for m in its.methods])
-def test_every_method_is_a_configuration_of_no_more_bytes(method, on):
+@pytest.mark.parametrize("on", beyond.EXPERIMENTS)
+def test_every_method_is_a_configuration_of_no_more_bytes(on):
     its = beyond.EXPERIMENTS[on]
-    assert 0.25 < bytes_of_a_client(its, method) / bytes_of_a_client(its, beyond.BASELINE) <= 1.02
+    for method, words in its.methods.items():
+        own = bytes_of_a_client(its, words, windows=method == beyond.ROLLING)
+        assert 0.25 < own / bytes_of_a_client(its, its.methods[beyond.BASELINE]) <= 1.02, method
 
 
-def test_windows_of_a_transformer_are_refused(tmp_path, capsys):
+def test_arms_of_uneven_clients_move_the_same_bytes():
+    its = options.EXPERIMENTS["uneven"]
+    of_each = {name: bytes_of_a_client(its.on, arm.words, arm.windows) for name, arm in its.arms.items()}
+    assert max(of_each.values()) < 1.03 * min(of_each.values()), of_each
+
+
+def test_a_method_of_another_experiment_is_refused(tmp_path, capsys):
     assert command.main(["beyond_shakespeare", "--into", str(tmp_path), "--only", "width, rolling"]) == 2
     assert "width, rolling" in capsys.readouterr().err
 

@@ -104,16 +104,24 @@ def test_accuracies_are_drawn_above_and_the_lowest_losses_below():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "count"),
-    [("uneven_clients", 7), ("shakespeare_uploads", 7), ("joint_sampling", 5), ("cifar100_uploads", 4)],
+    ("name", "count", "few"),
+    [
+        ("uneven_clients", 7, ("clients.count=60", "model.widths=[2, 2]")),
+        ("shakespeare_uploads", 7, ("model.width=8",)),
+        ("joint_sampling", 5, ("clients.count=60",)),
+        ("cifar100_uploads", 4, ("model.widths=[2, 2]",)),
+    ],
 )
-def test_a_study_in_a_few_rounds(name, count, tmp_path, started, real_data):
+def test_a_study_in_a_few_rounds(name, count, few, tmp_path, monkeypatch, started, real_data):
     real_data({"shakespeare_uploads": "shakespeare", "cifar100_uploads": "cifar100"}.get(name, "mnist"))
-    uploads.run(UPLOADS[name], Arguments(name, tmp_path, quick=True))
+    monkeypatch.setattr(uploads, "GRID", (0.125,))
+    study = replace(UPLOADS[name], comparisons=UPLOADS[name].comparisons[:1])
+    arguments = Arguments(name, tmp_path, ("rounds=2", "evaluate_every=1", *few), seeds=(0,))
+    uploads.run(study, arguments)
     text = (tmp_path / "summary.md").read_text(encoding="utf-8")
     for folder in (tmp_path, tmp_path / "tuning"):
         shutil.rmtree(folder / "runs")
-    uploads.run(UPLOADS[name], Arguments(name, tmp_path, quick=True))  # only of the curves
+    uploads.run(study, arguments)  # only of the curves
     assert (tmp_path / "summary.md").read_text(encoding="utf-8") == text
     assert not list(tmp_path.rglob("metrics.jsonl"))
     assert "nan" not in text.lower()

@@ -1,6 +1,7 @@
 """The setups of the wireless study: they are the published ones, and all of it runs, once."""
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,13 @@ from studies.wireless import SCHEMES, SETUPS
 from train import pilots
 from train.assembly import assemble
 from train.config.schema import load_config
+
+FEW = (
+    *("clients.count=20", "clients.per_round=4", "clients.pilot_losses=[2.2, 2.1]"),
+    *("local.steps=5", "local.batch_size=8", "local.lr=0.3"),
+    *("rounds=8", "evaluate_every=2", "target_loss=2.0", "target_accuracy=0.4"),
+)
+DIGITS = ("data.name=digits", "data.partition_options={samples: 600, classes: [1, 6]}")
 
 
 @pytest.mark.parametrize(
@@ -53,11 +61,18 @@ def test_setup_2_is_the_published_one():
     ]
 
 
-@pytest.mark.parametrize("name", ["wireless_synthetic", pytest.param("wireless_mnist", marks=pytest.mark.slow)])
-def test_the_study_in_a_few_rounds(tmp_path, monkeypatch, name, started):
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("wireless_synthetic", ["data.options={clients: 20, samples: 600}"]),
+        pytest.param("wireless_mnist", DIGITS, marks=pytest.mark.slow),
+    ],
+)
+def test_the_study_in_a_few_rounds(tmp_path, monkeypatch, name, data, started):
     learned, learn = [], pilots.learn
     monkeypatch.setattr(pilots, "learn", lambda experiment: learned.append(1) or learn(experiment))
-    wireless.run(SETUPS[name], Arguments(name, tmp_path, quick=True))
+    setup, arguments = replace(SETUPS[name], longer={}), Arguments(name, tmp_path, (*data, *FEW), seeds=(0, 1))
+    wireless.run(setup, arguments)
     assert len(started) == 2 * len(SCHEMES)
     assert len(learned) == 1, "pilots are run once for a world"
     text = (tmp_path / "summary.md").read_text(encoding="utf-8")
@@ -69,9 +84,9 @@ def test_the_study_in_a_few_rounds(tmp_path, monkeypatch, name, started):
         its = [course for run, course in curves.items() if run.startswith((f"{scheme}-0 ", f"{scheme}-1 "))]
         arrived = sum(any(at.train_set_loss <= 2.0 for at in course) for course in its)
         assert rows[scheme][-1] == f"{arrived} of 2 |"
-    wireless.run(SETUPS[name], Arguments(name, tmp_path, quick=True))
+    wireless.run(setup, arguments)
     shutil.rmtree(tmp_path / "runs")
-    wireless.run(SETUPS[name], Arguments(name, tmp_path, quick=True))  # only of the curves
+    wireless.run(setup, arguments)  # only of the curves
     assert len(started) == 2 * len(SCHEMES), "what is there is not run again"
     assert (tmp_path / "summary.md").read_text(encoding="utf-8") == text
 

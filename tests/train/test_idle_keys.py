@@ -38,7 +38,7 @@ IDLE = [  # overrides, of which the last does nothing, and what the line says of
     ([*SYNTHETIC, "data.root=/nonexistent"], "data.name=synthetic; "),
     ([*SYNTHETIC, "data.download=true"], "data.name=synthetic; "),
     (["strategy=dense", "local.frobenius_decay=0.1"], "strategy=dense; use it with strategy=top_n, "),
-    (["strategy=dense", "local.frobenius_decay_of=factors"], "strategy=dense; "),
+    (["strategy=dense", "local.frobenius_decay_of=effective"], "strategy=dense; "),
     (["strategy=dense", "tracking.layers_every=2"], "strategy=dense; "),
     (["clients.per_round=1", "aggregation.max_share=0.5"], "clients.per_round=1; invite more"),
     (["clients.per_round=1", "aggregation.norm_bound=2"], "clients.per_round=1; invite more"),
@@ -55,7 +55,7 @@ IDLE = [  # overrides, of which the last does nothing, and what the line says of
     (["network.compute=2"], "network.bandwidth=null; set network.bandwidth too"),
     (["network.communicate=2"], "network.bandwidth=null; "),
     (["local.steps=2", "local.epochs=3"], "local.steps=2; remove one of them"),
-    (["local.frobenius_decay=0", "local.frobenius_decay_of=factors"], "local.frobenius_decay=0.0; "),
+    (["local.frobenius_decay=0", "local.frobenius_decay_of=effective"], "local.frobenius_decay=0.0; "),
     *(
         ([f"tracking.{key}"], "tracking.wandb=disabled and tracking.use=[]; set tracking.wandb=online or offline")
         for key in ("project=x", "entity=x", "group=x", "name=x", "tags=[x]", "artifacts=true")

@@ -184,9 +184,7 @@ class LocalConfig(Section):
     frobenius_decay: float = Field(1e-4, ge=0)
     """Strength of the decay of ‖UΩVᵀ‖²_F."""
     frobenius_decay_of: DecayOf = "bounded"
-    """The matrix that decays: UΩVᵀ as published (`effective`), the same but weaker where it would diverge (`bounded`),
-    or UVᵀ (`factors`).
-    """
+    """The decay: as published (`effective`), or weaker where that would diverge (`bounded`)."""
     loss: str = "cross_entropy"
     """Training loss: `cross_entropy` or your own. Evaluations always report the cross-entropy."""
     optimizer_options: dict[str, Any] = {}

@@ -17,6 +17,7 @@ from sharding import Plan, UserError
 from sharding.diagnostics import anme
 from train.config.schema import Config
 from train.config.sections import Ratio
+from train.data.partition import class_counts
 from train.experiment import Experiment
 from train.rundir.files import CLIENTS_FILE, LAYERS_FILE, WANDB_FILE
 from train.runtime.jsonl import from_json, read_record, sound, whole_lines
@@ -157,9 +158,8 @@ def _describe(part: Experiment) -> dict[str, object]:
     targets, sizes = part.training.targets, list(part.num_samples.values())
     classes = None
     if targets.dim() == 1 and len(targets) == sum(sizes):  # not text, and the samples are on this machine
-        owners = np.repeat(np.arange(len(sizes)), sizes)
-        classes = np.zeros((len(sizes), part.dataset.num_classes), dtype=np.int64)
-        np.add.at(classes, (owners, targets.cpu().numpy()), 1)
+        owned = np.split(np.arange(len(targets)), np.cumsum(sizes)[:-1])
+        classes = class_counts(owned, targets.cpu().numpy(), part.dataset.num_classes)
     return {
         "samples": sizes,
         "keep_ratios": list(part.keep_ratios.values()),

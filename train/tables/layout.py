@@ -64,7 +64,7 @@ class Scale(Section):
 
 
 class Matrix(Section):
-    """The base of tables and figures: settings × strategies."""
+    """A table of test accuracies: settings × strategies."""
 
     title: str
     experiments: list[str]
@@ -79,10 +79,6 @@ class Matrix(Section):
             Setting(experiment, _plain(ratio), label, tuple(overrides))
             for experiment, ratio, (label, overrides) in product(self.experiments, self.keep_ratios, variants.items())
         ]
-
-
-class Table(Matrix):
-    """A table of test accuracies."""
 
 
 class Panel(Section):
@@ -113,15 +109,14 @@ class Layout(Section):
 
     scales: dict[str, Scale]
     experiments: dict[str, Experiment]
-    tables: dict[str, Table]
+    tables: dict[str, Matrix]
     figures: dict[int, Figure]
     published: dict[str, Published]
     published_variants: dict[str, dict[str, Published]] = Field(default_factory=dict)
 
-    def find(self, name: str) -> Table | Figure:
+    def find(self, name: str) -> Matrix:
         """Return the table ``3`` or ``longer``, or the figure ``figure3``, or raise a `UserError`."""
-        tables: dict[str, Table | Figure] = dict(self.tables)
-        return pick(tables | {f"figure{number}": figure for number, figure in self.figures.items()}, name, "table")
+        return pick(self.tables | {f"figure{number}": figure for number, figure in self.figures.items()}, name, "table")
 
     def published_of(self, setting: Setting, strategy: str) -> Sequence[float] | None:
         """Return the published mean (and deviation) of a cell, in %, or None if unknown."""

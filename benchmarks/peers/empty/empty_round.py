@@ -1,4 +1,4 @@
-"""Flower's own round: an empty message to every node and one back. Packed and run by `deployment.py`."""
+"""Flower's own round: an empty message to every node and one back. Run by `deployment.py`."""
 
 from pathlib import Path
 from time import perf_counter, sleep
