@@ -1,7 +1,7 @@
 """A design, a sampler of clients, and a partition.
 
-`python -m train run configs/quickstart.yaml --import examples.own_draws design=random_order clients.sampler=in_turn`,
-and `data.partition=halves`.
+`python -m train run configs/quickstart.yaml --import examples.own_draws strategy=collective design=random_order`,
+`clients.sampler=in_turn`, and `data.partition=halves`.
 """
 
 import numpy as np

@@ -17,12 +17,12 @@ from sharding.shard import Shard
 class Server:
     """Hold the model and run rounds of federated training.
 
-    A plain server runs the published algorithm. These are the three options that ``python -m train`` adds by default;
-    0.02 is a good first learning rate for them::
+    A plain server with the strategy `collective` runs the published algorithm. ``python -m train`` has other defaults,
+    for which 0.02 is a good first learning rate::
 
         model = merge(factorize(model, largest))  # a low-rank start; largest is the largest keep ratio of a client
         optimizer = ServerOptimizer(model, "nesterov", lr=0.4, momentum=0.8)
-        server = Server(model, ShardPlanner("collective"), optimizer, iterate_average(model))
+        server = Server(model, ShardPlanner("top_n"), optimizer, iterate_average(model))
         for number in range(rounds):
             server.round(number, keep_ratios, train, num_samples)
         evaluate(server.result)

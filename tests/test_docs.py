@@ -47,8 +47,8 @@ COMMANDS = sorted(
 
 @pytest.mark.parametrize(("page", "snippet"), SNIPPETS, ids=[page for page, _ in SNIPPETS])
 def test_snippets_run(page, snippet, tmp_path, monkeypatch):
-    if "runs/quickstart-collective-0" in snippet:
-        assert main(["run", "configs/quickstart.yaml", *TINY, f"output={tmp_path}/runs/quickstart-collective-0"]) == 0
+    if "runs/quickstart-top_n-0" in snippet:
+        assert main(["run", "configs/quickstart.yaml", *TINY, f"output={tmp_path}/runs/quickstart-top_n-0"]) == 0
         monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     exec(compile(snippet, page, "exec"), names := {})
@@ -139,9 +139,9 @@ def test_the_readme_shows_what_the_quickstart_ends_with():
 
 def test_the_readmes_headlines_are_committed():
     readme = " ".join(TEXTS["README.md"].split())
-    sharded, dense = (cells("quickstart_seeds", name) for name in ("collective", "dense"))
-    assert round(float(dense[0].split()[0]) - float(sharded[0].split()[0])) == 2
-    assert "within about two points" in readme
+    sharded, dense = (cells("quickstart_seeds", name) for name in ("top_n", "dense"))
+    assert round(float(dense[0].split()[0]) - float(sharded[0].split()[0])) == 3
+    assert "within about three points" in readme
     assert f"for {float(sharded[-2].split()[0]):.0f} % of the bytes" in readme
     before, after = cells("beyond", "collective")[-3], cells("options", "low_rank, nesterov, lr 0.02")[-3]
     assert f"CIFAR-10 from {float(before.split()[0]):.0f} % to {float(after.split()[0]):.0f} %" in readme

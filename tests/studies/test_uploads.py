@@ -104,16 +104,16 @@ def test_accuracies_are_drawn_above_and_the_lowest_losses_below():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "count", "few"),
+    ("name", "data", "count", "few"),
     [
-        ("uneven_clients", 7, ("clients.count=60", "model.widths=[2, 2]")),
-        ("shakespeare_uploads", 7, ("model.width=8",)),
-        ("joint_sampling", 5, ("clients.count=60",)),
-        ("cifar100_uploads", 4, ("model.widths=[2, 2]",)),
+        ("uneven_clients", "mnist", 7, ("clients.count=60", "model.widths=[2, 2]")),
+        ("shakespeare_uploads", "shakespeare", 7, ("model.width=8",)),
+        ("joint_sampling", "mnist", 5, ("clients.count=60",)),
+        ("cifar100_uploads", "cifar100", 4, ("model.widths=[2, 2]",)),
     ],
 )
-def test_a_study_in_a_few_rounds(name, count, few, tmp_path, monkeypatch, started, real_data):
-    real_data({"shakespeare_uploads": "shakespeare", "cifar100_uploads": "cifar100"}.get(name, "mnist"))
+def test_a_study_in_a_few_rounds(name, data, count, few, tmp_path, monkeypatch, started, real_data):
+    real_data(data)
     monkeypatch.setattr(uploads, "GRID", (0.125,))
     study = replace(UPLOADS[name], comparisons=UPLOADS[name].comparisons[:1])
     arguments = Arguments(name, tmp_path, ("rounds=2", "evaluate_every=1", *few), seeds=(0,))

@@ -19,7 +19,10 @@ FEW = (
     *("local.steps=5", "local.batch_size=8", "local.lr=0.3"),
     *("rounds=8", "evaluate_every=2", "target_loss=2.0", "target_accuracy=0.4"),
 )
-DIGITS = ("data.name=digits", "data.partition_options={samples: 600, classes: [1, 6]}")
+DATA = {
+    "wireless_synthetic": ("data.options={clients: 20, samples: 600}",),
+    "wireless_mnist": ("data.name=digits", "data.partition_options={samples: 600, classes: [1, 6]}"),
+}
 
 
 @pytest.mark.parametrize(
@@ -61,17 +64,11 @@ def test_setup_2_is_the_published_one():
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "data"),
-    [
-        ("wireless_synthetic", ["data.options={clients: 20, samples: 600}"]),
-        pytest.param("wireless_mnist", DIGITS, marks=pytest.mark.slow),
-    ],
-)
-def test_the_study_in_a_few_rounds(tmp_path, monkeypatch, name, data, started):
+@pytest.mark.parametrize("name", ["wireless_synthetic", pytest.param("wireless_mnist", marks=pytest.mark.slow)])
+def test_the_study_in_a_few_rounds(tmp_path, monkeypatch, name, started):
     learned, learn = [], pilots.learn
     monkeypatch.setattr(pilots, "learn", lambda experiment: learned.append(1) or learn(experiment))
-    setup, arguments = replace(SETUPS[name], longer={}), Arguments(name, tmp_path, (*data, *FEW), seeds=(0, 1))
+    setup, arguments = replace(SETUPS[name], longer={}), Arguments(name, tmp_path, (*DATA[name], *FEW), seeds=(0, 1))
     wireless.run(setup, arguments)
     assert len(started) == 2 * len(SCHEMES)
     assert len(learned) == 1, "pilots are run once for a world"

@@ -18,7 +18,7 @@ from train.run import run
 from train.rundir.files import CHECKPOINT_FILE, METRICS_FILE
 
 REPOSITORY = Path(__file__).parents[2]
-QUICKSTART = "configs/quickstart.yaml"
+QUICKSTART = "tests/quickstart.yaml"
 SMALL = ["rounds=2", "evaluate_every=1", "clients.count=40", "clients.per_round=3", "local.epochs=1"]
 TINY = [*SMALL, "model={name: mlp, hidden: [16, 64, 16]}"]
 RESNET = [*SMALL, "model.width=4", "model.groups=2", "model.blocks=[1, 1]"]

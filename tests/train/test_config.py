@@ -29,7 +29,8 @@ def test_what_is_published_trains_by_the_published_algorithm(path):
 def test_a_recipe_sets_what_is_not_set_otherwise():
     published = load_config(QUICKSTART, ["recipe=published"])
     assert algorithm_of(published) == PUBLISHED
-    assert (published.server_lr, published.local.lr) == (1.0, 0.1)
+    assert (published.strategy, published.server_lr, published.local.lr) == ("collective", 1.0, 0.1)
+    assert load_config(QUICKSTART).strategy == "top_n"
     mixed = load_config(QUICKSTART, ["recipe=published", "local.lr=0.5", "result=average"])
     assert (*algorithm_of(mixed), mixed.local.lr) == ("as_built", "plain", "average", 0.5)
     with pytest.raises(UserError, match=r"recipe=.*'tuned' or 'published'"):

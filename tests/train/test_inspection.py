@@ -18,9 +18,9 @@ def test_shards_and_keep_ratios_are_those_of_the_run(config, tmp_path):
     told = "\n".join(inspect_partition(config, tmp_path))
     part = assemble(config)
     parameters = sum(parameter.numel() for parameter in part.model.parameters())
-    assert f"mlp: {parameters:,} parameters, {part.dense_nbytes:,} bytes; collective shards " in told
+    assert f"mlp: {parameters:,} parameters, {part.dense_nbytes:,} bytes; top_n shards " in told
     planned = plan_of_each(part.server.planner, part.model, part.keep_ratios)
-    assert f"collective shards {len(planned.spectra)} layers" in told
+    assert f"top_n shards {len(planned.spectra)} layers" in told
     for ratio in (0.2, 0.4):
         whose = ", ".join(str(client) for client, own in part.keep_ratios.items() if own == ratio)
         assert f"keep ratio {ratio}: {planned[str(ratio)].nbytes:,} bytes a shard" in told

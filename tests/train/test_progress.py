@@ -17,7 +17,7 @@ from train.run import run
 from train.runtime.stages import watched
 
 SMALL = ["rounds=1", "model={name: mlp, hidden: [16, 16]}"]
-CONFIG = load_config("configs/quickstart.yaml", ["rounds=10", "output=/nowhere"])
+CONFIG = load_config("tests/quickstart.yaml", ["rounds=10", "output=/nowhere"])
 
 
 def line(round, **other):
@@ -131,7 +131,7 @@ def test_a_run_that_continues_counts_the_bytes_and_losses_of_its_earlier_rounds(
 
 
 def test_a_run_and_each_of_several_show_their_stages_before_the_first_round(tmp_path):
-    config = load_config("configs/quickstart.yaml", [*SMALL, f"output={tmp_path / 'one'}"])
+    config = load_config("tests/quickstart.yaml", [*SMALL, f"output={tmp_path / 'one'}"])
     stages = ["reading digits", "distributing digits among 20 clients", "building mlp"]
     stages += ["preparing the engine auto", "training its first round"]
     told, rounds = [], []

@@ -35,7 +35,7 @@ def runs(tmp_path_factory):
     """Two strategies, one of them with two seeds, of a model and a clock so small that it takes a second."""
     into = tmp_path_factory.mktemp("runs")
     for name, own in {"a": ["seed=0"], "b": ["seed=1"], "c": ["strategy=dense", "server_lr=0.5"]}.items():
-        run(load_config("configs/quickstart.yaml", [*TINY, *own, f"output={into / name}"]))
+        run(load_config("tests/quickstart.yaml", [*TINY, *own, f"output={into / name}"]))
     return into
 
 

@@ -43,7 +43,7 @@ OF_THE_WHOLE = (
     *("checkpoint_every", "threads", "plugins"),
 )
 # The keys that a recipe sets unless the configuration does. `tuned` is the keys' own defaults.
-PUBLISHED = {"init": "as_built", "server_optimizer": "plain", "result": "last"}
+PUBLISHED = {"strategy": "collective", "init": "as_built", "server_optimizer": "plain", "result": "last"}
 PUBLISHED_LOCAL = {"lr": 0.1}
 
 
@@ -61,10 +61,10 @@ class Config(Section):
     name: FileName
     """Name of the run."""
     recipe: Literal["tuned", "published"] = "tuned"
-    """The defaults of `init`, `local.lr`, `server_optimizer` and `result`.
+    """The defaults of `strategy`, `init`, `local.lr`, `server_optimizer` and `result`.
 
-    `published` is the paper's algorithm: `as_built`, 0.1, `plain`, `last`. `tuned` is ours: `low_rank`, 0.02,
-    `nesterov`, `average`.
+    `published` is the paper's algorithm: `collective`, `as_built`, 0.1, `plain`, `last`. `tuned` is ours: `top_n`,
+    `low_rank`, 0.02, `nesterov`, `average`.
     """
     seed: int = 0
     """Seed of every random number."""
@@ -85,7 +85,7 @@ class Config(Section):
     """Modules to import first, which register your own strategies, models, datasets and other parts."""
     output: UserPath | None = None
     """Directory of the run. Default: below `runs`, named after the name, the strategy, the overrides and the seed."""
-    strategy: str = "collective"
+    strategy: str = "top_n"
     """The terms that clients receive, and their weights: a name in the table of strategies."""
     design: str = "cps"
     """The way to draw terms with given probabilities: a name in the table of designs."""

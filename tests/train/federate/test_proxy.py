@@ -46,8 +46,7 @@ def calls(folder, path):
 
 
 def test_the_guides_proxy_admits_nodes_and_refuses_a_stranger_with_the_public_certificate(tmp_path):
-    words = [f"output={tmp_path / 'run'}"]
-    settings = launch.settings_of("configs/quickstart.yaml", words, 2, Patience(60.0, 60.0))
+    settings = launch.settings_of("configs/quickstart.yaml", [f"output={tmp_path / 'run'}"], 2, Patience(60.0, 60.0))
     config = read(settings)
     place, proxy, stranger = launch.lay_out(config, settings), tmp_path / "proxy", tmp_path / "stranger"
     with Processes(place.folder / "logs") as processes:

@@ -37,8 +37,8 @@ def test_runs_with_other_overrides_have_directories_of_their_own():
     one, other, named = (
         server_app.read(settings(*words)).directory for words in ([], ["local.lr=0.05"], ["output=/tmp/a"])
     )
-    assert str(one) == "runs/quickstart-collective-rounds=2-0"
-    assert str(other) == "runs/quickstart-collective-lr=0.05,rounds=2-0"
+    assert str(one) == "runs/quickstart-top_n-rounds=2-0"
+    assert str(other) == "runs/quickstart-top_n-lr=0.05,rounds=2-0"
     assert str(named) == "/tmp/a"
 
 
