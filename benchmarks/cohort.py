@@ -35,10 +35,11 @@ OUTPUT = ROOT / "results" / "engines" / "cohort.json"
 ENGINE_NAMES = ("sequential", "processes")
 
 MANY = ("rounds=1000", "evaluate_every=1000")  # no timed round is evaluated
+QUICKSTART = ["configs/quickstart.yaml", "strategy=collective"]
 # One local epoch and small clients; more would only take longer.
 SMALL = ["local.epochs=1", "data.partition=iid"]
 CPU_CASES = {
-    "quickstart": ["configs/quickstart.yaml"],
+    "quickstart": QUICKSTART,
     "gpt": ["configs/shakespeare_gpt.yaml", *SMALL],
 }
 GPU_CASES = {
@@ -47,10 +48,10 @@ GPU_CASES = {
     "gpt": ["configs/shakespeare_gpt.yaml"],
 }
 CLUSTER_CASES = {  # the quickstart's model; one local epoch, and 1 or 2 digits or 5 small color images a client
-    "100 of 1,000 clients": ["configs/quickstart.yaml", "clients.count=1000", "clients.per_round=100", *SMALL],
-    "1,000 of 1,000 clients": ["configs/quickstart.yaml", "clients.count=1000", "clients.per_round=1000", *SMALL],
+    "100 of 1,000 clients": [*QUICKSTART, "clients.count=1000", "clients.per_round=100", *SMALL],
+    "1,000 of 1,000 clients": [*QUICKSTART, "clients.count=1000", "clients.per_round=1000", *SMALL],
     "1,000 of 10,000 clients": [
-        *("configs/quickstart.yaml", "data.name=cifar10", "clients.count=10000", "clients.per_round=1000", *SMALL),
+        *(*QUICKSTART, "data.name=cifar10", "clients.count=10000", "clients.per_round=1000", *SMALL),
     ],
 }
 

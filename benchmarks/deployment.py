@@ -29,7 +29,10 @@ from train.federate.supervisor import Processes
 EMPTY = Path(__file__).parent / "peers" / "empty"  # the app of an empty round
 CONFIG = str(ROOT / "configs" / "quickstart.yaml")
 NODES = (2, 4, 8)
-WIDE = ["model.width=128", "keep_ratio=0.1", "local.epochs=1", "local.batch_size=32", "rounds=3", "evaluate_every=3"]
+WIDE = [
+    *("strategy=collective", "model.width=128", "keep_ratio=0.1", "local.epochs=1", "local.batch_size=32"),
+    *("rounds=3", "evaluate_every=3"),
+]
 
 
 class Relay:

@@ -31,6 +31,7 @@ def test_a_recipe_sets_what_is_not_set_otherwise():
     assert algorithm_of(published) == PUBLISHED
     assert (published.strategy, published.server_lr, published.local.lr) == ("collective", 1.0, 0.1)
     assert load_config(QUICKSTART).strategy == "top_n"
+    assert load_config("tests/quickstart.yaml") == load_config(QUICKSTART, ["strategy=collective"])
     mixed = load_config(QUICKSTART, ["recipe=published", "local.lr=0.5", "result=average"])
     assert (*algorithm_of(mixed), mixed.local.lr) == ("as_built", "plain", "average", 0.5)
     with pytest.raises(UserError, match=r"recipe=.*'tuned' or 'published'"):
