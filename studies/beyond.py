@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from sharding.errors import UserError
 from studies import width
-from studies.curves import Curve, Row, by_seed
+from studies.curves import Curve, Row, by_seed, gigabytes
 from studies.runner import CONFIGS, Arguments, cells, curves_of, kept_curves, run_all, write_summary
 from train.report.text import NOTHING, markdown_table, mean_and_spread
 
@@ -116,7 +116,7 @@ def course(
     """Return a row: bytes, seeds, accuracy on the way and at the end, `more` of each seed, difference to the first."""
     end = next(iter(seeds.values()))[-1]
     values = [*([accuracy_near(its, part) for its in seeds.values()] for part in PARTS), more]
-    moved, which = f"{(end.bytes_up + end.bytes_down) / 1e9:{form}}", ", ".join(map(str, seeds))
+    moved, which = f"{gigabytes(end):{form}}", ", ".join(map(str, seeds))
     return [name, end.rounds, moved, which, *map(shown, values), difference(seeds, first)]
 
 

@@ -2,7 +2,7 @@
 
 import csv
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf, isnan, nan
 from pathlib import Path
 from statistics import fmean
@@ -131,12 +131,6 @@ def spread(values: Sequence[float], form: str = ".1f", missing: str = "never") -
     return f"{mean_and_spread(finite, form)}{without}"
 
 
-def core_hours(paths: Iterable[Path]) -> str:
-    """Return a sentence with the core-hours of all runs in these files."""
-    seconds = sum(its[-1].seconds for path in paths for its in read_curves(path).values())
-    return f"{seconds / 3600:.1f} core-hours of rounds in all, beside other work."
-
-
 def one_round(at: Evaluation) -> float:
     """Return the rounds."""
     return at.rounds
@@ -145,6 +139,11 @@ def one_round(at: Evaluation) -> float:
 def simulated_seconds(at: Evaluation) -> float:
     """Return the seconds on the simulated network."""
     return at.simulated
+
+
+def gigabytes(at: Evaluation) -> float:
+    """Return the gigabytes that were sent to and by clients."""
+    return (at.bytes_up + at.bytes_down) / 1e9
 
 
 def megabytes_up(at: Evaluation) -> float:

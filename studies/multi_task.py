@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from studies.curves import Curve, core_hours, megabytes_up, one_round, spread
+from studies.curves import Curve, megabytes_up, one_round, spread
 from studies.picture import draw
 from studies.runner import CONFIGS, Arguments, curves_of, write_summary
 from studies.uploads import search
@@ -104,8 +104,7 @@ def run(arguments: Arguments) -> None:
             "",
             f"## {len(names)} models ({', '.join(names)})",
             "",
-            f"{DATA[study]}. Average test accuracy in % after {last.rounds} rounds, mean ± sd of {len(seeds)} seeds;",
-            core_hours([arguments.into / f"{study}.csv"]),
+            f"{DATA[study]}. Average test accuracy in % after {last.rounds} rounds, mean ± sd of {len(seeds)} seeds.",
             "",
             table(study, runs, best),
         ]

@@ -53,7 +53,9 @@ def draw(
         for axes, (label, amount) in zip(row, axes_of.items(), strict=True):
             for name, runs in groups.items():
                 draw_band(axes, [_points(its, amount, scores) for its in runs], styles[name], name)
-            axes.set(xlabel=label, ylabel=score, xscale="linear" if amount is one_round else "log")
+            axes.set(xlabel=label, ylabel=score)
+            if amount is not one_round:
+                lay_out_log(axes, "x")
             axes.grid(alpha=0.3)
             if scores is lowest_losses:
                 lay_out_log(axes, "y")

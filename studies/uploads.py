@@ -12,7 +12,7 @@ from math import isnan, nan
 from pathlib import Path
 from statistics import fmean
 
-from studies.curves import Curve, Evaluation, core_hours, megabytes_up, one_round, spent_to, spread
+from studies.curves import Curve, Evaluation, gigabytes, megabytes_up, one_round, spent_to, spread
 from studies.picture import draw
 from studies.runner import CONFIGS, Arguments, curves_of, write_summary
 from train.config.schema import Config, load_config
@@ -229,9 +229,8 @@ def write(study: Study, arguments: Arguments, sections: Sequence[Section]) -> No
     groups = {its.arm.name: its.runs for its in first}
     costs = {"rounds": one_round, "megabits sent by clients": megabits}
     picture = draw(groups, costs, study.picture, study.targets, rows=2)
-    every = f"Evaluated every {first[0].runs[0][0].rounds} rounds. With the search for step sizes"
     text = [study.head.format(rounds=first[0].rounds, seeds=len(first[0].runs)), LEGEND]
-    text += [f"{every} {core_hours(arguments.into.rglob('curves.csv'))}"]
+    text += [f"Evaluated every {first[0].runs[0][0].rounds} rounds."]
     for its, results in sections:
         heading = its.heading.format(seeds=len(results[0].runs))
         text += ["", f"## {heading}", "", table(study.targets, its.published, results)]
@@ -280,4 +279,4 @@ def megabits(at: Evaluation) -> float:
 
 def megabits_both_ways(at: Evaluation) -> float:
     """Return the megabits that clients sent and received."""
-    return 8 * (at.bytes_up + at.bytes_down) / 1e6
+    return 8000 * gigabytes(at)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from studies.arrivals import Courses, Published, figure, main_table, pilot_table
-from studies.curves import Curve, core_hours
+from studies.curves import Curve
 from studies.runner import CONFIGS, Arguments, cells, curves_of, to_run, write_summary
 from train.config.schema import Config
 from train.pilots import Lesson
@@ -167,6 +167,4 @@ def run(setup: Setup, arguments: Arguments) -> None:
     courses = {scheme: [runs[f"{scheme}-{seed}"] for seed in seeds] for scheme in SCHEMES}
     loss, accuracy = targets_of(config)
     picture = figure(courses, loss, accuracy, f"Setup {setup.number}: loss and accuracy against simulated seconds")
-    text = summary(setup, config, courses, lesson)
-    text += ["", f"Without the pilots {core_hours([arguments.into / 'curves.csv'])}"]
-    write_summary(arguments, text, picture)
+    write_summary(arguments, summary(setup, config, courses, lesson), picture)
