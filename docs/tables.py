@@ -24,12 +24,6 @@ TRIALS = {  # files of results/beyond/screening
     "low_rank_products": "`collective`, low-rank start, means of products",
     "low_rank_products_nesterov": "`collective`, low-rank start, means of products, `nesterov`",
 }
-STEPS = (  # trials of results/beyond/hundred_rounds.csv, and of an independent review's results/beyond/review.csv
-    *(f"collective from rank n, {step}, nesterov, average" for step in ("scaled, lr 0.05", "sgd, lr 0.03")),
-    *("top_n from rank n, scaled, lr 0.05", "top_n from rank n, sgd, lr 0.03", "top_n from rank n"),
-    *("top_n from rank n, scaled, lr 0.05, seed 1001", "top_n from rank n, sgd, lr 0.03, seed 1001"),
-    *("top_n from rank n, seed 1001", "top_n", "top_n, lr 0.03", "collective", "collective, lr 0.03"),
-)
 SETUPS = {"wireless_logistic": "Setup 1", "wireless": "Setup 2", "wireless_mnist": "Setup 3"}
 
 Table = Callable[[], Iterator[str]]
@@ -68,15 +62,9 @@ def chosen(columns: Mapping[str, int], *rows: Sequence[str], left: int = 1) -> I
 
 
 def beyond() -> Iterator[str]:
-    """Yield the table of studies/beyond.py, of methods with two seeds at least."""
-    columns = {f"{CIFAR}, r = 0.1": 0, "rounds": 1, "GB": 2, "seeds": 3, "accuracy, %": 7, "minus `collective`": 9}
-    yield from chosen(columns, *(cells for cells in summary("beyond") if "," in cells[3]))
-
-
-def beyond_course() -> Iterator[str]:
-    """Yield the accuracy on the way of the methods of studies/beyond.py."""
-    columns = {f"{CIFAR}, r = 0.1": 0, "25 %": 4, "50 %": 5, "75 %": 6, "end": 7}
-    yield from chosen(columns, *summary("beyond"))
+    """Yield the table of studies/beyond.py on CIFAR-10."""
+    columns = {f"{CIFAR}, r = 0.1": 0, "rounds": 1, "seeds": 3, "25 %": 4, "50 %": 5, "75 %": 6, "end, %": 7}
+    yield from chosen(columns | {"minus `collective`": 9}, *summary("beyond"))
 
 
 def beyond_shakespeare() -> Iterator[str]:
@@ -126,17 +114,6 @@ def wire_options() -> Iterator[str]:
     yield from chosen(columns, *rows)
 
 
-def local_steps() -> Iterator[str]:
-    """Yield runs of 100 rounds with the published local step and with scaled steps, at several rates."""
-    rounds = ("20", "40", "60", "80", "100")
-    scores: dict[str, dict[str, str]] = {}
-    for its in _rows("beyond/hundred_rounds.csv") + _rows("beyond/review.csv"):
-        scores.setdefault(its["trial"], {})[its["rounds"]] = f"{100 * float(its['test_accuracy']):.1f}"
-    yield from head(f"{CIFAR}, 100 rounds, seed 1000", *(f"round {t}" for t in rounds))
-    for trial in STEPS:
-        yield row(trial, *(scores[trial].get(t, NOTHING) for t in rounds))
-
-
 def options() -> Iterator[str]:
     """Yield each set of options at its best rate."""
     columns = {f"{CIFAR}, r = 0.1": 0, "rounds": 1, "seeds": 3, "25 %": 4, "50 %": 5, "75 %": 6, "end": 7}
@@ -154,15 +131,14 @@ def options_gains() -> Iterator[str]:
 
 
 def options_trials() -> Iterator[str]:
-    """Yield the trials that chose these rates."""
-    columns = {"trials of 100 rounds, seed 1000": 0, "25 %": 1, "50 %": 2, "75 %": 3, "end": 4, "last model": 5}
-    yield from chosen(columns, *summary("options"))
-
-
-def options_digits() -> Iterator[str]:
-    """Yield all options with each of the two steps of a client on digits, each at its best rate."""
-    columns = {"digits, 50 rounds, 4 seeds": 0, "rate": 1, "25 %": 5, "50 %": 6, "75 %": 7, "end": 8, "minus `sgd`": 10}
-    yield from chosen(columns, *summary("options_digits", 1))
+    """Yield the accuracy at the end of the trials that chose these rates."""
+    ends: dict[str, dict[str, str]] = {}
+    for cells in summary("options"):
+        name, _, rate = cells[0].rpartition(", lr ")
+        ends.setdefault(name, {})[rate] = cells[4]
+    rates = sorted({rate for its in ends.values() for rate in its})
+    yield from head("after 100 rounds, seed 1000, %", *(f"lr = {rate}" for rate in rates))
+    yield from (row(name, *(its.get(rate, NOTHING) for rate in rates)) for name, its in ends.items())
 
 
 def hundred_rounds() -> Iterator[str]:
@@ -415,9 +391,9 @@ def _measured(path: str) -> dict[str, Any]:
 
 
 PARTS: tuple[Table, ...] = (
-    *(beyond, beyond_course, beyond_shakespeare, uneven, quickstart),
+    *(beyond, beyond_shakespeare, uneven, quickstart),
     *(wire, wires, wire_options, hundred_rounds, screened),
-    *(local_steps, options, options_gains, options_trials, options_digits),
+    *(options, options_gains, options_trials),
     *(medium, spectra, learning_rates),
     *(uneven_clients, shakespeare_uploads, cifar100_uploads, joint_sampling, wireless, multi_task),
     *(decay, engines, peers, cluster, deployment, planner, scale),

@@ -91,7 +91,7 @@ EXPERIMENTS = {
         {
             "low_rank, nesterov": Arm(TUNED, LOW_RATES),
             "low_rank": Arm((*LOW_RANK, *AVERAGE), LOW_RATES),
-            "nesterov": Arm((*NESTEROV, *AVERAGE), MIDDLE_RATES),
+            "nesterov": Arm((*NESTEROV, *AVERAGE), HIGH_RATES),
             "published": Arm(AVERAGE, HIGH_RATES),
             "top_n, low_rank, nesterov": Arm(("strategy=top_n", *TUNED), LOW_RATES),
         },
