@@ -78,7 +78,7 @@ EXPERIMENTS = {
             BASELINE: (),
             "top_n": ("strategy=top_n",),
             "collective, nesterov": NESTEROV,
-            "collective, low_rank, nesterov": (*LOW_RANK, *NESTEROV),
+            "collective, low_rank, nesterov, average": (*LOW_RANK, *NESTEROV, *AVERAGE),
         },
     ),
 }
