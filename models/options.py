@@ -16,7 +16,7 @@ def check_options(name: str, build: Callable[..., Any], options: Mapping[str, ob
         UserError: naming the option, what is allowed, and the nearest right name.
     """
     defaults = options_of(build)
-    allowed = ", ".join(f"{option}={default}" for option, default in defaults.items())
+    allowed = ", ".join(f"{option}={default}" for option, default in defaults.items()) or "none"
     for option, value in options.items():
         if option not in defaults:
             raise UserError(
