@@ -8,6 +8,7 @@ rank of that difference.
 
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from sharding.factorization.choose import Patterns, matching
 from sharding.layers import FactorizedEmbedding, FactorizedLayer, FactorizedLinear
 from sharding.layers.conv import FactorizedConv
 from sharding.layers.linear import FactorizedTransposedLinear
+from sharding.modules.finite import find_nonfinite
 from sharding.modules.wrappers import unwrap
 
 KINDS = (FactorizedLinear, FactorizedTransposedLinear, FactorizedEmbedding, FactorizedConv)
@@ -32,8 +34,7 @@ def freeze_except_factors(model: nn.Module) -> nn.Module:
     Factors that are frozen already stay frozen. Batch norms still update their running statistics in training mode;
     call `eval()` on them if you want to export an adapter.
     """
-    layers = [part for part in model.modules() if isinstance(part, FactorizedLayer)]
-    factors = {id(factor) for layer in layers for factor in (layer.u, layer.v)}
+    factors = {id(its) for part in model.modules() if isinstance(part, FactorizedLayer) for its in (part.u, part.v)}
     for parameter in model.parameters():
         if id(parameter) not in factors:
             parameter.requires_grad_(False)
@@ -44,7 +45,8 @@ def export_lora(model: nn.Module, start: nn.Module, folder: str | Path, modules_
     """Write the change of a model's factorized layers as an adapter that `peft.PeftModel.from_pretrained` loads.
 
     An adapter holds only factors. Call `freeze_except_factors` before training, or list the other modules that were
-    trained, such as a new head, in `modules_to_save`.
+    trained, such as a new head, in `modules_to_save`. Where attention was unpacked or layers were split, load the
+    adapter on a model that was treated alike, by `unpack_attention` or `split_layers`.
 
     Args:
         model: the factorized model, trained.
@@ -54,9 +56,9 @@ def export_lora(model: nn.Module, start: nn.Module, folder: str | Path, modules_
 
     Raises:
         UserError: PEFT cannot represent a layer (a convolution that is transposed, dilated, grouped, or padded with
-            anything but zeros), `start` lacks it (it was unpacked or split from a layer of the dense model), something
-            outside the factors and `modules_to_save` changed, a pattern matches nothing, or the folder holds an adapter
-            already.
+            anything but zeros, or a layer with two names), `start` lacks it (it was unpacked or split from a layer of
+            the dense model), something outside the factors and `modules_to_save` changed, a parameter has NaN or Inf,
+            a pattern matches nothing, or the folder holds an adapter already.
     """
     model, start, folder = unwrap(model), unwrap(start), Path(folder)
     if (folder / "adapter_config.json").exists():
@@ -76,10 +78,6 @@ def export_lora(model: nn.Module, start: nn.Module, folder: str | Path, modules_
         "target_modules": "|".join(map(re.escape, pairs)),
         "fan_in_fan_out": any(isinstance(layer, FactorizedTransposedLinear) for layer in layers.values()),
         "modules_to_save": saved or None,
-        "bias": "none",
-        "lora_dropout": 0.0,
-        "inference_mode": True,
-        "task_type": None,
         "base_model_name_or_path": None,
     }
     tensors: dict[str, Tensor] = {}
@@ -111,6 +109,10 @@ def _check(model: nn.Module, start: nn.Module, layers: Mapping[str, FactorizedLa
     before = dict(start.named_modules())
     problems = [f"{name}, {what}, has no form as LoRA" for name, part in layers.items() if (what := _formless(part))]
     problems += [f"{name} is not in the model it started from" for name in layers if name not in before]
+    uses = Counter(id(part) for _, part in model.named_modules(remove_duplicate=False))
+    problems += [f"{name} has another name too; PEFT would adapt one" for name in layers if uses[id(layers[name])] > 1]
+    if broken := find_nonfinite(dict(model.named_parameters())):
+        problems.append(f"{broken} has NaN or Inf")
     problems += [f"{name} is factorized; leave it out of modules_to_save" for name in layers if _is_in(name, saved)]
     if changed := [name for name in _changed(model, start, layers) if not _is_in(name, saved)]:
         problems.append(
@@ -141,15 +143,14 @@ def _changed(model: nn.Module, start: nn.Module, layers: Iterable[str]) -> list[
 def _formless(layer: FactorizedLayer) -> str | None:
     """Describe a layer that PEFT has no adapter for; return None if it has one."""
     kind = f"a {type(layer).__name__}"
-    if not isinstance(layer, KINDS):
-        return kind
-    if isinstance(layer, FactorizedConv) and set(layer.dilation) != {1}:  # PEFT's convolutions are not dilated
-        return f"{kind} with dilation"
-    if isinstance(layer, FactorizedConv) and layer.num_blocks > 1:  # PEFT cannot merge them
-        return f"{kind} with groups"
-    if isinstance(layer, FactorizedConv) and layer.padding_mode != "zeros":
-        return f"{kind} with padding_mode {layer.padding_mode!r}"
-    return None
+    if isinstance(layer, FactorizedConv):
+        if set(layer.dilation) != {1}:  # PEFT's convolutions are not dilated
+            return f"{kind} with dilation"
+        if layer.num_blocks > 1:  # PEFT cannot merge them
+            return f"{kind} with groups"
+        if layer.padding_mode != "zeros":
+            return f"{kind} with padding_mode {layer.padding_mode!r}"
+    return None if isinstance(layer, KINDS) else kind
 
 
 def _change(layer: FactorizedLayer, before: nn.Module) -> tuple[Tensor, Tensor]:
@@ -163,8 +164,7 @@ def _change(layer: FactorizedLayer, before: nn.Module) -> tuple[Tensor, Tensor]:
     left, sizes, right = torch.linalg.svd(difference, full_matrices=False)
     rank = max(1, int((sizes > sizes.max() * 1e-12).sum()))
     root = sizes[:rank].sqrt()
-    b, a = left[:, :rank] * root, right[:rank].mT * root
-    return b.to(dense.dtype), a.to(dense.dtype)
+    return (left[:, :rank] * root).to(dense.dtype), (right[:rank].mT * root).to(dense.dtype)
 
 
 def _shaped(layer: FactorizedLayer, b: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:

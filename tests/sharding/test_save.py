@@ -291,25 +291,24 @@ def test_what_an_adapter_cannot_hold_is_reported(tmp_path):
         export_lora(later, small, tmp_path, modules_to_save=["0", "4"])
     with pytest.raises(UserError, match="modules_to_save pattern 'hed' matches no layer"):
         export_lora(later, small, tmp_path, modules_to_save="hed")
-    strange = nn.Sequential(
-        nn.ConvTranspose2d(8, 8, 3),
-        nn.Conv2d(8, 8, 3, dilation=2),
-        nn.Conv1d(8, 8, 3, padding=1, padding_mode="reflect"),
-        nn.Conv2d(8, 8, 3, groups=2),
-        nn.Linear(8, 8),
-    )
-    strange = factorize(strange, 0.25, skip=())
+    convs = [nn.ConvTranspose2d(8, 8, 3), nn.Conv2d(8, 8, 3, dilation=2), nn.Conv2d(8, 8, 3, groups=2)]
+    convs += [nn.Conv1d(8, 8, 3, padding=1, padding_mode="reflect")]
+    strange = factorize(nn.Sequential(*convs, nn.Linear(8, 8)), 0.25, skip=())
     with pytest.raises(UserError) as caught:
         export_lora(strange, strange, tmp_path)
     assert str(caught.value) == (
         "cannot export an adapter: 0, a FactorizedConvTranspose, has no form as LoRA; 1, a FactorizedConv with "
-        "dilation, has no form as LoRA; 2, a FactorizedConv with padding_mode 'reflect', has no form as LoRA; 3, a "
-        "FactorizedConv with groups, has no form as LoRA"
+        "dilation, has no form as LoRA; 2, a FactorizedConv with groups, has no form as LoRA; 3, a FactorizedConv with "
+        "padding_mode 'reflect', has no form as LoRA"
     )
     with pytest.raises(UserError, match="this FactorizedLinear is the whole model, and PEFT adapts layers inside one"):
         export_lora(factorize(nn.Linear(8, 8), 0.25, skip=()), nn.Linear(8, 8), tmp_path)
     with pytest.raises(UserError, match="no factorized layers"):
         export_lora(plain(), plain(), tmp_path)
+    twice = factorize(nn.Sequential(*[nn.Linear(8, 8)] * 2), 0.25, skip=())
+    twice[0].u.data[0, 0] = torch.nan
+    with pytest.raises(UserError, match=r"0 has another name too; PEFT would adapt one; 0\.u has NaN or Inf"):
+        export_lora(twice, twice, tmp_path)
     export_lora(trained(small), small, tmp_path)
     with pytest.raises(UserError, match="holds an adapter already"):
         export_lora(trained(small), small, tmp_path)
