@@ -8,7 +8,6 @@ rank of that difference.
 
 import json
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sharding.errors import UserError, few
-from sharding.factorization.choose import Patterns, matching
+from sharding.factorization.choose import Patterns, aliases, matching
 from sharding.layers import FactorizedEmbedding, FactorizedLayer, FactorizedLinear
 from sharding.layers.conv import FactorizedConv
 from sharding.layers.linear import FactorizedTransposedLinear
@@ -78,6 +77,10 @@ def export_lora(model: nn.Module, start: nn.Module, folder: str | Path, modules_
         "target_modules": "|".join(map(re.escape, pairs)),
         "fan_in_fan_out": any(isinstance(layer, FactorizedTransposedLinear) for layer in layers.values()),
         "modules_to_save": saved or None,
+        "bias": "none",
+        "lora_dropout": 0.0,
+        "inference_mode": True,
+        "task_type": None,
         "base_model_name_or_path": None,
     }
     tensors: dict[str, Tensor] = {}
@@ -109,8 +112,8 @@ def _check(model: nn.Module, start: nn.Module, layers: Mapping[str, FactorizedLa
     before = dict(start.named_modules())
     problems = [f"{name}, {what}, has no form as LoRA" for name, part in layers.items() if (what := _formless(part))]
     problems += [f"{name} is not in the model it started from" for name in layers if name not in before]
-    uses = Counter(id(part) for _, part in model.named_modules(remove_duplicate=False))
-    problems += [f"{name} has another name too; PEFT would adapt one" for name in layers if uses[id(layers[name])] > 1]
+    names = aliases(model)
+    problems += [f"{name} has another name too; PEFT would adapt one" for name in layers if len(names[name]) > 1]
     if broken := find_nonfinite(dict(model.named_parameters())):
         problems.append(f"{broken} has NaN or Inf")
     problems += [f"{name} is factorized; leave it out of modules_to_save" for name in layers if _is_in(name, saved)]
