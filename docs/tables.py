@@ -15,15 +15,6 @@ from train.report.text import mean_and_spread
 RESULTS = Path(__file__).parents[1] / "results"
 NOTHING = "–"
 CIFAR = "CIFAR-10 (re-encoded)"  # lossy WebP, not the official images
-TRIALS = {  # files of results/beyond/screening
-    "annealed": "annealed from `top_n` to `collective`",
-    "uneven_collective": "`collective`, our options, r = 0.2 and 0.4, rate 0.025",
-    "uneven_top_n": "`top_n`, our options, r = 0.2 and 0.4, rate 0.025",
-    "no_decay": "`collective` without decay",
-    "low_rank_top_n": "`top_n`, low-rank start",
-    "low_rank_products": "`collective`, low-rank start, means of products",
-    "low_rank_products_nesterov": "`collective`, low-rank start, means of products, `nesterov`",
-}
 SETUPS = {"wireless_logistic": "Setup 1", "wireless": "Setup 2", "wireless_mnist": "Setup 3"}
 
 Table = Callable[[], Iterator[str]]
@@ -147,20 +138,6 @@ def hundred_rounds() -> Iterator[str]:
     yield from head(f"{CIFAR}, 100 rounds", "MB", "accuracy, %")
     for trial, its in sorted(last.items(), key=lambda item: -float(item[1]["test_accuracy"])):
         yield row(trial, its["megabytes"], f"{100 * float(its['test_accuracy']):.1f}")
-
-
-def screened() -> Iterator[str]:
-    """Yield the accuracy of short trials on the way, beside the published strategies' own."""
-    rounds = (40, 60, 80, 100)
-    yield from head("trial", *(f"round {t}" for t in rounds), "client's error")
-    cells = RESULTS / "tables_medium/cells/cifar10_resnet18/r0.1"
-    files = {f"`{name}` as published": cells / f"{name}-0" / "metrics.jsonl" for name in ("collective", "top_n")}
-    files |= {TRIALS[path.stem]: path for path in sorted((RESULTS / "beyond" / "screening").glob("*"))}
-    for name, path in files.items():
-        lines = _lines(path)
-        scores = {line["round"] + 1: f"{100 * line['test_accuracy']:.1f}" for line in lines if "test_accuracy" in line}
-        error = _mean_of([line for line in lines if 60 <= line["round"] < 80], "discrepancy_client")
-        yield row(name, *(scores.get(t, NOTHING) for t in rounds), error)
 
 
 # The paper's tables
@@ -392,7 +369,7 @@ def _measured(path: str) -> dict[str, Any]:
 
 PARTS: tuple[Table, ...] = (
     *(beyond, beyond_shakespeare, uneven, quickstart),
-    *(wire, wires, wire_options, hundred_rounds, screened),
+    *(wire, wires, wire_options, hundred_rounds),
     *(options, options_gains, options_trials),
     *(medium, spectra, learning_rates),
     *(uneven_clients, shakespeare_uploads, cifar100_uploads, joint_sampling, wireless, multi_task),
