@@ -9,7 +9,7 @@ from typing import Any
 
 import sharding
 from train.config.schema import Config
-from train.config.sections import Section
+from train.config.sections import Section, section_of
 
 
 def configuration() -> Iterator[str]:
@@ -18,11 +18,7 @@ def configuration() -> Iterator[str]:
 
 
 def _section(section: type[Section], prefix: str) -> Iterator[str]:
-    inner = {
-        name: info.annotation
-        for name, info in section.model_fields.items()
-        if isinstance(info.annotation, type) and issubclass(info.annotation, Section)
-    }
+    inner = {name: its for name, info in section.model_fields.items() if (its := section_of(info))}
     defaults: dict[str, Any] = {}  # some follow from those before them
     for name, info in section.model_fields.items():
         if name not in inner:
@@ -58,7 +54,7 @@ def _themes() -> dict[str, list[str]]:
 def _signature(name: str) -> str:
     """Return a name with its parameters and defaults, without types."""
     its = getattr(sharding, name)
-    if isinstance(its, Mapping) or issubclass_of(its, Exception):
+    if isinstance(its, Mapping) or (isinstance(its, type) and issubclass(its, Exception)):
         return name
     shown = []
     for parameter in inspect.signature(its).parameters.values():
@@ -67,11 +63,6 @@ def _signature(name: str) -> str:
         mark = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
         shown.append(f"{mark}{parameter.name}" + ("" if default is parameter.empty else f"={value}"))
     return f"{name}({', '.join(shown)})"
-
-
-def issubclass_of(its: object, kind: type) -> bool:
-    """Return whether an object is a class derived from another."""
-    return isinstance(its, type) and issubclass(its, kind)
 
 
 def _purpose(name: str) -> str:

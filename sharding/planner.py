@@ -56,11 +56,7 @@ class Plan(Mapping[Client, Shard]):
     A shard is cut when you ask for it, and the plan does not keep it: all of them would be more than the model.
 
     Args:
-        frames: each client's shard without terms.
-        spectra: see below.
-        groups: see below.
-        draws: see below.
-        dense: see below.
+        frames: each client's shard without terms; the others are the attributes.
 
     Attributes:
         spectra: of the sharded layers, by name, with the terms that some client of the round holds.

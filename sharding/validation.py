@@ -26,15 +26,15 @@ def is_whole(value: object) -> TypeGuard[int]:
     return is_number(value) and float(value).is_integer()
 
 
-def as_whole(value: object, name: str, least: int = 1, most: int | None = None) -> int:
+def as_whole(value: object, name: str, most: int | None = None) -> int:
     """Return a whole number as an int.
 
     Raises:
-        UserError: it is not whole, below `least`, or above `most`.
+        UserError: it is not whole, below 1, or above `most`.
     """
-    if is_whole(value) and least <= value and (most is None or value <= most):
+    if is_whole(value) and value >= 1 and (most is None or value <= most):
         return int(value)
-    allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
+    allowed = "of at least 1" if most is None else f"from 1 to {most}"
     raise UserError(f"{name} is {shown(value)}; a whole number {allowed} is needed")
 
 

@@ -52,15 +52,14 @@ def read(words: Sequence[str]) -> Arguments:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="set a key of every run, e.g. rounds=3")
     parser.add_argument("--into", type=Path, help="folder to write to (default: results/STUDY)")
     parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="use these seeds instead of the study's")
-    parser.add_argument(
-        "--only", nargs="*", metavar="METHOD", help="run only these methods of beyond*; without a method, run none"
-    )
+    only = "run only these methods of beyond*, options* or uneven; without a method, run none"
+    parser.add_argument("--only", nargs="*", metavar="METHOD", help=only)
     parser.add_argument("--jobs", type=int, help="runs at a time (default: one per core)")
     args = parser.parse_intermixed_args(words)
     into = args.into or Path("results") / args.study
-    seeds, only = (None if its is None else tuple(its) for its in (args.seeds, args.only))
+    seeds, methods = (None if its is None else tuple(its) for its in (args.seeds, args.only))
     command = shlex.join(["python", "-m", "studies", args.study, *args.overrides])
-    return Arguments(args.study, into, tuple(args.overrides), seeds, only, args.jobs, command)
+    return Arguments(args.study, into, tuple(args.overrides), seeds, methods, args.jobs, command)
 
 
 if __name__ == "__main__":

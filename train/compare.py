@@ -178,8 +178,8 @@ def _start(context: Any, cell: Config, resume: bool, slot: int) -> tuple[Connect
 
 
 def _killed(exit_code: int | None) -> FailedRun | None:
-    """Return why a run failed whose process was killed; None if it ended by itself."""
-    why = f"its process was killed (exit code {exit_code}), perhaps because memory ran out"
+    """Return why a run failed whose process was stopped or killed; None if it ended by itself."""
+    why = f"its process was stopped or killed (exit code {exit_code}), perhaps because memory ran out"
     return FailedRun(f"{why}; {REMEDY}") if exit_code else None
 
 
@@ -209,8 +209,8 @@ def _work(cell: Config, resume: bool, slot: int, line: Connection) -> None:
     try:
         with watched(send):
             run(cell, [EachRound(lambda metrics: send(dict(metrics)))], resume)
-    except KeyboardInterrupt:
-        os._exit(0)
+    except KeyboardInterrupt:  # unless the parent asked for it, this is a failure
+        os._exit(1)
     except Exception as error:
         log.debug("%s failed", cell.directory, exc_info=True)
         why = str(error) if isinstance(error, UserError | RunError) else f"{type(error).__name__}: {error}"

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -16,16 +16,15 @@ from sharding.planner import Client
 from sharding.shard import update_norm
 from train.config.registries import SCHEDULES
 from train.config.schema import Config
-from train.data import Dataset
+from train.data import Dataset, Split
 from train.engines import Engine, Job, Update
 from train.engines.base import Updates
-from train.engines.local import ClientData
 from train.runtime.clock import Clock
 from train.runtime.stages import enter
 
 log = logging.getLogger(__name__)
 
-Metrics = dict[str, object]  # of a round
+Metrics = dict[str, Any]  # of a round
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Experiment:
 
     config: Config
     dataset: Dataset
-    training: ClientData
+    training: Split
     server: Server
     keep_ratios: Mapping[Client, float]
     num_samples: Mapping[Client, int]
@@ -96,11 +95,6 @@ class Experiment:
     def parts(self) -> Mapping[str, Self]:
         """Itself by its name: `train.multi_model.MultiModel` has several."""
         return {self.config.name: self}
-
-    @property
-    def device(self) -> torch.device:
-        """That of the model and the data."""
-        return self.dataset.test.targets.device
 
     def close(self) -> None:
         """Release the engine's processes, if any."""

@@ -75,7 +75,8 @@ class MultiModel:
 
     def summarize(self, found: Mapping[str, Metrics], num_clients: int) -> Metrics:
         """Return each model's metrics under its name, and over models sums of bytes and counts, means of the others."""
-        common: Metrics = {"clients": num_clients} | {key: sum(_numbers(found, key)) for key in SUMS}
+        lost = {f"{name}/{client}": why for name, its in found.items() for client, why in its["failures"].items()}
+        common: Metrics = {"clients": num_clients, "failures": lost} | {key: sum(_numbers(found, key)) for key in SUMS}
         common |= {key: float(np.mean(values)) for key in MEANS if (values := _numbers(found, key))}
         return common | {f"{name}/{key}": value for name, its in found.items() for key, value in its.items()}
 

@@ -28,7 +28,7 @@ from train.rundir.model_file import save_model
 from train.rundir.provenance import Provenance, describe_start, keep_device
 from train.rundir.records import Clients, check_clients, describe_clients
 from train.runtime.files import write_whole
-from train.runtime.jsonl import keep_lines, read_lines
+from train.runtime.jsonl import has_ended, keep_lines, read_lines
 from train.runtime.signals import Request, stop_on_request
 from train.runtime.stages import enter
 
@@ -82,7 +82,8 @@ def _train(config: Config, callbacks: Sequence[Callback], resume: bool, build: B
             closing([*open_callbacks(experiment, lines, request), *callbacks]) as watching,
         ):
             enter("training its first round" if start == 0 else f"resuming with round {start + 1}")
-            done = run_rounds(experiment, start, [*watching, LostRounds(config.rounds)])
+            ended = has_ended(lines, config.rounds)  # it may lack only its model
+            done = None if ended else run_rounds(experiment, start, [*watching, LostRounds(config.rounds)])
             rounds = start if done is None else done.number + 1
             save_model(config.directory / files.MODEL_FILE, experiment.result, rounds, experiment.parts)
             if done is not None and not done.last:

@@ -11,14 +11,13 @@ from sharding.planner import Client
 from train.config.sections import LocalConfig
 from train.data import Dataset, Split
 from train.engines import Job, ProcessesEngine
-from train.engines.local import ClientData
 
 
-class Users(Mapping[Client, ClientData]):
+class Users(Mapping[Client, Split]):
     """Reads a user's images on access, as the other simulators do."""
 
-    def __getitem__(self, user: Client) -> ClientData:
-        return ClientData(*samples(int(user)))
+    def __getitem__(self, user: Client) -> Split:
+        return Split(*samples(int(user)))
 
     def __iter__(self) -> Iterator[Client]:
         return iter(range(USERS))

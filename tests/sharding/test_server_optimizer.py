@@ -7,6 +7,7 @@ from torch import nn
 from sharding import ServerOptimizer
 from sharding.aggregation.server_optimizer import SERVER_OPTIMIZERS
 from sharding.errors import UserError
+from sharding.modules.finite import find_nonfinite
 
 
 def model_at(value: float) -> nn.Module:
@@ -128,6 +129,10 @@ def test_a_step_that_is_not_finite_is_not_taken(name, caplog):
     assert torch.equal(model[0].weight, before)
     assert not server.state_dict()
     assert "skipped the server's step" in caplog.text
+
+
+def test_an_imaginary_part_that_is_not_finite_is_found():
+    assert find_nonfinite({"whole": torch.ones(2) + 1j, "lost": torch.tensor([complex(0, torch.nan)])}) == "lost"
 
 
 def stepped(name):

@@ -33,6 +33,12 @@ def test_the_table_has_each_arm_at_its_best_rate(tmp_path, capsys):
     assert len(arms) == len({tuple(arm.words) for arm in arms.values()})
 
 
+def test_differences_are_to_the_first_arm_in_any_order():
+    runs = {f"{name}, lr 0.1": {0: course(end, end)} for name, end in (("second", 0.4), ("first", 0.5))}
+    assert "| -10.0 (one seed) |" in options.arms_table(runs, "first")
+    assert options.arms_table({}, "first").count("\n") == 1  # the head only
+
+
 @pytest.mark.parametrize("study", options.EXPERIMENTS)
 def test_every_arm_is_a_configuration(study):
     its = options.EXPERIMENTS[study]

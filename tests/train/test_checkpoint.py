@@ -1,11 +1,12 @@
 """What stands beside the model in a checkpoint is never taken for a part of it."""
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
 from sharding import ServerOptimizer, iterate_average
-from train.rundir.checkpoint import Checkpoint
+from train.rundir.checkpoint import Checkpoint, SpoiledError
 from train.rundir.model_file import save_model
 
 
@@ -52,3 +53,10 @@ def test_a_model_with_tied_weights_comes_back_tied(tmp_path):
     assert torch.equal(other[0].weight, model[0].weight)
     save_model(path, model, 1, {})
     assert {*load_file(path)} == {*model.state_dict()}
+
+
+def test_a_checkpoint_without_a_checksum_is_spoiled(tmp_path):
+    content = Checkpoint.of(nn.Linear(2, 2), 1).to_bytes()
+    (tmp_path / "checkpoint").write_bytes(content.replace(b"checksum", b"checksun"))
+    with pytest.raises(SpoiledError, match="checksum"):
+        Checkpoint.read(tmp_path / "checkpoint")

@@ -8,7 +8,7 @@ from sharding.rng import generator
 from train.config.sections import LocalConfig
 from train.data import Dataset, Split
 from train.data.dataset import unchanged
-from train.engines.local import ClientData, cross_entropy, draw_passes, evaluate, train_locally
+from train.engines.local import cross_entropy, draw_passes, evaluate, train_locally
 
 CLIP, DECAY, LR, MOMENTUM = 2.0, 0.05, 0.1, 0.9
 
@@ -40,7 +40,7 @@ def train_by_hand(model, data, epochs, batch_size):
 def test_local_training_is_clipped_decayed_sgd_with_momentum():
     data, model, expected = make_data(), make_model(), make_model()
     local = LocalConfig(epochs=2, batch_size=3, optimizer="sgd", lr=LR, momentum=MOMENTUM, frobenius_decay=DECAY)
-    client = ClientData(data.train.inputs, data.train.targets)
+    client = Split(data.train.inputs, data.train.targets)
     loss = train_locally(model, client, data, local, LR, CLIP, key=(0, 0, 0))
     assert abs(loss.item() - train_by_hand(expected, data, 2, 3)) < 1e-6
     for name, parameter in model.named_parameters():
@@ -50,7 +50,7 @@ def test_local_training_is_clipped_decayed_sgd_with_momentum():
 
 def test_training_depends_on_its_key_alone():
     data = make_data()
-    client = ClientData(data.train.inputs, data.train.targets)
+    client = Split(data.train.inputs, data.train.targets)
 
     def trained(key, state):
         model = nn.Sequential(make_model(), nn.Dropout(0.5))
@@ -83,8 +83,8 @@ def test_evaluation_counts_all_batches_and_no_ignored_target():
 def test_steps_are_batches_drawn_with_replacement_as_many_for_everybody():
     data = make_data(samples=7)
     local = LocalConfig(steps=5, batch_size=3, optimizer="sgd")
-    client = ClientData(data.train.inputs, data.train.targets)
-    for owner in (client, ClientData(client.inputs[:2], client.targets[:2])):
+    client = Split(data.train.inputs, data.train.targets)
+    for owner in (client, Split(client.inputs[:2], client.targets[:2])):
         assert len(draw_passes(owner, data, local, (0, 0, 0))) == 5 * 3
     drawn = draw_passes(client, data, local, (0, 0, 0))
     rows = generator("batches", 0, 0, 0).integers(7, size=15)

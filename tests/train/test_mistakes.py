@@ -253,6 +253,8 @@ table 1 strategy=dense → strategy
 table 1 seed=5 → --seeds
 report nowhere → nowhere
 report CONFIGS → no run
+report CONFIGS --output x.html no-such-folder → no-such-folder
+list words → unknown argument 'words'
 report CONFIGS --targets 0.8,800 → '800'
 report CONFIGS --targets most → 'most'
 """

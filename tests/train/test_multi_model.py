@@ -73,6 +73,13 @@ def test_tasks_differ_only_where_they_say():
     assert (one.seed, two.seed, two.keep_ratio, one.clients.sampler) == (0, 5, 0.5, "uniform")
 
 
+def test_a_task_keeps_the_other_keys_of_a_section():
+    (task,) = (
+        tiny("unused", "aggregation.norm_bound=3", "tasks={a: {aggregation: {trim: 0.2}}}").task_configs().values()
+    )
+    assert (task.aggregation.norm_bound, task.aggregation.trim) == (3, 0.2)
+
+
 def test_losses_are_those_of_each_clients_data():
     experiment = assemble_models(tiny("unused")).parts["one"]
     losses = local_losses(experiment, [3, 5], batch_size=50)
@@ -98,6 +105,7 @@ def test_a_client_that_fails_or_reports_nan_stops_nothing(caplog):
     assert norms[4, 1] > 0
     lines = []
     run_rounds(tasks, 0, [EachRound(lines.append)])
+    assert list(lines[0]["failures"]) == ["one/4"]
     assert lines[0]["failed"] == 1  # the one that could not train; the other is never drawn
     assert "[2] of the cohort reported no number in round 0" in caplog.text
     assert all(tensor.isfinite().all() for tensor in tasks.model.state_dict().values())

@@ -24,6 +24,8 @@ from train.engines import processes
 from train.engines.sequential import SequentialEngine
 from train.run import run
 from train.rundir.directory import is_finished
+from train.rundir.files import MODEL_FILE
+from train.rundir.records import read_layers
 
 OWN = [*TINY, "clients.count=20"]
 EXAMPLES = {
@@ -199,13 +201,17 @@ def test_a_run_with_two_targets_ends_when_each_has_been_reached():
 
 
 def test_a_run_that_reached_its_target_is_finished(tmp_path):
-    config = load_config(QUICKSTART, [*OWN, "rounds=9", "target_accuracy=0.01", f"output={tmp_path}"])
+    words = ["strategy=collective", "rounds=9", "evaluate_every=2", "target_accuracy=0.01", f"output={tmp_path}"]
+    config = load_config(QUICKSTART, [*OWN, *words])
     assert not is_finished(config)
-    (line,) = read(run(config))
-    assert "has reached target_accuracy=0.01" in line["stopped"]
+    lines = read(run(config))
+    assert "has reached target_accuracy=0.01" in lines[1]["stopped"]
+    assert {round for round, _ in read_layers(tmp_path)} == {0, 1}
     assert is_finished(config)
+    (tmp_path / MODEL_FILE).unlink()
     run(config, resume=True)
-    assert read(tmp_path) == [line]
+    assert read(tmp_path) == lines
+    assert is_finished(config)
 
 
 def test_directories_are_named_after_what_was_overridden():

@@ -35,7 +35,7 @@ class MetricsFile(Callback):
 
     def after_round(self, done: FinishedRound) -> None:
         """Write the round, so that its metrics are on disk before the next round starts."""
-        if records_layers(self._config, done.number):
+        if records_layers(self._config, done.number, done.last):
             for task, layers in done.layers.items():
                 with writing(self._layers):
                     append_layers(self._layers, done.number, task, layers)

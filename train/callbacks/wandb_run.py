@@ -85,7 +85,7 @@ class WandbRun(Callback):
             return
         derived = {"megabytes": self._megabytes} | ({"best_test_accuracy": self._best} if self._best >= 0 else {})
         numbers = {self._named(key): value for key, value in (metrics | derived).items() if is_number(value)}
-        layers = self._histograms(done) if records_layers(self._config, done.number) else {}
+        layers = self._histograms(done) if records_layers(self._config, done.number, done.last) else {}
         self._run.log(numbers | layers, step=done.number)
         self._told = done.number + 1
         self._remember()

@@ -84,7 +84,12 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     if unknown := [word for word in rest if word.startswith("-")]:
         remedy = f"keys are set as key=value, without dashes; see {PROGRAM} {args.command} --help"
         raise UserError(f"unknown option {shown(unknown[0])}; {remedy}")
-    args.overrides += rest
+    if args.command == "list" and rest:
+        raise UserError(f"unknown argument {shown(rest[0])}; see {PROGRAM} list --help")
+    if args.command == "report":
+        args.folders += map(Path, rest)
+    else:
+        args.overrides += rest
     if args.imports:
         args.overrides.append(f"plugins=[{', '.join(args.imports)}]")
     check_once(settings(args.overrides))

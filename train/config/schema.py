@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
-from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from torch import nn
 
@@ -30,6 +29,7 @@ from train.config.sections import (
     NetworkConfig,
     Section,
     TrackingConfig,
+    section_of,
 )
 from train.config.values import FileName, UserPath
 from train.config.yaml_text import parse_yaml, read_yaml
@@ -284,7 +284,7 @@ def _merged(shared: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(shared)
     for key, value in own.items():
         old: Any = shared.get(key)
-        section = key in ("model", "data", "local", "network") and isinstance(old, dict) and isinstance(value, dict)
+        section = key in SECTIONS and isinstance(old, dict) and isinstance(value, dict)
         other_model = section and key == "model" and value.get("name", old["name"]) != old["name"]
         merged[key] = old | value if section and not other_model else value
     return merged
@@ -360,14 +360,8 @@ def is_named(key: str, names: frozenset[str]) -> bool:
 def _known_keys(section: type[Section], prefix: str = "") -> Iterator[str]:
     for name, info in section.model_fields.items():
         yield prefix + name
-        if (inner := _section_of(info)) is not None:
+        if (inner := section_of(info)) is not None:
             yield from _known_keys(inner, f"{prefix}{name}.")
 
 
-def _section_of(info: FieldInfo) -> type[Section] | None:
-    """Return the section of a key, or None if the key has a value."""
-    kind = info.annotation
-    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
-
-
-SECTIONS = frozenset(name for name, info in Config.model_fields.items() if _section_of(info) is not None)
+SECTIONS = frozenset(name for name, info in Config.model_fields.items() if section_of(info) is not None)

@@ -13,6 +13,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 
 from models.options import options_of
 from sharding.client_sampling import SAMPLERS
@@ -40,16 +41,27 @@ class Section(BaseModel):
     """A part of the configuration. Unknown keys, NaN, infinities, and true or false for a number are errors."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, use_attribute_docstrings=True
+        extra="forbid",
+        frozen=True,
+        validate_default=True,
+        allow_inf_nan=False,
+        ser_json_inf_nan="constants",  # a clip of inf stays one
+        use_attribute_docstrings=True,
     )
 
     @field_validator("*", mode="before")
     @classmethod
     def _flags_are_flags(cls, value: object, info: ValidationInfo) -> object:
-        annotation = cls.model_fields[info.field_name or ""].annotation
-        section = isinstance(annotation, type) and issubclass(annotation, Section)
-        refused_anyway = section or info.field_name == "tasks" or get_origin(annotation) is Literal
+        its = cls.model_fields[info.field_name or ""]
+        annotation = its.annotation
+        refused_anyway = section_of(its) or info.field_name == "tasks" or get_origin(annotation) is Literal
         return value if refused_anyway else refuse_mistaken_flag(value, annotation is bool)
+
+
+def section_of(info: FieldInfo) -> type[Section] | None:
+    """Return the section of a key, or None if the key has a value."""
+    kind = info.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
 
 
 class ModelConfig(Section):
@@ -120,10 +132,9 @@ class ClientsConfig(Section):
     beta_over_alpha: Annotated[float, Field(ge=0)] | Literal["pilots"] | None = None
     """β/α of `wireless`, in units of (norm of an update over the step size)². `pilots` measures it before round 0."""
     pilot_losses: tuple[Annotated[float, Field(gt=0)], ...] = ()
-    """Training losses, e.g.
+    """Training losses, such as [1.2, 1.1, 1.0], at which uniform and weighted pilots are compared.
 
-    [1.2, 1.1, 1.0], at which pilots with uniform and with weighted draws are compared. Pilots measure G for `wireless`
-    and `statistical`, and β/α if that is `pilots`.
+    Pilots measure G for `wireless` and `statistical`, and β/α if that is `pilots`.
     """
     signal: str | None = None
     """Signal by which `mmfl` draws: `norm` (default), `loss`, `round_robin`, `uniform` or `full`."""

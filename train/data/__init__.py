@@ -36,16 +36,18 @@ _EMPTY: dict[str, Callable[..., Dataset]] = {
 
 
 def empty_dataset(name: str, options: Mapping[str, object] | None = None) -> Dataset:
-    """Return a dataset without its samples: both splits are empty, and nothing is read.
+    """Return a dataset without its samples: both splits are empty. Only your own datasets are loaded for that.
 
     Args:
-        name: of a dataset of this package.
+        name: of a dataset.
         options: as `load_dataset` takes them.
 
     Raises:
-        UserError: an unknown dataset.
+        UserError: an unknown dataset, or your own cannot be loaded.
     """
-    return pick(_EMPTY, name, "dataset")(**(options or {}))
+    if name in _EMPTY:
+        return _EMPTY[name](**(options or {}))
+    return load_dataset(name, options=options).without_samples()
 
 
 def load_dataset(

@@ -37,6 +37,10 @@ class Split:
         """Return the same samples on another device."""
         return Split(self.inputs.to(device), self.targets.to(device))
 
+    def emptied(self) -> Split:
+        """Return a split of the same kind without samples."""
+        return Split(self.inputs[:0].clone(), self.targets[:0].clone())
+
 
 NOTHING = Split(torch.empty(0), torch.empty(0))
 
@@ -83,7 +87,11 @@ class Dataset:
 
     def without_training(self) -> Dataset:
         """Return the dataset with an empty training split, for when its samples are elsewhere."""
-        return dataclasses.replace(self, train=Split(self.train.inputs[:0].clone(), self.train.targets[:0].clone()))
+        return dataclasses.replace(self, train=self.train.emptied())
+
+    def without_samples(self) -> Dataset:
+        """Return the dataset with two empty splits: it only prepares and augments samples."""
+        return dataclasses.replace(self, train=self.train.emptied(), test=self.test.emptied())
 
 
 def checked(dataset: Dataset) -> Dataset:

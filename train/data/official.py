@@ -5,6 +5,7 @@ CIFAR-10, CIFAR-100 and MNIST are read, and fetched, by torchvision; TinyImageNe
 
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from shutil import rmtree
@@ -17,14 +18,11 @@ from sharding.errors import UserError
 from train.data.images import Images, decode
 
 
-def read_cifar10(folder: Path, training: bool) -> Images:
-    """Read `folder/cifar-10-batches-py`."""
-    return _from_cifar(_open(datasets.CIFAR10, folder, training))
-
-
-def read_cifar100(folder: Path, training: bool) -> Images:
-    """Read `folder/cifar-100-python`."""
-    return _from_cifar(_open(datasets.CIFAR100, folder, training))
+def read_cifar(kind: type[datasets.CIFAR10], folder: Path, training: bool) -> Images:
+    """Read `folder/cifar-10-batches-py` or `folder/cifar-100-python`."""
+    split = _open(kind, folder, training)
+    inputs = torch.from_numpy(split.data).permute(0, 3, 1, 2).contiguous()  # from (samples, height, width, channels)
+    return Images(inputs, torch.tensor(split.targets))
 
 
 def read_mnist(folder: Path, training: bool) -> Images:
@@ -49,8 +47,8 @@ def read_tiny_imagenet(folder: Path, training: bool) -> Images:
 
 
 READERS: dict[str, Callable[[Path, bool], Images]] = {
-    "cifar10": read_cifar10,
-    "cifar100": read_cifar100,
+    "cifar10": partial(read_cifar, datasets.CIFAR10),
+    "cifar100": partial(read_cifar, datasets.CIFAR100),
     "mnist": read_mnist,
     "tiny_imagenet": read_tiny_imagenet,
 }
@@ -89,9 +87,3 @@ def _open(dataset: Callable[..., Any], folder: Path, training: bool) -> Any:
         raise UserError(
             f"incomplete files under {folder}: replace them with valid ones, or remove them and set data.download=true"
         ) from error
-
-
-def _from_cifar(split: datasets.CIFAR10) -> Images:
-    """Take torchvision's (samples, height, width, channels) array apart."""
-    inputs = torch.from_numpy(split.data).permute(0, 3, 1, 2).contiguous()
-    return Images(inputs, torch.tensor(split.targets))

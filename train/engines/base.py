@@ -12,8 +12,7 @@ from sharding import Plan, Shard
 from sharding.errors import Failure
 from sharding.planner import Client
 from train.config.sections import LocalConfig
-from train.data import Dataset
-from train.engines.local import ClientData
+from train.data import Dataset, Split
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Job:
     """
 
     model: nn.Module
-    clients: Mapping[Client, ClientData]
+    clients: Mapping[Client, Split]
     dataset: Dataset
     local: LocalConfig
     clip: float | None

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from math import isfinite
 
@@ -21,22 +20,7 @@ from train.engines.memory_format import channels_last
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class ClientData:
-    """One client's samples, raw, on the training device: inputs (D_c, …) and targets (D_c, …)."""
-
-    inputs: Tensor
-    targets: Tensor
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def to(self, device: torch.device | str) -> "ClientData":
-        """Return the same samples on another device."""
-        return ClientData(self.inputs.to(device), self.targets.to(device))
-
-
-class Shares(Mapping[Client, ClientData]):
+class Shares(Mapping[Client, Split]):
     """The clients' samples, in one tensor that processes on one machine can share.
 
     Args:
@@ -49,15 +33,15 @@ class Shares(Mapping[Client, ClientData]):
         self._inputs, self._targets = inputs, targets
         self._ends = list(accumulate(sizes, initial=0))
 
-    def __getitem__(self, client: Client) -> ClientData:
+    def __getitem__(self, client: Client) -> Split:
         if client not in range(len(self)):
             raise KeyError(client)
         rows = slice(self._ends[int(client)], self._ends[int(client) + 1])
-        return ClientData(self._inputs[rows], self._targets[rows])
+        return Split(self._inputs[rows], self._targets[rows])
 
-    def all(self) -> ClientData:
+    def all(self) -> Split:
         """Return the samples of all clients, one client after the other."""
-        return ClientData(self._inputs, self._targets)
+        return Split(self._inputs, self._targets)
 
     def __iter__(self) -> Iterator[Client]:
         return iter(range(len(self)))
@@ -68,7 +52,7 @@ class Shares(Mapping[Client, ClientData]):
 
 def train_locally(
     model: nn.Module,
-    data: ClientData,
+    data: Split,
     dataset: Dataset,
     local: LocalConfig,
     lr: float,
@@ -118,7 +102,7 @@ def passes(num_samples: int, local: LocalConfig) -> tuple[int, int]:
     return (local.epochs, num_samples) if local.steps is None else (1, local.steps * local.batch_size)
 
 
-def draw_passes(data: ClientData, dataset: Dataset, local: LocalConfig, key: tuple[int | str, ...]) -> ClientData:
+def draw_passes(data: Split, dataset: Dataset, local: LocalConfig, key: tuple[int | str, ...]) -> Split:
     """Return the samples of all passes in order of use, raw and augmented; each epoch is a permutation."""
     rng, (count, length) = generator("batches", *key), passes(len(data), local)
     if local.steps is None:
@@ -129,13 +113,11 @@ def draw_passes(data: ClientData, dataset: Dataset, local: LocalConfig, key: tup
     inputs = data.inputs[order]
     if dataset.augment is not None:
         inputs = dataset.augment(inputs, torch.Generator().manual_seed(seed_of("augment", *key)))
-    return ClientData(inputs, data.targets[order])
+    return Split(inputs, data.targets[order])
 
 
 @torch.no_grad()
-def evaluate(
-    model: nn.Module, dataset: Dataset, data: Split | ClientData, batch_size: int = 512
-) -> tuple[float, float]:
+def evaluate(model: nn.Module, dataset: Dataset, data: Split, batch_size: int = 512) -> tuple[float, float]:
     """Return (accuracy in 0…1, mean cross-entropy) of a model over all targets of `data` but the ignored ones.
 
     Samples are prepared as `dataset` says, and never augmented.
@@ -155,7 +137,7 @@ def evaluate(
 
 
 def _batches(
-    data: ClientData, dataset: Dataset, local: LocalConfig, key: tuple[int | str, ...]
+    data: Split, dataset: Dataset, local: LocalConfig, key: tuple[int | str, ...]
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield prepared batches of all passes."""
     drawn, (_, length) = draw_passes(data, dataset, local, key), passes(len(data), local)
@@ -164,5 +146,5 @@ def _batches(
             yield channels_last(dataset.prepare(batch)), wanted
 
 
-def _cuda_devices(data: ClientData) -> list[torch.device]:
+def _cuda_devices(data: Split) -> list[torch.device]:
     return [data.targets.device] if data.targets.is_cuda else []

@@ -44,7 +44,8 @@ class ProcessesEngine:
 
     def __init__(self, job: Job, num_workers: int | None = None) -> None:
         count, self._device = num_workers or count_devices(job), job.device
-        _must_be_sendable(job)
+        home = job.to("cpu")
+        _must_be_sendable(home)
         self._ahead = AHEAD * count
         context: Any = get_context(start_method())
         if start_method() == "forkserver":
@@ -53,7 +54,7 @@ class ProcessesEngine:
         devices = context.SimpleQueue()
         for place in range(count):
             devices.put(f"cuda:{place}" if job.device.type == "cuda" else "cpu")
-        self._pool = ProcessPoolExecutor(count, context, _begin, (job.to("cpu"), devices))
+        self._pool = ProcessPoolExecutor(count, context, _begin, (home, devices))
         try:
             self._pool.submit(os.getpid).result()  # starts them now, not in the first round
         except BrokenProcessPool as error:
@@ -83,7 +84,7 @@ class ProcessesEngine:
 
 def _must_be_sendable(job: Job) -> None:
     try:
-        ForkingPickler.dumps(job.to("cpu"))
+        ForkingPickler.dumps(job)
     except (AttributeError, TypeError, PicklingError) as error:
         raise UserError(
             f"model or dataset cannot be sent to other processes ({error}): "

@@ -19,7 +19,6 @@ from sharding.planner import Client
 from train.config.registries import import_parts
 from train.data import Split
 from train.engines.base import Job, Updates
-from train.engines.local import ClientData
 from train.engines.sequential import SequentialEngine
 from train.engines.workers import AHEAD, Answer, answer, train_in_order
 from train.runtime.errors import REMEDY, RunError
@@ -80,7 +79,7 @@ class RayEngine:
         if client not in self._samples:
             data = self._job.clients[client]
             # Copies, because a slice is pickled with the whole tensor that it belongs to.
-            self._samples[client] = self._ray.put(ClientData(data.inputs.cpu().clone(), data.targets.cpu().clone()))
+            self._samples[client] = self._ray.put(Split(data.inputs.cpu().clone(), data.targets.cpu().clone()))
         return self._samples[client]
 
 
@@ -109,9 +108,7 @@ def connect() -> Any:
 
 def _without_samples(job: Job) -> Job:
     """Return the job on the CPU, with a dataset that prepares and augments samples but holds none."""
-    dataset = job.dataset.without_training()
-    test = Split(dataset.test.inputs[:0].clone(), dataset.test.targets[:0].clone())
-    return replace(job, clients={}, dataset=replace(dataset, test=test)).to("cpu")
+    return replace(job, clients={}, dataset=job.dataset.without_samples()).to("cpu")
 
 
 @cache
@@ -125,9 +122,7 @@ def _engine(sent: Any) -> SequentialEngine:
     return SequentialEngine(job.to("cuda" if ray.get_gpu_ids() else "cpu"))
 
 
-def _train(
-    sent: list[Any], client: Client, data: ClientData, terms: bytes, dense: bytes, round: int, lr: float
-) -> Answer:
+def _train(sent: list[Any], client: Client, data: Split, terms: bytes, dense: bytes, round: int, lr: float) -> Answer:
     """Train a client in a worker. The job comes in a list, since Ray would read it anew for each task otherwise."""
     engine = _engine(sent[0])
     engine.job = replace(engine.job, clients={client: data.to(engine.job.device)})

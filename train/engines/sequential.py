@@ -46,15 +46,10 @@ class SequentialEngine:
 
     def resident(self, shard: Shard) -> nn.Module:
         """Return the model that shards of this one's keep ratio are trained in."""
-        size = size_of(shard)
+        size = shard.keep_ratio if shard.terms else None  # without terms all layers are whole
         if size not in self._residents:
             self._residents[size] = keep_memory_format(client_model(self.job.model, shard))
         return self._residents[size]
 
     def close(self) -> None:
         """Nothing to do."""
-
-
-def size_of(shard: Shard) -> float | None:
-    """Return what shards that fit one model have in common: the keep ratio, or None where all layers are whole."""
-    return shard.keep_ratio if shard.terms else None

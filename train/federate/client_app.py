@@ -4,7 +4,6 @@ It has the model's structure without weights. Its samples are in a file that its
 of a public dataset. Flower starts the app again for every message.
 """
 
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -22,13 +21,12 @@ from sharding.errors import UserError
 from sharding.strategies import get_strategy
 from train.assembly import assign_keep_ratios, find_device, make_model, read_dataset, share_out
 from train.config.schema import Config
-from train.data import Dataset, empty_dataset
+from train.data import Dataset, Split, empty_dataset
 from train.engines import Job, Update
-from train.engines.local import ClientData, Shares
+from train.engines.local import Shares
 from train.engines.sequential import SequentialEngine
-from train.federate.messages import Card, Order, norm_of, read_config, reply_record
+from train.federate.messages import Card, Order, config_text, norm_of, read_config, reply_record
 
-log = logging.getLogger(__name__)
 app = ClientApp()
 
 
@@ -89,8 +87,7 @@ def make_job(config: Config, settings: Mapping[str, Any]) -> Job:
     with init_empty():
         model = make_model(config, dataset)
     clip = config.clip if get_strategy(config.strategy).clips else None
-    data = ClientData(data.inputs.to(device), data.targets.to(device))
-    return Job(model, {partition_of(settings): data}, dataset, config.local, clip, config.seed)
+    return Job(model, {partition_of(settings): data.to(device)}, dataset, config.local, clip, config.seed)
 
 
 def partition_of(settings: Mapping[str, Any]) -> int:
@@ -105,7 +102,7 @@ def partition_of(settings: Mapping[str, Any]) -> int:
     return partition
 
 
-def open_data(config: Config, settings: Mapping[str, Any]) -> tuple[Dataset, ClientData]:
+def open_data(config: Config, settings: Mapping[str, Any]) -> tuple[Dataset, Split]:
     """Return the dataset without its samples, and the samples of this node.
 
     `data` in the node's configuration is a safetensors file with raw `inputs` and `targets`, as in `train.data.Split`.
@@ -117,11 +114,11 @@ def open_data(config: Config, settings: Mapping[str, Any]) -> tuple[Dataset, Cli
     if "data" in settings:
         return empty_dataset(config.data.name, config.data.options), read_data(Path(str(settings["data"])))
     partition, root = partition_of(settings), settings.get("data-root", config.data.root)
-    dataset, shares = share_out_once(config.model_dump_json(exclude={"output", "tracking"}), root)
+    dataset, shares = share_out_once(config_text(config), root)
     if partition not in shares:
         raise UserError(f"partition-id={partition} has no data; there are clients 0 to {len(shares) - 1}")
     data = shares[partition]
-    return dataset, ClientData(data.inputs.clone(), data.targets.clone())
+    return dataset, Split(data.inputs.clone(), data.targets.clone())
 
 
 @lru_cache(maxsize=1)
@@ -135,7 +132,7 @@ def share_out_once(config: str, root: str | Path | None) -> tuple[Dataset, Share
     return dataset.without_training(), share_out(ours, dataset)
 
 
-def read_data(path: Path) -> ClientData:
+def read_data(path: Path) -> Split:
     """Read a node's own samples.
 
     Raises:
@@ -143,7 +140,7 @@ def read_data(path: Path) -> ClientData:
     """
     try:
         held = safetensors.torch.load_file(path)
-        data = ClientData(held["inputs"], held["targets"])
+        data = Split(held["inputs"], held["targets"])
     except (OSError, KeyError, safetensors.SafetensorError) as error:
         raise UserError(f"data={path} cannot be read: {type(error).__name__}: {error}") from error
     if not 0 < len(data) == len(data.inputs):
@@ -151,6 +148,6 @@ def read_data(path: Path) -> ClientData:
     return data
 
 
-def write_data(path: Path, data: ClientData) -> None:
+def write_data(path: Path, data: Split) -> None:
     """Write one client's samples as `read_data` reads them."""
     safetensors.torch.save_file({"inputs": data.inputs.contiguous(), "targets": data.targets.contiguous()}, path)

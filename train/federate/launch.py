@@ -136,7 +136,7 @@ def settings_of(path: str, overrides: Sequence[str], nodes: int, patience: Patie
     config = with_directory(load_config(path, words), words)
     return {
         "config": str(Path(path).resolve()),
-        "overrides": shlex.join([*words, f"output={json.dumps(str(config.directory.resolve()))}"]),
+        "overrides": shlex.join([*words, f"output={_quoted(str(config.directory.resolve()))}"]),
         "start-timeout": patience.start,
         "round-timeout": patience.round,
     }
@@ -162,8 +162,8 @@ def lay_out(config: Config, settings: dict[str, object]) -> Place:
     operator.mkdir(parents=True)
     link = {"address": place.address, "root-certificates": str(place.folder / "ca.crt")}
     tables = _toml({"default": "loopback"}, "superlink") + _toml(link, "superlink.loopback")
-    (operator / "config.toml").write_text(tables)
-    (place.folder / "run.toml").write_text(_toml(settings))
+    (operator / "config.toml").write_text(tables, encoding="utf-8")
+    (place.folder / "run.toml").write_text(_toml(settings), encoding="utf-8")
     return replace(place, token=write_token(operator, place.address))
 
 
@@ -237,12 +237,12 @@ def start_node(processes: Processes, place: Place, node: int, settings: dict[str
     command = ["flower-supernode", "--superlink", place.address, "--port", str(free_port())]
     command += ["--root-certificates", str(folder / "ca.crt")]
     command += ["--auth-supernode-private-key", str(folder / f"node-{node}" / "node.key")]
-    command += ["--node-config", " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())]
+    command += ["--node-config", " ".join(f"{key}={_quoted(value)}" for key, value in settings.items())]
     processes.start(f"node-{node}", command, place.environment(f"node-{node}"))
 
 
 def submit(processes: Processes, place: Place, app: Path = ROOT) -> None:
-    """Submit the app in a folder to the SuperLink, and wait until the run ends."""
+    """Submit the app in a folder to the SuperLink, which runs it."""
     command = ["flwr", "run", str(app), "loopback", "--stream", "--run-config", str(place.folder / "run.toml")]
     processes.start("run", command, place.environment("operator"))
 
@@ -300,7 +300,12 @@ def _listens(port: int) -> bool:
         return caller.connect_ex((LOOPBACK, port)) == 0
 
 
+def _quoted(value: object) -> str:
+    """Return a number or a string as it is in TOML and YAML."""
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _toml(values: Mapping[str, object], table: str = "") -> str:
-    """Return values as TOML, where a number or string is as in JSON."""
-    rows = [f"{key} = {json.dumps(value)}\n" for key, value in values.items()]
+    """Return values as TOML."""
+    rows = [f"{key} = {_quoted(value)}\n" for key, value in values.items()]
     return "".join([f"[{table}]\n"] * bool(table) + rows)

@@ -23,7 +23,7 @@ class NodesEngine:
     """Lets the node that holds a client's data train its shard."""
 
     def __init__(self, nodes: Nodes, job: Job) -> None:
-        self._nodes, self._job, self._device = nodes, job, job.dataset.test.targets.device
+        self._nodes, self._job, self._device = nodes, job, job.device
         self._config = nodes.config.model_copy(update={"local": job.local})
 
     def train(self, plan: Plan, round: int, lr: float) -> Updates:

@@ -87,9 +87,7 @@ def train(config: Config, grid: Grid, patience: Patience) -> None:
 
 def report(metrics: Metrics) -> None:
     """Log one round and its failures."""
-    failures = metrics["failures"]
-    assert isinstance(failures, dict)
-    for client, why in failures.items():
+    for client, why in metrics["failures"].items():
         log.warning("client %s is left out of round %s: %s", client, metrics["round"], why)
     accuracy = metrics.get("test_accuracy")
     tested = f", test accuracy {100 * accuracy:.1f} %" if isinstance(accuracy, float) else ""

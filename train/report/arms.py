@@ -43,9 +43,9 @@ class Arm:
         """The strategy and the varied keys, in one line."""
         return ", ".join([self.strategy, *(f"{key}={value}" for key, value in self.varied.items())])
 
-    def curves(self, y: str, x: str = "rounds", smooth: float = 0.0) -> list[Curve]:
+    def curves(self, y: str, x: str = "rounds") -> list[Curve]:
         """Return the seeds' curves that have a point."""
-        return [curve for run in self.runs if (curve := run.curve(y, x, smooth))]
+        return [curve for run in self.runs if (curve := run.curve(y, x))]
 
     @property
     def finals(self) -> list[float]:

@@ -215,10 +215,10 @@ def curve_figure(
     return figure
 
 
-def new_figure(width: float = 4.2, height: float = 3.5) -> tuple[Figure, Axes]:
+def new_figure(height: float = 3.5) -> tuple[Figure, Axes]:
     """Return a picture with one panel, small enough to be read on a phone."""
     with mpl.rc_context(LOOK):
-        figure = Figure(figsize=(width, height), layout="constrained")
+        figure = Figure(figsize=(4.2, height), layout="constrained")
         return figure, figure.subplots()
 
 

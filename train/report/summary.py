@@ -116,7 +116,7 @@ def _row(arm: Arm, keys: Sequence[str], targets: Sequence[float]) -> list[str]:
 
 
 def _best(arms: Sequence[Arm]) -> list[str]:
-    """Return a line with the best point of a grid, or None if no key was varied."""
+    """Return a line with the best point of a grid, or nothing if no key was varied."""
     scored = [arm for arm in arms if arm.finals]
     if len(scored) < 2 or not any(arm.varied for arm in scored):
         return []

@@ -18,15 +18,12 @@ def mean_and_spread(values: Sequence[float], form: str = ".1f") -> str:
     return f"{mean(values):{form}}" + (f" ± {stdev(values):{form}}" if len(values) > 1 else "")
 
 
-def markdown_table(header: Sequence[object], rows: Iterable[Sequence[object]], left: int = 1) -> str:
+def markdown_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
     """Return a Markdown table, without a final line break.
 
-    Args:
-        header: of the columns.
-        rows: one cell per column.
-        left: the number of first columns that hold text; the others hold numbers, aligned right.
+    The first column holds text; the others hold numbers, aligned right.
     """
-    rule = "|" + "---|" * min(left, len(header)) + "---:|" * (len(header) - left)
+    rule = "|---|" + "---:|" * (len(header) - 1)
     head, *body = (f"| {' | '.join(map(str, cells))} |" for cells in (header, *rows))
     return "\n".join([head, rule, *body])
 

@@ -91,7 +91,7 @@ class Checkpoint:
             raise SpoiledError(f"it is not a complete checkpoint ({type(error).__name__}: {error})") from error
         if read.rounds < 0:
             raise SpoiledError(f"its number of rounds is {read.rounds}")
-        if header["checksum"] != read.checksum():
+        if header.get("checksum") != read.checksum():
             raise SpoiledError("its content has changed: the checksum differs")
         return read
 
@@ -114,7 +114,8 @@ class Checkpoint:
         Raises:
             UserError: a part is of another model, optimizer or number of clients.
         """
-        _load("model", model, self._model_state())
+        whole = {name: tensor for name, tensor in self.state.items() if not name.startswith(BESIDE)}
+        _load("model", model, whole)
         for place, keeper in keepers.items():
             start = f"{BESIDE}{place}/"
             its = {name.removeprefix(start): value for name, value in self.state.items() if name.startswith(start)}
@@ -123,9 +124,6 @@ class Checkpoint:
             if np.shape(self.gradient_norms or ()) != sampler.gradient_norms.shape:
                 raise UserError("the checkpoint's gradient_norms are not one per client; choose another output=…")
             sampler.restore(np.array(self.gradient_norms))
-
-    def _model_state(self) -> dict[str, Tensor]:
-        return {name: tensor for name, tensor in self.state.items() if not name.startswith(BESIDE)}
 
 
 def _load(place: str, keeper: Keeper, state: Mapping[str, Any]) -> None:

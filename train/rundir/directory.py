@@ -114,8 +114,8 @@ def is_measured(config: Config) -> bool:
 
     That is enough for a table. The model was written before the last line, but may have been removed since.
     """
-    end, model = _end(config), config.directory / CHECKPOINT_FILE
-    return end is not None and (not model.exists() or rounds_of(model) == end)
+    end, checkpoint = _end(config), config.directory / CHECKPOINT_FILE
+    return end is not None and (not checkpoint.exists() or rounds_of(checkpoint) == end)
 
 
 def _end(config: Config) -> int | None:

@@ -67,7 +67,7 @@ class Provenance:
     @classmethod
     def of(cls, config: Config, parts: Mapping[str, Experiment], round: int) -> Self:
         """Describe a run that is about to start."""
-        device = str(next(iter(parts.values())).device)
+        device = str(next(iter(parts.values())).job.device)
         data = {name: part.dataset.remarks for name, part in parts.items()}
         return cls(config.engine, config.threads, device, data, (describe_start(round),))
 

@@ -89,10 +89,10 @@ def laws_of(plan: Plan) -> Layers:
     return laws
 
 
-def records_layers(config: Config, round: int) -> bool:
+def records_layers(config: Config, round: int, last: bool) -> bool:
     """Return whether a round's laws are recorded: the first, the last, and every `tracking.layers_every`-th."""
     every = config.tracking.layers_every
-    return round in (0, config.rounds - 1) or (every is not None and (round + 1) % every == 0)
+    return round == 0 or last or (every is not None and (round + 1) % every == 0)
 
 
 def append_layers(path: Path, round: int, task: str, layers: Layers) -> None:

@@ -67,7 +67,8 @@ class Report:
 
     def of_cell(self, setting: Setting, strategy: str) -> list[History]:
         """Return the finished and unfinished seeds of a cell."""
-        return [self.runs[cell.name] for cell in self._seeds[setting, strategy] if cell.name in self.runs]
+        own = (cell.name for cell in self.cells if (cell.setting, cell.strategy) == (setting, strategy))
+        return [self.runs[name] for name in own if name in self.runs]
 
     def drawn(self) -> list[Setting]:
         """Return the settings with their own runs; without any, those with runs that serve all keep ratios."""
@@ -94,13 +95,6 @@ class Report:
             row[0].set_title(f"{title}\n{setting.label}", fontsize=9, loc="left")
         picture.legend(list(handles.values()), list(handles), loc="outside right upper", frameon=False)
         return picture
-
-    @cached_property
-    def _seeds(self) -> dict[tuple[Setting, str], list[Cell]]:
-        seeds: dict[tuple[Setting, str], list[Cell]] = {}
-        for cell in self.cells:
-            seeds.setdefault((cell.setting, cell.strategy), []).append(cell)
-        return seeds
 
     def _head(self) -> Iterator[str]:
         number = self.number.removeprefix("figure")

@@ -10,7 +10,6 @@ from train.config.sections import LocalConfig
 from train.data import Dataset, Split
 from train.data.dataset import flip, standardize, unchanged
 from train.engines import Job
-from train.engines.local import ClientData
 
 SIZES = (13, 3, 7, 10, 5, 1, 8)  # with batches of 4: from 1 to 4 steps an epoch, most with a ragged end
 RATIOS = (0.3, 0.6, 0.3, 0.3, 0.3, 0.6, 0.6)
@@ -38,9 +37,7 @@ def make_job(kind: str = "resnet", clip: float | None = 2.0, seed: int = 0, mode
     if model is None:
         name, options = MODELS[kind]
         model = build_model(name, input_shape=parts[1], num_classes=parts[0], **options)
-    clients = {
-        c: ClientData(*data) for c, data in enumerate(zip(inputs.split(SIZES), targets.split(SIZES), strict=True))
-    }
+    clients = {c: Split(*data) for c, data in enumerate(zip(inputs.split(SIZES), targets.split(SIZES), strict=True))}
     return Job(
         model,
         clients,
@@ -59,9 +56,9 @@ def with_bad_clients(job: Job) -> Job:
     """The same job, but client 0's data is NaN, client 2 has a class that does not exist, and client 5 no inputs."""
     nan, wrong, empty = (job.clients[client] for client in (0, 2, 5))
     bad = {
-        0: ClientData(nan.inputs * float("nan"), nan.targets),
-        2: ClientData(wrong.inputs, wrong.targets + 100),
-        5: ClientData(empty.inputs[:0], empty.targets),
+        0: Split(nan.inputs * float("nan"), nan.targets),
+        2: Split(wrong.inputs, wrong.targets + 100),
+        5: Split(empty.inputs[:0], empty.targets),
     }
     return replace(job, clients=dict(job.clients) | bad)
 

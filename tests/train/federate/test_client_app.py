@@ -10,8 +10,7 @@ from sharding import Shard
 from sharding.errors import UserError
 from sharding.shard import Terms
 from train.assembly import assemble, make_model
-from train.data import DATASETS, empty_dataset, load_dataset
-from train.engines.local import ClientData
+from train.data import DATASETS, Split, empty_dataset, load_dataset
 from train.federate.client_app import open_data, partition_of, read_data, write_data
 from train.federate.messages import config_text
 
@@ -21,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
 def test_a_node_never_holds_the_dense_model(config, tmp_path):
     digits = load_dataset("digits")
-    write_data(tmp_path / "data", ClientData(digits.train.inputs[:32], digits.train.targets[:32]))
+    write_data(tmp_path / "data", Split(digits.train.inputs[:32], digits.train.targets[:32]))
     words = [str(tmp_path / "data")]
     for width in (64, 6000):
         ours = config(f"model.hidden=[{width}, {width}]")
@@ -45,7 +44,7 @@ def shard_of(model, width, num_terms):
 
 
 def test_a_node_reads_its_own_file_and_no_dataset(config, tmp_path):
-    data = ClientData(torch.randint(0, 256, (5, 1, 8, 8), dtype=torch.uint8), torch.arange(5))
+    data = Split(torch.randint(0, 256, (5, 1, 8, 8), dtype=torch.uint8), torch.arange(5))
     write_data(tmp_path / "own", data)
     dataset, got = open_data(config("data.root=/nowhere"), {"partition-id": 2, "data": str(tmp_path / "own")})
     assert torch.equal(got.inputs, data.inputs)
@@ -65,7 +64,7 @@ def test_without_a_file_it_cuts_out_what_a_simulation_gives_that_client(config):
 
 def test_a_file_that_is_none_is_reported_in_one_line(tmp_path):
     (tmp_path / "garbage").write_bytes(b"\x00" * 100)
-    write_data(tmp_path / "uneven", ClientData(torch.zeros(3, 2), torch.zeros(2)))
+    write_data(tmp_path / "uneven", Split(torch.zeros(3, 2), torch.zeros(2)))
     for name in ("garbage", "uneven", "absent"):
         with pytest.raises(UserError, match=f"data={tmp_path / name}"):
             read_data(tmp_path / name)
@@ -80,7 +79,10 @@ def test_what_is_known_of_a_dataset_without_its_samples(name):
     assert len(dataset.train) == len(dataset.test) == 0
 
 
-def test_it_is_what_is_known_of_it_with_them():
-    with_samples, without = load_dataset("digits"), empty_dataset("digits")
+@pytest.mark.parametrize("name", ["digits", "mine"])
+def test_it_is_what_is_known_of_it_with_them(name, monkeypatch):
+    monkeypatch.setitem(DATASETS, "mine", lambda root, download: load_dataset("digits"))
+    with_samples, without = load_dataset(name), empty_dataset(name)
+    assert len(without.train) == len(without.test) == 0
     for key in ("num_classes", "input_shape", "prepare", "augment", "ignore_index"):
         assert getattr(with_samples, key) == getattr(without, key)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,9 @@ def test_directories_distinguish_federations_and_runs():
     directories.append(load_config(QUICKSTART).directory.resolve())
     assert len({*directories}) == 4
     assert {directory.parent for directory in directories} == {Path("runs").resolve()}
-    assert read_for(2, "output=/tmp/own").directory == Path("/tmp/own")
+    for own in ("/tmp/own", "/tmp/\N{ROCKET}"):
+        settings = launch.settings_of(QUICKSTART, [f"output={own}"], 2, Patience(60.0, 60.0))
+        assert read(tomllib.loads(launch._toml(settings))).directory == Path(own)
 
 
 def test_a_folder_that_cannot_be_is_reported_at_once(tmp_path):

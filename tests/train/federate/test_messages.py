@@ -6,7 +6,7 @@ from models import build_model
 from sharding import ShardPlanner
 from sharding.errors import Failure, Kind, UserError
 from train.engines import Update
-from train.federate.messages import Card, Order, read_reply, reply_record
+from train.federate.messages import Card, Order, config_text, read_config, read_reply, reply_record
 
 
 @pytest.fixture
@@ -26,6 +26,12 @@ def test_an_order_arrives_as_it_was_sent(shard, config):
     assert got.config == sent.config.model_copy(update={"output": None})
     assert (got.round, got.lr, got.shard.plan) == (3, 0.1, shard.plan)
     assert same(got.shard, shard)
+
+
+@pytest.mark.parametrize("words", [["clip=.inf"], ["recipe=published", "strategy=top_n", "local.lr=0.02"]])
+def test_a_configuration_arrives_as_it_was_sent(config, words):
+    sent = config(*words)
+    assert read_config(config_text(sent)) == sent.model_copy(update={"output": None})
 
 
 def test_a_shard_travels_as_the_one_array_of_its_own_bytes(shard, config):
