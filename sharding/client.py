@@ -7,6 +7,7 @@ decomposes nothing; all values come from the shard.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +57,9 @@ def train_shard(
     Raises:
         UserError: as `client_model` and `LocalSGD`, or the model returns no loss for a dict.
     """
-    small = client_model(model, shard).train()
+    small = client_model(model, shard)
+    if not small.training:  # else parts in evaluation, such as frozen batch norms, stay so
+        small.train()
     optimizer = LocalSGD(small, lr, momentum, frobenius_decay, clip, decay_of)
     for batch in batches:
         optimizer.step(_loss_of(small, batch, loss))
@@ -86,8 +89,8 @@ def client_model(model: nn.Module, shard: Shard, copy: bool = True) -> nn.Module
             earlier small model. It is not changed, and its weights are not copied.
         shard: of any keep ratio, or the whole model (strategy ``dense``).
         copy: False lets the model use the shard's own tensors, which training then changes. This saves half the memory
-            if the client no longer needs the shard. A compressed shard is always copied, since an update is the change
-            from it.
+            if the client no longer needs the shard. Use it for shards that came over the wire: those of a plan share
+            their dense tensors. A compressed shard is always copied, since an update is the change from it.
 
     Raises:
         UserError: the shard is of another model (the message lists all names and shapes that differ), or a buffer that
@@ -115,10 +118,14 @@ def init_empty() -> Iterator[None]:
     Raises:
         UserError: a constructor reads the values of parameters, as timm's SwinV2-CR does.
     """
+    made: dict[int, tuple[ref[nn.Parameter], nn.Parameter]] = {}
 
     def register(_: nn.Module, __: str, parameter: nn.Parameter) -> nn.Parameter | None:
-        keep = is_lazy(parameter) or parameter.is_meta  # one that is tied stays tied
-        return None if keep else hollow(parameter)
+        if is_lazy(parameter) or parameter.is_meta:
+            return None
+        if id(parameter) not in made or made[id(parameter)][0]() is not parameter:  # one that is tied stays tied
+            made[id(parameter)] = ref(parameter), hollow(parameter)
+        return made[id(parameter)][1]
 
     handle = register_module_parameter_registration_hook(register)  # type: ignore[arg-type]  # torch's slip
     try:

@@ -109,8 +109,8 @@ class LocalSGD:
         clip: τ ≥ 1, or None for no clipping.
 
     Raises:
-        UserError: the clip is below 1, lr or decay is not a finite number of at least 0, `decay_of` is unknown, or all
-            parameters are frozen.
+        UserError: the clip is below 1, lr, momentum or decay is not a finite number of at least 0, `decay_of` is
+            unknown, or all parameters are frozen.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class LocalSGD:
     ) -> None:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise UserError("all parameters of the model are frozen, so there is nothing to train; set requires_grad")
-        for name, value in (("lr", lr), ("frobenius_decay", frobenius_decay)):
+        for name, value in (("lr", lr), ("momentum", momentum), ("frobenius_decay", frobenius_decay)):
             if not (is_number(value) and value >= 0):
                 raise UserError(f"{name} is {shown(value)}; a finite number of at least 0 is needed")
         if decay_of not in get_args(DecayOf):

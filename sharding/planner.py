@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sharding.designs import DESIGNS, fit, successive_design
+from sharding.designs.base import Design
 from sharding.errors import UserError, pick, shown
 from sharding.factorization import ENDS, Patterns, as_patterns, num_terms, shardable_layers
 from sharding.layers import as_blocks, clear_padding, num_blocks
@@ -202,7 +203,9 @@ class ShardPlanner:
         groups, draws = self._group(budgets), {}
 
         def draw(name: str, magnitudes: Tensor) -> Tensor:
-            drawn = self._draw(name, magnitudes.cpu().numpy(), groups, round)
+            values = magnitudes.cpu().numpy().copy()
+            values.flags.writeable = False  # a strategy that writes to them would change what clients receive
+            drawn = self._draw(name, values, groups, round)
             draws.update(drawn)
             return _held(drawn.values())
 
@@ -252,12 +255,7 @@ class ShardPlanner:
         return draws
 
     def _draw_group(self, name: str, context: LayerContext, clients: list[Client], round: int) -> Draw:
-        allocation = self._allocate(name, context)
-        design = (
-            fit(allocation.inclusion, self.design)
-            if allocation.weights is None
-            else successive_design(allocation.weights, context.num_terms)  # as published, whatever the design
-        )
+        allocation, design = self._allocate(name, context)
         indices = np.stack([design.draw(generator(self.seed, "draw", round, client, name)) for client in clients])
         multipliers = allocation.multipliers[indices]
         if self.strategy.rescales:
@@ -265,13 +263,16 @@ class ShardPlanner:
             multipliers = np.broadcast_to(np.array(scales)[:, None], indices.shape).copy()
         return Draw(context, allocation, indices, multipliers)
 
-    def _allocate(self, name: str, context: LayerContext) -> Allocation:
+    def _allocate(self, name: str, context: LayerContext) -> tuple[Allocation, Design]:
         assert self.strategy.allocate is not None
         try:
             allocation = self.strategy.allocate(context)
             if not isinstance(allocation, Allocation):
                 raise UserError(f"the strategy returned {shown(allocation)}; an Allocation(π, ω) is needed")
-            return allocation.checked(len(context.magnitudes), context.num_terms)
+            allocation = allocation.checked(len(context.magnitudes), context.num_terms)
+            if allocation.weights is None:
+                return allocation, fit(allocation.inclusion, self.design)
+            return allocation, successive_design(allocation.weights, context.num_terms)  # as published
         except UserError as error:
             raise UserError(f"layer {name}: {error}") from error
 

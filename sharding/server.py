@@ -81,6 +81,7 @@ class Server:
 
     def step(self, average: Average, total: float | None = None) -> Aggregation:
         """Move the model to the average, by the server's optimizer; return which clients were averaged in."""
+        self.optimizer.remember()  # weights may have been loaded since the last step
         outcome = average.write_to(self.model, total, self.optimizer.rate)
         self.optimizer.step()
         if self.averaged is not None:

@@ -188,6 +188,8 @@ class Shard:
     def load_into(self, model: nn.Module) -> None:
         """Copy this shard's values into a client's model, plain or inside DDP, `torch.compile` or FSDP2.
 
+        What the shard has frozen is frozen in the model, too.
+
         Raises:
             UserError: names, shapes or numbers of terms differ from the model's; the message lists all of them.
         """
@@ -195,6 +197,8 @@ class Shard:
         for name, tensor in self.state().items():
             target = as_real(state[name])
             target.copy_(spread_like(tensor.to(target.device, target.dtype), target))
+            if self.is_frozen(name):
+                state[name].requires_grad_(False)
 
     @torch.no_grad()
     def read_from(self, model: nn.Module) -> "Shard":
@@ -204,7 +208,7 @@ class Shard:
             UserError: as `load_into`.
         """
         state = self.matching_state(model)
-        return self.returned({name: as_real(whole(state[name].detach())).clone() for name in self.trained()})
+        return self.returned({name: _now(state[name].detach(), sent) for name, sent in self.trained().items()})
 
     def _misfits(self, model: nn.Module, state: Mapping[str, Tensor]) -> Iterator[str]:
         """Describe each difference between the names and shapes of the shard and those of the model."""
@@ -309,6 +313,18 @@ def _checked_words(metadata: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
+def _now(slot: Tensor, sent: Tensor) -> Tensor:
+    """Return a model's value in the type and on the device that was sent.
+
+    A model in a smaller type rounded what was sent. Its change since then counts, not that rounding.
+    """
+    value = as_real(whole(slot)).to(sent.device, copy=True)
+    if value.dtype == sent.dtype or value.element_size() > sent.element_size():
+        return value.to(sent.dtype)
+    change = _change(value.to(sent.dtype), sent.to(value.dtype).to(sent.dtype))
+    return (computable(sent) + computable(change)).to(sent.dtype)
+
+
 def _change(value: Tensor, sent: Tensor) -> Tensor:
     """Return value − sent in the type that was sent, which may have no arithmetic."""
     return (computable(value) - computable(sent)).to(sent.dtype)
@@ -324,6 +340,6 @@ def update_norm(sent: Shard, returned: Shard) -> Tensor:
     if not after:
         return torch.zeros((), dtype=torch.float64)
     if returned.compression == EXACT:
-        after = {name: _change(value, before[name]) for name, value in after.items()}
+        after = {name: _change(value.to(before[name].device), before[name]) for name, value in after.items()}
     changes = (after[name].double().contiguous() for name in sorted(after))
     return torch.stack([change.square().sum() for change in changes]).sum().sqrt()

@@ -209,7 +209,7 @@ class Average:
 
 
 def _check_names(state: Mapping[str, Tensor], plan: Plan) -> None:
-    """Make sure that a model has what a plan has.
+    """Make sure that a model has what a plan has, in the same shapes.
 
     Raises:
         UserError: the plan was made from another model.
@@ -217,6 +217,8 @@ def _check_names(state: Mapping[str, Tensor], plan: Plan) -> None:
     planned = {*plan.dense, *(key(layer, "weight") for layer in plan.spectra)}
     if missing := sorted(planned - state.keys()):
         raise UserError(f"the model has no {few(missing)}; aggregate into the model that the plan was made from")
+    if other := [name for name, its in plan.dense.items() if as_real(state[name]).shape != its.shape]:
+        raise UserError(f"the model has {few(other)} in other shapes; aggregate into the model of the plan")
 
 
 def _is_positive(value: object) -> bool:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from sharding.modules.copies import copied
 from sharding.modules.wrappers import unwrap
 
 ETA = 8
@@ -29,9 +30,12 @@ def iterate_average(model: nn.Module) -> AveragedModel:
 
     Source: Shamir & Zhang 2013 (arXiv 1212.1824), Section 4, with η = 8.
     """
-    return AveragedModel(unwrap(model), multi_avg_fn=_towards)
+    return AveragedModel(copied(unwrap(model)), multi_avg_fn=_towards)  # torch itself copies no pruned model
 
 
 def _towards(averages: Sequence[Tensor], parameters: Sequence[Tensor], rounds: Tensor | int) -> None:
     """Move the averages of a number of rounds towards the parameters of one more round."""
-    torch._foreach_lerp_(list(averages), list(parameters), (ETA + 1) / (float(rounds) + 1 + ETA))
+    if not (averages[0].is_floating_point() or averages[0].is_complex()) or averages[0].element_size() == 1:
+        torch._foreach_copy_(list(averages), list(parameters))  # integers and float8 are frozen and have no arithmetic
+    else:
+        torch._foreach_lerp_(list(averages), list(parameters), (ETA + 1) / (float(rounds) + 1 + ETA))

@@ -178,7 +178,7 @@ def trimmed_mean(values: Tensor, weights: Tensor, trim: float) -> Tensor:
         trim: β in [0, 1/2): ⌈βn⌉ values are left out at each end, but at most ⌊(n − 1)/2⌋.
     """
     count = values.shape[-1]
-    cut = min(ceil(trim * count), (count - 1) // 2)
+    cut = min(ceil(trim * count * (1 - 1e-7)), (count - 1) // 2)  # 100·0.07 is 7.000000000000001
     kept = values.argsort(dim=-1, stable=True)[..., cut : count - cut]
     weights = weights.expand_as(values).gather(-1, kept)
     return (values.gather(-1, kept) * weights).sum(-1) / weights.sum(-1)

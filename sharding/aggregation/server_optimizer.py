@@ -64,11 +64,11 @@ class ServerOptimizer:
         self._weights = {name: weight for name, weight in weights if weight.requires_grad} if make else {}
         self._optimizer = make(self._weights.values(), lr, momentum) if make and self._weights else None
         self.rate = lr if make is None else 1.0
-        self._remember()
+        self.remember()
 
     @torch.no_grad()
     def step(self) -> None:
-        """Step from the model after the last step; a model that has not moved, as in a lost round, stays."""
+        """Step from the model that was remembered last; a model that has not moved, as in a lost round, stays."""
         if self._optimizer is None:
             return
         ways = {name: old - self._weights[name] for name, old in self._old.items()}
@@ -87,7 +87,7 @@ class ServerOptimizer:
             for name, weight in self._weights.items():
                 weight.copy_(self._old[name])
             self._optimizer.state.clear()
-        self._remember()
+        self.remember()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the tensors needed to resume, by ``<weight>/<part>``; none before the first step."""
@@ -103,7 +103,7 @@ class ServerOptimizer:
         Raises:
             UserError: the state is of another optimizer or model.
         """
-        self._remember()
+        self.remember()
         if self._optimizer is None:
             return
         if not state:
@@ -126,5 +126,6 @@ class ServerOptimizer:
         """Return the names of the tensors that the optimizer keeps for a weight."""
         return ("step", "exp_avg", "exp_avg_sq") if isinstance(self._optimizer, Adam) else ("momentum_buffer",)
 
-    def _remember(self) -> None:
+    def remember(self) -> None:
+        """Take the model as it is now for the start of the next step; each step ends with this."""
         self._old = {name: weight.detach().clone() for name, weight in self._weights.items()}

@@ -125,7 +125,7 @@ class UniformUploadSampler(BudgetSampler):
         """Select the whole cohort."""
         sizes = self.population.num_samples
         weights: dict[Client, float] = {c: float(sizes[c] * self.per_round / self.budget) for c in cohort}
-        return Participation(weights, float(sizes[self._invited(round)].sum()))
+        return Participation(weights, float(sizes[self._invited(round)].sum()) or 1.0)  # without data nothing counts
 
     def _invited(self, round: int) -> list[int]:
         return uniform_cohort(self.num_clients, self.per_round, self.seed, round)

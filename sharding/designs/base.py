@@ -69,9 +69,9 @@ def split(inclusion: ArrayLike) -> tuple[Indices, Indices, Floats]:
             "use one of sharding.inclusion's solvers, or np.clip against rounding"
         )
     total, num_terms = float(pi.sum()), round(float(pi.sum()))
-    if num_terms == 0 or abs(total - num_terms) > SUM_TOLERANCE:
+    if num_terms == 0 or abs(total - num_terms) > SUM_TOLERANCE * num_terms:
         raise UserError(
-            f"inclusion sums to {total:.9g}; a whole number of at least 1 (to {SUM_TOLERANCE:g}) is "
+            f"inclusion sums to {total:.9g}; a whole number of at least 1 (to {SUM_TOLERANCE:g} of it) is "
             "needed: compute it in float64 with a whole budget"
         )
     certain = np.flatnonzero(pi >= 1.0 - EDGE)

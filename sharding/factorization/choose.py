@@ -14,7 +14,6 @@ from torch import nn
 from sharding.errors import UserError, few
 from sharding.factorization.obstacles import Surroundings, obstacle
 from sharding.layers import FactorizedLayer, is_affine, is_on_demand
-from sharding.layers.attention import obstacle_to_unpacking
 from sharding.modules.wrappers import refuse_scripted
 
 Pattern = str | type[nn.Module] | Callable[[str, nn.Module], bool]
@@ -89,10 +88,11 @@ def shardable_layers(model: nn.Module, skip: Patterns = ENDS, also: Patterns = (
 
 def packed_attention(model: nn.Module, skip: Patterns) -> list[str]:
     """Return the names of the attentions that can be unpacked and that `skip` does not match."""
+    surroundings = Surroundings(model)
     names = [
         name
         for name, module in model.named_modules()
-        if isinstance(module, nn.MultiheadAttention) and obstacle_to_unpacking(module) is None
+        if isinstance(module, nn.MultiheadAttention) and surroundings.obstacle_to_unpacking(name) is None
     ]
     wanted = [pattern for pattern in as_patterns(skip) if not _is_end(pattern, model)]
     known = aliases(model)

@@ -5,6 +5,7 @@ from torch import nn
 
 from sharding.layers import FactorizedLayer, factorized_type, num_blocks, padding_row
 from sharding.layers.attention import obstacle_to_unpacking
+from sharding.modules.state import key
 
 STATE_HOOKS = (
     "_state_dict_hooks",
@@ -38,10 +39,18 @@ class Surroundings:
                 return True
         return False
 
-    def attention_around(self, name: str) -> nn.MultiheadAttention | None:
-        """Return the packed attention that a module is, or is the output projection of."""
-        around = (self._modules[name], self._modules[name.rpartition(".")[0]])
-        return next((module for module in around if isinstance(module, nn.MultiheadAttention)), None)
+    def attention_around(self, name: str) -> str | None:
+        """Return the name of the packed attention that a module is, or is the output projection of."""
+        around = (name, name.rpartition(".")[0])
+        return next((place for place in around if isinstance(self._modules[place], nn.MultiheadAttention)), None)
+
+    def obstacle_to_unpacking(self, name: str) -> str | None:
+        """Return why the attention of this name cannot be unpacked, or None if it can."""
+        attention = self._modules[name]
+        assert isinstance(attention, nn.MultiheadAttention)
+        inside = ((name, attention), (key(name, "out_proj"), attention.out_proj))
+        tied = [twin for place, part in inside for kind in part._parameters for twin in self.twins(place, part, kind)]
+        return obstacle_to_unpacking(attention) or (f"it is tied to {', '.join(tied)}" if tied else None)
 
     def twins(self, name: str, layer: nn.Module, kind: str) -> list[str]:
         """Return the other names of the layer's parameter of that kind."""
@@ -62,7 +71,8 @@ def obstacle(name: str, layer: nn.Module, surroundings: Surroundings) -> str | N
         return "factorized already; merge first"
     attention = surroundings.attention_around(name)
     if attention is not None:
-        return f"in a packed attention: {obstacle_to_unpacking(attention) or 'its projections are one bare weight'}"
+        why = surroundings.obstacle_to_unpacking(attention) or "its projections are one bare weight"
+        return f"in a packed attention: {why}"
     if surroundings.is_adapter(name):
         return "an adapter beside its base layer, small already"
     return _of_weight(layer) or _of_behavior(layer) or _of_company(name, layer, surroundings) or _of_rank(layer)

@@ -5,7 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import nn
 
+from sharding.errors import UserError
 from sharding.factorization.choose import Pattern, matching, packed_attention
+from sharding.factorization.obstacles import Surroundings
 from sharding.layers import SplitLinear, UnpackedAttention
 from sharding.modules.copies import copied
 
@@ -31,14 +33,23 @@ def split_layers(model: nn.Module, parts: Mapping[Pattern, int | Sequence[int]],
         inplace: change `model` itself instead of a copy.
 
     Raises:
-        UserError: a pattern matches nothing, or the outputs of a layer cannot be split like this.
+        UserError: a pattern matches nothing, the outputs of a layer cannot be split like this, or its weight is tied.
     """
     model = model if inplace else copied(model)
-    split: dict[str, SplitLinear] = {}
+    split, surroundings = dict[str, SplitLinear](), Surroundings(model)
     for pattern, sizes in parts.items():
-        linear = [name for name, module in model.named_modules() if not module._modules]
-        for name in sorted(matching(model, linear, pattern, "split_layers")):
-            split[name] = SplitLinear(model.get_submodule(name), sizes)
+        linear = [
+            name
+            for name, module in model.named_modules()
+            if not (module._modules or isinstance(model.get_submodule(name.rpartition(".parts.")[0]), SplitLinear))
+        ]
+        if not (names := sorted(matching(model, linear, pattern, "split_layers"))):
+            raise UserError(f"split_layers pattern {pattern!r} matches no layer that is still whole")
+        for name in names:
+            layer = model.get_submodule(name)
+            if twins := surroundings.twins(name, layer, "weight"):
+                raise UserError(f"{name} cannot be split: its weight is tied to {', '.join(twins)}")
+            split[name] = SplitLinear(layer, sizes)
     return replace_modules(model, {id(model.get_submodule(name)): layer for name, layer in split.items()})
 
 

@@ -101,6 +101,9 @@ def obstacle_to_unpacking(attention: nn.MultiheadAttention) -> str | None:
     """Return why an attention cannot be unpacked, or None if it can."""
     if type(attention) is not nn.MultiheadAttention or "forward" in vars(attention):
         return f"{type(attention).__name__} may compute something else"
+    packed = [attention.in_proj_weight] if attention._qkv_same_embed_dim else _projections(attention)
+    if not all(isinstance(weight, nn.Parameter) for weight in (*packed, attention.out_proj.weight)):
+        return "a weight of it is computed (parametrized, normalized or pruned)"
     if attention.bias_k is not None or attention.add_zero_attn:
         return "it has add_bias_kv or add_zero_attn"
     return None
@@ -183,10 +186,11 @@ def _additive(mask: Tensor, like: Tensor) -> Tensor:
 
 def _input_weights(packed: nn.MultiheadAttention) -> tuple[Tensor, ...]:
     """Return the weights of q, k and v; torch packs them in one parameter if their shapes are equal."""
-    together: Tensor | None = packed.in_proj_weight
-    if together is None:
-        return packed.q_proj_weight, packed.k_proj_weight, packed.v_proj_weight
-    return together.chunk(3)
+    return packed.in_proj_weight.chunk(3) if packed._qkv_same_embed_dim else _projections(packed)
+
+
+def _projections(attention: nn.MultiheadAttention) -> tuple[Tensor, ...]:
+    return attention.q_proj_weight, attention.k_proj_weight, attention.v_proj_weight
 
 
 @torch.no_grad()

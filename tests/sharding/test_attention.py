@@ -5,6 +5,7 @@ from itertools import product
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from sharding import (
     ShardPlanner,
@@ -170,9 +171,20 @@ class Doubling(nn.MultiheadAttention):
         return super().forward(2 * query, key, value, **options)
 
 
+def pruned(part, name):
+    attention = nn.MultiheadAttention(8, 2)
+    prune.l1_unstructured(attention.get_submodule(part), name, 0.5)
+    return attention
+
+
+COMPUTED = "a weight of it is computed (parametrized, normalized or pruned)"
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
+        (lambda: pruned("", "in_proj_weight"), COMPUTED),
+        (lambda: pruned("out_proj", "weight"), COMPUTED),
         (lambda: Doubling(8, 2), "Doubling may compute something else"),
         (lambda: nn.MultiheadAttention(8, 2, add_bias_kv=True), "it has add_bias_kv or add_zero_attn"),
         (lambda: nn.MultiheadAttention(8, 2, add_zero_attn=True), "it has add_bias_kv or add_zero_attn"),
@@ -184,6 +196,15 @@ def test_attention_that_cannot_be_unpacked_stays_as_it_is_and_is_named(make, rea
     assert type(small["attn"]) is type(model["attn"])
     assert small.factorize_report.whole["attn.out_proj"] == f"in a packed attention: {reason}"
     assert ShardPlanner(skip="mlp.0").plan(model, {0: 0.25})[0].terms.keys() == small.factorize_report.layers.keys()
+
+
+def test_attention_with_a_tied_weight_stays_packed():
+    mlp = nn.Sequential(*(nn.Linear(8, 8) for _ in range(12)))
+    model = nn.ModuleDict({"attn": nn.MultiheadAttention(8, 2), "mlp": mlp})
+    model["mlp"][1].weight = model["attn"].out_proj.weight
+    small = factorize(model, 0.25, skip=())
+    assert small["mlp"][1].weight is small["attn"].out_proj.weight
+    assert small.factorize_report.whole["attn.out_proj"] == "in a packed attention: it is tied to mlp.1.weight"
 
 
 def test_unpacking_keeps_what_is_frozen_attributes_and_hooks():

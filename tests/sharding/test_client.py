@@ -23,7 +23,7 @@ from sharding import (
     train_shard,
     unpack_attention,
 )
-from sharding.shard import Terms
+from sharding.shard import Terms, update_norm
 from tests.sharding.models import aggregate, make_net, make_plan
 from tests.sharding.test_shard import Tied, assert_same, freeze
 
@@ -142,6 +142,45 @@ def test_tied_weights_stay_tied():
         small = client_model(structure, shard)
         assert small.head.weight is small.embedding.weight
         assert not small.head.weight.is_meta
+
+
+def test_a_parameter_of_two_layers_stays_one_in_a_skeleton():
+    class Twins(nn.Module):
+        def __init__(self):
+            super().__init__()
+            weight = nn.Parameter(torch.ones(3, 3))
+            self.one, self.two = nn.Linear(3, 3), nn.Linear(3, 3)
+            self.one.weight = self.two.weight = weight
+
+    twins = hollow(Twins)
+    assert twins.one.weight is twins.two.weight
+    assert twins.one.weight.is_meta
+
+
+def test_a_layer_that_was_frozen_since_is_not_trained():
+    small, later = (
+        client_model(make_net(), make_plan(make_net(), {0: 0.5})[0]),
+        freeze(make_net(), "1.weight", "0.bias"),
+    )
+    make_plan(later, {0: 0.5})[0].load_into(small)
+    assert {name for name, part in small.named_parameters() if not part.requires_grad} == {"1.u", "1.v", "0.bias"}
+
+
+@pytest.mark.parametrize("compression", ["float32", "int8"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_client_of_another_type_that_does_not_train_changes_nothing(dtype, compression):
+    model = make_net()
+    plan = ShardPlanner(compression=compression).plan(model, {0: 1.0})
+    update = plan[0].read_from(client_model(make_net().to(dtype), plan[0]))
+    assert float(update_norm(plan[0], update)) == 0
+
+
+def test_a_frozen_batch_norm_keeps_its_statistics():
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    model[2].eval().requires_grad_(False)
+    shard = make_plan(model, {0: 0.5})[0]
+    update = train_shard(model, shard, [(torch.randn(8, 4), torch.zeros(8, dtype=torch.long))], lr=0.1)
+    assert torch.equal(update.dense["2.running_mean"], model[2].running_mean)
 
 
 def test_what_the_server_froze_is_frozen_at_the_client_and_so_is_what_the_client_froze():

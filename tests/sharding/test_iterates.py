@@ -5,6 +5,7 @@ from math import comb
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from sharding import iterate_average
 
@@ -42,3 +43,16 @@ def test_buffers_are_the_last_ones_and_the_model_is_unchanged():
         average.update_parameters(model)
     assert average.module.running_mean.tolist() == model.running_mean.tolist() == [5, 5]
     assert average.module.weight is not model.weight
+
+
+def test_pruned_and_whole_numbered_parameters_are_averaged_or_copied():
+    model = nn.Sequential(prune.l1_unstructured(nn.Linear(4, 4), "weight", 0.5), nn.Linear(4, 4))
+    model.count = nn.Parameter(torch.ones(3, dtype=torch.int8), requires_grad=False)
+    average = iterate_average(model)
+    for step in (1.0, 2.0):
+        with torch.no_grad():
+            model[0].weight_orig.fill_(step)
+            model.count.fill_(int(step))
+        average.update_parameters(model)
+    assert average.module.count.tolist() == [2, 2, 2]
+    assert float(average.module[0].weight_orig[0, 0]) == pytest.approx(1.9)

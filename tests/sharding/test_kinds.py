@@ -6,6 +6,7 @@ from copy import deepcopy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from sharding import (
     FactorizedConv,
@@ -212,6 +213,19 @@ def test_parts_that_cannot_be_are_refused(parts):
         split_layers(nn.Sequential(nn.Linear(8, 24)), {"0": parts})
     with pytest.raises(UserError, match="a Conv2d cannot be split"):
         split_layers(nn.Sequential(nn.Conv2d(4, 6, 1)), {"0": 3})
+
+
+def test_a_layer_that_cannot_be_split_is_refused():
+    tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    tied[1].weight = tied[0].weight
+    with pytest.raises(UserError, match=r"0 cannot be split: its weight is tied to 1\.weight"):
+        split_layers(tied, {"0": 2})
+    split = split_layers(nn.Sequential(nn.Linear(4, 4)), {"0": 2})
+    with pytest.raises(UserError, match="'0' matches no layer that is still whole"):
+        split_layers(split, {"0": 2})
+    pruned = nn.Sequential(prune.l1_unstructured(nn.Linear(4, 4), "weight", 0.5))
+    with pytest.raises(UserError, match="a layer whose weight is computed"):
+        split_layers(pruned, {"0": 2})
 
 
 def test_embeddings_are_factorized_on_demand():

@@ -10,9 +10,11 @@ from torch import nn
 from sharding import (
     DESIGNS,
     STRATEGIES,
+    Allocation,
     Server,
     Shard,
     ShardPlanner,
+    Strategy,
     UserError,
     client_model,
     factorize,
@@ -50,6 +52,24 @@ def test_every_strategy_sends_what_the_budget_affords(strategy):
 def test_every_design_serves_the_planner(design):
     plan = ShardPlanner("unbiased", design).plan(make_net(), {0: 0.5, 1: 0.5})
     assert {len(terms.indices) for shard in plan.values() for terms in shard.terms.values()} == {4, 5}
+
+
+def test_a_strategy_cannot_write_to_the_magnitudes():
+    def scaled(layer):
+        layer.magnitudes[:] = 1
+        raise AssertionError
+
+    with pytest.raises(ValueError, match="read-only"):
+        ShardPlanner(Strategy("scaled", scaled)).plan(make_net(), {0: 0.5})
+
+
+def test_inclusion_probabilities_in_float32_are_precise_enough():
+    def even(layer):
+        pi = np.full(len(layer.magnitudes), layer.num_terms / len(layer.magnitudes), np.float32)
+        return Allocation(pi, 1 / pi)
+
+    model = nn.Sequential(nn.Linear(4, 300), nn.Linear(300, 300), nn.Linear(300, 4))
+    assert len(ShardPlanner(Strategy("even", even)).plan(model, {0: 0.333})[0].terms["1"].indices) == 100
 
 
 def test_terms_are_those_of_the_spectrum():

@@ -62,6 +62,15 @@ def test_the_optimizer_and_the_average_step_once_a_round():
     assert plain.result is plain.model
 
 
+def test_weights_that_were_loaded_between_rounds_stay():
+    model = make_model()
+    server = Server(model, ShardPlanner("dense"), ServerOptimizer(model, "nesterov"))
+    loaded = {name: value + 1 for name, value in model.state_dict().items()}
+    model.load_state_dict(loaded)
+    server.round(0, RATIOS, lambda client, shard: shard)
+    torch.testing.assert_close(dict(model.state_dict()), loaded)
+
+
 def test_guards_are_those_of_the_average():
     server = Server(make_model(), ShardPlanner("dense"), norm_bound=2.0)
     ratios = dict.fromkeys(("a", "bb", "ccc"), 1.0)
