@@ -3,6 +3,7 @@
 The rounds are those of `train.rounds`. Only the selection differs: it also assigns each client to a model.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -77,6 +78,7 @@ class MultiModel:
         """Return each model's metrics under its name, and over models sums of bytes and counts, means of the others."""
         lost = {f"{name}/{client}": why for name, its in found.items() for client, why in its["failures"].items()}
         common: Metrics = {"clients": num_clients, "failures": lost} | {key: sum(_numbers(found, key)) for key in SUMS}
+        common["failed_by_kind"] = dict(sum((Counter(its["failed_by_kind"]) for its in found.values()), Counter()))
         common |= {key: float(np.mean(values)) for key in MEANS if (values := _numbers(found, key))}
         return common | {f"{name}/{key}": value for name, its in found.items() for key, value in its.items()}
 

@@ -119,6 +119,9 @@ def test_what_a_run_has_written_down_can_be_run_again(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(in_yaml(config.model_dump(mode="json", exclude={"output"})))
     assert load(path) == config
+    with pytest.raises(UserError, match=f"recipe=published changes nothing: {path} sets all of its keys"):
+        load(path, ["recipe=published"])
+    assert load(path, ["recipe=tuned"]) == config
 
 
 def test_a_key_that_one_run_of_a_comparison_reads_is_kept():

@@ -181,6 +181,14 @@ def test_it_does_not_resume_with_another_run(changed, told, tmp_path):
     assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
 
 
+def test_the_schedule_of_every_task_counts(tmp_path):
+    tasks = "{one: {}, two: {local: {schedule: cosine}}}"
+    words = ["local.schedule=constant", "clients.sampler=mmfl", "clients.budget=2", f"tasks={tasks}"]
+    run(tiny(tmp_path, *OPTIONS, *words, "rounds=2"))
+    with pytest.raises(UserError, match="the schedule cosine depends on the total"):
+        run(tiny(tmp_path, *OPTIONS, *words, "rounds=3"), resume=True)
+
+
 def test_what_no_result_depends_on_may_change_on_the_way(tmp_path):
     run(tiny(tmp_path, *OPTIONS))
     free = ["tracking.wandb=offline", "checkpoint_every=2", "data.root=elsewhere"]

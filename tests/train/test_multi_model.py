@@ -106,6 +106,7 @@ def test_a_client_that_fails_or_reports_nan_stops_nothing(caplog):
     lines = []
     run_rounds(tasks, 0, [EachRound(lines.append)])
     assert list(lines[0]["failures"]) == ["one/4"]
+    assert lines[0]["failed_by_kind"] == {"failed": 1}
     assert lines[0]["failed"] == 1  # the one that could not train; the other is never drawn
     assert "[2] of the cohort reported no number in round 0" in caplog.text
     assert all(tensor.isfinite().all() for tensor in tasks.model.state_dict().values())

@@ -406,6 +406,8 @@ def test_targets_are_what_was_reached(runs):
     far = group(find_runs([Path("results/tables_medium/cells/cifar10_resnet18")])[0])
     assert choose_targets(far) == [30.0, 45.0, 60.0]
     assert choose_targets([]) == []
+    lines = [[{"round": t} | ({"test_accuracy": 0.9} if t % 2 == odd else {}) for t in range(4)] for odd in (0, 1)]
+    assert choose_targets([replace(arms[0], runs=[replace(arms[0].runs[0], lines=its) for its in lines])]) == []
 
 
 def test_the_price_of_a_target_is_what_moved_until_an_evaluation_first_reached_it(runs):

@@ -19,9 +19,11 @@ from train.callbacks import Callback, EachRound
 from train.callbacks.stopping import DivergedError, LostRounds
 from train.engines import ENGINES
 from train.engines.local import evaluate
+from train.report.history import History
 from train.rounds import run_rounds
 from train.run import run
 from train.rundir.checkpoint import Checkpoint, rounds_of
+from train.rundir.directory import is_measured
 from train.rundir.files import BEST_FILE, CHECKPOINT_FILE
 
 REQUIRED = {
@@ -353,6 +355,17 @@ def test_a_round_that_would_spoil_the_model_is_lost_and_a_run_of_lost_rounds_end
 def test_a_run_whose_rounds_were_all_lost_does_not_end_well(tmp_path):
     with pytest.raises(DivergedError, match="in 2 rounds in a row"):
         tampered(tmp_path, lambda plan, pairs: [], "rounds=2")
+
+
+@pytest.mark.parametrize(("rounds", "after"), [(2, 2), (8, 6)])
+def test_a_run_that_diverged_is_not_finished_and_does_not_end_well_when_resumed(tmp_path, rounds, after):
+    config = tiny(tmp_path / "run", "local.lr=1e30", f"rounds={rounds}")
+    for resume in (False, True):
+        with pytest.raises(DivergedError):
+            run(config, resume=resume)
+    assert len(read(config.directory)) == after
+    assert not is_measured(config)
+    assert not History.read(config.directory).is_finished
 
 
 def test_a_last_round_that_was_lost_counts_before_the_run_may_end(tmp_path):

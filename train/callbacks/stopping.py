@@ -1,16 +1,15 @@
 """End a run before its last round: it reached a target, its accuracy stalls, or all updates are lost."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from train.callbacks.base import Callback, FinishedRound
 from train.config.schema import Config
 from train.runtime.errors import RunError
+from train.runtime.jsonl import MOST_LOST, is_lost
 
 log = logging.getLogger(__name__)
-
-MOST_LOST = 5  # a run ends after this many rounds in a row without a usable update
 
 
 class EarlyStop(Callback):
@@ -69,11 +68,22 @@ class LostRounds(Callback):
     Args:
         rounds: of the run; a shorter run ends when all of its rounds were lost.
         note: ends the warning.
+        lines: metrics of the rounds that an earlier process finished. After five lost ones, one more ends the run.
+
+    Raises:
+        DivergedError: all rounds are finished, and the last ones were lost.
     """
 
-    def __init__(self, rounds: int, note: str = "metrics.jsonl says why") -> None:
+    def __init__(
+        self, rounds: int, note: str = "metrics.jsonl says why", lines: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
         self._note = note
         self._limit, self._in_a_row, self._lost, self._rounds = min(MOST_LOST, rounds), 0, 0, 0
+        for line in lines:
+            self._count(line)
+        if self._rounds < rounds:
+            self._in_a_row = min(self._in_a_row, self._limit - 1)
+        self._check()
 
     def after_round(self, done: FinishedRound) -> None:
         """Count a round.
@@ -81,15 +91,21 @@ class LostRounds(Callback):
         Raises:
             DivergedError: the limit is reached.
         """
-        lost = bool(done.metrics["failed"]) and not done.metrics["heard"]
+        self._count(done.metrics)
+        self._check()
+        if self._lost and (done.last or done.interrupted):
+            log.warning("%d of %d rounds had no update; %s", self._lost, self._rounds, self._note)
+
+    def _count(self, metrics: Mapping[str, Any]) -> None:
+        lost = is_lost(metrics)
         self._rounds, self._lost, self._in_a_row = self._rounds + 1, self._lost + lost, (self._in_a_row + 1) * lost
-        if self._in_a_row == self._limit:
+
+    def _check(self) -> None:
+        if self._in_a_row >= self._limit:
             raise DivergedError(
                 f"no client's update could be used in {self._limit} rounds in a row; metrics.jsonl gives the reasons "
                 "under failures. If the training diverged, lower local.lr, server_lr or clip, and run it again"
             )
-        if self._lost and (done.last or done.interrupted):
-            log.warning("%d of %d rounds had no update; %s", self._lost, self._rounds, self._note)
 
 
 class Interruption(Callback):

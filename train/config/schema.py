@@ -260,12 +260,14 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
         raise UserError(f"{path} holds {type(values).__name__}, but a config is a mapping from keys to values")
     # The config.yaml of a run has every key, and so some that nothing reads.
     file = frozenset() if Config.model_fields.keys() - {"output"} <= values.keys() else frozenset(flatten(values))
-    own: dict[str, Any] = {}
+    given, own = flatten(values), dict[str, Any]()
     for override in overrides:
         _override(values, override)
     config = check_config(values)
     for override in overrides:
         _override(own, override)
+    if own.get("recipe", given.get("recipe")) != given.get("recipe") and {*PUBLISHED, "local.lr"} <= given.keys():
+        raise UserError(f"recipe={own['recipe']} changes nothing: {path} sets all of its keys; remove them there")
     return LoadedConfig(config, file, frozenset(flatten(own)))
 
 

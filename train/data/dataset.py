@@ -110,7 +110,7 @@ def checked(dataset: Dataset) -> Dataset:
     if not len(dataset.test):
         raise UserError(f"the dataset {dataset.name} has no test samples; evaluations need some")
     for name, split in (("training", dataset.train), ("test", dataset.test)):
-        if problem := _problem(dataset, split):
+        if problem := problem_of(dataset, split):
             raise UserError(f"the {name} split of the dataset {dataset.name} {problem}")
     return dataset
 
@@ -121,7 +121,8 @@ def _is_dense(split: object) -> bool:
     return all(isinstance(its, Tensor) and its.ndim and its.layout == torch.strided and not its.is_meta for its in held)
 
 
-def _problem(dataset: Dataset, split: Split) -> str | None:
+def problem_of(dataset: Dataset, split: Split) -> str | None:
+    """Return what makes samples unfit for a dataset, or None."""
     inputs, targets, count = split.inputs, split.targets, dataset.num_classes
     counted = targets[targets != dataset.ignore_index]
     strange = counted[(counted < 0) | (counted >= count)].unique().tolist()

@@ -22,6 +22,7 @@ from sharding.strategies import get_strategy
 from train.assembly import assign_keep_ratios, find_device, make_model, read_dataset, share_out
 from train.config.schema import Config
 from train.data import Dataset, Split, empty_dataset
+from train.data.dataset import problem_of
 from train.engines import Job, Update
 from train.engines.local import Shares
 from train.engines.sequential import SequentialEngine
@@ -112,7 +113,10 @@ def open_data(config: Config, settings: Mapping[str, Any]) -> tuple[Dataset, Spl
         UserError: a file or dataset is missing or invalid, or there are more nodes than clients.
     """
     if "data" in settings:
-        return empty_dataset(config.data.name, config.data.options), read_data(Path(str(settings["data"])))
+        dataset, data = empty_dataset(config.data.name, config.data.options), read_data(Path(str(settings["data"])))
+        if problem := problem_of(dataset, data):
+            raise UserError(f"data={settings['data']} {problem}")
+        return dataset, data
     partition, root = partition_of(settings), settings.get("data-root", config.data.root)
     dataset, shares = share_out_once(config_text(config), root)
     if partition not in shares:

@@ -131,6 +131,8 @@ class Nodes:
         nodes = list(self.grid.get_nodes())
         self._digests |= {node.node_id: digest(node.public_key) for node in nodes if node.public_key}
         present = {node.node_id for node in nodes}
+        # A node that was left out and has gone is asked again when it returns.
+        self._clients = {node: its for node, its in self._clients.items() if its is not None or node in present}
         self._ask_who(sorted(present - self._clients.keys() - set(self._asked.values())))
         for reply in self.grid.pull_messages(list(self._asked)) if self._asked else ():
             node = self._asked.pop(reply.metadata.reply_to_message_id, None)

@@ -16,7 +16,7 @@ from sharding.planner import Client
 from train.assembly import find_device, put_together, read_dataset
 from train.callbacks import EachRound
 from train.config.naming import with_directory
-from train.config.schema import Config, load_config
+from train.config.schema import Config, is_named, read_config
 from train.engines.local import Shares
 from train.experiment import Experiment, Metrics
 from train.federate.messages import Card
@@ -55,9 +55,9 @@ def main(grid: Grid, context: Context) -> None:
 def read(settings: dict[str, Any]) -> Config:
     """Return the configuration, with a checkpoint each round and a bound on each client's weight."""
     overrides = shlex.split(settings["overrides"])
-    config = with_directory(load_config(ROOT / settings["config"], overrides), overrides)
-    guards = config.aggregation
-    if "max_share" not in guards.model_fields_set:
+    loaded = read_config(ROOT / settings["config"], overrides)
+    config, guards = with_directory(loaded.config, overrides), loaded.config.aggregation
+    if guards.max_share == 1 and not is_named("aggregation.max_share", loaded.file | loaded.line):
         guards = guards.model_copy(update={"max_share": MAX_SHARE})
     return config.model_copy(update={"engine": ENGINE, "checkpoint_every": CHECKPOINT_EVERY, "aggregation": guards})
 
@@ -71,7 +71,7 @@ def train(config: Config, grid: Grid, patience: Patience) -> None:
     status, done = Status(config), len(read_lines(config.directory / METRICS_FILE))
     begin = "resuming" if done else "starting"
     log.info("writing to %s, %s with round %d of %d", config.directory, begin, done, config.rounds)
-    build = partial(assemble_over, grid=grid, patience=patience)
+    build = partial(assemble_over, grid=grid, patience=patience, device=config.device)
     try:
         with ThreadPoolExecutor(1) as apart:  # Flower handles signals and ends this process at once
             running = apart.submit(run, config, [EachRound(report)], resume=True, build=build)
@@ -113,15 +113,15 @@ def check_federated(config: Config) -> None:
         raise UserError("clients.sampler=aocs needs a secure sum, which Flower lacks; choose ocs, or simulate it")
 
 
-def assemble_over(config: Config, grid: Grid, patience: Patience) -> Experiment:
-    """Build everything that a run with nodes needs.
+def assemble_over(config: Config, grid: Grid, patience: Patience, device: str | None = None) -> Experiment:
+    """Build everything that a run with nodes needs. A device is that of the nodes, if not of the configuration.
 
     Raises:
         UserError: a setting needs the clients' data here, or nodes are missing.
     """
     check_federated(config)
     dataset = read_dataset(config).without_training().to(find_device(config.device))
-    nodes = Nodes(grid, config, patience, *recall(config))
+    nodes = Nodes(grid, config.model_copy(update={"device": device or config.device}), patience, *recall(config))
     nodes.gather()
     cards: dict[Client, Card] = dict(sorted(nodes.roster.items()))
     ratios = {client: card.keep_ratio for client, card in cards.items()}

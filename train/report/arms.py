@@ -134,7 +134,8 @@ def choose_targets(arms: Sequence[Arm]) -> list[float]:
     """
     if aimed := targets_of(arms):
         return aimed
-    best = [max(mean_band(curves).means) for arm in arms if (curves := arm.curves("test_accuracy"))]
+    bands = [mean_band(curves).means for arm in arms if (curves := arm.curves("test_accuracy"))]
+    best = [max(means) for means in bands if means]  # seeds may have no evaluated round in common
     if not best:
         return []
     ends = min(best), max(best)

@@ -242,11 +242,13 @@ def _objection(key: str, before: Config, config: Config) -> str | None:
     """Return the reason, if any, why a run cannot be resumed with another value; None if it can."""
     if key != "rounds":
         return ""
-    rate, lr, held, wanted = SCHEDULES[config.local.schedule], config.local.lr, before.rounds, config.rounds
-    if wanted < held:
+    if config.rounds < before.rounds:
         return ""
-    same = all(rate(lr, t, held) == rate(lr, t, wanted) for t in range(held))
-    return None if same else f": the schedule {config.local.schedule} depends on the total"
+    for local in [task.local for task in config.task_configs().values()] or [config.local]:
+        rate = SCHEDULES[local.schedule]
+        if any(rate(local.lr, t, before.rounds) != rate(local.lr, t, config.rounds) for t in range(before.rounds)):
+            return f": the schedule {local.schedule} depends on the total"
+    return None
 
 
 def config_in(directory: Path) -> Config:

@@ -39,6 +39,9 @@ def sound(texts: Iterable[bytes]) -> Iterator[dict[str, Any]]:
         yield content
 
 
+MOST_LOST = 5  # a run ends after this many rounds in a row without a usable update
+
+
 def from_json(text: str | bytes) -> Any:
     """Parse a text in JSON; whatever is wrong with it is a `ValueError`."""
     try:
@@ -60,8 +63,15 @@ def read_record(path: Path, read: Callable[[Any], Record]) -> Record:
 
 
 def has_ended(lines: Sequence[Mapping[str, Any]], rounds: int) -> bool:
-    """Return whether a run of `rounds` rounds has ended with these lines, early or not."""
-    return len(lines) == rounds or (bool(lines) and "stopped" in lines[-1])
+    """Return whether a run of `rounds` rounds has ended with these lines, early or not, and did not diverge."""
+    limit = min(MOST_LOST, rounds)
+    diverged = len(lines) >= limit and all(map(is_lost, lines[-limit:]))
+    return not diverged and (len(lines) == rounds or (bool(lines) and "stopped" in lines[-1]))
+
+
+def is_lost(line: Mapping[str, Any]) -> bool:
+    """Return whether a round had no usable update."""
+    return bool(line.get("failed")) and not line.get("heard")
 
 
 def keep_lines(path: Path, count: int | None = None) -> None:

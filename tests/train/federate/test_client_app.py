@@ -53,6 +53,13 @@ def test_a_node_reads_its_own_file_and_no_dataset(config, tmp_path):
     assert not len(dataset.train)
 
 
+def test_samples_that_do_not_fit_the_dataset_are_refused(config, tmp_path):
+    for size, target in ((16, 0), (8, 10)):
+        write_data(tmp_path / "own", Split(torch.zeros(1, 1, size, size, dtype=torch.uint8), torch.tensor([target])))
+        with pytest.raises(UserError, match=f"data={tmp_path / 'own'} has"):
+            open_data(config(), {"partition-id": 2, "data": str(tmp_path / "own")})
+
+
 def test_without_a_file_it_cuts_out_what_a_simulation_gives_that_client(config):
     ours = config()
     clients = assemble(ours).job.clients

@@ -19,7 +19,7 @@ from train.callbacks.stopping import DivergedError
 from train.engines import Update
 from train.federate import roster as waiting
 from train.federate import server_app
-from train.federate.messages import read_reply, reply_record
+from train.federate.messages import read_config, read_reply, reply_record
 from train.federate.roster import Patience
 from train.federate.server_app import assemble_over
 from train.federate.status import FOLDER, Status
@@ -211,6 +211,25 @@ def test_a_node_that_is_no_client_gets_the_reason(config, caplog, wrong):
     known.gather()
     assert len(known.online()) == 4
     assert "node 500 is left out" in caplog.text
+
+
+def test_a_node_that_was_left_out_is_asked_again_when_it_returns(config):
+    ours = config()
+    grid = Nodes(settings(ours))
+    right, wrong = grid.settings[107], {"partition-id": "x"}
+    known = waiting.Nodes(grid, ours, Patience(0.5, 0.5))
+    for its, there in ((wrong, [0, 2, 3]), (None, [0, 2, 3]), (right, [0, 1, 2, 3])):
+        grid.settings = {node: old for node, old in grid.settings.items() if node != 107} | ({107: its} if its else {})
+        assert [sorted(known.online()) for _ in range(2)][1] == there
+
+
+def test_nodes_choose_their_own_device_also_when_a_run_is_resumed(config):
+    ours, told = config("local.schedule=constant"), []
+    for rounds in (1, 2):
+        grid = Nodes(settings(ours))
+        server_app.train(ours.model_copy(update={"rounds": rounds}), grid, Patience(0.5, 0.5))
+        told += [message.content["values"]["config"] for message in grid.sent]
+    assert {read_config(text).device for text in told} == {"auto"}
 
 
 def test_a_client_is_one_node_as_long_as_the_run_lasts_there_or_not(config, caplog):

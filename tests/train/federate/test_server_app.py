@@ -8,6 +8,8 @@ from flwr.app import Context, RecordDict
 from flwr.cli.build import build_fab_from_disk
 
 from tests.train.federate.nodes import Nodes
+from train.config.schema import load_config
+from train.config.yaml_text import in_yaml
 from train.federate import server_app
 from train.federate.status import FOLDER, Status
 
@@ -42,9 +44,12 @@ def test_runs_with_other_overrides_have_directories_of_their_own():
     assert str(named) == "/tmp/a"
 
 
-def test_a_federation_bounds_what_a_client_can_weigh_unless_configured_otherwise():
+def test_a_federation_bounds_what_a_client_can_weigh_unless_configured_otherwise(tmp_path):
     assert server_app.read(settings()).aggregation.max_share == 0.5
     assert server_app.read(settings("aggregation.max_share=1")).aggregation.max_share == 1.0
+    complete = tmp_path / "complete.yaml"
+    complete.write_text(in_yaml(load_config("configs/quickstart.yaml").model_dump(mode="json", exclude={"output"})))
+    assert server_app.read(settings() | {"config": str(complete)}).aggregation.max_share == 0.5
 
 
 @pytest.mark.parametrize(("overrides", "ended"), [(["rounds=1"], "finished"), (["alignment=true"], "alignment needs")])
