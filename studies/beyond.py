@@ -67,7 +67,6 @@ EXPERIMENTS = {
             "collective, low_rank": LOW_RANK,
             "collective, low_rank, nesterov": (*LOW_RANK, *NESTEROV),
             "narrow, equal bytes, nesterov, average": (*NARROW, *NESTEROV, *AVERAGE),
-            "dense, nesterov, average": ("strategy=dense", "local.lr=0.03", *NESTEROV, *AVERAGE),  # 8 times the bytes
             ROLLING: (),  # sub-models by width (studies/width.py), of the bytes of `collective`
         },
     ),
@@ -75,7 +74,7 @@ EXPERIMENTS = {
         "beyond_shakespeare",
         "Shakespeare, a transformer, r = 0.1",
         ("keep_ratio=0.1",),
-        {  # 0.03 is the best of four rates for our options: results/beyond_shakespeare/learning_rate.csv
+        {  # our options at their best rate: studies/options.py
             BASELINE: (),
             "top_n": ("strategy=top_n",),
             "collective, nesterov": NESTEROV,

@@ -5,6 +5,7 @@ on the seeds that are reported. `result=average` changes only the model that is 
 of the average and of the last model.
 
 - `options`: CIFAR-10 at the medium scale of the paper's column (configs/beyond.yaml), r = 0.1.
+- `options_shakespeare`: all options with the default strategy, on a transformer of the published width, r = 0.1.
 - `uneven`: strategies, and smaller models, for the paper's uneven clients, r of 0.2 and 0.4, on the same bytes.
 """
 
