@@ -16,7 +16,7 @@ from train.assembly import assemble
 from train.callbacks.stopping import EarlyStop
 from train.cli.commands import main
 from train.compare import plan_cells
-from train.config.naming import describe, expand, with_directory
+from train.config.naming import describe, expand, settings_in_name, with_directory
 from train.config.registries import SCHEDULES, import_parts
 from train.config.schema import load_config
 from train.data.partition import PARTITIONS
@@ -212,6 +212,13 @@ def test_a_run_that_reached_its_target_is_finished(tmp_path):
     run(config, resume=True)
     assert read(tmp_path) == lines
     assert is_finished(config)
+
+
+def test_the_settings_of_a_run_are_in_its_folders_names():
+    (cell,) = plan_cells(QUICKSTART, ["local.lr=0.05"], ["top_n"], None, ["rounds=3"])
+    assert settings_in_name(cell) == "lr=0.05,rounds=3"
+    assert settings_in_name(with_directory(load_config(QUICKSTART, ["rounds=3"]), ["rounds=3"])) == "rounds=3"
+    assert settings_in_name(load_config(QUICKSTART, ["output=own"])) == ""
 
 
 def test_directories_are_named_after_what_was_overridden():

@@ -47,10 +47,11 @@ def last_words(keys: Iterable[str]) -> list[str]:
 
 
 def settings_in_name(config: Config) -> str:
-    """Return the settings in the name of a run's directory, as ``lr=0.05``; empty if the name has another form."""
-    form = rf"(?:{re.escape(config.name)}-)?{re.escape(config.strategy)}-(.+)-{config.seed}"
-    found = re.fullmatch(form, config.directory.name)
-    return found[1] if found else ""
+    """Return the settings in the names of a run's and its comparison's folder, as ``lr=0.05``, if there are any."""
+    name, folder = re.escape(config.name), config.directory
+    shared = re.fullmatch(rf"{name}-compare-(.+)", folder.parent.name)
+    own = re.fullmatch(rf"(?:{name}-)?{re.escape(config.strategy)}-(.+)-{config.seed}", folder.name)
+    return ",".join(found[1] for found in (shared, own) if found)
 
 
 def settings(words: Iterable[str]) -> list[tuple[str, str]]:
