@@ -83,7 +83,7 @@ def _train(config: Config, callbacks: Sequence[Callback], resume: bool, build: B
         ):
             enter("training its first round" if start == 0 else f"resuming with round {start + 1}")
             ended = has_ended(lines, config.rounds)  # it may lack only its model
-            losses = LostRounds(config.rounds, lines=() if ended else lines)
+            losses = LostRounds(config.rounds, lines=lines)
             done = None if ended else run_rounds(experiment, start, [*watching, losses])
             rounds = start if done is None else done.number + 1
             save_model(config.directory / files.MODEL_FILE, experiment.result, rounds, experiment.parts)
