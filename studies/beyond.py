@@ -67,6 +67,7 @@ EXPERIMENTS = {
             "collective, low_rank": LOW_RANK,
             "collective, low_rank, nesterov": (*LOW_RANK, *NESTEROV),
             "narrow, equal bytes, nesterov, average": (*NARROW, *NESTEROV, *AVERAGE),
+            "dense, nesterov, average": ("strategy=dense", "local.lr=0.03", *NESTEROV, *AVERAGE),
             ROLLING: (),  # sub-models by width (studies/width.py), of the bytes of `collective`
         },
     ),
