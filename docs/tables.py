@@ -135,14 +135,6 @@ def options_trials() -> Iterator[str]:
     yield from (row(name, *(its.get(rate, NOTHING) for rate in rates)) for name, its in ends.items())
 
 
-def hundred_rounds() -> Iterator[str]:
-    """Yield where whole runs of 100 rounds ended, the best first."""
-    last = {its["trial"]: its for its in _rows("beyond/hundred_rounds.csv")}
-    yield from head(f"{CIFAR}, 100 rounds", "MB", "accuracy, %")
-    for trial, its in sorted(last.items(), key=lambda item: -float(item[1]["test_accuracy"])):
-        yield row(trial, its["megabytes"], f"{100 * float(its['test_accuracy']):.1f}")
-
-
 # The paper's tables
 
 
@@ -372,7 +364,7 @@ def _measured(path: str) -> dict[str, Any]:
 
 PARTS: tuple[Table, ...] = (
     *(beyond, beyond_shakespeare, uneven, quickstart),
-    *(wire, wires, wire_options, hundred_rounds),
+    *(wire, wires, wire_options),
     *(options, options_gains, options_trials),
     *(medium, spectra, learning_rates),
     *(uneven_clients, shakespeare_uploads, cifar100_uploads, joint_sampling, wireless, multi_task),
