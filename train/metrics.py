@@ -11,6 +11,7 @@ from sharding import Server, ShardPlanner
 from sharding.aggregation.aggregate import Aggregation
 from sharding.client_sampling import Participation
 from sharding.diagnostics import alignment, plan_anme, plan_coverage, plan_discrepancy
+from sharding.errors import Kind
 from sharding.planner import Client, Plan
 from train.engines import Receipt
 from train.engines.local import evaluate
@@ -24,6 +25,7 @@ def measure(experiment: Experiment, work: Work, receipts: Mapping[Client, Receip
     weights = {client: experiment.num_samples[client] for client in losses}
     reasons = dict(heard.rejected) | outcome.rejected
     failures = {c: receipts[c].failure or reasons[c] for c in plan if c in reasons or receipts[c].failure}
+    absent = [client for client in plan if (why := receipts[client].failure) and why.kind == Kind.ABSENT]
     collective, single = plan_discrepancy(plan)
     return {
         "train_loss": sum(losses[c] * weights[c] for c in losses) / sum(weights.values()) if losses else None,
@@ -31,7 +33,7 @@ def measure(experiment: Experiment, work: Work, receipts: Mapping[Client, Receip
         "discrepancy": collective,
         "discrepancy_client": single,
         "coverage": plan_coverage(plan),
-        "bytes_down": work.further_bytes + plan.nbytes,
+        "bytes_down": work.further_bytes + plan.nbytes - sum(plan[client].nbytes for client in absent),
         "bytes_up": heard.report_bytes + sum(receipts[client].nbytes for client in heard.weights),
         "bytes_dense": experiment.dense_nbytes,
         "clients": len(plan),

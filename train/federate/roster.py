@@ -7,7 +7,7 @@ start: if no key of the run is connected, the first node to claim a client gets 
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from math import inf
@@ -38,7 +38,7 @@ class Patience:
 
     Attributes:
         start: for all clients to connect before the first round.
-        round: for the replies of a round, once its shards are sent.
+        round: for the replies of a round, once its shards are sent, and for a node to send them to if there is none.
 
     Raises:
         UserError: one of them is not finite and above 0.
@@ -140,6 +140,15 @@ class Nodes:
                 self._introduce(node, reply)
         there = {node: client for node, client in self._clients.items() if client is not None and node in present}
         return {client: node for node, client in there.items()}
+
+    def reach(self, clients: Collection[int]) -> dict[int, int]:
+        """Return the node of each of these clients that is connected; while none is, wait as long as for a round."""
+        end = monotonic() + self.patience.round
+        while True:
+            found = {client: node for client, node in self.online().items() if client in clients}
+            if found or not clients or monotonic() > end:
+                return found
+            sleep(POLL)
 
     def _ask_who(self, nodes: list[int]) -> None:
         values = ConfigRecord({"config": config_text(self.config)})

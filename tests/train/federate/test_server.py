@@ -176,6 +176,22 @@ def test_with_half_of_the_nodes_gone_the_rest_continues_and_who_comes_back_is_kn
     assert [line["heard"] for line in lines(ours)] == [4, 2, 4]
     assert set(lines(ours)[1]["failures"].values()) == {"its node is not connected"}
     assert [line["failed_by_kind"] for line in lines(ours)] == [{}, {"absent": 2}, {}]
+    assert all(line["bytes_down"] == line["bytes_up"] for line in lines(ours))  # an absent node is sent nothing
+
+
+def test_a_round_without_nodes_waits_for_one(config):
+    ours = config("clients.per_round=4", "rounds=2")
+    nodes, whole, looks = Nodes(settings(ours)), settings(ours), iter(range(10))
+
+    def back_at_the_third_look():
+        if not nodes.settings and next(looks) == 2:
+            nodes.settings = whole
+        return list(nodes.settings)
+
+    nodes.get_node_ids = back_at_the_third_look
+    build = partial(assemble_over, grid=nodes, patience=Patience(0.5, 0.5))
+    run(ours, [EachRound(lambda metrics: nodes.settings.clear())], build=build)
+    assert [line["heard"] for line in lines(ours)] == [4, 4]
 
 
 def test_without_a_usable_reply_the_model_stays_and_the_run_ends_in_the_end(config):
