@@ -30,7 +30,7 @@ from train.config.schema import Config, LoadedConfig, read_config
 from train.engines.processes import num_cores, start_method
 from train.experiment import Metrics
 from train.run import run
-from train.rundir.directory import RunDirectory
+from train.rundir.directory import check_directory
 from train.runtime.errors import REMEDY, RunError
 from train.runtime.signals import Stopped, stop_on_request
 from train.runtime.stages import watched
@@ -114,7 +114,7 @@ def compare(
         Stopped: a signal asked to stop. No more cells were started, and running ones finished their round.
     """
     for cell in cells:
-        RunDirectory(cell, resume).check()
+        check_directory(cell, resume)
         check_trackers(cell)
     waiting, working, slots = deque(range(len(cells))), dict[Connection, Worker](), list(range(min(jobs, len(cells))))
     context, failures = _context(), dict[Path, FailedRun]()

@@ -23,7 +23,7 @@ from train.pilots import teach
 from train.rounds import run_rounds
 from train.rundir import files
 from train.rundir.checkpoint import find_checkpoint
-from train.rundir.directory import RunDirectory, is_finished, plain
+from train.rundir.directory import is_finished, open_directory, plain
 from train.rundir.model_file import save_model
 from train.rundir.provenance import Provenance, describe_start, keep_device
 from train.rundir.records import Clients, check_clients, describe_clients
@@ -59,7 +59,7 @@ def run(
     """
     import_parts(config.plugins)
     check_trackers(config)
-    with RunDirectory.open(config, resume), threads(config.threads):
+    with open_directory(config, resume), threads(config.threads):
         if not (resume and is_finished(config)):
             _train(config, callbacks, resume, build or (assemble_models if config.tasks else assemble))
     return config.directory

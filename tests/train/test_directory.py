@@ -10,7 +10,7 @@ import pytest
 from sharding import UserError
 from train.report.history import History
 from train.run import run
-from train.rundir.directory import RunDirectory, lock
+from train.rundir.directory import lock, open_directory
 from train.rundir.files import CHECKPOINT_FILE, LOCK_FILE, METRICS_FILE
 
 
@@ -18,7 +18,7 @@ def test_of_two_threads_one_writes(config):
     both, configs = Barrier(2), [config("seed=0"), config("seed=1")]
 
     def enter(which):
-        with RunDirectory.open(configs[which], resume=False):
+        with open_directory(configs[which], resume=False):
             both.wait(10)
 
     def refused():

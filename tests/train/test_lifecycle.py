@@ -39,7 +39,7 @@ from train.compare import compare, plan_cells
 from train.config.yaml_text import read_yaml
 from train.run import run
 from train.rundir.checkpoint import Checkpoint, rounds_of
-from train.rundir.directory import RunDirectory, is_finished, is_measured
+from train.rundir.directory import check_directory, is_finished, is_measured
 from train.rundir.files import (
     BEST_FILE,
     CHECKPOINT_FILE,
@@ -192,7 +192,7 @@ def test_the_schedule_of_every_task_counts(tmp_path):
 def test_what_no_result_depends_on_may_change_on_the_way(tmp_path):
     run(tiny(tmp_path, *OPTIONS))
     free = ["tracking.wandb=offline", "checkpoint_every=2", "data.root=elsewhere"]
-    RunDirectory(tiny(tmp_path, *OPTIONS, *free), resume=True).check()
+    check_directory(tiny(tmp_path, *OPTIONS, *free), resume=True)
 
 
 @pytest.mark.parametrize("key", ["samples", "classes"])

@@ -30,7 +30,7 @@ from train.report import write_report
 from train.report.page import write_page
 from train.report.summary import SUMMARY
 from train.run import run
-from train.rundir.directory import RunDirectory, check_comparison, check_writable
+from train.rundir.directory import check_comparison, check_directory, check_writable
 from train.rundir.files import CONFIG_FILE
 from train.rundir.records import wandb_state
 from train.runtime.errors import RunError
@@ -136,7 +136,7 @@ def _table(args: argparse.Namespace, console: Console) -> None:
     check_writable(into, "--output")
     cells = cells_of(matrix, layout, args.scale, into, args.seeds, args.overrides)
     for cell in cells:
-        RunDirectory(cell.config, resume=True).check()  # neither run nor show what was run with another configuration
+        check_directory(cell.config, resume=True)  # neither run nor show what was run with another configuration
     chosen = {cell.name: cell.config for cell in choose(cells, args.only)}
     failures = run_missing(chosen, args.jobs, console)
     paths = Report(args.number, matrix, cells, layout, args.scale, args.line, into).write()

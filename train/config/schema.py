@@ -174,8 +174,7 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _import_first(cls, values: Any) -> Any:
-        modules = values.get("plugins") if isinstance(values, dict) else None
-        import_parts([modules] if isinstance(modules, str) else _texts(modules))
+        import_parts(plugins_of(values))
         return values
 
     @model_validator(mode="before")
@@ -223,9 +222,11 @@ class Config(Section):
         return self
 
 
-def _texts(values: Any) -> list[str]:
-    """Return the entries of a list; an empty list for another value, which pydantic refuses."""
-    return [str(value) for value in values] if isinstance(values, list | tuple) else []
+def plugins_of(values: Any) -> list[str]:
+    """Return the modules that an unchecked configuration names; none for a value that pydantic refuses."""
+    named = values.get("plugins") if isinstance(values, dict) else None
+    modules = [named] if isinstance(named, str) else named
+    return [str(module) for module in modules] if isinstance(modules, list | tuple) else []
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from train.federate.server_app import CHECKPOINT_EVERY, ENGINE, ROOT, check_fede
 from train.federate.status import FINISHED, FOLDER, LOCK_FILE, Status
 from train.federate.superlink import TOKEN, write_token
 from train.federate.supervisor import Processes
-from train.rundir.directory import RunDirectory, is_finished, lock
+from train.rundir.directory import check_directory, is_finished, lock
 from train.rundir.files import METRICS_FILE
 from train.runtime.errors import REMEDY, RunError
 from train.runtime.jsonl import read_lines
@@ -97,7 +97,7 @@ def federate(
         RunError: the run did not finish.
     """
     check_federated(config)
-    RunDirectory(config, resume).check()
+    check_directory(config, resume)
     if resume and is_finished(config):
         return
     config.directory.mkdir(parents=True, exist_ok=True)

@@ -12,12 +12,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryDirectory
-from typing import Any, Self, TextIO
+from typing import TextIO
 
 from sharding.errors import UserError, few, shown
 from train.config.naming import FREE
 from train.config.registries import SCHEDULES
-from train.config.schema import Config, check_config, flatten, is_named
+from train.config.schema import Config, check_config, flatten, is_named, plugins_of
 from train.config.yaml_text import read_yaml
 from train.rundir.checkpoint import rounds_of
 from train.rundir.files import CHECKPOINT_FILE, CONFIG_FILE, LOCK_FILE, METRICS_FILE, MODEL_FILE, PILOTS_FILE, RUN_FILES
@@ -39,69 +39,57 @@ REPORT_FILES = (
 REPORT_SIGN = "<!-- spectral-sharding report: "  # begins every summary, before the commands that made it, as JSON
 
 
-class RunDirectory:
-    """The directory of one run.
+@contextmanager
+def open_directory(config: Config, resume: bool) -> Iterator[None]:
+    """Check the directory of a run, create it if necessary, and lock it.
 
-    Args:
-        config: of the run; it names the directory.
-        resume: whether to continue the run in the directory.
+    If a new run ends without a finished round or pilot, everything that was created is removed.
+
+    Raises:
+        UserError: as `check_directory`, or another run writes there.
     """
+    directory = config.directory
+    check_directory(config, resume)
+    made = [path for path in (directory, *directory.parents) if not path.exists()]  # the innermost first
+    directory.mkdir(parents=True, exist_ok=True)
+    with lock(directory / LOCK_FILE):
+        check_directory(config, resume)  # again, now that no other process writes
+        new = not _held(directory)
+        for name in RUN_FILES:  # the unfinished files of a process that died
+            (directory / (name + UNFINISHED)).unlink(missing_ok=True)
+        try:
+            yield
+        except BaseException:
+            if new and not any(_size(directory / name) for name in (METRICS_FILE, CHECKPOINT_FILE, PILOTS_FILE)):
+                _take_away(directory, made)
+            raise
 
-    def __init__(self, config: Config, resume: bool) -> None:
-        self.config, self.resume, self.path = config, resume, config.directory
 
-    @classmethod
-    @contextmanager
-    def open(cls, config: Config, resume: bool) -> Iterator[Self]:
-        """Check the directory, create it if necessary, and lock it.
+def check_directory(config: Config, resume: bool) -> None:
+    """Check that a run can write to its directory and will overwrite nothing.
 
-        If a new run ends without a finished round, everything that was created is removed.
+    Raises:
+        UserError: the directory holds a run and `resume` is off; or it holds a run of another configuration, a
+            comparison, or files of such names that no run wrote; or it is not writable.
+    """
+    directory, held = config.directory, _held(config.directory)
+    check_regular(directory)
+    if resume and CONFIG_FILE in held:
+        _check_same(config)
+    elif resume and any(_size(directory / name) for name in held if name != PILOTS_FILE):  # it may be given
+        raise UserError(f"{directory} holds {held[0]} but no {CONFIG_FILE}, so the run there is unknown")
+    elif held and not resume:
+        what = "holds a run" if {CONFIG_FILE, METRICS_FILE} & {*held} else f"has a {held[0]}"
+        raise UserError(f"{directory} already {what}; choose another with output=…, or continue it with --resume")
+    check_reports(directory)
+    if not {CONFIG_FILE, METRICS_FILE} & {*held}:
+        _check_alone(directory)
+    check_writable(directory)
 
-        Raises:
-            UserError: as `check`, or another run writes there.
-        """
-        directory = cls(config, resume)
-        directory.check()
-        made = _make(directory.path)
-        with lock(directory.path / LOCK_FILE):
-            directory.check()  # again, now that no other process writes
-            new = not directory.held()
-            clear_leftovers(directory.path)
-            try:
-                yield directory
-            except BaseException:
-                if new and not directory.has_something():
-                    _take_away(directory.path, made)
-                raise
 
-    def check(self) -> None:
-        """Check that the run can write there and will overwrite nothing.
-
-        Raises:
-            UserError: the directory holds a run and `resume` is off; or it holds a run of another configuration, a
-                comparison, or files of such names that no run wrote; or it is not writable.
-        """
-        held = self.held()
-        check_regular(self.path)
-        if self.resume and CONFIG_FILE in held:
-            _check_same(self.config)
-        elif self.resume and any(_size(self.path / name) for name in held if name != PILOTS_FILE):  # it may be given
-            raise UserError(f"{self.path} holds {held[0]} but no {CONFIG_FILE}, so the run there is unknown")
-        elif held and not self.resume:
-            what = "holds a run" if {CONFIG_FILE, METRICS_FILE} & {*held} else f"has a {held[0]}"
-            raise UserError(f"{self.path} already {what}; choose another with output=…, or continue it with --resume")
-        check_reports(self.path)
-        if not {CONFIG_FILE, METRICS_FILE} & {*held}:
-            _check_alone(self.path)
-        check_writable(self.path)
-
-    def held(self) -> list[str]:
-        """Return the names of a run's files in the directory."""
-        return [name for name in RUN_FILES if _exists(self.path / name)]
-
-    def has_something(self) -> bool:
-        """Return whether there is a finished round or pilot to resume from."""
-        return any(_size(self.path / name) for name in (METRICS_FILE, CHECKPOINT_FILE, PILOTS_FILE))
+def _held(directory: Path) -> list[str]:
+    """Return the names of a run's files in a directory."""
+    return [name for name in RUN_FILES if os.path.lexists(directory / name)]
 
 
 def is_finished(config: Config) -> bool:
@@ -131,7 +119,7 @@ def check_comparison(directory: Path) -> None:
         UserError: it holds a run, or a report by another program; or it cannot be created.
     """
     check_regular(directory)
-    if _exists(directory / METRICS_FILE):
+    if os.path.lexists(directory / METRICS_FILE):
         raise UserError(f"{directory} holds a run; a comparison needs another folder: choose another output=…")
     check_reports(directory)
     check_writable(directory)
@@ -173,7 +161,7 @@ def check_reports(directory: Path) -> None:
         if not text or text.startswith(REPORT_SIGN):  # an empty file is left by a full disk
             return
     for path in (directory / name for name in REPORT_FILES):
-        if _exists(path):
+        if os.path.lexists(path):
             raise UserError(f"{path} was not written by this program; move it, or choose another output=…")
 
 
@@ -215,15 +203,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_let_go)
 
 
-def clear_leftovers(directory: Path) -> None:
-    """Remove the unfinished files of a process that died."""
-    for name in RUN_FILES:
-        (directory / (name + UNFINISHED)).unlink(missing_ok=True)
-
-
 def _check_alone(directory: Path) -> None:
     """Refuse a folder of other runs, because the run would replace their summary."""
-    if (others := sorted(directory.glob(f"*/{METRICS_FILE}"))) or _exists(directory / REPORT_FILES[0]):
+    if (others := sorted(directory.glob(f"*/{METRICS_FILE}"))) or os.path.lexists(directory / REPORT_FILES[0]):
         held = f"other runs, as {others[0].parent.name}," if others else "the summary of other runs"
         raise UserError(f"{directory} holds {held} and a run needs its own folder; choose another output=…")
 
@@ -240,9 +222,7 @@ def _check_same(config: Config) -> None:
 
 def _objection(key: str, before: Config, config: Config) -> str | None:
     """Return the reason, if any, why a run cannot be resumed with another value; None if it can."""
-    if key != "rounds":
-        return ""
-    if config.rounds < before.rounds:
+    if key != "rounds" or config.rounds < before.rounds:
         return ""
     for local in [task.local for task in config.task_configs().values()] or [config.local]:
         rate = SCHEDULES[local.schedule]
@@ -260,31 +240,18 @@ def config_in(directory: Path) -> Config:
     path = directory / CONFIG_FILE
     try:
         values = read_yaml(path)
-        _refuse_foreign_code(values)
+        # The directory may come from anywhere, and modules are code.
+        if strange := [module for module in plugins_of(values) if module not in sys.modules]:
+            raise UserError(f"it names the modules {few(strange)}, which are code; import them first if you trust them")
         return check_config(values)
     except UserError as error:
         why = " ".join(str(error).split())
         raise UserError(f"{directory} holds no run of this version: {path.name} cannot be read ({why})") from error
 
 
-def _refuse_foreign_code(values: Any) -> None:
-    """Refuse modules that nobody asked for: the directory may come from anywhere, and modules are code."""
-    named = values.get("plugins") if isinstance(values, dict) else None
-    modules = [named] if isinstance(named, str) else named if isinstance(named, list) else []
-    if strange := [str(module) for module in modules if str(module) not in sys.modules]:
-        raise UserError(f"it names the modules {few(strange)}, which are code; import them first if you trust them")
-
-
 def plain(config: Config) -> dict[str, object]:
     """Return a configuration without its output directory."""
     return config.model_dump(mode="json", exclude={"output"})
-
-
-def _make(directory: Path) -> list[Path]:
-    """Create the directory. Return the created directories, the innermost first."""
-    missing = [path for path in (directory, *directory.parents) if not path.exists()]
-    directory.mkdir(parents=True, exist_ok=True)
-    return missing
 
 
 def _take_away(directory: Path, made: list[Path]) -> None:
@@ -298,10 +265,6 @@ def _take_away(directory: Path, made: list[Path]) -> None:
     for path in made:
         with suppress(OSError):
             path.rmdir()
-
-
-def _exists(path: Path) -> bool:
-    return os.path.lexists(path)
 
 
 def _size(path: Path) -> int:
