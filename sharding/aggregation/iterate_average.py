@@ -30,7 +30,9 @@ def iterate_average(model: nn.Module) -> AveragedModel:
 
     Source: Shamir & Zhang 2013 (arXiv 1212.1824), Section 4, with η = 8.
     """
-    return AveragedModel(copied(unwrap(model)), multi_avg_fn=_towards)  # torch itself copies no pruned model
+    average = AveragedModel(nn.Identity(), multi_avg_fn=_towards)
+    average.module = copied(unwrap(model))  # torch itself would copy it again, and copies no pruned model
+    return average
 
 
 def _towards(averages: Sequence[Tensor], parameters: Sequence[Tensor], rounds: Tensor | int) -> None:
