@@ -74,24 +74,17 @@ def train_locally(
     optimizer = OPTIMIZERS[local.optimizer](
         model, lr, local.momentum, local.frobenius_decay, clip, local.frobenius_decay_of, **local.optimizer_options
     )
-    total, steps = torch.zeros((), device=data.targets.device), 0
-    with torch.random.fork_rng(devices=_cuda_devices(data)):
+    device, low = data.targets.device, local.precision == "bfloat16"
+    total, steps = torch.zeros((), device=device), 0
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed_of("dropout", *key))
         for inputs, targets in _batches(data, dataset, local, key):
-            with mixed_precision(local, targets.device):
+            with torch.autocast(device.type, torch.bfloat16, enabled=low):  # matrix products; all else stays float32
                 loss = LOSSES[local.loss](model(inputs), targets, dataset.ignore_index)
             optimizer.step(loss)
             total += loss.detach()
             steps += 1
     return total / steps
-
-
-def mixed_precision(local: LocalConfig, device: torch.device) -> torch.autocast:
-    """Return the context of a forward pass: matrix products in bfloat16 where `local.precision` says so.
-
-    Parameters, their gradients and the loss stay float32.
-    """
-    return torch.autocast(device.type, torch.bfloat16, enabled=local.precision == "bfloat16")
 
 
 def passes(num_samples: int, local: LocalConfig) -> tuple[int, int]:
@@ -144,7 +137,3 @@ def _batches(
     for inputs, targets in zip(drawn.inputs.split(length), drawn.targets.split(length), strict=True):
         for batch, wanted in zip(inputs.split(local.batch_size), targets.split(local.batch_size), strict=True):
             yield channels_last(dataset.prepare(batch)), wanted
-
-
-def _cuda_devices(data: Split) -> list[torch.device]:
-    return [data.targets.device] if data.targets.is_cuda else []

@@ -41,7 +41,8 @@ class RayEngine:
         self._resource = "GPU" if job.device.type == "cuda" else "CPU"
         gpus = 1 if self._resource == "GPU" else 0
         self._task = self._ray.remote(_train).options(num_cpus=1, num_gpus=gpus)
-        self._sent = self._ray.put(_without_samples(job))
+        # The dataset prepares and augments samples, but holds none.
+        self._sent = self._ray.put(replace(job, clients={}, dataset=job.dataset.without_samples()).to("cpu"))
         if not self._slots():
             log.warning("the Ray cluster has no %s yet: the run waits until a node with one joins", self._resource)
 
@@ -104,11 +105,6 @@ def connect() -> Any:
                 "set RAY_ADDRESS=HOST:PORT, or use engine=processes"
             ) from error
     return ray
-
-
-def _without_samples(job: Job) -> Job:
-    """Return the job on the CPU, with a dataset that prepares and augments samples but holds none."""
-    return replace(job, clients={}, dataset=job.dataset.without_samples()).to("cpu")
 
 
 @cache
