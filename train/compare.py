@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
-from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -27,7 +26,7 @@ from train.callbacks.trackers import check_trackers
 from train.config.idle_keys import refuse_idle
 from train.config.naming import check_once, describe, expand, settings
 from train.config.schema import Config, LoadedConfig, read_config
-from train.engines.processes import num_cores, start_method
+from train.engines.processes import context_of, num_cores
 from train.experiment import Metrics
 from train.run import run
 from train.rundir.directory import check_directory
@@ -71,24 +70,19 @@ def plan_cells(
     cells: dict[str, LoadedConfig] = {}
     for strategy, point, seed in product(_axis("strategy", strategies), expand(grids), _axis("seed", seeds or ())):
         cell = read_config(path, [*overrides, *strategy, *point, *seed])
-        if (name := _cell_name(cell.config, point)) in cells:
+        name = "-".join(filter(None, (cell.config.strategy, describe(point), str(cell.config.seed))))
+        if name in cells:
             raise UserError(f"--grid has several points for the run {name}: {', '.join(point)} makes no other run")
         cells[name] = cell
     refuse_idle([*cells.values()])
     base = next(iter(cells.values())).config
-    label = describe(dict(override.split("=", 1) for override in overrides))
-    into = base.output or Path("runs") / "-".join(filter(None, (base.name, "compare", label)))
+    into = base.output or Path("runs") / "-".join(filter(None, (base.name, "compare", describe(overrides))))
     return [cell.config.model_copy(update={"output": into / name}) for name, cell in cells.items()]
 
 
 def _axis(key: str, values: Sequence[object]) -> list[tuple[str, ...]]:
     """Return the overrides that set a key to each of these values; one empty override without values."""
     return [(f"{key}={value}",) for value in dict.fromkeys(values)] or [()]
-
-
-def _cell_name(cell: Config, point: Sequence[str]) -> str:
-    label = describe(dict(override.split("=", 1) for override in point))
-    return "-".join(filter(None, (cell.strategy, label, str(cell.seed))))
 
 
 def default_jobs() -> int:
@@ -117,7 +111,7 @@ def compare(
         check_directory(cell, resume)
         check_trackers(cell)
     waiting, working, slots = deque(range(len(cells))), dict[Connection, Worker](), list(range(min(jobs, len(cells))))
-    context, failures = _context(), dict[Path, FailedRun]()
+    context, failures = context_of(__name__), dict[Path, FailedRun]()
     with stop_on_request() as request, _ending(working):
         while waiting or working:
             if request.signal is not None:
@@ -158,14 +152,6 @@ class Worker(NamedTuple):
     place: int
     slot: int
     process: BaseProcess
-
-
-def _context() -> Any:
-    """Return what starts workers, where possible by forks of a process that has imported everything."""
-    context: Any = get_context(start_method())
-    if start_method() == "forkserver":
-        context.set_forkserver_preload([__name__])
-    return context
 
 
 def _start(context: Any, cell: Config, resume: bool, slot: int) -> tuple[Connection, BaseProcess]:

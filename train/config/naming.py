@@ -1,7 +1,7 @@
 """Names of run directories, which differ if the overrides differ."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from itertools import product
 from pathlib import Path
@@ -20,18 +20,18 @@ def with_directory(config: Config, overrides: Sequence[str]) -> Config:
     """Return the configuration with a directory named after the overrides, if it has none."""
     if config.output is not None:
         return config
-    label = describe(dict(override.split("=", 1) for override in overrides))
-    stem = f"{config.name}-{config.strategy}" + (f"-{label}" if label else "")
-    return config.model_copy(update={"output": Path("runs") / f"{stem}-{config.seed}"})
+    name = "-".join(filter(None, (config.name, config.strategy, describe(overrides), str(config.seed))))
+    return config.model_copy(update={"output": Path("runs") / name})
 
 
-def describe(overrides: Mapping[str, str]) -> str:
+def describe(overrides: Iterable[str]) -> str:
     """Return ``lr=0.05,width=8`` of overridden keys: their last words, unless two have the same, and their values.
 
     If that is longer than 60 characters: the first keys, and a hash of all.
     """
     unnamed = HOUSEKEEPING | {"name", "strategy"}  # in a directory's name anyway
-    kept = {key: value for key, value in sorted(overrides.items()) if not is_named(key, unnamed)}
+    pairs = sorted(dict(override.split("=", 1) for override in overrides).items())
+    kept = {key: value for key, value in pairs if not is_named(key, unnamed)}
     label = ",".join(f"{word}={_plain(value)}" for word, value in zip(last_words(kept), kept.values(), strict=True))
     if len(label) <= LONGEST:
         return label

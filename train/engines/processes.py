@@ -47,10 +47,7 @@ class ProcessesEngine:
         home = job.to("cpu")
         _must_be_sendable(home)
         self._ahead = AHEAD * count
-        context: Any = get_context(start_method())
-        if start_method() == "forkserver":
-            # Modules that each worker would import; torch imports `_dynamo` at an optimizer's first step.
-            context.set_forkserver_preload([__name__, "torch._dynamo"])
+        context = context_of(__name__, "torch._dynamo")  # which torch imports at an optimizer's first step
         devices = context.SimpleQueue()
         for place in range(count):
             devices.put(f"cuda:{place}" if job.device.type == "cuda" else "cpu")
@@ -95,6 +92,14 @@ def _must_be_sendable(job: Job) -> None:
 def start_method() -> str:
     """Return how processes are started: forked from a clean one, since one that has trained cannot be forked."""
     return "forkserver" if sys.platform == "linux" else "spawn"
+
+
+def context_of(*modules: str) -> Any:
+    """Return what starts processes, by forks of one that has imported these modules where processes are forked."""
+    context: Any = get_context(start_method())
+    if start_method() == "forkserver":
+        context.set_forkserver_preload(list(modules))
+    return context
 
 
 def count_devices(job: Job) -> int:
