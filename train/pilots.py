@@ -19,12 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic.dataclasses import dataclass as checked
 
-from sharding.client_sampling import (
-    Participation,
-    StatisticalSampler,
-    WirelessSampler,
-    estimate_beta_over_alpha,
-)
+from sharding.client_sampling import Participation, StatisticalSampler, WirelessSampler, estimate_beta_over_alpha
 from sharding.client_sampling.base import Client, Population
 from sharding.errors import UserError
 from sharding.rng import seed_of
@@ -84,29 +79,23 @@ class Pilot(StatisticalSampler):
 
 
 def teach(experiment: Experiment, directory: Path) -> None:
-    """Set the sampler's G and β/α from pilots, if configured; run the pilots unless their result exists."""
+    """Set the sampler's G and β/α from pilots, if configured; run the pilots unless their result exists.
+
+    Raises:
+        UserError: the result cannot be read, or has another number of clients.
+    """
     clients = experiment.config.clients
     if not (clients.pilot_losses and isinstance(experiment.sampler, StatisticalSampler)):
         return
     path = directory / PILOTS_FILE
     if not path.exists():
         write_whole(path, (json.dumps(learn(experiment).__dict__) + "\n").encode())
-    lesson = read_lesson(path, experiment.sampler.num_clients)
+    lesson, wanted = read_record(path, lambda held: Lesson(**held)), experiment.sampler.num_clients
+    if (count := len(lesson.gradient_norms)) != wanted:
+        raise UserError(f"{path} is of {count} clients, not {wanted}; delete it to run the pilots again")
     experiment.sampler.learn(np.array(lesson.gradient_norms))
     if clients.beta_over_alpha == "pilots" and isinstance(experiment.sampler, WirelessSampler):
         experiment.sampler.beta_over_alpha = lesson.beta_over_alpha
-
-
-def read_lesson(path: Path, num_clients: int) -> Lesson:
-    """Read the result of the pilots.
-
-    Raises:
-        UserError: it cannot be read, or has another number of clients.
-    """
-    lesson = read_record(path, lambda held: Lesson(**held))
-    if (count := len(lesson.gradient_norms)) != num_clients:
-        raise UserError(f"{path} is of {count} clients, not {num_clients}; delete it to run the pilots again")
-    return lesson
 
 
 def learn(experiment: Experiment) -> Lesson:
