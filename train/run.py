@@ -37,12 +37,7 @@ log = logging.getLogger(__name__)
 Build = Callable[[Config], Experiment | MultiModel]
 
 
-def run(
-    config: Config,
-    callbacks: Sequence[Callback] = (),
-    resume: bool = False,
-    build: Build | None = None,
-) -> Path:
+def run(config: Config, callbacks: Sequence[Callback] = (), resume: bool = False, build: Build | None = None) -> Path:
     """Train as configured and return the directory with `config.yaml`, `metrics.jsonl` and `model.safetensors`.
 
     Args:
@@ -68,7 +63,9 @@ def run(
 def _train(config: Config, callbacks: Sequence[Callback], resume: bool, build: Build) -> None:
     """Train in a directory that no other process writes to."""
     held = Provenance.read(config.directory) if resume else None
-    experiment = prepare(config, held, build)
+    experiment = build(keep_device(config, held))
+    for part in experiment.parts.values():
+        part.open()  # an error appears before anything is written
     try:
         clients = describe_clients(experiment.parts)
         if resume:
@@ -107,21 +104,13 @@ def open_callbacks(
     """
     config, trackers = experiment.config, open_trackers(experiment.config)
     return [
-        Interruption(lambda: request.signal is not None),
+        Interruption(request),
         EarlyStop(config, lines),
         SaveBest(experiment, lines),
         SaveCheckpoints(experiment),
         MetricsFile(config),
         *trackers,
     ]
-
-
-def prepare(config: Config, held: Provenance | None, build: Build) -> Experiment | MultiModel:
-    """Build the parts of a run and its engine, without writing anything."""
-    experiment = build(keep_device(config, held))
-    for part in experiment.parts.values():
-        part.open()
-    return experiment
 
 
 @contextmanager

@@ -1,13 +1,14 @@
 """End a run before its last round: it reached a target, its accuracy stalls, or all updates are lost."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from train.callbacks.base import Callback, FinishedRound
 from train.config.schema import Config
 from train.runtime.errors import RunError
 from train.runtime.jsonl import MOST_LOST, is_lost
+from train.runtime.signals import Request
 
 log = logging.getLogger(__name__)
 
@@ -109,15 +110,11 @@ class LostRounds(Callback):
 
 
 class Interruption(Callback):
-    """Records a request to stop, for the callbacks that follow.
+    """Records a request to stop, for the callbacks that follow."""
 
-    Args:
-        requested: returns whether there is a request.
-    """
-
-    def __init__(self, requested: Callable[[], bool]) -> None:
-        self._requested = requested
+    def __init__(self, request: Request) -> None:
+        self._request = request
 
     def after_round(self, done: FinishedRound) -> None:
         """Record the request."""
-        done.interrupted = self._requested()
+        done.interrupted = self._request.signal is not None
