@@ -65,15 +65,23 @@ class Report:
         write_whole(text, ("\n\n".join(paragraphs) + "\n").encode())
         return [text, curves]
 
+    @cached_property
+    def begun(self) -> dict[tuple[Setting, str], list[History]]:
+        """The runs of each setting and strategy that has any."""
+        begun: dict[tuple[Setting, str], list[History]] = {}
+        for cell in self.cells:
+            if cell.name in self.runs:
+                begun.setdefault((cell.setting, cell.strategy), []).append(self.runs[cell.name])
+        return begun
+
     def of_cell(self, setting: Setting, strategy: str) -> list[History]:
         """Return the finished and unfinished seeds of a cell."""
-        own = (cell.name for cell in self.cells if (cell.setting, cell.strategy) == (setting, strategy))
-        return [self.runs[name] for name in own if name in self.runs]
+        return self.begun.get((setting, strategy), [])
 
     def drawn(self) -> list[Setting]:
         """Return the settings with their own runs; without any, those with runs that serve all keep ratios."""
-        begun = [cell for cell in self.cells if cell.name in self.runs]
-        drawn = {cell.setting for cell in begun if not is_whole(cell.strategy)} or {cell.setting for cell in begun}
+        own = {setting for setting, strategy in self.begun if not is_whole(strategy)}
+        drawn = own or {setting for setting, _ in self.begun}
         return [setting for setting in self.matrix.settings() if setting in drawn]
 
     def draw(self, settings: Sequence[Setting], panels: Sequence[Panel]) -> Picture:
@@ -110,7 +118,7 @@ class Report:
     def _tables(self) -> Iterator[str]:
         """Yield one table per experiment that has begun, and the names of the others."""
         parts = {name: list(its) for name, its in groupby(self.matrix.settings(), key=lambda its: its.experiment)}
-        begun = {cell.setting.experiment for cell in self.cells if cell.name in self.runs} or {*parts}
+        begun = {setting.experiment for setting, _ in self.begun} or {*parts}
         for experiment, settings in parts.items():
             if experiment in begun:
                 yield f"## {self.layout.experiments[experiment].title}"
