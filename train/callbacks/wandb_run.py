@@ -53,13 +53,14 @@ class WandbRun(Callback):
         lines = read_lines(config.directory / METRICS_FILE)
         self._megabytes, self._best = sum(map(megabytes, lines)), best_accuracy(lines)
         tracking, settings = config.tracking, settings_in_name(config)
+        own = [word[:LONGEST_TAG] for word in settings.split(",") if word]
         try:
             self._run = wandb.init(
                 project=tracking.project,
                 entity=tracking.entity,
                 group=tracking.group or "-".join(filter(None, (config.name, config.strategy, settings))),
                 job_type=config.strategy,
-                tags=[config.strategy, config.data.name, *_tags(settings), *tracking.tags],
+                tags=[config.strategy, config.data.name, *own, *tracking.tags],
                 name=tracking.name or config.directory.name,
                 id=self._id,
                 resume="allow" if held and tracking.wandb == "online" else None,
@@ -146,8 +147,3 @@ class WandbRun(Callback):
     def _remember(self) -> None:
         state = {"id": self._id, "rounds": self._told, "where": self._where}
         write_whole(self._state, (json.dumps(state) + "\n").encode())
-
-
-def _tags(settings: str) -> list[str]:
-    """Return a tag for each setting in the directory's name, as long as W&B allows."""
-    return [word[:LONGEST_TAG] for word in settings.split(",") if word]

@@ -62,7 +62,11 @@ def write_page(folders: Sequence[Path], into: Path, command: str, targets: Seque
             raise UserError(f"{path} was not written by this program; choose another --output")
     into.mkdir(parents=True, exist_ok=True)
     names = dict.fromkeys(run.name for run in runs)
-    chapters = [Chapter.of(name, group([run for run in runs if run.name == name]), targets) for name in names]
+    chapters = []
+    for name in names:
+        arms = group([run for run in runs if run.name == name])
+        remarks = data_remarks(run for arm in arms for run in arm.runs)
+        chapters.append(Chapter(name, arms, list(targets) or choose_targets(arms), remarks))
     _write_table(table, chapters)
     notes = [f"{why}; it is left out." for why in unread]
     notes += [f"{run.spoiled}; only the rounds before it are shown." for run in runs if run.spoiled]
@@ -70,7 +74,8 @@ def write_page(folders: Sequence[Path], into: Path, command: str, targets: Seque
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, undefined=StrictUndefined)
     environment.filters |= {"spread": mean_and_spread, "mean": fmean, "span": least_and_most}
-    environment.filters |= {"svg": _svg, "percent": lambda aim: f"{aim:g} %"}
+    environment.filters["svg"] = lambda drawing: b64encode(svg_of(drawing.figure)).decode()
+    environment.filters["percent"] = lambda aim: f"{aim:g} %"
     for function in (value_of, prices, differing_keys, phases_of):
         environment.globals[function.__name__] = function
     words = {"generator": GENERATOR, "title": ", ".join(names), "notes": notes, "command": command}
@@ -94,12 +99,6 @@ class Chapter:
     aims: Sequence[float]
     remarks: Sequence[str]
     notes: list[str] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, name: str, arms: Sequence[Arm], targets: Sequence[float]) -> "Chapter":
-        """Read the other files of an experiment's runs."""
-        remarks = data_remarks(run for arm in arms for run in arm.runs)
-        return cls(name, arms, list(targets) or choose_targets(arms), remarks)
 
     @property
     def runs(self) -> list[History]:
@@ -209,10 +208,6 @@ def _short(commit: object) -> str:
     """Return the first letters of a commit, with ``-dirty`` if it has that end."""
     name, dash, end = str(commit or NOTHING).partition("-")
     return name[:9] + dash + end
-
-
-def _svg(drawing: Drawing) -> str:
-    return b64encode(svg_of(drawing.figure)).decode()
 
 
 def _write_table(path: Path, chapters: Sequence[Chapter]) -> None:

@@ -52,12 +52,15 @@ def write_report(
     commands, grid = _commands(into / SUMMARY, command), grid_drawing(arms, title)
     remarks = [f"Failed, and not in the table: `{directory}`: {why}" for directory, why in failed.items()]
     remarks += [f"Not finished, and not in the table: `{run.directory}`" for run in earlier if not run.is_finished]
+    lost = int(sum(line["failed"] for arm in arms for line in arm.lines))
+    losses = [f"{lost} client updates were left out; `failures` in metrics.jsonl says why"] if lost else []
     best, data = _best(arms), [f"The data are not the official ones: {remark}." for remark in data_remarks(runs)]
+    listed = json.dumps(commands).replace(">", "\\u003e")  # cannot end the comment
     paragraphs = [
-        f"{REPORT_SIGN}{_in_comment(commands)} -->\n# {title}",
+        f"{REPORT_SIGN}{listed} -->\n# {title}",
         markdown_table(header, rows),
         *best,
-        _explained(arms),
+        _explained(arms, lost),
         *data,
         *remarks,
         *(f"Made by `{each}`." for each in commands),
@@ -73,7 +76,7 @@ def write_report(
     written = [into / SUMMARY, table, *save(figure, into / PLOT)]
     if grid is not None:
         written += save(grid.figure, into / GRID)
-    return _screen(title, header, rows, [*best, *data, *_losses(arms)]), written
+    return _screen(title, header, rows, [*best, *data, *losses]), written
 
 
 def csv_rows(arms: Sequence[Arm]) -> Iterator[tuple[object, ...]]:
@@ -124,24 +127,14 @@ def _best(arms: Sequence[Arm]) -> list[str]:
     return [f"Best: {best.label}, {mean_and_spread(best.finals)} %."]
 
 
-def _losses(arms: Sequence[Arm]) -> list[str]:
-    failed = _failed(arms)
-    return [f"{failed} client updates were left out; `failures` in metrics.jsonl says why"] if failed else []
-
-
-def _failed(arms: Sequence[Arm]) -> int:
-    return int(sum(line["failed"] for arm in arms for line in arm.lines))
-
-
-def _explained(arms: Sequence[Arm]) -> str:
+def _explained(arms: Sequence[Arm], lost: int) -> str:
     seeds = [len(arm.finals) for arm in arms]
     spread = f"mean ± standard deviation of {least_and_most(seeds)} seeds" if max(seeds) > 1 else "one seed"
     rounds = least_and_most([len(run.lines) for arm in arms for run in arm.runs])
     seconds = sum(line["seconds"] for arm in arms for line in arm.lines)
-    lost = f"{_failed(arms)} client updates failed or were rejected"
     return (
         f"Accuracy after the last of {rounds} rounds, {spread}. kB are a client's in a round. "
-        f"All rounds took {seconds:.0f} s; {lost}."
+        f"All rounds took {seconds:.0f} s; {lost} client updates failed or were rejected."
     )
 
 
@@ -161,8 +154,3 @@ def _commands(summary: Path, command: str) -> list[str]:
         held = json.loads(first.removeprefix(REPORT_SIGN).removesuffix("-->"))
     known = command.replace(RESUME, "") in [each.replace(RESUME, "") for each in held]
     return held if known else [*held, command]
-
-
-def _in_comment(commands: Sequence[str]) -> str:
-    """Return the commands as JSON that cannot end a comment."""
-    return json.dumps(commands).replace(">", "\\u003e")
