@@ -51,10 +51,7 @@ HELP = {  # by command: what it does, what it writes and where, and two examples
         "train once on Flower, with a process for each client",
         f"Writes {RUN_FILES} to output=DIR, as `run` does. Each client is a separate SuperNode on this machine. "
         "Other users of this machine cannot submit runs, but can disturb yours: docs/guides/federation.md.",
-        (
-            f"federate {QUICKSTART} --nodes 4",
-            f"federate {QUICKSTART} --nodes 4 rounds=5 output=runs/federation",
-        ),
+        (f"federate {QUICKSTART} --nodes 4", f"federate {QUICKSTART} --nodes 4 rounds=5 output=runs/federation"),
     ),
     "inspect": (
         "draw the clients' data and report the sizes of their shards, without training",
@@ -112,8 +109,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"spectral-sharding {sharding.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    made = {name: _command(commands, name) for name in HELP}
-    single, several, numbered, page, spread, look, resolved, listing = made.values()
+    parser.set_defaults(overrides=[])
+    every = [_command(commands, name) for name in HELP]
+    single, several, numbered, page, spread, look, resolved, _ = every
     several.add_argument("--strategies", type=_names, default=[], metavar="A,B,…", help="strategies to compare")
     several.add_argument(
         "--grid", action="append", default=[], metavar="KEY=V,W,…", help="values of any key to compare; may be repeated"
@@ -126,7 +124,6 @@ def _parser() -> argparse.ArgumentParser:
     numbered.add_argument(
         "--output", type=_folder, help="folder of the table and its runs (default: runs/tables-SCALE)"
     )
-    page.set_defaults(overrides=[])
     page.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="a run, or a folder with runs in it")
     page.add_argument("--output", type=_folder, help="folder to write to (default: the one that holds all DIR)")
     page.add_argument(
@@ -156,12 +153,11 @@ def _parser() -> argparse.ArgumentParser:
             metavar="S",
             help=f"seconds to wait for {what} (default: %(default)g)",
         )
-    listing.set_defaults(overrides=[])
     for command in (single, several, spread, look, resolved):
         command.add_argument("config", metavar="CONFIG", help="a YAML file, e.g. configs/quickstart.yaml")
     for command in (single, several, spread, look, numbered, resolved):
         command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES)
-    for command in (single, several, spread, look, numbered, page, resolved, listing):
+    for command in every:
         command.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE", help=IMPORT)
         command.add_argument("--quiet", action="store_true", help="show warnings and errors only")
         command.add_argument("--debug", action="store_true", help="show tracebacks")

@@ -33,8 +33,8 @@ def _inspect(config: Config, name: str, into: Path) -> Iterator[str]:
     dataset = read_dataset(config)
     parts = deal(config, dataset)
     keep_ratios = assign_keep_ratios(config.keep_ratio, len(parts), config.seed_of_data)
-    sizes, labels = np.array([len(part) for part in parts]), _labels(dataset)
-    counts = None if labels is None else class_counts(parts, labels, dataset.num_classes)
+    sizes, targets = np.array([len(part) for part in parts]), dataset.train.targets
+    counts = class_counts(parts, targets.numpy(), dataset.num_classes) if targets.dim() == 1 else None  # text has none
     yield f"{len(parts)} clients share {sizes.sum():,} of {len(dataset.train):,} samples of {dataset.name}"
     yield f"samples a client: {_spread(sizes)}"
     if counts is not None:
@@ -60,11 +60,6 @@ def _describe_model(config: Config, dataset: Dataset, keep_ratios: Mapping[Clien
         nbytes, its = plan[str(ratio)].nbytes, [client for client, own in keep_ratios.items() if own == ratio]
         share = f"{nbytes:,} bytes a shard, {100 * nbytes / whole:.1f} % of the model's"
         yield f"keep ratio {ratio:g}: {share}; {len(its)} clients, {few(its, NAMED)}"
-
-
-def _labels(dataset: Dataset) -> NDArray[np.int64] | None:
-    """Return the class of each training sample; None for text, whose targets are sequences."""
-    return dataset.train.targets.numpy() if dataset.train.targets.dim() == 1 else None
 
 
 def _spread(values: NDArray[np.int64]) -> str:
