@@ -3,16 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, get_origin
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from models.options import options_of

@@ -52,16 +52,13 @@ def check_path(value: object) -> Path:
         raise PydanticCustomError("path", "a path is needed; put it in quotes if YAML reads it as another type")
     if not str(value).isprintable():
         raise PydanticCustomError("path", "a path without control characters is needed")
-    if max(map(_num_bytes, Path(value).parts), default=0) > LONGEST_NAME or _num_bytes(str(value)) > LONGEST_PATH:
+    longest = max((len(part.encode()) for part in Path(value).parts), default=0)
+    if longest > LONGEST_NAME or len(str(value).encode()) > LONGEST_PATH:
         raise PydanticCustomError("path", f"a shorter path is needed: names of at most {LONGEST_NAME} bytes")
     try:
         return Path(value).expanduser()
     except RuntimeError as error:
         raise PydanticCustomError("path", "the user of the home folder ~ does not exist") from error
-
-
-def _num_bytes(text: str) -> int:
-    return len(text.encode())
 
 
 FileName = Annotated[str, BeforeValidator(_file_name)]

@@ -51,10 +51,7 @@ def empty_dataset(name: str, options: Mapping[str, object] | None = None) -> Dat
 
 
 def load_dataset(
-    name: str,
-    root: str | Path | None = None,
-    download: bool = False,
-    options: Mapping[str, object] | None = None,
+    name: str, root: str | Path | None = None, download: bool = False, options: Mapping[str, object] | None = None
 ) -> Dataset:
     """Load a dataset into memory.
 

@@ -80,7 +80,7 @@ def dirichlet(dataset: Dataset, num_clients: int, rng: np.random.Generator, how:
     """
     labels = labels_of(dataset)
     _require_positive(how.alpha)
-    left = _class_sizes(labels)
+    left = np.bincount(labels)
     counts = np.zeros((num_clients, len(left)), dtype=np.int64)
     prior = how.alpha * left / left.sum()
     for client, size in enumerate(_equal_sizes(len(labels), num_clients)):
@@ -102,7 +102,7 @@ def pachinko(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: 
         raise UserError(f"pachinko needs superclasses, which cifar100 has and {dataset.name} has not; try dirichlet")
     labels = labels_of(dataset)
     _require_positive(how.alpha)
-    left = _class_sizes(labels, len(coarse))
+    left = np.bincount(labels, minlength=len(coarse))
     members = [np.flatnonzero(coarse == superclass) for superclass in range(coarse.max() + 1)]
     outer = _parameters(np.array([left[fine].sum() for fine in members]), how.alpha, how.per_class)
     inner = [_parameters(left[fine], how.fine_alpha, how.per_class) for fine in members]
@@ -222,7 +222,7 @@ def _deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> P
     Each column of `counts` sums to the size of its class.
     """
     num_clients, num_classes = counts.shape
-    assert np.array_equal(counts.sum(axis=0), _class_sizes(labels, num_classes))
+    assert np.array_equal(counts.sum(axis=0), np.bincount(labels, minlength=num_classes))
     owners = np.repeat(np.tile(np.arange(num_clients), num_classes), counts.T.ravel())
     return _collect(_sorted_by_class(labels, rng), owners, num_clients)
 
@@ -242,11 +242,6 @@ def _sorted_by_class(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray
 def _equal_sizes(num_samples: int, num_clients: int) -> np.ndarray:
     """Return sizes that sum to `num_samples` and differ by at most one."""
     return np.diff(np.arange(num_clients + 1) * num_samples // num_clients)
-
-
-def _class_sizes(labels: np.ndarray, num_classes: int = 0) -> np.ndarray:
-    """Count the samples of each class."""
-    return np.bincount(labels, minlength=num_classes)
 
 
 def _require_positive(alpha: float) -> None:

@@ -71,9 +71,8 @@ def two_sizes(
     labels = labels_of(dataset)
     if not 0 <= share <= 1:
         raise UserError(f"data.partition_options.share={share} must be in 0…1")
-    ranges = {"large": large, "small": small}
-    for name, its in ranges.items():
-        _check_range(name, its)
+    _check_range("large", large)
+    _check_range("small", small)
     if classes < 0:
         raise UserError(f"data.partition_options.classes={classes} must be at least 0, which mixes all")
     count = round(share * num_clients)
@@ -81,7 +80,10 @@ def two_sizes(
     sizes = np.concatenate(drawn)
     if classes:
         return limited(labels, sizes, np.full(num_clients, classes), rng)
-    _check_total(sizes, labels)
+    if sizes.sum() > len(labels):
+        raise UserError(
+            f"the clients would have {sizes.sum()} samples, but the data has {len(labels)}; make them smaller"
+        )
     rows = rng.permutation(len(labels))[: sizes.sum()]
     return [np.sort(part) for part in np.split(rows, np.cumsum(sizes)[:-1])]
 
@@ -152,10 +154,3 @@ def limited(labels: np.ndarray, sizes: Counts, kinds: Counts, rng: np.random.Gen
 def _check_range(name: str, its: Sequence[int]) -> None:
     if len(its) != 2 or not 1 <= its[0] <= its[1]:
         raise UserError(f"data.partition_options.{name}={list(its)} must be the least and the most, at least 1")
-
-
-def _check_total(sizes: Counts, labels: np.ndarray) -> None:
-    if sizes.sum() > len(labels):
-        raise UserError(
-            f"the clients would have {sizes.sum()} samples, but the data has {len(labels)}; make them smaller"
-        )
