@@ -34,12 +34,9 @@ def main(words: Sequence[str]) -> int:
     arguments.into.mkdir(parents=True, exist_ok=True)
     try:
         STUDIES[arguments.study](arguments)
-    except UserError as error:
+    except (UserError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UserError) else 1
     return 0
 
 

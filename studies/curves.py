@@ -4,6 +4,7 @@ import csv
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from math import inf, isnan, nan
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, Self
@@ -72,6 +73,8 @@ class Evaluation(NamedTuple):
 
 Curve = Sequence[Evaluation]
 Amount = Callable[[Evaluation], float]  # a cost
+one_round: Amount = attrgetter("rounds")
+simulated_seconds: Amount = attrgetter("simulated")
 
 
 def _trained(line: Mapping[str, Any]) -> int:
@@ -129,16 +132,6 @@ def spread(values: Sequence[float], form: str = ".1f", missing: str = "never") -
         return missing
     without = f" ({len(values) - len(finite)} {missing})" if len(finite) < len(values) else ""
     return f"{mean_and_spread(finite, form)}{without}"
-
-
-def one_round(at: Evaluation) -> float:
-    """Return the rounds."""
-    return at.rounds
-
-
-def simulated_seconds(at: Evaluation) -> float:
-    """Return the seconds on the simulated network."""
-    return at.simulated
 
 
 def gigabytes(at: Evaluation) -> float:

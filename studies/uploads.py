@@ -256,7 +256,7 @@ def _row(
     last = [100 * at.test_accuracy for at in ends] + [nan] * (len(its.runs) - len(ends))
     losses, alphas = [at.train_loss for at in ends], [at.alpha for at in ends if not isnan(at.alpha)]
     scores = spread(last, missing="diverged"), spread(losses, ".3f", missing="–")
-    both = spread([spent_to(course, megabits_both_ways, targets[-1]) for course in its.runs], ",.0f")
+    both = spread([8000 * spent_to(course, gigabytes, targets[-1]) for course in its.runs], ",.0f")  # in Mbit
     alpha = f"{fmean(alphas):.2f}" if alphas else "–"
     return [its.arm.name, f"{Fraction(its.step)}{theirs}", *spent, *scores, alpha, both]
 
@@ -275,8 +275,3 @@ def _spent(its: Results, full: Results, target: float) -> tuple[str, str, str]:
 def megabits(at: Evaluation) -> float:
     """Return the megabits that clients sent."""
     return 8 * megabytes_up(at)
-
-
-def megabits_both_ways(at: Evaluation) -> float:
-    """Return the megabits that clients sent and received."""
-    return 8000 * gigabytes(at)
