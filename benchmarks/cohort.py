@@ -38,10 +38,7 @@ MANY = ("rounds=1000", "evaluate_every=1000")  # no timed round is evaluated
 QUICKSTART = ["configs/quickstart.yaml", "strategy=collective"]
 # One local epoch and small clients; more would only take longer.
 SMALL = ["local.epochs=1", "data.partition=iid"]
-CPU_CASES = {
-    "quickstart": QUICKSTART,
-    "gpt": ["configs/shakespeare_gpt.yaml", *SMALL],
-}
+CPU_CASES = {"quickstart": QUICKSTART, "gpt": ["configs/shakespeare_gpt.yaml", *SMALL]}
 GPU_CASES = {
     "resnet18": ["configs/cifar10_resnet18.yaml", "local.batch_size=32", "clients.per_round=10"],
     "cct": ["configs/cifar100_cct.yaml"],

@@ -108,18 +108,17 @@ def measure(into: Path, nodes: int) -> None:
     rounds = range(1, len(lines))  # the first one carries the app, and nodes are still starting
     sent = [tuple(now - before for now, before in zip(passed[t], passed[t - 1], strict=True)) for t in rounds]
     shards = [(lines[t]["bytes_down"], lines[t]["bytes_up"]) for t in rounds]
-    over = [sum(real) / sum(own) - 1 for real, own in zip(sent, shards, strict=True)]
-    row = {
+    path = into / "wire.json"
+    rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    rows[str(nodes)] = {
         "nodes": nodes,
         "overrides": [*WIDE, f"clients.per_round={nodes}"],
         "seconds": [lines[t]["seconds"] for t in rounds],
         "seconds_empty": floor[1:],
         "shard_bytes": sum(shards[0]),
-        "wire_over": over,
+        "wire_over": [sum(real) / sum(own) - 1 for real, own in zip(sent, shards, strict=True)],
+        "cores": len(os.sched_getaffinity(0)),
     }
-    path = into / "wire.json"
-    rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    rows[str(nodes)] = row | {"cores": len(os.sched_getaffinity(0))}
     print(nodes, json.dumps(rows[str(nodes)]), flush=True)
     save(path, rows)
 

@@ -20,13 +20,7 @@ from measure import seconds
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `models` runs from a checkout
 
 from models import build_model
-from sharding import (
-    ShardPlanner,
-    UserError,
-    collective_inclusion,
-    optimal_inclusion,
-    shardable_layers,
-)
+from sharding import ShardPlanner, UserError, collective_inclusion, optimal_inclusion, shardable_layers
 from sharding.designs import fit
 from sharding.factorization import num_terms
 from sharding.planner import Client

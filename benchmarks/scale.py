@@ -36,11 +36,6 @@ KEEP_RATIO, NUM_CLIENTS = 0.1, 10
 Row = dict[str, str | int | float]
 
 
-def resnet18() -> nn.Module:
-    """Return a ResNet-18 for images of 32x32."""
-    return build_model("resnet18_gn", input_shape=(3, 32, 32), num_classes=10)
-
-
 def vit_b() -> nn.Module:
     """Return timm's ViT-B/16."""
     from timm import create_model  # noqa: PLC0415 - the library does without
@@ -67,7 +62,7 @@ def llama() -> nn.Module:
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "block": lambda: gpt2(layers=1, vocabulary=256),
     "blocks": lambda: gpt2(layers=6, vocabulary=256),
-    "resnet18": resnet18,
+    "resnet18": lambda: build_model("resnet18_gn", input_shape=(3, 32, 32), num_classes=10),
     "vit_b": vit_b,
     "gpt2_medium": gpt2,
     "llama": llama,
@@ -76,11 +71,6 @@ INPUTS: dict[str, Callable[[], Tensor]] = {
     "resnet18": lambda: torch.randn(8, 3, 32, 32),
     "vit_b": lambda: torch.randn(8, 3, 224, 224),
 }
-
-
-def tokens() -> Tensor:
-    """Return a sequence of 128 tokens."""
-    return torch.randint(256, (1, 128))
 
 
 def forget_peak() -> None:
@@ -143,7 +133,7 @@ def serve(name: str, path: Path, threads: int) -> Row:
 
 def train(name: str, path: Path) -> Row:
     """Measure a client that builds its model from a skeleton and a shard, and takes one step."""
-    batch = INPUTS.get(name, tokens)()
+    batch = INPUTS.get(name, lambda: torch.randint(256, (1, 128)))()  # tokens, if not images
     small = nn.Linear(256, 256)
     small(torch.randn(256, 256)).sum().backward()
     skeleton = skeleton_of(name)
@@ -163,10 +153,7 @@ def train(name: str, path: Path) -> Row:
 def measure(name: str, threads: int) -> Row:
     """Measure server and client of one model, each in a fresh process."""
     os.environ["MALLOC_MMAP_THRESHOLD_"] = str(2**20)  # the new processes read it
-    with (
-        TemporaryDirectory() as folder,
-        ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as fresh,
-    ):
+    with TemporaryDirectory() as folder, ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as fresh:
         path = Path(folder) / "shard"
         return fresh.submit(serve, name, path, threads).result() | fresh.submit(train, name, path).result()
 
