@@ -39,7 +39,8 @@ def finish(experiment: Experiment, work: Work, t: int, clock: Clock) -> Metrics:
         average = server.average(work.plan, work.chosen.weights)
         for client, update in work.updates:
             average.add(client, update.failure or update.shard)
-            receipts[client] = Receipt.of(update)
+            nbytes = 0 if update.shard is None else update.shard.nbytes
+            receipts[client] = Receipt(update.loss, update.failure, nbytes)
     with clock("aggregate"):
         outcome = server.step(average, work.chosen.total)
     metrics = {"lr": experiment.step_size(t)} | measure(experiment, work, receipts, outcome)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Protocol, Self
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -37,11 +37,6 @@ class Receipt:
     loss: Tensor | None
     failure: Failure | None
     nbytes: int
-
-    @classmethod
-    def of(cls, update: Update) -> Self:
-        """Return the receipt of an update."""
-        return cls(update.loss, update.failure, 0 if update.shard is None else update.shard.nbytes)
 
 
 Updates = Iterator[tuple[Client, Update]]
