@@ -102,11 +102,7 @@ def signals(
 ) -> NDArray[np.float64]:
     """Return the sampler's signals, (n, S): d_is times the norm of client i's update of model s, times its loss, or 0.
 
-    Args:
-        models: S models.
-        cohort: n clients.
-        t: the round.
-        trained: plan and updates of each model that is trained already.
+    There are n clients in the cohort and S models. `trained` has plan and updates of each that is trained already.
     """
     found = np.zeros((len(cohort), len(models.parts)))
     for s, (name, part) in enumerate(models.parts.items()):

@@ -95,12 +95,8 @@ def open_callbacks(
 ) -> list[Callback]:
     """Return the callbacks of a run, in the order in which a round is written to disk.
 
-    The model comes before the line of metrics, so that the run can resume from each round that has a line.
-
-    Args:
-        experiment: the run.
-        lines: metrics of the rounds that an earlier process has finished.
-        request: whether to stop.
+    The model comes before the line of metrics, so that the run can resume from each round that has a line. `lines` are
+    those of the rounds that an earlier process has finished.
     """
     config, trackers = experiment.config, open_trackers(experiment.config)
     return [

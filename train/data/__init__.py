@@ -36,11 +36,7 @@ _EMPTY: dict[str, Callable[..., Dataset]] = {
 
 
 def empty_dataset(name: str, options: Mapping[str, object] | None = None) -> Dataset:
-    """Return a dataset without its samples: both splits are empty. Only your own datasets are loaded for that.
-
-    Args:
-        name: of a dataset.
-        options: as `load_dataset` takes them.
+    """Return a dataset, as `load_dataset`, with two empty splits. Only your own datasets are loaded for that.
 
     Raises:
         UserError: an unknown dataset, or your own cannot be loaded.

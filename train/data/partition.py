@@ -159,15 +159,9 @@ def shards(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: Co
 
 
 def class_counts(parts: Sequence[np.ndarray], labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """Count the samples of each class at each client.
+    """Return the number of samples of each class at each client, int64 (clients, classes).
 
-    Args:
-        parts: index array of each client.
-        labels: (samples,) integer classes.
-        num_classes: number of classes.
-
-    Returns:
-        int64 (clients, classes).
+    `parts` has the indices of each client's samples, `labels` the integer classes of all, (samples,).
     """
     owners = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     cells = owners * num_classes + labels[np.concatenate(parts)]

@@ -117,12 +117,7 @@ def curve_drawings(
 
 
 def law_drawings(laws: Mapping[str, Layers], arms: Sequence[Arm]) -> Iterator[Drawing]:
-    """Draw π and ω of up to three layers, for the smallest keep ratio of each arm.
-
-    Args:
-        laws: by the arm's label.
-        arms: that are drawn.
-    """
+    """Draw π and ω of up to three layers, for the smallest keep ratio of each arm; `laws` are by the arm's label."""
     names = list(dict.fromkeys(name for layers in laws.values() for name in layers))
     for name in dict.fromkeys(names[round(share * (len(names) - 1))] for share in (0, 0.5, 1)):
         for symbol, key, words in (("π", "inclusion", "inclusion probability"), ("ω", "multipliers", "multiplier")):

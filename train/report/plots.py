@@ -184,14 +184,8 @@ def draw_curves(
 ) -> None:
     """Draw a metric of several arms, each a list of its seeds' curves, against rounds, bytes or simulated seconds.
 
-    Args:
-        axes: to draw in.
-        curves: by the arm's label.
-        styles: by the arm's label.
-        x: a key of `LABELS`.
-        y: a key of `LABELS`, or a metric's name.
-        title: of the panel.
-        targets: accuracies in % to mark.
+    Curves and styles are by the arm's label; `x` and `y` are keys of `LABELS`, `y` may be another metric; targets in %
+    are marked.
     """
     for label, seeds in curves.items():
         draw_band(axes, seeds, styles[label], label)

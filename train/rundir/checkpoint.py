@@ -169,12 +169,7 @@ def save_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
 
 
 def find_checkpoint(directory: Path, rounds: int) -> tuple[Path, Checkpoint] | None:
-    """Return the newest usable checkpoint of at most this many rounds; log why newer ones are not used.
-
-    Args:
-        directory: of the run.
-        rounds: number of rounds with metrics.
-    """
+    """Return the newest usable checkpoint of at most `rounds`, which have metrics; log why newer ones are not used."""
     for path in (directory / CHECKPOINT_FILE, directory / PREVIOUS_FILE):
         if not path.exists():
             continue
