@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
+from typing import Any
 
 import yaml
 from rich.console import Console
@@ -42,6 +43,8 @@ from train.tables.write import Report
 
 log = logging.getLogger(__name__)
 
+LITERAL: Any = {"markup": False, "emoji": False, "highlight": False}  # names may have [brackets] and :colons:
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
@@ -59,11 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     args.line = shlex.join(["python", "-m", "train", *words])
-    console = Console(quiet=args.quiet)
+    console = Console(quiet=args.quiet, **LITERAL)
     logging.basicConfig(
         level=logging.DEBUG if args.debug else logging.WARNING,
         format="%(message)s",
-        handlers=[handler(Console(stderr=True) if args.quiet else console)],
+        handlers=[handler(Console(stderr=True, **LITERAL) if args.quiet else console)],
     )
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     try:
@@ -119,7 +122,7 @@ def _compare(args: argparse.Namespace, console: Console) -> None:
     with RoundProgress(console, cells, [cell.directory.name for cell in cells]) as progress:
         failures = compare(cells, progress.show, args.jobs, args.resume, progress.show_stage)
     if finished := {*progress.idle} - {*failures}:
-        console.print(f"{len(finished)} of {len(cells)} runs had already finished", highlight=False)
+        console.print(f"{len(finished)} of {len(cells)} runs had already finished")
     directories = [cell.directory for cell in cells if cell.directory not in failures]
     if directories:
         whys = {directory: failure.why for directory, failure in failures.items()}
@@ -174,17 +177,18 @@ def _inspect(args: argparse.Namespace, console: Console) -> None:
     into = config.output or Path("runs")
     check_writable(into)
     for line in inspect_partition(config, into):
-        _say(line, console)
+        console.print(line, soft_wrap=True)
 
 
 def _config(args: argparse.Namespace, console: Console) -> None:
     config = with_directory(_asked(args), args.overrides)
-    console.print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), end="", markup=False, soft_wrap=True)
+    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    console.print(text, end="", highlight=True, soft_wrap=True)
 
 
 def _list(args: argparse.Namespace, console: Console) -> None:
     for line in names():
-        _say(line, console)
+        console.print(line, soft_wrap=True)
 
 
 def _page(args: argparse.Namespace, console: Console) -> None:
@@ -200,7 +204,7 @@ def _report_run(config: Config, finished: bool, command: str, console: Console) 
     """Report on one run. A run that had already finished gets a report only if it has none."""
     directory = config.directory
     if finished:
-        _say(f"{directory} has already finished: nothing was run", console)
+        console.print(f"{directory} has already finished: nothing was run", soft_wrap=True)
     if not (finished and (directory / SUMMARY).exists()):
         _report([directory], directory, config.name, command, console)
 
@@ -216,23 +220,18 @@ def _report(
     table, paths = write_report(directories, into, title, command, failed)
     console.print(table)
     _show_paths(paths, console)
-    _say(f"for one page with all plots: python -m train report {shlex.quote(str(into))}", console)
+    console.print(f"for one page with all plots: python -m train report {shlex.quote(str(into))}", soft_wrap=True)
     for where in filter(None, (wandb_state(directory).get("where") for directory in directories)):
-        _say(f"W&B: {where}", console)
+        console.print(f"W&B: {where}", soft_wrap=True)
 
 
 def _show_paths(paths: Sequence[Path], console: Console) -> None:
     """List the files that were written, all of them in one folder."""
-    _say(f"wrote {', '.join(path.name for path in paths)} to {paths[0].parent}", console)
-
-
-def _say(line: str, console: Console) -> None:
-    """Print one line without wrapping it, so that paths can be copied."""
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
+    console.print(f"wrote {', '.join(path.name for path in paths)} to {paths[0].parent}", soft_wrap=True)
 
 
 class Lines(logging.Handler):
-    """Prints each record in one line without wrapping it, so that paths can be copied."""
+    """Prints each record in one line; as everywhere, without wrapping it (`soft_wrap`), so that paths can be copied."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -241,7 +240,7 @@ class Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record."""
-        self._console.print(self.format(record), highlight=False, markup=False, soft_wrap=True)
+        self._console.print(self.format(record), soft_wrap=True)
 
 
 def handler(console: Console) -> logging.Handler:
