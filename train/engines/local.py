@@ -87,21 +87,13 @@ def train_locally(
     return total / steps
 
 
-def passes(num_samples: int, local: LocalConfig) -> tuple[int, int]:
-    """Return how many passes a client with `num_samples` samples makes in a round, and the samples of each.
-
-    A pass is an epoch, or where `local.steps` is set all that is drawn; its last batch may be smaller than the others.
-    """
-    return (local.epochs, num_samples) if local.steps is None else (1, local.steps * local.batch_size)
-
-
 def draw_passes(data: Split, dataset: Dataset, local: LocalConfig, key: tuple[int | str, ...]) -> Split:
-    """Return the samples of all passes in order of use, raw and augmented; each epoch is a permutation."""
-    rng, (count, length) = generator("batches", *key), passes(len(data), local)
+    """Return the samples of all epochs or steps in order of use, raw and augmented; each epoch is a permutation."""
+    rng = generator("batches", *key)
     if local.steps is None:
-        drawn = np.concatenate([rng.permutation(length) for _ in range(count)])
+        drawn = np.concatenate([rng.permutation(len(data)) for _ in range(local.epochs)])
     else:
-        drawn = rng.integers(len(data), size=length)
+        drawn = rng.integers(len(data), size=local.steps * local.batch_size)
     order = torch.from_numpy(drawn).to(data.targets.device)
     inputs = data.inputs[order]
     if dataset.augment is not None:
@@ -132,8 +124,9 @@ def evaluate(model: nn.Module, dataset: Dataset, data: Split, batch_size: int = 
 def _batches(
     data: Split, dataset: Dataset, local: LocalConfig, key: tuple[int | str, ...]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield prepared batches of all passes."""
-    drawn, (_, length) = draw_passes(data, dataset, local, key), passes(len(data), local)
+    """Yield prepared batches; the last of an epoch may be smaller than the others."""
+    drawn = draw_passes(data, dataset, local, key)
+    length = len(data) if local.steps is None else len(drawn)
     for inputs, targets in zip(drawn.inputs.split(length), drawn.targets.split(length), strict=True):
         for batch, wanted in zip(inputs.split(local.batch_size), targets.split(local.batch_size), strict=True):
             yield channels_last(dataset.prepare(batch)), wanted
