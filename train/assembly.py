@@ -75,10 +75,6 @@ def put_together(
         engine: creates the engine that trains them.
     """
     enter(f"building {config.model.name}")
-    if config.clients.pilot_losses and not len(clients):
-        raise UserError(
-            "clients.pilot_losses=[…] trains pilots on the clients' data here; in a federation leave it out"
-        )
     planner = make_planner(config)
     model = first_model(config, dataset, planner.strategy, max(keep_ratios.values()))
     clip = config.clip if planner.strategy.clips else None
