@@ -264,9 +264,8 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
     given, own = flatten(values), dict[str, Any]()
     for override in overrides:
         _override(values, override)
-    config = check_config(values)
-    for override in overrides:
         _override(own, override)
+    config = check_config(values)
     if own.get("recipe", given.get("recipe")) != given.get("recipe") and {*PUBLISHED, "local.lr"} <= given.keys():
         raise UserError(f"recipe={own['recipe']} changes nothing: {path} sets all of its keys; remove them there")
     return LoadedConfig(config, file, frozenset(flatten(own)))

@@ -65,11 +65,6 @@ class History:
         return cls(lines, config, directory, spoiled)
 
     @property
-    def strategy(self) -> str:
-        """The strategy's name."""
-        return str(self.config["strategy"])
-
-    @property
     def name(self) -> str:
         """The experiment's name."""
         return str(self.config["name"])
