@@ -150,12 +150,7 @@ def test_resnet_learns_in_every_layer_from_the_first_step() -> None:
     ("name", "shape", "options", "message"),
     [
         ("resnet18", (3, 8, 8), {}, r"unknown model 'resnet18' \(did you mean 'resnet18_gn'\?\)"),
-        (
-            "resnet18_gn",
-            (3, 8, 8),
-            {"widht": 8},
-            r"no option 'widht' \(did you mean 'width'\?\); .*groups=32",
-        ),
+        ("resnet18_gn", (3, 8, 8), {"widht": 8}, r"no option 'widht' \(did you mean 'width'\?\); .*groups=32"),
         ("resnet18_gn", (3, 8, 8), {"width": "8"}, "model.width='8' must be a whole number"),
         ("resnet18_gn", (3, 8, 8), {"width": True}, "model.width=True must be a whole number"),
         ("resnet18_gn", (3, 8, 8), {"width": 8.0}, "model.width=8.0 must be a whole number"),

@@ -56,10 +56,7 @@ def literally(values, weights, trim):
     return sum(values[i] * weights[i] for i in kept) / sum(weights[i] for i in kept)
 
 
-@given(
-    st.lists(st.tuples(st.floats(-5, 5), st.floats(0.1, 9)), min_size=1, max_size=9),
-    st.floats(0, 0.499),
-)
+@given(st.lists(st.tuples(st.floats(-5, 5), st.floats(0.1, 9)), min_size=1, max_size=9), st.floats(0, 0.499))
 def test_the_trimmed_mean_is_that_of_the_definition(pairs, trim):
     values, weights = zip(*pairs, strict=True)
     mean = trimmed_mean(torch.tensor(values).double(), torch.tensor(weights).double(), trim)

@@ -50,12 +50,7 @@ def test_a_steep_spectrum_keeps_its_small_terms(smallest):
 
 def test_names_and_order_survive_the_batching_by_shape():
     torch.manual_seed(0)
-    matrices = {
-        "a": torch.randn(3, 4),
-        "b": torch.randn(4, 3),
-        "c": torch.randn(3, 4),
-        "d": torch.randn(3, 4).double(),
-    }
+    matrices = {"a": torch.randn(3, 4), "b": torch.randn(4, 3), "c": torch.randn(3, 4), "d": torch.randn(3, 4).double()}
     spectra = decompose(matrices)
     assert list(spectra) == list(matrices)
     for name, matrix in matrices.items():

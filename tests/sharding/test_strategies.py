@@ -46,10 +46,7 @@ def test_prism_is_steeper_at_small_keep_ratios():
 def test_clipping_and_scaling_are_as_published():
     clips = {name for name, strategy in STRATEGIES.items() if strategy.clips}
     assert clips == {"unbiased", "collective", "schatten", "prism_wallenius_clip"}
-    assert {name for name, strategy in STRATEGIES.items() if strategy.rescales} == {
-        "top_n_scaled",
-        "prism_scaled",
-    }
+    assert {name for name, strategy in STRATEGIES.items() if strategy.rescales} == {"top_n_scaled", "prism_scaled"}
 
 
 def test_norm_ratio_restores_the_frobenius_norm():

@@ -12,16 +12,7 @@ from torch.multiprocessing import spawn
 from torch.nn import functional as F
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from sharding import (
-    LocalSGD,
-    Shard,
-    ShardPlanner,
-    UserError,
-    client_model,
-    factorize,
-    load_factorized,
-    save_factorized,
-)
+from sharding import LocalSGD, Shard, ShardPlanner, UserError, client_model, factorize, load_factorized, save_factorized
 from sharding.optim import factorized_layers, frobenius_decay
 from tests.sharding.models import aggregate, make_plan
 from tests.sharding.test_shard import assert_same

@@ -38,16 +38,7 @@ def test_as_a_process_it_ends_with_0_or_in_one_line_with_2(tmp_path):
 
 def test_compare_ends_with_a_table_and_the_folder_it_wrote_to(tmp_path, train):
     out = tmp_path / "out"
-    done = train(
-        "compare",
-        QUICKSTART,
-        "--strategies",
-        "unbiased,dense",
-        "--seeds",
-        "0,1",
-        f"output={out}",
-        *TINY,
-    )
+    done = train("compare", QUICKSTART, "--strategies", "unbiased,dense", "--seeds", "0,1", f"output={out}", *TINY)
     assert done.returncode == 0, done.stderr
     for words in ("strategy", "test accuracy", "of dense FedAvg's bytes", "unbiased", "dense", "100.0 %"):
         assert words in done.stdout

@@ -207,13 +207,7 @@ def test_a_download_that_fails_is_one_line_and_leaves_no_folder(capsys, monkeypa
 
 
 def test_what_may_look_odd_and_is_right(capsys):
-    odd = [
-        "clip=.inf",
-        "name=grün",
-        "output=2024",
-        "network.bandwidth=1",
-        "local.batch_size=10000000000",
-    ]
+    odd = ["clip=.inf", "name=grün", "output=2024", "network.bandwidth=1", "local.batch_size=10000000000"]
     small = ["rounds=1", *TINY[1:], "engine=sequential"]
     assert main(["run", QUICKSTART, *odd, *small]) == 0
     assert (Path("2024") / "metrics.jsonl").exists()

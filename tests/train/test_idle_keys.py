@@ -25,14 +25,8 @@ IDLE = [  # overrides, of which the last does nothing, and what the line says of
     ([*FULL, "clients.budget=2"], "clients.signal=full; remove one of them"),
     (["strategy=dense", "keep_ratio=0.3"], "strategy=dense; use it with strategy=top_n, "),
     (["strategy=full", "keep_ratio=0.3"], "strategy=full; "),
-    (
-        ["strategy=top_n", "clip=3"],
-        "strategy=top_n; use it with strategy=prism_wall",
-    ),
-    (
-        ["server_optimizer=plain", "server_momentum=0.5"],
-        "server_optimizer=plain; use it with server_optimizer=",
-    ),
+    (["strategy=top_n", "clip=3"], "strategy=top_n; use it with strategy=prism_wall"),
+    (["server_optimizer=plain", "server_momentum=0.5"], "server_optimizer=plain; use it with server_optimizer="),
     (["evaluate_every=100", "patience=3"], "rounds=50 and evaluate_every=100; "),
     (["data.root=/nonexistent"], "data.name=digits; use it with data.name=shakespeare, cifar10, "),
     ([*SYNTHETIC, "data.root=/nonexistent"], "data.name=synthetic; "),

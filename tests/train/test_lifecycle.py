@@ -21,17 +21,7 @@ from torch import nn
 
 from sharding import UserError
 from sharding.client_sampling import StatisticalSampler
-from tests.train.runs import (
-    QUICKSTART,
-    REPOSITORY,
-    TINY,
-    assert_same,
-    cut_off,
-    in_a_process,
-    read,
-    tiny,
-    wait_until,
-)
+from tests.train.runs import QUICKSTART, REPOSITORY, TINY, assert_same, cut_off, in_a_process, read, tiny, wait_until
 from train import load_model
 from train.callbacks import EachRound
 from train.cli.commands import main

@@ -112,8 +112,7 @@ def test_a_run_that_ended_early_says_why(runs, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "spoiled",
-    [{"bytes_up": None}, {"test_accuracy": 1e308}, {"seconds_plan": []}, {"failures": 1}, {"bytes_dense": 0}],
+    "spoiled", [{"bytes_up": None}, {"test_accuracy": 1e308}, {"seconds_plan": []}, {"failures": 1}, {"bytes_dense": 0}]
 )
 def test_a_run_whose_numbers_are_none_is_left_out_by_name(runs, tmp_path, caplog, spoiled):
     copied(runs / "a", tmp_path)

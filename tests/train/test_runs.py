@@ -44,14 +44,7 @@ def test_every_strategy_trains(tmp_path, strategy):
 
 
 def test_the_loss_falls_and_accuracy_rises_well_above_chance(tmp_path):
-    longer = [
-        "rounds=8",
-        "clients.count=10",
-        "clients.per_round=5",
-        "local.epochs=2",
-        "local.lr=0.05",
-        "model.width=8",
-    ]
+    longer = ["rounds=8", "clients.count=10", "clients.per_round=5", "local.epochs=2", "local.lr=0.05", "model.width=8"]
     lines = read(run(tiny(tmp_path / "run", *longer, "keep_ratio=0.8", "data.partition=iid", shared=RESNET)))
     assert lines[-1]["train_loss"] < 0.5 * lines[0]["train_loss"]
     assert lines[-1]["test_accuracy"] > 0.5

@@ -1,11 +1,7 @@
 import numpy as np
 import pytest
 
-from sharding.client_sampling import (
-    estimate_beta_over_alpha,
-    statistical_probabilities,
-    wireless_probabilities,
-)
+from sharding.client_sampling import estimate_beta_over_alpha, statistical_probabilities, wireless_probabilities
 
 
 def test_limits():

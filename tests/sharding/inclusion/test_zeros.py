@@ -6,12 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding import UserError
-from sharding.inclusion import (
-    collective_inclusion,
-    optimal_inclusion,
-    schatten_inclusion,
-    successive_inclusion,
-)
+from sharding.inclusion import collective_inclusion, optimal_inclusion, schatten_inclusion, successive_inclusion
 
 INCLUSIONS = {
     "optimal": lambda magnitudes, n, clients: (optimal_inclusion(magnitudes, n),),
