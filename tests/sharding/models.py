@@ -44,6 +44,12 @@ def perturbed(shard: Shard, seed: int) -> Shard:
     return replace(shard, terms=terms, dense=dense, changes=shard.compression != "float32")
 
 
+def along(sent: Shard, after: Shard, factor: float) -> Shard:
+    """The update that goes `factor` times as far as `after` from what was sent."""
+    there = after.trained()
+    return sent.returned({name: part + factor * (there[name] - part) for name, part in sent.trained().items()})
+
+
 def aggregate(
     model: nn.Module,
     plan: Plan,

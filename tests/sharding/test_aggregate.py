@@ -15,7 +15,6 @@ from sharding.aggregation.aggregate import Average
 from sharding.aggregation.faults import NOTHING
 from sharding.aggregation.shares import cap_shares
 from sharding.errors import Failure, Kind
-from sharding.shard import Terms
 from tests.sharding.models import aggregate, make_net, make_plan, perturbed, spectra_of
 
 BUDGETS = {"a": 0.25, "b": 0.25, "c": 0.5, "d": 0.5}
@@ -104,10 +103,8 @@ def test_what_does_not_enter_the_average(played, alike):
 
 def spoiled(shard: Shard, part: str, change) -> Shard:
     """The same shard with one tensor replaced."""
-    name = next(iter(shard.terms))
-    terms = shard.terms[name]
-    parts = {"indices": terms.indices, "u": terms.u, "v": terms.v, "multipliers": terms.multipliers}
-    return replace(shard, terms={**shard.terms, name: Terms(**(parts | {part: change(parts[part])}))})
+    name, terms = next(iter(shard.terms.items()))
+    return replace(shard, terms={**shard.terms, name: replace(terms, **{part: change(getattr(terms, part))})})
 
 
 def with_dense(shard: Shard, change) -> Shard:

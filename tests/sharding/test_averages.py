@@ -1,7 +1,6 @@
 """The trimmed mean and the bound on norms, against definitions and against attackers."""
 
 from copy import deepcopy
-from dataclasses import replace
 from math import ceil
 
 import numpy as np
@@ -15,9 +14,8 @@ from sharding import Shard
 from sharding.aggregation import means
 from sharding.aggregation.means import trimmed_mean
 from sharding.layers import as_blocks, num_blocks
-from sharding.shard import Terms
 from sharding.svd.spectrum import compose, decompose
-from tests.sharding.models import aggregate, make_net, make_plan, perturbed, spectra_of
+from tests.sharding.models import aggregate, along, make_net, make_plan, perturbed, spectra_of
 
 CLIENTS = [f"c{i}" for i in range(9)]
 SAMPLES = {client: 1.0 + i for i, client in enumerate(CLIENTS)}
@@ -26,19 +24,7 @@ HONEST_SCALE = 0.01  # of the honest clients' changes
 
 def moved(shard: Shard, seed: int, factor: float = 1.0) -> Shard:
     """A shard after an honest step, or `factor` times that step."""
-    step = perturbed(shard, seed)
-
-    def along(before, after):
-        return before + factor * HONEST_SCALE * (after - before)
-
-    terms = {
-        name: Terms(
-            sent.indices, along(sent.u, step.terms[name].u), along(sent.v, step.terms[name].v), sent.multipliers
-        )
-        for name, sent in shard.terms.items()
-    }
-    dense = {name: along(tensor, step.dense[name]) for name, tensor in shard.dense.items()}
-    return replace(shard, terms=terms, dense=dense)
+    return along(shard, perturbed(shard, seed), factor * HONEST_SCALE)
 
 
 def played(strategy="full", ratio=0.5, attack=1.0, attackers=0):

@@ -14,7 +14,7 @@ from sharding import COMPRESSIONS, Shard, ShardPlanner, UserError, client_model,
 from sharding.errors import Failure, Kind
 from sharding.shard import update_norm
 from sharding.transport.compression import round_columns, round_outputs
-from tests.sharding.models import aggregate, make_net, perturbed
+from tests.sharding.models import aggregate, along, make_net, perturbed
 
 ROUNDING = ("bfloat16", "int8")
 BUDGETS = {"a": 0.4, "b": 0.4, "c": 0.7}
@@ -24,19 +24,9 @@ def plan_of(wire, strategy="collective"):
     return ShardPlanner(strategy, compression=wire).plan(make_net(), BUDGETS)
 
 
-def updates_of(plan, size=0.01):
+def updates_of(plan):
     """Updates by changes that are the same whatever the wire, before they are rounded."""
-    return {
-        client: shard.returned(
-            {name: part + size * (noisy - part) for name, part, noisy in _pairs(shard, perturbed(shard, seed))}
-        )
-        for seed, (client, shard) in enumerate(plan.items())
-    }
-
-
-def _pairs(shard, other):
-    noisy = other.trained()
-    return [(name, part, noisy[name]) for name, part in shard.trained().items()]
+    return {c: along(shard, perturbed(shard, seed), 0.01) for seed, (c, shard) in enumerate(plan.items())}
 
 
 floats = st.floats(-(2.0**127), 2.0**127, width=32)  # the nearest to a number beyond may be infinite

@@ -12,6 +12,7 @@ from sharding.aggregation.server_optimizer import SERVER_OPTIMIZERS
 from sharding.client_sampling import SAMPLERS
 from sharding.factorization import num_terms, shardable_layers
 from sharding.rng import generator
+from tests.sharding.models import along
 from tests.train.runs import RESNET, assert_same, cut_off_and_resumed, read, tiny, without_times
 from train import load_model
 from train.assembly import assemble, assign_keep_ratios, find_engine
@@ -292,17 +293,7 @@ def scaled(factor):
     """Every first client's update, `factor` times as large."""
 
     def change(plan, client, update):
-        sent, shard = plan[client], update.shard
-        terms = {
-            name: replace(
-                held,
-                u=sent.terms[name].u + factor * (held.u - sent.terms[name].u),
-                v=sent.terms[name].v + factor * (held.v - sent.terms[name].v),
-            )
-            for name, held in shard.terms.items()
-        }
-        dense = {name: sent.dense[name] + factor * (tensor - sent.dense[name]) for name, tensor in shard.dense.items()}
-        return [(client, replace(update, shard=replace(shard, terms=terms, dense=dense)))]
+        return [(client, replace(update, shard=along(plan[client], update.shard, factor)))]
 
     return first(change)
 
