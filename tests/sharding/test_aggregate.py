@@ -374,8 +374,7 @@ def test_a_shard_as_it_was_sent_is_no_update_where_changes_travel(wire):
     outcome = aggregate(net, plan, {"a": travelled, "b": plan["b"]}, {"a": 1, "b": 1})
     assert not outcome.accepted
     assert all(wire in why.message for why in outcome.rejected.values())
-    for name, value in before.items():
-        assert torch.equal(net.state_dict()[name], value)
+    assert_equal(net, before)
     update = train_shard(net, plan["a"], [(torch.randn(4, 8), torch.randint(8, (4,)))], 0.1)
     again = Shard.from_bytes(update.to_bytes())
     assert (again.changes, again.compression) == (True, wire)
@@ -420,5 +419,4 @@ def test_a_client_that_boasts_counts_as_much_as_the_others_together(played, of_a
     average.add_all(updates)
     average.write_to(model, sum(boast.values()) if of_all else None)
     aggregate(other, plan, updates, {**NUM_SAMPLES, "d": 45})
-    for name, value in other.state_dict().items():
-        torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(model.state_dict(), other.state_dict(), rtol=1e-12, atol=1e-12)

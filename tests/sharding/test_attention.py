@@ -80,8 +80,7 @@ def test_inputs_without_a_batch():
 def test_packing_undoes_it(kind):
     packed, _ = make(kind)
     again = UnpackedAttention(packed).to_packed()
-    assert again.state_dict().keys() == packed.state_dict().keys()
-    assert all(torch.equal(tensor, packed.state_dict()[name]) for name, tensor in again.state_dict().items())
+    torch.testing.assert_close(again.state_dict(), packed.state_dict(), rtol=0, atol=0)
     assert (again.training, again.batch_first, again.dropout) == (False, packed.batch_first, packed.dropout)
 
 

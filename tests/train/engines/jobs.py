@@ -20,9 +20,9 @@ MODELS = {
 }
 
 
-def make_job(kind: str = "resnet", clip: float | None = 2.0, seed: int = 0, model=None, **local) -> Job:
+def make_job(kind: str = "resnet") -> Job:
     """A job of seven clients."""
-    rng = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(0)
     total = sum(SIZES)
     if kind == "gpt":
         inputs, targets = (torch.randint(11, (total, 6), generator=rng) for _ in range(2))
@@ -34,18 +34,11 @@ def make_job(kind: str = "resnet", clip: float | None = 2.0, seed: int = 0, mode
     split = Split(inputs, targets)
     dataset = Dataset("toy", split, split, *parts)
     torch.manual_seed(1)
-    if model is None:
-        name, options = MODELS[kind]
-        model = build_model(name, input_shape=parts[1], num_classes=parts[0], **options)
+    name, options = MODELS[kind]
+    model = build_model(name, input_shape=parts[1], num_classes=parts[0], **options)
     clients = {c: Split(*data) for c, data in enumerate(zip(inputs.split(SIZES), targets.split(SIZES), strict=True))}
-    return Job(
-        model,
-        clients,
-        dataset,
-        LocalConfig(**{"epochs": 2, "batch_size": 4, "optimizer": "sgd", "frobenius_decay": 1e-3} | local),
-        clip,
-        seed,
-    )
+    local = LocalConfig(epochs=2, batch_size=4, optimizer="sgd", frobenius_decay=1e-3)
+    return Job(model, clients, dataset, local, clip=2.0, seed=0)
 
 
 def make_plan(job: Job, strategy: str = "unbiased", round: int = 0):
@@ -61,10 +54,3 @@ def with_bad_clients(job: Job) -> Job:
         5: Split(empty.inputs[:0], empty.targets),
     }
     return replace(job, clients=dict(job.clients) | bad)
-
-
-def tensors(shard):
-    yield from shard.dense.items()
-    for name, terms in shard.terms.items():
-        yield f"{name}.u", terms.u
-        yield f"{name}.v", terms.v
