@@ -15,17 +15,12 @@ def shard():
     return ShardPlanner("collective").plan(model, {0: 0.5, 1: 0.5}, 3)[1]
 
 
-def same(one, other):
-    names = one.state().keys()
-    return names == other.state().keys() and all(torch.equal(one.state()[name], other.state()[name]) for name in names)
-
-
 def test_an_order_arrives_as_it_was_sent(shard, config):
     sent = Order(config("local.lr=0.3", "seed=5"), shard, 3, 0.1)
     got = Order.from_record(sent.to_record())
     assert got.config == sent.config.model_copy(update={"output": None})
-    assert (got.round, got.lr, got.shard.plan) == (3, 0.1, shard.plan)
-    assert same(got.shard, shard)
+    assert (got.round, got.lr) == (3, 0.1)
+    assert got.shard.to_bytes() == shard.to_bytes()
 
 
 @pytest.mark.parametrize("words", [["clip=.inf"], ["recipe=published", "strategy=top_n", "local.lr=0.02"]])
@@ -43,7 +38,7 @@ def test_a_shard_travels_as_the_one_array_of_its_own_bytes(shard, config):
 
 def test_a_reply_arrives_as_it_was_sent(shard):
     got = read_reply(reply_record(Update(shard, torch.tensor(1.5))))
-    assert same(got.shard, shard)
+    assert got.shard.to_bytes() == shard.to_bytes()
     assert got.loss == 1.5
     with pytest.raises(UserError, match="no memory"):
         read_reply(reply_record(Update(None, None, Failure(Kind.FAILED, "no memory"))))
