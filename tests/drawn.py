@@ -1,5 +1,6 @@
 """Datasets that are drawn, in the layouts of the real ones: each class has a picture of its own, under noise."""
 
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 
@@ -10,7 +11,6 @@ from PIL import Image
 from pyarrow import parquet
 
 MNIST = (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)  # training images of each class, as published
-CLIENTS = 20  # of the plays
 
 
 def write_all(root: Path) -> None:
@@ -18,7 +18,7 @@ def write_all(root: Path) -> None:
     write_mnist(root / "MNIST" / "raw")
     write_parquet(root / "cifar10", "label", 10, 4000)
     write_parquet(root / "cifar100", "fine_label", 100, 300)
-    write_plays(root / "shakespeare")
+    write_plays(root / "shakespeare", {f"{client:02}": [b"to be, or not to be: " * 8] * 4 for client in range(20)})
 
 
 def draw(shape: tuple[int, ...], labels: np.ndarray) -> np.ndarray:
@@ -32,8 +32,13 @@ def write_mnist(folder: Path) -> None:
     folder.mkdir(parents=True)
     for split, labels in (("train", np.repeat(np.arange(10), MNIST)), ("t10k", np.arange(1000) % 10)):
         for kind, content in (("images-idx3", draw((28, 28), labels)), ("labels-idx1", labels)):
-            header = b"".join(number.to_bytes(4, "big") for number in (0x800 + content.ndim, *content.shape))
-            (folder / f"{split}-{kind}-ubyte").write_bytes(header + content.astype(np.uint8).tobytes())
+            (folder / f"{split}-{kind}-ubyte").write_bytes(idx(content))
+
+
+def idx(content: np.ndarray) -> bytes:
+    """Return a file of MNIST's format."""
+    header = b"".join(number.to_bytes(4, "big") for number in (0x800 + content.ndim, *content.shape))
+    return header + content.astype(np.uint8).tobytes()
 
 
 def write_parquet(folder: Path, label: str, classes: int, count: int) -> None:
@@ -44,15 +49,16 @@ def write_parquet(folder: Path, label: str, classes: int, count: int) -> None:
         parquet.write_table(pa.table({"img": rows, label: labels}), folder / f"{split}-0.parquet")
 
 
-def encode(image: np.ndarray) -> bytes:
+def encode(image: np.ndarray, kind: str = "BMP", **options: bool) -> bytes:
     file = BytesIO()
-    Image.fromarray(image).save(file, "BMP")
+    Image.fromarray(image).save(file, kind, **options)
     return file.getvalue()
 
 
-def write_plays(folder: Path) -> None:
-    folder.mkdir(parents=True)
+def write_plays(folder: Path, snippets: Mapping[str, list[bytes]]) -> None:
+    """Write what each client says, the same to train and to test on."""
+    folder.mkdir(parents=True, exist_ok=True)
     for split in ("train", "test"):
         with h5py.File(folder / f"shakespeare_{split}.h5", "w") as file:
-            for client in range(CLIENTS):
-                file[f"examples/{client:02}/snippets"] = [b"to be, or not to be: " * 8] * 4
+            for client, lines in snippets.items():
+                file[f"examples/{client}/snippets"] = lines

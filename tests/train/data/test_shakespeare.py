@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sharding.errors import UserError
+from tests.drawn import write_plays
 from train.data import empty_dataset, load_dataset
 from train.data.shakespeare import BOS, CHARACTERS, EOS, LENGTH, NUM_IDS, OOV, PAD, encode
 
@@ -35,13 +36,7 @@ def test_a_long_snippet_is_cut_into_chunks_that_each_predict_something(length: i
 
 
 def test_clients_keep_their_chunks(tmp_path: Path) -> None:
-    import h5py
-
-    snippets = {"B": [b"dd", b"hh"], "A": [b"l" * 100]}
-    for split in ("train", "test"):
-        with h5py.File(tmp_path / f"shakespeare_{split}.h5", "w") as file:
-            for client, lines in snippets.items():
-                file[f"examples/{client}/snippets"] = lines
+    write_plays(tmp_path, {"B": [b"dd", b"hh"], "A": [b"l" * 100]})
     data = load_dataset("shakespeare", tmp_path)
     assert data.natural is not None
     assert [part.tolist() for part in data.natural] == [[0, 1], [2, 3]]  # A, then B
@@ -51,12 +46,7 @@ def test_clients_keep_their_chunks(tmp_path: Path) -> None:
 
 
 def test_chunks_of_another_length_and_a_share_of_each_client(tmp_path: Path) -> None:
-    import h5py
-
-    for split in ("train", "test"):
-        with h5py.File(tmp_path / f"shakespeare_{split}.h5", "w") as file:
-            file["examples/A/snippets"] = [b"dhlptx" * 4]  # 26 ids, 5 chunks of 6
-            file["examples/B/snippets"] = [b"d"]
+    write_plays(tmp_path, {"A": [b"dhlptx" * 4], "B": [b"d"]})  # 26 ids are 5 chunks of 6
     whole = load_dataset("shakespeare", tmp_path, options={"length": 5})
     part = load_dataset("shakespeare", tmp_path, options={"length": 5, "share": 0.5})
     assert whole.input_shape == empty_dataset("shakespeare", {"length": 5, "share": 0.5}).input_shape == (5,)

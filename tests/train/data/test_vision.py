@@ -3,15 +3,14 @@
 import hashlib
 import pickle
 from collections.abc import Callable
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from sharding.errors import UserError
+from tests.drawn import encode, idx
 from train.data import load_dataset
 from train.data.cifar100_classes import coarse_labels
 from train.data.images import Images, lossy_encoding
@@ -20,18 +19,12 @@ from train.data.vision import SOURCES
 RNG = np.random.default_rng(0)
 
 
-def encode(pixels: np.ndarray, file_format: str = "PNG") -> bytes:
-    buffer = BytesIO()
-    Image.fromarray(pixels).save(buffer, file_format)
-    return buffer.getvalue()
-
-
 def write_parquet(file: Path, images: list[np.ndarray], labels: list[int], label: str) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
     file.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.table({"img": [{"bytes": encode(image), "path": None} for image in images], label: labels})
+    table = pa.table({"img": [{"bytes": encode(image, "PNG"), "path": None} for image in images], label: labels})
     parquet.write_table(table, file)
 
 
@@ -73,9 +66,7 @@ def test_data_that_are_not_the_official_ones_say_so(cifar10: tuple[Path, np.ndar
 
 def test_lossy_encodings_are_recognized_by_their_first_bytes() -> None:
     pixels = RNG.integers(256, size=(8, 8, 3), dtype=np.uint8)
-    lossless = BytesIO()
-    Image.fromarray(pixels).save(lossless, "WEBP", lossless=True)
-    files = [encode(pixels), encode(pixels, "JPEG"), encode(pixels, "WEBP"), lossless.getvalue()]
+    files = [*(encode(pixels, kind) for kind in ("PNG", "JPEG", "WEBP")), encode(pixels, "WEBP", lossless=True)]
     assert [lossy_encoding(file) for file in files] == ["", "JPEG", "WebP", ""]
 
 
@@ -105,11 +96,8 @@ def test_mnist_in_its_official_layout(tmp_path: Path) -> None:
     raw.mkdir(parents=True)
     pixels = RNG.integers(256, size=(3, 28, 28), dtype=np.uint8)
     for split in ("train", "t10k"):
-        header = b"".join(number.to_bytes(4, "big") for number in (0x803, 3, 28, 28))
-        (raw / f"{split}-images-idx3-ubyte").write_bytes(header + pixels.tobytes())
-        (raw / f"{split}-labels-idx1-ubyte").write_bytes(
-            (0x801).to_bytes(4, "big") + (3).to_bytes(4, "big") + b"\5\0\4"
-        )
+        (raw / f"{split}-images-idx3-ubyte").write_bytes(idx(pixels))
+        (raw / f"{split}-labels-idx1-ubyte").write_bytes(idx(np.array([5, 0, 4])))
     data = load_dataset("mnist", tmp_path)
     assert torch.equal(data.train.inputs, torch.from_numpy(pixels[:, None]))
     assert data.train.targets.tolist() == [5, 0, 4]
