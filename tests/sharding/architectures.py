@@ -102,12 +102,6 @@ OTHERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "audio": (audio, (2, 2, 20)),
     "video": (video, (1, 3, 4, 6, 6)),
 }
-NAMES = [
-    *(f"timm/{name}" for name in TIMM),
-    *(f"torchvision/{name}" for name in TORCHVISION),
-    *(f"transformers/{name}" for name in HF),
-    *(f"torch/{name}" for name in OTHERS),
-]
 
 
 def make(name: str) -> Made:
