@@ -118,36 +118,15 @@ def test_folders_that_hold_no_such_model_are_reported(net, tmp_path):
     save_factorized(make_small(net), tmp_path)
     with pytest.raises(UserError, match="holds a model already"):
         save_factorized(make_small(net), tmp_path)
-    config = json.loads((tmp_path / "factorization.json").read_text())
-    (tmp_path / "factorization.json").write_text(json.dumps(config | {"format": 2}))
-    with pytest.raises(UserError, match="is of format 2, and this version reads 1"):
-        load_factorized(tmp_path, net)
     (tmp_path / "model.safetensors").write_bytes(b"torn")
     with pytest.raises(UserError, match="holds no factorized model"):
         load_factorized(tmp_path, net)
 
 
-OTHERS = {
-    "attention": ({"unpacked": ["mix"]}, r"does not fit this Net: .*; mix is a Conv1d, not an nn\.Multi"),
-    "missing": (
-        {"layers": {"a": 1, "b.c": 2}, "unpacked": ["d"], "split": {"e": [2]}},
-        "the model has no d, e, a, b.c$",
-    ),
-}
-
-
-@pytest.mark.parametrize(("changes", "told"), OTHERS.values(), ids=OTHERS.keys())
-def test_a_folder_of_another_model_is_reported_in_one_line(net, tmp_path, changes, told):
-    save_factorized(make_small(net), tmp_path)
-    config = json.loads((tmp_path / "factorization.json").read_text()) | changes
-    (tmp_path / "factorization.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=told):
-        load_factorized(tmp_path, net)
-
-
-DAMAGED = [
-    "[" * 100_000,
-    *(json.dumps({"format": 1, "layers": {}, "unpacked": [], "split": {}} | spoiled) for spoiled in (
+SPOILED = [  # a whole structure, or some of its entries, and what is said of it
+    *((entries, "holds no factorized model: ") for entries in (
+        "[" * 100_000,
+        '{"format": 1, "layers": {}, "split": {}}',
         {"layers": ["mix"]},
         {"layers": {"mix": "4"}},
         {"layers": {"mix": True}},
@@ -156,15 +135,18 @@ DAMAGED = [
         {"split": ["mix"]},
         {"split": {"mix": "ab"}},
     )),
-    '{"format": 1, "layers": {}, "split": {}}',
+    ({"format": 2}, "is of format 2, and this version reads 1"),
+    ({"unpacked": ["mix"]}, r"does not fit this Net: .*; mix is a Conv1d, not an nn\.Multi"),
+    ({"layers": {"a": 1, "b.c": 2}, "unpacked": ["d"], "split": {"e": [2]}}, "the model has no d, e, a, b.c$"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", DAMAGED, ids=[text[:60] for text in DAMAGED])
-def test_a_damaged_structure_is_reported_in_one_line(net, tmp_path, text):
+@pytest.mark.parametrize(("entries", "told"), SPOILED, ids=[str(entries)[:60] for entries, _ in SPOILED])
+def test_a_structure_that_is_damaged_or_of_another_model_is_reported_in_one_line(net, tmp_path, entries, told):
     save_factorized(make_small(net), tmp_path)
-    (tmp_path / "factorization.json").write_text(text)
-    with pytest.raises(UserError, match="holds no factorized model: "):
+    path = tmp_path / "factorization.json"
+    path.write_text(entries if isinstance(entries, str) else json.dumps(json.loads(path.read_text()) | entries))
+    with pytest.raises(UserError, match=told):
         load_factorized(tmp_path, net)
 
 
