@@ -62,18 +62,17 @@ def test_a_wrong_config_file(capsys, content, words):
     refused(capsys, ["run", "config.yaml"], words)
 
 
-def test_a_config_that_is_a_folder_is_not_mistaken_for_a_slip(capsys):
-    Path("config.yaml").mkdir()
-    refused(capsys, ["run", "config.yaml"], "cannot read the config 'config.yaml': ")
+NO_FILES = {
+    "a folder": (Path.mkdir, "cannot read the config 'config.yaml': "),
+    "no end": (lambda path: path.symlink_to("/dev/zero"), "more than 1,048,576 bytes"),
+    "a pipe that no process writes to": (os.mkfifo, "the config lacks 'name'"),
+}
 
 
-def test_a_config_that_has_no_end(capsys):
-    refused(capsys, ["run", "/dev/zero"], "more than 1,048,576 bytes")
-
-
-def test_a_pipe_that_no_process_writes_to_is_empty(capsys):
-    os.mkfifo("config.yaml")
-    refused(capsys, ["run", "config.yaml"], "the config lacks 'name'")
+@pytest.mark.parametrize(("make", "words"), NO_FILES.values(), ids=NO_FILES.keys())
+def test_a_config_that_is_no_file(capsys, make, words):
+    make(Path("config.yaml"))
+    refused(capsys, ["run", "config.yaml"], words)
 
 
 def test_a_config_may_come_through_a_pipe():

@@ -3,6 +3,7 @@
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Barrier
 
 import pytest
@@ -62,14 +63,6 @@ def test_a_run_that_ends_before_its_first_round_leaves_nothing_behind(config, en
     assert [path.name for path in (tmp_path / "empty").iterdir()] == [LOCK_FILE]
 
 
-def fifo(path):
-    os.mkfifo(path)
-
-
-def folder(path):
-    path.mkdir()
-
-
 def unix_socket(path):
     with socket.socket(socket.AF_UNIX) as held:
         held.bind(os.path.relpath(path))
@@ -80,7 +73,7 @@ def device(path):
 
 
 @pytest.mark.parametrize("name", [LOCK_FILE, METRICS_FILE, CHECKPOINT_FILE, "summary.md"])
-@pytest.mark.parametrize("make", [fifo, folder, unix_socket, device])
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, unix_socket, device])
 def test_what_is_no_file_under_the_name_of_one_is_refused_at_once(config, name, make):
     its = config()
     its.directory.mkdir()
@@ -91,6 +84,6 @@ def test_what_is_no_file_under_the_name_of_one_is_refused_at_once(config, name, 
 
 
 def test_a_lock_that_is_no_file_is_refused_at_once(tmp_path):
-    fifo(tmp_path / LOCK_FILE)
+    os.mkfifo(tmp_path / LOCK_FILE)
     with pytest.raises(UserError, match=r"\.lock is no regular file; move it"), lock(tmp_path / LOCK_FILE):
         pass
