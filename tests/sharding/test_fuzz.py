@@ -21,11 +21,6 @@ def play(wire):
     return model, plan, {client: perturbed(shard, 1) for client, shard in plan.items()}
 
 
-@pytest.fixture(scope="module")
-def played():
-    return play("float32")
-
-
 def split(data: bytes) -> tuple[dict, bytes]:
     """Header and body."""
     end = 8 + int.from_bytes(data[:8], "little")
@@ -183,15 +178,17 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("spoil", "message"), WRONG.values(), ids=WRONG.keys())
-def test_what_is_no_shard_is_reported(played, spoil, message):
+def test_what_is_no_shard_is_reported(spoil, message):
+    _, _, updates = play("float32")
     with pytest.raises(UserError, match=message):
-        Shard.from_bytes(spoil(played[2]["a"].to_bytes()))
+        Shard.from_bytes(spoil(updates["a"].to_bytes()))
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_bytes_may_come_in_any_form(played, kind):
-    shard = Shard.from_bytes(kind(played[2]["a"].to_bytes()))
-    assert torch.equal(shard.terms["1"].u, played[2]["a"].terms["1"].u)
+def test_bytes_may_come_in_any_form(kind):
+    _, _, updates = play("float32")
+    shard = Shard.from_bytes(kind(updates["a"].to_bytes()))
+    assert torch.equal(shard.terms["1"].u, updates["a"].terms["1"].u)
 
 
 def test_a_file_that_holds_no_shard_is_reported_by_its_path(tmp_path):

@@ -124,18 +124,13 @@ def test_some_terms_with_multipliers_equal_the_layer_they_merge_to(case):
     torch.testing.assert_close(weight.flatten(0, 1), dense.weight.flatten(1), **TOLERANCE)
 
 
-def test_copies_and_pickles(case):
+def test_copies_and_symbolic_traces_compute_the_same(case):
     layer, x = case
     small = factorized(layer, 2)
-    for twin in (deepcopy(small), pickle.loads(pickle.dumps(small))):
+    copies = deepcopy(small), pickle.loads(pickle.dumps(small))
+    assert [repr(copy.to_dense()) for copy in copies] == [repr(layer)] * 2
+    for twin in (*copies, torch.fx.symbolic_trace(nn.Sequential(small))):
         assert torch.equal(twin(x), small(x))
-        assert repr(twin.to_dense()) == repr(layer)
-
-
-def test_symbolic_tracing(case):
-    layer, x = case
-    small = nn.Sequential(factorized(layer, 2))
-    assert torch.equal(torch.fx.symbolic_trace(small)(x), small(x))
 
 
 def test_transposed_convolutions_take_an_output_size():
