@@ -107,7 +107,7 @@ def test_what_is_not_supported_is_reported():
 
 def test_the_planner_shards_each_projection_of_an_unpacked_model():
     model = nn.Sequential(nn.Linear(8, 8), nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.Linear(8, 2))
-    with pytest.raises(UserError, match=r"call sharding\.unpack_attention first"):
+    with pytest.raises(UserError, match=r"1\.self_attn: nn\.MultiheadAttention packs.*call sharding\.unpack_attention"):
         ShardPlanner().plan(model, {0: 0.5})
     server = unpack_attention(model)
     shard = ShardPlanner().plan(server, {0: 0.5})[0]

@@ -101,11 +101,6 @@ class Tied(nn.Module):
         self.head.weight = self.embed.weight
 
 
-def test_packed_attention_has_no_layers_to_shard_yet():
-    with pytest.raises(UserError, match=r"attention: nn\.MultiheadAttention packs"):
-        shardable_layers(Tied(), skip=())
-
-
 def test_what_cannot_be_factorized_stays_whole_and_is_reported():
     with pytest.warns(CoverageWarning, match=r"only 44\.1% of the parameters are factorized"):
         report = factorize(Tied(), 0.5, skip=()).factorize_report
@@ -134,12 +129,6 @@ def test_nothing_is_changed_where_something_is_wrong(arguments):
     with pytest.raises(UserError):
         factorize(model, inplace=True, **({"skip": ()} | arguments))
     assert repr(model) == before
-
-
-@pytest.mark.parametrize("keep_ratio", [0, -0.1, 1.01, float("nan")])
-def test_a_keep_ratio_outside_its_range_is_reported(keep_ratio):
-    with pytest.raises(UserError, match=f"keep ratio {keep_ratio} is outside"):
-        factorize(small_model(), keep_ratio)
 
 
 @pytest.mark.parametrize("keep_ratio", [torch.tensor(0.25), "0.5", [0.5], None, True])

@@ -8,7 +8,12 @@ import torch
 from torch import nn
 
 from sharding import (
+    Budget,
+    Energy,
+    FactorizedConv,
+    FactorizedLinear,
     LocalSGD,
+    ServerOptimizer,
     ShardPlanner,
     UserError,
     client_model,
@@ -16,6 +21,7 @@ from sharding import (
     draw_terms,
     factorize,
     optimal_inclusion,
+    shardable_layers,
 )
 from sharding.client_sampling import (
     SAMPLERS,
@@ -91,6 +97,18 @@ MODELS = [
     (lambda: decompose({"a": torch.ones(2, 2) + 1j}), "layer a: its weight is torch.complex64"),
     (lambda: decompose({"a": torch.ones(2)}), r"of shape \(2,\); a matrix of real"),
     *(
+        (lambda n=n: FactorizedLinear.from_dense(nn.Linear(7, 3), n), rf"num_terms is {n}, .* 3×7 has 1 to 3 terms")
+        for n in (0, 4, -1)
+    ),
+    (lambda: FactorizedLinear.from_dense(nn.Conv2d(4, 4, 1), 1), r"from an nn\.Linear, not a Conv2d"),
+    (lambda: FactorizedConv.from_dense(nn.Linear(4, 4), 1), r"from an nn\.Conv1d or Conv2d or Conv3d, not a Linear"),
+    (lambda: shardable_layers(make_net(), 3), "3 is not a pattern"),
+    (lambda: shardable_layers(make_net(), ["0", None]), "None is not a pattern"),
+    (lambda: shardable_layers(make_net(), nn.Conv3d), "matches no layer"),
+    *((lambda r=r: factorize(make_net(), r), f"keep ratio {r} is outside") for r in (0, -0.1, 1.01, NAN)),
+    *((lambda e=e: Energy(e), f"energy {e!r} is outside") for e in (1.5, "x", NAN)),
+    (lambda: Budget(parameters="800"), "a Budget of '800' is not a number"),
+    *(
         (lambda b=budget: plan(b), f"client 'phone': keep ratio {shown(budget)} is")
         for budget in (0, -1, NAN, INF, 1.1, "0.5", None)
     ),
@@ -109,6 +127,11 @@ MODELS = [
     (lambda: LocalSGD(make_net(), 0.1, decay_of="efective"), "decay_of is 'efective'"),
     (lambda: LocalSGD(make_net(), 0.1, frobenius_decay=-1.0), "frobenius_decay is -1.0"),
     (lambda: LocalSGD(make_net(), NAN), "lr is nan"),
+    (lambda: ServerOptimizer(make_net(), name="sgd"), "server optimizer"),
+    (lambda: ServerOptimizer(make_net(), lr=0.0), r"server_lr is 0.0; pass a number above 0"),
+    (lambda: ServerOptimizer(make_net(), lr=1e300), r"server_lr is 1e\+300; pass a number above 0 and below 1e\+31"),
+    (lambda: ServerOptimizer(make_net(), lr=INF), "server_lr is inf"),
+    (lambda: ServerOptimizer(make_net(), momentum=1.0), "server_momentum is 1.0; pass a number above 0 and below 1"),
 ]
 INCLUSION = [
     (lambda: optimal_inclusion(-ONES, 2), r"magnitudes\[0\] is -1.0"),
