@@ -343,16 +343,11 @@ def test_the_servers_rate_is_a_share_of_the_way(played):
         torch.testing.assert_close(tensor, (before[name] + model.state_dict()[name]) / 2, rtol=0, atol=1e-12)
 
 
-def frozen_net():
+def test_what_is_frozen_stays_whoever_sends_it_back():
     net = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
     net[0].requires_grad_(False)
     net[2].requires_grad_(False)
     net.register_buffer("table", torch.arange(5) * 10)
-    return net
-
-
-def test_what_is_frozen_stays_whoever_sends_it_back():
-    net = frozen_net()
     before = deepcopy(net.state_dict())
     plan = ShardPlanner().plan(net, {"a": 0.5, "b": 0.5})
     batches = [(torch.randn(4, 8), torch.randint(8, (4,)))]

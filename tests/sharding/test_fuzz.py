@@ -143,7 +143,7 @@ def renamed(old: str, new: str):
     return edit
 
 
-SHARD_WORDS = '{"keep_ratio": 0.5, "plan": "", "wire": "int8"}'
+OF_INT7 = '{"keep_ratio": 0.5, "plan": "", "wire": "int7"}'
 WRONG = {
     "nothing": (lambda data: b"", "these 0 bytes are not a shard"),
     "text": (lambda data: "text", "a str is not a shard"),
@@ -167,7 +167,7 @@ WRONG = {
         "its metadata has {'keep_ratio': 2.0",
     ),
     "another wire": (
-        lambda data: edited(data, lambda h: h["__metadata__"].update(shard=SHARD_WORDS.replace("int8", "int7"))),
+        lambda data: edited(data, lambda h: h["__metadata__"].update(shard=OF_INT7)),
         "its numbers are in 'int7', not in one of float32, bfloat16, int8",
     ),
     "deep": (

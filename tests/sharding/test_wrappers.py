@@ -82,17 +82,13 @@ def test_a_scripted_model_is_refused(script, tmp_path):
             use()
 
 
-def in_pieces(model: nn.Module) -> nn.Module:
-    for layer in model:
-        fully_shard(layer)
-    return fully_shard(model)
-
-
 def train_in_pieces(rank: int, ranks: int, store: str, shard: Shard, expected: Shard, decay: float) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
     try:
-        model = in_pieces(client_model(build(), shard))
+        model = client_model(build(), shard)
+        for part in (*model, model):
+            fully_shard(part)
         assert isinstance(model[1].u, DTensor)
         shard.load_into(model)
         torch.testing.assert_close(frobenius_decay(factorized_layers(model)).item(), decay, rtol=1e-5, atol=0)

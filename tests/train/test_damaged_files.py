@@ -11,9 +11,9 @@ import h5py
 import numpy as np
 import pyarrow as pa
 import pytest
-from PIL import Image
 from pyarrow import parquet
 
+from tests.drawn import encode
 from tests.train.runs import REPOSITORY, TINY, refused
 from train.cli.commands import main
 
@@ -88,10 +88,8 @@ def test_a_config_may_have_a_byte_order_mark():
     assert main(["inspect", "config.yaml"]) == 0
 
 
-def encoded(size=(32, 32), kind="PNG", mode="RGB"):
-    file = io.BytesIO()
-    Image.new(mode, size).save(file, kind)
-    return file.getvalue()
+def encoded(width=32, height=32, kind="PNG"):
+    return encode(np.zeros((height, width, 3), np.uint8), kind)
 
 
 def table(images, labels, label_type=None):
@@ -127,8 +125,8 @@ PARQUETS = {
     "no image": (parquet_bytes(table([None], [0])), "cannot read"),
     "image cut off": (parquet_bytes(table([encoded()[:60]], [0])), "cannot read"),
     "formats": (parquet_bytes(table([encoded(kind="JPEG"), encoded()], [0, 1])), "cannot read"),
-    "sizes": (parquet_bytes(table([encoded(), encoded((30, 32))], [0, 1])), "an image has 30x32 pixels"),
-    "a huge image": (parquet_bytes(table([encoded((9000, 9000))[:100]], [0])), "an image has 9000x9000 pixels"),
+    "sizes": (parquet_bytes(table([encoded(), encoded(width=30)], [0, 1])), "an image has 30x32 pixels"),
+    "a huge image": (parquet_bytes(table([encoded(9000, 9000)[:100]], [0])), "an image has 9000x9000 pixels"),
     "raw bytes": (parquet_bytes(pa.table({"img": [encoded()], "label": [0]})), "train-0.parquet"),
     "other columns": (parquet_bytes(pa.table({"a": [1]})), "has the columns a; expected"),
 }

@@ -48,21 +48,16 @@ def exit_codes(directory):
     return [its.exit_code for its in of_kind(list(records(directory)), "exit")]
 
 
-def stop_after(rounds):
-    """Return what is shown the metrics of each round, and breaks off after so many."""
-
-    def show(metrics):
-        if metrics["round"] + 1 == rounds:
-            raise KeyboardInterrupt
-
-    return show
-
-
 def test_an_offline_run_is_continued_and_can_be_read_back(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     own = ["tracking.wandb=offline", "tracking.layers_every=2", "tracking.artifacts=true", "tracking.tags=[mine]"]
+
+    def break_off(metrics):
+        if metrics["round"] == 1:
+            raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt):
-        run(tiny(tmp_path, "rounds=3", *own), [EachRound(stop_after(2))])
+        run(tiny(tmp_path, "rounds=3", *own), [EachRound(break_off)])
     wait_until(lambda: exit_codes(tmp_path) == [1])  # W&B's own process writes the file
     run(tiny(tmp_path, "rounds=3", *own), resume=True)
     wait_until(lambda: exit_codes(tmp_path) == [1, 0])

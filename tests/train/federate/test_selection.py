@@ -46,16 +46,12 @@ def test_only_those_who_are_heard_send_their_update(config):
     assert not any(line["failed"] for line in told)
 
 
-def no_reply(reply):
-    return []
-
-
 LIARS = {  # what is wrong, with which sampler, in which reply, and what is said of it
     "another norm": ([*OCS, "clients.budget=4"], "train", renumbered("report", norm=1.0), "but it reported 1"),
     "a negative norm": (OCS, "train", renumbered("report", norm=-1.0), "its norm is -1"),
     "a norm of NaN": (OCS, "train", renumbered("report", norm=nan), "reported a norm of nan"),
     "no norm": (OCS, "train", lambda reply: [reply.content["report"].clear(), reply][1:], "its report has no norm"),
-    "gone before it is asked": ([*OCS, "clients.budget=4"], "train.upload", no_reply, "no reply within"),
+    "gone before it is asked": ([*OCS, "clients.budget=4"], "train.upload", lambda reply: [], "no reply within"),
 }
 
 
