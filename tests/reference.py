@@ -107,9 +107,7 @@ def successive_law(weights: Iterable[float], num_terms: int) -> Law:
 
 
 def cps_law(coins: Iterable[float], num_terms: int) -> Law:
-    """Conditional Poisson sampling (Chen, Dempster & Liu 1994): coins given that `num_terms` of them show
-    heads.
-    """
+    """Conditional Poisson sampling (Chen, Dempster & Liu 1994): coins given that `num_terms` of them show heads."""
     coins = tuple(float(p) for p in coins)
     weight = {
         s: prod(p if i in s else 1.0 - p for i, p in enumerate(coins))
@@ -120,9 +118,7 @@ def cps_law(coins: Iterable[float], num_terms: int) -> Law:
 
 
 def brewer_law(inclusion: Iterable[float]) -> Law:
-    """Brewer's method (Tillé 2006, Algorithm 6.10): step k draws j with chance ∝ π(A − π)/(A − (n − k +
-    1)π).
-    """
+    """Brewer's method (Tillé 2006, Algorithm 6.10): step k draws j with chance ∝ π(A − π)/(A − (n − k + 1)π)."""
     pi = tuple(float(p) for p in inclusion)
     n = round(sum(pi))
 

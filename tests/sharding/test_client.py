@@ -158,10 +158,8 @@ def test_a_parameter_of_two_layers_stays_one_in_a_skeleton():
 
 
 def test_a_layer_that_was_frozen_since_is_not_trained():
-    small, later = (
-        client_model(make_net(), make_plan(make_net(), {0: 0.5})[0]),
-        freeze(make_net(), "1.weight", "0.bias"),
-    )
+    small = client_model(make_net(), make_plan(make_net(), {0: 0.5})[0])
+    later = freeze(make_net(), "1.weight", "0.bias")
     make_plan(later, {0: 0.5})[0].load_into(small)
     assert {name for name, part in small.named_parameters() if not part.requires_grad} == {"1.u", "1.v", "0.bias"}
 

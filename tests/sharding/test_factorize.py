@@ -48,11 +48,8 @@ def test_first_and_last_stay_whole_by_default_and_the_report_says_so():
     assert type(factorized[0]) is nn.Conv2d
     assert type(factorized[6]) is nn.Linear
     report = factorized.factorize_report
-    assert {name: (its.rank, its.num_terms) for name, its in report.layers.items()} == {
-        "2.0": (10, 5),
-        "2.2": (8, 4),
-        "4": (12, 6),
-    }
+    kept = {name: (its.rank, its.num_terms) for name, its in report.layers.items()}
+    assert kept == {"2.0": (10, 5), "2.2": (8, 4), "4": (12, 6)}
     assert set(report.whole) == {"0", "6"}
     assert report.parameters_before == sum(p.numel() for p in small_model().parameters())
     assert report.parameters_after == sum(p.numel() for p in factorized.parameters())

@@ -58,10 +58,8 @@ def test_setup_2_is_the_published_one():
     assert 100 * ((sizes / sizes.sum()) ** 2).sum() == pytest.approx(6.05, abs=0.1)
     local = experiment.config.local
     assert (local.steps, local.batch_size, local.lr, local.schedule, local.momentum) == (50, 24, 0.1, "inverse", 0)
-    assert [(tuple(p.shape), bool(p.any())) for p in experiment.model.parameters()] == [
-        ((10, 60), False),
-        ((10,), False),
-    ]
+    parameters = [(tuple(part.shape), bool(part.any())) for part in experiment.model.parameters()]
+    assert parameters == [((10, 60), False), ((10,), False)]
 
 
 @pytest.mark.parametrize("name", ["wireless_synthetic", pytest.param("wireless_mnist", marks=pytest.mark.slow)])

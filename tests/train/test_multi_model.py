@@ -23,16 +23,9 @@ from train.runtime.clock import Clock
 TASKS = "{one: {data: {partition: iid}}, two: {seed: 5, keep_ratio: 0.5, model: {hidden: [16, 32, 16]}}}"
 SMALL = ["clients.count=8", "clients.per_round=8", "model={name: mlp, hidden: [16, 64, 16]}", "local.batch_size=32"]
 OPTIONS = [
-    "rounds=3",
-    "evaluate_every=1",
-    "local.epochs=1",
-    *SMALL,
-    "clients.sampler=mmfl",
-    "clients.budget=4",
-    f"tasks={TASKS}",
+    *("rounds=3", "evaluate_every=1", "local.epochs=1", *SMALL),
+    *("clients.sampler=mmfl", "clients.budget=4", f"tasks={TASKS}"),
 ]
-
-
 tiny = partial(runs.tiny, shared=OPTIONS)
 
 
@@ -74,9 +67,8 @@ def test_tasks_differ_only_where_they_say():
 
 
 def test_a_task_keeps_the_other_keys_of_a_section():
-    (task,) = (
-        tiny("unused", "aggregation.norm_bound=3", "tasks={a: {aggregation: {trim: 0.2}}}").task_configs().values()
-    )
+    config = tiny("unused", "aggregation.norm_bound=3", "tasks={a: {aggregation: {trim: 0.2}}}")
+    (task,) = config.task_configs().values()
     assert (task.aggregation.norm_bound, task.aggregation.trim) == (3, 0.2)
 
 

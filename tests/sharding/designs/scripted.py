@@ -1,6 +1,4 @@
-"""Exact laws of the real samplers: uniforms are scripted, and the places where the outcome changes are
-found.
-"""
+"""Exact laws of the real samplers: uniforms are scripted, and the places where the outcome changes are found."""
 
 from collections import defaultdict
 from itertools import pairwise, product

@@ -88,9 +88,7 @@ def test_the_samplers_own_thresholds_give_pi():
 
 
 def threshold_of(design, i):
-    """Bisect the uniform of coin i: below the threshold, i completes the sample; above, the next outcome is
-    taken.
-    """
+    """Bisect the uniform of coin i: below the threshold, i completes the sample; above, the next outcome is taken."""
     others = [j for j in range(6) if j != i]
     rows = np.full((int(np.ceil(1 / design.hit)), 6), HIGH)
     rows[1:, others[:3]] = LOW
