@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from models import MODELS
-from sharding import STRATEGIES, Allocation, LayerContext, ShardPlanner, Strategy, UserError, draw_terms
+from sharding import STRATEGIES, Allocation, ShardPlanner, Strategy, UserError, draw_terms
 from sharding.client_sampling import UniformSampler
 from tests.train.runs import QUICKSTART, SMALL, TINY, read
 from train.assembly import assemble
@@ -65,16 +65,6 @@ def test_own_parts_reach_the_processes_of_a_comparison(tmp_path, capsys):
     summary = (tmp_path / "summary.md").read_text()
     assert "| even | 0.03 |" in summary
     assert "| even | 0.1 |" in summary
-
-
-def test_a_planner_takes_a_strategy_as_it_is():
-    def even(group: LayerContext) -> Allocation:
-        inclusion = np.full_like(group.magnitudes, group.num_terms / len(group.magnitudes))
-        return Allocation(inclusion, 1 / inclusion)
-
-    mine = Strategy("even", even)
-    assert ShardPlanner(mine).strategy is mine
-    assert mine not in STRATEGIES.values()
 
 
 def law_alone(group):
@@ -271,6 +261,7 @@ def test_a_law_of_ones_own_is_looked_over(law, told):
     model = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(3)))
     with pytest.raises(UserError, match=f"layer 1: .*{told}"):
         ShardPlanner(Strategy("ours", law)).plan(model, {0: 0.2})
+    assert "ours" not in STRATEGIES, "a planner takes a strategy as it is"
 
 
 @pytest.mark.parametrize(
