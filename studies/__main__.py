@@ -12,11 +12,13 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from signal import SIGINT
 
 from sharding.errors import UserError
 from studies import beyond, multi_task, options, uploads, wireless
 from studies.runner import Arguments
 from studies.upload_studies import UPLOADS
+from train.cli.arguments import positive
 from train.runtime.errors import RunError
 
 STUDIES: dict[str, Callable[[Arguments], None]] = {
@@ -31,12 +33,15 @@ STUDIES: dict[str, Callable[[Arguments], None]] = {
 def main(words: Sequence[str]) -> int:
     """Run a command line and return the exit code."""
     arguments = read(words)
-    arguments.into.mkdir(parents=True, exist_ok=True)
     try:
+        arguments.into.mkdir(parents=True, exist_ok=True)
         STUDIES[arguments.study](arguments)
-    except (UserError, RunError) as error:
+    except (UserError, RunError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues", file=sys.stderr)
+        return 128 + SIGINT
     return 0
 
 
@@ -51,7 +56,7 @@ def read(words: Sequence[str]) -> Arguments:
     parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="use these seeds instead of the study's")
     only = "run only these methods of beyond*, options* or uneven; without a method, run none"
     parser.add_argument("--only", nargs="*", metavar="METHOD", help=only)
-    parser.add_argument("--jobs", type=int, help="runs at a time (default: one per core)")
+    parser.add_argument("--jobs", type=positive, help="runs at a time (default: one per core)")
     args = parser.parse_intermixed_args(words)
     into = args.into or Path("results") / args.study
     seeds, methods = (None if its is None else tuple(its) for its in (args.seeds, args.only))

@@ -141,7 +141,6 @@ class Federation:
             losses.append(float(train_locally(small, job.clients[client], job.dataset, job.local, lr, None, key)))
             averages.add(small.state_dict(), places, experiment.num_samples[client])
             sent += nbytes(small.state_dict())
-        self.server.remember()
         self.model.load_state_dict(averages.state())
         self.server.step()
         return fmean(losses) if losses else None, len(losses), sent

@@ -87,6 +87,7 @@ class ServerOptimizer:
             for name, weight in self._weights.items():
                 weight.copy_(self._old[name])
             self._optimizer.state.clear()
+        self.remember()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the tensors needed to resume, by ``<weight>/<part>``; none before the first step."""
@@ -126,5 +127,5 @@ class ServerOptimizer:
         return ("step", "exp_avg", "exp_avg_sq") if isinstance(self._optimizer, Adam) else ("momentum_buffer",)
 
     def remember(self) -> None:
-        """Take the model as it is now for the start of the next step; `Server` does so before each average."""
+        """Take the model as it is now for the start of the next step; each step ends with this."""
         self._old = {name: weight.detach().clone() for name, weight in self._weights.items()}

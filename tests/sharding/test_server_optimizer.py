@@ -22,7 +22,6 @@ def play(name: str, ways: list[float], lr: float, momentum: float) -> list[float
     model = model_at(1.0)
     server, places = ServerOptimizer(model, name, lr, momentum), []
     for way in ways:
-        server.remember()
         with torch.no_grad():
             for weight in model.parameters():
                 weight += server.rate * way
@@ -83,7 +82,6 @@ def test_a_lost_round_changes_nothing_and_is_not_remembered(name):
         model.weight += 1
     server.step()
     place, held = model.weight.clone(), {key: value.clone() for key, value in server.state_dict().items()}
-    server.remember()
     server.step()
     assert torch.equal(model.weight, place)
     assert held

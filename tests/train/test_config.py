@@ -38,6 +38,14 @@ def test_a_recipe_sets_what_is_not_set_otherwise():
         load_config(QUICKSTART, ["recipe=paper"])
 
 
+def test_another_model_has_none_of_the_options_of_the_file_s():
+    assert load_config(QUICKSTART).model.options
+    assert load_config(QUICKSTART, ["model.name=mlp"]).model.options == {}
+    assert load_config(QUICKSTART, ["model.hidden=[8]", "model.name=mlp"]).model.options == {"hidden": [8]}
+    same = load_config(QUICKSTART).model
+    assert load_config(QUICKSTART, [f"model.name={same.name}"]).model == same
+
+
 def test_off_is_a_word_for_disabled():
     assert load_config(QUICKSTART, ["tracking.wandb=off"]).tracking.wandb == "disabled"
 

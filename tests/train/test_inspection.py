@@ -1,10 +1,13 @@
 """What is told and drawn of a configuration before anything is trained."""
 
+import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from train.assembly import assemble, plan_of_each
 from train.cli.inspection import inspect_partition
 from train.config.schema import load_config
+from train.report.figures import partition_drawings
 
 MLP = "model={name: mlp, hidden: [16, 16]}"
 
@@ -33,6 +36,18 @@ def test_pictures_go_to_the_folder_and_what_is_overwritten_is_reported(config, t
     assert first[-4:] == [f"wrote {tmp_path / 'new' / name}" for name in names]
     again = list(inspect_partition(config, tmp_path / "new"))
     assert again[-4:] == [line.replace("wrote", "overwrote") for line in first[-4:]]
+
+
+def test_bars_thinner_than_a_pixel_are_drawn():
+    count = 1000
+    drawing = next(partition_drawings({"samples": [9] * count, "keep_ratios": [0.2] * count, "classes": None}, "many"))
+    canvas = FigureCanvasAgg(drawing.figure)
+    canvas.draw()
+    (axes,) = drawing.figure.axes
+    low, high = (axes.transData.transform((client, 4))[0] for client in (0, count - 1))
+    height = canvas.buffer_rgba().shape[0] - int(axes.transData.transform((0, 4))[1])
+    row = np.asarray(canvas.buffer_rgba())[height, int(low) + 1 : int(high), :3]
+    assert (row != 255).any(axis=-1).all()
 
 
 def test_each_task_is_reported_and_drawn(tmp_path):

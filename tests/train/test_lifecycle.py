@@ -154,6 +154,10 @@ OTHER_RUNS = {
     "fewer rounds": (["rounds=3"], "rounds=4, not 3;"),
     "another seed too": (["rounds=5", "seed=7"], "seed=0, not 7;"),
     "another key of a section": (["local.momentum=0.5"], "local.momentum=0.9, not 0.5;"),
+    "another order of keep ratios, by which clients are dealt": (
+        ["keep_ratio={0.4: 0.5, 0.2: 0.5}"],
+        "keep_ratio={'0.2': 0.5, '0.4': 0.5}, not in another order;",
+    ),
     "a schedule that depends on their number": (
         ["rounds=5", "local.schedule=cosine"],
         "rounds=4, not 5: the schedule cosine depends on the total;",
@@ -164,10 +168,10 @@ OTHER_RUNS = {
 @pytest.mark.parametrize(("changed", "told"), OTHER_RUNS.values(), ids=OTHER_RUNS)
 def test_it_does_not_resume_with_another_run(changed, told, tmp_path):
     schedule = [word for word in changed if "schedule" in word] or ["local.schedule=constant"]
-    run(tiny(tmp_path, *OPTIONS, *schedule))
+    run(tiny(tmp_path, *OPTIONS, "keep_ratio={0.2: 0.5, 0.4: 0.5}", *schedule))
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
     with pytest.raises(UserError, match=f"holds a run with {told}"):
-        run(tiny(tmp_path, *OPTIONS, *schedule, *changed), resume=True)
+        run(tiny(tmp_path, *OPTIONS, "keep_ratio={0.2: 0.5, 0.4: 0.5}", *schedule, *changed), resume=True)
     assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
 
 

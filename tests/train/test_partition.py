@@ -240,6 +240,10 @@ def test_natural_keeps_or_chooses_clients() -> None:
     assert len(few) == len({part[0] for part in few} & {client[0] for client in clients}) == 3
 
 
+def test_samples_without_a_class_count_for_none() -> None:
+    assert class_counts([np.array([0, 1]), np.array([2, 3])], np.array([0, -100, 2, 1]), 2).tolist() == [[1, 0], [0, 1]]
+
+
 def text() -> Dataset:
     split = Split(torch.zeros(5, 8), torch.zeros(5, 8))
     return Dataset("play", split, split, 90, (8,), unchanged, natural=[np.arange(5)])
@@ -256,6 +260,7 @@ def text() -> Dataset:
         ("power_law", lambda: balanced(10), 2, -1.0, "data.alpha=-1.0 must be a finite number, not negative"),
         ("dirichlet", text, 2, 1.0, "play has no classes to partition by; choose one of: iid, natural"),
         ("shards", text, 2, 1.0, "play has no classes"),
+        ("dirichlet", lambda: dataset(np.array([0, 1, -100, 1])), 2, 1.0, "toy has no classes to partition by"),
         ("pachinko", text, 2, 1.0, "pachinko needs superclasses"),
         ("natural", text, 2, 1.0, "clients.count=2 is more than the 1 natural clients"),
         ("natural", lambda: dataset(np.zeros(4, dtype=np.int64)), 2, 1.0, "toy has none"),

@@ -100,6 +100,11 @@ def test_a_run_that_is_not_done_is_said_to_be_so(runs, tmp_path):
     assert "has 1 of 2 rounds" in page_of(tmp_path)
 
 
+def test_a_run_that_diverged_is_said_to_have(runs, tmp_path):
+    copied(runs / "a", tmp_path, heard=0, failed=4)
+    assert '<p class="warn">' + f"{tmp_path / 'a'} has 2 of 2 rounds: it diverged" in page_of(tmp_path)
+
+
 def test_a_run_that_ended_early_says_why(runs, tmp_path):
     copied(runs / "a", tmp_path)
     metrics = copied(runs / "b", tmp_path, stopped="test accuracy 12.0 % has reached 0.1") / "metrics.jsonl"
@@ -221,6 +226,9 @@ def test_a_summary_lists_the_commands_that_made_it_once(runs, tmp_path):
     assert re.findall("Made by `(.*)`", text) == ["train 'x --> y'", "train z"]
     assert text.splitlines()[0].count("-->") == 1
     check_reports(tmp_path)
+    (tmp_path / "summary.md").write_text(text.replace('["train', '["train" train'))  # edited by hand
+    write_report([one], tmp_path, "one", "train w")
+    assert "Made by `train w`" in (tmp_path / "summary.md").read_text(encoding="utf-8")
     (tmp_path / "summary.md").write_text(text.partition("\n")[2])
     with pytest.raises(UserError, match=r"summary\.md was not written by this program"):
         check_reports(tmp_path)

@@ -139,12 +139,12 @@ def _parser() -> argparse.ArgumentParser:
         )
         command.add_argument(
             "--jobs",
-            type=_positive,
+            type=positive,
             default=default_jobs(),
             metavar="N",
             help="runs at a time (default: %(default)s, the number of GPUs or cores)",
         )
-    spread.add_argument("--nodes", type=_positive, required=True, metavar="N", help="clients, a SuperNode each")
+    spread.add_argument("--nodes", type=positive, required=True, metavar="N", help="clients, a SuperNode each")
     for wait, seconds, what in (("start", 300.0, "all nodes"), ("round", 600.0, "the replies of a round")):
         spread.add_argument(
             f"--{wait}-timeout",
@@ -206,7 +206,12 @@ def _percent(text: str) -> float:
     return number
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """Read a whole number of at least 1.
+
+    Raises:
+        ArgumentTypeError: it is another text.
+    """
     number = _whole(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is less than 1")

@@ -262,6 +262,8 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
     # The config.yaml of a run has every key, and so some that nothing reads.
     file = frozenset() if Config.model_fields.keys() - {"output"} <= values.keys() else frozenset(flatten(values))
     given, own = flatten(values), dict[str, Any]()
+    if (name := dict(override.partition("=")[::2] for override in overrides).get("model.name")) is not None:
+        _leave_options(values, name)
     for override in overrides:
         _override(values, override)
         _override(own, override)
@@ -290,6 +292,12 @@ def _merged(shared: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
         other_model = section and key == "model" and value.get("name", old["name"]) != old["name"]
         merged[key] = old | value if section and not other_model else value
     return merged
+
+
+def _leave_options(values: dict[str, Any], name: str) -> None:
+    """Drop the options of the file's model if another one takes its place."""
+    if isinstance(model := values.get("model"), dict) and model.get("name") != name.strip():
+        values["model"] = {}
 
 
 def _override(values: dict[str, Any], override: str) -> None:

@@ -166,11 +166,12 @@ def labels_of(dataset: Dataset) -> np.ndarray:
     """Return the class of each training sample, (samples,).
 
     Raises:
-        UserError: they have none.
+        UserError: some have none.
     """
-    if dataset.train.targets.ndim != 1:
+    targets = dataset.train.targets
+    if targets.ndim != 1 or not bool(((targets >= 0) & (targets < dataset.num_classes)).all()):
         raise UserError(f"{dataset.name} has no classes to partition by; choose one of: iid, natural, power_law")
-    return dataset.train.targets.cpu().numpy()
+    return targets.cpu().numpy()
 
 
 def standardize(images: Tensor) -> Tensor:

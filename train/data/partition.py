@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from models.options import check_options
-from sharding.errors import UserError, pick
+from sharding.errors import UserError, pick, shown
 from train.data import Dataset
 from train.data.dataset import labels_of
 from train.data.unequal import Concentration, Partition, power_law_classes, power_law_sizes, two_sizes
@@ -53,7 +53,7 @@ def partition(
         raise UserError(f"data.alpha={how.alpha} must be a finite number, not negative")
     options = options or {}
     check_options(scheme, split, options, "data.partition_options")
-    parts = split(dataset, num_clients, rng, how, **options)
+    parts = [_indices(scheme, part) for part in split(dataset, num_clients, rng, how, **options)]
     if len(parts) != num_clients:
         raise UserError(f"the partition {scheme} returns {len(parts)} clients, and clients.count is {num_clients}")
     rows = np.concatenate(parts)
@@ -63,6 +63,14 @@ def partition(
             f"the partition {scheme} gives a client sample {worst}; there are 0 to {len(dataset.train) - 1}"
         )
     return parts
+
+
+def _indices(scheme: str, part: Any) -> np.ndarray:
+    """Return a client's samples as a partition gives them, which may be your own."""
+    indices = np.asarray(part)
+    if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
+        raise UserError(f"the partition {scheme} gives a client {shown(part)}; an array of indices is needed")
+    return indices.astype(np.int64)
 
 
 def iid(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: Concentration) -> Partition:
@@ -161,10 +169,11 @@ def shards(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: Co
 def class_counts(parts: Sequence[np.ndarray], labels: np.ndarray, num_classes: int) -> np.ndarray:
     """Return the number of samples of each class at each client, int64 (clients, classes).
 
-    `parts` has the indices of each client's samples, `labels` the integer classes of all, (samples,).
+    `parts` has the indices of each client's samples, `labels` the integer classes of all, (samples,). Labels that are
+    no class, as of samples that no loss counts, are left out.
     """
-    owners = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    cells = owners * num_classes + labels[np.concatenate(parts)]
+    owners, own = np.repeat(np.arange(len(parts)), [len(part) for part in parts]), labels[np.concatenate(parts)]
+    cells = (owners * num_classes + own)[(own >= 0) & (own < num_classes)]
     return np.bincount(cells, minlength=len(parts) * num_classes).reshape(len(parts), num_classes)
 
 

@@ -119,7 +119,7 @@ def _varied(settings: Mapping[str, Any], keys: Sequence[str]) -> dict[str, str]:
 
 
 def _identity(run: History) -> str:
-    return json.dumps(settings_of(run), sort_keys=True, default=str)
+    return json.dumps(sorted(settings_of(run).items()), default=str)
 
 
 def _standing(run: History) -> tuple[bool, int, float]:

@@ -141,7 +141,8 @@ def partition_drawings(clients: Mapping[str, Any], name: str) -> Iterator[Drawin
     axes.set_axisbelow(True)
     for place, ratio in enumerate(sorted(set(ratios.tolist()))):
         mine = np.flatnonzero(ratios == ratio)
-        axes.bar(mine, samples[mine], width=0.9, color=OKABE_ITO[place % len(OKABE_ITO)], label=f"r = {ratio:g}")
+        color = OKABE_ITO[place % len(OKABE_ITO)]
+        axes.bar(mine, samples[mine], width=0.9, color=color, label=f"r = {ratio:g}", snap=False)  # thin bars stay
     lay_out(axes, "client", "samples", f"{name}\nsamples and keep ratios")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     add_legend(figure, axes)

@@ -15,7 +15,7 @@ from train.report.plots import Curve, Point
 from train.rundir.directory import check_regular
 from train.rundir.files import CONFIG_FILE, METRICS_FILE
 from train.rundir.provenance import Provenance
-from train.runtime.jsonl import has_ended, megabytes, rounds_among, split
+from train.runtime.jsonl import has_diverged, has_ended, megabytes, rounds_among, split
 
 log = logging.getLogger(__name__)
 
@@ -75,9 +75,11 @@ class History:
         return [100 * line["test_accuracy"] for line in self.lines if "test_accuracy" in line]
 
     @property
-    def why_ended(self) -> str | None:
-        """Why the run ended before its last round, or None."""
-        return self.lines[-1].get("stopped") if self.lines else None
+    def why_ended(self) -> str:
+        """Why the run has no more rounds, or none that count."""
+        if has_diverged(self.lines, self.config["rounds"]):
+            return "it diverged: the last rounds had no usable update"
+        return str(self.lines[-1].get("stopped", "it was interrupted, or is still running"))
 
     @property
     def is_finished(self) -> bool:

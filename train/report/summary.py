@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import mean
 
@@ -151,6 +152,7 @@ def _commands(summary: Path, command: str) -> list[str]:
     """Return the commands of a summary, and this one unless it only resumes one of them."""
     held: list[str] = []
     if summary.exists() and (first := summary.read_text("utf-8").partition("\n")[0]).startswith(REPORT_SIGN):
-        held = json.loads(first.removeprefix(REPORT_SIGN).removesuffix("-->"))
+        with suppress(ValueError):  # edited by hand
+            held = json.loads(first.removeprefix(REPORT_SIGN).removesuffix("-->"))
     known = command.replace(RESUME, "") in [each.replace(RESUME, "") for each in held]
     return held if known else [*held, command]

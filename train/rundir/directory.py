@@ -4,6 +4,7 @@ One run writes at a time. It holds a lock that ends with its process. A run's fi
 name that no run wrote is never touched.
 """
 
+import json
 import logging
 import os
 import sys
@@ -213,10 +214,12 @@ def _check_alone(directory: Path) -> None:
 def _check_same(config: Config) -> None:
     checked = config_in(config.directory)
     before, wanted = flatten(plain(checked)), flatten(plain(config))
-    differing = [key for key in {**before, **wanted} if before.get(key) != wanted.get(key)]
+    # Clients are dealt keep ratios in the order of that mapping, and tasks in theirs.
+    differing = [key for key in {**before, **wanted} if json.dumps(before.get(key)) != json.dumps(wanted.get(key))]
     for key in differing:
         if not is_named(key, FREE) and (more := _objection(key, checked, config)) is not None:
-            difference = f"{key}={shown(before.get(key))}, not {shown(wanted.get(key))}{more}"
+            other = shown(wanted.get(key)) if before.get(key) != wanted.get(key) else "in another order"
+            difference = f"{key}={shown(before.get(key))}, not {other}{more}"
             raise UserError(f"{config.directory} holds a run with {difference}; choose another output=…")
 
 

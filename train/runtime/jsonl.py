@@ -64,9 +64,14 @@ def read_record(path: Path, read: Callable[[Any], Record]) -> Record:
 
 def has_ended(lines: Sequence[Mapping[str, Any]], rounds: int) -> bool:
     """Return whether a run of `rounds` rounds has ended with these lines, early or not, and did not diverge."""
+    ended = len(lines) == rounds or (bool(lines) and "stopped" in lines[-1])
+    return ended and not has_diverged(lines, rounds)
+
+
+def has_diverged(lines: Sequence[Mapping[str, Any]], rounds: int) -> bool:
+    """Return whether the last rounds of a run of `rounds` rounds had no usable update, which ends it."""
     limit = min(MOST_LOST, rounds)
-    diverged = len(lines) >= limit and all(map(is_lost, lines[-limit:]))
-    return not diverged and (len(lines) == rounds or (bool(lines) and "stopped" in lines[-1]))
+    return len(lines) >= limit and all(map(is_lost, lines[-limit:]))
 
 
 def is_lost(line: Mapping[str, Any]) -> bool:
