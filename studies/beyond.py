@@ -80,7 +80,6 @@ EXPERIMENTS = {
             BASELINE: (),
             "top_n": ("strategy=top_n",),
             "collective, nesterov": NESTEROV,
-            "collective, low_rank, nesterov, average": (*LOW_RANK, *NESTEROV, *AVERAGE, "local.lr=0.03"),
         },
     ),
 }

@@ -9,7 +9,7 @@ from studies import __main__ as command
 
 RESULTS = Path(__file__).parents[2] / "results"
 NOT_RUN = {"wireless_synthetic"}  # its records are of another simulator: results/wireless
-PARTLY_RUN = ("beyond", "beyond_shakespeare", "options_shakespeare")
+PARTLY_RUN = ("beyond", "beyond_shakespeare")
 
 
 def test_every_study_has_committed_curves():
