@@ -55,4 +55,4 @@ def test_pruned_and_whole_numbered_parameters_are_averaged_or_copied():
             model.count.fill_(int(step))
         average.update_parameters(model)
     assert average.module.count.tolist() == [2, 2, 2]
-    assert float(average.module[0].weight_orig[0, 0]) == pytest.approx(1.9)
+    assert average.module[0].weight_orig[0, 0].item() == pytest.approx(1.9)

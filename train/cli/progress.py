@@ -145,7 +145,7 @@ class RoundProgress:
             self._say(f"{run.name}: ended with round {run.done} of {run.rounds}: {run.stopped}")
 
     def _say(self, line: str) -> None:
-        self._console.print(line, highlight=False, markup=False, soft_wrap=self._bars is None)
+        self._console.print(line, highlight=False, markup=False, emoji=False, soft_wrap=self._bars is None)
 
 
 def run_missing(cells: Mapping[str, Config], jobs: int, console: Console) -> dict[Path, FailedRun]:
