@@ -56,6 +56,11 @@ def test_every_example_trains(tmp_path, example):
         assert lines[-1]["test_accuracy"] > 0.8
 
 
+def test_modules_of_the_command_line_add_to_those_of_the_file():
+    config = load_config("examples/moons.yaml", ["plugins=[examples.own_strategy]", "strategy=even"])
+    assert config.plugins == ("examples.own_data_model", "examples.own_strategy")
+
+
 def test_own_parts_reach_the_processes_of_a_comparison(tmp_path, capsys):
     own = ["--import", "examples.own_strategy", "--strategies", "even", "--grid", "local.lr=0.03,0.1", "--quiet"]
     assert main(["compare", QUICKSTART, *own, *TINY, f"output={tmp_path}"]) == 0

@@ -82,7 +82,7 @@ class Config(Section):
     patience: int | None = Field(None, ge=1)
     """Number of evaluations without a better accuracy after which the run ends."""
     plugins: tuple[str, ...] = ()
-    """Modules to import first, which register your own strategies, models, datasets and other parts."""
+    """Modules to import first, which register your own parts. Overrides and `--import` add to those of the file."""
     output: UserPath | None = None
     """Directory of the run. Default: below `runs`, named after the name, the strategy, the overrides and the seed."""
     strategy: str = "top_n"
@@ -261,12 +261,14 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
         raise UserError(f"{path} holds {type(values).__name__}, but a config is a mapping from keys to values")
     # The config.yaml of a run has every key, and so some that nothing reads.
     file = frozenset() if Config.model_fields.keys() - {"output"} <= values.keys() else frozenset(flatten(values))
-    given, own = flatten(values), dict[str, Any]()
+    given, own, plugins = flatten(values), dict[str, Any](), plugins_of(values)
     if (name := dict(override.partition("=")[::2] for override in overrides).get("model.name")) is not None:
         _leave_options(values, name)
     for override in overrides:
         _override(values, override)
         _override(own, override)
+    if isinstance(values.get("plugins"), list):  # those of the file are needed as well
+        values["plugins"] = [*dict.fromkeys([*plugins, *plugins_of(values)])]
     config = check_config(values)
     if own.get("recipe", given.get("recipe")) != given.get("recipe") and {*PUBLISHED, "local.lr"} <= given.keys():
         raise UserError(f"recipe={own['recipe']} changes nothing: {path} sets all of its keys; remove them there")

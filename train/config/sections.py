@@ -56,7 +56,7 @@ def section_of(info: FieldInfo) -> type[Section] | None:
 
 
 class ModelConfig(Section):
-    """A model's name; all other keys are options of that model."""
+    """A model's name; all other keys are options of that model. An override of the name drops the file's options."""
 
     model_config = ConfigDict(extra="allow")
     name: str
