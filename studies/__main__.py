@@ -12,13 +12,13 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from signal import SIGINT
 
 from sharding.errors import UserError
 from studies import beyond, multi_task, options, uploads, wireless
 from studies.runner import Arguments
 from studies.upload_studies import UPLOADS
 from train.cli.arguments import positive
+from train.cli.commands import explain
 from train.runtime.errors import RunError
 
 STUDIES: dict[str, Callable[[Arguments], None]] = {
@@ -36,12 +36,10 @@ def main(words: Sequence[str]) -> int:
     try:
         arguments.into.mkdir(parents=True, exist_ok=True)
         STUDIES[arguments.study](arguments)
-    except (UserError, RunError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UserError) else 1
-    except KeyboardInterrupt:
-        print("interrupted; the same command continues", file=sys.stderr)
-        return 128 + SIGINT
+    except (UserError, RunError, OSError, KeyboardInterrupt) as error:
+        line, code = explain(error, "the same command")
+        print(line, file=sys.stderr)
+        return code
     return 0
 
 

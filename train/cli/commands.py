@@ -77,20 +77,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if args.debug:
             raise
-        line, code = _explain(error, args)
+        line, code = explain(error, "the same command with --resume" if "resume" in args else "the same command")
         print(line, file=sys.stderr)
         return code
     return 0
 
 
-def _explain(error: BaseException, args: argparse.Namespace) -> tuple[str, int]:
-    """Return one line, and the exit code."""
+def explain(error: BaseException, again: str) -> tuple[str, int]:
+    """Return one line about an error, and the exit code; `again` says what continues an interrupted run."""
     if isinstance(error, UserError):
         return f"error: {error}", 2
     if isinstance(error, RunError):
         return f"error: {error}", 1
     if isinstance(error, KeyboardInterrupt):
-        again = "the same command with --resume" if "resume" in args else "the same command"
         number = error.signal if isinstance(error, Stopped) else signal.SIGINT
         return f"interrupted; {again} continues from the last checkpoint", 128 + number
     if isinstance(error, OSError):

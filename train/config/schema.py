@@ -262,11 +262,12 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
     # The config.yaml of a run has every key, and so some that nothing reads.
     file = frozenset() if Config.model_fields.keys() - {"output"} <= values.keys() else frozenset(flatten(values))
     given, own, plugins = flatten(values), dict[str, Any](), plugins_of(values)
-    if (name := dict(override.partition("=")[::2] for override in overrides).get("model.name")) is not None:
-        _leave_options(values, name)
+    for override in overrides:
+        _override(own, override)
+    if _is_another_model(values.get("model"), own.get("model")):
+        values["model"] = {}  # its options are not those of the other
     for override in overrides:
         _override(values, override)
-        _override(own, override)
     if isinstance(values.get("plugins"), list):  # those of the file are needed as well
         values["plugins"] = [*dict.fromkeys([*plugins, *plugins_of(values)])]
     config = check_config(values)
@@ -291,15 +292,13 @@ def _merged(shared: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in own.items():
         old: Any = shared.get(key)
         section = key in SECTIONS and isinstance(old, dict) and isinstance(value, dict)
-        other_model = section and key == "model" and value.get("name", old["name"]) != old["name"]
-        merged[key] = old | value if section and not other_model else value
+        merged[key] = old | value if section and not (key == "model" and _is_another_model(old, value)) else value
     return merged
 
 
-def _leave_options(values: dict[str, Any], name: str) -> None:
-    """Drop the options of the file's model if another one takes its place."""
-    if isinstance(model := values.get("model"), dict) and model.get("name") != name.strip():
-        values["model"] = {}
+def _is_another_model(old: Any, new: Any) -> bool:
+    """Return whether a section `model` names another model than one before."""
+    return isinstance(old, dict) and isinstance(new, dict) and new.get("name", old.get("name")) != old.get("name")
 
 
 def _override(values: dict[str, Any], override: str) -> None:

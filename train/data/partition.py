@@ -170,7 +170,7 @@ def class_counts(parts: Sequence[np.ndarray], labels: np.ndarray, num_classes: i
     """Return the number of samples of each class at each client, int64 (clients, classes).
 
     `parts` has the indices of each client's samples, `labels` the integer classes of all, (samples,). Labels that are
-    no class, as of samples that no loss counts, are left out.
+    not classes, such as those that the loss ignores, are not counted.
     """
     owners, own = np.repeat(np.arange(len(parts)), [len(part) for part in parts]), labels[np.concatenate(parts)]
     cells = (owners * num_classes + own)[(own >= 0) & (own < num_classes)]

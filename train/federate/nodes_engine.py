@@ -79,7 +79,7 @@ class NodesEngine:
         self, kind: str, contents: Mapping[Client, RecordDict], read: Callable[[RecordDict], Answer], round: int
     ) -> tuple[dict[Client, Answer], dict[Client, Failure]]:
         """Send a message to the node of each client; return the answers, and the failures of the other clients."""
-        nodes, patience = self._nodes.reach([int(client) for client in contents]), self._nodes.patience.round
+        nodes, patience = self._nodes.reach({int(client) for client in contents}), self._nodes.patience.round
         messages = {
             client: Message(
                 content, dst_node_id=nodes[int(client)], message_type=kind, ttl=patience + SLACK, group_id=str(round)

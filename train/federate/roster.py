@@ -7,7 +7,7 @@ start: if no key of the run is connected, the first node to claim a client gets 
 """
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from hashlib import sha256
 from math import inf
@@ -141,8 +141,8 @@ class Nodes:
         there = {node: client for node, client in self._clients.items() if client is not None and node in present}
         return {client: node for node, client in there.items()}
 
-    def reach(self, clients: Collection[int]) -> dict[int, int]:
-        """Return the node of each of these clients that is connected; while none is, wait as long as for a round."""
+    def reach(self, clients: Set[int]) -> dict[int, int]:
+        """Return the nodes of the connected ones of these clients; wait for one, at most as long as for a round."""
         end = monotonic() + self.patience.round
         while True:
             found = {client: node for client, node in self.online().items() if client in clients}

@@ -76,7 +76,7 @@ class History:
 
     @property
     def why_ended(self) -> str:
-        """Why the run has no more rounds, or none that count."""
+        """Why the run has stopped, or that it may still be running."""
         if has_diverged(self.lines, self.config["rounds"]):
             return "it diverged: the last rounds had no usable update"
         return str(self.lines[-1].get("stopped", "it was interrupted, or is still running"))

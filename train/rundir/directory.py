@@ -214,7 +214,7 @@ def _check_alone(directory: Path) -> None:
 def _check_same(config: Config) -> None:
     checked = config_in(config.directory)
     before, wanted = flatten(plain(checked)), flatten(plain(config))
-    # Clients are dealt keep ratios in the order of that mapping, and tasks in theirs.
+    # The order of keep ratios and of tasks matters: it decides which client gets which.
     differing = [key for key in {**before, **wanted} if json.dumps(before.get(key)) != json.dumps(wanted.get(key))]
     for key in differing:
         if not is_named(key, FREE) and (more := _objection(key, checked, config)) is not None:
