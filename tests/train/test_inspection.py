@@ -44,8 +44,8 @@ def test_bars_thinner_than_a_pixel_are_drawn():
     canvas = FigureCanvasAgg(drawing.figure)
     canvas.draw()
     (axes,) = drawing.figure.axes
-    low, high = (axes.transData.transform((client, 4))[0] for client in (0, count - 1))
-    height = canvas.buffer_rgba().shape[0] - int(axes.transData.transform((0, 4))[1])
+    low, high = (axes.transData.transform((client, 5))[0] for client in (0, count - 1))
+    height = canvas.buffer_rgba().shape[0] - int(axes.transData.transform((0, 5))[1])  # between two lines of the grid
     row = np.asarray(canvas.buffer_rgba())[height, int(low) + 1 : int(high), :3]
     assert (row != 255).any(axis=-1).all()
 

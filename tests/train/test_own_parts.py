@@ -277,6 +277,7 @@ def test_a_law_of_ones_own_is_looked_over(law, told):
         (lambda parts: [parts[0] + 10**6, *parts[1:]], "there are 0 to"),
         (lambda parts: [parts[0] / 2, *parts[1:]], "gives a client .*; an array of indices is needed"),
         (lambda parts: [None, *parts[1:]], "gives a client None; an array of indices is needed"),
+        (lambda parts: [parts[0][:, None], *parts[1:]], "an array of indices is needed"),
     ],
 )
 def test_a_partition_of_ones_own_is_looked_over(monkeypatch, split, told):

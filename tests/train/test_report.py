@@ -366,6 +366,14 @@ def test_where_things_are_makes_no_other_experiment(runs):
     assert arm.label == "collective"
 
 
+def test_another_order_of_keep_ratios_is_another_experiment(runs):
+    held = History.read(runs / "a")
+    orders = ({"0.2": 0.5, "0.4": 0.5}, {"0.4": 0.5, "0.2": 0.5})
+    dealt = [replace(held, config=held.config | {"keep_ratio": order}) for order in orders]
+    assert without_repeats(dealt) == (dealt, [])
+    assert len(group(dealt)) == 2
+
+
 def test_seeds_stand_together_and_what_differs_is_named(runs):
     held, _ = find_runs([runs])
     assert [(arm.label, len(arm.runs)) for arm in group(held)] == [
