@@ -97,8 +97,9 @@ class Experiment:
         return {self.config.name: self}
 
     def close(self) -> None:
-        """Release the engine's processes, if any."""
-        self.engine.close()
+        """Release the engine's processes, if there are any."""
+        if "engine" in vars(self):
+            self.engine.close()
 
     def step_size(self, t: int) -> float:
         """Return the clients' learning rate in round t."""

@@ -64,9 +64,9 @@ def _train(config: Config, callbacks: Sequence[Callback], resume: bool, build: B
     """Train in a directory that no other process writes to."""
     held = Provenance.read(config.directory) if resume else None
     experiment = build(keep_device(config, held))
-    for part in experiment.parts.values():
-        part.open()  # an error appears before anything is written
     try:
+        for part in experiment.parts.values():
+            part.open()  # an error appears before anything is written
         clients = describe_clients(experiment.parts)
         if resume:
             check_clients(config.directory, clients)

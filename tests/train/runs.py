@@ -85,7 +85,7 @@ def cut_off_and_resumed(config: Config, after: int) -> Path:
     return run(config, resume=True)
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 300) -> None:
     """Poll until the condition holds; fail if it does not in time."""
     end = time.monotonic() + seconds
     while not condition():

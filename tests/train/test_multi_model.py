@@ -2,21 +2,25 @@
 
 from dataclasses import replace
 from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
+from sharding.errors import UserError
 from tests.train import runs
 from tests.train.runs import cut_off_and_resumed, read, without_times
 from tests.train.test_runs import Tampering, scaled
 from train import load_model
 from train.callbacks import EachRound
+from train.config.schema import check_config
 from train.engines.local import evaluate
 from train.multi_model import assemble_models, local_losses, signals
 from train.rounds import run_rounds
 from train.run import run
 from train.rundir.checkpoint import Checkpoint
+from train.rundir.directory import plain
 from train.rundir.files import CHECKPOINT_FILE
 from train.runtime.clock import Clock
 
@@ -70,6 +74,24 @@ def test_a_task_keeps_the_other_keys_of_a_section():
     config = tiny("unused", "aggregation.norm_bound=3", "tasks={a: {aggregation: {trim: 0.2}}}")
     (task,) = config.task_configs().values()
     assert (task.aggregation.norm_bound, task.aggregation.trim) == (3, 0.2)
+
+
+def test_a_task_with_another_server_optimizer_has_its_rates_also_from_a_complete_file():
+    config = tiny("unused", "tasks={a: {server_optimizer: adam}, b: {}}", "server_momentum=0.7")
+    for whole in (config, check_config(plain(config))):
+        rates = {name: (its.server_lr, its.server_momentum) for name, its in whole.task_configs().items()}
+        assert rates == {"a": (0.01, 0.9), "b": (0.4, 0.7)}
+
+
+def test_an_engine_that_cannot_start_leaves_none_of_the_others_open(tmp_path):
+    config = tiny(tmp_path / "run")
+    models = assemble_models(config)
+    one, two = models.parts.values()
+    one.__dict__["engine"] = engine = Mock()
+    two.make_engine = Mock(side_effect=UserError("no such engine"))
+    with pytest.raises(UserError, match="no such engine"):
+        run(config, build=lambda config: models)
+    engine.close.assert_called_once_with()
 
 
 def test_losses_are_those_of_each_clients_data():

@@ -51,12 +51,13 @@ def test_off_a_terminal_there_is_a_line_at_once_then_every_so_often_and_at_the_e
 def test_on_a_terminal_a_bar_says_the_same():
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=160, color_system=None)
-    with RoundProgress(console, [CONFIG]) as progress:
-        progress.show_stage(0, "reading digits")
+    with RoundProgress(console, [CONFIG], ["r [0.1]"]) as progress:
+        progress.show_stage(0, "reading [own]")
         progress._bars.refresh()
         progress.show(0, line(0, test_accuracy=0.25))
     shown = out.getvalue()
-    assert "reading digits" in shown
+    assert "r [0.1]" in shown
+    assert "reading [own]" in shown
     assert "1/10, loss 0.500, accuracy 25.0 %, 1.5 MB, 0:18 left" in shown
 
 

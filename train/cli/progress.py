@@ -163,10 +163,12 @@ class _Bars(Progress):
 
     def __init__(self, console: Console, runs: Sequence[Standing], where: str) -> None:
         self._where = where
-        whole = Column(no_wrap=True)  # all of 80 characters are needed
         elapsed = [TimeElapsedColumn()] if len(runs) == 1 else []
-        columns = (TextColumn("{task.description}", table_column=Column(no_wrap=True)), BarColumn(8), *elapsed)
-        super().__init__(*columns, TextColumn("{task.fields[text]}", table_column=whole), console=console)
+        name, text = (  # all of 80 characters are needed
+            TextColumn(form, markup=False, table_column=Column(no_wrap=True))
+            for form in ("{task.description}", "{task.fields[text]}")
+        )
+        super().__init__(name, BarColumn(8), *elapsed, text, console=console)
         self._many = len(runs) > FEW
         self._all = self.add_task("all runs", total=len(runs), text="", visible=self._many)
         before = "starting" if len(runs) == 1 else "waiting"

@@ -154,10 +154,18 @@ class Config(Section):
         return t % self.evaluate_every == self.evaluate_every - 1 or t == self.rounds - 1
 
     def task_configs(self) -> dict[str, "Config"]:
-        """Return the configuration of each task: this one with the task's own keys."""
+        """Return the configuration of each task: this one with the task's own keys.
+
+        The server's learning rate and momentum belong to its optimizer, so a task with another one has its defaults.
+        """
         shared = self.model_dump(exclude={"tasks"}, exclude_unset=True)
         shared["clients"] = {"count": self.clients.count, "per_round": self.clients.per_round}
-        return {name: check_config(_merged(shared, own)) for name, own in self.tasks.items()}
+        others = {key: value for key, value in shared.items() if key not in ("server_lr", "server_momentum")}
+        same = {self.server_optimizer: shared}
+        return {
+            name: check_config(_merged(same.get(own.get("server_optimizer", self.server_optimizer), others), own))
+            for name, own in self.tasks.items()
+        }
 
     def _check_tasks(self) -> None:
         if self.tasks and self.alignment:
