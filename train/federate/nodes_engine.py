@@ -1,6 +1,7 @@
 """The engine whose clients are nodes: it sends shards and accepts the replies that arrive in time."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -48,7 +49,9 @@ class NodesEngine:
             if client in selected.weights
         }
         sent, lost = self._exchange(UPLOAD, wanted, read_reply, round)
-        return selected, self._as_reported(plan, norms, sent, failures | lost, lr)
+        # A node that leaves now has received its shard, so it does not count as absent.
+        gone = {client: replace(why, kind=Kind.LATE) for client, why in lost.items() if why.kind == Kind.ABSENT}
+        return selected, self._as_reported(plan, norms, sent, failures | lost | gone, lr)
 
     def close(self) -> None:
         """Do nothing: the nodes are not ours."""

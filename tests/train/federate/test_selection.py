@@ -6,7 +6,8 @@ import pytest
 from flwr.app import ConfigRecord
 
 from tests.train.federate.nodes import Nodes
-from tests.train.federate.test_server import over, settings
+from tests.train.federate.test_server import alone, over, settings
+from tests.train.runs import read
 
 pytestmark = pytest.mark.usefixtures("flower_identity", "no_waiting")
 
@@ -74,3 +75,13 @@ def test_a_node_that_was_started_anew_has_nothing_to_send(config):
     (line,) = over(ours, nodes)
     assert "no longer has an update" in line["failures"]["1"]
     assert line["heard"] == 3
+
+
+def test_a_node_that_leaves_after_training_has_received_its_shard(config, tmp_path):
+    ours = config(*OCS, "clients.budget=4")
+    nodes = Nodes(settings(ours))
+    replies_to(nodes, "train", lambda reply: [nodes.settings.pop(107), reply][1:])
+    (line,), (whole,) = over(ours, nodes), read(alone(ours, tmp_path / "alone").directory)
+    assert line["failures"] == {"1": "its node is not connected"}
+    assert line["failed_by_kind"] == {"late": 1}
+    assert line["bytes_down"] == whole["bytes_down"]
