@@ -1,6 +1,6 @@
-"""A GPT-2-shaped model compressed to a budget, saved, loaded without a dense weight, tuned, exported as an adapter.
+"""Compress a small GPT-2 to a budget of parameters, save, load and fine-tune it, and export an adapter.
 
-python examples/compress_gpt2.py [FOLDER]
+Needs `pip install transformers`. Run it with: python examples/compress_gpt2.py [FOLDER]
 """
 
 import sys

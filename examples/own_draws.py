@@ -1,7 +1,8 @@
 """A design, a sampler of clients, and a partition.
 
-`python -m train run configs/quickstart.yaml --import examples.own_draws strategy=collective design=random_order`,
-`clients.sampler=in_turn`, and `data.partition=halves`.
+`python -m train run configs/quickstart.yaml --import examples.own_draws strategy=collective design=random_order`
+
+The sampler is `clients.sampler=in_turn`, and the partition `data.partition=halves`.
 """
 
 import numpy as np

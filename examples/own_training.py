@@ -1,7 +1,9 @@
-"""A loss, an optimizer and a schedule of the learning rate.
+r"""A loss, an optimizer and a schedule of the learning rate.
 
-`python -m train run configs/quickstart.yaml --import examples.own_training local.loss=smoothed local.optimizer=adam
-local.optimizer_options.beta2=0.99 local.schedule=warm_up local.lr=0.003`
+Use them all with this command:
+
+python -m train run configs/quickstart.yaml --import examples.own_training local.loss=smoothed local.schedule=warm_up \
+    local.optimizer=adam local.optimizer_options.beta2=0.99 local.lr=0.003
 """
 
 from typing import Any

@@ -78,7 +78,7 @@ class Report:
             f"factorized {len(self.layers)} layers, kept {len(self.whole)} dense: {before:,} -> {after:,} parameters "
             f"({after / max(before, 1):.1%}), coverage {self.coverage:.1%}"
         ]
-        rows = [_row(pattern, names, self.layers) for pattern, names in _alike(self.layers).items()]
+        rows = [_row(pattern, names, self.layers) for pattern, names in _alike(self.layers)]
         if rows:
             header = ("layers", "", "N", "n", "parameters", "energy")
             lines += _table([header, *rows])
@@ -155,12 +155,12 @@ def _size(parameter: Tensor) -> int:
     return 0 if isinstance(parameter, nn.UninitializedParameter) else parameter.numel()
 
 
-def _alike(layers: dict[str, LayerReport]) -> dict[str, list[str]]:
-    """Group layers whose names differ only in numbers."""
-    groups: dict[str, list[str]] = {}
-    for name in layers:
-        groups.setdefault(re.sub(r"(?<![^.])\d+(?![^.])", "*", name), []).append(name)
-    return {names[0] if len(names) == 1 else pattern: names for pattern, names in groups.items()}
+def _alike(layers: dict[str, LayerReport]) -> list[tuple[str, list[str]]]:
+    """Group layers of one kind whose names differ only in numbers; return each group's pattern and names."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, layer in layers.items():
+        groups.setdefault((re.sub(r"(?<![^.])\d+(?![^.])", "*", name), layer.kind), []).append(name)
+    return [(names[0] if len(names) == 1 else pattern, names) for (pattern, _), names in groups.items()]
 
 
 def _row(pattern: str, names: list[str], layers: dict[str, LayerReport]) -> tuple[str, ...]:

@@ -144,7 +144,9 @@ def test_the_report_says_what_was_done():
     ]
 
 
-def test_the_report_has_one_line_for_layers_whose_names_differ_in_numbers():
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 16), nn.Linear(16, 8)) for _ in range(50)))
-    text = str(factorize(model, 0.25).factorize_report)
-    assert re.search(r"\*\.\* +148 Linear +8 +2 ", text)
+def test_the_report_has_one_line_for_layers_of_a_kind_whose_names_differ_in_numbers():
+    parts = (nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 16), nn.Linear(16, 8)) for _ in range(50))
+    model = nn.Sequential(*parts, nn.Sequential(nn.Embedding(8, 8)))
+    text = str(factorize(model, 0.25, skip=(), also=nn.Embedding).factorize_report)
+    assert re.search(r"\*\.\* +150 Linear +8 +2 ", text)
+    assert re.search(r"50\.0 +1 Embedding +8 +2 ", text)

@@ -95,7 +95,7 @@ def test_the_sweeps_words_are_understood(capsys):
     assert command[:2] == ["train", "run"]
     assert main(["config", *command[2:]]) == 0
     told = yaml.safe_load(capsys.readouterr().out)
-    assert (told["strategy"], told["local"]["lr"], told["keep_ratio"]) == ("unbiased", 0.01, 0.1)
+    assert (told["strategy"], told["local"]["lr"]) == ("top_n", 0.01)
     assert (told["data"]["holdout"], sweep["metric"]["name"]) == (300, "best_val_accuracy")
 
 

@@ -120,7 +120,9 @@ def _parser() -> argparse.ArgumentParser:
     numbered.add_argument(
         "--scale", default="small", help="small (default; minutes), medium (stand-ins, hours) or paper (for a GPU)"
     )
-    numbered.add_argument("--only", type=_names, default=[], metavar="A,…", help="run these cells only, by pattern")
+    numbered.add_argument(
+        "--only", type=_names, default=[], metavar="A,…", help="cells to run, by parts of their names"
+    )
     numbered.add_argument(
         "--output", type=_folder, help="folder of the table and its runs (default: runs/tables-SCALE)"
     )

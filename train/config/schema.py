@@ -64,7 +64,7 @@ class Config(Section):
     """The defaults of `strategy`, `init`, `local.lr`, `server_optimizer` and `result`.
 
     `published` is the paper's algorithm: `collective`, `as_built`, 0.1, `plain`, `last`. `tuned` is ours: `top_n`,
-    `low_rank`, 0.02, `nesterov`, `average`.
+    `low_rank`, 0.02, `nesterov`, `average`. Both have the `bounded` decay.
     """
     seed: int = 0
     """Seed of every random number."""

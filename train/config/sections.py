@@ -98,7 +98,7 @@ class DataConfig(Section):
     Evaluations use them instead of the test set, for tuning.
     """
     download: bool = False
-    """Whether to download an image dataset that is not in `data.root`."""
+    """Whether to download `cifar10`, `cifar100` or `mnist` if it is not in `data.root`."""
     options: dict[str, Any] = {}
     """Options of the dataset: `length` and `share` of `shakespeare`; `alpha`, `beta`, `clients`, `samples` and `seed`
     of `synthetic`; those of your own.
