@@ -53,7 +53,7 @@ class CNN(nn.Module):
         hidden: widths of the perceptron's hidden layers, as of `MLP`.
 
     Raises:
-        UserError: the input is not an image, there are not two widths, or a number is not positive.
+        UserError: the input is no image of that size, there are not two widths, or a number is not positive.
     """
 
     def __init__(
@@ -71,6 +71,8 @@ class CNN(nn.Module):
         if len(widths) != 2:
             raise UserError(f"model.widths={list(widths)} must be two numbers, the channels of two convolutions")
         channels, height, width = input_shape
+        if min(height, width) < 4:
+            raise UserError(f"cnn reads images of at least 4 by 4, not {height} by {width}")
         self.conv1 = nn.Conv2d(channels, widths[0], 5, padding=2)
         self.conv2 = nn.Conv2d(widths[0], widths[1], 5, padding=2)
         self.pool = nn.MaxPool2d(2)

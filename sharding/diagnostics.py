@@ -69,10 +69,7 @@ def plan_coverage(plan: Plan) -> float:
 
     A term that no client holds keeps its value for the round. NaN if nothing is sharded.
     """
-    held: dict[str, set[int]] = {}
-    for (_, name), draw in plan.draws.items():
-        held.setdefault(name, set()).update(np.unique(draw.indices).tolist())
-    shares = [len(terms) / plan.spectra[name].magnitudes.numel() for name, terms in held.items()]
+    shares = [its.indices.numel() / its.magnitudes.numel() for its in plan.spectra.values()]
     return float(np.mean(shares)) if shares else nan
 
 

@@ -93,6 +93,19 @@ def _square_norm(layer: FactorizedLayer, multipliers: Tensor) -> Tensor:
     return (_gram(u) * _gram(v)).sum()
 
 
+def _can_be_fused(model: nn.Module) -> bool:
+    """Return whether torch's fused SGD is right for all parameters: it writes to the gaps of those that have some."""
+    sparse = any(getattr(module, "sparse", False) for module in model.modules())  # the gradients of an embedding
+    return not sparse and not any(
+        part.is_complex() or is_distributed(part) or _has_gaps(part) for part in model.parameters()
+    )
+
+
+def _has_gaps(tensor: Tensor) -> bool:
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return 0 < tensor.numel() != span
+
+
 def _gram(factor: Tensor) -> Tensor:
     return whole(factor.mT @ factor)
 
@@ -134,8 +147,7 @@ class LocalSGD:
         self._decay, self._decay_of = frobenius_decay, decay_of
         factors = [1.0] * len(self._layers) if self._factors is None else self._factors
         self._decay_steps = [lr * frobenius_decay * factor for factor in factors]
-        fused = not any(parameter.is_complex() or is_distributed(parameter) for parameter in model.parameters())
-        self._sgd = torch.optim.SGD(model.parameters(), lr, momentum=momentum, fused=fused)
+        self._sgd = torch.optim.SGD(model.parameters(), lr, momentum=momentum, fused=_can_be_fused(model))
 
     def step(self, loss: Tensor) -> None:
         """Take one step on a loss, a differentiable scalar."""

@@ -60,8 +60,7 @@ class ServerOptimizer:
         for what, value, most in (("server_lr", lr, LARGEST_LR), ("server_momentum", momentum, 1.0)):
             if not (is_number(value) and 0 < value < most):
                 raise UserError(f"{what} is {value!r}; pass a number above 0 and below {most:g}")
-        weights = unwrap(model).named_parameters()
-        self._weights = {name: weight for name, weight in weights if weight.requires_grad} if make else {}
+        self._weights = dict(unwrap(model).named_parameters()) if make else {}
         self._optimizer = make(self._weights.values(), lr, momentum) if make and self._weights else None
         self.rate = lr if make is None else 1.0
         self.remember()
@@ -74,18 +73,18 @@ class ServerOptimizer:
         ways = {name: old - self._weights[name] for name, old in self._old.items()}
         if not any(bool(way.any()) for way in ways.values()):
             return
-        for name, weight in self._weights.items():
-            weight.copy_(self._old[name])
-            weight.grad = ways[name]
+        for name, way in ways.items():
+            self._weights[name].copy_(self._old[name])
+            self._weights[name].grad = way
         self._optimizer.step()
         self._optimizer.zero_grad()
-        if (spoiled := find_nonfinite(dict(self._weights) | self.state_dict())) is not None:
+        if (spoiled := find_nonfinite({name: self._weights[name] for name in ways} | self.state_dict())) is not None:
             log.warning(
                 "skipped the server's step, which would make %s NaN or Inf, and reset its momentum; lower server_lr",
                 spoiled,
             )
-            for name, weight in self._weights.items():
-                weight.copy_(self._old[name])
+            for name, old in self._old.items():
+                self._weights[name].copy_(old)
             self._optimizer.state.clear()
         self.remember()
 
@@ -109,9 +108,12 @@ class ServerOptimizer:
         if not state:
             log.warning("the state has no momentum, as before the first step: the server's momentum starts at zero")
             return
+        moved = {key.rpartition("/")[0] for key in state}
+        moved |= {name for name, weight in self._weights.items() if weight.requires_grad}
         shapes = {
             f"{name}/{part}": torch.Size() if part == "step" else weight.shape
             for name, weight in self._weights.items()
+            if name in moved
             for part in self._parts()
         }
         given = {key: value.shape for key, value in state.items()}
@@ -119,7 +121,8 @@ class ServerOptimizer:
             raise UserError(f"this state is of another optimizer or model: {few(differing)} differ")
         held = self._optimizer.state_dict()
         for place, name in enumerate(self._weights):
-            held["state"][place] = {part: state[f"{name}/{part}"] for part in self._parts()}
+            if name in moved:
+                held["state"][place] = {part: state[f"{name}/{part}"] for part in self._parts()}
         self._optimizer.load_state_dict(held)
 
     def _parts(self) -> tuple[str, ...]:
@@ -127,5 +130,9 @@ class ServerOptimizer:
         return ("step", "exp_avg", "exp_avg_sq") if isinstance(self._optimizer, Adam) else ("momentum_buffer",)
 
     def remember(self) -> None:
-        """Take the model as it is now for the start of the next step; each step ends with this."""
-        self._old = {name: weight.detach().clone() for name, weight in self._weights.items()}
+        """Take the model as it is now for the start of the next step; each step ends with this.
+
+        Weights that are frozen now stay out of that step.
+        """
+        trained = ((name, weight) for name, weight in self._weights.items() if weight.requires_grad)
+        self._old = {name: weight.detach().clone() for name, weight in trained}

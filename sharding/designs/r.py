@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -37,8 +38,9 @@ class RDesign:
         """Return (size, count) positions; R's random state is seeded from `rng`."""
         if self.count == 1:  # one law for all designs; UPmaxentropy raises here
             return rng.choice(self.chances.size, size=(size, 1), p=self.chances / self.chances.sum())
-        require("base").set_seed(int(rng.integers(2**31 - 1)))
-        taken = [call("sampling", self.function, self.chances) > 0.5 for _ in range(size)]
+        with alone():
+            require("base").set_seed(int(rng.integers(2**31 - 1)))
+            taken = [call("sampling", self.function, self.chances) > 0.5 for _ in range(size)]
         return np.nonzero(np.array(taken))[1].reshape(size, self.count)
 
 
@@ -49,7 +51,8 @@ def fit_r(function: str) -> Fit:
     """
 
     def fit(chances: Floats, count: int) -> RDesign:
-        require("sampling")
+        with alone():
+            require("sampling")
         return RDesign(function, chances, count)
 
     return fit
@@ -57,13 +60,25 @@ def fit_r(function: str) -> Fit:
 
 def call(package: str, function: str, *arguments: Any) -> Floats:
     """Call an R function on numbers and vectors and return its result as a flat float64 array."""
-    library = require(package)
-    vectors = import_module("rpy2.robjects.vectors")
-    converted = [vectors.FloatVector(a) if isinstance(a, np.ndarray) else a for a in arguments]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        result = getattr(library, function)(*converted)
-    return np.array(result, dtype=np.float64).ravel()
+    with alone():
+        library = require(package)
+        vectors = import_module("rpy2.robjects.vectors")
+        converted = [vectors.FloatVector(a) if isinstance(a, np.ndarray) else a for a in arguments]
+        return np.array(getattr(library, function)(*converted), dtype=np.float64).ravel()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Use R from one thread at a time: it has one random state, and rpy2's conversions belong to a thread."""
+    with _LOCK:
+        require("base")
+        robjects = import_module("rpy2.robjects")
+        with robjects.conversion.localconverter(robjects.default_converter), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+
+
+_LOCK = RLock()
 
 
 @contextmanager

@@ -14,8 +14,6 @@ STATE_HOOKS = (
     "_load_state_dict_post_hooks",
 )
 
-SINGLE_TERM = "a single term"
-
 
 class Surroundings:
     """What `obstacle` needs to know about the model around a layer."""
@@ -125,4 +123,4 @@ def _of_company(name: str, layer: nn.Module, surroundings: Surroundings) -> str 
 def _of_rank(layer: nn.Module) -> str | None:
     if rank_of(layer) > 1:
         return None
-    return SINGLE_TERM if num_blocks(layer) == 1 else "a single term a group (depthwise convolution)"
+    return "a single term" if num_blocks(layer) == 1 else "a single term a group (depthwise convolution)"

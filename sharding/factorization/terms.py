@@ -17,6 +17,7 @@ from sharding.errors import UserError, shown
 from sharding.factorization.choose import Pattern, aliases, matches, matching
 from sharding.factorization.obstacles import rank_of
 from sharding.layers import as_blocks, num_blocks
+from sharding.svd.spectrum import lower_gram
 from sharding.validation import is_number
 
 GROWS = "would grow"
@@ -151,7 +152,7 @@ def _magnitudes(layer: nn.Module) -> NDArray[np.float64]:
     assert isinstance(weight, torch.Tensor)
     blocks = as_blocks(weight.detach().double(), num_blocks(layer))
     flat = blocks if blocks.shape[1] <= blocks.shape[2] else blocks.mT
-    squares = torch.linalg.eigvalsh(flat @ flat.mT).clamp(min=0).flip(-1).sum(dim=0)
+    squares = torch.linalg.eigvalsh(lower_gram(flat)).clamp(min=0).flip(-1).sum(dim=0)
     values: NDArray[np.float64] = squares.sqrt().cpu().numpy()
     return values
 

@@ -113,7 +113,8 @@ class FactorizedLayer(nn.Module):
     def from_dense(cls, layer: nn.Module, num_terms: int) -> Self:
         """Return a copy of `layer` with its `num_terms` largest singular terms and ω = 1.
 
-        With num_terms = N (the rank) it computes the same function as `layer`. On the `meta` device it has no values.
+        With num_terms = N (the rank) it computes the same function as `layer`, unless the layer's class has a `forward`
+        of its own or an embedding renormalizes, which `factorize` refuses. On the `meta` device it has no values.
 
         Raises:
             UserError: num_terms is not in 1…N, or this kind of layer cannot be factorized.

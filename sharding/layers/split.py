@@ -80,7 +80,7 @@ def _sizes(out: int, parts: int | Sequence[int]) -> list[int]:
             raise UserError(f"the sizes {shown(sizes)} are of parts of {out} outputs; whole numbers are needed")
         if sum(sizes) != out:
             raise UserError(f"the sizes {sizes} of the parts sum to {sum(sizes)}, not to the {out} outputs")
-        return sizes
+        return list(map(int, sizes))
     if is_whole(parts) and parts > 0 and out % parts == 0:
         return [out // int(parts)] * int(parts)
     raise UserError(f"{out} outputs cannot be split in {shown(parts)} equal parts; give their sizes")

@@ -133,7 +133,8 @@ def _decompose_together(matrices: Mapping[str, Tensor], choose: Choose) -> dict[
     for name, (its, magnitudes, *vectors) in zip(matrices, each, strict=True):
         joined = magnitudes[0] if len(its) == 1 else magnitudes.square().sum(dim=0).sqrt()
         indices = choose(name, joined).to(joined.device)
-        short, long = _sides(its, indices, magnitudes, *vectors)
+        with torch.autocast(its.device.type, enabled=False):  # in half precision every round would move the weights
+            short, long = _sides(its, indices, magnitudes, *vectors)
         spectra[name] = Spectrum(joined, indices, *((short, long) if wide else (long, short)), len(its))
     return spectra
 

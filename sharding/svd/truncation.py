@@ -29,7 +29,8 @@ def largest_terms(blocks: Tensor, num_terms: int) -> tuple[Tensor, Tensor]:
     """
     found = None
     if blocks.is_floating_point() and blocks.dtype != torch.float64 and 2 * num_terms <= min(blocks.shape[1:]):
-        found = _by_single_precision(blocks.float(), num_terms)
+        with torch.autocast(blocks.device.type, enabled=False):
+            found = _by_single_precision(blocks.float(), num_terms)
     if found is None:
         spectrum = decompose({"": blocks})[""]
         return spectrum.u[:, :num_terms], spectrum.v[:, :num_terms]

@@ -159,6 +159,7 @@ def test_resnet_learns_in_every_layer_from_the_first_step() -> None:
         ("resnet18_gn", (3, 8, 8), {"blocks": [2, 0]}, r"model.blocks=\[2, 0\] must be positive"),
         ("resnet18_gn", (3, 8, 8), {"width": 12}, "model.groups=32 does not divide model.width=12"),
         ("resnet18_gn", (80,), {}, "reads images"),
+        ("cnn", (1, 3, 9), {}, "at least 4 by 4, not 3 by 9"),
         ("cct_6_3x2", (80,), {}, "reads images"),
         ("cct_6_3x2", (3, 8, 8), {"heads": 3}, "model.heads=3 does not divide model.dim=256"),
         ("cct_6_3x2", (3, 8, 8), {"stochastic_depth": 1}, "model.stochastic_depth=1 must be at least 0"),

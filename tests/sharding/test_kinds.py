@@ -181,7 +181,7 @@ def test_groups_are_a_convolutions_alone():
     torch.testing.assert_close(factorized(layer, 6)(x), layer(x), **TOLERANCE)
 
 
-@pytest.mark.parametrize("sizes", [3, (4, 2, 6)])
+@pytest.mark.parametrize("sizes", [3, (4, 2.0, 6)])
 @pytest.mark.parametrize(
     "make", [lambda: nn.Linear(5, 12), lambda: Conv1D(12, 5), lambda: nn.Linear(5, 12, bias=False)]
 )

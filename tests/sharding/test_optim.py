@@ -103,6 +103,21 @@ def test_decay_keeps_its_precision_under_autocast():
         assert torch.equal(frobenius_decay(made), expected)
 
 
+def test_a_parameter_with_gaps_in_its_memory_is_stepped_alone():
+    whole, model = torch.zeros(6, 8), nn.Module()
+    model.weight = nn.Parameter(whole[:, :4])
+    LocalSGD(model, lr=1.0).step(model.weight.sum())
+    assert torch.equal(whole, -(torch.arange(8) < 4).float().expand(6, 8))
+
+
+def test_an_embedding_with_sparse_gradients_can_be_trained():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Linear(4, 2))
+    before = model[0].weight.detach().clone()
+    LocalSGD(model, lr=1.0).step(model(torch.tensor([1, 3])).sum())
+    assert (model[0].weight != before).any(1).tolist() == [False, True, False, True, False]
+
+
 @pytest.mark.parametrize("clip", [None, 4.0])
 def test_a_local_step_is_decay_then_clipping_then_momentum(clip):
     torch.manual_seed(0)

@@ -104,6 +104,31 @@ def test_frozen_weights_and_buffers_stay_where_the_average_put_them(name):
 
 
 @pytest.mark.parametrize("name", ["nesterov", "momentum", "adam"])
+def test_weights_can_be_frozen_and_thawed_between_rounds(name):
+    model = nn.Linear(2, 2)
+    model.bias.requires_grad_(False)
+    server = ServerOptimizer(model, name, 0.1)
+
+    def move(weight):
+        server.remember()
+        with torch.no_grad():
+            weight += 1
+        server.step()
+
+    move(model.weight)
+    model.weight.requires_grad_(False)
+    model.bias.requires_grad_(True)
+    frozen, before = model.weight.clone(), model.bias.detach().clone()
+    move(model.bias)
+    assert torch.equal(model.weight, frozen)
+    assert not torch.allclose(model.bias, before + 1)
+    assert {key.partition("/")[0] for key in server.state_dict()} == {"weight", "bias"}
+    other = ServerOptimizer(model, name, 0.1)
+    other.load_state_dict(server.state_dict())
+    assert all(torch.equal(value, other.state_dict()[key]) for key, value in server.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["nesterov", "momentum", "adam"])
 def test_a_step_that_is_not_finite_is_not_taken(name, caplog):
     model = nn.Sequential(nn.Linear(2, 2))
     server = ServerOptimizer(model, name, lr=1e30, momentum=0.9)

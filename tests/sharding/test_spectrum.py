@@ -106,6 +106,17 @@ def test_only_the_chosen_terms_are_kept():
         assert torch.equal(spectrum.v, whole.v[:, chosen])
 
 
+def test_autocast_does_not_round_the_terms():
+    torch.manual_seed(0)
+    matrices = {"wide": torch.randn(4, 6), "tall": torch.randn(6, 4)}
+    expected = decompose(matrices)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = decompose(matrices)
+    for name in matrices:
+        assert torch.equal(found[name].u, expected[name].u)
+        assert torch.equal(found[name].v, expected[name].v)
+
+
 @pytest.fixture
 def two_threads():
     before = torch.get_num_threads()

@@ -53,6 +53,14 @@ def test_they_hold_what_the_best_terms_do(decay, shape, dtype, num_terms):
         torch.testing.assert_close(u.norm(dim=1), v.norm(dim=1), rtol=precision, atol=0)
 
 
+def test_autocast_does_not_round_the_largest_terms():
+    blocks = matrix("random", 60, 90).float()
+    expected = largest_terms(blocks, 12)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = largest_terms(blocks, 12)
+    assert all(map(torch.equal, found, expected))
+
+
 def test_eigenvectors_that_scipy_cannot_compute_are_torchs(monkeypatch):
     blocks = matrix("linear", 60, 90).float()
     alone = largest_terms(blocks, 12)

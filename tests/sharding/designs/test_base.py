@@ -1,7 +1,12 @@
+import sys
+from contextlib import nullcontext
+from threading import Thread
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from sharding.designs import DESIGNS, fit
+from sharding.designs import DESIGNS, fit, r
 from sharding.designs.base import split
 from sharding.inclusion import collective_inclusion, optimal_inclusion
 from tests.sharding.inclusion.spectra import SPECTRA
@@ -61,3 +66,28 @@ def test_what_the_sum_lacks_is_made_up(error):
     np.testing.assert_array_equal(certain, [0])
     np.testing.assert_array_equal(free, [1, 3])
     assert np.all((chances > 0) & (chances < 1))
+
+
+def test_only_one_thread_draws_with_r(monkeypatch):
+    """R has one random state: between a thread's seed and its sample no other thread may set another."""
+    steps = []
+
+    def seed(number):
+        steps.append("seed")
+        if len(steps) == 1:
+            other.start()
+            other.join(0.2)  # it has to wait for this thread's sample
+
+    def sample(*_):
+        steps.append("sample")
+        return np.array([1.0, 0.0, 1.0])
+
+    conversion = SimpleNamespace(localconverter=lambda rules: nullcontext())
+    monkeypatch.setitem(sys.modules, "rpy2.robjects", SimpleNamespace(conversion=conversion, default_converter=None))
+    monkeypatch.setattr(r, "require", lambda name: SimpleNamespace(set_seed=seed))
+    monkeypatch.setattr(r, "call", sample)
+    design = r.RDesign("UPbrewer", np.array([0.9, 0.2, 0.9]), 2)
+    other = Thread(target=design.draw, args=(np.random.default_rng(1), 1))
+    assert design.draw(np.random.default_rng(0), 1).tolist() == [[0, 2]]
+    other.join()
+    assert steps == ["seed", "sample"] * 2
