@@ -43,6 +43,11 @@ def summary(study: str, number: int = 0) -> list[list[str]]:
     return tables[number][2:]
 
 
+def without_scaled(study: str, number: int = 0) -> list[list[str]]:
+    """Return `summary` without the rows of scaled steps, which have a table of their own."""
+    return [cells for cells in summary(study, number) if "scaled" not in cells[0]]
+
+
 def chosen(columns: Mapping[str, int], *rows: Sequence[str], left: int = 1) -> Iterator[str]:
     """Yield a table of these columns, by their new names, of some rows; the first `left` are text."""
     yield from head(*columns, left=left)
@@ -55,7 +60,7 @@ def chosen(columns: Mapping[str, int], *rows: Sequence[str], left: int = 1) -> I
 def beyond() -> Iterator[str]:
     """Yield the table of studies/beyond.py on CIFAR-10."""
     columns = {f"{CIFAR}, r = 0.1": 0, "rounds": 1, "seeds": 3, "25 %": 4, "50 %": 5, "75 %": 6, "end, %": 7}
-    yield from chosen(columns | {"minus `collective`": 9}, *summary("beyond"))
+    yield from chosen(columns | {"minus `collective`": 9}, *without_scaled("beyond"))
 
 
 def beyond_shakespeare() -> Iterator[str]:
@@ -63,7 +68,7 @@ def beyond_shakespeare() -> Iterator[str]:
     columns = {"Shakespeare, r = 0.1": 0, "seeds": 3, "25 %": 4, "50 %": 5, "75 %": 6, "end, %": 7}
     runs = by_seed(read_curves(RESULTS / "beyond_shakespeare" / "curves.csv"))
     ours = by_seed(read_curves(RESULTS / "options_shakespeare" / "curves.csv", Point))
-    rows = [*summary("beyond_shakespeare"), *summary("options_shakespeare", 1)]
+    rows = [*without_scaled("beyond_shakespeare"), *without_scaled("options_shakespeare", 1)]
     compared = ([*its[:9], difference((runs | ours)[its[0]], runs["top_n"])] for its in rows)
     yield from chosen(columns | {"minus `top_n`": 9}, *compared)
 
@@ -112,7 +117,7 @@ def wire_options() -> Iterator[str]:
 def options() -> Iterator[str]:
     """Yield each set of options at its best rate."""
     columns = {f"{CIFAR}, r = 0.1": 0, "rounds": 1, "seeds": 3, "25 %": 4, "50 %": 5, "75 %": 6, "end": 7}
-    yield from chosen(columns | {"last model": 8, "minus the first": 9}, *summary("options", 1))
+    yield from chosen(columns | {"last model": 8, "minus the first": 9}, *without_scaled("options", 1))
 
 
 def options_gains() -> Iterator[str]:
@@ -125,10 +130,26 @@ def options_gains() -> Iterator[str]:
         yield row(name, shared, difference(ours, others[name]))
 
 
+def scaled() -> Iterator[str]:
+    """Yield the published step of a client and a scaled one, each at its best rate, with our other options."""
+    yield from head("all options", "seeds", "published step", "its rate", "scaled step", "its rate", "difference")
+    for name, study, ours, others in (
+        ("CIFAR-10, `collective`", "options", "low_rank, nesterov, lr 0.02", "low_rank, nesterov, scaled, lr 0.03"),
+        ("digits, `collective`", "options_digits", "sgd, lr 0.02", "scaled_sgd, lr 0.02"),
+    ):
+        runs = by_seed(read_curves(RESULTS / study / "curves.csv", Point))
+        steps = [runs[arm] for arm in (ours, others)]
+        seeds = sorted(steps[0].keys() & steps[1].keys())
+        ends = (mean_and_spread([100 * its[seed][-1].test_accuracy for seed in seeds]) for its in steps)
+        rates = (arm.rpartition(" ")[2] for arm in (ours, others))
+        cells = (cell for pair in zip(ends, rates, strict=True) for cell in pair)
+        yield row(name, ", ".join(map(str, seeds)), *cells, difference(steps[1], steps[0]))
+
+
 def options_trials() -> Iterator[str]:
     """Yield the accuracy at the end of the trials that chose these rates."""
     ends: dict[str, dict[str, str]] = {}
-    for cells in summary("options"):
+    for cells in without_scaled("options"):
         name, _, rate = cells[0].rpartition(", lr ")
         ends.setdefault(name, {})[rate] = cells[4]
     rates = sorted({rate for its in ends.values() for rate in its})
@@ -366,7 +387,7 @@ def _measured(path: str) -> dict[str, Any]:
 PARTS: tuple[Table, ...] = (
     *(beyond, beyond_shakespeare, uneven, quickstart),
     *(wire, wires, wire_options),
-    *(options, options_gains, options_trials),
+    *(options, options_gains, options_trials, scaled),
     *(medium, spectra, learning_rates),
     *(uneven_clients, shakespeare_uploads, cifar100_uploads, joint_sampling, wireless, multi_task),
     *(decay, engines, peers, cluster, deployment, planner, scale),
