@@ -11,7 +11,7 @@ from studies.curves import Evaluation, Lines, Row, read_curves, write_curves
 from train.cli.progress import run_missing
 from train.compare import default_jobs
 from train.config.schema import Config, load_config
-from train.report import History
+from train.report.history import History
 from train.runtime.errors import RunError
 
 CONFIGS = Path(__file__).parents[1] / "configs"

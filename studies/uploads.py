@@ -125,11 +125,6 @@ class Results:
     rounds: int
     runs: Sequence[Curve]
 
-    @property
-    def sound(self) -> list[Curve]:
-        """The runs with all rounds."""
-        return [its for its in self.runs if is_whole(its, self.rounds)]
-
 
 Section = tuple[Comparison, list[Results]]
 
@@ -252,7 +247,7 @@ def _row(
     full = next(other for other in results if other.arm.method == FULL)
     theirs = f" ({Fraction(published[its.arm.tuned])})" if published else ""
     spent = [cell for target in targets for cell in _spent(its, full, target)]
-    ends = [course[-1] for course in its.sound]
+    ends = [course[-1] for course in its.runs if is_whole(course, its.rounds)]
     last = [100 * at.test_accuracy for at in ends] + [nan] * (len(its.runs) - len(ends))
     losses, alphas = [at.train_loss for at in ends], [at.alpha for at in ends if not isnan(at.alpha)]
     scores = spread(last, missing="diverged"), spread(losses, ".3f", missing="–")

@@ -51,7 +51,7 @@ def narrow(config: Config, dataset: Dataset, most: int) -> nn.Module:
 
 def nbytes(state: State) -> int:
     """Return the bytes of all tensors."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+    return sum(tensor.nbytes for tensor in state.values())
 
 
 def windows(full: Tensor, small: Tensor, groups: int, shift: int) -> tuple[Tensor, ...]:

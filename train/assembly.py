@@ -17,9 +17,8 @@ from sharding.planner import Client
 from sharding.rng import generator, seed_of
 from train.config.schema import Config
 from train.data import Dataset, load_dataset
-from train.data.dataset import hold_out
-from train.data.partition import Concentration, partition
-from train.data.unequal import Partition
+from train.data.dataset import checked, hold_out
+from train.data.partition import Concentration, Partition, partition
 from train.engines import ENGINES, Engine, Job
 from train.engines.local import Shares
 from train.engines.memory_format import channels_last
@@ -53,7 +52,7 @@ def read_dataset(config: Config, root: str | Path | None = None) -> Dataset:
     """
     data = config.data
     dataset = load_dataset(data.name, root or data.root, data.download, options=data.options)
-    return dataset if data.holdout is None else hold_out(dataset, data.holdout, config.seed_of_data)
+    return dataset if data.holdout is None else checked(hold_out(dataset, data.holdout, config.seed_of_data))
 
 
 def put_together(

@@ -16,13 +16,13 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic.dataclasses import dataclass as checked
 
 from sharding.client_sampling import Participation, StatisticalSampler, WirelessSampler, estimate_beta_over_alpha
 from sharding.client_sampling.base import Client, Population
 from sharding.errors import UserError
 from sharding.rng import seed_of
+from sharding.validation import Vector
 from train.assembly import make_server
 from train.callbacks import Callback, FinishedRound
 from train.callbacks.stopping import DivergedError, LostRounds
@@ -37,7 +37,6 @@ from train.runtime.stages import enter
 PILOTS = 3  # of each kind
 FURTHER = 0.9  # a pilot ends at this multiple of the least loss, so that the mean of all pilots reaches the least
 LAWS = ("uniform", "weighted")
-Vector = NDArray[np.float64]
 
 
 @checked(frozen=True)

@@ -110,7 +110,7 @@ def positive_bandwidth(bandwidth: float) -> float:
         UserError: it is not finite or not above 1e-150, below which times overflow.
     """
     if not (is_number(bandwidth) and bandwidth > LEAST_BANDWIDTH):
-        raise UserError(f"bandwidth is {shown(bandwidth)}; a finite number above 0 is needed")
+        raise UserError(f"bandwidth is {shown(bandwidth)}; a finite number above {LEAST_BANDWIDTH:g} is needed")
     return float(bandwidth)
 
 

@@ -117,8 +117,8 @@ PARQUETS = {
     "cut off": (SOUND[:-20], "train-0.parquet"),
     "a hole": (holed(MANY), "train-0.parquet"),
     "no rows": (parquet_bytes(table([], [], pa.int64())), "holds no images"),
-    "negative": (parquet_bytes(table([encoded()], [-1])), "labels from -1"),
-    "too large": (parquet_bytes(table([encoded()], [10])), "labels from 10 to 10"),
+    "negative": (parquet_bytes(table([encoded()], [-1])), "the targets -1"),
+    "too large": (parquet_bytes(table([encoded()], [10])), "the targets 10"),
     "no label": (parquet_bytes(table([encoded()], [None], pa.int64())), "cannot read"),
     "words": (parquet_bytes(table([encoded()], ["cat"])), "train-0.parquet"),
     "fractions": (parquet_bytes(table([encoded()], [0.5])), "train-0.parquet"),
@@ -197,7 +197,7 @@ def test_a_download_that_fails_is_one_line_and_leaves_no_folder(capsys, monkeypa
         print("0.0%", file=sys.stderr)
         raise OSError("no route\nto host")
 
-    monkeypatch.setitem(official.DOWNLOADS, "cifar10", offline)
+    monkeypatch.setitem(official.TORCHVISION, "cifar10", offline)
     refused(
         capsys, ["run", CIFAR, "data.root=a/b", "data.download=true"], "could not download cifar10 into a/b/cifar10: no"
     )

@@ -79,6 +79,7 @@ a.b.c=3 → 'a'
 xyzzy=1 → docs/reference/configuration.md
 roundz=1 → 'rounds'
 lr=0.1 → 'local.lr'
+data.range=3 → 'data.range'
 local.lrr=1 → 'local.lr'
 local.clip=1 → 'clip'
 clients.keep_ratios=1 → 'keep_ratio'
@@ -190,6 +191,7 @@ TASKS = {
     "{a: {}, a: {}}": "'a'",
     "{a: {roundz: 3}}": "'roundz'",
     "{a: {strategy: none}}": "'none'",
+    "{a: {server_optimizer: [1]}}": "server_optimizer=[1]",
     "{a: {local: {lr: .inf}}}": "local.lr",
     "{a: {seed: true}}": "seed",
     "{a: {device: meta}}": "'meta'",
@@ -247,7 +249,7 @@ compare CONFIG local.lr=1 --grid local.lr=1,2 → 'local.lr=1,2'
 table 9 → '9'
 table 1 --scale huge → 'huge'
 table 1 --only nothing_such → nothing_such
-table 1 --output CONFIG → folder
+table 1 --output CONFIG → --output
 table 1 --output '' → path
 table 1 strategy=dense → strategy
 table 1 seed=5 → --seeds

@@ -254,10 +254,6 @@ def text() -> Dataset:
     [
         ("iid", lambda: balanced(10), 11, 1.0, "clients.count=11 must be 1 to 10, the samples of toy"),
         ("iid", lambda: balanced(10), 0, 1.0, "clients.count=0 must be 1 to 10"),
-        ("dirichlet", lambda: balanced(10), 2, 0.0, "data.alpha=0.0 must be above 0"),
-        ("dirichlet", lambda: balanced(10), 2, float("nan"), "data.alpha=nan must be a finite number"),
-        ("pachinko", lambda: balanced(10), 2, 0.0, "data.alpha=0.0 must be above 0"),
-        ("power_law", lambda: balanced(10), 2, -1.0, "data.alpha=-1.0 must be a finite number, not negative"),
         ("dirichlet", text, 2, 1.0, "play has no classes to partition by; choose one of: iid, natural"),
         ("shards", text, 2, 1.0, "play has no classes"),
         ("dirichlet", lambda: dataset(np.array([0, 1, -100, 1])), 2, 1.0, "toy has no classes to partition by"),

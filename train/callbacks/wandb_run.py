@@ -15,12 +15,12 @@ import numpy as np
 import wandb
 
 from sharding.errors import UserError
+from sharding.validation import is_number
 from train.callbacks.base import Callback, FinishedRound
 from train.config.naming import settings_in_name
 from train.config.schema import Config
-from train.report import write_report
-from train.report.history import is_number
 from train.report.page import write_page
+from train.report.summary import write_report
 from train.rundir.files import ARTIFACTS, CONFIG_FILE, METRICS_FILE, WANDB_FILE
 from train.rundir.provenance import describe_start
 from train.rundir.records import records_layers, wandb_state

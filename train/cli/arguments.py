@@ -190,12 +190,9 @@ def _names(text: str) -> list[str]:
 
 def _folder(text: str) -> Path:
     try:
-        path = check_path(text)
-        if path.exists() and not path.is_dir():
-            raise argparse.ArgumentTypeError(f"{shown(text)} is a file, and a folder is needed")
+        return check_path(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{shown(text)}: {error}") from error
-    return path
 
 
 def _percent(text: str) -> float:

@@ -27,9 +27,8 @@ from train.config.idle_keys import refuse_idle
 from train.config.naming import with_directory
 from train.config.registries import import_parts
 from train.config.schema import Config, read_config
-from train.report import write_report
 from train.report.page import write_page
-from train.report.summary import SUMMARY
+from train.report.summary import SUMMARY, write_report
 from train.run import run
 from train.rundir.directory import check_comparison, check_directory, check_writable
 from train.rundir.files import CONFIG_FILE
@@ -133,8 +132,6 @@ def _table(args: argparse.Namespace, console: Console) -> None:
     layout = load_layout()
     matrix = layout.find(args.number)
     into = args.output or Path("runs") / f"tables-{args.scale}"
-    if into.exists() and not into.is_dir():
-        raise UserError(f"{into} is a file, but a table needs a folder; choose another --output")
     check_writable(into, "--output")
     cells = cells_of(matrix, layout, args.scale, into, args.seeds, args.overrides)
     for cell in cells:

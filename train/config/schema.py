@@ -161,11 +161,9 @@ class Config(Section):
         shared = self.model_dump(exclude={"tasks"}, exclude_unset=True)
         shared["clients"] = {"count": self.clients.count, "per_round": self.clients.per_round}
         others = {key: value for key, value in shared.items() if key not in ("server_lr", "server_momentum")}
-        same = {self.server_optimizer: shared}
-        return {
-            name: check_config(_merged(same.get(own.get("server_optimizer", self.server_optimizer), others), own))
-            for name, own in self.tasks.items()
-        }
+        mine = self.server_optimizer
+        alike = {name: own.get("server_optimizer", mine) == mine for name, own in self.tasks.items()}
+        return {name: check_config(_merged(shared if alike[name] else others, own)) for name, own in self.tasks.items()}
 
     def _check_tasks(self) -> None:
         if self.tasks and self.alignment:
@@ -338,7 +336,8 @@ def _explain(error: ErrorDetails) -> str:
     """Return the message for one of pydantic's errors."""
     if isinstance(cause := error.get("ctx", {}).get("error"), UserError):
         return str(cause)
-    key = ".".join(str(part)[:80] for part in error["loc"] if part not in ("number", "shares", "range", "[key]"))
+    tags = () if error["type"] == "extra_forbidden" else ("number", "shares", "range", "[key]")
+    key = ".".join(str(part)[:80] for part in error["loc"] if part not in tags)
     if error["type"] == "extra_forbidden":
         where = "docs/reference/configuration.md lists all keys, `python -m train config CONFIG` prints a run's"
         return f"unknown config key {key!r}{_meant(key)}; {where}"

@@ -218,7 +218,7 @@ def hold_out(dataset: Dataset, count: int, seed: int) -> Dataset:
     """
     natural = dataset.natural
     free = np.ones(len(dataset.train), dtype=bool)
-    free[[0] if natural is None else [part[0] for part in natural]] = False
+    free[[0] if natural is None else [part[0] for part in natural if len(part)]] = False
     if count > free.sum():
         raise UserError(
             f"data.holdout={count} must be at most {free.sum()}, so that all clients of {dataset.name} train"

@@ -42,15 +42,13 @@ def partition(
         options: the scheme's own keyword-only arguments.
 
     Raises:
-        UserError: an unknown scheme or option, one that this dataset does not allow, more clients than it has samples
-            (or natural clients), or an alpha out of range.
+        UserError: an unknown scheme or option, one that this dataset does not allow, or more clients than it has
+            samples (or natural clients).
     """
     split = pick(PARTITIONS, scheme, "partition")
     if not 1 <= num_clients <= len(dataset.train):
         raise UserError(f"clients.count={num_clients} must be 1 to {len(dataset.train)}, the samples of {dataset.name}")
     how = how if isinstance(how, Concentration) else Concentration(how)
-    if not (np.isfinite(how.alpha) and how.alpha >= 0):
-        raise UserError(f"data.alpha={how.alpha} must be a finite number, not negative")
     options = options or {}
     check_options(scheme, split, options, "data.partition_options")
     parts = [_indices(scheme, part) for part in split(dataset, num_clients, rng, how, **options)]
@@ -87,7 +85,6 @@ def dirichlet(dataset: Dataset, num_clients: int, rng: np.random.Generator, how:
     samples. Hsu, Qi & Brown, "Measuring the Effects of Non-Identical Data Distribution", 2019, Section 3.1.
     """
     labels = labels_of(dataset)
-    _require_positive(how.alpha)
     left = np.bincount(labels)
     counts = np.zeros((num_clients, len(left)), dtype=np.int64)
     prior = how.alpha * left / left.sum()
@@ -109,7 +106,6 @@ def pachinko(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: 
     if (coarse := dataset.coarse) is None:
         raise UserError(f"pachinko needs superclasses, which cifar100 has and {dataset.name} has not; try dirichlet")
     labels = labels_of(dataset)
-    _require_positive(how.alpha)
     left = np.bincount(labels, minlength=len(coarse))
     members = [np.flatnonzero(coarse == superclass) for superclass in range(coarse.max() + 1)]
     outer = _parameters(np.array([left[fine].sum() for fine in members]), how.alpha, how.per_class)
@@ -245,11 +241,6 @@ def _sorted_by_class(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray
 def _equal_sizes(num_samples: int, num_clients: int) -> np.ndarray:
     """Return sizes that sum to `num_samples` and differ by at most one."""
     return np.diff(np.arange(num_clients + 1) * num_samples // num_clients)
-
-
-def _require_positive(alpha: float) -> None:
-    if alpha <= 0:
-        raise UserError(f"data.alpha={alpha} must be above 0 for this partition")
 
 
 # (dataset, clients, randomness, how alike, and the scheme's own options by keyword) -> the partition

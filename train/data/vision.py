@@ -74,20 +74,15 @@ def load_images(name: str, root: Path, download: bool) -> Dataset:
         download: fetch what is missing, into `root`.
 
     Raises:
-        UserError: no such data, and not downloaded; or its images or labels are not of the expected kind.
+        UserError: no such data, and not downloaded; or its images are not of the expected kind.
     """
     train, test = (_read(name, root, training, download) for training in (True, False))
-    source = SOURCES[name]
-    for split in (train, test):
-        low, high = int(split.targets.min()), int(split.targets.max())
-        if low < 0 or high >= source.num_classes:
-            raise UserError(f"{name} under {root} has labels from {low} to {high}, not 0 to {source.num_classes - 1}")
     return replace(
         empty_images(name),
         train=Split(train.inputs, train.targets),
         test=Split(test.inputs, test.targets),
         coarse=coarse_labels() if name == "cifar100" else None,
-        remarks=source.remarks(train, test),
+        remarks=SOURCES[name].remarks(train, test),
     )
 
 
@@ -114,7 +109,7 @@ def _read(name: str, root: Path, training: bool, download: bool) -> Images:
         official.download(name, target)
         folder = target
     with reading(folder):
-        return official.READERS[name](folder, training)
+        return official.read_official(name, folder, training)
 
 
 def _shards(folder: Path, splits: tuple[str, ...]) -> list[Path]:

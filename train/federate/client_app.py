@@ -145,10 +145,11 @@ def read_data(path: Path) -> Split:
     try:
         held = safetensors.torch.load_file(path)
         data = Split(held["inputs"], held["targets"])
-    except (OSError, KeyError, safetensors.SafetensorError) as error:
+        inputs, targets = len(data.inputs), len(data.targets)
+    except (OSError, KeyError, TypeError, safetensors.SafetensorError) as error:  # TypeError: a scalar has no length
         raise UserError(f"data={path} cannot be read: {type(error).__name__}: {error}") from error
-    if not 0 < len(data) == len(data.inputs):
-        raise UserError(f"data={path} has {len(data.inputs)} inputs and {len(data)} targets; their numbers must agree")
+    if not 0 < targets == inputs:
+        raise UserError(f"data={path} has {inputs} inputs and {targets} targets; their numbers must agree")
     return data
 
 

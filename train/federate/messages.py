@@ -112,8 +112,6 @@ def read_norm(content: RecordDict) -> float:
         UserError: there is no valid norm, or the message reports a failure.
     """
     norm = part_of(content, "report", ConfigRecord).get("norm")
-    if norm is None:
-        raise FailureError(Kind.CONTRADICTORY, "its report has no norm")
     if not isinstance(norm, float) or norm < 0:
         raise UserError(f"its norm is {one_line(repr(norm))}, not a number of at least 0")
     return norm

@@ -31,7 +31,7 @@ class Processes:
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
-        self._started: dict[str, psutil.Popen] = {}
+        self.started: dict[str, psutil.Popen] = {}
         self._below: set[psutil.Process] = set()  # every process seen below those
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -45,7 +45,7 @@ class Processes:
         setpriv = which("setpriv")
         tie = [setpriv, "--pdeathsig", "KILL"] if setpriv else []
         with (self._logs / f"{name}.log").open("ab") as output:
-            self._started[name] = psutil.Popen(
+            self.started[name] = psutil.Popen(
                 [*tie, program, *command[1:]],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -54,21 +54,17 @@ class Processes:
                 start_new_session=True,  # Ctrl-C is for the process that started it
             )
 
-    def pid(self, name: str) -> int:
-        """Return the number of a process that was started."""
-        return int(self._started[name].pid)
-
     def ended(self) -> dict[str, int]:
         """Return the exit codes of the processes that have ended, and record the children of the others."""
-        for process in self._started.values():
+        for process in self.started.values():
             with suppress(psutil.NoSuchProcess):
                 self._below.update(process.children(recursive=True))
-        return {name: code for name, process in self._started.items() if (code := process.poll()) is not None}
+        return {name: code for name, process in self.started.items() if (code := process.poll()) is not None}
 
     def stop(self) -> None:
         """Ask all processes to end, the last first, and kill those that do not."""
         ended = self.ended()
-        running = [process for name, process in self._started.items() if name not in ended]
+        running = [process for name, process in self.started.items() if name not in ended]
         for process in reversed(running):
             process.terminate()
         end = monotonic() + GRACE

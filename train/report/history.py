@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from sharding.errors import UserError
+from sharding.validation import is_number
 from train.config.yaml_text import read_yaml
 from train.report.plots import Curve, Point
 from train.rundir.directory import check_regular
@@ -119,11 +119,6 @@ class History:
                 average = smooth * average + (1 - smooth) * factor * line[y]
                 points.append(Point(line["round"], spent, average / (1 - smooth ** (len(points) + 1))))
         return points
-
-
-def is_number(value: object) -> bool:
-    """Return whether a value of the metrics can be drawn and summed."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
 def _is_round(line: Mapping[str, Any]) -> bool:

@@ -32,7 +32,6 @@ LABELS = {
     "bytes": "bytes moved by all clients, down and up (MB)",
     "simulated": "simulated seconds",
     "test_accuracy": "test accuracy (%)",
-    "test_loss": "loss on the test set",
     "train_loss": "clients' training loss",
     "train_set_loss": "loss on the training set",
     "train_set_accuracy": "accuracy on the training set (%)",

@@ -1,31 +1,22 @@
-"""Stages of a run before its first round, such as `reading cifar10`, reported through a separate logger."""
+"""Stages of a run before its first round, such as `reading cifar10`, for whoever shows its progress."""
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_stages = logging.getLogger(__name__)
-_stages.propagate = False  # stages are for the progress display, not for the log
+_watchers: list[Callable[[str], None]] = []
 
 
 def enter(stage: str) -> None:
     """Report the start of a stage."""
-    _stages.info("%s", stage)
+    for show in _watchers:
+        show(stage)
 
 
 @contextmanager
 def watched(show: Callable[[str], None]) -> Iterator[None]:
     """Pass each stage of this process to a function."""
-
-    class Shown(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            show(record.getMessage())
-
-    handler, level = Shown(), _stages.level
-    _stages.addHandler(handler)
-    _stages.setLevel(logging.INFO)
+    _watchers.append(show)
     try:
         yield
     finally:
-        _stages.removeHandler(handler)
-        _stages.setLevel(level)
+        _watchers.remove(show)

@@ -14,11 +14,10 @@ import yaml
 from pydantic import Field
 
 from sharding.errors import pick
-from train.config.sections import Ratio, Section, Share
+from train.config.sections import KeepRatio, Section
 
 LAYOUT_FILE = Path(__file__).with_name("layout.yaml")
 CONFIGS = Path(__file__).parents[2] / "configs"
-KeepRatio = Ratio | dict[Ratio, Share]
 Variants = dict[str, list[str]]  # label -> overrides; ``rounds*=10/3`` multiplies the scale's rounds
 Published = dict[str, dict[str, list[float]]]  # keep ratio -> strategy -> [mean, standard deviation], in %
 

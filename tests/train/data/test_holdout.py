@@ -9,7 +9,7 @@ import torch
 from sharding.errors import UserError
 from train.assembly import assemble, read_dataset
 from train.config.schema import load_config
-from train.data import load_dataset
+from train.data import DATASETS, load_dataset
 from train.data.dataset import hold_out
 
 
@@ -33,13 +33,14 @@ def test_natural_clients_keep_their_own_samples_and_each_has_one_left() -> None:
     digits = load_dataset("digits")
     owner = np.arange(len(digits.train)) % 7
     owner[:2] = 7  # a client that would often lose both
-    natural = [np.flatnonzero(owner == client) for client in range(8)]
+    natural = [np.flatnonzero(owner == client) for client in range(9)]  # the last has none
     marked = replace(digits, train=replace(digits.train, targets=torch.from_numpy(owner)), natural=natural)
     for seed in range(20):
         held = hold_out(marked, len(owner) - 100, seed)
         assert held.natural is not None
         assert sorted(np.concatenate(held.natural)) == list(range(100))
-        assert [set(held.train.targets[part].tolist()) for part in held.natural] == [{client} for client in range(8)]
+        kept = [set(held.train.targets[part].tolist()) for part in held.natural]
+        assert kept == [*({client} for client in range(8)), set()]
     with pytest.raises(UserError, match="at most 1429, so that all clients"):
         hold_out(marked, len(owner) - 7, 0)
 
@@ -50,3 +51,12 @@ def test_a_configuration_holds_out() -> None:
     experiment = assemble(config)
     assert len(experiment.dataset.test) == 200
     assert sum(experiment.num_samples.values()) == len(read_dataset(whole).train) - 200
+
+
+def test_samples_without_a_target_cannot_be_held_out(monkeypatch) -> None:
+    digits = load_dataset("digits")
+    unlabeled = replace(digits.train, targets=torch.full_like(digits.train.targets, digits.ignore_index))
+    unlabeled.targets[0] = 1
+    monkeypatch.setitem(DATASETS, "digits", lambda root, download: replace(digits, train=unlabeled))
+    with pytest.raises(UserError, match="has no target but ignored ones"):
+        read_dataset(load_config("configs/quickstart.yaml", ["data.holdout=1"]))

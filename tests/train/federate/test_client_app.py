@@ -72,7 +72,8 @@ def test_without_a_file_it_cuts_out_what_a_simulation_gives_that_client(config):
 def test_a_file_that_is_none_is_reported_in_one_line(tmp_path):
     (tmp_path / "garbage").write_bytes(b"\x00" * 100)
     write_data(tmp_path / "uneven", Split(torch.zeros(3, 2), torch.zeros(2)))
-    for name in ("garbage", "uneven", "absent"):
+    write_data(tmp_path / "scalars", Split(torch.tensor(1.0), torch.tensor(1)))
+    for name in ("garbage", "uneven", "scalars", "absent"):
         with pytest.raises(UserError, match=f"data={tmp_path / name}"):
             read_data(tmp_path / name)
     with pytest.raises(UserError, match="partition-id=None"):

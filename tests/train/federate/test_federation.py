@@ -154,10 +154,10 @@ def test_the_round_continues_without_nodes_that_are_killed_or_late(small, tmp_pa
             start_faulty(processes, place, config, node, LOSSES)
         launch.submit(processes, place, faulty_app(tmp_path / "faulty-app"))
         wait_until(lambda: log.exists() and "is client 2:" in log.read_text(), 240)
-        os.kill(processes.pid("node-2"), signal.SIGKILL)
+        os.kill(processes.started["node-2"].pid, signal.SIGKILL)
         start_faulty(processes, place, config, 0, LOSSES)  # only now is everybody there, and the round begins
         launch.follow(processes, config, print)
-        numbers = [processes.pid(name) for name in ("superlink", "run", "node-0")]
+        numbers = [processes.started[name].pid for name in ("superlink", "run", "node-0")]
     assert not any(there(number) for number in numbers)
     assert told_and_left_out(config, LOSSES)
 

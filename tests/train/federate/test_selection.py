@@ -51,7 +51,7 @@ LIARS = {  # what is wrong, with which sampler, in which reply, and what is said
     "another norm": ([*OCS, "clients.budget=4"], "train", renumbered("report", norm=1.0), "but it reported 1"),
     "a negative norm": (OCS, "train", renumbered("report", norm=-1.0), "its norm is -1"),
     "a norm of NaN": (OCS, "train", renumbered("report", norm=nan), "reported a norm of nan"),
-    "no norm": (OCS, "train", lambda reply: [reply.content["report"].clear(), reply][1:], "its report has no norm"),
+    "no norm": (OCS, "train", lambda reply: [reply.content["report"].clear(), reply][1:], "its norm is None"),
     "gone before it is asked": ([*OCS, "clients.budget=4"], "train.upload", lambda reply: [], "no reply within"),
 }
 
