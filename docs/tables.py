@@ -136,6 +136,12 @@ def scaled() -> Iterator[str]:
     for name, study, ours, others in (
         ("CIFAR-10, `collective`", "options", "low_rank, nesterov, lr 0.02", "low_rank, nesterov, scaled, lr 0.03"),
         ("digits, `collective`", "options_digits", "sgd, lr 0.02", "scaled_sgd, lr 0.02"),
+        (
+            "Shakespeare, `top_n`",
+            "options_shakespeare",
+            "top_n, low_rank, nesterov, lr 0.1",
+            "top_n, low_rank, nesterov, scaled, lr 0.05",
+        ),
     ):
         runs = by_seed(read_curves(RESULTS / study / "curves.csv", Point))
         steps = [runs[arm] for arm in (ours, others)]
