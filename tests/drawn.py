@@ -1,12 +1,13 @@
 """Datasets that are drawn, in the layouts of the real ones: each class has a picture of its own, under noise."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from io import BytesIO
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pyarrow as pa
+from numpy.typing import ArrayLike
 from PIL import Image
 from pyarrow import parquet
 
@@ -42,11 +43,15 @@ def idx(content: np.ndarray) -> bytes:
 
 
 def write_parquet(folder: Path, label: str, classes: int, count: int) -> None:
-    folder.mkdir(parents=True)
     for split, size in (("train", count), ("test", count // 4)):
         labels = np.arange(size) % classes
-        rows = [{"bytes": encode(image), "path": None} for image in draw((32, 32, 3), labels)]
-        parquet.write_table(pa.table({"img": rows, label: labels}), folder / f"{split}-0.parquet")
+        write_images(folder / f"{split}-0.parquet", draw((32, 32, 3), labels), labels, label)
+
+
+def write_images(file: Path, images: Iterable[np.ndarray], labels: ArrayLike, label: str = "label") -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    rows = [{"bytes": encode(image), "path": None} for image in images]
+    parquet.write_table(pa.table({"img": rows, label: labels}), file)
 
 
 def encode(image: np.ndarray, kind: str = "BMP", **options: bool) -> bytes:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from sharding import Plan, Shard, ShardPlanner
+from sharding import Plan, Shard, ShardPlanner, init_empty
 from sharding.aggregation.aggregate import Aggregation, Average, Returned
 from sharding.shard import Terms
 from sharding.svd.spectrum import Spectrum, decompose
@@ -25,6 +25,19 @@ def make_net() -> nn.Sequential:
         nn.Linear(128, 10),
         nn.Linear(10, 3),
     )
+
+
+def on_meta(build):
+    with torch.device("meta"):
+        return build()
+
+
+def hollow(build):
+    with init_empty():
+        return build()
+
+
+KINDS = {"meta": on_meta, "skeleton": hollow, "dense": lambda build: build()}  # of a model's structure
 
 
 def make_plan(model: nn.Module, budgets: dict, strategy: str = "collective", round: int = 0, seed: int = 0) -> Plan:

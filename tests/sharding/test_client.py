@@ -18,27 +18,13 @@ from sharding import (
     UserError,
     client_model,
     factorize,
-    init_empty,
     split_layers,
     train_shard,
     unpack_attention,
 )
 from sharding.shard import Terms, update_norm
-from tests.sharding.models import aggregate, make_net, make_plan
+from tests.sharding.models import KINDS, aggregate, hollow, make_net, make_plan, on_meta
 from tests.sharding.test_shard import Tied, assert_same, freeze
-
-
-def on_meta(build):
-    with torch.device("meta"):
-        return build()
-
-
-def hollow(build):
-    with init_empty():
-        return build()
-
-
-KINDS = {"meta": on_meta, "skeleton": hollow, "dense": lambda build: build()}
 
 
 @pytest.mark.parametrize("strategy", ["collective", "full", "dense"])

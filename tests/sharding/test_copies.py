@@ -1,7 +1,5 @@
 """Models with tensors that torch does not copy: all that copies a model does, or says why not."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 from torch import nn
@@ -12,7 +10,6 @@ from sharding import (
     UserError,
     client_model,
     factorize,
-    init_empty,
     load_factorized,
     merge,
     save_factorized,
@@ -20,6 +17,7 @@ from sharding import (
     train_shard,
     unpack_attention,
 )
+from tests.sharding.models import KINDS
 
 COMPUTED = {
     "weight norm": weight_norm,
@@ -69,8 +67,7 @@ def test_a_shard_is_trained(case):
 def test_lazy_modules_that_have_no_shape_are_reported(where, tmp_path):
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
     save_factorized(factorize(model, 0.25), tmp_path)
-    with init_empty() if where == "skeleton" else nullcontext():
-        lazy = nn.Sequential(*model[:2], nn.LazyLinear(8), nn.LazyBatchNorm1d())
+    lazy = KINDS[where](lambda: nn.Sequential(*model[:2], nn.LazyLinear(8), nn.LazyBatchNorm1d()))
     for use in (
         lambda: ShardPlanner().plan(lazy, {0: 0.5}),
         lambda: client_model(lazy, ShardPlanner().plan(model, {0: 0.5})[0]),

@@ -18,16 +18,6 @@ def shifted(shard, by, only=""):
     return replace(shard, dense={name: its + by * (only in name) for name, its in shard.dense.items()})
 
 
-@pytest.mark.parametrize(("total", "server_lr"), [(None, 1.0), (None, 0.5), (5.0, 1.0)])
-def test_a_buffer_in_float8_is_averaged(total, server_lr):
-    model = nn.Linear(3, 2)
-    model.register_buffer("scale", torch.tensor([1.0, 2.0]).to(torch.float8_e4m3fn))
-    plan = plan_for(model)
-    outcome = aggregate(model, plan, dict(plan), dict.fromkeys(plan, 1.0), total, server_lr)
-    assert outcome.accepted == [0, 1, 2]
-    assert model.scale.float().tolist() == [1.0, 2.0]
-
-
 def test_a_variance_below_0_is_no_update():
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     plan = plan_for(model)
@@ -80,7 +70,8 @@ def test_a_tensor_that_cannot_be_averaged_in_place_is_refused_by_the_plan(what):
 
 
 @pytest.mark.parametrize("compression", ["float32", "bfloat16", "int8"])
-def test_a_change_in_float8_is_averaged_and_measured(compression):
+@pytest.mark.parametrize(("total", "server_lr", "moved"), [(None, 1.0, 2.0), (None, 0.5, 1.0), (4.0, 1.0, 1.0)])
+def test_a_change_in_float8_is_averaged_and_measured(compression, total, server_lr, moved):
     model = nn.Linear(3, 2)
     model.register_buffer("scale", torch.tensor([1.0, 2.0]).to(torch.float8_e4m3fn))
     plan = ShardPlanner("dense", compression=compression).plan(model, {0: 1.0, 1: 1.0})
@@ -88,5 +79,6 @@ def test_a_change_in_float8_is_averaged_and_measured(compression):
         client: shard.returned(shard.trained() | {"scale": shard.dense["scale"].float() + 2})
         for client, shard in plan.items()
     }
-    assert aggregate(model, plan, updates, dict.fromkeys(plan, 1.0), norm_bound=2).accepted == [0, 1]
-    assert model.scale.float().tolist() == [3.0, 4.0]
+    outcome = aggregate(model, plan, updates, dict.fromkeys(plan, 1.0), total, server_lr, norm_bound=2)
+    assert outcome.accepted == [0, 1]
+    assert model.scale.float().tolist() == [1.0 + moved, 2.0 + moved]

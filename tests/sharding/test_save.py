@@ -13,12 +13,12 @@ from sharding import (
     export_lora,
     factorize,
     freeze_except_factors,
-    init_empty,
     load_factorized,
     merge,
     save_factorized,
     split_layers,
 )
+from tests.sharding.models import KINDS
 
 
 class Net(nn.Module):
@@ -53,19 +53,14 @@ def make_small(net):
     return factorize(split_layers(net, {"qkv": 3}), 0.25, skip="mix")
 
 
-@pytest.mark.parametrize("where", ["skeleton", "meta", "dense"])
+@pytest.mark.parametrize("where", KINDS)
 def test_what_is_saved_is_loaded_into_the_structure_alone(net, tmp_path, where):
     small = make_small(net)
     for parameter in small.parameters():
         parameter.data.add_(0.01 * torch.randn_like(parameter))
     small.norm(torch.randn(5, 12))  # running statistics move
     save_factorized(small, tmp_path / "model")
-    if where == "skeleton":
-        with init_empty():
-            empty = Net()
-    else:
-        with torch.device("meta" if where == "meta" else "cpu"):
-            empty = Net()
+    empty = KINDS[where](Net)
     loaded = load_factorized(tmp_path / "model", empty)
     assert loaded.head.weight is loaded.tokens.weight
     assert repr(loaded) == repr(small)

@@ -8,6 +8,7 @@ from sharding import SAMPLERS, Sampler, UserError
 from tests.train.runs import tiny
 from train.assembly import assemble
 from train.config.schema import load_config
+from train.data.partition import PARTITIONS, Concentration
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 QUICKSTART = CONFIGS / "quickstart.yaml"
@@ -68,3 +69,12 @@ def test_a_custom_sampler_has_options_of_its_own_and_may_share_known_ones(tmp_pa
             tiny(tmp_path, *own, f"clients.options.{option}")
     with pytest.raises(UserError, match="uniform has no option 'wait'"):
         tiny(tmp_path, "clients.options.wait=3")
+
+
+def test_what_is_configured_reaches_the_parts(tmp_path, monkeypatch):
+    iid, told = PARTITIONS["iid"], []
+    monkeypatch.setitem(PARTITIONS, "own", lambda data, count, rng, how: told.append(how) or iid(data, count, rng, how))
+    dealt = ["data.partition=own", "data.alpha=2", "data.fine_alpha=5", "data.concentration=per_class"]
+    parts = assemble(tiny(tmp_path, *dealt, "design=brewer", "clip=3"))
+    assert (told, parts.server.planner.design, parts.job.clip) == ([Concentration(2.0, 5.0, True)], "brewer", 3.0)
+    assert assemble(tiny(tmp_path, "strategy=top_n")).job.clip is None

@@ -1,5 +1,6 @@
 """Local training against its loop written out by hand."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -10,7 +11,7 @@ from train.data import Dataset, Split
 from train.data.dataset import unchanged
 from train.engines.local import cross_entropy, draw_passes, evaluate, train_locally
 
-CLIP, DECAY, LR, MOMENTUM = 2.0, 0.05, 0.1, 0.9
+CLIP, DECAY, LR, MOMENTUM = 2.0, 0.7, 0.1, 0.9
 
 
 def make_data(samples=7, seed=0):
@@ -26,22 +27,24 @@ def make_model():
     return model
 
 
-def train_by_hand(model, data, epochs, batch_size):
+def train_by_hand(model, data, epochs, batch_size, decay_of):
     """Step through each epoch's batches with the library's optimizer."""
     rng, losses = generator("batches", 0, 0, 0), []
     orders = [torch.from_numpy(rng.permutation(len(data.train))) for _ in range(epochs)]
-    optimizer = LocalSGD(model, LR, MOMENTUM, DECAY, CLIP)
+    optimizer = LocalSGD(model, LR, MOMENTUM, DECAY, CLIP, decay_of)
     for rows in (rows for order in orders for rows in order.split(batch_size)):
         losses.append(nn.functional.cross_entropy(model(data.train.inputs[rows]), data.train.targets[rows]))
         optimizer.step(losses[-1])
     return sum(loss.item() for loss in losses) / len(losses)
 
 
-def test_local_training_is_clipped_decayed_sgd_with_momentum():
+@pytest.mark.parametrize("decay_of", ["bounded", "effective"])
+def test_local_training_is_clipped_decayed_sgd_with_momentum(decay_of):
     data, model, expected = make_data(), make_model(), make_model()
-    local = LocalConfig(epochs=2, batch_size=3, optimizer="sgd", lr=LR, momentum=MOMENTUM, frobenius_decay=DECAY)
+    own = {"lr": LR, "momentum": MOMENTUM, "frobenius_decay": DECAY, "frobenius_decay_of": decay_of}
+    local = LocalConfig(epochs=2, batch_size=3, optimizer="sgd", **own)
     loss = train_locally(model, data.train, data, local, LR, CLIP, key=(0, 0, 0))
-    assert abs(loss.item() - train_by_hand(expected, data, 2, 3)) < 1e-6
+    assert abs(loss.item() - train_by_hand(expected, data, 2, 3, decay_of)) < 1e-6
     torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=1e-5, atol=1e-6)
     assert model[0].multipliers.tolist() == [1.5, 8.0]
 

@@ -78,12 +78,3 @@ def test_brewers_pairs_as_often_as_in_r():
     np.put_along_axis(taken, drawn, 1.0, axis=1)
     joint = reference.joint_of(reference.brewer_law(PI), PI.size)
     assert np.all(np.abs(taken.T @ taken / 4000 - joint) <= 4.5 * np.sqrt(joint * (1 - joint) / 4000))
-
-
-@pytest.mark.parametrize("design", R_DESIGNS)
-def test_without_rpy2_one_line_says_what_to_install(monkeypatch, design):
-    monkeypatch.setitem(sys.modules, "rpy2.robjects.packages", None)
-    r.require.cache_clear()
-    with pytest.raises(UserError, match="install R with its packages sampling and BiasedUrn"):
-        draw_terms(PI, design, rng=np.random.default_rng(0))
-    r.require.cache_clear()

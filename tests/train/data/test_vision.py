@@ -10,22 +10,13 @@ import pytest
 import torch
 
 from sharding.errors import UserError
-from tests.drawn import encode, idx
+from tests.drawn import encode, idx, write_images
 from train.data import load_dataset
 from train.data.cifar100_classes import coarse_labels
 from train.data.images import Images, lossy_encoding
 from train.data.vision import SOURCES
 
 RNG = np.random.default_rng(0)
-
-
-def write_parquet(file: Path, images: list[np.ndarray], labels: list[int], label: str) -> None:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    file.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.table({"img": [{"bytes": encode(image, "PNG"), "path": None} for image in images], label: labels})
-    parquet.write_table(table, file)
 
 
 @pytest.fixture
@@ -36,8 +27,8 @@ def cifar10(tmp_path: Path) -> tuple[Path, np.ndarray]:
     folder = tmp_path / "cifar10" / "plain_text"
     for shard, (start, stop) in enumerate([(0, 700), (700, 701), (701, 703)]):
         file = folder / f"train-{shard:05}-of-00003.parquet"
-        write_parquet(file, list(pixels[start:stop]), labels[start:stop], "label")
-    write_parquet(folder / "test-00000-of-00001.parquet", list(pixels[:2]), [3, 4], "label")
+        write_images(file, pixels[start:stop], labels[start:stop])
+    write_images(folder / "test-00000-of-00001.parquet", pixels[:2], [3, 4])
     return tmp_path, pixels
 
 
@@ -74,7 +65,7 @@ def test_color_and_gray_are_converted_to_what_the_dataset_has(tmp_path: Path) ->
     gray = RNG.integers(256, size=(28, 28), dtype=np.uint8)
     color = np.repeat(gray[..., None], 3, axis=2)
     for split in ("train", "test"):
-        write_parquet(tmp_path / "mnist" / f"{split}-0.parquet", [gray, color], [0, 1], "label")
+        write_images(tmp_path / "mnist" / f"{split}-0.parquet", [gray, color], [0, 1])
     data = load_dataset("mnist", tmp_path)
     assert torch.equal(data.train.inputs, torch.from_numpy(np.stack([gray, gray]))[:, None])
     assert data.train.inputs.stride() == torch.empty(2, 1, 28, 28).stride()  # kernels, and so bits, depend on it

@@ -34,23 +34,15 @@ def settings(config, count=4, first=100):
     return {first + 7 * client: {"partition-id": client, "keep-ratio": ratios[client]} for client in range(count)}
 
 
-def lines(config):
-    return read(config.directory)
-
-
-def over(config, nodes):
-    run(config, resume=True, build=partial(assemble_over, grid=nodes, patience=Patience(0.5, 0.5)))
-    return lines(config)
+def over(config, nodes, after_round=lambda metrics: None):
+    build = partial(assemble_over, grid=nodes, patience=Patience(0.5, 0.5))
+    return read(run(config, [EachRound(after_round)], resume=True, build=build))
 
 
 def alone(config, folder):
     config = config.model_copy(update={"output": folder})
     run(config)
     return config
-
-
-def models_agree(one, other):
-    return model_of(one.directory) == model_of(other.directory)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +113,7 @@ def test_a_reply_that_is_wrong_is_refused_and_named(config, tmp_path, fault):
     gone = Nodes(settings(ours))
     gone.bend[107] = introduced(FAULTS["silent"][0])
     over(missing, gone)
-    assert models_agree(ours, missing)  # what is refused is as if it had never come
+    assert model_of(ours.directory) == model_of(missing.directory)  # what is refused is as if it had never come
 
 
 def test_a_reply_that_comes_twice_counts_once(config, tmp_path):
@@ -157,18 +149,14 @@ def test_with_half_of_the_nodes_gone_the_rest_continues_and_who_comes_back_is_kn
     ours = config("clients.per_round=4", "rounds=3")
     nodes, whole = Nodes(settings(ours)), settings(ours)
 
-    def count(t):
-        if t == 0:
-            nodes.settings = {number: its for number, its in whole.items() if its["partition-id"] < 2}
-        if t == 1:
-            nodes.settings = whole
+    def leave_and_return(metrics):
+        nodes.settings = dict([*whole.items()][:2]) if metrics["round"] == 0 else whole
 
-    build = partial(assemble_over, grid=nodes, patience=Patience(0.5, 0.5))
-    run(ours, [EachRound(lambda metrics: count(metrics["round"]))], build=build)
-    assert [line["heard"] for line in lines(ours)] == [4, 2, 4]
-    assert set(lines(ours)[1]["failures"].values()) == {"its node is not connected"}
-    assert [line["failed_by_kind"] for line in lines(ours)] == [{}, {"absent": 2}, {}]
-    assert all(line["bytes_down"] == line["bytes_up"] for line in lines(ours))  # an absent node is sent nothing
+    told = over(ours, nodes, leave_and_return)
+    assert [line["heard"] for line in told] == [4, 2, 4]
+    assert set(told[1]["failures"].values()) == {"its node is not connected"}
+    assert [line["failed_by_kind"] for line in told] == [{}, {"absent": 2}, {}]
+    assert all(line["bytes_down"] == line["bytes_up"] for line in told)  # an absent node is sent nothing
 
 
 def test_a_round_without_nodes_waits_for_one(config):
@@ -181,9 +169,8 @@ def test_a_round_without_nodes_waits_for_one(config):
         return list(nodes.settings)
 
     nodes.get_node_ids = back_at_the_third_look
-    build = partial(assemble_over, grid=nodes, patience=Patience(0.5, 0.5))
-    run(ours, [EachRound(lambda metrics: nodes.settings.clear())], build=build)
-    assert [line["heard"] for line in lines(ours)] == [4, 4]
+    told = over(ours, nodes, lambda metrics: nodes.settings.clear())
+    assert [line["heard"] for line in told] == [4, 4]
 
 
 def test_without_a_usable_reply_the_model_stays_and_the_run_ends_in_the_end(config):
@@ -338,11 +325,10 @@ def test_a_run_that_was_cut_off_continues_with_other_nodes(config, tmp_path):
         if metrics["round"] == 1:
             raise KeyboardInterrupt
 
-    build = partial(assemble_over, grid=Nodes(settings(ours)), patience=Patience(0.5, 0.5))
     with pytest.raises(KeyboardInterrupt):
-        run(ours, [EachRound(cut_off)], build=build)
+        over(ours, Nodes(settings(ours)), cut_off)
     over(ours, Nodes(settings(ours, first=10**15)))
-    assert models_agree(ours, alone(ours, tmp_path / "alone"))
+    assert_same(ours.directory, alone(ours, tmp_path / "alone").directory)
 
 
 class Late(Nodes):
