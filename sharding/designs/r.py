@@ -67,6 +67,9 @@ def call(package: str, function: str, *arguments: Any) -> Floats:
         return np.array(getattr(library, function)(*converted), dtype=np.float64).ravel()
 
 
+_LOCK = RLock()  # reentrant: `draw` holds it and calls `call`
+
+
 @contextmanager
 def alone() -> Iterator[None]:
     """Use R from one thread at a time: it has one random state, and rpy2's conversions belong to a thread."""
@@ -76,9 +79,6 @@ def alone() -> Iterator[None]:
         with robjects.conversion.localconverter(robjects.default_converter), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
-
-
-_LOCK = RLock()
 
 
 @contextmanager
