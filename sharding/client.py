@@ -20,7 +20,7 @@ from sharding.errors import UserError
 from sharding.factorization import factorize_empty
 from sharding.factorization.unpack import unpack
 from sharding.layers import FactorizedLayer
-from sharding.modules.copies import fill, hollow, hollow_copy
+from sharding.modules.copies import fill, meta_copy, meta_parameter
 from sharding.modules.state import as_real, key
 from sharding.optim import DecayOf, LocalSGD
 from sharding.shard import Shard
@@ -96,7 +96,7 @@ def client_model(model: nn.Module, shard: Shard, copy: bool = True) -> nn.Module
         UserError: the shard is of another model (the message lists all names and shapes that differ), or a buffer that
             is not in the shard has no value.
     """
-    small = _replace_layers(hollow_copy(model), shard)
+    small = _replace_layers(meta_copy(model), shard)
     slots = shard.matching_state(small)
     filled: dict[int, Tensor] = {}
     for name, value in shard.state().items():
@@ -124,7 +124,7 @@ def init_empty() -> Iterator[None]:
         if is_lazy(parameter) or parameter.is_meta:
             return None
         if id(parameter) not in made or made[id(parameter)][0]() is not parameter:  # one that is tied stays tied
-            made[id(parameter)] = ref(parameter), hollow(parameter)
+            made[id(parameter)] = ref(parameter), meta_parameter(parameter)
         return made[id(parameter)][1]
 
     handle = register_module_parameter_registration_hook(register)  # type: ignore[arg-type]  # torch's slip

@@ -1,16 +1,13 @@
-"""Errors: a user's mistake, reported in one line, and a client's failure, which has a kind."""
+"""A user's mistake, reported in one line, and the words of its message."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
-from enum import StrEnum
 from reprlib import Repr
 from typing import TypeVar
 
 Entry = TypeVar("Entry")
 
 LONGEST = 2000  # characters of a message
-LONGEST_FOREIGN = 500  # characters kept of another machine's message
 
 
 class UserError(ValueError):
@@ -24,58 +21,6 @@ class UserError(ValueError):
         if len(line) > LONGEST:
             line = f"{line[: LONGEST // 2]} … {line[-LONGEST // 2 :]}"
         super().__init__(line)
-
-
-class Kind(StrEnum):
-    """The kind of failure that keeps a client's update out of a round."""
-
-    ABSENT = "absent"
-    LATE = "late"
-    OTHER_PLAN = "another plan"
-    NOT_FINITE = "not finite"
-    TOO_LONG = "too long"
-    MALFORMED = "malformed"
-    CONTRADICTORY = "contradicts itself"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a client's update is left out of a round.
-
-    Attributes:
-        kind: for programs.
-        message: for people: one printable line, whatever the client sent.
-    """
-
-    kind: Kind
-    message: str
-
-    def __post_init__(self) -> None:
-        """Make the message one line."""
-        object.__setattr__(self, "message", one_line(self.message))
-
-    def __str__(self) -> str:
-        return self.message
-
-    @classmethod
-    def of(cls, error: UserError) -> "Failure":
-        """Return the failure of an error; an update that cannot be read is malformed."""
-        return error.failure if isinstance(error, FailureError) else cls(Kind.MALFORMED, str(error))
-
-
-class FailureError(UserError):
-    """A client's failure as an exception."""
-
-    def __init__(self, kind: Kind, message: str) -> None:
-        super().__init__(message)
-        self.failure = Failure(kind, str(self))
-
-
-def one_line(words: object) -> str:
-    """Return another machine's message as one printable line, which cannot forge log lines or control a terminal."""
-    line = " ".join(str(words)[: 2 * LONGEST_FOREIGN].split())
-    return "".join(letter if letter.isprintable() else "?" for letter in line)[:LONGEST_FOREIGN]
 
 
 def shown(value: object) -> str:
@@ -112,8 +57,7 @@ def pick(registry: Mapping[str, Entry], name: str, kind: str) -> Entry:
         UserError: the name is not in the registry; the message lists all names, and the nearest one.
     """
     if not registry:
-        remedy = "none is registered; import one with --import MODULE"
-        raise UserError(f"unknown {kind} {shown(name)}: {remedy}")
+        raise UserError(f"unknown {kind} {shown(name)}: none is registered; import the module that registers it")
     if not isinstance(name, str) or name not in registry:
         near, names = nearest(str(name)[:80], registry), ", ".join(sorted(registry))
         raise UserError(f"unknown {kind} {shown(name)}{near}; choose one of: {names}")

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from sharding.errors import UserError, shown
 from sharding.layers import FactorizedLayer
-from sharding.modules.wrappers import is_distributed, spread_like, whole
+from sharding.modules.wrappers import distribute_like, full_tensor, is_distributed
 from sharding.validation import is_number
 
 DecayOf = Literal["bounded", "effective"]
@@ -49,7 +49,7 @@ def clip_effective_lr(layers: Iterable[FactorizedLayer], factors: Iterable[Tenso
     for layer, factor in zip(layers, factors, strict=True):
         for parameter in (layer.u, layer.v):
             if parameter.grad is not None:
-                parameter.grad.mul_(spread_like(factor, parameter.grad, copies=True))
+                parameter.grad.mul_(distribute_like(factor, parameter.grad, copies=True))
 
 
 def frobenius_decay(layers: Iterable[FactorizedLayer], multipliers: Iterable[Tensor] | None = None) -> Tensor:
@@ -81,12 +81,12 @@ def decay_multipliers(of: DecayOf, layer: FactorizedLayer, step: float | Tensor)
     """
     if of == "effective":
         return layer.multipliers
-    size = torch.maximum(whole(layer.u.square().sum(0)), whole(layer.v.square().sum(0)))
+    size = torch.maximum(full_tensor(layer.u.square().sum(0)), full_tensor(layer.v.square().sum(0)))
     return torch.minimum(layer.multipliers, (2 * step * size).rsqrt())
 
 
 def _square_norm(layer: FactorizedLayer, multipliers: Tensor) -> Tensor:
-    omega = spread_like(multipliers, layer.u, copies=True)
+    omega = distribute_like(multipliers, layer.u, copies=True)
     u, v = layer.u * omega, layer.v
     if layer.num_blocks > 1:
         u, v = (factor.unflatten(0, (layer.num_blocks, -1)) for factor in (u, v))
@@ -107,7 +107,7 @@ def _has_gaps(tensor: Tensor) -> bool:
 
 
 def _gram(factor: Tensor) -> Tensor:
-    return whole(factor.mT @ factor)
+    return full_tensor(factor.mT @ factor)
 
 
 class LocalSGD:

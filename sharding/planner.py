@@ -22,7 +22,7 @@ from sharding.factorization import ENDS, Patterns, as_patterns, num_terms, shard
 from sharding.layers import as_blocks, clear_padding, num_blocks
 from sharding.modules.finite import computable, find_nonfinite
 from sharding.modules.state import check_shapes, dense_state, frozen_names
-from sharding.modules.wrappers import unwrap, whole
+from sharding.modules.wrappers import full_tensor, unwrap
 from sharding.rng import generator, seed_of
 from sharding.shard import Shard, Terms
 from sharding.strategies import Allocation, LayerContext, Strategy, get_strategy, norm_ratio
@@ -295,7 +295,7 @@ def _matrix(layer: nn.Module) -> Tensor:
     """Return the layer's weight as blocks (blocks, out, in); most layers have one."""
     weight = layer.weight
     assert isinstance(weight, Tensor)
-    return as_blocks(whole(weight).detach(), num_blocks(layer))
+    return as_blocks(full_tensor(weight).detach(), num_blocks(layer))
 
 
 def _check_budgets(budgets: Mapping[Client, float]) -> None:

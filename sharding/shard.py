@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from sharding.errors import UserError
 from sharding.layers import FactorizedLayer
 from sharding.modules.finite import computable
-from sharding.modules.state import as_real, key, travels
-from sharding.modules.wrappers import spread_like, unwrap, whole
+from sharding.modules.state import as_real, is_transmitted, key
+from sharding.modules.wrappers import distribute_like, full_tensor, unwrap
 from sharding.transport import compression, serialize
 from sharding.transport.compression import EXACT, round_columns, round_outputs
 
@@ -175,7 +175,7 @@ class Shard:
             UserError: as `load_into`.
         """
         model = unwrap(model)
-        state = {name: part for name, part in model.state_dict(keep_vars=True).items() if travels(name, part)}
+        state = {name: part for name, part in model.state_dict(keep_vars=True).items() if is_transmitted(name, part)}
         problems = list(self._misfits(model, state))
         if problems:
             raise UserError(
@@ -196,7 +196,7 @@ class Shard:
         state = self.matching_state(model)
         for name, tensor in self.state().items():
             target = as_real(state[name])
-            target.copy_(spread_like(tensor.to(target.device, target.dtype), target))
+            target.copy_(distribute_like(tensor.to(target.device, target.dtype), target))
             if self.is_frozen(name):
                 state[name].requires_grad_(False)
 
@@ -318,7 +318,7 @@ def _now(slot: Tensor, sent: Tensor) -> Tensor:
 
     A model in a smaller type rounded what was sent. Its change since then counts, not that rounding.
     """
-    value = as_real(whole(slot)).to(sent.device, copy=True)
+    value = as_real(full_tensor(slot)).to(sent.device, copy=True)
     if value.dtype == sent.dtype or value.element_size() > sent.element_size():
         return value.to(sent.dtype)
     change = _change(value.to(sent.dtype), sent.to(value.dtype).to(sent.dtype))

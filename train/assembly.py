@@ -11,7 +11,8 @@ from models import build_model
 from sharding import Plan, Server, ServerOptimizer, ShardPlanner, Strategy, factorize, iterate_average, merge
 from sharding.client_sampling import SAMPLERS, Population, Profiles, Sampler
 from sharding.designs import fit
-from sharding.errors import UserError, few, one_line, pick, shown
+from sharding.errors import UserError, few, pick, shown
+from sharding.failures import one_line
 from sharding.modules.state import check_shapes
 from sharding.planner import Client
 from sharding.rng import generator, seed_of

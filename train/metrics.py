@@ -11,7 +11,7 @@ from sharding import Server, ShardPlanner
 from sharding.aggregation.aggregate import Aggregation
 from sharding.client_sampling import Participation
 from sharding.diagnostics import alignment, plan_anme, plan_coverage, plan_discrepancy
-from sharding.errors import Kind
+from sharding.failures import Kind
 from sharding.planner import Client, Plan
 from train.engines import Receipt
 from train.engines.local import evaluate

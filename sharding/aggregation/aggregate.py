@@ -34,10 +34,11 @@ from torch import Tensor, nn
 from sharding.aggregation.faults import NOTHING, find_misfit, find_spoiled
 from sharding.aggregation.means import Mean, RunningMean, TrimmedMean, moved_weight
 from sharding.aggregation.shares import cap_shares
-from sharding.errors import Failure, Kind, UserError, few
+from sharding.errors import UserError, few
+from sharding.failures import Failure, Kind
 from sharding.modules.finite import find_nonfinite
 from sharding.modules.state import as_real, is_variance, key
-from sharding.modules.wrappers import spread_like, unwrap, whole
+from sharding.modules.wrappers import distribute_like, full_tensor, unwrap
 from sharding.planner import Client, Plan
 from sharding.shard import Shard, update_norm
 from sharding.validation import is_number
@@ -175,7 +176,7 @@ class Average:
         else:
             for name, value in values.items():
                 weight = as_real(state[name])
-                weight.copy_(spread_like(value, weight))
+                weight.copy_(distribute_like(value, weight))
         rejected = {client: fault for client, fault in faults.items() if fault is not None}
         return Aggregation([client for client in faults if client not in rejected], rejected | self._strange)
 
@@ -204,7 +205,7 @@ class Average:
             old = self._plan.dense[name]
             yield name, _part_of_the_way(as_real(state[name]), _step(weighted_sum, old, heard, divisor), server_lr)
         for layer, u, v in self._mean.vectors():
-            weight = whole(state[name := key(layer, "weight")])
+            weight = full_tensor(state[name := key(layer, "weight")])
             yield name, moved_weight(weight, self._plan.spectra[layer], u, v, server_lr)
 
 
@@ -240,6 +241,6 @@ def _possible(name: str, value: Tensor) -> Tensor:
 def _part_of_the_way(weight: Tensor, target: Tensor, server_lr: float) -> Tensor:
     """Return the point η_g of the way from the weight to the target, in the weight's type."""
     if server_lr != 1.0:
-        old = whole(weight).double()
+        old = full_tensor(weight).double()
         target = old + server_lr * (target - old)
     return target.to(weight.dtype)

@@ -7,7 +7,7 @@ values are checked last. The values of the multipliers are not checked, since th
 import torch
 from torch import Tensor
 
-from sharding.errors import Failure, Kind
+from sharding.failures import Failure, Kind
 from sharding.modules.finite import find_nonfinite
 from sharding.modules.state import is_variance
 from sharding.shard import Shard

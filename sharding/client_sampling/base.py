@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sharding.client_sampling.network import Profiles
-from sharding.errors import Failure, UserError, shown
+from sharding.errors import UserError, shown
+from sharding.failures import Failure
 from sharding.rng import generator
 from sharding.validation import Vector, as_floats, as_whole, is_number
 

@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike
 
 from sharding.client_sampling.aocs import aocs_probabilities, plain_sum
 from sharding.client_sampling.base import BudgetSampler, Client, Participation, upload_coins
-from sharding.errors import Failure, Kind, shown
+from sharding.errors import shown
+from sharding.failures import Failure, Kind
 from sharding.inclusion import optimal_inclusion
 from sharding.validation import Vector
 

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from sharding.designs.base import Fit, Floats, Indices
-from sharding.errors import UserError
 
 INSTALL = (
     "install R with its packages sampling and BiasedUrn (Debian: r-base-core r-cran-sampling "
@@ -47,7 +46,7 @@ class RDesign:
 def fit_r(function: str) -> Fit:
     """Return the fit of the design that `function` of R's package `sampling` draws from.
 
-    The fit raises UserError when R, the package or rpy2 is absent.
+    The fit raises ImportError when R, the package or rpy2 is absent.
     """
 
     def fit(chances: Floats, count: int) -> RDesign:
@@ -101,7 +100,7 @@ def require(name: str) -> Any:
     """Load an R package, without R's chatter on the console.
 
     Raises:
-        UserError: R, the package or rpy2 is absent.
+        ImportError: R, the package or rpy2 is absent.
     """
     with warnings.catch_warnings(), _library_path_kept():
         warnings.simplefilter("ignore")
@@ -110,4 +109,4 @@ def require(name: str) -> Any:
             return import_module("rpy2.robjects.packages").importr(name)
         except Exception as error:  # no rpy2, no R, or no such package: each has its own type, some private
             problem = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise UserError(f"R's package {name!r} cannot be used ({problem}); {INSTALL}") from None
+            raise ImportError(f"R's package {name!r} cannot be used ({problem}); {INSTALL}") from None

@@ -19,7 +19,7 @@ from sharding.errors import UserError
 from sharding.factorization import factorize_empty
 from sharding.factorization.unpack import split_layers, unpack
 from sharding.layers import FactorizedLayer, SplitLinear, UnpackedAttention
-from sharding.modules.copies import fill, hollow_copy
+from sharding.modules.copies import fill, meta_copy
 from sharding.modules.wrappers import unwrap
 from sharding.transport.serialize import TYPES
 
@@ -80,7 +80,7 @@ def load_factorized(folder: str | Path, model: nn.Module, device: torch.device |
             `model`; the message lists every difference.
     """
     config, tensors = _read(Path(folder))
-    small = _structure(hollow_copy(model), config, folder)
+    small = _structure(meta_copy(model), config, folder)
     slots = small.state_dict(keep_vars=True)
     names = _first_names(slots)
     problems = [

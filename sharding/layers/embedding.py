@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sharding.layers.base import FactorizedLayer
-from sharding.modules.wrappers import whole
+from sharding.modules.wrappers import full_tensor
 
 
 class FactorizedEmbedding(FactorizedLayer):
@@ -41,7 +41,7 @@ def padding_row(layer: nn.Module) -> int | None:
     """Return an embedding's padding row if it is zero (assumed on the meta device), else None."""
     if not isinstance(layer, nn.Embedding) or layer.padding_idx is None:
         return None
-    row = whole(layer.weight.detach())[layer.padding_idx]
+    row = full_tensor(layer.weight.detach())[layer.padding_idx]
     return layer.padding_idx if row.is_meta or not bool(row.any()) else None
 
 

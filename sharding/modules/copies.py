@@ -1,4 +1,4 @@
-"""Copy models, including those with tensors that torch does not copy, and fill hollow copies with values."""
+"""Copy models, with their values or on the meta device, and fill a copy with values."""
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
@@ -30,7 +30,7 @@ def copied(model: nn.Module, instead: Mapping[int, object] | None = None) -> nn.
         raise UserError(f"this {type(model).__name__} cannot be copied: {error}; keep that outside of it") from error
 
 
-def hollow_copy(model: nn.Module) -> nn.Module:
+def meta_copy(model: nn.Module) -> nn.Module:
     """Return a copy of a model with parameters on the `meta` device, in which any layer can be replaced.
 
     Args:
@@ -42,16 +42,16 @@ def hollow_copy(model: nn.Module) -> nn.Module:
     model = unwrap(model)
     check_shapes(model)
     refuse_scripted(model)
-    return copied(model, {id(parameter): hollow(parameter) for parameter in model.parameters()})
+    return copied(model, {id(parameter): meta_parameter(parameter) for parameter in model.parameters()})
 
 
-def hollow(parameter: nn.Parameter) -> nn.Parameter:
+def meta_parameter(parameter: nn.Parameter) -> nn.Parameter:
     """Return a parameter of the same shape and kind on the `meta` device."""
     return nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
 
 
 def fill(model: nn.Module, values: Mapping[int, Tensor], source: object) -> None:
-    """Replace parameters and buffers of a hollow copy, in place; what is frozen stays frozen.
+    """Replace parameters and buffers of a copy on the meta device, in place; what is frozen stays frozen.
 
     Args:
         model: the copy.

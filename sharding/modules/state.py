@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sharding.errors import UserError
-from sharding.modules.wrappers import whole
+from sharding.modules.wrappers import full_tensor
 from sharding.transport.serialize import TYPES
 
 
@@ -29,9 +29,9 @@ def dense_state(model: nn.Module, sharded: Mapping[str, nn.Module]) -> dict[str,
     dense = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         _check_kind(name, tensor)
-        if travels(name, tensor) and id(tensor) not in seen:
+        if is_transmitted(name, tensor) and id(tensor) not in seen:
             seen.add(id(tensor))
-            dense[name] = as_real(whole(tensor.detach())).clone()
+            dense[name] = as_real(full_tensor(tensor.detach())).clone()
     return dense
 
 
@@ -86,7 +86,7 @@ def as_real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def travels(name: str, entry: object) -> bool:
+def is_transmitted(name: str, entry: object) -> bool:
     """Whether an entry of a state dict is sent: a tensor, except extra state and a batch norm's counter."""
     return isinstance(entry, Tensor) and name.rpartition(".")[2] not in ("_extra_state", "num_batches_tracked")
 

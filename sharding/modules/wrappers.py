@@ -32,7 +32,7 @@ def refuse_scripted(model: nn.Module) -> None:
         )
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """Gather a tensor that FSDP2 has distributed, which is a collective call; return any other unchanged."""
     if not is_distributed(tensor):
         return tensor
@@ -40,7 +40,7 @@ def whole(tensor: Tensor) -> Tensor:
     return full
 
 
-def spread_like(tensor: Tensor, like: Any, *, copies: bool = False) -> Tensor:
+def distribute_like(tensor: Tensor, like: Any, *, copies: bool = False) -> Tensor:
     """Distribute a plain tensor like a parameter of FSDP2, so that one operation can use both.
 
     Args:

@@ -14,7 +14,7 @@ from sharding import Server, Shard, ShardPlanner, UserError, train_shard
 from sharding.aggregation.aggregate import Average
 from sharding.aggregation.faults import NOTHING
 from sharding.aggregation.shares import cap_shares
-from sharding.errors import Failure, Kind
+from sharding.failures import Failure, Kind
 from tests.sharding.models import aggregate, make_net, make_plan, perturbed, spectra_of
 
 BUDGETS = {"a": 0.25, "b": 0.25, "c": 0.5, "d": 0.5}

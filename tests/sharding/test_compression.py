@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sharding import COMPRESSIONS, Shard, ShardPlanner, UserError, client_model, train_shard
-from sharding.errors import Failure, Kind
+from sharding.failures import Failure, Kind
 from sharding.shard import update_norm
 from sharding.transport.compression import round_columns, round_outputs
 from tests.sharding.models import aggregate, along, make_net, perturbed

@@ -34,7 +34,8 @@ from sharding.client_sampling import (
     wireless_probabilities,
 )
 from sharding.designs import fit
-from sharding.errors import Failure, Kind, pick, shown
+from sharding.errors import pick, shown
+from sharding.failures import Failure, Kind
 from sharding.inclusion import schatten_inclusion, successive_inclusion
 from sharding.optim import clip_factors
 from sharding.svd.spectrum import decompose

@@ -58,6 +58,8 @@ def check_trackers(config: Config) -> None:
     Raises:
         UserError: a package that is not installed, no key for W&B, an unknown name.
     """
+    if config.tracking.use and not TRACKERS:
+        raise UserError(f"no tracker {config.tracking.use[0]!r} is registered; import its module with --import MODULE")
     for name in config.tracking.use:
         pick(TRACKERS, name, "tracker")
     if config.tracking.wandb != "disabled":

@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def explain(error: BaseException, again: str) -> tuple[str, int]:
     """Return one line about an error, and the exit code; `again` says what continues an interrupted run."""
-    if isinstance(error, UserError):
+    if isinstance(error, UserError | ImportError):  # a package that an option needs is missing
         return f"error: {error}", 2
     if isinstance(error, RunError):
         return f"error: {error}", 1

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sharding import Plan, Shard
-from sharding.errors import Failure
+from sharding.failures import Failure
 from sharding.planner import Client
 from train.config.sections import LocalConfig
 from train.data import Dataset, Split

@@ -8,7 +8,7 @@ import logging
 from torch import nn
 
 from sharding import Plan, Shard, client_model
-from sharding.errors import Failure, Kind
+from sharding.failures import Failure, Kind
 from sharding.planner import Client
 from train.engines.base import Job, Update, Updates
 from train.engines.local import train_locally

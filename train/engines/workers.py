@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 
 from sharding import Plan, Shard
-from sharding.errors import Failure
+from sharding.failures import Failure
 from sharding.planner import Client
 from train.engines.base import Update, Updates
 from train.engines.sequential import SequentialEngine

@@ -22,7 +22,8 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from sharding.errors import UserError, few, one_line
+from sharding.errors import UserError, few
+from sharding.failures import one_line
 from train.assembly import assign_keep_ratios, read_dataset, share_out
 from train.config.idle_keys import refuse_idle
 from train.config.naming import check_once, settings, with_directory

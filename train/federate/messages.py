@@ -15,7 +15,8 @@ from pydantic import Field, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
 from sharding import Shard
-from sharding.errors import FailureError, Kind, UserError, one_line
+from sharding.errors import UserError
+from sharding.failures import FailureError, Kind, one_line
 from sharding.shard import update_norm
 from train.config.schema import Config, check_config
 from train.engines import Update

@@ -9,7 +9,8 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from sharding import Plan, Shard
 from sharding.aggregation.faults import find_misfit
 from sharding.client_sampling import Participation, Sampler
-from sharding.errors import Failure, FailureError, Kind, UserError
+from sharding.errors import UserError
+from sharding.failures import Failure, FailureError, Kind
 from sharding.planner import Client
 from train.engines import Job, Update
 from train.engines.base import Updates

@@ -17,7 +17,8 @@ from typing import TypeVar
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from sharding.errors import UserError, few, one_line
+from sharding.errors import UserError, few
+from sharding.failures import one_line
 from sharding.planner import Client
 from train.config.schema import Config
 from train.federate.messages import Card, config_text

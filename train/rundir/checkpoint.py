@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from sharding.client_sampling import Sampler
-from sharding.errors import UserError, one_line
+from sharding.errors import UserError
+from sharding.failures import one_line
 from train.rundir.files import CHECKPOINT_FILE, PREVIOUS_FILE
 from train.runtime.files import write_whole
 from train.runtime.jsonl import from_json

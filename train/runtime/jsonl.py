@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sharding.errors import UserError, one_line
+from sharding.errors import UserError
+from sharding.failures import one_line
 from train.runtime.errors import writing
 from train.runtime.files import write_whole
 

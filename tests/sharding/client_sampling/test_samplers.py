@@ -8,7 +8,7 @@ import pytest
 from sharding import draw_terms, optimal_inclusion
 from sharding.client_sampling import SAMPLERS, Population, Profiles, aocs_probabilities, improvement_factors, plain_sum
 from sharding.client_sampling.base import WithReplacement, upload_coins
-from sharding.errors import Failure, Kind
+from sharding.failures import Failure, Kind
 from sharding.rng import generator
 from tests.sharding.designs.scripted import Scripted
 

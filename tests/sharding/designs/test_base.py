@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sharding import UserError
 from sharding.designs import DESIGNS, fit, r
 from sharding.designs.base import split
 from sharding.inclusion import collective_inclusion, optimal_inclusion
@@ -98,6 +97,6 @@ def test_only_one_thread_draws_with_r(monkeypatch):
 def test_without_rpy2_one_line_says_what_to_install(monkeypatch, design):
     monkeypatch.setitem(sys.modules, "rpy2.robjects.packages", None)
     r.require.cache_clear()
-    with pytest.raises(UserError, match="install R with its packages sampling and BiasedUrn"):
+    with pytest.raises(ImportError, match="install R with its packages sampling and BiasedUrn"):
         fit([0.5, 0.5], design).draw(np.random.default_rng(0))
     r.require.cache_clear()

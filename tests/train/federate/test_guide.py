@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sharding.errors import Kind
+from sharding.failures import Kind
 
 ROOT = Path(__file__).parents[3]
 GUIDE = (ROOT / "docs" / "guides" / "federation.md").read_text(encoding="utf-8").partition("## What the log says")[2]

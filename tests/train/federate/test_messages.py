@@ -4,7 +4,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from models import build_model
 from sharding import ShardPlanner
-from sharding.errors import Failure, Kind, UserError
+from sharding.errors import UserError
+from sharding.failures import Failure, Kind
 from train.engines import Update
 from train.federate.messages import Card, Order, config_text, read_config, read_reply, reply_record
 

@@ -1,0 +1,60 @@
+"""Why a client's update is left out of a round: a failure has a kind, for programs, and a message, for people."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sharding.errors import UserError
+
+LONGEST = 500  # characters kept of another machine's message
+
+
+class Kind(StrEnum):
+    """The kind of failure that keeps a client's update out of a round."""
+
+    ABSENT = "absent"
+    LATE = "late"
+    OTHER_PLAN = "another plan"
+    NOT_FINITE = "not finite"
+    TOO_LONG = "too long"
+    MALFORMED = "malformed"
+    CONTRADICTORY = "contradicts itself"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a client's update is left out of a round.
+
+    Attributes:
+        kind: for programs.
+        message: for people: one printable line, whatever the client sent.
+    """
+
+    kind: Kind
+    message: str
+
+    def __post_init__(self) -> None:
+        """Make the message one line."""
+        object.__setattr__(self, "message", one_line(self.message))
+
+    def __str__(self) -> str:
+        return self.message
+
+    @classmethod
+    def of(cls, error: UserError) -> "Failure":
+        """Return the failure of an error; an update that cannot be read is malformed."""
+        return error.failure if isinstance(error, FailureError) else cls(Kind.MALFORMED, str(error))
+
+
+class FailureError(UserError):
+    """A client's failure as an exception."""
+
+    def __init__(self, kind: Kind, message: str) -> None:
+        super().__init__(message)
+        self.failure = Failure(kind, str(self))
+
+
+def one_line(words: object) -> str:
+    """Return another machine's message as one printable line, which cannot forge log lines or control a terminal."""
+    line = " ".join(str(words)[: 2 * LONGEST].split())
+    return "".join(letter if letter.isprintable() else "?" for letter in line)[:LONGEST]
