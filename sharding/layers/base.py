@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from sharding.errors import UserError
+from sharding.layers.computed import computed
 from sharding.svd.spectrum import compose
 from sharding.svd.truncation import largest_terms
 
@@ -91,9 +92,14 @@ class FactorizedLayer(nn.Module):
         return self.u.shape[1]
 
     @property
+    def omega(self) -> Tensor:
+        """ω in the type of the factors, which FSDP2's mixed precision casts without the buffers, shape (n,)."""
+        return self.multipliers.to(self.u.dtype)
+
+    @property
     def scaled_u(self) -> Tensor:
         """UΩ, shape (rows, n)."""
-        return self.u * self.multipliers
+        return self.u * self.omega
 
     def matrix(self) -> Tensor:
         """Return UΩVᵀ, shape (rows, columns of a block)."""
@@ -101,13 +107,15 @@ class FactorizedLayer(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weight UΩVᵀ in the dense layer's shape, composed at each access, for code that reads `layer.weight`.
+        """The weight UΩVᵀ in the dense layer's shape, for code that reads `layer.weight`.
 
-        Torch refuses to write to it where gradients are off, since the write would be lost: write to `u`, `multipliers`
-        and `v`, or merge the model first.
+        It is computed where its values are used, so that its shape, dtype and device cost nothing. A write to it is a
+        `UserError`: write to `u` and `v`, or merge the model first.
         """
-        with torch.inference_mode(not torch.is_grad_enabled()):  # torch refuses to write to such a tensor
-            return self.matrix().view(self.weight_shape)
+        return computed(self.weight_shape, self._compose, self.u, self.omega, self.v)
+
+    def _compose(self, u: Tensor, omega: Tensor, v: Tensor) -> Tensor:
+        return compose(u * omega, v, self.num_blocks).view(self.weight_shape)
 
     @classmethod
     def from_dense(cls, layer: nn.Module, num_terms: int) -> Self:

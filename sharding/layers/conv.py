@@ -51,7 +51,7 @@ class Convolution(FactorizedLayer):
 
     def _scaled(self, terms: Tensor) -> Tensor:
         """Multiply terms (…, n·groups, *positions) by Ω."""
-        omega = self.multipliers if self.num_blocks == 1 else self.multipliers.repeat(self.num_blocks)
+        omega = self.omega if self.num_blocks == 1 else self.omega.repeat(self.num_blocks)
         return terms * omega.view(-1, *(1 for _ in self.kernel_size))
 
 

@@ -23,7 +23,7 @@ class FactorizedEmbedding(FactorizedLayer):
     def forward(self, ids: Tensor) -> Tensor:
         """Map ids (…) to vectors (…, embedding_dim), in the table's type under autocast too, as `nn.Embedding` does."""
         rows = F.embedding(ids, self.u, self.padding_idx)
-        return F.linear(rows * self.multipliers, self.v).to(self.v.dtype)  # whatever type autocast gave the product
+        return F.linear(rows * self.omega, self.v).to(self.v.dtype)  # whatever type autocast gave the product
 
     @classmethod
     def from_dense(cls, layer: nn.Module, num_terms: int) -> Self:

@@ -19,7 +19,7 @@ class FactorizedLinear(FactorizedLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., in_features) to (..., out_features)."""
-        return F.linear(x @ self.v * self.multipliers, self.u, self.bias)
+        return F.linear(x @ self.v * self.omega, self.u, self.bias)
 
     def extra_repr(self) -> str:
         """Return the sizes, for `repr`."""
@@ -36,7 +36,7 @@ class FactorizedTransposedLinear(FactorizedLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., nx) to (..., nf)."""
-        return F.linear(x @ self.u * self.multipliers, self.v, self.bias)
+        return F.linear(x @ self.u * self.omega, self.v, self.bias)
 
     def extra_repr(self) -> str:
         """Return the sizes, for `repr`."""

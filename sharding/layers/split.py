@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sharding.errors import UserError, shown
 from sharding.layers.base import HOOKS, carry_over, plain_attributes
+from sharding.layers.computed import computed
 from sharding.layers.linear import is_transposed_linear
 from sharding.validation import is_whole
 
@@ -62,14 +63,19 @@ class SplitLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weights of all parts concatenated, for code that reads `layer.weight`."""
-        return torch.cat([_parameter(part, "weight") for part in self.parts], dim=self.axis)
+        """The weights of all parts concatenated, for code that reads `layer.weight`; see `FactorizedLayer.weight`."""
+        return self._joined("weight", self.axis)
 
     @property
     def bias(self) -> Tensor | None:
         """The biases of all parts concatenated."""
-        biases = [part.bias for part in self.parts if isinstance(part.bias, Tensor)]
-        return torch.cat(biases) if biases else None
+        return None if self.parts[0].bias is None else self._joined("bias", 0)
+
+    def _joined(self, name: str, axis: int) -> Tensor:
+        tensors = [_parameter(part, name) for part in self.parts]
+        shape = list(tensors[0].shape)
+        shape[axis] = sum(tensor.shape[axis] for tensor in tensors)
+        return computed(shape, lambda *each: torch.cat(each, dim=axis), *tensors)
 
 
 def _sizes(out: int, parts: int | Sequence[int]) -> list[int]:

@@ -5,7 +5,8 @@ import torch
 import transformers
 from torch import nn
 
-from sharding import Shard, ShardPlanner, UserError, client_model, init_empty, train_shard
+from sharding import Shard, ShardPlanner, UserError, client_model, factorize, init_empty, train_shard
+from sharding.layers import base
 
 SIZES = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 T5 = {"vocab_size": 99, "d_model": 32, "d_ff": 48, "num_layers": 2, "num_heads": 4, "d_kv": 8}
@@ -55,3 +56,11 @@ def test_a_client_trains_on_batches_of_keyword_arguments():
     assert not torch.equal(other.dense["classifier.weight"], named.dense["classifier.weight"])
     with pytest.raises(UserError, match=r"no loss for a batch with input_ids; .*'labels'"):
         train_shard(model, shard, [{"input_ids": ids}], lr=0.1)
+
+
+def test_a_forward_that_reads_the_type_of_a_weight_composes_no_weight(monkeypatch):
+    small = factorize(transformers.T5EncoderModel(transformers.T5Config(**T5)).eval(), 0.25)
+    ids = torch.arange(7)[None]
+    expected = small(ids).last_hidden_state
+    monkeypatch.setattr(base, "compose", None)  # T5 reads `wo.weight.dtype`
+    assert torch.equal(small(ids).last_hidden_state, expected)
