@@ -9,8 +9,8 @@ ROOT = Path(__file__).parents[1]
 FLOORS = {
     "sharding": [
         {"errors", "rng"},
-        {"failures", "validation", "transport"},
-        {"inclusion", "modules", "svd"},
+        {"failures", "product", "quantization", "transport", "validation"},
+        {"activations", "inclusion", "modules", "svd"},
         {"designs", "layers", "strategies"},
         {"client_sampling", "factorization", "optim", "shard"},
         {"client", "planner"},

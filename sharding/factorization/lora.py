@@ -4,6 +4,9 @@ The change of a layer, U'Ω'V'ᵀ − UΩVᵀ, has rank 2n at most: it is an ada
 the dense model that the terms came from, this adapter adds what was learned and keeps the terms that were dropped. If
 the start is the dense model itself, the adapter holds the whole difference to the factorized model; its rank is the
 rank of that difference.
+
+With a residual, only the first is possible: the adapter adds what the terms learned, on the dense weights or on the
+residual and the terms before training alike.
 """
 
 import json
@@ -56,8 +59,8 @@ def export_lora(model: nn.Module, start: nn.Module, folder: str | Path, modules_
     Raises:
         UserError: PEFT cannot represent a layer (a convolution that is transposed, dilated, grouped, or padded with
             anything but zeros, or a layer with two names), `start` lacks it (it was unpacked or split from a layer of
-            the dense model), something outside the factors and `modules_to_save` changed, a parameter has NaN or Inf,
-            a pattern matches nothing, or the folder holds an adapter already.
+            the dense model) or its residual, something outside the factors and `modules_to_save` changed, a parameter
+            has NaN or Inf, a pattern matches nothing, or the folder holds an adapter already.
     """
     model, start, folder = unwrap(model), unwrap(start), Path(folder)
     if (folder / "adapter_config.json").exists():
@@ -112,6 +115,11 @@ def _check(model: nn.Module, start: nn.Module, layers: Mapping[str, FactorizedLa
     before = dict(start.named_modules())
     problems = [f"{name}, {what}, has no form as LoRA" for name, part in layers.items() if (what := _formless(part))]
     problems += [f"{name} is not in the model it started from" for name in layers if name not in before]
+    problems += [
+        f"{name} has a residual, which the start lacks; start from the factorized model before training"
+        for name, part in layers.items()
+        if name in before and not _same_residual(part, before[name])
+    ]
     names = aliases(model)
     problems += [f"{name} has another name too; PEFT would adapt one" for name in layers if len(names[name]) > 1]
     if broken := find_nonfinite(dict(model.named_parameters())):
@@ -141,6 +149,14 @@ def _changed(model: nn.Module, start: nn.Module, layers: Iterable[str]) -> list[
         and not name.endswith(".num_batches_tracked")
         and not (name in before and torch.equal(before[name], part))
     ]
+
+
+def _same_residual(layer: FactorizedLayer, before: nn.Module) -> bool:
+    """Return whether a layer and what it started from have the same residual, or both have none."""
+    start = before.residual if isinstance(before, FactorizedLayer) else None
+    if layer.residual is None or start is None:
+        return layer.residual is start
+    return torch.equal(layer.residual, start)
 
 
 def _formless(layer: FactorizedLayer) -> str | None:

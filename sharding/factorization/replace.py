@@ -1,10 +1,11 @@
 """Replace dense layers by factorized ones, and back."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from torch import nn
 
 from sharding.errors import UserError
+from sharding.factorization.calibration import Batch, observe
 from sharding.factorization.choose import ENDS, Patterns, as_patterns, choose, packed_attention
 from sharding.factorization.report import LayerReport, Report, count_parameters, reasons, uncovered, warn_if_little
 from sharding.factorization.terms import Cost, KeepRatio, check_keep_ratio, count_terms
@@ -13,6 +14,7 @@ from sharding.layers import FactorizedLayer, factorized_type
 from sharding.modules.copies import copied, tensors
 from sharding.modules.finite import find_nonfinite
 from sharding.modules.wrappers import refuse_scripted
+from sharding.quantization import Format, check_format
 
 
 def factorize(
@@ -22,8 +24,10 @@ def factorize(
     inplace: bool = False,
     *,
     also: Patterns = (),
+    residual: Format | None = None,
+    calibration: Iterable[Batch] | None = None,
 ) -> nn.Module:
-    """Replace every affine layer by its ⌈N·r⌉ largest singular terms.
+    """Replace every affine layer by its ⌈N·r⌉ largest singular terms, on top of a frozen residual if asked.
 
     Layers that cannot be factorized stay dense. So do layers that would grow, unless r is 1, which keeps all terms.
 
@@ -34,18 +38,27 @@ def factorize(
         skip: layers to keep dense, see `shardable_layers`; by default the first and the last.
         inplace: change `model` itself instead of a copy. A model that is a single layer is replaced; use the result.
         also: layers to factorize that stay dense by default, as embeddings do (``also=nn.Embedding``).
+        residual: keep the rest of each weight, frozen, as ``int4``, ``int8``, ``bfloat16`` or ``float32``; see
+            `sharding.quantization`. The model then computes what it did, up to rounding, and only the terms train. None
+            drops the rest.
+        calibration: batches of inputs (as for `sharding.train_shard`; targets are ignored). The terms of each layer are
+            then those that keep its outputs on these inputs, see `sharding.activations`. An `Energy` or a `Budget`
+            still counts the terms of the weights.
 
     Returns:
         The model, with a `Report` in its attribute ``factorize_report``.
 
     Raises:
-        UserError: a keep ratio outside (0, 1], a pattern that matches nothing, a weight that is not finite, or a budget
-            that is too small. The model is unchanged then.
+        UserError: a keep ratio outside (0, 1], a pattern that matches nothing, a weight that is not finite, a budget
+            that is too small, an unknown residual, or calibration without batches or values. The model is unchanged
+            then.
 
     Warns:
         CoverageWarning: nothing was factorized, or less than half of what was not skipped.
     """
     check_keep_ratio(keep_ratio)
+    if residual is not None:
+        check_format(residual)
     refuse_scripted(model)
     skip = as_patterns(skip)
     packed = packed_attention(model, skip)
@@ -59,9 +72,14 @@ def factorize(
     kept = {name: n for name, n in terms.items() if isinstance(n, int)}
     dense = {name: choice.layers[name] for name in kept}
     report = Report(whole=whole, uncovered=uncovered(plan, dense, whole), parameters_before=count_parameters(model))
+    kinds = {name: _kind(name, layer) for name, layer in dense.items()}
+    moments = {} if calibration is None else observe(plan, dense, calibration)
     target = unpack(model, packed) if inplace else plan
     old = {name: target.get_submodule(name) for name in kept}
-    new = {name: _kind(name, layer).from_dense(layer, kept[name]) for name, layer in old.items()}
+    new = {
+        name: kinds[name].from_dense(layer, kept[name], residual, moments.pop(name, None))
+        for name, layer in old.items()
+    }
     report.layers = {name: LayerReport.of(dense[name], layer) for name, layer in new.items()}
     target = replace_modules(target, {id(old[name]): layer for name, layer in new.items()})
     report.parameters_after = count_parameters(target)
@@ -71,7 +89,9 @@ def factorize(
     return result
 
 
-def factorize_empty(model: nn.Module, terms: Mapping[str, int]) -> nn.Module:
+def factorize_empty(
+    model: nn.Module, terms: Mapping[str, int], residuals: Mapping[str, Format] | None = None
+) -> nn.Module:
     """Replace each named layer by a factorized one without values, in place.
 
     Nothing is decomposed. If the model is on the `meta` device, no dense weight is ever made.
@@ -79,6 +99,7 @@ def factorize_empty(model: nn.Module, terms: Mapping[str, int]) -> nn.Module:
     Args:
         model: any module.
         terms: n by layer name.
+        residuals: the formats of the residuals, by the names of the layers that have one.
 
     Raises:
         UserError: a name is not a layer that can be factorized, or a number of terms is outside 1…N.
@@ -87,12 +108,15 @@ def factorize_empty(model: nn.Module, terms: Mapping[str, int]) -> nn.Module:
     missing = [name for name in terms if name not in layers]
     if missing:
         raise UserError(f"the model has no layer {', '.join(missing)}")
-    empty = {id(layers[name]): _kind(name, layers[name])(layers[name], n) for name, n in terms.items()}
+    formats = residuals or {}
+    empty = {
+        id(layers[name]): _kind(name, layers[name])(layers[name], n, formats.get(name)) for name, n in terms.items()
+    }
     return replace_modules(model, empty)
 
 
 def merge(model: nn.Module, inplace: bool = False) -> nn.Module:
-    """Undo `factorize`: replace every factorized layer by a dense one with weight UΩVᵀ, and pack attention again."""
+    """Undo `factorize`: replace factorized layers by dense ones with the same weights, and pack attention again."""
     model = model if inplace else copied(model)
     dense = {id(part): part.to_dense() for part in model.modules() if isinstance(part, FactorizedLayer)}
     model = pack(replace_modules(model, dense))

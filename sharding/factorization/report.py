@@ -32,6 +32,7 @@ class LayerReport:
         num_terms: n.
         parameters: of the weight, (before, after).
         energy: Σλ² of the kept terms over ‖W‖²; NaN on the meta device.
+        residual_bytes: of the frozen residual, 0 without one.
     """
 
     kind: str
@@ -39,13 +40,15 @@ class LayerReport:
     num_terms: int
     parameters: tuple[int, int]
     energy: float
+    residual_bytes: int = 0
 
     @classmethod
     def of(cls, dense: nn.Module, factorized: FactorizedLayer) -> Self:
         """Report on a layer and its replacement."""
         cost, n = Cost.of(dense), factorized.num_terms
         sizes = (cost.whole, n * cost.term)
-        return cls(type(dense).__name__, rank_of(dense), n, sizes, _kept_energy(dense, factorized))
+        frozen = 0 if factorized.residual is None else factorized.residual.nbytes
+        return cls(type(dense).__name__, rank_of(dense), n, sizes, _kept_energy(dense, factorized), frozen)
 
 
 @dataclass
@@ -83,6 +86,8 @@ class Report:
             header = ("layers", "", "N", "n", "parameters", "energy")
             lines += _table([header, *rows])
             lines.append("  N: singular terms, n: terms kept, energy: the share of ‖W‖² that these hold")
+        if frozen := sum(layer.residual_bytes for layer in self.layers.values()):
+            lines.append(f"  on top of a frozen residual of {frozen / 1e6:,.1f} MB")
         lines += [f"kept dense: {self.share(kind):6.1%}  {kind}" for kind in self._largest()]
         return "\n".join(lines)
 

@@ -1,14 +1,14 @@
 """Save a factorized model in a folder: its tensors in safetensors, its structure in JSON.
 
-The folder records which layers are factorized, with how many terms, and what was unpacked or split. `load_factorized`
-rebuilds the model from the folder and the dense model's structure, without a dense weight or an SVD.
+The folder records which layers are factorized, with how many terms and which residual, and what was unpacked or split.
+`load_factorized` rebuilds the model from the folder and the dense model's structure, without a dense weight or an SVD.
 """
 
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from safetensors import SafetensorError
@@ -21,6 +21,7 @@ from sharding.factorization.unpack import split_layers, unpack
 from sharding.layers import FactorizedLayer, SplitLinear, UnpackedAttention
 from sharding.modules.copies import fill, meta_copy
 from sharding.modules.wrappers import unwrap
+from sharding.quantization import Format, format_of
 from sharding.transport.serialize import TYPES
 
 FORMAT = 1
@@ -57,6 +58,11 @@ def save_factorized(model: nn.Module, folder: str | Path) -> None:
         "layers": {name: part.num_terms for name, part in modules.items() if isinstance(part, FactorizedLayer)},
         "unpacked": [name for name, part in modules.items() if isinstance(part, UnpackedAttention)],
         "split": {name: part.sizes for name, part in modules.items() if isinstance(part, SplitLinear)},
+        "residuals": {
+            name: format_of(part.residual)
+            for name, part in modules.items()
+            if isinstance(part, FactorizedLayer) and part.residual is not None
+        },
     }
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: slots[name].detach().cpu().contiguous().clone() for name in names}
@@ -112,15 +118,18 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         found = config.get("format") if isinstance(config, dict) else None
         raise UserError(f"{folder} is of format {found}, and this version reads {FORMAT}; save it again with this one")
+    config.setdefault("residuals", {})  # an older version had none
     if not _is_structure(config):
         raise UserError(f"{folder} holds no factorized model: {CONFIG} is damaged")
     return config, tensors
 
 
 def _is_structure(config: Mapping[str, Any]) -> bool:
-    """Return whether a configuration has layers with their terms, unpacked layers, and split ones with their sizes."""
-    layers, unpacked, split = (config.get(part) for part in ("layers", "unpacked", "split"))
+    """Return whether a configuration has layers with terms, residuals, unpacked layers, and split ones with sizes."""
+    layers, unpacked, split, residuals = (config.get(part) for part in ("layers", "unpacked", "split", "residuals"))
     if not (isinstance(layers, dict) and isinstance(unpacked, list) and isinstance(split, dict)):
+        return False
+    if not (isinstance(residuals, dict) and all(kind in get_args(Format) for kind in residuals.values())):
         return False
     sizes = [size for its in split.values() for size in (its if isinstance(its, list) else [None])]
     return all(isinstance(name, str) for name in unpacked) and all(
@@ -150,7 +159,7 @@ def _structure(model: nn.Module, config: Mapping[str, Any], folder: str | Path) 
         raise UserError(f"{folder} does not fit this {type(model).__name__}: {'; '.join(problems)}")
     model = unpack(model, config["unpacked"])
     model = split_layers(model, config["split"], inplace=True)
-    return factorize_empty(model, config["layers"])
+    return factorize_empty(model, config["layers"], config["residuals"])
 
 
 def _first_names(slots: Mapping[str, Any]) -> list[str]:

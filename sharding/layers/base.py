@@ -1,4 +1,8 @@
-"""The base of all factorized layers: a weight U·Ω·Vᵀ with learnable factors and a frozen diagonal Ω."""
+"""The base of all factorized layers: a weight R + U·Ω·Vᵀ with learnable factors, a frozen Ω and a frozen residual R.
+
+Without a residual R is 0. With one, the layer is the dense layer W, of which only the n largest terms L are trained:
+R = W − L is kept in few bits (`sharding.quantization`).
+"""
 
 from typing import ClassVar, Self
 
@@ -6,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from sharding.activations import Moment, weighted_terms
 from sharding.errors import UserError
 from sharding.layers.computed import computed
+from sharding.quantization import Format, dequantize, empty_quantized, quantize
 from sharding.svd.spectrum import compose
 from sharding.svd.truncation import largest_terms
 
@@ -29,7 +35,7 @@ MACHINERY = frozenset(vars(nn.Module())) - {"training", *HOOKS} | {"_compiled_ca
 
 
 class FactorizedLayer(nn.Module):
-    """A layer whose matrix is the sum of n singular terms, ωᵢ·u'ᵢ v'ᵢᵀ.
+    """A layer whose matrix is the sum of n singular terms, ωᵢ·u'ᵢ v'ᵢᵀ, and a frozen residual R if it has one.
 
     A weight of any shape counts as a matrix of `weight.shape[0]` rows. The weight of a grouped convolution has a block
     for each group. Term i is then the i-th term of every block: the blocks of u' are stacked, and so are those of v'.
@@ -39,17 +45,20 @@ class FactorizedLayer(nn.Module):
             transposed (transposed convolutions, transformers' Conv1D).
         v: v', shape (columns, n), learnable.
         multipliers: ω, shape (n,), a buffer: saved and moved with the module, never trained.
+        residual: R, a buffer in one of the formats of `sharding.quantization`, or None.
         bias: shape (out,), learnable, or None.
     """
 
     u: nn.Parameter
     v: nn.Parameter
     multipliers: Tensor
+    residual: Tensor | None
     bias: nn.Parameter | None
+    adds_residual: ClassVar[bool] = False  # whether `forward` adds the product with R
     made_from: ClassVar[tuple[type[nn.Module], ...]] = (nn.Module,)  # the classes of the dense layer
     dense_type: type[nn.Module]  # what `to_dense` makes
 
-    def __init__(self, dense: nn.Module, num_terms: int) -> None:
+    def __init__(self, dense: nn.Module, num_terms: int, residual: Format | None = None) -> None:
         """Take the geometry, attributes, hooks, mode and frozen parameters of a dense layer, without any values.
 
         `from_dense` fills them in.
@@ -57,14 +66,21 @@ class FactorizedLayer(nn.Module):
         Args:
             dense: the dense layer; it can be on the `meta` device.
             num_terms: n.
+            residual: the format of R; None for a layer without one.
 
         Raises:
-            UserError: num_terms is not in 1…N, or this kind of layer cannot be factorized.
+            UserError: num_terms is not in 1…N, this kind of layer cannot be factorized, or its `forward` does not add a
+                residual.
         """
         super().__init__()
         if not isinstance(dense, self.made_from):
             kinds = " or ".join(kind.__name__ for kind in self.made_from)
             raise UserError(f"{type(self).__name__} is made from an nn.{kinds}, not a {type(dense).__name__}")
+        if residual is not None and not self.adds_residual:
+            raise UserError(
+                f"a {type(self).__name__} has no residual: its forward would have to add it, and its class to set "
+                "adds_residual = True; leave the layer out with skip, or use residual=None"
+            )
         carry_over(dense, self)
         weight, bias = _weight(dense), dense._parameters.get("bias")
         self.dense_type = type(dense)
@@ -83,6 +99,8 @@ class FactorizedLayer(nn.Module):
         self.u = parameter(weight, rows, num_terms)
         self.v = parameter(weight, columns * self.num_blocks, num_terms)
         self.register_buffer("multipliers", torch.ones(num_terms, device=weight.device, dtype=weight.dtype))
+        frozen = None if residual is None else empty_quantized(rows, columns, residual, weight.device)
+        self.register_buffer("residual", frozen)
         if "bias" in dense._parameters:  # an embedding has none, not even None
             self.register_parameter("bias", None if bias is None else parameter(bias, len(bias)))
 
@@ -101,13 +119,18 @@ class FactorizedLayer(nn.Module):
         """UΩ, shape (rows, n)."""
         return self.u * self.omega
 
+    @property
+    def columns(self) -> int:
+        """The columns of the matrix, or of each of its blocks."""
+        return self.v.shape[0] // self.num_blocks
+
     def matrix(self) -> Tensor:
-        """Return UΩVᵀ, shape (rows, columns of a block)."""
-        return compose(self.scaled_u, self.v, self.num_blocks)
+        """Return R + UΩVᵀ, shape (rows, columns of a block)."""
+        return self._compose(self.u, self.omega, self.v).flatten(1)
 
     @property
     def weight(self) -> Tensor:
-        """The weight UΩVᵀ in the dense layer's shape, for code that reads `layer.weight`.
+        """The weight R + UΩVᵀ in the dense layer's shape, for code that reads `layer.weight`.
 
         It is computed where its values are used, so that its shape, dtype and device cost nothing. A write to it is a
         `UserError`: write to `u` and `v`, or merge the model first.
@@ -115,42 +138,63 @@ class FactorizedLayer(nn.Module):
         return computed(self.weight_shape, self._compose, self.u, self.omega, self.v)
 
     def _compose(self, u: Tensor, omega: Tensor, v: Tensor) -> Tensor:
-        return compose(u * omega, v, self.num_blocks).view(self.weight_shape)
+        matrix = compose(u * omega, v, self.num_blocks)
+        if self.residual is not None:
+            matrix = matrix + dequantize(self.residual, self.columns, matrix.dtype)
+        return matrix.view(self.weight_shape)
 
     @classmethod
-    def from_dense(cls, layer: nn.Module, num_terms: int) -> Self:
+    def from_dense(
+        cls, layer: nn.Module, num_terms: int, residual: Format | None = None, moment: Moment | None = None
+    ) -> Self:
         """Return a copy of `layer` with its `num_terms` largest singular terms and ω = 1.
 
         With num_terms = N (the rank) it computes the same function as `layer`, unless the layer's class has a `forward`
         of its own or an embedding renormalizes, which `factorize` refuses. On the `meta` device it has no values.
 
+        Args:
+            layer: dense.
+            num_terms: n.
+            residual: the format that keeps the other terms, frozen; None to drop them.
+            moment: of the layer's activations, if the terms are chosen by it; see `sharding.activations`.
+
         Raises:
-            UserError: num_terms is not in 1…N, or this kind of layer cannot be factorized.
+            UserError: as the constructor.
         """
-        factorized = cls(layer, num_terms)
+        factorized = cls(layer, num_terms, residual)
         if factorized.u.is_meta:
             return factorized
-        u, v = largest_terms(as_blocks(_weight(layer).detach(), factorized.num_blocks), num_terms)
+        blocks = as_blocks(_weight(layer).detach(), factorized.num_blocks)
+        u, v = largest_terms(blocks, num_terms) if moment is None else weighted_terms(blocks, num_terms, moment)
         with torch.no_grad():
             factorized.u.copy_(u)
             factorized.v.copy_(v)
+            factorized._clear(layer)
+            if residual is not None and factorized.residual is not None:
+                terms = compose(factorized.u.double(), factorized.v.double(), factorized.num_blocks)
+                factorized.residual.copy_(quantize(blocks.flatten(0, 1).double() - terms, residual))
             if (bias := factorized._parameters.get("bias")) is not None:
                 bias.copy_(layer.get_parameter("bias"))
         return factorized
 
     @torch.no_grad()
     def to_dense(self) -> nn.Module:
-        """Return the ordinary layer with weight UΩVᵀ, composed in float64 so that half precision does not drift."""
+        """Return the ordinary layer, its weight composed in float64 so that half precision does not drift."""
         dense = self.dense_type.__new__(self.dense_type)  # a subclass can have any `__init__`
         nn.Module.__init__(dense)
         carry_over(self, dense)
         weight = compose(self.u.double() * self.multipliers.double(), self.v.double(), self.num_blocks)
+        if self.residual is not None:
+            weight += dequantize(self.residual, self.columns, torch.float64)
         trains = self.u.requires_grad or self.v.requires_grad
         dense.weight = nn.Parameter(weight.view(self.weight_shape).to(self.u.dtype), trains)
         if "bias" in self._parameters:
             bias = self.bias
             dense.register_parameter("bias", None if bias is None else nn.Parameter(bias.clone(), bias.requires_grad))
         return dense
+
+    def _clear(self, layer: nn.Module) -> None:
+        """Set to zero, in place, what a dense layer of this kind keeps at zero."""
 
 
 def as_blocks(weight: Tensor, blocks: int) -> Tensor:

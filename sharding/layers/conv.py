@@ -16,15 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sharding.layers.base import FactorizedLayer
-
-# torch's functions, by the number of dimensions
-CONVOLVE: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-TRANSPOSE: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+from sharding.layers.frozen import CONVOLVE, TRANSPOSE, frozen_convolution
 
 
 class Convolution(FactorizedLayer):
     """The base of `FactorizedConv` and `FactorizedConvTranspose`."""
 
+    adds_residual = True
     shown: ClassVar[tuple[str, ...]] = ("kernel_size", "num_terms", "stride", "padding", "dilation")
     in_channels: int
     out_channels: int
@@ -56,7 +54,7 @@ class Convolution(FactorizedLayer):
 
 
 class FactorizedConv(Convolution):
-    """y = (U Ω) ∗₁ (V ∗ₖ x) + b, for `nn.Conv1d`, `nn.Conv2d` and `nn.Conv3d`."""
+    """y = R ∗ₖ x + (U Ω) ∗₁ (V ∗ₖ x) + b, for `nn.Conv1d`, `nn.Conv2d` and `nn.Conv3d`."""
 
     made_from = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
     padding_mode: Literal["zeros", "reflect", "replicate", "circular"]
@@ -73,11 +71,19 @@ class FactorizedConv(Convolution):
         pointwise = max(self.kernel_size) == 1  # it costs little, so scaling U would count; there may be one position
         u = self.u if pointwise else self.scaled_u
         terms = self._scaled(terms) if pointwise else terms
-        return convolve(terms, self._pointwise(u), self.bias, 1, 0, 1, self.groups)
+        y = convolve(terms, self._pointwise(u), self.bias, 1, 0, 1, self.groups)
+        if self.residual is None:
+            return y
+        if padding == "same":
+            x = F.pad(x, self._reversed_padding_repeated_twice)
+        sizes = [0] * len(self.kernel_size) if isinstance(padding, str | int) else padding
+        return y + frozen_convolution(
+            x, self.residual, self.weight_shape, self.stride, sizes, self.dilation, self.groups
+        )
 
 
 class FactorizedConvTranspose(Convolution):
-    """y = V ∗ᵀₖ (Ω Uᵀ ∗₁ x) + b, for `nn.ConvTranspose1d`, `nn.ConvTranspose2d` and `nn.ConvTranspose3d`."""
+    """y = R ∗ᵀₖ x + V ∗ᵀₖ (Ω Uᵀ ∗₁ x) + b, for `nn.ConvTranspose1d`, `nn.ConvTranspose2d` and `nn.ConvTranspose3d`."""
 
     made_from = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
     shown = ("kernel_size", "num_terms", "stride", "padding", "output_padding", "dilation")
@@ -89,9 +95,13 @@ class FactorizedConvTranspose(Convolution):
         dims, rows = len(self.kernel_size), stacked_terms(self.u, self.num_blocks)
         terms = self._scaled(CONVOLVE[dims](x, self._pointwise(rows), None, 1, 0, 1, self.groups))
         extra = self._output_padding(x, output_size, self.stride, self.padding, self.kernel_size, dims, self.dilation)
-        return TRANSPOSE[dims](
+        y = TRANSPOSE[dims](
             terms, self._filters(), self.bias, self.stride, self.padding, extra, self.groups, self.dilation
         )
+        if self.residual is None:
+            return y
+        geometry = (self.weight_shape, self.stride, self.padding, self.dilation, self.groups, extra)
+        return y + frozen_convolution(x, self.residual, *geometry)
 
 
 def stacked_terms(factor: Tensor, blocks: int) -> Tensor:

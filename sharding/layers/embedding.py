@@ -1,21 +1,21 @@
 """An embedding through n singular terms."""
 
-from typing import Self
-
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sharding.layers.base import FactorizedLayer
 from sharding.modules.wrappers import full_tensor
+from sharding.quantization import dequantize
 
 
 class FactorizedEmbedding(FactorizedLayer):
-    """Row i of U Ω Vᵀ for each id i: a lookup of n numbers, and n·dim multiplications.
+    """Row i of R + U Ω Vᵀ for each id i: a lookup of n numbers, and n·dim multiplications.
 
     A padding row of zeros, the default, stays zero: its row of U is zero in every term and has no gradient.
     """
 
     made_from = (nn.Embedding,)
+    adds_residual = True
     num_embeddings: int
     embedding_dim: int
     padding_idx: int | None
@@ -23,14 +23,14 @@ class FactorizedEmbedding(FactorizedLayer):
     def forward(self, ids: Tensor) -> Tensor:
         """Map ids (…) to vectors (…, embedding_dim), in the table's type under autocast too, as `nn.Embedding` does."""
         rows = F.embedding(ids, self.u, self.padding_idx)
-        return F.linear(rows * self.omega, self.v).to(self.v.dtype)  # whatever type autocast gave the product
+        vectors = F.linear(rows * self.omega, self.v).to(self.v.dtype)  # whatever type autocast gave the product
+        if self.residual is None:
+            return vectors
+        frozen = dequantize(self.residual[ids.flatten()], self.embedding_dim, self.v.dtype)
+        return vectors + frozen.view_as(vectors)
 
-    @classmethod
-    def from_dense(cls, layer: nn.Module, num_terms: int) -> Self:
-        """Return a copy of `layer` that holds its `num_terms` largest singular terms; see `FactorizedLayer`."""
-        factorized = super().from_dense(layer, num_terms)
-        clear_padding(layer, factorized.u.detach())
-        return factorized
+    def _clear(self, layer: nn.Module) -> None:
+        clear_padding(layer, self.u)
 
     def extra_repr(self) -> str:
         """Return the sizes, for `repr`."""

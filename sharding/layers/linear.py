@@ -4,22 +4,25 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sharding.layers.base import FactorizedLayer
+from sharding.layers.frozen import frozen_linear
 
 
 class FactorizedLinear(FactorizedLayer):
-    """y = U Ω Vᵀ x + b, for x of shape (..., in_features) and y of shape (..., out_features).
+    """y = R x + U Ω Vᵀ x + b, for x of shape (..., in_features) and y of shape (..., out_features).
 
-    It takes n·(in + out) multiplications a sample; `nn.Linear` takes in·out. Ω scales the n terms of each sample. They
-    are fewer than the entries of U unless the batch is large, and then the products cost far more.
+    Without a residual R it takes n·(in + out) multiplications a sample; `nn.Linear` takes in·out. Ω scales the n terms
+    of each sample. They are fewer than the entries of U unless the batch is large, and then the products cost far more.
     """
 
     made_from = (nn.Linear,)
+    adds_residual = True
     in_features: int
     out_features: int
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., in_features) to (..., out_features)."""
-        return F.linear(x @ self.v * self.omega, self.u, self.bias)
+        y = F.linear(x @ self.v * self.omega, self.u, self.bias)
+        return y if self.residual is None else y + frozen_linear(x, self.residual, self.in_features)
 
     def extra_repr(self) -> str:
         """Return the sizes, for `repr`."""
@@ -32,11 +35,13 @@ class FactorizedTransposedLinear(FactorizedLayer):
     The class of the dense layer is recognized by its attributes, see `is_transposed_linear`.
     """
 
+    adds_residual = True
     nf: int
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., nx) to (..., nf)."""
-        return F.linear(x @ self.u * self.omega, self.v, self.bias)
+        y = F.linear(x @ self.u * self.omega, self.v, self.bias)
+        return y if self.residual is None else y + frozen_linear(x, self.residual, self.nf, transposed=True)
 
     def extra_repr(self) -> str:
         """Return the sizes, for `repr`."""

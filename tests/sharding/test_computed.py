@@ -13,10 +13,10 @@ from sharding import UserError, factorize, split_layers
 from sharding.layers import base
 
 
-@pytest.fixture
-def layer():
+@pytest.fixture(params=[None, "int4"])
+def layer(request):
     torch.manual_seed(0)
-    return factorize(nn.Linear(6, 8), 0.5, skip=())
+    return factorize(nn.Linear(6, 8), 0.5, skip=(), residual=request.param)
 
 
 class OwnLinear(torch.autograd.Function):

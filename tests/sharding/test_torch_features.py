@@ -1,5 +1,7 @@
 """What torch offers, on a factorized ViT (timm) and a factorized GPT-2 (transformers)."""
 
+from itertools import product
+
 import pytest
 import torch
 from torch import nn
@@ -11,14 +13,15 @@ from tests.sharding.architectures import make
 SKIP = {"timm/vit_tiny_patch16_224": ["patch_embed", "head"], "transformers/gpt2": ["lm_head"]}
 
 
-@pytest.fixture(params=SKIP)
+@pytest.fixture(params=product(SKIP, [None, "int4"]), ids=lambda param: f"{param[0].split('/')[1]}-{param[1]}")
 def case(request):
-    model, inputs = make(request.param)
+    name, residual = request.param
+    model, inputs = make(name)
     model = model.float()
     if hasattr(model, "config"):
         model.config.use_cache = False
     inputs = {key: value.float() if value.is_floating_point() else value for key, value in inputs.items()}
-    small = factorize(model, 0.4, SKIP[request.param])
+    small = factorize(model, 0.4, SKIP[name], residual=residual)
     return Bare(small).eval(), tuple(inputs.values())
 
 

@@ -1,0 +1,82 @@
+"""Observe a model's activations, to truncate its weights by them."""
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from sharding.activations import Moment
+from sharding.errors import UserError, shown
+from sharding.layers import num_blocks
+from sharding.layers.linear import is_transposed_linear
+
+Batch = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
+
+
+@torch.no_grad()
+def observe(model: nn.Module, layers: Mapping[str, nn.Module], batches: Iterable[Batch]) -> dict[str, Moment]:
+    """Run batches through a model in evaluation mode, and return the second moments of each layer's activations.
+
+    A layer takes memory for the square of its outputs, or of its inputs where a linear layer has fewer, in float64.
+
+    Args:
+        model: as before afterwards.
+        layers: parts of the model, by name.
+        batches: each is the model's input; or a pair (inputs, targets), of which the targets are ignored; or a dict of
+            keyword arguments.
+
+    Raises:
+        UserError: there are no batches, or a layer of this kind has no such moments.
+    """
+    moments = {name: _empty_moment(name, layer) for name, layer in layers.items()}
+    modes = [(module, module.training) for module in model.modules()]
+    hooks = [layer.register_forward_hook(partial(_add, moments[name])) for name, layer in layers.items()]
+    count = 0
+    try:
+        model.eval()
+        for batch in batches:
+            count += 1
+            if isinstance(batch, Mapping):
+                model(**batch)
+            else:
+                model(batch[0] if isinstance(batch, tuple | list) else batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, mode in modes:
+            module.training = mode
+    if not count:
+        raise UserError(f"calibration is {shown(batches)}, which has no batches; pass some inputs of the model")
+    return moments
+
+
+def _empty_moment(name: str, layer: nn.Module) -> Moment:
+    """Return the moments of a layer before any activations."""
+    weight, blocks = layer.get_parameter("weight"), num_blocks(layer)
+    transposed = isinstance(layer, _ConvTransposeNd | nn.Embedding) or is_transposed_linear(layer)
+    rows, columns = weight.shape[0], weight.shape[1:].numel()
+    inputs, outputs = (rows, columns) if transposed else (columns, rows)
+    if isinstance(layer, _ConvNd):  # a transposed one's outputs overlap, and an ordinary one's inputs
+        of_inputs = isinstance(layer, _ConvTransposeNd)
+    elif isinstance(layer, nn.Linear) or is_transposed_linear(layer):
+        of_inputs = inputs < outputs
+    elif isinstance(layer, nn.Embedding):
+        of_inputs = False
+    else:
+        raise UserError(
+            f"calibration cannot observe {name}, a {type(layer).__name__}; leave it out with skip, or do not calibrate"
+        )
+    width = (inputs if of_inputs else outputs) // blocks
+    return Moment(weight.new_zeros(blocks, width, width, dtype=torch.float64), of_inputs, transposed)
+
+
+def _add(moment: Moment, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    """Add what a layer computed; a forward hook."""
+    activations = inputs[0] if moment.of_inputs else output
+    if isinstance(layer, _ConvNd):
+        activations = activations.movedim(-len(layer.kernel_size) - 1, -1)
+    bias = layer._parameters.get("bias")
+    moment.add(activations if moment.of_inputs or bias is None else activations - bias)

@@ -1,0 +1,116 @@
+"""Apply a frozen weight that is stored in few bits, without keeping it dense.
+
+Autograd would save the dense weight until the backward pass, and so the model of a step would be dense after all. Here
+the weight is dequantized in the forward pass, and once more in the backward pass, each time for one layer. The gradient
+flows to the input only.
+"""
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sharding.quantization import dequantize
+
+CONVOLVE: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+TRANSPOSE: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+
+
+# Whether a gradient is needed is not known to a tracer, which sees these as single steps.
+@torch.fx.wrap
+def frozen_linear(x: Tensor, stored: Tensor, columns: int, transposed: bool = False) -> Tensor:
+    """Return x Rᵀ for a stored R (out, columns), or x R for one that is stored as (in, columns)."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _call(_Linear, x, stored, columns, transposed)
+    return _Linear.forward(x, stored, columns, transposed)
+
+
+@torch.fx.wrap
+def frozen_convolution(
+    x: Tensor,
+    stored: Tensor,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    output_padding: Sequence[int] | None = None,
+) -> Tensor:
+    """Convolve (batch, channels, …) or (channels, …) with a stored weight of this shape.
+
+    `output_padding` is that of a transposed convolution; None for an ordinary one.
+    """
+    batched = x if x.dim() == len(shape) else x.unsqueeze(0)
+    geometry = (tuple(shape), stride, padding, dilation, groups, output_padding)
+    if torch.is_grad_enabled() and x.requires_grad:
+        y = _call(_Convolution, batched, stored, geometry)
+    else:
+        y = _Convolution.forward(batched, stored, geometry)
+    return y if x.dim() == len(shape) else y.squeeze(0)
+
+
+class _Linear(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, stored: Tensor, columns: int, transposed: bool) -> Tensor:
+        weight = dequantize(stored, columns, _compute_dtype(x))
+        return x @ (weight if transposed else weight.mT)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, stored, ctx.columns, ctx.transposed = inputs
+        ctx.save_for_backward(stored)
+        ctx.dtype = x.dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (stored,) = ctx.saved_tensors
+        weight = dequantize(stored, ctx.columns, grad.dtype)
+        return (grad @ (weight.mT if ctx.transposed else weight)).to(ctx.dtype), None, None, None
+
+
+class _Convolution(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, stored: Tensor, geometry: tuple[Any, ...]) -> Tensor:
+        shape, stride, padding, dilation, groups, output_padding = geometry
+        weight = _filters(stored, shape, _compute_dtype(x))
+        if output_padding is None:
+            return CONVOLVE[len(shape) - 2](x, weight, None, stride, padding, dilation, groups)
+        return TRANSPOSE[len(shape) - 2](x, weight, None, stride, padding, output_padding, groups, dilation)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, stored, ctx.geometry = inputs
+        ctx.save_for_backward(stored)
+        ctx.dtype, ctx.shape = x.dtype, x.shape
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        shape, stride, padding, dilation, groups, output_padding = ctx.geometry
+        (stored,) = ctx.saved_tensors
+        weight = _filters(stored, shape, grad.dtype)
+        transposed, extra = output_padding is not None, output_padding or (0,) * (len(shape) - 2)
+        x = grad.new_empty(1).expand(ctx.shape)  # only its shape counts
+        options = (stride, padding, dilation, transposed, extra, groups, [True, False, False])
+        return torch.ops.aten.convolution_backward(grad, x, weight, None, *options)[0].to(ctx.dtype), None, None
+
+
+def _filters(stored: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return dequantize(stored, prod(shape[1:]), dtype).reshape(shape)
+
+
+def _compute_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype that a product with x is computed in, which autocast may decide."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def _call(function: type[torch.autograd.Function], *args: object) -> Tensor:
+    result: Tensor = function.apply(*args)
+    return result

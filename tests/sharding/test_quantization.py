@@ -1,0 +1,80 @@
+"""Matrices in few bits, against a literal transcription and their bound."""
+
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharding.quantization import Format, dequantize, empty_quantized, format_of, quantize
+
+FORMATS = get_args(Format)
+BITS = {"int4": 4.5, "int8": 8.5, "bfloat16": 16, "float32": 32}
+
+
+def random_matrix(rows, columns, magnitude=1.0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(rows * 1000 + columns)
+    return (torch.randn(rows, columns, generator=generator, dtype=torch.float64) * magnitude).to(dtype)
+
+
+def reference(row, largest):
+    """One row, number by number."""
+    result = []
+    for start in range(0, len(row), 32):
+        group = row[start : start + 32]
+        scale = float(torch.tensor(max(abs(value) for value in group) / largest).bfloat16())
+        for value in group:
+            step = 0 if scale == 0 else max(-largest, min(largest, round(value / scale)))
+            result.append(step * scale)
+    return result
+
+
+@pytest.mark.parametrize(("name", "largest"), [("int4", 7), ("int8", 127)])
+@pytest.mark.parametrize("columns", [1, 31, 32, 33, 100])
+def test_integers_match_a_literal_transcription(name, largest, columns):
+    matrix = random_matrix(5, columns)
+    matrix[2] = 0
+    values = dequantize(quantize(matrix, name), columns, torch.float64)
+    assert values.tolist() == [reference(row, largest) for row in matrix.tolist()]
+
+
+@given(
+    rows=st.integers(1, 4),
+    columns=st.integers(1, 70),
+    power=st.integers(-33, 36),
+    name=st.sampled_from(["int4", "int8"]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_errors_are_at_most_half_a_scale(rows, columns, power, name, dtype):
+    matrix = random_matrix(rows, columns, 10.0**power, dtype)
+    stored = quantize(matrix, name)
+    scales = stored[..., :2].contiguous().view(torch.bfloat16).double().repeat_interleave(32, dim=1)[:, :columns, 0]
+    errors = (dequantize(stored, columns, torch.float64) - matrix.double()).abs()
+    assert bool((errors <= scales * 0.5000001).all())
+    exact = matrix.double().abs().amax() / {"int4": 7, "int8": 127}[name]
+    assert scales.max() <= exact * 1.004
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_storage_has_the_size_and_type_of_its_format(name):
+    stored = quantize(random_matrix(6, 64), name)
+    empty = empty_quantized(6, 64, name, torch.device("meta"))
+    assert (stored.shape, stored.dtype) == (empty.shape, empty.dtype)
+    assert stored.nbytes * 8 == BITS[name] * 6 * 64
+    assert format_of(stored) == name
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("bfloat16", torch.bfloat16), ("float32", torch.float32)])
+def test_floating_formats_round_to_their_type(name, dtype):
+    matrix = random_matrix(3, 5)
+    assert torch.equal(dequantize(quantize(matrix, name), 5, torch.float64), matrix.to(dtype).double())
+
+
+def test_scales_survive_another_dtype_of_the_model():
+    matrix = random_matrix(3, 40, 1e-12)
+    model = torch.nn.Module()
+    model.register_buffer("stored", quantize(matrix, "int4"))
+    before = dequantize(model.stored, 40, torch.float64)
+    assert torch.equal(dequantize(model.half().double().stored, 40, torch.float64), before)
+    assert before.abs().max() > 0

@@ -1,0 +1,232 @@
+"""Terms on top of a frozen residual: every kind of layer, in and out of models."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+
+from sharding import (
+    FactorizedLayer,
+    UserError,
+    export_lora,
+    factorize,
+    freeze_except_factors,
+    load_factorized,
+    merge,
+    register_layer,
+    save_factorized,
+    split_layers,
+)
+from sharding.factorization import factorize_empty
+from sharding.layers import as_blocks, factorized_type, num_blocks, registry
+from sharding.quantization import dequantize
+from tests.sharding.models import KINDS
+from tests.sharding.test_kinds import CASES, Conv1D, blocks
+
+FORMATS = {"float32": 1e-6, "bfloat16": 0.02, "int8": 0.02, "int4": 0.4}  # with the largest error of an output
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    torch.manual_seed(0)
+    make, shape = CASES[request.param]
+    x = torch.randint(9, (3, 4)) if shape is None else torch.randn(shape, dtype=torch.float64)
+    return make().double(), x
+
+
+@pytest.mark.parametrize("residual", FORMATS)
+def test_a_layer_with_a_residual_equals_the_dense_layer_to_rounding(case, residual):
+    layer, x = case
+    small = factorized_type(layer).from_dense(layer, 2, residual)
+    expected = layer(x)
+    assert (small(x) - expected).abs().max() <= FORMATS[residual] * expected.abs().max()
+    torch.testing.assert_close(small(x), small.to_dense()(x), rtol=0, atol=1e-10)
+    torch.testing.assert_close(small.weight, small.to_dense().weight.detach(), rtol=0, atol=1e-10)
+
+
+def test_gradients_are_those_of_the_dense_layer_and_the_residual_has_none(case):
+    layer, x = case
+    small = factorized_type(layer).from_dense(layer, 2, "int4")
+    dense = small.to_dense()
+    y, z = (each.clone().requires_grad_(each.is_floating_point()) for each in (x, x))
+    expected, actual = dense(y), small(z)
+    probe = torch.randn_like(expected)
+    (expected * probe).sum().backward()
+    (actual * probe).sum().backward()
+    if x.is_floating_point():
+        torch.testing.assert_close(z.grad, y.grad, rtol=0, atol=1e-10)
+    gradient = as_blocks(dense.weight.grad, num_blocks(layer))
+    for factor, its in (
+        (small.u, gradient @ blocks(small.v, layer)),
+        (small.v, gradient.mT @ blocks(small.u, layer)),
+    ):
+        torch.testing.assert_close(factor.grad, its.flatten(0, 1), rtol=0, atol=1e-10)
+    assert "residual" not in dict(small.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [(nn.Linear(96, 128), (2, 96)), (nn.Conv1d(64, 64, 9), (1, 64, 12)), (Conv1D(88, 120), (2, 120))],
+    ids=["linear", "conv", "transformers"],
+)
+def test_no_dense_weight_is_saved_for_the_backward_pass(layer, shape):
+    small, saved = factorized_type(layer).from_dense(layer, 2, "int4"), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda part: saved.append(part) or part, lambda part: part):
+        small(torch.randn(shape, requires_grad=True)).sum().backward()
+    assert max(part.nbytes for part in saved) == small.residual.nbytes < layer.weight.nbytes / 6
+
+
+class Net(nn.Module):
+    """Packed attention, a fused projection, GPT-2's layer, a convolution and an embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(30, 12)
+        self.mix = nn.Conv1d(12, 12, 3, padding=1)
+        self.encoder = nn.TransformerEncoderLayer(12, 2, 24, batch_first=True, dropout=0.0)
+        self.qkv = nn.Linear(12, 36)
+        self.back = Conv1D(12, 36)
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, ids):
+        x = self.mix(self.tokens(ids).mT).mT
+        return self.head(self.back(self.qkv(self.encoder(x))))
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return Net()
+
+
+IDS = torch.arange(12).view(2, 6)
+
+
+def make_small(net, residual="int4"):
+    return factorize(split_layers(net, {"qkv": 3}), 0.25, "head", also=nn.Embedding, residual=residual)
+
+
+@pytest.mark.parametrize("residual", FORMATS)
+def test_a_model_computes_what_it_did_and_merges_to_what_it_computes(net, residual):
+    small = make_small(net, residual)
+    factorized = [part for part in small.modules() if isinstance(part, FactorizedLayer)]
+    assert len(factorized) == 12
+    error = (small(IDS) - net(IDS)).abs().max() / net(IDS).abs().max()
+    assert error < FORMATS[residual]
+    merged = merge(small)
+    assert [type(part) for part in merged.modules()] == [type(part) for part in net.modules()]
+    torch.testing.assert_close(merged(IDS), small(IDS), rtol=1e-5, atol=1e-5)
+    assert "on top of a frozen residual of" in str(small.factorize_report)
+
+
+def test_training_moves_terms_and_not_the_residual(net):
+    small = make_small(net).train()
+    before = deepcopy(small.state_dict())
+    optimizer = torch.optim.AdamW(small.parameters(), 0.01)
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(small(IDS)[:, 0], torch.tensor([1, 3]))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+    after = small.state_dict()
+    residuals = [name for name in before if name.endswith(".residual")]
+    assert len(residuals) == 12
+    assert all(torch.equal(before[name], after[name]) for name in residuals)
+    assert not any(torch.equal(before[name], after[name]) for name in before if name.endswith((".u", ".v")))
+
+
+@pytest.mark.parametrize("residual", FORMATS)
+@pytest.mark.parametrize("where", KINDS)
+def test_what_is_saved_is_loaded_with_its_residual(net, tmp_path, where, residual):
+    small = make_small(net, residual)
+    save_factorized(small, tmp_path / "a")
+    loaded = load_factorized(tmp_path / "a", KINDS[where](Net))
+    assert torch.equal(loaded(IDS), small(IDS))
+    assert loaded.state_dict().keys() == small.state_dict().keys()
+    size = sum(file.stat().st_size for file in (tmp_path / "a").iterdir())
+    save_factorized(make_small(net, None), tmp_path / "b")
+    frozen = sum(part.nbytes for name, part in small.named_buffers() if name.endswith("residual"))
+    assert size - sum(file.stat().st_size for file in (tmp_path / "b").iterdir()) >= frozen
+
+
+def test_folders_without_residuals_of_an_older_version_load(net, tmp_path):
+    small = make_small(net, None)
+    save_factorized(small, tmp_path / "a")
+    config = tmp_path / "a" / "factorization.json"
+    config.write_text(config.read_text().replace(',\n "residuals": {}', ""))
+    assert "residuals" not in config.read_text()
+    assert torch.equal(load_factorized(tmp_path / "a", Net())(IDS), small(IDS))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_adapter_adds_what_was_learned_to_the_dense_model(tmp_path):
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    base = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 6)).double()
+    start = freeze_except_factors(factorize(base, 0.25, skip=(), residual="int4"))
+    later, x = deepcopy(start), torch.randn(5, 8, dtype=torch.float64)
+    for part in (later[0], later[2]):
+        part.u.data += torch.randn_like(part.u)
+    export_lora(later, start, tmp_path / "a")
+    adapted = peft.PeftModel.from_pretrained(deepcopy(base), tmp_path / "a").merge_and_unload()
+    for at in (0, 2):
+        change = later[at].weight - start[at].weight
+        torch.testing.assert_close(adapted[at].weight, base[at].weight + change, rtol=0, atol=1e-9)
+    on_residual = peft.PeftModel.from_pretrained(merge(start), tmp_path / "a")
+    torch.testing.assert_close(on_residual(x), later(x), rtol=0, atol=1e-9)
+    with pytest.raises(UserError, match="0 has a residual, which the start lacks; start from the factorized model"):
+        export_lora(later, base, tmp_path / "b")
+    start[2].residual[0, 0, -1] ^= 1
+    with pytest.raises(UserError, match="2 has a residual, which the start lacks"):
+        export_lora(later, start, tmp_path / "b")
+
+
+def test_an_empty_layer_has_room_for_its_residual_on_the_meta_device():
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(64, 32))
+    layer = factorize_empty(model, {"0": 3}, {"0": "int4"})[0]
+    assert layer.residual.is_meta
+    assert layer.residual.shape == (32, 2, 18)
+    assert factorize(nn.Sequential(nn.Linear(64, 32, device="meta")), 0.1, (), residual="int8")[0].residual.is_meta
+
+
+def test_a_residual_of_all_terms_is_zero():
+    layer = nn.Linear(6, 6).double()
+    small = factorize(nn.Sequential(layer), 1.0, (), residual="float32")[0]
+    assert dequantize(small.residual, 6, torch.float64).abs().max() < 1e-15
+
+
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class FactorizedDoubled(FactorizedLayer):
+    made_from = (Doubled,)
+
+    def forward(self, x):
+        return 2 * nn.functional.linear(x, self.weight, self.bias)
+
+
+def test_a_layer_whose_forward_knows_no_residual_is_refused(monkeypatch):
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    register_layer(Doubled, FactorizedDoubled)
+    model = nn.Sequential(Doubled(4, 4))
+    assert isinstance(factorize(model, 0.25, ())[0], FactorizedDoubled)
+    with pytest.raises(UserError, match="a FactorizedDoubled has no residual: its forward would have to add it"):
+        factorize(model, 0.25, (), residual="int4")
+    FactorizedDoubled.adds_residual = True  # its forward uses the whole weight
+    small, x = factorize(model, 0.25, (), residual="float32"), torch.randn(3, 4)
+    torch.testing.assert_close(small(x), model(x))
+
+
+@pytest.mark.parametrize("residual", ["int3", 4, True])
+def test_an_unknown_residual_is_refused_before_anything_changes(net, residual):
+    message = f"residual is {residual!r}; it is one of int4, int8, bfloat16, float32, or None"
+    with pytest.raises(UserError, match=message):
+        factorize(net, 0.25, inplace=True, residual=residual)
+    assert not any(isinstance(part, FactorizedLayer) for part in net.modules())
