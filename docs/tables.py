@@ -390,11 +390,24 @@ def _measured(path: str) -> dict[str, Any]:
     return held
 
 
+def calibration() -> Iterator[str]:
+    """Yield the table of benchmarks/calibration.py."""
+    yield from head("what is kept of each matrix", "error of the features, %", "accuracy, %")
+    for each in _rows("calibration/calibration.csv"):
+        if each["keep_ratio"] == "all":
+            kept = "all"
+        elif each["residual"] == "none":
+            kept = f"{100 * float(each['keep_ratio']):.0f} % of the terms, chosen by {each['terms_by']}"
+        else:
+            kept = f"all, in `{each['residual']}` but for 16 of 384 terms"
+        yield row(kept, f"{100 * float(each['feature_error']):.0f}", each["accuracy"])
+
+
 PARTS: tuple[Table, ...] = (
     *(beyond, beyond_shakespeare, uneven, quickstart),
     *(wire, wires, wire_options),
     *(options, options_gains, options_trials, scaled),
     *(medium, spectra, learning_rates),
     *(uneven_clients, shakespeare_uploads, cifar100_uploads, joint_sampling, wireless, multi_task),
-    *(decay, engines, peers, cluster, deployment, planner, scale),
+    *(calibration, decay, engines, peers, cluster, deployment, planner, scale),
 )

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sharding.product import product_terms
-
 DAMPING = 1e-6  # the share of W·Wᵀ
 
 
@@ -63,8 +61,11 @@ def weighted_terms(blocks: Tensor, num_terms: int, moment: Moment) -> tuple[Tens
     gram = gram * (1 - DAMPING) + plain * (total / _trace(plain).clamp(min=torch.finfo(torch.float64).tiny)) * DAMPING
     leading = torch.linalg.eigh(torch.where(total > 0, gram, plain)).eigenvectors[..., -num_terms:]
     outputs = leading if basis is None else basis @ leading
-    sides = outputs, maps.mT @ outputs
-    _, u, v = product_terms(*(reversed(sides) if moment.transposed else sides))
+    right, magnitudes, left = torch.linalg.svd(maps.mT @ outputs, full_matrices=False)  # of L = P(WᵀP)ᵀ
+    sides = right, outputs @ left.mT
+    root = magnitudes.sqrt()[:, None]
+    u, v = sides if moment.transposed else reversed(sides)
+    u, v = u * root.where(root > 0, 1.0), v * root  # a term of magnitude zero can train: its u' is not zero
     return u.flatten(0, 1).to(blocks.dtype), v.flatten(0, 1).to(blocks.dtype)
 
 

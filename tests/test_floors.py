@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 FLOORS = {
     "sharding": [
         {"errors", "rng"},
-        {"failures", "product", "quantization", "transport", "validation"},
+        {"failures", "quantization", "transport", "validation"},
         {"activations", "inclusion", "modules", "svd"},
         {"designs", "layers", "strategies"},
         {"client_sampling", "factorization", "optim", "shard"},

@@ -56,20 +56,20 @@ def to_bytes(tensors: Named, metadata: Words) -> bytes:
     return safetensors.torch.save(_contiguous(tensors), dict(metadata))
 
 
-def from_bytes(data: bytes | bytearray | memoryview) -> tuple[Named, Words]:
+def from_bytes(data: bytes | bytearray | memoryview, what: str = "shard") -> tuple[Named, Words]:
     """Read a safetensors file, onto the CPU.
 
     Raises:
-        UserError: the bytes are not a shard.
+        UserError: the bytes are not such a file; the message calls it `what`.
     """
     if not isinstance(data, bytes | bytearray | memoryview):
-        raise UserError(f"a {type(data).__name__} is not a shard; the bytes that Shard.to_bytes returned are needed")
+        raise UserError(f"a {type(data).__name__} is not a {what}; the bytes that to_bytes returned are needed")
     data = bytes(data)
     try:
         words = _metadata(BytesIO(data))
         return safetensors.torch.load(data), words
     except Exception as error:  # the parser raises many kinds of errors
-        raise UserError(f"these {len(data)} bytes are not a shard: {_in_short(error)}") from error
+        raise UserError(f"these {len(data)} bytes are not a {what}: {_in_short(error)}") from error
 
 
 def to_file(tensors: Named, metadata: Words, path: Path) -> None:
@@ -77,20 +77,20 @@ def to_file(tensors: Named, metadata: Words, path: Path) -> None:
     safetensors.torch.save_file(_contiguous(tensors), path, dict(metadata))
 
 
-def from_file(path: Path) -> tuple[Named, Words]:
+def from_file(path: Path, what: str = "shard") -> tuple[Named, Words]:
     """Read a safetensors file, onto the CPU; its contents are mapped, not copied.
 
     Raises:
-        UserError: the file is not a shard.
+        UserError: it is not such a file; the message calls it `what`.
     """
     try:
         with path.open("rb") as file:
             words = _metadata(file)
         return safetensors.torch.load_file(path), words
     except OSError as error:
-        raise UserError(f"cannot read the shard {path}: {error.strerror}") from error
+        raise UserError(f"cannot read the {what} {path}: {error.strerror}") from error
     except Exception as error:  # the parser raises many kinds of errors
-        raise UserError(f"{path} is not a shard: {_in_short(error)}") from error
+        raise UserError(f"{path} is not a {what}: {_in_short(error)}") from error
 
 
 def _contiguous(tensors: Named) -> dict[str, Tensor]:
