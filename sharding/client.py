@@ -21,7 +21,8 @@ from sharding.factorization import factorize_empty
 from sharding.factorization.unpack import unpack
 from sharding.layers import FactorizedLayer
 from sharding.modules.copies import fill, meta_copy, meta_parameter
-from sharding.modules.state import as_real, key
+from sharding.modules.state import as_real
+from sharding.modules.wrappers import key, named_modules
 from sharding.optim import DecayOf, LocalSGD
 from sharding.shard import Shard
 from sharding.transport.compression import EXACT
@@ -142,9 +143,9 @@ def init_empty() -> Iterator[None]:
 def _replace_layers(model: nn.Module, shard: Shard) -> nn.Module:
     """Replace the layers that the shard has terms of by empty factorized ones, in place."""
     sent = shard.state()
-    attentions = [name for name, part in model.named_modules() if isinstance(part, nn.MultiheadAttention)]
+    attentions = [name for name, part in named_modules(model) if isinstance(part, nn.MultiheadAttention)]
     model = unpack(model, [name for name in attentions if any(part.startswith(key(name, "q_proj.")) for part in sent)])
-    modules = dict(model.named_modules(remove_duplicate=False))
+    modules = dict(named_modules(model, remove_duplicate=False))
     _refuse_fused(modules, sent)
     sizes = {layer: terms.indices.numel() for layer, terms in shard.terms.items()}
     sizes = {layer: n for layer, n in sizes.items() if not isinstance(modules.get(layer), FactorizedLayer)}

@@ -22,7 +22,7 @@ from sharding.factorization import ENDS, Patterns, as_patterns, num_terms, shard
 from sharding.layers import as_blocks, clear_padding, num_blocks
 from sharding.modules.finite import computable, find_nonfinite
 from sharding.modules.state import check_shapes, dense_state, frozen_names
-from sharding.modules.wrappers import full_tensor, unwrap
+from sharding.modules.wrappers import full_tensor, named_parameters, unwrap
 from sharding.rng import generator, seed_of
 from sharding.shard import Shard, Terms
 from sharding.strategies import Allocation, LayerContext, Strategy, get_strategy, norm_ratio
@@ -310,7 +310,7 @@ def _check_budgets(budgets: Mapping[Client, float]) -> None:
 
 
 def _check_values(model: nn.Module) -> None:
-    if empty := next((name for name, part in model.named_parameters() if part.is_meta), None):
+    if empty := next((name for name, part in named_parameters(model) if part.is_meta), None):
         raise UserError(f"{empty} is on the meta device; pass a model with values")
 
 

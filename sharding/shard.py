@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from sharding.errors import UserError
 from sharding.layers import FactorizedLayer
 from sharding.modules.finite import computable
-from sharding.modules.state import as_real, is_transmitted, key
-from sharding.modules.wrappers import distribute_like, full_tensor, unwrap
+from sharding.modules.state import as_real, is_transmitted
+from sharding.modules.wrappers import distribute_like, full_tensor, key, named_modules, named_state
 from sharding.transport import compression, serialize
 from sharding.transport.compression import EXACT, round_columns, round_outputs
 
@@ -174,8 +174,7 @@ class Shard:
         Raises:
             UserError: as `load_into`.
         """
-        model = unwrap(model)
-        state = {name: part for name, part in model.state_dict(keep_vars=True).items() if is_transmitted(name, part)}
+        state = {name: part for name, part in named_state(model).items() if is_transmitted(name, part)}
         problems = list(self._misfits(model, state))
         if problems:
             raise UserError(
@@ -212,7 +211,7 @@ class Shard:
 
     def _misfits(self, model: nn.Module, state: Mapping[str, Tensor]) -> Iterator[str]:
         """Describe each difference between the names and shapes of the shard and those of the model."""
-        modules, seen = dict(model.named_modules(remove_duplicate=False)), set()
+        modules, seen = dict(named_modules(model, remove_duplicate=False)), set()
         for layer, terms in self.terms.items():
             module, n = modules.get(layer), terms.indices.numel()
             if not isinstance(module, FactorizedLayer):

@@ -37,8 +37,8 @@ from sharding.aggregation.shares import cap_shares
 from sharding.errors import UserError, few
 from sharding.failures import Failure, Kind
 from sharding.modules.finite import find_nonfinite
-from sharding.modules.state import as_real, is_variance, key
-from sharding.modules.wrappers import distribute_like, full_tensor, unwrap
+from sharding.modules.state import as_real, is_variance
+from sharding.modules.wrappers import distribute_like, full_tensor, key, named_state
 from sharding.planner import Client, Plan
 from sharding.shard import Shard, update_norm
 from sharding.validation import is_number
@@ -165,7 +165,7 @@ class Average:
         if total is None and self._plan and not self._heard:  # where clients are sampled, there may be none
             warnings.warn("num_samples has no client of the plan, so no update counts", stacklevel=5)
         self._compare_norms()
-        state = unwrap(model).state_dict(keep_vars=True)
+        state = named_state(model)
         _check_names(state, self._plan)
         values = {name: _possible(name, value) for name, value in self._moved(state, total, server_lr)}
         faults = {client: self._faults.get(client, NOTHING) for client in self._heard}

@@ -20,7 +20,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 from sharding.errors import UserError, few, pick
 from sharding.modules.finite import find_nonfinite
-from sharding.modules.wrappers import unwrap
+from sharding.modules.wrappers import named_parameters
 from sharding.validation import is_number
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class ServerOptimizer:
         for what, value, most in (("server_lr", lr, LARGEST_LR), ("server_momentum", momentum, 1.0)):
             if not (is_number(value) and 0 < value < most):
                 raise UserError(f"{what} is {value!r}; pass a number above 0 and below {most:g}")
-        self._weights = dict(unwrap(model).named_parameters()) if make else {}
+        self._weights = dict(named_parameters(model)) if make else {}
         self._optimizer = make(self._weights.values(), lr, momentum) if make and self._weights else None
         self.rate = lr if make is None else 1.0
         self.remember()

@@ -14,7 +14,7 @@ from torch import nn
 from sharding.errors import UserError, few
 from sharding.factorization.obstacles import Surroundings, obstacle
 from sharding.layers import FactorizedLayer, is_affine, is_on_demand
-from sharding.modules.wrappers import refuse_scripted
+from sharding.modules.wrappers import get_submodule, named_modules, refuse_scripted, unwrap
 
 Pattern = str | type[nn.Module] | Callable[[str, nn.Module], bool]
 Patterns = Pattern | Iterable[Pattern]
@@ -40,7 +40,7 @@ class Choice:
 def choose(model: nn.Module, skip: Patterns = ENDS, also: Patterns = ()) -> Choice:
     """Decide which layers are sharded; see `shardable_layers` for the arguments."""
     refuse_scripted(model)
-    modules = dict(model.named_modules())
+    modules = dict(named_modules(model))
     surroundings = Surroundings(model)
     demanded = matching(model, [name for name, module in modules.items() if is_on_demand(module)], also, "also")
     candidates = {
@@ -91,7 +91,7 @@ def packed_attention(model: nn.Module, skip: Patterns) -> list[str]:
     surroundings = Surroundings(model)
     names = [
         name
-        for name, module in model.named_modules()
+        for name, module in named_modules(model)
         if isinstance(module, nn.MultiheadAttention) and surroundings.obstacle_to_unpacking(name) is None
     ]
     wanted = [pattern for pattern in as_patterns(skip) if not _is_end(pattern, model)]
@@ -135,7 +135,7 @@ def matching(model: nn.Module, names: Iterable[str], patterns: Patterns, what: s
 def aliases(model: nn.Module) -> dict[str, list[str]]:
     """Return all names of every module, by its first name; a module that is registered twice has two."""
     names: dict[int, list[str]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
+    for name, module in named_modules(model, remove_duplicate=False):
         names.setdefault(id(module), []).append(name)
     return {each[0]: each for each in names.values()}
 
@@ -149,9 +149,9 @@ def _matches(model: nn.Module, pattern: Pattern, name: str) -> bool:
     parts = name.split(".")
     around = [".".join(parts[: end + 1]) for end in range(len(parts))]
     if isinstance(pattern, type):
-        return any(isinstance(model.get_submodule(outer), pattern) for outer in around)
+        return any(isinstance(get_submodule(model, outer), pattern) for outer in around)
     if not isinstance(pattern, str):
-        return bool(pattern(name, model.get_submodule(name)))
+        return bool(pattern(name, get_submodule(model, name)))
     if _has_module(model, pattern):  # only this one, not every name with this end
         return pattern in around
     return any(outer.endswith(f".{pattern}") or fnmatchcase(outer, pattern) for outer in around)
@@ -159,7 +159,7 @@ def _matches(model: nn.Module, pattern: Pattern, name: str) -> bool:
 
 def _has_module(model: nn.Module, name: str) -> bool:
     try:
-        model.get_submodule(name)
+        get_submodule(model, name)
     except AttributeError:
         return False
     return True
@@ -184,7 +184,7 @@ def _is_end(pattern: Pattern, model: nn.Module) -> TypeGuard[str]:
 
 def _end(model: nn.Module, affine: list[str], which: int) -> list[str]:
     """Return the affine layers at the first (0) or the last (1) end of a model."""
-    named = getattr(model, "ends", None)
+    named = getattr(unwrap(model), "ends", None)
     try:
         ends = (named[which],) if isinstance(named[which], str) else tuple(named[which])  # type: ignore[index]
     except (TypeError, KeyError, IndexError):  # no attribute, or one of the same name that means something else

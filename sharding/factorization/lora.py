@@ -10,23 +10,37 @@ residual and the terms before training alike.
 """
 
 import json
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sharding.errors import UserError, few
 from sharding.factorization.choose import Patterns, aliases, matching
+from sharding.factorization.peft_check import Batch, check_layers, check_outputs
 from sharding.layers import FactorizedEmbedding, FactorizedLayer, FactorizedLinear
 from sharding.layers.conv import FactorizedConv
 from sharding.layers.linear import FactorizedTransposedLinear
 from sharding.modules.finite import find_nonfinite
-from sharding.modules.wrappers import unwrap
+from sharding.modules.wrappers import (
+    full_tensor,
+    get_submodule,
+    is_distributed,
+    named_buffers,
+    named_modules,
+    named_parameters,
+    named_state,
+    unwrap,
+)
 
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 KINDS = (FactorizedLinear, FactorizedTransposedLinear, FactorizedEmbedding, FactorizedConv)
 
 
@@ -43,32 +57,48 @@ def freeze_except_factors(model: nn.Module) -> nn.Module:
     return model
 
 
-def export_lora(model: nn.Module, start: nn.Module, folder: str | Path, modules_to_save: Patterns = ()) -> None:
+def export_lora(
+    model: nn.Module,
+    start: nn.Module,
+    folder: str | Path,
+    modules_to_save: Patterns = (),
+    *,
+    batch: Batch | None = None,
+) -> None:
     """Write the change of a model's factorized layers as an adapter that `peft.PeftModel.from_pretrained` loads.
 
     An adapter holds only factors. Call `freeze_except_factors` before training, or list the other modules that were
     trained, such as a new head, in `modules_to_save`. Where attention was unpacked or layers were split, load the
     adapter on a model that was treated alike, by `unpack_attention` or `split_layers`.
 
+    PEFT does not follow every model. If it is installed, the adapter is loaded once, and must reach all of its layers.
+    Only a comparison of outputs finds models whose forward pass reads `layer.weight` without a call of the layer, so
+    pass a `batch`. A model that FSDP2 holds in pieces is gathered (without a batch): call the function on every
+    process, and the first one writes.
+
     Args:
         model: the factorized model, trained.
         start: the factorized model before training, or the dense model that it was made from.
         folder: where ``adapter_config.json`` and ``adapter_model.safetensors`` are written.
         modules_to_save: modules that the adapter stores whole, as in `peft.LoraConfig`; patterns as for `factorize`.
+        batch: inputs of the model, to compare its outputs with those of PEFT's: a tensor, a tuple of arguments, or a
+            dict of keyword arguments. Models are copied and run in evaluation mode for that.
 
     Raises:
         UserError: PEFT cannot represent a layer (a convolution that is transposed, dilated, grouped, or padded with
             anything but zeros, or a layer with two names), `start` lacks it (it was unpacked or split from a layer of
             the dense model) or its residual, something outside the factors and `modules_to_save` changed, a parameter
-            has NaN or Inf, a pattern matches nothing, or the folder holds an adapter already.
+            has NaN or Inf, a pattern matches nothing, the folder holds an adapter already, or PEFT applies the adapter
+            in part, or not at all. Nothing is written then.
+        ImportError: a batch is given, and PEFT is not installed.
     """
     model, start, folder = unwrap(model), unwrap(start), Path(folder)
-    if (folder / "adapter_config.json").exists():
+    if (folder / CONFIG).exists():
         raise UserError(f"{folder} holds an adapter already; choose another folder or remove it")
-    layers = {name: part for name, part in model.named_modules() if isinstance(part, FactorizedLayer)}
-    saved = _outermost(matching(model, dict(model.named_modules()), modules_to_save, "modules_to_save"))
+    layers = {name: part for name, part in named_modules(model) if isinstance(part, FactorizedLayer)}
+    saved = _outermost(matching(model, dict(named_modules(model)), modules_to_save, "modules_to_save"))
     _check(model, start, layers, saved)
-    pairs = {name: _shaped(layer, *_change(layer, start.get_submodule(name))) for name, layer in layers.items()}
+    pairs = {name: _shaped(layer, *_change(layer, get_submodule(start, name))) for name, layer in layers.items()}
     ranks = {f"^{re.escape(name)}": len(a) for name, (a, _) in pairs.items()}
     largest = max(ranks.values())
     config: dict[str, Any] = {
@@ -92,11 +122,22 @@ def export_lora(model: nn.Module, start: nn.Module, folder: str | Path, modules_
         for side, tensor in zip("AB", pair, strict=True):
             tensors[f"base_model.model.{name}.{form.format(side)}"] = tensor.cpu().contiguous()
     for name in saved:
-        for key, tensor in model.get_submodule(name).state_dict(prefix=f"base_model.model.{name}.").items():
-            tensors[key] = tensor.detach().cpu().contiguous().clone()
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / "adapter_model.safetensors")
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+        for entry, tensor in named_state(get_submodule(model, name)).items():
+            tensors[f"base_model.model.{name}.{entry}"] = full_tensor(tensor.detach()).cpu().contiguous().clone()
+    distributed = any(map(is_distributed, (*model.parameters(), *start.parameters())))
+    if distributed and dist.get_rank() != 0:
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder.parent) as draft:
+        save_file(tensors, f"{draft}/{WEIGHTS}")
+        Path(draft, CONFIG).write_text(json.dumps(config, indent=1), encoding="utf-8")
+        if not distributed:
+            check_layers(start, Path(draft), layers)
+            if batch is not None:
+                check_outputs(model, start, Path(draft), batch)
+        folder.mkdir(exist_ok=True)
+        for name in (WEIGHTS, CONFIG):
+            os.replace(f"{draft}/{name}", folder / name)
 
 
 def _outermost(names: Collection[str]) -> list[str]:
@@ -112,7 +153,7 @@ def _check(model: nn.Module, start: nn.Module, layers: Mapping[str, FactorizedLa
         )
     if not layers:
         raise UserError(f"this {type(model).__name__} has no factorized layers to export")
-    before = dict(start.named_modules())
+    before = dict(named_modules(start))
     problems = [f"{name}, {what}, has no form as LoRA" for name, part in layers.items() if (what := _formless(part))]
     problems += [f"{name} is not in the model it started from" for name in layers if name not in before]
     problems += [
@@ -122,7 +163,8 @@ def _check(model: nn.Module, start: nn.Module, layers: Mapping[str, FactorizedLa
     ]
     names = aliases(model)
     problems += [f"{name} has another name too; PEFT would adapt one" for name in layers if len(names[name]) > 1]
-    if broken := find_nonfinite(dict(model.named_parameters())):
+    parameters = {name: full_tensor(part.detach()) for name, part in named_parameters(model)}
+    if broken := find_nonfinite(parameters):
         problems.append(f"{broken} has NaN or Inf")
     problems += [f"{name} is factorized; leave it out of modules_to_save" for name in layers if _is_in(name, saved)]
     if changed := [name for name in _changed(model, start, layers) if not _is_in(name, saved)]:
@@ -140,14 +182,14 @@ def _is_in(name: str, modules: Iterable[str]) -> bool:
 
 def _changed(model: nn.Module, start: nn.Module, layers: Iterable[str]) -> list[str]:
     """Return the names of the parameters and buffers outside the factors that are not as they were."""
-    before = dict(start.named_parameters()) | dict(start.named_buffers())
+    before = dict(named_parameters(start)) | dict(named_buffers(start))
     inside = tuple(f"{name}." for name in layers)
     return [
         name
-        for name, part in [*model.named_parameters(), *model.named_buffers()]
+        for name, part in [*named_parameters(model), *named_buffers(model)]
         if (not name.startswith(inside) or name.endswith(".bias"))
         and not name.endswith(".num_batches_tracked")
-        and not (name in before and torch.equal(before[name], part))
+        and not (name in before and torch.equal(full_tensor(before[name]), full_tensor(part)))
     ]
 
 
@@ -174,12 +216,13 @@ def _formless(layer: FactorizedLayer) -> str | None:
 
 def _change(layer: FactorizedLayer, before: nn.Module) -> tuple[Tensor, Tensor]:
     """Return B (rows, r) and A (columns, r), with B·Aᵀ the change of the matrix."""
-    u, v = layer.scaled_u.detach(), layer.v.detach()
+    u, v = (full_tensor(part.detach()) for part in (layer.scaled_u, layer.v))
     if isinstance(before, FactorizedLayer):
-        return torch.cat([u, -before.scaled_u.detach()], dim=1), torch.cat([v, before.v.detach()], dim=1)
-    dense = before.weight
-    assert isinstance(dense, Tensor)
-    difference = u.double() @ v.double().mT - dense.detach().double().flatten(1)
+        old_u, old_v = (full_tensor(part.detach()).to(u.device) for part in (before.scaled_u, before.v))
+        return torch.cat([u, -old_u], dim=1), torch.cat([v, old_v], dim=1)
+    assert isinstance(before.weight, Tensor)
+    dense = full_tensor(before.weight.detach()).to(u.device)
+    difference = u.double() @ v.double().mT - dense.double().flatten(1)
     left, sizes, right = torch.linalg.svd(difference, full_matrices=False)
     rank = max(1, int((sizes > sizes.max() * 1e-12).sum()))
     root = sizes[:rank].sqrt()

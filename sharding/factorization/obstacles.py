@@ -5,7 +5,7 @@ from torch import nn
 
 from sharding.layers import FactorizedLayer, factorized_type, num_blocks, padding_row
 from sharding.layers.attention import obstacle_to_unpacking
-from sharding.modules.state import key
+from sharding.modules.wrappers import has_own_forward, is_distributed, is_ordinary, key, named_modules
 
 STATE_HOOKS = (
     "_state_dict_hooks",
@@ -21,7 +21,7 @@ class Surroundings:
     def __init__(self, model: nn.Module) -> None:
         self._owners: dict[int, list[str]] = {}
         self._modules: dict[str, nn.Module] = {}
-        for name, module in model.named_modules():
+        for name, module in named_modules(model):
             self._modules[name] = module
             for kind, parameter in module._parameters.items():
                 if parameter is not None:
@@ -82,6 +82,8 @@ def _of_weight(layer: nn.Module) -> str | None:
         return "its weight is computed (parametrized, normalized or pruned)"
     if isinstance(weight, nn.UninitializedParameter):
         return "not initialized yet"
+    if not is_ordinary(weight):
+        return f"its weight is a {type(weight).__name__}"
     if not weight.is_floating_point() or weight.element_size() < 2:
         return f"its weight is {str(weight.dtype).removeprefix('torch.')}"
     if weight.layout != torch.strided:
@@ -90,13 +92,15 @@ def _of_weight(layer: nn.Module) -> str | None:
 
 
 def _of_behavior(layer: nn.Module) -> str | None:
+    if hasattr(layer, "_hf_hook"):
+        return "accelerate has hooked it; call accelerate.hooks.remove_hook_from_module(model, recurse=True)"
     if factorized_type(layer) is None:
-        whose = "this one" if "forward" in vars(layer) else type(layer).__name__
+        whose = "this one" if has_own_forward(layer) else type(layer).__name__
         return f"{whose} overrides forward"
     if type(layer).get_extra_state is not nn.Module.get_extra_state:
         return f"{type(layer).__name__} has extra state"
-    fsdp = hasattr(layer.weight, "device_mesh")  # whose hooks say how a state dict is put together
-    if not fsdp and any(vars(layer).get(hooks) for hooks in STATE_HOOKS):
+    # FSDP2's hooks say how a state dict is put together.
+    if not is_distributed(layer.weight) and any(vars(layer).get(hooks) for hooks in STATE_HOOKS):
         return "it has hooks on its state dict"
     return _of_embedding(layer) if isinstance(layer, nn.Embedding) else None
 

@@ -13,7 +13,7 @@ from sharding.factorization.unpack import pack, replace_modules, unpack
 from sharding.layers import FactorizedLayer, factorized_type
 from sharding.modules.copies import copied, tensors
 from sharding.modules.finite import find_nonfinite
-from sharding.modules.wrappers import refuse_scripted
+from sharding.modules.wrappers import get_submodule, named_modules, refuse_distributed, refuse_scripted
 from sharding.quantization import Format, check_format
 
 
@@ -37,6 +37,7 @@ def factorize(
             dense; or an `Energy` that each layer keeps; or a `Budget` for the whole model.
         skip: layers to keep dense, see `shardable_layers`; by default the first and the last.
         inplace: change `model` itself instead of a copy. A model that is a single layer is replaced; use the result.
+            Make the optimizer afterwards: an earlier one would train the old weights.
         also: layers to factorize that stay dense by default, as embeddings do (``also=nn.Embedding``).
         residual: keep the rest of each weight, frozen, as ``int4``, ``int8``, ``bfloat16`` or ``float32``; see
             `sharding.quantization`. The model then computes what it did, up to rounding, and only the terms train. None
@@ -60,6 +61,7 @@ def factorize(
     if residual is not None:
         check_format(residual)
     refuse_scripted(model)
+    refuse_distributed(model)
     skip = as_patterns(skip)
     packed = packed_attention(model, skip)
     plan = unpack(_sharing(model), packed)  # every error is found before anything is changed
@@ -75,7 +77,7 @@ def factorize(
     kinds = {name: _kind(name, layer) for name, layer in dense.items()}
     moments = {} if calibration is None else observe(plan, dense, calibration)
     target = unpack(model, packed) if inplace else plan
-    old = {name: target.get_submodule(name) for name in kept}
+    old = {name: get_submodule(target, name) for name in kept}
     new = {
         name: kinds[name].from_dense(layer, kept[name], residual, moments.pop(name, None))
         for name, layer in old.items()
@@ -104,7 +106,7 @@ def factorize_empty(
     Raises:
         UserError: a name is not a layer that can be factorized, or a number of terms is outside 1…N.
     """
-    layers = dict(model.named_modules(remove_duplicate=False))
+    layers = dict(named_modules(model, remove_duplicate=False))
     missing = [name for name in terms if name not in layers]
     if missing:
         raise UserError(f"the model has no layer {', '.join(missing)}")
@@ -116,7 +118,12 @@ def factorize_empty(
 
 
 def merge(model: nn.Module, inplace: bool = False) -> nn.Module:
-    """Undo `factorize`: replace factorized layers by dense ones with the same weights, and pack attention again."""
+    """Undo `factorize`: replace factorized layers by dense ones with the same weights, and pack attention again.
+
+    Raises:
+        UserError: FSDP2 holds the model in pieces.
+    """
+    refuse_distributed(model)
     model = model if inplace else copied(model)
     dense = {id(part): part.to_dense() for part in model.modules() if isinstance(part, FactorizedLayer)}
     model = pack(replace_modules(model, dense))

@@ -14,6 +14,7 @@ from sharding.factorization.choose import ENDS, Choice, Pattern
 from sharding.factorization.obstacles import rank_of
 from sharding.factorization.terms import GROWS, UNGIVEN, Cost
 from sharding.layers import FactorizedLayer, num_blocks
+from sharding.modules.wrappers import named_modules
 
 ASKED = ("skip: ", "default skip: ")
 
@@ -105,7 +106,7 @@ def uncovered(model: nn.Module, replaced: Mapping[str, nn.Module], whole: Mappin
     """Count the parameters outside the replaced weights, by kind; shared ones count once."""
     seen = {id(layer.weight) for layer in replaced.values()}
     counts: dict[str, int] = {}
-    for name, module in model.named_modules():
+    for name, module in named_modules(model):
         for kind, parameter in module._parameters.items():
             if parameter is not None and id(parameter) not in seen:
                 seen.add(id(parameter))

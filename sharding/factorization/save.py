@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -19,8 +20,9 @@ from sharding.errors import UserError
 from sharding.factorization import factorize_empty
 from sharding.factorization.unpack import split_layers, unpack
 from sharding.layers import FactorizedLayer, SplitLinear, UnpackedAttention
+from sharding.layers.base import FACTORS
 from sharding.modules.copies import fill, meta_copy
-from sharding.modules.wrappers import unwrap
+from sharding.modules.wrappers import full_tensor, is_distributed, is_ordinary, named_modules, named_state, unwrap
 from sharding.quantization import Format, format_of
 from sharding.transport.serialize import TYPES
 
@@ -33,16 +35,17 @@ def save_factorized(model: nn.Module, folder: str | Path) -> None:
 
     Tied tensors are written once. For a Hugging Face model, use this function instead of `save_pretrained`, since
     `from_pretrained` builds dense layers and leaves them random where it finds factors. To write an ordinary
-    checkpoint, call ``merge(model).save_pretrained(folder)``.
+    checkpoint, call ``merge(model).save_pretrained(folder)``. A model that FSDP2 holds in pieces is gathered: call the
+    function on every process, and the first one writes.
 
     Raises:
         UserError: the folder already holds a model, or the model has extra state (`get_extra_state`) or a tensor of a
-            kind that safetensors lacks.
+            kind that safetensors lacks, or a factor that is computed.
     """
     model, folder = unwrap(model), Path(folder)
     if (folder / CONFIG).exists() or (folder / TENSORS).exists():
         raise UserError(f"{folder} holds a model already; choose another folder or remove it")
-    slots = model.state_dict(keep_vars=True)
+    slots = named_state(model)
     strange = [name for name in slots if name.rpartition(".")[2] == "_extra_state"]
     if strange:
         raise UserError(f"{', '.join(strange)} is extra state, which cannot be saved; remove it from its module")
@@ -52,7 +55,15 @@ def save_factorized(model: nn.Module, folder: str | Path) -> None:
             raise UserError(
                 f"{name} is {slots[name].layout} of {slots[name].dtype}, which safetensors lacks; convert it"
             )
-    modules = dict(model.named_modules())
+        if not is_ordinary(slots[name]):
+            raise UserError(f"{name} is a {type(slots[name]).__name__}, and cannot be saved; quantize after loading")
+    modules = dict(named_modules(model))
+    for name, part in modules.items():
+        if isinstance(part, FactorizedLayer) and any(factor not in part.state_dict() for factor in FACTORS):
+            raise UserError(
+                f"a factor of {name} is computed (pruned, normalized or parametrized), so it could not be "
+                "loaded; make it permanent with torch.nn.utils.prune.remove or parametrize.remove_parametrizations"
+            )
     config = {
         "format": FORMAT,
         "layers": {name: part.num_terms for name, part in modules.items() if isinstance(part, FactorizedLayer)},
@@ -64,8 +75,10 @@ def save_factorized(model: nn.Module, folder: str | Path) -> None:
             if isinstance(part, FactorizedLayer) and part.residual is not None
         },
     }
+    tensors = {name: full_tensor(slots[name].detach()).cpu().contiguous().clone() for name in names}
+    if any(map(is_distributed, slots.values())) and dist.get_rank() != 0:
+        return
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: slots[name].detach().cpu().contiguous().clone() for name in names}
     save_file(tensors, folder / f"{TENSORS}.part")
     (folder / f"{CONFIG}.part").write_text(json.dumps(config, indent=1), encoding="utf-8")
     for name in (TENSORS, CONFIG):  # atomic
@@ -87,7 +100,7 @@ def load_factorized(folder: str | Path, model: nn.Module, device: torch.device |
     """
     config, tensors = _read(Path(folder))
     small = _structure(meta_copy(model), config, folder)
-    slots = small.state_dict(keep_vars=True)
+    slots = named_state(small)
     names = _first_names(slots)
     problems = [
         *(f"{name} is not in the folder" for name in names if name not in tensors),
@@ -146,7 +159,7 @@ def _structure(model: nn.Module, config: Mapping[str, Any], folder: str | Path) 
     """Unpack, split and factorize an empty model as the configuration states, in place."""
     opened = [*config["unpacked"], *config["split"]]
     inside = tuple(f"{name}." if name else "" for name in opened)
-    modules = dict(model.named_modules())
+    modules = dict(named_modules(model))
     missing = [name for name in opened if name not in modules]
     missing += [name for name in config["layers"] if name not in modules and not name.startswith(inside)]
     problems = [f"the model has no {', '.join(missing)}"] if missing else []

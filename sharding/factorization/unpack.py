@@ -10,6 +10,7 @@ from sharding.factorization.choose import Pattern, matching, packed_attention
 from sharding.factorization.obstacles import Surroundings
 from sharding.layers import SplitLinear, UnpackedAttention
 from sharding.modules.copies import copied
+from sharding.modules.wrappers import get_submodule, named_modules, rebuild_wrappers
 
 BEFORE = "use_nested_tensor_when_packed"  # the encoder's own flag, which `pack` restores
 
@@ -40,22 +41,22 @@ def split_layers(model: nn.Module, parts: Mapping[Pattern, int | Sequence[int]],
     for pattern, sizes in parts.items():
         linear = [
             name
-            for name, module in model.named_modules()
-            if not (module._modules or isinstance(model.get_submodule(name.rpartition(".parts.")[0]), SplitLinear))
+            for name, module in named_modules(model)
+            if not (module._modules or isinstance(get_submodule(model, name.rpartition(".parts.")[0]), SplitLinear))
         ]
         if not (names := sorted(matching(model, linear, pattern, "split_layers"))):
             raise UserError(f"split_layers pattern {pattern!r} matches no layer that is still whole")
         for name in names:
-            layer = model.get_submodule(name)
+            layer = get_submodule(model, name)
             if twins := surroundings.twins(name, layer, "weight"):
                 raise UserError(f"{name} cannot be split: its weight is tied to {', '.join(twins)}")
             split[name] = SplitLinear(layer, sizes)
-    return replace_modules(model, {id(model.get_submodule(name)): layer for name, layer in split.items()})
+    return replace_modules(model, {id(get_submodule(model, name)): layer for name, layer in split.items()})
 
 
 def unpack(model: nn.Module, names: Iterable[str]) -> nn.Module:
     """Unpack the attentions of these names, in place."""
-    packed = {name: model.get_submodule(name) for name in names}
+    packed = {name: get_submodule(model, name) for name in names}
     for encoder in model.modules():
         if isinstance(encoder, nn.TransformerEncoder) and any(part in packed.values() for part in encoder.modules()):
             vars(encoder)[BEFORE] = encoder.use_nested_tensor
@@ -86,13 +87,14 @@ def replace_modules(model: nn.Module, replacements: Mapping[int, nn.Module]) -> 
         for name, module in parent._modules.items():
             if id(module) in replacements:
                 parent._modules[name] = replacements[id(module)]
+    rebuild_wrappers(model)
     _warn_of_references(model, replacements)
     return replacements.get(id(model), model)
 
 
 def _warn_of_references(model: nn.Module, replaced: Mapping[int, nn.Module]) -> None:
     """Warn where a module that was replaced is still in a plain attribute, list or dictionary of another."""
-    for name, parent in model.named_modules():
+    for name, parent in named_modules(model):
         for attribute, value in vars(parent).items():
             held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
             if any(id(part) in replaced for part in held):

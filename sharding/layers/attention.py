@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from sharding.errors import UserError
 from sharding.layers.base import carry_over
+from sharding.modules.wrappers import has_own_forward
 
 
 class UnpackedAttention(nn.Module):
@@ -99,7 +100,7 @@ class UnpackedAttention(nn.Module):
 
 def obstacle_to_unpacking(attention: nn.MultiheadAttention) -> str | None:
     """Return why an attention cannot be unpacked, or None if it can."""
-    if type(attention) is not nn.MultiheadAttention or "forward" in vars(attention):
+    if type(attention) is not nn.MultiheadAttention or has_own_forward(attention):
         return f"{type(attention).__name__} may compute something else"
     packed = [attention.in_proj_weight] if attention._qkv_same_embed_dim else _projections(attention)
     if not all(isinstance(weight, nn.Parameter) for weight in (*packed, attention.out_proj.weight)):

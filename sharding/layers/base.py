@@ -4,6 +4,7 @@ Without a residual R is 0. With one, the layer is the dense layer W, of which on
 R = W − L is kept in few bits (`sharding.quantization`).
 """
 
+from collections import OrderedDict
 from typing import ClassVar, Self
 
 import torch
@@ -13,12 +14,15 @@ from torch.nn.modules.conv import _ConvNd
 from sharding.activations import Moment, weighted_terms
 from sharding.errors import UserError
 from sharding.layers.computed import computed
+from sharding.modules.wrappers import distribute_like
 from sharding.quantization import Format, dequantize, empty_quantized, quantize
 from sharding.svd.spectrum import compose
 from sharding.svd.truncation import largest_terms
 
 # A factorized layer's notes on its dense layer, which the dense layer does not have.
 OWN = ("dense_type", "weight_shape", "num_blocks", "axis")
+FACTORS = ("u", "v", "multipliers")
+COMPUTED = (*FACTORS, "bias")  # plain attributes where pruning or normalization computes them
 # Hooks that users register on a layer; its replacement takes them over.
 HOOKS = (
     "_forward_hooks",
@@ -30,8 +34,8 @@ HOOKS = (
     "_backward_pre_hooks",
     "_is_full_backward_hook",
 )
-# The result of `layer.compile()` computes the old layer.
-MACHINERY = frozenset(vars(nn.Module())) - {"training", *HOOKS} | {"_compiled_call_impl"}
+# The result of `layer.compile()`, and a bound `forward`, compute the old layer.
+MACHINERY = frozenset(vars(nn.Module())) - {"training", *HOOKS} | {"_compiled_call_impl", "forward"}
 
 
 class FactorizedLayer(nn.Module):
@@ -112,7 +116,7 @@ class FactorizedLayer(nn.Module):
     @property
     def omega(self) -> Tensor:
         """ω in the type of the factors, which FSDP2's mixed precision casts without the buffers, shape (n,)."""
-        return self.multipliers.to(self.u.dtype)
+        return distribute_like(self.multipliers.to(self.u.dtype), self.u, copies=True)
 
     @property
     def scaled_u(self) -> Tensor:
@@ -140,7 +144,8 @@ class FactorizedLayer(nn.Module):
     def _compose(self, u: Tensor, omega: Tensor, v: Tensor) -> Tensor:
         matrix = compose(u * omega, v, self.num_blocks)
         if self.residual is not None:
-            matrix = matrix + dequantize(self.residual, self.columns, matrix.dtype)
+            residual = dequantize(self.residual, self.columns, matrix.dtype)
+            matrix = matrix + distribute_like(residual, matrix, copies=True)
         return matrix.view(self.weight_shape)
 
     @classmethod
@@ -179,22 +184,36 @@ class FactorizedLayer(nn.Module):
 
     @torch.no_grad()
     def to_dense(self) -> nn.Module:
-        """Return the ordinary layer, its weight composed in float64 so that half precision does not drift."""
+        """Return the ordinary layer, its weight composed in float64 so that half precision does not drift.
+
+        Factors that are computed (pruned, normalized or parametrized) enter with their values.
+        """
         dense = self.dense_type.__new__(self.dense_type)  # a subclass can have any `__init__`
         nn.Module.__init__(dense)
         carry_over(self, dense)
-        weight = compose(self.u.double() * self.multipliers.double(), self.v.double(), self.num_blocks)
+        hooks = {number: hook for number, hook in self._forward_pre_hooks.items() if _computes_factor(hook)}
+        for hook in hooks.values():  # the values of the next forward pass
+            hook(self, ())
+        kept = ((number, hook) for number, hook in self._forward_pre_hooks.items() if number not in hooks)
+        dense._forward_pre_hooks = OrderedDict(kept)
+        omega = self.multipliers.to(self.u.device, torch.float64)  # buffers can have values where parameters have none
+        weight = compose(self.u.double() * omega, self.v.double(), self.num_blocks)
         if self.residual is not None:
-            weight += dequantize(self.residual, self.columns, torch.float64)
-        trains = self.u.requires_grad or self.v.requires_grad
+            weight += dequantize(self.residual, self.columns, torch.float64).to(weight.device)
+        trains = any(part.requires_grad for name, part in self.named_parameters() if "bias" not in name)
         dense.weight = nn.Parameter(weight.view(self.weight_shape).to(self.u.dtype), trains)
-        if "bias" in self._parameters:
+        if hasattr(self, "bias"):  # an embedding has none, not even None
             bias = self.bias
             dense.register_parameter("bias", None if bias is None else nn.Parameter(bias.clone(), bias.requires_grad))
         return dense
 
     def _clear(self, layer: nn.Module) -> None:
         """Set to zero, in place, what a dense layer of this kind keeps at zero."""
+
+
+def _computes_factor(hook: object) -> bool:
+    """Whether a hook is one of torch's pruning or normalization that computes a factor or a bias."""
+    return getattr(hook, "_tensor_name", getattr(hook, "name", None)) in COMPUTED
 
 
 def as_blocks(weight: Tensor, blocks: int) -> Tensor:
@@ -220,4 +239,8 @@ def carry_over(source: nn.Module, target: nn.Module) -> None:
 
 def plain_attributes(layer: nn.Module) -> dict[str, object]:
     """Return a layer's attributes other than parameters, buffers, modules and this library's notes."""
-    return {name: value for name, value in vars(layer).items() if name not in MACHINERY and name not in OWN}
+    return {
+        name: value
+        for name, value in vars(layer).items()
+        if name not in MACHINERY and name not in OWN and not (name in COMPUTED and isinstance(value, Tensor))
+    }

@@ -5,6 +5,7 @@ from torch import nn
 from sharding.errors import UserError
 from sharding.layers.base import FactorizedLayer
 from sharding.layers.linear import FactorizedTransposedLinear, is_transposed_linear
+from sharding.modules.wrappers import has_own_forward
 
 _REGISTRY: dict[type[nn.Module], type[FactorizedLayer]] = {}
 _ON_DEMAND: set[type[nn.Module]] = set()
@@ -39,7 +40,7 @@ def factorized_type(layer: nn.Module) -> type[FactorizedLayer] | None:
     if kind is None:
         return FactorizedTransposedLinear if is_transposed_linear(layer) else None
     inherits = all(getattr(type(layer), name, None) is getattr(kind, name, None) for name in BEHAVIOR)
-    return _REGISTRY[kind] if inherits and "forward" not in vars(layer) else None
+    return _REGISTRY[kind] if inherits and not has_own_forward(layer) else None
 
 
 def base_of(layer: nn.Module) -> type[nn.Module] | None:

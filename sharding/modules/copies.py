@@ -9,24 +9,32 @@ from torch import Tensor, nn
 
 from sharding.errors import UserError
 from sharding.modules.state import check_shapes
-from sharding.modules.wrappers import refuse_scripted, unwrap
+from sharding.modules.wrappers import (
+    named_buffers,
+    named_parameters,
+    rebuild_wrappers,
+    refuse_distributed,
+    refuse_scripted,
+    unwrap,
+)
 
 
 def copied(model: nn.Module, instead: Mapping[int, object] | None = None) -> nn.Module:
     """Return a copy of a model in which some objects are replaced.
 
     Args:
-        model: it is not changed.
+        model: it is not changed; FSDP2 must not hold it.
         instead: the replacement of an object, by its `id`.
 
     Raises:
-        UserError: a module holds something that Python cannot copy, such as a lock.
+        UserError: a module holds something that Python cannot copy, such as a lock, or FSDP2 holds the model.
     """
+    refuse_distributed(model)
     # torch copies neither computed tensors (pruned, normalized) nor sparse ones.
     special = [tensor for tensor in tensors(model) if not tensor.is_leaf or tensor.layout != torch.strided]
     try:
         return deepcopy(model, {id(tensor): _clone(tensor) for tensor in special} | dict(instead or {}))
-    except TypeError as error:
+    except (TypeError, RuntimeError) as error:
         raise UserError(f"this {type(model).__name__} cannot be copied: {error}; keep that outside of it") from error
 
 
@@ -68,7 +76,8 @@ def fill(model: nn.Module, values: Mapping[int, Tensor], source: object) -> None
                 if (value := values.get(id(entry))) is not None:
                     new = nn.Parameter(value, entry.requires_grad) if isinstance(entry, nn.Parameter) else value
                     entries[key] = made.setdefault(id(entry), new)  # one for all names of a tied one
-    empty = [name for name, part in (*model.named_parameters(), *model.named_buffers()) if part.is_meta]
+    rebuild_wrappers(model)
+    empty = [name for name, part in (*named_parameters(model), *named_buffers(model)) if part.is_meta]
     if empty:
         raise UserError(
             f"{source} has no values for {', '.join(empty)}, which the model has on the meta device; build it in "
@@ -82,7 +91,14 @@ def _clone(tensor: Tensor) -> Tensor:
 
 
 def tensors(model: nn.Module) -> Iterator[Tensor]:
-    """Yield the tensors that a model's modules hold: parameters, buffers and plain attributes."""
+    """Yield the tensors that a model's modules hold: parameters, buffers and attributes, also in containers."""
     for module in model.modules():
-        held = (*module._parameters.values(), *module._buffers.values(), *vars(module).values())
-        yield from (tensor for tensor in held if isinstance(tensor, Tensor))
+        yield from _tensors_in(vars(module))
+
+
+def _tensors_in(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple | set):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _tensors_in(part)

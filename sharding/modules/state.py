@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sharding.errors import UserError
-from sharding.modules.wrappers import full_tensor
+from sharding.modules.wrappers import full_tensor, is_ordinary, key, named_buffers, named_parameters, named_state
 from sharding.transport.serialize import TYPES
 
 
@@ -27,7 +27,7 @@ def dense_state(model: nn.Module, sharded: Mapping[str, nn.Module]) -> dict[str,
     """
     seen = {id(layer.weight) for layer in sharded.values()}
     dense = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
+    for name, tensor in named_state(model).items():
         _check_kind(name, tensor)
         if is_transmitted(name, tensor) and id(tensor) not in seen:
             seen.add(id(tensor))
@@ -41,6 +41,8 @@ def _check_kind(name: str, entry: object) -> None:
             f"{name} is a {type(entry).__name__}, which cannot be sent; quantize a model after training, "
             "and keep other state as extra state"
         )
+    if isinstance(entry, Tensor) and not is_ordinary(entry):
+        raise UserError(f"{name} is a {type(entry).__name__}, which cannot be sent; quantize a model after training")
     if isinstance(entry, Tensor) and entry.layout != torch.strided:
         layout = str(entry.layout).removeprefix("torch.")
         raise UserError(f"{name} is {layout}, which cannot be sent; make it dense with to_dense()")
@@ -64,7 +66,7 @@ def _check_memory(name: str, tensor: Tensor) -> None:
 
 def frozen_names(model: nn.Module, sharded: Mapping[str, nn.Module], dense: Mapping[str, Tensor]) -> frozenset[str]:
     """Return the names of sharded layers and dense tensors that are neither trained nor averaged."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    parameters = dict(named_parameters(model, remove_duplicate=False))
     own = {key(layer, "weight"): layer for layer in sharded} | {name: name for name in dense}
     fixed = {own[name] for name, parameter in parameters.items() if name in own and not parameter.requires_grad}
     return frozenset(fixed | {name for name, tensor in dense.items() if not tensor.is_floating_point()})
@@ -76,7 +78,7 @@ def check_shapes(model: nn.Module) -> None:
     Raises:
         UserError: it has lazy modules that have not seen a batch.
     """
-    lazy = [name for name, part in (*model.named_parameters(), *model.named_buffers()) if is_lazy(part)]
+    lazy = [name for name, part in (*named_parameters(model), *named_buffers(model)) if is_lazy(part)]
     if lazy:
         raise UserError(f"{', '.join(lazy)} of this {type(model).__name__} have no shape; run a batch through it first")
 
@@ -94,8 +96,3 @@ def is_transmitted(name: str, entry: object) -> bool:
 def is_variance(name: str) -> bool:
     """Whether an entry of a state dict is a batch norm's variance; below 0 it makes outputs NaN."""
     return name.rpartition(".")[2] == "running_var"
-
-
-def key(layer: str, part: str) -> str:
-    """Return the state-dict name of a part of a layer; a layer that is the whole model has no name."""
-    return f"{layer}.{part}" if layer else part

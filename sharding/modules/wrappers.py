@@ -1,23 +1,156 @@
-"""Reach the models and tensors inside DDP, `torch.compile` and FSDP2."""
+"""Reach the modules and tensors inside DDP, `torch.compile`, activation checkpoints and FSDP2.
 
+Wrappers put a part of their own into names: `blocks.0._orig_mod.fc.weight`. They can be around a model or around any of
+its parts, and the server's need not be the client's. So this library knows modules and tensors by their names without
+these parts.
+"""
+
+from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from sharding.errors import UserError
 
+# What each class of wrappers calls the module in it. They are known by name: most are of packages that few have.
+WRAPPERS = {
+    "OptimizedModule": "_orig_mod",  # torch.compile
+    "ActivationWrapper": "_checkpoint_wrapped_module",  # torch's checkpoint_wrapper and offload_wrapper
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "AveragedModel": "module",  # torch.optim.swa_utils
+    "ModelEmaV2": "module",  # timm
+    "ModelEmaV3": "module",
+    "GradSampleModule": "_module",  # Opacus
+    "DeepSpeedEngine": "module",
+    "_FabricModule": "_forward_module",  # Lightning
+}
+
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the module inside DDP, `DataParallel` and `torch.compile`, nested in any order."""
-    while True:
-        if isinstance(model, DistributedDataParallel | DataParallel):
-            model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):  # torch.compile's OptimizedModule
-            model = inner
-        else:
-            return model
+    """Return the module inside wrappers, nested in any order."""
+    while (name := _inner_name(model)) is not None:
+        model = cast(nn.Module, model._modules[name])
+    return model
+
+
+def _inner_name(module: nn.Module) -> str | None:
+    """Return what a wrapper calls the module in it; None for other modules."""
+    names = (WRAPPERS.get(kind.__name__) for kind in type(module).__mro__)
+    return next((name for name in names if name and module._modules.get(name) is not None), None)
+
+
+def named_modules(
+    model: nn.Module, remove_duplicate: bool = True, prefix: str = "", seen: set[int] | None = None
+) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules of a model like `nn.Module.named_modules`, but neither wrappers nor their parts of names."""
+    model, seen = unwrap(model), set() if seen is None else seen
+    if remove_duplicate and id(model) in seen:
+        return
+    seen.add(id(model))
+    yield prefix, model
+    for name, child in model._modules.items():
+        if child is not None:
+            yield from named_modules(child, remove_duplicate, key(prefix, name), seen)
+
+
+def get_submodule(model: nn.Module, name: str) -> nn.Module:
+    """Return the module of a name that `named_modules` gives.
+
+    Raises:
+        AttributeError: there is none.
+    """
+    model = unwrap(model)
+    for part in name.split(".") if name else ():
+        child = model._modules.get(part)
+        if child is None:
+            raise AttributeError(f"{type(model).__name__} has no module {part}")
+        model = unwrap(child)
+    return model
+
+
+def named_parameters(model: nn.Module, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the parameters of a model like `nn.Module.named_parameters`, by names without the parts of wrappers."""
+    return cast(Iterator[tuple[str, nn.Parameter]], _named_tensors(model, "_parameters", remove_duplicate))
+
+
+def named_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the buffers of a model like `nn.Module.named_buffers`, by names without the parts of wrappers."""
+    return _named_tensors(model, "_buffers", remove_duplicate=True)
+
+
+def _named_tensors(model: nn.Module, kind: str, remove_duplicate: bool) -> Iterator[tuple[str, Tensor]]:
+    seen: set[int] = set()
+    for prefix, module in named_modules(model, remove_duplicate):
+        for name, tensor in getattr(module, kind).items():
+            if tensor is not None and not (remove_duplicate and id(tensor) in seen):
+                seen.add(id(tensor))
+                yield key(prefix, name), tensor
+
+
+def named_state(model: nn.Module) -> dict[str, Any]:
+    """Return the state dict of the module inside wrappers, by names without their parts, with the model's own tensors.
+
+    What a wrapper counts for itself, as `AveragedModel` does, is left out.
+    """
+    model = unwrap(model)
+    entries = ((_without_wrappers(model, name), entry) for name, entry in model.state_dict(keep_vars=True).items())
+    return {name: entry for name, entry in entries if name is not None}
+
+
+def _without_wrappers(model: nn.Module, name: str) -> str | None:
+    """Return the name of a state-dict entry without the parts of wrappers; None if it is a wrapper's own."""
+    module: nn.Module | None = model
+    parts = []
+    for part in name.split("."):
+        while module is not None and (inner := _inner_name(module)) is not None:
+            if part in module._buffers or part in module._parameters:
+                return None
+            module = module._modules[inner]
+            if part == inner:
+                break
+        else:  # not a wrapper's: some wrappers leave their part out themselves
+            module = None if module is None else module._modules.get(part)
+            parts.append(part)
+    return ".".join(parts)
+
+
+def rebuild_wrappers(model: nn.Module) -> None:
+    """Let wrappers take note of what was replaced inside: DDP lists parameters, `torch.compile` keeps a function."""
+    for module in model.modules():
+        if _inner_name(module) is not None and type(module).__setstate__ is not nn.Module.__setstate__:
+            module.__setstate__(module.__getstate__())
+
+
+def key(layer: str, part: str) -> str:
+    """Return the name of a part of a module; a module that is the whole model has no name."""
+    return f"{layer}.{part}" if layer else part
+
+
+def has_own_forward(module: nn.Module) -> bool:
+    """Whether a module's `forward` is another than its class's; accelerate's hooks leave the class's there, bound."""
+    forward = vars(module).get("forward")
+    return forward is not None and getattr(forward, "__func__", None) is not type(module).forward
+
+
+def refuse_distributed(model: nn.Module) -> None:
+    """Check that FSDP2 does not hold a model's parameters, since its modules cannot be copied or replaced.
+
+    Raises:
+        UserError: it does.
+    """
+    if any(is_distributed(parameter) for parameter in model.parameters()):
+        raise UserError(
+            "FSDP2 holds the parameters of this model in pieces, and its layers cannot be replaced; factorize it "
+            "before fully_shard, and merge what save_factorized saves of it"
+        )
+
+
+def is_ordinary(tensor: Tensor) -> bool:
+    """Whether a tensor's memory holds its values, in one process or distributed; a quantized weight's does not."""
+    return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__ or is_distributed(tensor)
 
 
 def refuse_scripted(model: nn.Module) -> None:
@@ -60,4 +193,4 @@ def distribute_like(tensor: Tensor, like: Any, *, copies: bool = False) -> Tenso
 
 def is_distributed(tensor: Any) -> bool:
     """Whether FSDP2 has distributed a tensor."""
-    return hasattr(tensor, "device_mesh")
+    return type(tensor).__name__ == "DTensor"

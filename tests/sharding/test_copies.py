@@ -1,5 +1,7 @@
 """Models with tensors that torch does not copy: all that copies a model does, or says why not."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -75,3 +77,27 @@ def test_lazy_modules_that_have_no_shape_are_reported(where, tmp_path):
     ):
         with pytest.raises(UserError, match=r"2\.weight, .*3\.running_mean, .* have no shape; run a batch through it"):
             use()
+
+
+class Caches(nn.Linear):
+    """Keeps what it computed, as timm's LeViT does."""
+
+    def forward(self, x):
+        self.cache = {"bias": [self.bias * 2]}
+        return super().forward(x)
+
+
+def test_copies_of_a_module_that_caches_computed_tensors_compute_the_same():
+    model, x = nn.Sequential(Caches(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)), torch.randn(3, 8)
+    expected = model(x)
+    assert not model[0].cache["bias"][0].is_leaf
+    torch.testing.assert_close(factorize(model, 1.0)(x), expected)
+    shard = ShardPlanner("full").plan(model, {0: 1.0})[0]
+    torch.testing.assert_close(client_model(model, shard)(x), expected)
+
+
+def test_copy_of_a_module_with_a_tensor_out_of_sight_raises_usererror():
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+    model[0].cache = SimpleNamespace(tensor=model[0].weight * 2)
+    with pytest.raises(UserError, match="this Sequential cannot be copied: Only Tensors created explicitly"):
+        factorize(model, 0.5)

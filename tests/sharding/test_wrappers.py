@@ -6,13 +6,28 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing import spawn
 from torch.nn import functional as F
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 
-from sharding import LocalSGD, Shard, ShardPlanner, UserError, client_model, factorize, load_factorized, save_factorized
+from sharding import (
+    LocalSGD,
+    Shard,
+    ShardPlanner,
+    UserError,
+    client_model,
+    export_lora,
+    factorize,
+    load_factorized,
+    merge,
+    save_factorized,
+    train_shard,
+)
+from sharding.modules.wrappers import named_modules, named_parameters, named_state
 from sharding.optim import factorized_layers, frobenius_decay
 from tests.sharding.models import aggregate, make_plan
 from tests.sharding.test_shard import assert_same
@@ -117,3 +132,138 @@ def test_a_client_whose_model_fsdp_holds_in_pieces_trains_as_any(ranks, tmp_path
         train_in_pieces(0, *arguments)
     else:
         spawn(train_in_pieces, arguments, ranks)
+
+
+def build_nested() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), nn.BatchNorm1d(8), nn.Linear(8, 4)
+    )
+
+
+INNER = {
+    "checkpoint": checkpoint_wrapper,
+    "compile": lambda part: torch.compile(part, backend="eager"),
+    "DDP": DistributedDataParallel,
+    "average": AveragedModel,
+    "compile in checkpoint": lambda part: checkpoint_wrapper(torch.compile(part, backend="eager")),
+    "checkpoint in average": lambda part: AveragedModel(checkpoint_wrapper(part)),
+}
+
+
+@pytest.fixture(params=INNER)
+def wrap_parts(request, group):
+    """Wrap the block in a model, and the layers in the block."""
+
+    def wrap(model):
+        model[1][2] = INNER[request.param](model[1][2])
+        model[1] = INNER[request.param](model[1])
+        return model
+
+    return wrap
+
+
+def test_names_in_a_model_of_wrapped_parts_are_those_without_wrappers(wrap_parts):
+    plain, wrapped = build_nested(), wrap_parts(build_nested())
+    for names in (named_modules, named_parameters):
+        assert [name for name, _ in names(wrapped)] == [name for name, _ in names(plain)]
+    assert list(named_state(wrapped)) == list(plain.state_dict())
+    assert [name for name, _ in named_modules(plain)] == [name for name, _ in plain.named_modules()]
+
+
+# torch.compile of a part reads the gradient of its input.
+COMPILED = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+
+@COMPILED
+def test_round_with_wrapped_parts_equals_the_round_without(wrap_parts):
+    batch = (torch.randn(6, 8), torch.arange(6) % 4)
+    server = wrap_parts(build_nested())
+    shard = ShardPlanner().plan(server, {0: 0.5})[0]
+    assert shard.to_bytes() == ShardPlanner().plan(build_nested(), {0: 0.5})[0].to_bytes()
+    expected = train_shard(build_nested(), shard, [batch], lr=0.1)
+    assert_same(train_shard(wrap_parts(build_nested()), shard, [batch], lr=0.1), expected)
+    client = wrap_parts(client_model(build_nested(), shard))
+    assert_same(shard.read_from(client), shard)
+    expected.load_into(client)
+    assert_same(shard.read_from(client), expected)
+    plan = ShardPlanner().plan(server, {0: 0.5})
+    assert aggregate(server, plan, {0: expected}, {0: 1}).accepted == [0]
+
+
+@COMPILED
+def test_factorize_save_and_merge_with_wrapped_parts_equal_those_without(wrap_parts, tmp_path):
+    model, x = wrap_parts(build_nested()).eval(), torch.randn(3, 8)
+    model(x)  # a compiled part keeps its function
+    small, plain = factorize(model, 0.25), factorize(build_nested().eval(), 0.25)
+    assert small.factorize_report.layers.keys() == plain.factorize_report.layers.keys() == {"1.0", "1.2"}
+    torch.testing.assert_close(small(x), plain(x))
+    torch.testing.assert_close(merge(small)(x), plain(x))
+    save_factorized(small, tmp_path)
+    torch.testing.assert_close(load_factorized(tmp_path, build_nested().eval())(x), plain(x))
+
+
+def test_save_of_an_averaged_model_is_loaded(tmp_path):
+    small = factorize(build(), 0.25)
+    save_factorized(AveragedModel(small), tmp_path)
+    assert_equal(load_factorized(tmp_path, build()), small)
+
+
+@pytest.mark.usefixtures("group")
+def test_ddp_around_replaced_layers_reduces_the_gradients_of_their_factors():
+    small = factorize(DistributedDataParallel(build()), 0.25, inplace=True)
+    calls = []
+    small.register_comm_hook(None, lambda state, bucket: calls.extend(bucket.parameters()) or future(bucket.buffer()))
+    small(torch.randn(2, 8)).sum().backward()
+    assert {id(part) for part in calls} == {id(part) for part in small.parameters()}
+
+
+def future(tensor):
+    done = torch.futures.Future()
+    done.set_result(tensor)
+    return done
+
+
+def assert_equal(one, other):
+    torch.testing.assert_close(dict(one.named_parameters()), dict(other.named_parameters()), rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("group")
+def test_fsdp_mixed_precision_computes_in_its_type():
+    small, x = factorize(build(), 0.25), torch.randn(2, 8)
+    expected = small(x)
+    for part in (*small, small):
+        fully_shard(part, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    output = small(x)
+    output.sum().backward()
+    assert output.dtype == torch.bfloat16
+    torch.testing.assert_close(output.float(), expected, rtol=0.1, atol=0.05)
+
+
+def test_half_precision_parameters_with_float_buffers_compute_in_half_precision():
+    layers = [nn.Conv1d(8, 8, 3, padding=1), nn.ConvTranspose1d(8, 8, 3, padding=1), nn.Conv1d(8, 8, 1, groups=2)]
+    small = factorize(nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 8), *layers), 0.25, skip=(), also="0")
+    for parameter in small.parameters():
+        parameter.data = parameter.data.bfloat16()
+    assert small(torch.arange(8)[None]).dtype == torch.bfloat16
+    assert all(part.weight.sum().dtype == torch.bfloat16 for part in small)
+
+
+@pytest.mark.usefixtures("group")
+def test_save_and_export_of_a_model_in_pieces_equal_those_of_the_model(tmp_path):
+    start = factorize(build(), 0.25)
+    pieces = deepcopy(start)
+    with torch.no_grad():
+        pieces[1].u.add_(1)
+    expected = deepcopy(pieces)
+    for part in (*pieces, pieces):
+        fully_shard(part)
+    save_factorized(pieces, tmp_path / "saved")
+    assert_equal(load_factorized(tmp_path / "saved", build()), expected)
+    export_lora(pieces, start, tmp_path / "pieces")
+    export_lora(expected, start, tmp_path / "plain")
+    files = [(tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("pieces", "plain")]
+    assert files[0] == files[1]
+    for use in (merge, lambda model: merge(model, inplace=True), lambda model: factorize(model, 0.5)):
+        with pytest.raises(UserError, match="FSDP2 holds the parameters of this model in pieces"):
+            use(pieces)

@@ -1,0 +1,119 @@
+"""Models and factors that other tools have changed: accelerate's hooks, quantization, pruning, parametrizations."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm
+from torch.utils._pytree import tree_map_only
+
+from sharding import ShardPlanner, UserError, factorize, load_factorized, merge, save_factorized
+
+pytestmark = pytest.mark.filterwarnings("ignore:only .* are factorized")
+
+
+def build() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
+
+
+class Quantized(Tensor):
+    """A weight like those of torchao: its type is float32, and its values are elsewhere."""
+
+    @staticmethod
+    def __new__(cls, values):
+        return Tensor._make_wrapper_subclass(cls, values.shape, dtype=torch.float32)
+
+    def __init__(self, values):
+        self.scale, self.integers = 0.1, (values / 0.1).round().to(torch.int8)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func.overloadpacket not in (torch.ops.aten.t, torch.ops.aten.addmm, torch.ops.aten.detach):
+            raise NotImplementedError(f"Quantized: {func}")
+        if func.overloadpacket is torch.ops.aten.detach:
+            return args[0]
+        return func(*tree_map_only(cls, lambda part: part.integers * part.scale, args), **kwargs or {})
+
+    def __deepcopy__(self, memo):
+        return nn.Parameter(Quantized(self.integers * self.scale), requires_grad=False)
+
+
+def test_quantized_weights_stay_dense_and_are_refused_by_plan_and_save(tmp_path):
+    model = build()
+    model[1].weight = nn.Parameter(Quantized(model[1].weight.detach()), requires_grad=False)
+    small = factorize(model, 0.25)
+    assert small.factorize_report.whole["1"] == "its weight is a Quantized"
+    assert set(small.factorize_report.layers) == {"2"}
+    with pytest.raises(UserError, match=r"1\.weight is a Quantized, which cannot be sent"):
+        ShardPlanner().plan(model, {0: 0.5})
+    with pytest.raises(UserError, match=r"1\.weight is a Quantized, and cannot be saved"):
+        save_factorized(small, tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torchao_weights_stay_dense_and_are_refused_by_plan(tmp_path):
+    quantization = pytest.importorskip("torchao.quantization")
+    model, x = build(), torch.randn(2, 16)
+    quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
+    torch.testing.assert_close(factorize(model, 0.25)(x), model(x))
+    with pytest.raises(UserError, match=r"0\.weight is a Int8Tensor, which cannot be sent"):
+        ShardPlanner().plan(model, {0: 0.5})
+
+
+def test_accelerate_hooks_are_named_and_a_model_without_them_is_factorized():
+    hooks = pytest.importorskip("accelerate.hooks")
+    model, x = build(), torch.randn(3, 16)
+    for layer in model:
+        hooks.add_hook_to_module(layer, hooks.AlignDevicesHook("cpu"))
+    with pytest.warns(UserWarning, match=r"nothing is factorized.*call accelerate.hooks.remove_hook_from_module"):
+        factorize(model, 0.25)
+    hooks.remove_hook_from_module(model, recurse=True)
+    assert "forward" in vars(model[1])  # the class's own, bound
+    small, expected = factorize(model, 0.25), factorize(build(), 0.25)
+    torch.testing.assert_close(small(x), expected(x))
+    torch.testing.assert_close(merge(small)(x), expected(x))
+    assert ShardPlanner().plan(model, {0: 0.5})[0].to_bytes() == ShardPlanner().plan(build(), {0: 0.5})[0].to_bytes()
+
+
+def test_forward_set_on_a_layer_keeps_it_dense():
+    model = build()
+    model[1].forward = lambda x: x
+    assert factorize(model, 0.25).factorize_report.whole["1"] == "this one overrides forward"
+
+
+COMPUTED = {
+    "pruned u": lambda layer: prune.l1_unstructured(layer, "u", 0.5),
+    "pruned v and bias": lambda layer: prune.l1_unstructured(prune.random_unstructured(layer, "v", 0.5), "bias", 0.5),
+    "pruned twice": lambda layer: prune.l1_unstructured(prune.l1_unstructured(layer, "u", 0.2), "u", 0.2),
+    "orthogonal u": lambda layer: parametrizations.orthogonal(layer, "u"),
+    "normalized v": lambda layer: parametrizations.weight_norm(layer, "v"),
+    "spectral norm": lambda layer: spectral_norm(layer, "u"),
+}
+
+
+@pytest.mark.parametrize("compute", COMPUTED.values(), ids=COMPUTED)
+def test_computed_factors_merge_to_what_they_compute_and_are_not_saved(compute, tmp_path):
+    small, x = factorize(build(), 0.5), torch.randn(3, 16)
+    compute(small[1])
+    small.eval()
+    with torch.no_grad():  # the factor is computed in the next forward pass only
+        next(part for name, part in small[1].named_parameters() if "bias" not in name).add_(0.1)
+    merged = merge(small)
+    torch.testing.assert_close(merged(x), small(x))
+    assert type(merged[1]) is nn.Linear
+    assert merged[1].weight.requires_grad
+    merged(x).sum().backward()
+    with pytest.raises(UserError, match="a factor of 1 is computed"):
+        save_factorized(small, tmp_path / "small")
+    assert not (tmp_path / "small").exists()
+
+
+def test_factors_made_permanent_are_saved(tmp_path):
+    small, x = factorize(build(), 0.5), torch.randn(3, 16)
+    prune.remove(prune.l1_unstructured(small[1], "u", 0.5), "u")
+    parametrizations.orthogonal(small[2], "u")
+    parametrize.remove_parametrizations(small[2], "u")
+    save_factorized(small, tmp_path)
+    assert torch.equal(load_factorized(tmp_path, deepcopy(build()))(x), small(x))
