@@ -19,7 +19,8 @@ PART = re.compile(r"(<!-- begin: (\w+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
 
 def parts() -> dict[str, str]:
     """Return every generated part by its name, as Markdown."""
-    return {part.__name__: "\n".join(part()) for part in (*reference.PARTS, *tables.PARTS)}
+    texts = {part.__name__: "\n".join(part()) for part in reference.PARTS}
+    return texts | {name: part() for name, part in tables.PARTS.items()}
 
 
 def filled(page: str, texts: dict[str, str]) -> str:

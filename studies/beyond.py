@@ -12,19 +12,18 @@ methods, and `--only` none.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from math import isnan, nan
-from statistics import fmean, stdev
 from typing import NamedTuple
+
+import pandas as pd
 
 from sharding.errors import UserError
 from studies import width
-from studies.curves import Curve, Row, by_seed, gigabytes
-from studies.runner import CONFIGS, Arguments, cells, curves_of, kept_curves, run_all, write_summary
-from train.report.text import NOTHING, markdown_table, mean_and_spread
+from studies.curves import by_scheme, ends
+from studies.runner import CONFIGS, Arguments, configs_of, curves_of, kept_curves, run_all, write_summary
+from train.report.text import NOTHING, frame_table, mean_and_spread
 
 SEEDS = (0, 1, 2)
-PARTS = (0.25, 0.5, 0.75, 1.0)  # of a run
-Runs = Mapping[str, Mapping[int, Curve]]  # by method and seed
+PARTS = (0.25, 0.5, 0.75)  # of a run
 
 
 class Experiment(NamedTuple):
@@ -85,62 +84,64 @@ EXPERIMENTS = {
 }
 
 
-def run(its: Experiment, arguments: Arguments) -> None:
+def run(experiment: Experiment, arguments: Arguments) -> None:
     """Run what is missing, and write a table of all curves."""
-    methods = its.methods if arguments.only is None else arguments.only
-    if strange := set(methods) - set(its.methods):
+    methods = experiment.methods if arguments.only is None else arguments.only
+    if strange := set(methods) - set(experiment.methods):
         raise UserError(f"--only: {', '.join(sorted(strange))} is not a method of {arguments.study}")
-    words = {method: [*its.words, *its.methods[method], *arguments.overrides] for method in methods}
+    words = {method: [*experiment.words, *experiment.methods[method], *arguments.overrides] for method in methods}
     for run, windows in ((run_all, False), (partial(width.run_all, "rolling"), True)):
         some = {method: own for method, own in words.items() if (method == ROLLING) == windows}
-        configs = cells(CONFIGS / f"{its.config}.yaml", some, arguments.seeds or SEEDS, arguments.into)
+        configs = configs_of(CONFIGS / f"{experiment.config}.yaml", some, arguments.seeds or SEEDS, arguments.into)
         curves_of(configs, arguments, run=run)
-    runs = by_seed(kept_curves(arguments))
-    order = sorted(runs, key=[*its.methods, *sorted(runs)].index)
-    write_summary(arguments, [f"# Beyond the published algorithm: {its.title}", "", table({n: runs[n] for n in order})])
+    text = frame_table(table(experiment, by_scheme(kept_curves(arguments))))
+    write_summary(arguments, [f"# Beyond the published algorithm: {experiment.title}", "", text])
 
 
-def table(runs: Runs) -> str:
-    """Return a table, one row per method: accuracy on the way and at the end, paired difference to `collective`."""
+def table(experiment: Experiment, curves: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per method: accuracy on the way and at the end, paired difference to `collective`."""
+    order = [*experiment.methods, *sorted(curves.scheme.unique())]
+    curves = curves.sort_values("scheme", key=lambda names: names.map(order.index), kind="stable")
     rows = []
-    for method, seeds in runs.items():
-        best = [100 * max(at.test_accuracy for at in its) for its in seeds.values()]
-        rows.append(course(method, seeds, best, runs.get(BASELINE, {}), ".1f"))
-    ways = (f"{100 * part:.0f} % of it" for part in PARTS[:-1])
-    head = ("method", "rounds", "GB", "seeds", *ways, "end", "best", f"end minus {BASELINE}")
-    return markdown_table(head, rows)
+    for method, runs in curves.groupby("scheme", sort=False):
+        best = 100 * runs.groupby("seed").test_accuracy.max()
+        gain = difference(runs, curves[curves.scheme == BASELINE])
+        rows.append({"method": method} | course(runs) | {"best": shown(best), f"end minus {BASELINE}": gain})
+    return pd.DataFrame(rows)
 
 
-def course(
-    name: str, seeds: Mapping[int, Sequence[Row]], more: Sequence[float], first: Mapping[int, Sequence[Row]], form: str
-) -> list[object]:
-    """Return a row: bytes, seeds, accuracy on the way and at the end, `more` of each seed, difference to the first."""
-    end = next(iter(seeds.values()))[-1]
-    values = [*([accuracy_near(its, part) for its in seeds.values()] for part in PARTS), more]
-    moved, which = f"{gigabytes(end):{form}}", ", ".join(map(str, seeds))
-    return [name, end.rounds, moved, which, *map(shown, values), difference(seeds, first)]
+def course(runs: pd.DataFrame, form: str = ".1f") -> dict[str, object]:
+    """Return the rounds and bytes of a scheme's runs, their seeds, and their accuracy on the way and at the end."""
+    end = runs[runs.run == runs.run.iloc[0]].iloc[-1]
+    return {
+        "rounds": end.rounds,
+        "GB": f"{end.bytes_total / 1e9:{form}}",
+        "seeds": ", ".join(map(str, runs.seed.unique())),
+        **{f"{100 * part:.0f} %": shown(accuracies_near(runs, part)) for part in PARTS},
+        "end": shown(100 * ends(runs).test_accuracy),
+    }
 
 
-def shown(values: Sequence[float]) -> str:
+def shown(values: pd.Series) -> str:
     """Return the mean and deviation, or a dash if a seed has no value."""
-    return NOTHING if any(map(isnan, values)) else mean_and_spread(values)
+    return NOTHING if values.isna().any() else mean_and_spread(values)
 
 
-def accuracy_near(its: Sequence[Row], part: float) -> float:
-    """Return the mean accuracy, in %, of the evaluations in the fifth of a run that ends at this part of it.
+def accuracies_near(curves: pd.DataFrame, part: float) -> pd.Series:
+    """Return each run's mean accuracy, in %, of the evaluations in the fifth of the run that ends at this part of it.
 
-    Part 1 gives the last evaluation only. Without an evaluation in that fifth the result is NaN.
+    Without an evaluation in that fifth it is NaN.
     """
-    end, whole = part * its[-1].rounds, its[-1].rounds
-    seen = [100 * at.test_accuracy for at in its if end - whole / 5 <= at.rounds <= end]
-    return 100 * its[-1].test_accuracy if part == 1 else fmean(seen) if seen else nan
+    last = ends(curves).set_index("run").rounds
+    whole = curves.run.map(last)
+    near = curves[curves.rounds.between(part * whole - whole / 5, part * whole)]
+    return 100 * near.groupby("run").test_accuracy.mean().reindex(last.index)
 
 
-def difference(mine: Mapping[int, Sequence[Row]], theirs: Mapping[int, Sequence[Row]]) -> str:
-    """Return the mean difference of the last accuracies, seed by seed, ± its standard error."""
-    seeds = sorted(set(mine) & set(theirs))
-    if not seeds or mine is theirs:
-        return "–"
-    gaps = [100 * (mine[seed][-1].test_accuracy - theirs[seed][-1].test_accuracy) for seed in seeds]
-    error = f" ± {stdev(gaps) / len(gaps) ** 0.5:.1f}" if len(gaps) > 1 else " (one seed)"
-    return f"{fmean(gaps):+.1f}{error}"
+def difference(runs: pd.DataFrame, others: pd.DataFrame) -> str:
+    """Return the mean difference of two schemes' last accuracies, seed by seed, ± its standard error."""
+    accuracies, their_accuracies = (ends(each).set_index("seed").test_accuracy for each in (runs, others))
+    gaps = (100 * (accuracies - their_accuracies)).dropna()
+    if gaps.empty or set(runs.scheme) == set(others.scheme):
+        return NOTHING
+    return f"{gaps.mean():+.1f} " + (f"± {gaps.sem():.1f}" if len(gaps) > 1 else "(one seed)")

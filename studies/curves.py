@@ -1,149 +1,87 @@
-"""Curves of a study's runs: one CSV row per evaluation, from which tables and pictures are made again."""
+"""Curves of a study's runs: one CSV row per evaluation, from which tables and pictures are made again.
 
-import csv
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from math import inf, isnan, nan
-from operator import attrgetter
+In memory they are frames. A number that does not exist is NaN.
+"""
+
+from collections.abc import Iterable, Sequence
+from math import isnan
 from pathlib import Path
-from statistics import fmean
-from typing import Any, NamedTuple, Self
 
-from train.report.text import mean_and_spread, write_csv
+import pandas as pd
 
-LAST = 10  # rounds over which the clients' loss is averaged
+from train.report.text import mean_and_spread
+from train.runtime.files import write_whole
+
+COLUMNS = (  # of a curve beside `run`; what a run has spent is counted from its start
+    "rounds",  # finished
+    "bytes_up",  # sent by clients
+    "bytes_down",  # sent to clients
+    "num_aggregated",  # uploads
+    "test_accuracy",  # in 0…1
+    "test_loss",  # on the same samples
+    "train_loss",  # the clients' loss in training, mean of the last ten rounds with an upload
+    "alpha",  # the improvement factor of optimal client sampling, mean of the rounds
+    "trained",  # trainings of clients, by all tasks
+    "seconds",  # wall time of the rounds
+    "simulated",  # seconds of the rounds on the simulated network
+    "train_set_loss",  # on all training samples
+)
+WINDOW = 10  # rounds over which the clients' loss is averaged
 DIGITS = 7  # significant digits kept
-COUNTS, CLOCKS = ("bytes_up", "bytes_down", "heard", "trained"), ("seconds", "simulated")  # of an evaluation
-
-Lines = Sequence[Mapping[str, Any]]  # of one run's metrics.jsonl
-Row = Any  # a named tuple of numbers: an `Evaluation`, or another record that a study's `of_run` keeps of a run
 
 
-class Evaluation(NamedTuple):
-    """An evaluated model's scores, and the cost since the start of the run. A number that does not exist is NaN.
-
-    Attributes:
-        rounds: finished rounds.
-        bytes_up: bytes sent by clients.
-        bytes_down: bytes sent to clients.
-        heard: uploads.
-        test_accuracy: in 0…1.
-        test_loss: on the same samples.
-        train_loss: the clients' loss in training, mean of the last ten rounds with an upload.
-        alpha: the improvement factor of optimal client sampling, mean of the rounds.
-        trained: trainings of clients, by all tasks.
-        seconds: wall time of the rounds.
-        simulated: seconds of the rounds on the simulated network.
-        train_set_loss: on all training samples.
-    """
-
-    rounds: int
-    bytes_up: int
-    bytes_down: int
-    heard: int
-    test_accuracy: float
-    test_loss: float
-    train_loss: float = nan
-    alpha: float = nan
-    trained: int = 0
-    seconds: float = nan
-    simulated: float = nan
-    train_set_loss: float = nan
-
-    @classmethod
-    def of_run(cls, lines: Lines) -> list[Self]:
-        """Return every evaluation of a run, rounded to the kept digits; null in JSON becomes NaN."""
-        found, sums = [], dict.fromkeys((*COUNTS, *CLOCKS), 0.0)
-        losses, alphas = deque[float](maxlen=LAST), list[float]()
-        for line in lines:
-            spent = {**line, "trained": _trained(line), "simulated": line.get("simulated_seconds", nan)}
-            sums = {key: so_far + spent.get(key, nan) for key, so_far in sums.items()}
-            if line["heard"] and "train_loss" in line:
-                losses.append(_number(line["train_loss"]))
-            if "improvement_alpha" in line:
-                alphas.append(line["improvement_alpha"])
-            if "test_accuracy" in line:
-                counts = {key: int(sums[key]) for key in COUNTS}
-                scores = {key: _number(line.get(key)) for key in ("test_accuracy", "test_loss", "train_set_loss")}
-                scores |= {"train_loss": _mean(losses), "alpha": _mean(alphas)} | {key: sums[key] for key in CLOCKS}
-                rounded: dict[str, Any] = {key: float(f"{score:.{DIGITS}g}") for key, score in scores.items()}
-                found.append(cls(line["round"] + 1, **counts, **rounded))
-        return found
+def evaluations(rounds: pd.DataFrame) -> pd.DataFrame:
+    """Return the curves of runs from their rounds (`train.frame.round_frame`)."""
+    rounds = rounds.reindex(columns=dict.fromkeys((*rounds, "improvement_alpha", "train_set_loss")))
+    by_task = rounds.filter(regex="/num_clients$")
+    trained = by_task.sum(axis=1).where(by_task.notna().any(axis=1), rounds.num_clients.fillna(0))
+    costs = rounds[["bytes_up", "bytes_down", "num_aggregated", "seconds"]].assign(trained=trained.astype(int))
+    spent = costs.groupby(rounds.run, sort=False).cumsum()
+    losses = rounds.train_loss[rounds.num_aggregated > 0].dropna().groupby(rounds.run)
+    loss = losses.rolling(WINDOW, min_periods=1).mean().droplevel(0).reindex(rounds.index)
+    alpha = rounds.improvement_alpha.groupby(rounds.run).expanding().mean().droplevel(0)
+    curves = rounds.assign(
+        **spent, train_loss=loss.groupby(rounds.run).ffill(), alpha=alpha, simulated=rounds.simulated_total
+    )
+    return curves.loc[curves.test_accuracy.notna(), ["run", *COLUMNS]]
 
 
-Curve = Sequence[Evaluation]
-Amount = Callable[[Evaluation], float]  # a cost
-one_round: Amount = attrgetter("rounds")
-simulated_seconds: Amount = attrgetter("simulated")
-
-
-def _trained(line: Mapping[str, Any]) -> int:
-    tasks = [value for key, value in line.items() if key.endswith("/clients")]
-    return sum(tasks) if tasks else line.get("clients", 0)
-
-
-def _number(value: float | None) -> float:
-    return nan if value is None else value
-
-
-def _mean(values: Sequence[float]) -> float:
-    return fmean(values) if values else nan
-
-
-def write_curves(path: Path, curves: Mapping[str, Sequence[Row]], kind: type[Row] = Evaluation) -> None:
-    """Write every row of every run as CSV, with the run's name first."""
+def write_curves(path: Path, curves: pd.DataFrame) -> None:
+    """Write curves as CSV."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = ((name, *map(_cell, row)) for name, its in curves.items() for row in its)
-    write_csv(path, ("run", *kind._fields), rows)
+    write_whole(path, curves.to_csv(index=False, float_format=f"%.{DIGITS}g", lineterminator="\r\n").encode())
 
 
-def _cell(value: float) -> str:
-    return str(value) if isinstance(value, int) else "" if isnan(value) else f"{value:.{DIGITS}g}"
+def read_curves(path: Path, columns: Sequence[str] = COLUMNS) -> pd.DataFrame:
+    """Return the curves in a file; empty without one."""
+    return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["run", *columns])
 
 
-def read_curves(path: Path, kind: type[Row] = Evaluation) -> dict[str, list[Row]]:
-    """Return what `write_curves` wrote; empty without a file."""
-    found: dict[str, list[Row]] = {}
-    if path.exists():
-        with path.open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                its = found.setdefault(row.pop("run"), [])
-                its.append(kind(**{key: kind.__annotations__[key](cell or "nan") for key, cell in row.items()}))
-    return found
-
-
-def by_seed(curves: Mapping[str, Sequence[Row]]) -> dict[str, dict[int, Sequence[Row]]]:
-    """Return the curves named ``scheme-seed`` by scheme and seed.
+def by_scheme(curves: pd.DataFrame) -> pd.DataFrame:
+    """Add the `scheme` and the `seed` of runs named ``scheme-seed``, and `bytes_total`, both ways.
 
     Other names, of runs with other overrides, are left out.
     """
-    found: dict[str, dict[int, Sequence[Row]]] = {}
-    for name, its in curves.items():
-        scheme, _, seed = name.rpartition("-")
-        if seed.isdigit():
-            found.setdefault(scheme, {})[int(seed)] = its
-    return found
+    parts = curves.run.str.extract(r"^(?P<scheme>.*)-(?P<seed>\d+)$").dropna()
+    curves = curves.loc[parts.index].assign(scheme=parts.scheme, seed=parts.seed.astype(int))
+    return curves.assign(bytes_total=curves.bytes_up + curves.bytes_down)
 
 
-def spread(values: Sequence[float], form: str = ".1f", missing: str = "never") -> str:
+def ends(curves: pd.DataFrame) -> pd.DataFrame:
+    """Return the last evaluation of each run."""
+    return curves.drop_duplicates("run", keep="last")
+
+
+def costs_to(curves: pd.DataFrame, reached: pd.Series, cost: str, seeds: Iterable[int]) -> pd.Series:
+    """Return the cost of each seed of a scheme at its first evaluation where `reached` holds; NaN without one."""
+    return curves[reached].groupby("seed")[cost].first().reindex(list(seeds))
+
+
+def spread(values: Iterable[float], form: str = ".1f", missing: str = "never") -> str:
     """Return ``mean ± sd`` of a few seeds, and the number of NaN among them, which are called `missing`."""
+    values = list(values)
     finite = [value for value in values if not isnan(value)]
     if not finite:
         return missing
     without = f" ({len(values) - len(finite)} {missing})" if len(finite) < len(values) else ""
     return f"{mean_and_spread(finite, form)}{without}"
-
-
-def gigabytes(at: Evaluation) -> float:
-    """Return the gigabytes that were sent to and by clients."""
-    return (at.bytes_up + at.bytes_down) / 1e9
-
-
-def megabytes_up(at: Evaluation) -> float:
-    """Return the megabytes that clients sent."""
-    return at.bytes_up / 1e6
-
-
-def spent_to(its: Curve, amount: Amount, accuracy: float = inf, loss: float = -inf) -> float:
-    """Return the cost at the first evaluation at a test accuracy or at a loss on all training samples; else NaN."""
-    return next((amount(at) for at in its if at.test_accuracy >= accuracy or at.train_set_loss <= loss), nan)

@@ -9,14 +9,15 @@ a grid, so that schemes can be compared at one step size and at each one's best.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 
-from studies.curves import Curve, megabytes_up, one_round, spread
+import pandas as pd
+
+from studies.curves import ends, spread
 from studies.picture import draw
 from studies.runner import CONFIGS, Arguments, curves_of, write_summary
 from studies.uploads import search
 from train.config.schema import Config, load_config
-from train.report.text import markdown_table
+from train.report.text import NOTHING, frame_table
 
 STUDIES = {
     "multi_task": ("norm", "loss", "round_robin", "uniform", "full"),
@@ -28,10 +29,7 @@ DATA = {
     "and EMNIST; perceptrons of 32 hidden units, one full batch",
 }
 PICTURE = "Average accuracy of the five models, best steps"
-COLUMNS = ("best", "minus uniform", "MB up a round", "MB down", "trainings a round")
 STEPS, SEEDS = (0.01, 0.03, 0.1, 0.3, 1.0), (0, 1, 2, 3, 4)
-
-Runs = dict[tuple[str, float], list[Curve]]  # of a study: by signal and step size, one per seed
 
 
 def cell(study: str, signal: str, step: float, seed: int, into: Path, overrides: Sequence[str]) -> Config:
@@ -50,66 +48,80 @@ def name_of(signal: str, step: float, seed: int) -> str:
 
 def train(
     study: str, steps: Sequence[float], seeds: Sequence[int], arguments: Arguments
-) -> tuple[Runs, dict[str, float]]:
-    """Run what is missing of a study, and return the runs and the best step size of each signal."""
-    runs: Runs = {}
+) -> tuple[pd.DataFrame, dict[str, float]]:
+    """Run what is missing of a study; return the curves with `signal`, `step`, `seed`, and each signal's best step."""
+    found: list[pd.DataFrame] = []
 
     def score(wanted: Mapping[str, set[float]]) -> dict[str, dict[float, float]]:
-        points = [(signal, step) for signal in wanted for step in sorted(wanted[signal])]
+        runs = [(signal, step, seed) for seed in seeds for signal in wanted for step in sorted(wanted[signal])]
+        names = pd.DataFrame(runs, columns=["signal", "step", "seed"], index=[name_of(*run) for run in runs])
         configs = {
-            name_of(signal, step, seed): cell(study, signal, step, seed, arguments.into, arguments.overrides)
-            for seed in seeds
-            for signal, step in points
+            name: cell(study, *run, arguments.into, arguments.overrides)
+            for name, run in zip(names.index, runs, strict=True)
         }
-        found = curves_of(configs, arguments, f"{study}.csv")
-        for signal, step in points:
-            runs[signal, step] = [found[name_of(signal, step, seed)] for seed in seeds]
-        return {signal: {step: fmean(accuracies(runs[signal, step])) for step in wanted[signal]} for signal in wanted}
+        curves = curves_of(configs, arguments, f"{study}.csv").join(names, on="run")
+        found.append(curves)
+        means = percents(curves).groupby(["signal", "step"]).mean()
+        return {signal: {step: float(means[signal, step]) for step in wanted[signal]} for signal in wanted}
 
     best = search(STUDIES[study], steps, score)
-    return runs, best
+    return pd.concat(found), best
 
 
-def accuracies(runs: Sequence[Curve]) -> list[float]:
-    """Return the models' average test accuracy after the last round, in %, one per seed."""
-    return [100 * its[-1].test_accuracy for its in runs]
+def percents(curves: pd.DataFrame) -> pd.Series:
+    """Return the models' average test accuracy after the last round, in %, by signal, step and seed."""
+    return 100 * ends(curves).set_index(["signal", "step", "seed"]).test_accuracy.sort_index()
 
 
-def table(study: str, runs: Runs, best: Mapping[str, float]) -> str:
-    """Return a table of accuracies by step size, the gain over `uniform`, each at its best step, and the costs."""
-    steps = sorted({step for _, step in runs})
-    heads, rows = ["signal", *(f"step {step:g}" for step in steps), *COLUMNS], []
+def table(study: str, curves: pd.DataFrame, best: Mapping[str, float]) -> pd.DataFrame:
+    """Return the accuracies by step size, the gain over `uniform`, each at its best step, and the costs."""
+    accuracies, rows = percents(curves), []
+    last = ends(curves)
+    costs = last[["bytes_up", "bytes_down", "trained"]].div(last.rounds, axis=0).groupby(last.signal).mean()
     for signal in STUDIES[study]:
-        ends = [seed[-1] for (name, _), its in runs.items() if name == signal for seed in its]
-        sent = fmean(megabytes_up(at) / at.rounds for at in ends)
-        got = fmean(at.bytes_down / 1e6 / at.rounds for at in ends)
-        trained = fmean(at.trained / at.rounds for at in ends)
-        reached = [spread(accuracies(runs[signal, step])) if (signal, step) in runs else "–" for step in steps]
-        top, uniform = runs[signal, best[signal]], runs["uniform", best["uniform"]]
-        gains = [mine - theirs for mine, theirs in zip(accuracies(top), accuracies(uniform), strict=True)]
-        gain, end = "–" if signal == "uniform" else spread(gains), f"{fmean(accuracies(top)):.1f}"
-        rows.append([signal, *reached, end, gain, f"{sent:.2f}", f"{got:.2f}", f"{trained:.0f}"])
-    return markdown_table(heads, rows)
+        reached, top = accuracies[signal], accuracies[signal, best[signal]]
+        gains = top - accuracies["uniform", best["uniform"]]
+        of_steps = {
+            f"step {step:g}": spread(reached[step]) if step in reached else NOTHING
+            for step in sorted(curves.step.unique())
+        }
+        cost = costs.loc[signal]
+        rows.append(
+            {"signal": signal}
+            | of_steps
+            | {
+                "best": f"{top.mean():.1f}",
+                "minus uniform": NOTHING if signal == "uniform" else spread(gains),
+                "MB up a round": f"{cost.bytes_up / 1e6:.2f}",
+                "MB down": f"{cost.bytes_down / 1e6:.2f}",
+                "trainings a round": f"{cost.trained:.0f}",
+            }
+        )
+    return pd.DataFrame(rows)
 
 
 def run(arguments: Arguments) -> None:
     """Run what is missing and write the summary."""
     seeds, picture = arguments.seeds or SEEDS, None
     text = ["# Several models at once"]
-    for study, signals in STUDIES.items():
-        runs, best = train(study, STEPS, seeds, arguments)
+    for study in STUDIES:
+        curves, best = train(study, STEPS, seeds, arguments)
         names = list(load_config(CONFIGS / f"{study}.yaml", arguments.overrides).tasks)
-        last = runs[signals[0], STEPS[0]][0][-1]
         text += [
             "",
             f"## {len(names)} models ({', '.join(names)})",
             "",
-            f"{DATA[study]}. Average test accuracy in % after {last.rounds} rounds, mean ± sd of {len(seeds)} seeds.",
+            f"{DATA[study]}. Average test accuracy in % after {curves.rounds.max()} rounds, mean ± sd of {len(seeds)} "
+            "seeds.",
             "",
-            table(study, runs, best),
+            frame_table(table(study, curves, best)),
         ]
         if study == "multi_task":
-            groups = {signal: runs[signal, best[signal]] for signal in signals}
-            amounts = {"rounds": one_round, "megabytes sent by clients": megabytes_up}
-            picture = draw(groups, amounts, PICTURE)
+            top = curves[curves.step == curves.signal.map(best)].sort_values("signal", key=_order, kind="stable")
+            top = top.assign(scheme=top.signal, megabytes_up=top.bytes_up / 1e6)
+            picture = draw(top, {"rounds": "rounds", "megabytes sent by clients": "megabytes_up"}, PICTURE)
     write_summary(arguments, text, picture)
+
+
+def _order(signals: pd.Series) -> pd.Series:
+    return signals.map(STUDIES["multi_task"].index)

@@ -9,23 +9,26 @@ of the average and of the last model.
 - `uneven`: strategies, and smaller models, for the paper's uneven clients, r of 0.2 and 0.4, on the same bytes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from math import nan
-from typing import NamedTuple, Self
+from typing import NamedTuple
+
+import pandas as pd
 
 from sharding.errors import UserError
 from studies import beyond, width
-from studies.beyond import AVERAGE, LOW_RANK, NESTEROV, PARTS, accuracy_near, course, shown
-from studies.curves import Evaluation, Lines, by_seed, gigabytes
+from studies.beyond import AVERAGE, LOW_RANK, NESTEROV, course, difference, shown
+from studies.curves import by_scheme, ends
 from studies.picture import draw
-from studies.runner import CONFIGS, Arguments, cells, curves_of, kept_curves, run_all, write_summary
+from studies.runner import CONFIGS, Arguments, configs_of, curves_of, kept_curves, run_all, write_summary
 from train.assembly import assemble
 from train.config.schema import Config, load_config
 from train.engines.local import evaluate
-from train.report.text import markdown_table
+from train.report.text import frame_table
 from train.rundir.checkpoint import find_checkpoint
 
+# Of a curve: the accuracy is the average's where a run has one, and at its end there is the last model's too.
+COLUMNS = ("rounds", "bytes_up", "bytes_down", "test_accuracy", "last_accuracy")
 TRIAL_SEED, SEEDS = 1000, (0, 1, 2)
 TUNED = (*LOW_RANK, *NESTEROV, *AVERAGE)
 UNEVEN = beyond.Experiment(
@@ -34,7 +37,6 @@ UNEVEN = beyond.Experiment(
     ("keep_ratio={0.2: 0.6, 0.4: 0.4}", "rounds=200"),
 )
 NARROW = ("strategy=dense", "model.width=14", "model.groups=7", "rounds=347")  # as many bytes in all
-HEAD = (*(f"{100 * part:.0f} %" for part in PARTS[:-1]), "end", "end, last model")
 LOW_RATES, MIDDLE_RATES, HIGH_RATES = (0.02, 0.03, 0.05), (0.03, 0.05, 0.1), (0.05, 0.1, 0.2)
 
 
@@ -64,25 +66,6 @@ class Experiment(NamedTuple):
     on: beyond.Experiment
     trial: float
     arms: Mapping[str, Arm]
-
-
-class Point(NamedTuple):
-    """An evaluation: of the average, and at the end of the last model. A number that does not exist is NaN."""
-
-    rounds: int
-    bytes_up: int
-    bytes_down: int
-    test_accuracy: float
-    last_accuracy: float = nan
-
-    @classmethod
-    def of_run(cls, lines: Lines) -> list[Self]:
-        """Return every evaluation of a run."""
-        found = [cls(at.rounds, at.bytes_up, at.bytes_down, at.test_accuracy) for at in Evaluation.of_run(lines)]
-        return [*found[:-1], found[-1]._replace(last_accuracy=lines[-1].get("last_accuracy", found[-1].test_accuracy))]
-
-
-Runs = Mapping[str, Mapping[int, Sequence[Point]]]  # by title and seed
 
 
 EXPERIMENTS = {
@@ -116,40 +99,42 @@ EXPERIMENTS = {
 }
 
 
-def run(its: Experiment, arguments: Arguments) -> None:
+def run(experiment: Experiment, arguments: Arguments) -> None:
     """Run what is missing of these arms, and write a table of all arms that have runs."""
-    arms = {name: arm for name, arm in its.arms.items() if arguments.only is None or name in arguments.only}
-    if strange := set(arguments.only or ()) - set(its.arms):
-        raise UserError(f"--only: {', '.join(sorted(strange))} is not among {', '.join(its.arms)}")
-    train(its, arguments, "rates.csv", {name: arm.rates for name, arm in arms.items()}, (TRIAL_SEED,), its.trial)
-    tried = by_seed(kept_curves(arguments, "rates.csv", Point))
-    best = {name: [best_rate(name, arm, tried)] for name, arm in arms.items()}
-    train(its, arguments, "curves.csv", best, arguments.seeds or SEEDS)
-    text = [f"# Each at its own rate: {its.on.title}", "", "## Trials of rates", "", rates_table(tried)]
-    runs = by_seed(kept_curves(arguments, kind=Point))
-    text += ["", "## At the best rate", "", arms_table(runs, next(iter(its.arms)))]
-    curves = {name: list(seeds.values()) for name, seeds in runs.items()}
-    write_summary(arguments, text, draw(curves, {"GB down and up": gigabytes}, its.on.title))
+    arms = {name: arm for name, arm in experiment.arms.items() if arguments.only is None or name in arguments.only}
+    if strange := set(arguments.only or ()) - set(experiment.arms):
+        raise UserError(f"--only: {', '.join(sorted(strange))} is not among {', '.join(experiment.arms)}")
+    rates = {name: arm.rates for name, arm in arms.items()}
+    train(experiment, arguments, "rates.csv", rates, (TRIAL_SEED,), experiment.trial)
+    trials = by_scheme(kept_curves(arguments, "rates.csv", COLUMNS))
+    best = {name: [best_rate(name, arm, trials)] for name, arm in arms.items()}
+    train(experiment, arguments, "curves.csv", best, arguments.seeds or SEEDS)
+    curves = by_scheme(kept_curves(arguments, columns=COLUMNS))
+    text = [f"# Each at its own rate: {experiment.on.title}", ""]
+    text += ["## Trials of rates", "", frame_table(rates_table(trials)), ""]
+    text += ["## At the best rate", "", frame_table(arms_table(curves, next(iter(experiment.arms))))]
+    curves = curves.assign(gigabytes=curves.bytes_total / 1e9)
+    write_summary(arguments, text, draw(curves, {"GB down and up": "gigabytes"}, experiment.on.title))
 
 
 def train(
-    its: Experiment,
+    experiment: Experiment,
     arguments: Arguments,
-    kept: str,
+    file: str,
     rates: Mapping[str, Sequence[float]],
     seeds: Sequence[int],
     share: float = 1.0,
 ) -> None:
     """Train arms at these rates on these seeds for a share of their rounds, unless the file of curves has them."""
-    for run, windows in ((run_with_last, False), (partial(width.run_all, "nested"), True)):
+    for run, windows in ((run_all, False), (partial(width.run_all, "nested"), True)):
         words = {
-            title(name, rate): words_of(its, its.arms[name], share, [*arguments.overrides, f"local.lr={rate}"])
-            for name in rates
-            for rate in rates[name]
-            if its.arms[name].windows == windows
+            title(name, rate): words_of(experiment, arm, share, [*arguments.overrides, f"local.lr={rate}"])
+            for name, arm in experiment.arms.items()
+            for rate in rates.get(name, ())
+            if arm.windows == windows
         }
-        configs = cells(CONFIGS / f"{its.on.config}.yaml", words, seeds, arguments.into)
-        curves_of(configs, arguments, kept, kind=Point, run=run)
+        configs = configs_of(CONFIGS / f"{experiment.on.config}.yaml", words, seeds, arguments.into)
+        curves_of(configs, arguments, file, columns=COLUMNS, run=partial(run_with_last, run))
 
 
 def title(name: str, rate: float) -> str:
@@ -157,20 +142,21 @@ def title(name: str, rate: float) -> str:
     return f"{name}, lr {rate}"
 
 
-def words_of(its: Experiment, arm: Arm, share: float, overrides: Sequence[str]) -> list[str]:
+def words_of(experiment: Experiment, arm: Arm, share: float, overrides: Sequence[str]) -> list[str]:
     """Return the overrides of an arm for a share of its rounds."""
-    words = [*its.on.words, *arm.words, *overrides]
-    rounds = load_config(CONFIGS / f"{its.on.config}.yaml", words).rounds
+    words = [*experiment.on.words, *arm.words, *overrides]
+    rounds = load_config(CONFIGS / f"{experiment.on.config}.yaml", words).rounds
     return [*words, f"rounds={round(rounds * share)}"]
 
 
-def run_with_last(configs: Mapping[str, Config], jobs: int | None, diverging: bool) -> dict[str, Lines]:
-    """Run what is missing, and add the last model's accuracy to the last line of each run."""
-    found = run_all(configs, jobs, diverging)
-    return {
-        name: [*lines[:-1], {**lines[-1], "last_accuracy": last_accuracy(configs[name])}]
-        for name, lines in found.items()
-    }
+def run_with_last(
+    run: Callable[..., pd.DataFrame], configs: Mapping[str, Config], jobs: int | None = None, diverging: bool = False
+) -> pd.DataFrame:
+    """Run what is missing, and add the last model's accuracy to the end of each curve."""
+    curves = run(configs, jobs, diverging)
+    last = ends(curves).set_index("run").test_accuracy
+    last.update({name: last_accuracy(config) for name, config in configs.items() if config.result != "last"})
+    return curves.assign(last_accuracy=curves.run.map(last).where(curves.index.isin(ends(curves).index)))
 
 
 def last_accuracy(config: Config) -> float:
@@ -182,25 +168,26 @@ def last_accuracy(config: Config) -> float:
     return evaluate(experiment.model, experiment.dataset, experiment.dataset.test)[0]
 
 
-def best_rate(name: str, arm: Arm, tried: Runs) -> float:
+def best_rate(name: str, arm: Arm, trials: pd.DataFrame) -> float:
     """Return the rate whose trial ends with the highest accuracy."""
-    return max(arm.rates, key=lambda rate: tried[title(name, rate)][TRIAL_SEED][-1].test_accuracy)
+    accuracies = ends(trials[trials.seed == TRIAL_SEED]).set_index("scheme").test_accuracy
+    return max(arm.rates, key=lambda rate: accuracies[title(name, rate)])
 
 
-def rates_table(tried: Runs) -> str:
+def rates_table(trials: pd.DataFrame) -> pd.DataFrame:
     """Return the course of every trial."""
-    rows = [
-        [name, *(shown([accuracy_near(run, part)]) for part in PARTS), shown([100 * run[-1].last_accuracy])]
-        for name, seeds in tried.items()
-        for run in seeds.values()
-    ]
-    return markdown_table(("options", *HEAD), rows)
+    rows = [{"options": name} | course(runs) | _last_model(runs) for name, runs in trials.groupby("scheme", sort=False)]
+    return pd.DataFrame(rows).drop(columns=["rounds", "GB", "seeds"], errors="ignore")
 
 
-def arms_table(runs: Runs, first: str) -> str:
+def arms_table(curves: pd.DataFrame, first: str) -> pd.DataFrame:
     """Return the course of every arm at its best rate, the mean over seeds, and the difference to the first arm."""
-    base, rows = next((run for name, run in runs.items() if name.rpartition(", lr ")[0] == first), {}), []
-    for name, seeds in runs.items():
-        last = [100 * run[-1].last_accuracy for run in seeds.values()]
-        rows.append(course(name, seeds, last, base, ".2f"))
-    return markdown_table(("options", "rounds", "GB", "seeds", *HEAD, "end minus the first"), rows)
+    base, rows = curves[curves.scheme.str.rpartition(", lr ")[0] == first], []
+    for name, runs in curves.groupby("scheme", sort=False):
+        gain = {"end minus the first": difference(runs, base)}
+        rows.append({"options": name} | course(runs, ".2f") | _last_model(runs) | gain)
+    return pd.DataFrame(rows)
+
+
+def _last_model(runs: pd.DataFrame) -> dict[str, str]:
+    return {"end, last model": shown(100 * ends(runs).last_accuracy)}

@@ -4,15 +4,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from studies.curves import Evaluation, Lines, Row, read_curves, write_curves
-from train.cli.progress import run_missing
-from train.compare import default_jobs
+from sharding.errors import UserError, few
+from studies.curves import COLUMNS, evaluations, read_curves, write_curves
 from train.config.schema import Config, load_config
-from train.report.history import History
+from train.frame import round_frame
+from train.progress import sweep_missing
+from train.rundir.files import METRICS_FILE
 from train.runtime.errors import RunError
+from train.runtime.jsonl import read_lines
+from train.sweep import default_jobs
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
@@ -40,12 +44,12 @@ class Arguments:
     command: str = ""
 
 
-def cells(path: Path, schemes: Mapping[str, Sequence[str]], seeds: Sequence[int], into: Path) -> dict[str, Config]:
+def configs_of(path: Path, schemes: Mapping[str, Sequence[str]], seeds: Sequence[int], into: Path) -> dict[str, Config]:
     """Return the configuration of every seed of every scheme, as ``scheme-seed``, each with its own folder."""
     return {
-        f"{scheme}-{seed}": load_config(path, [*own, f"seed={seed}", f"output={into}/runs/{folder(scheme)}-{seed}"])
+        f"{scheme}-{seed}": load_config(path, [*words, f"seed={seed}", f"output={into}/runs/{folder(scheme)}-{seed}"])
         for seed in seeds
-        for scheme, own in schemes.items()
+        for scheme, words in schemes.items()
     }
 
 
@@ -54,19 +58,20 @@ def folder(scheme: str) -> str:
     return scheme.partition(" (")[0].replace(", ", "-").replace(" ", "_")
 
 
-def run_all(configs: Mapping[str, Config], jobs: int | None = None, diverging: bool = False) -> dict[str, Lines]:
-    """Run what is missing, `jobs` runs at a time (default one per core), and return every run's metrics.
+def run_all(configs: Mapping[str, Config], jobs: int | None = None, diverging: bool = False) -> pd.DataFrame:
+    """Run what is missing, `jobs` runs at a time (default one per core), and return the curves of all runs.
 
-    With `diverging`, a training that diverges is not a failure; its metrics end where it diverged.
+    With `diverging`, a training that diverges is not a failure; its curve ends where it diverged.
 
     Raises:
         RunError: a run failed; the others are done.
     """
-    failures = run_missing(configs, jobs or default_jobs(), Console())
-    lost = {where: failure.why for where, failure in failures.items() if not (diverging and failure.diverged)}
-    if lost:
-        raise RunError("; ".join(f"{where}: {why}" for where, why in lost.items()))
-    return {name: History.read(config.directory).lines for name, config in configs.items()}
+    failures = sweep_missing(configs, jobs or default_jobs(), Console())
+    if lost := {path: each.reason for path, each in failures.items() if not (diverging and each.is_diverged)}:
+        raise RunError("; ".join(f"{path}: {reason}" for path, reason in lost.items()))
+    return evaluations(
+        round_frame({name: read_lines(config.directory / METRICS_FILE) for name, config in configs.items()})
+    )
 
 
 def curves_of(
@@ -74,9 +79,9 @@ def curves_of(
     arguments: Arguments,
     name: str = "curves.csv",
     diverging: bool = False,
-    kind: type[Row] = Evaluation,
-    run: Callable[..., Mapping[str, Lines]] | None = None,
-) -> dict[str, list[Row]]:
+    columns: Sequence[str] = COLUMNS,
+    run: Callable[..., pd.DataFrame] | None = None,
+) -> pd.DataFrame:
     """Return the curve of every run, after running those that have none in the file of curves.
 
     The file then holds all of them, so that a study's table can be made again without the runs. A run with overrides is
@@ -87,33 +92,35 @@ def curves_of(
         arguments: the study's.
         name: of the file.
         diverging: whether a training that diverges counts as a run, up to where it diverged.
-        kind: the type of the rows to keep of a run.
+        columns: to keep of a curve.
         run: runs them, instead of `run_all`.
 
     Raises:
         RunError: a run failed; the others are done.
+        UserError: nothing is to be run, and a curve is missing.
     """
-    missing = to_run(configs, arguments, name, kind)
-    lines = (run or run_all)(missing, arguments.jobs, diverging) if missing else {}
-    measured = {_named(run, arguments): kind.of_run(its) for run, its in lines.items()}
-    known = read_curves(arguments.into / name, kind) | measured
-    write_curves(arguments.into / name, known, kind)
-    return {run: known[_named(run, arguments)] for run in configs}
+    if missing := to_run(configs, arguments, name):
+        if arguments.only == ():
+            raise UserError(f"{arguments.into / name} has no curve of {few([*missing])}; run the study without --only")
+        measured = (run or run_all)(missing, arguments.jobs, diverging)[["run", *columns]]
+        measured = measured.assign(run=[_named(each, arguments) for each in measured.run])
+        known = read_curves(arguments.into / name, columns)
+        write_curves(arguments.into / name, pd.concat([known, measured]) if len(known) else measured)
+    curves = kept_curves(arguments, name, columns)
+    return curves[curves.run.isin(configs)]
 
 
-def to_run(
-    configs: Mapping[str, Config], arguments: Arguments, name: str = "curves.csv", kind: type[Row] = Evaluation
-) -> dict[str, Config]:
+def to_run(configs: Mapping[str, Config], arguments: Arguments, name: str = "curves.csv") -> dict[str, Config]:
     """Return the runs without a curve in this file."""
-    known = read_curves(arguments.into / name, kind)
+    known = {*read_curves(arguments.into / name).run}
     return {run: config for run, config in configs.items() if _named(run, arguments) not in known}
 
 
-def kept_curves(arguments: Arguments, name: str = "curves.csv", kind: type[Row] = Evaluation) -> dict[str, list[Row]]:
+def kept_curves(arguments: Arguments, name: str = "curves.csv", columns: Sequence[str] = COLUMNS) -> pd.DataFrame:
     """Return the curves of runs with these overrides from a file of curves, by names without the overrides."""
-    suffix = _named("", arguments)
-    curves = read_curves(arguments.into / name, kind).items()
-    return {run.removesuffix(suffix): its for run, its in curves if run.endswith(suffix)}
+    suffix, curves = _named("", arguments), read_curves(arguments.into / name, columns)
+    curves = curves[curves.run.str.endswith(suffix)].reset_index(drop=True)
+    return curves.assign(run=curves.run.str.removesuffix(suffix))
 
 
 def _named(run: str, arguments: Arguments) -> str:

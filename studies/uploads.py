@@ -5,18 +5,18 @@ step sizes. Each method's step size is chosen for each data set as they do: on s
 (`data.holdout`), with the method's smallest m, on a separate seed. A grid whose best is at an edge grows.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from math import isnan, nan
 from pathlib import Path
-from statistics import fmean
 
-from studies.curves import Curve, Evaluation, gigabytes, megabytes_up, one_round, spent_to, spread
+import pandas as pd
+
+from studies.curves import by_scheme, costs_to, ends, spread
 from studies.picture import draw
 from studies.runner import CONFIGS, Arguments, curves_of, write_summary
 from train.config.schema import Config, load_config
-from train.report.text import markdown_table
+from train.report.text import NOTHING, frame_table
 
 GRID = (2.0**-5, 2.0**-4, 2.0**-3, 2.0**-2, 2.0**-1)
 TUNING_SEED, SEEDS = 1000, (0, 1, 2, 3, 4)
@@ -37,7 +37,7 @@ LEGEND = (
     "the method's smallest m. Mbit are uploads; the last column adds downloads. All invited clients get the model, but "
     "with independent coins only those that upload."
 )
-LAST = 5  # evaluations over which a step size is judged
+LAST_EVALUATIONS = 5  # over which a step size is judged
 
 
 @dataclass(frozen=True)
@@ -108,22 +108,41 @@ class Study:
     tuned_once: bool = False
 
     def cell(
-        self, its: Comparison, arm: Arm, step: float, seed: int, into: Path, overrides: Sequence[str] = ()
+        self, comparison: Comparison, arm: Arm, step: float, seed: int, into: Path, overrides: Sequence[str] = ()
     ) -> Config:
         """Return the configuration of one run."""
-        place = f"{into}/runs/{its.name}/{arm.method.replace(' ', '-')}{arm.budget or ''}-lr{step:g}-{seed}"
-        own = [*arm.overrides, f"local.lr={step}", f"seed={seed}", f"output={place}"]
-        return load_config(CONFIGS / f"{self.config}.yaml", [*its.overrides, *overrides, *own])
+        output = f"{into}/runs/{comparison.name}/{arm.method.replace(' ', '-')}{arm.budget or ''}-lr{step:g}-{seed}"
+        words = [*arm.overrides, f"local.lr={step}", f"seed={seed}", f"output={output}"]
+        return load_config(CONFIGS / f"{self.config}.yaml", [*comparison.overrides, *overrides, *words])
 
 
 @dataclass(frozen=True)
 class Results:
-    """The curves of an arm's runs at its step size, one per seed; the curve of a run that diverged ends early."""
+    """The runs of an arm at its step size.
+
+    Attributes:
+        arm: the arm.
+        step: its step size.
+        rounds: of a run that does not diverge.
+        seeds: one run each.
+        curves: of the runs, with their `seed` and `bytes_total`; the curve of a run that diverged ends early.
+    """
 
     arm: Arm
     step: float
     rounds: int
-    runs: Sequence[Curve]
+    seeds: Sequence[int]
+    curves: pd.DataFrame
+
+    @property
+    def ends(self) -> pd.DataFrame:
+        """The last evaluations of the runs that did not diverge, by seed."""
+        last = ends(self.curves).set_index("seed")
+        return last[last.rounds == self.rounds]  # the last round is always evaluated
+
+    def costs(self, target: float, cost: str) -> pd.Series:
+        """Return the cost of each seed until it first reached a test accuracy."""
+        return costs_to(self.curves, self.curves.test_accuracy >= target, cost, self.seeds)
 
 
 Section = tuple[Comparison, list[Results]]
@@ -132,50 +151,53 @@ Section = tuple[Comparison, list[Results]]
 def run(study: Study, arguments: Arguments) -> None:
     """Run what is missing, and write the summary after each comparison."""
     sections: list[Section] = []
-    steps: dict[str, float] = {}
-    for its in study.comparisons:
-        if not (steps and study.tuned_once):
-            steps = tune(study, its, arguments, GRID)
-        sections.append((its, run_arms(study, its, steps, arguments)))
+    for section in run_comparisons(study, arguments):
+        sections.append(section)
         write(study, arguments, sections)
 
 
-def is_whole(its: Curve, rounds: int) -> bool:
-    """Return whether a run has all its rounds; the last one is always evaluated."""
-    return bool(its) and its[-1].rounds == rounds
+def run_comparisons(study: Study, arguments: Arguments) -> Iterator[Section]:
+    """Run what is missing, and yield each comparison with its results."""
+    steps: dict[str, float] = {}
+    for comparison in study.comparisons:
+        if not (steps and study.tuned_once):
+            steps = tune(study, comparison, arguments, GRID)
+        yield comparison, run_arms(study, comparison, steps, arguments)
 
 
-def run_arms(study: Study, its: Comparison, steps: Mapping[str, float], arguments: Arguments) -> list[Results]:
+def run_arms(study: Study, comparison: Comparison, steps: Mapping[str, float], arguments: Arguments) -> list[Results]:
     """Run every arm on every seed at its method's step size, unless it has a curve."""
-    seeds = arguments.seeds or its.seeds
+    seeds, into = arguments.seeds or comparison.seeds, arguments.into
     configs = {
-        f"{its.name}: {arm.name}-{seed}": study.cell(
-            its, arm, steps[arm.tuned], seed, arguments.into, arguments.overrides
+        f"{comparison.name}: {arm.name}-{seed}": study.cell(
+            comparison, arm, steps[arm.tuned], seed, into, arguments.overrides
         )
         for seed in seeds
-        for arm in its.arms
+        for arm in comparison.arms
     }
-    found, rounds = curves_of(configs, arguments, diverging=True), next(iter(configs.values())).rounds
-    runs = {arm: [found[f"{its.name}: {arm.name}-{seed}"] for seed in seeds] for arm in its.arms}
-    return [Results(arm, steps[arm.tuned], rounds, courses) for arm, courses in runs.items()]
+    curves, rounds = by_scheme(curves_of(configs, arguments, diverging=True)), next(iter(configs.values())).rounds
+    return [
+        Results(arm, steps[arm.tuned], rounds, seeds, curves[curves.scheme == f"{comparison.name}: {arm.name}"])
+        for arm in comparison.arms
+    ]
 
 
-def tune(study: Study, its: Comparison, arguments: Arguments, grid: Sequence[float]) -> dict[str, float]:
+def tune(study: Study, comparison: Comparison, arguments: Arguments, grid: Sequence[float]) -> dict[str, float]:
     """Return the best step size of each method on the held-out samples, never at an edge of the tried values."""
-    first = {arm.method: arm for arm in reversed(its.arms) if arm.method not in OTHERS_STEP}
+    first = {arm.method: arm for arm in reversed(comparison.arms) if arm.method not in OTHERS_STEP}
     into, held_out = arguments.into / "tuning", [*arguments.overrides, f"data.holdout={study.holdout}"]
 
     def name(method: str, step: float) -> str:
-        return f"{its.name}: {method}, step {step:g}"
+        return f"{comparison.name}: {method}, step {step:g}"
 
     def score(wanted: Mapping[str, set[float]]) -> dict[str, dict[float, float]]:
         configs = {
-            name(method, step): study.cell(its, first[method], step, TUNING_SEED, into, held_out)
+            name(method, step): study.cell(comparison, first[method], step, TUNING_SEED, into, held_out)
             for method in sorted(wanted)
             for step in sorted(wanted[method])
         }
-        found = curves_of(configs, arguments, "tuning/curves.csv", diverging=True)
-        scores = {name: score_of(course, configs[name].rounds) for name, course in found.items()}
+        curves = curves_of(configs, arguments, "tuning/curves.csv", diverging=True)
+        scores = {name: score_of(curves[curves.run == name], config.rounds) for name, config in configs.items()}
         return {method: {step: scores[name(method, step)] for step in steps} for method, steps in wanted.items()}
 
     return search(sorted(first), grid, score)
@@ -213,60 +235,52 @@ def _beyond(scores: Mapping[float, float]) -> set[float]:
     return {2 * best} if best == max(scores) else {best / 2} if best == min(scores) else set()
 
 
-def score_of(its: Curve, rounds: int) -> float:
+def score_of(curve: pd.DataFrame, rounds: int) -> float:
     """Return the mean accuracy of a run's last evaluations, 0 if it diverged."""
-    return fmean(at.test_accuracy for at in its[-LAST:]) if is_whole(its, rounds) else 0.0
+    finished = len(curve) and curve.rounds.iloc[-1] == rounds
+    return float(curve.test_accuracy.tail(LAST_EVALUATIONS).mean()) if finished else 0.0
 
 
 def write(study: Study, arguments: Arguments, sections: Sequence[Section]) -> None:
-    """Write the summary with one table per comparison, and the picture of the first."""
+    """Write the table of every comparison so far, and the picture of the first."""
     first = sections[0][1]
-    groups = {its.arm.name: its.runs for its in first}
-    costs = {"rounds": one_round, "megabits sent by clients": megabits}
-    picture = draw(groups, costs, study.picture, study.targets, rows=2)
-    text = [study.head.format(rounds=first[0].rounds, seeds=len(first[0].runs)), LEGEND]
-    text += [f"Evaluated every {first[0].runs[0][0].rounds} rounds."]
-    for its, results in sections:
-        heading = its.heading.format(seeds=len(results[0].runs))
-        text += ["", f"## {heading}", "", table(study.targets, its.published, results)]
+    drawn = pd.concat([results.curves.assign(scheme=results.arm.name) for results in first])
+    costs = {"rounds": "rounds", "megabits sent by clients": "megabits"}
+    picture = draw(drawn.assign(megabits=8e-6 * drawn.bytes_up), costs, study.picture, study.targets, rows=2)
+    text = [study.head.format(rounds=first[0].rounds, seeds=len(first[0].seeds)), LEGEND]
+    text += [f"Evaluated every {first[0].curves.rounds.iloc[0]} rounds."]
+    for comparison, results in sections:
+        heading = comparison.heading.format(seeds=len(results[0].seeds))
+        text += ["", f"## {heading}", "", frame_table(table(study.targets, comparison.published, results))]
     write_summary(arguments, text, picture)
 
 
-def table(targets: Sequence[float], published: Mapping[str, float | Fraction], results: Sequence[Results]) -> str:
-    """Return a table with one row per arm."""
-    percent = [f"{100 * target:g} %" for target in targets]
-    columns = [column for target in percent for column in (f"rounds to {target}", "Mbit", "of full")]
-    step = "step (published)" if published else "step"
-    head = ("uploads", step, *columns, "last accuracy, %", "loss", "α", f"to {percent[-1]}, both ways")
-    return markdown_table(head, [_row(targets, published, its, results) for its in results])
+def table(
+    targets: Sequence[float], published: Mapping[str, float | Fraction], results: Sequence[Results]
+) -> pd.DataFrame:
+    """Return one row per arm."""
+    full = next(each for each in results if each.arm.method == FULL)
+    return pd.DataFrame([_row(targets, published, each, full) for each in results])
 
 
 def _row(
-    targets: Sequence[float], published: Mapping[str, float | Fraction], its: Results, results: Sequence[Results]
-) -> list[str]:
-    full = next(other for other in results if other.arm.method == FULL)
-    theirs = f" ({Fraction(published[its.arm.tuned])})" if published else ""
-    spent = [cell for target in targets for cell in _spent(its, full, target)]
-    ends = [course[-1] for course in its.runs if is_whole(course, its.rounds)]
-    last = [100 * at.test_accuracy for at in ends] + [nan] * (len(its.runs) - len(ends))
-    losses, alphas = [at.train_loss for at in ends], [at.alpha for at in ends if not isnan(at.alpha)]
-    scores = spread(last, missing="diverged"), spread(losses, ".3f", missing="–")
-    both = spread([8000 * spent_to(course, gigabytes, targets[-1]) for course in its.runs], ",.0f")  # in Mbit
-    alpha = f"{fmean(alphas):.2f}" if alphas else "–"
-    return [its.arm.name, f"{Fraction(its.step)}{theirs}", *spent, *scores, alpha, both]
-
-
-def _spent(its: Results, full: Results, target: float) -> tuple[str, str, str]:
-    """Return rounds and bits to a target, and the share of full participation's bits, of seeds that reached it."""
-    rounds, bits, its_full = (
-        [spent_to(course, amount, target) for course in runs]
-        for amount, runs in ((one_round, its.runs), (megabits, its.runs), (megabits, full.runs))
-    )
-    reached = [(mine, theirs) for mine, theirs in zip(bits, its_full, strict=True) if not isnan(mine + theirs)]
-    share = f"{fmean(m for m, _ in reached) / fmean(t for _, t in reached):.2f}" if reached else "–"
-    return spread(rounds, ".0f"), spread(bits, ",.0f"), share
-
-
-def megabits(at: Evaluation) -> float:
-    """Return the megabits that clients sent."""
-    return 8 * megabytes_up(at)
+    targets: Sequence[float], published: Mapping[str, float | Fraction], results: Results, full: Results
+) -> dict[str, str]:
+    theirs = f" ({Fraction(published[results.arm.tuned])})" if published else ""
+    row = {"uploads": results.arm.name, f"step{' (published)' * bool(published)}": f"{Fraction(results.step)}{theirs}"}
+    for target in targets:
+        bits, bits_of_full = (8e-6 * each.costs(target, "bytes_up") for each in (results, full))
+        both = bits.notna() & bits_of_full.notna()  # seeds that reached it
+        share = f"{bits[both].mean() / bits_of_full[both].mean():.2f}" if any(both) else NOTHING
+        row |= {
+            f"rounds to {100 * target:g} %": spread(results.costs(target, "rounds"), ".0f"),
+            f"Mbit to {100 * target:g} %": spread(bits, ",.0f"),
+            f"of full, {100 * target:g} %": share,
+        }
+    last, alphas = results.ends, results.ends.alpha.dropna()
+    return row | {
+        "last accuracy, %": spread(100 * last.test_accuracy.reindex(results.seeds), missing="diverged"),
+        "loss": spread(last.train_loss, ".3f", missing=NOTHING),
+        "α": f"{alphas.mean():.2f}" if len(alphas) else NOTHING,
+        f"to {100 * targets[-1]:g} %, both ways": spread(8e-6 * results.costs(targets[-1], "bytes_total"), ",.0f"),
+    }

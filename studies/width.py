@@ -18,18 +18,20 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Self
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
 from sharding.aggregation.server_optimizer import ServerOptimizer
 from sharding.errors import UserError
-from studies.curves import Lines
+from studies.curves import evaluations
 from train.assembly import assemble, make_model, plan_of_each
 from train.config.schema import Config
 from train.data import Dataset
 from train.engines.local import evaluate, train_locally
 from train.engines.memory_format import keep_memory_format
 from train.experiment import Experiment
+from train.frame import round_frame
 from train.rundir.files import METRICS_FILE
 from train.runtime.jsonl import read_lines
 
@@ -146,15 +148,17 @@ class Federation:
         return fmean(losses) if losses else None, len(losses), sent
 
 
-def run_all(kind: str, configs: Mapping[str, Config], *_: object) -> dict[str, Lines]:
-    """Run what is missing with one of `WINDOWS`, one run at a time, and return every run's metrics.
+def run_all(kind: str, configs: Mapping[str, Config], *_: object) -> pd.DataFrame:
+    """Run what is missing with one of `WINDOWS`, one run at a time, and return the curves of all runs.
 
     An interrupted run starts again.
     """
     for config in configs.values():
         if len(read_lines(config.directory / METRICS_FILE)) < config.rounds:
             run(config, kind)
-    return {name: read_lines(config.directory / METRICS_FILE) for name, config in configs.items()}
+    return evaluations(
+        round_frame({name: read_lines(config.directory / METRICS_FILE) for name, config in configs.items()})
+    )
 
 
 def run(config: Config, kind: str) -> None:
@@ -164,9 +168,9 @@ def run(config: Config, kind: str) -> None:
     config.directory.mkdir(parents=True, exist_ok=True)
     with (config.directory / METRICS_FILE).open("w", encoding="utf-8") as file:
         for t in range(config.rounds):
-            loss, heard, sent = federation.train_round(t)
+            loss, num_clients, sent = federation.train_round(t)
             line = {"round": t, "train_loss": loss, "bytes_down": sent, "bytes_up": sent}
-            line |= {"clients": heard, "heard": heard}
+            line |= {"num_clients": num_clients, "num_aggregated": num_clients}
             if config.evaluates(t):
                 line["test_accuracy"], line["test_loss"] = evaluate(federation.model, dataset, dataset.test)
                 print(f"round {t + 1} of {config.rounds}: {line['test_accuracy']:.1%}", flush=True)

@@ -13,11 +13,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from studies.arrivals import Courses, Published, figure, main_table, pilot_table
-from studies.curves import Curve
-from studies.runner import CONFIGS, Arguments, cells, curves_of, to_run, write_summary
+import pandas as pd
+
+from studies.arrivals import Published, figure, main_table, pilot_table
+from studies.curves import by_scheme
+from studies.runner import CONFIGS, Arguments, configs_of, curves_of, to_run, write_summary
 from train.config.schema import Config
 from train.pilots import Lesson
+from train.report.text import frame_table
 from train.rundir.files import PILOTS_FILE
 from train.runtime.files import write_whole
 
@@ -114,17 +117,17 @@ SETUPS = {
 
 def run_schemes(
     taught: dict[str, Config], others: dict[str, Config], arguments: Arguments
-) -> tuple[Mapping[str, Curve], Lesson]:
+) -> tuple[pd.DataFrame, Lesson]:
     """Run what is missing. The first scheme that needs pilots runs them and passes them on to the others."""
     (name, first), lesson = next(iter(taught.items())), arguments.into / PILOTS_FILE
-    curves = curves_of({name: first} | others, arguments)
+    curves_of({name: first} | others, arguments)
     if (path := first.directory / PILOTS_FILE).exists():
         write_whole(lesson, path.read_bytes())
     for config in to_run(taught, arguments).values():
         if not (path := config.directory / PILOTS_FILE).exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, lesson.read_bytes())
-    return curves | curves_of(taught, arguments), Lesson(**json.loads(lesson.read_bytes()))
+    return curves_of(taught | others, arguments), Lesson(**json.loads(lesson.read_bytes()))
 
 
 def targets_of(config: Config) -> tuple[float, float]:
@@ -134,7 +137,7 @@ def targets_of(config: Config) -> tuple[float, float]:
     return config.target_loss, config.target_accuracy
 
 
-def summary(setup: Setup, config: Config, courses: Courses, lesson: Lesson) -> list[str]:
+def summary(setup: Setup, config: Config, curves: pd.DataFrame, lesson: Lesson) -> list[str]:
     """Return the tables of a setup; `config` belongs to a run with pilots and without its own limit of rounds."""
     clients, (loss, accuracy) = config.clients, targets_of(config)
     longer = ", ".join(f"{rounds:,} by {scheme}" for scheme, rounds in setup.longer.items())
@@ -142,10 +145,10 @@ def summary(setup: Setup, config: Config, courses: Courses, lesson: Lesson) -> l
         f"# Setup {setup.number}: seconds to loss {loss}, N = {clients.count}, K = {clients.per_round}",
         "",
         setup.remark,
-        f"One world, {len(courses['proposed'])} runs that differ in draws and batches; mean ± sd of those that arrived "
+        f"One world, {curves.seed.nunique()} runs that differ in draws and batches; mean ± sd of those that arrived "
         f"within {config.rounds} rounds{f' ({longer})' if longer else ''}, evaluated every {config.evaluate_every}.",
         "",
-        main_table(courses, loss, accuracy, setup.seconds),
+        frame_table(main_table(curves, loss, accuracy, setup.seconds)),
         "",
         "Rounds of the pilots, by the mean loss of three runs each, and β/α at each loss. The mean of the latter,",
         f"{lesson.beta_over_alpha:.3g}, is used. G is a client's largest ‖U‖/η, U being all its steps. That of the",
@@ -155,16 +158,22 @@ def summary(setup: Setup, config: Config, courses: Courses, lesson: Lesson) -> l
     ]
 
 
+def in_order(curves: pd.DataFrame) -> pd.DataFrame:
+    """Return the curves of `SCHEMES`, scheme by scheme."""
+    curves = by_scheme(curves)
+    curves = curves[curves.scheme.isin(SCHEMES)]
+    return curves.sort_values("scheme", key=lambda names: names.map(SCHEMES.index), kind="stable")
+
+
 def run(setup: Setup, arguments: Arguments) -> None:
     """Run what is missing of a setup and write the summary."""
     path, seeds = CONFIGS / f"{arguments.study}.yaml", arguments.seeds or range(setup.seeds)
     taught, others = (
-        cells(path, {name: (*arguments.overrides, *own) for name, own in schemes.items()}, seeds, arguments.into)
+        configs_of(path, {name: (*arguments.overrides, *own) for name, own in schemes.items()}, seeds, arguments.into)
         for schemes in (setup.rounds_of(TAUGHT), OTHERS)
     )
-    runs, lesson = run_schemes(taught, others, arguments)
-    config = taught[f"statistical-{seeds[0]}"]  # with pilots, without its own limit of rounds
-    courses = {scheme: [runs[f"{scheme}-{seed}"] for seed in seeds] for scheme in SCHEMES}
+    curves, lesson = run_schemes(taught, others, arguments)
+    config, curves = taught[f"statistical-{seeds[0]}"], in_order(curves)  # with pilots, without its own limit of rounds
     loss, accuracy = targets_of(config)
-    picture = figure(courses, loss, accuracy, f"Setup {setup.number}: loss and accuracy against simulated seconds")
-    write_summary(arguments, summary(setup, config, courses, lesson), picture)
+    picture = figure(curves, loss, accuracy, f"Setup {setup.number}: loss and accuracy against simulated seconds")
+    write_summary(arguments, summary(setup, config, curves, lesson), picture)

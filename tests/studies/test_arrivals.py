@@ -3,35 +3,36 @@
 import pytest
 
 from studies.arrivals import main_table, pilot_table, quartiles
-from studies.curves import Evaluation
+from studies.curves import by_scheme
 from train.pilots import Lesson
+from train.report.text import frame_table
 
 
 def course(rounds, seconds, losses, accuracies):
-    rows = zip(rounds, seconds, losses, accuracies, strict=True)
-    return [Evaluation(t, 0, 0, 0, a, 1.0, simulated=s, train_set_loss=loss) for t, s, loss, a in rows]
+    keys = ("rounds", "simulated", "train_set_loss", "test_accuracy")
+    return [dict(zip(keys, row, strict=True)) for row in zip(rounds, seconds, losses, accuracies, strict=True)]
 
 
-def test_the_table_shows_when_targets_were_reached_and_by_how_many():
+def test_the_table_shows_when_targets_were_reached_and_by_how_many(curves_of):
     fast = course([5, 10, 15], [10.0, 20.0, 30.0], [0.9, 0.5, 0.6], [0.1, 0.2, 0.8])
     slow = course([5, 10, 15], [100.0, 200.0, 300.0], [0.9, 0.7, 0.4], [0.7, 0.2, 0.6])
     never = course([5, 10], [7.0, 8.0], [0.9, 0.51], [0.1, 0.69])
-    courses = {
-        "proposed": [fast, fast],
-        "weighted": [slow, never],
-        "uniform, scaled steps": [never, never],
-        "x": [fast],
+    runs = {
+        **{"proposed-0": fast, "proposed-1": fast, "weighted-0": slow, "weighted-1": never},
+        **{"uniform, scaled steps-0": never, "uniform, scaled steps-1": never, "x-0": fast},
     }
     published = {"proposed": (200.0, 20.0), "weighted": (1300.0, 5.5), "uniform, scaled steps": None}
-    assert main_table(courses, 0.5, 0.7, published).splitlines()[2:] == [
+    table = main_table(by_scheme(curves_of(runs)), 0.5, 0.7, published)
+    assert frame_table(table).splitlines()[2:] == [
         "| proposed | 10 ± 0 | 20 ± 0 | 1.00 | 200.0 ± 20.0 | 1.00 | 30 ± 0 | 2 of 2 |",
         "| weighted | 15 (1 not reached) | 300 (1 not reached) | 15.00 | 1,300.0 ± 5.5 | 6.50 "
         "| 100 (1 not reached) | 1 of 2 |",
         "| uniform, scaled steps | not reached | not reached | – | not reached | – | not reached | 0 of 2 |",
         "| x | 10 | 20 | 1.00 | – | – | 30 | 1 of 1 |",
     ]
-    none = main_table(courses | {"proposed": [never]}, 0.5, 0.7, published).splitlines()
-    assert [row.split(" | ")[3] for row in none[2:]] == ["–"] * 4, "without the proposed there is no ratio"
+    none = curves_of(runs | {"proposed-0": never, "proposed-1": never})
+    ratios = main_table(by_scheme(none), 0.5, 0.7, published).ratio
+    assert ratios.tolist() == ["–"] * 4, "without the proposed there is no ratio"
 
 
 def test_the_pilots_table_distinguishes_a_loss_that_contradicts_from_one_that_was_not_reached():

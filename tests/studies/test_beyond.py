@@ -5,7 +5,7 @@ import pytest
 from sharding import ShardPlanner
 from studies import __main__ as command
 from studies import beyond, options, width
-from studies.curves import Evaluation, by_seed, read_curves, write_curves
+from studies.curves import by_scheme, read_curves, write_curves
 from studies.runner import CONFIGS
 from train.assembly import make_model
 from train.config.schema import load_config
@@ -17,27 +17,30 @@ TINY = [
 ]
 
 
-def course(*accuracies: float) -> beyond.Curve:
-    return [Evaluation(t, t * 10**9, 0, t, a, 1.0) for t, a in enumerate(accuracies, start=1)]
+def course(*accuracies):
+    return [{"bytes_up": t * 10**9, "bytes_down": 0, "test_accuracy": a} for t, a in enumerate(accuracies, start=1)]
 
 
-def test_a_row_shows_the_course_and_the_paired_difference():
+def test_a_row_shows_the_course_and_the_paired_difference(curves_of):
     slow = {"collective-0": course(0.1, 0.2, 0.3, 0.4), "collective-1": course(0.1, 0.2, 0.3, 0.6)}
     fast = {f"top_n-{seed}": course(*its) for seed, its in enumerate([(0.3, 0.4, 0.6, 0.5), (0.3, 0.4, 0.6, 0.9)])}
-    head, _, first, second = beyond.table(by_seed(slow | fast | {"top_n-2": course(0, 0, 0, 0)})).splitlines()
-    assert first == (
-        "| collective | 4 | 4.0 | 0, 1 | 10.0 ± 0.0 | 20.0 ± 0.0 | 30.0 ± 0.0 | 50.0 ± 14.1 | 50.0 ± 14.1 | – |"
-    )
-    assert second.endswith("| +20.0 ± 10.0 |")  # of seeds 0 and 1: 10 and 30 points
-    assert head.count("|") == first.count("|") == second.count("|")
-    assert beyond.table({"top_n": {0: course(0.1, 0.2)}}).splitlines()[2].endswith("| – |")
+    its = beyond.EXPERIMENTS["beyond"]
+    table = beyond.table(its, by_scheme(curves_of(fast | slow | {"top_n-2": course(0, 0, 0, 0)})))
+    assert list(table.iloc[0]) == [
+        *("collective", 4, "4.0", "0, 1", "10.0 ± 0.0", "20.0 ± 0.0", "30.0 ± 0.0", "50.0 ± 14.1", "50.0 ± 14.1", "–")
+    ]
+    assert table.iloc[1, 0] == "top_n", "in the order of the experiment"
+    assert table.iloc[1, -1] == "+20.0 ± 10.0"  # of seeds 0 and 1: 10 and 30 points
+    alone = beyond.table(its, by_scheme(curves_of({"top_n-0": course(0.1, 0.2)})))
+    assert (alone.iloc[0, -1], alone["25 %"][0]) == ("–", "–")
 
 
-def test_curves_that_are_kept_stay_in_the_table(tmp_path):
-    write_curves(tmp_path / "curves.csv", {"collective-0": course(0.1, 0.25), "top_n-0": course(0.1, 0.5)})
+def test_curves_that_are_kept_stay_in_the_table(tmp_path, curves_of):
+    curves = curves_of({"collective-0": course(0.1, 0.25), "top_n-0": course(0.1, 0.5)})
+    write_curves(tmp_path / "curves.csv", curves)
     command.main(["beyond", "--into", str(tmp_path), "--only"])
     assert "| +25.0 (one seed) |" in (tmp_path / "summary.md").read_text(encoding="utf-8")
-    assert read_curves(tmp_path / "curves.csv")["top_n-0"][-1][:6] == course(0.1, 0.5)[-1][:6]
+    assert read_curves(tmp_path / "curves.csv").test_accuracy.tolist() == [0.1, 0.25, 0.1, 0.5]
 
 
 def bytes_of_a_client(its, words, windows=False):

@@ -4,7 +4,7 @@ import pytest
 
 from studies import __main__ as command
 from studies import options
-from studies.curves import read_curves, write_curves
+from studies.curves import by_scheme, read_curves, write_curves
 from train.config.schema import load_config
 from train.run import run
 
@@ -16,15 +16,16 @@ ENDS = {0.02: 0.3, 0.03: 0.5, 0.05: 0.4}
 
 
 def course(end, last):
-    return [options.Point(1, 10**9, 0, 0.1), options.Point(4, 4 * 10**9, 0, end, last)]
+    first = {"rounds": 1, "bytes_up": 10**9, "bytes_down": 0, "test_accuracy": 0.1}
+    return [first, {"rounds": 4, "bytes_up": 4 * 10**9, "bytes_down": 0, "test_accuracy": end, "last_accuracy": last}]
 
 
-def test_the_table_has_each_arm_at_its_best_rate(tmp_path, capsys):
+def test_the_table_has_each_arm_at_its_best_rate(tmp_path, capsys, curves_of):
     arms = options.EXPERIMENTS["options"].arms
     rates = {f"low_rank, nesterov, lr {rate}-1000": course(end, end) for rate, end in ENDS.items()}
-    write_curves(tmp_path / "rates.csv", rates, options.Point)
+    write_curves(tmp_path / "rates.csv", curves_of(rates, options.COLUMNS))
     seeds = {f"low_rank, nesterov, lr 0.03-{seed}": course(0.5 + seed / 10, 0.4) for seed in (0, 1, 2)}
-    write_curves(tmp_path / "curves.csv", seeds, options.Point)
+    write_curves(tmp_path / "curves.csv", curves_of(seeds, options.COLUMNS))
     assert command.main(["options", "--into", str(tmp_path), "--only", "low_rank, nesterov"]) == 0
     *_, row = (line for line in capsys.readouterr().out.splitlines() if line.startswith("| low_rank"))
     at_best, _, cells = row.partition(" | 4 | 4.00 | ")
@@ -33,10 +34,10 @@ def test_the_table_has_each_arm_at_its_best_rate(tmp_path, capsys):
     assert len(arms) == len({tuple(arm.words) for arm in arms.values()})
 
 
-def test_differences_are_to_the_first_arm_in_any_order():
-    runs = {f"{name}, lr 0.1": {0: course(end, end)} for name, end in (("second", 0.4), ("first", 0.5))}
-    assert "| -10.0 (one seed) |" in options.arms_table(runs, "first")
-    assert options.arms_table({}, "first").count("\n") == 1  # the head only
+def test_differences_are_to_the_first_arm_in_any_order(curves_of):
+    runs = {f"{name}, lr 0.1-0": course(end, end) for name, end in (("second", 0.4), ("first", 0.5))}
+    table = options.arms_table(by_scheme(curves_of(runs, options.COLUMNS)), "first")
+    assert table["end minus the first"].tolist() == ["-10.0 (one seed)", "–"]
 
 
 @pytest.mark.parametrize("study", options.EXPERIMENTS)
@@ -55,10 +56,11 @@ def test_the_last_model_is_that_of_a_run_without_an_average(tmp_path):
     path = options.CONFIGS / "quickstart.yaml"
     average = load_config(path, [*words, "result=average", f"output={tmp_path / 'average'}"])
     last = load_config(path, [*words, "result=last", f"output={tmp_path / 'last'}"])
-    lines = options.run_with_last({"average": average}, 1, False)["average"]
+    curve = options.run_with_last(options.run_all, {"average": average}, 1)
     run(last)
-    expected = options.run_all({"last": last}, 1)["last"][-1]["test_accuracy"]
-    assert options.Point.of_run(lines)[-1].last_accuracy == expected
+    expected = options.run_all({"last": last}, 1).test_accuracy.iloc[-1]
+    assert curve.last_accuracy.iloc[-1] == expected != curve.test_accuracy.iloc[-1]
+    assert curve.last_accuracy[:-1].isna().all()
 
 
 @pytest.mark.slow
@@ -66,6 +68,6 @@ def test_a_study_runs_once(tmp_path):
     words = ["options", *TINY, "--into", str(tmp_path), "--only", "low_rank", "--seeds", "0"]
     assert command.main(words) == 0
     text = (tmp_path / "summary.md").read_text(encoding="utf-8")
-    assert len(read_curves(tmp_path / "rates.csv", options.Point)) == 3
+    assert read_curves(tmp_path / "rates.csv").run.nunique() == 3
     assert command.main(words) == 0
     assert (tmp_path / "summary.md").read_text(encoding="utf-8") == text

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from studies import uploads
-from studies.curves import Evaluation, one_round
-from studies.picture import draw, lowest_losses
+from studies.curves import by_scheme
+from studies.picture import draw
 from studies.runner import Arguments
 from studies.upload_studies import UPLOADS
 from studies.uploads import Arm, Results
 from train.assembly import assemble
+from train.report.text import frame_table
 
 
 @pytest.mark.parametrize("peak", [2.0**-8, 2.0**-5, 2.0**-3, 2.0**-1, 2.0**2])
@@ -70,33 +71,42 @@ def test_full_participation_at_the_step_of_ocs_is_full_participation():
     assert (alike.tuned, Arm("AOCS", 3).tuned, Arm("full").tuned) == ("OCS", "OCS", "full")
 
 
-def test_a_row_says_what_the_runs_did():
-    def course(accuracies, bytes_up):
-        return [Evaluation(t, t * bytes_up, t * 10**6, 3 * t, a, 1.0, 1.0) for t, a in enumerate(accuracies, start=1)]
+def results(curves_of, arm, step, *accuracies, bytes_up=10**5):
+    """Return the results of an arm whose runs, one for each seed, had these accuracies round by round."""
+    runs = {
+        f"{arm.name}-{seed}": [
+            {"bytes_up": t * bytes_up, "bytes_down": t * 10**6, "test_accuracy": a, "train_loss": 1.0}
+            for t, a in enumerate(its, start=1)
+        ]
+        for seed, its in enumerate(accuracies)
+    }
+    return Results(arm, step, 3, range(len(accuracies)), by_scheme(curves_of(runs)))
 
+
+def test_a_row_says_what_the_runs_did(curves_of):
     steps = {"full": 0.125, "OCS": 0.25, "uniform": 0.5}
-    full = Results(Arm("full"), 0.5, 3, [course([0.1, 0.6, 0.7], 10**6), course([0.6, 0.6, 0.9], 10**6)])
-    ocs = Results(Arm("OCS", 3), 0.25, 3, [course([0.1, 0.2, 0.5], 10**5), course([0.1, 0.1, 0.1], 10**5)])
-    head, _, first, second = uploads.table([0.5], steps, [full, ocs]).splitlines()
+    full = results(curves_of, Arm("full"), 0.5, [0.1, 0.6, 0.7], [0.6, 0.6, 0.9], bytes_up=10**6)
+    ocs = results(curves_of, Arm("OCS", 3), 0.25, [0.1, 0.2, 0.5], [0.1, 0.1, 0.1])
+    lost = results(curves_of, Arm("uniform", 3), 1.0, [0.1, 0.6, 0.7], [0.6])
+    none = results(curves_of, Arm("OCS", 3), 1.0, [0.1], [])
+    table = frame_table(uploads.table([0.5], steps, [full, ocs, lost, none]))
+    _, _, first, second, third, fourth = table.splitlines()
     assert first == "| full | 1/2 (1/8) | 2 ± 1 | 12 ± 6 | 1.00 | 80.0 ± 14.1 | 1.000 ± 0.000 | – | 24 ± 11 |"
     assert second.startswith("| OCS, m = 3 | 1/4 (1/4) | 3 (1 never) | 2 (1 never) | 0.15 | 30.0 ± 28.3 |")
     assert second.endswith("| – | 26 (1 never) |"), "downloads of 8 Mbit a round, and uploads of a tenth of it"
-    lost = Results(Arm("uniform", 3), 1.0, 3, [course([0.1, 0.6, 0.7], 10**5), course([0.6], 10**5)])
-    third = uploads.table([0.5], steps, [full, lost]).splitlines()[-1]
     assert third.startswith("| uniform, m = 3 | 1 (1/2) | 2 ± 1 | 1 ± 1 | 0.10 | 70.0 (1 diverged) | 1.000 | – |")
-    cut = Results(Arm("OCS", 3), 1.0, 3, [course([0.1], 10**5), []])
-    none = uploads.table([0.5], steps, [full, cut]).splitlines()[-1]
-    assert none.endswith("| never | never | – | diverged | – | – | never |")
-    assert {row.count("|") for row in (head, first, second, third, none)} == {head.count("|")}
+    assert fourth.endswith("| never | never | – | diverged | – | – | never |")
 
 
-def test_accuracies_are_drawn_above_and_the_lowest_losses_below():
-    seen = [(0.1, nan), (0.3, 2.0), (0.2, 3.0), (0.6, 0.5)]
-    course = [Evaluation(t, 10**6 * t, 0, t, a, 1.0, loss) for t, (a, loss) in enumerate(seen, start=1)]
-    np.testing.assert_equal(lowest_losses(course), [nan, 2.0, 2.0, 0.5])
-    figure = draw({"OCS": [course]}, {"rounds": one_round, "bits": uploads.megabits}, "title", [0.5], rows=2)
+def test_accuracies_are_drawn_above_and_the_lowest_losses_below(curves_of):
+    accuracies, losses = (0.1, 0.3, 0.2, 0.6), (nan, 2.0, 3.0, 0.5)
+    course = [{"test_accuracy": a, "train_loss": loss} for a, loss in zip(accuracies, losses, strict=True)]
+    curves = curves_of({"OCS-0": course})
+    curves = curves.assign(scheme="OCS", megabits=8 * curves.rounds)
+    figure = draw(curves, {"rounds": "rounds", "bits": "megabits"}, "title", [0.5], rows=2)
     above, _, below, right = figure.axes[:4]
-    assert [list(axes.lines[0].get_ydata()) for axes in (above, right)] == [[10, 30, 20, 60], [2.0, 2.0, 0.5]]
+    np.testing.assert_allclose(above.lines[0].get_ydata(), [10, 30, 20, 60])
+    assert list(right.lines[0].get_ydata()) == [2.0, 2.0, 0.5]
     assert list(right.lines[0].get_xdata()) == [16, 24, 32]
     assert [axes.get_yscale() for axes in (above, below, right)] == ["linear", "log", "log"]
     assert [axes.get_xscale() for axes in (above, below, right)] == ["linear", "linear", "log"]

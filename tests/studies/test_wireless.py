@@ -74,10 +74,10 @@ def test_the_study_in_a_few_rounds(tmp_path, monkeypatch, name, started):
     assert "nan" not in text.lower()
     rows = {row.split(" | ")[0][2:]: row.split(" | ") for row in text.splitlines() if row.startswith("| ")}
     curves = read_curves(tmp_path / "curves.csv")
-    assert len(curves) == 2 * len(SCHEMES)
+    assert curves.run.nunique() == 2 * len(SCHEMES)
     for scheme in SCHEMES:
-        its = [course for run, course in curves.items() if run.startswith((f"{scheme}-0 ", f"{scheme}-1 "))]
-        arrived = sum(any(at.train_set_loss <= 2.0 for at in course) for course in its)
+        its = curves[curves.run.str.startswith((f"{scheme}-0 ", f"{scheme}-1 "))]
+        arrived = its.run[its.train_set_loss <= 2.0].nunique()
         assert rows[scheme][-1] == f"{arrived} of 2 |"
     wireless.run(setup, arguments)
     shutil.rmtree(tmp_path / "runs")
@@ -88,6 +88,6 @@ def test_the_study_in_a_few_rounds(tmp_path, monkeypatch, name, started):
 
 def test_schemes_with_short_rounds_have_more_of_them(tmp_path):
     schemes = SETUPS["wireless_mnist"].rounds_of(wireless.TAUGHT)
-    configs = runner.cells(CONFIGS / "wireless_mnist.yaml", schemes, [0], tmp_path)
+    configs = runner.configs_of(CONFIGS / "wireless_mnist.yaml", schemes, [0], tmp_path)
     limits = {name.removesuffix("-0"): config.rounds for name, config in configs.items()}
     assert limits == {"proposed": 1000, "Eq. 38": 600, "statistical": 400}

@@ -9,7 +9,7 @@ from threading import Barrier
 import pytest
 
 from sharding import UserError
-from train.report.history import History
+from train.frame import read_runs
 from train.run import run
 from train.rundir.directory import lock, open_directory
 from train.rundir.files import CHECKPOINT_FILE, LOCK_FILE, METRICS_FILE
@@ -78,9 +78,10 @@ def test_what_is_no_file_under_the_name_of_one_is_refused_at_once(config, name, 
     its = config()
     its.directory.mkdir()
     make(its.directory / name)
-    for use in (lambda: run(its), lambda: run(its, resume=True), lambda: History.read(its.directory)):
+    for resume in (False, True):
         with pytest.raises(UserError, match=f"{name} is no regular file; move it"):
-            use()
+            run(its, resume=resume)
+    assert f"{name} is no regular file; move it" in read_runs([its.directory])[1][0]
 
 
 def test_a_lock_that_is_no_file_is_refused_at_once(tmp_path):

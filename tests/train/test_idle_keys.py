@@ -4,10 +4,10 @@ import pytest
 
 from sharding import UserError
 from tests.train.runs import QUICKSTART
-from train.compare import plan_cells
 from train.config.idle_keys import READINGS, refuse_idle
 from train.config.schema import Config, read_config
 from train.config.yaml_text import in_yaml
+from train.sweep import grid_configs
 
 OCS = ["clients.sampler=ocs", "clients.budget=2"]
 TASKS = ["clients.sampler=mmfl", "clients.budget=2", "clients.signal=norm", "tasks={one: {}, two: {seed: 1}}"]
@@ -119,12 +119,12 @@ def test_what_a_run_has_written_down_can_be_run_again(tmp_path):
 
 
 def test_a_key_that_one_run_of_a_comparison_reads_is_kept():
-    cells = plan_cells(QUICKSTART, ["keep_ratio=0.3"], ["collective", "dense"], None)
+    cells = grid_configs(QUICKSTART, ["keep_ratio=0.3"], ["collective", "dense"], None)
     assert [cell.keep_ratio for cell in cells] == [0.3, 0.3]
-    cells = plan_cells(QUICKSTART, ["clients.budget=2"], [], None, ["clients.sampler=uniform,ocs"])
+    cells = grid_configs(QUICKSTART, ["clients.budget=2"], [], None, ["clients.sampler=uniform,ocs"])
     assert [cell.clients.sampler_options for cell in cells] == [{"replacement": False}, {"budget": 2.0}]
     with pytest.raises(UserError, match="design=brewer does nothing"):
-        plan_cells(QUICKSTART, ["design=brewer"], ["top_n", "dense"], None)
+        grid_configs(QUICKSTART, ["design=brewer"], ["top_n", "dense"], None)
 
 
 def test_a_key_that_one_of_several_models_reads_is_kept():

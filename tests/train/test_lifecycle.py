@@ -25,7 +25,6 @@ from tests.train.runs import QUICKSTART, REPOSITORY, TINY, assert_same, cut_off,
 from train import load_model
 from train.callbacks import EachRound
 from train.cli.commands import main
-from train.compare import compare, plan_cells
 from train.config.yaml_text import read_yaml
 from train.run import run
 from train.rundir.checkpoint import Checkpoint, rounds_of
@@ -42,6 +41,7 @@ from train.rundir.files import (
 from train.runtime.errors import RunError
 from train.runtime.files import UNFINISHED
 from train.runtime.signals import Stopped
+from train.sweep import grid_configs, sweep
 
 OPTIONS = ["rounds=4", "checkpoint_every=1", "clients.sampler=ocs", "clients.budget=1.5"]
 
@@ -477,7 +477,7 @@ def test_an_interrupt_while_the_program_is_imported_is_one_line():
 
 def cells_in(folder, *options):
     strategies = ["dense", "top_n", "full"]
-    cells = plan_cells(QUICKSTART, [*TINY[1:], *options], strategies, None)
+    cells = grid_configs(QUICKSTART, [*TINY[1:], *options], strategies, None)
     return [cell.model_copy(update={"output": folder / cell.strategy}) for cell in cells]
 
 
@@ -485,28 +485,28 @@ def cells_in(folder, *options):
 def test_a_worker_that_is_killed_takes_no_other_cell_with_it(tmp_path, end):
     cells, killed = cells_in(tmp_path, "rounds=40"), []
 
-    def kill(place, metrics):
-        if place == 0 and not killed:
+    def kill(index, metrics):
+        if index == 0 and not killed:
             killed.append(active_children()[0])
             getattr(killed[0], end)()
 
-    failures = compare(cells, kill, jobs=1)
-    (why,) = failures.values()
+    failures = sweep(cells, kill, jobs=1)
+    (failure,) = failures.values()
     assert list(failures) == [cells[0].directory]
-    assert "its process was stopped or killed" in why.why
-    assert "--resume" in why.why
+    assert "its process was stopped or killed" in failure.reason
+    assert "--resume" in failure.reason
     assert [is_finished(cell) for cell in cells] == [False, True, True]
 
 
 def test_a_signal_stops_what_runs_and_what_waits(tmp_path):
     cells = cells_in(tmp_path, "rounds=100000", "checkpoint_every=100000")
 
-    def stop(place, metrics):
+    def stop(index, metrics):
         if metrics["round"] == 0:
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(Stopped):
-        compare(cells, stop, jobs=1)
+        sweep(cells, stop, jobs=1)
     lines = read(cells[0].directory)
     assert Checkpoint.read(cells[0].directory / CHECKPOINT_FILE).rounds == len(lines)
     assert not cells[1].directory.exists()

@@ -15,7 +15,6 @@ from tests.train.runs import QUICKSTART, SMALL, TINY, read
 from train.assembly import assemble
 from train.callbacks.stopping import EarlyStop
 from train.cli.commands import main
-from train.compare import plan_cells
 from train.config.naming import describe, expand, settings_in_name, with_directory
 from train.config.registries import SCHEDULES, import_parts
 from train.config.schema import load_config
@@ -26,6 +25,7 @@ from train.run import run
 from train.rundir.directory import is_finished
 from train.rundir.files import MODEL_FILE
 from train.rundir.records import read_layers
+from train.sweep import grid_configs
 
 OWN = [*TINY, "clients.count=20"]
 EXAMPLES = {
@@ -210,7 +210,7 @@ def test_a_run_that_reached_its_target_is_finished(tmp_path):
 
 
 def test_the_settings_of_a_run_are_in_its_folders_names():
-    (cell,) = plan_cells(QUICKSTART, ["local.lr=0.05"], ["top_n"], None, ["rounds=3"])
+    (cell,) = grid_configs(QUICKSTART, ["local.lr=0.05"], ["top_n"], None, ["rounds=3"])
     assert settings_in_name(cell) == "lr=0.05,rounds=3"
     assert settings_in_name(with_directory(load_config(QUICKSTART, ["rounds=3"]), ["rounds=3"])) == "rounds=3"
     assert settings_in_name(load_config(QUICKSTART, ["output=own"])) == ""
@@ -247,7 +247,7 @@ def test_a_grid_is_every_point():
 
 
 def test_a_grid_may_go_over_strategies_and_seeds():
-    cells = plan_cells(QUICKSTART, [], [], None, ["strategy=dense,top_n", "seed=3,4"])
+    cells = grid_configs(QUICKSTART, [], [], None, ["strategy=dense,top_n", "seed=3,4"])
     assert [cell.directory.name for cell in cells] == ["dense-3", "dense-4", "top_n-3", "top_n-4"]
     assert [(cell.strategy, cell.seed) for cell in cells[1:3]] == [("dense", 4), ("top_n", 3)]
 

@@ -10,11 +10,11 @@ from rich.console import Console
 
 from train.callbacks import EachRound
 from train.cli.commands import handler
-from train.cli.progress import RoundProgress, Standing
-from train.compare import compare
 from train.config.schema import load_config
+from train.progress import RoundProgress, RunProgress
 from train.run import run
 from train.runtime.stages import watched
+from train.sweep import sweep
 
 SMALL = ["rounds=1", "model={name: mlp, hidden: [16, 16]}"]
 CONFIG = load_config("tests/quickstart.yaml", ["rounds=10", "output=/nowhere"])
@@ -105,8 +105,8 @@ def test_a_quiet_console_shows_nothing(terminal):
 
 
 def test_the_time_left_is_by_the_rounds_that_were_seen():
-    run = Standing("resumed", 10)
-    run.take(line(6))
+    run = RunProgress("resumed", 10)
+    run.update(line(6))
     assert (run.done, run.left) == (7, 6.0)
 
 
@@ -141,10 +141,10 @@ def test_a_run_and_each_of_several_show_their_stages_before_the_first_round(tmp_
     assert told == stages
     run(config.model_copy(update={"output": tmp_path / "unseen"}), [EachRound(rounds.append)])
     assert told == stages, "nobody watches any more"
-    by_place = {0: [], 1: []}
+    by_index = {0: [], 1: []}
     cells = [config.model_copy(update={"output": tmp_path / name}) for name in "ab"]
-    compare(cells, lambda place, metrics: None, 2, stage=lambda place, stage: by_place[place].append(stage))
-    assert by_place == {0: stages, 1: stages}
+    sweep(cells, lambda index, metrics: None, 2, on_stage=lambda index, stage: by_index[index].append(stage))
+    assert by_index == {0: stages, 1: stages}
 
 
 def test_off_a_terminal_a_warning_is_one_line_however_long():

@@ -8,17 +8,18 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 
 from sharding import STRATEGIES, UserError
 from train.cli.commands import main
 from train.config.schema import load_config
-from train.report.arms import choose_targets, group, price, spent_until, without_repeats
+from train.frame import Runs, cost_to, find_runs, mean_curve, read_runs, round_frame
+from train.report.arms import choose_targets, format_cost, group, without_repeats
 from train.report.figures import accuracy_drawings, curve_drawings, grid_drawing, legend_drawing
-from train.report.history import History, find_runs
 from train.report.page import write_page
-from train.report.plots import STYLES, Point, mean_band, style_of
+from train.report.plots import STYLES, style_of
 from train.report.summary import write_report
 from train.run import run
 from train.rundir.directory import check_reports
@@ -42,7 +43,7 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def written(runs, tmp_path_factory):
     """The page and the table about them."""
-    return write_page([runs], tmp_path_factory.mktemp("page"), "python -m train report runs", targets=[1, 99.9])
+    return write_page([runs], tmp_path_factory.mktemp("page"), "python -m train report runs", targets=[0.01, 0.999])
 
 
 def copied(run, into, **values):
@@ -84,7 +85,7 @@ def test_the_table_beside_the_page_has_a_row_a_run(written):
         ("dense", "0"),
     ]
     for row in rows:
-        last = History.read(Path(row["directory"])).lines
+        last = [json.loads(line) for line in (Path(row["directory"]) / "metrics.jsonl").read_text().splitlines()]
         assert float(row["test_accuracy"]) == last[-1]["test_accuracy"]
         assert float(row["megabytes"]) == pytest.approx(
             sum(line["bytes_down"] + line["bytes_up"] for line in last) / 1e6
@@ -123,7 +124,7 @@ def test_a_run_whose_numbers_are_none_is_left_out_by_name(runs, tmp_path, caplog
     copied(runs / "a", tmp_path)
     metrics = copied(runs / "b", tmp_path, **spoiled) / "metrics.jsonl"
     found, unread = find_runs([tmp_path])
-    assert [run.directory.name for run in found] == ["a"]
+    assert [Path(run).name for run in found.results.index] == ["a"]
     assert str(metrics) in unread[0]
     assert str(metrics) in caplog.text
 
@@ -198,7 +199,7 @@ def test_a_grid_over_a_number_has_a_picture(runs, tmp_path):
         config = yaml.safe_load((directory / "config.yaml").read_text())
         config["local"]["lr"], config["design"] = (0.01, 0.1)[place % 2], ("cps", "brewer")[place // 2]
         (directory / "config.yaml").write_text(yaml.safe_dump(config))
-    arms = group([History.read(directory) for directory in directories])
+    arms = group(read_runs(directories)[0])
     axes = grid_drawing(arms).figure.axes[0]
     assert (axes.get_xlabel(), axes.get_xscale()) == ("lr", "log")
     assert [text.get_text() for text in axes.figure.legends[0].get_texts()] == [
@@ -279,8 +280,8 @@ def test_a_seed_counts_once_and_who_is_left_out_is_named(runs, tmp_path):
     metrics.write_text(metrics.read_text().splitlines(keepends=True)[0])
     os.utime(tmp_path / "older" / "metrics.jsonl", (0, 0))
     kept, left_out = without_repeats(find_runs([tmp_path])[0])
-    assert [run.directory.name for run in kept] == ["a", "b"]
-    assert [(run.directory.name, instead.directory.name) for run, instead in left_out] == [
+    assert [Path(run).name for run in kept.results.index] == ["a", "b"]
+    assert [(Path(run).name, Path(instead).name) for run, instead in left_out] == [
         ("half", "a"),
         ("older", "a"),
     ]
@@ -359,32 +360,41 @@ def test_where_no_run_can_be_read_it_is_an_error(runs, tmp_path, capsys):
     assert not (tmp_path / "report.html").exists()
 
 
-def test_where_things_are_makes_no_other_experiment(runs):
-    held = History.read(runs / "a")
-    elsewhere = {"plugins": ["mine"], "data": held.config["data"] | {"root": "/there", "download": True}}
-    (arm,) = group([held, replace(held, config=held.config | elsewhere)])
+def configured(run, into, name, **changes):
+    """Copy a run into a folder under a name, with other keys in its configuration; return where."""
+    directory = shutil.copytree(run, into / name)
+    config = yaml.safe_load((directory / "config.yaml").read_text())
+    for key, value in changes.items():
+        config[key] = config[key] | value if isinstance(value, dict) and key != "keep_ratio" else value
+    (directory / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    return directory
+
+
+def test_group_where_only_places_differ_is_one_arm(runs, tmp_path):
+    elsewhere = {"plugins": ["mine"], "data": {"root": "/there", "download": True}, "seed": 1}
+    other = configured(runs / "a", tmp_path, "other", **elsewhere)
+    (arm,) = group(read_runs([runs / "a", other])[0])
     assert arm.label == "collective"
 
 
-def test_another_order_of_keep_ratios_is_another_experiment(runs):
-    held = History.read(runs / "a")
+def test_another_order_of_keep_ratios_is_another_experiment(runs, tmp_path):
     orders = ({"0.2": 0.5, "0.4": 0.5}, {"0.4": 0.5, "0.2": 0.5})
-    dealt = [replace(held, config=held.config | {"keep_ratio": order}) for order in orders]
-    assert without_repeats(dealt) == (dealt, [])
-    assert len(group(dealt)) == 2
+    both = [configured(runs / "a", tmp_path, str(place), keep_ratio=its) for place, its in enumerate(orders)]
+    kept, left_out = without_repeats(read_runs(both)[0])
+    assert (list(kept.results.index), left_out) == ([str(path) for path in both], [])
+    assert len(group(kept)) == 2
 
 
-def test_seeds_stand_together_and_what_differs_is_named(runs):
-    held, _ = find_runs([runs])
-    assert [(arm.label, len(arm.runs)) for arm in group(held)] == [
+def test_seeds_stand_together_and_what_differs_is_named(runs, tmp_path):
+    assert [(arm.label, len(arm.results)) for arm in group(find_runs([runs])[0])] == [
         ("collective, server_lr=0.4", 2),
         ("dense, server_lr=0.5", 1),
     ]
-    other = replace(held[0], config=held[0].config | {"local": held[0].config["local"] | {"lr": 0.7}})
-    first, second = group([held[0], other])
+    other = configured(runs / "a", tmp_path, "other", local={"lr": 0.7})
+    first, second = group(read_runs([runs / "a", other])[0])
     assert (first.label, second.label) == ("collective, lr=0.02", "collective, lr=0.7")
     assert first.style.color != second.style.color, "where all have one strategy, a color is an arm's"
-    colors = {arm.style.color for arm in group([held[0], other, held[2]])}
+    colors = {arm.style.color for arm in group(read_runs([runs / "a", other, runs / "c"])[0])}
     assert len(colors) == 3, "a color for each arm where a strategy repeats"
 
 
@@ -401,55 +411,95 @@ def test_each_experiment_has_a_section_and_labels_of_its_own(runs, tmp_path):
     assert len((tmp_path / "report.csv").read_text(encoding="utf-8").splitlines()) == 4
 
 
-def test_labels_show_few_settings_and_are_numbered_where_these_are_the_same(runs):
-    held = History.read(runs / "a")
+def test_labels_show_few_settings_and_are_numbered_where_these_are_the_same(runs, tmp_path):
     keys = {"design": "brewer", "rounds": 7, "clip": 3.0}
     many = [
-        replace(held, config=held.config | keys | {"compression": name, "alignment": False})
+        configured(runs / "a", tmp_path, name, **keys, compression=name, alignment=False)
         for name in ("int8", "bfloat16")
     ]
-    assert [arm.label for arm in group([held, *many])] == [
+    assert [arm.label for arm in group(read_runs([runs / "a", *many])[0])] == [
         "collective, rounds=2, design=cps, clip=10.0",
         "collective (1), rounds=7, design=brewer, clip=3.0",
         "collective (2), rounds=7, design=brewer, clip=3.0",
     ]
 
 
+def measured(**accuracies):
+    """Return the rounds of runs that move 4 MB a round, with these test accuracies; None: not evaluated."""
+    return round_frame(
+        {
+            run: [
+                {"round": t, "bytes_down": 3e6, "bytes_up": 1e6} | ({} if share is None else {"test_accuracy": share})
+                for t, share in enumerate(shares)
+            ]
+            for run, shares in accuracies.items()
+        }
+    )
+
+
 def test_targets_are_what_was_reached(runs):
     arms = group(find_runs([SEEDS])[0])
-    assert choose_targets(arms) == [95.0]  # every arm's best is between 95 and 100 %
+    assert choose_targets(arms) == [0.95]  # every arm's best is between 95 and 100 %
     far = group(find_runs([Path("results/tables_medium/cells/cifar10_resnet18")])[0])
-    assert choose_targets(far) == [30.0, 45.0, 60.0]
+    assert choose_targets(far) == [0.3, 0.45, 0.6]
     assert choose_targets([]) == []
-    lines = [[{"round": t} | ({"test_accuracy": 0.9} if t % 2 == odd else {}) for t in range(4)] for odd in (0, 1)]
-    assert choose_targets([replace(arms[0], runs=[replace(arms[0].runs[0], lines=its) for its in lines])]) == []
+    apart = measured(even=[0.9, None, 0.9, None], odd=[None, 0.9, None, 0.9])
+    assert choose_targets([replace(arms[0], rounds=apart)]) == [], "no round in common"
 
 
 def test_the_price_of_a_target_is_what_moved_until_an_evaluation_first_reached_it(runs):
+    rounds = measured(fast=[None, 0.5, 0.7, 0.6], slow=[None, 0.5, None, 0.7, 0.6])
+    assert cost_to(rounds, 0.5).tolist() == [8e6, 8e6]
+    assert cost_to(rounds, 0.501).tolist() == cost_to(rounds, 0.7).tolist() == [12e6, 16e6]
+    assert cost_to(rounds, 0.7, "rounds").tolist() == [3, 4]
+    assert cost_to(rounds, 0.71).isna().all()
     arm = group(find_runs([runs])[0])[0]
-    lines = [
-        {"round": t, "bytes_down": 3e6, "bytes_up": 1e6} | ({"test_accuracy": a} if a is not None else {})
-        for t, a in enumerate((None, 0.5, 0.7, 0.6))
-    ]
-    fast = replace(arm.runs[0], lines=lines)
-    slow = replace(arm.runs[0], lines=[*lines[:2], *lines[:1], *lines[2:]])
-    assert [spent_until(fast, target, "bytes") for target in (50, 50.1, 70, 71)] == [8, 12, 12, None]
-    assert spent_until(slow, 70, "rounds") == 4
-    both = replace(arm, runs=[fast, slow])
-    assert (price(both, 50), price(both, 71)) == ("8.0 ± 0.0", "never")
-    assert price(both, 70) == f"14.0 ± {8**0.5:.1f}"
-    never = replace(arm, runs=[fast, replace(slow, lines=lines[:2])])
-    assert price(never, 70) == "12.0 (1 of 2 seeds never)"
+    both = replace(arm, rounds=rounds)
+    assert (format_cost(both, 0.5), format_cost(both, 0.71)) == ("8.0 ± 0.0", "never")
+    assert format_cost(both, 0.7) == f"14.0 ± {8**0.5:.1f}"
+    never = replace(arm, rounds=measured(fast=[None, 0.5, 0.7, 0.6], slow=[None, 0.5]))
+    assert format_cost(never, 0.7) == "12.0 (1 of 2 seeds never)"
 
 
-def test_a_band_is_the_mean_and_deviation_of_the_rounds_that_all_seeds_have():
-    first = [Point(1, 1.0, 10.0), Point(2, 2.0, 20.0), Point(3, 3.0, float("nan"))]
-    second = [Point(1, 3.0, 14.0), Point(2, 4.0, 20.0), Point(3, 5.0, 30.0)]
-    band = mean_band([first, second, []])
-    assert band.xs == [2.0, 3.0]
-    assert band.means == [12.0, 20.0]
-    assert band.deviations == pytest.approx([8**0.5, 0.0])
-    assert mean_band([[], []]).xs == []
+def test_a_mean_curve_is_of_the_rounds_that_all_seeds_have():
+    shares = pd.DataFrame(
+        {
+            "run": [*"aaabbbc"],
+            "rounds": [1, 2, 3, 1, 2, 3, 1],
+            "x": [1.0, 2.0, 3.0, 3.0, 4.0, 5.0, 9.0],
+            "y": [10.0, 20.0, float("nan"), 14.0, 20.0, 30.0, float("inf")],
+        }
+    )
+    curve = mean_curve(shares, "y", "x")
+    assert (curve.x.tolist(), curve["mean"].tolist()) == ([2.0, 3.0], [12.0, 20.0])
+    assert curve.deviation.tolist() == pytest.approx([8**0.5, 0.0])
+    assert curve.runs.tolist() == [2, 2]
+    assert mean_curve(shares[:1], "y", "rounds").deviation.tolist() == [0.0]
+    assert mean_curve(shares[:0], "y").empty
+    assert mean_curve(shares, "z").empty
+
+
+def test_a_moving_average_starts_unbiased_and_skips_rounds_without_a_value():
+    rounds = round_frame({"a": [{"round": t, "anme": value} for t, value in enumerate((1.0, 2.0, None, 4.0))]})
+    average = mean_curve(rounds, "anme", smooth=0.5)["mean"]
+    assert average.tolist() == pytest.approx([1, (0.5 * 1 + 2) / 1.5, (0.25 * 1 + 0.5 * 2 + 4) / 1.75])
+
+
+def test_frames_have_a_row_a_round_and_a_row_a_run(runs):
+    found, errors = find_runs([runs])
+    assert (errors, len(found.rounds), list(found.rounds.columns[:2])) == ([], 6, ["run", "round"])
+    assert found.settings["local.lr"].tolist() == [0.02] * 3
+    moved = (found.rounds.bytes_down + found.rounds.bytes_up).groupby(found.rounds.run).sum()
+    last = found.rounds.groupby("run").tail(1).set_index("run")
+    assert last.bytes_total.equals(moved)
+    assert (found.results.megabytes * 1e6).tolist() == pytest.approx(moved.tolist())
+    assert found.results.test_accuracy.equals(last.test_accuracy)
+    assert found.results.best_accuracy.equals(found.rounds.groupby("run").test_accuracy.max())
+    assert found.results.num_rounds.tolist() == [2, 2, 2]
+    assert found.results.is_finished.all()
+    none = found.select([])
+    assert isinstance(none, Runs)
+    assert none.rounds.empty
 
 
 def test_every_strategy_has_a_look_of_its_own():

@@ -20,7 +20,7 @@ from train.callbacks import Callback, EachRound
 from train.callbacks.stopping import DivergedError, LostRounds
 from train.engines import ENGINES
 from train.engines.local import evaluate
-from train.report.history import History
+from train.frame import read_runs
 from train.rounds import run_rounds
 from train.run import run
 from train.rundir.checkpoint import Checkpoint, rounds_of
@@ -346,7 +346,7 @@ def test_a_run_that_diverged_is_not_finished_and_does_not_end_well_when_resumed(
             run(config, resume=resume)
     assert len(read(config.directory)) == after
     assert not is_measured(config)
-    assert not History.read(config.directory).is_finished
+    assert not read_runs([config.directory])[0].results.is_finished.any()
 
 
 def test_a_last_round_that_was_lost_counts_before_the_run_may_end(tmp_path):

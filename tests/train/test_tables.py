@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 from math import sqrt
 
 import pytest
@@ -11,8 +10,7 @@ import yaml
 from sharding import UserError
 from tests.train.runs import TINY
 from train.cli import commands as command_line
-from train.report.history import History
-from train.report.plots import Point
+from train.frame import mean_curve, read_runs
 from train.rundir.files import CONFIG_FILE, METRICS_FILE, PROVENANCE_FILE
 from train.rundir.provenance import Provenance
 from train.runtime.files import UNFINISHED
@@ -202,13 +200,12 @@ def test_an_unstarted_table_is_all_dashes(small_layout, tmp_path):
 def test_curves_and_their_moving_average(small_layout, tmp_path):
     cell = cells_of(small_layout.find("1"), small_layout, "small", tmp_path)[0]
     pretend(cell, [0.5, 0.25])
-    run = History.read(cell.config.directory)
-    assert run.curve("test_accuracy", "bytes") == [Point(0, 10.0, 50.0), Point(1, 20.0, 25.0)]
-    assert [(point.x, point.y) for point in run.curve("train_loss", smooth=0.9)] == [(1, 1.0), (2, pytest.approx(1.0))]
-    assert run.curve("alignment") == []
-    lines = [{"round": t, "anme": value} for t, value in enumerate((1.0, 2.0, None, 4.0))]
-    average = [point.y for point in replace(run, lines=lines).curve("anme", smooth=0.5)]
-    assert average == pytest.approx([1, (0.5 * 1 + 2) / 1.5, (0.25 * 1 + 0.5 * 2 + 4) / 1.75])
+    rounds = read_runs([cell.config.directory])[0].rounds
+    curve = mean_curve(rounds, "test_accuracy", "bytes_total")
+    assert (curve.x.tolist(), curve["mean"].tolist()) == ([1e7, 2e7], [0.5, 0.25])
+    smooth = mean_curve(rounds, "train_loss", smooth=0.9)
+    assert (smooth.x.tolist(), smooth["mean"].tolist()) == ([1, 2], [1.0, pytest.approx(1.0)])
+    assert mean_curve(rounds, "alignment").empty
 
 
 def test_the_command_runs_what_is_missing_and_no_more(small_layout, tmp_path, monkeypatch, capsys):

@@ -11,8 +11,8 @@ from sharding import UserError
 from tests.train.runs import TINY, read, tiny, wait_until
 from train.callbacks import Callback, EachRound
 from train.callbacks.trackers import TRACKERS, check_trackers, open_trackers
-from train.compare import plan_cells
 from train.run import run
+from train.sweep import grid_configs
 
 BLOCK = 32768  # of the log that an offline run is
 
@@ -104,7 +104,7 @@ def test_points_of_a_grid_stand_apart_there_and_their_seeds_together(tmp_path, m
 
     monkeypatch.setattr(wandb, "init", init)
     own = [*TINY, "tracking.wandb=offline", f"output={tmp_path}", "tracking.tags=[mine]"]
-    for cell in plan_cells("configs/quickstart.yaml", own, ["top_n"], [0, 1], ["local.lr=0.03,0.1"]):
+    for cell in grid_configs("configs/quickstart.yaml", own, ["top_n"], [0, 1], ["local.lr=0.03,0.1"]):
         cell.directory.mkdir()
         with pytest.raises(UserError, match="no account"):
             open_trackers(cell)

@@ -21,12 +21,11 @@ from train.callbacks import EachRound
 from train.cli.arguments import parse
 from train.cli.inspection import inspect_partition
 from train.cli.listing import names
-from train.cli.progress import RoundProgress, run_missing
-from train.compare import FailedRun, compare, plan_cells
 from train.config.idle_keys import refuse_idle
 from train.config.naming import with_directory
 from train.config.registries import import_parts
 from train.config.schema import Config, read_config
+from train.progress import RoundProgress, sweep_missing
 from train.report.page import write_page
 from train.report.summary import SUMMARY, write_report
 from train.run import run
@@ -36,6 +35,7 @@ from train.rundir.records import wandb_state
 from train.runtime.errors import RunError
 from train.runtime.signals import Stopped
 from train.runtime.stages import watched
+from train.sweep import FailedRun, grid_configs, sweep
 from train.tables.cells import cells_of, choose
 from train.tables.layout import load_layout
 from train.tables.write import Report
@@ -115,17 +115,17 @@ def _run(args: argparse.Namespace, console: Console) -> None:
 
 
 def _compare(args: argparse.Namespace, console: Console) -> None:
-    cells = plan_cells(args.config, args.overrides, args.strategies, args.seeds, args.grid)
-    check_comparison(cells[0].directory.parent)
-    with RoundProgress(console, cells, [cell.directory.name for cell in cells]) as progress:
-        failures = compare(cells, progress.show, args.jobs, args.resume, progress.show_stage)
+    configs = grid_configs(args.config, args.overrides, args.strategies, args.seeds, args.grid)
+    check_comparison(configs[0].directory.parent)
+    with RoundProgress(console, configs, [config.directory.name for config in configs]) as progress:
+        failures = sweep(configs, progress.show, args.jobs, args.resume, progress.show_stage)
     if finished := {*progress.idle} - {*failures}:
-        console.print(f"{len(finished)} of {len(cells)} runs had already finished")
-    directories = [cell.directory for cell in cells if cell.directory not in failures]
+        console.print(f"{len(finished)} of {len(configs)} runs had already finished")
+    directories = [config.directory for config in configs if config.directory not in failures]
     if directories:
-        whys = {directory: failure.why for directory, failure in failures.items()}
-        _report(directories, directories[0].parent, cells[0].name, args.line, console, whys)
-    _raise_failures(failures, len(cells))
+        reasons = {directory: failure.reason for directory, failure in failures.items()}
+        _report(directories, directories[0].parent, configs[0].name, args.line, console, reasons)
+    _raise_failures(failures, len(configs))
 
 
 def _table(args: argparse.Namespace, console: Console) -> None:
@@ -137,7 +137,7 @@ def _table(args: argparse.Namespace, console: Console) -> None:
     for cell in cells:
         check_directory(cell.config, resume=True)  # neither run nor show what was run with another configuration
     chosen = {cell.name: cell.config for cell in choose(cells, args.only)}
-    failures = run_missing(chosen, args.jobs, console)
+    failures = sweep_missing(chosen, args.jobs, console)
     paths = Report(args.number, matrix, cells, layout, args.scale, args.line, into).write()
     _show_paths(paths, console)
     _raise_failures(failures, len(chosen))
@@ -148,9 +148,9 @@ def _raise_failures(failures: Mapping[Path, FailedRun], total: int) -> None:
     if failures:
         alike: dict[str, list[str]] = {}
         for directory, failure in failures.items():
-            alike.setdefault(failure.why, []).append(str(directory))
-        each = "; ".join(f"{few(directories)}: {why}" for why, directories in alike.items())
-        kind = UserError if all(failure.mistake for failure in failures.values()) else RunError
+            alike.setdefault(failure.reason, []).append(str(directory))
+        each = "; ".join(f"{few(directories)}: {reason}" for reason, directories in alike.items())
+        kind = UserError if all(failure.is_mistake for failure in failures.values()) else RunError
         others = ", the others finished" if len(failures) < total else ""
         raise kind(f"{len(failures)} of {total} runs failed{others}: {each}")
 
@@ -193,7 +193,7 @@ def _page(args: argparse.Namespace, console: Console) -> None:
         folders = [folder.absolute() for folder in folders]
     into = args.output or Path(os.path.commonpath(folders))
     check_writable(into, "--output")
-    _show_paths(write_page(folders, into, args.line, args.targets), console)
+    _show_paths(write_page(folders, into, args.line, [percent / 100 for percent in args.targets]), console)
 
 
 def _report_run(config: Config, finished: bool, command: str, console: Console) -> None:

@@ -4,20 +4,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
-from statistics import fmean, median
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from train.frame import mean_curve
 from train.report.arms import Arm
 from train.report.plots import (
     LABELS,
     OKABE_ITO,
     add_legend,
     curve_figure,
-    deviation,
+    displayed,
     lay_out,
     lay_out_log,
     new_figure,
@@ -25,7 +26,11 @@ from train.report.plots import (
 )
 from train.rundir.records import Layers
 
-ACCURACIES = {"rounds": "Accuracy by round", "bytes": "Accuracy by bytes", "simulated": "Accuracy by simulated time"}
+ACCURACIES = {
+    "rounds": "Accuracy by round",
+    "bytes_total": "Accuracy by bytes",
+    "simulated_total": "Accuracy by simulated time",
+}
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ def grid_drawing(arms: Sequence[Arm], title: str = "Accuracy over the grid") -> 
     Returns:
         The picture; None where no numeric key was varied while the others stayed the same.
     """
-    scored = [arm for arm in arms if arm.finals]
+    scored = [arm for arm in arms if len(arm.percents)]
     keys = [key for key in (scored[0].varied if scored else ()) if all(_is_numeric(arm, key) for arm in scored)]
     key = max(keys, key=lambda key: len({arm.varied[key] for arm in scored}), default="")
     lines: dict[str, list[Arm]] = {}
@@ -62,9 +67,9 @@ def grid_drawing(arms: Sequence[Arm], title: str = "Accuracy over the grid") -> 
     if max(map(len, lines.values()), default=0) < 2:
         return None
     figure, axes = new_figure()
-    for (label, its), style in zip(lines.items(), styles_of(lines).values(), strict=True):
-        points = sorted((float(arm.varied[key]), fmean(arm.finals), deviation(arm.finals)) for arm in its)
-        xs, means, deviations = zip(*points, strict=True)
+    for (label, line), style in zip(lines.items(), styles_of(lines).values(), strict=True):
+        points = sorted((float(arm.varied[key]), arm.percents.mean(), arm.percents.std()) for arm in line)
+        xs, means, deviations = (np.nan_to_num(values) for values in zip(*points, strict=True))
         axes.errorbar(xs, means, deviations, **style.line(len(xs)), capsize=3, label=label)
     lay_out(axes, key, LABELS["test_accuracy"], title)
     values = [float(arm.varied[key]) for arm in scored]
@@ -83,9 +88,9 @@ def _is_numeric(arm: Arm, key: str) -> bool:
 def accuracy_drawings(arms: Sequence[Arm], targets: Sequence[float]) -> Iterator[Drawing]:
     """Draw the accuracy, also of each task, over rounds, bytes and, with a simulated clock, seconds."""
     dotted = " Dotted: the targets." if targets else ""
-    timed = any("simulated_seconds" in line for arm in arms for line in arm.lines)
+    timed = any(arm.rounds.simulated_seconds.notna().any() for arm in arms)
     for x, title in ACCURACIES.items():
-        if x != "simulated" or timed:
+        if x != "simulated_total" or timed:
             caption = f"Test accuracy against {LABELS[x]}.{dotted}"
             yield from curve_drawings(arms, "test_accuracy", title, caption, x=x, targets=targets)
     for task in dict.fromkeys(task for arm in arms for task in arm.settings.get("tasks") or {}):
@@ -102,30 +107,30 @@ def curve_drawings(
     log: bool = False,
 ) -> Iterator[Drawing]:
     """Draw one metric of all arms, mean and band over seeds; nothing if no run has it."""
-    curves = {arm.label: arm.curves(y, x) for arm in arms}
-    values = [point.y for seeds in curves.values() for curve in seeds for point in curve]
-    if not values:
+    curves = {arm.label: mean_curve(arm.rounds, y, x) for arm in arms}
+    values = pd.concat([arm.rounds.get(y, pd.Series(dtype=float)) for arm in arms])
+    values = displayed(values[np.isfinite(values)], y)
+    if values.empty:
         return
     figure = curve_figure(curves, {arm.label: arm.style for arm in arms}, x, y, title, targets)
-    axes, usual = figure.axes[0], median(values)
-    if log and min(values) > 0:
+    axes, usual = figure.axes[0], values.median()
+    if log and values.min() > 0:
         lay_out_log(axes, "y")
-    elif max(values) > 20 * usual > 0:  # a few huge values would hide all the others
+    elif values.max() > 20 * usual > 0:  # a few huge values would hide all the others
         axes.set_ylim(top=4 * usual)
         caption += " Part of a run that diverged is above the picture."
     yield Drawing(figure, caption)
 
 
-def law_drawings(laws: Mapping[str, Layers], arms: Sequence[Arm]) -> Iterator[Drawing]:
-    """Draw π and ω of up to three layers, for the smallest keep ratio of each arm; `laws` are by the arm's label."""
-    names = list(dict.fromkeys(name for layers in laws.values() for name in layers))
+def layer_drawings(layers_of: Mapping[str, Layers], arms: Sequence[Arm]) -> Iterator[Drawing]:
+    """Draw π and ω of up to three layers, for the smallest keep ratio of each arm; layers are by the arm's label."""
+    names = list(dict.fromkeys(name for layers in layers_of.values() for name in layers))
     for name in dict.fromkeys(names[round(share * (len(names) - 1))] for share in (0, 0.5, 1)):
         for symbol, key, words in (("π", "inclusion", "inclusion probability"), ("ω", "multipliers", "multiplier")):
             figure, axes = new_figure()
             for arm in arms:
-                if its := laws.get(arm.label, {}).get(name):
-                    law = min(its, key=lambda law: law.keep_ratio)
-                    values = getattr(law, key)
+                if records := layers_of.get(arm.label, {}).get(name):
+                    values = getattr(min(records, key=lambda record: record.keep_ratio), key)
                     axes.plot(range(1, len(values) + 1), values, **arm.style.line(len(values)), drawstyle="steps-mid")
             lay_out(axes, "singular term", f"{symbol}, {words}", f"{symbol} of {name}")
             if symbol == "ω":

@@ -9,33 +9,34 @@ from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
 
+import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from sharding.errors import UserError
-from train.report.arms import Arm, choose_targets, differing_keys, group, prices, spent_until, value_of, without_repeats
+from train.frame import cost_to, find_runs
+from train.report.arms import Arm, choose_targets, differing_keys, group, value_of, without_repeats
 from train.report.figures import (
     Drawing,
     accuracy_drawings,
     curve_drawings,
     grid_drawing,
-    law_drawings,
+    layer_drawings,
     legend_drawing,
     partition_drawings,
 )
-from train.report.history import History, data_remarks, find_runs
 from train.report.plots import svg_of
-from train.report.summary import CSV_COLUMNS, csv_rows, least_and_most
+from train.report.summary import CSV_COLUMNS, csv_frame, least_and_most
 from train.report.text import NOTHING, mean_and_spread, write_csv
-from train.rundir.provenance import Provenance
+from train.rundir.provenance import Provenance, data_remarks
 from train.rundir.records import LayerLaw, Layers, read_clients, read_layers
 from train.runtime.files import refuse_irregular, write_whole
 
 PAGE, TABLE, TEMPLATE = "report.html", "report.csv", "page.html"
 GENERATOR = "spectral-sharding report"  # marks a page as ours
 PHASES = ("plan", "train", "aggregate", "evaluate")
-REASONS = 12  # number of listed reasons for lost updates
+MAX_REASONS = 12  # listed for lost updates
 
-Found = TypeVar("Found")
+Record = TypeVar("Record")
 
 
 def write_page(folders: Sequence[Path], into: Path, command: str, targets: Sequence[float] = ()) -> list[Path]:
@@ -45,7 +46,7 @@ def write_page(folders: Sequence[Path], into: Path, command: str, targets: Seque
         folders: that hold runs, or are runs.
         into: the folder to write to.
         command: to show on the page.
-        targets: accuracies in % whose bytes are shown; by default `choose_targets` of each experiment.
+        targets: test accuracies whose bytes are shown; by default `choose_targets` of each experiment.
 
     Returns:
         The paths written.
@@ -53,7 +54,7 @@ def write_page(folders: Sequence[Path], into: Path, command: str, targets: Seque
     Raises:
         UserError: there is no run, or a file of that name by another program.
     """
-    found, unread = find_runs(folders)
+    found, errors = find_runs(folders)
     runs, repeats = without_repeats(found)
     page, table = into / PAGE, into / TABLE
     for path, sign in ((page, GENERATOR), (table, ",".join(CSV_COLUMNS))):
@@ -61,24 +62,23 @@ def write_page(folders: Sequence[Path], into: Path, command: str, targets: Seque
         if path.exists() and sign not in path.read_text(encoding="utf-8", errors="replace")[:500]:
             raise UserError(f"{path} was not written by this program; choose another --output")
     into.mkdir(parents=True, exist_ok=True)
-    names = dict.fromkeys(run.name for run in runs)
     chapters = []
-    for name in names:
-        arms = group([run for run in runs if run.name == name])
-        remarks = data_remarks(run for arm in arms for run in arm.runs)
-        chapters.append(Chapter(name, arms, list(targets) or choose_targets(arms), remarks))
-    _write_table(table, chapters)
-    notes = [f"{why}; it is left out." for why in unread]
-    notes += [f"{run.spoiled}; only the rounds before it are shown." for run in runs if run.spoiled]
-    notes += [f"{run.directory} is left out: {kept.directory} has the same settings and seed." for run, kept in repeats]
+    for name, directories in runs.settings.groupby("name", sort=False).groups.items():
+        arms = group(runs.select(directories))
+        chapters.append(Chapter(str(name), arms, list(targets) or choose_targets(arms), data_remarks(directories)))
+    write_csv(table, _csv_with_targets(chapters))
+    notes = [f"{error}; it is left out." for error in errors]
+    notes += [f"{damaged}; only the rounds before it are shown." for damaged in runs.results.damaged.dropna()]
+    notes += [f"{run} is left out: {kept} has the same settings and seed." for run, kept in repeats]
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, undefined=StrictUndefined)
-    environment.filters |= {"spread": mean_and_spread, "mean": fmean, "span": least_and_most}
+    environment.filters |= {"spread": mean_and_spread, "span": least_and_most}
     environment.filters["svg"] = lambda drawing: b64encode(svg_of(drawing.figure)).decode()
-    environment.filters["percent"] = lambda aim: f"{aim:g} %"
-    for function in (value_of, prices, differing_keys, phases_of):
+    environment.filters["percent"] = lambda target: f"{100 * target:g} %"
+    for function in (value_of, cost_to, differing_keys, phases_of):
         environment.globals[function.__name__] = function
-    words = {"generator": GENERATOR, "title": ", ".join(names), "notes": notes, "command": command}
+    title = ", ".join(chapter.name for chapter in chapters)
+    words = {"generator": GENERATOR, "title": title, "notes": notes, "command": command}
     text = environment.get_template(TEMPLATE).render(words, table_file=TABLE, chapters=chapters)
     write_whole(page, text.encode())
     return [page, table]
@@ -89,29 +89,29 @@ class Chapter:
     """The section of one experiment.
 
     Attributes:
-        aims: target accuracies in %.
+        targets: target accuracies.
         remarks: how the data differ from the official ones.
         notes: files that could not be read; filled while the section is built.
     """
 
     name: str
     arms: Sequence[Arm]
-    aims: Sequence[float]
+    targets: Sequence[float]
     remarks: Sequence[str]
     notes: list[str] = field(default_factory=list)
 
     @property
-    def runs(self) -> list[History]:
-        """All runs, arm by arm."""
-        return [run for arm in self.arms for run in arm.runs]
+    def results(self) -> pd.DataFrame:
+        """A row for each run, arm by arm, as in `Runs`."""
+        return pd.concat([arm.results for arm in self.arms])
 
     def accuracy(self) -> list[Drawing]:
         """Draw the legend of all pictures, the accuracy, the grid and the clients' loss."""
         caption = "The clients' mean loss in each round, on their own data."
         loss = curve_drawings(self.arms, "train_loss", "Training loss", caption)
         grid = grid_drawing(self.arms)
-        its = [legend_drawing(self.arms), *accuracy_drawings(self.arms, self.aims), *loss]
-        return its if grid is None else [*its, grid]
+        drawings = [legend_drawing(self.arms), *accuracy_drawings(self.arms, self.targets), *loss]
+        return drawings if grid is None else [*drawings, grid]
 
     def draws(self) -> list[Drawing]:
         """Draw the quality of the strategies' draws, round by round."""
@@ -124,51 +124,52 @@ class Chapter:
             *curve_drawings(self.arms, "anme", "Evenness", even),
         ]
 
-    def laws(self) -> "Laws | None":
+    def layers(self) -> "LayerTable | None":
         """Return the last layer record of each arm's first seed, or None."""
-        held = {arm.label: laws for arm in self.arms if (laws := self._read(read_layers, arm.runs[0]))}
-        if not held:
+        read = {arm.label: self._read(read_layers, arm.results.index[0]) for arm in self.arms}
+        records = {label: layers for label, layers in read.items() if layers}
+        if not records:
             return None
-        last = {label: max(laws)[0] for label, laws in held.items()}
-        shown = {label: _layers_of(held[label], round) for label, round in last.items()}
-        names = dict.fromkeys(name for layers in shown.values() for name in layers)
-        return Laws(
+        last = {label: max(layers)[0] for label, layers in records.items()}
+        layers_of = {label: _layers_of(records[label], round) for label, round in last.items()}
+        names = dict.fromkeys(name for layers in layers_of.values() for name in layers)
+        return LayerTable(
             ["layer", *(f"{label} (round {round + 1})" for label, round in last.items())],
-            [[name, *(_evenness(layers.get(name, ())) for layers in shown.values())] for name in names],
-            list(law_drawings(shown, self.arms)),
+            [[name, *(_evenness(layers.get(name, ())) for layers in layers_of.values())] for name in names],
+            list(layer_drawings(layers_of, self.arms)),
         )
 
-    def clients(self) -> "tuple[list[Drawing], Path] | None":
+    def clients(self) -> tuple[list[Drawing], str] | None:
         """Draw the clients' data of the first run with readable clients, or return None."""
-        for run in self.runs:
+        for run in self.results.index:
             if clients := self._read(read_clients, run):
-                drawings = [drawing for name, its in clients.items() for drawing in partition_drawings(its, name)]
-                return drawings, run.directory
+                return [drawing for name, each in clients.items() for drawing in partition_drawings(each, name)], run
         return None
 
     def reasons(self) -> list[tuple[tuple[str, str], int]]:
         """Return the most frequent reasons for lost updates, by the arm's label."""
-        each = ((arm.label, line.get("failures", {})) for arm in self.arms for line in arm.lines)
-        return Counter((label, str(why)) for label, whys in each for why in whys.values()).most_common(REASONS)
+        failures = ((arm.label, each) for arm in self.arms for each in arm.rounds.failures.dropna())
+        reasons = ((label, str(reason)) for label, each in failures for reason in each.values())
+        return Counter(reasons).most_common(MAX_REASONS)
 
-    def versions(self) -> tuple[list[str], list[tuple[History, dict[str, str]]]]:
+    def versions(self) -> tuple[list[str], list[tuple[str, dict[str, str]]]]:
         """Return a header, and the versions of each run over all its starts."""
-        made = [(run, _describe(held)) for run in self.runs if (held := self._read(Provenance.read, run))]
-        return list(dict.fromkeys(key for _, its in made for key in its)), made
+        made = [(run, _describe(read)) for run in self.results.index if (read := self._read(Provenance.read, run))]
+        return list(dict.fromkeys(key for _, words in made for key in words)), made
 
-    def _read(self, reader: Callable[[Path], Found], run: History) -> Found | None:
+    def _read(self, reader: Callable[[Path], Record], run: str) -> Record | None:
         """Return the content of a run's file; None if it cannot be read, which is noted."""
         try:
-            return reader(run.directory)
+            return reader(Path(run))
         except UserError as error:
             self.notes.append(f"{error}.")
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            self.notes.append(f"{run.directory} has a file that cannot be read: {type(error).__name__}: {error}.")
+            self.notes.append(f"{run} has a file that cannot be read: {type(error).__name__}: {error}.")
         return None
 
 
 @dataclass(frozen=True)
-class Laws:
+class LayerTable:
     """The layers of each arm as of its last record: a table of their evenness, and π and ω."""
 
     header: Sequence[str]
@@ -178,27 +179,29 @@ class Laws:
 
 def phases_of(arm: Arm) -> dict[str, float]:
     """Return the mean seconds of each phase of a round, and of the remaining time."""
-    named = {phase: fmean(line.get(f"seconds_{phase}", 0.0) for line in arm.lines) for phase in PHASES}
-    return named | {"rest": max(0.0, fmean(line["seconds"] for line in arm.lines) - sum(named.values()))}
+    columns = [f"seconds_{phase}" for phase in PHASES]
+    means = arm.rounds.reindex(columns=columns).fillna(0.0).mean()
+    rest = max(0.0, arm.rounds.seconds.mean() - means.sum())
+    return {**dict(zip(PHASES, means, strict=True)), "rest": rest}
 
 
-def _evenness(laws: Sequence[LayerLaw]) -> str:
+def _evenness(records: Sequence[LayerLaw]) -> str:
     """Return the mean evenness of a layer over keep ratios, a dash if all terms are certain."""
-    values = [law.anme for law in laws if not isnan(law.anme)]
+    values = [record.anme for record in records if not isnan(record.anme)]
     return mean_and_spread([fmean(values)], ".3f") if values else NOTHING
 
 
-def _layers_of(laws: Mapping[tuple[int, str], Layers], round: int) -> Layers:
+def _layers_of(records: Mapping[tuple[int, str], Layers], round: int) -> Layers:
     """Return the layers of a round; with several tasks, their names include the task."""
-    tasks = {task: layers for (when, task), layers in laws.items() if when == round}
+    tasks = {task: layers for (when, task), layers in records.items() if when == round}
     if len(tasks) == 1:
         return next(iter(tasks.values()))
-    return {f"{task}/{name}": its for task, layers in tasks.items() for name, its in layers.items()}
+    return {f"{task}/{name}": each for task, layers in tasks.items() for name, each in layers.items()}
 
 
-def _describe(held: Provenance) -> dict[str, str]:
-    words = {"engine": held.engine, "device": held.device, "threads": str(held.threads)}
-    starts = [{**start, "commit": _short(start.get("commit"))} for start in held.starts]
+def _describe(made: Provenance) -> dict[str, str]:
+    words = {"engine": made.engine, "device": made.device, "threads": str(made.threads)}
+    starts = [{**start, "commit": _short(start.get("commit"))} for start in made.starts]
     for key in dict.fromkeys(key for start in starts for key in start):
         words[key] = ", ".join(dict.fromkeys(str(start.get(key, NOTHING)) for start in starts))
     return words
@@ -210,10 +213,10 @@ def _short(commit: object) -> str:
     return name[:9] + dash + end
 
 
-def _write_table(path: Path, chapters: Sequence[Chapter]) -> None:
-    aims = sorted({aim for chapter in chapters for aim in chapter.aims})
-    rows = []
-    for chapter in chapters:
-        for row, run in zip(csv_rows(chapter.arms), chapter.runs, strict=True):
-            rows.append((*row, *(spent_until(run, aim, "bytes") for aim in aims)))
-    write_csv(path, (*CSV_COLUMNS, *(f"megabytes_to_{aim:g}" for aim in aims)), rows)
+def _csv_with_targets(chapters: Sequence[Chapter]) -> pd.DataFrame:
+    """Return `csv_frame` of all chapters, with the MB until each of their targets."""
+    frame = pd.concat([csv_frame(chapter.arms) for chapter in chapters])[list(CSV_COLUMNS)]
+    rounds = pd.concat([arm.rounds for chapter in chapters for arm in chapter.arms])
+    for target in sorted({target for chapter in chapters for target in chapter.targets}):
+        frame[f"megabytes_to_{100 * target:g}"] = frame.directory.map(cost_to(rounds, target) / 1e6)
+    return frame

@@ -7,14 +7,14 @@ distinguish lines of one color, also in black and white.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from math import ceil, isfinite
+from math import ceil
 from pathlib import Path
-from statistics import fmean, stdev
 from textwrap import fill
 from typing import Any, Literal
 from zlib import crc32
 
 import matplotlib as mpl
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
@@ -29,8 +29,8 @@ LOOK["text.parse_math"] = False  # names may contain dollar signs
 
 LABELS = {
     "rounds": "rounds",
-    "bytes": "bytes moved by all clients, down and up (MB)",
-    "simulated": "simulated seconds",
+    "bytes_total": "bytes moved by all clients, down and up (MB)",
+    "simulated_total": "simulated seconds",
     "test_accuracy": "test accuracy (%)",
     "train_loss": "clients' training loss",
     "train_set_loss": "loss on the training set",
@@ -88,58 +88,24 @@ def styles_of(names: Iterable[str]) -> dict[str, Style]:
     }
 
 
-@dataclass(frozen=True)
-class Point:
-    """A measurement: its round, its position on the x axis, and its value."""
-
-    round: int
-    x: float
-    y: float
+def displayed(values: pd.Series, metric: str) -> pd.Series:
+    """Return a metric in the unit of its axis: shares in %, bytes in MB."""
+    return values * (100 if metric.endswith("accuracy") else 1e-6 if metric == "bytes_total" else 1)
 
 
-Curve = Sequence[Point]
-
-
-@dataclass(frozen=True)
-class Band:
-    """The mean of several curves at the rounds that all of them have; a single curve has deviation 0."""
-
-    xs: list[float]
-    means: list[float]
-    deviations: list[float]
-
-
-def mean_band(curves: Sequence[Curve]) -> Band:
-    """Average curves round by round; values that are not finite are ignored."""
-    by_round = [{point.round: point for point in curve if isfinite(point.y)} for curve in curves]
-    by_round = [points for points in by_round if points]
-    common = sorted(set.intersection(*map(set, by_round))) if by_round else []
-    columns = [[points[t] for points in by_round] for t in common]
-    return Band(
-        [fmean(point.x for point in column) for column in columns],
-        [fmean(point.y for point in column) for column in columns],
-        [deviation([point.y for point in column]) for column in columns],
-    )
-
-
-def deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation over seeds, 0 of a single one."""
-    return stdev(values) if len(values) > 1 else 0.0
-
-
-def draw_band(axes: Axes, curves: Sequence[Curve], style: Style, label: str | None = None) -> None:
-    """Draw the mean of the seeds' curves, and ± one standard deviation around it."""
-    band = mean_band(curves)
-    if not band.xs:
+def draw_band(axes: Axes, curve: pd.DataFrame, style: Style, label: str, x: str, y: str) -> None:
+    """Draw the mean of a `mean_curve` of the metric `y` over `x`, and ± one standard deviation around it."""
+    if curve.empty:
         return
-    axes.plot(band.xs, band.means, **style.line(len(band.xs)), label=label)
-    if any(band.deviations):
-        low, high = ([m + sign * d for m, d in zip(band.means, band.deviations, strict=True)] for sign in (-1, 1))
-        axes.fill_between(band.xs, low, high, color=style.color, alpha=0.15, linewidth=0)
+    xs, (mean, deviation) = displayed(curve.x, x), (displayed(curve[name], y) for name in ("mean", "deviation"))
+    axes.plot(xs, mean, **style.line(len(xs)), label=label)
+    if deviation.any():
+        axes.fill_between(xs, mean - deviation, mean + deviation, color=style.color, alpha=0.15, linewidth=0)
 
 
-def draw_targets(axes: Axes, percents: Sequence[float]) -> None:
-    """Mark target accuracies, and name them at the right edge, beside the curves."""
+def draw_targets(axes: Axes, targets: Sequence[float]) -> None:
+    """Mark target accuracies, shares, and name them at the right edge, beside the curves."""
+    percents = [100 * target for target in targets]
     for percent in percents:
         axes.axhline(percent, color="0.4", linewidth=0.9, linestyle=(0, (1, 2)))
     if percents:
@@ -154,7 +120,7 @@ def lay_out(axes: Axes, x: str, y: str, title: str = "") -> None:
     axes.set(xlabel=LABELS.get(x, x), ylabel=LABELS.get(y, y))
     if title:
         axes.set_title(title, loc="left")
-    if x == "bytes":
+    if x == "bytes_total":
         lay_out_log(axes, "x")
     if x == "rounds":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -174,28 +140,28 @@ def lay_out_log(axes: Axes, which: Literal["x", "y"]) -> None:
 
 def draw_curves(
     axes: Axes,
-    curves: Mapping[str, Sequence[Curve]],
+    curves: Mapping[str, pd.DataFrame],
     styles: Mapping[str, Style],
     x: str,
     y: str,
     title: str = "",
     targets: Sequence[float] = (),
 ) -> None:
-    """Draw a metric of several arms, each a list of its seeds' curves, against rounds, bytes or simulated seconds.
+    """Draw a metric of several arms, each a `mean_curve` of its seeds, over a cost.
 
-    Curves and styles are by the arm's label; `x` and `y` are keys of `LABELS`, `y` may be another metric; targets in %
-    are marked.
+    Curves and styles are by the arm's label; `x` and `y` are keys of `LABELS`, `y` may be another metric; target
+    accuracies are marked.
     """
-    for label, seeds in curves.items():
-        draw_band(axes, seeds, styles[label], label)
+    for label, curve in curves.items():
+        draw_band(axes, curve, styles[label], label, x, y)
     draw_targets(axes, targets)
     lay_out(axes, x, y, title)
-    if y == "test_accuracy" and max(map(len, curves.values()), default=1) > 1:
+    if y == "test_accuracy" and max((curve.runs.max() for curve in curves.values() if len(curve)), default=1) > 1:
         axes.set_ylabel(LABELS[y] + ", mean ± sd of seeds")
 
 
 def curve_figure(
-    curves: Mapping[str, Sequence[Curve]],
+    curves: Mapping[str, pd.DataFrame],
     styles: Mapping[str, Style],
     x: str,
     y: str,

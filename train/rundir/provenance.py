@@ -9,7 +9,8 @@ import logging
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass as checked
 
+from sharding.errors import UserError
 from train.config.schema import Config
 from train.experiment import Experiment
 from train.rundir.files import PROVENANCE_FILE
@@ -78,6 +80,16 @@ class Provenance:
             if before != now:
                 log.warning("this run was started with %s %s; with %s it rounds differently", key, before, now)
         return replace(self, starts=(*self.starts, start))
+
+
+def data_remarks(directories: Iterable[Path | str]) -> list[str]:
+    """Return how the data of these runs differ from the official ones; a damaged file says nothing."""
+    remarks: dict[str, None] = {}
+    for directory in directories:
+        with suppress(UserError):
+            made = Provenance.read(Path(directory))
+            remarks |= dict.fromkeys(remark for each in (made.data.values() if made else ()) for remark in each)
+    return list(remarks)
 
 
 def describe_start(round: int) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class Panel(Section):
         smooth: weight of the past in an exponentially weighted moving average; 0 draws the values as they are.
     """
 
-    x: Literal["rounds", "bytes"] = "rounds"
+    x: Literal["rounds", "bytes_total"] = "rounds"
     y: str
     smooth: float = Field(0.0, ge=0, lt=1)
 

@@ -1,23 +1,25 @@
 """Write tables and figures as Markdown and PNG, with the published values beside ours."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 
+import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure as Picture
 
-from train.report.history import History, data_remarks, read_all, warn_of
+from train.frame import Runs, mean_curve, read_runs, warn_left_out
 from train.report.plots import LABELS, draw_curves, save, style_of
 from train.report.text import NOTHING, markdown_table, mean_and_spread
 from train.rundir.files import METRICS_FILE
+from train.rundir.provenance import data_remarks
 from train.runtime.files import write_whole
 from train.tables.cells import Cell, is_whole
 from train.tables.layout import Figure, Layout, Matrix, Panel, Setting
 
-TABLE_CURVES = [Panel(y="test_accuracy"), Panel(y="test_accuracy", x="bytes")]
+TABLE_CURVES = [Panel(y="test_accuracy"), Panel(y="test_accuracy", x="bytes_total")]
 
 
 @dataclass(frozen=True)
@@ -42,46 +44,49 @@ class Report:
     command: str
     into: Path
 
-    @cached_property
-    def runs(self) -> dict[str, History]:
-        """The runs of these cells, by the cell's name; those that cannot be read are left out with a warning."""
-        begun = {cell.config.directory: cell.name for cell in self.cells}
-        found, unread = read_all(directory for directory in begun if (directory / METRICS_FILE).exists())
-        warn_of(unread)
-        return {begun[run.directory]: run for run in found if run.lines}
-
     def write(self) -> list[Path]:
         """Write Markdown and plots, and return their paths."""
         self.into.mkdir(parents=True, exist_ok=True)
         stem = self.number if isinstance(self.matrix, Figure) else f"table{self.number}"
         text, curves = (self.into / f"{stem}{end}" for end in (".md", "_curves.png"))
-        settings = self.drawn() or self.matrix.settings()
-        panels = TABLE_CURVES
+        settings, panels = self.drawn() or self.matrix.settings(), TABLE_CURVES
         if isinstance(self.matrix, Figure):
             panels, settings = self.matrix.panels, self.drawn() or settings[:1]
         save(self.draw(settings, panels), curves)
-        paragraphs = [*self._head(), *self._tables(), *self._runs(), f"Made by `{self.command}`."]
+        paragraphs = [*self._head(), *self._tables(), self._progress(), f"Made by `{self.command}`."]
         paragraphs.append(f"![{curves.stem}]({curves.name})")
         write_whole(text, ("\n\n".join(paragraphs) + "\n").encode())
         return [text, curves]
 
     @cached_property
-    def begun(self) -> dict[tuple[Setting, str], list[History]]:
-        """The runs of each setting and strategy that has any."""
-        begun: dict[tuple[Setting, str], list[History]] = {}
-        for cell in self.cells:
-            if cell.name in self.runs:
-                begun.setdefault((cell.setting, cell.strategy), []).append(self.runs[cell.name])
-        return begun
+    def runs(self) -> Runs:
+        """The runs of these cells; those that cannot be read are left out with a warning."""
+        directories = dict.fromkeys(cell.config.directory for cell in self.cells)
+        runs, errors = read_runs(each for each in directories if (each / METRICS_FILE).exists())
+        warn_left_out(errors)
+        return runs
 
-    def of_cell(self, setting: Setting, strategy: str) -> list[History]:
+    @cached_property
+    def begun(self) -> pd.DataFrame:
+        """A row for each cell with a finished round: its setting, strategy, name, rounds to run, and the run's results.
+
+        A run that serves all keep ratios has a row for each.
+        """
+        columns = ["setting", "strategy", "name", "rounds", "run"]
+        rows = [
+            (cell.setting, cell.strategy, cell.name, cell.config.rounds, str(cell.config.directory))
+            for cell in self.cells
+        ]
+        return pd.DataFrame(rows, columns=columns).join(self.runs.results, on="run", how="inner")
+
+    def of_cell(self, setting: Setting, strategy: str) -> pd.DataFrame:
         """Return the finished and unfinished seeds of a cell."""
-        return self.begun.get((setting, strategy), [])
+        return self.begun[(self.begun.strategy == strategy) & (self.begun.setting == setting)]
 
     def drawn(self) -> list[Setting]:
         """Return the settings with their own runs; without any, those with runs that serve all keep ratios."""
-        own = {setting for setting, strategy in self.begun if not is_whole(strategy)}
-        drawn = own or {setting for setting, _ in self.begun}
+        specific = self.begun[~self.begun.strategy.map(is_whole).astype(bool)]
+        drawn = set(self.begun.setting if specific.empty else specific.setting)
         return [setting for setting in self.matrix.settings() if setting in drawn]
 
     def draw(self, settings: Sequence[Setting], panels: Sequence[Panel]) -> Picture:
@@ -90,11 +95,9 @@ class Report:
         styles = {strategy: style_of(strategy) for strategy in self.matrix.strategies}
         handles: dict[str, Artist] = {}
         for row, setting in zip(picture.subplots(len(settings), len(panels), squeeze=False), settings, strict=True):
+            rounds = {name: self.runs.select(self.of_cell(setting, name).run).rounds for name in styles}
             for axes, panel in zip(row, panels, strict=True):
-                curves = {
-                    strategy: [run.curve(panel.y, panel.x, panel.smooth) for run in self.of_cell(setting, strategy)]
-                    for strategy in self.matrix.strategies
-                }
+                curves = {name: mean_curve(its, panel.y, panel.x, panel.smooth) for name, its in rounds.items()}
                 draw_curves(axes, curves, styles, panel.x, panel.y)
                 if panel.smooth:
                     axes.set_ylabel(f"{LABELS.get(panel.y, panel.y)}\nmoving average {panel.smooth:g}")
@@ -117,47 +120,46 @@ class Report:
 
     def _tables(self) -> Iterator[str]:
         """Yield one table per experiment that has begun, and the names of the others."""
-        parts = {name: list(its) for name, its in groupby(self.matrix.settings(), key=lambda its: its.experiment)}
-        begun = {setting.experiment for setting, _ in self.begun} or {*parts}
-        for experiment, settings in parts.items():
-            if experiment in begun:
+        experiments = groupby(self.matrix.settings(), key=lambda setting: setting.experiment)
+        settings_of = {name: list(settings) for name, settings in experiments}
+        begun = self.begun.assign(experiment=[setting.experiment for setting in self.begun.setting])
+        directories = begun.groupby("experiment").run.unique().to_dict()
+        for experiment, settings in settings_of.items():
+            if experiment in directories or not directories:
                 yield f"## {self.layout.experiments[experiment].title}"
-                runs = (run for its in settings for name in self.matrix.strategies for run in self.of_cell(its, name))
-                if remarks := data_remarks(runs):
+                if remarks := data_remarks(directories.get(experiment, ())):
                     yield f"Ours on data that are not the official ones: {', '.join(remarks)}."
                 yield self._table(settings)
-        if rest := [self.layout.experiments[name].title for name in parts if name not in begun]:
-            yield f"Not begun, and left out here: {', '.join(rest)}."
+        if directories and (rest := [name for name in settings_of if name not in directories]):
+            yield f"Not begun, and left out here: {', '.join(self.layout.experiments[name].title for name in rest)}."
 
     def _table(self, settings: Sequence[Setting]) -> str:
         """Return two columns per setting: ours, and the published values."""
         header = ["strategy", *(head for setting in settings for head in (setting.label, "published"))]
-        rows = [
-            [name, *(text for its in settings for text in (entry(self.of_cell(its, name)), self._published(its, name)))]
-            for name in self.matrix.strategies
-        ]
+        rows = []
+        for strategy in self.matrix.strategies:
+            pairs = ((entry(self.of_cell(each, strategy)), self._published(each, strategy)) for each in settings)
+            rows.append([strategy, *(text for pair in pairs for text in pair)])
         return markdown_table(header, rows)
 
     def _published(self, setting: Setting, strategy: str) -> str:
         known = self.layout.published_of(setting, strategy)
         return NOTHING if known is None else " ± ".join(f"{value:.2f}" for value in known)
 
-    def _runs(self) -> Iterator[str]:
-        """Yield how many runs finished, and the progress of the others."""
-        configs = {cell.name: cell.config for cell in self.cells}
-        finished = [run for run in self.runs.values() if run.is_finished]
-        seconds = [run.total("seconds") for run in finished]
-        spent = f", {min(seconds):.0f} to {max(seconds):.0f} s of rounds each" if seconds else ""
-        lines = [f"{len(finished)} of {len(configs)} runs are finished{spent}."]
-        for name, run in self.runs.items():
-            if not run.is_finished:
-                score = mean_and_spread(run.accuracies[-1:])
-                lines.append(f"`{name}` is at round {len(run.lines)} of {configs[name].rounds} ({score} %).")
-        yield "\n".join(lines)
+    def _progress(self) -> str:
+        """Return how many runs finished, and the progress of the others."""
+        runs = self.begun.drop_duplicates("name")
+        seconds = runs.seconds[runs.is_finished]
+        spent = f", {seconds.min():.0f} to {seconds.max():.0f} s of rounds each" if len(seconds) else ""
+        lines = [f"{len(seconds)} of {len({cell.name for cell in self.cells})} runs are finished{spent}."]
+        for run in runs[~runs.is_finished].itertuples():
+            score = mean_and_spread(100 * runs.test_accuracy.loc[[run.Index]].dropna())
+            lines.append(f"`{run.name}` is at round {run.num_rounds} of {run.rounds} ({score} %).")
+        return "\n".join(lines)
 
 
-def entry(runs: Iterable[History]) -> str:
+def entry(runs: pd.DataFrame) -> str:
     """Return the mean accuracy of the runs that have finished, and how many updates they lost."""
-    finished = [run for run in runs if run.is_finished and run.accuracies]
-    lost = int(sum(run.total("failed") for run in finished))
-    return mean_and_spread([run.accuracies[-1] for run in finished]) + (f" ({lost} lost)" if lost else "")
+    finished = runs[runs.is_finished & runs.test_accuracy.notna()]
+    num_failed = finished.num_failed.sum()
+    return mean_and_spread(100 * finished.test_accuracy) + (f" ({num_failed:.0f} lost)" if num_failed else "")

@@ -1,4 +1,4 @@
-"""Run several configurations that differ in strategy, seed and the keys of a grid, in parallel.
+"""Run several configurations in parallel: the points of a grid, the cells of a table, or the runs of a study.
 
 Each process has one thread: small models gain nothing from more, and another number of threads would round sums
 differently. So results do not depend on the number of jobs.
@@ -15,7 +15,7 @@ from itertools import product
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -36,28 +36,28 @@ from train.runtime.stages import watched
 
 log = logging.getLogger(__name__)
 
-Progress = Callable[[int, Metrics], None]  # takes the cell's place in the list, and a round's metrics
-Stage = Callable[[int, str], None]  # takes the cell's place, and what it does before its first round
-POLL = 0.2  # seconds after which a request to stop is seen at the latest
+OnRound = Callable[[int, Metrics], None]  # takes the run's index in the list, and a round's metrics
+OnStage = Callable[[int, str], None]  # takes the run's index, and what it does before its first round
+POLL_SECONDS = 0.2  # after which a request to stop is seen at the latest
 
 
 @dataclass(frozen=True)
 class FailedRun:
-    """Why a run failed, and whether the cause was a user's mistake or a training that diverged."""
+    """The reason why a run failed, and whether that was a user's mistake or a training that diverged."""
 
-    why: str
-    mistake: bool = False
-    diverged: bool = False
+    reason: str
+    is_mistake: bool = False
+    is_diverged: bool = False
 
 
-def plan_cells(
+def grid_configs(
     path: str,
     overrides: Sequence[str],
     strategies: Sequence[str],
     seeds: Sequence[int] | None,
     grids: Sequence[str] = (),
 ) -> list[Config]:
-    """Return the configurations to run, each with its own directory inside the comparison's.
+    """Return the configuration of every point of a grid, each with its own directory inside the comparison's.
 
     Raises:
         UserError: a mistake in the file, an override, a grid, or any of the strategies; nothing to compare; a key that
@@ -67,17 +67,17 @@ def plan_cells(
         raise UserError("--strategies names no strategy and there is no --grid; write --strategies unbiased,collective")
     named = [("strategy", "--strategies")] * bool(strategies) + [("seed", "--seeds")] * bool(seeds)
     check_once([*settings(overrides), *settings(grids), *named])
-    cells: dict[str, LoadedConfig] = {}
+    loaded: dict[str, LoadedConfig] = {}
     for strategy, point, seed in product(_axis("strategy", strategies), expand(grids), _axis("seed", seeds or ())):
-        cell = read_config(path, [*overrides, *strategy, *point, *seed])
-        name = "-".join(filter(None, (cell.config.strategy, describe(point), str(cell.config.seed))))
-        if name in cells:
+        config = read_config(path, [*overrides, *strategy, *point, *seed])
+        name = "-".join(filter(None, (config.config.strategy, describe(point), str(config.config.seed))))
+        if name in loaded:
             raise UserError(f"--grid has several points for the run {name}: {', '.join(point)} makes no other run")
-        cells[name] = cell
-    refuse_idle([*cells.values()])
-    base = next(iter(cells.values())).config
+        loaded[name] = config
+    refuse_idle([*loaded.values()])
+    base = next(iter(loaded.values())).config
     into = base.output or Path("runs") / "-".join(filter(None, (base.name, "compare", describe(overrides))))
-    return [cell.config.model_copy(update={"output": into / name}) for name, cell in cells.items()]
+    return [each.config.model_copy(update={"output": into / name}) for name, each in loaded.items()]
 
 
 def _axis(key: str, values: Sequence[object]) -> list[tuple[str, ...]]:
@@ -90,114 +90,115 @@ def default_jobs() -> int:
     return torch.cuda.device_count() or num_cores()
 
 
-def compare(
-    cells: Sequence[Config],
-    progress: Progress,
+def sweep(
+    configs: Sequence[Config],
+    on_round: OnRound,
     jobs: int,
     resume: bool = False,
-    stage: Stage = lambda place, stage: None,
+    on_stage: OnStage = lambda index, stage: None,
 ) -> dict[Path, FailedRun]:
-    """Run every cell, `jobs` at a time.
+    """Run every configuration, `jobs` at a time.
 
-    Nothing starts unless all cells can. Runs are spread over the GPUs, if there are any.
+    Nothing starts unless all runs can. Runs are spread over the GPUs, if there are any.
 
     Returns:
-        The failures, by directory; all other cells have finished. A failure does not stop the other cells.
+        The failures, by directory; all other runs have finished. A failure does not stop the other runs.
 
     Raises:
-        Stopped: a signal asked to stop. No more cells were started, and running ones finished their round.
+        Stopped: a signal asked to stop. No more runs were started, and running ones finished their round.
     """
-    for cell in cells:
-        check_directory(cell, resume)
-        check_trackers(cell)
-    waiting, working, slots = deque(range(len(cells))), dict[Connection, Worker](), list(range(min(jobs, len(cells))))
-    context, failures = context_of(__name__), dict[Path, FailedRun]()
-    with stop_on_request() as request, _ending(working):
-        while waiting or working:
+    for config in configs:
+        check_directory(config, resume)
+        check_trackers(config)
+    waiting, workers = deque(range(len(configs))), dict[Connection, Worker]()
+    slots, context, failures = list(range(min(jobs, len(configs)))), context_of(__name__), dict[Path, FailedRun]()
+    with stop_on_request() as request, _killing_at_end(workers):
+        while waiting or workers:
             if request.signal is not None:
                 waiting.clear()
-                for worker in working.values():
+                for worker in workers.values():
                     worker.process.terminate()  # it finishes its round, however often it is asked
             while waiting and slots:
-                place, slot = waiting.popleft(), slots.pop(0)
-                pipe, process = _start(context, cells[place], resume, slot)
-                working[pipe] = Worker(place, slot, process)
-            for line in wait([*working], POLL):
-                assert isinstance(line, Connection)
-                worker = working[line]
+                index, slot = waiting.popleft(), slots.pop(0)
+                receiver, process = _start(context, configs[index], resume, slot)
+                workers[receiver] = Worker(index, slot, process)
+            for pipe in wait([*workers], POLL_SECONDS):
+                assert isinstance(pipe, Connection)
+                worker = workers[pipe]
                 try:
-                    message = line.recv()
+                    message = pipe.recv()
                 except (EOFError, OSError):
                     worker.process.join()
-                    slots.append(working.pop(line).slot)
+                    slots.append(workers.pop(pipe).slot)
                     message = None if request.signal is not None else _killed(worker.process.exitcode)
                 if isinstance(message, dict):
-                    progress(worker.place, message)
+                    on_round(worker.index, message)
                 elif isinstance(message, str):
-                    stage(worker.place, message)
+                    on_stage(worker.index, message)
                 elif message is not None:
-                    failures[cells[worker.place].directory] = message
+                    failures[configs[worker.index].directory] = message
         request.heed()
     return failures
 
 
-class Worker(NamedTuple):
-    """A process that runs a cell. It shares nothing with the others: if it is killed, they continue.
+@dataclass(frozen=True)
+class Worker:
+    """A process that runs one configuration. It shares nothing with the others: if it is killed, they continue.
 
     Attributes:
-        place: index of its cell.
+        index: of its configuration.
         slot: which of the parallel jobs it is.
     """
 
-    place: int
+    index: int
     slot: int
     process: BaseProcess
 
 
-def _start(context: Any, cell: Config, resume: bool, slot: int) -> tuple[Connection, BaseProcess]:
-    """Start a process that runs a cell; return the end of the pipe from it, and the process."""
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(cell, resume, slot, theirs))
+def _start(context: Any, config: Config, resume: bool, slot: int) -> tuple[Connection, BaseProcess]:
+    """Start a process that runs a configuration; return the end of the pipe from it, and the process."""
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(config, resume, slot, sender))
     process.start()
-    theirs.close()
-    return ours, process
+    sender.close()
+    return receiver, process
 
 
 def _killed(exit_code: int | None) -> FailedRun | None:
-    """Return why a run failed whose process was stopped or killed; None if it ended by itself."""
-    why = f"its process was stopped or killed (exit code {exit_code}), perhaps because memory ran out"
-    return FailedRun(f"{why}; {REMEDY}") if exit_code else None
+    """Return the failure of a run whose process was stopped or killed; None if it ended by itself."""
+    reason = f"its process was stopped or killed (exit code {exit_code}), perhaps because memory ran out"
+    return FailedRun(f"{reason}; {REMEDY}") if exit_code else None
 
 
 @contextmanager
-def _ending(working: Mapping[Connection, Worker]) -> Iterator[None]:
+def _killing_at_end(workers: Mapping[Connection, Worker]) -> Iterator[None]:
     """Kill the processes that still run at the end."""
     try:
         yield
     finally:
-        for worker in working.values():
+        for worker in workers.values():
             worker.process.kill()
             worker.process.join()
 
 
-def _work(cell: Config, resume: bool, slot: int, line: Connection) -> None:
-    """Run a cell; send its stages, the metrics of its rounds, and a `FailedRun` if it fails."""
+def _work(config: Config, resume: bool, slot: int, pipe: Connection) -> None:
+    """Run a configuration; send its stages, the metrics of its rounds, and a `FailedRun` if it fails."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; what it means is passed on by SIGTERM
     if torch.cuda.is_available():
         torch.cuda.set_device(slot % torch.cuda.device_count())
 
-    def send(what: dict[str, object] | str) -> None:
+    def send(message: dict[str, object] | str) -> None:
         try:
-            line.send(what)
+            pipe.send(message)
         except OSError:  # whoever started this is gone
             raise Stopped(signal.SIGTERM) from None
 
     try:
         with watched(send):
-            run(cell, [EachRound(lambda metrics: send(dict(metrics)))], resume)
+            run(config, [EachRound(lambda metrics: send(dict(metrics)))], resume)
     except KeyboardInterrupt:  # unless the parent asked for it, this is a failure
         os._exit(1)
     except Exception as error:
-        log.debug("%s failed", cell.directory, exc_info=True)
-        why = str(error) if isinstance(error, UserError | RunError) else f"{type(error).__name__}: {error}"
-        line.send(FailedRun(why, isinstance(error, UserError), isinstance(error, DivergedError)))
+        log.debug("%s failed", config.directory, exc_info=True)
+        reason = str(error) if isinstance(error, UserError | RunError) else f"{type(error).__name__}: {error}"
+        pipe.send(FailedRun(reason, isinstance(error, UserError), isinstance(error, DivergedError)))

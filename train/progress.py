@@ -14,18 +14,18 @@ from rich.table import Column
 from rich.text import Text
 
 from sharding.errors import UserError
-from train.compare import FailedRun, compare
 from train.config.schema import Config
 from train.rundir.directory import is_measured
 from train.rundir.files import METRICS_FILE
 from train.runtime.jsonl import megabytes, read_lines
+from train.sweep import FailedRun, sweep
 
-FEW = 12  # number of bars on a screen; with more runs, only the running ones have a bar
+MAX_BARS = 12  # number of bars on a screen; with more runs, only the running ones have a bar
 INTERVAL = 30.0  # seconds between lines without a terminal
 
 
 @dataclass
-class Standing:
+class RunProgress:
     """The progress of a run.
 
     Attributes:
@@ -47,7 +47,7 @@ class Standing:
     seconds: float = 0.0
     stopped: str | None = None
 
-    def take(self, metrics: Mapping[str, Any]) -> None:
+    def update(self, metrics: Mapping[str, Any]) -> None:
         """Update with a round's metrics."""
         self.done, self.seen = metrics["round"] + 1, self.seen + 1
         self.loss = metrics.get("train_loss", self.loss)
@@ -92,11 +92,11 @@ class RoundProgress:
         now: Callable[[], float] = monotonic,
     ) -> None:
         names = names or [config.strategy for config in configs]
-        self._runs = [Standing(name, config.rounds) for config, name in zip(configs, names, strict=True)]
+        self._runs = [RunProgress(name, config.rounds) for config, name in zip(configs, names, strict=True)]
         self._directories = [config.directory for config in configs]
         self._console, self._now, self._last = console, now, -INTERVAL
-        self._where, self._began = _where(self._runs, self._directories), False
-        self._bars = _Bars(console, self._runs, self._where) if console.is_terminal else None
+        self._heading, self._began = _heading(self._runs, self._directories), False
+        self._bars = _Bars(console, self._runs, self._heading) if console.is_terminal else None
 
     def __enter__(self) -> Self:
         if self._bars is not None:
@@ -112,32 +112,32 @@ class RoundProgress:
     @property
     def idle(self) -> list[Path]:
         """The directories of runs of which no round was shown: they had finished before, or failed."""
-        return [where for where, run in zip(self._directories, self._runs, strict=True) if not run.done]
+        return [directory for directory, run in zip(self._directories, self._runs, strict=True) if not run.done]
 
-    def show_stage(self, place: int, stage: str) -> None:
+    def show_stage(self, index: int, stage: str) -> None:
         """Show what a run does before its first round; for several runs, only on their bars.
 
         Without a terminal, the first line says where the runs write, once most errors have been ruled out.
         """
         if self._bars is not None:
-            self._bars.show_stage(place, stage)
+            self._bars.show_stage(index, stage)
             return
         if not self._began:
             self._began = True
-            self._say(self._where)
+            self._say(self._heading)
         if len(self._runs) == 1:
             self._say(f"{self._runs[0].name}: {stage}")
 
-    def show(self, place: int, metrics: Mapping[str, Any]) -> None:
+    def show(self, index: int, metrics: Mapping[str, Any]) -> None:
         """Show one round of a run."""
-        run = self._runs[place]
+        run = self._runs[index]
         first = not any(other.done for other in self._runs)
         if not run.done:
-            for earlier in read_lines(self._directories[place] / METRICS_FILE)[: metrics["round"]]:
-                run.take(earlier)
-        run.take(metrics)
+            for earlier in read_lines(self._directories[index] / METRICS_FILE)[: metrics["round"]]:
+                run.update(earlier)
+        run.update(metrics)
         if self._bars is not None:
-            self._bars.show(place, run)
+            self._bars.show(index, run)
         elif first or run.finished or self._now() - self._last >= INTERVAL:
             self._last = self._now()
             self._say(f"{run.name}: round {run.done} of {run.rounds}, {run}")
@@ -148,44 +148,43 @@ class RoundProgress:
         self._console.print(line, highlight=False, markup=False, emoji=False, soft_wrap=self._bars is None)
 
 
-def run_missing(cells: Mapping[str, Config], jobs: int, console: Console) -> dict[Path, FailedRun]:
-    """Run the cells that are not measured, `jobs` at a time, and show their progress; return those that failed."""
-    missing = {name: cell for name, cell in cells.items() if not is_measured(cell)}
+def sweep_missing(configs: Mapping[str, Config], jobs: int, console: Console) -> dict[Path, FailedRun]:
+    """Run the configurations that are not measured, and show their progress by name; return those that failed."""
+    missing = {name: config for name, config in configs.items() if not is_measured(config)}
     if not missing:
         return {}
-    configs = [*missing.values()]
-    with RoundProgress(console, configs, [*missing]) as progress:
-        return compare(configs, progress.show, jobs, resume=True, stage=progress.show_stage)
+    with RoundProgress(console, [*missing.values()], [*missing]) as progress:
+        return sweep([*missing.values()], progress.show, jobs, resume=True, on_stage=progress.show_stage)
 
 
 class _Bars(Progress):
     """A bar for each run, and one over all if they are many, below a line that says where the runs write."""
 
-    def __init__(self, console: Console, runs: Sequence[Standing], where: str) -> None:
-        self._where = where
+    def __init__(self, console: Console, runs: Sequence[RunProgress], heading: str) -> None:
+        self._heading = heading
         elapsed = [TimeElapsedColumn()] if len(runs) == 1 else []
         name, text = (  # all of 80 characters are needed
             TextColumn(form, markup=False, table_column=Column(no_wrap=True))
             for form in ("{task.description}", "{task.fields[text]}")
         )
         super().__init__(name, BarColumn(8), *elapsed, text, console=console)
-        self._many = len(runs) > FEW
+        self._many = len(runs) > MAX_BARS
         self._all = self.add_task("all runs", total=len(runs), text="", visible=self._many)
         before = "starting" if len(runs) == 1 else "waiting"
-        self._places = [
+        self._tasks_of = [
             self.add_task(run.name, start=len(runs) == 1, total=run.rounds, text=before, visible=not self._many)
             for run in runs
         ]
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        yield Text(self._where, overflow="fold")
+        yield Text(self._heading, overflow="fold")
         yield from super().get_renderables()
 
-    def show_stage(self, place: int, stage: str) -> None:
-        self.update(self._places[place], text=stage)
+    def show_stage(self, index: int, stage: str) -> None:
+        self.update(self._tasks_of[index], text=stage)
 
-    def show(self, place: int, run: Standing) -> None:
-        bar, total = self._places[place], run.done if run.finished else run.rounds
+    def show(self, index: int, run: RunProgress) -> None:
+        bar, total = self._tasks_of[index], run.done if run.finished else run.rounds
         if not self.tasks[bar].started:
             self.start_task(bar)
         text = f"{run.done}/{run.rounds}, {run}"
@@ -201,7 +200,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
-def _where(runs: Sequence[Standing], directories: Sequence[Path]) -> str:
+def _heading(runs: Sequence[RunProgress], directories: Sequence[Path]) -> str:
     folder = os.path.commonpath(directories)
     many = f"{len(runs)} runs of {max(run.rounds for run in runs)} rounds: writing"
     return f"{many} to {folder}" if len(runs) > 1 else f"{runs[0].name}: writing to {folder}"

@@ -1,0 +1,225 @@
+"""Runs as pandas frames, from which reports, tables, studies and the documentation take their numbers.
+
+Shares are in 0…1 here, as in a configuration and in `metrics.jsonl`; only text for people has percents.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sharding.errors import UserError
+from sharding.validation import is_number
+from train.config.schema import flatten
+from train.config.yaml_text import read_yaml
+from train.rundir.directory import check_regular
+from train.rundir.files import CONFIG_FILE, METRICS_FILE
+from train.runtime.jsonl import has_diverged, has_ended, rounds_among, split
+
+log = logging.getLogger(__name__)
+
+REQUIRED = ("bytes_down", "bytes_up", "bytes_dense", "num_clients", "num_failed", "seconds")  # numbers of each round
+OPTIONAL = ("num_aggregated", "train_loss", "test_accuracy", "test_loss", "simulated_seconds")  # columns in any case
+NOT_NUMBERS = ("run", "stopped", "failures", "failed_by_kind")
+RENAMED = {"clients": "num_clients", "heard": "num_aggregated", "failed": "num_failed"}
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs with at least one round, finished or not.
+
+    Attributes:
+        settings: a row for each run, by its directory: the keys of its configuration, flat, as ``local.lr``.
+        rounds: a row for each round: its `run`, its metrics, and the costs so far: `rounds`, `bytes_total`, and
+            `simulated_total` in seconds.
+        results: a row for each run: totals, means and last values of its metrics; its `seed`, whether it `is_finished`,
+            the `reason_ended`, and a note on its first `damaged` line, or None.
+    """
+
+    settings: pd.DataFrame
+    rounds: pd.DataFrame
+    results: pd.DataFrame
+
+    def select(self, directories: Iterable[str]) -> "Runs":
+        """Return these runs only, in this order."""
+        index = list(directories)
+        return Runs(self.settings.loc[index], self.rounds[self.rounds.run.isin(index)], self.results.loc[index])
+
+
+def read_runs(directories: Iterable[Path]) -> tuple[Runs, list[str]]:
+    """Read the runs in these directories, each up to its first damaged line, of which it warns.
+
+    Returns:
+        The runs, and the errors of directories that hold no run that can be read.
+    """
+    settings: dict[str, dict[str, Any]] = {}
+    status: dict[str, dict[str, Any]] = {}
+    lines: dict[str, list[dict[str, Any]]] = {}
+    errors = []
+    for directory in directories:
+        try:
+            config, rounds, damaged = _read_run(directory)
+        except UserError as error:
+            errors.append(str(error))
+            continue
+        if rounds:
+            run, diverged = str(directory), has_diverged(rounds, config["rounds"])
+            stopped = rounds[-1].get("stopped", "it was interrupted, or is still running")
+            settings[run], lines[run] = flatten(config), rounds
+            status[run] = {
+                "seed": config["seed"],
+                "is_finished": has_ended(rounds, config["rounds"]),
+                "reason_ended": "it diverged: the last rounds had no usable update" if diverged else str(stopped),
+                "damaged": damaged,
+            }
+    index = pd.Index(list(settings), dtype=object, name="run")
+    frame = round_frame(lines)
+    known = pd.DataFrame(list(status.values()), index, ["seed", "is_finished", "reason_ended", "damaged"], dtype=object)
+    results = _results(frame).reindex(index).join(known.astype({"is_finished": bool}))
+    return Runs(pd.DataFrame(list(settings.values()), index, dtype=object), frame, results), errors
+
+
+def find_runs(folders: Iterable[Path]) -> tuple[Runs, list[str]]:
+    """Read all runs with a finished round in these folders and their subfolders.
+
+    Returns:
+        The runs, and the errors, which are also logged as warnings.
+
+    Raises:
+        UserError: a folder does not exist, or there is no readable run.
+    """
+    folders = list(folders)
+    if missing := [folder for folder in folders if not folder.is_dir()]:
+        raise UserError(f"there is no folder {missing[0]}; name folders that hold runs")
+    directories = {path.parent for folder in folders for path in folder.rglob(METRICS_FILE) if path.stat().st_size}
+    runs, errors = read_runs(sorted(directories))
+    if runs.results.empty:
+        names = f"no run with a finished round in {', '.join(map(str, folders))}; name folders that hold runs"
+        raise UserError("; ".join(errors) or names)
+    warn_left_out(errors)
+    return runs, errors
+
+
+def warn_left_out(errors: Iterable[str]) -> None:
+    """Warn about runs that could not be read."""
+    for error in errors:
+        log.warning("%s; it is left out", error)
+
+
+def _read_run(directory: Path) -> tuple[Mapping[str, Any], list[dict[str, Any]], str | None]:
+    """Return a run's configuration, the metrics of its rounds, and a note on its first damaged line.
+
+    Raises:
+        UserError: the directory holds no run, or its first line is damaged.
+    """
+    metrics, unreadable = directory / METRICS_FILE, f"{directory} holds no run that can be read"
+    check_regular(directory)
+    try:
+        config = read_yaml(directory / CONFIG_FILE)
+        texts = split(metrics.read_bytes())
+        kinds = {"name": str, "strategy": str, "rounds": int, "seed": int, "tasks": dict}
+        if wrong := [key for key, kind in kinds.items() if not isinstance(config[key], kind)]:
+            raise TypeError(f"{CONFIG_FILE} has no valid {wrong[0]}")
+    except (UserError, OSError, KeyError, TypeError) as error:
+        raise UserError(f"{unreadable}: {' '.join(str(error).split())}") from error
+    lines = list(takewhile(_is_round, rounds_among(texts)))
+    if len(lines) == len(texts):
+        return config, lines, None
+    damaged = f"{metrics}, line {len(lines) + 1}, is not the metrics of round {len(lines) + 1}"
+    if not lines:
+        raise UserError(f"{unreadable}: {damaged}")
+    log.warning("%s; only the rounds before it are shown", damaged)
+    return config, lines, damaged
+
+
+def _is_round(line: Mapping[str, Any]) -> bool:
+    """Return whether all required metrics are numbers, and accuracies are between 0 and 1."""
+    line = _renamed(line)
+    spent = {key: value for key, value in line.items() if key.startswith("seconds") or key == "simulated_seconds"}
+    accuracies = [value for key, value in line.items() if key.endswith("test_accuracy")]
+    return (
+        all(is_number(value) and 0 <= value < 1e18 for value in [*spent.values(), *map(line.get, REQUIRED)])
+        and line["bytes_dense"] > 0
+        and all(is_number(value) and 0 <= value <= 1 for value in accuracies)
+        and isinstance(line.get("failures", {}), dict)
+    )
+
+
+def _renamed(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a line of an earlier version with the present names of its metrics."""
+    parts = ((key.rpartition("/"), value) for key, value in line.items())
+    return {f"{task}{slash}{RENAMED.get(name, name)}": value for (task, slash, name), value in parts}
+
+
+def round_frame(lines: Mapping[str, Sequence[Mapping[str, Any]]]) -> pd.DataFrame:
+    """Return `Runs.rounds` of the metrics of each run's rounds. What is no number in JSON is NaN."""
+    rows = [{"run": run, **_renamed(line)} for run, its in lines.items() for line in its]
+    frame = pd.DataFrame(rows)
+    columns = dict.fromkeys((*frame, "run", "round", *REQUIRED, *OPTIONAL, "stopped", "failures"))
+    frame = frame.reindex(columns=list(columns))
+    numbers = [column for column in frame if column not in NOT_NUMBERS]
+    frame[numbers] = frame[numbers].apply(pd.to_numeric, errors="coerce")
+    by_run = frame.groupby("run", sort=False)
+    if "bytes_total" not in frame:
+        frame["bytes_total"] = (frame.bytes_down + frame.bytes_up).groupby(frame.run).cumsum()
+        frame["best_accuracy"] = by_run.test_accuracy.cummax().groupby(frame.run).ffill()
+    return frame.assign(rounds=frame["round"] + 1, simulated_total=by_run.simulated_seconds.cumsum())
+
+
+def _results(rounds: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each run; bytes are those of a client in a round."""
+    by_run = rounds.groupby("run", sort=False)
+    sums, last = by_run.sum(numeric_only=True), by_run.last()  # the last that is a number
+    evaluated = rounds[rounds.test_accuracy.notna()].drop_duplicates("run", keep="last").set_index("run")
+    down, up = (sums[f"bytes_{way}"] / sums.num_clients.clip(lower=1) for way in ("down", "up"))  # 0 without clients
+    return pd.DataFrame(
+        {
+            "num_rounds": by_run.size(),
+            "test_accuracy": last.test_accuracy,
+            "best_accuracy": last.best_accuracy,
+            "test_loss": evaluated.test_loss.reindex(last.index),
+            "megabytes": last.bytes_total / 1e6,
+            "bytes_down_per_client_round": down,
+            "bytes_up_per_client_round": up,
+            "share_of_dense": (down + up) / (2 * by_run.bytes_dense.first()),
+            "num_failed": sums.num_failed,
+            "seconds": sums.seconds,
+            "simulated_seconds": by_run.simulated_seconds.sum(min_count=1),
+        }
+    )
+
+
+def mean_curve(rounds: pd.DataFrame, y: str, x: str = "rounds", smooth: float = 0.0) -> pd.DataFrame:
+    """Return the mean of several runs' curves at the rounds that all of them have.
+
+    Args:
+        rounds: with the columns `run`, `rounds`, `x` and `y`; values that are not finite are no points, and runs
+            without a point are left out.
+        y: a metric.
+        x: a cost so far.
+        smooth: the weight w of the past in an exponentially weighted moving average of y, ∑ wⁱ y₍ₜ₋ᵢ₎ / ∑ wⁱ.
+
+    Returns:
+        `x`, `mean`, `deviation` over runs (0 of a single run), and the number of `runs`, by `rounds`.
+    """
+    columns = ["x", "mean", "deviation", "runs"]
+    if y not in rounds:
+        return pd.DataFrame(columns=columns, dtype=float)
+    points = pd.DataFrame({"run": rounds.run, "rounds": rounds.rounds, "x": rounds[x], "y": rounds[y]})
+    points = points[np.isfinite(points.y)]
+    if smooth:
+        points["y"] = points.groupby("run").y.transform(lambda its: its.ewm(alpha=1 - smooth).mean())
+    by_round = points.groupby("rounds")
+    curve = by_round.agg(x=("x", "mean"), mean=("y", "mean"), deviation=("y", "std"), runs=("run", "nunique"))
+    return curve[curve.runs == points.run.nunique()].fillna({"deviation": 0.0})
+
+
+def cost_to(rounds: pd.DataFrame, target: float, cost: str = "bytes_total") -> pd.Series:
+    """Return what each run had spent when an evaluation first reached a test accuracy; NaN if none did."""
+    reached = rounds[rounds.test_accuracy >= target - 1e-11]
+    return reached.groupby("run")[cost].first().reindex(rounds.run.unique())
