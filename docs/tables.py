@@ -201,9 +201,7 @@ def _medium(title: str, experiment: str) -> str:
     for run, rounds in _medium_runs(experiment):
         total, scores = len(rounds), rounds.set_index("rounds").test_accuracy.dropna()
         quarters = (total * part // 4 for part in (1, 2, 3))
-        means = (
-            f"{100 * scores[(scores.index >= end - total // 5) & (scores.index <= end)].mean():.1f}" for end in quarters
-        )
+        means = (f"{100 * scores.loc[end - total // 5 : end].mean():.1f}" for end in quarters)
         late = rounds.tail(100).reindex(columns=["discrepancy_client", "discrepancy", "alignment", "coverage"]).mean()
         strategy, seed = run.name.rsplit("-", 1)
         cells = (NOTHING if np.isnan(value) else f"{value:.2f}" for value in late)
@@ -282,11 +280,7 @@ def _uploads(name: str, labels: Mapping[str, Iterable[str]] | None = None) -> st
     for column, words in labels.items():
         tables = [table.assign(**{column: word}) for table, word in zip(tables, words, strict=True)]
     target = f"{100 * study.targets[-1]:g} %"
-    columns = {
-        **{column: column for column in labels},
-        "uploads": "uploads",
-        f"rounds to {target}": f"rounds to {target}",
-    }
+    columns = {column: column for column in (*labels, "uploads", f"rounds to {target}")}
     columns |= {"Mbit up": f"Mbit to {target}", "of full": f"of full, {target}"}
     columns |= {"Mbit both ways": f"to {target}, both ways", "last accuracy, %": "last accuracy, %", "α": "α"}
     return chosen(pd.concat(tables), columns, left=1 + len(labels))
@@ -371,15 +365,10 @@ def engines() -> str:
 
 def peers() -> str:
     """Return the table of benchmarks/peers.py, as far as it was run."""
-    rows = [
-        (
-            name,
-            f"{its['seconds_per_round']:.2f}",
-            f"{its.get('ours_is_faster_by', 1):.2f}",
-            f"{its['peak_memory_mb']:.0f}",
-        )
-        for name, its in _measured("engines/peers.json").get("simulators", {}).items()
-    ]
+    rows = []
+    for name, case in _measured("engines/peers.json").get("simulators", {}).items():
+        times = case.get("ours_is_faster_by", 1.0)
+        rows.append((name, f"{case['seconds_per_round']:.2f}", f"{times:.2f}", f"{case['peak_memory_mb']:.0f}"))
     return markdown_table(("simulator", "seconds a round", "times ours", "peak MB"), rows)
 
 

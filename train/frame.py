@@ -26,12 +26,13 @@ log = logging.getLogger(__name__)
 REQUIRED = ("bytes_down", "bytes_up", "bytes_dense", "num_clients", "num_failed", "seconds")  # numbers of each round
 OPTIONAL = ("num_aggregated", "train_loss", "test_accuracy", "test_loss", "simulated_seconds")  # columns in any case
 NOT_NUMBERS = ("run", "stopped", "failures", "failed_by_kind")
+DIVERGED = "it diverged: the last rounds had no usable update"
 RENAMED = {"clients": "num_clients", "heard": "num_aggregated", "failed": "num_failed"}
 
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs with at least one round, finished or not.
+    """Runs, finished or not.
 
     Attributes:
         settings: a row for each run, by its directory: the keys of its configuration, flat, as ``local.lr``.
@@ -44,6 +45,11 @@ class Runs:
     settings: pd.DataFrame
     rounds: pd.DataFrame
     results: pd.DataFrame
+
+    @property
+    def begun(self) -> "Runs":
+        """The runs with a finished round."""
+        return self.select(self.results.index[self.results.num_rounds > 0])
 
     def select(self, directories: Iterable[str]) -> "Runs":
         """Return these runs only, in this order."""
@@ -67,20 +73,21 @@ def read_runs(directories: Iterable[Path]) -> tuple[Runs, list[str]]:
         except UserError as error:
             errors.append(str(error))
             continue
-        if rounds:
-            run, diverged = str(directory), has_diverged(rounds, config["rounds"])
-            stopped = rounds[-1].get("stopped", "it was interrupted, or is still running")
-            settings[run], lines[run] = flatten(config), rounds
-            status[run] = {
-                "seed": config["seed"],
-                "is_finished": has_ended(rounds, config["rounds"]),
-                "reason_ended": "it diverged: the last rounds had no usable update" if diverged else str(stopped),
-                "damaged": damaged,
-            }
+        run, diverged = str(directory), has_diverged(rounds, config["rounds"])
+        stopped = rounds[-1].get("stopped") if rounds else None
+        settings[run], lines[run] = flatten(config), rounds
+        status[run] = {
+            "seed": config["seed"],
+            "is_finished": has_ended(rounds, config["rounds"]),
+            "reason_ended": DIVERGED if diverged else stopped or "it was interrupted, or is still running",
+            "damaged": damaged,
+        }
     index = pd.Index(list(settings), dtype=object, name="run")
     frame = round_frame(lines)
     known = pd.DataFrame(list(status.values()), index, ["seed", "is_finished", "reason_ended", "damaged"], dtype=object)
-    results = _results(frame).reindex(index).join(known.astype({"is_finished": bool}))
+    counts = {"num_rounds": 0, "num_failed": 0}
+    totals = _results(frame).reindex(index).fillna(counts).astype(dict.fromkeys(counts, int))
+    results = totals.join(known.astype({"is_finished": bool}))
     return Runs(pd.DataFrame(list(settings.values()), index, dtype=object), frame, results), errors
 
 
@@ -97,7 +104,8 @@ def find_runs(folders: Iterable[Path]) -> tuple[Runs, list[str]]:
     if missing := [folder for folder in folders if not folder.is_dir()]:
         raise UserError(f"there is no folder {missing[0]}; name folders that hold runs")
     directories = {path.parent for folder in folders for path in folder.rglob(METRICS_FILE) if path.stat().st_size}
-    runs, errors = read_runs(sorted(directories))
+    found, errors = read_runs(sorted(directories))
+    runs = found.begun
     if runs.results.empty:
         names = f"no run with a finished round in {', '.join(map(str, folders))}; name folders that hold runs"
         raise UserError("; ".join(errors) or names)

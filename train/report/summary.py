@@ -51,7 +51,7 @@ def write_report(
     failed, wanted = failed or {}, dict.fromkeys(map(str, directories))
     earlier = {path.parent for path in into.glob(f"*/{METRICS_FILE}")} - {*directories, *failed}
     found, errors = read_runs([*directories, *sorted(earlier)])
-    if missing := wanted.keys() - found.results.index:
+    if missing := wanted.keys() - {*found.begun.results.index}:
         raise UserError("; ".join(errors) or f"{min(missing)} holds no run with a finished round")
     unfinished = [run for run, done in found.results.is_finished.items() if not done and run not in wanted]
     runs, _ = without_repeats(found.select(found.results.index.drop(unfinished)))

@@ -60,11 +60,11 @@ class Report:
 
     @cached_property
     def runs(self) -> Runs:
-        """The runs of these cells; those that cannot be read are left out with a warning."""
+        """The runs of these cells that have begun; those that cannot be read are left out with a warning."""
         directories = dict.fromkeys(cell.config.directory for cell in self.cells)
         runs, errors = read_runs(each for each in directories if (each / METRICS_FILE).exists())
         warn_left_out(errors)
-        return runs
+        return runs.begun
 
     @cached_property
     def begun(self) -> pd.DataFrame:
