@@ -24,7 +24,14 @@ from train.runtime.jsonl import has_diverged, has_ended, rounds_among, split
 log = logging.getLogger(__name__)
 
 REQUIRED = ("bytes_down", "bytes_up", "bytes_dense", "num_clients", "num_failed", "seconds")  # numbers of each round
-OPTIONAL = ("num_aggregated", "train_loss", "test_accuracy", "test_loss", "simulated_seconds")  # columns in any case
+OPTIONAL = (
+    "num_aggregated",
+    "train_loss",
+    "test_accuracy",
+    "test_loss",
+    "best_accuracy",
+    "simulated_seconds",
+)  # columns in any case
 NOT_NUMBERS = ("run", "stopped", "failures", "failed_by_kind")
 DIVERGED = "it diverged: the last rounds had no usable update"
 RENAMED = {"clients": "num_clients", "heard": "num_aggregated", "failed": "num_failed"}
@@ -173,7 +180,7 @@ def round_frame(lines: Mapping[str, Sequence[Mapping[str, Any]]]) -> pd.DataFram
     numbers = [column for column in frame if column not in NOT_NUMBERS]
     frame[numbers] = frame[numbers].apply(pd.to_numeric, errors="coerce")
     by_run = frame.groupby("run", sort=False)
-    if "bytes_total" not in frame:
+    if "bytes_total" not in frame:  # of an earlier version
         frame["bytes_total"] = (frame.bytes_down + frame.bytes_up).groupby(frame.run).cumsum()
         frame["best_accuracy"] = by_run.test_accuracy.cummax().groupby(frame.run).ffill()
     return frame.assign(rounds=frame["round"] + 1, simulated_total=by_run.simulated_seconds.cumsum())
