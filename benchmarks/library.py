@@ -81,7 +81,7 @@ def time_layer(dense: nn.Module, x: Tensor, seconds: float) -> dict[str, object]
     shares = {
         f"{ratio}": {
             "of_dense": best[f"{ratio}"] / best["dense"],
-            "multiply_adds": num_terms(rank_of(dense), ratio) * cost.term / cost.whole,
+            "multiply_adds": num_terms(rank_of(dense), ratio) * cost.term / cost.dense,
         }
         for ratio in RATIOS
     }

@@ -57,9 +57,9 @@ def plan_discrepancy(plan: Plan) -> tuple[float, float]:
     for name in plan.spectra:
         draws = [draw for (_, layer), draw in plan.draws.items() if layer == name]
         squares = draws[0].context.magnitudes ** 2
-        held = np.concatenate([_coefficients(draw.indices, draw.multipliers, len(squares)) for draw in draws])
-        collective += float(squares @ (1 - held.sum(axis=0) / num_clients) ** 2)
-        single += float(((1 - held) ** 2 @ squares).mean())
+        coefficients = np.concatenate([_coefficients(draw.indices, draw.multipliers, len(squares)) for draw in draws])
+        collective += float(squares @ (1 - coefficients.sum(axis=0) / num_clients) ** 2)
+        single += float(((1 - coefficients) ** 2 @ squares).mean())
         norm += float(squares.sum())
     return (collective / norm, single / norm) if norm > 0 else (nan, nan)
 
@@ -69,7 +69,7 @@ def plan_coverage(plan: Plan) -> float:
 
     A term that no client holds keeps its value for the round. NaN if nothing is sharded.
     """
-    shares = [its.indices.numel() / its.magnitudes.numel() for its in plan.spectra.values()]
+    shares = [spectrum.indices.numel() / spectrum.magnitudes.numel() for spectrum in plan.spectra.values()]
     return float(np.mean(shares)) if shares else nan
 
 

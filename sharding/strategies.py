@@ -153,10 +153,10 @@ def get_strategy(strategy: str | Strategy) -> Strategy:
     Raises:
         UserError: the name is unknown (the message lists all names), or the value is not a `Strategy`.
     """
-    found = strategy if isinstance(strategy, Strategy) else pick(STRATEGIES, strategy, "strategy")
-    if not isinstance(found, Strategy):
-        raise UserError(f"strategy {strategy!r} is {shown(found)}; pass Strategy('what it does, in a line', function)")
-    return found
+    chosen = strategy if isinstance(strategy, Strategy) else pick(STRATEGIES, strategy, "strategy")
+    if not isinstance(chosen, Strategy):
+        raise UserError(f"strategy {strategy!r} is {shown(chosen)}; pass Strategy('what it does, in a line', function)")
+    return chosen
 
 
 def norm_ratio(magnitudes: Vector, indices: NDArray[np.int64]) -> float:

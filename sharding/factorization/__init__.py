@@ -4,10 +4,10 @@ One place decides which layers are sharded (`choose`); the planner asks the same
 and what the server cuts always agree.
 """
 
-from sharding.factorization.choose import ENDS, Pattern, Patterns, as_patterns, shardable_layers
-from sharding.factorization.obstacles import rank_of
 from sharding.factorization.replace import factorize, factorize_empty, merge
 from sharding.factorization.report import CoverageWarning, LayerReport, Report
+from sharding.factorization.select import ENDS, Pattern, Patterns, as_patterns, shardable_layers
+from sharding.factorization.support import rank_of
 from sharding.factorization.terms import Budget, Energy, num_terms
 from sharding.factorization.unpack import split_layers, unpack_attention
 

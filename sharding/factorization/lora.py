@@ -23,8 +23,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sharding.errors import UserError, few
-from sharding.factorization.choose import Patterns, aliases, matching
 from sharding.factorization.peft_check import Batch, check_layers, check_outputs
+from sharding.factorization.select import Patterns, aliases, matching
 from sharding.layers import FactorizedEmbedding, FactorizedLayer, FactorizedLinear
 from sharding.layers.conv import FactorizedConv
 from sharding.layers.linear import FactorizedTransposedLinear
@@ -50,7 +50,8 @@ def freeze_except_factors(model: nn.Module) -> nn.Module:
     Factors that are frozen already stay frozen. Batch norms still update their running statistics in training mode;
     call `eval()` on them if you want to export an adapter.
     """
-    factors = {id(its) for part in model.modules() if isinstance(part, FactorizedLayer) for its in (part.u, part.v)}
+    layers = [part for part in model.modules() if isinstance(part, FactorizedLayer)]
+    factors = {id(factor) for layer in layers for factor in (layer.u, layer.v)}
     for parameter in model.parameters():
         if id(parameter) not in factors:
             parameter.requires_grad_(False)
@@ -154,7 +155,9 @@ def _check(model: nn.Module, start: nn.Module, layers: Mapping[str, FactorizedLa
     if not layers:
         raise UserError(f"this {type(model).__name__} has no factorized layers to export")
     before = dict(named_modules(start))
-    problems = [f"{name}, {what}, has no form as LoRA" for name, part in layers.items() if (what := _formless(part))]
+    problems = [
+        f"{name}, {kind}, has no form as LoRA" for name, part in layers.items() if (kind := _unrepresentable(part))
+    ]
     problems += [f"{name} is not in the model it started from" for name in layers if name not in before]
     problems += [
         f"{name} has a residual, which the start lacks; start from the factorized model before training"
@@ -164,8 +167,8 @@ def _check(model: nn.Module, start: nn.Module, layers: Mapping[str, FactorizedLa
     names = aliases(model)
     problems += [f"{name} has another name too; PEFT would adapt one" for name in layers if len(names[name]) > 1]
     parameters = {name: full_tensor(part.detach()) for name, part in named_parameters(model)}
-    if broken := find_nonfinite(parameters):
-        problems.append(f"{broken} has NaN or Inf")
+    if nonfinite := find_nonfinite(parameters):
+        problems.append(f"{nonfinite} has NaN or Inf")
     problems += [f"{name} is factorized; leave it out of modules_to_save" for name in layers if _is_in(name, saved)]
     if changed := [name for name in _changed(model, start, layers) if not _is_in(name, saved)]:
         problems.append(
@@ -201,7 +204,7 @@ def _same_residual(layer: FactorizedLayer, before: nn.Module) -> bool:
     return torch.equal(layer.residual, start)
 
 
-def _formless(layer: FactorizedLayer) -> str | None:
+def _unrepresentable(layer: FactorizedLayer) -> str | None:
     """Describe a layer that PEFT has no adapter for; return None if it has one."""
     kind = f"a {type(layer).__name__}"
     if isinstance(layer, FactorizedConv):

@@ -6,8 +6,8 @@ from torch import nn
 
 from sharding.errors import UserError
 from sharding.factorization.calibration import Batch, observe
-from sharding.factorization.choose import ENDS, Patterns, as_patterns, choose, packed_attention
 from sharding.factorization.report import LayerReport, Report, count_parameters, reasons, uncovered, warn_if_little
+from sharding.factorization.select import ENDS, Patterns, as_patterns, packed_attention, select
 from sharding.factorization.terms import Cost, KeepRatio, check_keep_ratio, count_terms
 from sharding.factorization.unpack import pack, replace_modules, unpack
 from sharding.layers import FactorizedLayer, factorized_type
@@ -65,15 +65,17 @@ def factorize(
     skip = as_patterns(skip)
     packed = packed_attention(model, skip)
     plan = unpack(_sharing(model), packed)  # every error is found before anything is changed
-    choice = choose(plan, skip, also)
-    _check_finite(choice.layers)
-    elsewhere = count_parameters(plan) - sum(Cost.of(layer).whole for layer in choice.layers.values())
-    terms = count_terms(plan, choice.layers, keep_ratio, elsewhere)
+    selection = select(plan, skip, also)
+    _check_finite(selection.layers)
+    elsewhere = count_parameters(plan) - sum(Cost.of(layer).dense for layer in selection.layers.values())
+    terms = count_terms(plan, selection.layers, keep_ratio, elsewhere)
 
-    whole = reasons(choice, terms, skip)
+    reasons_dense = reasons(selection, terms, skip)
     kept = {name: n for name, n in terms.items() if isinstance(n, int)}
-    dense = {name: choice.layers[name] for name in kept}
-    report = Report(whole=whole, uncovered=uncovered(plan, dense, whole), parameters_before=count_parameters(model))
+    dense = {name: selection.layers[name] for name in kept}
+    report = Report(
+        dense=reasons_dense, uncovered=uncovered(plan, dense, reasons_dense), parameters_before=count_parameters(model)
+    )
     kinds = {name: _kind(name, layer) for name, layer in dense.items()}
     moments = {} if calibration is None else observe(plan, dense, calibration)
     target = unpack(model, packed) if inplace else plan
@@ -146,6 +148,6 @@ def _kind(name: str, layer: nn.Module) -> type[FactorizedLayer]:
 
 def _check_finite(layers: Mapping[str, nn.Module]) -> None:
     weights = {name: layer.get_parameter("weight").detach() for name, layer in layers.items()}
-    spoiled = find_nonfinite({name: weight for name, weight in weights.items() if not weight.is_meta})
-    if spoiled is not None:
-        raise UserError(f"layer {spoiled}: the matrix has NaN or Inf, and no singular terms")
+    nonfinite = find_nonfinite({name: weight for name, weight in weights.items() if not weight.is_meta})
+    if nonfinite is not None:
+        raise UserError(f"layer {nonfinite}: the matrix has NaN or Inf, and no singular terms")

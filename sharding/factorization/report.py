@@ -10,13 +10,13 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from sharding.factorization.choose import ENDS, Choice, Pattern
-from sharding.factorization.obstacles import rank_of
+from sharding.factorization.select import ENDS, Pattern, Selection
+from sharding.factorization.support import rank_of
 from sharding.factorization.terms import GROWS, UNGIVEN, Cost
 from sharding.layers import FactorizedLayer, num_blocks
 from sharding.modules.wrappers import named_modules
 
-ASKED = ("skip: ", "default skip: ")
+SKIPPED = ("skip: ", "default skip: ")
 
 
 class CoverageWarning(UserWarning):
@@ -47,7 +47,7 @@ class LayerReport:
     def of(cls, dense: nn.Module, factorized: FactorizedLayer) -> Self:
         """Report on a layer and its replacement."""
         cost, n = Cost.of(dense), factorized.num_terms
-        sizes = (cost.whole, n * cost.term)
+        sizes = (cost.dense, n * cost.term)
         frozen = 0 if factorized.residual is None else factorized.residual.nbytes
         return cls(type(dense).__name__, rank_of(dense), n, sizes, _kept_energy(dense, factorized), frozen)
 
@@ -58,7 +58,7 @@ class Report:
 
     Attributes:
         layers: the replaced layers, by name.
-        whole: the reason for each layer that stays dense, by name.
+        dense: the reason for each layer that stays dense, by name.
         uncovered: numbers of parameters outside the replaced weights, by kind: the reason for a layer that stays dense,
             else module and parameter.
         parameters_before: of the whole model; shared ones count once.
@@ -66,7 +66,7 @@ class Report:
     """
 
     layers: dict[str, LayerReport] = field(default_factory=dict)
-    whole: dict[str, str] = field(default_factory=dict)
+    dense: dict[str, str] = field(default_factory=dict)
     uncovered: dict[str, int] = field(default_factory=dict)
     parameters_before: int = 0
     parameters_after: int = 0
@@ -79,10 +79,10 @@ class Report:
     def __str__(self) -> str:
         before, after = self.parameters_before, self.parameters_after
         lines = [
-            f"factorized {len(self.layers)} layers, kept {len(self.whole)} dense: {before:,} -> {after:,} parameters "
+            f"factorized {len(self.layers)} layers, kept {len(self.dense)} dense: {before:,} -> {after:,} parameters "
             f"({after / max(before, 1):.1%}), coverage {self.coverage:.1%}"
         ]
-        rows = [_row(pattern, names, self.layers) for pattern, names in _alike(self.layers)]
+        rows = [_row(pattern, names, self.layers) for pattern, names in _group_by_pattern(self.layers)]
         if rows:
             header = ("layers", "", "N", "n", "parameters", "energy")
             lines += _table([header, *rows])
@@ -99,10 +99,10 @@ class Report:
     def _largest(self) -> list[str]:
         """The uncovered kinds, largest first, without those that hold almost nothing."""
         kinds = sorted(self.uncovered, key=lambda kind: -self.uncovered[kind])
-        return [kind for kind in kinds if self.share(kind) >= 0.001 or kind in self.whole.values()][:10]
+        return [kind for kind in kinds if self.share(kind) >= 0.001 or kind in self.dense.values()][:10]
 
 
-def uncovered(model: nn.Module, replaced: Mapping[str, nn.Module], whole: Mapping[str, str]) -> dict[str, int]:
+def uncovered(model: nn.Module, replaced: Mapping[str, nn.Module], dense: Mapping[str, str]) -> dict[str, int]:
     """Count the parameters outside the replaced weights, by kind; shared ones count once."""
     seen = {id(layer.weight) for layer in replaced.values()}
     counts: dict[str, int] = {}
@@ -110,9 +110,16 @@ def uncovered(model: nn.Module, replaced: Mapping[str, nn.Module], whole: Mappin
         for kind, parameter in module._parameters.items():
             if parameter is not None and id(parameter) not in seen:
                 seen.add(id(parameter))
-                reason = whole[name] if name in whole else f"{type(module).__name__}.{kind}"
+                reason = dense[name] if name in dense else f"{_class_name(module)}.{kind}"
                 counts[reason] = counts.get(reason, 0) + _size(parameter)
     return counts
+
+
+def _class_name(module: nn.Module) -> str:
+    """Return the name of a module's class, with its package where torch has a class of the same name."""
+    kind = type(module)
+    known = getattr(nn, kind.__name__, kind)
+    return kind.__name__ if known is kind else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -123,23 +130,27 @@ def count_parameters(model: nn.Module) -> int:
 def warn_if_little(report: Report) -> None:
     """Warn the caller of `factorize` if nothing is sharded, or less than half of what was not skipped."""
     covered = sum(layer.parameters[0] for layer in report.layers.values())
-    wanted = (*ASKED, GROWS, UNGIVEN)
-    open_to_it = report.parameters_before - sum(
-        size for kind, size in report.uncovered.items() if kind.startswith(wanted)
+    chosen = (*SKIPPED, GROWS, UNGIVEN)
+    open_to_sharding = report.parameters_before - sum(
+        size for kind, size in report.uncovered.items() if kind.startswith(chosen)
     )
-    if covered and 2 * covered >= open_to_it:
+    if covered and 2 * covered >= open_to_sharding:
         return
     kinds = sorted(report.uncovered, key=lambda kind: -report.uncovered[kind])[:4]
     listed = ", ".join(f"{kind} {report.share(kind):.1%}" for kind in kinds)
     how_much = f"only {report.coverage:.1%} of the parameters are" if covered else "nothing is"
-    warnings.warn(f"{how_much} factorized; what stays dense: {listed}", CoverageWarning, stacklevel=3)
+    is_foreign = " " not in kinds[0] and kinds[0].count(".") > 1
+    hint = "; sharding.register_layer adds a class of layers" if is_foreign else ""
+    warnings.warn(f"{how_much} factorized; what stays dense: {listed}{hint}", CoverageWarning, stacklevel=3)
 
 
-def reasons(choice: Choice, terms: Mapping[str, int | str], skip: tuple[Pattern, ...]) -> dict[str, str]:
+def reasons(selection: Selection, terms: Mapping[str, int | str], skip: tuple[Pattern, ...]) -> dict[str, str]:
     """Return why each dense layer stays dense."""
-    prefix = ASKED[skip == ENDS]
-    asked = {name: f"{prefix}{pattern}{' layer' if pattern in ENDS else ''}" for name, pattern in choice.asked.items()}
-    return asked | choice.cannot | {name: reason for name, reason in terms.items() if isinstance(reason, str)}
+    prefix = SKIPPED[skip == ENDS]
+    skipped = {
+        name: f"{prefix}{pattern}{' layer' if pattern in ENDS else ''}" for name, pattern in selection.skipped.items()
+    }
+    return skipped | selection.unsupported | {name: reason for name, reason in terms.items() if isinstance(reason, str)}
 
 
 def _kept_energy(dense: nn.Module, factorized: FactorizedLayer) -> float:
@@ -161,7 +172,7 @@ def _size(parameter: Tensor) -> int:
     return 0 if isinstance(parameter, nn.UninitializedParameter) else parameter.numel()
 
 
-def _alike(layers: dict[str, LayerReport]) -> list[tuple[str, list[str]]]:
+def _group_by_pattern(layers: dict[str, LayerReport]) -> list[tuple[str, list[str]]]:
     """Group layers of one kind whose names differ only in numbers; return each group's pattern and names."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name, layer in layers.items():
@@ -188,10 +199,10 @@ def _range(numbers: list[int]) -> str:
 
 
 def _change(pairs: list[tuple[int, int]]) -> str:
-    return " -> ".join(_short(sum(pair[side] for pair in pairs)) for side in (0, 1))
+    return " -> ".join(_with_unit(sum(pair[side] for pair in pairs)) for side in (0, 1))
 
 
-def _short(number: int) -> str:
+def _with_unit(number: int) -> str:
     for size, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
         if number >= size:
             return f"{number / size:.3g}{letter}"

@@ -46,9 +46,9 @@ def save_factorized(model: nn.Module, folder: str | Path) -> None:
     if (folder / CONFIG).exists() or (folder / TENSORS).exists():
         raise UserError(f"{folder} holds a model already; choose another folder or remove it")
     slots = named_state(model)
-    strange = [name for name in slots if name.rpartition(".")[2] == "_extra_state"]
-    if strange:
-        raise UserError(f"{', '.join(strange)} is extra state, which cannot be saved; remove it from its module")
+    extra_states = [name for name in slots if name.rpartition(".")[2] == "_extra_state"]
+    if extra_states:
+        raise UserError(f"{', '.join(extra_states)} is extra state, which cannot be saved; remove it from its module")
     names = _first_names(slots)
     for name in names:
         if slots[name].layout != torch.strided or slots[name].dtype not in (*TYPES, torch.complex64):
@@ -129,8 +129,10 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise UserError(f"{folder} holds no factorized model: {error}") from error
     if not isinstance(config, dict) or config.get("format") != FORMAT:
-        found = config.get("format") if isinstance(config, dict) else None
-        raise UserError(f"{folder} is of format {found}, and this version reads {FORMAT}; save it again with this one")
+        version = config.get("format") if isinstance(config, dict) else None
+        raise UserError(
+            f"{folder} is of format {version}, and this version reads {FORMAT}; save it again with this one"
+        )
     config.setdefault("residuals", {})  # an older version had none
     if not _is_structure(config):
         raise UserError(f"{folder} holds no factorized model: {CONFIG} is damaged")
@@ -144,7 +146,7 @@ def _is_structure(config: Mapping[str, Any]) -> bool:
         return False
     if not (isinstance(residuals, dict) and all(kind in get_args(Format) for kind in residuals.values())):
         return False
-    sizes = [size for its in split.values() for size in (its if isinstance(its, list) else [None])]
+    sizes = [size for parts in split.values() for size in (parts if isinstance(parts, list) else [None])]
     return all(isinstance(name, str) for name in unpacked) and all(
         type(number) is int for number in (*layers.values(), *sizes)
     )
@@ -157,10 +159,10 @@ def _kind(tensor: Tensor) -> tuple[bool, bool]:
 
 def _structure(model: nn.Module, config: Mapping[str, Any], folder: str | Path) -> nn.Module:
     """Unpack, split and factorize an empty model as the configuration states, in place."""
-    opened = [*config["unpacked"], *config["split"]]
-    inside = tuple(f"{name}." if name else "" for name in opened)
+    replaced = [*config["unpacked"], *config["split"]]
+    inside = tuple(f"{name}." if name else "" for name in replaced)
     modules = dict(named_modules(model))
-    missing = [name for name in opened if name not in modules]
+    missing = [name for name in replaced if name not in modules]
     missing += [name for name in config["layers"] if name not in modules and not name.startswith(inside)]
     problems = [f"the model has no {', '.join(missing)}"] if missing else []
     problems += [

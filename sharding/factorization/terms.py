@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from sharding.errors import UserError, shown
-from sharding.factorization.choose import Pattern, aliases, matches, matching
-from sharding.factorization.obstacles import rank_of
+from sharding.factorization.select import Pattern, aliases, matches, matching
+from sharding.factorization.support import rank_of
 from sharding.layers import as_blocks, num_blocks
 from sharding.svd.spectrum import lower_gram
 from sharding.validation import is_number
@@ -59,7 +59,7 @@ KeepRatio = float | Mapping[Pattern, float] | Energy | Budget
 class Cost:
     """The parameters of a layer's dense weight, and of each of its terms."""
 
-    whole: int
+    dense: int
     term: int
 
     @classmethod
@@ -102,10 +102,12 @@ def count_terms(
     if isinstance(keep_ratio, Budget | Energy):
         _check_values(layers, keep_ratio)
     if isinstance(keep_ratio, Budget):
-        return _spend(layers, keep_ratio.parameters, elsewhere)
+        return _spend_budget(layers, keep_ratio.parameters, elsewhere)
     if isinstance(keep_ratio, Energy):
         spectra = {name: _magnitudes(layer) for name, layer in layers.items()}
-        return {name: _thrifty(layers[name], _enough(spectra[name], keep_ratio.share)) for name in layers}
+        return {
+            name: _unless_larger(layers[name], _terms_with_energy(spectra[name], keep_ratio.share)) for name in layers
+        }
     if not isinstance(keep_ratio, Mapping):
         return {name: _by_ratio(layer, keep_ratio) for name, layer in layers.items()}
     for pattern in keep_ratio:
@@ -137,13 +139,13 @@ def _check_values(layers: Mapping[str, nn.Module], wanted: Energy | Budget) -> N
 
 def _by_ratio(layer: nn.Module, ratio: float) -> int | str:
     n = num_terms(rank_of(layer), ratio)
-    return n if ratio == 1 else _thrifty(layer, n)
+    return n if ratio == 1 else _unless_larger(layer, n)
 
 
-def _thrifty(layer: nn.Module, terms: int) -> int | str:
+def _unless_larger(layer: nn.Module, terms: int) -> int | str:
     """Return the number of terms, or `GROWS` if they take more parameters than the dense weight."""
     cost = Cost.of(layer)
-    return GROWS if terms * cost.term > cost.whole else terms
+    return GROWS if terms * cost.term > cost.dense else terms
 
 
 def _magnitudes(layer: nn.Module) -> NDArray[np.float64]:
@@ -157,19 +159,19 @@ def _magnitudes(layer: nn.Module) -> NDArray[np.float64]:
     return values
 
 
-def _enough(magnitudes: NDArray[np.float64], share: float) -> int:
+def _terms_with_energy(magnitudes: NDArray[np.float64], share: float) -> int:
     """Return the fewest terms whose squares sum to a share of all."""
     kept = np.cumsum(magnitudes**2)
     return min(int(np.searchsorted(kept, share * kept[-1] * (1 - 1e-12))) + 1, len(kept))
 
 
-def _spend(layers: Mapping[str, nn.Module], total: int, elsewhere: int) -> dict[str, int | str]:
+def _spend_budget(layers: Mapping[str, nn.Module], total: int, elsewhere: int) -> dict[str, int | str]:
     costs = {name: Cost.of(layer) for name, layer in layers.items()}
     left = total - elsewhere
     least = sum(cost.term for cost in costs.values())
     if left < least:
         raise UserError(
-            f"the budget of {total:,} is too small: {elsewhere:,} for what stays whole and {least:,} for one term of "
+            f"the budget of {total:,} is too small: {elsewhere:,} for what stays dense and {least:,} for one term of "
             "each layer are needed"
         )
     return allocate({name: _magnitudes(layer) for name, layer in layers.items()}, costs, left)
@@ -195,7 +197,7 @@ def allocate(
         n, cost = terms[name], costs[name]
         if isinstance(n, str):
             continue
-        price = min(cost.term, cost.whole - n * cost.term)
+        price = min(cost.term, cost.dense - n * cost.term)
         if price <= left:
             left -= price
             terms[name] = GROWS if price < cost.term else n + 1

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from torch import nn
 
 from sharding.errors import UserError
-from sharding.factorization.choose import Pattern, matching, packed_attention
-from sharding.factorization.obstacles import Surroundings
+from sharding.factorization.select import Pattern, matching, packed_attention
+from sharding.factorization.support import ModelContext
 from sharding.layers import SplitLinear, UnpackedAttention
 from sharding.modules.copies import copied
 from sharding.modules.wrappers import get_submodule, named_modules, rebuild_wrappers
 
-BEFORE = "use_nested_tensor_when_packed"  # the encoder's own flag, which `pack` restores
+NESTED_TENSOR = "use_nested_tensor_when_packed"  # the encoder's own flag, which `pack` restores
 
 
 def unpack_attention(model: nn.Module, inplace: bool = False) -> nn.Module:
@@ -37,7 +37,7 @@ def split_layers(model: nn.Module, parts: Mapping[Pattern, int | Sequence[int]],
         UserError: a pattern matches nothing, the outputs of a layer cannot be split like this, or its weight is tied.
     """
     model = model if inplace else copied(model)
-    split, surroundings = dict[str, SplitLinear](), Surroundings(model)
+    split, context = dict[str, SplitLinear](), ModelContext(model)
     for pattern, sizes in parts.items():
         linear = [
             name
@@ -45,11 +45,11 @@ def split_layers(model: nn.Module, parts: Mapping[Pattern, int | Sequence[int]],
             if not (module._modules or isinstance(get_submodule(model, name.rpartition(".parts.")[0]), SplitLinear))
         ]
         if not (names := sorted(matching(model, linear, pattern, "split_layers"))):
-            raise UserError(f"split_layers pattern {pattern!r} matches no layer that is still whole")
+            raise UserError(f"split_layers pattern {pattern!r} matches no layer that has not been split")
         for name in names:
             layer = get_submodule(model, name)
-            if twins := surroundings.twins(name, layer, "weight"):
-                raise UserError(f"{name} cannot be split: its weight is tied to {', '.join(twins)}")
+            if others := context.tied_names(name, layer, "weight"):
+                raise UserError(f"{name} cannot be split: its weight is tied to {', '.join(others)}")
             split[name] = SplitLinear(layer, sizes)
     return replace_modules(model, {id(get_submodule(model, name)): layer for name, layer in split.items()})
 
@@ -59,7 +59,7 @@ def unpack(model: nn.Module, names: Iterable[str]) -> nn.Module:
     packed = {name: get_submodule(model, name) for name in names}
     for encoder in model.modules():
         if isinstance(encoder, nn.TransformerEncoder) and any(part in packed.values() for part in encoder.modules()):
-            vars(encoder)[BEFORE] = encoder.use_nested_tensor
+            vars(encoder)[NESTED_TENSOR] = encoder.use_nested_tensor
             vars(encoder)["use_nested_tensor"] = False  # on that path it reads the packed weights
     unpacked: dict[int, nn.Module] = {}
     for attention in packed.values():
@@ -76,8 +76,8 @@ def pack(model: nn.Module) -> nn.Module:
             fused[id(module)] = module.to_packed()
         elif isinstance(module, SplitLinear):
             fused[id(module)] = module.to_fused()
-        elif isinstance(module, nn.TransformerEncoder) and BEFORE in vars(module):
-            vars(module)["use_nested_tensor"] = vars(module).pop(BEFORE)
+        elif isinstance(module, nn.TransformerEncoder) and NESTED_TENSOR in vars(module):
+            vars(module)["use_nested_tensor"] = vars(module).pop(NESTED_TENSOR)
     return replace_modules(model, fused)
 
 
@@ -96,11 +96,13 @@ def _warn_of_references(model: nn.Module, replaced: Mapping[int, nn.Module]) -> 
     """Warn where a module that was replaced is still in a plain attribute, list or dictionary of another."""
     for name, parent in named_modules(model):
         for attribute, value in vars(parent).items():
-            held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
-            if any(id(part) in replaced for part in held):
-                place = f"{name}.{attribute}" if name else attribute
+            values = (
+                value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+            )
+            if any(id(part) in replaced for part in values):
+                where = f"{name}.{attribute}" if name else attribute
                 warnings.warn(
-                    f"{place} still refers to a layer that was replaced, and would compute with its old weights; "
+                    f"{where} still refers to a layer that was replaced, and would compute with its old weights; "
                     "keep layers in nn.ModuleList or nn.ModuleDict only",
                     stacklevel=4,
                 )

@@ -91,8 +91,8 @@ def _nth_arrival(weights: Floats, times: Floats, n: int) -> Floats:
     total = phi * others
     with_i = q * _mean(inverse, total) + p * _mean(inverse, total / z)
     inverse *= inverse
-    own = q * q * _mean(inverse, phi) + 2.0 * p * q * _mean(inverse, phi / z) + p * p * _mean(inverse, phi / z**2)
-    return np.maximum(scale * (with_i - hazard * own), 0.0)
+    self_term = q * q * _mean(inverse, phi) + 2.0 * p * q * _mean(inverse, phi / z) + p * p * _mean(inverse, phi / z**2)
+    return np.maximum(scale * (with_i - hazard * self_term), 0.0)
 
 
 def _dot(rows: Floats, inverse: Floats) -> Floats:
@@ -113,9 +113,9 @@ def _quadrature(weights: Floats, n: int) -> tuple[Floats, Floats]:
     """
     grid, arrivals, spread, absent = _possible_times(weights, n)
     speed = 0.5 + 0.25 * arrivals / np.sqrt(1.0 + spread) + 0.25 * arrivals / absent
-    travelled = np.concatenate([[0.0], np.cumsum(0.5 * (speed[1:] + speed[:-1]) * np.diff(grid))])
-    panels = int(np.ceil(travelled[-1]))
-    edges = np.interp(np.linspace(0.0, travelled[-1], panels + 1), travelled, grid)
+    panel_units = np.concatenate([[0.0], np.cumsum(0.5 * (speed[1:] + speed[:-1]) * np.diff(grid))])
+    panels = int(np.ceil(panel_units[-1]))
+    edges = np.interp(np.linspace(0.0, panel_units[-1], panels + 1), panel_units, grid)
     x, w = np.polynomial.legendre.leggauss(NODES)
     half = 0.5 * np.diff(edges)[:, None]
     log_times = (edges[:-1, None] + half * (1.0 + x)).ravel()

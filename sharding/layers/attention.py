@@ -22,7 +22,7 @@ class UnpackedAttention(nn.Module):
     `to_packed` undoes it when the projections are ordinary linear layers.
 
     Raises:
-        UserError: `obstacle_to_unpacking` gives a reason.
+        UserError: `reason_against_unpacking` gives a reason.
     """
 
     in_proj_bias = None  # nn.TransformerEncoderLayer reads it, and then calls the module instead of its fused kernel
@@ -33,9 +33,8 @@ class UnpackedAttention(nn.Module):
 
     def __init__(self, packed: nn.MultiheadAttention) -> None:
         super().__init__()
-        obstacle = obstacle_to_unpacking(packed)
-        if obstacle:
-            raise UserError(f"an nn.MultiheadAttention cannot be unpacked: {obstacle}")
+        if reason := reason_against_unpacking(packed):
+            raise UserError(f"an nn.MultiheadAttention cannot be unpacked: {reason}")
         carry_over(packed, self)
         self.drop = nn.Dropout(packed.dropout)
         widths = (packed.embed_dim, packed.kdim, packed.vdim, packed.embed_dim)
@@ -92,13 +91,13 @@ class UnpackedAttention(nn.Module):
         q, k, v = self.q_proj(query), self.k_proj(key), self.v_proj(value)
         heads, first = self.num_heads, self.batch_first
         if not need_weights and not (self.dropout > 0 and self.training):
-            return self.out_proj(_attended(q, k, v, attn_mask, key_padding_mask, heads, first)), None
+            return self.out_proj(_attend(q, k, v, attn_mask, key_padding_mask, heads, first)), None
         weights = self.drop(_weights(q, k, attn_mask, key_padding_mask, heads, first))
-        out = self.out_proj(_mixed(weights, q, v, heads, first))
-        return out, _shown(weights, q, average_attn_weights) if need_weights else None
+        out = self.out_proj(_mix(weights, q, v, heads, first))
+        return out, _returned_weights(weights, q, average_attn_weights) if need_weights else None
 
 
-def obstacle_to_unpacking(attention: nn.MultiheadAttention) -> str | None:
+def reason_against_unpacking(attention: nn.MultiheadAttention) -> str | None:
     """Return why an attention cannot be unpacked, or None if it can."""
     if type(attention) is not nn.MultiheadAttention or has_own_forward(attention):
         return f"{type(attention).__name__} may compute something else"
@@ -112,7 +111,7 @@ def obstacle_to_unpacking(attention: nn.MultiheadAttention) -> str | None:
 
 # The arithmetic depends on the number of dimensions, which a tracer does not know: it sees these as single steps.
 @torch.fx.wrap
-def _attended(
+def _attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, padding: Tensor | None, heads: int, batch_first: bool
 ) -> Tensor:
     """Return the attention's output for projected q, k and v, in their layout."""
@@ -132,13 +131,13 @@ def _weights(
 
 
 @torch.fx.wrap
-def _mixed(weights: Tensor, q: Tensor, v: Tensor, heads: int, batch_first: bool) -> Tensor:
+def _mix(weights: Tensor, q: Tensor, v: Tensor, heads: int, batch_first: bool) -> Tensor:
     """Return the values mixed by the weights, in the layout of q."""
     return _joined(weights @ _heads(v, heads, batch_first), q, batch_first)
 
 
 @torch.fx.wrap
-def _shown(weights: Tensor, q: Tensor, average: bool) -> Tensor:
+def _returned_weights(weights: Tensor, q: Tensor, average: bool) -> Tensor:
     """Return the weights as `nn.MultiheadAttention` does."""
     weights = weights.mean(dim=1) if average else weights
     return weights.squeeze(0) if q.dim() == 2 else weights

@@ -20,7 +20,7 @@ from sharding.svd.spectrum import compose
 from sharding.svd.truncation import largest_terms
 
 # A factorized layer's notes on its dense layer, which the dense layer does not have.
-OWN = ("dense_type", "weight_shape", "num_blocks", "axis")
+DERIVED = ("dense_type", "weight_shape", "num_blocks", "axis")
 FACTORS = ("u", "v", "multipliers")
 COMPUTED = (*FACTORS, "bias")  # plain attributes where pruning or normalization computes them
 # Hooks that users register on a layer; its replacement takes them over.
@@ -242,5 +242,5 @@ def plain_attributes(layer: nn.Module) -> dict[str, object]:
     return {
         name: value
         for name, value in vars(layer).items()
-        if name not in MACHINERY and name not in OWN and not (name in COMPUTED and isinstance(value, Tensor))
+        if name not in MACHINERY and name not in DERIVED and not (name in COMPUTED and isinstance(value, Tensor))
     }

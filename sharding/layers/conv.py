@@ -23,7 +23,7 @@ class Convolution(FactorizedLayer):
     """The base of `FactorizedConv` and `FactorizedConvTranspose`."""
 
     adds_residual = True
-    shown: ClassVar[tuple[str, ...]] = ("kernel_size", "num_terms", "stride", "padding", "dilation")
+    repr_names: ClassVar[tuple[str, ...]] = ("kernel_size", "num_terms", "stride", "padding", "dilation")
     in_channels: int
     out_channels: int
     kernel_size: tuple[int, ...]
@@ -35,7 +35,7 @@ class Convolution(FactorizedLayer):
     def extra_repr(self) -> str:
         """Return the geometry, for `repr`."""
         parts = [str(self.in_channels), str(self.out_channels)]
-        parts += [f"{name}={getattr(self, name)}" for name in self.shown]
+        parts += [f"{name}={getattr(self, name)}" for name in self.repr_names]
         parts += [f"groups={self.groups}"] if self.groups != 1 else []
         return ", ".join([*parts, f"bias={self.bias is not None}"])
 
@@ -86,7 +86,7 @@ class FactorizedConvTranspose(Convolution):
     """y = R ∗ᵀₖ x + V ∗ᵀₖ (Ω Uᵀ ∗₁ x) + b, for `nn.ConvTranspose1d`, `nn.ConvTranspose2d` and `nn.ConvTranspose3d`."""
 
     made_from = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-    shown = ("kernel_size", "num_terms", "stride", "padding", "output_padding", "dilation")
+    repr_names = ("kernel_size", "num_terms", "stride", "padding", "output_padding", "dilation")
     output_padding: tuple[int, ...]
     _output_padding: Callable[..., list[int]] = nn.ConvTranspose2d._output_padding  # for any number of dimensions
 

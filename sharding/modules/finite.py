@@ -12,9 +12,9 @@ def find_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
     """Return the name of the first tensor that has a NaN or Inf; all tensors are checked at once."""
     if not tensors:
         return None
-    home = next(iter(tensors.values())).device
+    device = next(iter(tensors.values())).device
     values = [computable(as_real(tensor)) for tensor in tensors.values()]
-    sums = torch.stack([tensor.sum().double().to(home) for tensor in values])
+    sums = torch.stack([tensor.sum().double().to(device) for tensor in values])
     if bool(sums.isfinite().all()):  # a NaN or Inf shows in the sum, which takes one pass
         return None
     finite = [bool(tensor.isfinite().all()) for tensor in values]  # a sum may overflow by itself

@@ -55,20 +55,20 @@ def _check_kind(name: str, entry: object) -> None:
 def _check_memory(name: str, tensor: Tensor) -> None:
     """Refuse a tensor that cannot be written in place, as averages are."""
     strides = zip(tensor.stride(), tensor.shape, strict=True)
-    for is_so, what, remedy in (
+    for is_unsuitable, problem, remedy in (
         (tensor.is_conj() or tensor.is_neg(), "a lazy conjugate", "call resolve_conj().resolve_neg()"),
         (any(step == 0 and size > 1 for step, size in strides), "expanded, so that entries share memory", "clone it"),
         (tensor.is_inference(), "made in inference mode", "build the model outside of it"),
     ):
-        if is_so:
-            raise UserError(f"{name} is {what}, and cannot be averaged in place; {remedy}")
+        if is_unsuitable:
+            raise UserError(f"{name} is {problem}, and cannot be averaged in place; {remedy}")
 
 
 def frozen_names(model: nn.Module, sharded: Mapping[str, nn.Module], dense: Mapping[str, Tensor]) -> frozenset[str]:
     """Return the names of sharded layers and dense tensors that are neither trained nor averaged."""
     parameters = dict(named_parameters(model, remove_duplicate=False))
-    own = {key(layer, "weight"): layer for layer in sharded} | {name: name for name in dense}
-    fixed = {own[name] for name, parameter in parameters.items() if name in own and not parameter.requires_grad}
+    names = {key(layer, "weight"): layer for layer in sharded} | {name: name for name in dense}
+    fixed = {names[name] for name, parameter in parameters.items() if name in names and not parameter.requires_grad}
     return frozenset(fixed | {name for name, tensor in dense.items() if not tensor.is_floating_point()})
 
 

@@ -23,7 +23,7 @@ COMPRESSIONS = {EXACT: 32, "bfloat16": 16, "int8": 8}  # bits of a number
 
 LARGEST = 127  # of the integers
 LEAST = -126  # the exponent of float32's smallest normal number
-SPOILED = -128  # instead of an exponent: the vector has a NaN or Inf
+NOT_FINITE = -128  # instead of an exponent: the vector has a NaN or Inf
 SCALES = "scales/"  # before the name of a tensor: the exponents of its vectors
 
 
@@ -58,19 +58,19 @@ def encode(tensors: Mapping[str, Tensor], compression: str) -> dict[str, Tensor]
     """
     if compression == EXACT:
         return dict(tensors)
-    found: dict[str, Tensor] = {}
+    encoded: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         rows = _vectors(name, tensor) if tensor.dtype == torch.float32 and tensor.numel() else None
         if _role(name) == "indices":
-            found[name] = tensor.int()
+            encoded[name] = tensor.int()
         elif rows is None:
-            found[name] = tensor
+            encoded[name] = tensor
         elif compression == "bfloat16":
-            found[name] = tensor.bfloat16()
+            encoded[name] = tensor.bfloat16()
         else:
-            integers, found[SCALES + name] = _pack(rows)
-            found[name] = _like(integers, name, tensor)
-    return found
+            integers, encoded[SCALES + name] = _pack(rows)
+            encoded[name] = _restored(integers, name, tensor)
+    return encoded
 
 
 def decode(tensors: Mapping[str, Tensor], compression: str) -> dict[str, Tensor]:
@@ -80,22 +80,22 @@ def decode(tensors: Mapping[str, Tensor], compression: str) -> dict[str, Tensor]
         UserError: the tensors are not what `encode` returns.
     """
     if not isinstance(compression, str) or compression not in COMPRESSIONS:
-        known, found_in = ", ".join(COMPRESSIONS), str(compression)[:40]
-        raise UserError(f"this is not a shard: its numbers are in {found_in!r}, not in one of {known}")
+        known, given = ", ".join(COMPRESSIONS), str(compression)[:40]
+        raise UserError(f"this is not a shard: its numbers are in {given!r}, not in one of {known}")
     if compression == EXACT:
         return dict(tensors)
-    found: dict[str, Tensor] = {}
+    decoded: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         scaled = name.removeprefix(SCALES)
         if scaled != name:
-            found[scaled] = _scaled(scaled, tensors.get(scaled), tensor)
+            decoded[scaled] = _scaled(scaled, tensors.get(scaled), tensor)
         elif _role(name) == "indices" and tensor.dtype == torch.int32:
-            found[name] = tensor.long()
+            decoded[name] = tensor.long()
         elif tensor.dtype == torch.bfloat16 and compression == "bfloat16":
-            found[name] = tensor.float()
+            decoded[name] = tensor.float()
         elif SCALES + name not in tensors:
-            found[name] = tensor
-    return found
+            decoded[name] = tensor
+    return decoded
 
 
 def _scaled(name: str, integers: Tensor | None, exponents: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ def _scaled(name: str, integers: Tensor | None, exponents: Tensor) -> Tensor:
     rows = None if integers is None or integers.dtype != torch.int8 else _vectors(name, integers)
     if rows is None or integers is None or exponents.dtype != torch.int8 or exponents.shape != rows.shape[:1]:
         raise UserError(f"this is not a shard: the scales of {name[:80]!r} are not its own")
-    return _like(_unpack(rows, exponents), name, integers)
+    return _restored(_unpack(rows, exponents), name, integers)
 
 
 def _round_rows(rows: Tensor, compression: str) -> Tensor:
@@ -123,15 +123,15 @@ def _pack(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def _unpack(integers: Tensor, exponents: Tensor) -> Tensor:
     """Undo `_pack`: return the vectors (vectors, length), float32."""
-    return torch.where(exponents[:, None] != SPOILED, integers.float() * _power(exponents.int()), torch.nan)
+    return torch.where(exponents[:, None] != NOT_FINITE, integers.float() * _power(exponents.int()), torch.nan)
 
 
 def _exponents(rows: Tensor) -> Tensor:
-    """Return the least e for which no number of a row is above 127·2^e, or `SPOILED` if none exists, int32."""
+    """Return the least e for which no number of a row is above 127·2^e, or `NOT_FINITE` if none exists, int32."""
     largest = rows.abs().amax(1)
     mantissa, power = torch.frexp(largest)  # in [1/2, 1), so that 64 ≤ 128·mantissa
     exponents = (power - 7 + (mantissa * (LARGEST + 1) > LARGEST).int()).clamp(min=LEAST)
-    return torch.where(largest.isfinite(), exponents, SPOILED).int()
+    return torch.where(largest.isfinite(), exponents, NOT_FINITE).int()
 
 
 def _power(exponents: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ def _vectors(name: str, tensor: Tensor) -> Tensor | None:
     return tensor.flatten(1) if _role(name) == "dense" and tensor.dim() > 1 else None
 
 
-def _like(rows: Tensor, name: str, tensor: Tensor) -> Tensor:
+def _restored(rows: Tensor, name: str, tensor: Tensor) -> Tensor:
     return rows.view_as(tensor) if _role(name) == "dense" else rows.mT
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from sharding.errors import UserError
 
 Named = Mapping[str, Tensor]
-Words = Mapping[str, str]
+Metadata = Mapping[str, str]
 
 LONGEST_HEADER = 2**22  # bytes, enough for 30,000 tensors; more would take long to read
 TYPES = {  # in the order of a file: by decreasing alignment, then in the format's order
@@ -35,10 +35,10 @@ TYPES = {  # in the order of a file: by decreasing alignment, then in the format
 }
 
 
-def size_of(tensors: Named, metadata: Words) -> int:
+def size_of(tensors: Named, metadata: Metadata) -> int:
     """Return the exact length of `to_bytes` for the same arguments."""
     # Safetensors orders by type, then by name.
-    rank = {dtype: place for place, dtype in enumerate(TYPES)}
+    rank = {dtype: order for order, dtype in enumerate(TYPES)}
     order = sorted(tensors, key=lambda name: (rank[tensors[name].dtype], name))
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     offset = 0
@@ -51,12 +51,12 @@ def size_of(tensors: Named, metadata: Words) -> int:
     return 8 + -(-text // 8) * 8 + offset
 
 
-def to_bytes(tensors: Named, metadata: Words) -> bytes:
+def to_bytes(tensors: Named, metadata: Metadata) -> bytes:
     """Return a safetensors file."""
     return safetensors.torch.save(_contiguous(tensors), dict(metadata))
 
 
-def from_bytes(data: bytes | bytearray | memoryview, what: str = "shard") -> tuple[Named, Words]:
+def from_bytes(data: bytes | bytearray | memoryview, what: str = "shard") -> tuple[Named, Metadata]:
     """Read a safetensors file, onto the CPU.
 
     Raises:
@@ -72,12 +72,12 @@ def from_bytes(data: bytes | bytearray | memoryview, what: str = "shard") -> tup
         raise UserError(f"these {len(data)} bytes are not a {what}: {_in_short(error)}") from error
 
 
-def to_file(tensors: Named, metadata: Words, path: Path) -> None:
+def to_file(tensors: Named, metadata: Metadata, path: Path) -> None:
     """Write a safetensors file."""
     safetensors.torch.save_file(_contiguous(tensors), path, dict(metadata))
 
 
-def from_file(path: Path, what: str = "shard") -> tuple[Named, Words]:
+def from_file(path: Path, what: str = "shard") -> tuple[Named, Metadata]:
     """Read a safetensors file, onto the CPU; its contents are mapped, not copied.
 
     Raises:

@@ -50,7 +50,7 @@ def test_first_and_last_stay_whole_by_default_and_the_report_says_so():
     report = factorized.factorize_report
     kept = {name: (its.rank, its.num_terms) for name, its in report.layers.items()}
     assert kept == {"2.0": (10, 5), "2.2": (8, 4), "4": (12, 6)}
-    assert set(report.whole) == {"0", "6"}
+    assert set(report.dense) == {"0", "6"}
     assert report.parameters_before == sum(p.numel() for p in small_model().parameters())
     assert report.parameters_after == sum(p.numel() for p in factorized.parameters())
     assert "factorized 3 layers, kept 2 dense" in str(report)
@@ -101,7 +101,7 @@ class Tied(nn.Module):
 def test_what_cannot_be_factorized_stays_whole_and_is_reported():
     with pytest.warns(CoverageWarning, match=r"only 44\.1% of the parameters are factorized"):
         report = factorize(Tied(), 0.5, skip=()).factorize_report
-    assert report.whole == {
+    assert report.dense == {
         "depthwise": "a single term a group (depthwise convolution)",
         "head": "its weight is tied to embed.weight",
     }
@@ -178,7 +178,7 @@ def test_a_single_term_stays_whole():
     assert list(shardable_layers(model, ())) == ["0", "4"]
     with pytest.warns(CoverageWarning, match=r"single term 55\.6%"):
         report = factorize(model, 0.5, skip=()).factorize_report
-    assert {name: report.whole[name] for name in "123"} == dict.fromkeys("123", "a single term")
+    assert {name: report.dense[name] for name in "123"} == dict.fromkeys("123", "a single term")
 
 
 def test_empty_layers_take_the_place_of_layers_on_the_meta_device():

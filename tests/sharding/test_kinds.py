@@ -215,7 +215,7 @@ def test_a_layer_that_cannot_be_split_is_refused():
     with pytest.raises(UserError, match=r"0 cannot be split: its weight is tied to 1\.weight"):
         split_layers(tied, {"0": 2})
     split = split_layers(nn.Sequential(nn.Linear(4, 4)), {"0": 2})
-    with pytest.raises(UserError, match="'0' matches no layer that is still whole"):
+    with pytest.raises(UserError, match="'0' matches no layer that has not been split"):
         split_layers(split, {"0": 2})
     pruned = nn.Sequential(prune.l1_unstructured(nn.Linear(4, 4), "weight", 0.5))
     with pytest.raises(UserError, match="a layer whose weight is computed"):
@@ -278,7 +278,7 @@ def test_embeddings_that_factors_cannot_follow_stay_whole():
         (nonzero, "an embedding whose padding row is not zero"),
     ):
         model = nn.Sequential(layer, nn.Linear(8, 8))
-        assert factorize(model, 0.25, skip=(), also="0").factorize_report.whole == {"0": reason}
+        assert factorize(model, 0.25, skip=(), also="0").factorize_report.dense == {"0": reason}
         assert set(ShardPlanner(skip=(), also="0").plan(model, {0: 0.25})[0].terms) == {"1"}
 
 

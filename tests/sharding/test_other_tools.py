@@ -44,7 +44,7 @@ def test_quantized_weights_stay_dense_and_are_refused_by_plan_and_save(tmp_path)
     model = build()
     model[1].weight = nn.Parameter(Quantized(model[1].weight.detach()), requires_grad=False)
     small = factorize(model, 0.25)
-    assert small.factorize_report.whole["1"] == "its weight is a Quantized"
+    assert small.factorize_report.dense["1"] == "its weight is a Quantized"
     assert set(small.factorize_report.layers) == {"2"}
     with pytest.raises(UserError, match=r"1\.weight is a Quantized, which cannot be sent"):
         ShardPlanner().plan(model, {0: 0.5})
@@ -80,7 +80,7 @@ def test_accelerate_hooks_are_named_and_a_model_without_them_is_factorized():
 def test_forward_set_on_a_layer_keeps_it_dense():
     model = build()
     model[1].forward = lambda x: x
-    assert factorize(model, 0.25).factorize_report.whole["1"] == "this one overrides forward"
+    assert factorize(model, 0.25).factorize_report.dense["1"] == "this one overrides forward"
 
 
 COMPUTED = {
@@ -117,3 +117,43 @@ def test_factors_made_permanent_are_saved(tmp_path):
     parametrize.remove_parametrizations(small[2], "u")
     save_factorized(small, tmp_path)
     assert torch.equal(load_factorized(tmp_path, deepcopy(build()))(x), small(x))
+
+
+def test_layers_named_like_torchs_are_reported_with_their_package_and_a_hint():
+    class Linear(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(16, 16))
+
+    with pytest.warns(
+        UserWarning, match=r"tests\.sharding\.test_other_tools\..*Linear\.weight 100.*; .*register_layer"
+    ):
+        factorize(nn.Sequential(Linear(), Linear(), Linear()), 0.25)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_opacus_trains_factors_with_gradients_of_each_sample_from_torch_func():
+    opacus = pytest.importorskip("opacus")
+    small = factorize(nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 32), nn.Linear(32, 4)), 0.25)
+    before = deepcopy(small)
+    data = torch.utils.data.TensorDataset(torch.randn(8, 16), torch.arange(8) % 4)
+    _, optimizer, *_, _ = opacus.PrivacyEngine(accountant="rdp").make_private(
+        module=small,
+        optimizer=torch.optim.SGD(small.parameters(), 1.0),
+        data_loader=torch.utils.data.DataLoader(data, 8),
+        noise_multiplier=0.0,
+        max_grad_norm=1e6,
+        poisson_sampling=False,
+        grad_sample_mode="no_op",
+    )
+    x, y = data.tensors
+    parameters = {name: part.detach() for name, part in small.named_parameters()}
+
+    def loss(parameters, x, y):
+        return nn.functional.cross_entropy(torch.func.functional_call(small, parameters, x[None]), y[None])
+
+    for name, gradients in torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(parameters, x, y).items():
+        small.get_parameter(name).grad_sample = gradients
+    optimizer.step()
+    nn.functional.cross_entropy(before(x), y).backward()
+    torch.testing.assert_close(small[2].u, before[2].u - before[2].u.grad)

@@ -28,7 +28,7 @@ def test_layers_that_would_grow_stay_whole_unless_all_terms_are_asked_for():
     model = net(8, 64, 8, 8)
     with pytest.warns(CoverageWarning, match="nothing is factorized; what stays dense: would grow 100"):
         report = factorize(model, 0.9, skip=()).factorize_report
-    assert report.whole == dict.fromkeys("012", "would grow")
+    assert report.dense == dict.fromkeys("012", "would grow")
     assert terms_of(factorize(model, 1.0, skip=()).factorize_report) == dict.fromkeys("012", 8)
 
 
@@ -38,7 +38,7 @@ def test_the_smallest_that_does_not_grow():
         report = factorize(nn.Linear(8, 24), terms / 8, skip=()).factorize_report
         assert bool(report.layers) == (terms * 32 <= 192 or terms == 8)
         assert report.parameters_after <= report.parameters_before or terms == 8
-        assert report.layers or report.whole == {"": "would grow"}
+        assert report.layers or report.dense == {"": "would grow"}
 
 
 def test_ratios_by_pattern_the_first_that_matches_counts():
@@ -46,7 +46,7 @@ def test_ratios_by_pattern_the_first_that_matches_counts():
     ratios = {"mlp.0": 0.125, "mlp": 0.5, lambda name, layer: name.startswith("attn"): 0.25}
     report = factorize(model, ratios, skip=()).factorize_report
     assert terms_of(report) == {"attn.0": 4, "attn.1": 4, "mlp.0": 2, "mlp.1": 8}
-    assert report.whole == {"norm.0": "no keep ratio is given for it"}
+    assert report.dense == {"norm.0": "no keep ratio is given for it"}
     with pytest.raises(UserError, match="keep_ratio pattern 'mpl' matches no layer"):
         factorize(model, {"mpl": 0.5})
 
@@ -84,7 +84,7 @@ def test_what_depends_on_the_weights_is_refused_on_the_meta_device(wanted):
 
 
 def test_budgets_that_cannot_be_met_or_meant_are_reported():
-    with pytest.raises(UserError, match=r"the budget of 100 is too small: 50 for what stays whole and 90 for one term"):
+    with pytest.raises(UserError, match=r"the budget of 100 is too small: 50 for what stays dense and 90 for one term"):
         factorize(net(40, 50, 40)[:1], Budget(parameters=100), skip=())
 
 
@@ -95,14 +95,14 @@ def test_a_budget_is_spent_and_not_exceeded_whatever_the_shapes(seed, count, sha
     spectra = {str(i): np.sort(rng.exponential(size=min(shape)))[::-1] for i, shape in enumerate(shapes)}
     costs = {str(i): Cost(int(a * b), int(a + b)) for i, (a, b) in enumerate(shapes)}
     least = sum(cost.term for cost in costs.values())
-    budget = max(least, share * sum(cost.whole for cost in costs.values()))
+    budget = max(least, share * sum(cost.dense for cost in costs.values()))
     terms = allocate(spectra, costs, budget)
-    spent = sum(costs[name].whole if isinstance(n, str) else n * costs[name].term for name, n in terms.items())
+    spent = sum(costs[name].dense if isinstance(n, str) else n * costs[name].term for name, n in terms.items())
     assert spent <= budget
     for name, n in terms.items():
         assert isinstance(n, str) or 1 <= n <= len(spectra[name])
-        assert isinstance(n, str) or n * costs[name].term <= costs[name].whole
-        could = isinstance(n, int) and n < len(spectra[name]) and (n + 1) * costs[name].term <= costs[name].whole
+        assert isinstance(n, str) or n * costs[name].term <= costs[name].dense
+        could = isinstance(n, int) and n < len(spectra[name]) and (n + 1) * costs[name].term <= costs[name].dense
         assert not could or spent + costs[name].term > budget
 
 

@@ -1,4 +1,4 @@
-"""Choose the layers of a model to shard: every affine layer that the caller or the model does not keep dense.
+"""Select the layers of a model to shard: every affine layer that the caller or the model does not keep dense.
 
 Only this module decides. The planner asks it for the server's model, `factorize` for any model.
 """
@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 from torch import nn
 
 from sharding.errors import UserError, few
-from sharding.factorization.obstacles import Surroundings, obstacle
+from sharding.factorization.support import ModelContext, reason_unsupported
 from sharding.layers import FactorizedLayer, is_affine, is_on_demand
 from sharding.modules.wrappers import get_submodule, named_modules, refuse_scripted, unwrap
 
@@ -23,38 +23,40 @@ PACKED = "nn.MultiheadAttention packs its projections in one bare weight; call s
 
 
 @dataclass(frozen=True)
-class Choice:
+class Selection:
     """Which layers are sharded, and why the others are not.
 
     Attributes:
         layers: to be sharded, by name, in order of registration.
-        asked: layers that the caller or the model keeps dense, with the pattern that matched.
-        cannot: layers that cannot be sharded, with the reason; layers of one kind share one reason.
+        skipped: layers that the caller or the model keeps dense, with the pattern that matched.
+        unsupported: layers that cannot be sharded, with the reason; layers of one kind share one reason.
     """
 
     layers: dict[str, nn.Module]
-    asked: dict[str, str]
-    cannot: dict[str, str]
+    skipped: dict[str, str]
+    unsupported: dict[str, str]
 
 
-def choose(model: nn.Module, skip: Patterns = ENDS, also: Patterns = ()) -> Choice:
+def select(model: nn.Module, skip: Patterns = ENDS, also: Patterns = ()) -> Selection:
     """Decide which layers are sharded; see `shardable_layers` for the arguments."""
     refuse_scripted(model)
     modules = dict(named_modules(model))
-    surroundings = Surroundings(model)
+    context = ModelContext(model)
     demanded = matching(model, [name for name, module in modules.items() if is_on_demand(module)], also, "also")
     candidates = {
         name: module
         for name, module in modules.items()
         if is_affine(module) or name in demanded or isinstance(module, FactorizedLayer)
     }
-    asked = _skipped(model, [name for name in candidates if not surroundings.is_adapter(name)], demanded, skip)
+    skipped = _match_skip(model, [name for name in candidates if not context.is_adapter(name)], demanded, skip)
     attentions = {name: module for name, module in modules.items() if isinstance(module, nn.MultiheadAttention)}
-    asked |= _skipped(model, list(attentions), set(attentions), skip)
+    skipped |= _match_skip(model, list(attentions), set(attentions), skip)
     candidates |= attentions
-    reasons = {name: obstacle(name, module, surroundings) for name, module in candidates.items() if name not in asked}
+    reasons = {
+        name: reason_unsupported(name, module, context) for name, module in candidates.items() if name not in skipped
+    }
     layers = {name: candidates[name] for name, reason in reasons.items() if reason is None}
-    return Choice(layers, asked, {name: reason for name, reason in reasons.items() if reason is not None})
+    return Selection(layers, skipped, {name: reason for name, reason in reasons.items() if reason is not None})
 
 
 def shardable_layers(model: nn.Module, skip: Patterns = ENDS, also: Patterns = ()) -> dict[str, nn.Module]:
@@ -79,25 +81,25 @@ def shardable_layers(model: nn.Module, skip: Patterns = ENDS, also: Patterns = (
     Raises:
         UserError: a pattern matches nothing, or the model has an `nn.MultiheadAttention` that has yet to be unpacked.
     """
-    choice = choose(model, skip, also)
+    selection = select(model, skip, also)
     if packed := packed_attention(model, skip):
         names = few([name or "the model itself" for name in packed])
         raise UserError(f"cannot factorize {names}: {PACKED}, or keep it dense with skip=[…]")
-    return choice.layers
+    return selection.layers
 
 
 def packed_attention(model: nn.Module, skip: Patterns) -> list[str]:
     """Return the names of the attentions that can be unpacked and that `skip` does not match."""
-    surroundings = Surroundings(model)
+    context = ModelContext(model)
     names = [
         name
         for name, module in named_modules(model)
-        if isinstance(module, nn.MultiheadAttention) and surroundings.obstacle_to_unpacking(name) is None
+        if isinstance(module, nn.MultiheadAttention) and context.reason_against_unpacking(name) is None
     ]
-    wanted = [pattern for pattern in as_patterns(skip) if not _is_end(pattern, model)]
+    patterns = [pattern for pattern in as_patterns(skip) if not _is_end(pattern, model)]
     known = aliases(model)
-    whole = {name for pattern in wanted for name in names if matches(model, pattern, known[name])}
-    return [name for name in names if name not in whole]
+    skipped = {name for pattern in patterns for name in names if matches(model, pattern, known[name])}
+    return [name for name in names if name not in skipped]
 
 
 def as_patterns(skip: Patterns) -> tuple[Pattern, ...]:
@@ -123,12 +125,12 @@ def matching(model: nn.Module, names: Iterable[str], patterns: Patterns, what: s
     """
     names, known, matched = list(names), aliases(model), set()
     for pattern in as_patterns(patterns):
-        found = {name for name in names if matches(model, pattern, known[name])}
+        names_matched = {name for name in names if matches(model, pattern, known[name])}
         named = isinstance(pattern, str | type)
-        if not found and named and not any(matches(model, pattern, each) for each in known.values()):
+        if not names_matched and named and not any(matches(model, pattern, each) for each in known.values()):
             near = get_close_matches(str(pattern), names or list(known), n=3, cutoff=0.0)
             raise UserError(f"{what} pattern {pattern!r} matches no layer; the nearest names are {', '.join(near)}")
-        matched |= found
+        matched |= names_matched
     return matched
 
 
@@ -165,35 +167,35 @@ def _has_module(model: nn.Module, name: str) -> bool:
     return True
 
 
-def _skipped(model: nn.Module, affine: list[str], unranked: set[str], skip: Patterns) -> dict[str, str]:
+def _match_skip(model: nn.Module, affine: list[str], unranked: set[str], skip: Patterns) -> dict[str, str]:
     """Return the layers to keep dense, with the pattern that matched; unranked layers are neither first nor last."""
-    skipped: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for pattern in as_patterns(skip):
         if _is_end(pattern, model):
             ordinary = [name for name in affine if name not in unranked]
-            matched = set(_end(model, ordinary, ENDS.index(pattern)))
+            matched = set(_end_layers(model, ordinary, ENDS.index(pattern)))
         else:
             matched = matching(model, affine, pattern, "skip")
-        skipped = dict.fromkeys((name for name in affine if name in matched), _label(pattern)) | skipped
-    return skipped
+        labels = dict.fromkeys((name for name in affine if name in matched), _label(pattern)) | labels
+    return labels
 
 
 def _is_end(pattern: Pattern, model: nn.Module) -> TypeGuard[str]:
     return isinstance(pattern, str) and pattern in ENDS and not _has_module(model, pattern)
 
 
-def _end(model: nn.Module, affine: list[str], which: int) -> list[str]:
+def _end_layers(model: nn.Module, affine: list[str], end: int) -> list[str]:
     """Return the affine layers at the first (0) or the last (1) end of a model."""
     named = getattr(unwrap(model), "ends", None)
     try:
-        ends = (named[which],) if isinstance(named[which], str) else tuple(named[which])  # type: ignore[index]
+        ends = (named[end],) if isinstance(named[end], str) else tuple(named[end])  # type: ignore[index]
     except (TypeError, KeyError, IndexError):  # no attribute, or one of the same name that means something else
-        return affine[-1:] if which == 1 else [] if _begins_with_embedding(model) else affine[:1]
-    for end in ends if affine else ():
-        if not _has_module(model, end):
-            raise UserError(f"{type(model).__name__}.ends names {end!r}, which is not a module of the model")
+        return affine[-1:] if end == 1 else [] if _begins_with_embedding(model) else affine[:1]
+    for name in ends if affine else ():
+        if not _has_module(model, name):
+            raise UserError(f"{type(model).__name__}.ends names {name!r}, which is not a module of the model")
     known = aliases(model)
-    return [name for name in affine if any(matches(model, end, known[name]) for end in ends)]
+    return [name for name in affine if any(matches(model, each, known[name]) for each in ends)]
 
 
 def _begins_with_embedding(model: nn.Module) -> bool:

@@ -149,7 +149,7 @@ def test_a_layer_that_cannot_be_factorized_stays_whole_and_is_named(kind):
     small = factorize(model, 0.25)
     report = small.factorize_report
     assert set(report.layers) == {"1", "3"}
-    assert report.whole["2"].startswith(reason)
+    assert report.dense["2"].startswith(reason)
     assert type(small[2]) is type(model[2])
     if kind not in ("nothing", "lazy", "complex"):
         x = torch.randn(2, 8)
@@ -224,7 +224,7 @@ def test_nothing_to_factorize_warns_and_says_what_there_is():
     small = factorize(chain(), 0.25)
     with pytest.warns(UserWarning, match="factorized already"):
         again = factorize(small, 0.1)
-    assert again.factorize_report.whole["1"] == "factorized already; merge first"
+    assert again.factorize_report.dense["1"] == "factorized already; merge first"
 
 
 def test_a_part_that_is_called_base_layer_is_no_adapter():

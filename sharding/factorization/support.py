@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from sharding.layers import FactorizedLayer, factorized_type, num_blocks, padding_row
-from sharding.layers.attention import obstacle_to_unpacking
+from sharding.layers.attention import reason_against_unpacking
 from sharding.modules.wrappers import has_own_forward, is_distributed, is_ordinary, key, named_modules
 
 STATE_HOOKS = (
@@ -15,8 +15,8 @@ STATE_HOOKS = (
 )
 
 
-class Surroundings:
-    """What `obstacle` needs to know about the model around a layer."""
+class ModelContext:
+    """What `reason_unsupported` needs to know about the model around a layer."""
 
     def __init__(self, model: nn.Module) -> None:
         self._owners: dict[int, list[str]] = {}
@@ -39,18 +39,20 @@ class Surroundings:
 
     def attention_around(self, name: str) -> str | None:
         """Return the name of the packed attention that a module is, or is the output projection of."""
-        around = (name, name.rpartition(".")[0])
-        return next((place for place in around if isinstance(self._modules[place], nn.MultiheadAttention)), None)
+        enclosing = (name, name.rpartition(".")[0])
+        return next((each for each in enclosing if isinstance(self._modules[each], nn.MultiheadAttention)), None)
 
-    def obstacle_to_unpacking(self, name: str) -> str | None:
+    def reason_against_unpacking(self, name: str) -> str | None:
         """Return why the attention of this name cannot be unpacked, or None if it can."""
         attention = self._modules[name]
         assert isinstance(attention, nn.MultiheadAttention)
-        inside = ((name, attention), (key(name, "out_proj"), attention.out_proj))
-        tied = [twin for place, part in inside for kind in part._parameters for twin in self.twins(place, part, kind)]
-        return obstacle_to_unpacking(attention) or (f"it is tied to {', '.join(tied)}" if tied else None)
+        parts = ((name, attention), (key(name, "out_proj"), attention.out_proj))
+        tied = [
+            other for each, part in parts for kind in part._parameters for other in self.tied_names(each, part, kind)
+        ]
+        return reason_against_unpacking(attention) or (f"it is tied to {', '.join(tied)}" if tied else None)
 
-    def twins(self, name: str, layer: nn.Module, kind: str) -> list[str]:
+    def tied_names(self, name: str, layer: nn.Module, kind: str) -> list[str]:
         """Return the other names of the layer's parameter of that kind."""
         owners = self._owners.get(id(layer._parameters.get(kind)), [])
         return [owner for owner in owners if owner != f"{name}.{kind}".lstrip(".")]
@@ -63,17 +65,17 @@ def rank_of(layer: nn.Module) -> int:
     return min(weight.shape[0] // num_blocks(layer), weight.shape[1:].numel())
 
 
-def obstacle(name: str, layer: nn.Module, surroundings: Surroundings) -> str | None:
+def reason_unsupported(name: str, layer: nn.Module, context: ModelContext) -> str | None:
     """Return why a layer cannot be factorized, in the same words for all layers of a kind; None if it can."""
     if isinstance(layer, FactorizedLayer):
         return "factorized already; merge first"
-    attention = surroundings.attention_around(name)
+    attention = context.attention_around(name)
     if attention is not None:
-        why = surroundings.obstacle_to_unpacking(attention) or "its projections are one bare weight"
-        return f"in a packed attention: {why}"
-    if surroundings.is_adapter(name):
+        reason = context.reason_against_unpacking(attention) or "its projections are one bare weight"
+        return f"in a packed attention: {reason}"
+    if context.is_adapter(name):
         return "an adapter beside its base layer, small already"
-    return _of_weight(layer) or _of_behavior(layer) or _of_company(name, layer, surroundings) or _of_rank(layer)
+    return _of_weight(layer) or _of_behavior(layer) or _shared_or_extra_state(name, layer, context) or _of_rank(layer)
 
 
 def _of_weight(layer: nn.Module) -> str | None:
@@ -95,8 +97,8 @@ def _of_behavior(layer: nn.Module) -> str | None:
     if hasattr(layer, "_hf_hook"):
         return "accelerate has hooked it; call accelerate.hooks.remove_hook_from_module(model, recurse=True)"
     if factorized_type(layer) is None:
-        whose = "this one" if has_own_forward(layer) else type(layer).__name__
-        return f"{whose} overrides forward"
+        subject = "this one" if has_own_forward(layer) else type(layer).__name__
+        return f"{subject} overrides forward"
     if type(layer).get_extra_state is not nn.Module.get_extra_state:
         return f"{type(layer).__name__} has extra state"
     # FSDP2's hooks say how a state dict is put together.
@@ -115,12 +117,12 @@ def _of_embedding(layer: nn.Embedding) -> str | None:
     return None
 
 
-def _of_company(name: str, layer: nn.Module, surroundings: Surroundings) -> str | None:
+def _shared_or_extra_state(name: str, layer: nn.Module, context: ModelContext) -> str | None:
     if set(layer._parameters) - {"weight", "bias"} or layer._buffers or layer._modules:
         return "it holds more than a weight and a bias"
     for kind in ("weight", "bias"):
-        if twins := surroundings.twins(name, layer, kind):
-            return f"its {kind} is tied to {', '.join(twins)}"
+        if others := context.tied_names(name, layer, kind):
+            return f"its {kind} is tied to {', '.join(others)}"
     return None
 
 
