@@ -37,6 +37,7 @@ from sharding.modules.wrappers import (
     named_modules,
     named_parameters,
     named_state,
+    refuse_offloaded,
     unwrap,
 )
 
@@ -96,6 +97,8 @@ def export_lora(
     model, start, folder = unwrap(model), unwrap(start), Path(folder)
     if (folder / CONFIG).exists():
         raise UserError(f"{folder} holds an adapter already; choose another folder or remove it")
+    for part in (model, start):
+        refuse_offloaded(part)
     layers = {name: part for name, part in named_modules(model) if isinstance(part, FactorizedLayer)}
     saved = _outermost(matching(model, dict(named_modules(model)), modules_to_save, "modules_to_save"))
     _check(model, start, layers, saved)

@@ -13,7 +13,13 @@ from sharding.factorization.unpack import pack, replace_modules, unpack
 from sharding.layers import FactorizedLayer, factorized_type
 from sharding.modules.copies import copied, tensors
 from sharding.modules.finite import find_nonfinite
-from sharding.modules.wrappers import get_submodule, named_modules, refuse_distributed, refuse_scripted
+from sharding.modules.wrappers import (
+    get_submodule,
+    named_modules,
+    refuse_distributed,
+    refuse_offloaded,
+    refuse_scripted,
+)
 from sharding.quantization import Format, check_format
 
 
@@ -123,9 +129,10 @@ def merge(model: nn.Module, inplace: bool = False) -> nn.Module:
     """Undo `factorize`: replace factorized layers by dense ones with the same weights, and pack attention again.
 
     Raises:
-        UserError: FSDP2 holds the model in pieces.
+        UserError: FSDP2 holds the model in pieces, or accelerate keeps its values elsewhere.
     """
     refuse_distributed(model)
+    refuse_offloaded(model)
     model = model if inplace else copied(model)
     dense = {id(part): part.to_dense() for part in model.modules() if isinstance(part, FactorizedLayer)}
     model = pack(replace_modules(model, dense))

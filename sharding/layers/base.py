@@ -13,7 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from sharding.activations import Moment, weighted_terms
 from sharding.errors import UserError
-from sharding.layers.computed import computed
+from sharding.layers.computed import ComputesWeight, computed
 from sharding.modules.wrappers import distribute_like
 from sharding.quantization import Format, dequantize, empty_quantized, quantize
 from sharding.svd.spectrum import compose
@@ -38,7 +38,7 @@ HOOKS = (
 MACHINERY = frozenset(vars(nn.Module())) - {"training", *HOOKS} | {"_compiled_call_impl", "forward"}
 
 
-class FactorizedLayer(nn.Module):
+class FactorizedLayer(ComputesWeight):
     """A layer whose matrix is the sum of n singular terms, ωᵢ·u'ᵢ v'ᵢᵀ, and a frozen residual R if it has one.
 
     A weight of any shape counts as a matrix of `weight.shape[0]` rows. The weight of a grouped convolution has a block

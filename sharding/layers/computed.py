@@ -50,6 +50,15 @@ def _in_full_precision(compute: Compute, sources: Sequence[Tensor]) -> Tensor:
         return compute(*sources)
 
 
+class ComputesWeight(nn.Module):
+    """A module with a property `weight` that is computed: nothing can be assigned to it."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight":
+            _refuse()
+        super().__setattr__(name, value)
+
+
 class _Computed(torch.autograd.Function):
     """Connect a computed tensor to its sources; the gradient is that of `compute`, which runs again for it."""
 

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from sharding.errors import UserError, shown
 from sharding.layers.base import HOOKS, carry_over, plain_attributes
-from sharding.layers.computed import computed
+from sharding.layers.computed import ComputesWeight, computed
 from sharding.layers.linear import is_transposed_linear
 from sharding.validation import is_whole
 
 
-class SplitLinear(nn.Module):
+class SplitLinear(ComputesWeight):
     """A drop-in for a fused `nn.Linear` (or transformers' `Conv1D`), with its parts as modules `parts.0`, `parts.1`, …
 
     `to_fused` undoes it when the parts are ordinary layers.

@@ -94,8 +94,12 @@ def named_state(model: nn.Module) -> dict[str, Any]:
     """Return the state dict of the module inside wrappers, by names without their parts, with the model's own tensors.
 
     What a wrapper counts for itself, as `AveragedModel` does, is left out.
+
+    Raises:
+        UserError: accelerate keeps values elsewhere.
     """
     model = unwrap(model)
+    refuse_offloaded(model)
     entries = ((_without_wrappers(model, name), entry) for name, entry in model.state_dict(keep_vars=True).items())
     return {name: entry for name, entry in entries if name is not None}
 
@@ -146,6 +150,22 @@ def refuse_distributed(model: nn.Module) -> None:
             "FSDP2 holds the parameters of this model in pieces, and its layers cannot be replaced; factorize it "
             "before fully_shard, and merge what save_factorized saves of it"
         )
+
+
+def refuse_offloaded(model: nn.Module) -> None:
+    """Check that accelerate does not keep the values of a model's parameters elsewhere.
+
+    Raises:
+        UserError: it does.
+    """
+    for name, module in named_modules(model):
+        if hasattr(module, "_hf_hook") and any(
+            part is not None and part.is_meta for part in module._parameters.values()
+        ):
+            raise UserError(
+                f"accelerate keeps the values of {name or 'this model'} elsewhere; call "
+                "accelerate.hooks.remove_hook_from_module(model, recurse=True) first"
+            )
 
 
 def is_ordinary(tensor: Tensor) -> bool:

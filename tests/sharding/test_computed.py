@@ -83,6 +83,10 @@ def set_data(layer):
     layer.weight.data = torch.zeros(8, 6)
 
 
+def assign(layer):
+    layer.weight = nn.Parameter(torch.zeros(8, 6))  # as fusing with a batch norm, and tying, do
+
+
 def add_to_data(layer):
     layer.weight.data += 1
 
@@ -97,6 +101,7 @@ def set_gradient(layer):
 
 WRITES = {
     "set data": set_data,
+    "assign": assign,
     "add to data": add_to_data,
     "freeze": freeze,
     "set gradient": set_gradient,

@@ -8,7 +8,16 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm
 from torch.utils._pytree import tree_map_only
 
-from sharding import ShardPlanner, UserError, factorize, load_factorized, merge, save_factorized
+from sharding import (
+    ShardPlanner,
+    UserError,
+    client_model,
+    export_lora,
+    factorize,
+    load_factorized,
+    merge,
+    save_factorized,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:only .* are factorized")
 
@@ -75,6 +84,28 @@ def test_accelerate_hooks_are_named_and_a_model_without_them_is_factorized():
     torch.testing.assert_close(small(x), expected(x))
     torch.testing.assert_close(merge(small)(x), expected(x))
     assert ShardPlanner().plan(model, {0: 0.5})[0].to_bytes() == ShardPlanner().plan(build(), {0: 0.5})[0].to_bytes()
+
+
+def test_models_that_accelerate_offloads_are_refused_until_its_hooks_are_removed(tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    start, x = factorize(build(), 0.25), torch.randn(3, 16)
+    shard = ShardPlanner("full").plan(build(), {0: 1.0})[0]
+    client = accelerate.cpu_offload(client_model(build(), shard), execution_device="cpu")
+    small = accelerate.cpu_offload(deepcopy(start), execution_device="cpu")
+    torch.testing.assert_close(small(x), start(x))
+    for use in (
+        lambda: merge(small),
+        lambda: merge(small, inplace=True),
+        lambda: save_factorized(small, tmp_path),
+        lambda: export_lora(small, start, tmp_path),
+        lambda: shard.read_from(client),
+    ):
+        with pytest.raises(
+            UserError, match=r"accelerate keeps the values of 0 elsewhere; call accelerate\.hooks\.remove"
+        ):
+            use()
+    accelerate.hooks.remove_hook_from_module(small, recurse=True)
+    torch.testing.assert_close(merge(small)(x), start(x))
 
 
 def test_forward_set_on_a_layer_keeps_it_dense():
