@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -31,8 +30,26 @@ Table = Callable[[], str]
 
 
 def chosen(frame: pd.DataFrame, columns: Mapping[str, str], left: int = 1) -> str:
-    """Return some columns of a frame as a table, by their new names; the first `left` are text."""
-    return frame_table(frame[list(columns.values())].set_axis(list(columns), axis=1), left)
+    """Return some columns of a frame as a table, by their new names; the first `left` are text.
+
+    A column may have a format, as in ``seconds:.1f``. Missing numbers are dashes.
+    """
+    table = {}
+    for name, column in columns.items():
+        key, _, form = column.partition(":")
+        table[name] = [NOTHING if value != value else format(value, form) for value in frame[key]]  # noqa: PLR0124
+    return frame_table(pd.DataFrame(table), left)
+
+
+def measured(path: str, *keys: str) -> pd.DataFrame:
+    """Return the cases of a benchmark's file in JSON, by `name`, with the keys of inner objects joined by dots.
+
+    `keys` lead to the object of all cases.
+    """
+    content = json.loads((RESULTS / path).read_text(encoding="utf-8"))
+    for key in keys:
+        content = content[key]
+    return pd.json_normalize([{"name": name} | case for name, case in content.items() if isinstance(case, dict)])
 
 
 def without_scaled(frame: pd.DataFrame) -> pd.DataFrame:
@@ -341,56 +358,51 @@ def decay() -> str:
 
 def deployment() -> str:
     """Return the table of benchmarks/deployment.py's wire."""
-    rows = []
-    for nodes, case in sorted(_measured("deployment/wire.json").items(), key=lambda item: int(item[0])):
-        seconds = (f"{min(case[key]):.1f}" for key in ("seconds", "seconds_empty"))
-        rows.append((nodes, *seconds, f"{case['shard_bytes'] / 1e6:.1f}", f"{100 * median(case['wire_over']):.1f} %"))
-    header = ("nodes", "seconds a round", "Flower's empty round", "MB of shards a round", "extra bytes")
-    return markdown_table(header, rows)
+    cases = measured("deployment/wire.json").sort_values("name", key=lambda names: names.astype(int))
+    for key in ("seconds", "seconds_empty"):
+        cases[key] = cases[key].map(min)
+    cases["megabytes"], cases["extra"] = cases.shard_bytes / 1e6, 100 * cases.wire_over.map(median)
+    columns = {"nodes": "name", "seconds a round": "seconds:.1f", "Flower's empty round": "seconds_empty:.1f"}
+    return chosen(cases, columns | {"MB of shards a round": "megabytes:.1f", "extra bytes, %": "extra:.1f"})
 
 
 def engines() -> str:
     """Return the table of benchmarks/cohort.py, as far as it was run."""
-    rows = []
-    for name, case in _measured("engines/cohort.json").items():
-        if isinstance(case, dict) and "times_sequential" in case:
-            seconds, memory = case["seconds_per_round"], case["peak_memory_mb"]
-            base = min(seconds["sequential"], seconds["sequential_1_thread"])
-            times = case["times_sequential"]["processes"]
-            peaks = (f"{memory[engine]:.0f}" for engine in ("sequential", "processes"))
-            rows.append((name, f"{base:.2f}", f"{seconds['processes']:.2f}", f"{times:.2f}", *peaks))
-    header = ("workload", "sequential, s", "processes, s", "times faster", "sequential, MB", "processes, MB")
-    return markdown_table(header, rows)
+    cases = measured("engines/cohort.json").dropna(subset="times_sequential.processes")
+    cases["base"] = cases[["seconds_per_round.sequential", "seconds_per_round.sequential_1_thread"]].min(axis=1)
+    columns = {"workload": "name", "sequential, s": "base:.2f", "processes, s": "seconds_per_round.processes:.2f"}
+    columns |= {"times faster": "times_sequential.processes:.2f", "sequential, MB": "peak_memory_mb.sequential:.0f"}
+    return chosen(cases, columns | {"processes, MB": "peak_memory_mb.processes:.0f"})
 
 
 def peers() -> str:
-    """Return the table of benchmarks/peers.py, as far as it was run."""
-    rows = []
-    for name, case in _measured("engines/peers.json").get("simulators", {}).items():
-        times = case.get("ours_is_faster_by", 1.0)
-        rows.append((name, f"{case['seconds_per_round']:.2f}", f"{times:.2f}", f"{case['peak_memory_mb']:.0f}"))
-    return markdown_table(("simulator", "seconds a round", "times ours", "peak MB"), rows)
+    """Return the table of benchmarks/peers.py."""
+    cases = measured("engines/peers.json", "simulators").fillna({"ours_is_faster_by": 1.0})
+    columns = {"simulator": "name", "seconds a round": "seconds_per_round:.2f", "times ours": "ours_is_faster_by:.2f"}
+    return chosen(cases, columns | {"peak MB": "peak_memory_mb:.0f"})
 
 
 def cluster() -> str:
     """Return the table of benchmarks/cohort.py on Ray clusters; seconds are only there if the machine was quiet."""
-    rows = [
-        (case, nodes, f"{its['seconds']:.1f}" if "seconds" in its else NOTHING, *_rounded(its, "head_mb", "worker_mb"))
-        for case, by_nodes in _measured("engines/cluster.json").items()
-        for nodes, its in by_nodes.items()
-    ]
-    return markdown_table(("clients a round", "nodes", "seconds a round", "head, MB", "worker, MB"), rows)
+    content = json.loads((RESULTS / "engines" / "cluster.json").read_text(encoding="utf-8"))
+    cases = pd.DataFrame(
+        {"case": case, "nodes": nodes} | values
+        for case, by_nodes in content.items()
+        for nodes, values in by_nodes.items()
+    ).reindex(columns=["case", "nodes", "seconds", "head_mb", "worker_mb"])
+    columns = {"clients a round": "case", "nodes": "nodes", "seconds a round": "seconds:.1f"}
+    return chosen(cases, columns | {"head, MB": "head_mb:.0f", "worker, MB": "worker_mb:.0f"})
 
 
 def planner() -> str:
     """Return the table of benchmarks/planner.py."""
-    rows = []
-    for strategy in ("unbiased", "collective"):
-        phases = _measured("planner/planner.json")[strategy]
-        cells = [f"{1e3 * phases[phase]:.1f}" for phase in ("spectra", "inclusion", "fit", "draw", "plan")]
-        reference = 1e3 * (phases["reference_svd"] + phases["reference_r_draw"])
-        rows.append((strategy, *cells, f"{reference:.0f}", f"{phases['ratio']:.1f}"))
-    return markdown_table(("milliseconds", "spectra", "π", "fit", "draw", "whole plan", "reference", "ratio"), rows)
+    cases = measured("planner/planner.json").query("name in ('unbiased', 'collective')")
+    cases["reference"] = cases.reference_svd + cases.reference_r_draw
+    phases = ["spectra", "inclusion", "fit", "draw", "plan"]
+    cases[[*phases, "reference"]] *= 1e3
+    columns = {"milliseconds": "name"} | dict(zip(("spectra", "π", "fit", "draw", "whole plan"), phases, strict=True))
+    columns = {name: column if column == "name" else f"{column}:.1f" for name, column in columns.items()}
+    return chosen(cases, columns | {"reference": "reference:.0f", "ratio": "ratio:.1f"})
 
 
 def scale() -> str:
@@ -403,24 +415,13 @@ def scale() -> str:
         "gpt2_medium": "GPT-2 medium",
         "llama": "Llama-shaped decoder",
     }
-    peaks = ("plan_peak", "round_peak", "client_step_peak")
-    rows = []
-    for row in pd.read_csv(RESULTS / "scale" / "scale.csv", dtype=str).to_dict("records"):
-        size, sent = f"{int(row['parameters']) / 1e6:.0f} M", f"{int(row['client_bytes']) / 1e6:.0f}"
-        seconds = (row[part] for part in ("plan_seconds", "aggregate_seconds"))
-        rows.append((names[row["model"]], size, sent, *seconds, *(f"{float(row[peak]):.1f}" for peak in peaks)))
-    header = ("model", "parameters", "MB a client", "plan, s", "average, s", "plan", "round", "client, one step")
-    return markdown_table(header, rows)
-
-
-def _rounded(values: Mapping[str, float], *keys: str) -> list[str]:
-    return [f"{values[key]:.0f}" for key in keys]
-
-
-def _measured(path: str) -> dict[str, Any]:
-    """Return the content of a file in JSON; empty without one."""
-    file = RESULTS / path
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    cases = pd.read_csv(RESULTS / "scale" / "scale.csv", dtype={"plan_seconds": str, "aggregate_seconds": str})
+    cases = cases.assign(
+        model=cases.model.map(names), parameters=cases.parameters / 1e6, megabytes=cases.client_bytes / 1e6
+    )
+    columns = {"model": "model", "million parameters": "parameters:.0f", "MB a client": "megabytes:.0f"}
+    columns |= {"plan, s": "plan_seconds", "average, s": "aggregate_seconds", "plan": "plan_peak:.1f"}
+    return chosen(cases, columns | {"round": "round_peak:.1f", "client, one step": "client_step_peak:.1f"})
 
 
 def calibration() -> str:
