@@ -57,7 +57,7 @@ def read(words: Sequence[str]) -> Arguments:
     parser.add_argument("--jobs", type=positive, help="runs at a time (default: one per core)")
     args = parser.parse_intermixed_args(words)
     into = args.into or Path("results") / args.study
-    seeds, methods = (None if its is None else tuple(its) for its in (args.seeds, args.only))
+    seeds, methods = (None if values is None else tuple(values) for values in (args.seeds, args.only))
     command = shlex.join(["python", "-m", "studies", args.study, *args.overrides])
     return Arguments(args.study, into, tuple(args.overrides), seeds, methods, args.jobs, command)
 

@@ -32,13 +32,13 @@ class Experiment(NamedTuple):
     Attributes:
         config: its file in configs/.
         title: the title of its table.
-        words: overrides of that file.
+        overrides: of that file, for all methods.
         methods: further overrides, by method.
     """
 
     config: str
     title: str
-    words: Sequence[str]
+    overrides: Sequence[str]
     methods: Mapping[str, Sequence[str]] = {}
 
 
@@ -89,10 +89,12 @@ def run(experiment: Experiment, arguments: Arguments) -> None:
     methods = experiment.methods if arguments.only is None else arguments.only
     if strange := set(methods) - set(experiment.methods):
         raise UserError(f"--only: {', '.join(sorted(strange))} is not a method of {arguments.study}")
-    words = {method: [*experiment.words, *experiment.methods[method], *arguments.overrides] for method in methods}
+    overrides = {
+        method: [*experiment.overrides, *experiment.methods[method], *arguments.overrides] for method in methods
+    }
     for run, windows in ((run_all, False), (partial(width.run_all, "rolling"), True)):
-        some = {method: own for method, own in words.items() if (method == ROLLING) == windows}
-        configs = configs_of(CONFIGS / f"{experiment.config}.yaml", some, arguments.seeds or SEEDS, arguments.into)
+        schemes = {method: overrides[method] for method in methods if (method == ROLLING) == windows}
+        configs = configs_of(CONFIGS / f"{experiment.config}.yaml", schemes, arguments.seeds or SEEDS, arguments.into)
         curves_of(configs, arguments, run=run)
     text = frame_table(table(experiment, by_scheme(kept_curves(arguments))))
     write_summary(arguments, [f"# Beyond the published algorithm: {experiment.title}", "", text])

@@ -36,9 +36,9 @@ def cell(study: str, signal: str, step: float, seed: int, into: Path, overrides:
     """Return the configuration of one run; its seed shifts those of the tasks, and so data and models."""
     path = CONFIGS / f"{study}.yaml"
     tasks = load_config(path, overrides).tasks
-    tasks = {name: own | {"seed": 100 * seed + int(own.get("seed", 0))} for name, own in tasks.items()}
-    own = [f"clients.signal={signal}", f"local.lr={step}", f"seed={seed}", f"tasks={tasks}"]
-    return load_config(path, [*overrides, *own, f"output={into}/runs/{study}/{name_of(signal, step, seed)}"])
+    tasks = {name: keys | {"seed": 100 * seed + int(keys.get("seed", 0))} for name, keys in tasks.items()}
+    keys = [f"clients.signal={signal}", f"local.lr={step}", f"seed={seed}", f"tasks={tasks}"]
+    return load_config(path, [*overrides, *keys, f"output={into}/runs/{study}/{name_of(signal, step, seed)}"])
 
 
 def name_of(signal: str, step: float, seed: int) -> str:
@@ -50,22 +50,22 @@ def train(
     study: str, steps: Sequence[float], seeds: Sequence[int], arguments: Arguments
 ) -> tuple[pd.DataFrame, dict[str, float]]:
     """Run what is missing of a study; return the curves with `signal`, `step`, `seed`, and each signal's best step."""
-    found: list[pd.DataFrame] = []
+    runs: list[pd.DataFrame] = []
 
     def score(wanted: Mapping[str, set[float]]) -> dict[str, dict[float, float]]:
-        runs = [(signal, step, seed) for seed in seeds for signal in wanted for step in sorted(wanted[signal])]
-        names = pd.DataFrame(runs, columns=["signal", "step", "seed"], index=[name_of(*run) for run in runs])
+        points = [(signal, step, seed) for seed in seeds for signal in wanted for step in sorted(wanted[signal])]
+        names = pd.DataFrame(points, columns=["signal", "step", "seed"], index=[name_of(*point) for point in points])
         configs = {
-            name: cell(study, *run, arguments.into, arguments.overrides)
-            for name, run in zip(names.index, runs, strict=True)
+            name: cell(study, *point, arguments.into, arguments.overrides)
+            for name, point in zip(names.index, points, strict=True)
         }
         curves = curves_of(configs, arguments, f"{study}.csv").join(names, on="run")
-        found.append(curves)
+        runs.append(curves)
         means = percents(curves).groupby(["signal", "step"]).mean()
         return {signal: {step: float(means[signal, step]) for step in wanted[signal]} for signal in wanted}
 
     best = search(STUDIES[study], steps, score)
-    return pd.concat(found), best
+    return pd.concat(runs), best
 
 
 def percents(curves: pd.DataFrame) -> pd.Series:

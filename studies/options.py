@@ -44,12 +44,12 @@ class Arm(NamedTuple):
     """A set of options, and the three rates to try.
 
     Attributes:
-        words: overrides of the experiment.
+        overrides: of the experiment.
         rates: values of `local.lr`.
         windows: whether it trains windows of channels (`studies/width.py`), as HeteroFL does.
     """
 
-    words: Sequence[str]
+    overrides: Sequence[str]
     rates: Sequence[float]
     windows: bool = False
 
@@ -127,13 +127,13 @@ def train(
 ) -> None:
     """Train arms at these rates on these seeds for a share of their rounds, unless the file of curves has them."""
     for run, windows in ((run_all, False), (partial(width.run_all, "nested"), True)):
-        words = {
-            title(name, rate): words_of(experiment, arm, share, [*arguments.overrides, f"local.lr={rate}"])
+        schemes = {
+            title(name, rate): overrides_of(experiment, arm, share, [*arguments.overrides, f"local.lr={rate}"])
             for name, arm in experiment.arms.items()
             for rate in rates.get(name, ())
             if arm.windows == windows
         }
-        configs = configs_of(CONFIGS / f"{experiment.on.config}.yaml", words, seeds, arguments.into)
+        configs = configs_of(CONFIGS / f"{experiment.on.config}.yaml", schemes, seeds, arguments.into)
         curves_of(configs, arguments, file, columns=COLUMNS, run=partial(run_with_last, run))
 
 
@@ -142,11 +142,11 @@ def title(name: str, rate: float) -> str:
     return f"{name}, lr {rate}"
 
 
-def words_of(experiment: Experiment, arm: Arm, share: float, overrides: Sequence[str]) -> list[str]:
-    """Return the overrides of an arm for a share of its rounds."""
-    words = [*experiment.on.words, *arm.words, *overrides]
-    rounds = load_config(CONFIGS / f"{experiment.on.config}.yaml", words).rounds
-    return [*words, f"rounds={round(rounds * share)}"]
+def overrides_of(experiment: Experiment, arm: Arm, share: float, overrides: Sequence[str]) -> list[str]:
+    """Return the overrides of an arm for a share of its rounds, with further ones."""
+    overrides = [*experiment.on.overrides, *arm.overrides, *overrides]
+    rounds = load_config(CONFIGS / f"{experiment.on.config}.yaml", overrides).rounds
+    return [*overrides, f"rounds={round(rounds * share)}"]
 
 
 def run_with_last(

@@ -216,13 +216,13 @@ def search(
         score: maps the step sizes to try, by method, to their scores. The highest score wins; of equal ones, the
             smaller step size.
     """
-    found: dict[str, dict[float, float]] = {method: {} for method in methods}
+    tried: dict[str, dict[float, float]] = {method: {} for method in methods}
     wanted = {method: set(grid) for method in methods}
     while wanted:
         for method, scores in score(wanted).items():
-            found[method].update(scores)
-        wanted = {method: more for method in methods if (more := _beyond(found[method])) and len(grid) > 1}
-    return {method: _best(scores) for method, scores in found.items()}
+            tried[method].update(scores)
+        wanted = {method: more for method in methods if (more := _beyond(tried[method])) and len(grid) > 1}
+    return {method: _best(scores) for method, scores in tried.items()}
 
 
 def _best(scores: Mapping[float, float]) -> float:

@@ -176,14 +176,16 @@ def round_frame(lines: Mapping[str, Sequence[Mapping[str, Any]]]) -> pd.DataFram
     rows = [{"run": run, **_renamed(line)} for run, its in lines.items() for line in its]
     frame = pd.DataFrame(rows)
     columns = dict.fromkeys((*frame, "run", "round", *REQUIRED, *OPTIONAL, "stopped", "failures"))
-    frame = frame.reindex(columns=list(columns))
-    numbers = [column for column in frame if column not in NOT_NUMBERS]
-    frame[numbers] = frame[numbers].apply(pd.to_numeric, errors="coerce")
+    frame = frame.reindex(columns=list(columns)).apply(_to_numbers).copy()  # a copy has few blocks, so it can grow
     by_run = frame.groupby("run", sort=False)
     if "bytes_total" not in frame:  # of an earlier version
         frame["bytes_total"] = (frame.bytes_down + frame.bytes_up).groupby(frame.run).cumsum()
         frame["best_accuracy"] = by_run.test_accuracy.cummax().groupby(frame.run).ffill()
     return frame.assign(rounds=frame["round"] + 1, simulated_total=by_run.simulated_seconds.cumsum())
+
+
+def _to_numbers(column: pd.Series) -> pd.Series:
+    return column if column.name in NOT_NUMBERS else pd.to_numeric(column, errors="coerce")
 
 
 def _results(rounds: pd.DataFrame) -> pd.DataFrame:

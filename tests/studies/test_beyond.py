@@ -45,7 +45,7 @@ def test_curves_that_are_kept_stay_in_the_table(tmp_path, curves_of):
 
 def bytes_of_a_client(its, words, windows=False):
     """Return what all rounds send a client in the mean over clients."""
-    config = load_config(CONFIGS / f"{its.config}.yaml", [*its.words, *words])
+    config = load_config(CONFIGS / f"{its.config}.yaml", [*its.overrides, *words])
     dataset = empty_dataset(config.data.name, config.data.options)
     shares = config.keep_ratio if isinstance(config.keep_ratio, dict) else {config.keep_ratio: 1.0}
     plan = ShardPlanner(config.strategy, compression=config.compression).plan(
@@ -69,7 +69,7 @@ def test_every_method_is_a_configuration_of_no_more_bytes(on):
 
 def test_arms_of_uneven_clients_move_the_same_bytes():
     its = options.EXPERIMENTS["uneven"]
-    of_each = {name: bytes_of_a_client(its.on, arm.words, arm.windows) for name, arm in its.arms.items()}
+    of_each = {name: bytes_of_a_client(its.on, arm.overrides, arm.windows) for name, arm in its.arms.items()}
     assert max(of_each.values()) < 1.03 * min(of_each.values()), of_each
 
 

@@ -31,7 +31,7 @@ def test_the_table_has_each_arm_at_its_best_rate(tmp_path, capsys, curves_of):
     at_best, _, cells = row.partition(" | 4 | 4.00 | ")
     assert at_best == "| low_rank, nesterov, lr 0.03"
     assert cells == "0, 1, 2 | 10.0 ± 0.0 | – | – | 60.0 ± 10.0 | 40.0 ± 0.0 | – |"
-    assert len(arms) == len({tuple(arm.words) for arm in arms.values()})
+    assert len(arms) == len({tuple(arm.overrides) for arm in arms.values()})
 
 
 def test_differences_are_to_the_first_arm_in_any_order(curves_of):
@@ -45,7 +45,7 @@ def test_every_arm_is_a_configuration(study):
     its = options.EXPERIMENTS[study]
     for name, arm in its.arms.items():
         path = options.CONFIGS / f"{its.on.config}.yaml"
-        words = (options.words_of(its, arm, share, ["local.lr=0.1"]) for share in (1, its.trial))
+        words = (options.overrides_of(its, arm, share, ["local.lr=0.1"]) for share in (1, its.trial))
         whole, trial = (load_config(path, its) for its in words)
         assert trial.rounds == round(whole.rounds * its.trial)
         assert name == "HeteroFL" or whole.result == "average"
