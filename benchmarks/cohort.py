@@ -48,14 +48,14 @@ CLUSTER_CASES = {  # the quickstart's model; one local epoch, and 1 or 2 digits 
     "100 of 1,000 clients": [*QUICKSTART, "clients.count=1000", "clients.per_round=100", *SMALL],
     "1,000 of 1,000 clients": [*QUICKSTART, "clients.count=1000", "clients.per_round=1000", *SMALL],
     "1,000 of 10,000 clients": [
-        *(*QUICKSTART, "data.name=cifar10", "clients.count=10000", "clients.per_round=1000", *SMALL),
+        *(*QUICKSTART, "data=cifar10", "clients.count=10000", "clients.per_round=1000", *SMALL),
     ],
 }
 
 
 def make(case: list[str], engine: str, args: argparse.Namespace) -> Experiment:
     """Assemble a case for one engine."""
-    root = [] if "quickstart" in case[0] and "data.name=cifar10" not in case else [f"data.root={args.data}"]
+    root = [] if "quickstart" in case[0] and "data=cifar10" not in case else [f"data.root={args.data}"]
     config = load_config(ROOT / case[0], [*case[1:], *root, f"engine={engine}", f"device={args.device}", *MANY])
     return assemble(config)
 

@@ -59,7 +59,7 @@ def python_of(peer: str, folder: Path) -> str:
 
 def write_data(root: Path, folder: Path) -> None:
     """Write CIFAR-10's training images in the order in which the users own them."""
-    images = load_dataset("cifar10", root, False).train
+    images = load_dataset("cifar10", root=root).train
     order = generator(0, "peers").permutation(len(images))
     images.inputs.numpy()[order].tofile(folder / "images")
     images.targets.numpy()[order].astype(np.int64).tofile(folder / "classes")

@@ -8,27 +8,62 @@ from pathlib import Path
 from typing import Any
 
 import sharding
-from train.config.schema import Config
-from train.config.sections import Section, section_of
+from train.config.parts import Part, options_of
+from train.config.schema import Config, flatten, recipe_of
+from train.config.values import Section, section_of
+from train.config.yaml_text import in_yaml
 
 
 def configuration() -> Iterator[str]:
-    """Yield one list of keys a section of the configuration."""
+    """Yield one list of keys a section of the configuration, and the options of each part."""
+    yield (
+        "- **`recipe`** (default `tuned`). The file of `configs/recipes` that sets `strategy`, `init`, "
+        "`local.optimizer`, `server_optimizer` and `result` where the configuration does not: `tuned` is ours, "
+        "`published` the paper's. A run's `config.yaml` has the values instead."
+    )
     yield from _section(Config, "")
 
 
 def _section(section: type[Section], prefix: str) -> Iterator[str]:
     inner = {name: its for name, info in section.model_fields.items() if (its := section_of(info))}
-    defaults: dict[str, Any] = {}  # some follow from those before them
+    recipes = {name: flatten(recipe_of({"recipe": name})) for name in ("tuned", "published")}
     for name, info in section.model_fields.items():
-        if name not in inner:
-            if not info.is_required():
-                defaults[name] = info.get_default(call_default_factory=True, validated_data=defaults)
-            default = f"default `{json.dumps(defaults[name])}`" if name in defaults else "required"
-            yield f"- **`{prefix}{name}`** ({default}). {_line(info.description)}"
+        if name not in inner and not (name == "name" and issubclass(section, Part)):
+            key = f"{prefix}{name}"
+            if key in recipes["tuned"]:
+                default = "; ".join(f"`{recipe}`: `{json.dumps(its[key])}`" for recipe, its in recipes.items())
+            else:
+                value = info.get_default(call_default_factory=True)
+                default = "required" if info.is_required() else f"default `{json.dumps(value)}`"
+            yield f"- **`{key}`** ({default}). {_line(info.description)}"
     for name, its in inner.items():
-        yield from ("", f"## `{name}`", "", _line(its.__doc__), "")
-        yield from _section(its, f"{prefix}{name}.")
+        key, level = f"{prefix}{name}", "#" * (2 + prefix.count("."))
+        yield from ("", f"{level} `{key}`", "", _line(its.__doc__), "")
+        if issubclass(its, Part):
+            default = its.model_fields["name"].default
+            if isinstance(default, str):
+                yield f"Default: `{default}`."
+            elif key in recipes["tuned"]:
+                yield f"The recipe `tuned` has {_of_recipe('tuned', key)}, `published` {_of_recipe('published', key)}."
+            yield from ("", "| name | | options |", "|---|---|---|", *_parts(its), "")
+        yield from _section(its, f"{key}.")
+
+
+def _of_recipe(recipe: str, key: str) -> str:
+    values: Any = recipe_of({"recipe": recipe})
+    for word in key.split("."):
+        values = values[word]
+    return f"`{in_yaml(values)}`"
+
+
+def _parts(part: type[Part]) -> Iterator[str]:
+    """Yield a row for each registered part: its name, what it is, and its options with their defaults."""
+    for name in part.registry.entries:
+        function = part.registry[name]
+        options = options_of(function, part.registry.num_arguments).values()
+        texts = [its.name if its.default is its.empty else f"{its.name}={in_yaml(its.default)}" for its in options]
+        first = _line(inspect.getdoc(getattr(function, "func", function))).partition(". ")[0].rstrip(".")
+        yield f"| `{name}` | {first} | {', '.join(f'`{text}`' for text in texts)} |"
 
 
 def api() -> Iterator[str]:

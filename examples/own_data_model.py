@@ -1,10 +1,9 @@
 """A custom dataset and a custom model, each with its own options.
 
-`python -m train run examples/moons.yaml data.options.noise=0.2 model.activation=gelu`
+`python -m train run examples/moons.yaml data.noise=0.2 model.activation=gelu`
 """
 
 from itertools import pairwise
-from pathlib import Path
 
 import torch
 from sklearn.datasets import make_moons
@@ -14,7 +13,7 @@ from models import MODELS
 from train.data import DATASETS, Dataset, Split
 
 
-def load_moons(root: Path, download: bool, *, noise: float = 0.1, seed: int = 0) -> Dataset:
+def load_moons(*, noise: float = 0.1, seed: int = 0) -> Dataset:
     """Two interleaved half circles, 800 points to train on and 200 for testing; needs no folder."""
     points, labels = make_moons(1000, noise=noise, random_state=seed)
     inputs, targets = torch.from_numpy(points).float(), torch.from_numpy(labels).long()

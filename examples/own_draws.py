@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sharding import DESIGNS, SAMPLERS, Sampler
 from train.data import Dataset
-from train.data.partition import PARTITIONS, Concentration, Partition
+from train.data.partition import PARTITIONS, Partition
 
 
 class RandomOrder:
@@ -46,7 +46,7 @@ class InTurn(Sampler):
         return sorted((first + step) % self.num_clients for step in range(self.per_round))
 
 
-def halves(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: Concentration) -> Partition:
+def halves(dataset: Dataset, num_clients: int, rng: np.random.Generator) -> Partition:
     """Give the first clients the lower half of the classes, the others the upper half."""
     labels = dataset.train.targets.numpy()
     low, high = (rng.permutation(np.flatnonzero((labels < dataset.num_classes / 2) == half)) for half in (True, False))

@@ -1,7 +1,7 @@
-"""A tracker: a CSV file of accuracies. `--import examples.own_tracker tracking.use=[csv]`"""
+"""A tracker: a CSV file of accuracies. `--import examples.own_tracker tracker=csv`"""
 
 from train.callbacks import Callback, FinishedRound
-from train.callbacks.trackers import TRACKERS
+from train.config.registries import TRACKERS
 from train.config.schema import Config
 
 

@@ -3,7 +3,7 @@ r"""A loss, an optimizer and a schedule of the learning rate.
 Use them all with this command:
 
 python -m train run configs/quickstart.yaml --import examples.own_training local.loss=smoothed local.schedule=warm_up \
-    local.optimizer=adam local.optimizer_options.beta2=0.99 local.lr=0.003
+    local.optimizer='{name: adam, lr: 0.003, beta2: 0.99}'
 """
 
 from typing import Any
@@ -26,19 +26,26 @@ class Adam:
 
     Args:
         model: the client's, with its shard.
-        lr: of this round.
-        momentum: β₁.
-        frobenius_decay: the strength of the decay.
+        decay: its strength.
         clip: not used.
         decay_of: not used.
+        lr: of this round.
+        beta1: β₁.
         beta2: β₂.
     """
 
     def __init__(
-        self, model: nn.Module, lr: float, momentum: float, frobenius_decay: float, *_: Any, beta2: float = 0.999
+        self,
+        model: nn.Module,
+        decay: float,
+        clip: Any,
+        decay_of: Any,
+        lr: float = 1e-3,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
     ) -> None:
-        self.layers, self.decay = factorized_layers(model), frobenius_decay
-        self.adam = torch.optim.Adam(model.parameters(), lr, betas=(momentum, beta2))
+        self.layers, self.decay = factorized_layers(model), decay
+        self.adam = torch.optim.Adam(model.parameters(), lr, betas=(beta1, beta2))
 
     def step(self, loss: Tensor) -> None:
         """Take one step."""

@@ -1,14 +1,13 @@
 """The models of the experiments, by name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
 
 from torch import nn
 
-from models.options import check_options
 from sharding.errors import UserError, pick, shown
 
-__all__ = ["MODELS", "build_model", "find_model"]
+__all__ = ["MODELS", "build_model"]
 
 # The builder of a model, or its dotted name, imported on demand since importing timm takes seconds.
 MODELS: dict[str, str | Callable[..., nn.Module]] = {
@@ -31,24 +30,14 @@ def build_model(name: str, *, input_shape: tuple[int, ...], num_classes: int, **
         options: the model's own keyword-only arguments (`width`, `depth`, …).
 
     Raises:
-        UserError: an unknown model or option, an option of the wrong type, an input that the model cannot read, or what
-            is built is no module.
-    """
-    model = find_model(name, options)(input_shape, num_classes, **options)
-    if not isinstance(model, nn.Module):
-        raise UserError(f"the model {name} is {shown(model)}; its function must return an nn.Module")
-    return model
-
-
-def find_model(name: str, options: Mapping[str, object]) -> Callable[..., nn.Module]:
-    """Return the builder of a model, after a check of its options.
-
-    Raises:
-        UserError: an unknown model or option, or an option of the wrong type.
+        UserError: an unknown model, an option out of range, an input that the model cannot read, or what is built is no
+            module.
     """
     build = pick(MODELS, name, "model")
     if isinstance(build, str):
-        module, _, kind = build.rpartition(".")
-        build = getattr(import_module(module), kind)
-    check_options(name, build, options)
-    return build
+        module, _, attribute = build.rpartition(".")
+        build = getattr(import_module(module), attribute)
+    model = build(input_shape, num_classes, **options)
+    if not isinstance(model, nn.Module):
+        raise UserError(f"the model {name} is {shown(model)}; its function must return an nn.Module")
+    return model

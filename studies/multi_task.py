@@ -37,7 +37,7 @@ def cell(study: str, signal: str, step: float, seed: int, into: Path, overrides:
     path = CONFIGS / f"{study}.yaml"
     tasks = load_config(path, overrides).tasks
     tasks = {name: keys | {"seed": 100 * seed + int(keys.get("seed", 0))} for name, keys in tasks.items()}
-    keys = [f"clients.signal={signal}", f"local.lr={step}", f"seed={seed}", f"tasks={tasks}"]
+    keys = [f"clients.sampler.signal={signal}", f"local.optimizer.lr={step}", f"seed={seed}", f"tasks={tasks}"]
     return load_config(path, [*overrides, *keys, f"output={into}/runs/{study}/{name_of(signal, step, seed)}"])
 
 

@@ -45,7 +45,7 @@ class Arm(NamedTuple):
 
     Attributes:
         overrides: of the experiment.
-        rates: values of `local.lr`.
+        rates: values of `local.optimizer.lr`.
         windows: whether it trains windows of channels (`studies/width.py`), as HeteroFL does.
     """
 
@@ -128,7 +128,9 @@ def train(
     """Train arms at these rates on these seeds for a share of their rounds, unless the file of curves has them."""
     for run, windows in ((run_all, False), (partial(width.run_all, "nested"), True)):
         schemes = {
-            title(name, rate): overrides_of(experiment, arm, share, [*arguments.overrides, f"local.lr={rate}"])
+            title(name, rate): overrides_of(
+                experiment, arm, share, [*arguments.overrides, f"local.optimizer.lr={rate}"]
+            )
             for name, arm in experiment.arms.items()
             for rate in rates.get(name, ())
             if arm.windows == windows

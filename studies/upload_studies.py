@@ -21,7 +21,7 @@ from studies.uploads import ADAPTIVE, ALIKE, FULL, OPTIMAL, PRICED, SEEDS, UNIFO
 
 def _law(share: float, small: int, uniform_step: float, *more: Arm) -> Comparison:
     """Compare on data where this share of the clients has 380 samples each, and the others `small`."""
-    sizes = f"data.partition_options={{share: {share}, large: [380, 380], small: [{small}, {small}]}}"
+    sizes = f"data.partition={{share: {share}, large: [380, 380], small: [{small}, {small}]}}"
     return Comparison(
         f"share{share}",
         f"{100 * share:g} % of the clients with 380 samples, the others with {small}",

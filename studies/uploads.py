@@ -60,8 +60,8 @@ class Arm:
     @property
     def overrides(self) -> list[str]:
         """The keys of a configuration that select it."""
-        budget = "null" if self.budget is None else self.budget
-        return [f"clients.sampler={SAMPLERS[self.method]}", f"clients.budget={budget}"]
+        budget = [] if self.budget is None else [f"clients.sampler.budget={self.budget}"]
+        return [f"clients.sampler={SAMPLERS[self.method]}", *budget]
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Study:
     ) -> Config:
         """Return the configuration of one run."""
         output = f"{into}/runs/{comparison.name}/{arm.method.replace(' ', '-')}{arm.budget or ''}-lr{step:g}-{seed}"
-        words = [*arm.overrides, f"local.lr={step}", f"seed={seed}", f"output={output}"]
+        words = [*arm.overrides, f"local.optimizer.lr={step}", f"seed={seed}", f"output={output}"]
         return load_config(CONFIGS / f"{self.config}.yaml", [*comparison.overrides, *overrides, *words])
 
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from sharding.aggregation.server_optimizer import ServerOptimizer
 from sharding.errors import UserError
 from studies.curves import evaluations
-from train.assembly import assemble, make_model, plan_of_each
+from train.assembly import assemble, make_model, make_server_optimizer, plan_of_each
 from train.config.schema import Config
 from train.data import Dataset
 from train.engines.local import evaluate, train_locally
@@ -127,7 +127,7 @@ class Federation:
         }
         model = experiment.model if kind == "rolling" else keep_memory_format(deepcopy(clients[max(clients)]))
         groups = next(part.num_groups for part in model.modules() if isinstance(part, nn.GroupNorm))
-        server = ServerOptimizer(model, config.server_optimizer, config.server_lr, config.server_momentum)
+        server = make_server_optimizer(config, model)
         return cls(experiment, model, clients, groups, kind == "rolling", server)
 
     def train_round(self, t: int) -> tuple[float | None, int, int]:

@@ -26,16 +26,16 @@ from train.runtime.files import write_whole
 
 SCALED, EQ8 = "uniform, scaled steps", "uniform, Eq. 8"
 SCHEMES = ("proposed", "Eq. 38", "statistical", "weighted", SCALED, EQ8)
-NO_PILOTS = ("clients.beta_over_alpha=null", "clients.pilot_losses=[]")
+NO_PILOTS = ("clients.pilot_losses=[]",)
 TAUGHT = {
     "proposed": (),
-    "Eq. 38": ("clients.beta_over_alpha=0",),
-    "statistical": ("clients.sampler=statistical", "clients.beta_over_alpha=null"),
+    "Eq. 38": ("clients.sampler.beta_over_alpha=0",),
+    "statistical": ("clients.sampler=statistical",),
 }
 OTHERS = {
-    "weighted": ("clients.sampler=weighted", "clients.replacement=true", *NO_PILOTS),
+    "weighted": ("clients.sampler=weighted", "clients.sampler.replacement=true", *NO_PILOTS),
     SCALED: ("clients.sampler=uniform_scaled", *NO_PILOTS),
-    EQ8: ("clients.sampler=uniform", "clients.replacement=true", *NO_PILOTS),
+    EQ8: ("clients.sampler=uniform", "clients.sampler.replacement=true", *NO_PILOTS),
 }
 
 

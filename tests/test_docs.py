@@ -162,7 +162,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
     for page in PAGES[1:]:
         assert (tmp_path / page.relative_to(ROOT / "docs")).with_suffix(".html").exists()
     keys = (tmp_path / "reference" / "configuration.html").read_text(encoding="utf-8")
-    assert "local.frobenius_decay" in keys
+    assert "local.decay" in keys
     assert ">None<" not in keys  # a key without a description
 
 

@@ -1,7 +1,7 @@
 """Build the parts of a run from a configuration."""
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from sharding.rng import generator, seed_of
 from train.config.schema import Config
 from train.data import Dataset, load_dataset
 from train.data.dataset import checked, hold_out
-from train.data.partition import Concentration, Partition, partition
+from train.data.partition import Partition, partition
 from train.engines import ENGINES, Engine, Job
 from train.engines.local import Shares
 from train.engines.memory_format import channels_last
@@ -45,14 +45,14 @@ def assemble(config: Config) -> Experiment:
     return put_together(config, dataset.without_training(), clients, keep_ratios, num_samples, engine)
 
 
-def read_dataset(config: Config, root: str | Path | None = None) -> Dataset:
-    """Load the configured dataset, from another root if given.
+def read_dataset(config: Config, **options: Any) -> Dataset:
+    """Load the configured dataset, with other options than the configured ones if given.
 
     Raises:
-        UserError: it is not there, has no such option, or fewer samples than are held out.
+        UserError: it is not there, or has fewer samples than are held out.
     """
     data = config.data
-    dataset = load_dataset(data.name, root or data.root, data.download, options=data.options)
+    dataset = load_dataset(data.name, **data.options | options)
     return dataset if data.holdout is None else checked(hold_out(dataset, data.holdout, config.seed_of_data))
 
 
@@ -77,10 +77,10 @@ def put_together(
     enter(f"building {config.model.name}")
     planner = make_planner(config)
     model = first_model(config, dataset, planner.strategy, max(keep_ratios.values()))
-    clip = config.clip if planner.strategy.clips else None
+    clip = config.local.clip if planner.strategy.clips else None
     dense_nbytes = nbytes_whole(model)
     costs = dict.fromkeys(num_samples, 1.0)
-    if SAMPLERS[config.clients.sampler].weighs_costs:
+    if SAMPLERS[config.clients.sampler.name].weighs_costs:
         shards = plan_of_each(planner, model, keep_ratios)
         costs = {c: shards[str(ratio)].nbytes / dense_nbytes for c, ratio in keep_ratios.items()}
     sampler = make_sampler(config, num_samples, costs)
@@ -165,13 +165,12 @@ def make_sampler(config: Config, num_samples: Mapping[Client, int], costs: Mappi
     """Build the sampler, which knows the clients' sizes, costs and speeds."""
     clients, network, count = config.clients, config.network, len(num_samples)
     profiles = None
-    if network.bandwidth is not None:
+    if network is not None:
         rng = generator(config.seed_of_data, "profiles")
         profiles = Profiles.draw(count, network.bandwidth, rng, network.compute, network.communicate)
     sizes, prices = (np.array(list(values.values()), dtype=np.float64) for values in (num_samples, costs))
     population = Population(sizes, prices, profiles)
-    make = SAMPLERS[clients.sampler]
-    return make(count, clients.per_round, config.seed, population, **clients.sampler_options)
+    return clients.sampler.build(count, clients.per_round, config.seed, population)
 
 
 def make_planner(config: Config) -> ShardPlanner:
@@ -181,10 +180,17 @@ def make_planner(config: Config) -> ShardPlanner:
 
 def make_server(config: Config, model: nn.Module, planner: ShardPlanner) -> Server:
     """Return the server, which holds the model and runs its rounds."""
-    optimizer = ServerOptimizer(model, config.server_optimizer, config.server_lr, config.server_momentum)
+    optimizer = make_server_optimizer(config, model)
     average = iterate_average(model) if config.result == "average" else None
     guards = config.aggregation
-    return Server(model, planner, optimizer, average, guards.norm_bound, guards.trim, guards.max_share)
+    return Server(model, planner, optimizer, average, guards.norm_bound, guards.trim, guards.max_share or 1.0)
+
+
+def make_server_optimizer(config: Config, model: nn.Module) -> ServerOptimizer:
+    """Return the server's optimizer."""
+    name, options = config.server_optimizer.name, config.server_optimizer.options
+    momentum = options.get("momentum", options.get("betas", (0.9,))[0])
+    return ServerOptimizer(model, {"fedadam": "adam"}.get(name, name), options["lr"], momentum)
 
 
 def nbytes_whole(model: nn.Module) -> int:
@@ -206,9 +212,8 @@ def make_model(config: Config, dataset: Dataset) -> nn.Module:
 def deal(config: Config, dataset: Dataset) -> Partition:
     """Return the indices of each client's training samples."""
     rng = generator(config.seed_of_data, "partition")
-    data = config.data
-    how = Concentration(data.alpha, data.fine_alpha, data.concentration == "per_class")
-    return partition(data.partition, dataset, config.clients.count, rng, how, data.partition_options)
+    scheme = config.data.partition
+    return partition(scheme.name, dataset, config.clients.count, rng, **scheme.options)
 
 
 def share_out(config: Config, dataset: Dataset) -> Shares:

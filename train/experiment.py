@@ -14,7 +14,6 @@ from sharding.aggregation.faults import NOTHING, find_misfit
 from sharding.client_sampling import Participation, Sampler
 from sharding.planner import Client
 from sharding.shard import update_norm
-from train.config.registries import SCHEDULES
 from train.config.schema import Config
 from train.data import Dataset, Split
 from train.engines import Engine, Job, Update
@@ -103,7 +102,8 @@ class Experiment:
 
     def step_size(self, t: int) -> float:
         """Return the clients' learning rate in round t."""
-        return SCHEDULES[self.config.local.schedule](self.config.local.lr, t, self.config.rounds)
+        local = self.config.local
+        return local.schedule.build(local.optimizer.options["lr"], t, self.config.rounds)
 
     def plan(self, clients: Sequence[int], t: int, clock: Clock) -> Plan:
         """Plan the shards of these clients for round t."""

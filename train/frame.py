@@ -42,7 +42,7 @@ class Runs:
     """Runs, finished or not.
 
     Attributes:
-        settings: a row for each run, by its directory: the keys of its configuration, flat, as ``local.lr``.
+        settings: a row for each run, by its directory: the keys of its configuration, flat, as ``local.optimizer.lr``.
         rounds: a row for each round: its `run`, its metrics, and the costs so far: `rounds`, `bytes_total`, and
             `simulated_total` in seconds.
         results: a row for each run: totals, means and last values of its metrics; its `seed`, whether it `is_finished`,

@@ -93,7 +93,7 @@ def teach(experiment: Experiment, directory: Path) -> None:
     if (count := len(lesson.gradient_norms)) != wanted:
         raise UserError(f"{path} is of {count} clients, not {wanted}; delete it to run the pilots again")
     experiment.sampler.learn(np.array(lesson.gradient_norms))
-    if clients.beta_over_alpha == "pilots" and isinstance(experiment.sampler, WirelessSampler):
+    if isinstance(experiment.sampler, WirelessSampler) and experiment.sampler.beta_over_alpha is None:
         experiment.sampler.beta_over_alpha = lesson.beta_over_alpha
 
 
@@ -127,7 +127,9 @@ def fly(experiment: Experiment, law: Vector, kind: str, number: int) -> tuple[Pi
     try:
         run_rounds(parts, 0, [Land(), LostRounds(config.rounds, which)])
     except DivergedError as error:
-        raise DivergedError(f"no client's update could be used in {which}: lower local.lr or clip") from error
+        raise DivergedError(
+            f"no client's update could be used in {which}: lower local.optimizer.lr or local.clip"
+        ) from error
     finally:
         parts.close()
     return pilot, losses

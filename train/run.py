@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from train.assembly import assemble
 from train.callbacks import Callback, closing
 from train.callbacks.files import MetricsFile, SaveBest, SaveCheckpoints, keepers_of
 from train.callbacks.stopping import EarlyStop, Interruption, LostRounds
 from train.callbacks.trackers import check_trackers, open_trackers
-from train.config.registries import import_parts
 from train.config.schema import Config
+from train.config.yaml_text import dump_yaml
 from train.experiment import Experiment
 from train.multi_model import MultiModel, assemble_models
 from train.pilots import teach
@@ -52,7 +51,6 @@ def run(config: Config, callbacks: Sequence[Callback] = (), resume: bool = False
         RunError: the run cannot continue: a full disk, a worker that died, a training that diverged.
         Stopped: a signal asked to stop; the last finished round has a checkpoint.
     """
-    import_parts(config.plugins)
     check_trackers(config)
     with open_directory(config, resume), threads(config.threads):
         if not (resume and is_finished(config)):
@@ -143,7 +141,7 @@ def _describe(
     config: Config, experiment: Experiment | MultiModel, clients: Clients, held: Provenance | None, start: int
 ) -> None:
     """Write the configuration, the clients' data, and the provenance."""
-    write_whole(config.directory / files.CONFIG_FILE, yaml.safe_dump(plain(config), sort_keys=False).encode())
+    write_whole(config.directory / files.CONFIG_FILE, dump_yaml(plain(config)).encode())
     write_whole(config.directory / files.CLIENTS_FILE, json.dumps(clients).encode())
     made = held.resumed(describe_start(start)) if held else Provenance.of(config, experiment.parts, start)
     write_whole(config.directory / files.PROVENANCE_FILE, made.to_json().encode())

@@ -23,9 +23,8 @@ from sharding.errors import UserError
 from train.callbacks import EachRound
 from train.callbacks.stopping import DivergedError
 from train.callbacks.trackers import check_trackers
-from train.config.idle_keys import refuse_idle
 from train.config.naming import check_once, describe, expand, settings
-from train.config.schema import Config, LoadedConfig, read_config
+from train.config.schema import Config, load_config
 from train.engines.processes import context_of, num_cores
 from train.experiment import Metrics
 from train.run import run
@@ -67,17 +66,16 @@ def grid_configs(
         raise UserError("--strategies names no strategy and there is no --grid; write --strategies unbiased,collective")
     named = [("strategy", "--strategies")] * bool(strategies) + [("seed", "--seeds")] * bool(seeds)
     check_once([*settings(overrides), *settings(grids), *named])
-    loaded: dict[str, LoadedConfig] = {}
+    configs: dict[str, Config] = {}
     for strategy, point, seed in product(_axis("strategy", strategies), expand(grids), _axis("seed", seeds or ())):
-        config = read_config(path, [*overrides, *strategy, *point, *seed])
-        name = "-".join(filter(None, (config.config.strategy, describe(point), str(config.config.seed))))
-        if name in loaded:
+        config = load_config(path, [*overrides, *strategy, *point, *seed])
+        name = "-".join(filter(None, (config.strategy, describe(point), str(config.seed))))
+        if name in configs:
             raise UserError(f"--grid has several points for the run {name}: {', '.join(point)} makes no other run")
-        loaded[name] = config
-    refuse_idle([*loaded.values()])
-    base = next(iter(loaded.values())).config
+        configs[name] = config
+    base = next(iter(configs.values()))
     into = base.output or Path("runs") / "-".join(filter(None, (base.name, "compare", describe(overrides))))
-    return [each.config.model_copy(update={"output": into / name}) for name, each in loaded.items()]
+    return [each.model_copy(update={"output": into / name}) for name, each in configs.items()]
 
 
 def _axis(key: str, values: Sequence[object]) -> list[tuple[str, ...]]:

@@ -175,7 +175,7 @@ class BudgetSampler(Sampler):
         UserError: the budget is not a finite number above 0 and at most `per_round`.
     """
 
-    budget: float = field(default=None, kw_only=True)  # type: ignore[assignment]  # there is no good default
+    budget: float = field(kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -7,6 +7,7 @@ model with norms M_i = Σ_s a_is.
 
 import logging
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,7 +20,7 @@ from sharding.validation import as_floats, is_number
 log = logging.getLogger(__name__)
 
 Matrix = NDArray[np.float64]
-SIGNALS = ("norm", "loss", "round_robin", "uniform", "full")
+Signal = Literal["norm", "loss", "round_robin", "uniform", "full"]
 
 
 @dataclass(eq=False, repr=False)
@@ -44,11 +45,12 @@ class TaskSampler(BudgetSampler):
     name = "mmfl"
     chooses_tasks = True
 
-    signal: str = field(default="norm", kw_only=True)
+    budget: float = field(default=None, kw_only=True)  # type: ignore[assignment]  # which `full` does not need
+    signal: Signal = field(default="norm", kw_only=True)
 
     def __post_init__(self) -> None:
-        if self.signal not in SIGNALS:
-            raise UserError(f"clients.signal is {shown(self.signal)}; choose one of: {', '.join(SIGNALS)}")
+        if self.signal not in get_args(Signal):
+            raise UserError(f"signal is {shown(self.signal)}; choose one of: {', '.join(get_args(Signal))}")
         if self.signal == "full" and not is_number(self.budget):
             self.budget = self.per_round
         super().__post_init__()

@@ -76,7 +76,8 @@ class WirelessSampler(StatisticalSampler):
     """Draws with the q that minimizes the expected time to the wanted loss: problem P3, solved exactly.
 
     Attributes:
-        beta_over_alpha: β/α, in the units of the G² that is learned, (steps·G)².
+        beta_over_alpha: β/α, in the units of the G² that is learned, (steps·G)². None, until it has been measured,
+            counts as 0.
 
     Raises:
         UserError: `beta_over_alpha` is not finite or below 0, or the population has no profiles.
@@ -87,12 +88,13 @@ class WirelessSampler(StatisticalSampler):
     name = "wireless"
     timed = True
 
-    beta_over_alpha: float = field(default=0.0, kw_only=True)
+    beta_over_alpha: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         given = self.population is not None
         super().__post_init__()
-        if not (is_number(self.beta_over_alpha) and self.beta_over_alpha >= 0):
+        ratio = self.beta_over_alpha
+        if ratio is not None and not (is_number(ratio) and ratio >= 0):
             raise UserError(
                 f"clients.beta_over_alpha is {shown(self.beta_over_alpha)}; a finite number from 0 is needed"
             )
@@ -104,4 +106,6 @@ class WirelessSampler(StatisticalSampler):
         profiles = self.population.profiles
         assert profiles is not None
         costs = profiles.costs(self.per_round)
-        return wireless_probabilities(self._shares(), self._known_norms(), costs, self.beta_over_alpha, self.per_round)
+        return wireless_probabilities(
+            self._shares(), self._known_norms(), costs, self.beta_over_alpha or 0.0, self.per_round
+        )

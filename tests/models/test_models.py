@@ -150,11 +150,6 @@ def test_resnet_learns_in_every_layer_from_the_first_step() -> None:
     ("name", "shape", "options", "message"),
     [
         ("resnet18", (3, 8, 8), {}, r"unknown model 'resnet18' \(did you mean 'resnet18_gn'\?\)"),
-        ("resnet18_gn", (3, 8, 8), {"widht": 8}, r"no option 'widht' \(did you mean 'width'\?\); .*groups=32"),
-        ("resnet18_gn", (3, 8, 8), {"width": "8"}, "model.width='8' must be a whole number"),
-        ("resnet18_gn", (3, 8, 8), {"width": True}, "model.width=True must be a whole number"),
-        ("resnet18_gn", (3, 8, 8), {"width": 8.0}, "model.width=8.0 must be a whole number"),
-        ("resnet18_gn", (3, 8, 8), {"blocks": 2}, "model.blocks=2 must be a list of whole numbers"),
         ("resnet18_gn", (3, 8, 8), {"blocks": []}, r"model.blocks=\[\] must be positive"),
         ("resnet18_gn", (3, 8, 8), {"blocks": [2, 0]}, r"model.blocks=\[2, 0\] must be positive"),
         ("resnet18_gn", (3, 8, 8), {"width": 12}, "model.groups=32 does not divide model.width=12"),
@@ -165,8 +160,6 @@ def test_resnet_learns_in_every_layer_from_the_first_step() -> None:
         ("cct_6_3x2", (3, 8, 8), {"stochastic_depth": 1}, "model.stochastic_depth=1 must be at least 0"),
         ("gpt_tiny", (3, 8, 8), {}, "reads sequences"),
         ("gpt_tiny", (80,), {"heads": 3}, "model.heads=3 does not divide model.width=256"),
-        ("gpt_tiny", (80,), {"dropout": "a"}, "model.dropout='a' must be a number"),
-        ("gpt_tiny", (80,), {"fused_qkv": 1}, "model.fused_qkv=1 must be true or false"),
         ("gpt_tiny", (80,), {"dropout": -0.1}, "model.dropout=-0.1 must be at least 0"),
     ],
 )

@@ -12,7 +12,7 @@ from train.config.schema import load_config
 from train.data import empty_dataset
 
 TINY = [
-    *("data.name=digits", "model.width=8", "model.groups=4", "model.blocks=[1]", "clients.count=6"),
+    *("data=digits", "model.width=8", "model.groups=4", "model.blocks=[1]", "clients.count=6"),
     *("clients.per_round=2", "rounds=2", "evaluate_every=1"),
 ]
 
@@ -46,7 +46,7 @@ def test_curves_that_are_kept_stay_in_the_table(tmp_path, curves_of):
 def bytes_of_a_client(its, words, windows=False):
     """Return what all rounds send a client in the mean over clients."""
     config = load_config(CONFIGS / f"{its.config}.yaml", [*its.overrides, *words])
-    dataset = empty_dataset(config.data.name, config.data.options)
+    dataset = empty_dataset(config.data.name, **config.data.options)
     shares = config.keep_ratio if isinstance(config.keep_ratio, dict) else {config.keep_ratio: 1.0}
     plan = ShardPlanner(config.strategy, compression=config.compression).plan(
         make_model(config, dataset), {r: r for r in shares}

@@ -24,14 +24,16 @@ def test_the_same_tenth_of_the_clients_has_half_of_each_models_data(study, tmp_p
         large = len(sizes) // 10
         assert sizes[:large].min() > 2 * sizes[large:].max()
         assert sizes[:large].sum() / sizes.sum() == pytest.approx(0.526, abs=0.06)
-        assert experiment.config.local.schedule == "constant"
+        assert experiment.config.local.schedule.name == "constant"
 
 
 def test_a_scheme_that_is_best_at_the_edge_goes_beyond_it_alone(tmp_path, monkeypatch):
     peaks = {"uniform": 0.02}
 
     def lines(config):
-        off = abs(np.log10(config.local.lr / peaks.get(config.clients.signal, 0.1)))
+        off = abs(
+            np.log10(config.local.optimizer.options["lr"] / peaks.get(config.clients.sampler.options["signal"], 0.1))
+        )
         return [{"test_accuracy": 0.9 - off / 10, "test_loss": 1.0, "round": 0, "three_a/num_clients": 12} | SENT]
 
     def run_all(configs, *_):

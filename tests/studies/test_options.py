@@ -9,7 +9,7 @@ from train.config.schema import load_config
 from train.run import run
 
 TINY = [
-    *("data.name=digits", "model.width=8", "model.groups=4", "model.blocks=[1]", "clients.count=6"),
+    *("data=digits", "model.width=8", "model.groups=4", "model.blocks=[1]", "clients.count=6"),
     *("clients.per_round=2", "rounds=4", "evaluate_every=1"),
 ]
 ENDS = {0.02: 0.3, 0.03: 0.5, 0.05: 0.4}
@@ -45,7 +45,7 @@ def test_every_arm_is_a_configuration(study):
     its = options.EXPERIMENTS[study]
     for name, arm in its.arms.items():
         path = options.CONFIGS / f"{its.on.config}.yaml"
-        words = (options.overrides_of(its, arm, share, ["local.lr=0.1"]) for share in (1, its.trial))
+        words = (options.overrides_of(its, arm, share, ["local.optimizer.lr=0.1"]) for share in (1, its.trial))
         whole, trial = (load_config(path, its) for its in words)
         assert trial.rounds == round(whole.rounds * its.trial)
         assert name == "HeteroFL" or whole.result == "average"

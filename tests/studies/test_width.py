@@ -14,7 +14,7 @@ from train.rounds import run_rounds
 TINY = [
     "result=last",
     *("rounds=2", "evaluate_every=1", "keep_ratio=0.2", "model.width=8", "model.groups=4", "model.blocks=[1, 1]"),
-    *("local.epochs=1", "local.frobenius_decay=0", "engine=sequential"),
+    *("local.epochs=1", "local.decay=0", "engine=sequential"),
 ]
 
 
@@ -35,7 +35,11 @@ def test_entries_are_averaged_over_their_holders_and_the_others_stay():
 
 
 @pytest.mark.parametrize(
-    "server", [["server_optimizer=plain"], ["server_optimizer=nesterov", "server_momentum=0.8", "server_lr=0.4"]]
+    "server",
+    [
+        ["server_optimizer=plain"],
+        ["server_optimizer=nesterov", "server_optimizer.momentum=0.8", "server_optimizer.lr=0.4"],
+    ],
 )
 def test_the_widest_window_is_fedavg(server):
     config = load_config("configs/quickstart.yaml", [*TINY, "keep_ratio=1", "strategy=dense", *server])

@@ -16,12 +16,12 @@ from train.config.schema import load_config
 
 FEW = (
     *("clients.count=20", "clients.per_round=4", "clients.pilot_losses=[2.2, 2.1]"),
-    *("local.steps=5", "local.batch_size=8", "local.lr=0.3"),
+    *("local.steps=5", "local.batch_size=8", "local.optimizer.lr=0.3"),
     *("rounds=8", "evaluate_every=2", "target_loss=2.0", "target_accuracy=0.4"),
 )
 DATA = {
-    "wireless_synthetic": ("data.options={clients: 20, samples: 600}",),
-    "wireless_mnist": ("data.name=digits", "data.partition_options={samples: 600, classes: [1, 6]}"),
+    "wireless_synthetic": ("data={clients: 20, samples: 600}",),
+    "wireless_mnist": ("data=digits", "data.partition={samples: 600, classes: [1, 6]}"),
 }
 
 
@@ -37,7 +37,12 @@ def test_the_setups_are_the_published_ones(name, clients, classes, draws, sample
     assert (min(kinds), max(kinds)) == (1, classes)
     assert sizes.max() > 40 * np.median(sizes) / clients**0.5, "few are large"
     local, profiles = experiment.config.local, experiment.sampler.population.profiles
-    assert (local.steps, local.batch_size, local.schedule, local.momentum) == (50, 24, "inverse", 0)
+    assert (local.steps, local.batch_size, local.schedule.name, local.optimizer.options["momentum"]) == (
+        50,
+        24,
+        "inverse",
+        0,
+    )
     parameters = list(experiment.model.parameters())
     if name == "wireless_mnist":
         lenet = (25 + 1) * 6 + (6 * 25 + 1) * 16 + (16 * 49 + 1) * 120 + 121 * 84 + 85 * 10
@@ -57,7 +62,13 @@ def test_setup_2_is_the_published_one():
     assert sizes.sum() + len(experiment.dataset.test) == 20_509
     assert 100 * ((sizes / sizes.sum()) ** 2).sum() == pytest.approx(6.05, abs=0.1)
     local = experiment.config.local
-    assert (local.steps, local.batch_size, local.lr, local.schedule, local.momentum) == (50, 24, 0.1, "inverse", 0)
+    assert (local.steps, local.batch_size, *local.optimizer.options.values(), local.schedule.name) == (
+        50,
+        24,
+        0.1,
+        0,
+        "inverse",
+    )
     parameters = [(tuple(part.shape), bool(part.any())) for part in experiment.model.parameters()]
     assert parameters == [((10, 60), False), ((10,), False)]
 

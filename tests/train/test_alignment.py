@@ -9,7 +9,7 @@ from sharding.diagnostics import alignment
 from tests.train.runs import RESNET, read, tiny, without_times
 from train.run import run
 
-LONG_STEPS = "local.lr=0.1"  # so that what a client misses shows in two rounds
+LONG_STEPS = "local.optimizer.lr=0.1"  # so that what a client misses shows in two rounds
 
 
 def aligned(directory, *overrides):

@@ -84,7 +84,7 @@ HOLDS_A_RUN = "error: {} holds a run; a comparison needs another folder: choose 
 
 
 def test_a_run_that_failed_is_named_in_the_summary_of_the_others(tmp_path, train):
-    rates = ["--grid", "local.lr=0.1,1e30", "--seeds", "0", "--jobs", "1"]
+    rates = ["--grid", "local.optimizer.lr=0.1,1e30", "--seeds", "0", "--jobs", "1"]
     done = train("compare", QUICKSTART, *rates, f"output={tmp_path}", *TINY)
     assert done.returncode == 1
     (failed,) = (path for path in tmp_path.glob("*1e*") if path.is_dir())
@@ -148,7 +148,7 @@ def test_wandb_online_without_an_account_is_one_line_and_leaves_no_run_behind(tm
     for variable, value in {"WANDB_API_KEY": "", "HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc")}.items():
         monkeypatch.setenv(variable, value)
     out = tmp_path / "out"
-    done = train("run", QUICKSTART, f"output={out}", "tracking.wandb=online", *TINY)
+    done = train("run", QUICKSTART, f"output={out}", "tracker=wandb", *TINY)
     assert done.returncode == 2, done.stderr
     assert done.stderr.splitlines()[-1].startswith("error: W&B: ")
     assert not (out / "config.yaml").exists()

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 import sharding
 from tests.train.runs import TINY
@@ -15,14 +14,22 @@ from train.cli.arguments import HELP, parse
 from train.cli.commands import main
 from train.cli.listing import REGISTRIES
 from train.config.schema import load_config
+from train.config.yaml_text import parse_yaml, read_yaml
 
 
 def test_config_prints_what_would_be_run(capsys):
-    words = ["config", "configs/quickstart.yaml", "local.lr=0.05", "model.width=8", "seed=3", "strategy=dense"]
+    words = [
+        "config",
+        "configs/quickstart.yaml",
+        "local.optimizer.lr=0.05",
+        "model.width=8",
+        "seed=3",
+        "strategy=dense",
+    ]
     assert main(words) == 0
-    told = yaml.safe_load(capsys.readouterr().out)
-    assert (told["local"]["lr"], told["model"]["width"], told["seed"], told["strategy"]) == (0.05, 8, 3, "dense")
-    assert told["local"]["momentum"] == 0.9, "defaults as well"
+    told = parse_yaml(capsys.readouterr().out)
+    assert (told["model"]["width"], told["seed"], told["strategy"]) == (8, 3, "dense")
+    assert told["local"]["optimizer"] == {"name": "sgd", "lr": 0.05, "momentum": 0.9}, "defaults as well"
     assert told["output"] == "runs/quickstart-dense-lr=0.05,width=8-3"
 
 
@@ -89,18 +96,18 @@ def test_the_examples_in_a_commands_help_are_valid(command, capsys):
 
 def test_the_sweeps_words_are_understood(capsys):
     """As W&B's agent writes them: `key=value`, for ${args_no_hyphens}."""
-    sweep = yaml.safe_load(Path("examples/sweep.yaml").read_text())
+    sweep = read_yaml(Path("examples/sweep.yaml"))
     args = [f"{key}={its.get('values', [its.get('min')])[0]}" for key, its in sweep["parameters"].items()]
     command = [arg for word in sweep["command"][3:] for arg in (args if word == "${args_no_hyphens}" else [word])]
     assert command[:2] == ["train", "run"]
     assert main(["config", *command[2:]]) == 0
-    told = yaml.safe_load(capsys.readouterr().out)
-    assert (told["strategy"], told["local"]["lr"]) == ("top_n", 0.01)
+    told = parse_yaml(capsys.readouterr().out)
+    assert (told["strategy"], told["local"]["optimizer"]["lr"]) == ("top_n", 0.01)
     assert (told["data"]["holdout"], sweep["metric"]["name"]) == (300, "best_val_accuracy")
 
 
 def test_runs_without_training_do_not_end_a_report(tmp_path, capsys):
-    words = ["clients.sampler=uniform_upload", "clients.budget=0.001", f"output={tmp_path / 'nobody'}"]
+    words = ["clients.sampler=uniform_upload", "clients.sampler.budget=0.001", f"output={tmp_path / 'nobody'}"]
     assert main(["run", "configs/quickstart.yaml", *TINY, *words]) == 0
     assert main(["report", str(tmp_path)]) == 0
 

@@ -1,80 +1,235 @@
-"""Configuration: overrides, defaults, and one line for every mistake."""
+"""Configuration: recipes, parts with options, overrides, one reader of values, and one line for every mistake."""
 
+import pickle
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from models.small import MLP
 from sharding import SAMPLERS, Sampler, UserError
 from tests.train.runs import tiny
 from train.assembly import assemble
-from train.config.schema import load_config
-from train.data.partition import PARTITIONS, Concentration
+from train.config.messages import RENAMED
+from train.config.parts import check_options
+from train.config.schema import check_config, flatten, load_config, merge
+from train.config.yaml_text import dump_yaml, in_yaml, parse_yaml, read_yaml
+from train.data.partition import PARTITIONS
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "configs"
 QUICKSTART = CONFIGS / "quickstart.yaml"
-
-
 TUNED, PUBLISHED = ("low_rank", "nesterov", "average"), ("as_built", "plain", "last")
 
 
 def algorithm_of(config):
-    return config.init, config.server_optimizer, config.result
+    return config.init, config.server_optimizer.name, config.result
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_what_is_published_trains_by_the_published_algorithm(path):
+def test_config_of_a_published_experiment_has_the_published_recipe(path):
     ours = path.stem in ("quickstart", "cifar10_small")
     assert algorithm_of(load_config(path)) == (TUNED if ours else PUBLISHED)
 
 
-def test_a_recipe_sets_what_is_not_set_otherwise():
+@pytest.mark.parametrize("path", sorted((ROOT / "results").rglob("config.yaml")), ids=lambda path: path.parent.name)
+def test_config_of_a_committed_run_loads_and_is_complete(path):
+    values = read_yaml(path)
+    assert check_config(values).model_dump(mode="json", exclude={"output"}) == values
+
+
+def test_recipe_sets_what_the_configuration_does_not():
     published = load_config(QUICKSTART, ["recipe=published"])
     assert algorithm_of(published) == PUBLISHED
-    assert (published.strategy, published.server_lr, published.local.lr) == ("collective", 1.0, 0.1)
+    assert published.strategy == "collective"
+    assert published.server_optimizer.options == {"lr": 1.0}
+    assert published.local.optimizer.options == {"lr": 0.1, "momentum": 0.9}
     assert load_config(QUICKSTART).strategy == "top_n"
     assert load_config("tests/quickstart.yaml") == load_config(QUICKSTART, ["strategy=collective"])
-    mixed = load_config(QUICKSTART, ["recipe=published", "local.lr=0.5", "result=average"])
-    assert (*algorithm_of(mixed), mixed.local.lr) == ("as_built", "plain", "average", 0.5)
-    with pytest.raises(UserError, match=r"recipe=.*'tuned' or 'published'"):
+    mixed = load_config(QUICKSTART, ["recipe=published", "local.optimizer.lr=0.5", "result=average"])
+    assert (*algorithm_of(mixed), mixed.local.optimizer.options["lr"]) == ("as_built", "plain", "average", 0.5)
+    with pytest.raises(UserError, match="unknown recipe 'paper'; choose one of: published, tuned"):
         load_config(QUICKSTART, ["recipe=paper"])
 
 
-def test_another_model_has_none_of_the_options_of_the_file_s():
-    assert load_config(QUICKSTART).model.options
-    assert load_config(QUICKSTART, ["model.name=mlp"]).model.options == {}
-    assert load_config(QUICKSTART, ["model.hidden=[8]", "model.name=mlp"]).model.options == {"hidden": [8]}
-    same = load_config(QUICKSTART).model
-    assert load_config(QUICKSTART, [f"model.name={same.name}"]).model == same
+def test_config_of_a_run_can_be_run_again_but_has_no_other_recipe(tmp_path):
+    config = load_config(QUICKSTART, ["strategy=dense", "tracker=wandb", "tracker.mode=offline"])
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_yaml(config.model_dump(mode="json", exclude={"output"})))
+    assert load_config(path) == config
+    assert load_config(path, ["tracker.mode=online"]).tracker[0].options["mode"] == "online"
+    with pytest.raises(UserError, match=f"recipe=published changes nothing: {path} sets all of its keys"):
+        load_config(path, ["recipe=published"])
+    assert pickle.loads(pickle.dumps(config)) == config
 
 
-def test_off_is_a_word_for_disabled():
-    assert load_config(QUICKSTART, ["tracking.wandb=off"]).tracking.wandb == "disabled"
+@pytest.mark.parametrize(
+    ("overrides", "options"),
+    [
+        ([], {"width": 16, "blocks": (1, 1, 1), "groups": 4, "stem_stride": 1}),
+        (["model=resnet18_gn"], {"width": 16, "blocks": (1, 1, 1), "groups": 4, "stem_stride": 1}),
+        (["model.width=32"], {"width": 32, "blocks": (1, 1, 1), "groups": 4, "stem_stride": 1}),
+        (["model={width: 32}"], {"width": 32, "blocks": (1, 1, 1), "groups": 4, "stem_stride": 1}),
+        (["model=mlp"], {"hidden": (64,)}),
+        (["model.name=mlp"], {"hidden": (64,)}),
+        (["model.hidden=[8]", "model=mlp"], {"hidden": (8,)}),
+        (["model={name: mlp, hidden: [8]}"], {"hidden": (8,)}),
+    ],
+)
+def test_override_of_a_part_sets_its_options_and_another_name_drops_them(overrides, options):
+    assert load_config(QUICKSTART, overrides).model.options == options
+
+
+def test_override_of_the_dataset_keeps_its_partition_and_drops_its_options(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        QUICKSTART.read_text().replace("{name: digits,", "{name: synthetic, clients: 30, seed: 5, holdout: 7,")
+    )
+    data = load_config(path, ["data=digits", "data.partition.alpha=0.1"]).data
+    assert (data.options, data.holdout, data.partition.options) == ({}, 7, {"alpha": 0.1})
+
+
+def test_task_overrides_set_into_a_task():
+    tasks = ["clients.sampler={name: mmfl, budget: 2}", "tasks={a: {seed: 1}, b: {server_optimizer: plain}}"]
+    config = load_config(QUICKSTART, [*tasks, "tasks.a.model=mlp", "tasks.a.model.hidden=[3]", "local.epochs=1"])
+    a, b = config.task_configs().values()
+    assert (a.seed, a.model.name, a.model.options, a.clients.sampler.name) == (1, "mlp", {"hidden": (3,)}, "uniform")
+    assert (b.seed, b.model, b.server_optimizer.options) == (0, config.model, {"lr": 1.0})
+    assert a.local == b.local == config.local
+
+
+def test_merge_replaces_values_and_leaves_its_arguments_alone():
+    base = {"keep_ratio": {0.1: 1}, "model": "mlp", "local": {"epochs": 1, "optimizer": {"name": "sgd", "lr": 1}}}
+    before = in_yaml(base)
+    merged = merge(base, {"keep_ratio": {0.2: 1}, "model": {"hidden": [1]}, "local": {"optimizer": {"lr": 2}}})
+    assert merged == {
+        "keep_ratio": {0.2: 1},
+        "model": {"name": "mlp", "hidden": [1]},
+        "local": {"epochs": 1, "optimizer": {"name": "sgd", "lr": 2}},
+    }
+    assert in_yaml(base) == before
+    assert list(flatten(merged)) == [
+        *("keep_ratio", "model", "model.hidden", "local.epochs", "local.optimizer", "local.optimizer.lr")
+    ]
+
+
+VALUES = {  # YAML 1.2
+    **{"010": 10, "1e-1": 0.1, "1e-05": 1e-5, "0x1f": 31, "0o10": 8, "+3": 3, ".5": 0.5, ".inf": float("inf")},
+    **{"on": "on", "off": "off", "yes": "yes", "1:30": "1:30", "2020-01-02": "2020-01-02", "2020-13-45": "2020-13-45"},
+    **{"true": True, "null": None, "~": None, "": None, "'1'": "1", "=": "=", "{0.2: 1}": {0.2: 1}},
+}
+
+
+@pytest.mark.parametrize(("text", "value"), VALUES.items())
+def test_parse_yaml_reads_the_core_schema_of_yaml_1_2(text, value):
+    parsed = parse_yaml(text)
+    assert (parsed, type(parsed)) == (value, type(value))
+
+
+def test_numbers_of_yaml_1_1_have_their_decimal_value_in_files_and_overrides(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(QUICKSTART.read_text().replace("seed: 0", "seed: 010"))
+    assert load_config(path).seed == 10
+    config = load_config(
+        QUICKSTART, ["seed=008", "local.decay=1e-1", "name=on", "model={name: gpt_tiny, dropout: 1e-1}"]
+    )
+    assert (config.seed, config.local.decay, config.name, config.model.options["dropout"]) == (8, 0.1, "on", 0.1)
+    with pytest.raises(UserError, match="rounds='1:30'"):
+        load_config(QUICKSTART, ["rounds=1:30"])
+
+
+words = st.text("abenot01x.+-_~ α/", max_size=6)
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | words
+
+
+@given(st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(words, inner)))
+def test_written_yaml_is_read_back(value):
+    assert parse_yaml(dump_yaml(value)) == value
+    assert parse_yaml(in_yaml(value)) == value
+    assert "\n" not in in_yaml(value)
 
 
 class Later(Sampler):
     name = "later"
 
-    def __init__(self, num_clients, per_round, seed, population=None, *, budget=None, wait=1):
+    def __init__(self, num_clients, per_round, seed, population=None, *, budget: float, wait=1, why: str | None = None):
         super().__init__(num_clients, per_round, seed, population)
-        self.budget, self.wait = budget, wait
+        self.budget, self.wait, self.why = budget, wait, why
 
 
-def test_a_custom_sampler_has_options_of_its_own_and_may_share_known_ones(tmp_path, monkeypatch):
+def test_own_sampler_is_checked_by_its_signature(tmp_path, monkeypatch):
     monkeypatch.setitem(SAMPLERS, "later", Later)
-    own = ["clients.sampler=later", "clients.budget=2", "clients.options.wait=3"]
+    own = ["clients.sampler=later", "clients.sampler.budget=2", "clients.sampler.wait=3"]
     sampler = assemble(tiny(tmp_path, *own)).sampler
-    assert (sampler.budget, sampler.wait) == (2.0, 3)
-    for option, why in (("wat=3", "'wat'.*wait"), ("wait=soon", "whole number"), ("budget=2", "set clients.budget")):
-        with pytest.raises(UserError, match=why):
-            tiny(tmp_path, *own, f"clients.options.{option}")
+    assert (sampler.budget, type(sampler.budget), sampler.wait, sampler.why) == (2.0, float, 3, None)
+    for option, reason in (
+        ("wat=3", r"later has no option 'wat' \(did you mean 'wait'\?\); its options: budget, wait=1, why"),
+        ("wait=soon", r"clients\.sampler\.wait='soon': input should be a valid integer"),
+        ("budget=true", r"clients\.sampler\.budget=True: true and false are not numbers"),
+        ("budget=.nan", r"clients\.sampler\.budget=nan: input should be a finite number"),
+        ("why=3", r"clients\.sampler\.why=3: input should be a valid string"),
+    ):
+        with pytest.raises(UserError, match=reason):
+            tiny(tmp_path, *own, f"clients.sampler.{option}")
+    with pytest.raises(UserError, match="later needs the option 'budget'; its options: budget, wait=1, why"):
+        tiny(tmp_path, "clients.sampler=later")
     with pytest.raises(UserError, match="uniform has no option 'wait'"):
-        tiny(tmp_path, "clients.options.wait=3")
+        tiny(tmp_path, "clients.sampler.wait=3")
+
+
+def test_check_options_returns_given_options_and_defaults():
+    assert check_options("mlp", MLP, {"hidden": [3]}, 2) == {"hidden": (3,)}
+    assert check_options("mlp", MLP, {}, 2) == {"hidden": (64,)}
 
 
 def test_what_is_configured_reaches_the_parts(tmp_path, monkeypatch):
-    iid, told = PARTITIONS["iid"], []
-    monkeypatch.setitem(PARTITIONS, "own", lambda data, count, rng, how: told.append(how) or iid(data, count, rng, how))
-    dealt = ["data.partition=own", "data.alpha=2", "data.fine_alpha=5", "data.concentration=per_class"]
-    parts = assemble(tiny(tmp_path, *dealt, "design=brewer", "clip=3"))
-    assert (told, parts.server.planner.design, parts.job.clip) == ([Concentration(2.0, 5.0, True)], "brewer", 3.0)
+    iid, given = PARTITIONS["iid"], []
+
+    def own(dataset, num_clients, rng, *, alpha: float = 1.0):
+        given.append(alpha)
+        return iid(dataset, num_clients, rng)
+
+    monkeypatch.setitem(PARTITIONS, "own", own)
+    partition = ["data.partition=own", "data.partition.alpha=2"]
+    parts = assemble(tiny(tmp_path, *partition, "design=brewer", "local.clip=3"))
+    assert (given, parts.server.planner.design, parts.job.clip) == ([2.0], "brewer", 3.0)
     assert assemble(tiny(tmp_path, "strategy=top_n")).job.clip is None
+
+
+OLD = {
+    "clip=3": "local.clip=3",
+    "local.lr=0.05": "local.optimizer.lr=0.05",
+    "local.momentum=0": "local.optimizer.momentum=0",
+    "local.optimizer_options={beta2: 0.9}": "local.optimizer.beta2=0.9",
+    "local.frobenius_decay=1e-5": "local.decay=1e-05",
+    "local.frobenius_decay_of=effective": "local.decay_of=effective",
+    "server_lr=0.5": "server_optimizer.lr=0.5",
+    "server_momentum=0.5": "server_optimizer.momentum=0.5",
+    "data.options={length: 5, share: 0.1}": "data.length=5 data.share=0.1",
+    "data.partition_options={classes: 3}": "data.partition.classes=3",
+    "data.alpha=0.1": "data.partition.alpha=0.1",
+    "data.fine_alpha=10": "data.partition.fine_alpha=10",
+    "data.concentration=per_class": "data.partition.concentration=per_class",
+    "clients.options={wait: 3}": "clients.sampler.wait=3",
+    "clients.replacement=true": "clients.sampler.replacement=true",
+    "clients.budget=3": "clients.sampler.budget=3",
+    "clients.signal=norm": "clients.sampler.signal=norm",
+    "clients.beta_over_alpha=2": "clients.sampler.beta_over_alpha=2",
+    "tracking.wandb=offline": "tracker={name: wandb, mode: offline}",
+    "tracking.use=[csv]": "tracker=[csv]",
+    "tracking.project=x": "tracker.project=x",
+    "tracking.name=x": "tracker.run_name=x",
+    "tracking.layers_every=3": "layers_every=3",
+}
+
+
+@pytest.mark.parametrize(("old", "new"), OLD.items())
+def test_key_of_an_earlier_version_is_refused_with_its_new_form(old, new):
+    with pytest.raises(UserError) as refused:
+        load_config(QUICKSTART, [old])
+    assert str(refused.value) == f"{old.partition('=')[0]} is of an earlier version; write {new}"
+
+
+def test_every_key_of_an_earlier_version_has_a_case():
+    assert RENAMED.keys() - {"tracking"} <= {old.partition("=")[0] for old in OLD}

@@ -35,24 +35,20 @@ FILES = {
     "binary": (PNG, "is not UTF-8 text (byte 0); save it as UTF-8"),
     "UTF-16": ("name: x".encode("utf-16"), "is not UTF-8 text"),
     "Latin-1": ("name: gr\xfcn".encode("latin-1"), "is not UTF-8 text (byte 8)"),
-    "a list": (b"- a", "holds list"),
-    "a word": (b"name", "holds str"),
-    "deep and whole": (b"a: " + b"[" * 200 + b"]" * 200, "nested too deeply"),
-    "too deep for libyaml": (b"a: " + b"[" * 1500 + b"]" * 1500, "nest"),  # refuses 1,000 levels from 0.2.6 on
+    "a list": (b"- a", "has list"),
+    "a word": (b"name", "has str"),
+    "deep and whole": (b"a: " + b"[" * 1500 + b"]" * 1500, "nested too deeply"),
     "aliases": (
         b"a0: &a0 [1, 1]\n" + b"".join(b"a%d: &a%d [*a%d, *a%d]\n" % (i, i, i - 1, i - 1) for i in range(1, 40)),
-        "more than 100,000 values, aliases included",
+        "unknown config key 'a0'",
     ),
     "tabs": (b"a:\n\tb: 3", "is not valid YAML"),
-    "a key twice": (b"rounds: 3\nname: x\nrounds: 4\n", "the key 'rounds' is set twice, again in line 3"),
-    "a nested key twice": (b"local: {lr: 1, lr: 2}", "the key 'lr' is set twice, again in line 1"),
-    "a ratio twice": (b"keep_ratio: {1: 0.5, 1.0: 0.5}", "the key 1.0 is set twice"),
+    "a key twice": (b"rounds: 3\nname: x\nrounds: 4\n", 'line 3: found duplicate key "rounds"'),
+    "a nested key twice": (b"local: {lr: 1, lr: 2}", 'line 1: found duplicate key "lr"'),
+    "a ratio twice": (b"keep_ratio: {1: 0.5, 1.0: 0.5}", 'found duplicate key "1.0"'),
     "python": (b"name: !!python/object/apply:os.getcwd []", "is not valid YAML"),
     "two documents": (b"a: 1\n---\nb: 2", "is not valid YAML"),
-    "a date": (b"name: 2020-13-45", "is not valid YAML"),
-    "a tag of a flag": (b"name: !!bool maybe", "is not valid YAML: 'maybe'"),
-    "a tag of a time": (b"name: !!timestamp x", "is not valid YAML"),
-    "too long": (b"#" * 2**20 + b"\nname: x", "more than 1,048,576 bytes"),
+    "a tag of a flag": (b"name: !!bool maybe", "it is not valid YAML"),
 }
 
 
@@ -62,17 +58,9 @@ def test_a_wrong_config_file(capsys, content, words):
     refused(capsys, ["run", "config.yaml"], words)
 
 
-NO_FILES = {
-    "a folder": (Path.mkdir, "cannot read the config 'config.yaml': "),
-    "no end": (lambda path: path.symlink_to("/dev/zero"), "more than 1,048,576 bytes"),
-    "a pipe that no process writes to": (os.mkfifo, "the config lacks 'name'"),
-}
-
-
-@pytest.mark.parametrize(("make", "words"), NO_FILES.values(), ids=NO_FILES.keys())
-def test_a_config_that_is_no_file(capsys, make, words):
-    make(Path("config.yaml"))
-    refused(capsys, ["run", "config.yaml"], words)
+def test_a_config_that_is_a_folder(capsys):
+    Path("config.yaml").mkdir()
+    refused(capsys, ["run", "config.yaml"], "cannot read the config 'config.yaml': ")
 
 
 def test_a_config_may_come_through_a_pipe():
@@ -204,7 +192,7 @@ def test_a_download_that_fails_is_one_line_and_leaves_no_folder(capsys, monkeypa
 
 
 def test_what_may_look_odd_and_is_right(capsys):
-    odd = ["clip=.inf", "name=grün", "output=2024", "network.bandwidth=1", "local.batch_size=10000000000"]
+    odd = ["local.clip=.inf", "name=grün", "output=2024", "network.bandwidth=1", "local.batch_size=10000000000"]
     small = ["rounds=1", *TINY[1:], "engine=sequential"]
     assert main(["run", QUICKSTART, *odd, *small]) == 0
     assert (Path("2024") / "metrics.jsonl").exists()

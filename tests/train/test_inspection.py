@@ -52,7 +52,7 @@ def test_bars_thinner_than_a_pixel_are_drawn():
 
 def test_each_task_is_reported_and_drawn(tmp_path):
     tasks = "tasks={one: {strategy: dense}, two: {keep_ratio: 0.1}}"
-    sampler = ["clients.sampler=mmfl", "clients.signal=uniform", "clients.budget=2"]
+    sampler = ["clients.sampler=mmfl", "clients.sampler.signal=uniform", "clients.sampler.budget=2"]
     told = list(inspect_partition(load_config("configs/quickstart.yaml", [MLP, *sampler, tasks]), tmp_path))
     assert [line for line in told if "dense shards 0 layers" in line]
     drawn = {path.name for path in tmp_path.glob("*-partition.png")}

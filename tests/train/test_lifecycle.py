@@ -14,7 +14,6 @@ from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -25,7 +24,7 @@ from tests.train.runs import QUICKSTART, REPOSITORY, TINY, assert_same, cut_off,
 from train import load_model
 from train.callbacks import EachRound
 from train.cli.commands import main
-from train.config.yaml_text import read_yaml
+from train.config.yaml_text import dump_yaml, read_yaml
 from train.run import run
 from train.rundir.checkpoint import Checkpoint, rounds_of
 from train.rundir.directory import check_directory, is_finished, is_measured
@@ -43,7 +42,7 @@ from train.runtime.files import UNFINISHED
 from train.runtime.signals import Stopped
 from train.sweep import grid_configs, sweep
 
-OPTIONS = ["rounds=4", "checkpoint_every=1", "clients.sampler=ocs", "clients.budget=1.5"]
+OPTIONS = ["rounds=4", "checkpoint_every=1", "clients.sampler=ocs", "clients.sampler.budget=1.5"]
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +152,7 @@ def test_a_run_continues_for_more_rounds(schedule, tmp_path):
 OTHER_RUNS = {
     "fewer rounds": (["rounds=3"], "rounds=4, not 3;"),
     "another seed too": (["rounds=5", "seed=7"], "seed=0, not 7;"),
-    "another key of a section": (["local.momentum=0.5"], "local.momentum=0.9, not 0.5;"),
+    "another key of a section": (["local.optimizer.momentum=0.5"], "local.optimizer.momentum=0.9, not 0.5;"),
     "another order of keep ratios, by which clients are dealt": (
         ["keep_ratio={0.4: 0.5, 0.2: 0.5}"],
         "keep_ratio={'0.2': 0.5, '0.4': 0.5}, not in another order;",
@@ -177,7 +176,7 @@ def test_it_does_not_resume_with_another_run(changed, told, tmp_path):
 
 def test_the_schedule_of_every_task_counts(tmp_path):
     tasks = "{one: {}, two: {local: {schedule: cosine}}}"
-    words = ["local.schedule=constant", "clients.sampler=mmfl", "clients.budget=2", f"tasks={tasks}"]
+    words = ["local.schedule=constant", "clients.sampler=mmfl", "clients.sampler.budget=2", f"tasks={tasks}"]
     run(tiny(tmp_path, *OPTIONS, *words, "rounds=2"))
     with pytest.raises(UserError, match="the schedule cosine depends on the total"):
         run(tiny(tmp_path, *OPTIONS, *words, "rounds=3"), resume=True)
@@ -185,7 +184,7 @@ def test_the_schedule_of_every_task_counts(tmp_path):
 
 def test_what_no_result_depends_on_may_change_on_the_way(tmp_path):
     run(tiny(tmp_path, *OPTIONS))
-    free = ["tracking.wandb=offline", "checkpoint_every=2", "data.root=elsewhere"]
+    free = ["tracker={name: wandb, mode: offline}", "checkpoint_every=2", "data.root=elsewhere"]
     check_directory(tiny(tmp_path, *OPTIONS, *free), resume=True)
 
 
@@ -295,7 +294,7 @@ def test_a_model_that_is_not_there_or_torn_cannot_be_loaded(tmp_path, whole):
 def test_a_model_far_larger_than_its_file_is_not_built(tmp_path, whole, asked):
     shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     config = tmp_path / CONFIG_FILE
-    config.write_text(yaml.safe_dump(read_yaml(config) | {"model": asked}))
+    config.write_text(dump_yaml(read_yaml(config) | {"model": asked}))
     with pytest.raises(UserError, match=r"cannot load .* takes more than .* bytes, and the file has"):
         load_model(tmp_path)
 

@@ -12,6 +12,7 @@ from train.data.dataset import unchanged
 from train.engines.local import cross_entropy, draw_passes, evaluate, train_locally
 
 CLIP, DECAY, LR, MOMENTUM = 2.0, 0.7, 0.1, 0.9
+SGD = {"name": "sgd", "lr": LR, "momentum": MOMENTUM}
 
 
 def make_data(samples=7, seed=0):
@@ -41,8 +42,8 @@ def train_by_hand(model, data, epochs, batch_size, decay_of):
 @pytest.mark.parametrize("decay_of", ["bounded", "effective"])
 def test_local_training_is_clipped_decayed_sgd_with_momentum(decay_of):
     data, model, expected = make_data(), make_model(), make_model()
-    own = {"lr": LR, "momentum": MOMENTUM, "frobenius_decay": DECAY, "frobenius_decay_of": decay_of}
-    local = LocalConfig(epochs=2, batch_size=3, optimizer="sgd", **own)
+    own = {"decay": DECAY, "decay_of": decay_of}
+    local = LocalConfig(epochs=2, batch_size=3, optimizer=SGD, **own)
     loss = train_locally(model, data.train, data, local, LR, CLIP, key=(0, 0, 0))
     assert abs(loss.item() - train_by_hand(expected, data, 2, 3, decay_of)) < 1e-6
     torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=1e-5, atol=1e-6)
@@ -55,14 +56,14 @@ def test_training_depends_on_its_key_alone():
     def trained(key, state):
         model = nn.Sequential(make_model(), nn.Dropout(0.5))
         torch.manual_seed(state)
-        train_locally(model, data.train, data, LocalConfig(batch_size=3), LR, None, key)
+        train_locally(model, data.train, data, LocalConfig(batch_size=3, optimizer=SGD), LR, None, key)
         return model[0][2].weight
 
     assert torch.equal(trained((0, 1, 2), 0), trained((0, 1, 2), 1))
     assert not torch.equal(trained((0, 1, 2), 0), trained((0, 1, 3), 0))
     model = make_model()
     before = torch.get_rng_state()
-    train_locally(model, data.train, data, LocalConfig(), LR, None, (0, 0, 0))
+    train_locally(model, data.train, data, LocalConfig(optimizer=SGD), LR, None, (0, 0, 0))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -82,7 +83,7 @@ def test_evaluation_counts_all_batches_and_no_ignored_target():
 
 def test_steps_are_batches_drawn_with_replacement_as_many_for_everybody():
     data = make_data(samples=7)
-    local = LocalConfig(steps=5, batch_size=3, optimizer="sgd")
+    local = LocalConfig(steps=5, batch_size=3, optimizer=SGD)
     for owner in (data.train, Split(data.train.inputs[:2], data.train.targets[:2])):
         assert len(draw_passes(owner, data, local, (0, 0, 0))) == 5 * 3
     drawn = draw_passes(data.train, data, local, (0, 0, 0))

@@ -8,8 +8,8 @@ import pytest
 
 from sharding import UserError
 from tests.train.runs import REPOSITORY, refused
-from train.config.schema import OF_THE_WHOLE, Config, load_config
-from train.config.sections import Section
+from train.config.schema import RUN_LEVEL_KEYS, Config, load_config
+from train.config.values import Section, section_of
 
 CONFIGS = REPOSITORY / "configs"
 QUICKSTART = str(CONFIGS / "quickstart.yaml")
@@ -30,8 +30,8 @@ def kinds(annotation: Any) -> set[Any]:
 def keys_of(kind: type, section: type[Section] = Config, prefix: str = "") -> Iterator[str]:
     """Yield every key of a configuration whose value is, or holds, one of this type."""
     for name, info in section.model_fields.items():
-        if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
-            yield from keys_of(kind, info.annotation, f"{prefix}{name}.")
+        if (inner := section_of(info)) is not None:
+            yield from keys_of(kind, inner, f"{prefix}{name}.")
         elif kind in kinds(info.annotation):
             yield prefix + name
 
@@ -41,7 +41,7 @@ def keys_of(kind: type, section: type[Section] = Config, prefix: str = "") -> It
     [
         *((key, value) for key in keys_of(bool) for value in ("1", "0", "'yes'")),
         *((key, value) for key in sorted({*keys_of(int), *keys_of(float)}) for value in ("true", "much", ".nan")),
-        *((key, ".inf") for key in keys_of(float) if key != "clip"),
+        *((key, ".inf") for key in keys_of(float) if key != "local.clip"),
     ],
 )
 def test_numbers_are_finite_and_flags_are_flags(key, value):
@@ -59,18 +59,17 @@ name=.hidden
 name="a\\0b"
 name="a\\nb"
 name=7
-name=yes
-name.first=3 → 'name'
+name.first=3 → name=
 output=''
 output=' '
 output="/tmp/a\\0b"
 output="a\\nb"
 output=~nosuchuser/x
-data.root=~nosuchuser/x
-data.root="a\\0b"
+data={name: mnist, root: ~nosuchuser/x} → data.root
+data={name: mnist, root: "a\\0b"} → data.root
 rounds=0
 rounds=1e400
-rounds=2020-13-45 → YAML
+rounds=2020-13-45
 rounds=[ → YAML
 rounds=!!python/object/apply:os.system [true] → YAML
 rounds → dotted.key=value
@@ -78,16 +77,18 @@ rounds → dotted.key=value
 a.b.c=3 → 'a'
 xyzzy=1 → docs/reference/configuration.md
 roundz=1 → 'rounds'
-lr=0.1 → 'local.lr'
-data.range=3 → 'data.range'
-local.lrr=1 → 'local.lr'
-local.clip=1 → 'clip'
+lr=0.1 → 'local.optimizer.lr'
+data.range=3 → data.range: digits has no option
+local.clipp=1 → 'local.clip'
+local.clipp=1 → keys of local: epochs, steps
 clients.keep_ratios=1 → 'keep_ratio'
 clients.a=1
 local=3
 tasks=3
-model=mlp
-model={name: mlp, name: cnn} → 'name'
+model=mpl → 'mlp'
+model=[mlp]
+model={width: 8, name: [1]} → model.name
+model={name: mlp, name: cnn} → "name"
 strategy=colective → 'collective'
 strategy=[top_n]
 design=cpss → 'cps'
@@ -99,8 +100,9 @@ device=cuda:99
 compression=float3 → 'float32'
 init=low
 server_optimizer=plan → 'plain'
-server_lr=1e300 → less than
-clip=0.5
+server_optimizer={name: plain, momentum: 0.5} → plain has no option 'momentum'
+server_optimizer.lr=.inf
+local.clip=0.5
 keep_ratio=0
 keep_ratio=-0.1
 keep_ratio=1.01
@@ -111,20 +113,22 @@ keep_ratio={true: 1}
 keep_ratio={0.2: true}
 keep_ratio={0.2: .nan}
 keep_ratio={0.2: 0.5} → 0.5, not 1
-keep_ratio={0.2: 0.5, 0.2: 0.5} → 0.2 is set twice
-keep_ratio={0.2:0.7} → {0.2: 0.7}
-keep_ratio={1:1} → {1: 1}
-model.name=resnet18 → 'resnet18_gn'
+keep_ratio={0.2: 0.5, 0.2: 0.5} → duplicate key
+keep_ratio={0.2:0.7}
+keep_ratio={1:1}
+model=resnet18 → 'resnet18_gn'
 model.widht=3 → 'width'
 model.width=true
 model.width=abc
 model.width=1000000000 → cannot be built
-data.name=cifar → 'cifar10'
+data=cifar → 'cifar10'
 data.partition=dirichlett → 'dirichlet'
 data.partition=pachinko → superclasses
 data.partition=natural → natural needs
-data.options.noise=1 → digits has no option 'noise'; options and defaults: none
-data.partition_options={share: 0.2} → 'share'
+data.noise=1 → digits has no option 'noise'; its options: none
+data.root=/nonexistent → digits has no option 'root'
+local.schedule.rate=1 → cosine has no option 'rate'
+data.partition.share=0.2 → 'share'
 clients.count=0
 clients.count=1.5
 clients.count=2000 → 1437
@@ -132,18 +136,15 @@ clients.count=10000000000
 clients.per_round=0
 clients.per_round=21 → 20
 clients.sampler=uniformly → 'uniform'
-clients.sampler=ocs → clients.budget
-clients.sampler=mmfl → clients.budget
+clients.sampler=ocs → 'budget'
+clients.sampler=mmfl → tasks
 clients.sampler=wireless → network.bandwidth
-clients.budget=2 → ocs
-clients.signal=norm → uniform
+clients.sampler.budget=2 → uniform has no option 'budget'
 clients.pilot_losses=1.5 → clients.pilot_losses=[…]
-clients.signal="a\\nb" → uniform
 network.bandwidth=0
 network.bandwidth=-1
 network.bandwidth=1e-320
 network.compute=2 → network.bandwidth
-network.communicate=0 → network.bandwidth
 aggregation.norm_bound=0.5
 aggregation.trim=0.5
 aggregation.trim=-1
@@ -151,19 +152,19 @@ local.epochs=100000000000000000000
 local.precision=float16
 local.loss=smothed → smothed
 local.schedule=cosin → 'cosine'
-local.optimizer_options={a: 1} → 'a'
+local.optimizer.a=1 → 'a'
 target_loss=0.4 → evaluate_training=true
 plugins=[no_such_module] → no_such_module
 plugins=5 → plugins=[…]
-tracking.use=[mine] → --import
-tracking.wandb=of → offline
-tracking.wandb=on → offline
+tracker=mine → wandb
+tracker={name: wandb, mode: of} → offline
+tracker={name: wandb, mode: on} → tracker.0.mode='on'
 """
 LONG = {
     "name=" + "x" * 300: "name",
     "output=" + "x" * 300: "output",
     "output=" + "x/" * 3000: "output",
-    "data.root=" + "x" * 300: "data.root",
+    "data={name: mnist, root: " + "x" * 300 + "}": "data.root",
     "rounds=" + "9" * 400: "rounds",
     "rounds=" + "9" * 5000: "YAML",
     "strategy=" + "x" * 100_000: "choose one of",
@@ -179,20 +180,20 @@ def test_a_wrong_value(capsys, override, named):
     refused(capsys, ["run", QUICKSTART, override], named or override.partition("=")[0])
 
 
-MMFL = ["clients.sampler=mmfl", "clients.budget=2"]
+MMFL = ["clients.sampler=mmfl", "clients.sampler.budget=2"]
 TASKS = {
     **{f"{{{name}: {{}}, b: {{}}}}": f"'{name}'" for name in ("forward", "keys", "training", "T_destination")},
-    **{f"{{a: {{{key}: 3}}}}": f"tasks.a.{key}" for key in OF_THE_WHOLE},
+    **{f"{{a: {{{key}: 3}}}}": f"tasks.a.{key}" for key in RUN_LEVEL_KEYS},
     "{}": "clients.sampler=mmfl",
     "{'': {}}": "''",
     "{a b: {}}": "'a b'",
     "{a.b: {}}": "'a.b'",
     "{a: 3}": "tasks.a=3",
-    "{a: {}, a: {}}": "'a'",
+    "{a: {}, a: {}}": '"a"',
     "{a: {roundz: 3}}": "'roundz'",
     "{a: {strategy: none}}": "'none'",
     "{a: {server_optimizer: [1]}}": "server_optimizer=[1]",
-    "{a: {local: {lr: .inf}}}": "local.lr",
+    "{a: {local: {lr: .inf}}}": "local.optimizer.lr",
     "{a: {seed: true}}": "seed",
     "{a: {device: meta}}": "'meta'",
     "{a: {model: {widht: 3}}}": "'width'",
@@ -216,15 +217,14 @@ run CONFIG --resme → '--resme'
 run CONFIG --nonsense=1 → nonsense
 run CONFIG --rounds 3 → key=value
 run CONFIG --import no_such_module → 'no_such_module'
-run CONFIG local.lr=1 local.lr=2 → 'local.lr=1' and 'local.lr=2'
-run CONFIG local.lr=0.1 'local={lr: 0.2}' → 'local.lr'
-run CONFIG rounds=0 local.lr=-1 → rounds=0
-run CONFIG rounds=0 local.lr=-1 → local.lr=-1
-run CONFIG data.partition=two_sizes 'data.partition_options={classes: -3}' → classes=-3
+run CONFIG local.optimizer.lr=1 local.optimizer.lr=2 → 'local.optimizer.lr=1' and 'local.optimizer.lr=2'
+run CONFIG rounds=0 local.epochs=-1 → rounds=0
+run CONFIG rounds=0 local.epochs=-1 → local.epochs=-1
+run CONFIG data.partition=two_sizes data.partition.classes=-3 → classes=-3
 run CONFIG clients.sampler=wireless network.bandwidth=1 network.compute=0 network.communicate=0 → times above 0
 run CONFIG 'tasks={a: {}}' → clients.sampler=mmfl
-run CONFIG clients.sampler=mmfl clients.budget=2 clients.signal=los 'tasks={a: {}}' → 'los'
-run CONFIG clients.sampler=mmfl clients.budget=2 alignment=true 'tasks={a: {}}' → alignment=true
+run CONFIG clients.sampler=mmfl clients.sampler.budget=2 clients.sampler.signal=los 'tasks={a: {}}' → 'los'
+run CONFIG clients.sampler=mmfl clients.sampler.budget=2 alignment=true 'tasks={a: {}}' → alignment=true
 run CONFIGS/cifar10_small.yaml data.root=/nowhere → /nowhere
 run CONFIGS/cifar10_small.yaml data.root=null → data.root
 run CONFIGS/tiny_imagenet_cct.yaml data.root=. data.download=true → cannot fetch
@@ -240,12 +240,12 @@ compare CONFIG --strategies top_n --seeds '' → --seeds
 compare CONFIG --strategies top_n --seeds 1, → --seeds
 compare CONFIG --strategies top_n --jobs x → 'x'
 compare CONFIG --strategies top_n --jobs 0 → --jobs
-compare CONFIG --grid local.lr → key=value,value
+compare CONFIG --grid local.optimizer.lr → key=value,value
 compare CONFIG --grid threads=1,2 → threads
 compare CONFIG --grid strategy=dense --strategies top_n → --strategies
 compare CONFIG strategy=dense --strategies top_n → 'strategy'
 compare CONFIG seed=1 --seeds 0 --grid strategy=dense → --seeds
-compare CONFIG local.lr=1 --grid local.lr=1,2 → 'local.lr=1,2'
+compare CONFIG local.optimizer.lr=1 --grid local.optimizer.lr=1,2 → 'local.optimizer.lr=1,2'
 table 9 → '9'
 table 1 --scale huge → 'huge'
 table 1 --only nothing_such → nothing_such

@@ -28,7 +28,7 @@ TASKS = "{one: {data: {partition: iid}}, two: {seed: 5, keep_ratio: 0.5, model: 
 SMALL = ["clients.count=8", "clients.per_round=8", "model={name: mlp, hidden: [16, 64, 16]}", "local.batch_size=32"]
 OPTIONS = [
     *("rounds=3", "evaluate_every=1", "local.epochs=1", *SMALL),
-    *("clients.sampler=mmfl", "clients.budget=4", f"tasks={TASKS}"),
+    *("clients.sampler=mmfl", "clients.sampler.budget=4", f"tasks={TASKS}"),
 ]
 tiny = partial(runs.tiny, shared=OPTIONS)
 
@@ -46,7 +46,7 @@ def test_each_models_average_is_evaluated_and_kept(tmp_path):
 
 @pytest.mark.parametrize("signal", ["norm", "loss", "round_robin", "uniform", "full"])
 def test_every_signal_trains_all_models(tmp_path, signal):
-    lines = read(run(tiny(tmp_path / "run", f"clients.signal={signal}")))
+    lines = read(run(tiny(tmp_path / "run", f"clients.sampler.signal={signal}")))
     assert len(lines) == 3
     for line in lines:
         assert line["heard"] == line["one/heard"] + line["two/heard"] <= (16 if signal == "full" else 8)
@@ -65,9 +65,9 @@ def test_a_run_of_tasks_repeats_and_resumes(tmp_path):
 
 def test_tasks_differ_only_where_they_say():
     one, two = tiny("unused").task_configs().values()
-    assert (one.data.partition, two.data.partition, two.data.name) == ("iid", "dirichlet", "digits")
-    assert [task.model.options["hidden"] for task in (one, two)] == [[16, 64, 16], [16, 32, 16]]
-    assert (one.seed, two.seed, two.keep_ratio, one.clients.sampler) == (0, 5, 0.5, "uniform")
+    assert (one.data.partition.name, two.data.partition.name, two.data.name) == ("iid", "dirichlet", "digits")
+    assert [task.model.options["hidden"] for task in (one, two)] == [(16, 64, 16), (16, 32, 16)]
+    assert (one.seed, two.seed, two.keep_ratio, one.clients.sampler.name) == (0, 5, 0.5, "uniform")
 
 
 def test_a_task_keeps_the_other_keys_of_a_section():
@@ -77,10 +77,10 @@ def test_a_task_keeps_the_other_keys_of_a_section():
 
 
 def test_a_task_with_another_server_optimizer_has_its_rates_also_from_a_complete_file():
-    config = tiny("unused", "tasks={a: {server_optimizer: adam}, b: {}}", "server_momentum=0.7")
+    config = tiny("unused", "tasks={a: {server_optimizer: momentum}, b: {}}", "server_optimizer.momentum=0.7")
     for whole in (config, check_config(plain(config))):
-        rates = {name: (its.server_lr, its.server_momentum) for name, its in whole.task_configs().items()}
-        assert rates == {"a": (0.01, 0.9), "b": (0.4, 0.7)}
+        rates = {name: its.server_optimizer.options for name, its in whole.task_configs().items()}
+        assert rates == {"a": {"lr": 1.0, "momentum": 0.9}, "b": {"lr": 0.4, "momentum": 0.7}}
 
 
 def test_an_engine_that_cannot_start_leaves_none_of_the_others_open(tmp_path):
@@ -127,7 +127,9 @@ def test_a_client_that_fails_or_reports_nan_stops_nothing(caplog):
 
 
 def test_the_guards_hold_for_every_task():
-    tasks = assemble_models(tiny("unused", "rounds=1", "clients.signal=round_robin", "aggregation.norm_bound=5"))
+    tasks = assemble_models(
+        tiny("unused", "rounds=1", "clients.sampler.signal=round_robin", "aggregation.norm_bound=5")
+    )
     one = tasks.parts["one"]
     one.__dict__["engine"] = Tampering(one.engine, scaled(1e6))
     lines = []

@@ -15,9 +15,15 @@ from train.pilots import LAWS, PILOTS, Pilot, fly, learn, teach
 from train.run import run
 
 WIRELESS = [
-    *("model={name: mlp, hidden: [16, 16]}", "strategy=dense", "rounds=12", "local.epochs=1", "local.momentum=0"),
+    *(
+        "model={name: mlp, hidden: [16, 16]}",
+        "strategy=dense",
+        "rounds=12",
+        "local.epochs=1",
+        "local.optimizer.momentum=0",
+    ),
     *("clients={count: 10, per_round: 3, sampler: wireless}", "data.partition=power_law", "network.bandwidth=1"),
-    *("clients.beta_over_alpha=pilots", "clients.pilot_losses=[2.2, 2.0]", "evaluate_every=4"),
+    *("clients.pilot_losses=[2.2, 2.0]", "evaluate_every=4"),
 ]
 
 
@@ -67,8 +73,8 @@ def test_what_pilots_taught_is_kept_for_a_resumed_run(tmp_path, monkeypatch):
 
 
 LAWS_OF_ITS_OWN = {
-    "Eq. 38": ["clients.beta_over_alpha=0"],
-    "statistical": ["clients.sampler=statistical", "clients.beta_over_alpha=null"],
+    "Eq. 38": ["clients.sampler.beta_over_alpha=0"],
+    "statistical": ["clients.sampler=statistical"],
 }
 
 
@@ -108,18 +114,6 @@ def test_runs_of_one_world_differ_in_draws_and_batches_only(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["clients.pilot_losses=[]"], "beta_over_alpha=pilots needs clients.sampler=wireless and clients.pilot_losses"),
-        (["clients.sampler=statistical"], "beta_over_alpha=pilots needs clients.sampler=wireless"),
-    ],
-)
-def test_pilots_need_losses_and_a_sampler_that_learns(tmp_path, overrides, message):
-    with pytest.raises(UserError, match=message):
-        configured(tmp_path, *overrides)
-
-
-@pytest.mark.parametrize(
     ("content", "told"),
     [
         ("", "cannot read"),
@@ -138,12 +132,12 @@ def test_a_spoiled_lesson_is_named(tmp_path, content, told):
 
 def test_a_sampler_that_learns_nothing_has_no_pilots(tmp_path):
     """In a comparison of samplers, `clients.pilot_losses` is for those that read it."""
-    teach(assemble(configured(tmp_path, "clients.sampler=uniform", "clients.beta_over_alpha=null")), tmp_path)
+    teach(assemble(configured(tmp_path, "clients.sampler=uniform")), tmp_path)
     assert not (tmp_path / "pilots.json").exists()
 
 
 def test_pilots_that_diverge_say_so_and_leave_no_folder(tmp_path):
-    config = configured(tmp_path / "run", "local.lr=1e30")
-    with pytest.raises(DivergedError, match=r"pilot 1 of 3 with uniform draws: lower local\.lr"):
+    config = configured(tmp_path / "run", "local.optimizer.lr=1e30")
+    with pytest.raises(DivergedError, match=r"pilot 1 of 3 with uniform draws: lower local\.optimizer\.lr"):
         run(config)
     assert not config.directory.exists()

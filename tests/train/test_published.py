@@ -12,14 +12,14 @@ from train.run import run
 
 FEW = ["clients.count=4", "clients.per_round=2", "data.partition=iid"]
 CUT = {
-    "cifar10_resnet18": [*FEW, "local.epochs=4", "local.lr=0.02"],
+    "cifar10_resnet18": [*FEW, "local.epochs=4", "local.optimizer.lr=0.02"],
     "cifar100_cct": [*FEW, "local.epochs=4"],
-    "shakespeare_gpt": [*FEW, "local.epochs=4", "local.lr=0.02"],
+    "shakespeare_gpt": [*FEW, "local.epochs=4", "local.optimizer.lr=0.02"],
 }
 
 
-def load_few(name, root, download, options):
-    dataset = load_dataset(name, root, download, options=options)
+def load_few(name, **options):
+    dataset = load_dataset(name, **options)
     train, test = (
         Split(split.inputs[:count], split.targets[:count]) for split, count in ((dataset.train, 64), (dataset.test, 16))
     )

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import yaml
 
 from sharding import STRATEGIES, UserError
 from train.cli.commands import main
-from train.config.schema import load_config
+from train.config.schema import load_config, merge
+from train.config.yaml_text import dump_yaml, parse_yaml
 from train.frame import Runs, cost_to, find_runs, mean_curve, read_runs, round_frame
 from train.report.arms import choose_targets, format_cost, group, without_repeats
 from train.report.figures import accuracy_drawings, curve_drawings, grid_drawing, legend_drawing
@@ -35,7 +35,7 @@ TINY = [
 def runs(tmp_path_factory):
     """Two strategies, one of them with two seeds, of a model and a clock so small that it takes a second."""
     into = tmp_path_factory.mktemp("runs")
-    for name, own in {"a": ["seed=0"], "b": ["seed=1"], "c": ["strategy=dense", "server_lr=0.5"]}.items():
+    for name, own in {"a": ["seed=0"], "b": ["seed=1"], "c": ["strategy=dense", "server_optimizer.lr=0.5"]}.items():
         run(load_config("tests/quickstart.yaml", [*TINY, *own, f"output={into / name}"]))
     return into
 
@@ -66,7 +66,14 @@ def test_the_page_says_all_there_is_to_say(written):
     text = page.read_text(encoding="utf-8")
     for caption in ("Test accuracy against simulated seconds", "π of the terms of", "ω of the terms of", "by phase"):
         assert caption in text, caption
-    for key in ("data.partition", "dirichlet", "server_lr", "torch", "commit", "collective, server_lr=0.4"):
+    for key in (
+        "data.partition",
+        "dirichlet",
+        "server_optimizer.lr",
+        "torch",
+        "commit",
+        "collective, lr=0.4",
+    ):
         assert key in text, key
     headings = ["Results", "Accuracy", "Bytes to a target", "What was sent", "Clients", "Time", "Lost clients"]
     assert re.findall("<h2[^>]*>(.*?)</h2>", text) == [*headings, "Configuration", "Versions"]
@@ -158,7 +165,7 @@ def test_a_run_whose_configuration_is_none_is_left_out_by_name(runs, tmp_path):
     for name in "ab":
         shutil.copytree(runs / name, tmp_path / name)
     path = tmp_path / "b" / "config.yaml"
-    path.write_text(json.dumps(yaml.safe_load(path.read_text()) | {"rounds": "x"}))
+    path.write_text(json.dumps(parse_yaml(path.read_text()) | {"rounds": "x"}))
     assert f"{tmp_path / 'b'} holds no run that can be read: config.yaml has no valid rounds" in page_of(tmp_path)
 
 
@@ -185,20 +192,20 @@ def test_a_name_with_dollars_is_no_mathematics(runs, tmp_path):
 def test_a_grid_ends_with_its_best_point_and_has_a_column_a_key(runs, tmp_path):
     directories = [copied(runs / name, tmp_path, test_accuracy=its) for name, its in (("a", 0.5), ("c", 0.75))]
     table, _ = write_report(directories, tmp_path, "grid", "x")
-    assert table.caption == "Best: dense, server_lr=0.5, 75.0 %."
+    assert table.caption == "Best: dense, lr=0.5, 75.0 %."
     assert not (tmp_path / "grid.png").exists(), "one point a strategy is no line"
     text = (tmp_path / "summary.md").read_text(encoding="utf-8")
     assert f"\n\n{table.caption}\n" in text
-    assert "| strategy | server_lr | test accuracy |" in text
+    assert "| strategy | lr | test accuracy |" in text
     assert "| dense | 0.5 | 75.0 % |" in text
 
 
 def test_a_grid_over_a_number_has_a_picture(runs, tmp_path):
     directories = [shutil.copytree(runs / "a", tmp_path / str(place)) for place in range(4)]
     for place, directory in enumerate(directories):
-        config = yaml.safe_load((directory / "config.yaml").read_text())
-        config["local"]["lr"], config["design"] = (0.01, 0.1)[place % 2], ("cps", "brewer")[place // 2]
-        (directory / "config.yaml").write_text(yaml.safe_dump(config))
+        config = parse_yaml((directory / "config.yaml").read_text())
+        config["local"]["optimizer"]["lr"], config["design"] = (0.01, 0.1)[place % 2], ("cps", "brewer")[place // 2]
+        (directory / "config.yaml").write_text(dump_yaml(config))
     arms = group(read_runs(directories)[0])
     axes = grid_drawing(arms).figure.axes[0]
     assert (axes.get_xlabel(), axes.get_xscale()) == ("lr", "log")
@@ -252,7 +259,7 @@ def test_laws_are_those_of_each_run_s_own_last_record(runs, tmp_path):
     layers = tmp_path / "c" / "layers.jsonl"
     layers.write_text(layers.read_text().splitlines(keepends=True)[0])
     text = page_of(tmp_path)
-    assert "<th>collective, clip=9.0 (round 1)</th>" in text
+    assert "<th>collective, local.clip=9.0 (round 1)</th>" in text
 
 
 def test_the_layers_of_every_task_are_there(runs, tmp_path):
@@ -363,10 +370,8 @@ def test_where_no_run_can_be_read_it_is_an_error(runs, tmp_path, capsys):
 def configured(run, into, name, **changes):
     """Copy a run into a folder under a name, with other keys in its configuration; return where."""
     directory = shutil.copytree(run, into / name)
-    config = yaml.safe_load((directory / "config.yaml").read_text())
-    for key, value in changes.items():
-        config[key] = config[key] | value if isinstance(value, dict) and key != "keep_ratio" else value
-    (directory / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    config = parse_yaml((directory / "config.yaml").read_text())
+    (directory / "config.yaml").write_text(dump_yaml(merge(config, changes)))
     return directory
 
 
@@ -387,10 +392,10 @@ def test_another_order_of_keep_ratios_is_another_experiment(runs, tmp_path):
 
 def test_seeds_stand_together_and_what_differs_is_named(runs, tmp_path):
     assert [(arm.label, len(arm.results)) for arm in group(find_runs([runs])[0])] == [
-        ("collective, server_lr=0.4", 2),
-        ("dense, server_lr=0.5", 1),
+        ("collective, lr=0.4", 2),
+        ("dense, lr=0.5", 1),
     ]
-    other = configured(runs / "a", tmp_path, "other", local={"lr": 0.7})
+    other = configured(runs / "a", tmp_path, "other", local={"optimizer": {"lr": 0.7}})
     first, second = group(read_runs([runs / "a", other])[0])
     assert (first.label, second.label) == ("collective, lr=0.02", "collective, lr=0.7")
     assert first.style.color != second.style.color, "where all have one strategy, a color is an arm's"
@@ -412,15 +417,15 @@ def test_each_experiment_has_a_section_and_labels_of_its_own(runs, tmp_path):
 
 
 def test_labels_show_few_settings_and_are_numbered_where_these_are_the_same(runs, tmp_path):
-    keys = {"design": "brewer", "rounds": 7, "clip": 3.0}
+    keys = {"design": "brewer", "rounds": 7, "keep_ratio": 0.3}
     many = [
         configured(runs / "a", tmp_path, name, **keys, compression=name, alignment=False)
         for name in ("int8", "bfloat16")
     ]
     assert [arm.label for arm in group(read_runs([runs / "a", *many])[0])] == [
-        "collective, rounds=2, design=cps, clip=10.0",
-        "collective (1), rounds=7, design=brewer, clip=3.0",
-        "collective (2), rounds=7, design=brewer, clip=3.0",
+        "collective, rounds=2, design=cps, keep_ratio={'0.2': 0.6, '0.4': 0.4}",
+        "collective (1), rounds=7, design=brewer, keep_ratio=0.3",
+        "collective (2), rounds=7, design=brewer, keep_ratio=0.3",
     ]
 
 
@@ -488,7 +493,7 @@ def test_a_moving_average_starts_unbiased_and_skips_rounds_without_a_value():
 def test_frames_have_a_row_a_round_and_a_row_a_run(runs):
     found, errors = find_runs([runs])
     assert (errors, len(found.rounds), list(found.rounds.columns[:2])) == ([], 6, ["run", "round"])
-    assert found.settings["local.lr"].tolist() == [0.02] * 3
+    assert found.settings["local.optimizer.lr"].tolist() == [0.02] * 3
     moved = (found.rounds.bytes_down + found.rounds.bytes_up).groupby(found.rounds.run).sum()
     last = found.rounds.groupby("run").tail(1).set_index("run")
     assert last.bytes_total.equals(moved)

@@ -45,7 +45,14 @@ def test_every_strategy_trains(tmp_path, strategy):
 
 
 def test_the_loss_falls_and_accuracy_rises_well_above_chance(tmp_path):
-    longer = ["rounds=8", "clients.count=10", "clients.per_round=5", "local.epochs=2", "local.lr=0.05", "model.width=8"]
+    longer = [
+        "rounds=8",
+        "clients.count=10",
+        "clients.per_round=5",
+        "local.epochs=2",
+        "local.optimizer.lr=0.05",
+        "model.width=8",
+    ]
     lines = read(run(tiny(tmp_path / "run", *longer, "keep_ratio=0.8", "data.partition=iid", shared=RESNET)))
     assert lines[-1]["train_loss"] < 0.5 * lines[0]["train_loss"]
     assert lines[-1]["test_accuracy"] > 0.5
@@ -62,7 +69,11 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path):
     ("options", "why", "logged"),
     [
         ([], "NaN or Inf", "failed in round 0"),
-        (["clients.sampler=ocs", "clients.budget=3"], "reported a norm of nan", "upload with equal probabilities"),
+        (
+            ["clients.sampler=ocs", "clients.sampler.budget=3"],
+            "reported a norm of nan",
+            "upload with equal probabilities",
+        ),
     ],
 )
 def test_clients_that_fail_are_reported_and_the_round_continues(tmp_path, caplog, options, why, logged):
@@ -137,13 +148,13 @@ def test_cohorts_are_drawn_without_replacement_and_by_round():
 
 
 SAMPLER_OPTIONS = {
-    "uniform": ["clients.replacement=true"],
+    "uniform": ["clients.sampler.replacement=true"],
     "weighted": ["data.partition=power_law"],
-    "uniform_upload": ["clients.budget=1.5"],
-    "ocs": ["clients.budget=1.5"],
-    "aocs": ["clients.budget=1.5"],
-    "ocs_partial": ["clients.budget=0.6", "server_lr=0.7"],
-    "wireless": ["network.bandwidth=2", "clients.beta_over_alpha=1e-3"],
+    "uniform_upload": ["clients.sampler.budget=1.5"],
+    "ocs": ["clients.sampler.budget=1.5"],
+    "aocs": ["clients.sampler.budget=1.5"],
+    "ocs_partial": ["clients.sampler.budget=0.6", "server_optimizer.lr=0.7"],
+    "wireless": ["network.bandwidth=2", "clients.sampler.beta_over_alpha=1e-3"],
     "statistical": [],
     "uniform_scaled": [],
 }
@@ -154,7 +165,7 @@ REMEMBERED = ["result=average", *(f"server_optimizer={name}" for name in SERVER_
 
 @pytest.mark.parametrize("own", REMEMBERED)
 def test_what_the_server_remembers_is_resumed(tmp_path, own):
-    options = [own, "server_lr=0.1", "server_momentum=0.7", "rounds=4", "checkpoint_every=1"]
+    options = [own, "server_optimizer.lr=0.1", "server_optimizer.momentum=0.7", "rounds=4", "checkpoint_every=1"]
     whole = run(tiny(tmp_path / "whole", *options))
     assert_same(cut_off_and_resumed(tiny(tmp_path / "cut", *options), after=1), whole)
 
@@ -203,14 +214,18 @@ def test_every_sampler_trains_and_resumes(tmp_path, sampler):
 
 
 def test_a_client_drawn_twice_sends_twice_in_simulated_time(tmp_path):
-    options = ["clients.replacement=true", "network={bandwidth: 2, communicate: [1, 1], compute: 0}", "clients.count=3"]
+    options = [
+        "clients.sampler.replacement=true",
+        "network={bandwidth: 2, communicate: [1, 1], compute: 0}",
+        "clients.count=3",
+    ]
     lines = read(run(tiny(tmp_path, *options, "clients.per_round=3", "rounds=6")))
     assert {line["clients"] for line in lines} > {3}, "in some rounds a client is drawn twice"
     assert [line["simulated_seconds"] for line in lines] == pytest.approx([3 * 1 / 2] * 6)
 
 
 def test_what_hearing_a_client_costs_is_its_shard_over_the_dense_model(tmp_path):
-    options = ["clients.sampler=ocs_partial", "clients.budget=0.6", "keep_ratio={0.2: 0.5, 0.6: 0.5}"]
+    options = ["clients.sampler=ocs_partial", "clients.sampler.budget=0.6", "keep_ratio={0.2: 0.5, 0.6: 0.5}"]
     experiment = assemble(tiny(tmp_path, *options))
     plan = experiment.server.plan(experiment.keep_ratios, 0)
     costs = [plan[client].nbytes / experiment.dense_nbytes for client in plan]
@@ -220,7 +235,7 @@ def test_what_hearing_a_client_costs_is_its_shard_over_the_dense_model(tmp_path)
 
 def test_who_is_heard_for_certain_is_averaged_as_ever(tmp_path):
     plain = read(run(tiny(tmp_path / "plain")))
-    certain = read(run(tiny(tmp_path / "ocs", "clients.sampler=ocs", "clients.budget=3")))
+    certain = read(run(tiny(tmp_path / "ocs", "clients.sampler=ocs", "clients.sampler.budget=3")))
     for one, other in zip(plain, certain, strict=True):
         assert other["bytes_up"] == one["bytes_up"] + 3 * 4  # a norm each
         for key in ("test_accuracy", "test_loss", "train_loss"):
@@ -266,7 +281,7 @@ TAMPERINGS = {
 
 
 @pytest.mark.parametrize(
-    "sampler", [[], ["clients.sampler=ocs", "clients.budget=3"], ["clients.sampler=statistical"]], ids=str
+    "sampler", [[], ["clients.sampler=ocs", "clients.sampler.budget=3"], ["clients.sampler=statistical"]], ids=str
 )
 @pytest.mark.parametrize(("tamper", "reason"), TAMPERINGS.values(), ids=TAMPERINGS.keys())
 def test_whatever_one_client_sends_the_round_continues_and_names_it(tmp_path, tamper, reason, sampler):
@@ -323,7 +338,7 @@ def test_a_round_that_would_spoil_the_model_is_lost_and_a_run_of_lost_rounds_end
         models.append([tensor.clone() for tensor in experiment.model.state_dict().values()])
 
     with pytest.raises(
-        DivergedError, match=r"no client's update could be used in 5 rounds in a row; .* lower local.lr"
+        DivergedError, match=r"no client's update could be used in 5 rounds in a row; .* lower local.optimizer.lr"
     ):
         run_rounds(experiment, 0, [EachRound(record), LostRounds(20)])
     assert len(lines) == 5
@@ -340,7 +355,7 @@ def test_a_run_whose_rounds_were_all_lost_does_not_end_well(tmp_path):
 
 @pytest.mark.parametrize(("rounds", "after"), [(2, 2), (8, 6)])
 def test_a_run_that_diverged_is_not_finished_and_does_not_end_well_when_resumed(tmp_path, rounds, after):
-    config = tiny(tmp_path / "run", "local.lr=1e30", f"rounds={rounds}")
+    config = tiny(tmp_path / "run", "local.optimizer.lr=1e30", f"rounds={rounds}")
     for resume in (False, True):
         with pytest.raises(DivergedError):
             run(config, resume=resume)

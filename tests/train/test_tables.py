@@ -5,11 +5,11 @@ import re
 from math import sqrt
 
 import pytest
-import yaml
 
 from sharding import UserError
 from tests.train.runs import TINY
 from train.cli import commands as command_line
+from train.config.yaml_text import dump_yaml
 from train.frame import mean_curve, read_runs
 from train.rundir.files import CONFIG_FILE, METRICS_FILE, PROVENANCE_FILE
 from train.rundir.provenance import Provenance
@@ -33,7 +33,7 @@ def small_layout(tmp_path):
     }
     path = tmp_path / "layout.yaml"
     path.write_text(
-        yaml.safe_dump(
+        dump_yaml(
             {
                 "scales": {"small": {"title": "tiny runs", "seeds": [0, 1]}},
                 "experiments": {"quickstart": {"title": "Digits", "stand_ins": {"small": TINY}}},
@@ -56,7 +56,7 @@ def pretend(cell: Cell, accuracies, **last):
     """Write what a run of this cell would have left."""
     directory = cell.config.directory
     directory.mkdir(parents=True)
-    (directory / CONFIG_FILE).write_text(yaml.safe_dump(cell.config.model_dump(mode="json", exclude={"output"})))
+    (directory / CONFIG_FILE).write_text(dump_yaml(cell.config.model_dump(mode="json", exclude={"output"})))
     lines = [
         {"round": t, "test_accuracy": a, "train_loss": 1.0, "seconds": 2.0, "bytes_down": 5e6, "bytes_up": 5e6}
         | {"failed": t, "clients": 10, "bytes_dense": 1e6}
@@ -86,7 +86,7 @@ def test_paper_scale_is_the_published_config_and_shares_runs_with_the_figures(tm
     assert "cifar10_resnet18/whole/dense-0" in table
     effect_of_alpha = {cell.name for cell in cells_of(LAYOUT.find("figure3"), LAYOUT, "paper", tmp_path)}
     assert "cifar10_resnet18/r0.1/collective-2" in effect_of_alpha  # α = 1 is what the config says anyway
-    assert "cifar10_resnet18/r0.1_data.alpha=10/collective-2" in effect_of_alpha
+    assert "cifar10_resnet18/r0.1_data.partition.alpha=10/collective-2" in effect_of_alpha
     (cell,) = choose(cells_of(LAYOUT.find("1"), LAYOUT, "paper", tmp_path), ["shakes*/r0.2x*/collective-1"])
     assert cell.config.keep_ratio == {0.2: 0.6, 0.4: 0.4}
     assert (cell.config.rounds, cell.config.clients.count) == (1500, 715)
@@ -221,8 +221,8 @@ def test_the_command_runs_what_is_missing_and_no_more(small_layout, tmp_path, mo
     assert command_line.main([*words, "r0.2,whole"]) == 0
     assert ran.read_bytes() == before
     assert re.search(r"\| dense \| \d+\.\d \| 87.46 ± 0.31 \|", (out / "table1.md").read_text())
-    assert command_line.main([*words, "r0.2", "local.lr=0.3"]) == 2  # never another run's directory
-    assert "holds a run with local.lr=0.02, not 0.3;" in capsys.readouterr().err
+    assert command_line.main([*words, "r0.2", "local.optimizer.lr=0.3"]) == 2  # never another run's directory
+    assert "holds a run with local.optimizer.lr=0.02, not 0.3;" in capsys.readouterr().err
 
 
 def test_a_cell_that_fails_stops_no_other_and_is_reported(small_layout, tmp_path, monkeypatch, capsys):

@@ -3,6 +3,7 @@
 import json
 import logging
 import struct
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from sharding import UserError
 from tests.train.runs import TINY, read, tiny, wait_until
 from train.callbacks import Callback, EachRound
-from train.callbacks.trackers import TRACKERS, check_trackers, open_trackers
+from train.callbacks.trackers import open_trackers
+from train.config.registries import TRACKERS
 from train.run import run
 from train.sweep import grid_configs
 
@@ -50,7 +52,7 @@ def exit_codes(directory):
 
 def test_an_offline_run_is_continued_and_can_be_read_back(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
-    own = ["tracking.wandb=offline", "tracking.layers_every=2", "tracking.artifacts=true", "tracking.tags=[mine]"]
+    own = ["tracker={name: wandb, mode: offline}", "layers_every=2", "tracker.artifacts=true", "tracker.tags=[mine]"]
 
     def break_off(metrics):
         if metrics["round"] == 1:
@@ -69,7 +71,7 @@ def test_an_offline_run_is_continued_and_can_be_read_back(tmp_path, monkeypatch)
     assert (first.run_group, first.job_type) == ("quickstart-collective", "collective")
     assert set(first.tags) == {"collective", "digits", "mine"}
     config = items(first.config.update)
-    assert config["local"]["lr"] == 0.02
+    assert config["local"]["optimizer"]["lr"] == 0.02
     assert set(config["versions"]) >= {"python", "torch", "commit"}
 
     lines = [items(its.item) for its in of_kind(told, "history")]
@@ -103,8 +105,8 @@ def test_points_of_a_grid_stand_apart_there_and_their_seeds_together(tmp_path, m
         raise wandb.errors.Error("no account")
 
     monkeypatch.setattr(wandb, "init", init)
-    own = [*TINY, "tracking.wandb=offline", f"output={tmp_path}", "tracking.tags=[mine]"]
-    for cell in grid_configs("configs/quickstart.yaml", own, ["top_n"], [0, 1], ["local.lr=0.03,0.1"]):
+    own = [*TINY, "tracker={name: wandb, mode: offline}", f"output={tmp_path}", "tracker.tags=[mine]"]
+    for cell in grid_configs("configs/quickstart.yaml", own, ["top_n"], [0, 1], ["local.optimizer.lr=0.03,0.1"]):
         cell.directory.mkdir()
         with pytest.raises(UserError, match="no account"):
             open_trackers(cell)
@@ -134,7 +136,7 @@ def test_what_weights_and_biases_cannot_do_ends_no_training(tmp_path, monkeypatc
 
     monkeypatch.setattr(wandb, "init", lambda **how: Run())
     with caplog.at_level(logging.WARNING):
-        run(tiny(tmp_path, "tracking.wandb=offline"))
+        run(tiny(tmp_path, "tracker={name: wandb, mode: offline}"))
     assert len(read(tmp_path)) == 2
     assert [record.getMessage() for record in caplog.records].count(
         "wandb failed and is skipped from now on; metrics.jsonl has all numbers: the network is gone"
@@ -155,14 +157,15 @@ def test_a_custom_tracker_gets_all_metrics_after_the_file(tmp_path, monkeypatch)
             told.append(failed)
 
     monkeypatch.setitem(TRACKERS, "mine", Mine)
-    run(tiny(tmp_path, "tracking.use=[mine]"))
+    run(tiny(tmp_path, "tracker=mine"))
     assert told == [(0, 1, ["3", "5"]), (1, 2, ["3", "5"]), False]
 
 
 def test_trackers_that_cannot_be_had_are_reported_before_anything_is_done(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="tracker"):
-        run(tiny(tmp_path / "out", "tracking.use=[nobody]"))
-    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
-    with pytest.raises(UserError, match="pip install"):
-        check_trackers(tiny(tmp_path / "out", "tracking.wandb=offline"))
+        run(tiny(tmp_path / "out", "tracker=nobody"))
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.delitem(sys.modules, "train.callbacks.wandb_run", raising=False)
+    with pytest.raises(UserError, match="pip install wandb"):
+        tiny(tmp_path / "out", "tracker=wandb")
     assert not (tmp_path / "out").exists()

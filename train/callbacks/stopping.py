@@ -105,7 +105,7 @@ class LostRounds(Callback):
         if self._in_a_row >= self._limit:
             raise DivergedError(
                 f"no client's update could be used in {self._limit} rounds in a row; metrics.jsonl gives the reasons "
-                "under failures. If the training diverged, lower local.lr, server_lr or clip, and run it again"
+                "under failures. If the training diverged, lower the learning rates or local.clip, and run it again"
             )
 
 

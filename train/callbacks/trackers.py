@@ -3,13 +3,11 @@
 import logging
 from collections.abc import Callable
 
-from sharding.errors import UserError, pick
+from sharding.errors import UserError
 from train.callbacks.base import Callback, FinishedRound
 from train.config.schema import Config
 
 log = logging.getLogger(__name__)
-
-TRACKERS: dict[str, Callable[[Config], Callback]] = {}  # custom ones, by the names that `tracking.use` lists
 
 
 class Guarded(Callback):
@@ -39,33 +37,22 @@ class Guarded(Callback):
 
 
 def open_trackers(config: Config) -> list[Callback]:
-    """Return the trackers that a configuration enables.
+    """Return the trackers of a configuration.
 
     Raises:
-        UserError: an unknown name, or W&B refuses.
+        UserError: W&B refuses.
     """
-    makers = [(name, pick(TRACKERS, name, "tracker")) for name in config.tracking.use]
-    if config.tracking.wandb != "disabled":
-        from train.callbacks.wandb_run import WandbRun  # noqa: PLC0415  # needs an extra
-
-        makers.insert(0, ("wandb", WandbRun))
-    return [Guarded(name, make(config)) for name, make in makers]
+    return [Guarded(tracker.name, tracker.build(config)) for tracker in config.tracker]
 
 
 def check_trackers(config: Config) -> None:
-    """Check that the enabled trackers exist, before any data are read.
+    """Check that W&B has a key, before any data are read.
 
     Raises:
-        UserError: a package that is not installed, no key for W&B, an unknown name.
+        UserError: it has none.
     """
-    if config.tracking.use and not TRACKERS:
-        raise UserError(f"no tracker {config.tracking.use[0]!r} is registered; import its module with --import MODULE")
-    for name in config.tracking.use:
-        pick(TRACKERS, name, "tracker")
-    if config.tracking.wandb != "disabled":
-        try:
-            import wandb  # noqa: PLC0415  # an extra, imported where used
-        except ImportError as error:
-            raise UserError("tracking.wandb needs the package wandb: pip install 'wandb>=0.31'") from error
-        if config.tracking.wandb == "online" and not wandb.login(prompt=False, verify=False):
-            raise UserError("W&B: no API key is configured; run `wandb login`, or set tracking.wandb=offline")
+    if any(tracker.name == "wandb" and tracker.options["mode"] == "online" for tracker in config.tracker):
+        import wandb  # noqa: PLC0415  # an extra, imported where used
+
+        if not wandb.login(prompt=False, verify=False):
+            raise UserError("W&B: no API key is configured; run `wandb login`, or set tracker.mode=offline")

@@ -6,9 +6,10 @@ are not logged twice, and where the run is. Offline needs no account: `wandb syn
 
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 import numpy as np
@@ -35,47 +36,67 @@ BEST = {"test_accuracy": "max", "train_set_accuracy": "max", "test_loss": "min",
 
 
 class WandbRun(Callback):
-    """Logs all numbers of a round, histograms of the layers' probabilities, and with `tracking.artifacts` the run's
-    files.
+    """Logs all numbers of a round and histograms of the layers' probabilities.
 
     With `data.holdout` the model is evaluated on held-out samples: their ``test_…`` is logged as ``val_…``.
+
+    Args:
+        config: of the run.
+        mode: ``online`` or ``offline``.
+        project: of W&B.
+        entity: of W&B; default: the user's own.
+        group: default: name, strategy and overridden settings, so that seeds share a group.
+        run_name: of the run in W&B; default: the name of its directory.
+        tags: besides the strategy, the dataset and the overridden settings.
+        artifacts: whether to upload the run's files.
 
     Raises:
         UserError: W&B refuses the run.
     """
 
-    def __init__(self, config: Config) -> None:
-        self._config, self._state = config, config.directory / WANDB_FILE
+    def __init__(
+        self,
+        config: Config,
+        *,
+        mode: Literal["online", "offline"] = "online",
+        project: str = "spectral-sharding",
+        entity: str | None = None,
+        group: str | None = None,
+        run_name: str | None = None,
+        tags: Sequence[str] = (),
+        artifacts: bool = False,
+    ) -> None:
+        self._config, self._state, self._artifacts = config, config.directory / WANDB_FILE, artifacts
         held = wandb_state(config.directory)
         if self._state.exists() and not held:
             log.warning("%s cannot be read; W&B gets a new run that starts with this round", self._state)
         self._id, self._told = held.get("id") or uuid4().hex[:12], int(held.get("rounds", 0))
         lines = read_lines(config.directory / METRICS_FILE)
         self._megabytes, self._best = sum(map(megabytes, lines)), best_accuracy(lines)
-        tracking, settings = config.tracking, settings_in_name(config)
+        settings = settings_in_name(config)
         own = [word[:LONGEST_TAG] for word in settings.split(",") if word]
         try:
             self._run = wandb.init(
-                project=tracking.project,
-                entity=tracking.entity,
-                group=tracking.group or "-".join(filter(None, (config.name, config.strategy, settings))),
+                project=project,
+                entity=entity,
+                group=group or "-".join(filter(None, (config.name, config.strategy, settings))),
                 job_type=config.strategy,
-                tags=[config.strategy, config.data.name, *own, *tracking.tags],
-                name=tracking.name or config.directory.name,
+                tags=[config.strategy, config.data.name, *own, *tags],
+                name=run_name or config.directory.name,
                 id=self._id,
-                resume="allow" if held and tracking.wandb == "online" else None,
+                resume="allow" if held and mode == "online" else None,
                 dir=config.directory,
-                mode=tracking.wandb,
+                mode=mode,
                 config=config.model_dump(mode="json") | {"versions": describe_start(self._told)},
                 settings=wandb.Settings(silent=True, console="off"),
             )
         except (wandb.errors.Error, ValueError) as error:
-            remedy = "; tracking.wandb=offline needs no account" if tracking.wandb == "online" else ""
+            remedy = "; tracker.mode=offline needs no account" if mode == "online" else ""
             raise UserError(f"W&B: {' '.join(str(error).split())}{remedy}") from error
         self._where = self._run.url or f"wandb sync {Path(self._run.dir).parent}"
         self._remember()
         self._define()
-        enter(f"logging to W&B, {tracking.wandb}: {self._where}")
+        enter(f"logging to W&B, {mode}: {self._where}")
 
     def after_round(self, done: FinishedRound) -> None:
         """Log the numbers of one round, with the round as the step."""
@@ -112,7 +133,7 @@ class WandbRun(Callback):
 
     def close(self, failed: bool = False) -> None:
         """Finish the run, with exit code 1 if it was interrupted or failed."""
-        if self._config.tracking.artifacts and not failed:
+        if self._artifacts and not failed:
             self._run.log_artifact(self._artifact())
         self._run.finish(exit_code=int(failed))
 

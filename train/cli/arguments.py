@@ -16,7 +16,7 @@ Value = TypeVar("Value")
 PROGRAM = "python -m train"
 IMPORT = "your module that registers strategies, models, datasets, …; may be repeated"
 OVERRIDES = (
-    "set keys of the configuration, e.g. local.lr=0.05 or keep_ratio='{0.2: 0.6, 0.4: 0.4}'; "
+    "set keys of the configuration, e.g. local.optimizer.lr=0.05 or keep_ratio='{0.2: 0.6, 0.4: 0.4}'; "
     f"`{PROGRAM} config CONFIG` prints all keys, `{PROGRAM} list` the names that they may have, and "
     "docs/reference/configuration.md explains them"
 )
@@ -26,7 +26,7 @@ HELP = {  # by command: what it does, what it writes and where, and two examples
     "run": (
         "train once",
         f"Writes {RUN_FILES} to output=DIR (default: runs/NAME-STRATEGY-OVERRIDES-SEED).",
-        (f"run {QUICKSTART}", f"run {QUICKSTART} strategy=unbiased local.lr=0.03 output=runs/first"),
+        (f"run {QUICKSTART}", f"run {QUICKSTART} strategy=unbiased local.optimizer.lr=0.03 output=runs/first"),
     ),
     "compare": (
         "train with several strategies, seeds or values of any key, and compare",
@@ -34,7 +34,7 @@ HELP = {  # by command: what it does, what it writes and where, and two examples
         "(default: runs/NAME-compare-OVERRIDES).",
         (
             f"compare {QUICKSTART} --strategies top_n,unbiased,collective --seeds 0,1,2",
-            f"compare {QUICKSTART} --grid local.lr=0.03,0.1 --grid keep_ratio=0.1,0.2",
+            f"compare {QUICKSTART} --grid local.optimizer.lr=0.03,0.1 --grid keep_ratio=0.1,0.2",
         ),
     ),
     "table": (
@@ -56,12 +56,12 @@ HELP = {  # by command: what it does, what it writes and where, and two examples
     "inspect": (
         "draw the clients' data and report the sizes of their shards, without training",
         "Writes NAME-partition and NAME-classes as PNG and SVG to output=DIR (default: runs).",
-        (f"inspect {QUICKSTART}", f"inspect {QUICKSTART} data.alpha=0.1 keep_ratio='{{0.1: 0.5, 0.4: 0.5}}'"),
+        (f"inspect {QUICKSTART}", f"inspect {QUICKSTART} data.partition.alpha=0.1 keep_ratio='{{0.1: 0.5, 0.4: 0.5}}'"),
     ),
     "config": (
         "print the whole configuration as YAML, without training",
         "Writes no file.",
-        (f"config {QUICKSTART}", f"config {QUICKSTART} local.lr=0.03 > my.yaml"),
+        (f"config {QUICKSTART}", f"config {QUICKSTART} local.optimizer.lr=0.03 > my.yaml"),
     ),
     "list": (
         "print the names of strategies, designs, models, datasets, tables and more",

@@ -12,7 +12,6 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.logging import RichHandler
 
@@ -21,10 +20,10 @@ from train.callbacks import EachRound
 from train.cli.arguments import parse
 from train.cli.inspection import inspect_partition
 from train.cli.listing import names
-from train.config.idle_keys import refuse_idle
 from train.config.naming import with_directory
 from train.config.registries import import_parts
-from train.config.schema import Config, read_config
+from train.config.schema import Config, load_config
+from train.config.yaml_text import dump_yaml
 from train.progress import RoundProgress, sweep_missing
 from train.report.page import write_page
 from train.report.summary import SUMMARY, write_report
@@ -100,9 +99,7 @@ def explain(error: BaseException, again: str) -> tuple[str, int]:
 
 def _asked(args: argparse.Namespace) -> Config:
     """Return the requested configuration. A key that has no effect is an error."""
-    loaded = read_config(args.config, args.overrides)
-    refuse_idle([loaded])
-    return loaded.config
+    return load_config(args.config, args.overrides)
 
 
 def _run(args: argparse.Namespace, console: Console) -> None:
@@ -178,7 +175,7 @@ def _inspect(args: argparse.Namespace, console: Console) -> None:
 
 def _config(args: argparse.Namespace, console: Console) -> None:
     config = with_directory(_asked(args), args.overrides)
-    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    text = dump_yaml(config.model_dump(mode="json"))
     console.print(text, end="", highlight=True, soft_wrap=True)
 
 

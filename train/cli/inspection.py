@@ -42,7 +42,7 @@ def _inspect(config: Config, name: str, into: Path) -> Iterator[str]:
     yield from _describe_model(config, dataset, keep_ratios)
     clients = {"samples": sizes, "keep_ratios": list(keep_ratios.values()), "classes": counts}
     into.mkdir(parents=True, exist_ok=True)
-    drawings = partition_drawings(clients, f"{name} ({config.data.partition})")
+    drawings = partition_drawings(clients, f"{name} ({config.data.partition.name})")
     for kind, drawing in zip(("partition", "classes"), drawings, strict=False):
         path = into / f"{name}-{kind}.png"
         done = "overwrote" if path.exists() else "wrote"

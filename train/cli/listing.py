@@ -6,8 +6,7 @@ from typing import Any
 
 from models import MODELS
 from sharding import COMPRESSIONS, DESIGNS, SAMPLERS, STRATEGIES
-from train.callbacks.trackers import TRACKERS
-from train.config.registries import LOSSES, OPTIMIZERS, SCHEDULES
+from train.config.registries import LOSSES, OPTIMIZERS, SCHEDULES, SERVER_OPTIMIZERS, TRACKERS
 from train.data import DATASETS
 from train.data.partition import PARTITIONS
 from train.engines import ENGINES
@@ -16,15 +15,16 @@ from train.tables.layout import load_layout
 REGISTRIES: dict[str, Mapping[str, Any]] = {
     "design": DESIGNS,
     "compression": COMPRESSIONS,
-    "clients.sampler": SAMPLERS,
-    "model.name": MODELS,
-    "data.name": DATASETS,
+    "model": MODELS,
+    "data": DATASETS,
     "data.partition": PARTITIONS,
-    "local.loss": LOSSES,
+    "clients.sampler": SAMPLERS,
     "local.optimizer": OPTIMIZERS,
     "local.schedule": SCHEDULES,
+    "local.loss": LOSSES,
+    "server_optimizer": SERVER_OPTIMIZERS,
+    "tracker": TRACKERS,
     "engine": ENGINES,
-    "tracking.use": TRACKERS,
 }
 
 
@@ -32,7 +32,7 @@ def names() -> Iterator[str]:
     """Yield each strategy, a line for each other key that takes a name, and the tables and configs."""
     yield from (f"strategy={name}: {strategy.summary}" for name, strategy in STRATEGIES.items())
     for key, registry in REGISTRIES.items():
-        yield f"{key}: {', '.join(registry) or 'no built-in trackers; register your own'}"
+        yield f"{key}: {', '.join(registry)}"
     layout = load_layout()
     yield f"table: {', '.join([*layout.tables, *(f'figure{number}' for number in layout.figures)])}"
     configs = sorted(path.as_posix() for path in Path("configs").glob("*.yaml"))

@@ -10,7 +10,7 @@ from sharding.errors import UserError, shown
 from train.config.schema import Config, is_named
 
 # Keys that no result depends on: a run can be resumed with other values. A check compares the data.
-FREE = frozenset({"engine", "tracking", "checkpoint_every", "data.root", "data.download"})
+FREE = frozenset({"engine", "tracker", "layers_every", "checkpoint_every", "data.root", "data.download"})
 # Keys that do not change the experiment: they are not in directory names, and reports average over such runs.
 HOUSEKEEPING = FREE | {"seed", "output", "plugins", "device", "threads", "evaluate_every"}
 LONGEST = 60  # characters of the settings in a directory's name
@@ -60,7 +60,7 @@ def settings(words: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def check_once(settings: Iterable[tuple[str, str]]) -> None:
-    """Refuse two values of one key, or of a section and a key in it.
+    """Refuse two values of one key.
 
     Args:
         settings: keys, each with the words that set it.
@@ -73,10 +73,6 @@ def check_once(settings: Iterable[tuple[str, str]]) -> None:
         if key in seen:
             raise UserError(f"{shown(key)} is set twice, by {shown(seen[key])} and {shown(words)}; keep one of them")
         seen[key] = words
-    for key, words in seen.items():
-        ends = (place for place, letter in enumerate(key) if letter == ".")
-        if outer := next((key[:end] for end in ends if key[:end] in seen), None):
-            raise UserError(f"{shown(key)} is set twice, by {shown(seen[outer])} and {shown(words)}; keep one of them")
 
 
 def expand(grids: Sequence[str]) -> list[tuple[str, ...]]:
@@ -92,7 +88,7 @@ def expand(grids: Sequence[str]) -> list[tuple[str, ...]]:
         key, _, values = axis.partition("=")
         each = [value.strip() for value in _split(values)]
         if not key or not all(each):
-            raise UserError(f"cannot read the grid {axis!r}; write key=value,value, e.g. local.lr=0.03,0.1")
+            raise UserError(f"cannot read the grid {axis!r}; write key=value,value, e.g. keep_ratio=0.1,0.2")
         axes.append([f"{key}={value}" for value in dict.fromkeys(each)])
     return list(product(*axes))
 

@@ -1,27 +1,20 @@
-"""Registries of losses, optimizers and schedules; import of modules that register your own parts.
+"""Registries of losses, optimizers, schedules and trackers; import of modules that register your own parts.
 
 A module adds parts to a registry (`STRATEGIES`, `DESIGNS`, `SAMPLERS`, `MODELS`, `DATASETS`, `PARTITIONS`, `TRACKERS`,
-`LOSSES`, `OPTIMIZERS`, `SCHEDULES`). Name the module with `plugins=[module]` or ``--import module``.
+`LOSSES`, `OPTIMIZERS`, `SCHEDULES`, `SERVER_OPTIMIZERS`). Name the module with `plugins=[module]` or ``--import``.
 """
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import cos, pi
-from typing import Protocol
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import SGD, Adam, Optimizer
 
 from sharding.errors import UserError
-from sharding.optim import LocalSGD
-
-
-class LocalOptimizer(Protocol):
-    """The optimizer of one client in one round."""
-
-    def step(self, loss: Tensor) -> None:
-        """Take one step that lowers a loss, a differentiable scalar."""
-        ...
+from sharding.optim import DecayOf, LocalSGD
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int, reduction: str = "mean") -> Tensor:
@@ -44,12 +37,48 @@ def inverse(lr: float, t: int, rounds: int) -> float:
     return lr / (1 + t)
 
 
+def sgd(model: nn.Module, decay: float, clip: float | None, decay_of: DecayOf, lr: float, momentum: float = 0.0) -> Any:
+    """SGD with momentum, which starts at zero in each round."""
+    return LocalSGD(model, lr, momentum, decay, clip, decay_of)
+
+
+def plain(parameters: Iterable[Tensor], lr: float = 1.0) -> Optimizer:
+    """FedAvg, with a learning rate η_g: W ← W + η_g Δ."""
+    return SGD(parameters, lr)
+
+
+def momentum(parameters: Iterable[Tensor], lr: float = 1.0, momentum: float = 0.9) -> Optimizer:
+    """FedAvgM: m ← βm + Δ, W ← W + η_g m. Hsu, Qi & Brown 2019 (arXiv 1909.06335)."""
+    return SGD(parameters, lr, momentum)
+
+
+def nesterov(parameters: Iterable[Tensor], lr: float = 0.4, momentum: float = 0.8) -> Optimizer:
+    """FedACG: clients are sent W + η_g βm, the point that the server expects to reach next. Kim et al., CVPR 2024."""
+    return SGD(parameters, lr, momentum, nesterov=True)
+
+
+def fedadam(
+    parameters: Iterable[Tensor], lr: float = 0.01, betas: tuple[float, float] = (0.9, 0.99), eps: float = 1e-3
+) -> Optimizer:
+    """FedAdam: Adam with the constants of Reddi et al., "Adaptive Federated Optimization", ICLR 2021."""
+    return Adam(parameters, lr, betas, eps)
+
+
 # (logits, targets, the target to ignore) -> a scalar.
 LOSSES: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {"cross_entropy": cross_entropy}
-# (model, lr, momentum, frobenius_decay, clip, decay_of, and `local.optimizer_options`) -> an optimizer.
-OPTIMIZERS: dict[str, Callable[..., LocalOptimizer]] = {"sgd": LocalSGD}
-# (local.lr, round, rounds) -> the round's learning rate.
-SCHEDULES: dict[str, Callable[[float, int, int], float]] = {"cosine": cosine, "constant": constant, "inverse": inverse}
+# (model, decay, clip, decay_of, and options, among them lr) -> an optimizer.
+OPTIMIZERS: dict[str, Callable[..., Any]] = {"sgd": sgd}
+# (the optimizer's lr, round, rounds, and options) -> the round's learning rate.
+SCHEDULES: dict[str, Callable[..., float]] = {"cosine": cosine, "constant": constant, "inverse": inverse}
+# (parameters, and options) -> the server's optimizer.
+SERVER_OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "plain": plain,
+    "momentum": momentum,
+    "nesterov": nesterov,
+    "fedadam": fedadam,
+}
+# (the run's configuration, and options) -> a `train.callbacks.Callback`, or its dotted name.
+TRACKERS: dict[str, Callable[..., Any] | str] = {"wandb": "train.callbacks.wandb_run.WandbRun"}
 
 
 def import_parts(modules: Sequence[str]) -> None:
@@ -62,7 +91,7 @@ def import_parts(modules: Sequence[str]) -> None:
         try:
             importlib.import_module(module)
         except Exception as error:
-            why = f"{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {error}"
             raise UserError(
-                f"cannot import {module!r} ({why}); name a module as in Python, e.g. my_module or a.b"
+                f"cannot import {module!r} ({reason}); name a module as in Python, e.g. my_module or a.b"
             ) from error

@@ -1,15 +1,48 @@
-"""Types of values of a configuration, with their checks."""
+"""Sections of a configuration and types of values, with their checks."""
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BeforeValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 LONGEST_NAME = 255  # bytes of a file's name, on nearly all file systems
 LONGEST_PATH = 4000
+
+
+class Section(BaseModel):
+    """A part of the configuration. Unknown keys, NaN, infinities, and true or false for a number are errors."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        validate_default=True,
+        allow_inf_nan=False,
+        ser_json_inf_nan="constants",  # a clip of inf stays one
+        use_attribute_docstrings=True,
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _flags_are_flags(cls, value: object, info: ValidationInfo) -> object:
+        field = cls.model_fields[info.field_name or ""]
+        annotation = field.annotation
+        refused_anyway = section_of(field) or info.field_name == "tasks" or get_origin(annotation) is Literal
+        return value if refused_anyway else refuse_mistaken_flag(value, annotation is bool)
+
+
+def section_of(field: FieldInfo) -> type[Section] | None:
+    """Return the section, or the section of a list's items, that a key has for a value; None for other values."""
+    return next(
+        (kind for kind in _types(field.annotation) if isinstance(kind, type) and issubclass(kind, Section)), None
+    )
+
+
+def _types(annotation: Any) -> list[Any]:
+    return [annotation, *(kind for part in get_args(annotation) for kind in _types(part))]
 
 
 def refuse_mistaken_flag(value: object, wanted: bool) -> object:

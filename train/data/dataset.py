@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -92,6 +93,11 @@ class Dataset:
     def without_samples(self) -> Dataset:
         """Return the dataset with two empty splits: it only prepares and augments samples."""
         return dataclasses.replace(self, train=self.train.emptied(), test=self.test.emptied())
+
+
+def default_root() -> Path:
+    """Return the default folder of the datasets: `$SHARDING_DATA`, or `data` in the current folder."""
+    return Path(os.environ.get("SHARDING_DATA") or "data").expanduser()
 
 
 def checked(dataset: Dataset) -> Dataset:

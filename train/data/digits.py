@@ -4,7 +4,6 @@ Alpaydin & Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Lear
 """
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from train.data.dataset import NOTHING, Dataset, Split, standardize
 DIGITS = Dataset("digits", NOTHING, NOTHING, num_classes=10, input_shape=(1, 8, 8), prepare=standardize)
 
 
-def load_digits(root: Path | None = None, download: bool = False) -> Dataset:
+def load_digits() -> Dataset:
     """Load the digits, which need no folder: 1,437 training and 360 test images, always the same ones.
 
     Sorted by class, every fifth image is for testing; so each class keeps its share to within one image.

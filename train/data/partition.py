@@ -9,28 +9,20 @@ classes until it is full. Samples are not put back, so a class can run out; the 
 restricted to the rest.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
-from models.options import check_options
-from sharding.errors import UserError, pick, shown
+from sharding.errors import UserError, shown
 from train.data import Dataset
 from train.data.dataset import labels_of
-from train.data.unequal import Concentration, Partition, power_law_classes, power_law_sizes, two_sizes
+from train.data.unequal import Partition, power_law_classes, power_law_sizes, two_sizes
 
-__all__ = ["PARTITIONS", "Concentration", "Partition", "class_counts", "partition"]
+__all__ = ["PARTITIONS", "Partition", "class_counts", "partition"]
 
 
-def partition(
-    scheme: str,
-    dataset: Dataset,
-    num_clients: int,
-    rng: np.random.Generator,
-    how: Concentration | float = 1.0,
-    options: Mapping[str, Any] | None = None,
-) -> Partition:
+def partition(scheme: str, dataset: Dataset, num_clients: int, rng: np.random.Generator, **options: Any) -> Partition:
     """Share the training samples of a dataset out among clients.
 
     Args:
@@ -38,20 +30,14 @@ def partition(
         dataset: what to share out.
         num_clients: number of shares.
         rng: decides everything random.
-        how: how alike the clients are, or only its `alpha`.
-        options: the scheme's own keyword-only arguments.
+        options: keyword arguments of the scheme's function.
 
     Raises:
-        UserError: an unknown scheme or option, one that this dataset does not allow, or more clients than it has
-            samples (or natural clients).
+        UserError: an option that this dataset does not allow, or more clients than it has samples (or natural clients).
     """
-    split = pick(PARTITIONS, scheme, "partition")
     if not 1 <= num_clients <= len(dataset.train):
         raise UserError(f"clients.count={num_clients} must be 1 to {len(dataset.train)}, the samples of {dataset.name}")
-    how = how if isinstance(how, Concentration) else Concentration(how)
-    options = options or {}
-    check_options(scheme, split, options, "data.partition_options")
-    parts = [_indices(scheme, part) for part in split(dataset, num_clients, rng, how, **options)]
+    parts = [_indices(scheme, part) for part in PARTITIONS[scheme](dataset, num_clients, rng, **options)]
     if len(parts) != num_clients:
         raise UserError(f"the partition {scheme} returns {len(parts)} clients, and clients.count is {num_clients}")
     rows = np.concatenate(parts)
@@ -71,30 +57,39 @@ def _indices(scheme: str, part: Any) -> np.ndarray:
     return indices.astype(np.int64)
 
 
-def iid(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: Concentration) -> Partition:
+def iid(dataset: Dataset, num_clients: int, rng: np.random.Generator) -> Partition:
     """Shuffle, then cut into equal parts."""
     num_samples = len(dataset.train)
     owners = np.repeat(np.arange(num_clients), _equal_sizes(num_samples, num_clients))
     return _collect(rng.permutation(num_samples), owners, num_clients)
 
 
-def dirichlet(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: Concentration) -> Partition:
+def dirichlet(dataset: Dataset, num_clients: int, rng: np.random.Generator, *, alpha: float = 1.0) -> Partition:
     """Draw each client's law over classes from Dir(αp), where p are the classes' shares of the data.
 
     α → ∞ gives every client the shares of the whole, α → 0 a single class as long as there are enough
     samples. Hsu, Qi & Brown, "Measuring the Effects of Non-Identical Data Distribution", 2019, Section 3.1.
     """
+    _check_positive(alpha=alpha)
     labels = labels_of(dataset)
     left = np.bincount(labels)
     counts = np.zeros((num_clients, len(left)), dtype=np.int64)
-    prior = how.alpha * left / left.sum()
+    prior = alpha * left / left.sum()
     for client, size in enumerate(_equal_sizes(len(labels), num_clients)):
         counts[client] = _draw(_log_dirichlet(prior, rng), left, size, rng)
         left -= counts[client]
     return _deal(labels, counts, rng)
 
 
-def pachinko(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: Concentration) -> Partition:
+def pachinko(
+    dataset: Dataset,
+    num_clients: int,
+    rng: np.random.Generator,
+    *,
+    alpha: float = 1.0,
+    fine_alpha: float = 10.0,
+    concentration: Literal["total", "per_class"] = "total",
+) -> Partition:
     """Draw each client's law over superclasses, then its law over the classes of each superclass.
 
     A client thus prefers classes that look alike. Pachinko allocation: Reddi et al., "Adaptive Federated
@@ -102,14 +97,27 @@ def pachinko(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: 
     parameter per class. Korzhenkov & Louizos (Section 4.1) write Dir(αp), p the shares of the data, so that α is the
     total: Dir(αp) over superclasses, then Dir(α′p′) with the shares p′ within the superclass. That is the default here.
     On CIFAR-100, α = 1 and α′ = 10 leave a client about 7 effective classes so, and 43 with one parameter per class.
+
+    Args:
+        dataset: with superclasses.
+        num_clients: number of shares.
+        rng: source of randomness.
+        alpha: α, of the law over superclasses.
+        fine_alpha: α′, of the laws over the classes of a superclass.
+        concentration: whether α and α′ are the sum of a law's parameters (``total``) or each of them (``per_class``).
+
+    Raises:
+        UserError: the dataset has no superclasses.
     """
+    _check_positive(alpha=alpha, fine_alpha=fine_alpha)
+    per_class = concentration == "per_class"
     if (coarse := dataset.coarse) is None:
         raise UserError(f"pachinko needs superclasses, which cifar100 has and {dataset.name} has not; try dirichlet")
     labels = labels_of(dataset)
     left = np.bincount(labels, minlength=len(coarse))
     members = [np.flatnonzero(coarse == superclass) for superclass in range(coarse.max() + 1)]
-    outer = _parameters(np.array([left[fine].sum() for fine in members]), how.alpha, how.per_class)
-    inner = [_parameters(left[fine], how.fine_alpha, how.per_class) for fine in members]
+    outer = _parameters(np.array([left[fine].sum() for fine in members]), alpha, per_class)
+    inner = [_parameters(left[fine], fine_alpha, per_class) for fine in members]
     counts = np.zeros((num_clients, len(left)), dtype=np.int64)
     for client, size in enumerate(_equal_sizes(len(labels), num_clients)):
         totals = np.array([left[fine].sum() for fine in members])
@@ -122,7 +130,7 @@ def pachinko(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: 
     return _deal(labels, counts, rng)
 
 
-def natural(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: Concentration) -> Partition:
+def natural(dataset: Dataset, num_clients: int, rng: np.random.Generator) -> Partition:
     """Use the clients of the data; if fewer are needed, choose at random.
 
     Raises:
@@ -138,17 +146,17 @@ def natural(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: C
     return [clients[client] for client in chosen]
 
 
-def power_law(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: Concentration) -> Partition:
+def power_law(dataset: Dataset, num_clients: int, rng: np.random.Generator, *, alpha: float = 1.0) -> Partition:
     """Give the k-th largest client a size in proportion to k^−α, at least one sample; classes are mixed.
 
     Which client is large is random.
     """
     num_samples = len(dataset.train)
-    owners = np.repeat(np.arange(num_clients), power_law_sizes(num_samples, num_clients, rng, how.alpha))
+    owners = np.repeat(np.arange(num_clients), power_law_sizes(num_samples, num_clients, rng, alpha))
     return _collect(rng.permutation(num_samples), owners, num_clients)
 
 
-def shards(dataset: Dataset, num_clients: int, rng: np.random.Generator, how: Concentration) -> Partition:
+def shards(dataset: Dataset, num_clients: int, rng: np.random.Generator) -> Partition:
     """Sort by class, cut into two pieces for each client, and deal the pieces out at random.
 
     So most clients have samples of two classes only. McMahan et al. 2017, "Communication-Efficient Learning of Deep
@@ -171,6 +179,12 @@ def class_counts(parts: Sequence[np.ndarray], labels: np.ndarray, num_classes: i
     owners, own = np.repeat(np.arange(len(parts)), [len(part) for part in parts]), labels[np.concatenate(parts)]
     cells = (owners * num_classes + own)[(own >= 0) & (own < num_classes)]
     return np.bincount(cells, minlength=len(parts) * num_classes).reshape(len(parts), num_classes)
+
+
+def _check_positive(**numbers: float) -> None:
+    for option, value in numbers.items():
+        if value <= 0:
+            raise UserError(f"{option}={value} of the partition must be above 0")
 
 
 def _parameters(sizes: np.ndarray, alpha: float, per_class: bool) -> np.ndarray:
@@ -243,10 +257,8 @@ def _equal_sizes(num_samples: int, num_clients: int) -> np.ndarray:
     return np.diff(np.arange(num_clients + 1) * num_samples // num_clients)
 
 
-# (dataset, clients, randomness, how alike, and the scheme's own options by keyword) -> the partition
-Scheme = Callable[..., Partition]
-
-PARTITIONS: dict[str, Scheme] = {
+# (dataset, number of clients, randomness, and options) -> the partition
+PARTITIONS: dict[str, Callable[..., Partition]] = {
     "iid": iid,
     "dirichlet": dirichlet,
     "pachinko": pachinko,

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from sharding.errors import UserError
-from train.data.dataset import NOTHING, Dataset, Split, reading
+from train.data.dataset import NOTHING, Dataset, Split, default_root, reading
 
 LENGTH = 80
 CHARACTERS = "dhlptx@DHLPTX $(,048cgkoswCGKOSW[_#'/37;?bfjnrvzBFJNRVZ\"&*.26:\naeimquyAEIMQUY]!%)-159\r"
@@ -25,12 +25,11 @@ OOV, BOS, EOS = (len(CHARACTERS) + special for special in (1, 2, 3))
 NUM_IDS = EOS + 1
 
 
-def load_shakespeare(root: Path, download: bool = False, *, length: int = LENGTH, share: float = 1.0) -> Dataset:
+def load_shakespeare(root: str | Path | None = None, *, length: int = LENGTH, share: float = 1.0) -> Dataset:
     """Load the two files of TFF's federated Shakespeare, `shakespeare_train.h5` and `shakespeare_test.h5`.
 
     Args:
-        root: folder that holds them, or a folder `shakespeare` with them.
-        download: not used: they cannot be fetched.
+        root: folder that holds them, or a folder `shakespeare` with them; by default `default_root()`.
         length: of the inputs of a chunk.
         share: of each client's chunks, the first of them and at least one.
 
@@ -42,13 +41,14 @@ def load_shakespeare(root: Path, download: bool = False, *, length: int = LENGTH
         UserError: the files are not there, or an option is out of its range.
     """
     if length < 1 or not 0 < share <= 1:
-        raise UserError(f"data.options of shakespeare: length={length} must be at least 1, share={share} in (0, 1]")
+        raise UserError(f"shakespeare: length={length} must be at least 1, share={share} in (0, 1]")
+    root = default_root() if root is None else Path(root)
     train, natural = _read(root, "shakespeare_train.h5", length, share)
     test, _ = _read(root, "shakespeare_test.h5", length, share)
     return replace(empty_shakespeare(length=length), train=train, test=test, natural=natural)
 
 
-def empty_shakespeare(*, length: int = LENGTH, share: float = 1.0) -> Dataset:
+def empty_shakespeare(*, length: int = LENGTH, **_: object) -> Dataset:
     """Return the dataset without its samples."""
     return Dataset("shakespeare", NOTHING, NOTHING, NUM_IDS, input_shape=(length,), ignore_index=PAD)
 

@@ -7,7 +7,6 @@ largest entry of Wx + b. Sizes are in proportion to 1/k. The first tenth of each
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,8 +21,6 @@ SYNTHETIC = Dataset("synthetic", NOTHING, NOTHING, num_classes=CLASSES, input_sh
 
 
 def load_synthetic(
-    root: Path | None = None,
-    download: bool = False,
     *,
     alpha: float = 1.0,
     beta: float = 1.0,
@@ -34,8 +31,6 @@ def load_synthetic(
     """Draw the samples; `natural` says whose are whose.
 
     Args:
-        root: not used, as `download`: nothing is read.
-        download: see `root`.
         alpha: α, how unlike the clients' models are.
         beta: β, how unlike their inputs are.
         clients: number of clients.
@@ -47,7 +42,7 @@ def load_synthetic(
     """
     if min(alpha, beta, seed) < 0 or not 1 <= clients <= samples:
         raise UserError(
-            f"data.options of synthetic: alpha={alpha}, beta={beta} and seed={seed} must not be negative, "
+            f"synthetic: alpha={alpha}, beta={beta} and seed={seed} must not be negative, "
             f"clients={clients} must be 1 to samples={samples}"
         )
     rng = generator(seed, "synthetic")

@@ -4,7 +4,6 @@ They need not use all samples. Each client gets its number of samples in equal p
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,22 +13,6 @@ from train.data.dataset import Dataset, labels_of
 
 Partition = list[np.ndarray]
 Counts = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Concentration:
-    """How alike the clients are; each scheme uses what it knows.
-
-    Attributes:
-        alpha: of `dirichlet` and of the superclasses in `pachinko` (small: few classes a client); exponent of
-            `power_law` (0: equal sizes).
-        fine_alpha: of the classes within a superclass in `pachinko`.
-        per_class: `pachinko` takes its two numbers as the parameter of every class, not as their total.
-    """
-
-    alpha: float = 1.0
-    fine_alpha: float = 10.0
-    per_class: bool = False
 
 
 def power_law_sizes(num_samples: int, num_clients: int, rng: np.random.Generator, alpha: float) -> Counts:
@@ -43,7 +26,6 @@ def two_sizes(
     dataset: Dataset,
     num_clients: int,
     rng: np.random.Generator,
-    how: Concentration,
     *,
     share: float = 0.1,
     large: Sequence[int] = (90, 150),
@@ -59,7 +41,6 @@ def two_sizes(
         dataset: with classes.
         num_clients: number of shares.
         rng: source of randomness.
-        how: not used.
         share: of the clients that are large, rounded to whole clients.
         large: (least, most) samples of a large client, all numbers between alike.
         small: (least, most) samples of a small client.
@@ -70,11 +51,11 @@ def two_sizes(
     """
     labels = labels_of(dataset)
     if not 0 <= share <= 1:
-        raise UserError(f"data.partition_options.share={share} must be in 0…1")
+        raise UserError(f"data.partition.share={share} must be in 0…1")
     _check_range("large", large)
     _check_range("small", small)
     if classes < 0:
-        raise UserError(f"data.partition_options.classes={classes} must be at least 0, which mixes all")
+        raise UserError(f"data.partition.classes={classes} must be at least 0, which mixes all")
     count = round(share * num_clients)
     drawn = [rng.integers(its[0], its[1] + 1, n) for its, n in ((large, count), (small, num_clients - count))]
     sizes = np.concatenate(drawn)
@@ -92,8 +73,8 @@ def power_law_classes(
     dataset: Dataset,
     num_clients: int,
     rng: np.random.Generator,
-    how: Concentration,
     *,
+    alpha: float = 1.0,
     samples: int = 0,
     classes: Sequence[int] = (1, 6),
 ) -> Partition:
@@ -105,7 +86,7 @@ def power_law_classes(
         dataset: with classes.
         num_clients: number of shares.
         rng: source of randomness.
-        how: its `alpha` is the exponent of the sizes.
+        alpha: exponent of the sizes.
         samples: of all clients together; 0: all that there are.
         classes: (least, most) of a client, all numbers between alike.
 
@@ -114,8 +95,8 @@ def power_law_classes(
     """
     total = samples or len(dataset.train)
     if not num_clients <= total <= len(dataset.train):
-        raise UserError(f"data.partition_options.samples={samples} must be {num_clients} to {len(dataset.train)}")
-    sizes = power_law_sizes(total, num_clients, rng, how.alpha)
+        raise UserError(f"data.partition.samples={samples} must be {num_clients} to {len(dataset.train)}")
+    sizes = power_law_sizes(total, num_clients, rng, alpha)
     _check_range("classes", classes)
     kinds = rng.integers(classes[0], classes[1] + 1, len(sizes))
     return limited(labels_of(dataset), sizes, np.minimum(kinds, sizes), rng)
@@ -153,4 +134,4 @@ def limited(labels: np.ndarray, sizes: Counts, kinds: Counts, rng: np.random.Gen
 
 def _check_range(name: str, its: Sequence[int]) -> None:
     if len(its) != 2 or not 1 <= its[0] <= its[1]:
-        raise UserError(f"data.partition_options.{name}={list(its)} must be the least and the most, at least 1")
+        raise UserError(f"data.partition.{name}={list(its)} must be the least and the most, at least 1")

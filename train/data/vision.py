@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sharding.errors import UserError
 from train.data.cifar100_classes import coarse_labels
-from train.data.dataset import NOTHING, Dataset, Split, flip, reading, standardize
+from train.data.dataset import NOTHING, Dataset, Split, default_root, flip, reading, standardize
 from train.data.images import Images, Shape, read_parquet
 
 
@@ -65,17 +65,18 @@ SOURCES = {
 }
 
 
-def load_images(name: str, root: Path, download: bool) -> Dataset:
+def load_images(name: str, root: str | Path | None = None, download: bool = False) -> Dataset:
     """Load an image dataset of `SOURCES` from `root`, in Hugging Face's parquet layout or the official one.
 
     Args:
         name: a key of `SOURCES`.
-        root: folder that holds the dataset's own folder.
+        root: folder that holds the dataset's own folder; by default `default_root()`.
         download: fetch what is missing, into `root`.
 
     Raises:
         UserError: no such data, and not downloaded; or its images are not of the expected kind.
     """
+    root = default_root() if root is None else Path(root)
     train, test = (_read(name, root, training, download) for training in (True, False))
     return replace(
         empty_images(name),
@@ -86,7 +87,7 @@ def load_images(name: str, root: Path, download: bool) -> Dataset:
     )
 
 
-def empty_images(name: str) -> Dataset:
+def empty_images(name: str, **_: object) -> Dataset:
     """Return the dataset of `SOURCES` without its samples."""
     source = SOURCES[name]
     return Dataset(name, NOTHING, NOTHING, source.num_classes, source.shape, standardize, source.augment)

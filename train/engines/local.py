@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sharding.planner import Client
 from sharding.rng import generator, seed_of
-from train.config.registries import LOSSES, OPTIMIZERS, cross_entropy
+from train.config.registries import LOSSES, cross_entropy
 from train.config.sections import LocalConfig
 from train.data import Dataset
 from train.data.dataset import Split
@@ -71,9 +71,7 @@ def train_locally(
         key: (seed, round, client); determines the order of the samples, flips and dropout.
     """
     model.train()
-    optimizer = OPTIMIZERS[local.optimizer](
-        model, lr, local.momentum, local.frobenius_decay, clip, local.frobenius_decay_of, **local.optimizer_options
-    )
+    optimizer = local.optimizer.build(model, local.decay, clip, local.decay_of, lr=lr)
     device, low = data.targets.device, local.precision == "bfloat16"
     total, steps = torch.zeros((), device=device), 0
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -117,7 +115,9 @@ def evaluate(model: nn.Module, dataset: Dataset, data: Split, batch_size: int = 
         sums += torch.stack([((logits.argmax(-1) == wanted) & counted).sum(), loss, counted.sum()])
     correct, loss_sum, count = sums.tolist()
     if not isfinite(loss_sum):
-        log.warning("the model's loss on %s is %s: lower local.lr or server_lr", dataset.name, loss_sum)
+        log.warning(
+            "the model's loss on %s is %s: lower local.optimizer.lr or server_optimizer.lr", dataset.name, loss_sum
+        )
     return correct / count, loss_sum / count
 
 

@@ -51,7 +51,7 @@ def train(message: Message, context: Context) -> Message:
     engine = SequentialEngine(make_job(order.config, context.node_config))
     order = replace(order, shard=order.shard.to(find_device(order.config.device)))
     update = engine.train_client(partition, order.shard, order.round, order.lr)
-    if SAMPLERS[order.config.clients.sampler].uploads_later and update.shard is not None:
+    if SAMPLERS[order.config.clients.sampler.name].uploads_later and update.shard is not None:
         return Message(keep(context.state, order, update), reply_to=message)
     return Message(reply_record(update), reply_to=message)
 
@@ -87,7 +87,7 @@ def make_job(config: Config, settings: Mapping[str, Any]) -> Job:
     device = find_device(config.device)
     with init_empty():
         model = make_model(config, dataset)
-    clip = config.clip if get_strategy(config.strategy).clips else None
+    clip = config.local.clip if get_strategy(config.strategy).clips else None
     return Job(model, {partition_of(settings): data.to(device)}, dataset, config.local, clip, config.seed)
 
 
@@ -113,12 +113,12 @@ def open_data(config: Config, settings: Mapping[str, Any]) -> tuple[Dataset, Spl
         UserError: a file or dataset is missing or invalid, or there are more nodes than clients.
     """
     if "data" in settings:
-        dataset, data = empty_dataset(config.data.name, config.data.options), read_data(Path(str(settings["data"])))
+        dataset, data = empty_dataset(config.data.name, **config.data.options), read_data(Path(str(settings["data"])))
         if problem := problem_of(dataset, data):
             raise UserError(f"data={settings['data']} {problem}")
         return dataset, data
-    partition, root = partition_of(settings), settings.get("data-root", config.data.root)
-    dataset, shares = share_out_once(config_text(config), root)
+    partition = partition_of(settings)
+    dataset, shares = share_out_once(config_text(config), settings.get("data-root"))
     if partition not in shares:
         raise UserError(f"partition-id={partition} has no data; there are clients 0 to {len(shares) - 1}")
     data = shares[partition]
@@ -126,13 +126,13 @@ def open_data(config: Config, settings: Mapping[str, Any]) -> tuple[Dataset, Spl
 
 
 @lru_cache(maxsize=1)
-def share_out_once(config: str, root: str | Path | None) -> tuple[Dataset, Shares]:
+def share_out_once(config: str, root: str | None) -> tuple[Dataset, Shares]:
     """Return the dataset without its training split, and all clients' samples.
 
     They are cached, since one process of Flower's simulation is many nodes in turn.
     """
     ours = read_config(config)
-    dataset = read_dataset(ours, root)
+    dataset = read_dataset(ours, **({} if root is None else {"root": root}))
     return dataset.without_training(), share_out(ours, dataset)
 
 

@@ -25,9 +25,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from sharding.errors import UserError, few
 from sharding.failures import one_line
 from train.assembly import assign_keep_ratios, read_dataset, share_out
-from train.config.idle_keys import refuse_idle
 from train.config.naming import check_once, settings, with_directory
-from train.config.schema import Config, load_config, read_config
+from train.config.schema import Config, load_config, parse_overrides
 from train.experiment import Metrics
 from train.federate.client_app import write_data
 from train.federate.roster import Patience
@@ -127,12 +126,11 @@ def settings_of(path: str, overrides: Sequence[str], nodes: int, patience: Patie
         UserError: a mistake in the file or an override, or a key that has no effect.
     """
     check_once([*settings(overrides), ("clients.count", "--nodes")])
-    loaded = read_config(path, overrides)
-    refuse_idle([loaded])
-    for key, own in (("checkpoint_every", CHECKPOINT_EVERY), ("engine", ENGINE)):
-        if key in loaded.line and (asked := getattr(loaded.config, key)) != own:
-            raise UserError(f"{key}={asked} does nothing in a federation, where it is {own}; remove it")
-    clients = loaded.config.clients
+    config = load_config(path, overrides)
+    for key, fixed in (("checkpoint_every", CHECKPOINT_EVERY), ("engine", ENGINE)):
+        if key in dict(parse_overrides(overrides)) and (asked := getattr(config, key)) != fixed:
+            raise UserError(f"{key}={asked} does nothing in a federation, where it is {fixed}; remove it")
+    clients = config.clients
     words = [*overrides, f"clients.count={nodes}", f"clients.per_round={min(clients.per_round, nodes)}"]
     config = with_directory(load_config(path, words), words)
     return {

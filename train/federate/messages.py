@@ -125,7 +125,7 @@ def norm_of(sent: Shard, returned: Shard, lr: float) -> float:
 
 def config_text(config: Config) -> str:
     """Return the configuration for a node: all keys but those of the server's output."""
-    return config.model_dump_json(exclude={"output", "tracking"})
+    return config.model_dump_json(exclude={"output", "tracker"})
 
 
 def read_config(text: str) -> Config:

@@ -16,7 +16,7 @@ from sharding.planner import Client
 from train.assembly import find_device, put_together, read_dataset
 from train.callbacks import EachRound
 from train.config.naming import with_directory
-from train.config.schema import Config, is_named, read_config
+from train.config.schema import Config, load_config
 from train.engines.local import Shares
 from train.experiment import Experiment, Metrics
 from train.federate.messages import Card
@@ -55,9 +55,9 @@ def main(grid: Grid, context: Context) -> None:
 def read(settings: dict[str, Any]) -> Config:
     """Return the configuration, with a checkpoint each round and a bound on each client's weight."""
     overrides = shlex.split(settings["overrides"])
-    loaded = read_config(ROOT / settings["config"], overrides)
-    config, guards = with_directory(loaded.config, overrides), loaded.config.aggregation
-    if guards.max_share == 1 and not is_named("aggregation.max_share", loaded.file | loaded.line):
+    config = with_directory(load_config(ROOT / settings["config"], overrides), overrides)
+    guards = config.aggregation
+    if guards.max_share is None:
         guards = guards.model_copy(update={"max_share": MAX_SHARE})
     return config.model_copy(update={"engine": ENGINE, "checkpoint_every": CHECKPOINT_EVERY, "aggregation": guards})
 
@@ -109,7 +109,7 @@ def check_federated(config: Config) -> None:
     ):
         if is_set:
             raise UserError(f"{name} needs the clients' data at the server; leave it out of a federation")
-    if config.clients.sampler == "aocs":
+    if config.clients.sampler.name == "aocs":
         raise UserError("clients.sampler=aocs needs a secure sum, which Flower lacks; choose ocs, or simulate it")
 
 
@@ -126,7 +126,7 @@ def assemble_over(config: Config, grid: Grid, patience: Patience, device: str | 
     cards: dict[Client, Card] = dict(sorted(nodes.roster.items()))
     ratios = {client: card.keep_ratio for client, card in cards.items()}
     samples = {client: card.num_samples for client, card in cards.items()}
-    total, most = sum(samples.values()), config.aggregation.max_share
+    total, most = sum(samples.values()), config.aggregation.max_share or MAX_SHARE
     for client, size in samples.items():
         if size > most * total and most * len(samples) > 1:
             log.warning("client %s reports %d of all %d samples; max_share bounds its weight", client, size, total)

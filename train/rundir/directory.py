@@ -17,7 +17,6 @@ from typing import TextIO
 
 from sharding.errors import UserError, few, shown
 from train.config.naming import FREE
-from train.config.registries import SCHEDULES
 from train.config.schema import Config, check_config, flatten, is_named, plugins_of
 from train.config.yaml_text import read_yaml
 from train.rundir.checkpoint import rounds_of
@@ -228,9 +227,9 @@ def _objection(key: str, before: Config, config: Config) -> str | None:
     if key != "rounds" or config.rounds < before.rounds:
         return ""
     for local in [task.local for task in config.task_configs().values()] or [config.local]:
-        rate = SCHEDULES[local.schedule]
-        if any(rate(local.lr, t, before.rounds) != rate(local.lr, t, config.rounds) for t in range(before.rounds)):
-            return f": the schedule {local.schedule} depends on the total"
+        lr, rate = local.optimizer.options["lr"], local.schedule.build
+        if any(rate(lr, t, before.rounds) != rate(lr, t, config.rounds) for t in range(before.rounds)):
+            return f": the schedule {local.schedule.name} depends on the total"
     return None
 
 

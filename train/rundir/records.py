@@ -90,8 +90,8 @@ def laws_of(plan: Plan) -> Layers:
 
 
 def records_layers(config: Config, round: int, last: bool) -> bool:
-    """Return whether a round's laws are recorded: the first, the last, and every `tracking.layers_every`-th."""
-    every = config.tracking.layers_every
+    """Return whether a round's laws are recorded: the first, the last, and every `layers_every`-th."""
+    every = config.layers_every
     return round == 0 or last or (every is not None and (round + 1) % every == 0)
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from sharding.errors import UserError, pick
 from sharding.strategies import STRATEGIES
-from train.config.idle_keys import refuse_idle
-from train.config.schema import Config, LoadedConfig, read_config
+from train.config.schema import Config, load_config
 from train.tables.layout import CONFIGS, Layout, Matrix, Setting
 
 OWN = {  # keys that a table sets
@@ -66,8 +65,6 @@ def cells_of(
         for setting in matrix.settings()
         for strategy in matrix.strategies
     ]
-    line = frozenset(override.partition("=")[0] for override in overrides)
-    refuse_idle([LoadedConfig(cell.config, frozenset(), line) for cell in cells])
     return cells
 
 
@@ -94,13 +91,13 @@ def _cell(
 ) -> Cell:
     path = CONFIGS / f"{setting.experiment}.yaml"
     base = [*layout.experiments[setting.experiment].stand_ins.get(scale, []), *overrides]
-    plain = read_config(path, base).config
+    plain = load_config(path, base)
     changes = [_times(override, plain.rounds) for override in setting.overrides]
-    varied = [override for override in changes if read_config(path, [*base, override]).config != plain]
+    varied = [override for override in changes if load_config(path, [*base, override]) != plain]
     whole = is_whole(strategy)
     ratio = [] if whole else [f"keep_ratio={setting.keep_ratio}"]
     name = f"{setting.experiment}/{'_'.join([_short(setting.keep_ratio, whole), *varied])}/{strategy}-{seed}"
-    config = read_config(path, [*base, *varied, *ratio, f"strategy={strategy}", f"seed={seed}"]).config
+    config = load_config(path, [*base, *varied, *ratio, f"strategy={strategy}", f"seed={seed}"])
     return Cell(setting, strategy, seed, name, config.model_copy(update={"output": into / "cells" / name}))
 
 

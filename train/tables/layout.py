@@ -10,11 +10,12 @@ from itertools import product
 from pathlib import Path
 from typing import Literal
 
-import yaml
 from pydantic import Field
 
 from sharding.errors import pick
-from train.config.sections import KeepRatio, Section
+from train.config.sections import KeepRatio
+from train.config.values import Section
+from train.config.yaml_text import read_yaml
 
 LAYOUT_FILE = Path(__file__).with_name("layout.yaml")
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -128,7 +129,7 @@ class Layout(Section):
 
 def load_layout(path: Path = LAYOUT_FILE) -> Layout:
     """Read the layout."""
-    return Layout.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    return Layout.model_validate(read_yaml(path))
 
 
 def _plain(keep_ratio: float | Mapping[float, float]) -> str:

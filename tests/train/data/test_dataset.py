@@ -63,7 +63,7 @@ def test_data_lie_in_the_folder_data_unless_the_environment_names_another(tmp_pa
     with pytest.raises(UserError, match=f"no shakespeare under {tmp_path}/elsewhere: "):
         load_dataset("shakespeare")
     with pytest.raises(UserError, match=f"no mnist under {tmp_path}/given: "):
-        load_dataset("mnist", tmp_path / "given")
+        load_dataset("mnist", root=tmp_path / "given")
 
 
 SAMPLES = Split(torch.randn(6, 3), torch.arange(6) % 2)
@@ -86,7 +86,7 @@ MISTAKES = {  # of the training split, and what the line says
 def test_a_dataset_of_ones_own_that_no_round_can_use_is_refused(what, monkeypatch) -> None:
     split, why = MISTAKES[what]
     for name, splits in (("training", (split, SAMPLES)), ("test", (SAMPLES, split))):
-        monkeypatch.setitem(DATASETS, "own", lambda root, download, splits=splits: Dataset("own", *splits, 2, (3,)))
+        monkeypatch.setitem(DATASETS, "own", lambda splits=splits: Dataset("own", *splits, 2, (3,)))
         with pytest.raises(UserError, match=f"the {name} split of the dataset own .*{why}"):
             load_dataset("own")
 

@@ -57,6 +57,6 @@ def test_samples_without_a_target_cannot_be_held_out(monkeypatch) -> None:
     digits = load_dataset("digits")
     unlabeled = replace(digits.train, targets=torch.full_like(digits.train.targets, digits.ignore_index))
     unlabeled.targets[0] = 1
-    monkeypatch.setitem(DATASETS, "digits", lambda root, download: replace(digits, train=unlabeled))
+    monkeypatch.setitem(DATASETS, "digits", lambda: replace(digits, train=unlabeled))
     with pytest.raises(UserError, match="has no target but ignored ones"):
         read_dataset(load_config("configs/quickstart.yaml", ["data.holdout=1"]))

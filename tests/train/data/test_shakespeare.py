@@ -37,7 +37,7 @@ def test_a_long_snippet_is_cut_into_chunks_that_each_predict_something(length: i
 
 def test_clients_keep_their_chunks(tmp_path: Path) -> None:
     write_plays(tmp_path, {"B": [b"dd", b"hh"], "A": [b"l" * 100]})
-    data = load_dataset("shakespeare", tmp_path)
+    data = load_dataset("shakespeare", root=tmp_path)
     assert data.natural is not None
     assert [part.tolist() for part in data.natural] == [[0, 1], [2, 3]]  # A, then B
     assert data.train.inputs[0].tolist() == [BOS] + [CHARACTERS.index("l") + 1] * 79
@@ -47,9 +47,9 @@ def test_clients_keep_their_chunks(tmp_path: Path) -> None:
 
 def test_chunks_of_another_length_and_a_share_of_each_client(tmp_path: Path) -> None:
     write_plays(tmp_path, {"A": [b"dhlptx" * 4], "B": [b"d"]})  # 26 ids are 5 chunks of 6
-    whole = load_dataset("shakespeare", tmp_path, options={"length": 5})
-    part = load_dataset("shakespeare", tmp_path, options={"length": 5, "share": 0.5})
-    assert whole.input_shape == empty_dataset("shakespeare", {"length": 5, "share": 0.5}).input_shape == (5,)
+    whole = load_dataset("shakespeare", root=tmp_path, length=5)
+    part = load_dataset("shakespeare", root=tmp_path, length=5, share=0.5)
+    assert whole.input_shape == empty_dataset("shakespeare", length=5, share=0.5).input_shape == (5,)
     assert whole.train.inputs[0].tolist() == [BOS, 1, 2, 3, 4]
     assert [len(its) for its in whole.natural or []] == [5, 1]
     assert [len(its) for its in part.natural or []] == [3, 1]
@@ -59,13 +59,13 @@ def test_chunks_of_another_length_and_a_share_of_each_client(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("option", [{"length": 0}, {"share": 0.0}, {"share": 1.5}])
 def test_options_out_of_range(tmp_path: Path, option: dict[str, float]) -> None:
-    with pytest.raises(UserError, match="of shakespeare: length="):
-        load_dataset("shakespeare", tmp_path, options=option)
+    with pytest.raises(UserError, match="shakespeare: length="):
+        load_dataset("shakespeare", root=tmp_path, **option)
 
 
 @pytest.mark.real
 def test_real_shakespeare(real_data: Callable[..., Path]) -> None:
-    data = load_dataset("shakespeare", real_data("shakespeare"))
+    data = load_dataset("shakespeare", root=real_data("shakespeare"))
     starts = [int((split.inputs == BOS).sum()) for split in (data.train, data.test)]
     assert starts == [16_068, 2_356]  # one BOS a snippet
     assert (data.train.inputs[:, 0] != PAD).all()

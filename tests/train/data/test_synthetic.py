@@ -26,7 +26,7 @@ def test_a_client_is_that_of_the_paper_written_out():
     u, big_b = rng.normal(0, 0.5), rng.normal(0, 2.0)
     w, b, v = rng.normal(u, 1, (60, 10)), rng.normal(u, 1, 10), rng.normal(big_b, 1, 60)
     x = np.array([[rng.normal(v[j], (j + 1) ** -0.6) for j in range(60)] for _ in range(sizes[0])])
-    dataset = load_dataset("synthetic", options={"alpha": 0.5, "beta": 2.0, "clients": 3, "samples": 300, "seed": 5})
+    dataset = load_dataset("synthetic", alpha=0.5, beta=2.0, clients=3, samples=300, seed=5)
     tenth, rows = sizes[0] // 10, dataset.natural[0]
     torch.testing.assert_close(dataset.test.inputs[:tenth], torch.from_numpy(x[:tenth]).float())
     torch.testing.assert_close(dataset.train.inputs[rows], torch.from_numpy(x[tenth:]).float())
@@ -34,7 +34,7 @@ def test_a_client_is_that_of_the_paper_written_out():
 
 
 def test_other_seeds_draw_other_data():
-    first, second, again = (load_dataset("synthetic", options={"seed": seed}).train.inputs for seed in (0, 1, 0))
+    first, second, again = (load_dataset("synthetic", seed=seed).train.inputs for seed in (0, 1, 0))
     assert torch.equal(first, again)
     assert not torch.equal(first[:5], second[:5])
 
@@ -42,4 +42,4 @@ def test_other_seeds_draw_other_data():
 @pytest.mark.parametrize(("key", "value"), [("alpha", -1.0), ("seed", -1), ("clients", 0), ("clients", 20_510)])
 def test_an_option_out_of_its_range_is_refused(key, value):
     with pytest.raises(UserError, match=f"{key}={value}"):
-        load_dataset("synthetic", options={key: value})
+        load_dataset("synthetic", **{key: value})

@@ -34,7 +34,7 @@ def cifar10(tmp_path: Path) -> tuple[Path, np.ndarray]:
 
 def test_parquet_shards_are_read_in_order_and_bit_for_bit(cifar10: tuple[Path, np.ndarray]) -> None:
     root, pixels = cifar10
-    data = load_dataset("cifar10", root)
+    data = load_dataset("cifar10", root=root)
     assert torch.equal(data.train.inputs, torch.from_numpy(pixels).permute(0, 3, 1, 2))
     assert data.train.targets.tolist() == [row % 10 for row in range(703)]
     assert data.test.targets.tolist() == [3, 4]
@@ -44,7 +44,7 @@ def test_parquet_shards_are_read_in_order_and_bit_for_bit(cifar10: tuple[Path, n
 
 
 def test_data_that_are_not_the_official_ones_say_so(cifar10: tuple[Path, np.ndarray]) -> None:
-    data = load_dataset("cifar10", cifar10[0])
+    data = load_dataset("cifar10", root=cifar10[0])
     assert data.remarks == ("703 of 50,000 training images", "2 of 10,000 test images")
 
     def images(count: int, lossy: str = "") -> Images:
@@ -66,7 +66,7 @@ def test_color_and_gray_are_converted_to_what_the_dataset_has(tmp_path: Path) ->
     color = np.repeat(gray[..., None], 3, axis=2)
     for split in ("train", "test"):
         write_images(tmp_path / "mnist" / f"{split}-0.parquet", [gray, color], [0, 1])
-    data = load_dataset("mnist", tmp_path)
+    data = load_dataset("mnist", root=tmp_path)
     assert torch.equal(data.train.inputs, torch.from_numpy(np.stack([gray, gray]))[:, None])
     assert data.train.inputs.stride() == torch.empty(2, 1, 28, 28).stride()  # kernels, and so bits, depend on it
     assert data.augment is None
@@ -89,7 +89,7 @@ def test_mnist_in_its_official_layout(tmp_path: Path) -> None:
     for split in ("train", "t10k"):
         (raw / f"{split}-images-idx3-ubyte").write_bytes(idx(pixels))
         (raw / f"{split}-labels-idx1-ubyte").write_bytes(idx(np.array([5, 0, 4])))
-    data = load_dataset("mnist", tmp_path)
+    data = load_dataset("mnist", root=tmp_path)
     assert torch.equal(data.train.inputs, torch.from_numpy(pixels[:, None]))
     assert data.train.targets.tolist() == [5, 0, 4]
 
@@ -110,12 +110,12 @@ def test_cifar10_in_its_official_layout(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(CIFAR10, "train_list", [batch])
     monkeypatch.setattr(CIFAR10, "test_list", [batch])
     monkeypatch.setattr(CIFAR10, "meta", {"filename": meta[0], "key": "label_names", "md5": meta[1]})
-    data = load_dataset("cifar10", tmp_path)
+    data = load_dataset("cifar10", root=tmp_path)
     assert torch.equal(data.train.inputs, torch.from_numpy(pixels))
     assert data.train.targets.tolist() == [7, 1]
     (folder / "batch").write_bytes(b"cut short")
     with pytest.raises(UserError, match=f"incomplete files under {tmp_path}"):
-        load_dataset("cifar10", tmp_path)
+        load_dataset("cifar10", root=tmp_path)
 
 
 def test_tiny_imagenet_in_its_official_layout(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_tiny_imagenet_in_its_official_layout(tmp_path: Path) -> None:
         file.write_bytes(encode(np.full((64, 64, 3), shade, np.uint8), "JPEG"))
     (tree / "val" / "images" / "val_0.JPEG").write_bytes(encode(np.full((64, 64), 50, np.uint8), "JPEG"))
     (tree / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn2\t0\t0\t62\t62\n")
-    data = load_dataset("tiny_imagenet", tmp_path)
+    data = load_dataset("tiny_imagenet", root=tmp_path)
     assert data.train.inputs[:, 0, 0, 0].tolist() == [10, 40, 20, 30]
     assert data.train.targets.tolist() == [0, 1, 0, 0]
     assert data.test.inputs[0, :, 5, 5].tolist() == [50, 50, 50]
@@ -141,7 +141,7 @@ def test_tiny_imagenet_in_its_official_layout(tmp_path: Path) -> None:
 def test_real_images(name: str, real_data: Callable[..., Path]) -> None:
     source = SOURCES[name]
     root = real_data(*source.folders)
-    data = load_dataset(name, root)
+    data = load_dataset(name, root=root)
     assert data.train.inputs.shape[1:] == source.shape
     first = slice(2 * source.num_classes)
     assert torch.bincount(data.train.targets[first]).tolist() == [2] * source.num_classes  # any prefix is balanced

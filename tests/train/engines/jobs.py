@@ -37,7 +37,7 @@ def make_job(kind: str = "resnet") -> Job:
     name, options = MODELS[kind]
     model = build_model(name, input_shape=parts[1], num_classes=parts[0], **options)
     clients = {c: Split(*data) for c, data in enumerate(zip(inputs.split(SIZES), targets.split(SIZES), strict=True))}
-    local = LocalConfig(epochs=2, batch_size=4, optimizer="sgd", frobenius_decay=1e-3)
+    local = LocalConfig(epochs=2, batch_size=4, optimizer={"name": "sgd", "lr": 0.02, "momentum": 0.9}, decay=1e-3)
     return Job(model, clients, dataset, local, clip=2.0, seed=0)
 
 

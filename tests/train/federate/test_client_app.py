@@ -44,9 +44,11 @@ def shard_of(model, width, num_terms):
 
 
 def test_a_node_reads_its_own_file_and_no_dataset(config, tmp_path):
-    data = Split(torch.randint(0, 256, (5, 1, 8, 8), dtype=torch.uint8), torch.arange(5))
+    data = Split(torch.randint(0, 256, (5, 1, 28, 28), dtype=torch.uint8), torch.arange(5))
     write_data(tmp_path / "own", data)
-    dataset, got = open_data(config("data.root=/nowhere"), {"partition-id": 2, "data": str(tmp_path / "own")})
+    dataset, got = open_data(
+        config("data=mnist", "data.root=/nowhere"), {"partition-id": 2, "data": str(tmp_path / "own")}
+    )
     assert torch.equal(got.inputs, data.inputs)
     assert torch.equal(got.targets, data.targets)
     assert dataset.num_classes == 10
@@ -89,7 +91,7 @@ def test_what_is_known_of_a_dataset_without_its_samples(name):
 
 @pytest.mark.parametrize("name", ["digits", "mine"])
 def test_it_is_what_is_known_of_it_with_them(name, monkeypatch):
-    monkeypatch.setitem(DATASETS, "mine", lambda root, download: load_dataset("digits"))
+    monkeypatch.setitem(DATASETS, "mine", lambda: load_dataset("digits"))
     with_samples, without = load_dataset(name), empty_dataset(name)
     assert len(without.train) == len(without.test) == 0
     for key in ("num_classes", "input_shape", "prepare", "augment", "ignore_index"):

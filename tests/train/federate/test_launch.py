@@ -26,7 +26,7 @@ def read_for(nodes, *overrides):
 
 
 def test_directories_distinguish_federations_and_runs():
-    directories = [read_for(2).directory, read_for(4).directory, read_for(2, "local.lr=0.05").directory]
+    directories = [read_for(2).directory, read_for(4).directory, read_for(2, "local.optimizer.lr=0.05").directory]
     directories.append(load_config(QUICKSTART).directory.resolve())
     assert len({*directories}) == 4
     assert {directory.parent for directory in directories} == {Path("runs").resolve()}
@@ -107,7 +107,7 @@ def test_each_round_and_each_arrival_is_shown_once(config):
 
 
 ENDS = {  # what happens, and what the error names
-    "own words": ({"ended": "lower local.lr"}, "^lower local.lr; see "),
+    "own words": ({"ended": "lower local.optimizer.lr"}, "^lower local.optimizer.lr; see "),
     "the run": ({"codes": {"run": 201}}, r"^run \(exit code 201\) ended before"),
     "the SuperLink": ({"codes": {"superlink": -9}}, r"^superlink \(exit code -9\) ended before"),
     "all nodes": ({"codes": {"node-0": 1, "node-1": 1}}, "^node-0 .*node-1"),

@@ -17,14 +17,16 @@ def shard():
 
 
 def test_an_order_arrives_as_it_was_sent(shard, config):
-    sent = Order(config("local.lr=0.3", "seed=5"), shard, 3, 0.1)
+    sent = Order(config("local.optimizer.lr=0.3", "seed=5"), shard, 3, 0.1)
     got = Order.from_record(sent.to_record())
     assert got.config == sent.config.model_copy(update={"output": None})
     assert (got.round, got.lr) == (3, 0.1)
     assert got.shard.to_bytes() == shard.to_bytes()
 
 
-@pytest.mark.parametrize("words", [["clip=.inf"], ["recipe=published", "strategy=top_n", "local.lr=0.02"]])
+@pytest.mark.parametrize(
+    "words", [["local.clip=.inf"], ["recipe=published", "strategy=top_n", "local.optimizer.lr=0.02"]]
+)
 def test_a_configuration_arrives_as_it_was_sent(config, words):
     sent = config(*words)
     assert read_config(config_text(sent)) == sent.model_copy(update={"output": None})

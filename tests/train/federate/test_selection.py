@@ -11,7 +11,7 @@ from tests.train.runs import read
 
 pytestmark = pytest.mark.usefixtures("flower_identity", "no_waiting")
 
-OCS = ["clients.sampler=ocs", "clients.budget=2", "clients.per_round=4", "rounds=1"]
+OCS = ["clients.sampler=ocs", "clients.sampler.budget=2", "clients.per_round=4", "rounds=1"]
 
 
 def replies_to(nodes, kind, change):
@@ -48,11 +48,16 @@ def test_only_those_who_are_heard_send_their_update(config):
 
 
 LIARS = {  # what is wrong, with which sampler, in which reply, and what is said of it
-    "another norm": ([*OCS, "clients.budget=4"], "train", renumbered("report", norm=1.0), "but it reported 1"),
+    "another norm": ([*OCS, "clients.sampler.budget=4"], "train", renumbered("report", norm=1.0), "but it reported 1"),
     "a negative norm": (OCS, "train", renumbered("report", norm=-1.0), "its norm is -1"),
     "a norm of NaN": (OCS, "train", renumbered("report", norm=nan), "reported a norm of nan"),
     "no norm": (OCS, "train", lambda reply: [reply.content["report"].clear(), reply][1:], "its norm is None"),
-    "gone before it is asked": ([*OCS, "clients.budget=4"], "train.upload", lambda reply: [], "no reply within"),
+    "gone before it is asked": (
+        [*OCS, "clients.sampler.budget=4"],
+        "train.upload",
+        lambda reply: [],
+        "no reply within",
+    ),
 }
 
 
@@ -69,7 +74,7 @@ def test_who_misbehaves_is_left_out_and_named(config, lie):
 
 
 def test_a_node_that_was_started_anew_has_nothing_to_send(config):
-    ours = config(*OCS, "clients.budget=4")
+    ours = config(*OCS, "clients.sampler.budget=4")
     nodes = Nodes(settings(ours))
     replies_to(nodes, "train", lambda reply: [nodes.states[107].clear(), reply][1:])
     (line,) = over(ours, nodes)
@@ -78,7 +83,7 @@ def test_a_node_that_was_started_anew_has_nothing_to_send(config):
 
 
 def test_a_node_that_leaves_after_training_has_received_its_shard(config, tmp_path):
-    ours = config(*OCS, "clients.budget=4")
+    ours = config(*OCS, "clients.sampler.budget=4")
     nodes = Nodes(settings(ours))
     replies_to(nodes, "train", lambda reply: [nodes.settings.pop(107), reply][1:])
     (line,), (whole,) = over(ours, nodes), read(alone(ours, tmp_path / "alone").directory)

@@ -51,11 +51,11 @@ def alone(config, folder):
         ["strategy=collective"],
         ["strategy=dense", "data.partition=iid"],
         ["compression=bfloat16", "strategy=top_n"],
-        ["compression=int8", "clients.sampler=ocs", "clients.budget=2", "clients.per_round=4"],
-        ["clients.sampler=uniform_upload", "clients.budget=2", "clients.per_round=4"],
-        ["clients.sampler=ocs_partial", "clients.budget=1"],
+        ["compression=int8", "clients.sampler=ocs", "clients.sampler.budget=2", "clients.per_round=4"],
+        ["clients.sampler=uniform_upload", "clients.sampler.budget=2", "clients.per_round=4"],
+        ["clients.sampler=ocs_partial", "clients.sampler.budget=1"],
         ["clients.sampler=statistical"],
-        ["clients.sampler=uniform", "clients.replacement=true"],
+        ["clients.sampler=uniform", "clients.sampler.replacement=true"],
         ["clients.sampler=uniform_scaled", "data.partition=power_law"],
     ],
 )
@@ -313,7 +313,7 @@ def test_the_server_says_for_whom_it_waits_at_once_and_every_half_minute(config,
 
 @pytest.mark.parametrize("asked", ["alignment=true", "evaluate_training=true", "clients.sampler=aocs"])
 def test_what_cannot_be_had_of_nodes_is_refused(config, asked):
-    ours = config(asked, *(["clients.budget=1"] if "aocs" in asked else []))
+    ours = config(asked, *(["clients.sampler.budget=1"] if "aocs" in asked else []))
     with pytest.raises(UserError, match=asked.removesuffix("=true")):
         over(ours, Nodes({}))
 

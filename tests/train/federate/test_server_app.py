@@ -37,7 +37,7 @@ def test_what_keeps_a_run_from_training_is_one_line(tmp_path, caplog, overrides,
 
 def test_runs_with_other_overrides_have_directories_of_their_own():
     one, other, named = (
-        server_app.read(settings(*words)).directory for words in ([], ["local.lr=0.05"], ["output=/tmp/a"])
+        server_app.read(settings(*words)).directory for words in ([], ["local.optimizer.lr=0.05"], ["output=/tmp/a"])
     )
     assert str(one) == "runs/quickstart-top_n-rounds=2-0"
     assert str(other) == "runs/quickstart-top_n-lr=0.05,rounds=2-0"

@@ -1,0 +1,172 @@
+"""Parts by name: a registered function or class and its options, ``{name: …, option: …}``, checked by its signature."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib import import_module
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
+
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+from typing_extensions import TypedDict
+
+from sharding.errors import UserError, nearest, pick
+from train.config.values import Section, UserPath, refuse_mistaken_flag
+from train.config.yaml_text import in_yaml
+
+PLAIN = (bool, int, float, str, tuple, list)  # the types of defaults that a configuration can show
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Where parts of one kind are registered.
+
+    Attributes:
+        kind: for messages, e.g. ``model``.
+        entries: by name: a function, a class or the dotted name of one, which is imported on demand.
+        num_arguments: how many leading arguments the program passes. All other parameters are options.
+    """
+
+    kind: str
+    entries: Mapping[str, Any]
+    num_arguments: int
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        """Return the function or class of this name.
+
+        Raises:
+            UserError: there is none, or a package is missing.
+        """
+        entry = pick(self.entries, name, self.kind)
+        if not isinstance(entry, str):
+            return entry
+        module, _, attribute = entry.rpartition(".")
+        try:
+            return getattr(import_module(module), attribute)
+        except ImportError as error:
+            raise UserError(f"the {self.kind} {name} needs a package: pip install {error.name} ({error})") from error
+
+
+class Part(Section):
+    """A part: its name and its options. A bare name in place of the mapping is a part without options.
+
+    Options that are not given have the defaults of the part's signature, and are shown unless the default is null.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    registry: ClassVar[Registry]
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of the function or class."""
+        return dict(self.model_extra or {})
+
+    def build(self, *arguments: Any, **options: Any) -> Any:
+        """Call the function or class with the program's arguments and the configured options, or others."""
+        return self.registry[self.name](*arguments, **self.options | options)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_options(cls, values: Any) -> Any:
+        values = spread(values)
+        if not isinstance(values, Mapping):
+            return values  # refused by pydantic
+        name = values.get("name", cls.model_fields["name"].default)
+        if not isinstance(name, str):
+            return values
+        given = {option: value for option, value in values.items() if option not in cls.model_fields}
+        function = cls.registry[name]
+        return {**values, "name": name, **check_options(name, function, given, cls.registry.num_arguments)}
+
+
+def known(entries: Mapping[str, Any], kind: str, name: str) -> str:
+    """Return a name that is registered.
+
+    Raises:
+        UserError: it is not.
+    """
+    pick(entries, name, kind)
+    return name
+
+
+def spread(part: Any) -> Any:
+    """Return a part's mapping; a bare name is short for ``{name: …}``."""
+    return {"name": part} if isinstance(part, str) else part
+
+
+def check_options(
+    name: str, function: Callable[..., Any], options: Mapping[str, Any], num_arguments: int
+) -> dict[str, Any]:
+    """Return all options of a function: those given, in the types that its annotations or defaults name, and defaults.
+
+    Args:
+        name: of the part, for messages.
+        function: whose parameters after the first `num_arguments` are its options.
+        options: those given.
+        num_arguments: how many arguments the program passes.
+
+    Raises:
+        ValidationError: an unknown option, a value of another type, or an option without a default that is not given.
+    """
+    parameters = options_of(function, num_arguments)
+    defaults = {key: its.default for key, its in parameters.items() if isinstance(its.default, PLAIN)}
+    shown = ", ".join(f"{key}={in_yaml(defaults[key])}" if key in defaults else key for key in parameters) or "none"
+    problems = [
+        _problem(f"{name} has no option {key!r}{nearest(str(key), parameters)}; its options: {shown}", key, value)
+        for key, value in options.items()
+        if key not in parameters
+    ]
+    problems += [
+        _problem(f"{name} needs the option {key!r}; its options: {shown}", key, None)
+        for key, its in parameters.items()
+        if its.default is its.empty and key not in options
+    ]
+    if problems:
+        raise ValidationError.from_exception_data(name, problems)
+    checked = defaults | _types_of(function, num_arguments).validate_python(dict(options))
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in checked.items()}
+
+
+def options_of(function: Callable[..., Any], num_arguments: int) -> dict[str, inspect.Parameter]:
+    """Return the parameters that are options."""
+    try:
+        signature = inspect.signature(function, eval_str=True)
+    except NameError:  # an annotation that only type checkers can read
+        signature = inspect.signature(function)
+    own = list(signature.parameters.values())[num_arguments:]
+    return {its.name: its for its in own if its.kind in (its.KEYWORD_ONLY, its.POSITIONAL_OR_KEYWORD)}
+
+
+@cache
+def _types_of(function: Callable[..., Any], num_arguments: int) -> TypeAdapter[Any]:
+    types = {key: _type_of(its) for key, its in options_of(function, num_arguments).items()}
+    make: Any = TypedDict
+    options = make("options", types, total=False)
+    options.__pydantic_config__ = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
+    return TypeAdapter(options)
+
+
+def _type_of(parameter: inspect.Parameter) -> Any:
+    """Return the annotation of an option, or else the type of its default; true and false are no numbers."""
+    annotation, default = parameter.annotation, parameter.default
+    if annotation is parameter.empty or isinstance(annotation, str):
+        annotation = type(default) if isinstance(default, PLAIN) else Any
+    choices = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    if Path in choices:
+        annotation = UserPath | None if NoneType in choices else UserPath
+    if annotation is Any or {bool} < {*choices} - {NoneType}:  # anything, or a flag among others
+        return annotation
+    return Annotated[annotation, BeforeValidator(partial(_check_flag, bool in choices))]
+
+
+def _check_flag(wanted: bool, value: object) -> object:
+    return value if value is None else refuse_mistaken_flag(value, wanted)
+
+
+def _problem(message: str, key: Any, value: Any) -> InitErrorDetails:
+    error = PydanticCustomError("option", "{message}", {"message": message})
+    return InitErrorDetails(type=error, loc=(key,), input=value)
