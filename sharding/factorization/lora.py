@@ -222,6 +222,7 @@ def _unrepresentable(layer: FactorizedLayer) -> str | None:
 
 def _change(layer: FactorizedLayer, before: nn.Module) -> tuple[Tensor, Tensor]:
     """Return B (rows, r) and A (columns, r), with B·Aᵀ the change of the matrix."""
+    layer.compute_factors()
     u, v = (full_tensor(part.detach()) for part in (layer.scaled_u, layer.v))
     if isinstance(before, FactorizedLayer):
         old_u, old_v = (full_tensor(part.detach()).to(u.device) for part in (before.scaled_u, before.v))

@@ -19,6 +19,7 @@ from sharding.errors import UserError, few
 from sharding.factorization.unpack import replace_modules
 from sharding.layers import FactorizedLayer
 from sharding.modules.copies import copied, meta_copy
+from sharding.modules.wrappers import without_wrappers
 
 Batch = Tensor | tuple[Any, ...] | Mapping[str, Any]
 
@@ -80,7 +81,8 @@ def check_outputs(model: nn.Module, start: nn.Module, folder: Path, batch: Batch
 
 
 def _dense(model: nn.Module) -> nn.Module:
-    """Replace the factorized layers of a copy by dense ones; what was unpacked or split stays so."""
+    """Replace the factorized layers of a copy by dense ones, without wrappers; what was unpacked or split stays so."""
+    model = without_wrappers(model)
     layers = [part for part in model.modules() if isinstance(part, FactorizedLayer)]
     return replace_modules(model, {id(layer): layer.to_dense() for layer in layers})
 

@@ -191,11 +191,9 @@ class FactorizedLayer(ComputesWeight):
         dense = self.dense_type.__new__(self.dense_type)  # a subclass can have any `__init__`
         nn.Module.__init__(dense)
         carry_over(self, dense)
-        hooks = {number: hook for number, hook in self._forward_pre_hooks.items() if _computes_factor(hook)}
-        for hook in hooks.values():  # the values of the next forward pass
-            hook(self, ())
-        kept = ((number, hook) for number, hook in self._forward_pre_hooks.items() if number not in hooks)
-        dense._forward_pre_hooks = OrderedDict(kept)
+        self.compute_factors()
+        hooks = ((number, hook) for number, hook in self._forward_pre_hooks.items() if not _computes_factor(hook))
+        dense._forward_pre_hooks = OrderedDict(hooks)
         omega = self.multipliers.to(self.u.device, torch.float64)  # buffers can have values where parameters have none
         weight = compose(self.u.double() * omega, self.v.double(), self.num_blocks)
         if self.residual is not None:
@@ -206,6 +204,12 @@ class FactorizedLayer(ComputesWeight):
             bias = self.bias
             dense.register_parameter("bias", None if bias is None else nn.Parameter(bias.clone(), bias.requires_grad))
         return dense
+
+    def compute_factors(self) -> None:
+        """Let the hooks that compute a factor or bias, as those of pruning do, give it the value of the next call."""
+        for hook in self._forward_pre_hooks.values():
+            if _computes_factor(hook):
+                hook(self, ())
 
     def _clear(self, layer: nn.Module) -> None:
         """Set to zero, in place, what a dense layer of this kind keeps at zero."""

@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from sharding.errors import UserError
+from sharding.modules.wrappers import is_distributed
 
 Compute = Callable[..., Tensor]
 
@@ -30,7 +31,7 @@ def computed(shape: Sequence[int], compute: Compute, *sources: Tensor) -> Tensor
         compute: a differentiable function.
         sources: its arguments.
     """
-    if _is_traced() or any(type(source) not in PLAIN for source in sources):  # distributed, fake, …
+    if _is_traced() or not all(type(source) in PLAIN or is_distributed(source) for source in sources):  # fake, …
         return _in_full_precision(compute, sources)
     result: Tensor = _Computed.apply(tuple(shape), compute, *sources)
     return result

@@ -121,6 +121,14 @@ def _without_wrappers(model: nn.Module, name: str) -> str | None:
     return ".".join(parts)
 
 
+def without_wrappers(model: nn.Module) -> nn.Module:
+    """Remove all wrappers in a model, in place, and return the module inside."""
+    model = unwrap(model)
+    for module in model.modules():
+        module._modules.update({name: unwrap(part) for name, part in module._modules.items() if part is not None})
+    return model
+
+
 def rebuild_wrappers(model: nn.Module) -> None:
     """Let wrappers take note of what was replaced inside: DDP lists parameters, `torch.compile` keeps a function."""
     for module in model.modules():

@@ -4,6 +4,8 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.nn.utils import prune
 
 from sharding import UserError, export_lora, factorize, merge
 from sharding.factorization import peft_check
@@ -140,6 +142,16 @@ def test_export_with_a_batch_of_any_form_compares_with_the_start(tmp_path, form,
     x = torch.randn(3, 16)
     batch = {"tensor": x, "tuple": (x,), "dict": {"input": x}}[form]
     export_lora(small, model if dense else start, tmp_path / "adapter", batch=batch)
+
+
+def test_export_of_wrapped_and_pruned_parts_is_what_peft_computes(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), checkpoint_wrapper(nn.Sequential(nn.Linear(16, 16))), nn.Linear(16, 16))
+    small = factorize(model, 0.5)
+    prune.l1_unstructured(small[1][0], "u", 0.5)
+    with torch.no_grad():
+        small[1][0].u_orig.mul_(2)  # after the last forward pass
+    export_lora(small, model, tmp_path / "adapter", batch=torch.randn(3, 16))
 
 
 def test_export_with_a_batch_and_no_peft_raises_importerror(tmp_path, monkeypatch):

@@ -264,6 +264,8 @@ def test_save_and_export_of_a_model_in_pieces_equal_those_of_the_model(tmp_path)
     export_lora(expected, start, tmp_path / "plain")
     files = [(tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("pieces", "plain")]
     assert files[0] == files[1]
+    with pytest.raises(UserError, match="would be lost"), torch.no_grad():
+        pieces[1].weight.data.zero_()
     for use in (merge, lambda model: merge(model, inplace=True), lambda model: factorize(model, 0.5)):
         with pytest.raises(UserError, match="FSDP2 holds the parameters of this model in pieces"):
             use(pieces)
