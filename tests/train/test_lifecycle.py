@@ -184,7 +184,7 @@ def test_the_schedule_of_every_task_counts(tmp_path):
 
 def test_what_no_result_depends_on_may_change_on_the_way(tmp_path):
     run(tiny(tmp_path, *OPTIONS))
-    free = ["tracker={name: wandb, mode: offline}", "checkpoint_every=2", "data.root=elsewhere"]
+    free = ["tracker={name: wandb, mode: offline}", "checkpoint_every=2"]
     check_directory(tiny(tmp_path, *OPTIONS, *free), resume=True)
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from sharding import COMPRESSIONS, STRATEGIES, ShardPlanner, UserError
-from sharding.aggregation.server_optimizer import SERVER_OPTIMIZERS
 from sharding.client_sampling import SAMPLERS
 from sharding.factorization import num_terms, shardable_layers
 from sharding.rng import generator
@@ -18,6 +17,7 @@ from train import load_model
 from train.assembly import assemble, assign_keep_ratios, find_engine
 from train.callbacks import Callback, EachRound
 from train.callbacks.stopping import DivergedError, LostRounds
+from train.config.registries import SERVER_OPTIMIZERS
 from train.engines import ENGINES
 from train.engines.local import evaluate
 from train.frame import read_runs
@@ -338,7 +338,7 @@ def test_a_round_that_would_spoil_the_model_is_lost_and_a_run_of_lost_rounds_end
         models.append([tensor.clone() for tensor in experiment.model.state_dict().values()])
 
     with pytest.raises(
-        DivergedError, match=r"no client's update could be used in 5 rounds in a row; .* lower local.optimizer.lr"
+        DivergedError, match=r"no client's update could be used in 5 rounds in a row; .* lower the learning rates"
     ):
         run_rounds(experiment, 0, [EachRound(record), LostRounds(20)])
     assert len(lines) == 5
