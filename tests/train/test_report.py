@@ -259,7 +259,7 @@ def test_laws_are_those_of_each_run_s_own_last_record(runs, tmp_path):
     layers = tmp_path / "c" / "layers.jsonl"
     layers.write_text(layers.read_text().splitlines(keepends=True)[0])
     text = page_of(tmp_path)
-    assert "<th>collective, local.clip=9.0 (round 1)</th>" in text
+    assert "<th>collective, clip=9.0 (round 1)</th>" in text
 
 
 def test_the_layers_of_every_task_are_there(runs, tmp_path):
