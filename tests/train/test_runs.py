@@ -165,7 +165,7 @@ REMEMBERED = ["result=average", *(f"server_optimizer={name}" for name in SERVER_
 
 @pytest.mark.parametrize("own", REMEMBERED)
 def test_what_the_server_remembers_is_resumed(tmp_path, own):
-    options = [own, "server_optimizer.lr=0.1", "server_optimizer.momentum=0.7", "rounds=4", "checkpoint_every=1"]
+    options = [own, "server_optimizer.lr=0.1", "rounds=4", "checkpoint_every=1"]
     whole = run(tiny(tmp_path / "whole", *options))
     assert_same(cut_off_and_resumed(tiny(tmp_path / "cut", *options), after=1), whole)
 
