@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from sharding.errors import UserError
 from sharding.factorization import factorize_empty
 from sharding.factorization.unpack import unpack
+from sharding.failures import hint_at
 from sharding.layers import FactorizedLayer
 from sharding.modules.copies import fill, meta_copy, meta_parameter
 from sharding.modules.state import as_real
@@ -56,7 +57,8 @@ def train_shard(
         loss: for pairs, a function of the outputs (or of their ``.logits``) and the targets that returns a scalar.
 
     Raises:
-        UserError: as `client_model` and `LocalSGD`, or the model returns no loss for a dict.
+        UserError: as `client_model` and `LocalSGD`, the model returns no loss for a dict, or a batch norm gets a
+            batch of one sample.
     """
     small = client_model(model, shard)
     if not small.training:  # else parts in evaluation, such as frozen batch norms, stay so
@@ -68,11 +70,15 @@ def train_shard(
 
 
 def _loss_of(model: nn.Module, batch: Batch, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    try:
+        outputs = model(**batch) if isinstance(batch, Mapping) else model(batch[0])
+    except ValueError as error:
+        if hint := hint_at(error):
+            raise UserError(f"{error}{hint}") from error
+        raise
     if not isinstance(batch, Mapping):
-        inputs, targets = batch
-        outputs = model(inputs)
-        return loss(getattr(outputs, "logits", outputs), targets)
-    value: Tensor | None = getattr(model(**batch), "loss", None)
+        return loss(getattr(outputs, "logits", outputs), batch[1])
+    value: Tensor | None = getattr(outputs, "loss", None)
     if value is None:
         raise UserError(
             f"the model returned no loss for a batch with {', '.join(batch)}; add its targets as 'labels', and let it "

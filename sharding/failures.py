@@ -41,9 +41,26 @@ class Failure:
         return self.message
 
     @classmethod
+    def in_training(cls, error: Exception) -> "Failure":
+        """Return the failure of a client whose training raised an error, with a hint if there is one."""
+        return cls(Kind.FAILED, f"{type(error).__name__}: {error}{hint_at(error)}")
+
+    @classmethod
     def of(cls, error: UserError) -> "Failure":
         """Return the failure of an error; an update that cannot be read is malformed."""
         return error.failure if isinstance(error, FailureError) else cls(Kind.MALFORMED, str(error))
+
+
+# Where torch's message does not say what to do.
+HINTS = {
+    "Expected more than 1 value per channel": "a batch norm cannot train on a batch of one sample; drop the last batch "
+    "(drop_last=True of a DataLoader), or choose another batch size"
+}
+
+
+def hint_at(error: BaseException) -> str:
+    """Return `` (what to do)`` for an error of torch, or nothing."""
+    return next((f" ({hint})" for message, hint in HINTS.items() if message in str(error)), "")
 
 
 class FailureError(UserError):

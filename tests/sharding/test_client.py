@@ -22,6 +22,7 @@ from sharding import (
     train_shard,
     unpack_attention,
 )
+from sharding.failures import Failure
 from sharding.shard import Terms, update_norm
 from tests.sharding.models import KINDS, aggregate, hollow, make_net, make_plan, on_meta
 from tests.sharding.test_shard import Tied, assert_same, freeze
@@ -372,3 +373,12 @@ def test_a_model_that_is_frozen_whole_is_not_trained():
     server = make_net().requires_grad_(False)
     with pytest.raises(UserError, match="all parameters of the model are frozen"):
         train_shard(make_net(), make_plan(server, {0: 0.3})[0], batches(), lr=0.1)
+
+
+def test_training_with_batch_norm_on_one_sample_hints_at_drop_last():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Linear(4, 3))
+    shard = ShardPlanner().plan(model, {0: 0.5})[0]
+    with pytest.raises(UserError, match=r"Expected more than 1 value per channel.*drop_last=True") as raised:
+        train_shard(model, shard, [(torch.randn(1, 4), torch.tensor([0]))], lr=0.1)
+    assert isinstance(raised.value.__cause__, ValueError)
+    assert "drop_last=True" in Failure.in_training(raised.value.__cause__).message

@@ -8,7 +8,7 @@ import logging
 from torch import nn
 
 from sharding import Plan, Shard, client_model
-from sharding.failures import Failure, Kind
+from sharding.failures import Failure
 from sharding.planner import Client
 from train.engines.base import Job, Update, Updates
 from train.engines.local import train_locally
@@ -39,7 +39,7 @@ class SequentialEngine:
             loss = train_locally(model, job.clients[client], job.dataset, job.local, own_lr, job.clip, key)
             return Update(shard.read_from(model), loss)
         except Exception as error:  # a client's failure never stops a round
-            failure = Failure(Kind.FAILED, f"{type(error).__name__}: {error}")
+            failure = Failure.in_training(error)
             debugged = log.isEnabledFor(logging.DEBUG)
             log.warning("client %s failed in round %d: %s", client, round, failure, exc_info=debugged)
             return Update(None, None, failure)
