@@ -56,7 +56,7 @@ def save_factorized(model: nn.Module, folder: str | Path) -> None:
                 f"{name} is {slots[name].layout} of {slots[name].dtype}, which safetensors lacks; convert it"
             )
         if not is_ordinary(slots[name]):
-            raise UserError(f"{name} is a {type(slots[name]).__name__}, and cannot be saved; quantize after loading")
+            raise UserError(f"{name} is {type(slots[name]).__name__}, and cannot be saved; quantize after loading")
     modules = dict(named_modules(model))
     for name, part in modules.items():
         if isinstance(part, FactorizedLayer) and any(factor not in part.state_dict() for factor in FACTORS):

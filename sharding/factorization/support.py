@@ -85,7 +85,7 @@ def _of_weight(layer: nn.Module) -> str | None:
     if isinstance(weight, nn.UninitializedParameter):
         return "not initialized yet"
     if not is_ordinary(weight):
-        return f"its weight is a {type(weight).__name__}"
+        return f"its weight is {type(weight).__name__}"
     if not weight.is_floating_point() or weight.element_size() < 2:
         return f"its weight is {str(weight.dtype).removeprefix('torch.')}"
     if weight.layout != torch.strided:

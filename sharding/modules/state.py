@@ -42,7 +42,7 @@ def _check_kind(name: str, entry: object) -> None:
             "and keep other state as extra state"
         )
     if isinstance(entry, Tensor) and not is_ordinary(entry):
-        raise UserError(f"{name} is a {type(entry).__name__}, which cannot be sent; quantize a model after training")
+        raise UserError(f"{name} is {type(entry).__name__}, which cannot be sent; quantize a model after training")
     if isinstance(entry, Tensor) and entry.layout != torch.strided:
         layout = str(entry.layout).removeprefix("torch.")
         raise UserError(f"{name} is {layout}, which cannot be sent; make it dense with to_dense()")

@@ -53,11 +53,11 @@ def test_quantized_weights_stay_dense_and_are_refused_by_plan_and_save(tmp_path)
     model = build()
     model[1].weight = nn.Parameter(Quantized(model[1].weight.detach()), requires_grad=False)
     small = factorize(model, 0.25)
-    assert small.factorize_report.dense["1"] == "its weight is a Quantized"
+    assert small.factorize_report.dense["1"] == "its weight is Quantized"
     assert set(small.factorize_report.layers) == {"2"}
-    with pytest.raises(UserError, match=r"1\.weight is a Quantized, which cannot be sent"):
+    with pytest.raises(UserError, match=r"1\.weight is Quantized, which cannot be sent"):
         ShardPlanner().plan(model, {0: 0.5})
-    with pytest.raises(UserError, match=r"1\.weight is a Quantized, and cannot be saved"):
+    with pytest.raises(UserError, match=r"1\.weight is Quantized, and cannot be saved"):
         save_factorized(small, tmp_path)
 
 
@@ -67,7 +67,7 @@ def test_torchao_weights_stay_dense_and_are_refused_by_plan(tmp_path):
     model, x = build(), torch.randn(2, 16)
     quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
     torch.testing.assert_close(factorize(model, 0.25)(x), model(x))
-    with pytest.raises(UserError, match=r"0\.weight is a Int8Tensor, which cannot be sent"):
+    with pytest.raises(UserError, match=r"0\.weight is Int8Tensor, which cannot be sent"):
         ShardPlanner().plan(model, {0: 0.5})
 
 
