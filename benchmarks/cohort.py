@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -22,11 +23,13 @@ from measure import resident, run_and_watch, save
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from sharding import Plan
 from train.assembly import assemble
-from train.callbacks import Callback, FinishedRound
+from train.callbacks import Callback
 from train.config.schema import load_config
 from train.data import default_root
 from train.experiment import Experiment
+from train.metrics import RoundMetrics
 from train.rounds import run_rounds
 
 ROOT = Path(__file__).parents[1]
@@ -63,10 +66,10 @@ def make(case: list[str], engine: str, args: argparse.Namespace) -> Experiment:
 class Once(Callback):
     """Ends a run after one round, in which no client may fail."""
 
-    def after_round(self, done: FinishedRound) -> None:
+    def after_round(self, metrics: RoundMetrics, plans: Mapping[str, Plan]) -> bool:
         """End the run."""
-        assert not done.metrics["failed"]
-        done.last = True
+        assert not metrics.num_failed
+        return True
 
 
 def time_round(experiment: Experiment, t: int, threads: int = 1) -> float:

@@ -24,7 +24,7 @@ from sharding import ShardPlanner, UserError, collective_inclusion, optimal_incl
 from sharding.designs import fit
 from sharding.factorization import num_terms
 from sharding.planner import Client
-from sharding.svd.spectrum import decompose
+from sharding.spectrum import decompose
 
 KEEP_RATIO, NUM_CLIENTS = 0.1, 10
 

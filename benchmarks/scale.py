@@ -14,7 +14,7 @@ import argparse
 import csv
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -25,12 +25,13 @@ from time import perf_counter
 import torch
 from measure import resident
 from torch import Tensor, nn
+from torch.optim import SGD
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `models` runs from a checkout
 
 from models import build_model
-from sharding import LocalSGD, Plan, Server, Shard, ShardPlanner, client_model, init_empty
-from sharding.planner import Client
+from sharding import Plan, Server, Shard, ShardPlanner, client_model, clip_and_decay, init_empty
+from sharding.aggregation.aggregate import Aggregation
 
 KEEP_RATIO, NUM_CLIENTS = 0.1, 10
 Row = dict[str, str | int | float]
@@ -89,10 +90,12 @@ def trained(shard: Shard) -> Shard:
     return replace(shard, terms=terms, dense={name: part * 1.001 for name, part in shard.dense.items()})
 
 
-def updates_of(plan: Plan) -> Iterator[tuple[Client, Shard]]:
-    """Yield the clients' updates one by one."""
-    for client in plan:
-        yield client, trained(plan[client])
+def aggregate(server: Server, plan: Plan) -> Aggregation:
+    """Average the clients' updates one by one, and take the server's step."""
+    average = server.average(plan, dict.fromkeys(plan, 1.0))
+    for client, shard in plan.shards():
+        average.add(client, trained(shard))
+    return server.step(average)
 
 
 def skeleton_of(name: str) -> nn.Module:
@@ -106,7 +109,7 @@ def serve(name: str, path: Path, threads: int) -> Row:
     torch.set_num_threads(threads)
     small = nn.Sequential(*(nn.Linear(256, 256) for _ in range(3)))  # what a first round loads is not the model's
     first = Server(small, ShardPlanner("collective"))
-    first.aggregate(plan := plan_round(first), updates_of(plan), dict.fromkeys(plan, 1.0))
+    aggregate(first, plan_round(first))
     skeleton_of(name)  # imports what builds it
     before = resident("VmRSS")
     server = Server(MODELS[name](), ShardPlanner("collective"))
@@ -115,14 +118,15 @@ def serve(name: str, path: Path, threads: int) -> Row:
     start = perf_counter()
     plan = plan_round(server)
     planned, plan_peak = perf_counter(), resident("VmHWM")
-    outcome = server.aggregate(plan, updates_of(plan), dict.fromkeys(plan, 1.0))
+    outcome = aggregate(server, plan)
     done, round_peak = perf_counter(), resident("VmHWM")
     assert len(outcome.accepted) == NUM_CLIENTS
-    plan[0].write(path)
+    shard = plan.shard(0)
+    shard.write(path)
     return {
         "model": name,
         "parameters": parameters,
-        "client_bytes": plan[0].nbytes,
+        "client_bytes": shard.nbytes,
         "threads": threads,
         "plan_seconds": round(planned - start, 2),
         "aggregate_seconds": round(done - planned, 2),
@@ -143,7 +147,10 @@ def train(name: str, path: Path) -> Row:
     model = client_model(skeleton, Shard.read(path), copy=False).train()
     built = resident("VmHWM")
     output = model(batch)
-    LocalSGD(model, lr=0.01).step((output if isinstance(output, Tensor) else output.logits).square().mean())
+    optimizer = SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+    optimizer.register_step_pre_hook(clip_and_decay(model))
+    (output if isinstance(output, Tensor) else output.logits).square().mean().backward()
+    optimizer.step()
     return {
         "client_model_peak": round((built - before) / (4 * parameters), 3),
         "client_step_peak": round((resident("VmHWM") - before) / (4 * parameters), 3),

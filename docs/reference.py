@@ -105,7 +105,8 @@ def _purpose(name: str) -> str:
     its = getattr(sharding, name)
     if isinstance(its, Mapping):
         return ", ".join(f"`{key}`" for key in its)
-    return re.split(r"(?<=\.)\s", _line(inspect.getdoc(its)).replace("``", "`"), maxsplit=1)[0]
+    text = re.sub(r"::(\s|$)", r".\1", _line(inspect.getdoc(its))).replace("``", "`")  # a colon before an example
+    return re.split(r"(?<=\.)\s", text, maxsplit=1)[0]
 
 
 def _line(text: str | None) -> str:

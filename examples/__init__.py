@@ -1,0 +1,1 @@
+"""Examples: parts of your own, and the library in a script."""

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `train` runs from a checko
 
 from sharding import STRATEGIES, shardable_layers
 from sharding.factorization import num_terms
+from sharding.spectrum import decompose
 from sharding.strategies import Allocation, LayerContext
-from sharding.svd.spectrum import decompose
 from train.assembly import assemble
 from train.callbacks import EachRound
 from train.config.schema import load_config

@@ -1,8 +1,12 @@
 """A tracker: a CSV file of accuracies. `--import examples.own_tracker tracker=csv`"""
 
-from train.callbacks import Callback, FinishedRound
+from collections.abc import Mapping
+
+from sharding import Plan
+from train.callbacks import Callback
 from train.config.registries import TRACKERS
 from train.config.schema import Config
+from train.metrics import RoundMetrics
 
 
 class CsvTracker(Callback):
@@ -11,10 +15,10 @@ class CsvTracker(Callback):
     def __init__(self, config: Config) -> None:
         self.file = (config.directory / "accuracy.csv").open("a", encoding="utf-8")
 
-    def after_round(self, done: FinishedRound) -> None:
+    def after_round(self, metrics: RoundMetrics, plans: Mapping[str, Plan]) -> None:
         """Write the rounds that were evaluated."""
-        if "test_accuracy" in done.metrics:
-            self.file.write(f"{done.number},{done.metrics['test_accuracy']}\n")
+        if metrics.test_accuracy is not None:
+            self.file.write(f"{metrics.round},{metrics.test_accuracy}\n")
 
     def close(self, failed: bool = False) -> None:
         """Close the file."""

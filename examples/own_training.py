@@ -3,16 +3,17 @@ r"""A loss, an optimizer and a schedule of the learning rate.
 Use them all with this command:
 
 python -m train run configs/quickstart.yaml --import examples.own_training local.loss=smoothed local.schedule=warm_up \
-    local.optimizer='{name: adam, lr: 0.003, beta2: 0.99}'
+    local.optimizer='{name: sign_sgd, lr: 0.0003, decay: 0.01}'
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
+from torch.optim import Optimizer
 
-from sharding.optim import factorized_layers, frobenius_decay
 from train.config.registries import LOSSES, OPTIMIZERS, SCHEDULES, cosine
 
 
@@ -21,37 +22,25 @@ def smoothed(logits: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=ignore_index, label_smoothing=0.1)
 
 
-class Adam:
-    """Adam on the client's factors, with the decay of UΩVᵀ. It scales its own steps, so nothing is clipped.
+class SignSGD(Optimizer):
+    """SGD by the sign of each gradient: any torch optimizer can train the clients' factors.
 
     Args:
-        model: the client's, with its shard.
-        decay: its strength.
-        clip: not used.
-        decay_of: not used.
+        params: the client's parameters.
         lr: of this round.
-        beta1: β₁.
-        beta2: β₂.
+        decay: of the parameters.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        decay: float,
-        clip: Any,
-        decay_of: Any,
-        lr: float = 1e-3,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-    ) -> None:
-        self.layers, self.decay = factorized_layers(model), decay
-        self.adam = torch.optim.Adam(model.parameters(), lr, betas=(beta1, beta2))
+    def __init__(self, params: Iterable[Tensor], lr: float, decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "decay": decay})
 
-    def step(self, loss: Tensor) -> None:
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
         """Take one step."""
-        self.adam.zero_grad()
-        (loss + self.decay * frobenius_decay(self.layers)).backward()
-        self.adam.step()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.mul_(1 - group["lr"] * group["decay"]).sub_(parameter.grad.sign(), alpha=group["lr"])
 
 
 def warm_up(lr: float, t: int, rounds: int) -> float:
@@ -60,5 +49,5 @@ def warm_up(lr: float, t: int, rounds: int) -> float:
 
 
 LOSSES["smoothed"] = smoothed
-OPTIMIZERS["adam"] = Adam
+OPTIMIZERS["sign_sgd"] = SignSGD
 SCHEDULES["warm_up"] = warm_up

@@ -55,15 +55,15 @@ def main() -> None:
     for round in range(ROUNDS):
         cohort = np.random.default_rng(round).choice(CLIENTS, COHORT, replace=False).tolist()
         plan = server.plan({client: 0.25 if client % 2 else 0.5 for client in cohort}, round)
-        updates = {}
-        for client, shard in plan.items():
+        average = server.average(plan, {client: len(shares[client]) for client in cohort})
+        for client, shard in plan.shards():
             received = Shard.from_bytes(shard.to_bytes())  # over the wire
             data = batches(images[train][shares[client]], labels[train][shares[client]], seed=round * CLIENTS + client)
-            updates[client] = train_shard(structure, received, data, lr=0.1)
-        server.aggregate(plan, updates, {client: len(shares[client]) for client in cohort})
+            average.add(client, train_shard(structure, received, data, lr=0.1))
+        server.step(average)
         print(f"round {round + 1}: {accuracy(model, images[test], labels[test]):.1%}")
     whole = sum(parameter.numel() * 4 for parameter in model.parameters())
-    for client, shard in plan.items():
+    for client, shard in plan.shards():
         print(f"client {client}, r = {shard.keep_ratio}: {shard.nbytes / whole:.0%} of the model's bytes")
 
 

@@ -25,8 +25,8 @@ D_c     ``num_samples``                           size of client c's data
 
 from importlib.metadata import PackageNotFoundError, version
 
+from sharding.aggregation.fed_yogi import FedYogi
 from sharding.aggregation.iterate_average import iterate_average
-from sharding.aggregation.server_optimizer import ServerOptimizer
 from sharding.client import client_model, init_empty, train_shard
 from sharding.client_sampling import SAMPLERS, Population, Sampler
 from sharding.designs import DESIGNS, draw_terms
@@ -36,7 +36,7 @@ from sharding.factorization.lora import export_lora, freeze_except_factors
 from sharding.factorization.save import load_factorized, save_factorized
 from sharding.inclusion import collective_inclusion, optimal_inclusion, successive_inclusion
 from sharding.layers import FactorizedConv, FactorizedLayer, FactorizedLinear, register_layer
-from sharding.optim import LocalSGD
+from sharding.optim import clip_and_decay
 from sharding.planner import Plan, ShardPlanner
 from sharding.server import Server
 from sharding.shard import Shard
@@ -76,13 +76,13 @@ __all__ = [  # noqa: RUF022 - by theme, as docs/reference/api.md lists it
     "ShardPlanner",
     "Plan",
     "Shard",
-    "ServerOptimizer",
+    "FedYogi",
     "iterate_average",
     # The client's side of a round
     "init_empty",
     "client_model",
     "train_shard",
-    "LocalSGD",
+    "clip_and_decay",
     # Write a strategy or a sampler
     "Strategy",
     "Allocation",

@@ -15,8 +15,9 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
+from torch.optim import SGD, Optimizer
 
-from sharding.errors import UserError
+from sharding.errors import UserError, shown
 from sharding.factorization import factorize_empty
 from sharding.factorization.unpack import unpack
 from sharding.failures import hint_at
@@ -24,9 +25,10 @@ from sharding.layers import FactorizedLayer
 from sharding.modules.copies import fill, meta_copy, meta_parameter
 from sharding.modules.state import as_real
 from sharding.modules.wrappers import key, named_modules
-from sharding.optim import DecayOf, LocalSGD
+from sharding.optim import DecayOf, can_be_fused, clip_and_decay
 from sharding.shard import Shard
 from sharding.transport.compression import EXACT
+from sharding.validation import is_number
 
 Batch = tuple[Tensor, Tensor] | Mapping[str, Tensor]
 
@@ -35,37 +37,54 @@ def train_shard(
     model: nn.Module,
     shard: Shard,
     batches: Iterable[Batch],
-    lr: float,
-    momentum: float = 0.9,
-    frobenius_decay: float = 1e-4,
+    lr: float | None = None,
+    *,
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
     clip: float | None = 10.0,
+    decay: float = 1e-4,
     decay_of: DecayOf = "bounded",
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
 ) -> Shard:
-    """Train a shard on a client's data, with one optimizer step a batch, and return the update.
+    """Train a shard on a client's data, with one optimizer step a batch, and return the update::
+
+        train_shard(model, shard, batches, lr=0.1)
+        train_shard(model, shard, batches, optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3))
 
     Args:
         model: the structure, as for `client_model`; it is not changed.
         shard: the server's shard; it is not changed.
         batches: the batches of all epochs, in order. A batch is a pair (inputs, targets), or a dict of keyword
             arguments of a Hugging Face model that returns ``.loss``: ``{"input_ids": …, "labels": …}``.
-        lr: the learning rate of this round.
-        momentum: of SGD; it starts at zero in each round.
-        frobenius_decay: see `LocalSGD`.
-        clip: τ, or None for no clipping.
-        decay_of: what decays, see `decay_multipliers`.
+        lr: of this round, for SGD with a momentum of 0.9, which starts at zero in each round.
+        optimizer: makes any other optimizer of the trainable parameters; give either `lr` or this.
+        clip: τ, or None for no clipping; see `clip_and_decay`.
+        decay: the strength of the Frobenius decay.
+        decay_of: what decays.
         loss: for pairs, a function of the outputs (or of their ``.logits``) and the targets that returns a scalar.
 
     Raises:
-        UserError: as `client_model` and `LocalSGD`, the model returns no loss for a dict, or a batch norm gets a
-            batch of one sample.
+        UserError: as `client_model` and `clip_and_decay`, all parameters are frozen, both or neither of `lr` and
+            `optimizer` are given, the model returns no loss for a dict, or a batch norm gets a batch of one sample.
     """
+    if (lr is None) == (optimizer is None):
+        raise UserError("give train_shard either lr=…, for SGD with momentum, or optimizer=…")
     small = client_model(model, shard)
     if not small.training:  # else parts in evaluation, such as frozen batch norms, stay so
         small.train()
-    optimizer = LocalSGD(small, lr, momentum, frobenius_decay, clip, decay_of)
+    parameters = [parameter for parameter in small.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise UserError("all parameters of the model are frozen, so there is nothing to train; set requires_grad")
+    if optimizer is not None:
+        steps = optimizer(parameters)
+    elif is_number(lr) and lr >= 0:
+        steps = SGD(parameters, lr, momentum=0.9, fused=can_be_fused(small))
+    else:
+        raise UserError(f"lr is {shown(lr)}; a finite number of at least 0 is needed")
+    steps.register_step_pre_hook(clip_and_decay(small, clip, decay, decay_of))
     for batch in batches:
-        optimizer.step(_loss_of(small, batch, loss))
+        steps.zero_grad()
+        _loss_of(small, batch, loss).backward()
+        steps.step()
     return shard.read_from(small)
 
 

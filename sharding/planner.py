@@ -1,4 +1,4 @@
-"""The server's side of a round: spectra + budgets + generators -> one Shard per client.
+"""The server's side of a round: spectra + keep ratios + generators -> one Shard per client.
 
 Clients that can afford the same keep ratio form a group. For each group and layer the strategy gives π and ω, a
 design is fitted to π once, and every client of the group draws from it with its own generator.
@@ -6,8 +6,9 @@ design is fitted to π once, and every client of the group draws from it with it
 
 import logging
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from hashlib import blake2b
 
 import numpy as np
@@ -20,13 +21,14 @@ from sharding.designs.base import Design
 from sharding.errors import UserError, pick, shown
 from sharding.factorization import ENDS, Patterns, as_patterns, num_terms, shardable_layers
 from sharding.layers import as_blocks, clear_padding, num_blocks
+from sharding.modules.copies import meta_copy
 from sharding.modules.finite import computable, find_nonfinite
 from sharding.modules.state import check_shapes, dense_state, frozen_names
 from sharding.modules.wrappers import full_tensor, named_parameters, unwrap
 from sharding.rng import generator, seed_of
 from sharding.shard import Shard, Terms
+from sharding.spectrum import Spectrum, check_matrices, decompose_batch, group_by_shape, map_threads
 from sharding.strategies import Allocation, LayerContext, Strategy, get_strategy, norm_ratio
-from sharding.svd.spectrum import Spectrum, decompose
 from sharding.transport.compression import COMPRESSIONS, EXACT, round_columns, round_outputs
 
 log = logging.getLogger(__name__)
@@ -51,58 +53,88 @@ class Draw:
     multipliers: NDArray[np.float64]
 
 
-class Plan(Mapping[Client, Shard]):
-    """A round's shards, by client, and what the server keeps.
+class Plan(Collection[Client]):
+    """A round's clients, what each of them drew, and what the server keeps.
 
-    A shard is cut when you ask for it, and the plan does not keep it: all of them would be more than the model.
+    Iterate over the clients, and cut a client's shard by `shard`. The plan does not keep shards: all of them would be
+    more than the model.
 
     Args:
-        frames: each client's shard without terms; the others are the attributes.
+        headers: each client's shard without terms; the others are the attributes.
 
     Attributes:
+        id: ``<round>-<digest>``; an update names the plan that it belongs to.
         spectra: of the sharded layers, by name, with the terms that some client of the round holds.
         groups: the clients of each keep ratio, in the order of the rows of the draws.
         draws: by (keep ratio, layer).
         dense: what is sent whole, as the server has it, before any rounding for the wire.
+        shapes: of the sharded layers' weights, by layer.
     """
 
     def __init__(
         self,
-        frames: Mapping[Client, Shard],
+        id: str,
+        headers: Mapping[Client, Shard],
         spectra: Mapping[str, Spectrum],
         groups: Mapping[float, list[Client]],
         draws: Mapping[tuple[float, str], Draw],
         dense: Mapping[str, Tensor],
+        shapes: Mapping[str, torch.Size],
     ) -> None:
+        self.id = id
         self.spectra = spectra
         self.groups = groups
         self.draws = draws
         self.dense = dense
-        self._frames = frames
-        self._rows = {client: (ratio, row) for ratio, its in groups.items() for row, client in enumerate(its)}
-        self._drawn = {place: _rows(draw, spectra[place[1]]) for place, draw in draws.items()}
+        self.shapes = shapes
+        self._headers = headers
+        self._rows = {client: (ratio, row) for ratio, clients in groups.items() for row, client in enumerate(clients)}
+        self._drawn = {key: _rows(draw, spectra[key[1]]) for key, draw in draws.items()}
 
-    def __getitem__(self, client: Client) -> Shard:
-        """Cut a client's shard."""
-        frame, (ratio, row) = self._frames[client], self._rows[client]
-        terms = {}
-        for name, spectrum in self.spectra.items():
-            indices, multipliers = self._drawn[ratio, name][row]
-            u, v = (round_columns(side, frame.compression) for side in spectrum.cut(indices))
+    def shard(self, client: Client) -> Shard:
+        """Cut a client's shard: copy its terms, and round them for the wire.
+
+        Raises:
+            KeyError: the client is not in the plan.
+        """
+        header, terms = self._headers[client], {}
+        for name, (indices, multipliers) in self._terms_of(client):
+            u, v = (round_columns(side, header.compression) for side in self.spectra[name].cut(indices))
             terms[name] = Terms(indices, u, v, multipliers)
-        return replace(frame, terms=terms)
+        return replace(header, terms=terms)
+
+    def shards(self) -> Iterator[tuple[Client, Shard]]:
+        """Cut every client's shard, one after the other."""
+        return ((client, self.shard(client)) for client in self)
+
+    def template(self, client: Client) -> Shard:
+        """Return a client's shard with u and v on the `meta` device: names, types, shapes and indices, for no work.
+
+        Raises:
+            KeyError: the client is not in the plan.
+        """
+        terms = {}
+        for name, (indices, multipliers) in self._terms_of(client):
+            spectrum = self.spectra[name]
+            u, v = (side.new_empty((len(side), len(indices)), device="meta") for side in (spectrum.u, spectrum.v))
+            terms[name] = Terms(indices, u, v, multipliers)
+        return replace(self._headers[client], terms=terms)
+
+    def _terms_of(self, client: Client) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
+        ratio, row = self._rows[client]
+        return ((name, self._drawn[ratio, name][row]) for name in self.spectra)
 
     def __contains__(self, client: object) -> bool:
         """Return whether there is a shard for this client."""
-        return client in self._frames
+        return client in self._headers
 
     def __iter__(self) -> Iterator[Client]:
-        """Iterate over the clients."""
-        return iter(self._frames)
+        """Iterate over the clients, in the order in which they were planned."""
+        return iter(self._headers)
 
     def __len__(self) -> int:
         """Return the number of clients."""
-        return len(self._frames)
+        return len(self._headers)
 
     @property
     def device(self) -> torch.device:
@@ -110,10 +142,10 @@ class Plan(Mapping[Client, Shard]):
         tensors = (*(spectrum.u for spectrum in self.spectra.values()), *self.dense.values())
         return tensors[0].device if tensors else torch.device("cpu")
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """The bytes of all shards on the wire. Those of one keep ratio have the same size."""
-        return sum(len(clients) * self[clients[0]].nbytes for clients in self.groups.values())
+        return sum(len(clients) * self.template(clients[0]).nbytes for clients in self.groups.values())
 
     def __repr__(self) -> str:
         size = self.nbytes / 1000
@@ -128,10 +160,10 @@ class Plan(Mapping[Client, Shard]):
         if update.compression == EXACT:
             return update
         terms = {}
-        for layer, its in update.terms.items():
-            u, v = self.spectra[layer].cut(its.indices)
-            terms[layer] = replace(its, u=u + its.u, v=v + its.v)
-        dense = {name: computable(self.dense[name]) + computable(its) for name, its in update.dense.items()}
+        for layer, change in update.terms.items():
+            u, v = self.spectra[layer].cut(change.indices)
+            terms[layer] = replace(change, u=u + change.u, v=v + change.v)
+        dense = {name: computable(self.dense[name]) + computable(change) for name, change in update.dense.items()}
         return replace(update, terms=terms, dense=dense, compression=EXACT)
 
 
@@ -168,8 +200,8 @@ class ShardPlanner:
         self.skip, self.also = as_patterns(skip), as_patterns(also)
         self.compression = compression
 
-    def plan(self, model: nn.Module, budgets: Mapping[Client, float], round: int = 0) -> Plan:
-        """Cut one shard for each client.
+    def plan(self, model: nn.Module, keep_ratios: Mapping[Client, float], round: int = 0) -> Plan:
+        """Draw the terms of each client.
 
         Every client of a round holds terms of the same layers, since each vector is averaged over those who hold it. So
         a layer is sent as terms also where ⌈N·r⌉ of them are more numbers than the whole, as above about r = 1/2 for a
@@ -177,42 +209,29 @@ class ShardPlanner:
 
         Args:
             model: the server's dense model; only read.
-            budgets: the keep ratio r of each client, in (0, 1].
+            keep_ratios: r of each client, in (0, 1].
             round: t.
 
         Returns:
-            A `Plan`, that is a dict from client to `Shard`, in the order of `budgets`.
+            A `Plan`, whose clients are in the order of `keep_ratios`.
 
         Raises:
             UserError: a keep ratio outside (0, 1], a weight that is not finite, an attention that has yet to be
                 unpacked, bfloat16 compression of a model in bfloat16, or what cannot be sent: lazy, sparse and
                 quantized layers, scripted models.
         """
-        _check_budgets(budgets)
+        _check_keep_ratios(keep_ratios)
         model = unwrap(model)
-        check_shapes(model)
-        _check_compression(model, self.compression)
         _check_values(model)
-        layers = {} if self.strategy.allocate is None else shardable_layers(model, self.skip, self.also)
+        layers = self.sharded_layers(model)
         if self.strategy.allocate is not None and not layers:
             warnings.warn(
                 f"no layer of this {type(model).__name__} is sharded: every client is sent the whole model, whatever "
                 "its keep ratio; the report of `factorize(model, 0.1)` says what stays whole",
                 stacklevel=2,
             )
-        groups, draws = self._group(budgets), {}
-
-        def draw(name: str, magnitudes: Tensor) -> Tensor:
-            values = magnitudes.cpu().numpy().copy()
-            values.flags.writeable = False  # a strategy that writes to them would change what clients receive
-            drawn = self._draw(name, values, groups, round)
-            draws.update(drawn)
-            return _held(drawn.values())
-
-        spectra = decompose({name: _matrix(layer) for name, layer in layers.items()}, draw)
-        for name, spectrum in spectra.items():
-            clear_padding(layers[name], spectrum.u)
-        draws = {(ratio, name): draws[ratio, name] for ratio in groups for name in layers}
+        groups = self._group(keep_ratios)
+        spectra, draws = self._plan_layers(layers, groups, round)
         dense = dense_state(model, layers)
         if (spoiled := find_nonfinite(dense)) is not None:
             raise UserError(
@@ -220,10 +239,64 @@ class ShardPlanner:
             )
         frozen = frozen_names(model, layers, dense)
         ratios = {client: ratio if layers else 1.0 for ratio, clients in groups.items() for client in clients}
-        plan = f"{round}-{self._digest(round, spectra, dense)}"
+        id = f"{round}-{self._digest(round, spectra, dense)}"
         rest = {name: round_outputs(tensor, self.compression) for name, tensor in dense.items()}
-        frames = {client: Shard({}, rest, ratios[client], frozen, plan, self.compression) for client in budgets}
-        return Plan(frames, spectra, groups, draws, dense)
+        headers = {client: Shard({}, rest, ratios[client], frozen, id, self.compression) for client in keep_ratios}
+        shapes = {name: _weight(layer).shape for name, layer in layers.items()}
+        return Plan(id, headers, spectra, groups, draws, dense, shapes)
+
+    def nbytes(self, model: nn.Module, keep_ratio: float) -> int:
+        """Return the bytes of a shard of this keep ratio in round 0, from the model's shapes alone.
+
+        Raises:
+            UserError: as `plan`, except that no value is read.
+        """
+        _check_keep_ratios({0: keep_ratio})
+        model = meta_copy(model)
+        layers = self.sharded_layers(model)
+        dense = dense_state(model, layers)
+        ratio = (self.strategy.keep_ratio or keep_ratio) if layers else 1.0
+        terms = {}
+        for name, layer in layers.items():
+            blocks, rows, columns = _matrix(layer).shape
+            n = num_terms(min(rows, columns), ratio)
+            new = partial(_weight(layer).new_empty, device="meta")
+            indices = new(n, dtype=torch.int64)
+            terms[name] = Terms(indices, new(blocks * rows, n), new(blocks * columns, n), new(n))
+        frozen = frozen_names(model, layers, dense)
+        return Shard(terms, dense, ratio, frozen, f"0-{0:016x}", self.compression).nbytes
+
+    def sharded_layers(self, model: nn.Module) -> dict[str, nn.Module]:
+        """Return the layers whose terms are sent, by name; none where the strategy sends the whole model."""
+        check_shapes(model)
+        _check_compression(model, self.compression)
+        return {} if self.strategy.allocate is None else shardable_layers(model, self.skip, self.also)
+
+    def _plan_layers(
+        self, layers: Mapping[str, nn.Module], groups: Mapping[float, list[Client]], round: int
+    ) -> tuple[dict[str, Spectrum], dict[tuple[float, str], Draw]]:
+        """Decompose every layer, draw its terms for all groups, and keep the vectors of those that somebody drew."""
+        matrices = {name: _matrix(layer) for name, layer in layers.items()}
+        check_matrices(matrices)
+
+        def plan_batch(names: list[str]) -> list[tuple[Spectrum, list[Draw]]]:
+            planned = []
+            for name, decomposition in zip(names, decompose_batch([matrices[name] for name in names]), strict=True):
+                draws = self._draw(name, decomposition.magnitudes.cpu().numpy().copy(), groups, round)
+                drawn = np.concatenate([np.empty(0, np.int64), *(draw.indices.ravel() for draw in draws)])
+                spectrum = decomposition.keep(torch.from_numpy(np.unique(drawn)))
+                clear_padding(layers[name], spectrum.u)
+                planned.append((spectrum, draws))
+            return planned
+
+        batches = group_by_shape(matrices)
+        planned = {
+            name: result
+            for names, results in zip(batches, map_threads(plan_batch, batches), strict=True)
+            for name, result in zip(names, results, strict=True)
+        }
+        draws = {(ratio, name): draw for name in layers for ratio, draw in zip(groups, planned[name][1], strict=True)}
+        return {name: planned[name][0] for name in layers}, draws
 
     def _digest(self, round: int, spectra: Mapping[str, Spectrum], dense: Mapping[str, Tensor]) -> str:
         """Return a digest that identifies the round, the run and the model, independent of the clients.
@@ -235,24 +308,26 @@ class ShardPlanner:
         digest = blake2b(b"".join(values.tobytes() for values in known)).hexdigest()
         return f"{seed_of(self.seed, 'plan', round, digest):016x}"
 
-    def _group(self, budgets: Mapping[Client, float]) -> dict[float, list[Client]]:
+    def _group(self, keep_ratios: Mapping[Client, float]) -> dict[float, list[Client]]:
         """Put clients of one keep ratio together."""
         groups: dict[float, list[Client]] = {}
-        for client, ratio in budgets.items():
+        for client, ratio in keep_ratios.items():
             groups.setdefault(self.strategy.keep_ratio or ratio, []).append(client)
         return groups
 
     def _draw(
         self, name: str, magnitudes: NDArray[np.float64], groups: Mapping[float, list[Client]], round: int
-    ) -> dict[tuple[float, str], Draw]:
-        """Draw from one layer for all groups, by (keep ratio, layer)."""
+    ) -> list[Draw]:
+        """Draw from one layer for each group."""
         if not magnitudes.any():
             log.warning("layer %s is all zero; its terms get unit u and zero v, so that they can train", name)
-        draws = {}
-        for ratio, clients in groups.items():
-            context = LayerContext(magnitudes, num_terms(len(magnitudes), ratio), len(clients), ratio)
-            draws[ratio, name] = self._draw_group(name, context, clients, round)
-        return draws
+        magnitudes.flags.writeable = False  # a strategy that writes to them would change what clients receive
+        return [
+            self._draw_group(
+                name, LayerContext(magnitudes, num_terms(len(magnitudes), ratio), len(clients), ratio), clients, round
+            )
+            for ratio, clients in groups.items()
+        ]
 
     def _draw_group(self, name: str, context: LayerContext, clients: list[Client], round: int) -> Draw:
         allocation, design = self._allocate(name, context)
@@ -277,13 +352,6 @@ class ShardPlanner:
             raise UserError(f"layer {name}: {error}") from error
 
 
-def _held(draws: Iterable[Draw]) -> Tensor:
-    """Return the indices of the terms that at least one client drew, ascending."""
-    return torch.from_numpy(
-        np.unique(np.concatenate([np.empty(0, np.int64), *(draw.indices.ravel() for draw in draws)]))
-    )
-
-
 def _rows(draw: Draw, spectrum: Spectrum) -> list[tuple[Tensor, Tensor]]:
     """Return each client's indices and multipliers where the spectrum is, ω in its dtype."""
     indices = torch.from_numpy(draw.indices).to(spectrum.u.device)
@@ -293,16 +361,21 @@ def _rows(draw: Draw, spectrum: Spectrum) -> list[tuple[Tensor, Tensor]]:
 
 def _matrix(layer: nn.Module) -> Tensor:
     """Return the layer's weight as blocks (blocks, out, in); most layers have one."""
+    return as_blocks(full_tensor(_weight(layer)).detach(), num_blocks(layer))
+
+
+def _weight(layer: nn.Module) -> Tensor:
+    """Return a layer's weight."""
     weight = layer.weight
     assert isinstance(weight, Tensor)
-    return as_blocks(full_tensor(weight).detach(), num_blocks(layer))
+    return weight
 
 
-def _check_budgets(budgets: Mapping[Client, float]) -> None:
+def _check_keep_ratios(keep_ratios: Mapping[Client, float]) -> None:
     """Raise a `UserError` that names the first client with an invalid keep ratio."""
-    if not isinstance(budgets, Mapping):
-        raise UserError(f"the keep ratios are a {type(budgets).__name__}; pass a mapping from client to keep ratio")
-    for client, ratio in budgets.items():
+    if not isinstance(keep_ratios, Mapping):
+        raise UserError(f"keep_ratios is a {type(keep_ratios).__name__}; pass a mapping from client to keep ratio")
+    for client, ratio in keep_ratios.items():
         try:
             num_terms(1, ratio)
         except UserError as error:

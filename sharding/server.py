@@ -1,17 +1,40 @@
 """The server of federated training: it holds the model, cuts shards, averages the updates and takes its step.
 
-One round is `plan` → updates → `aggregate`; `round` does all three with a function that trains a client's shard.
+One round is `plan`, `average`, `step`; `round` does all three with a function that trains a client's shard.
+
+The server's step takes the pseudo-gradient Δ = average − W for a negative gradient, so that any torch optimizer can
+take it (Reddi et al., "Adaptive Federated Optimization", ICLR 2021). It acts on weights, since singular vectors have
+another basis in every round. So momentum costs a client neither bytes nor work, and it also moves the terms that a
+round does not draw. Some optimizers by the names that papers give them:
+
+- FedAvg: `SGD(lr=1)`, which makes the average the new model; a smaller lr is the server's rate η_g.
+- FedAvgM: `SGD(lr, momentum)`: m ← βm + Δ, W ← W + η_g m. Hsu, Qi & Brown 2019 (arXiv 1909.06335).
+- FedACG: `SGD(lr, momentum, nesterov=True)`: clients are sent W + η_g βm, the point that the server expects to reach
+  next, and correct its course. The model is kept at that point. Kim et al., CVPR 2024.
+- FedAdam: `Adam(lr, betas=(0.9, 0.99), eps=1e-3)`; FedYogi: `sharding.FedYogi`.
 """
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from sharding.aggregation.aggregate import Aggregation, Average, Returned
-from sharding.aggregation.server_optimizer import ServerOptimizer
+from sharding.aggregation.aggregate import Aggregation, Average
+from sharding.errors import UserError, few
+from sharding.failures import Failure
+from sharding.modules.finite import computable, find_nonfinite
+from sharding.modules.state import as_real, is_variance
+from sharding.modules.wrappers import distribute_like, named_parameters, named_state
 from sharding.planner import Client, Plan, ShardPlanner
 from sharding.shard import Shard
+
+log = logging.getLogger(__name__)
+
+Updates = Iterable[tuple[Client, Shard | Failure | None]]
 
 
 class Server:
@@ -21,7 +44,7 @@ class Server:
     for which 0.02 is a good first learning rate::
 
         model = merge(factorize(model, largest))  # a low-rank start; largest is the largest keep ratio of a client
-        optimizer = ServerOptimizer(model, "nesterov", lr=0.4, momentum=0.8)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.4, momentum=0.8, nesterov=True)
         server = Server(model, ShardPlanner("top_n"), optimizer, iterate_average(model))
         for number in range(rounds):
             server.round(number, keep_ratios, train, num_samples)
@@ -30,63 +53,40 @@ class Server:
     Args:
         model: dense; trained in place.
         planner: draws the terms of each client.
-        optimizer: takes the server's step; FedAvg's by default.
+        optimizer: takes the server's step; of the model's parameters. `torch.optim.SGD(lr=1)`, FedAvg, by default.
         averaged: the average of the rounds' models (`iterate_average`), if the average is evaluated.
         norm_bound: leaves out updates above this multiple of the median norm, see `Average`.
         trim: share of the values that the trimmed mean leaves out, see `Average`.
         max_share: the most that one client may have of a round's weights, see `Average`.
+
+    Raises:
+        UserError: the optimizer has a parameter that is not the model's.
     """
 
     def __init__(
         self,
         model: nn.Module,
         planner: ShardPlanner,
-        optimizer: ServerOptimizer | None = None,
+        optimizer: Optimizer | None = None,
         averaged: AveragedModel | None = None,
         norm_bound: float | None = None,
         trim: float = 0.0,
         max_share: float = 1.0,
     ) -> None:
         self.model, self.planner, self.averaged = model, planner, averaged
-        self.optimizer = ServerOptimizer(model) if optimizer is None else optimizer
+        parameters = dict(named_parameters(model))
+        if optimizer is None and parameters:
+            optimizer = SGD(parameters.values(), lr=1.0)
+        self.optimizer = optimizer
+        self._names = {id(parameter): name for name, parameter in parameters.items()}
+        if any(id(parameter) not in self._names for parameter in self._optimized()):
+            raise UserError("the optimizer has parameters of another model; make it with model.parameters()")
         self._norm_bound, self._trim, self._max_share = norm_bound, trim, max_share
 
     @property
     def result(self) -> nn.Module:
         """The model to evaluate: the average of the rounds' models if there is one, else the last model."""
         return self.model if self.averaged is None else self.averaged.module
-
-    def plan(self, keep_ratios: Mapping[Client, float], round: int) -> Plan:
-        """Cut a shard for each of these clients."""
-        return self.planner.plan(self.model, keep_ratios, round)
-
-    def aggregate(
-        self, plan: Plan, updates: Returned, num_samples: Mapping[Client, float], total: float | None = None
-    ) -> Aggregation:
-        """Average the clients' updates, and take the server's step.
-
-        Args:
-            plan: of this round.
-            updates: the trained shards by client, or a stream of pairs; None where a client failed.
-            num_samples: D_c, or D_c/p_c where clients were sampled.
-            total: of all samples that might have counted, where clients were sampled; see `Average.write_to`.
-        """
-        average = self.average(plan, num_samples)
-        average.add_all(updates)
-        return self.step(average, total)
-
-    def average(self, plan: Plan, num_samples: Mapping[Client, float]) -> Average:
-        """Return an empty average that takes a round's updates one by one, with the server's guards."""
-        return Average(plan, num_samples, self._norm_bound, self._trim, self._max_share)
-
-    def step(self, average: Average, total: float | None = None) -> Aggregation:
-        """Move the model to the average, by the server's optimizer; return which clients were averaged in."""
-        self.optimizer.remember()  # weights may have been loaded since the last step
-        outcome = average.write_to(self.model, total, self.optimizer.rate)
-        self.optimizer.step()
-        if self.averaged is not None:
-            self.averaged.update_parameters(self.model)
-        return outcome
 
     def round(
         self,
@@ -104,5 +104,126 @@ class Server:
             num_samples: D_c, the clients' weights; equal by default.
         """
         plan = self.plan(keep_ratios, round)
-        updates = ((client, train(client, shard)) for client, shard in plan.items())
-        return self.aggregate(plan, updates, num_samples or dict.fromkeys(plan, 1.0))
+        average = self.average(plan, num_samples or dict.fromkeys(plan, 1.0))
+        for client, shard in plan.shards():
+            average.add(client, train(client, shard))
+        return self.step(average)
+
+    def plan(self, keep_ratios: Mapping[Client, float], round: int) -> Plan:
+        """Draw the terms of each of these clients."""
+        return self.planner.plan(self.model, keep_ratios, round)
+
+    def average(self, plan: Plan, num_samples: Mapping[Client, float], total: float | None = None) -> Average:
+        """Return an empty average that takes a round's updates one by one, with the server's guards.
+
+        Args:
+            plan: of this round.
+            num_samples: D_c, or D_c/p_c where clients were sampled.
+            total: of all samples that might have counted, where clients were sampled; see `Average`.
+        """
+        return Average(plan, num_samples, total, self._norm_bound, self._trim, self._max_share)
+
+    @torch.no_grad()
+    def step(self, average: Average) -> Aggregation:
+        """Take the optimizer's step by the average's pseudo-gradient; return which clients were averaged in.
+
+        Buffers, such as the statistics of batch norms, take their average. Nothing moves where no update counts, nor
+        where the step would make a weight NaN or Inf, which also resets the optimizer.
+
+        Raises:
+            UserError: the model is not the one that the plan was made from.
+        """
+        aggregation = average.finish()
+        if aggregation.delta:
+            self._move(aggregation.delta)
+        if self.averaged is not None:
+            self.averaged.update_parameters(self.model)
+        return aggregation
+
+    def _move(self, delta: dict[str, Tensor]) -> None:
+        state = named_state(self.model)
+        if missing := sorted(delta.keys() - state.keys()):
+            raise UserError(f"the model has no {few(missing)}; step the model that the plan was made from")
+        if other := [name for name, change in delta.items() if as_real(state[name]).shape != change.shape]:
+            raise UserError(f"the model has {few(other)} in other shapes; step the model of the plan")
+        moved = {name: state[name] for name in delta if isinstance(state[name], nn.Parameter)}
+        optimized = {id(parameter) for parameter in self._optimized()}
+        if missing := [name for name, weight in moved.items() if id(weight) not in optimized]:
+            raise UserError(f"the server's optimizer lacks {few(missing)}; make it with model.parameters()")
+        before = {name: weight.detach().clone() for name, weight in moved.items()}
+        for name, change in delta.items():
+            entry = state[name]
+            if name in moved:
+                gradient = torch.view_as_complex(change.neg_()) if entry.is_complex() else change.neg_()
+                entry.grad = distribute_like(gradient, entry)
+            else:
+                averaged = computable(as_real(entry)) + computable(distribute_like(change, as_real(entry)))
+                # Rounding, or a step beyond the average of sampled clients, can make a variance negative.
+                as_real(entry).copy_(averaged.clamp(min=0) if is_variance(name) else averaged)
+        delta.clear()  # its memory is the gradients'
+        if self.optimizer is not None:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            if (spoiled := find_nonfinite(moved | self._optimizer_state())) is not None:
+                log.warning(
+                    "skipped the server's step, which would make %s NaN or Inf, and reset its optimizer; lower its lr",
+                    spoiled,
+                )
+                for name, weight in before.items():
+                    moved[name].copy_(weight)
+                self.optimizer.state.clear()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what a resumed run needs besides the model: the state of the optimizer and of the average of models.
+
+        Returns:
+            Tensors by ``optimizer/<weight>/<part>`` and ``average/<name>``.
+        """
+        state = {f"optimizer/{name}": value for name, value in self._optimizer_state().items()}
+        if self.averaged is not None:
+            state |= {f"average/{name}": value for name, value in self.averaged.state_dict().items()}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Resume from what `state_dict` returned.
+
+        Raises:
+            UserError: the state is of another optimizer or model, or one of them has no average of models.
+        """
+        parts: dict[str, dict[str, Tensor]] = {"optimizer": {}, "average": {}}
+        for name, value in state.items():
+            kind, _, rest = name.partition("/")
+            parts.setdefault(kind, {})[rest] = value
+        if bool(parts["average"]) != (self.averaged is not None):
+            raise UserError("only one of the state and the server has an average of models")
+        self._load_optimizer(parts["optimizer"])
+        if self.averaged is not None:
+            self.averaged.load_state_dict(parts["average"])
+
+    def _optimized(self) -> list[nn.Parameter]:
+        """Return the optimizer's parameters, in the order of its state."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        return [parameter for group in groups for parameter in group["params"]]
+
+    def _optimizer_state(self) -> dict[str, Tensor]:
+        """Return the optimizer's tensors, by ``<optimizer>/<weight>/<part>``."""
+        states = {} if self.optimizer is None else self.optimizer.state
+        return {
+            f"{type(self.optimizer).__name__}/{self._names[id(parameter)]}/{part}": value
+            for parameter, parts in states.items()
+            for part, value in parts.items()
+            if isinstance(value, Tensor)
+        }
+
+    def _load_optimizer(self, state: Mapping[str, Tensor]) -> None:
+        if self.optimizer is None:
+            return
+        indices = {self._names[id(parameter)]: index for index, parameter in enumerate(self._optimized())}
+        loaded: dict[int, dict[str, Any]] = {}
+        for entry, value in state.items():
+            kind, _, rest = entry.partition("/")
+            name, _, part = rest.rpartition("/")
+            if kind != type(self.optimizer).__name__ or name not in indices:
+                raise UserError(f"{entry} is the state of another optimizer or model")
+            loaded.setdefault(indices[name], {})[part] = value
+        self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": loaded})

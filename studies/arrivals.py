@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from studies.curves import costs_to, spread
-from train.pilots import Lesson
+from train.pilots import Calibration
 from train.report.plots import add_legend, styles_of
 from train.report.text import NOTHING, markdown_table
 
@@ -40,15 +40,15 @@ def main_table(curves: pd.DataFrame, loss: float, accuracy: float, published: Pu
     return pd.DataFrame(rows)
 
 
-def pilot_table(lesson: Lesson, levels: Sequence[float], published: Mapping[str, Sequence[int]]) -> str:
+def pilot_table(calibration: Calibration, levels: Sequence[float], published: Mapping[str, Sequence[int]]) -> str:
     """Return a table of the pilots' rounds to each loss, and the β/α of each loss."""
     rows: list[list[object]] = []
-    for name, rounds in lesson.rounds.items():
+    for name, rounds in calibration.rounds.items():
         rows.append([f"{name}, rounds", *(NOTHING if number is None else number for number in rounds)])
         rows.append([f"{name}, published", *published[name][: len(levels)]])
-    both = [None not in pair for pair in zip(*lesson.rounds.values(), strict=True)]
+    both = [None not in pair for pair in zip(*calibration.rounds.values(), strict=True)]
     missing = ["contradicts" if reached else NOTHING for reached in both]
-    pairs = zip(lesson.estimates, missing, strict=True)
+    pairs = zip(calibration.estimates, missing, strict=True)
     each = [other if estimate is None else f"{estimate:.3g}" for estimate, other in pairs]
     return markdown_table(("loss", *levels), [*rows, ["β/α", *each]])
 

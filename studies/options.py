@@ -23,7 +23,7 @@ from studies.picture import draw
 from studies.runner import CONFIGS, Arguments, configs_of, curves_of, kept_curves, run_all, write_summary
 from train.assembly import assemble
 from train.config.schema import Config, load_config
-from train.engines.local import evaluate
+from train.evaluation import evaluate
 from train.report.text import frame_table
 from train.rundir.checkpoint import find_checkpoint
 
@@ -167,7 +167,8 @@ def last_accuracy(config: Config) -> float:
     checkpoint = find_checkpoint(config.directory, config.rounds)
     assert checkpoint is not None
     checkpoint[1].restore(experiment.model)
-    return evaluate(experiment.model, experiment.dataset, experiment.dataset.test)[0]
+    (task,) = experiment.tasks.values()
+    return evaluate(experiment.model, task.dataset, task.dataset.test)[0]
 
 
 def best_rate(name: str, arm: Arm, trials: pd.DataFrame) -> float:

@@ -21,16 +21,18 @@ from typing import Self
 import pandas as pd
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from sharding.aggregation.server_optimizer import ServerOptimizer
+from sharding.client_sampling import Sampler
 from sharding.errors import UserError
 from studies.curves import evaluations
-from train.assembly import assemble, make_model, make_server_optimizer, plan_of_each
+from train.assembly import assemble, make_model, make_server_optimizer
 from train.config.schema import Config
 from train.data import Dataset
-from train.engines.local import evaluate, train_locally
+from train.engines.local import train_locally
 from train.engines.memory_format import keep_memory_format
-from train.experiment import Experiment
+from train.evaluation import evaluate
+from train.experiment import Task
 from train.frame import round_frame
 from train.rundir.files import METRICS_FILE
 from train.runtime.jsonl import read_lines
@@ -99,20 +101,22 @@ class Federation:
     """The server's model, and a client model for each keep ratio.
 
     Attributes:
-        experiment: data, cohorts and batches.
+        task: data and batches.
+        sampler: chooses the cohorts.
         model: the server's model.
         clients: client models by keep ratio; a client whose ratio is missing does not take part.
         groups: the number of groups of channels in a layer of the server's model.
         moves: whether the window moves.
-        server: takes the server's step.
+        optimizer: takes the server's step.
     """
 
-    experiment: Experiment
+    task: Task
+    sampler: Sampler
     model: nn.Module
     clients: Mapping[float, nn.Module]
     groups: int
     moves: bool
-    server: ServerOptimizer
+    optimizer: Optimizer
 
     @classmethod
     def of(cls, config: Config, kind: str) -> Self:
@@ -120,32 +124,43 @@ class Federation:
         if config.result != "last":
             raise UserError(f"result={config.result} does not work with windows of width; use result=last")
         experiment = assemble(config)
-        shards = plan_of_each(experiment.server.planner, experiment.model, experiment.keep_ratios)
+        (task,) = experiment.tasks.values()
+        planner = task.server.planner
         clients = {
-            ratio: keep_memory_format(narrow(config, experiment.dataset, shards[str(ratio)].nbytes))
-            for ratio in sorted(set(experiment.keep_ratios.values()))
+            ratio: keep_memory_format(narrow(config, task.dataset, planner.nbytes(experiment.model, ratio)))
+            for ratio in sorted(set(task.keep_ratios.values()))
         }
         model = experiment.model if kind == "rolling" else keep_memory_format(deepcopy(clients[max(clients)]))
         groups = next(part.num_groups for part in model.modules() if isinstance(part, nn.GroupNorm))
-        server = make_server_optimizer(config, model)
-        return cls(experiment, model, clients, groups, kind == "rolling", server)
+        optimizer = make_server_optimizer(config, model)
+        return cls(task, experiment.sampler, model, clients, groups, kind == "rolling", optimizer)
 
     def train_round(self, t: int) -> tuple[float | None, int, int]:
         """Train round `t`; return the clients' mean loss, their number, and the bytes sent to them."""
-        experiment, job, full = self.experiment, self.experiment.job, self.model.state_dict()
-        averages, losses, sent, lr = Averages(full), [], 0, experiment.step_size(t)
-        for client in experiment.sampler.invite(t):
-            small = self.clients[experiment.keep_ratios[client]]
+        task, job, full = self.task, self.task.job, self.model.state_dict()
+        averages, losses, sent, lr = Averages(full), [], 0, task.lr(t)
+        for client in self.sampler.cohort(t):
+            small = self.clients[task.keep_ratios[client]]
             shift = t if self.moves else 0
-            places = {name: windows(full[name], held, self.groups, shift) for name, held in small.state_dict().items()}
-            small.load_state_dict({name: full[name][where] for name, where in places.items()})
-            key = (experiment.config.seed, t, client)
+            indices = {name: windows(full[name], part, self.groups, shift) for name, part in small.state_dict().items()}
+            small.load_state_dict({name: full[name][index] for name, index in indices.items()})
+            key = (task.config.seed, t, client)
             losses.append(float(train_locally(small, job.clients[client], job.dataset, job.local, lr, None, key)))
-            averages.add(small.state_dict(), places, experiment.num_samples[client])
+            averages.add(small.state_dict(), indices, task.num_samples[client])
             sent += nbytes(small.state_dict())
-        self.model.load_state_dict(averages.state())
-        self.server.step()
+        self.step(averages.state())
         return fmean(losses) if losses else None, len(losses), sent
+
+    @torch.no_grad()
+    def step(self, average: Mapping[str, Tensor]) -> None:
+        """Take the optimizer's step by the pseudo-gradient; buffers take their average."""
+        weights = dict(self.model.named_parameters())
+        for name, entry in self.model.state_dict().items():
+            if name in weights:
+                weights[name].grad = (entry - average[name]).to(entry.dtype)
+            else:
+                entry.copy_(average[name])
+        self.optimizer.step()
 
 
 def run_all(kind: str, configs: Mapping[str, Config], *_: object) -> pd.DataFrame:
@@ -164,7 +179,7 @@ def run_all(kind: str, configs: Mapping[str, Config], *_: object) -> pd.DataFram
 def run(config: Config, kind: str) -> None:
     """Train as configured, with windows instead of shards, and write the metrics, one line per round."""
     federation = Federation.of(config, kind)
-    dataset = federation.experiment.dataset
+    dataset = federation.task.dataset
     config.directory.mkdir(parents=True, exist_ok=True)
     with (config.directory / METRICS_FILE).open("w", encoding="utf-8") as file:
         for t in range(config.rounds):

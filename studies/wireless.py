@@ -19,7 +19,7 @@ from studies.arrivals import Published, figure, main_table, pilot_table
 from studies.curves import by_scheme
 from studies.runner import CONFIGS, Arguments, configs_of, curves_of, to_run, write_summary
 from train.config.schema import Config
-from train.pilots import Lesson
+from train.pilots import Calibration
 from train.report.text import frame_table
 from train.rundir.files import PILOTS_FILE
 from train.runtime.files import write_whole
@@ -117,17 +117,17 @@ SETUPS = {
 
 def run_schemes(
     taught: dict[str, Config], others: dict[str, Config], arguments: Arguments
-) -> tuple[pd.DataFrame, Lesson]:
+) -> tuple[pd.DataFrame, Calibration]:
     """Run what is missing. The first scheme that needs pilots runs them and passes them on to the others."""
-    (name, first), lesson = next(iter(taught.items())), arguments.into / PILOTS_FILE
+    (name, first), calibration = next(iter(taught.items())), arguments.into / PILOTS_FILE
     curves_of({name: first} | others, arguments)
     if (path := first.directory / PILOTS_FILE).exists():
-        write_whole(lesson, path.read_bytes())
+        write_whole(calibration, path.read_bytes())
     for config in to_run(taught, arguments).values():
         if not (path := config.directory / PILOTS_FILE).exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, lesson.read_bytes())
-    return curves_of(taught | others, arguments), Lesson(**json.loads(lesson.read_bytes()))
+            write_whole(path, calibration.read_bytes())
+    return curves_of(taught | others, arguments), Calibration(**json.loads(calibration.read_bytes()))
 
 
 def targets_of(config: Config) -> tuple[float, float]:
@@ -137,9 +137,9 @@ def targets_of(config: Config) -> tuple[float, float]:
     return config.target_loss, config.target_accuracy
 
 
-def summary(setup: Setup, config: Config, curves: pd.DataFrame, lesson: Lesson) -> list[str]:
+def summary(setup: Setup, config: Config, curves: pd.DataFrame, calibration: Calibration) -> list[str]:
     """Return the tables of a setup; `config` belongs to a run with pilots and without its own limit of rounds."""
-    clients, (loss, accuracy) = config.clients, targets_of(config)
+    clients, (loss, accuracy), ratio = config.clients, targets_of(config), calibration.beta_over_alpha
     longer = ", ".join(f"{rounds:,} by {scheme}" for scheme, rounds in setup.longer.items())
     return [
         f"# Setup {setup.number}: seconds to loss {loss}, N = {clients.count}, K = {clients.per_round}",
@@ -151,10 +151,10 @@ def summary(setup: Setup, config: Config, curves: pd.DataFrame, lesson: Lesson) 
         frame_table(main_table(curves, loss, accuracy, setup.seconds)),
         "",
         "Rounds of the pilots, by the mean loss of three runs each, and β/α at each loss. The mean of the latter,",
-        f"{lesson.beta_over_alpha:.3g}, is used. G is a client's largest ‖U‖/η, U being all its steps. That of the",
+        f"{ratio:.3g}, is used. G is a client's largest ‖U‖/η, U being all its steps. That of the",
         f"paper is of one step, so its β/α, {setup.ratio:g} (printed as α/β), has another unit.",
         "",
-        pilot_table(lesson, clients.pilot_losses, setup.rounds),
+        pilot_table(calibration, clients.pilot_losses, setup.rounds),
     ]
 
 
@@ -172,8 +172,8 @@ def run(setup: Setup, arguments: Arguments) -> None:
         configs_of(path, {name: (*arguments.overrides, *own) for name, own in schemes.items()}, seeds, arguments.into)
         for schemes in (setup.rounds_of(TAUGHT), OTHERS)
     )
-    curves, lesson = run_schemes(taught, others, arguments)
+    curves, calibration = run_schemes(taught, others, arguments)
     config, curves = taught[f"statistical-{seeds[0]}"], in_order(curves)  # with pilots, without its own limit of rounds
     loss, accuracy = targets_of(config)
     picture = figure(curves, loss, accuracy, f"Setup {setup.number}: loss and accuracy against simulated seconds")
-    write_summary(arguments, summary(setup, config, curves, lesson), picture)
+    write_summary(arguments, summary(setup, config, curves, calibration), picture)

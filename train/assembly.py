@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from models import build_model
-from sharding import Plan, Server, ServerOptimizer, ShardPlanner, Strategy, factorize, iterate_average, merge
-from sharding.client_sampling import SAMPLERS, Population, Profiles, Sampler
+from sharding import Server, ShardPlanner, Strategy, factorize, iterate_average, merge
+from sharding.client_sampling import Population, Profiles, Sampler, TaskSampler
 from sharding.designs import fit
 from sharding.errors import UserError, few, pick, shown
 from sharding.failures import one_line
@@ -23,7 +24,8 @@ from train.data.partition import Partition, partition
 from train.engines import ENGINES, Engine, Job
 from train.engines.local import Shares
 from train.engines.memory_format import channels_last
-from train.experiment import Experiment
+from train.experiment import Experiment, Task
+from train.multi_model import MultiModel
 from train.runtime.stages import enter
 
 
@@ -34,15 +36,22 @@ def assemble(config: Config) -> Experiment:
         UserError: a missing data folder, a model option that does not exist, a device that is not there, a design or
             a sampler that cannot draw.
     """
+    if config.tasks:
+        experiments = {name: assemble(task) for name, task in config.task_configs().items()}
+        tasks = {name: task for name, experiment in experiments.items() for task in experiment.tasks.values()}
+        samples = next(iter(tasks.values())).num_samples
+        sampler = make_sampler(config, samples, dict.fromkeys(samples, 1.0))
+        assert isinstance(sampler, TaskSampler)
+        return MultiModel(config, tasks, sampler)
     engine = find_engine(config)
     device = find_device(config.device)
     enter(f"reading {config.data.name}")
     dataset = read_dataset(config).to(device)
     enter(f"distributing {config.data.name} among {config.clients.count} clients")
-    clients = share_out(config, dataset)
+    clients = partition_dataset(config, dataset)
     keep_ratios = assign_keep_ratios(config.keep_ratio, len(clients), config.seed_of_data)
     num_samples: dict[Client, int] = {client: len(data) for client, data in clients.items()}
-    return put_together(config, dataset.without_training(), clients, keep_ratios, num_samples, engine)
+    return build_experiment(config, dataset.without_training(), clients, keep_ratios, num_samples, engine)
 
 
 def read_dataset(config: Config, **options: Any) -> Dataset:
@@ -56,7 +65,7 @@ def read_dataset(config: Config, **options: Any) -> Dataset:
     return dataset if data.holdout is None else checked(hold_out(dataset, data.holdout, config.seed_of_data))
 
 
-def put_together(
+def build_experiment(
     config: Config,
     dataset: Dataset,
     clients: Shares,
@@ -64,7 +73,7 @@ def put_together(
     num_samples: Mapping[Client, int],
     engine: Callable[[Job], Engine],
 ) -> Experiment:
-    """Build an experiment. The clients' samples may be on other machines; then `clients` is empty.
+    """Build an experiment of one model. The clients' samples may be on other machines; then `clients` is empty.
 
     Args:
         config: of the run.
@@ -78,30 +87,20 @@ def put_together(
     planner = make_planner(config)
     model = first_model(config, dataset, planner.strategy, max(keep_ratios.values()))
     clip = config.local.clip if planner.strategy.clips else None
-    dense_nbytes = nbytes_whole(model)
-    costs = dict.fromkeys(num_samples, 1.0)
-    if SAMPLERS[config.clients.sampler.name].weighs_costs:
-        shards = plan_of_each(planner, model, keep_ratios)
-        costs = {c: shards[str(ratio)].nbytes / dense_nbytes for c, ratio in keep_ratios.items()}
+    dense = dense_nbytes(model)
+    nbytes = {ratio: planner.nbytes(model, ratio) for ratio in set(keep_ratios.values())}
+    costs = {client: nbytes[ratio] / dense for client, ratio in keep_ratios.items()}
     sampler = make_sampler(config, num_samples, costs)
     fit([0.5, 0.5], config.design)  # fails now if a design or a sampler cannot draw
     sampler.cohort(0)
-    scales: dict[Client, float] = {} if sampler.step_scales is None else dict(enumerate(sampler.step_scales.tolist()))
+    scales: dict[Client, float] = {} if sampler.lr_scales is None else dict(enumerate(sampler.lr_scales.tolist()))
     local = config.local
     if local.steps is None:  # no batch of an epoch is larger than its client's data
         local = local.model_copy(update={"batch_size": min(local.batch_size, max(num_samples.values()))})
-    return Experiment(
-        config,
-        dataset,
-        clients.all(),
-        make_server(config, model, planner),
-        keep_ratios,
-        num_samples,
-        dense_nbytes,
-        sampler,
-        Job(model, clients, dataset, local, clip, config.seed, config.plugins, scales),
-        engine,
-    )
+    job = Job(model, clients, dataset, local, clip, config.seed, config.plugins, scales)
+    server = make_server(config, model, planner)
+    task = Task(config, dataset, clients.all(), server, keep_ratios, num_samples, dense, job, engine)
+    return Experiment(config, {config.name: task}, sampler)
 
 
 def first_model(config: Config, dataset: Dataset, strategy: Strategy, most: float) -> nn.Module:
@@ -144,12 +143,6 @@ def check_fit(name: str, model: nn.Module, dataset: Dataset) -> None:
         raise UserError(f"the model {name} returns {found} for {len(targets)} samples; shape {wanted} is needed")
 
 
-def plan_of_each(planner: ShardPlanner, model: nn.Module, keep_ratios: Mapping[Client, float]) -> Plan:
-    """Cut one shard of each keep ratio in use, by the ratio's name."""
-    one_of_each: dict[Client, float] = {str(ratio): ratio for ratio in sorted(set(keep_ratios.values()))}
-    return planner.plan(model, one_of_each)
-
-
 def find_engine(config: Config) -> Callable[[Job], Engine]:
     """Return a function that creates the engine of this name.
 
@@ -180,22 +173,21 @@ def make_planner(config: Config) -> ShardPlanner:
 
 def make_server(config: Config, model: nn.Module, planner: ShardPlanner) -> Server:
     """Return the server, which holds the model and runs its rounds."""
-    optimizer = make_server_optimizer(config, model)
     average = iterate_average(model) if config.result == "average" else None
     guards = config.aggregation
+    optimizer = make_server_optimizer(config, model)
     return Server(model, planner, optimizer, average, guards.norm_bound, guards.trim, guards.max_share or 1.0)
 
 
-def make_server_optimizer(config: Config, model: nn.Module) -> ServerOptimizer:
-    """Return the server's optimizer."""
-    name, options = config.server_optimizer.name, config.server_optimizer.options
-    momentum = options.get("momentum", options.get("betas", (0.9,))[0])
-    return ServerOptimizer(model, {"fedadam": "adam"}.get(name, name), options["lr"], momentum)
+def make_server_optimizer(config: Config, model: nn.Module) -> Optimizer:
+    """Return the configured optimizer of the server's model."""
+    optimizer: Optimizer = config.server_optimizer.build(model.parameters())
+    return optimizer
 
 
-def nbytes_whole(model: nn.Module) -> int:
+def dense_nbytes(model: nn.Module) -> int:
     """Return the bytes that dense FedAvg sends to a client."""
-    return ShardPlanner("dense").plan(model, {0: 1.0})[0].nbytes
+    return ShardPlanner("dense").nbytes(model, 1.0)
 
 
 def make_model(config: Config, dataset: Dataset) -> nn.Module:
@@ -209,16 +201,16 @@ def make_model(config: Config, dataset: Dataset) -> nn.Module:
             raise UserError(f"the model {name} with {shown(options)} cannot be built: {error}") from error
 
 
-def deal(config: Config, dataset: Dataset) -> Partition:
+def partition_indices(config: Config, dataset: Dataset) -> Partition:
     """Return the indices of each client's training samples."""
     rng = generator(config.seed_of_data, "partition")
     scheme = config.data.partition
     return partition(scheme.name, dataset, config.clients.count, rng, **scheme.options)
 
 
-def share_out(config: Config, dataset: Dataset) -> Shares:
+def partition_dataset(config: Config, dataset: Dataset) -> Shares:
     """Give every client its samples."""
-    parts = deal(config, dataset)
+    parts = partition_indices(config, dataset)
     rows = torch.from_numpy(np.concatenate(parts)).to(dataset.train.targets.device)
     return Shares(dataset.train.inputs[rows], dataset.train.targets[rows], list(map(len, parts)))
 

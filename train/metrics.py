@@ -1,95 +1,166 @@
-"""The metrics of a round other than its time: losses, accuracies, bytes, and the clients left out, with reasons."""
+"""The metrics of a round: losses, accuracies, bytes, seconds, and the clients left out, with reasons."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from sharding import Server, ShardPlanner
 from sharding.aggregation.aggregate import Aggregation
 from sharding.client_sampling import Participation
-from sharding.diagnostics import alignment, plan_anme, plan_coverage, plan_discrepancy
+from sharding.client_sampling.network import Profiles
+from sharding.diagnostics import plan_anme, plan_coverage, plan_discrepancy
 from sharding.failures import Kind
 from sharding.planner import Client, Plan
-from train.engines import Receipt
-from train.engines.local import evaluate
-from train.experiment import Experiment, Metrics, Work
 
 
-def measure(experiment: Experiment, work: Work, receipts: Mapping[Client, Receipt], outcome: Aggregation) -> Metrics:
-    """Return the metrics of a round except its accuracy; bytes are sums over the cohort."""
-    plan, heard, accepted = work.plan, work.chosen, outcome.accepted
-    losses = {client: float(loss) for client in accepted if (loss := receipts[client].loss) is not None}
-    weights = {client: experiment.num_samples[client] for client in losses}
-    reasons = dict(heard.rejected) | outcome.rejected
-    failures = {c: receipts[c].failure or reasons[c] for c in plan if c in reasons or receipts[c].failure}
-    absent = [client for client in plan if (why := receipts[client].failure) and why.kind == Kind.ABSENT]
-    collective, single = plan_discrepancy(plan)
-    return {
-        "train_loss": sum(losses[c] * weights[c] for c in losses) / sum(weights.values()) if losses else None,
-        "anme": plan_anme(plan),
-        "discrepancy": collective,
-        "discrepancy_client": single,
-        "coverage": plan_coverage(plan),
-        "bytes_down": work.further_bytes + plan.nbytes - sum(plan[client].nbytes for client in absent),
-        "bytes_up": heard.report_bytes + sum(receipts[client].nbytes for client in heard.weights),
-        "bytes_dense": experiment.dense_nbytes,
-        "clients": len(plan),
-        "heard": len(accepted),
-        "failed": len(failures),
-        "failed_by_kind": dict(Counter(str(why.kind) for why in failures.values()).most_common()),
-        "failures": {str(client): why.message for client, why in failures.items()},
-        **heard.metrics,
-        **simulated_time(experiment, plan, heard),
-    }
+@dataclass(kw_only=True)
+class RoundMetrics:
+    """One round's metrics, a line of `metrics.jsonl`. Shares are in 0…1, bytes are sums over the cohort.
 
+    Where a run trains several models, these are sums of bytes and counts and means of losses and accuracies, and
+    `extra` has each model's metrics as ``<model>/<metric>``.
 
-def simulated_time(experiment: Experiment, plan: Plan, heard: Participation) -> Metrics:
-    """Return the simulated time of the round, if a network is configured."""
-    profiles = experiment.sampler.population.profiles
-    if profiles is None:
-        return {}
-    cohort, senders = [int(client) for client in plan], [int(client) for client in heard.weights]
-    if len(senders) < len(cohort):
-        return {"simulated_seconds": profiles.round_time(cohort, senders)}
-    draws = [int(client) for client in plan for _ in range(heard.draws.get(client, 1))]
-    return {"simulated_seconds": profiles.round_time(draws)}
-
-
-def scores(experiment: Experiment) -> Metrics:
-    """Return accuracy and loss on the test split and, with `evaluate_training`, on all clients' samples."""
-    model, dataset = experiment.result, experiment.dataset
-    accuracy, loss = evaluate(model, dataset, dataset.test)
-    metrics: Metrics = {"test_accuracy": accuracy, "test_loss": loss}
-    if experiment.config.evaluate_training:
-        accuracy, loss = evaluate(model, dataset, experiment.training)
-        metrics |= {"train_set_accuracy": accuracy, "train_set_loss": loss}
-    return metrics
-
-
-class FedAvgStep:
-    """FedAvg's update of the server's model in this round; the model itself is not changed.
-
-    For it, the cohort also trains the whole model on the batches that it trains its shards on. It is measured and
-    discarded, which about doubles the cost of a round.
+    Attributes:
+        round: t, from 0.
+        num_clients: invited.
+        num_aggregated: whose update was averaged in.
+        num_failed: whose update could not be used.
+        failed_by_kind: counts of failures by kind.
+        failures: the reason by client.
+        bytes_down: of all shards that were sent.
+        bytes_up: of all updates and reports.
+        bytes_dense: what dense FedAvg sends one client, one way.
+        bytes_total: down and up, of this round and all before.
+        lr: the clients' learning rate.
+        train_loss: the clients' mean loss, weighted by their samples.
+        anme: evenness of the inclusion probabilities, mean over layers.
+        discrepancy: of the clients' average, mean over layers.
+        discrepancy_client: of one client's model.
+        coverage: the share of all terms that some client held.
+        alignment: cosine between the server's step and FedAvg's.
+        test_accuracy: with held-out samples, on these.
+        test_loss: likewise.
+        train_set_accuracy: on all clients' samples.
+        train_set_loss: likewise.
+        best_accuracy: the best test accuracy of this round and all before.
+        seconds: of the round on this machine.
+        seconds_plan: of planning.
+        seconds_train: of training, with the transport of updates.
+        seconds_aggregate: of the server's step.
+        seconds_evaluate: of evaluation.
+        simulated_seconds: of the round on the configured network.
+        stopped: why the run ends early with this round.
+        extra: what the sampler measures, and the metrics of each of several models.
     """
 
-    def __init__(self, experiment: Experiment, cohort: Sequence[Client], round: int) -> None:
-        twin = Server(deepcopy(experiment.model), ShardPlanner("dense"))
-        plan = twin.plan(dict.fromkeys(cohort, 1.0), round)
-        updates = experiment.engine.train(plan, round, experiment.step_size(round))
-        twin.aggregate(plan, ((client, update.shard) for client, update in updates), experiment.num_samples)
-        self._before = flatten(experiment.model)
-        self._update = flatten(twin.model) - self._before
+    round: int
+    num_clients: int
+    num_aggregated: int
+    num_failed: int
+    failed_by_kind: dict[str, int]
+    failures: dict[str, str]
+    bytes_down: int
+    bytes_up: int
+    bytes_dense: int
+    bytes_total: int = 0
+    lr: float | None = None
+    train_loss: float | None = None
+    anme: float | None = None
+    discrepancy: float | None = None
+    discrepancy_client: float | None = None
+    coverage: float | None = None
+    alignment: float | None = None
+    test_accuracy: float | None = None
+    test_loss: float | None = None
+    train_set_accuracy: float | None = None
+    train_set_loss: float | None = None
+    best_accuracy: float | None = None
+    seconds: float | None = None
+    seconds_plan: float | None = None
+    seconds_train: float | None = None
+    seconds_aggregate: float | None = None
+    seconds_evaluate: float | None = None
+    simulated_seconds: float | None = None
+    stopped: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
 
-    def cosine(self, model: nn.Module) -> float:
-        """Return the cosine between this update and the one that made `model`; NaN if either is zero."""
-        return alignment(flatten(model) - self._before, self._update)
+    @property
+    def is_lost(self) -> bool:
+        """Whether clients failed and no update could be used."""
+        return bool(self.num_failed) and not self.num_aggregated
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all metrics by name; those that were not measured in this round are left out."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "extra"}
+        return {name: value for name, value in values.items() if value is not None} | self.extra
+
+    @classmethod
+    def from_dict(cls, line: Mapping[str, Any]) -> Self:
+        """Return the metrics of a line of `metrics.jsonl`.
+
+        Raises:
+            TypeError: a metric that every round has is missing.
+        """
+        names = {entry.name for entry in fields(cls)}
+        known = {name: value for name, value in line.items() if name in names}
+        return cls(**known, extra={name: value for name, value in line.items() if name not in names})
 
 
-@torch.no_grad()
-def flatten(model: nn.Module) -> Tensor:
-    """Return all parameters as one vector."""
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+def measure(
+    round: int,
+    plan: Plan,
+    selection: Participation,
+    aggregation: Aggregation,
+    losses: Mapping[Client, Tensor],
+    num_samples: Mapping[Client, int],
+    dense_nbytes: int,
+    profiles: Profiles | None,
+) -> RoundMetrics:
+    """Return the metrics of one model's round that follow from its plan and its updates.
+
+    Args:
+        round: t.
+        plan: the shards as sent.
+        selection: the clients that were to upload.
+        aggregation: the clients that were averaged in.
+        losses: the mean training loss of each client that reported one.
+        num_samples: D_c of every client.
+        dense_nbytes: what dense FedAvg sends one client, one way.
+        profiles: the clients' speeds, if time is simulated.
+    """
+    accepted = [client for client in aggregation.accepted if client in losses]
+    samples = sum(num_samples[client] for client in accepted)
+    loss = sum(float(losses[client]) * num_samples[client] for client in accepted)
+    reasons = dict(selection.rejected) | aggregation.rejected
+    failures = {client: reasons[client] for client in plan if client in reasons}
+    absent = [client for client, failure in failures.items() if failure.kind == Kind.ABSENT]
+    collective, single = plan_discrepancy(plan)
+    uploads = sum(aggregation.nbytes.get(client, 0) for client in selection.weights)
+    return RoundMetrics(
+        round=round,
+        num_clients=len(plan),
+        num_aggregated=len(aggregation.accepted),
+        num_failed=len(failures),
+        failed_by_kind=dict(Counter(str(failure.kind) for failure in failures.values()).most_common()),
+        failures={str(client): failure.message for client, failure in failures.items()},
+        bytes_down=selection.download_bytes + plan.nbytes - sum(plan.template(client).nbytes for client in absent),
+        bytes_up=selection.report_bytes + uploads,
+        bytes_dense=dense_nbytes,
+        train_loss=loss / samples if accepted else None,
+        anme=plan_anme(plan),
+        discrepancy=collective,
+        discrepancy_client=single,
+        coverage=plan_coverage(plan),
+        simulated_seconds=None if profiles is None else simulated_time(profiles, plan, selection),
+        extra=dict(selection.metrics),
+    )
+
+
+def simulated_time(profiles: Profiles, plan: Plan, selection: Participation) -> float:
+    """Return the seconds that the round takes on the simulated network."""
+    cohort, senders = [int(client) for client in plan], [int(client) for client in selection.weights]
+    if len(senders) < len(cohort):
+        return profiles.round_time(cohort, senders)
+    return profiles.round_time([int(client) for client in plan for _ in range(selection.draws.get(client, 1))])

@@ -12,22 +12,23 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from math import isnan, nan
-from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 from pydantic.dataclasses import dataclass as checked
 
+from sharding import Plan
 from sharding.client_sampling import Participation, StatisticalSampler, WirelessSampler, estimate_beta_over_alpha
 from sharding.client_sampling.base import Client, Population
 from sharding.errors import UserError
 from sharding.rng import seed_of
 from sharding.validation import Vector
 from train.assembly import make_server
-from train.callbacks import Callback, FinishedRound
+from train.callbacks import Callback
 from train.callbacks.stopping import DivergedError, LostRounds
-from train.engines.local import evaluate
+from train.evaluation import evaluate
 from train.experiment import Experiment
+from train.metrics import RoundMetrics
 from train.rounds import run_rounds
 from train.rundir.files import PILOTS_FILE
 from train.runtime.files import write_whole
@@ -36,11 +37,11 @@ from train.runtime.stages import enter
 
 PILOTS = 3  # of each kind
 FURTHER = 0.9  # a pilot ends at this multiple of the least loss, so that the mean of all pilots reaches the least
-LAWS = ("uniform", "weighted")
+DISTRIBUTIONS = ("uniform", "weighted")
 
 
 @checked(frozen=True)
-class Lesson:
+class Calibration:
     """The result of the pilots.
 
     Attributes:
@@ -57,13 +58,13 @@ class Lesson:
 
 
 class Pilot(StatisticalSampler):
-    """Draws with a given law, and keeps the largest norm of each client."""
+    """Draws with a given distribution, and keeps the largest norm of each client."""
 
     name = "pilot"
 
-    def __init__(self, law: Vector, seed: int, per_round: int, population: Population) -> None:
-        super().__init__(law.size, per_round, seed, population)
-        self._law, self.largest = law, np.full(law.size, np.nan)
+    def __init__(self, distribution: Vector, seed: int, per_round: int, population: Population) -> None:
+        super().__init__(distribution.size, per_round, seed, population)
+        self._distribution, self.largest = distribution, np.full(distribution.size, np.nan)
 
     def select(self, round: int, cohort: list[int], norms: Mapping[Client, float]) -> Participation:
         """Select every client that was drawn."""
@@ -73,76 +74,83 @@ class Pilot(StatisticalSampler):
         return super().select(round, cohort, norms)
 
     def probabilities(self) -> Vector:
-        """Return the law, (N,)."""
-        return self._law
+        """Return the distribution, (N,)."""
+        return self._distribution
 
 
-def teach(experiment: Experiment, directory: Path) -> None:
-    """Set the sampler's G and β/α from pilots, if configured; run the pilots unless their result exists.
+class RunPilots(Callback):
+    """Runs the pilots before training, unless their result exists, and sets the sampler's G and β/α."""
 
-    Raises:
-        UserError: the result cannot be read, or has another number of clients.
-    """
-    clients = experiment.config.clients
-    if not (clients.pilot_losses and isinstance(experiment.sampler, StatisticalSampler)):
-        return
-    path = directory / PILOTS_FILE
-    if not path.exists():
-        write_whole(path, (json.dumps(learn(experiment).__dict__) + "\n").encode())
-    lesson, wanted = read_record(path, lambda held: Lesson(**held)), experiment.sampler.num_clients
-    if (count := len(lesson.gradient_norms)) != wanted:
-        raise UserError(f"{path} is of {count} clients, not {wanted}; delete it to run the pilots again")
-    experiment.sampler.learn(np.array(lesson.gradient_norms))
-    if isinstance(experiment.sampler, WirelessSampler) and experiment.sampler.beta_over_alpha is None:
-        experiment.sampler.beta_over_alpha = lesson.beta_over_alpha
+    def before_training(self, experiment: Experiment) -> None:
+        """Calibrate the sampler, if it can be.
 
-
-def learn(experiment: Experiment) -> Lesson:
-    """Run the pilots."""
-    population, levels = experiment.sampler.population, experiment.config.clients.pilot_losses
-    shares = population.num_samples / population.num_samples.sum()
-    laws = dict(zip(LAWS, (np.full(shares.size, 1 / shares.size), shares), strict=True))
-    flown = {kind: [fly(experiment, law, kind, number) for number in range(PILOTS)] for kind, law in laws.items()}
-    largest = [pilot.largest for pilot, _ in flown["uniform"]]
-    curves = {kind: [losses for _, losses in its] for kind, its in flown.items()}
-    return conclude(shares, largest, curves, levels, experiment.sampler.per_round)
+        Raises:
+            UserError: the result cannot be read, or has another number of clients.
+        """
+        clients, sampler = experiment.config.clients, experiment.sampler
+        if not (clients.pilot_losses and isinstance(sampler, StatisticalSampler)):
+            return
+        path = experiment.config.directory / PILOTS_FILE
+        if not path.exists():
+            write_whole(path, (json.dumps(calibrate(experiment).__dict__) + "\n").encode())
+        calibration = read_record(path, lambda record: Calibration(**record))
+        if (count := len(calibration.gradient_norms)) != sampler.num_clients:
+            raise UserError(f"{path} is of {count} clients, not {sampler.num_clients}; delete it to run pilots again")
+        sampler.learn(np.array(calibration.gradient_norms))
+        if isinstance(sampler, WirelessSampler) and sampler.beta_over_alpha is None:
+            sampler.beta_over_alpha = calibration.beta_over_alpha
 
 
-def fly(experiment: Experiment, law: Vector, kind: str, number: int) -> tuple[Pilot, list[float]]:
+def calibrate(experiment: Experiment) -> Calibration:
+    """Run the pilots, and return what they measured."""
+    sampler, levels = experiment.sampler, experiment.config.clients.pilot_losses
+    shares = sampler.population.num_samples / sampler.population.num_samples.sum()
+    distributions = dict(zip(DISTRIBUTIONS, (np.full(shares.size, 1 / shares.size), shares), strict=True))
+    pilots = {
+        kind: [run_pilot(experiment, distribution, kind, number) for number in range(PILOTS)]
+        for kind, distribution in distributions.items()
+    }
+    largest = [pilot.largest for pilot, _ in pilots["uniform"]]
+    curves = {kind: [losses for _, losses in runs] for kind, runs in pilots.items()}
+    return fit(shares, largest, curves, levels, sampler.per_round)
+
+
+def run_pilot(experiment: Experiment, distribution: Vector, kind: str, number: int) -> tuple[Pilot, list[float]]:
     """Run one pilot to a little below the least loss; return it and its training loss after each round."""
-    enter(f"running {(which := f'pilot {number + 1} of {PILOTS} with {kind} draws')}")
+    which = f"pilot {number + 1} of {PILOTS} with {kind} draws"
+    enter(f"running {which}")
     config, seed = experiment.config, seed_of(experiment.config.seed_of_data, "pilot", kind, number)
-    pilot = Pilot(law, seed, experiment.sampler.per_round, experiment.sampler.population)
+    ((name, task),) = experiment.tasks.items()
+    pilot = Pilot(distribution, seed, experiment.sampler.per_round, experiment.sampler.population)
     losses: list[float] = []
 
-    class Land(Callback):
-        def after_round(self, done: FinishedRound) -> None:
-            losses.append(evaluate(parts.model, parts.dataset, parts.training)[1])
-            done.last |= losses[-1] <= FURTHER * min(config.clients.pilot_losses)
+    class StopAtLoss(Callback):
+        def after_round(self, metrics: RoundMetrics, plans: Mapping[str, Plan]) -> bool:
+            losses.append(evaluate(copy.server.model, copy.dataset, copy.training)[1])
+            return losses[-1] <= FURTHER * min(config.clients.pilot_losses)
 
-    own = config.model_copy(update={"evaluate_every": config.rounds, "alignment": False})
-    job = replace(experiment.job, seed=seed)
-    server = make_server(own, deepcopy(experiment.model), experiment.server.planner)
-    parts = replace(experiment, config=own, server=server, sampler=pilot, job=job)
+    changed = config.model_copy(update={"evaluate_every": config.rounds, "alignment": False})
+    server = make_server(changed, deepcopy(task.server.model), task.server.planner)
+    copy = replace(task, config=changed, server=server, job=replace(task.job, seed=seed))
+    lost = LostRounds(config.rounds, which)
     try:
-        run_rounds(parts, 0, [Land(), LostRounds(config.rounds, which)])
-    except DivergedError as error:
-        raise DivergedError(
-            f"no client's update could be used in {which}: lower local.optimizer.lr or local.clip"
-        ) from error
+        run_rounds(Experiment(changed, {name: copy}, pilot), 0, [StopAtLoss(), lost])
+        lost.close()
     finally:
-        parts.close()
+        copy.close()
+    if lost.diverged:
+        raise DivergedError(f"no client's update could be used in {which}: lower local.optimizer.lr or local.clip")
     return pilot, losses
 
 
-def conclude(
+def fit(
     shares: Vector,
     largest: Sequence[Vector],
     curves: Mapping[str, Sequence[Sequence[float]]],
     levels: Sequence[float],
     cohort_size: int,
-) -> Lesson:
-    """Return the result of the pilots.
+) -> Calibration:
+    """Return what the pilots measured.
 
     Args:
         shares: (N,) p, summing to 1.
@@ -152,11 +160,11 @@ def conclude(
         cohort_size: K.
     """
     norms = mean_norms(largest)
-    rounds = {kind: [rounds_to(level, its) for level in levels] for kind, its in curves.items()}
-    uniform, weighted = ([nan if r is None else r for r in rounds[kind]] for kind in LAWS)
+    rounds = {kind: [rounds_to(level, runs) for level in levels] for kind, runs in curves.items()}
+    uniform, weighted = ([nan if r is None else r for r in rounds[kind]] for kind in DISTRIBUTIONS)
     beta_over_alpha, each = estimate_beta_over_alpha(shares, norms, uniform, weighted, cohort_size)
     estimates = [None if isnan(value) else value for value in each.tolist()]
-    return Lesson(beta_over_alpha, norms.tolist(), rounds, estimates)
+    return Calibration(beta_over_alpha, norms.tolist(), rounds, estimates)
 
 
 def mean_norms(largest: Sequence[Vector]) -> Vector:
@@ -169,5 +177,5 @@ def mean_norms(largest: Sequence[Vector]) -> Vector:
 
 def rounds_to(level: float, curves: Sequence[Sequence[float]]) -> int | None:
     """Return the rounds that the mean loss took to a level; a pilot that has ended counts with its last loss."""
-    means = (fmean(its[min(t, len(its) - 1)] for its in curves) for t in range(max(map(len, curves))))
+    means = (fmean(curve[min(t, len(curve) - 1)] for curve in curves) for t in range(max(map(len, curves))))
     return next((t + 1 for t, mean in enumerate(means) if mean <= level), None)

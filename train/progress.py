@@ -17,7 +17,7 @@ from sharding.errors import UserError
 from train.config.schema import Config
 from train.rundir.directory import is_measured
 from train.rundir.files import METRICS_FILE
-from train.runtime.jsonl import megabytes, read_lines
+from train.runtime.jsonl import read_lines
 from train.sweep import FailedRun, sweep
 
 MAX_BARS = 12  # number of bars on a screen; with more runs, only the running ones have a bar
@@ -52,8 +52,8 @@ class RunProgress:
         self.done, self.seen = metrics["round"] + 1, self.seen + 1
         self.loss = metrics.get("train_loss", self.loss)
         self.accuracy = metrics.get("test_accuracy", self.accuracy)
-        self.megabytes += megabytes(metrics)
-        self.lost += metrics.get("failed", 0)
+        self.megabytes = metrics["bytes_total"] / 1e6
+        self.lost += metrics.get("num_failed", 0)
         self.seconds += metrics.get("seconds", 0.0)
         self.stopped = metrics.get("stopped")
 

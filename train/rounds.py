@@ -1,52 +1,82 @@
-"""The algorithm: invite a cohort, plan its shards, train, select updates, average, evaluate, call the callbacks."""
+"""The algorithm: invite a cohort, plan its shards, train, select updates, average, step, evaluate, call back."""
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from sharding.planner import Client
-from train.callbacks import Callback, FinishedRound
-from train.engines import Receipt
-from train.experiment import Experiment, Metrics, Work
-from train.metrics import FedAvgStep, measure, scores
-from train.multi_model import MultiModel
+from train.callbacks import Callback
+from train.evaluation import scores
+from train.experiment import Experiment
+from train.fedavg_reference import FedAvgStep
+from train.history import History
+from train.metrics import RoundMetrics, measure
 from train.runtime.clock import Clock
 
 
 def run_rounds(
-    experiment: Experiment | MultiModel, start: int, callbacks: Sequence[Callback] = ()
-) -> FinishedRound | None:
-    """Run the rounds `start` … `config.rounds` − 1, or until a callback ends the run; return the last one."""
-    config, done = experiment.config, None
+    experiment: Experiment, start: int = 0, callbacks: Sequence[Callback] = (), history: History | None = None
+) -> RoundMetrics | None:
+    """Run the rounds from `start`, until the last one or until the history or a callback ends the run.
+
+    Args:
+        experiment: whose models are trained.
+        start: the first round, from 0.
+        callbacks: all are called after each round.
+        history: of the rounds before `start`.
+
+    Returns:
+        The metrics of the last round; None if there was none to run.
+    """
+    config, tasks, sampler = experiment.config, experiment.tasks, experiment.sampler
+    history, metrics = history or History(config), None
     for t in range(start, config.rounds):
-        clock, cohort = Clock(), experiment.sampler.cohort(t)
-        work = experiment.begin(cohort, t, clock)  # plan, train and select, for each model by its name
-        found = {name: finish(experiment.parts[name], its, t, clock) for name, its in work.items()}
-        metrics = experiment.summarize(found, len(cohort))
-        plans = {name: its.plan for name, its in work.items()}
-        done = FinishedRound(t, {"round": t} | metrics | clock.seconds(), plans, last=t == config.rounds - 1)
-        for callback in callbacks:
-            callback.after_round(done)
-        if done.last or done.interrupted:
+        clock, measured = Clock(), dict[str, RoundMetrics]()
+
+        cohorts = experiment.invite(t)  # clients by model; most runs train one model
+
+        with clock("plan"):
+            plans = {name: task.plan(cohorts[name], t) for name, task in tasks.items()}
+
+        with clock("train"):
+            if sampler.needs_norms:  # clients keep their updates until the server has selected by the norms
+                reports = {name: tasks[name].engine.report(plan, t, tasks[name].lr(t)) for name, plan in plans.items()}
+                norms = {name: report.norms for name, report in reports.items()}
+                selected = experiment.select(t, plans, norms)
+                updates = {name: report.collect(selected[name].weights) for name, report in reports.items()}
+            else:  # updates are averaged as they arrive
+                selected = experiment.select(t, plans, {})
+                updates = {name: tasks[name].engine.train(plan, t, tasks[name].lr(t)) for name, plan in plans.items()}
+
+        for name, task in tasks.items():
+            plan, selection, server = plans[name], selected[name], task.server
+            evaluates, losses = config.evaluates(t), dict[Client, Tensor]()
+            fedavg = FedAvgStep(task, cohorts[name], t) if config.alignment and evaluates else None
+
+            with clock("train"):
+                average = server.average(plan, selection.weights, selection.total)
+                for client, update in updates[name]:
+                    average.add(client, update.failure or update.shard)
+                    if update.loss is not None:
+                        losses[client] = update.loss
+
+            with clock("aggregate"):
+                aggregation = server.step(average)
+
+            profiles = sampler.population.profiles
+            metrics = measure(t, plan, selection, aggregation, losses, task.num_samples, task.dense_nbytes, profiles)
+            metrics.lr = task.lr(t)
+            if fedavg is not None:
+                metrics.alignment = fedavg.cosine(server.model)
+            if evaluates:
+                with clock("evaluate"):
+                    scores(task, metrics)
+            measured[name] = metrics
+
+        metrics = experiment.summarize(measured)
+        clock.write_to(metrics)
+        history.complete(metrics)
+        stops = [callback.after_round(metrics, plans) for callback in callbacks]
+        if metrics.stopped or any(stops):
             break
-    return done
-
-
-def finish(experiment: Experiment, work: Work, t: int, clock: Clock) -> Metrics:
-    """Average the updates of one model, take the server's step, and evaluate where the round is evaluated."""
-    server, evaluates = experiment.server, experiment.config.evaluates(t)
-    fedavg = FedAvgStep(experiment, list(work.plan), t) if experiment.config.alignment and evaluates else None
-    receipts: dict[Client, Receipt] = {}
-    with clock("train"):
-        average = server.average(work.plan, work.chosen.weights)
-        for client, update in work.updates:
-            average.add(client, update.failure or update.shard)
-            nbytes = 0 if update.shard is None else update.shard.nbytes
-            receipts[client] = Receipt(update.loss, update.failure, nbytes)
-    with clock("aggregate"):
-        outcome = server.step(average, work.chosen.total)
-    metrics = {"lr": experiment.step_size(t)} | measure(experiment, work, receipts, outcome)
-    if fedavg is not None:
-        metrics["alignment"] = fedavg.cosine(server.model)
-    if evaluates:
-        with clock("evaluate"):
-            metrics |= scores(experiment)
     return metrics

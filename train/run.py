@@ -5,20 +5,20 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from train.assembly import assemble
 from train.callbacks import Callback, closing
-from train.callbacks.files import MetricsFile, SaveBest, SaveCheckpoints, keepers_of
-from train.callbacks.stopping import EarlyStop, Interruption, LostRounds
+from train.callbacks.files import MetricsFile, SaveBest, SaveCheckpoints, servers_of
+from train.callbacks.stopping import Interruption, LostRounds
 from train.callbacks.trackers import check_trackers, open_trackers
 from train.config.schema import Config
 from train.config.yaml_text import dump_yaml
 from train.experiment import Experiment
-from train.multi_model import MultiModel, assemble_models
-from train.pilots import teach
+from train.history import History
+from train.metrics import RoundMetrics
+from train.pilots import RunPilots
 from train.rounds import run_rounds
 from train.rundir import files
 from train.rundir.checkpoint import find_checkpoint
@@ -27,13 +27,13 @@ from train.rundir.model_file import save_model
 from train.rundir.provenance import Provenance, describe_start, keep_device
 from train.rundir.records import Clients, check_clients, describe_clients
 from train.runtime.files import write_whole
-from train.runtime.jsonl import has_ended, keep_lines, read_lines
-from train.runtime.signals import Request, stop_on_request
+from train.runtime.jsonl import keep_lines, read_lines
+from train.runtime.signals import StopRequest, stop_on_request
 from train.runtime.stages import enter
 
 log = logging.getLogger(__name__)
 
-Build = Callable[[Config], Experiment | MultiModel]
+Build = Callable[[Config], Experiment]
 
 
 def run(config: Config, callbacks: Sequence[Callback] = (), resume: bool = False, build: Build | None = None) -> Path:
@@ -54,56 +54,53 @@ def run(config: Config, callbacks: Sequence[Callback] = (), resume: bool = False
     check_trackers(config)
     with open_directory(config, resume), threads(config.threads):
         if not (resume and is_finished(config)):
-            _train(config, callbacks, resume, build or (assemble_models if config.tasks else assemble))
+            _train(config, callbacks, resume, build or assemble)
     return config.directory
 
 
 def _train(config: Config, callbacks: Sequence[Callback], resume: bool, build: Build) -> None:
     """Train in a directory that no other process writes to."""
-    held = Provenance.read(config.directory) if resume else None
-    experiment = build(keep_device(config, held))
+    provenance = Provenance.read(config.directory) if resume else None
+    experiment = build(keep_device(config, provenance))
     try:
-        for part in experiment.parts.values():
-            part.open()  # an error appears before anything is written
-        clients = describe_clients(experiment.parts)
+        for task in experiment.tasks.values():
+            task.engine  # noqa: B018  # start it now, so that errors appear before anything is written
+        clients = describe_clients(experiment)
         if resume:
             check_clients(config.directory, clients)
-        start, lines = _go_back(config, experiment) if resume else (0, [])
-        _describe(config, experiment, clients, held, start)
-        for part in experiment.parts.values():
-            teach(part, config.directory)
+        earlier = _go_back(config, experiment) if resume else []
+        _describe(config, experiment, clients, provenance, len(earlier))
+        history, lost = History(config, earlier), LostRounds(config.rounds, earlier=earlier)
+        lost.raise_if_diverged()
+        checkpoints = SaveCheckpoints(experiment)
         with (
             stop_on_request() as request,
-            closing([*open_callbacks(experiment, lines, request), *callbacks]) as watching,
+            closing([*open_callbacks(experiment, earlier, request), checkpoints, lost, *callbacks]) as watching,
         ):
-            enter("training its first round" if start == 0 else f"resuming with round {start + 1}")
-            ended = has_ended(lines, config.rounds)  # it may lack only its model
-            losses = LostRounds(config.rounds, lines=lines)
-            done = None if ended else run_rounds(experiment, start, [*watching, losses])
-            rounds = start if done is None else done.number + 1
-            save_model(config.directory / files.MODEL_FILE, experiment.result, rounds, experiment.parts)
-            if done is not None and not done.last:
-                request.heed()
+            for callback in watching:
+                callback.before_training(experiment)
+            enter("training its first round" if not earlier else f"resuming with round {len(earlier) + 1}")
+            ended = len(earlier) == config.rounds or (bool(earlier) and earlier[-1].stopped is not None)
+            last = None if ended else run_rounds(experiment, len(earlier), watching, history)
+            lost.raise_if_diverged()
+            rounds = len(earlier) if last is None else last.round + 1
+            checkpoints.save()
+            save_model(config.directory / files.MODEL_FILE, experiment.result, rounds, experiment.tasks)
+            if last is not None and rounds < config.rounds and last.stopped is None:
+                request.raise_if_set()
     finally:
         experiment.close()
 
 
-def open_callbacks(
-    experiment: Experiment | MultiModel, lines: Sequence[dict[str, Any]], request: Request
-) -> list[Callback]:
-    """Return the callbacks of a run, in the order in which a round is written to disk.
-
-    The model comes before the line of metrics, so that the run can resume from each round that has a line. `lines` are
-    those of the rounds that an earlier process has finished.
-    """
-    config, trackers = experiment.config, open_trackers(experiment.config)
+def open_callbacks(experiment: Experiment, earlier: Sequence[RoundMetrics], request: StopRequest) -> list[Callback]:
+    """Return the callbacks of a run; `earlier` are the metrics of the rounds that an earlier process has finished."""
+    config = experiment.config
     return [
+        RunPilots(),
         Interruption(request),
-        EarlyStop(config, lines),
-        SaveBest(experiment, lines),
-        SaveCheckpoints(experiment),
+        SaveBest(experiment, earlier[-1].best_accuracy if earlier else None),
         MetricsFile(config),
-        *trackers,
+        *open_trackers(config),
     ]
 
 
@@ -118,30 +115,29 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _go_back(config: Config, experiment: Experiment | MultiModel) -> tuple[int, list[dict[str, Any]]]:
-    """Load the last checkpoint that has metrics; return its round and the metrics up to it."""
+def _go_back(config: Config, experiment: Experiment) -> list[RoundMetrics]:
+    """Load the last checkpoint that has metrics; return the metrics of its rounds."""
     path = config.directory / files.METRICS_FILE
     lines = read_lines(path)
-    found = find_checkpoint(config.directory, len(lines))
-    start = 0
-    if found is not None:
-        where, checkpoint = found
-        checkpoint.restore(experiment.model, experiment.sampler, keepers_of(experiment.parts))
+    start, newest = 0, find_checkpoint(config.directory, len(lines))
+    if newest is not None:
+        file, checkpoint = newest
+        checkpoint.restore(experiment.model, experiment.sampler, servers_of(experiment))
         start = checkpoint.rounds
-        if where.name != files.CHECKPOINT_FILE:  # else the next checkpoint would replace it
-            where.replace(config.directory / files.CHECKPOINT_FILE)
+        if file.name != files.CHECKPOINT_FILE:  # else the next checkpoint would replace it
+            file.replace(config.directory / files.CHECKPOINT_FILE)
     if start < len(lines):
         log.warning("%s: rounds %d to %d are run again", config.directory, start, len(lines) - 1)
     keep_lines(path, start)
     keep_lines(config.directory / files.LAYERS_FILE)
-    return start, lines[:start]
+    return [RoundMetrics.from_dict(line) for line in lines[:start]]
 
 
 def _describe(
-    config: Config, experiment: Experiment | MultiModel, clients: Clients, held: Provenance | None, start: int
+    config: Config, experiment: Experiment, clients: Clients, provenance: Provenance | None, start: int
 ) -> None:
     """Write the configuration, the clients' data, and the provenance."""
     write_whole(config.directory / files.CONFIG_FILE, dump_yaml(plain(config)).encode())
     write_whole(config.directory / files.CLIENTS_FILE, json.dumps(clients).encode())
-    made = held.resumed(describe_start(start)) if held else Provenance.of(config, experiment.parts, start)
+    made = provenance.resumed(describe_start(start)) if provenance else Provenance.of(config, experiment.tasks, start)
     write_whole(config.directory / files.PROVENANCE_FILE, made.to_json().encode())

@@ -26,7 +26,6 @@ from train.callbacks.trackers import check_trackers
 from train.config.naming import check_once, describe, expand, settings
 from train.config.schema import Config, load_config
 from train.engines.processes import context_of, num_cores
-from train.experiment import Metrics
 from train.run import run
 from train.rundir.directory import check_directory
 from train.runtime.errors import REMEDY, RunError
@@ -35,7 +34,7 @@ from train.runtime.stages import watched
 
 log = logging.getLogger(__name__)
 
-OnRound = Callable[[int, Metrics], None]  # takes the run's index in the list, and a round's metrics
+OnRound = Callable[[int, dict[str, Any]], None]  # takes the run's index in the list, and a round's metrics
 OnStage = Callable[[int, str], None]  # takes the run's index, and what it does before its first round
 POLL_SECONDS = 0.2  # after which a request to stop is seen at the latest
 
@@ -135,7 +134,7 @@ def sweep(
                     on_stage(worker.index, message)
                 elif message is not None:
                     failures[configs[worker.index].directory] = message
-        request.heed()
+        request.raise_if_set()
     return failures
 
 
@@ -193,7 +192,7 @@ def _work(config: Config, resume: bool, slot: int, pipe: Connection) -> None:
 
     try:
         with watched(send):
-            run(config, [EachRound(lambda metrics: send(dict(metrics)))], resume)
+            run(config, [EachRound(send)], resume)
     except KeyboardInterrupt:  # unless the parent asked for it, this is a failure
         os._exit(1)
     except Exception as error:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sharding.shard import Shard, Terms
-from sharding.svd.spectrum import Spectrum, compose
+from sharding.spectrum import Spectrum, compose
 
 STRIP = 256  # rows of a weight that move at once: in float64 a whole layer is twice its size
 
@@ -146,27 +146,26 @@ class TrimmedMean:
         return sides[0], sides[1]
 
 
-def moved_weight(weight: Tensor, kept: Spectrum, u: Tensor, v: Tensor, rate: float) -> Tensor:
-    """Return W + η Σ (ū v̄ᵀ − u' v'ᵀ), in W's type and shape; it is W where no vector has changed.
+def weight_change(spectrum: Spectrum, u: Tensor, v: Tensor) -> Tensor:
+    """Return Σ (ū v̄ᵀ − u' v'ᵀ), shape (out, in), in the type of the spectrum; zero where no vector has changed.
 
-    The sum is (ū − u') v̄ᵀ + u' (v̄ − v')ᵀ, in float64. It is computed a strip of rows at a time.
+    It is (ū − u') v̄ᵀ + u' (v̄ − v')ᵀ, in float64, computed a strip of rows at a time.
 
     Args:
-        weight: W.
-        kept: its spectrum, with the terms that have means.
+        spectrum: the layer's, with the terms that have means.
         u: ū, in the form of the spectrum, float64.
         v: v̄ likewise.
-        rate: η.
     """
-    old, new_u, old_u = (side.unflatten(0, (kept.blocks, -1)) for side in (weight.flatten(1), u, kept.u))
-    new, v_change = torch.empty_like(old), v - kept.v
-    for start in range(0, old.shape[1], STRIP):
-        rows = slice(start, start + STRIP)
-        before = old_u[:, rows].flatten(0, 1).double()
-        change = compose(new_u[:, rows].flatten(0, 1) - before, v, kept.blocks)
-        change = change.add_(compose(before, v_change, kept.blocks)).view_as(old[:, rows])
-        new[:, rows] = change.mul_(rate).add_(old[:, rows].double())
-    return new.reshape(weight.shape)
+    new_u, old_u = (side.unflatten(0, (spectrum.blocks, -1)) for side in (u, spectrum.u))
+    blocks, rows, _ = old_u.shape
+    change, v_change = old_u.new_empty(blocks, rows, len(v) // blocks), v - spectrum.v
+    for start in range(0, rows, STRIP):
+        strip = slice(start, start + STRIP)
+        before = old_u[:, strip].flatten(0, 1).double()
+        moved = compose(new_u[:, strip].flatten(0, 1) - before, v, blocks)
+        moved += compose(before, v_change, blocks)
+        change[:, strip] = moved.view_as(change[:, strip])
+    return change.flatten(0, 1)
 
 
 def trimmed_mean(values: Tensor, weights: Tensor, trim: float) -> Tensor:

@@ -69,6 +69,7 @@ class Participation:
         rejected: clients whose report could not be used, and why.
         metrics: to be recorded: `improvement_alpha` and `improvement_gamma` where clients report norms.
         report_bytes: sent by all clients together before the server selects. The server's answer is not counted.
+        download_bytes: sent to all clients together in addition to their shards.
         draws: how often each client was drawn, where it can be drawn more than once. A client that is drawn twice sends
             twice in the simulated time of a round (Luo et al. 2024, Eqs. 4 and 22), but its bytes travel once.
     """
@@ -78,6 +79,7 @@ class Participation:
     rejected: Mapping[Client, Failure] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     report_bytes: int = 0
+    download_bytes: int = 0
     draws: Mapping[Client, int] = field(default_factory=dict)
 
 
@@ -89,11 +91,8 @@ class Sampler:
 
     Attributes:
         name: in `SAMPLERS`.
-        needs_norms: `select` needs the norm of every update.
-        uploads_later: a client keeps its update until `select` chooses it; only its norm travels before.
-        chooses_tasks: it chooses for which of several models each client works.
-        timed: it needs the clients' speeds.
-        weighs_costs: it uses the cost of each client's update.
+        needs_norms: `select` needs the norm of every update. A client keeps its update until it is selected; only its
+            norm is sent before.
         num_clients: N.
         per_round: clients a round, or draws with replacement; 1…N.
         seed: the draws of round t depend only on (seed, t).
@@ -110,20 +109,16 @@ class Sampler:
 
     name = ""
     needs_norms = False
-    uploads_later = False
-    chooses_tasks = False
-    timed = False
-    weighs_costs = False
 
     def __post_init__(self) -> None:
-        n = self.num_clients = as_whole(self.num_clients, "clients.count")
-        self.per_round = as_whole(self.per_round, "clients.per_round", most=n)
+        n = self.num_clients = as_whole(self.num_clients, "num_clients")
+        self.per_round = as_whole(self.per_round, "per_round", most=n)
         self.population = self.population or Population(np.ones(n), np.ones(n))
         self.population.check(n)
 
     @property
-    def step_scales(self) -> Vector | None:
-        """Factors of the clients' step sizes, (N,); None where all clients take the same."""
+    def lr_scales(self) -> Vector | None:
+        """Factors of the clients' learning rates, (N,); None where all clients take the same."""
         return None
 
     @property
@@ -181,8 +176,8 @@ class BudgetSampler(Sampler):
         super().__post_init__()
         if not (is_number(self.budget) and 0 < self.budget <= self.per_round):
             raise UserError(
-                f"clients.budget is {shown(self.budget)}; the expected number of uploads is needed, above 0 and at "
-                f"most clients.per_round={self.per_round}"
+                f"budget is {shown(self.budget)}; the expected number of uploads is needed, above 0 and at most "
+                f"per_round={self.per_round}"
             )
         self.budget = float(self.budget)
 

@@ -43,7 +43,6 @@ class TaskSampler(BudgetSampler):
     """
 
     name = "mmfl"
-    chooses_tasks = True
 
     budget: float = field(default=None, kw_only=True)  # type: ignore[assignment]  # which `full` does not need
     signal: Signal = field(default="norm", kw_only=True)

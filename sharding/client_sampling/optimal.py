@@ -40,13 +40,13 @@ class OptimalSampler(BudgetSampler):
     the total is unknown, the other clients then upload with equal probabilities.
 
     FedAvg with server rate η_g is Algorithm 3 of the paper. DSGD is the case of one local step without momentum
-    (`local.epochs=1`, `local.batch_size` at least D_c, `local.momentum=0`), U_c = −η·gradient.
+    (one epoch of one batch), U_c = −η·gradient.
 
     Source: Chen, Horváth & Richtárik, TMLR 2022 (arXiv 2010.13723), Algorithm 1 and Eq. 7.
     """
 
     name = "ocs"
-    needs_norms = uploads_later = True
+    needs_norms = True
 
     def select(self, round: int, cohort: list[int], norms: Mapping[Client, float]) -> Participation:
         """Draw the clients that upload, by the norms that were reported."""
@@ -106,7 +106,6 @@ class PartialOptimalSampler(OptimalSampler):
     """
 
     name = "ocs_partial"
-    weighs_costs = True
 
     def probabilities(self, norms: Vector, costs: Vector) -> tuple[Vector, int]:
         """Return p, (n,), and the bytes of one norm per client; the server knows the costs."""

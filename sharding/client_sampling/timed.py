@@ -86,7 +86,6 @@ class WirelessSampler(StatisticalSampler):
     """
 
     name = "wireless"
-    timed = True
 
     beta_over_alpha: float | None = field(default=None, kw_only=True)
 
@@ -95,11 +94,9 @@ class WirelessSampler(StatisticalSampler):
         super().__post_init__()
         ratio = self.beta_over_alpha
         if ratio is not None and not (is_number(ratio) and ratio >= 0):
-            raise UserError(
-                f"clients.beta_over_alpha is {shown(self.beta_over_alpha)}; a finite number from 0 is needed"
-            )
+            raise UserError(f"beta_over_alpha is {shown(ratio)}; a finite number from 0 is needed")
         if given and self.population.profiles is None:
-            raise UserError(f"clients.sampler={self.name} needs network.bandwidth=…, the band that all clients share")
+            raise UserError(f"the sampler {self.name} needs the clients' speeds; pass a population with profiles")
 
     def probabilities(self) -> Vector:
         """Return q, (N,)."""

@@ -34,7 +34,7 @@ class UniformSampler(Sampler):
 
     replacement: bool = field(default=False, kw_only=True)
 
-    def law(self) -> Vector:
+    def distribution(self) -> Vector:
         """Return q, the probabilities of one draw with replacement, (N,)."""
         return np.full(self.num_clients, 1.0 / self.num_clients)
 
@@ -49,7 +49,7 @@ class UniformSampler(Sampler):
         return self._draw(round).participation(self.population.num_samples)
 
     def _draw(self, round: int) -> WithReplacement:
-        return WithReplacement(self.law(), self.per_round, generator(self.seed, "invite", round))
+        return WithReplacement(self.distribution(), self.per_round, generator(self.seed, "invite", round))
 
 
 class WeightedSampler(UniformSampler):
@@ -61,7 +61,7 @@ class WeightedSampler(UniformSampler):
 
     name = "weighted"
 
-    def law(self) -> Vector:
+    def distribution(self) -> Vector:
         """Return D/ΣD, (N,)."""
         return self.population.num_samples / self.population.num_samples.sum()
 
@@ -95,7 +95,7 @@ class UniformScaledSampler(Sampler):
     name = "uniform_scaled"
 
     @property
-    def step_scales(self) -> Vector:
+    def lr_scales(self) -> Vector:
         """N D_c/ΣD, (N,)."""
         sizes = self.population.num_samples
         return self.num_clients * sizes / sizes.sum()
@@ -117,7 +117,7 @@ class UniformUploadSampler(BudgetSampler):
     name = "uniform_upload"
 
     def invite(self, round: int) -> list[int]:
-        """Return the invited clients whose coin falls below p, ascending; `ocs` throws the same coins."""
+        """Return the invited clients whose coin falls below p, ascending; `ocs` uses the same uniform draws."""
         coins = upload_coins(self.seed, round, self.num_clients)
         return [client for client in self._invited(round) if coins[client] < self.budget / self.per_round]
 

@@ -17,7 +17,7 @@ from sharding.errors import UserError, shown
 from sharding.factorization.select import Pattern, aliases, matches, matching
 from sharding.factorization.support import rank_of
 from sharding.layers import as_blocks, num_blocks
-from sharding.svd.spectrum import lower_gram
+from sharding.spectrum import lower_gram
 from sharding.validation import is_number
 
 GROWS = "would grow"

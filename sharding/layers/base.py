@@ -16,8 +16,7 @@ from sharding.errors import UserError
 from sharding.layers.computed import ComputesWeight, computed
 from sharding.modules.wrappers import distribute_like
 from sharding.quantization import Format, dequantize, empty_quantized, quantize
-from sharding.svd.spectrum import compose
-from sharding.svd.truncation import largest_terms
+from sharding.spectrum import compose, largest_terms
 
 # A factorized layer's notes on its dense layer, which the dense layer does not have.
 DERIVED = ("dense_type", "weight_shape", "num_blocks", "axis")

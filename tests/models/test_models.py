@@ -188,7 +188,7 @@ def test_fused_projections_compute_what_three_do(name: str) -> None:
 
 def tenth(model: nn.Module) -> Shard:
     """The shard of a client that keeps a tenth."""
-    return ShardPlanner("top_n").plan(model, {0: 0.1})[0]
+    return ShardPlanner("top_n").plan(model, {0: 0.1}).shard(0)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,16 @@
 """A small model and a round played on it, shared by the tests of the library."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD
 
-from sharding import Plan, Shard, ShardPlanner, init_empty
-from sharding.aggregation.aggregate import Aggregation, Average, Returned
+from sharding import Plan, Server, Shard, ShardPlanner, init_empty
+from sharding.aggregation.aggregate import Aggregation
 from sharding.shard import Terms
-from sharding.svd.spectrum import Spectrum, decompose
+from sharding.spectrum import Spectrum, decompose
 
 
 def make_net() -> nn.Sequential:
@@ -66,16 +67,22 @@ def along(sent: Shard, after: Shard, factor: float) -> Shard:
 def aggregate(
     model: nn.Module,
     plan: Plan,
-    updates: Returned,
+    updates: Mapping | Iterable[tuple],
     num_samples: Mapping,
     total: float | None = None,
     server_lr: float = 1.0,
     **guards: float,
 ) -> Aggregation:
-    """Average updates into a model."""
-    average = Average(plan, num_samples, **guards)
-    average.add_all(updates)
-    return average.write_to(model, total, server_lr)
+    """Average updates into a model; those of a mapping in the order of the plan."""
+    weights = list(model.parameters())
+    server = Server(model, ShardPlanner(), SGD(weights, lr=server_lr) if weights else None, **guards)
+    average = server.average(plan, num_samples, total)
+    if isinstance(updates, Mapping):
+        order = [*plan, *(client for client in updates if client not in plan)]
+        updates = [(client, updates[client]) for client in order if client in updates]
+    for client, update in updates:
+        average.add(client, update)
+    return server.step(average)
 
 
 def decompose_one(matrix: Tensor) -> Spectrum:

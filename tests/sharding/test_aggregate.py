@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from sharding import Server, Shard, ShardPlanner, UserError, train_shard
-from sharding.aggregation.aggregate import Average
 from sharding.aggregation.faults import NOTHING
 from sharding.aggregation.shares import cap_shares
 from sharding.failures import Failure, Kind
@@ -26,7 +25,7 @@ def played():
     """(server model, plan, updates) of one round with two keep ratios."""
     model = make_net().double()
     plan = make_plan(model, BUDGETS, "unbiased")
-    return model, plan, {client: perturbed(shard, i) for i, (client, shard) in enumerate(plan.items())}
+    return model, plan, {client: perturbed(shard, i) for i, (client, shard) in enumerate(plan.shards())}
 
 
 def assert_equal(model, state):
@@ -67,7 +66,7 @@ def test_each_vector_is_averaged_over_those_who_drew_it(played):
     model, plan, updates = played
     spectra = spectra_of(model, plan)
     expected = by_the_definition(spectra, updates)
-    drawn = {name: torch.cat([shard.terms[name].indices for shard in plan.values()]).unique() for name in expected}
+    drawn = {name: torch.cat([shard.terms[name].indices for _, shard in plan.shards()]).unique() for name in expected}
     assert any(len(drawn[name]) < len(spectra[name].magnitudes) for name in drawn), "some stay as they were"
     outcome = aggregate(model, plan, updates, NUM_SAMPLES)
     assert outcome.accepted == list(BUDGETS)
@@ -75,7 +74,7 @@ def test_each_vector_is_averaged_over_those_who_drew_it(played):
     for name, weight in expected.items():
         torch.testing.assert_close(model.get_submodule(name).weight.flatten(1), weight, rtol=0, atol=1e-12)
     total = sum(NUM_SAMPLES.values())
-    for name in plan["a"].dense:
+    for name in plan.shard("a").dense:
         mean = sum(NUM_SAMPLES[c] * updates[c].dense[name] for c in updates) / total
         torch.testing.assert_close(model.state_dict()[name], mean, rtol=0, atol=1e-12)
 
@@ -182,7 +181,7 @@ def test_an_update_of_another_plan_is_left_out_even_where_it_would_fit():
         model[1].weight.mul_(1.001)
     plans += [make_plan(model, BUDGETS, "full")]
     for i, plan in enumerate(plans):
-        outcomes = [aggregate(deepcopy(model), plan, {"a": other["a"]}, {"a": 1}) for other in plans]
+        outcomes = [aggregate(deepcopy(model), plan, {"a": other.shard("a")}, {"a": 1}) for other in plans]
         assert [bool(outcome.accepted) for outcome in outcomes] == [j == i for j in range(len(plans))]
     assert "an update of the plan '0-" in outcomes[0].rejected["a"].message
 
@@ -230,7 +229,6 @@ def test_weights_at_the_end_of_the_scale_average_all_the_same(played):
 
 WRONG = {
     "total": [{"total": value} for value in (0, -1, NAN, INF, "4", True)],
-    "server_lr": [{"server_lr": value} for value in (0, -1, NAN, INF, "1")],
     "norm_bound": [{"norm_bound": value} for value in (0, 0.5, NAN, INF)],
     "trim": [{"trim": value} for value in (-0.1, 0.5, NAN, 1)],
     "max_share": [{"max_share": 0.0}],
@@ -260,7 +258,7 @@ def test_a_model_that_would_not_be_finite_is_not_kept(played, guards, server_lr)
     before = deepcopy(model.state_dict())
     huge = {
         c: spoiled(spoiled(shard, "u", lambda u: u * 0 + 1e38), "v", lambda v: v * 0 + 1e38)
-        for c, shard in plan.items()
+        for c, shard in plan.shards()
     }
     outcome = aggregate(model, plan, huge, NUM_SAMPLES, server_lr=server_lr, **guards)
     assert outcome.accepted == []
@@ -278,9 +276,9 @@ def test_a_round_without_any_update_changes_nothing(played):
 
 
 def test_weights_without_a_client_of_the_plan_are_warned_of(played):
-    model, plan, updates = played
+    model, plan, _ = played
     with pytest.warns(UserWarning, match="num_samples has no client of the plan") as caught:
-        assert Server(model, ShardPlanner()).aggregate(plan, updates, {"A": 1}).accepted == []
+        Server(model, ShardPlanner()).average(plan, {"A": 1})
     assert caught[0].filename == __file__
 
 
@@ -298,7 +296,7 @@ def subsets(probabilities):
 def test_sampled_uploads_are_unbiased_for_dense_parameters(played, server_lr):
     model, plan, updates = played
     total = sum(NUM_SAMPLES.values())
-    expected = {name: torch.zeros_like(tensor) for name, tensor in plan["a"].dense.items()}
+    expected = {name: torch.zeros_like(tensor) for name, tensor in plan.shard("a").dense.items()}
     for drawn, chance in subsets(PROBABILITIES):
         copy = deepcopy(model)
         weights = {c: NUM_SAMPLES[c] / PROBABILITIES[c] for c in drawn}
@@ -307,7 +305,7 @@ def test_sampled_uploads_are_unbiased_for_dense_parameters(played, server_lr):
         for name, mean in expected.items():
             mean += chance * copy.state_dict()[name]
     for name, mean in expected.items():
-        old = plan["a"].dense[name]
+        old = plan.shard("a").dense[name]
         step = sum(NUM_SAMPLES[c] * (updates[c].dense[name] - old) for c in updates) / total
         torch.testing.assert_close(mean, old + server_lr * step, rtol=0, atol=1e-12)
 
@@ -351,7 +349,7 @@ def test_what_is_frozen_stays_whoever_sends_it_back():
     before = deepcopy(net.state_dict())
     plan = ShardPlanner().plan(net, {"a": 0.5, "b": 0.5})
     batches = [(torch.randn(4, 8), torch.randint(8, (4,)))]
-    updates = {"a": train_shard(net, plan["a"], batches, 0.1), "b": plan["b"]}
+    updates = {"a": train_shard(net, plan.shard("a"), batches, 0.1), "b": plan.shard("b")}
     outcome = aggregate(net, plan, updates, {"a": 100, "b": 50})
     assert (outcome.accepted, list(outcome.rejected)) == (["a"], ["b"])
     assert "frozen" in outcome.rejected["b"].message
@@ -365,12 +363,12 @@ def test_a_shard_as_it_was_sent_is_no_update_where_changes_travel(wire):
     net = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
     before = deepcopy(net.state_dict())
     plan = ShardPlanner("full", compression=wire).plan(net, {"a": 1.0, "b": 1.0})
-    travelled = Shard.from_bytes(plan["a"].to_bytes())
-    outcome = aggregate(net, plan, {"a": travelled, "b": plan["b"]}, {"a": 1, "b": 1})
+    travelled = Shard.from_bytes(plan.shard("a").to_bytes())
+    outcome = aggregate(net, plan, {"a": travelled, "b": plan.shard("b")}, {"a": 1, "b": 1})
     assert not outcome.accepted
     assert all(wire in why.message for why in outcome.rejected.values())
     assert_equal(net, before)
-    update = train_shard(net, plan["a"], [(torch.randn(4, 8), torch.randint(8, (4,)))], 0.1)
+    update = train_shard(net, plan.shard("a"), [(torch.randn(4, 8), torch.randint(8, (4,)))], 0.1)
     again = Shard.from_bytes(update.to_bytes())
     assert (again.changes, again.compression) == (True, wire)
     assert len(update.to_bytes()) == update.nbytes
@@ -383,7 +381,7 @@ def test_a_client_may_compute_in_another_precision(dtype, wire):
     net = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
     plan = ShardPlanner(compression=wire).plan(net, {"a": 0.5})
     batches = [(torch.randn(4, 8, dtype=dtype), torch.randint(8, (4,)))]
-    update = train_shard(deepcopy(net).to(dtype), plan["a"], batches, 0.1)
+    update = train_shard(deepcopy(net).to(dtype), plan.shard("a"), batches, 0.1)
     assert aggregate(net, plan, {"a": update}, {"a": 1}).accepted == ["a"]
 
 
@@ -410,8 +408,6 @@ def test_no_weight_is_above_its_share(weights, most, expected):
 def test_a_client_that_boasts_counts_as_much_as_the_others_together(played, of_all):
     model, plan, updates = played
     boast, other = {**NUM_SAMPLES, "d": 2.0**62}, deepcopy(model)
-    average = Average(plan, boast, max_share=0.5)
-    average.add_all(updates)
-    average.write_to(model, sum(boast.values()) if of_all else None)
+    aggregate(model, plan, updates, boast, sum(boast.values()) if of_all else None, max_share=0.5)
     aggregate(other, plan, updates, {**NUM_SAMPLES, "d": 45})
     torch.testing.assert_close(model.state_dict(), other.state_dict(), rtol=1e-12, atol=1e-12)

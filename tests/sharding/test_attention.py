@@ -110,7 +110,7 @@ def test_the_planner_shards_each_projection_of_an_unpacked_model():
     with pytest.raises(UserError, match=r"1\.self_attn: nn\.MultiheadAttention packs.*call sharding\.unpack_attention"):
         ShardPlanner().plan(model, {0: 0.5})
     server = unpack_attention(model)
-    shard = ShardPlanner().plan(server, {0: 0.5})[0]
+    shard = ShardPlanner().plan(server, {0: 0.5}).shard(0)
     assert {f"1.self_attn.{p}_proj" for p in ("q", "k", "v", "out")} < set(shard.terms)
     shard.load_into(factorize(model, 0.5))
 
@@ -121,7 +121,7 @@ def test_an_attention_can_be_the_whole_model(inplace, tmp_path):
     expected = packed(*inputs)[0]
     with pytest.raises(UserError, match=r"cannot factorize the model itself: nn\.MultiheadAttention packs"):
         ShardPlanner(skip=()).plan(packed, {0: 1.0})
-    shard = ShardPlanner("full", skip=()).plan(unpack_attention(packed), {0: 1.0})[0]
+    shard = ShardPlanner("full", skip=()).plan(unpack_attention(packed), {0: 1.0}).shard(0)
     made = client_model(packed, shard)
     small = factorize(packed, 1.0, skip=(), inplace=inplace)
     assert set(small.factorize_report.layers) == {"q_proj", "k_proj", "v_proj", "out_proj"}
@@ -194,7 +194,8 @@ def test_attention_that_cannot_be_unpacked_stays_as_it_is_and_is_named(make, rea
     small = factorize(model, 0.25, skip="mlp.0")
     assert type(small["attn"]) is type(model["attn"])
     assert small.factorize_report.dense["attn.out_proj"] == f"in a packed attention: {reason}"
-    assert ShardPlanner(skip="mlp.0").plan(model, {0: 0.25})[0].terms.keys() == small.factorize_report.layers.keys()
+    plan = ShardPlanner(skip="mlp.0").plan(model, {0: 0.25})
+    assert plan.spectra.keys() == small.factorize_report.layers.keys()
 
 
 def test_attention_with_a_tied_weight_stays_packed():

@@ -14,7 +14,7 @@ from sharding import Shard
 from sharding.aggregation import means
 from sharding.aggregation.means import trimmed_mean
 from sharding.layers import as_blocks, num_blocks
-from sharding.svd.spectrum import compose, decompose
+from sharding.spectrum import compose, decompose_batch
 from tests.sharding.models import aggregate, along, make_net, make_plan, perturbed, spectra_of
 
 CLIENTS = [f"c{i}" for i in range(9)]
@@ -32,7 +32,7 @@ def played(strategy="full", ratio=0.5, attack=1.0, attackers=0):
     model = make_net().double()
     plan = make_plan(model, dict.fromkeys(CLIENTS, ratio), strategy)
     factors = [attack] * attackers + [1.0] * (len(CLIENTS) - attackers)
-    return model, plan, {c: moved(plan[c], 7, factor) for c, factor in zip(CLIENTS, factors, strict=True)}
+    return model, plan, {c: moved(plan.shard(c), 7, factor) for c, factor in zip(CLIENTS, factors, strict=True)}
 
 
 def literally(values, weights, trim):
@@ -53,7 +53,7 @@ def test_the_trimmed_mean_is_that_of_the_definition(pairs, trim):
 @pytest.mark.parametrize("strategy", ["unbiased", "full", "dense"])
 def test_every_vector_is_trimmed_over_its_own_holders(strategy):
     model, plan, updates = played(strategy)
-    updates = {client: moved(plan[client], i) for i, client in enumerate(CLIENTS)}
+    updates = {client: moved(plan.shard(client), i) for i, client in enumerate(CLIENTS)}
     spectra = spectra_of(model, plan)
     aggregate(model, plan, updates, SAMPLES, trim=0.2)
     for name, spectrum in spectra.items():
@@ -69,7 +69,7 @@ def test_every_vector_is_trimmed_over_its_own_holders(strategy):
                     side[row, i] = literally([float(vector[row]) for vector, _ in held], [w for _, w in held], 0.2)
         wanted = sides["u"] @ sides["v"].mT
         torch.testing.assert_close(model.get_submodule(name).weight.flatten(1), wanted, rtol=0, atol=1e-12)
-    for name in plan["c0"].dense:
+    for name in plan.shard("c0").dense:
         stacked = torch.stack([shard.dense[name].flatten() for shard in updates.values()])
         wanted = [literally(column.tolist(), list(SAMPLES.values()), 0.2) for column in stacked.T]
         np.testing.assert_allclose(model.state_dict()[name].flatten(), wanted, rtol=0, atol=1e-12)
@@ -130,13 +130,12 @@ def test_guards_that_find_nothing_change_nothing():
 
 
 @pytest.mark.parametrize("kind", [nn.Linear(9, 7), nn.Conv2d(6, 14, 2, groups=2)], ids=["linear", "grouped"])
-def test_a_weight_moves_by_the_same_in_strips(kind, monkeypatch):
+def test_weight_change_in_strips_is_the_difference_of_the_products(kind, monkeypatch):
     torch.manual_seed(0)
     weight = torch.randn_like(kind.weight, dtype=torch.float64)
-    kept = decompose({"": as_blocks(weight, num_blocks(kind))}, lambda name, magnitudes: torch.tensor([0, 2, 3]))[""]
-    u, v = torch.randn_like(kept.u), torch.randn_like(kept.v)
-    change = compose(u, v, kept.blocks) - compose(kept.u, kept.v, kept.blocks)
+    spectrum = decompose_batch([as_blocks(weight, num_blocks(kind))])[0].keep(torch.tensor([0, 2, 3]))
+    u, v = torch.randn_like(spectrum.u), torch.randn_like(spectrum.v)
     monkeypatch.setattr(means, "STRIP", 3)  # of 7 rows
-    moved = means.moved_weight(weight, kept, u, v, 0.4)
-    torch.testing.assert_close(moved, weight + 0.4 * change.view_as(weight), rtol=0, atol=1e-12)
-    assert torch.equal(means.moved_weight(weight, kept, kept.u, kept.v, 0.4), weight)
+    expected = compose(u, v, spectrum.blocks) - compose(spectrum.u, spectrum.v, spectrum.blocks)
+    torch.testing.assert_close(means.weight_change(spectrum, u, v), expected, rtol=0, atol=1e-12)
+    assert not means.weight_change(spectrum, spectrum.u, spectrum.v).any()

@@ -9,14 +9,15 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.optim import SGD
 
 from sharding import (
     FactorizedLayer,
-    LocalSGD,
     Shard,
     ShardPlanner,
     UserError,
     client_model,
+    clip_and_decay,
     factorize,
     split_layers,
     train_shard,
@@ -31,7 +32,7 @@ from tests.sharding.test_shard import Tied, assert_same, freeze
 @pytest.mark.parametrize("strategy", ["collective", "full", "dense"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_shard_and_a_models_structure_make_the_clients_model(kind, strategy):
-    shard = make_plan(make_net(), {0: 0.3}, strategy)[0]
+    shard = make_plan(make_net(), {0: 0.3}, strategy).shard(0)
     structure = KINDS[kind](make_net)
     before = {name: tensor if tensor.is_meta else tensor.clone() for name, tensor in structure.state_dict().items()}
     small = client_model(structure, shard)
@@ -49,7 +50,7 @@ def test_a_shard_and_a_models_structure_make_the_clients_model(kind, strategy):
 
 
 def test_the_clients_model_is_its_own_unless_it_takes_the_shard_over():
-    shard = Shard.from_bytes(make_plan(make_net(), {0: 0.3})[0].to_bytes())
+    shard = Shard.from_bytes(make_plan(make_net(), {0: 0.3}).shard(0).to_bytes())
     kept = shard.to_bytes()
     own, taken = client_model(on_meta(make_net), shard), client_model(on_meta(make_net), shard, copy=False)
     with torch.no_grad():
@@ -62,18 +63,20 @@ def test_the_clients_model_is_its_own_unless_it_takes_the_shard_over():
 
 def test_a_small_model_of_earlier_is_a_structure_for_the_same_keep_ratio():
     model = make_net()
-    first, other = make_plan(model, {0: 0.3})[0], make_plan(model, {0: 0.5})[0]
+    first, other = make_plan(model, {0: 0.3}).shard(0), make_plan(model, {0: 0.5}).shard(0)
     small = client_model(hollow(make_net), first)
     before = small[1].u.detach().clone()
-    again = client_model(small, make_plan(model, {0: 0.3}, round=1)[0])
-    assert_same(make_plan(model, {0: 0.3}, round=1)[0].read_from(again), make_plan(model, {0: 0.3}, round=1)[0])
+    again = client_model(small, make_plan(model, {0: 0.3}, round=1).shard(0))
+    assert_same(
+        make_plan(model, {0: 0.3}, round=1).shard(0).read_from(again), make_plan(model, {0: 0.3}, round=1).shard(0)
+    )
     assert torch.equal(small[1].u, before)
     with pytest.raises(UserError, match=r"1 has 3 terms, not 4"):
         client_model(small, other)
 
 
 def test_values_take_the_models_type():
-    shard = make_plan(make_net(), {0: 0.3})[0]
+    shard = make_plan(make_net(), {0: 0.3}).shard(0)
     for copy in (True, False):
         small = client_model(on_meta(lambda: make_net().double()), shard, copy)
         assert {parameter.dtype for parameter in small.parameters()} == {torch.float64}
@@ -124,7 +127,7 @@ def test_a_client_never_holds_a_dense_weight(kind, tmp_path):
 
 
 def test_tied_weights_stay_tied():
-    shard = make_plan(Tied(), {0: 0.5})[0]
+    shard = make_plan(Tied(), {0: 0.5}).shard(0)
     for structure in (Tied(), on_meta(Tied), hollow(Tied)):
         small = client_model(structure, shard)
         assert small.head.weight is small.embedding.weight
@@ -145,9 +148,9 @@ def test_a_parameter_of_two_layers_stays_one_in_a_skeleton():
 
 
 def test_a_layer_that_was_frozen_since_is_not_trained():
-    small = client_model(make_net(), make_plan(make_net(), {0: 0.5})[0])
+    small = client_model(make_net(), make_plan(make_net(), {0: 0.5}).shard(0))
     later = freeze(make_net(), "1.weight", "0.bias")
-    make_plan(later, {0: 0.5})[0].load_into(small)
+    make_plan(later, {0: 0.5}).shard(0).load_into(small)
     assert {name for name, part in small.named_parameters() if not part.requires_grad} == {"1.u", "1.v", "0.bias"}
 
 
@@ -156,20 +159,20 @@ def test_a_layer_that_was_frozen_since_is_not_trained():
 def test_a_client_of_another_type_that_does_not_train_changes_nothing(dtype, compression):
     model = make_net()
     plan = ShardPlanner(compression=compression).plan(model, {0: 1.0})
-    update = plan[0].read_from(client_model(make_net().to(dtype), plan[0]))
-    assert float(update_norm(plan[0], update)) == 0
+    update = plan.shard(0).read_from(client_model(make_net().to(dtype), plan.shard(0)))
+    assert float(update_norm(plan.shard(0), update)) == 0
 
 
 def test_a_frozen_batch_norm_keeps_its_statistics():
     model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
     model[2].eval().requires_grad_(False)
-    shard = make_plan(model, {0: 0.5})[0]
+    shard = make_plan(model, {0: 0.5}).shard(0)
     update = train_shard(model, shard, [(torch.randn(8, 4), torch.zeros(8, dtype=torch.long))], lr=0.1)
     assert torch.equal(update.dense["2.running_mean"], model[2].running_mean)
 
 
 def test_what_the_server_froze_is_frozen_at_the_client_and_so_is_what_the_client_froze():
-    shard = make_plan(freeze(make_net(), "0.weight", "1.weight", "4.weight"), {0: 0.5})[0]
+    shard = make_plan(freeze(make_net(), "0.weight", "1.weight", "4.weight"), {0: 0.5}).shard(0)
     small = client_model(freeze(on_meta(make_net), "6.weight", "7.bias"), Shard.from_bytes(shard.to_bytes()))
     frozen = {name for name, parameter in small.named_parameters() if not parameter.requires_grad}
     assert frozen == {"0.weight", "1.u", "1.v", "4.u", "4.v", "6.u", "6.v", "7.bias"}
@@ -178,7 +181,7 @@ def test_what_the_server_froze_is_frozen_at_the_client_and_so_is_what_the_client
 def test_modes_are_those_of_the_structure():
     structure = on_meta(make_net).eval()
     structure[4].train()
-    small = client_model(structure, make_plan(make_net(), {0: 0.5})[0])
+    small = client_model(structure, make_plan(make_net(), {0: 0.5}).shard(0))
     assert [part.training for part in small] == [i == 4 for i in range(8)]
 
 
@@ -197,19 +200,19 @@ def test_a_client_unpacks_attention_where_the_server_did():
     plan = ShardPlanner("full").plan(server, {0: 1.0})
     structures = (on_meta(Encoder), hollow(Encoder), unpack_attention(on_meta(Encoder)))
     for structure in structures:
-        torch.testing.assert_close(client_model(structure, plan[0])(ids), server(ids), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(client_model(structure, plan.shard(0))(ids), server(ids), rtol=1e-4, atol=1e-5)
 
 
 def test_a_client_leaves_attention_packed_where_the_server_did():
     server, ids = Encoder(), torch.arange(6)[None]
-    shard = ShardPlanner("dense").plan(server, {0: 1.0})[0]
+    shard = ShardPlanner("dense").plan(server, {0: 1.0}).shard(0)
     assert torch.equal(client_model(on_meta(Encoder), shard)(ids), server(ids))
 
 
 def test_attention_over_keys_of_another_width_stays_packed_too():
     """Its projections are bare weights as well, one of them by the name `q_proj_weight`."""
     server = nn.Sequential(nn.MultiheadAttention(8, 2, kdim=4, vdim=6))
-    shard = ShardPlanner("dense").plan(server, {0: 1.0})[0]
+    shard = ShardPlanner("dense").plan(server, {0: 1.0}).shard(0)
     small = client_model(on_meta(lambda: nn.Sequential(nn.MultiheadAttention(8, 2, kdim=4, vdim=6))), shard)
     assert torch.equal(small[0].q_proj_weight, server[0].q_proj_weight)
 
@@ -217,8 +220,8 @@ def test_attention_over_keys_of_another_width_stays_packed_too():
 def test_a_client_keeps_attention_packed_beside_sharded_layers():
     server, ids = Encoder(), torch.arange(6)[None]
     plan = ShardPlanner("full", skip=["1.self_attn", "last"]).plan(server, {0: 1.0})
-    assert set(plan[0].terms) == {"1.linear1", "1.linear2"}
-    torch.testing.assert_close(client_model(on_meta(Encoder), plan[0])(ids), server(ids), rtol=1e-4, atol=1e-5)
+    assert set(plan.shard(0).terms) == {"1.linear1", "1.linear2"}
+    torch.testing.assert_close(client_model(on_meta(Encoder), plan.shard(0))(ids), server(ids), rtol=1e-4, atol=1e-5)
 
 
 def test_batch_norms_on_meta_get_their_statistics_and_count_for_themselves():
@@ -227,17 +230,18 @@ def test_batch_norms_on_meta_get_their_statistics_and_count_for_themselves():
 
     server, x = build(), torch.randn(8, 4)
     server(x)
-    small = client_model(on_meta(build), make_plan(server.eval(), {0: 1.0}, "full")[0]).eval()
+    small = client_model(on_meta(build), make_plan(server.eval(), {0: 1.0}, "full").shard(0)).eval()
     torch.testing.assert_close(small(x), server(x), rtol=1e-4, atol=1e-5)
     assert small[1].num_batches_tracked == 0
 
 
 def test_a_shard_read_from_a_file_is_trained_in_place_and_the_file_is_not(tmp_path):
-    path, shard = tmp_path / "shard", make_plan(make_net(), {0: 0.3})[0]
+    path, shard = tmp_path / "shard", make_plan(make_net(), {0: 0.3}).shard(0)
     shard.write(path)
     before, (inputs, targets) = path.read_bytes(), batches()[0]
     model = client_model(hollow(make_net), Shard.read(path), copy=False)
-    LocalSGD(model, 0.1).step(F.cross_entropy(model(inputs), targets))
+    F.cross_entropy(model(inputs), targets).backward()
+    SGD(model.parameters(), lr=0.1).step()
     assert path.read_bytes() == before
     assert not torch.equal(model[1].u, shard.terms["1"].u)
 
@@ -259,7 +263,7 @@ def test_buffers_are_real_in_a_skeleton_and_missed_on_meta():
     server, x = Positions(), torch.randn(2, 4)
     with torch.no_grad():
         server.scale.fill_(3.0)
-    shard = make_plan(server, {0: 1.0}, "full")[0]
+    shard = make_plan(server, {0: 1.0}, "full").shard(0)
     torch.testing.assert_close(client_model(hollow(Positions), shard)(x), server(x))
     with pytest.raises(UserError, match=r"^the shard has no values for table, which .*sharding.init_empty\(\)"):
         client_model(on_meta(Positions), shard)
@@ -315,7 +319,7 @@ class Siamese(nn.Module):
 
 def test_a_layer_that_a_plain_list_holds_as_well_is_named():
     with pytest.warns(UserWarning, match="aside still refers to a layer that was replaced"):
-        client_model(Siamese(), make_plan(Siamese(), {0: 0.3})[0])
+        client_model(Siamese(), make_plan(Siamese(), {0: 0.3}).shard(0))
     with pytest.warns(UserWarning, match="aside still refers"):
         factorize(Siamese(), 0.3)
 
@@ -323,7 +327,7 @@ def test_a_layer_that_a_plain_list_holds_as_well_is_named():
 @pytest.mark.parametrize("strategy", ["collective", "dense"])
 def test_a_layer_that_is_split_at_the_server_alone_is_reported(strategy):
     model = make_net()
-    shard = make_plan(split_layers(model, {"6": 2}), {0: 0.5}, strategy)[0]
+    shard = make_plan(split_layers(model, {"6": 2}), {0: 0.5}, strategy).shard(0)
     with pytest.raises(
         UserError, match=r"^the shard has 6 in parts; call sharding\.split_layers on the client's model"
     ):
@@ -336,24 +340,27 @@ def batches(count=3):
 
 
 def test_training_a_shard_is_clipped_decayed_sgd_on_its_model():
-    shard = make_plan(make_net(), {0: 0.3}, "unbiased")[0]
+    shard = make_plan(make_net(), {0: 0.3}, "unbiased").shard(0)
     sent = shard.to_bytes()
-    update = train_shard(hollow(make_net), shard, batches(), lr=0.1, frobenius_decay=0.01, clip=2.0)
+    update = train_shard(hollow(make_net), shard, batches(), lr=0.1, decay=0.01, clip=2.0)
     model = client_model(hollow(make_net), shard)
-    optimizer = LocalSGD(model, 0.1, 0.9, 0.01, 2.0)
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
+    optimizer.register_step_pre_hook(clip_and_decay(model, 2.0, 0.01))
     for inputs, targets in batches():
-        optimizer.step(F.cross_entropy(model(inputs), targets))
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
     assert_same(update, shard.read_from(model))
     assert shard.to_bytes() == sent
-    usual, strong = {"frobenius_decay": 0.01, "clip": 2.0}, {"frobenius_decay": 1.0, "clip": None}
+    usual, strong = {"lr": 0.1, "decay": 0.01, "clip": 2.0}, {"lr": 0.1, "decay": 1.0, "clip": None}
     for mine, changed in (
         (usual, {"clip": None}),
         (usual, {"clip": 3.0}),
-        (usual, {"frobenius_decay": 0.0}),
-        (usual, {"momentum": 0.0}),
+        (usual, {"decay": 0.0}),
+        (usual, {"lr": None, "optimizer": lambda parameters: SGD(parameters, lr=0.1)}),
         (strong, {"decay_of": "effective"}),
     ):
-        one, other = (train_shard(hollow(make_net), shard, batches(), 0.1, **its) for its in (mine, mine | changed))
+        one, other = (train_shard(hollow(make_net), shard, batches(), **words) for words in (mine, mine | changed))
         assert not torch.equal(other.terms["1"].u, one.terms["1"].u)
 
 
@@ -361,9 +368,9 @@ def test_a_round_with_a_frozen_backbone_moves_the_head_alone():
     server = freeze(make_net(), *(name for name, _ in make_net().named_parameters() if not name.startswith("7")))
     before = deepcopy(server)
     plan = make_plan(server, {0: 0.3, 1: 0.5})
-    updates = {client: train_shard(hollow(make_net), shard, batches(), lr=0.1) for client, shard in plan.items()}
+    updates = {client: train_shard(hollow(make_net), shard, batches(), lr=0.1) for client, shard in plan.shards()}
     assert set(updates[0].trained()) == {"7.weight", "7.bias"}
-    assert updates[0].nbytes < 500 < plan[0].nbytes
+    assert updates[0].nbytes < 500 < plan.shard(0).nbytes
     assert aggregate(server, plan, updates, {0: 1, 1: 1}).accepted == [0, 1]
     for name, parameter in server.named_parameters():
         assert torch.equal(parameter, before.get_parameter(name)) == (not name.startswith("7"))
@@ -372,13 +379,37 @@ def test_a_round_with_a_frozen_backbone_moves_the_head_alone():
 def test_a_model_that_is_frozen_whole_is_not_trained():
     server = make_net().requires_grad_(False)
     with pytest.raises(UserError, match="all parameters of the model are frozen"):
-        train_shard(make_net(), make_plan(server, {0: 0.3})[0], batches(), lr=0.1)
+        train_shard(make_net(), make_plan(server, {0: 0.3}).shard(0), batches(), lr=0.1)
 
 
 def test_training_with_batch_norm_on_one_sample_hints_at_drop_last():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Linear(4, 3))
-    shard = ShardPlanner().plan(model, {0: 0.5})[0]
+    shard = ShardPlanner().plan(model, {0: 0.5}).shard(0)
     with pytest.raises(UserError, match=r"Expected more than 1 value per channel.*drop_last=True") as raised:
         train_shard(model, shard, [(torch.randn(1, 4), torch.tensor([0]))], lr=0.1)
     assert isinstance(raised.value.__cause__, ValueError)
     assert "drop_last=True" in Failure.in_training(raised.value.__cause__).message
+
+
+@pytest.mark.parametrize("words", [{}, {"lr": 0.1, "optimizer": SGD}], ids=["neither", "both"])
+def test_train_shard_without_exactly_one_of_lr_and_optimizer_is_refused(words):
+    with pytest.raises(UserError, match="either lr=…, for SGD with momentum, or optimizer=…"):
+        train_shard(make_net(), make_plan(make_net(), {0: 0.3}).shard(0), batches(), **words)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
+        lambda parameters: torch.optim.Adafactor(parameters, lr=1e-2),
+    ],
+    ids=["adamw", "adafactor"],
+)
+def test_train_shard_with_another_optimizer_lowers_the_loss(make):
+    shard, data = make_plan(make_net(), {0: 0.3}).shard(0), batches() * 20
+    update = train_shard(hollow(make_net), shard, data, optimizer=make)
+    before, after = (
+        sum(F.cross_entropy(client_model(make_net(), each)(inputs), targets).item() for inputs, targets in batches())
+        for each in (shard, update)
+    )
+    assert after < 0.9 * before

@@ -26,7 +26,7 @@ def plan_of(wire, strategy="collective"):
 
 def updates_of(plan):
     """Updates by changes that are the same whatever the wire, before they are rounded."""
-    return {c: along(shard, perturbed(shard, seed), 0.01) for seed, (c, shard) in enumerate(plan.items())}
+    return {c: along(shard, perturbed(shard, seed), 0.01) for seed, (c, shard) in enumerate(plan.shards())}
 
 
 floats = st.floats(-(2.0**127), 2.0**127, width=32)  # the nearest to a number beyond may be infinite
@@ -61,7 +61,7 @@ def test_weights_of_one_output_are_rounded_together(wire):
 @pytest.mark.parametrize("wire", COMPRESSIONS)
 def test_the_wire_carries_what_is_sent_to_the_last_bit(wire):
     plan = plan_of(wire)
-    for shard in (*plan.values(), *updates_of(plan).values()):
+    for shard in (*dict(plan.shards()).values(), *updates_of(plan).values()):
         data = shard.to_bytes()
         assert len(data) == shard.nbytes
         again = Shard.from_bytes(data)
@@ -73,7 +73,7 @@ def test_the_wire_carries_what_is_sent_to_the_last_bit(wire):
 
 def test_a_number_takes_a_byte():
     model = nn.Sequential(nn.Linear(50, 40), nn.Linear(40, 30), nn.Linear(30, 20))
-    shard = ShardPlanner("top_n", compression="int8").plan(model, {0: 0.5})[0]
+    shard = ShardPlanner("top_n", compression="int8").plan(model, {0: 0.5}).shard(0)
     n, data = 15, shard.to_bytes()
     header = 8 + int.from_bytes(data[:8], "little")
     terms = n * (40 + 30) + 2 * n + n * (4 + 4)  # u and v, their exponents, index and ω
@@ -102,10 +102,8 @@ def test_the_server_adds_changes_to_what_it_has_itself(wire, bound, trim):
     exact, rounded = plan_of("float32"), plan_of(wire)
     changes = updates_of(rounded)
     values = {
-        client: exact[client].returned(
-            {name: part + changes[client].trained()[name] for name, part in exact[client].trained().items()}
-        )
-        for client in exact
+        client: shard.returned({name: part + changes[client].trained()[name] for name, part in shard.trained().items()})
+        for client, shard in exact.shards()
     }
     ours, theirs = make_net(), make_net()
     weights = {"a": 1, "b": 2, "c": 5}
@@ -118,7 +116,7 @@ def test_the_server_adds_changes_to_what_it_has_itself(wire, bound, trim):
 @pytest.mark.parametrize("wire", ROUNDING)
 @pytest.mark.parametrize("lr", [1e-1, 1e-6])
 def test_a_change_is_reported_as_well_when_it_is_small(wire, lr):
-    shard = plan_of(wire)["a"]
+    shard = plan_of(wire).shard("a")
     batches = [(torch.randn(8, 1, 4, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3)]
     told = train_shard(make_net(), shard, batches, lr).trained()
     exact = train_shard(make_net(), replace(shard, compression="float32"), batches, lr)
@@ -134,7 +132,7 @@ def test_a_change_is_reported_as_well_when_it_is_small(wire, lr):
 def test_a_model_that_takes_the_shard_over_returns_the_same(wire):
     updates = []
     for copy in (True, False):
-        shard = plan_of(wire)["a"]
+        shard = plan_of(wire).shard("a")
         model = client_model(make_net(), shard, copy=copy)
         with torch.no_grad():
             for parameter in model.parameters():
@@ -153,13 +151,14 @@ def test_an_update_on_another_wire_than_the_plans_is_left_out():
 def test_numbers_that_are_not_float32_travel_as_they_are():
     model = make_net().double()
     plans = [ShardPlanner("top_n", compression=wire).plan(model, {0: 0.4}) for wire in ("float32", "int8")]
-    for shard in (plans[1][0], Shard.from_bytes(plans[1][0].to_bytes())):
-        torch.testing.assert_close(shard.state(), plans[0][0].state(), rtol=0, atol=0)
+    sent = plans[1].shard(0)
+    for shard in (sent, Shard.from_bytes(sent.to_bytes())):
+        torch.testing.assert_close(shard.state(), plans[0].shard(0).state(), rtol=0, atol=0)
 
 
 def test_a_model_in_bfloat16_needs_no_such_wire():
     model = make_net().bfloat16()
     with pytest.raises(UserError, match="this model has some in bfloat16: leave it out"):
         ShardPlanner(compression="bfloat16").plan(model, {0: 0.4})
-    shard = ShardPlanner(compression="int8").plan(model, {0: 0.4})[0]
+    shard = ShardPlanner(compression="int8").plan(model, {0: 0.4}).shard(0)
     assert {part.dtype for part in Shard.from_bytes(shard.to_bytes()).trained().values()} == {torch.bfloat16}

@@ -52,7 +52,7 @@ def test_every_copy_computes_what_the_model_does(case, tmp_path):
         "unpacked": unpack_attention(model),
         "split": split_layers(model, {"2": 2}),
         "loaded": load_factorized(tmp_path, model),
-        "client's": client_model(model, ShardPlanner("full").plan(model, {0: 1.0})[0]),
+        "client's": client_model(model, ShardPlanner("full").plan(model, {0: 1.0}).shard(0)),
     }
     for name, copy in copies.items():
         torch.testing.assert_close(copy(x), model(x), rtol=0, atol=1e-10, msg=name)
@@ -60,7 +60,7 @@ def test_every_copy_computes_what_the_model_does(case, tmp_path):
 
 def test_a_shard_is_trained(case):
     model, x = case
-    shard = ShardPlanner().plan(model, {0: 0.5})[0]
+    shard = ShardPlanner().plan(model, {0: 0.5}).shard(0)
     update = train_shard(model, shard, [(x, torch.tensor([0, 1, 2]))], 0.1)
     assert not torch.equal(update.dense["0.weight"], shard.dense["0.weight"])
 
@@ -72,7 +72,7 @@ def test_lazy_modules_that_have_no_shape_are_reported(where, tmp_path):
     lazy = KINDS[where](lambda: nn.Sequential(*model[:2], nn.LazyLinear(8), nn.LazyBatchNorm1d()))
     for use in (
         lambda: ShardPlanner().plan(lazy, {0: 0.5}),
-        lambda: client_model(lazy, ShardPlanner().plan(model, {0: 0.5})[0]),
+        lambda: client_model(lazy, ShardPlanner().plan(model, {0: 0.5}).shard(0)),
         lambda: load_factorized(tmp_path, lazy),
     ):
         with pytest.raises(UserError, match=r"2\.weight, .*3\.running_mean, .* have no shape; run a batch through it"):
@@ -92,7 +92,7 @@ def test_copies_of_a_module_that_caches_computed_tensors_compute_the_same():
     expected = model(x)
     assert not model[0].cache["bias"][0].is_leaf
     torch.testing.assert_close(factorize(model, 1.0)(x), expected)
-    shard = ShardPlanner("full").plan(model, {0: 1.0})[0]
+    shard = ShardPlanner("full").plan(model, {0: 1.0}).shard(0)
     torch.testing.assert_close(client_model(model, shard)(x), expected)
 
 

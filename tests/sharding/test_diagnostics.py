@@ -31,7 +31,7 @@ def test_a_plans_discrepancy_is_measured_on_what_was_sent():
         collective = single = norm = 0.0
         for name in plan.spectra:
             weight = model.get_submodule(name).weight.detach().flatten(1)
-            composed = [(s.terms[name].u * s.terms[name].multipliers) @ s.terms[name].v.mT for s in plan.values()]
+            composed = [(s.terms[name].u * s.terms[name].multipliers) @ s.terms[name].v.mT for _, s in plan.shards()]
             collective += float((weight - sum(composed) / 3).square().sum())
             single += sum(float((weight - estimate).square().sum()) for estimate in composed) / 3
             norm += float(weight.square().sum())
@@ -53,7 +53,7 @@ def test_coverage_is_the_share_of_terms_that_anybody_holds():
     ranks = [len(spectrum.magnitudes) for spectrum in alone.spectra.values()]
     assert plan_coverage(alone) == pytest.approx(np.mean([-(-rank // 4) / rank for rank in ranks]))
     mixed = make_plan(net, {"a": 0.25, "b": 0.5, "c": 0.5})
-    held = [set().union(*(shard.terms[name].indices.tolist() for shard in mixed.values())) for name in mixed.spectra]
+    held = [set().union(*(shard.terms[name].indices.tolist() for _, shard in mixed.shards())) for name in mixed.spectra]
     assert plan_coverage(mixed) == pytest.approx(np.mean([len(h) / rank for h, rank in zip(held, ranks, strict=True)]))
     assert plan_coverage(make_plan(net, {"a": 0.1}, strategy="full")) == 1
     assert np.isnan(plan_coverage(make_plan(net, {"a": 0.1}, strategy="dense")))

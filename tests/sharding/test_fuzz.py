@@ -18,7 +18,7 @@ NUMBERS = [0, 1, -1, 2, 7, 8, 2**31, 2**63 - 1, 2**64, -(2**63), 10**30, 0.5, No
 def play(wire):
     model = make_net()
     plan = ShardPlanner("unbiased", compression=wire).plan(model, {"a": 0.4, "b": 0.4})
-    return model, plan, {client: perturbed(shard, 1) for client, shard in plan.items()}
+    return model, plan, {client: perturbed(shard, 1) for client, shard in plan.shards()}
 
 
 def split(data: bytes) -> tuple[dict, bytes]:

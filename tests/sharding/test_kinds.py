@@ -141,14 +141,14 @@ def assert_a_round_trains(model, x, **options):
     """A client has the structure alone and computes what the server does; what it does not train changes nothing."""
     plan = ShardPlanner("full", skip=(), **options).plan(model, {0: 1.0, 1: 1.0})
     structure, before = deepcopy(model).to("meta"), model(x)
-    small = client_model(structure, Shard.from_bytes(plan[0].to_bytes()))
+    small = client_model(structure, Shard.from_bytes(plan.shard(0).to_bytes()))
     torch.testing.assert_close(small(x), before, **TOLERANCE)
-    aggregate(model, plan, plan, {0: 1, 1: 3})
+    aggregate(model, plan, plan.shards(), {0: 1, 1: 3})
     torch.testing.assert_close(model(x), before, **TOLERANCE)
-    update = train_shard(structure, plan[0], [(x, x)], 0.1, loss=lambda y, _: y.square().mean())
+    update = train_shard(structure, plan.shard(0), [(x, x)], 0.1, loss=lambda y, _: y.square().mean())
     assert aggregate(model, plan, {0: update}, {0: 1}).accepted == [0]
     assert not torch.allclose(model(x), before)
-    return plan[0].terms.keys()
+    return plan.spectra.keys()
 
 
 def test_a_round_trains_every_kind_of_layer(case):
@@ -168,7 +168,7 @@ def test_a_grouped_convolutions_joint_terms_hold_what_its_groups_terms_do():
     singular = torch.linalg.svdvals(layer.weight.view(4, 3, 18))
     magnitudes = plan.spectra["0"].magnitudes
     torch.testing.assert_close(magnitudes, singular.square().sum(dim=0).sqrt().detach(), **TOLERANCE)
-    small = client_model(nn.Sequential(layer), plan[0])[0]
+    small = client_model(nn.Sequential(layer), plan.shard(0))[0]
     error = (small.to_dense().weight - layer.weight).square().sum()
     torch.testing.assert_close(error, magnitudes[2:].square().sum(), **TOLERANCE)
 
@@ -262,7 +262,7 @@ def test_padding_stays_zero_where_the_factors_train(words, ratio):
 def test_padding_stays_zero_at_the_server(strategy):
     server = embedding_with_padding()
     plan = ShardPlanner(strategy, skip=(), also="0").plan(server, {0: 0.5, 1: 0.5})
-    updates = {client: train_shard(server, shard, [(IDS, LABELS)], 0.5) for client, shard in plan.items()}
+    updates = {client: train_shard(server, shard, [(IDS, LABELS)], 0.5) for client, shard in plan.shards()}
     before = server[0].weight.detach().clone()
     assert aggregate(server, plan, updates, {0: 1, 1: 2}).accepted == [0, 1]
     assert not torch.equal(server[0].weight, before)
@@ -279,7 +279,7 @@ def test_embeddings_that_factors_cannot_follow_stay_whole():
     ):
         model = nn.Sequential(layer, nn.Linear(8, 8))
         assert factorize(model, 0.25, skip=(), also="0").factorize_report.dense == {"0": reason}
-        assert set(ShardPlanner(skip=(), also="0").plan(model, {0: 0.25})[0].terms) == {"1"}
+        assert set(ShardPlanner(skip=(), also="0").plan(model, {0: 0.25}).spectra) == {"1"}
 
 
 def test_multipliers_are_saved_but_never_trained():

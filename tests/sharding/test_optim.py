@@ -5,9 +5,10 @@ from math import exp
 import pytest
 import torch
 from torch import nn
+from torch.optim import SGD
 
-from sharding import FactorizedConv, FactorizedLinear, LocalSGD
-from sharding.optim import clip_effective_lr, clip_factors, decay_multipliers, factorized_layers, frobenius_decay
+from sharding import FactorizedConv, FactorizedLinear, clip_and_decay
+from sharding.optim import can_be_fused, decay_gradients, decay_multipliers, factorized_layers, frobenius_decay
 
 
 def layers():
@@ -28,13 +29,21 @@ def test_frobenius_decay_is_the_norm_of_the_composed_matrices_or_of_those_withou
         torch.testing.assert_close(frobenius_decay(made, multipliers), expected, rtol=1e-12, atol=0)
 
 
-def test_frobenius_decay_has_the_gradient_of_the_norm():
-    layer = layers()[0]
-    frobenius_decay([layer]).backward()
-    u, v, omega = layer.u.detach(), layer.v.detach(), layer.multipliers
-    matrix = (u * omega) @ v.mT
-    torch.testing.assert_close(layer.u.grad, 2 * matrix @ v * omega, rtol=1e-12, atol=0)
-    torch.testing.assert_close(layer.v.grad, 2 * matrix.mT @ u * omega, rtol=1e-12, atol=0)
+def autograd_of(loss, layer):
+    return torch.autograd.grad(loss, (layer.u, layer.v))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_decay_gradients_equal_autograd_of_the_norm(groups):
+    torch.manual_seed(0)
+    conv = FactorizedConv.from_dense(nn.Conv2d(4, 6, 3, groups=groups), 3).double()
+    conv.multipliers.copy_(torch.tensor([1.0, 10.0, 40.0]))
+    for layer in (layers()[0], conv):
+        expected = autograd_of(layer.matrix().square().sum(), layer)
+        for gradients in (autograd_of(frobenius_decay([layer]), layer), decay_gradients(layer, layer.multipliers)):
+            for gradient, wanted in zip(gradients, expected, strict=True):
+                value = gradient[1] if isinstance(gradient, tuple) else gradient
+                torch.testing.assert_close(value, wanted, rtol=1e-12, atol=1e-12)
 
 
 def decayed(of, clip=None, steps=200, omega=3000.0):
@@ -44,9 +53,11 @@ def decayed(of, clip=None, steps=200, omega=3000.0):
         layer.u.copy_(torch.eye(2))
         layer.v.copy_(torch.eye(2))
         layer.multipliers.copy_(torch.tensor([omega, 1.0]))
-    optimizer = LocalSGD(layer, lr=0.1, momentum=0.9, frobenius_decay=1e-4, clip=clip, decay_of=of)
+    optimizer = SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    optimizer.register_step_pre_hook(clip_and_decay(layer, clip, 1e-4, of))
     for _ in range(steps):
-        optimizer.step(torch.zeros((), dtype=torch.float64))
+        layer.u.grad, layer.v.grad = torch.zeros_like(layer.u), torch.zeros_like(layer.v)
+        optimizer.step()
     return layer.u.detach().norm(dim=0), layer.v.detach().norm(dim=0)
 
 
@@ -79,16 +90,19 @@ def test_no_step_of_the_bounded_decay_takes_more_than_the_whole_vector():
     assert torch.equal(decay_multipliers("effective", layer, 1.0), layer.multipliers)
 
 
-def test_gradients_are_multiplied_by_the_clipped_ratio():
+@pytest.mark.parametrize(("clip", "factors"), [(10.0, ([1.0, 1.0, 0.25], [0.1, 1.0])), (None, ([1.0] * 3, [1.0] * 2))])
+def test_clip_and_decay_multiplies_gradients_by_the_clipped_ratio(clip, factors):
     made = layers()
+    model = nn.ModuleList(made)
+    optimizer = SGD(model.parameters(), lr=0.0)
+    optimizer.register_step_pre_hook(clip_and_decay(model, clip, decay=0.0))
     for layer in made:
         layer.matrix().sum().backward()
     before = [(layer.u.grad.clone(), layer.v.grad.clone()) for layer in made]
-    clip_effective_lr(made, clip_factors(made, clip=10.0))
-    for layer, (u, v), factor in zip(made, before, ([1.0, 1.0, 0.25], [0.1, 1.0]), strict=True):
+    optimizer.step()
+    for layer, (u, v), factor in zip(made, before, factors, strict=True):
         torch.testing.assert_close(layer.u.grad, u * torch.tensor(factor))
         torch.testing.assert_close(layer.v.grad, v * torch.tensor(factor))
-    assert all(factor.eq(1).all() for factor in clip_factors(made, float("inf")))
 
 
 def test_a_model_without_factorized_layers_has_no_decay():
@@ -106,7 +120,9 @@ def test_decay_keeps_its_precision_under_autocast():
 def test_a_parameter_with_gaps_in_its_memory_is_stepped_alone():
     whole, model = torch.zeros(6, 8), nn.Module()
     model.weight = nn.Parameter(whole[:, :4])
-    LocalSGD(model, lr=1.0).step(model.weight.sum())
+    optimizer = SGD(model.parameters(), lr=1.0, fused=can_be_fused(model))
+    model.weight.sum().backward()
+    optimizer.step()
     assert torch.equal(whole, -(torch.arange(8) < 4).float().expand(6, 8))
 
 
@@ -114,36 +130,71 @@ def test_an_embedding_with_sparse_gradients_can_be_trained():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Linear(4, 2))
     before = model[0].weight.detach().clone()
-    LocalSGD(model, lr=1.0).step(model(torch.tensor([1, 3])).sum())
+    optimizer = SGD(model.parameters(), lr=1.0, fused=can_be_fused(model))
+    optimizer.register_step_pre_hook(clip_and_decay(model))
+    model(torch.tensor([1, 3])).sum().backward()
+    optimizer.step()
     assert (model[0].weight != before).any(1).tolist() == [False, True, False, True, False]
 
 
+OPTIMIZERS = {
+    "sgd": lambda parameters: SGD(parameters, lr=0.001, momentum=0.5),
+    "fused sgd": lambda parameters: SGD(parameters, lr=0.001, momentum=0.5, fused=True),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.001),
+    "adafactor": lambda parameters: torch.optim.Adafactor(parameters, lr=0.001),
+    **({"muon": lambda parameters: torch.optim.Muon(parameters, lr=0.001)} if hasattr(torch.optim, "Muon") else {}),
+}
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("clip", [None, 4.0])
-def test_a_local_step_is_decay_then_clipping_then_momentum(clip):
+def test_clip_and_decay_on_any_optimizer_equals_autograd_of_the_formula_then_clipping(make, clip):
     torch.manual_seed(0)
-    layer, twin = (FactorizedLinear.from_dense(nn.Linear(5, 4), 2).double() for _ in range(2))
+    layer, twin = (FactorizedLinear.from_dense(nn.Linear(5, 4, bias=False), 2).double() for _ in range(2))
     twin.load_state_dict(layer.state_dict())
     for each in (layer, twin):
         each.multipliers.copy_(torch.tensor([2.0, 16.0]))
     factor = torch.tensor([1.0, 1.0 if clip is None else 0.25])
-    optimizer, momentum = LocalSGD(layer, 0.001, 0.5, 0.01, clip, "effective"), {}
+    optimizer, reference = make(layer.parameters()), make(twin.parameters())
+    optimizer.register_step_pre_hook(clip_and_decay(layer, clip, 0.01, "effective"))
     for x in torch.randn(3, 6, 5, dtype=torch.float64):
-        optimizer.step(layer(x).square().sum())
-        twin.zero_grad()
+        optimizer.zero_grad()
+        for half in x.split(3):  # gradients are accumulated; the decay counts once a step
+            layer(half).square().sum().backward()
+        optimizer.step()
+        reference.zero_grad()
         (twin(x).square().sum() + 0.01 * twin.matrix().square().sum()).backward()
-        with torch.no_grad():
-            for name, parameter in twin.named_parameters():
-                gradient = parameter.grad * (factor if name in "uv" else 1)
-                momentum[name] = 0.5 * momentum.get(name, 0) + gradient
-                parameter -= 0.001 * momentum[name]
+        for part in (twin.u, twin.v):
+            part.grad *= factor
+        reference.step()
     torch.testing.assert_close(layer.state_dict(), twin.state_dict(), rtol=1e-10, atol=1e-12)
 
 
-def test_a_local_step_passes_frozen_and_complex_parameters():
+@pytest.mark.parametrize("fused", [False, True])
+def test_clip_and_decay_with_gradient_scaling_equals_that_without(fused):
+    torch.manual_seed(0)
+    layer, twin = (FactorizedLinear.from_dense(nn.Linear(5, 4), 2) for _ in range(2))
+    twin.load_state_dict(layer.state_dict())
+    x = torch.randn(6, 5)
+    optimizer, plain = (SGD(each.parameters(), lr=0.1, fused=fused) for each in (layer, twin))
+    optimizer.register_step_pre_hook(clip_and_decay(layer, decay=0.5))
+    plain.register_step_pre_hook(clip_and_decay(twin, decay=0.5))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(layer(x).square().sum()).backward()
+    scaler.step(optimizer)
+    twin(x).square().sum().backward()
+    plain.step()
+    torch.testing.assert_close(layer.state_dict(), twin.state_dict())
+
+
+def test_clip_and_decay_passes_frozen_and_complex_parameters():
     model = torch.nn.Sequential(*layers()[:1])
     model.register_parameter("phase", torch.nn.Parameter(torch.ones(2, dtype=torch.cdouble)))
     model[0].u.requires_grad_(False)
     before, phase = model[0].u.clone(), model.phase.detach().clone()
-    LocalSGD(model, 0.1).step(model(torch.ones(1, 5).double()).sum() + model.phase.abs().sum())
+    optimizer = SGD(model.parameters(), lr=0.1, fused=can_be_fused(model))
+    optimizer.register_step_pre_hook(clip_and_decay(model))
+    (model(torch.ones(1, 5).double()).sum() + model.phase.abs().sum()).backward()
+    optimizer.step()
     assert torch.equal(model[0].u, before)
     assert not torch.equal(model.phase, phase)

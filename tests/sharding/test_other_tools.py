@@ -83,13 +83,16 @@ def test_accelerate_hooks_are_named_and_a_model_without_them_is_factorized():
     small, expected = factorize(model, 0.25), factorize(build(), 0.25)
     torch.testing.assert_close(small(x), expected(x))
     torch.testing.assert_close(merge(small)(x), expected(x))
-    assert ShardPlanner().plan(model, {0: 0.5})[0].to_bytes() == ShardPlanner().plan(build(), {0: 0.5})[0].to_bytes()
+    assert (
+        ShardPlanner().plan(model, {0: 0.5}).shard(0).to_bytes()
+        == ShardPlanner().plan(build(), {0: 0.5}).shard(0).to_bytes()
+    )
 
 
 def test_models_that_accelerate_offloads_are_refused_until_its_hooks_are_removed(tmp_path):
     accelerate = pytest.importorskip("accelerate")
     start, x = factorize(build(), 0.25), torch.randn(3, 16)
-    shard = ShardPlanner("full").plan(build(), {0: 1.0})[0]
+    shard = ShardPlanner("full").plan(build(), {0: 1.0}).shard(0)
     client = accelerate.cpu_offload(client_model(build(), shard), execution_device="cpu")
     small = accelerate.cpu_offload(deepcopy(start), execution_device="cpu")
     torch.testing.assert_close(small(x), start(x))

@@ -2,8 +2,9 @@
 
 import torch
 from torch import nn
+from torch.optim import SGD
 
-from sharding import Server, ServerOptimizer, ShardPlanner, iterate_average, train_shard
+from sharding import Server, ShardPlanner, iterate_average, train_shard
 from tests.sharding.models import aggregate
 
 RATIOS = {"phone": 0.25, "laptop": 0.5}
@@ -26,7 +27,7 @@ def test_a_round_is_plan_train_aggregate_and_step():
     for t in range(3):
         outcome = server.round(t, RATIOS, train, SAMPLES)
         plan = planner.plan(model, RATIOS, t)
-        aggregate(model, plan, {client: train(client, shard) for client, shard in plan.items()}, SAMPLES)
+        aggregate(model, plan, {client: train(client, shard) for client, shard in plan.shards()}, SAMPLES)
         assert outcome.accepted == list(RATIOS)
     torch.testing.assert_close(server.model.state_dict(), model.state_dict(), rtol=0, atol=0)
 
@@ -48,7 +49,8 @@ def test_a_client_that_failed_is_left_out_and_reported():
 
 def test_the_optimizer_and_the_average_step_once_a_round():
     model = make_model()
-    server = Server(model, ShardPlanner("dense"), ServerOptimizer(model, "momentum", 0.5, 0.5), iterate_average(model))
+    optimizer = SGD(model.parameters(), lr=0.5, momentum=0.5)
+    server = Server(model, ShardPlanner("dense"), optimizer, iterate_average(model))
     before = model[4].weight.detach().clone()
     server.round(0, RATIOS, train)
     assert torch.equal(server.result[4].weight, model[4].weight), "the average of one model is that model"
@@ -63,7 +65,7 @@ def test_the_optimizer_and_the_average_step_once_a_round():
 
 def test_weights_that_were_loaded_between_rounds_stay():
     model = make_model()
-    server = Server(model, ShardPlanner("dense"), ServerOptimizer(model, "nesterov"))
+    server = Server(model, ShardPlanner("dense"), SGD(model.parameters(), 0.4, 0.8, nesterov=True))
     loaded = {name: value + 1 for name, value in model.state_dict().items()}
     model.load_state_dict(loaded)
     server.round(0, RATIOS, lambda client, shard: shard)

@@ -63,7 +63,7 @@ def test_nbytes_is_exact_for_any_names_sizes_and_types(layers, dtype, dense, kee
 
 @pytest.mark.parametrize("keep_ratio", [0.3, 1.0])
 def test_a_shard_goes_into_a_client_model_and_comes_back_and_stays_as_it_was_read(keep_ratio):
-    shard = make_plan(make_net(), {0: keep_ratio}, "unbiased")[0]
+    shard = make_plan(make_net(), {0: keep_ratio}, "unbiased").shard(0)
     client = factorize(make_net(), keep_ratio)
     with torch.no_grad():
         for parameter in client.parameters():
@@ -78,7 +78,7 @@ def test_a_shard_goes_into_a_client_model_and_comes_back_and_stays_as_it_was_rea
 
 def test_the_norm_of_an_update_is_that_of_all_that_changed():
     model = make_net().double()
-    sent = make_plan(model, {"a": 0.5})["a"]
+    sent = make_plan(model, {"a": 0.5}).shard("a")
     returned = perturbed(sent, 3)
     squares = sum(((returned.dense[n] - t) ** 2).sum() for n, t in sent.dense.items())
     for name, terms in sent.terms.items():
@@ -89,7 +89,7 @@ def test_the_norm_of_an_update_is_that_of_all_that_changed():
 
 
 def test_the_norm_has_the_same_bits_whether_the_update_has_travelled():
-    sent = make_plan(make_net(), {0: 0.5})[0]
+    sent = make_plan(make_net(), {0: 0.5}).shard(0)
     for seed in range(20):
         returned = perturbed(sent, seed)
         turned = Shard(dict(reversed(returned.terms.items())), dict(reversed(returned.dense.items())))
@@ -119,13 +119,13 @@ class Tied(nn.Module):
 def round_of(model: nn.Module, **options) -> tuple[Shard, nn.Module]:
     """Send a model's shard to a client that trains it a step, and aggregate. Returns the shard and the client."""
     plan = ShardPlanner("top_n", **options).plan(model, {0: 1.0})
-    client = client_model(deepcopy(model).to("meta"), plan[0])
+    client = client_model(deepcopy(model).to("meta"), plan.shard(0))
     with torch.no_grad():
         for parameter in client.parameters():
             parameter.add_(parameter.requires_grad * 0.5)
-    outcome = aggregate(model, plan, {0: Shard.from_bytes(plan[0].read_from(client).to_bytes())}, {0: 1})
+    outcome = aggregate(model, plan, {0: Shard.from_bytes(plan.shard(0).read_from(client).to_bytes())}, {0: 1})
     assert outcome.accepted == [0]
-    return plan[0], client
+    return plan.shard(0), client
 
 
 def test_a_client_whose_model_is_not_tied_as_the_servers_is_reported():
@@ -133,7 +133,7 @@ def test_a_client_whose_model_is_not_tied_as_the_servers_is_reported():
         client = factorize(Tied(), 0.5)
     client.head.weight = nn.Parameter(client.head.weight.detach().clone())
     with pytest.raises(UserError, match=r"head.weight is not in the shard"):
-        make_plan(Tied(), {0: 0.5})[0].load_into(client)
+        make_plan(Tied(), {0: 0.5}).shard(0).load_into(client)
 
 
 def test_a_module_registered_twice_is_sharded_once():
@@ -166,7 +166,7 @@ def freeze(model: nn.Module, *names: str) -> nn.Module:
 
 def test_frozen_parameters_are_sent_but_do_not_come_back():
     names = ("0.weight", "2.bias", "4.weight")
-    model, free = freeze(make_net(), *names), make_plan(make_net(), {0: 1.0}, "top_n")[0]
+    model, free = freeze(make_net(), *names), make_plan(make_net(), {0: 1.0}, "top_n").shard(0)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     shard, client = round_of(model)
     assert shard.frozen == {"0.weight", "2.bias", "4"}
@@ -183,10 +183,10 @@ def test_a_model_with_everything_frozen_sends_nothing_back():
     model = make_net().requires_grad_(False)
     plan = make_plan(model, {0: 0.5})
     client = factorize(model, 0.5)
-    plan[0].load_into(client)
-    returned = plan[0].read_from(client)
+    plan.shard(0).load_into(client)
+    returned = plan.shard(0).read_from(client)
     assert (returned.terms, returned.dense) == ({}, {})
-    assert update_norm(plan[0], returned) == 0
+    assert update_norm(plan.shard(0), returned) == 0
 
 
 class Complex(nn.Sequential):
@@ -230,19 +230,19 @@ def test_integers_and_masks_are_sent_and_the_server_keeps_its_own():
     torch.manual_seed(0)
     server, ids = nn.Sequential(Hashed(), nn.Linear(4, 4)), torch.arange(9)
     plan = make_plan(server, {0: 1.0}, "dense")
-    assert {"0.table", "0.mask"} <= plan[0].frozen
+    assert {"0.table", "0.mask"} <= plan.shard(0).frozen
     before = {name: tensor.clone() for name, tensor in server.state_dict().items()}
-    client = client_model(nn.Sequential(Hashed(), nn.Linear(4, 4)), Shard.from_bytes(plan[0].to_bytes()))
+    client = client_model(nn.Sequential(Hashed(), nn.Linear(4, 4)), Shard.from_bytes(plan.shard(0).to_bytes()))
     assert not torch.equal(Hashed().table, server[0].table)
     torch.testing.assert_close(client(ids), server(ids))
     client[0].table.zero_()
     client[0].vectors.weight.data += 1.0
-    update = Shard.from_bytes(plan[0].read_from(client).to_bytes())
+    update = Shard.from_bytes(plan.shard(0).read_from(client).to_bytes())
     assert not {"0.table", "0.mask"} & update.dense.keys()
     assert aggregate(server, plan, {0: update}, {0: 1}).accepted == [0]
     assert torch.equal(server[0].table, before["0.table"])
     torch.testing.assert_close(server[0].vectors.weight, before["0.vectors.weight"] + 1.0)
-    plan[0].load_into(client)
+    plan.shard(0).load_into(client)
     assert torch.equal(client[0].table, server[0].table)
 
 
@@ -282,7 +282,7 @@ MISFITS = {
 
 @pytest.mark.parametrize(("build", "told"), MISFITS.values(), ids=MISFITS.keys())
 def test_a_model_that_a_shard_does_not_fit_is_reported_all_at_once_and_left_alone(build, told):
-    shard, model = make_plan(make_net(), {0: 0.1})[0], build()
+    shard, model = make_plan(make_net(), {0: 0.1}).shard(0), build()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for put in (shard.load_into, shard.read_from):
         with pytest.raises(UserError, match=told) as raised:
@@ -293,9 +293,9 @@ def test_a_model_that_a_shard_does_not_fit_is_reported_all_at_once_and_left_alon
 
 def test_a_plan_and_a_shard_are_shown_in_one_line():
     plan = make_plan(make_net(), {0: 0.3, 1: 0.5})
-    start, terms = plan[0].plan[:7], sum(len(its.indices) for its in plan[0].terms.values())
-    kilobytes = f"{plan[0].nbytes / 1000:.0f} kB"
-    assert repr(plan[0]) == f"Shard(keep_ratio=0.3, layers=3, terms={terms}, {kilobytes}, plan='{start}')"
-    size = f"{sum(shard.nbytes for shard in plan.values()) / 1000:.0f} kB"
+    start, terms = plan.id[:7], sum(len(its.indices) for its in plan.shard(0).terms.values())
+    kilobytes = f"{plan.shard(0).nbytes / 1000:.0f} kB"
+    assert repr(plan.shard(0)) == f"Shard(keep_ratio=0.3, layers=3, terms={terms}, {kilobytes}, plan='{start}')"
+    size = f"{sum(shard.nbytes for _, shard in plan.shards()) / 1000:.0f} kB"
     assert repr(plan) == f"Plan(clients=2, layers=3, {size})"
     assert repr(Shard({}, {})) == "Shard(keep_ratio=1, layers=0, terms=0, 0 kB, plan='')"

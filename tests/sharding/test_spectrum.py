@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sharding.svd.spectrum import compose, decompose
+from sharding.spectrum import compose, decompose, decompose_batch, map_threads
 from tests.sharding.models import decompose_one
 
 SHAPES = [(5, 9), (9, 5), (6, 6), (1, 4), (4, 1), (1, 1), (64, 576)]
@@ -94,16 +94,16 @@ def test_no_magnitude_is_minus_zero(shape, monkeypatch):
     assert not magnitudes.signbit().any()
 
 
-def test_only_the_chosen_terms_are_kept():
+def test_keep_of_some_terms_equals_those_columns_of_all():
     torch.manual_seed(0)
-    matrices = {"wide": torch.randn(4, 6), "tall": torch.randn(6, 4), "blocks": torch.randn(3, 4, 6)}
     chosen = torch.tensor([0, 2])
-    for name, spectrum in decompose(matrices, lambda name, magnitudes: chosen).items():
-        whole = decompose({name: matrices[name]})[name]
-        assert torch.equal(spectrum.magnitudes, whole.magnitudes)
+    for matrix in (torch.randn(4, 6), torch.randn(6, 4), torch.randn(3, 4, 6)):
+        (decomposition,) = decompose_batch([matrix])
+        spectrum, complete = decomposition.keep(chosen), decomposition.keep()
+        assert torch.equal(spectrum.magnitudes, complete.magnitudes)
         assert torch.equal(spectrum.indices, chosen)
-        assert torch.equal(spectrum.u, whole.u[:, chosen])
-        assert torch.equal(spectrum.v, whole.v[:, chosen])
+        assert torch.equal(spectrum.u, complete.u[:, chosen])
+        assert torch.equal(spectrum.v, complete.v[:, chosen])
 
 
 def test_autocast_does_not_round_the_terms():
@@ -136,10 +136,10 @@ def test_the_number_of_threads_changes_no_bit(two_threads):
         assert torch.equal(both[name].u, alone.u)
 
 
-def test_an_error_in_a_thread_is_raised_and_leaves_torch_its_threads(two_threads):
-    def fails(name, magnitudes):
+def test_map_threads_with_an_error_raises_it_and_restores_the_number_of_threads(two_threads):
+    def fails(name):
         raise ValueError(name)
 
     with pytest.raises(ValueError, match="a"):
-        decompose({"a": torch.randn(3, 4), "b": torch.randn(3, 3)}, fails)
+        list(map_threads(fails, ["a", "b"]))
     assert torch.get_num_threads() == 2

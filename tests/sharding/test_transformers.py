@@ -26,7 +26,7 @@ def test_a_weight_with_four_names_travels_once():
     server = build().eval()
     names = [n for n, p in server.named_parameters(remove_duplicate=False) if p is server.get_input_embeddings().weight]
     assert len(names) == 4
-    shard = ShardPlanner("full").plan(server, {0: 1.0})[0]
+    shard = ShardPlanner("full").plan(server, {0: 1.0}).shard(0)
     assert len(set(names) & shard.dense.keys()) == 1
     sharded = sum(server.get_submodule(layer).weight.numel() for layer in shard.terms)
     buffers = sum(tensor.numel() for tensor in server.buffers() if tensor.is_floating_point())
@@ -44,7 +44,7 @@ def test_a_client_trains_on_batches_of_keyword_arguments():
     torch.manual_seed(0)
     config = transformers.BertConfig(**SIZES, num_labels=3, hidden_dropout_prob=0, attention_probs_dropout_prob=0)
     model = transformers.BertForSequenceClassification(config)
-    shard = ShardPlanner("full").plan(model, {0: 1.0})[0]
+    shard = ShardPlanner("full").plan(model, {0: 1.0}).shard(0)
     ids, labels = torch.arange(14).view(2, 7), torch.tensor([0, 2])
     named = train_shard(model, shard, [{"input_ids": ids, "labels": labels}], lr=0.1)
     paired = train_shard(model, shard, [(ids, labels)], lr=0.1)  # cross-entropy of the logits, as BERT's own loss is

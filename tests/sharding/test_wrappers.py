@@ -12,14 +12,15 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing import spawn
 from torch.nn import functional as F
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import SGD
 from torch.optim.swa_utils import AveragedModel
 
 from sharding import (
-    LocalSGD,
     Shard,
     ShardPlanner,
     UserError,
     client_model,
+    clip_and_decay,
     export_lora,
     factorize,
     load_factorized,
@@ -52,14 +53,14 @@ WRAPPERS = {
 def test_a_wrapper_is_looked_into(wrap):
     server, plain = build(), build()
     plan = make_plan(wrap(server), {0: 0.5}, "unbiased")
-    assert plan[0].to_bytes() == make_plan(plain, {0: 0.5}, "unbiased")[0].to_bytes()
-    client = client_model(wrap(build()), plan[0])
+    assert plan.shard(0).to_bytes() == make_plan(plain, {0: 0.5}, "unbiased").shard(0).to_bytes()
+    client = client_model(wrap(build()), plan.shard(0))
     with torch.no_grad():
         client[1].u.zero_()
-    plan[0].load_into(wrap(client))
-    assert_same(plan[0].read_from(wrap(client)), plan[0])
+    plan.shard(0).load_into(wrap(client))
+    assert_same(plan.shard(0).read_from(wrap(client)), plan.shard(0))
     assert factorized_layers(wrap(client)) == factorized_layers(client)
-    update = deepcopy(plan[0])
+    update = deepcopy(plan.shard(0))
     update.dense["0.bias"].add_(1)
     for model in (wrap(server), plain):
         assert aggregate(model, plan, {0: update}, {0: 1}).accepted == [0]
@@ -70,14 +71,17 @@ def test_a_wrapper_is_looked_into(wrap):
 def round_of_training(model: nn.Module, shard: Shard) -> Shard:
     """Train two steps; every process takes its half of the batch, if there are several."""
     shard.load_into(model)
-    optimizer = LocalSGD(model, 0.1, frobenius_decay=0.01, clip=1.5)
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer.register_step_pre_hook(clip_and_decay(model, clip=1.5, decay=0.01))
     rng = torch.Generator().manual_seed(0)
     for _ in range(2):
         inputs, targets = torch.randn(8, 8, generator=rng), torch.randint(8, (8,), generator=rng)
         if dist.is_initialized():
             rank, ranks = dist.get_rank(), dist.get_world_size()
             inputs, targets = inputs.chunk(ranks)[rank], targets.chunk(ranks)[rank]
-        optimizer.step(F.cross_entropy(model(inputs), targets))
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
     return shard.read_from(model)
 
 
@@ -90,7 +94,7 @@ def test_a_scripted_model_is_refused(script, tmp_path):
         lambda: factorize(scripted, 0.25),
         lambda: factorize(nn.Sequential(nn.Linear(8, 8), scripted), 0.25),
         lambda: ShardPlanner().plan(scripted, {0: 0.5}),
-        lambda: client_model(scripted, make_plan(model, {0: 0.5})[0]),
+        lambda: client_model(scripted, make_plan(model, {0: 0.5}).shard(0)),
         lambda: load_factorized(tmp_path, scripted),
     ):
         with pytest.raises(UserError, match="the layers of a scripted or traced model cannot be replaced"):
@@ -111,7 +115,7 @@ def train_in_pieces(rank: int, ranks: int, store: str, shard: Shard, expected: S
         torch.testing.assert_close(returned.trained(), expected.trained(), rtol=1e-4, atol=1e-6)
         server, plain = fully_shard(build()), build()
         plan = ShardPlanner("unbiased").plan(server, {0: 0.5})
-        assert plan[0].to_bytes() == shard.to_bytes()
+        assert plan.shard(0).to_bytes() == shard.to_bytes()
         for model, rate in ((server, 0.5), (plain, 0.5)):
             assert aggregate(model, plan, {0: expected}, {0: 1}, server_lr=rate).accepted == [0]
         for mine, theirs in zip(server.parameters(), plain.parameters(), strict=True):
@@ -123,7 +127,7 @@ def train_in_pieces(rank: int, ranks: int, store: str, shard: Shard, expected: S
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_client_whose_model_fsdp_holds_in_pieces_trains_as_any(ranks, tmp_path):
-    shard = ShardPlanner("unbiased").plan(build(), {0: 0.5})[0]
+    shard = ShardPlanner("unbiased").plan(build(), {0: 0.5}).shard(0)
     model = client_model(build(), shard)
     decay = frobenius_decay(factorized_layers(model)).item()
     expected = round_of_training(model, shard)
@@ -179,8 +183,8 @@ COMPILED = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor th
 def test_round_with_wrapped_parts_equals_the_round_without(wrap_parts):
     batch = (torch.randn(6, 8), torch.arange(6) % 4)
     server = wrap_parts(build_nested())
-    shard = ShardPlanner().plan(server, {0: 0.5})[0]
-    assert shard.to_bytes() == ShardPlanner().plan(build_nested(), {0: 0.5})[0].to_bytes()
+    shard = ShardPlanner().plan(server, {0: 0.5}).shard(0)
+    assert shard.to_bytes() == ShardPlanner().plan(build_nested(), {0: 0.5}).shard(0).to_bytes()
     expected = train_shard(build_nested(), shard, [batch], lr=0.1)
     assert_same(train_shard(wrap_parts(build_nested()), shard, [batch], lr=0.1), expected)
     client = wrap_parts(client_model(build_nested(), shard))

@@ -12,16 +12,17 @@ from sharding import (
     Energy,
     FactorizedConv,
     FactorizedLinear,
-    LocalSGD,
-    ServerOptimizer,
+    FedYogi,
     ShardPlanner,
     UserError,
     client_model,
+    clip_and_decay,
     collective_inclusion,
     draw_terms,
     factorize,
     optimal_inclusion,
     shardable_layers,
+    train_shard,
 )
 from sharding.client_sampling import (
     SAMPLERS,
@@ -37,8 +38,7 @@ from sharding.designs import fit
 from sharding.errors import pick, shown
 from sharding.failures import Failure, Kind
 from sharding.inclusion import schatten_inclusion, successive_inclusion
-from sharding.optim import clip_factors
-from sharding.svd.spectrum import decompose
+from sharding.spectrum import decompose
 from tests.sharding.models import make_net
 
 NAN, INF = float("nan"), float("inf")
@@ -116,9 +116,9 @@ MODELS = [
         (lambda b=budget: plan(b), f"client 'phone': keep ratio {shown(budget)} is")
         for budget in (0, -1, NAN, INF, 1.1, "0.5", None)
     ),
-    (lambda: ShardPlanner().plan(make_net(), [0.5]), "keep ratios are a list; pass a mapping"),
+    (lambda: ShardPlanner().plan(make_net(), [0.5]), "keep_ratios is a list; pass a mapping"),
     (
-        lambda: client_model(with_lock(), plan(0.5)["phone"]),
+        lambda: client_model(with_lock(), plan(0.5).shard("phone")),
         "this Sequential cannot be copied: cannot pickle '_thread.lock'",
     ),
     (lambda: ShardPlanner("uniased"), r"unknown strategy 'uniased' \(did you mean 'unbiased'\?\); choose one of: "),
@@ -126,16 +126,13 @@ MODELS = [
     (lambda: ShardPlanner("unbiased", "brewr"), "unknown design 'brewr' .*'brewer'"),
     (lambda: ShardPlanner(compression="int16"), "unknown compression 'int16'.*choose one of: bfloat16, float32, int8"),
     (lambda: pick({"a": 1}, None, "thing"), "unknown thing None"),
-    (lambda: clip_factors([], NAN), "clip is nan"),
-    (lambda: clip_factors([], 0.9), "clip is 0.9"),
-    (lambda: LocalSGD(make_net(), 0.1, decay_of="efective"), "decay_of is 'efective'"),
-    (lambda: LocalSGD(make_net(), 0.1, frobenius_decay=-1.0), "frobenius_decay is -1.0"),
-    (lambda: LocalSGD(make_net(), NAN), "lr is nan"),
-    (lambda: ServerOptimizer(make_net(), name="sgd"), "server optimizer"),
-    (lambda: ServerOptimizer(make_net(), lr=0.0), r"server_lr is 0.0; pass a number above 0"),
-    (lambda: ServerOptimizer(make_net(), lr=1e300), r"server_lr is 1e\+300; pass a number above 0 and below 1e\+31"),
-    (lambda: ServerOptimizer(make_net(), lr=INF), "server_lr is inf"),
-    (lambda: ServerOptimizer(make_net(), momentum=1.0), "server_momentum is 1.0; pass a number above 0 and below 1"),
+    (lambda: clip_and_decay(make_net(), NAN), "clip is nan"),
+    (lambda: clip_and_decay(make_net(), 0.9), "clip is 0.9"),
+    (lambda: clip_and_decay(make_net(), decay_of="efective"), "decay_of is 'efective'"),
+    (lambda: clip_and_decay(make_net(), decay=-1.0), "decay is -1.0"),
+    (lambda: train_shard(make_net(), plan(0.5).shard("phone"), [], NAN), "lr is nan"),
+    (lambda: FedYogi(make_net().parameters(), lr=0.0), "choose lr and tau above 0"),
+    (lambda: FedYogi(make_net().parameters(), betas=(0.9, 1.0)), r"betas in \[0, 1\)"),
 ]
 INCLUSION = [
     (lambda: optimal_inclusion(-ONES, 2), r"magnitudes\[0\] is -1.0"),
@@ -167,16 +164,16 @@ INCLUSION = [
     (lambda: draw_terms(HALVES, rng=RNG, size=0), "size is 0"),
 ]
 CLIENTS = [
-    (lambda: sampler(num_clients=2.5), "clients.count is 2.5"),
-    (lambda: sampler(per_round="2"), "clients.per_round is '2'"),
-    (lambda: sampler(per_round=5), "clients.per_round is 5"),
-    (lambda: sampler("ocs"), "clients.budget is None; the expected number of uploads is needed"),
-    (lambda: sampler("ocs", budget=True), "clients.budget is True"),
-    (lambda: sampler("ocs", budget=6), "clients.budget is 6; .* at most clients.per_round=2"),
-    (lambda: sampler("wireless", population=population()), "needs network.bandwidth=…"),
-    (lambda: sampler("wireless", beta_over_alpha=NAN), "clients.beta_over_alpha is nan"),
-    (lambda: sampler("wireless", beta_over_alpha=-1.0), "clients.beta_over_alpha is -1.0; a finite number from 0"),
-    (lambda: sampler("mmfl", budget=1, signal="noise"), "clients.signal is 'noise'; choose one of: norm, loss"),
+    (lambda: sampler(num_clients=2.5), "num_clients is 2.5"),
+    (lambda: sampler(per_round="2"), "per_round is '2'"),
+    (lambda: sampler(per_round=5), "per_round is 5"),
+    (lambda: sampler("ocs"), "budget is None; the expected number of uploads is needed"),
+    (lambda: sampler("ocs", budget=True), "budget is True"),
+    (lambda: sampler("ocs", budget=6), "budget is 6; .* at most per_round=2"),
+    (lambda: sampler("wireless", population=population()), "needs the clients' speeds"),
+    (lambda: sampler("wireless", beta_over_alpha=NAN), "beta_over_alpha is nan"),
+    (lambda: sampler("wireless", beta_over_alpha=-1.0), "beta_over_alpha is -1.0; a finite number from 0"),
+    (lambda: sampler("mmfl", budget=1, signal="noise"), "signal is 'noise'; choose one of: norm, loss"),
     (lambda: sampler(population=population(ONES[:3])), "not one of 4 clients"),
     (lambda: sampler(population=population(profiles=Profiles(ONES[:3], ONES[:3], 1.0))), "not one of 4 clients"),
     (lambda: sampler(population=population(-ONES)), "num_samples of the population must be finite"),

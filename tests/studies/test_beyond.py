@@ -51,7 +51,7 @@ def bytes_of_a_client(its, words, windows=False):
     plan = ShardPlanner(config.strategy, compression=config.compression).plan(
         make_model(config, dataset), {r: r for r in shares}
     )
-    sizes = {ratio: plan[ratio].nbytes for ratio in shares}
+    sizes = {ratio: plan.shard(ratio).nbytes for ratio in shares}
     if windows:
         sizes = {r: width.nbytes(width.narrow(config, dataset, most).state_dict()) for r, most in sizes.items()}
     return config.rounds * sum(share * sizes[ratio] for ratio, share in shares.items())

@@ -8,8 +8,8 @@ import pytest
 from sharding import UserError
 from studies import curves, multi_task, runner
 from studies.runner import Arguments
+from train.assembly import assemble
 from train.frame import round_frame
-from train.multi_model import assemble_models
 
 SENT = {"bytes_up": 10**6, "bytes_down": 10**7, "num_aggregated": 12}
 
@@ -17,14 +17,14 @@ SENT = {"bytes_up": 10**6, "bytes_down": 10**7, "num_aggregated": 12}
 @pytest.mark.parametrize("study", multi_task.STUDIES)
 def test_the_same_tenth_of_the_clients_has_half_of_each_models_data(study, tmp_path, drawn_data):
     config = multi_task.cell(study, "loss", 0.1, 0, tmp_path, [f"data.root={drawn_data}"])
-    tasks = assemble_models(config)
-    assert len({experiment.config.seed for experiment in tasks.parts.values()}) == len(tasks.parts)
-    for experiment in tasks.parts.values():
-        sizes = np.array(list(experiment.num_samples.values()))
+    tasks = assemble(config)
+    assert len({task.config.seed for task in tasks.tasks.values()}) == len(tasks.tasks)
+    for task in tasks.tasks.values():
+        sizes = np.array(list(task.num_samples.values()))
         large = len(sizes) // 10
         assert sizes[:large].min() > 2 * sizes[large:].max()
         assert sizes[:large].sum() / sizes.sum() == pytest.approx(0.526, abs=0.06)
-        assert experiment.config.local.schedule.name == "constant"
+        assert task.config.local.schedule.name == "constant"
 
 
 def test_a_scheme_that_is_best_at_the_edge_goes_beyond_it_alone(tmp_path, monkeypatch):

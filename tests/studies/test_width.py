@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from studies import width
+from tests.train.runs import task_of
 from train.assembly import assemble
 from train.config.schema import load_config
 from train.rounds import run_rounds
@@ -57,9 +58,9 @@ def test_a_run_costs_no_more_than_shards_and_trains_its_window(tmp_path):
     width.run(load_config(path, [*TINY, f"output={tmp_path}"]), "rolling")
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     experiment = assemble(load_config(path, TINY))
-    (shard,) = width.plan_of_each(experiment.server.planner, experiment.model, experiment.keep_ratios).values()
+    nbytes = task_of(experiment).server.planner.nbytes(experiment.model, 0.2)
     assert [line["round"] for line in lines] == [0, 1]
-    assert all(0.3 * shard.nbytes < line["bytes_up"] / 5 <= shard.nbytes for line in lines)
+    assert all(0.3 * nbytes < line["bytes_up"] / 5 <= nbytes for line in lines)
     assert all(0 <= line["test_accuracy"] <= 1 for line in lines)
     ours = width.Federation.of(experiment.config, "rolling")
     before = ours.model.conv1.weight.clone()
@@ -74,8 +75,8 @@ def test_where_clients_are_uneven_the_weak_train_the_first_channels_or_not_at_al
     config = load_config("configs/quickstart.yaml", [*TINY, *uneven])
 
     nested = width.Federation.of(config, "nested")
-    invited = [c for c, r in nested.experiment.keep_ratios.items() if r == 0.1]
-    nested.experiment.sampler.invite = lambda t: invited
+    invited = [c for c, r in nested.task.keep_ratios.items() if r == 0.1]
+    nested.sampler.invite = lambda t: invited
     before, (_, heard, sent) = nested.model.conv1.weight.clone(), nested.train_round(0)
     moved = (nested.model.conv1.weight != before).flatten(1).any(1)
     weak, strong = (width.nbytes(nested.clients[ratio].state_dict()) for ratio in (0.1, 0.6))

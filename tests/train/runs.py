@@ -14,6 +14,7 @@ import cloudpickle
 from train.callbacks import EachRound
 from train.cli.commands import main
 from train.config.schema import Config, load_config
+from train.experiment import Experiment, Task
 from train.run import run
 from train.rundir.files import CHECKPOINT_FILE, METRICS_FILE
 
@@ -27,6 +28,12 @@ RESNET = [*SMALL, "model.width=4", "model.groups=2", "model.blocks=[1, 1]"]
 def tiny(output, *overrides, shared: Sequence[str] = TINY) -> Config:
     """Configure a run of two rounds in this process."""
     return load_config(QUICKSTART, [*shared, "engine=sequential", f"output={output}", *overrides])
+
+
+def task_of(experiment: Experiment) -> Task:
+    """Return the one task of a run of one model."""
+    (task,) = experiment.tasks.values()
+    return task
 
 
 def read(directory: Path) -> list[dict]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from models.small import MLP
 from sharding import SAMPLERS, Sampler, UserError
-from tests.train.runs import tiny
+from tests.train.runs import task_of, tiny
 from train.assembly import assemble
 from train.config.messages import RENAMED
 from train.config.parts import check_options
@@ -192,9 +192,9 @@ def test_what_is_configured_reaches_the_parts(tmp_path, monkeypatch):
 
     monkeypatch.setitem(PARTITIONS, "own", own)
     partition = ["data.partition=own", "data.partition.alpha=2"]
-    parts = assemble(tiny(tmp_path, *partition, "design=brewer", "local.clip=3"))
-    assert (given, parts.server.planner.design, parts.job.clip) == ([2.0], "brewer", 3.0)
-    assert assemble(tiny(tmp_path, "strategy=top_n")).job.clip is None
+    task = task_of(assemble(tiny(tmp_path, *partition, "design=brewer", "local.clip=3")))
+    assert (given, task.server.planner.design, task.job.clip) == ([2.0], "brewer", 3.0)
+    assert task_of(assemble(tiny(tmp_path, "strategy=top_n"))).job.clip is None
 
 
 OLD = {

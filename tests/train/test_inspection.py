@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from train.assembly import assemble, plan_of_each
+from tests.train.runs import task_of
+from train.assembly import assemble
 from train.cli.inspection import inspect_partition
 from train.config.schema import load_config
 from train.report.figures import partition_drawings
@@ -19,14 +20,14 @@ def config():
 
 def test_shards_and_keep_ratios_are_those_of_the_run(config, tmp_path):
     told = "\n".join(inspect_partition(config, tmp_path))
-    part = assemble(config)
-    parameters = sum(parameter.numel() for parameter in part.model.parameters())
+    part = task_of(assemble(config))
+    parameters = sum(parameter.numel() for parameter in part.server.model.parameters())
     assert f"mlp: {parameters:,} parameters, {part.dense_nbytes:,} bytes; top_n shards " in told
-    planned = plan_of_each(part.server.planner, part.model, part.keep_ratios)
+    planned = part.server.plan({"0.2": 0.2, "0.4": 0.4}, 0)
     assert f"top_n shards {len(planned.spectra)} layers" in told
     for ratio in (0.2, 0.4):
         whose = ", ".join(str(client) for client, own in part.keep_ratios.items() if own == ratio)
-        assert f"keep ratio {ratio}: {planned[str(ratio)].nbytes:,} bytes a shard" in told
+        assert f"keep ratio {ratio}: {planned.shard(str(ratio)).nbytes:,} bytes a shard" in told
         assert f" clients, {whose}\n" in told
 
 

@@ -299,15 +299,15 @@ def test_a_model_far_larger_than_its_file_is_not_built(tmp_path, whole, asked):
         load_model(tmp_path)
 
 
-def test_a_checkpoint_that_has_lost_the_servers_momentum_is_told(tmp_path, whole, caplog):
+def test_resume_from_a_checkpoint_without_the_servers_state_is_refused(tmp_path, whole):
     config = continued(whole, tmp_path)
     path = config.directory / CHECKPOINT_FILE
     held = Checkpoint.read(path)
     left = {name: tensor for name, tensor in held.state.items() if not name.startswith(".server/")}
     path.write_bytes(Checkpoint(held.rounds, left, held.gradient_norms).to_bytes())
     (config.directory / MODEL_FILE).unlink()
-    run(config, resume=True)
-    assert "no momentum" in caplog.text
+    with pytest.raises(UserError, match="only one of the state and the server has an average of models"):
+        run(config, resume=True)
 
 
 @pytest.mark.parametrize("norms", [None, [1.0], [1.0] * 41])

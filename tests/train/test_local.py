@@ -4,12 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from sharding import FactorizedLinear, LocalSGD
+from sharding import FactorizedLinear, clip_and_decay
 from sharding.rng import generator
+from train.config.registries import cross_entropy
 from train.config.sections import LocalConfig
 from train.data import Dataset, Split
 from train.data.dataset import unchanged
-from train.engines.local import cross_entropy, draw_passes, evaluate, train_locally
+from train.engines.local import draw_passes, train_locally
+from train.evaluation import evaluate
 
 CLIP, DECAY, LR, MOMENTUM = 2.0, 0.7, 0.1, 0.9
 SGD = {"name": "sgd", "lr": LR, "momentum": MOMENTUM}
@@ -32,10 +34,13 @@ def train_by_hand(model, data, epochs, batch_size, decay_of):
     """Step through each epoch's batches with the library's optimizer."""
     rng, losses = generator("batches", 0, 0, 0), []
     orders = [torch.from_numpy(rng.permutation(len(data.train))) for _ in range(epochs)]
-    optimizer = LocalSGD(model, LR, MOMENTUM, DECAY, CLIP, decay_of)
+    optimizer = torch.optim.SGD(model.parameters(), LR, MOMENTUM)
+    optimizer.register_step_pre_hook(clip_and_decay(model, CLIP, DECAY, decay_of))
     for rows in (rows for order in orders for rows in order.split(batch_size)):
         losses.append(nn.functional.cross_entropy(model(data.train.inputs[rows]), data.train.targets[rows]))
-        optimizer.step(losses[-1])
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
     return sum(loss.item() for loss in losses) / len(losses)
 
 
@@ -90,7 +95,7 @@ def test_steps_are_batches_drawn_with_replacement_as_many_for_everybody():
     rows = generator("batches", 0, 0, 0).integers(7, size=15)
     torch.testing.assert_close(drawn.inputs, data.train.inputs[rows])
     model, expected = make_model(), make_model()
-    train_locally(model, data.train, data, local.model_copy(update={"frobenius_decay": 0.0}), LR, None, key=(0, 0, 0))
+    train_locally(model, data.train, data, local.model_copy(update={"decay": 0.0}), LR, None, key=(0, 0, 0))
     optimizer = torch.optim.SGD(expected.parameters(), LR, momentum=MOMENTUM)
     for batch in rows.reshape(5, 3):
         optimizer.zero_grad()

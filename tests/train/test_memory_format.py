@@ -66,7 +66,7 @@ def test_channels_are_innermost_only_on_a_cpu():
 @pytest.mark.parametrize("strategy", ["dense", "unbiased"])
 def test_the_models_that_clients_are_trained_in_keep_the_layout(strategy):
     job = make_job()
-    resident = SequentialEngine(job).resident(make_plan(job, strategy)[0])
+    resident = SequentialEngine(job).resident(make_plan(job, strategy).shard(0))
     ends = [module for module in resident.modules() if isinstance(module, ENDS)]
     assert ends
     assert all(len(module._forward_pre_hooks) == 1 for module in ends)

@@ -13,16 +13,16 @@ from tests.train import runs
 from tests.train.runs import cut_off_and_resumed, read, without_times
 from tests.train.test_runs import Tampering, scaled
 from train import load_model
+from train.assembly import assemble
 from train.callbacks import EachRound
 from train.config.schema import check_config
-from train.engines.local import evaluate
-from train.multi_model import assemble_models, local_losses, signals
+from train.evaluation import evaluate
+from train.multi_model import local_losses
 from train.rounds import run_rounds
 from train.run import run
 from train.rundir.checkpoint import Checkpoint
 from train.rundir.directory import plain
 from train.rundir.files import CHECKPOINT_FILE
-from train.runtime.clock import Clock
 
 TASKS = "{one: {data: {partition: iid}}, two: {seed: 5, keep_ratio: 0.5, model: {hidden: [16, 32, 16]}}}"
 SMALL = ["clients.count=8", "clients.per_round=8", "model={name: mlp, hidden: [16, 64, 16]}", "local.batch_size=32"]
@@ -36,10 +36,10 @@ tiny = partial(runs.tiny, shared=OPTIONS)
 def test_each_models_average_is_evaluated_and_kept(tmp_path):
     config = tiny(tmp_path / "run")
     last = read(run(config))[-1]
-    state, tasks = Checkpoint.read(config.directory / CHECKPOINT_FILE).state, assemble_models(config)
+    state, tasks = Checkpoint.read(config.directory / CHECKPOINT_FILE).state, assemble(config)
     models = load_model(config.directory)
-    for name, part in tasks.parts.items():
-        assert int(state[f".average/{name}/n_averaged"]) == config.rounds
+    for name, part in tasks.tasks.items():
+        assert int(state[f".server/{name}/average/n_averaged"]) == config.rounds
         accuracy, loss = evaluate(models[name], part.dataset, part.dataset.test)
         assert (last[f"{name}/test_accuracy"], last[f"{name}/test_loss"]) == (accuracy, loss)
 
@@ -49,11 +49,15 @@ def test_every_signal_trains_all_models(tmp_path, signal):
     lines = read(run(tiny(tmp_path / "run", f"clients.sampler.signal={signal}")))
     assert len(lines) == 3
     for line in lines:
-        assert line["heard"] == line["one/heard"] + line["two/heard"] <= (16 if signal == "full" else 8)
+        assert (
+            line["num_aggregated"]
+            == line["one/num_aggregated"] + line["two/num_aggregated"]
+            <= (16 if signal == "full" else 8)
+        )
         assert line["test_accuracy"] == (line["one/test_accuracy"] + line["two/test_accuracy"]) / 2
-        assert line["failed"] == 0
-    asked = [line["one/clients"] + line["two/clients"] for line in lines]
-    heard = [line["heard"] for line in lines]
+        assert line["num_failed"] == 0
+    asked = [line["one/num_clients"] + line["two/num_clients"] for line in lines]
+    heard = [line["num_aggregated"] for line in lines]
     assert asked == ([16] * 3 if signal in ("norm", "full") else heard)
 
 
@@ -85,8 +89,8 @@ def test_a_task_with_another_server_optimizer_has_its_rates_also_from_a_complete
 
 def test_an_engine_that_cannot_start_leaves_none_of_the_others_open(tmp_path):
     config = tiny(tmp_path / "run")
-    models = assemble_models(config)
-    one, two = models.parts.values()
+    models = assemble(config)
+    one, two = models.tasks.values()
     one.__dict__["engine"] = engine = Mock()
     two.make_engine = Mock(side_effect=UserError("no such engine"))
     with pytest.raises(UserError, match="no such engine"):
@@ -95,46 +99,41 @@ def test_an_engine_that_cannot_start_leaves_none_of_the_others_open(tmp_path):
 
 
 def test_losses_are_those_of_each_clients_data():
-    experiment = assemble_models(tiny("unused")).parts["one"]
-    losses = local_losses(experiment, [3, 5], batch_size=50)
+    task = assemble(tiny("unused")).tasks["one"]
+    losses = local_losses(task, [3, 5], batch_size=50)
     for client, loss in zip([3, 5], losses, strict=True):
-        data = experiment.job.clients[client]
-        logits = experiment.model.eval()(experiment.dataset.prepare(data.inputs))
+        data = task.job.clients[client]
+        logits = task.server.model.eval()(task.dataset.prepare(data.inputs))
         assert loss == pytest.approx(torch.nn.functional.cross_entropy(logits, data.targets).item(), rel=1e-5)
 
 
 def test_a_client_that_fails_or_reports_nan_stops_nothing(caplog):
-    tasks = assemble_models(tiny("unused", "rounds=1"))
-    one = tasks.parts["one"]
+    tasks = assemble(tiny("unused", "rounds=1"))
+    one = tasks.tasks["one"]
     clients = dict(one.job.clients)
     clients[2] = type(clients[2])(clients[2].inputs * float("nan"), clients[2].targets)
     clients[4] = None
     one.job = replace(one.job, clients=clients)
-    cohort = list(range(8))
-    plans = {name: part.plan(cohort, 0, Clock()) for name, part in tasks.parts.items()}
-    trained = {name: (plan, dict(tasks.parts[name].train(plan, 0))) for name, plan in plans.items()}
-    norms = signals(tasks, cohort, 0, trained)
-    assert np.isnan(norms[2, 0])
-    assert norms[4, 0] == 0
-    assert norms[4, 1] > 0
+    norms = {name: task.engine.report(task.plan(range(8), 0), 0, 0.1).norms for name, task in tasks.tasks.items()}
+    assert np.isnan(norms["one"][2])
+    assert 4 not in norms["one"]
+    assert norms["two"][4] > 0
     lines = []
     run_rounds(tasks, 0, [EachRound(lines.append)])
     assert list(lines[0]["failures"]) == ["one/4"]
     assert lines[0]["failed_by_kind"] == {"failed": 1}
-    assert lines[0]["failed"] == 1  # the one that could not train; the other is never drawn
+    assert lines[0]["num_failed"] == 1  # the one that could not train; the other is never drawn
     assert "[2] of the cohort reported no number in round 0" in caplog.text
     assert all(tensor.isfinite().all() for tensor in tasks.model.state_dict().values())
 
 
 def test_the_guards_hold_for_every_task():
-    tasks = assemble_models(
-        tiny("unused", "rounds=1", "clients.sampler.signal=round_robin", "aggregation.norm_bound=5")
-    )
-    one = tasks.parts["one"]
+    tasks = assemble(tiny("unused", "rounds=1", "clients.sampler.signal=round_robin", "aggregation.norm_bound=5"))
+    one = tasks.tasks["one"]
     one.__dict__["engine"] = Tampering(one.engine, scaled(1e6))
     lines = []
     run_rounds(tasks, 0, [EachRound(lines.append)])
-    assert lines[0]["one/failed"] == 1
-    assert lines[0]["one/heard"] > 0
+    assert lines[0]["one/num_failed"] == 1
+    assert lines[0]["one/num_aggregated"] > 0
     assert "times the median" in next(iter(lines[0]["one/failures"].values()))
     assert max(float(tensor.abs().max()) for tensor in tasks.model.state_dict().values()) < 10

@@ -7,11 +7,11 @@ import pytest
 
 from sharding import UserError
 from sharding.client_sampling import estimate_beta_over_alpha
-from tests.train.runs import cut_off, read, without_times
+from tests.train.runs import cut_off, read, task_of, without_times
 from train.assembly import assemble
 from train.callbacks.stopping import DivergedError
 from train.config.schema import load_config
-from train.pilots import LAWS, PILOTS, Pilot, fly, learn, teach
+from train.pilots import DISTRIBUTIONS, PILOTS, Pilot, RunPilots, calibrate, run_pilot
 from train.run import run
 
 WIRELESS = [
@@ -34,11 +34,11 @@ def configured(output, *overrides):
 def test_pilots_teach_the_largest_norms_and_the_ratio_of_eq_35(tmp_path):
     experiment = assemble(configured(tmp_path))
     before = {name: value.clone() for name, value in experiment.model.state_dict().items()}
-    lesson = learn(experiment)
+    lesson = calibrate(experiment)
     assert all(bool((value == before[name]).all()) for name, value in experiment.model.state_dict().items())
     sizes = experiment.sampler.population.num_samples
-    laws = dict(zip(LAWS, (np.full(10, 0.1), sizes / sizes.sum()), strict=True))
-    flown = {kind: [fly(experiment, law, kind, k) for k in range(PILOTS)] for kind, law in laws.items()}
+    laws = dict(zip(DISTRIBUTIONS, (np.full(10, 0.1), sizes / sizes.sum()), strict=True))
+    flown = {kind: [run_pilot(experiment, law, kind, k) for k in range(PILOTS)] for kind, law in laws.items()}
     for kind, its in flown.items():
         longest = max(len(losses) for _, losses in its)
         curve = np.mean([np.pad(losses, (0, longest - len(losses)), "edge") for _, losses in its], axis=0)
@@ -67,7 +67,7 @@ def test_what_pilots_taught_is_kept_for_a_resumed_run(tmp_path, monkeypatch):
     cut_off(configured(tmp_path / "cut"), after=5)
     taught = (tmp_path / "cut" / "pilots.json").read_text()
     assert taught == (whole / "pilots.json").read_text()
-    monkeypatch.setattr("train.pilots.learn", lambda experiment: pytest.fail("they were run already"))
+    monkeypatch.setattr("train.pilots.calibrate", lambda experiment: pytest.fail("they were run already"))
     run(configured(tmp_path / "cut"), resume=True)
     assert without_times(read(tmp_path / "cut")) == without_times(read(whole))
 
@@ -82,17 +82,17 @@ LAWS_OF_ITS_OWN = {
 def test_pilots_of_a_world_teach_other_samplers_and_seeds_too(tmp_path, monkeypatch, scheme):
     lesson = {"beta_over_alpha": 3.0, "gradient_norms": [*map(float, range(1, 11))], "rounds": {}, "estimates": []}
     (tmp_path / "pilots.json").write_text(json.dumps(lesson))
-    monkeypatch.setattr("train.pilots.learn", lambda experiment: pytest.fail("they were run already"))
+    monkeypatch.setattr("train.pilots.calibrate", lambda experiment: pytest.fail("they were run already"))
     config = configured(tmp_path, *LAWS_OF_ITS_OWN[scheme], "seed=3", "data_seed=0", "rounds=2")
     experiment = assemble(config)
-    teach(experiment, tmp_path)
+    RunPilots().before_training(experiment)
     drawn = [experiment.sampler.invite(t) for t in range(2)]
     population = experiment.sampler.population
     a = population.num_samples * np.arange(1.0, 11.0)
     q = a / np.sqrt(population.profiles.costs(3)) if scheme == "Eq. 38" else a
     np.testing.assert_allclose(experiment.sampler.probabilities(), q / q.sum())
     run(config, resume=True)
-    assert [line["clients"] for line in read(tmp_path)] == [len(cohort) for cohort in drawn]
+    assert [line["num_clients"] for line in read(tmp_path)] == [len(cohort) for cohort in drawn]
 
 
 def test_runs_of_one_world_differ_in_draws_and_batches_only(tmp_path):
@@ -102,15 +102,15 @@ def test_runs_of_one_world_differ_in_draws_and_batches_only(tmp_path):
         for seed, world in ((1, 5), (2, 5), (5, "null"))
     )
     for another in (other, own):
-        assert another.keep_ratios == one.keep_ratios
-        assert bool((another.training.inputs == one.training.inputs).all())
+        assert task_of(another).keep_ratios == task_of(one).keep_ratios
+        assert bool((task_of(another).training.inputs == task_of(one).training.inputs).all())
         assert (another.sampler.population.profiles.compute == one.sampler.population.profiles.compute).all()
         state = another.model.state_dict()
         assert all(bool((value == state[name]).all()) for name, value in one.model.state_dict().items())
     assert [one.sampler.invite(t) for t in range(9)] != [other.sampler.invite(t) for t in range(9)]
-    assert one.job.seed != other.job.seed
+    assert task_of(one).job.seed != task_of(other).job.seed
     law = np.full(10, 0.1)
-    assert fly(one, law, "uniform", 0)[1] == fly(other, law, "uniform", 0)[1]
+    assert run_pilot(one, law, "uniform", 0)[1] == run_pilot(other, law, "uniform", 0)[1]
 
 
 @pytest.mark.parametrize(
@@ -127,12 +127,12 @@ def test_a_spoiled_lesson_is_named(tmp_path, content, told):
     path = tmp_path / "pilots.json"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(UserError, match=f"{told}.*delete it"):
-        teach(assemble(configured(tmp_path)), tmp_path)
+        RunPilots().before_training(assemble(configured(tmp_path)))
 
 
 def test_a_sampler_that_learns_nothing_has_no_pilots(tmp_path):
     """In a comparison of samplers, `clients.pilot_losses` is for those that read it."""
-    teach(assemble(configured(tmp_path, "clients.sampler=uniform")), tmp_path)
+    RunPilots().before_training(assemble(configured(tmp_path, "clients.sampler=uniform")))
     assert not (tmp_path / "pilots.json").exists()
 
 

@@ -21,7 +21,15 @@ CONFIG = load_config("tests/quickstart.yaml", ["rounds=10", "output=/nowhere"])
 
 
 def line(round, **other):
-    return {"round": round, "train_loss": 0.5, "bytes_down": 1e6, "bytes_up": 5e5, "failed": 0, "seconds": 2.0} | other
+    return {
+        "round": round,
+        "train_loss": 0.5,
+        "bytes_down": 1e6,
+        "bytes_up": 5e5,
+        "bytes_total": 1.5e6 * (round + 1),
+        "num_failed": 0,
+        "seconds": 2.0,
+    } | other
 
 
 class Time:
@@ -39,7 +47,7 @@ def test_off_a_terminal_there_is_a_line_at_once_then_every_so_often_and_at_the_e
         assert out.getvalue() == "collective: writing to /nowhere\ncollective: reading digits\n"
         for t in range(10):
             time.now += 12
-            progress.show(0, line(t, **({"test_accuracy": 0.125, "failed": 1} if t == 3 else {})))
+            progress.show(0, line(t, **({"test_accuracy": 0.125, "num_failed": 1} if t == 3 else {})))
     assert out.getvalue().splitlines()[2:] == [
         "collective: round 1 of 10, loss 0.500, 1.5 MB, 0:18 left",
         "collective: round 4 of 10, loss 0.500, accuracy 12.5 %, 6.0 MB, 1 lost, 0:12 left",
@@ -65,7 +73,7 @@ def test_a_bar_with_all_there_is_to_say_fits_a_terminal():
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=80, color_system=None)
     with RoundProgress(console, [CONFIG, CONFIG], ["collective", "b"]) as progress:
-        progress.show(0, line(2, test_accuracy=0.25, bytes_up=1e9, failed=12))
+        progress.show(0, line(2, test_accuracy=0.25, bytes_total=1.001e9, num_failed=12))
     assert "collective ━━" in out.getvalue()
     assert "3/10, loss 0.500, accuracy 25.0 %, 1,001.0 MB, 12 lost, 0:14 left" in out.getvalue()
 
@@ -122,7 +130,7 @@ def test_bars_go_where_no_run_came_to_a_round():
 
 def test_a_run_that_continues_counts_the_bytes_and_losses_of_its_earlier_rounds(tmp_path):
     out = io.StringIO()
-    lines = [line(t, failed=1, test_accuracy=0.125) for t in range(4)]  # the last one is run again
+    lines = [line(t, num_failed=1, test_accuracy=0.125) for t in range(4)]  # the last one is run again
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
     resumed = CONFIG.model_copy(update={"output": tmp_path})
     with RoundProgress(Console(file=out, width=200), [resumed]) as progress:

@@ -33,4 +33,4 @@ def test_the_loss_falls_from_round_to_round(name, tmp_path, monkeypatch, drawn_d
     fixed = [f"data.root={drawn_data}", "rounds=2", "local.batch_size=8", "keep_ratio=0.2", f"output={tmp_path}"]
     first, second = read(run(load_config(f"configs/{name}.yaml", [*fixed, *CUT[name]])))
     assert second["train_loss"] < 0.95 * first["train_loss"]
-    assert first["failed"] == second["failed"] == 0
+    assert first["num_failed"] == second["num_failed"] == 0

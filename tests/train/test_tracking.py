@@ -14,6 +14,7 @@ from train.callbacks import Callback, EachRound
 from train.callbacks.trackers import open_trackers
 from train.config.registries import TRACKERS
 from train.run import run
+from train.rundir.records import layer_statistics
 from train.sweep import grid_configs
 
 BLOCK = 32768  # of the log that an offline run is
@@ -150,8 +151,9 @@ def test_a_custom_tracker_gets_all_metrics_after_the_file(tmp_path, monkeypatch)
         def __init__(self, config):
             self.file = config.directory / "metrics.jsonl"
 
-        def after_round(self, done):
-            told.append((done.number, len(self.file.read_text().splitlines()), sorted(*done.layers.values())))
+        def after_round(self, metrics, plans):
+            layers = sorted(*layer_statistics(plans).values())
+            told.append((metrics.round, len(self.file.read_text().splitlines()), layers))
 
         def close(self, failed=False):
             told.append(failed)

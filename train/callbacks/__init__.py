@@ -1,5 +1,5 @@
-"""What happens after each round: files, checkpoints, trackers, progress, and early stopping."""
+"""Callbacks: what a run writes, logs and stops at."""
 
-from train.callbacks.base import Callback, EachRound, FinishedRound, closing
+from train.callbacks.base import Callback, EachRound, closing
 
-__all__ = ["Callback", "EachRound", "FinishedRound", "closing"]
+__all__ = ["Callback", "EachRound", "closing"]

@@ -2,21 +2,20 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from math import isfinite
-from typing import Any
 
-from train.callbacks.base import Callback, FinishedRound
+from sharding import Plan
+from train.callbacks.base import Callback
 from train.config.schema import Config
 from train.experiment import Experiment
-from train.multi_model import MultiModel
-from train.rundir.checkpoint import Checkpoint, Keeper, save_checkpoint
+from train.metrics import RoundMetrics
+from train.rundir.checkpoint import Checkpoint, Stateful, save_checkpoint
 from train.rundir.files import BEST_FILE, LAYERS_FILE, METRICS_FILE
 from train.rundir.model_file import save_model
-from train.rundir.records import append_layers, records_layers
+from train.rundir.records import append_layers, layer_statistics, records_layers
 from train.runtime.errors import writing
 from train.runtime.files import sync_folder
-from train.runtime.jsonl import best_accuracy
 
 
 class MetricsFile(Callback):
@@ -33,15 +32,15 @@ class MetricsFile(Callback):
             self._file = self._path.open("ab", buffering=0)
             sync_folder(self._path.parent)
 
-    def after_round(self, done: FinishedRound) -> None:
+    def after_round(self, metrics: RoundMetrics, plans: Mapping[str, Plan]) -> None:
         """Write the round, so that its metrics are on disk before the next round starts."""
-        if records_layers(self._config, done.number, done.last):
-            for task, layers in done.layers.items():
+        if records_layers(self._config, metrics):
+            for task, layers in layer_statistics(plans).items():
                 with writing(self._layers):
-                    append_layers(self._layers, done.number, task, layers)
+                    append_layers(self._layers, metrics.round, task, layers)
         clean = {
             key: None if isinstance(value, float) and not isfinite(value) else value
-            for key, value in done.metrics.items()
+            for key, value in metrics.to_dict().items()
         }
         line = (json.dumps(clean) + "\n").encode()
         with writing(self._path):
@@ -55,26 +54,37 @@ class MetricsFile(Callback):
 
 
 class SaveCheckpoints(Callback):
-    """Writes a checkpoint every `checkpoint_every` rounds, after the last round, and when the run is interrupted.
+    """Writes a checkpoint every `checkpoint_every` rounds; `save` writes one of the last round, if it has none.
 
-    It runs before `MetricsFile`, so that the run can resume from every round in `metrics.jsonl`.
+    A process that dies between two checkpoints loses the rounds since the first: they are run again, with the same
+    result.
     """
 
-    def __init__(self, experiment: Experiment | MultiModel) -> None:
-        self._experiment, self._config = experiment, experiment.config
+    def __init__(self, experiment: Experiment) -> None:
+        self._experiment, self._every = experiment, experiment.config.checkpoint_every
+        self._unsaved: int | None = None  # finished rounds, if the last one has no checkpoint
 
-    def after_round(self, done: FinishedRound) -> None:
+    def after_round(self, metrics: RoundMetrics, plans: Mapping[str, Plan]) -> None:
         """Write the checkpoint if it is due.
 
         Raises:
             RunError: the disk is full or not writable.
         """
-        rounds = done.number + 1
-        if done.last or done.interrupted or rounds % self._config.checkpoint_every == 0:
-            its = self._experiment
-            save_checkpoint(
-                self._config.directory, Checkpoint.of(its.model, rounds, its.sampler, keepers_of(its.parts))
-            )
+        self._unsaved = metrics.round + 1
+        if self._unsaved % self._every == 0:
+            self.save()
+
+    def save(self) -> None:
+        """Write the checkpoint of the last finished round, if there is none.
+
+        Raises:
+            RunError: the disk is full or not writable.
+        """
+        if self._unsaved is not None:
+            experiment = self._experiment
+            checkpoint = Checkpoint.of(experiment.model, self._unsaved, experiment.sampler, servers_of(experiment))
+            save_checkpoint(experiment.config.directory, checkpoint)
+            self._unsaved = None
 
 
 class SaveBest(Callback):
@@ -84,28 +94,24 @@ class SaveBest(Callback):
 
     Args:
         experiment: whose model is evaluated.
-        lines: metrics of the rounds that an earlier process finished.
+        best: the best accuracy of the rounds that an earlier process finished.
     """
 
-    def __init__(self, experiment: Experiment | MultiModel, lines: Iterable[Mapping[str, Any]] = ()) -> None:
-        self._experiment = experiment
-        self._best = best_accuracy(lines)
+    def __init__(self, experiment: Experiment, best: float | None = None) -> None:
+        self._experiment, self._best = experiment, -1.0 if best is None else best
 
-    def after_round(self, done: FinishedRound) -> None:
+    def after_round(self, metrics: RoundMetrics, plans: Mapping[str, Plan]) -> None:
         """Write the model if it is the best so far.
 
         Raises:
             RunError: the disk is full or not writable.
         """
-        accuracy = done.metrics.get("test_accuracy")
-        if isinstance(accuracy, float) and accuracy > self._best:
-            self._best = accuracy
-            its = self._experiment
-            save_model(its.config.directory / BEST_FILE, its.result, done.number + 1, its.parts)
+        if metrics.test_accuracy is not None and metrics.test_accuracy > self._best:
+            self._best, experiment = metrics.test_accuracy, self._experiment
+            path = experiment.config.directory / BEST_FILE
+            save_model(path, experiment.result, metrics.round + 1, experiment.tasks)
 
 
-def keepers_of(parts: Mapping[str, Experiment]) -> dict[str, Keeper]:
-    """Return the servers' optimizers and averages, which a checkpoint stores with the models and the sampler."""
-    optimizers: dict[str, Keeper] = {f"server/{name}": part.server.optimizer for name, part in parts.items()}
-    averages = {f"average/{name}": part.server.averaged for name, part in parts.items()}
-    return optimizers | {place: average for place, average in averages.items() if average is not None}
+def servers_of(experiment: Experiment) -> dict[str, Stateful]:
+    """Return the servers, whose optimizers and averages a checkpoint stores with the models and the sampler."""
+    return {f"server/{name}": task.server for name, task in experiment.tasks.items()}

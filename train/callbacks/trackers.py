@@ -1,11 +1,14 @@
 """Trackers: Weights & Biases, if enabled, and custom callbacks. A tracker that fails does not end the run."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from sharding import Plan
 from sharding.errors import UserError
-from train.callbacks.base import Callback, FinishedRound
+from train.callbacks.base import Callback
 from train.config.schema import Config
+from train.experiment import Experiment
+from train.metrics import RoundMetrics
 
 log = logging.getLogger(__name__)
 
@@ -17,23 +20,28 @@ class Guarded(Callback):
         self._name, self._callback = name, callback
         self._works = True
 
-    def after_round(self, done: FinishedRound) -> None:
+    def before_training(self, experiment: Experiment) -> None:
+        """Pass the experiment on."""
+        self._try(lambda: self._callback.before_training(experiment))
+
+    def after_round(self, metrics: RoundMetrics, plans: Mapping[str, Plan]) -> bool | None:
         """Pass the round on."""
-        self._try(lambda: self._callback.after_round(done))
+        return self._try(lambda: self._callback.after_round(metrics, plans))
 
     def close(self, failed: bool = False) -> None:
         """Close it, if it still works."""
         self._try(lambda: self._callback.close(failed))
 
-    def _try(self, call: Callable[[], None]) -> None:
+    def _try(self, call: Callable[[], bool | None]) -> bool | None:
         if not self._works:
-            return
+            return None
         try:
-            call()
+            return call()
         except Exception as error:
             self._works = False
             log.warning("%s failed and is skipped from now on; metrics.jsonl has all numbers: %s", self._name, error)
             log.debug("%s failed", self._name, exc_info=True)
+            return None
 
 
 def open_trackers(config: Config) -> list[Callback]:

@@ -6,7 +6,7 @@ are not logged twice, and where the run is. Offline needs no account: `wandb syn
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -15,18 +15,19 @@ from uuid import uuid4
 import numpy as np
 import wandb
 
+from sharding import Plan
 from sharding.errors import UserError
 from sharding.validation import is_number
-from train.callbacks.base import Callback, FinishedRound
+from train.callbacks.base import Callback
 from train.config.naming import settings_in_name
 from train.config.schema import Config
+from train.metrics import RoundMetrics
 from train.report.page import write_page
 from train.report.summary import write_report
-from train.rundir.files import ARTIFACTS, CONFIG_FILE, METRICS_FILE, WANDB_FILE
+from train.rundir.files import ARTIFACTS, CONFIG_FILE, WANDB_FILE
 from train.rundir.provenance import describe_start
-from train.rundir.records import records_layers, wandb_state
+from train.rundir.records import Layers, layer_statistics, records_layers, wandb_state
 from train.runtime.files import write_whole
-from train.runtime.jsonl import best_accuracy, megabytes, read_lines
 from train.runtime.stages import enter
 
 log = logging.getLogger(__name__)
@@ -71,8 +72,6 @@ class WandbRun(Callback):
         if self._state.exists() and not held:
             log.warning("%s cannot be read; W&B gets a new run that starts with this round", self._state)
         self._id, self._told = held.get("id") or uuid4().hex[:12], int(held.get("rounds", 0))
-        lines = read_lines(config.directory / METRICS_FILE)
-        self._megabytes, self._best = sum(map(megabytes, lines)), best_accuracy(lines)
         settings = settings_in_name(config)
         own = [word[:LONGEST_TAG] for word in settings.split(",") if word]
         try:
@@ -98,38 +97,37 @@ class WandbRun(Callback):
         self._define()
         enter(f"logging to W&B, {mode}: {self._where}")
 
-    def after_round(self, done: FinishedRound) -> None:
+    def after_round(self, metrics: RoundMetrics, plans: Mapping[str, Plan]) -> None:
         """Log the numbers of one round, with the round as the step."""
-        metrics = done.metrics
-        self._megabytes += megabytes(metrics)
-        self._best = max(self._best, best_accuracy([metrics]))
-        if done.number < self._told:
+        if metrics.round < self._told:
             return
-        derived = {"megabytes": self._megabytes} | ({"best_test_accuracy": self._best} if self._best >= 0 else {})
-        numbers = {self._named(key): value for key, value in (metrics | derived).items() if is_number(value)}
-        layers = self._histograms(done) if records_layers(self._config, done.number, done.last) else {}
-        self._run.log(numbers | layers, step=done.number)
-        self._told = done.number + 1
+        numbers = {self._named(key): value for key, value in metrics.to_dict().items() if is_number(value)}
+        numbers["megabytes"] = metrics.bytes_total / 1e6
+        if metrics.best_accuracy is not None:
+            numbers[self._named("best_test_accuracy")] = numbers.pop("best_accuracy")
+        layers = self._histograms(layer_statistics(plans)) if records_layers(self._config, metrics) else {}
+        self._run.log(numbers | layers, step=metrics.round)
+        self._told = metrics.round + 1
         self._remember()
-        for client, why in metrics.get("failures", {}).items():
-            self._run.summary[f"failures/{done.number}/{client}"] = why
+        for client, reason in metrics.failures.items():
+            self._run.summary[f"failures/{metrics.round}/{client}"] = reason
 
-    def _histograms(self, done: FinishedRound) -> dict[str, Any]:
+    def _histograms(self, layers_of_tasks: Mapping[str, Layers]) -> dict[str, Any]:
         """Return histograms of λ, π and ω, and the ANME, of each layer."""
-        found: dict[str, Any] = {}
-        for task, layers in done.layers.items():
+        histograms: dict[str, Any] = {}
+        for task, layers in layers_of_tasks.items():
             prefix = f"{task}/" if self._config.tasks else ""
-            for name, laws in layers.items():
-                for law in laws:
-                    place = f"{prefix}{name}" + (f"/r={law.keep_ratio:g}" if len(laws) > 1 else "")
-                    found[f"anme/{place}"] = law.anme
+            for name, entries in layers.items():
+                for entry in entries:
+                    layer = f"{prefix}{name}" + (f"/r={entry.keep_ratio:g}" if len(entries) > 1 else "")
+                    histograms[f"anme/{layer}"] = entry.anme
                     for key, values, bounds in (
-                        ("magnitudes", law.magnitudes, None),
-                        ("inclusion", law.inclusion, (0, 1)),
-                        ("multipliers", law.multipliers, None),
+                        ("magnitudes", entry.magnitudes, None),
+                        ("inclusion", entry.inclusion, (0, 1)),
+                        ("multipliers", entry.multipliers, None),
                     ):
-                        found[f"{key}/{place}"] = wandb.Histogram(np_histogram=np.histogram(values, 32, bounds))
-        return found
+                        histograms[f"{key}/{layer}"] = wandb.Histogram(np_histogram=np.histogram(values, 32, bounds))
+        return histograms
 
     def close(self, failed: bool = False) -> None:
         """Finish the run, with exit code 1 if it was interrupted or failed."""

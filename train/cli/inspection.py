@@ -8,7 +8,14 @@ from numpy.typing import NDArray
 
 from sharding.errors import few
 from sharding.planner import Client
-from train.assembly import assign_keep_ratios, deal, make_model, make_planner, nbytes_whole, plan_of_each, read_dataset
+from train.assembly import (
+    assign_keep_ratios,
+    dense_nbytes,
+    make_model,
+    make_planner,
+    partition_indices,
+    read_dataset,
+)
 from train.config.schema import Config
 from train.data import Dataset
 from train.data.partition import class_counts
@@ -24,14 +31,14 @@ def inspect_partition(config: Config, into: Path) -> Iterator[str]:
     Raises:
         UserError: the data is not there, or cannot be shared out as configured.
     """
-    tasks = {f"{config.name}-{task}": its for task, its in config.task_configs().items()}
-    for name, its in (tasks or {config.name: config}).items():
-        yield from _inspect(its, name, into)
+    tasks = {f"{config.name}-{name}": task for name, task in config.task_configs().items()}
+    for name, task in (tasks or {config.name: config}).items():
+        yield from _inspect(task, name, into)
 
 
 def _inspect(config: Config, name: str, into: Path) -> Iterator[str]:
     dataset = read_dataset(config)
-    parts = deal(config, dataset)
+    parts = partition_indices(config, dataset)
     keep_ratios = assign_keep_ratios(config.keep_ratio, len(parts), config.seed_of_data)
     sizes, targets = np.array([len(part) for part in parts]), dataset.train.targets
     counts = class_counts(parts, targets.numpy(), dataset.num_classes) if targets.dim() == 1 else None  # text has none
@@ -52,14 +59,15 @@ def _inspect(config: Config, name: str, into: Path) -> Iterator[str]:
 def _describe_model(config: Config, dataset: Dataset, keep_ratios: Mapping[Client, float]) -> Iterator[str]:
     """Describe the model's size and, for each keep ratio, the size of a shard and its clients."""
     model = make_model(config, dataset)
-    plan, whole = plan_of_each(make_planner(config), model, keep_ratios), nbytes_whole(model)
+    planner, dense = make_planner(config), dense_nbytes(model)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    size = f"{parameters:,} parameters, {whole:,} bytes"
-    yield f"{config.model.name}: {size}; {config.strategy} shards {len(plan.spectra)} layers"
+    size = f"{parameters:,} parameters, {dense:,} bytes"
+    yield f"{config.model.name}: {size}; {config.strategy} shards {len(planner.sharded_layers(model))} layers"
     for ratio in sorted(set(keep_ratios.values())):
-        nbytes, its = plan[str(ratio)].nbytes, [client for client, own in keep_ratios.items() if own == ratio]
-        share = f"{nbytes:,} bytes a shard, {100 * nbytes / whole:.1f} % of the model's"
-        yield f"keep ratio {ratio:g}: {share}; {len(its)} clients, {few(its, NAMED)}"
+        nbytes = planner.nbytes(model, ratio)
+        clients = [client for client in keep_ratios if keep_ratios[client] == ratio]
+        share = f"{nbytes:,} bytes a shard, {100 * nbytes / dense:.1f} % of the model's"
+        yield f"keep ratio {ratio:g}: {share}; {len(clients)} clients, {few(clients, NAMED)}"
 
 
 def _spread(values: NDArray[np.int64]) -> str:

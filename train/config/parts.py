@@ -53,7 +53,8 @@ class Registry:
 class Part(Section):
     """A part: its name and its options. A bare name in place of the mapping is a part without options.
 
-    Options that are not given have the defaults of the part's signature, and are shown unless the default is null.
+    Options that are not given have the defaults of the part's signature, and are shown unless the default is null or
+    the part is torch's own.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -64,6 +65,15 @@ class Part(Section):
     def options(self) -> dict[str, Any]:
         """The keyword arguments of the function or class."""
         return dict(self.model_extra or {})
+
+    def takes(self, option: str) -> bool:
+        """Whether the function or class has this option."""
+        return option in options_of(self.registry[self.name], self.registry.num_arguments)
+
+    def value(self, option: str) -> Any:
+        """Return the configured value of an option that the function or class has, or its default."""
+        parameter = options_of(self.registry[self.name], self.registry.num_arguments)[option]
+        return self.options.get(option, parameter.default)
 
     def build(self, *arguments: Any, **options: Any) -> Any:
         """Call the function or class with the program's arguments and the configured options, or others."""
@@ -127,7 +137,9 @@ def check_options(
     ]
     if problems:
         raise ValidationError.from_exception_data(name, problems)
-    checked = defaults | _types_of(function, num_arguments).validate_python(dict(options))
+    checked = _types_of(function, num_arguments).validate_python(dict(options))
+    if not function.__module__.startswith("torch."):  # torch's defaults are torch's, and many
+        checked = defaults | checked
     return {key: tuple(value) if isinstance(value, list) else value for key, value in checked.items()}
 
 

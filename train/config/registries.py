@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from math import cos, pi
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 from torch.nn import functional as F
-from torch.optim import SGD, Adam, Optimizer
+from torch.optim import Optimizer
 
+from sharding import FedYogi
 from sharding.errors import UserError
-from sharding.optim import DecayOf, LocalSGD
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int, reduction: str = "mean") -> Tensor:
@@ -37,45 +38,49 @@ def inverse(lr: float, t: int, rounds: int) -> float:
     return lr / (1 + t)
 
 
-def sgd(model: nn.Module, decay: float, clip: float | None, decay_of: DecayOf, lr: float, momentum: float = 0.0) -> Any:
-    """SGD with momentum, which starts at zero in each round."""
-    return LocalSGD(model, lr, momentum, decay, clip, decay_of)
-
-
 def plain(parameters: Iterable[Tensor], lr: float = 1.0) -> Optimizer:
-    """FedAvg, with a learning rate η_g: W ← W + η_g Δ."""
-    return SGD(parameters, lr)
+    """Return FedAvg's optimizer: W ← W + η_g Δ."""
+    return torch.optim.SGD(parameters, lr)
 
 
 def momentum(parameters: Iterable[Tensor], lr: float = 1.0, momentum: float = 0.9) -> Optimizer:
-    """FedAvgM: m ← βm + Δ, W ← W + η_g m. Hsu, Qi & Brown 2019 (arXiv 1909.06335)."""
-    return SGD(parameters, lr, momentum)
+    """Return FedAvgM's optimizer (Hsu, Qi & Brown 2019, arXiv 1909.06335)."""
+    return torch.optim.SGD(parameters, lr, momentum)
 
 
 def nesterov(parameters: Iterable[Tensor], lr: float = 0.4, momentum: float = 0.8) -> Optimizer:
-    """FedACG: clients are sent W + η_g βm, the point that the server expects to reach next. Kim et al., CVPR 2024."""
-    return SGD(parameters, lr, momentum, nesterov=True)
+    """Return FedACG's optimizer (Kim et al., CVPR 2024): clients are sent the point that the server expects next."""
+    return torch.optim.SGD(parameters, lr, momentum, nesterov=True)
 
 
 def fedadam(
     parameters: Iterable[Tensor], lr: float = 0.01, betas: tuple[float, float] = (0.9, 0.99), eps: float = 1e-3
 ) -> Optimizer:
-    """FedAdam: Adam with the constants of Reddi et al., "Adaptive Federated Optimization", ICLR 2021."""
-    return Adam(parameters, lr, betas, eps)
+    """Return FedAdam's optimizer (Reddi et al., ICLR 2021)."""
+    return torch.optim.Adam(parameters, lr, betas, eps)
 
 
 # (logits, targets, the target to ignore) -> a scalar.
 LOSSES: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {"cross_entropy": cross_entropy}
-# (model, decay, clip, decay_of, and options, among them lr) -> an optimizer.
-OPTIMIZERS: dict[str, Callable[..., Any]] = {"sgd": sgd}
+# (parameters, and torch's other arguments) -> an optimizer, of a client or of the server.
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "adagrad": torch.optim.Adagrad,
+    "adafactor": torch.optim.Adafactor,
+    "rmsprop": torch.optim.RMSprop,
+}
 # (the optimizer's lr, round, rounds, and options) -> the round's learning rate.
 SCHEDULES: dict[str, Callable[..., float]] = {"cosine": cosine, "constant": constant, "inverse": inverse}
-# (parameters, and options) -> the server's optimizer.
+# (parameters, and torch's other arguments) -> the server's optimizer of the pseudo-gradient; see `sharding.server`.
 SERVER_OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "plain": plain,
     "momentum": momentum,
     "nesterov": nesterov,
     "fedadam": fedadam,
+    "fedyogi": FedYogi,
+    **OPTIMIZERS,
 }
 # (the run's configuration, and options) -> a `train.callbacks.Callback`, or its dotted name.
 TRACKERS: dict[str, Callable[..., Any] | str] = {"wandb": "train.callbacks.wandb_run.WandbRun"}

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 from torch import nn
 
-from sharding.client_sampling import SAMPLERS
+from sharding.client_sampling import SAMPLERS, TaskSampler, WirelessSampler
 from sharding.designs import DESIGNS
 from sharding.errors import UserError, pick, shown
 from sharding.strategies import get_strategy
@@ -171,12 +171,12 @@ class Config(Section):
         clients, sampler = self.clients, SAMPLERS[self.clients.sampler.name]
         if clients.per_round > clients.count:
             raise UserError(f"clients.per_round={clients.per_round} must be at most clients.count={clients.count}")
-        if sampler.chooses_tasks != bool(self.tasks):
+        if issubclass(sampler, TaskSampler) != bool(self.tasks):
             raise UserError("clients.sampler=mmfl and tasks={name: {…}} need each other; set both or neither")
         self._check_tasks()
         if self.target_loss is not None and (self.tasks or not self.evaluate_training):
             raise UserError("target_loss=… needs evaluate_training=true, which measures that loss, and one model")
-        if sampler.timed and self.network is None:
+        if issubclass(sampler, WirelessSampler) and self.network is None:
             raise UserError(
                 f"clients.sampler={clients.sampler.name} needs network.bandwidth=…, which all clients share"
             )

@@ -113,9 +113,9 @@ class NetworkConfig(Section):
 class OptimizerConfig(Part):
     """The clients' optimizer, with its options. A round's schedule multiplies its learning rate."""
 
-    registry = Registry("optimizer", OPTIMIZERS, 4)
+    registry = Registry("optimizer", OPTIMIZERS, 1)
     name: str
-    """`sgd` or your own."""
+    """`sgd`, `adam`, `adamw`, `adagrad`, `adafactor`, `rmsprop`, with torch's arguments, or your own."""
 
 
 class ScheduleConfig(Part):

@@ -1,16 +1,18 @@
 """The interface of an engine."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from sharding import Plan, Shard
+from sharding.aggregation.faults import NOTHING, find_misfit
 from sharding.failures import Failure
 from sharding.planner import Client
+from sharding.shard import update_norm
 from train.config.sections import LocalConfig
 from train.data import Dataset, Split
 
@@ -30,16 +32,20 @@ class Update:
     failure: Failure | None = None
 
 
+Updates = Iterable[tuple[Client, Update]]
+
+
 @dataclass(frozen=True)
-class Receipt:
-    """The facts about an update that remain after it is summed: its loss, its failure, and its size in bytes."""
+class Reports:
+    """What clients that keep their updates have told the server.
 
-    loss: Tensor | None
-    failure: Failure | None
-    nbytes: int
+    Attributes:
+        norms: ‖U‖/lr of every client that trained; the division makes norms of different rounds comparable.
+        collect: returns the updates of these clients, and the failures of the others.
+    """
 
-
-Updates = Iterator[tuple[Client, Update]]
+    norms: Mapping[Client, float]
+    collect: Callable[[Collection[Client]], Updates]
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class Job:
         clip: τ, or None for no clipping.
         seed: of the run.
         plugins: modules with custom parts, which new processes import.
-        step_scales: factors of some clients' step sizes.
+        lr_scales: factors of some clients' learning rates.
     """
 
     model: nn.Module
@@ -64,7 +70,7 @@ class Job:
     clip: float | None
     seed: int
     plugins: Sequence[str] = ()
-    step_scales: Mapping[Client, float] = field(default_factory=dict)
+    lr_scales: Mapping[Client, float] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -78,21 +84,41 @@ class Job:
         clients = {client: data.to(device) for client, data in self.clients.items()}
         return replace(self, model=deepcopy(self.model).to(device), clients=clients, dataset=self.dataset.to(device))
 
-    def step_size(self, client: Client, lr: float) -> float:
-        """Return a client's own step size in a round whose step size is lr."""
-        return lr * self.step_scales.get(client, 1.0)
+    def lr(self, client: Client, lr: float) -> float:
+        """Return a client's learning rate in a round whose learning rate is lr."""
+        return lr * self.lr_scales.get(client, 1.0)
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """Trains every client of a plan on its own shard and its own data."""
 
+    @abstractmethod
     def train(self, plan: Plan, round: int, lr: float) -> Updates:
         """Yield one update for each client as it arrives, so that memory does not grow with the cohort.
 
         The order depends only on the plan and the clients' data. The update of a client that failed says why.
         """
-        ...
 
-    def close(self) -> None:
+    def report(self, plan: Plan, round: int, lr: float) -> Reports:
+        """Train every client and keep the updates until the server has selected some by their norms."""
+        updates: dict[Client, Update] = {}
+        norms: dict[Client, Tensor] = {}
+        for client, update in self.train(plan, round, lr):
+            if client in plan and client not in updates:
+                shard = plan.shard(client)
+                misfit = None if update.shard is None else find_misfit(shard, update.shard)
+                updates[client] = update if misfit is None else Update(None, None, misfit)
+                if update.shard is not None and misfit is None:
+                    norms[client] = update_norm(shard, update.shard)
+        values = (torch.stack([*norms.values()]) / lr).tolist() if norms else []
+
+        def collect(selected: Collection[Client]) -> Updates:
+            for client in plan:
+                update = updates.get(client, Update(None, None, NOTHING))
+                if client in selected or update.failure is not None:
+                    yield client, update
+
+        return Reports(dict(zip(norms, values, strict=True)), collect)
+
+    def close(self) -> None:  # noqa: B027  # most engines have nothing to release
         """Release the engine's processes, if any."""
-        ...

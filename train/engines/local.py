@@ -1,23 +1,21 @@
-"""A client's training in one round: SGD on its shard by default, with clipping and decay."""
+"""A client's training in one round: any torch optimizer on its shard, with clipping and decay."""
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from math import isfinite
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from sharding.optim import can_be_fused, clip_and_decay
 from sharding.planner import Client
 from sharding.rng import generator, seed_of
-from train.config.registries import LOSSES, cross_entropy
+from train.config.registries import LOSSES
 from train.config.sections import LocalConfig
 from train.data import Dataset
 from train.data.dataset import Split
 from train.engines.memory_format import channels_last
-
-log = logging.getLogger(__name__)
 
 
 class Shares(Mapping[Client, Split]):
@@ -71,7 +69,8 @@ def train_locally(
         key: (seed, round, client); determines the order of the samples, flips and dropout.
     """
     model.train()
-    optimizer = local.optimizer.build(model, local.decay, clip, local.decay_of, lr=lr)
+    optimizer = make_optimizer(model, local, lr)
+    optimizer.register_step_pre_hook(clip_and_decay(model, clip, local.decay, local.decay_of))
     device, low = data.targets.device, local.precision == "bfloat16"
     total, steps = torch.zeros((), device=device), 0
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -79,10 +78,20 @@ def train_locally(
         for inputs, targets in _batches(data, dataset, local, key):
             with torch.autocast(device.type, torch.bfloat16, enabled=low):  # matrix products; all else stays float32
                 loss = LOSSES[local.loss](model(inputs), targets, dataset.ignore_index)
-            optimizer.step(loss)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
             total += loss.detach()
             steps += 1
     return total / steps
+
+
+def make_optimizer(model: nn.Module, local: LocalConfig, lr: float) -> Optimizer:
+    """Return the configured optimizer of the parameters that train, fused where torch can."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    fused = local.optimizer.takes("fused") and "fused" not in local.optimizer.options and can_be_fused(model)
+    optimizer: Optimizer = local.optimizer.build(parameters, lr=lr, **({"fused": True} if fused else {}))
+    return optimizer
 
 
 def draw_passes(data: Split, dataset: Dataset, local: LocalConfig, key: tuple[int | str, ...]) -> Split:
@@ -97,28 +106,6 @@ def draw_passes(data: Split, dataset: Dataset, local: LocalConfig, key: tuple[in
     if dataset.augment is not None:
         inputs = dataset.augment(inputs, torch.Generator().manual_seed(seed_of("augment", *key)))
     return Split(inputs, data.targets[order])
-
-
-@torch.no_grad()
-def evaluate(model: nn.Module, dataset: Dataset, data: Split, batch_size: int = 512) -> tuple[float, float]:
-    """Return (accuracy in 0…1, mean cross-entropy) of a model over all targets of `data` but the ignored ones.
-
-    Samples are prepared as `dataset` says, and never augmented.
-    """
-    inputs, targets = data.inputs, data.targets
-    model.eval()
-    sums = torch.zeros(3, dtype=torch.float64, device=targets.device)
-    for batch, wanted in zip(inputs.split(batch_size), targets.split(batch_size), strict=True):
-        logits = model(channels_last(dataset.prepare(batch)))
-        counted = wanted != dataset.ignore_index
-        loss = cross_entropy(logits, wanted, dataset.ignore_index, reduction="sum")
-        sums += torch.stack([((logits.argmax(-1) == wanted) & counted).sum(), loss, counted.sum()])
-    correct, loss_sum, count = sums.tolist()
-    if not isfinite(loss_sum):
-        log.warning(
-            "the model's loss on %s is %s: lower local.optimizer.lr or server_optimizer.lr", dataset.name, loss_sum
-        )
-    return correct / count, loss_sum / count
 
 
 def _batches(

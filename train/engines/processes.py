@@ -18,7 +18,7 @@ from sharding import Plan
 from sharding.errors import UserError
 from sharding.planner import Client
 from train.config.registries import import_parts
-from train.engines.base import Job, Updates
+from train.engines.base import Engine, Job, Updates
 from train.engines.sequential import SequentialEngine
 from train.engines.workers import AHEAD, Answer, answer, train_in_order
 from train.runtime.errors import REMEDY, RunError
@@ -30,7 +30,7 @@ UNGUARDED = (
 )
 
 
-class ProcessesEngine:
+class ProcessesEngine(Engine):
     """Trains the clients in several processes, which end with the engine, and with the process that made it.
 
     Args:

@@ -18,7 +18,7 @@ from sharding.errors import UserError
 from sharding.planner import Client
 from train.config.registries import import_parts
 from train.data import Split
-from train.engines.base import Job, Updates
+from train.engines.base import Engine, Job, Updates
 from train.engines.sequential import SequentialEngine
 from train.engines.workers import AHEAD, Answer, answer, train_in_order
 from train.runtime.errors import REMEDY, RunError
@@ -26,7 +26,7 @@ from train.runtime.errors import REMEDY, RunError
 log = logging.getLogger(__name__)
 
 
-class RayEngine:
+class RayEngine(Engine):
     """Trains each client as a Ray task on one core, or on one GPU where the job is on a GPU.
 
     Args:

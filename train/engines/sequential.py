@@ -10,14 +10,14 @@ from torch import nn
 from sharding import Plan, Shard, client_model
 from sharding.failures import Failure
 from sharding.planner import Client
-from train.engines.base import Job, Update, Updates
+from train.engines.base import Engine, Job, Update, Updates
 from train.engines.local import train_locally
 from train.engines.memory_format import keep_memory_format
 
 log = logging.getLogger(__name__)
 
 
-class SequentialEngine:
+class SequentialEngine(Engine):
     """Trains the clients one by one, in the order of the plan."""
 
     def __init__(self, job: Job) -> None:
@@ -26,7 +26,7 @@ class SequentialEngine:
 
     def train(self, plan: Plan, round: int, lr: float) -> Updates:
         """Yield the clients' updates."""
-        for client, shard in plan.items():
+        for client, shard in plan.shards():
             yield client, self.train_client(client, shard, round, lr)
 
     def train_client(self, client: Client, shard: Shard, round: int, lr: float) -> Update:
@@ -35,8 +35,8 @@ class SequentialEngine:
         try:
             model = self.resident(shard)
             shard.load_into(model)
-            key, own_lr = (job.seed, round, client), job.step_size(client, lr)
-            loss = train_locally(model, job.clients[client], job.dataset, job.local, own_lr, job.clip, key)
+            key, lr = (job.seed, round, client), job.lr(client, lr)
+            loss = train_locally(model, job.clients[client], job.dataset, job.local, lr, job.clip, key)
             return Update(shard.read_from(model), loss)
         except Exception as error:  # a client's failure never stops a round
             failure = Failure.in_training(error)
@@ -50,6 +50,3 @@ class SequentialEngine:
         if size not in self._residents:
             self._residents[size] = keep_memory_format(client_model(self.job.model, shard))
         return self._residents[size]
-
-    def close(self) -> None:
-        """Nothing to do."""

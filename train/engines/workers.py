@@ -45,10 +45,10 @@ def train_in_order(
     order = list(plan)
     if not order:
         return
-    dense = share(replace(plan[order[0]], terms={}).to_bytes())
+    dense = share(replace(plan.template(order[0]), terms={}).to_bytes())
 
     def start(client: Client) -> Ticket:
-        return send(client, replace(plan[client], dense={}).to_bytes(), dense)
+        return send(client, replace(plan.shard(client), dense={}).to_bytes(), dense)
 
     tickets = {client: start(client) for client in order[:ahead]}
     for client, later in zip_longest(order, order[ahead:]):

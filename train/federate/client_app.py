@@ -19,7 +19,7 @@ from sharding import init_empty
 from sharding.client_sampling import SAMPLERS
 from sharding.errors import UserError
 from sharding.strategies import get_strategy
-from train.assembly import assign_keep_ratios, find_device, make_model, read_dataset, share_out
+from train.assembly import assign_keep_ratios, find_device, make_model, partition_dataset, read_dataset
 from train.config.schema import Config
 from train.data import Dataset, Split, empty_dataset
 from train.data.dataset import problem_of
@@ -51,7 +51,7 @@ def train(message: Message, context: Context) -> Message:
     engine = SequentialEngine(make_job(order.config, context.node_config))
     order = replace(order, shard=order.shard.to(find_device(order.config.device)))
     update = engine.train_client(partition, order.shard, order.round, order.lr)
-    if SAMPLERS[order.config.clients.sampler.name].uploads_later and update.shard is not None:
+    if SAMPLERS[order.config.clients.sampler.name].needs_norms and update.shard is not None:
         return Message(keep(context.state, order, update), reply_to=message)
     return Message(reply_record(update), reply_to=message)
 
@@ -133,7 +133,7 @@ def share_out_once(config: str, root: str | None) -> tuple[Dataset, Shares]:
     """
     ours = read_config(config)
     dataset = read_dataset(ours, **({} if root is None else {"root": root}))
-    return dataset.without_training(), share_out(ours, dataset)
+    return dataset.without_training(), partition_dataset(ours, dataset)
 
 
 def read_data(path: Path) -> Split:

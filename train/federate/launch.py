@@ -24,10 +24,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from sharding.errors import UserError, few
 from sharding.failures import one_line
-from train.assembly import assign_keep_ratios, read_dataset, share_out
+from train.assembly import assign_keep_ratios, partition_dataset, read_dataset
 from train.config.naming import check_once, settings, with_directory
 from train.config.schema import Config, load_config, parse_overrides
-from train.experiment import Metrics
 from train.federate.client_app import write_data
 from train.federate.roster import Patience
 from train.federate.server_app import CHECKPOINT_EVERY, ENGINE, ROOT, check_federated
@@ -82,7 +81,7 @@ class Place:
 
 
 def federate(
-    config: Config, settings: dict[str, object], progress: Callable[[Metrics], None], resume: bool = False
+    config: Config, settings: dict[str, object], progress: Callable[[dict[str, Any]], None], resume: bool = False
 ) -> None:
     """Train as configured, with a separate node on this machine for each client.
 
@@ -106,7 +105,7 @@ def federate(
         launch(config, lay_out(config, settings), progress)
 
 
-def launch(config: Config, place: Place, progress: Callable[[Metrics], None]) -> None:
+def launch(config: Config, place: Place, progress: Callable[[dict[str, Any]], None]) -> None:
     """Start the processes of a federation, submit the run, and follow it to its end."""
     with Processes(place.folder / "logs") as processes:
         start_server(processes, place)
@@ -147,7 +146,7 @@ def lay_out(config: Config, settings: dict[str, object]) -> Place:
     if place.folder.exists() and any(place.folder.iterdir()) and not (place.folder / "logs").is_dir():
         raise UserError(f"{place.folder} was not written by this program; move it, or choose another output=…")
     dataset = read_dataset(config)
-    shares = share_out(config, dataset)
+    shares = partition_dataset(config, dataset)
     rmtree(place.folder, ignore_errors=True)
     place.folder.mkdir(parents=True, mode=0o700)
     (place.folder / "logs").mkdir()
@@ -246,7 +245,7 @@ def submit(processes: Processes, place: Place, app: Path = ROOT) -> None:
     processes.start("run", command, place.environment("operator"))
 
 
-def follow(processes: Processes, config: Config, progress: Callable[[Metrics], None]) -> None:
+def follow(processes: Processes, config: Config, progress: Callable[[dict[str, Any]], None]) -> None:
     """Report each round, and each node that ends, until the run has finished.
 
     Raises:

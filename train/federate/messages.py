@@ -119,7 +119,7 @@ def read_norm(content: RecordDict) -> float:
 
 
 def norm_of(sent: Shard, returned: Shard, lr: float) -> float:
-    """Return ‖U‖/lr, with the bits of `train.experiment.reported_norms`."""
+    """Return ‖U‖/lr, with the bits of `train.engines.Engine.report`."""
     return float(torch.stack([update_norm(sent, returned)]) / lr)
 
 

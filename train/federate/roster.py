@@ -7,12 +7,11 @@ start: if no key of the run is connected, the first node to claim a client gets 
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from hashlib import sha256
 from math import inf
 from time import monotonic, sleep
-from typing import TypeVar
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -30,7 +29,6 @@ log = logging.getLogger(__name__)
 POLL = 0.5  # seconds between looks for replies
 REMIND = 30.0  # seconds between lines that name the missing clients
 SLACK = 10.0  # seconds that a message outlives the wait for its reply, so that the server decides when time is up
-Key = TypeVar("Key", bound=Client)
 
 
 @dataclass(frozen=True)
@@ -54,26 +52,32 @@ class Patience:
                 raise UserError(f"{name}-timeout is {seconds:g}; allowed are seconds above 0, e.g. 300")
 
 
-def ask(grid: Grid, messages: Mapping[Key, Message], seconds: float) -> Iterator[tuple[Key, Message]]:
-    """Send the messages and yield the replies as they arrive, until all have arrived or time is up.
+def ask(
+    grid: Grid, messages: Iterable[tuple[Client, Message | None]], seconds: float
+) -> Iterator[tuple[Client, Message | None]]:
+    """Send each message as it is made, then yield each reply, in the order of the messages.
 
-    A reply counts once, and only from the node that the message was sent to. Later replies are not used.
+    A reply counts once, and only from the node that the message was sent to. Where there is no message to send, or no
+    reply within the seconds after the last message, None takes its place.
     """
-    numbers = grid.push_messages(list(messages.values()))
-    waiting = {number: key for number, key in zip(numbers, messages, strict=False) if number}
+    sent: dict[Client, tuple[str, int] | None] = {}
+    for client, message in messages:
+        number = None if message is None else next(iter(grid.push_messages([message])), None)
+        sent[client] = (number, message.metadata.dst_node_id) if message is not None and number else None
     end = monotonic() + seconds
-    while waiting and monotonic() < end:
-        for reply in grid.pull_messages(list(waiting)):
-            key = waiting.get(reply.metadata.reply_to_message_id)
-            if key is None or not (
-                reply.has_error() or reply.metadata.src_node_id == messages[key].metadata.dst_node_id
-            ):
-                log.warning("ignored a duplicate or unrequested reply from node %d", reply.metadata.src_node_id)
-                continue
-            del waiting[reply.metadata.reply_to_message_id]
-            yield key, reply
-        if waiting:
-            sleep(POLL)
+    for client, ticket in sent.items():
+        reply = None
+        while ticket is not None and reply is None:
+            for candidate in grid.pull_messages([ticket[0]]):
+                if candidate.has_error() or candidate.metadata.src_node_id == ticket[1]:
+                    reply = reply or candidate
+                else:
+                    log.warning("ignored an unrequested reply from node %d", candidate.metadata.src_node_id)
+            if reply is None:
+                if monotonic() > end:
+                    break
+                sleep(POLL)
+        yield client, reply
 
 
 @dataclass

@@ -3,6 +3,7 @@
 import logging
 import shlex
 import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
@@ -13,12 +14,12 @@ from flwr.serverapp import Grid, ServerApp
 
 from sharding.errors import UserError
 from sharding.planner import Client
-from train.assembly import find_device, put_together, read_dataset
+from train.assembly import build_experiment, find_device, read_dataset
 from train.callbacks import EachRound
 from train.config.naming import with_directory
 from train.config.schema import Config, load_config
 from train.engines.local import Shares
-from train.experiment import Experiment, Metrics
+from train.experiment import Experiment
 from train.federate.messages import Card
 from train.federate.nodes_engine import NodesEngine
 from train.federate.roster import Nodes, Patience
@@ -85,13 +86,13 @@ def train(config: Config, grid: Grid, patience: Patience) -> None:
     log.info("finished: %s", config.directory)
 
 
-def report(metrics: Metrics) -> None:
+def report(metrics: Mapping[str, Any]) -> None:
     """Log one round and its failures."""
     for client, why in metrics["failures"].items():
         log.warning("client %s is left out of round %s: %s", client, metrics["round"], why)
     accuracy = metrics.get("test_accuracy")
     tested = f", test accuracy {100 * accuracy:.1f} %" if isinstance(accuracy, float) else ""
-    used = (metrics["round"], metrics["heard"], metrics["clients"], metrics["seconds"])
+    used = (metrics["round"], metrics["num_aggregated"], metrics["num_clients"], metrics["seconds"])
     log.info("round %s: averaged %s of %s updates, %.1f s%s", *used, tested)
 
 
@@ -131,9 +132,8 @@ def assemble_over(config: Config, grid: Grid, patience: Patience, device: str | 
         if size > most * total and most * len(samples) > 1:
             log.warning("client %s reports %d of all %d samples; max_share bounds its weight", client, size, total)
     nobody = Shares(dataset.train.inputs, dataset.train.targets, [])
-    experiment = put_together(config, dataset, nobody, ratios, samples, partial(NodesEngine, nodes))
+    experiment = build_experiment(config, dataset, nobody, ratios, samples, partial(NodesEngine, nodes))
     experiment.node_keys = nodes.node_keys()
-    experiment.consult = NodesEngine(nodes, experiment.job).consult
     return experiment
 
 

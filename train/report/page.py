@@ -28,7 +28,7 @@ from train.report.plots import svg_of
 from train.report.summary import CSV_COLUMNS, csv_frame, least_and_most
 from train.report.text import NOTHING, mean_and_spread, write_csv
 from train.rundir.provenance import Provenance, data_remarks
-from train.rundir.records import LayerLaw, Layers, read_clients, read_layers
+from train.rundir.records import Layers, LayerStatistics, read_clients, read_layers
 from train.runtime.files import refuse_irregular, write_whole
 
 PAGE, TABLE, TEMPLATE = "report.html", "report.csv", "page.html"
@@ -185,7 +185,7 @@ def phases_of(arm: Arm) -> dict[str, float]:
     return {**dict(zip(PHASES, means, strict=True)), "rest": rest}
 
 
-def _evenness(records: Sequence[LayerLaw]) -> str:
+def _evenness(records: Sequence[LayerStatistics]) -> str:
     """Return the mean evenness of a layer over keep ratios, a dash if all terms are certain."""
     values = [record.anme for record in records if not isnan(record.anme)]
     return mean_and_spread([fmean(values)], ".3f") if values else NOTHING

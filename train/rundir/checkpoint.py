@@ -34,8 +34,8 @@ KEY = "checkpoint"
 BESIDE = "."  # prefix of names that are not the model's: no part of a tensor's name is empty
 
 
-class Keeper(Protocol):
-    """State that is saved with the model: a server's optimizer, or an average."""
+class Stateful(Protocol):
+    """State that is saved with the model: a server's."""
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return its tensors."""
@@ -44,8 +44,8 @@ class Keeper(Protocol):
         """Restore them."""
 
 
-Keepers = Mapping[str, Keeper]  # by ``<kind>/<model>``
-NO_KEEPERS: Keepers = {}
+States = Mapping[str, Stateful]  # by ``server/<model>``
+NO_STATES: States = {}
 
 
 class SpoiledError(Exception):
@@ -58,8 +58,7 @@ class Checkpoint:
 
     Attributes:
         rounds: number of finished rounds.
-        state: of the model, by name; of the servers' optimizers, as
-            ``.server/<model>/<weight>/<part>``, and of the averages of models, as ``.average/<model>/module.<tensor>``.
+        state: of the model, by name, and of the servers, as ``.server/<model>/<entry of Server.state_dict()>``.
         gradient_norms: what the sampler has learned about the clients, if it learns.
     """
 
@@ -68,11 +67,11 @@ class Checkpoint:
     gradient_norms: list[float] | None = None
 
     @classmethod
-    def of(cls, model: nn.Module, rounds: int, sampler: Sampler | None = None, keepers: Keepers = NO_KEEPERS) -> Self:
+    def of(cls, model: nn.Module, rounds: int, sampler: Sampler | None = None, states: States = NO_STATES) -> Self:
         """Return the checkpoint of a model after this number of rounds."""
         tensors: dict[str, Tensor] = dict(model.state_dict())
-        for place, keeper in keepers.items():
-            tensors |= {f"{BESIDE}{place}/{name}": tensor for name, tensor in keeper.state_dict().items()}
+        for name, stateful in states.items():
+            tensors |= {f"{BESIDE}{name}/{entry}": tensor for entry, tensor in stateful.state_dict().items()}
         learned = None if sampler is None else sampler.gradient_norms
         return cls(rounds, apart(tensors), None if learned is None else learned.tolist())
 
@@ -109,31 +108,30 @@ class Checkpoint:
             digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
-    def restore(self, model: nn.Module, sampler: Sampler | None = None, keepers: Keepers = NO_KEEPERS) -> None:
+    def restore(self, model: nn.Module, sampler: Sampler | None = None, states: States = NO_STATES) -> None:
         """Restore the model, the optimizers and averages, and the sampler.
 
         Raises:
             UserError: a part is of another model, optimizer or number of clients.
         """
-        whole = {name: tensor for name, tensor in self.state.items() if not name.startswith(BESIDE)}
-        _load("model", model, whole)
-        for place, keeper in keepers.items():
-            start = f"{BESIDE}{place}/"
-            its = {name.removeprefix(start): value for name, value in self.state.items() if name.startswith(start)}
-            _load(place, keeper, its)
+        _load("model", model, {name: value for name, value in self.state.items() if not name.startswith(BESIDE)})
+        for name, stateful in states.items():
+            prefix = f"{BESIDE}{name}/"
+            parts = {entry.removeprefix(prefix): part for entry, part in self.state.items() if entry.startswith(prefix)}
+            _load(name, stateful, parts)
         if sampler is not None and sampler.gradient_norms is not None:
             if np.shape(self.gradient_norms or ()) != sampler.gradient_norms.shape:
                 raise UserError("the checkpoint's gradient_norms are not one per client; choose another output=…")
             sampler.restore(np.array(self.gradient_norms))
 
 
-def _load(place: str, keeper: Keeper, state: Mapping[str, Any]) -> None:
+def _load(name: str, stateful: Stateful | nn.Module, state: Mapping[str, Any]) -> None:
     """Restore a part of a run, or raise a `UserError`."""
     try:
-        keeper.load_state_dict(state)
+        stateful.load_state_dict(state)
     except (RuntimeError, UserError) as error:
-        why = f"the checkpoint's {place} is of another model or optimizer ({one_line(error)})"
-        raise UserError(f"{why}; choose another output=…") from error
+        reason = f"the checkpoint's {name} is of another model or optimizer ({one_line(error)})"
+        raise UserError(f"{reason}; choose another output=…") from error
 
 
 def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

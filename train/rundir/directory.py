@@ -100,7 +100,7 @@ def is_finished(config: Config) -> bool:
 def is_measured(config: Config) -> bool:
     """Return whether there are metrics of all rounds, and no checkpoint contradicts them.
 
-    That is enough for a table. The model was written before the last line, but may have been removed since.
+    That is enough for a table. The model is written after the last line, and may have been removed since.
     """
     end, checkpoint = _end(config), config.directory / CHECKPOINT_FILE
     return end is not None and (not checkpoint.exists() or rounds_of(checkpoint) == end)
@@ -227,7 +227,7 @@ def _objection(key: str, before: Config, config: Config) -> str | None:
     if key != "rounds" or config.rounds < before.rounds:
         return ""
     for local in [task.local for task in config.task_configs().values()] or [config.local]:
-        lr, rate = local.optimizer.options["lr"], local.schedule.build
+        lr, rate = local.optimizer.value("lr"), local.schedule.build
         if any(rate(lr, t, before.rounds) != rate(lr, t, config.rounds) for t in range(before.rounds)):
             return f": the schedule {local.schedule.name} depends on the total"
     return None

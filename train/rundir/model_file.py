@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from models import build_model
 from sharding.errors import UserError
 from train.config.schema import Config
-from train.experiment import Experiment
+from train.experiment import Task
 from train.rundir.checkpoint import apart, metadata_of
 from train.rundir.directory import check_regular, config_in
 from train.rundir.files import BEST_FILE, CONFIG_FILE, MODEL_FILE
@@ -29,21 +29,21 @@ KEY = "model"
 SLACK = 10  # times the file's size that a model may take while it is built
 
 
-def save_model(path: Path, model: nn.Module, rounds: int, parts: Mapping[str, Experiment]) -> None:
+def save_model(path: Path, model: nn.Module, rounds: int, tasks: Mapping[str, Task]) -> None:
     """Write the weights of a model under their own names, with the sizes that `read_model` needs.
 
     Args:
         path: of the file.
         model: evaluated model of a run; with tasks, one module per task.
         rounds: number of rounds that it was trained for.
-        parts: of the run, by task.
+        tasks: of the run, by name.
 
     Raises:
         RunError: the disk is full or not writable.
     """
     sizes = {
-        name: {"input_shape": part.dataset.input_shape, "num_classes": part.dataset.num_classes}
-        for name, part in parts.items()
+        name: {"input_shape": task.dataset.input_shape, "num_classes": task.dataset.num_classes}
+        for name, task in tasks.items()
     }
     state = apart(model.state_dict())
     write_whole(path, safetensors.torch.save(state, {KEY: json.dumps({"rounds": rounds, "sizes": sizes})}))

@@ -22,13 +22,13 @@ from pydantic.dataclasses import dataclass as checked
 
 from sharding.errors import UserError
 from train.config.schema import Config
-from train.experiment import Experiment
+from train.experiment import Task
 from train.rundir.files import PROVENANCE_FILE
 from train.runtime.jsonl import read_record
 
 log = logging.getLogger(__name__)
 
-PACKAGES = ("torch", "numpy", "scipy", "safetensors", "spectral-sharding")
+PACKAGES = ("torch", "numpy", "safetensors", "spectral-sharding")
 ROUNDING = ("torch", "processor")  # what must not change if all rounds of a run are to round alike
 
 
@@ -67,10 +67,10 @@ class Provenance:
         return json.dumps(asdict(self), indent=1) + "\n"
 
     @classmethod
-    def of(cls, config: Config, parts: Mapping[str, Experiment], round: int) -> Self:
+    def of(cls, config: Config, tasks: Mapping[str, Task], round: int) -> Self:
         """Describe a run that is about to start."""
-        device = str(next(iter(parts.values())).job.device)
-        data = {name: part.dataset.remarks for name, part in parts.items()}
+        device = str(next(iter(tasks.values())).job.device)
+        data = {name: task.dataset.remarks for name, task in tasks.items()}
         return cls(config.engine, config.threads, device, data, (describe_start(round),))
 
     def resumed(self, start: Mapping[str, Any]) -> "Provenance":

@@ -18,7 +18,8 @@ from sharding.diagnostics import anme
 from train.config.schema import Config
 from train.config.sections import Ratio
 from train.data.partition import class_counts
-from train.experiment import Experiment
+from train.experiment import Experiment, Task
+from train.metrics import RoundMetrics
 from train.rundir.files import CLIENTS_FILE, LAYERS_FILE, WANDB_FILE
 from train.runtime.jsonl import from_json, read_record, sound, whole_lines
 
@@ -27,11 +28,11 @@ DIGITS = 6  # significant ones are enough to draw
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 
 Clients = Mapping[str, Mapping[str, object]]  # by task: what `describe_clients` says
-Layers = Mapping[str, Sequence["LayerLaw"]]  # of a round: by layer, one law per keep ratio
+Layers = Mapping[str, Sequence["LayerStatistics"]]  # of a round: by layer, one entry per keep ratio
 
 
 @checked(frozen=True)
-class LayerLaw:
+class LayerStatistics:
     """A strategy's decision for one layer and keep ratio in one round, and the clients' draws.
 
     Attributes:
@@ -52,7 +53,7 @@ class LayerLaw:
 
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> Self:
-        """Return the law of one entry of `layers.jsonl`."""
+        """Return what one entry of `layers.jsonl` says."""
         return cls(**dict(entry) | {"anme": nan if entry["anme"] is None else entry["anme"]})
 
     def to_json(self) -> dict[str, object]:
@@ -78,26 +79,32 @@ class _Clients:
             raise ValueError("classes has rows of several lengths")
 
 
-def laws_of(plan: Plan) -> Layers:
-    """Return the laws of a round's plan."""
-    laws: dict[str, list[LayerLaw]] = {name: [] for name in plan.spectra}
+def layer_statistics(plans: Mapping[str, Plan]) -> dict[str, Layers]:
+    """Return a round's decisions for each layer, by model; without models that were sent whole."""
+    return {name: _statistics_of(plan) for name, plan in plans.items() if plan.spectra}
+
+
+def _statistics_of(plan: Plan) -> Layers:
+    statistics: dict[str, list[LayerStatistics]] = {name: [] for name in plan.spectra}
     for (ratio, name), draw in plan.draws.items():
         magnitudes, inclusion = draw.context.magnitudes, draw.allocation.inclusion
-        held = np.bincount(draw.indices.ravel(), minlength=len(magnitudes))
+        holders = np.bincount(draw.indices.ravel(), minlength=len(magnitudes))
         values, chances, weights = map(_rounded, (magnitudes, inclusion, draw.allocation.multipliers))
-        laws[name].append(LayerLaw(ratio, anme([inclusion]), values, chances, weights, held.tolist()))
-    return laws
+        entry = LayerStatistics(ratio, anme([inclusion]), values, chances, weights, holders.tolist())
+        statistics[name].append(entry)
+    return statistics
 
 
-def records_layers(config: Config, round: int, last: bool) -> bool:
-    """Return whether a round's laws are recorded: the first, the last, and every `layers_every`-th."""
-    every = config.layers_every
-    return round == 0 or last or (every is not None and (round + 1) % every == 0)
+def records_layers(config: Config, metrics: RoundMetrics) -> bool:
+    """Return whether a round's layers are recorded: the first, the last, and every `layers_every`-th."""
+    every, rounds = config.layers_every, metrics.round + 1
+    last = rounds == config.rounds or metrics.stopped is not None
+    return rounds == 1 or last or (every is not None and rounds % every == 0)
 
 
 def append_layers(path: Path, round: int, task: str, layers: Layers) -> None:
-    """Append a round's laws."""
-    entries = {name: [law.to_json() for law in laws] for name, laws in layers.items()}
+    """Append a round's layer records."""
+    entries = {name: [entry.to_json() for entry in entries] for name, entries in layers.items()}
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"round": round, "task": task, "layers": entries}) + "\n")
 
@@ -109,16 +116,17 @@ def read_layers(directory: Path) -> dict[tuple[int, str], Layers]:
     """
     return {
         (int(line["round"]), str(line["task"])): {
-            name: [LayerLaw.read(law) for law in laws] for name, laws in line["layers"].items()
+            name: [LayerStatistics.read(entry) for entry in entries] for name, entries in line["layers"].items()
         }
         for line in sound(whole_lines(directory / LAYERS_FILE))
         if line["layers"]
     }
 
 
-def describe_clients(parts: Mapping[str, Experiment]) -> Clients:
+def describe_clients(experiment: Experiment) -> Clients:
     """Return, by task, each client's samples, keep ratio, and samples of each class (None for text or remote data)."""
-    return {name: _describe(part) for name, part in parts.items()}
+    node_keys = {"node_keys": list(experiment.node_keys)} if experiment.node_keys else {}
+    return {name: _describe(task) | node_keys for name, task in experiment.tasks.items()}
 
 
 def read_clients(directory: Path) -> dict[str, dict[str, Any]]:
@@ -154,17 +162,17 @@ def wandb_state(directory: Path) -> dict[str, Any]:
     return {}
 
 
-def _describe(part: Experiment) -> dict[str, object]:
-    targets, sizes = part.training.targets, list(part.num_samples.values())
+def _describe(task: Task) -> dict[str, object]:
+    targets, sizes = task.training.targets, list(task.num_samples.values())
     classes = None
     if targets.dim() == 1 and len(targets) == sum(sizes):  # not text, and the samples are on this machine
         owned = np.split(np.arange(len(targets)), np.cumsum(sizes)[:-1])
-        classes = class_counts(owned, targets.cpu().numpy(), part.dataset.num_classes)
+        classes = class_counts(owned, targets.cpu().numpy(), task.dataset.num_classes)
     return {
         "samples": sizes,
-        "keep_ratios": list(part.keep_ratios.values()),
+        "keep_ratios": list(task.keep_ratios.values()),
         "classes": None if classes is None else classes.tolist(),
-    } | ({"node_keys": list(part.node_keys)} if part.node_keys else {})
+    }
 
 
 def _rounded(values: NDArray[np.float64]) -> list[float]:

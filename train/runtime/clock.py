@@ -7,6 +7,8 @@ from time import perf_counter
 
 import torch
 
+from train.metrics import RoundMetrics
+
 
 class Clock:
     """Times the phases of one round: ``with clock("plan"): …``."""
@@ -24,6 +26,8 @@ class Clock:
             torch.cuda.synchronize()  # between phases only, never within one
         self._phases[f"seconds_{phase}"] += perf_counter() - start
 
-    def seconds(self) -> dict[str, float]:
-        """Return ``seconds`` since the clock was made, and ``seconds_<phase>`` of each phase."""
-        return {"seconds": perf_counter() - self._start} | self._phases
+    def write_to(self, metrics: RoundMetrics) -> None:
+        """Set ``seconds`` since the clock was made, and ``seconds_<phase>`` of each phase."""
+        metrics.seconds = perf_counter() - self._start
+        for name, seconds in self._phases.items():
+            setattr(metrics, name, seconds)

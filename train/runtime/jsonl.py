@@ -77,7 +77,7 @@ def has_diverged(lines: Sequence[Mapping[str, Any]], rounds: int) -> bool:
 
 def is_lost(line: Mapping[str, Any]) -> bool:
     """Return whether a round had no usable update."""
-    return bool(line.get("failed")) and not line.get("heard")
+    return bool(line.get("num_failed")) and not line.get("num_aggregated")
 
 
 def keep_lines(path: Path, count: int | None = None) -> None:

@@ -24,7 +24,7 @@ class Stopped(KeyboardInterrupt):
         self.signal = number
 
 
-class Request:
+class StopRequest:
     """Whether to stop after the current round.
 
     Attributes:
@@ -34,7 +34,7 @@ class Request:
     def __init__(self) -> None:
         self.signal: int | None = None
 
-    def heed(self) -> None:
+    def raise_if_set(self) -> None:
         """Raise `Stopped` if a signal asked to stop.
 
         Raises:
@@ -43,7 +43,7 @@ class Request:
         if self.signal is not None:
             raise Stopped(self.signal)
 
-    def take(self, number: int, frame: FrameType | None) -> None:
+    def handle(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
         if self.signal == number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # closing must not be interrupted
@@ -52,16 +52,16 @@ class Request:
 
 
 @contextmanager
-def stop_on_request() -> Iterator[Request]:
+def stop_on_request() -> Iterator[StopRequest]:
     """Record signals that ask to stop instead of ending at once. Only the main thread gets signals."""
-    request = Request()
+    request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
     before = {number: signal.getsignal(number) for number in ENDING}
     for number in ENDING:
         if before[number] is not signal.SIG_IGN:  # as under nohup, or in a worker that another process ends
-            signal.signal(number, request.take)
+            signal.signal(number, request.handle)
     try:
         yield request
     finally:

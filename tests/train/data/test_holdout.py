@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from sharding.errors import UserError
+from tests.train.runs import task_of
 from train.assembly import assemble, read_dataset
 from train.config.schema import load_config
 from train.data import DATASETS, load_dataset
@@ -49,8 +50,8 @@ def test_a_configuration_holds_out() -> None:
     config = load_config("configs/quickstart.yaml", ["data.holdout=200", "seed=3"])
     whole = load_config("configs/quickstart.yaml", [])
     experiment = assemble(config)
-    assert len(experiment.dataset.test) == 200
-    assert sum(experiment.num_samples.values()) == len(read_dataset(whole).train) - 200
+    assert len(task_of(experiment).dataset.test) == 200
+    assert sum(task_of(experiment).num_samples.values()) == len(read_dataset(whole).train) - 200
 
 
 def test_samples_without_a_target_cannot_be_held_out(monkeypatch) -> None:

@@ -101,7 +101,7 @@ def test_threads_stay_as_they_were(engine_of):
 
 
 def test_a_round_without_clients_has_no_updates(engine_of):
-    assert list(engine_of(make_job(), 2).train(Plan({}, {}, {}, {}, {}), 0, LR)) == []
+    assert list(engine_of(make_job(), 2).train(Plan("0-none", {}, {}, {}, {}, {}, {}), 0, LR)) == []
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,9 @@ class Nodes(Grid):
             TaskIdentity.node_id = server
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        replies, self._replies = self._replies, []
+        wanted = set(message_ids)
+        replies = [reply for reply in self._replies if reply.metadata.reply_to_message_id in wanted]
+        self._replies = [reply for reply in self._replies if reply.metadata.reply_to_message_id not in wanted]
         return replies
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:

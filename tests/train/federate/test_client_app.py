@@ -9,6 +9,7 @@ import torch
 from sharding import Shard
 from sharding.errors import UserError
 from sharding.shard import Terms
+from tests.train.runs import task_of
 from train.assembly import assemble, make_model
 from train.data import DATASETS, Split, empty_dataset, load_dataset
 from train.federate.client_app import open_data, partition_of, read_data, write_data
@@ -64,7 +65,7 @@ def test_samples_that_do_not_fit_the_dataset_are_refused(config, tmp_path):
 
 def test_without_a_file_it_cuts_out_what_a_simulation_gives_that_client(config):
     ours = config()
-    clients = assemble(ours).job.clients
+    clients = task_of(assemble(ours)).job.clients
     _, got = open_data(ours, {"partition-id": 2})
     assert torch.equal(got.inputs, clients[2].inputs)
     with pytest.raises(UserError, match="clients 0 to 3"):

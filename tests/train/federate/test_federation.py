@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from shutil import copytree, ignore_patterns
 
@@ -14,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from sharding.failures import Failure, Kind
-from tests.train.runs import model_of, wait_until
+from tests.train.runs import model_of, task_of, wait_until
 from tests.train.runs import read as read_metrics
 from train.assembly import assemble
 from train.config.schema import load_config
@@ -86,7 +85,7 @@ def test_a_federation_that_loses_its_server_continues_with_the_result_of_a_simul
     )
     run(config)
     assert model_of(output) == model_of(config.directory)
-    assert [line["heard"] for line in read_metrics(output)] == [2, 2, 2]
+    assert [line["num_aggregated"] for line in read_metrics(output)] == [2, 2, 2]
 
 
 LOSSES = {
@@ -118,7 +117,7 @@ def with_participation(config, failing):
             for client, update in super().train(plan, round, lr):
                 yield client, Update(None, None, Failure(Kind.FAILED, "lost")) if client in failing else update
 
-    experiment = replace(experiment, make_engine=Some)
+    task_of(experiment).make_engine = Some
     run_rounds(experiment, 0)
     return experiment.model.state_dict()
 
@@ -137,7 +136,7 @@ def start_faulty(processes, place, config, node, faults):
 def told_and_left_out(config, faults):
     """Make sure that each of the faults is named, and is in the result as if that client had not been there."""
     (line,) = read_metrics(config.directory)
-    assert (line["heard"], line["failed"]) == (2, len(faults))
+    assert (line["num_aggregated"], line["num_failed"]) == (2, len(faults))
     for client, (_, why) in faults.items():
         assert re.search(why, line["failures"][str(client)])
     expected = with_participation(config.model_copy(update={"output": None}), set(faults))

@@ -13,7 +13,7 @@ from train.federate.messages import Card, Order, config_text, read_config, read_
 @pytest.fixture
 def shard():
     model = build_model("mlp", input_shape=(1, 8, 8), num_classes=10, hidden=[32, 16])
-    return ShardPlanner("collective").plan(model, {0: 0.5, 1: 0.5}, 3)[1]
+    return ShardPlanner("collective").plan(model, {0: 0.5, 1: 0.5}, 3).shard(1)
 
 
 def test_an_order_arrives_as_it_was_sent(shard, config):

@@ -43,8 +43,8 @@ def test_only_those_who_are_heard_send_their_update(config):
     nodes = Nodes(settings(ours))
     nodes.bend = dict.fromkeys(nodes.settings, lambda reply: [sent.append("shard" in reply.content), reply][1:])
     told = over(ours, nodes)
-    assert sum(sent) == sum(line["heard"] for line in told) < 4 * 4
-    assert not any(line["failed"] for line in told)
+    assert sum(sent) == sum(line["num_aggregated"] for line in told) < 4 * 4
+    assert not any(line["num_failed"] for line in told)
 
 
 LIARS = {  # what is wrong, with which sampler, in which reply, and what is said of it
@@ -70,7 +70,7 @@ def test_who_misbehaves_is_left_out_and_named(config, lie):
     (line,) = over(ours, nodes)
     assert list(line["failures"]) == ["1"]
     assert why in line["failures"]["1"]
-    assert line["heard"] >= 1
+    assert line["num_aggregated"] >= 1
 
 
 def test_a_node_that_was_started_anew_has_nothing_to_send(config):
@@ -79,7 +79,7 @@ def test_a_node_that_was_started_anew_has_nothing_to_send(config):
     replies_to(nodes, "train", lambda reply: [nodes.states[107].clear(), reply][1:])
     (line,) = over(ours, nodes)
     assert "no longer has an update" in line["failures"]["1"]
-    assert line["heard"] == 3
+    assert line["num_aggregated"] == 3
 
 
 def test_a_node_that_leaves_after_training_has_received_its_shard(config, tmp_path):

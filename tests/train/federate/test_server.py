@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from sharding.errors import UserError
 from tests.train.federate.nodes import Nodes
-from tests.train.runs import assert_same, model_of, read
+from tests.train.runs import assert_same, model_of, read, task_of
 from train.assembly import assemble
 from train.callbacks import EachRound
 from train.callbacks.stopping import DivergedError
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("flower_identity", "no_waiting")
 
 def settings(config, count=4, first=100):
     """Return the nodes of the clients that the configuration deals out, by numbers that start anywhere."""
-    ratios = assemble(config).keep_ratios
+    ratios = task_of(assemble(config)).keep_ratios
     return {first + 7 * client: {"partition-id": client, "keep-ratio": ratios[client]} for client in range(count)}
 
 
@@ -106,7 +106,7 @@ def test_a_reply_that_is_wrong_is_refused_and_named(config, tmp_path, fault):
     nodes, (bend, why, kind) = Nodes(settings(ours)), FAULTS[fault]
     nodes.bend[107] = introduced(bend)
     (line,) = over(ours, nodes)
-    assert (line["heard"], line["failed"]) == (3, 1)
+    assert (line["num_aggregated"], line["num_failed"]) == (3, 1)
     assert why in line["failures"]["1"]
     assert line["failed_by_kind"] == {kind: 1}
     missing = ours.model_copy(update={"output": tmp_path / "missing"})
@@ -153,7 +153,7 @@ def test_with_half_of_the_nodes_gone_the_rest_continues_and_who_comes_back_is_kn
         nodes.settings = dict([*whole.items()][:2]) if metrics["round"] == 0 else whole
 
     told = over(ours, nodes, leave_and_return)
-    assert [line["heard"] for line in told] == [4, 2, 4]
+    assert [line["num_aggregated"] for line in told] == [4, 2, 4]
     assert set(told[1]["failures"].values()) == {"its node is not connected"}
     assert [line["failed_by_kind"] for line in told] == [{}, {"absent": 2}, {}]
     assert all(line["bytes_down"] == line["bytes_up"] for line in told)  # an absent node is sent nothing
@@ -170,7 +170,7 @@ def test_a_round_without_nodes_waits_for_one(config):
 
     nodes.get_node_ids = back_at_the_third_look
     told = over(ours, nodes, lambda metrics: nodes.settings.clear())
-    assert [line["heard"] for line in told] == [4, 4]
+    assert [line["num_aggregated"] for line in told] == [4, 4]
 
 
 def test_without_a_usable_reply_the_model_stays_and_the_run_ends_in_the_end(config):
@@ -267,7 +267,7 @@ def test_a_client_belongs_to_one_key_when_the_server_starts_again(config, caplog
 def test_the_key_of_a_client_counts_before_the_first_word_of_another(config, caplog):
     ours = config("rounds=1")
     over(ours, keyed(ours))
-    grid, thief = keyed(ours), {"partition-id": 0, "keep-ratio": assemble(ours).keep_ratios[0]}
+    grid, thief = keyed(ours), {"partition-id": 0, "keep-ratio": task_of(assemble(ours)).keep_ratios[0]}
     whole, grid.settings, grid.keys[500] = grid.settings, {500: thief}, b"another"
     known = resumed(ours, grid)
     assert known.online() == {0: 500}  # no key of the run is there: nodes may get a new one at each start

@@ -14,23 +14,25 @@ and as many threads as torch may use work side by side: no core waits for anothe
 same whatever their number.
 
 All terms of a square matrix take twice as many numbers as the matrix, and a round needs only those that somebody draws.
-So `decompose` passes the magnitudes to a function that chooses terms, and keeps only the vectors of these.
+So a `Decomposition` has the magnitudes of all terms, and computes the vectors of those that you `keep`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from sharding.errors import UserError
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
 # Below this share of the largest magnitude, squaring in float64 leaves fewer digits than float32 holds.
 GRAM_FLOOR = 1e-5
 STRIP = 128  # rows of a Gram matrix computed at once
-
-Choose = Callable[[str, Tensor], Tensor]  # of a matrix's name and all its λ (N,): which terms to keep, ascending
 
 
 @dataclass(frozen=True)
@@ -68,95 +70,146 @@ def compose(u: Tensor, v: Tensor, blocks: int = 1) -> Tensor:
     return (u.unflatten(0, (blocks, -1)) @ v.unflatten(0, (blocks, -1)).mT).flatten(0, 1)
 
 
-def _all(name: str, magnitudes: Tensor) -> Tensor:
-    return torch.arange(len(magnitudes))
+@dataclass(frozen=True)
+class Decomposition:
+    """All magnitudes of one matrix, and what the vectors of its terms are computed from.
+
+    Attributes:
+        magnitudes: λ of all terms, shape (N,), non-increasing, float64.
+        flat: the matrix's blocks, shape (blocks, N, M) with N ≤ M.
+        block_magnitudes: λ of each block, shape (blocks, N).
+        left: the short side's unit vectors, one per row, shape (blocks, N, N).
+        right: the long side's, shape (blocks, N, M); where None, they are Wᵀu/λ.
+        wide: whether the short side is that of the outputs.
+    """
+
+    magnitudes: Tensor
+    flat: Tensor
+    block_magnitudes: Tensor
+    left: Tensor
+    right: Tensor | None
+    wide: bool
+
+    def keep(self, indices: Tensor | None = None) -> Spectrum:
+        """Return the spectrum with the vectors of these terms.
+
+        A term of magnitude zero gets a unit u' and v' = 0: the matrix is unchanged, and the term can train (with both
+        sides zero its gradients would be zero for ever).
+
+        Args:
+            indices: ascending, shape (n,); all terms by default.
+        """
+        device = self.magnitudes.device
+        indices = torch.arange(len(self.magnitudes), device=device) if indices is None else indices.to(device)
+        with torch.autocast(device.type, enabled=False):  # in half precision every round would move the weights
+            short, long = _sides(self.flat, indices, self.block_magnitudes, self.left, self.right)
+        u, v = (short, long) if self.wide else (long, short)
+        return Spectrum(self.magnitudes, indices, u, v, len(self.flat))
 
 
-def decompose(matrices: Mapping[str, Tensor], choose: Choose = _all) -> dict[str, Spectrum]:
-    """Decompose every matrix (out, in), or stack of blocks (blocks, out, in), each as one.
+def decompose(matrices: Mapping[str, Tensor]) -> dict[str, Spectrum]:
+    """Decompose every matrix (out, in), or stack of blocks (blocks, out, in), into all of its terms.
 
-    A term of magnitude zero gets a unit u' and v' = 0: the matrix is unchanged, and the term can train (with both
-    sides zero its gradients would be zero for ever).
+    Raises:
+        UserError: a matrix that does not consist of real floating-point numbers, or has NaN or Inf.
+    """
+    check_matrices(matrices)
+
+    def spectra_of(names: list[str]) -> list[Spectrum]:
+        return [decomposition.keep() for decomposition in decompose_batch([matrices[name] for name in names])]
+
+    batches = group_by_shape(matrices)
+    spectra = {
+        name: spectrum
+        for names, results in zip(batches, map_threads(spectra_of, batches), strict=True)
+        for name, spectrum in zip(names, results, strict=True)
+    }
+    return {name: spectra[name] for name in matrices}
+
+
+def largest_terms(matrix: Tensor, num_terms: int) -> tuple[Tensor, Tensor]:
+    """Return u' and v' of the largest terms of a matrix, or of every block, stacked, in the matrix's dtype.
 
     Args:
-        matrices: by name.
-        choose: which terms to keep; on a CPU, several threads call it.
+        matrix: shape (out, in) or (blocks, out, in).
+        num_terms: n, of each block.
+
+    Returns:
+        u' (blocks·out, n) and v' (blocks·in, n), by non-increasing magnitude.
+    """
+    check_matrices({"": matrix})
+    spectrum = decompose_batch([matrix])[0].keep(torch.arange(num_terms))
+    return spectrum.u, spectrum.v
+
+
+def group_by_shape(matrices: Mapping[str, Tensor]) -> list[list[str]]:
+    """Return the names of the matrices that one batched call decomposes, the most work and memory first.
+
+    On a CPU every matrix is alone.
+    """
+    batches: dict[object, list[str]] = {}
+    for name, matrix in matrices.items():
+        alone = name if matrix.device.type == "cpu" else None
+        batches.setdefault((alone, matrix.shape[-2:], matrix.dtype, matrix.device), []).append(name)
+    return sorted(batches.values(), key=lambda names: -matrices[names[0]].numel())
+
+
+def map_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterable[Result]:
+    """Map a function over items on as many threads as torch may use, each computing with one; keep the order."""
+    threads = torch.get_num_threads()
+    if min(threads, len(items)) < 2:
+        yield from map(function, items)
+        return
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            yield from pool.map(function, items)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def decompose_batch(matrices: Sequence[Tensor]) -> list[Decomposition]:
+    """Decompose matrices of one shape, dtype and device in one batched call."""
+    stacks = [matrix.detach() if matrix.dim() == 3 else matrix.detach()[None] for matrix in matrices]
+    batch = torch.cat(stacks) if len(stacks) > 1 else stacks[0]
+    wide = batch.shape[1] <= batch.shape[2]
+    flat = batch if wide else batch.mT
+    magnitudes, left, right = _factors(flat)
+    sizes = [len(stack) for stack in stacks]
+    rights = [None] * len(sizes) if right is None else right.split(sizes)
+    decompositions = []
+    for blocks, each, short, long in zip(
+        flat.split(sizes), magnitudes.split(sizes), left.split(sizes), rights, strict=True
+    ):
+        joined = each[0] if len(each) == 1 else each.square().sum(dim=0).sqrt()
+        decompositions.append(Decomposition(joined, blocks, each, short, long, wide))
+    return decompositions
+
+
+def check_matrices(matrices: Mapping[str, Tensor]) -> None:
+    """Check that matrices have singular terms to share.
 
     Raises:
         UserError: a matrix that does not consist of real floating-point numbers, or has NaN or Inf.
     """
     for name, matrix in matrices.items():
-        _check(f"layer {name}: its weight" if name else "the matrix", matrix)
-    batches = sorted(_batches(matrices), key=lambda names: -matrices[names[0]].numel())  # most work and memory first
-
-    def spectra_of(names: list[str]) -> dict[str, Spectrum]:
-        return _decompose_together({name: matrices[name].detach() for name in names}, choose)
-
-    spectra = {name: spectrum for found in _side_by_side(spectra_of, batches) for name, spectrum in found.items()}
-    return {name: spectra[name] for name in matrices}
+        what = f"layer {name}: its weight" if name else "the matrix"
+        if matrix.dim() not in (2, 3) or not matrix.is_floating_point():
+            kind = f"{matrix.dtype} of shape {tuple(matrix.shape)}"
+            raise UserError(f"{what} is {kind}; a matrix of real floating-point numbers is needed")
+        if not bool(matrix.isfinite().all()):
+            raise UserError(f"{what} has NaN or Inf; training diverged, so lower the learning rate or the clip")
 
 
-def _batches(matrices: Mapping[str, Tensor]) -> list[list[str]]:
-    """Return the names of the matrices that are decomposed together."""
-    batches: dict[object, list[str]] = {}
-    for name, matrix in matrices.items():
-        alone = name if matrix.device.type == "cpu" else None
-        batches.setdefault((alone, matrix.shape[-2:], matrix.dtype, matrix.device), []).append(name)
-    return list(batches.values())
+def _factors(flat: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return λ (B, N), and the unit vectors of the short and the long side, one per row, of a batch (B, N, M), N ≤ M.
 
-
-def _side_by_side(
-    spectra_of: Callable[[list[str]], dict[str, Spectrum]], batches: list[list[str]]
-) -> Iterator[dict[str, Spectrum]]:
-    """Yield the spectra of every batch, from as many threads as torch may use, each computing with one."""
-    threads = torch.get_num_threads()
-    if min(threads, len(batches)) < 2:
-        yield from map(spectra_of, batches)
-        return
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(threads) as pool:
-            yield from pool.map(spectra_of, batches)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _decompose_together(matrices: Mapping[str, Tensor], choose: Choose) -> dict[str, Spectrum]:
-    """Decompose matrices of one shape, dtype and device in one batched call."""
-    stacks = [matrix if matrix.dim() == 3 else matrix[None] for matrix in matrices.values()]
-    batch = torch.cat(stacks) if len(stacks) > 1 else stacks[0]
-    wide = batch.shape[1] <= batch.shape[2]
-    flat = batch if wide else batch.mT
-    factors = _factors(flat)
-    each = zip(*(part.split([len(stack) for stack in stacks]) for part in (flat, *factors)), strict=True)
-    spectra = {}
-    for name, (its, magnitudes, *vectors) in zip(matrices, each, strict=True):
-        joined = magnitudes[0] if len(its) == 1 else magnitudes.square().sum(dim=0).sqrt()
-        indices = choose(name, joined).to(joined.device)
-        with torch.autocast(its.device.type, enabled=False):  # in half precision every round would move the weights
-            short, long = _sides(its, indices, magnitudes, *vectors)
-        spectra[name] = Spectrum(joined, indices, *((short, long) if wide else (long, short)), len(its))
-    return spectra
-
-
-def _check(what: str, matrix: Tensor) -> None:
-    """Raise a `UserError` that says why a matrix has no singular terms to share."""
-    if matrix.dim() not in (2, 3) or not matrix.is_floating_point():
-        kind = f"{matrix.dtype} of shape {tuple(matrix.shape)}"
-        raise UserError(f"{what} is {kind}; a matrix of real floating-point numbers is needed")
-    if not bool(matrix.isfinite().all()):
-        raise UserError(f"{what} has NaN or Inf; training diverged, so lower local.lr or the clip")
-
-
-def _factors(flat: Tensor) -> tuple[Tensor, ...]:
-    """Return λ (B, N) and the vectors, one per row, of a batch (B, N, M), N ≤ M.
-
-    These are the short side's (B, N, N), and the long side's (B, N, M) only where they are not Wᵀu/λ.
+    The long side's are None where they are Wᵀu/λ.
     """
     squares, left = torch.linalg.eigh(lower_gram(flat.double()))  # reads only the lower triangle
     magnitudes = squares.flip(-1).clamp(min=0).sqrt()
     if bool((magnitudes[:, -1] > GRAM_FLOOR * magnitudes[:, 0]).all()):
-        return magnitudes, left.mT.flip(-2)
+        return magnitudes, left.mT.flip(-2), None
     left, magnitudes, right = torch.linalg.svd(flat.double(), full_matrices=False)
     # Terms below the numerical rank are rounding errors. They count as zero, so that no factors of 1e-9 are trained.
     noise = magnitudes[:, :1] * max(flat.shape[1:]) * torch.finfo(torch.float64).eps

@@ -1,13 +1,9 @@
 """The largest terms against an SVD in float64."""
 
-import sys
-
 import pytest
-import scipy.linalg
 import torch
 
-from sharding.svd import truncation
-from sharding.svd.truncation import largest_terms
+from sharding.spectrum import largest_terms
 
 DECAYS = {
     "flat": lambda n: torch.ones(n),
@@ -34,7 +30,7 @@ def matrix(decay, rows, columns, blocks=1):
 @pytest.mark.parametrize("shape", [(60, 90), (90, 60), (40, 30, 3)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("num_terms", [1, 12])
-def test_they_hold_what_the_best_terms_do(decay, shape, dtype, num_terms):
+def test_largest_terms_of_any_spectrum_have_the_least_error(decay, shape, dtype, num_terms):
     blocks = matrix(decay, *shape).to(dtype)
     u, v = (factor.double().unflatten(0, (len(blocks), -1)) for factor in largest_terms(blocks, num_terms))
     singular = torch.linalg.svdvals(blocks.double())
@@ -53,34 +49,9 @@ def test_they_hold_what_the_best_terms_do(decay, shape, dtype, num_terms):
         torch.testing.assert_close(u.norm(dim=1), v.norm(dim=1), rtol=precision, atol=0)
 
 
-def test_autocast_does_not_round_the_largest_terms():
+def test_largest_terms_under_autocast_are_not_rounded():
     blocks = matrix("random", 60, 90).float()
     expected = largest_terms(blocks, 12)
     with torch.autocast("cpu", torch.bfloat16):
         found = largest_terms(blocks, 12)
     assert all(map(torch.equal, found, expected))
-
-
-def test_eigenvectors_that_scipy_cannot_compute_are_torchs(monkeypatch):
-    blocks = matrix("linear", 60, 90).float()
-    alone = largest_terms(blocks, 12)
-
-    def fails(*args, **options):
-        raise scipy.linalg.LinAlgError
-
-    monkeypatch.setattr(scipy.linalg, "eigh", fails)
-    failed = largest_terms(blocks, 12)
-    monkeypatch.setitem(sys.modules, "scipy.linalg", None)
-    without = largest_terms(blocks, 12)
-    for its, mine, theirs in zip(alone, failed, without, strict=True):
-        assert torch.equal(mine, theirs)
-        assert not torch.equal(its, theirs)  # another algorithm has rounded
-        torch.testing.assert_close(its * (its[0] * theirs[0]).sign(), theirs, rtol=0, atol=2e-4)
-
-
-def test_only_the_wanted_terms_are_computed_where_that_is_enough(monkeypatch):
-    monkeypatch.setattr(truncation, "decompose", None)
-    for decay in ("flat", "random", "linear"):
-        largest_terms(matrix(decay, 60, 90).float(), 12)
-    with pytest.raises(TypeError):
-        largest_terms(matrix("steep", 60, 90).float(), 30)

@@ -1,1 +1,0 @@
-"""Singular terms of matrices: all, or the largest."""

@@ -1,0 +1,214 @@
+"""The server's step by torch's optimizers against their recursions, written out."""
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW
+
+from sharding import FedYogi, Server, ShardPlanner, UserError, iterate_average
+from sharding.modules.finite import find_nonfinite
+
+OPTIMIZERS = {
+    "sgd": lambda weights: SGD(weights, lr=0.5),
+    "momentum": lambda weights: SGD(weights, lr=0.5, momentum=0.9),
+    "nesterov": lambda weights: SGD(weights, lr=0.5, momentum=0.9, nesterov=True),
+    "adam": lambda weights: Adam(weights, lr=0.5, betas=(0.9, 0.99), eps=1e-3),
+    "adamw": lambda weights: AdamW(weights, lr=0.5),
+    "adagrad": lambda weights: Adagrad(weights, lr=0.5),
+    "adafactor": lambda weights: Adafactor(weights, lr=0.5),
+    "yogi": lambda weights: FedYogi(weights, lr=0.5),
+}
+STATEFUL = [name for name in OPTIMIZERS if name != "sgd"]
+
+
+def server_of(model, make=None, **options):
+    return Server(model, ShardPlanner("dense"), make and make(model.parameters()), **options)
+
+
+def move(server, change=1.0, round=0):
+    """Run a round in which the only client returns all trained values plus a change."""
+
+    def train(client, shard):
+        return shard.returned({name: value + change for name, value in shard.trained().items()})
+
+    return server.round(round, {"phone": 1.0}, train)
+
+
+def model_at(value: float) -> nn.Module:
+    model = nn.Linear(3, 2).double()
+    nn.init.constant_(model.weight, value)
+    nn.init.constant_(model.bias, value)
+    return model
+
+
+CHANGES = [0.5, -0.25, 0.0625, 1.0]
+
+
+def momentum_by_hand(lr: float, beta: float) -> list[float]:
+    weight, m, weights = 1.0, 0.0, []
+    for change in CHANGES:
+        m = beta * m + change
+        weight += lr * m
+        weights.append(weight)
+    return weights
+
+
+def nesterov_by_hand(lr: float, beta: float) -> list[float]:
+    """W itself goes as with momentum; what is sent, and kept, is η_g·β·m ahead of it."""
+    weight, m, weights = 1.0, 0.0, []
+    for change in CHANGES:  # Δ of the point that was sent
+        m = beta * m + change
+        weight += lr * m
+        weights.append(weight + lr * beta * m)
+    return weights
+
+
+def adam_by_hand(lr: float, beta: float) -> list[float]:
+    weight, m, v, weights = 1.0, 0.0, 0.0, []
+    for t, change in enumerate(CHANGES, start=1):
+        m, v = beta * m + (1 - beta) * change, 0.99 * v + 0.01 * change**2
+        weight += lr * (m / (1 - beta**t)) / ((v / (1 - 0.99**t)) ** 0.5 + 1e-3)
+        weights.append(weight)
+    return weights
+
+
+def yogi_by_hand(lr: float, beta: float) -> list[float]:
+    weight, m, v, weights = 1.0, 0.0, 1e-6, []
+    for change in CHANGES:
+        m = beta * m + (1 - beta) * change
+        v -= 0.01 * change**2 * (1 if v > change**2 else -1 if v < change**2 else 0)
+        weight += lr * m / (v**0.5 + 1e-3)
+        weights.append(weight)
+    return weights
+
+
+RECURSIONS = [
+    (lambda weights, lr, beta: SGD(weights, lr, beta), momentum_by_hand),
+    (lambda weights, lr, beta: SGD(weights, lr, beta, nesterov=True), nesterov_by_hand),
+    (lambda weights, lr, beta: Adam(weights, lr, (beta, 0.99), eps=1e-3), adam_by_hand),
+    (lambda weights, lr, beta: FedYogi(weights, lr, (beta, 0.99), tau=1e-3), yogi_by_hand),
+]
+
+
+@pytest.mark.parametrize(("lr", "beta"), [(1.0, 0.5), (0.3, 0.9)])
+@pytest.mark.parametrize(("make", "by_hand"), RECURSIONS, ids=["momentum", "nesterov", "adam", "yogi"])
+def test_step_with_an_optimizer_follows_its_recursion(make, by_hand, lr, beta):
+    model, weights = model_at(1.0), []
+    server = Server(model, ShardPlanner("dense"), make(model.parameters(), lr, beta))
+    for t, change in enumerate(CHANGES):
+        move(server, change, t)
+        weights.append(float(model.weight[0, 0].detach()))
+        assert len({float(x) for weight in model.parameters() for x in weight.detach().flatten()}) == 1
+    assert weights == pytest.approx(by_hand(lr, beta), rel=1e-12)
+
+
+def test_step_without_an_optimizer_makes_the_average_the_model():
+    server = server_of(model_at(1.0))
+    move(server, 0.5)
+    assert set(server.model.weight.flatten().tolist()) == {1.5}
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_step_of_a_lost_round_changes_neither_model_nor_optimizer(name):
+    server = server_of(model_at(1.0), OPTIMIZERS[name])
+    move(server)
+    weight, state = server.model.weight.clone(), {key: value.clone() for key, value in server.state_dict().items()}
+    server.round(1, {"phone": 1.0}, lambda client, shard: None)
+    assert torch.equal(server.model.weight, weight)
+    assert state
+    assert all(torch.equal(value, state[key]) for key, value in server.state_dict().items())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_step_leaves_frozen_weights_alone_and_sets_buffers_to_their_average(name):
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).requires_grad_(False)
+    model[0].weight.requires_grad_(True)
+    bias = model[0].bias.clone()
+    move(server_of(model, OPTIMIZERS[name]), 3.0)
+    assert torch.equal(model[0].bias, bias)
+    assert set(model[1].running_mean.tolist()) == {3.0}
+    assert model[0].weight.grad is None
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_step_of_weights_frozen_and_thawed_between_rounds_moves_the_thawed_ones(name):
+    model = nn.Linear(2, 2)
+    model.bias.requires_grad_(False)
+    server = server_of(model, OPTIMIZERS[name])
+    move(server)
+    model.weight.requires_grad_(False)
+    model.bias.requires_grad_(True)
+    frozen, before = model.weight.clone(), model.bias.detach().clone()
+    move(server, round=1)
+    assert torch.equal(model.weight, frozen)
+    assert not torch.equal(model.bias, before)
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_load_state_dict_in_a_new_server_continues_with_the_same_bits(name):
+    first = server_of(model_at(1.0), OPTIMIZERS[name], averaged=iterate_average(model_at(1.0)))
+    move(first)
+    second = server_of(model_at(2.0), OPTIMIZERS[name], averaged=iterate_average(model_at(2.0)))
+    second.model.load_state_dict(first.model.state_dict())
+    second.load_state_dict({key: value.clone() for key, value in first.state_dict().items()})
+    for server in (first, second):
+        move(server, -0.3, round=1)
+    torch.testing.assert_close(first.model.state_dict(), second.model.state_dict(), rtol=0, atol=0)
+    torch.testing.assert_close(first.result.state_dict(), second.result.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["momentum", "nesterov"])
+def test_step_that_is_not_finite_is_not_taken(name, caplog):
+    model = nn.Sequential(nn.Linear(2, 2))
+    server = server_of(model, OPTIMIZERS[name])
+    server.optimizer.param_groups[0]["lr"] = 1e30
+    before = model[0].weight.detach().clone()
+    move(server, 1e25)
+    assert torch.equal(model[0].weight, before)
+    assert not server.state_dict()
+    assert "skipped the server's step" in caplog.text
+
+
+def test_average_that_overflows_is_rejected_and_changes_nothing():
+    model = model_at(1.0).float()
+    server = server_of(model)
+
+    def train(client, shard):
+        huge = {
+            name: torch.full_like(value, 3e38 if client == "a" else -3e38) for name, value in shard.trained().items()
+        }
+        return shard.returned(huge)
+
+    with torch.no_grad():
+        model.weight.fill_(-3e38)
+    outcome = server.round(0, {"a": 1.0}, train)
+    assert outcome.accepted == []
+    assert "NaN or Inf" in outcome.rejected["a"].message
+    assert set(model.weight.flatten().tolist()) == {torch.tensor(-3e38).item()}
+
+
+def test_find_nonfinite_of_an_imaginary_part_names_it():
+    assert find_nonfinite({"good": torch.ones(2) + 1j, "bad": torch.tensor([complex(0, torch.nan)])}) == "bad"
+
+
+@pytest.mark.parametrize(("name", "other"), [("momentum", "adam"), ("adam", "nesterov")])
+def test_load_state_dict_of_another_optimizer_or_model_is_refused(name, other):
+    servers = [server_of(nn.Sequential(nn.Linear(2, 2)), OPTIMIZERS[each]) for each in (name, other)]
+    for server in servers:
+        move(server)
+    renamed = {key.replace("0.weight", "x.weight"): value for key, value in servers[0].state_dict().items()}
+    for state in (servers[1].state_dict(), renamed):
+        with pytest.raises(UserError, match="another optimizer or model"):
+            servers[0].load_state_dict(state)
+
+
+def test_server_with_an_optimizer_of_another_model_is_refused():
+    with pytest.raises(UserError, match="another model"):
+        Server(model_at(1.0), ShardPlanner(), SGD(model_at(1.0).parameters(), lr=1.0))
+
+
+def test_step_with_an_optimizer_of_some_weights_names_the_others():
+    model = model_at(1.0)
+    server = Server(model, ShardPlanner("dense"), SGD([model.weight], lr=1.0))
+    with pytest.raises(UserError, match="lacks bias"):
+        move(server)

@@ -1,0 +1,43 @@
+"""Evaluate a model on all samples of a split."""
+
+import logging
+from math import isfinite
+
+import torch
+from torch import nn
+
+from train.config.registries import cross_entropy
+from train.data import Dataset, Split
+from train.engines.memory_format import channels_last
+from train.experiment import Task
+from train.metrics import RoundMetrics
+
+log = logging.getLogger(__name__)
+
+
+def scores(task: Task, metrics: RoundMetrics) -> None:
+    """Add accuracy and loss on the test split and, with `evaluate_training`, on all clients' samples."""
+    model, dataset = task.server.result, task.dataset
+    metrics.test_accuracy, metrics.test_loss = evaluate(model, dataset, dataset.test)
+    if task.config.evaluate_training:
+        metrics.train_set_accuracy, metrics.train_set_loss = evaluate(model, dataset, task.training)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, dataset: Dataset, data: Split, batch_size: int = 512) -> tuple[float, float]:
+    """Return (accuracy in 0…1, mean cross-entropy) of a model over all targets of `data` but the ignored ones.
+
+    Samples are prepared as `dataset` says, and never augmented.
+    """
+    inputs, targets = data.inputs, data.targets
+    model.eval()
+    sums = torch.zeros(3, dtype=torch.float64, device=targets.device)
+    for batch, wanted in zip(inputs.split(batch_size), targets.split(batch_size), strict=True):
+        logits = model(channels_last(dataset.prepare(batch)))
+        counted = wanted != dataset.ignore_index
+        loss = cross_entropy(logits, wanted, dataset.ignore_index, reduction="sum")
+        sums += torch.stack([((logits.argmax(-1) == wanted) & counted).sum(), loss, counted.sum()])
+    correct, loss_sum, count = sums.tolist()
+    if not isfinite(loss_sum):
+        log.warning("the model's loss on %s is %s: lower local.lr or server_lr", dataset.name, loss_sum)
+    return correct / count, loss_sum / count

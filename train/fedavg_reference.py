@@ -1,0 +1,40 @@
+"""The step that FedAvg would take in a round, to compare the server's own with."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+from sharding import Server, ShardPlanner
+from sharding.diagnostics import alignment
+from sharding.planner import Client
+from train.experiment import Task
+
+
+class FedAvgStep:
+    """FedAvg's update of a task's model in this round; the model itself is not changed.
+
+    For it, the cohort also trains the whole model on the batches that it trains its shards on. It is measured and
+    discarded, which about doubles the cost of a round.
+    """
+
+    def __init__(self, task: Task, cohort: Sequence[Client], round: int) -> None:
+        twin = Server(deepcopy(task.server.model), ShardPlanner("dense"))
+        plan = twin.plan(dict.fromkeys(cohort, 1.0), round)
+        average = twin.average(plan, task.num_samples)
+        for client, update in task.engine.train(plan, round, task.lr(round)):
+            average.add(client, update.failure or update.shard)
+        twin.step(average)
+        self._before = flatten(task.server.model)
+        self._update = flatten(twin.model) - self._before
+
+    def cosine(self, model: nn.Module) -> float:
+        """Return the cosine between this update and the one that made `model`; NaN if either is zero."""
+        return alignment(flatten(model) - self._before, self._update)
+
+
+@torch.no_grad()
+def flatten(model: nn.Module) -> Tensor:
+    """Return all parameters as one vector."""
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])

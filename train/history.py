@@ -1,0 +1,50 @@
+"""What a run accumulates over its rounds: bytes, the best accuracy, and whether it has reached what it was to reach."""
+
+from collections.abc import Iterable
+
+from train.config.schema import Config
+from train.metrics import RoundMetrics
+
+
+class History:
+    """Completes each round's metrics by what depends on the rounds before.
+
+    A run ends at its target accuracy or loss, or when the test accuracy has stopped improving. With held-out samples
+    the test accuracy is that on these.
+
+    Args:
+        config: sets the targets and the patience.
+        rounds: metrics of the rounds that an earlier process finished.
+    """
+
+    def __init__(self, config: Config, rounds: Iterable[RoundMetrics] = ()) -> None:
+        self._target_accuracy, self._target_loss = config.target_accuracy, config.target_loss
+        self._patience = config.patience
+        self._bytes, self._best, self._evaluations_since_best = 0, -1.0, 0
+        self._reached: dict[str, str] = {}
+        for metrics in rounds:
+            self.complete(metrics)
+
+    def complete(self, metrics: RoundMetrics) -> None:
+        """Set `bytes_total` and `best_accuracy`, and `stopped` where the run ends with this round."""
+        self._bytes += metrics.bytes_down + metrics.bytes_up
+        metrics.bytes_total = self._bytes
+        if (accuracy := metrics.test_accuracy) is not None:
+            self._evaluations_since_best = 0 if accuracy > self._best else self._evaluations_since_best + 1
+            self._best = max(self._best, accuracy)
+            metrics.stopped = self._reason_to_stop(accuracy, metrics.train_set_loss)
+        metrics.best_accuracy = self._best if self._best >= 0 else None
+
+    def _reason_to_stop(self, accuracy: float, loss: float | None) -> str | None:
+        """Record targets reached for the first time; return why the run ends with this round, if it does."""
+        if self._target_accuracy is not None and accuracy >= self._target_accuracy:
+            reached = f"test accuracy {100 * accuracy:.1f} % has reached target_accuracy={self._target_accuracy:g}"
+            self._reached.setdefault("accuracy", reached)
+        if self._target_loss is not None and loss is not None and loss <= self._target_loss:
+            self._reached.setdefault("loss", f"training loss {loss:.4g} has reached target_loss={self._target_loss:g}")
+        targets = [target for target in (self._target_accuracy, self._target_loss) if target is not None]
+        if targets and len(self._reached) == len(targets):
+            return " and ".join(self._reached.values())
+        if self._patience is not None and self._evaluations_since_best >= self._patience:
+            return f"the test accuracy has not improved in patience={self._patience} evaluations"
+        return None
