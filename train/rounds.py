@@ -6,12 +6,12 @@ from torch import Tensor
 
 from sharding.planner import Client
 from train.callbacks import Callback
+from train.clock import Clock
 from train.evaluation import scores
 from train.experiment import Experiment
 from train.fedavg_reference import FedAvgStep
 from train.history import History
 from train.metrics import RoundMetrics, measure
-from train.runtime.clock import Clock
 
 
 def run_rounds(

@@ -167,7 +167,7 @@ CLIENTS = [
     (lambda: sampler(num_clients=2.5), "num_clients is 2.5"),
     (lambda: sampler(per_round="2"), "per_round is '2'"),
     (lambda: sampler(per_round=5), "per_round is 5"),
-    (lambda: sampler("ocs"), "budget is None; the expected number of uploads is needed"),
+    (lambda: sampler("ocs", budget=None), "budget is None; the expected number of uploads is needed"),
     (lambda: sampler("ocs", budget=True), "budget is True"),
     (lambda: sampler("ocs", budget=6), "budget is 6; .* at most per_round=2"),
     (lambda: sampler("wireless", population=population()), "needs the clients' speeds"),
