@@ -4,10 +4,11 @@
 
 Ten clients at r = 0.1 (`collective`) take part; the models have random weights, in float32. The server plans a round,
 cuts the shards one by one, and averages the updates as they come. Then one client builds its model from a skeleton and
-takes one step. Server and client of each model run in separate processes, and memory is what it takes beyond the
-libraries. The allocator returns freed blocks of 1 MB and more at once (MALLOC_MMAP_THRESHOLD_): by itself it may hold
-64 MB, which is more than the smallest models. Writes a row to results/scale/scale.csv as each model is done; without
-names, it measures the models that have none. Linux only.
+takes one step. In the models with `_int4` the server holds a tenth of the terms as factors, on top of a frozen residual
+in 4 bits, which the client has, too; factorizing them comes before the round. Server and client of each model run in
+separate processes, and memory is what it takes beyond the libraries. The allocator returns freed blocks of 1 MB and
+more at once (MALLOC_MMAP_THRESHOLD_): by itself it may hold 64 MB, which is more than the smallest models. Writes a row
+to results/scale/scale.csv as each model is done; without names, it measures the models that have none. Linux only.
 """
 
 import argparse
@@ -30,7 +31,17 @@ from torch.optim import SGD
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `models` runs from a checkout
 
 from models import build_model
-from sharding import Plan, Server, Shard, ShardPlanner, client_model, clip_and_decay, init_empty
+from sharding import (
+    Plan,
+    Residual,
+    Server,
+    Shard,
+    ShardPlanner,
+    client_model,
+    clip_and_decay,
+    factorize,
+    init_empty,
+)
 from sharding.aggregation.aggregate import Aggregation
 
 KEEP_RATIO, NUM_CLIENTS = 0.1, 10
@@ -68,6 +79,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "gpt2_medium": gpt2,
     "llama": llama,
 }
+ON_RESIDUAL = {f"{name}_int4": name for name in ("gpt2_medium", "llama")}
 INPUTS: dict[str, Callable[[], Tensor]] = {
     "resnet18": lambda: torch.randn(8, 3, 32, 32),
     "vit_b": lambda: torch.randn(8, 3, 224, 224),
@@ -101,7 +113,7 @@ def aggregate(server: Server, plan: Plan) -> Aggregation:
 def skeleton_of(name: str) -> nn.Module:
     """Return a model without values, whose parameters take no memory."""
     with init_empty():
-        return MODELS[name]()
+        return MODELS[ON_RESIDUAL.get(name, name)]()
 
 
 def serve(name: str, path: Path, threads: int) -> Row:
@@ -112,8 +124,11 @@ def serve(name: str, path: Path, threads: int) -> Row:
     aggregate(first, plan_round(first))
     skeleton_of(name)  # imports what builds it
     before = resident("VmRSS")
-    server = Server(MODELS[name](), ShardPlanner("collective"))
-    parameters = sum(part.numel() for part in server.model.parameters())
+    model = MODELS[ON_RESIDUAL.get(name, name)]()
+    parameters = sum(part.numel() for part in model.parameters())
+    if name in ON_RESIDUAL:
+        model = factorize(model, KEEP_RATIO, inplace=True, residual="int4")
+    server = Server(model, ShardPlanner("collective"))
     forget_peak()
     start = perf_counter()
     plan = plan_round(server)
@@ -122,11 +137,13 @@ def serve(name: str, path: Path, threads: int) -> Row:
     done, round_peak = perf_counter(), resident("VmHWM")
     assert len(outcome.accepted) == NUM_CLIENTS
     shard = plan.shard(0)
-    shard.write(path)
+    shard.write(path / "shard")
+    server.residual.write(path / "residual")
     return {
         "model": name,
         "parameters": parameters,
         "client_bytes": shard.nbytes,
+        "residual_bytes": server.residual.nbytes if server.residual.layers else 0,
         "threads": threads,
         "plan_seconds": round(planned - start, 2),
         "aggregate_seconds": round(done - planned, 2),
@@ -144,7 +161,8 @@ def train(name: str, path: Path) -> Row:
     parameters = sum(part.numel() for part in skeleton.parameters())
     before = resident("VmRSS")
     forget_peak()
-    model = client_model(skeleton, Shard.read(path), copy=False).train()
+    residual = Residual.read(path / "residual") if name in ON_RESIDUAL else None
+    model = client_model(skeleton, Shard.read(path / "shard"), copy=False, residual=residual).train()
     built = resident("VmHWM")
     output = model(batch)
     optimizer = SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
@@ -161,28 +179,29 @@ def measure(name: str, threads: int) -> Row:
     """Measure server and client of one model, each in a fresh process."""
     os.environ["MALLOC_MMAP_THRESHOLD_"] = str(2**20)  # the new processes read it
     with TemporaryDirectory() as folder, ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as fresh:
-        path = Path(folder) / "shard"
+        path = Path(folder)
         return fresh.submit(serve, name, path, threads).result() | fresh.submit(train, name, path).result()
 
 
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", help=f"which of {', '.join(MODELS)}; by default what is missing")
+    names = [*MODELS, *ON_RESIDUAL]
+    parser.add_argument("models", nargs="*", help=f"which of {', '.join(names)}; by default what is missing")
     parser.add_argument("--threads", type=int, default=2, help="threads of the server")
     args = parser.parse_args()
-    if unknown := [name for name in args.models if name not in MODELS]:
-        parser.error(f"{unknown[0]} is not one of {', '.join(MODELS)}")
+    if unknown := [name for name in args.models if name not in names]:
+        parser.error(f"{unknown[0]} is not one of {', '.join(names)}")
     path = Path(__file__).parents[1] / "results" / "scale" / "scale.csv"
     rows = {row["model"]: row for row in csv.DictReader(path.open())} if path.exists() else {}
-    for name in args.models or [name for name in MODELS if name not in rows]:
+    for name in args.models or [name for name in names if name not in rows]:
         rows[name] = measure(name, args.threads)
         print(rows[name], flush=True)
         path.parent.mkdir(exist_ok=True)
         with path.open("w", newline="") as file:
             writer = csv.DictWriter(file, rows[name], lineterminator="\n")
             writer.writeheader()
-            writer.writerows(rows[model] for model in MODELS if model in rows)
+            writer.writerows(rows[model] for model in names if model in rows)
 
 
 if __name__ == "__main__":

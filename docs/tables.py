@@ -414,6 +414,8 @@ def scale() -> str:
         "vit_b": "ViT-B",
         "gpt2_medium": "GPT-2 medium",
         "llama": "Llama-shaped decoder",
+        "gpt2_medium_int4": "GPT-2 medium, factors on int4",
+        "llama_int4": "Llama-shaped decoder, factors on int4",
     }
     cases = pd.read_csv(RESULTS / "scale" / "scale.csv", dtype={"plan_seconds": str, "aggregate_seconds": str})
     cases = cases.assign(

@@ -38,6 +38,7 @@ from sharding.inclusion import collective_inclusion, optimal_inclusion, successi
 from sharding.layers import FactorizedConv, FactorizedLayer, FactorizedLinear, register_layer
 from sharding.optim import clip_and_decay
 from sharding.planner import Plan, ShardPlanner
+from sharding.residual import Residual
 from sharding.server import Server
 from sharding.shard import Shard
 from sharding.strategies import STRATEGIES, Allocation, LayerContext, Strategy
@@ -76,6 +77,7 @@ __all__ = [  # noqa: RUF022 - by theme, as docs/reference/api.md lists it
     "ShardPlanner",
     "Plan",
     "Shard",
+    "Residual",
     "FedYogi",
     "iterate_average",
     # The client's side of a round

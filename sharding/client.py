@@ -26,6 +26,8 @@ from sharding.modules.copies import fill, meta_copy, meta_parameter
 from sharding.modules.state import as_real
 from sharding.modules.wrappers import key, named_modules
 from sharding.optim import DecayOf, can_be_fused, clip_and_decay
+from sharding.quantization import empty_quantized, format_of
+from sharding.residual import Residual
 from sharding.shard import Shard
 from sharding.transport.compression import EXACT
 from sharding.validation import is_number
@@ -39,6 +41,7 @@ def train_shard(
     batches: Iterable[Batch],
     lr: float | None = None,
     *,
+    residual: Residual | None = None,
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
     clip: float | None = 10.0,
     decay: float = 1e-4,
@@ -56,6 +59,7 @@ def train_shard(
         batches: the batches of all epochs, in order. A batch is a pair (inputs, targets), or a dict of keyword
             arguments of a Hugging Face model that returns ``.loss``: ``{"input_ids": …, "labels": …}``.
         lr: of this round, for SGD with a momentum of 0.9, which starts at zero in each round.
+        residual: that the shard needs, as for `client_model`.
         optimizer: makes any other optimizer of the trainable parameters; give either `lr` or this.
         clip: τ, or None for no clipping; see `clip_and_decay`.
         decay: the strength of the Frobenius decay.
@@ -68,7 +72,7 @@ def train_shard(
     """
     if (lr is None) == (optimizer is None):
         raise UserError("give train_shard either lr=…, for SGD with momentum, or optimizer=…")
-    small = client_model(model, shard)
+    small = client_model(model, shard, residual=residual)
     if not small.training:  # else parts in evaluation, such as frozen batch norms, stay so
         small.train()
     parameters = [parameter for parameter in small.parameters() if parameter.requires_grad]
@@ -107,7 +111,7 @@ def _loss_of(model: nn.Module, batch: Batch, loss: Callable[[Tensor, Tensor], Te
 
 
 @torch.no_grad()
-def client_model(model: nn.Module, shard: Shard, copy: bool = True) -> nn.Module:
+def client_model(model: nn.Module, shard: Shard, copy: bool = True, residual: Residual | None = None) -> nn.Module:
     """Build the small model that trains a shard, with the shard's values, on the shard's device.
 
     Args:
@@ -117,12 +121,16 @@ def client_model(model: nn.Module, shard: Shard, copy: bool = True) -> nn.Module
         copy: False lets the model use the shard's own tensors, which training then changes. This saves half the memory
             if the client no longer needs the shard. Use it for shards that came over the wire: those of a plan share
             their dense tensors. A compressed shard is always copied, since an update is the change from it.
+        residual: of the server's model, where the shard names one; the client received it once. The model uses its
+            tensors, on the shard's device.
 
     Raises:
-        UserError: the shard is of another model (the message lists all names and shapes that differ), or a buffer that
-            is not in the shard has no value.
+        UserError: the shard is of another model (the message lists all names and shapes that differ), its residual is
+            missing or another one, or a buffer that is not in the shard has no value.
     """
-    small = _replace_layers(meta_copy(model), shard)
+    _check_residual(shard, residual)
+    small = _replace_layers(meta_copy(model, Residual.of(model).layers.values()), shard)
+    _attach(small, shard, residual)
     slots = shard.matching_state(small)
     filled: dict[int, Tensor] = {}
     for name, value in shard.state().items():
@@ -175,6 +183,36 @@ def _replace_layers(model: nn.Module, shard: Shard) -> nn.Module:
     sizes = {layer: terms.indices.numel() for layer, terms in shard.terms.items()}
     sizes = {layer: n for layer, n in sizes.items() if not isinstance(modules.get(layer), FactorizedLayer)}
     return factorize_empty(model, sizes)
+
+
+def _check_residual(shard: Shard, residual: Residual | None) -> None:
+    if residual is None and shard.residual:
+        raise UserError(
+            f"this shard needs the residual {shard.residual}, and the client has none: get the server's "
+            "sharding.Residual.of(model) once, and pass residual=…"
+        )
+    if residual is not None and residual.digest != shard.residual:
+        raise UserError(
+            f"this shard needs {f'the residual {shard.residual}' if shard.residual else 'no residual'}, and the client "
+            f"has {residual.digest}, of another model or another start: get the present one from the server"
+        )
+
+
+def _attach(model: nn.Module, shard: Shard, residual: Residual | None) -> None:
+    """Give each factorized layer its residual, in place."""
+    modules = dict(named_modules(model, remove_duplicate=False))
+    for layer, terms in shard.terms.items():
+        module, stored = modules[layer], None if residual is None else residual.layers.get(layer)
+        if not isinstance(module, FactorizedLayer):
+            continue  # a misfit, reported with the others
+        if stored is not None:
+            empty = empty_quantized(len(module.u), module.columns, format_of(stored), torch.device("meta"))
+            if not module.adds_residual or (stored.shape, stored.dtype) != (empty.shape, empty.dtype):
+                raise UserError(
+                    f"the residual of {layer}, {stored.dtype} of shape {list(stored.shape)}, does not fit this {module}"
+                )
+            stored = stored.to(terms.u.device)
+        module.residual = stored
 
 
 def _refuse_fused(modules: Mapping[str, nn.Module], sent: Iterable[str]) -> None:

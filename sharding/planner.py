@@ -16,18 +16,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sharding.decomposition import check_layers, decompose_layers, form_of, group_layers
 from sharding.designs import DESIGNS, fit, successive_design
 from sharding.designs.base import Design
-from sharding.errors import UserError, pick, shown
+from sharding.errors import UserError, few, pick, shown
 from sharding.factorization import ENDS, Patterns, as_patterns, num_terms, shardable_layers
-from sharding.layers import as_blocks, clear_padding, num_blocks
+from sharding.layers import FactorizedLayer, clear_padding
 from sharding.modules.copies import meta_copy
 from sharding.modules.finite import computable, find_nonfinite
 from sharding.modules.state import check_shapes, dense_state, frozen_names
-from sharding.modules.wrappers import full_tensor, named_parameters, unwrap
+from sharding.modules.wrappers import named_modules, named_parameters, unwrap
+from sharding.residual import Residual
 from sharding.rng import generator, seed_of
 from sharding.shard import Shard, Terms
-from sharding.spectrum import Spectrum, check_matrices, decompose_batch, group_by_shape, map_threads
+from sharding.spectrum import Spectrum, map_threads
 from sharding.strategies import Allocation, LayerContext, Strategy, get_strategy, norm_ratio
 from sharding.transport.compression import COMPRESSIONS, EXACT, round_columns, round_outputs
 
@@ -207,8 +209,12 @@ class ShardPlanner:
         a layer is sent as terms also where ⌈N·r⌉ of them are more numbers than the whole, as above about r = 1/2 for a
         square matrix. (`factorize` leaves such a layer whole.) Where all clients can afford that much, `skip` it.
 
+        Of a model that `factorize` made, the factorized layers are sharded, and `skip` and `also` do not matter. Their
+        terms are those of the product UVᵀ. A client draws ⌈N·r⌉ of them, or all if there are fewer. The shard names the
+        residual that the client needs, see `sharding.Residual`.
+
         Args:
-            model: the server's dense model; only read.
+            model: the server's model, dense or factorized; only read.
             keep_ratios: r of each client, in (0, 1].
             round: t.
 
@@ -218,7 +224,8 @@ class ShardPlanner:
         Raises:
             UserError: a keep ratio outside (0, 1], a weight that is not finite, an attention that has yet to be
                 unpacked, bfloat16 compression of a model in bfloat16, or what cannot be sent: lazy, sparse and
-                quantized layers, scripted models.
+                quantized layers, scripted models; or factorized layers with multipliers other than 1, or with the
+                strategy ``dense``.
         """
         _check_keep_ratios(keep_ratios)
         model = unwrap(model)
@@ -241,8 +248,9 @@ class ShardPlanner:
         ratios = {client: ratio if layers else 1.0 for ratio, clients in groups.items() for client in clients}
         id = f"{round}-{self._digest(round, spectra, dense)}"
         rest = {name: round_outputs(tensor, self.compression) for name, tensor in dense.items()}
-        headers = {client: Shard({}, rest, ratios[client], frozen, id, self.compression) for client in keep_ratios}
-        shapes = {name: _weight(layer).shape for name, layer in layers.items()}
+        header = Shard({}, rest, 1.0, frozen, id, self.compression, residual=Residual.of(model).digest)
+        headers = {client: replace(header, keep_ratio=ratios[client]) for client in keep_ratios}
+        shapes = {name: layer.weight.shape for name, layer in layers.items() if isinstance(layer.weight, Tensor)}
         return Plan(id, headers, spectra, groups, draws, dense, shapes)
 
     def nbytes(self, model: nn.Module, keep_ratio: float) -> int:
@@ -252,44 +260,53 @@ class ShardPlanner:
             UserError: as `plan`, except that no value is read.
         """
         _check_keep_ratios({0: keep_ratio})
-        model = meta_copy(model)
+        residual = Residual.of(model)
+        model = meta_copy(model, residual.layers.values())
         layers = self.sharded_layers(model)
         dense = dense_state(model, layers)
         ratio = (self.strategy.keep_ratio or keep_ratio) if layers else 1.0
         terms = {}
         for name, layer in layers.items():
-            blocks, rows, columns = _matrix(layer).shape
-            n = num_terms(min(rows, columns), ratio)
-            new = partial(_weight(layer).new_empty, device="meta")
+            form = form_of(layer)
+            n = min(num_terms(form.rank, ratio), form.num_terms)
+            new = partial(torch.empty, dtype=form.dtype, device="meta")
             indices = new(n, dtype=torch.int64)
-            terms[name] = Terms(indices, new(blocks * rows, n), new(blocks * columns, n), new(n))
+            terms[name] = Terms(indices, new(form.blocks * form.rows, n), new(form.blocks * form.columns, n), new(n))
         frozen = frozen_names(model, layers, dense)
-        return Shard(terms, dense, ratio, frozen, f"0-{0:016x}", self.compression).nbytes
+        return Shard(terms, dense, ratio, frozen, f"0-{0:016x}", self.compression, residual=residual.digest).nbytes
 
     def sharded_layers(self, model: nn.Module) -> dict[str, nn.Module]:
         """Return the layers whose terms are sent, by name; none where the strategy sends the whole model."""
         check_shapes(model)
         _check_compression(model, self.compression)
-        return {} if self.strategy.allocate is None else shardable_layers(model, self.skip, self.also)
+        factorized = {name: part for name, part in named_modules(model) if isinstance(part, FactorizedLayer)}
+        if self.strategy.allocate is None:
+            if factorized:
+                raise UserError(
+                    f"this strategy sends whole weights, and {few(list(factorized))} are factorized; merge the model"
+                )
+            return {}
+        return {**factorized} or shardable_layers(model, self.skip, self.also)
 
     def _plan_layers(
         self, layers: Mapping[str, nn.Module], groups: Mapping[float, list[Client]], round: int
     ) -> tuple[dict[str, Spectrum], dict[tuple[float, str], Draw]]:
         """Decompose every layer, draw its terms for all groups, and keep the vectors of those that somebody drew."""
-        matrices = {name: _matrix(layer) for name, layer in layers.items()}
-        check_matrices(matrices)
+        check_layers(layers)
 
         def plan_batch(names: list[str]) -> list[tuple[Spectrum, list[Draw]]]:
             planned = []
-            for name, decomposition in zip(names, decompose_batch([matrices[name] for name in names]), strict=True):
-                draws = self._draw(name, decomposition.magnitudes.cpu().numpy().copy(), groups, round)
+            decompositions = decompose_layers([layers[name] for name in names])
+            for name, decomposition in zip(names, decompositions, strict=True):
+                magnitudes = decomposition.magnitudes.cpu().numpy().copy()
+                draws = self._draw(name, magnitudes, form_of(layers[name]).rank, groups, round)
                 drawn = np.concatenate([np.empty(0, np.int64), *(draw.indices.ravel() for draw in draws)])
                 spectrum = decomposition.keep(torch.from_numpy(np.unique(drawn)))
                 clear_padding(layers[name], spectrum.u)
                 planned.append((spectrum, draws))
             return planned
 
-        batches = group_by_shape(matrices)
+        batches = group_layers(layers)
         planned = {
             name: result
             for names, results in zip(batches, map_threads(plan_batch, batches), strict=True)
@@ -316,15 +333,18 @@ class ShardPlanner:
         return groups
 
     def _draw(
-        self, name: str, magnitudes: NDArray[np.float64], groups: Mapping[float, list[Client]], round: int
+        self, name: str, magnitudes: NDArray[np.float64], rank: int, groups: Mapping[float, list[Client]], round: int
     ) -> list[Draw]:
-        """Draw from one layer for each group."""
+        """Draw from one layer of this rank for each group; there are fewer magnitudes where the terms are."""
         if not magnitudes.any():
             log.warning("layer %s is all zero; its terms get unit u and zero v, so that they can train", name)
         magnitudes.flags.writeable = False  # a strategy that writes to them would change what clients receive
         return [
             self._draw_group(
-                name, LayerContext(magnitudes, num_terms(len(magnitudes), ratio), len(clients), ratio), clients, round
+                name,
+                LayerContext(magnitudes, min(num_terms(rank, ratio), len(magnitudes)), len(clients), ratio),
+                clients,
+                round,
             )
             for ratio, clients in groups.items()
         ]
@@ -359,18 +379,6 @@ def _rows(draw: Draw, spectrum: Spectrum) -> list[tuple[Tensor, Tensor]]:
     return list(zip(indices, multipliers, strict=True))
 
 
-def _matrix(layer: nn.Module) -> Tensor:
-    """Return the layer's weight as blocks (blocks, out, in); most layers have one."""
-    return as_blocks(full_tensor(_weight(layer)).detach(), num_blocks(layer))
-
-
-def _weight(layer: nn.Module) -> Tensor:
-    """Return a layer's weight."""
-    weight = layer.weight
-    assert isinstance(weight, Tensor)
-    return weight
-
-
 def _check_keep_ratios(keep_ratios: Mapping[Client, float]) -> None:
     """Raise a `UserError` that names the first client with an invalid keep ratio."""
     if not isinstance(keep_ratios, Mapping):
@@ -389,9 +397,9 @@ def _check_values(model: nn.Module) -> None:
 
 def _check_compression(model: nn.Module, compression: str) -> None:
     """Raise a `UserError` if compressed numbers and the model's own would have the same type."""
-    if compression == "bfloat16" and any(
-        part.dtype == torch.bfloat16 for part in (*model.parameters(), *model.buffers())
-    ):
+    residuals = {id(stored) for stored in Residual.of(model).layers.values()}  # they are not in a shard
+    sent = (part for part in (*model.parameters(), *model.buffers()) if id(part) not in residuals)
+    if compression == "bfloat16" and any(part.dtype == torch.bfloat16 for part in sent):
         raise UserError(
             "compression='bfloat16' is for weights in float32; this model has some in bfloat16: leave it out"
         )

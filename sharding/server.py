@@ -30,6 +30,7 @@ from sharding.modules.finite import computable, find_nonfinite
 from sharding.modules.state import as_real, is_variance
 from sharding.modules.wrappers import distribute_like, named_parameters, named_state
 from sharding.planner import Client, Plan, ShardPlanner
+from sharding.residual import Residual
 from sharding.shard import Shard
 
 log = logging.getLogger(__name__)
@@ -50,8 +51,17 @@ class Server:
             server.round(number, keep_ratios, train, num_samples)
         evaluate(server.result)
 
+    A model that `factorize` made is trained in its factors. To fine-tune a pretrained model, let each client keep the
+    residual, which it receives once::
+
+        model = factorize(pretrained, largest, residual="int4")
+        server = Server(model, ShardPlanner("top_n"))
+        data = server.residual.to_bytes()  # client_model(structure, shard, residual=Residual.from_bytes(data))
+
+    An optimizer with momentum acts on the factors then, which keep their basis from round to round.
+
     Args:
-        model: dense; trained in place.
+        model: dense or factorized; trained in place.
         planner: draws the terms of each client.
         optimizer: takes the server's step; of the model's parameters. `torch.optim.SGD(lr=1)`, FedAvg, by default.
         averaged: the average of the rounds' models (`iterate_average`), if the average is evaluated.
@@ -82,6 +92,11 @@ class Server:
         if any(id(parameter) not in self._names for parameter in self._optimized()):
             raise UserError("the optimizer has parameters of another model; make it with model.parameters()")
         self._norm_bound, self._trim, self._max_share = norm_bound, trim, max_share
+
+    @property
+    def residual(self) -> Residual:
+        """What each client needs once, besides its shards; without layers where the model has no residual."""
+        return Residual.of(self.model)
 
     @property
     def result(self) -> nn.Module:

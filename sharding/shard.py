@@ -19,6 +19,7 @@ from sharding.layers import FactorizedLayer
 from sharding.modules.finite import computable
 from sharding.modules.state import as_real, is_transmitted
 from sharding.modules.wrappers import distribute_like, full_tensor, key, named_modules, named_state
+from sharding.residual import Residual
 from sharding.transport import compression, serialize
 from sharding.transport.compression import EXACT, round_columns, round_outputs
 
@@ -57,6 +58,7 @@ class Shard:
         frozen: the names in `terms` and `dense` that are neither trained nor sent back; integers always are.
         plan: its plan, ``<round>-<digest>``; an update must belong to the same one. Empty outside a plan.
         compression: of its numbers in transport, one of `sharding.COMPRESSIONS`.
+        residual: the digest of the residual that the client's model needs; empty where it needs none.
         changes: whether its numbers are changes from the values that were sent, as in updates with a compression that
             rounds.
     """
@@ -68,6 +70,7 @@ class Shard:
     plan: str = ""
     compression: str = EXACT
     changes: bool = False
+    residual: str = ""
 
     def __repr__(self) -> str:
         terms = sum(held.indices.numel() for held in self.terms.values())
@@ -212,7 +215,10 @@ class Shard:
     def _misfits(self, model: nn.Module, state: Mapping[str, Tensor]) -> Iterator[str]:
         """Describe each difference between the names and shapes of the shard and those of the model."""
         modules, seen = dict(named_modules(model, remove_duplicate=False)), set()
+        if (residual := Residual.of(model).digest) != self.residual:
+            yield f"its residual is {residual or 'none'}, not {self.residual or 'none'}"
         for layer, terms in self.terms.items():
+            seen.add(key(layer, "residual"))
             module, n = modules.get(layer), terms.indices.numel()
             if not isinstance(module, FactorizedLayer):
                 yield f"{layer} is {'not there' if module is None else f'a {type(module).__name__}, not factorized'}"
@@ -233,6 +239,7 @@ class Shard:
     def _metadata(self) -> dict[str, str]:
         # One entry, since safetensors writes several in any order.
         words = {"keep_ratio": float(self.keep_ratio), "plan": self.plan}
+        words |= {"residual": self.residual} if self.residual else {}
         kind = CHANGES if self.changes else VALUES
         return {"shard": json.dumps(words if self.compression == EXACT else words | {kind: self.compression})}
 
@@ -298,15 +305,16 @@ def _checked_words(metadata: Mapping[str, str]) -> dict[str, Any]:
     """
     try:
         words = json.loads(metadata["shard"])
-        keep_ratio, plan = words["keep_ratio"], words["plan"]
+        keep_ratio, plan, residual = words["keep_ratio"], words["plan"], words.get("residual", "")
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise UserError("this is not a shard: its metadata has no keep ratio and plan") from error
-    if not (isinstance(keep_ratio, float) and 0 < keep_ratio <= 1 and isinstance(plan, str)):
+    if not (isinstance(keep_ratio, float) and 0 < keep_ratio <= 1 and isinstance(plan, str) and type(residual) is str):
         raise UserError(f"this is not a shard: its metadata has {str(words)[:80]}")
     changes = CHANGES in words
     return {
         "keep_ratio": keep_ratio,
         "plan": plan,
+        "residual": residual,
         "compression": words.get(CHANGES if changes else VALUES, EXACT),
         "changes": changes,
     }

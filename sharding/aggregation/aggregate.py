@@ -17,6 +17,9 @@ Where clients were sampled with probabilities p_c, D_c/p_c takes the place of D_
   denominators are unbiased for those of full participation, the ratios up to the order of the variance (Hájek's
   estimator). A vector that no selected client holds stays as it was.
 
+Where the server's layer is factorized, Δ is that of its factors (`sharding.product`). Added to them, it gives the same
+Σ ū v̄ᵀ over all terms, of which those that nobody drew are as they were.
+
 Each update is compared with what was sent before it is summed, and values with NaN or Inf are discarded. There are two
 guards against updates that are finite but wrong: a bound on their norm, relative to the median of the round, and the
 trimmed mean (`sharding.aggregation.means`). Either keeps all updates until the last has arrived.
@@ -39,6 +42,7 @@ from sharding.failures import Failure, Kind
 from sharding.modules.finite import find_nonfinite
 from sharding.modules.wrappers import key
 from sharding.planner import Client, Plan
+from sharding.product import ProductSpectrum
 from sharding.shard import Shard, update_norm
 from sharding.validation import is_number
 
@@ -189,7 +193,11 @@ class Average:
             sent = self._plan.dense[name]
             yield name, (weighted_sum.sub_(sent.double(), alpha=weight) / total).to(sent.dtype)
         for layer, u, v in self._mean.vectors():
-            yield key(layer, "weight"), weight_change(self._plan.spectra[layer], u, v).view(self._plan.shapes[layer])
+            spectrum = self._plan.spectra[layer]
+            if isinstance(spectrum, ProductSpectrum):
+                yield from zip((key(layer, "u"), key(layer, "v")), spectrum.factor_changes(u, v), strict=True)
+            else:
+                yield key(layer, "weight"), weight_change(spectrum, u, v).view(self._plan.shapes[layer])
 
 
 def _is_positive(value: object) -> bool:

@@ -1,6 +1,6 @@
 """Copy models, with their values or on the meta device, and fill a copy with values."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any, cast
 
@@ -38,11 +38,12 @@ def copied(model: nn.Module, instead: Mapping[int, object] | None = None) -> nn.
         raise UserError(f"this {type(model).__name__} cannot be copied: {error}; keep that outside of it") from error
 
 
-def meta_copy(model: nn.Module) -> nn.Module:
+def meta_copy(model: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
     """Return a copy of a model with parameters on the `meta` device, in which any layer can be replaced.
 
     Args:
         model: plain, or in DDP, `DataParallel` or `torch.compile`; it is not changed, and its weights are not copied.
+        shared: buffers that are not copied either.
 
     Raises:
         UserError: it has lazy modules that have not seen a batch, or is scripted.
@@ -50,7 +51,8 @@ def meta_copy(model: nn.Module) -> nn.Module:
     model = unwrap(model)
     check_shapes(model)
     refuse_scripted(model)
-    return copied(model, {id(parameter): meta_parameter(parameter) for parameter in model.parameters()})
+    instead: dict[int, object] = {id(parameter): meta_parameter(parameter) for parameter in model.parameters()}
+    return copied(model, instead | {id(buffer): buffer for buffer in shared})
 
 
 def meta_parameter(parameter: nn.Parameter) -> nn.Parameter:

@@ -16,7 +16,7 @@ from sharding.transport.serialize import TYPES
 
 
 def dense_state(model: nn.Module, sharded: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """Return a copy of the dense part of a shard: the state that is sent, without the weights of the sharded layers.
+    """Return a copy of the dense part of a shard: the state that is sent, of sharded layers only the bias.
 
     Args:
         model: the server's.
@@ -25,7 +25,8 @@ def dense_state(model: nn.Module, sharded: Mapping[str, nn.Module]) -> dict[str,
     Raises:
         UserError: an entry cannot be sent: a sparse tensor, or not a tensor, as in a quantized layer.
     """
-    seen = {id(layer.weight) for layer in sharded.values()}
+    parts = ((*layer._parameters.items(), *layer._buffers.items()) for layer in sharded.values())
+    seen = {id(tensor) for named in parts for name, tensor in named if name != "bias"}
     dense = {}
     for name, tensor in named_state(model).items():
         _check_kind(name, tensor)
@@ -67,7 +68,10 @@ def _check_memory(name: str, tensor: Tensor) -> None:
 def frozen_names(model: nn.Module, sharded: Mapping[str, nn.Module], dense: Mapping[str, Tensor]) -> frozenset[str]:
     """Return the names of sharded layers and dense tensors that are neither trained nor averaged."""
     parameters = dict(named_parameters(model, remove_duplicate=False))
-    names = {key(layer, "weight"): layer for layer in sharded} | {name: name for name in dense}
+    names = {
+        key(layer, part): layer for layer, module in sharded.items() for part in module._parameters if part != "bias"
+    }
+    names |= {name: name for name in dense}
     fixed = {names[name] for name, parameter in parameters.items() if name in names and not parameter.requires_grad}
     return frozenset(fixed | {name for name, tensor in dense.items() if not tensor.is_floating_point()})
 

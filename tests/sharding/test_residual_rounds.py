@@ -1,0 +1,365 @@
+"""Rounds on a factorized server: shards of L = UVᵀ, and a residual that clients keep."""
+
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from sharding import (
+    Residual,
+    Server,
+    Shard,
+    ShardPlanner,
+    UserError,
+    client_model,
+    factorize,
+    iterate_average,
+    merge,
+    split_layers,
+    train_shard,
+)
+from sharding.layers import FactorizedLayer
+from sharding.modules.wrappers import full_tensor
+from tests.sharding.models import KINDS, make_net, perturbed
+from tests.sharding.test_residual import IDS, Net
+
+RATIO = 0.5
+LAYERS = {"1", "4", "6"}
+
+
+def make_server(residual="int4", strategy="top_n", ratio=RATIO, optimizer=None, **options):
+    model = factorize(make_net(), ratio, residual=residual)
+    make = optimizer or (lambda weights: torch.optim.SGD(weights, lr=1.0))
+    return Server(model, ShardPlanner(strategy, **options), make(model.parameters()))
+
+
+def images():
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(8, 1, 4, 4, generator=generator), torch.randint(3, (8,), generator=generator)
+
+
+def train(server, structure, lr=0.1, batches=3):
+    residual = Residual.from_bytes(server.residual.to_bytes()) if server.residual.layers else None
+    return lambda client, shard: train_shard(
+        structure, Shard.from_bytes(shard.to_bytes()), [images()] * batches, lr, residual=residual
+    )
+
+
+@pytest.mark.parametrize("residual", [None, "int4", "float32"])
+def test_a_client_with_all_terms_computes_what_the_server_does(residual):
+    server = make_server(residual)
+    shard = server.plan({0: RATIO}, 0).shard(0)
+    assert set(shard.terms) == LAYERS
+    small = client_model(make_net(), shard, residual=server.residual if residual else None)
+    x = images()[0]
+    torch.testing.assert_close(small(x), server.model(x), rtol=1e-4, atol=1e-5)
+    if residual == "float32":
+        torch.testing.assert_close(small(x), make_net()(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("where", KINDS)
+def test_a_structure_of_any_kind_becomes_the_clients_model(where):
+    server = make_server()
+    shard = server.plan({0: 0.2}, 0).shard(0)
+    small = client_model(KINDS[where](make_net), shard, residual=server.residual)
+    again = client_model(small, shard, residual=server.residual)
+    x = images()[0]
+    assert torch.equal(small(x), again(x))
+    assert {name for name, part in small.named_modules() if isinstance(part, FactorizedLayer)} == LAYERS
+    for name in LAYERS:
+        assert small.get_submodule(name).residual is server.model.get_submodule(name).residual  # not a copy
+
+
+def test_a_round_without_training_changes_nothing():
+    server = make_server()
+    before = deepcopy(server.model.state_dict())
+    outcome = server.round(0, {0: 0.5, 1: 0.2}, lambda client, shard: shard.returned(shard.trained()))
+    assert outcome.accepted == [0, 1]
+    for name, tensor in server.model.state_dict().items():
+        torch.testing.assert_close(tensor, before[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["top_n", "collective", "unbiased"])
+def test_the_weight_moves_by_the_averages_of_the_drawn_terms(strategy):
+    server = make_server("int8", strategy)
+    before = {name: server.model.get_submodule(name).weight.detach().double() for name in LAYERS}
+    plan = server.plan({0: 0.5, 1: 0.25, 2: 0.25}, 0)
+    weights = {0: 1.0, 1: 2.0, 2: 4.0}
+    updates = {client: perturbed(shard, client) for client, shard in plan.shards()}
+    updates = {client: update.returned(update.trained()) for client, update in updates.items()}
+    average = server.average(plan, weights)
+    for client, update in updates.items():
+        average.add(client, update)
+    server.step(average)
+    for name in LAYERS:
+        expected = before[name].flatten(1)
+        for term in range(plan.spectra[name].magnitudes.numel()):
+            sums, total = [0, 0], 0
+            for client, update in updates.items():
+                terms = update.terms[name]
+                for column in torch.nonzero(terms.indices == term).flatten():
+                    sums = [
+                        side + weights[client] * part[:, column].double()
+                        for side, part in zip(sums, (terms.u, terms.v), strict=True)
+                    ]
+                    total += weights[client]
+            if total:
+                u, v = (side[:, 0] for side in plan.spectra[name].cut(torch.tensor([term])))
+                expected = (
+                    expected + torch.outer(*(side / total for side in sums)) - torch.outer(u.double(), v.double())
+                )
+        actual = server.model.get_submodule(name).weight.detach().double().flatten(1)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_one_client_with_all_terms_makes_the_server_its_own():
+    server = make_server()
+    updates = {}
+
+    def keep(client, shard):
+        updates[client] = train(server, make_net())(client, shard)
+        return updates[client]
+
+    server.round(0, {0: RATIO}, keep)
+    x = images()[0]
+    small = client_model(make_net(), updates[0], residual=server.residual)
+    torch.testing.assert_close(server.model(x), small(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(merge(server.model)(x), small(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "adam"])
+@pytest.mark.parametrize("compression", ["float32", "int8"])
+def test_clients_of_unequal_ratios_fine_tune_a_model(optimizer, compression):
+    make = {
+        "sgd": None,
+        "nesterov": lambda weights: torch.optim.SGD(weights, lr=0.5, momentum=0.5, nesterov=True),
+        "adam": lambda weights: torch.optim.Adam(weights, lr=0.02, eps=1e-3),
+    }[optimizer]
+    server = make_server(optimizer=make, compression=compression)
+    loss = nn.functional.cross_entropy
+    frozen, x, y = server.residual.digest, *images()
+    before = float(loss(server.model(x), y).detach())
+    for number in range(8):
+        server.round(number, {"a": 0.5, "b": 0.2, "c": 0.1}, train(server, make_net()))
+    assert float(loss(server.model(x), y).detach()) < 0.7 * before
+    assert server.residual.digest == frozen
+    assert all(server.model.get_submodule(name).num_terms == part for name, part in {"1": 4, "4": 4, "6": 5}.items())
+
+
+def test_a_plan_of_factors_decomposes_no_weight(monkeypatch):
+    server = make_server(ratio=0.1)
+    sizes = []
+    for name in ("eigh", "svd", "qr"):
+        original = getattr(torch.linalg, name)
+        monkeypatch.setattr(
+            torch.linalg,
+            name,
+            lambda matrix, *args, original=original, **words: (
+                sizes.append(matrix.shape[-1]) or original(matrix, *args, **words)
+            ),
+        )
+    server.plan({0: 0.1}, 0)
+    assert sizes
+    assert max(sizes) == 1  # the terms of each layer at this ratio
+
+
+@pytest.mark.parametrize("strategy", ["top_n", "collective", "unbiased", "full", "prism", "schatten"])
+def test_every_strategy_draws_from_the_terms_that_there_are(strategy):
+    server = make_server(strategy=strategy, ratio=0.4)
+    plan = server.plan({0: 0.1, 1: 0.3, 2: 1.0}, 0)
+    available = {"1": 4, "4": 4, "6": 4}
+    for client, shard in plan.shards():
+        for name, terms in shard.terms.items():
+            rank = 10 if name == "6" else 8
+            ratio = 1.0 if strategy == "full" else {0: 0.1, 1: 0.3, 2: 1.0}[client]
+            assert terms.indices.numel() == min(available[name], -int(-rank * ratio // 1))
+    assert ShardPlanner(strategy).nbytes(server.model, 0.3) == plan.shard(1).nbytes
+
+
+def test_layers_that_factorize_chose_are_sharded_whatever_the_planner_skips():
+    model = factorize(make_net(), 0.5, skip=["1", "last"], residual="int4")
+    plan = ShardPlanner("top_n", skip=["4"]).plan(model, {0: 0.5})
+    assert set(plan.spectra) == set(model.factorize_report.layers)
+
+
+def test_a_transformer_with_split_and_unpacked_layers_goes_through_a_round():
+    torch.manual_seed(0)
+    net = split_layers(Net(), {"qkv": 3})
+    server = Server(factorize(net, 0.25, "head", also=nn.Embedding, residual="int8"), ShardPlanner("top_n"))
+    residual, targets = server.residual, torch.randint(5, (2, 6))
+
+    def update(client, shard):
+        batches = [(IDS, targets)] * 3
+        loss = lambda made, wanted: nn.functional.cross_entropy(made.mT, wanted)  # noqa: E731
+        return train_shard(split_layers(Net(), {"qkv": 3}), shard, batches, 0.1, residual=residual, loss=loss)
+
+    before = server.model(IDS).detach()
+    assert server.round(0, {0: 0.25, 1: 0.1}, update).accepted == [0, 1]
+    assert (server.model(IDS) - before).abs().max() > 1e-3
+    torch.testing.assert_close(merge(server.model)(IDS), server.model(IDS), rtol=1e-4, atol=1e-5)
+
+
+def test_frozen_layers_are_sent_and_not_trained():
+    net = make_net()
+    net[4].weight.requires_grad_(False)
+    server = Server(factorize(net, 0.5, residual="int4"), ShardPlanner("top_n"))
+    plan = server.plan({0: 0.5}, 0)
+    assert plan.shard(0).frozen == {"4"}
+    before = deepcopy(server.model[4].state_dict())
+    server.round(0, {0: 0.5}, train(server, make_net()))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in server.model[4].state_dict().items())
+
+
+def test_a_resumed_server_ends_with_the_same_bits():
+    def run(rounds, server):
+        for number in rounds:
+            server.round(number, {0: 0.5, 1: 0.2}, train(server, make_net()))
+        return server
+
+    def fresh():
+        server = make_server(optimizer=lambda weights: torch.optim.SGD(weights, lr=0.5, momentum=0.8, nesterov=True))
+        server.averaged = iterate_average(server.model)
+        return server
+
+    once = run(range(4), fresh())
+    first, second = run(range(2), fresh()), fresh()
+    second.model.load_state_dict(first.model.state_dict())
+    second.load_state_dict(first.state_dict())
+    run(range(2, 4), second)
+    for name, tensor in once.result.state_dict().items():
+        assert torch.equal(tensor, second.result.state_dict()[name])
+
+
+def test_a_model_takes_no_more_memory_than_terms_and_residual():
+    model = factorize(nn.Sequential(*(nn.Linear(256, 256) for _ in range(3))), 0.05, (), residual="int4")
+    server = Server(model, ShardPlanner("top_n"))
+    small = client_model(model, server.plan({0: 0.05}, 0).shard(0), residual=server.residual)
+    held = sum(part.nbytes for part in (*small.parameters(), *small.buffers()))
+    assert held < 3 * 256 * 256 * (4.5 / 8) + 3 * 4 * (2 * 256 * 13 + 13 + 256) + 1
+
+
+# The residual as a message
+
+
+@pytest.mark.parametrize("residual", ["int4", "int8", "bfloat16", "float32"])
+def test_a_residual_survives_its_wire_form(residual, tmp_path):
+    sent = make_server(residual).residual
+    assert set(sent.layers) == LAYERS
+    data = sent.to_bytes()
+    assert len(data) == sent.nbytes
+    sent.write(tmp_path / "residual")
+    for received in (Residual.from_bytes(data), Residual.read(tmp_path / "residual")):
+        assert received.digest == sent.digest
+        assert received.layers.keys() == sent.layers.keys()
+        assert all(torch.equal(received.layers[name], stored) for name, stored in sent.layers.items())
+
+
+def test_a_digest_depends_on_names_types_shapes_and_values():
+    base = {"a": torch.zeros(2, 6), "b": torch.ones(3)}
+    others = [
+        {"a": torch.zeros(2, 6), "c": torch.ones(3)},
+        {"a": torch.zeros(2, 6, dtype=torch.int32), "b": torch.ones(3)},
+        {"a": torch.zeros(3, 4), "b": torch.ones(3)},
+        {"a": torch.zeros(2, 6), "b": torch.tensor([1.0, 1.0, 1.0000001])},
+        {"a": torch.zeros(2, 6)},
+    ]
+    digests = [Residual(layers).digest for layers in (base, *others)]
+    assert len(set(digests)) == 6
+    assert Residual(dict(reversed(base.items()))).digest == digests[0]
+    assert Residual({}).digest == ""
+    stored = torch.zeros(4)
+    before = Residual({"a": stored}).digest
+    stored[1] = 1  # read again
+    assert Residual({"a": stored}).digest != before
+
+
+def test_spoiled_bytes_are_told_in_one_line():
+    data = make_server().residual.to_bytes()
+    flipped = bytearray(data)
+    flipped[-1] ^= 1
+    with pytest.raises(UserError, match=r"this residual is spoiled: its digest is '\w+', not '\w+'; get it again"):
+        Residual.from_bytes(flipped)
+    for length in (0, 7, 100, len(data) - 1):
+        with pytest.raises(UserError, match=f"these {length} bytes are not a residual"):
+            Residual.from_bytes(data[:length])
+    with pytest.raises(UserError, match="this is not a residual: its metadata has"):
+        Residual.from_bytes(make_server().plan({0: 0.5}, 0).shard(0).to_bytes())
+    with pytest.raises(UserError, match="a str is not a residual"):
+        Residual.from_bytes("x")
+    with pytest.raises(UserError, match=r"these .* bytes are not a shard|this is not a shard"):
+        Shard.from_bytes(data)
+
+
+def test_a_file_that_is_no_residual_is_told_in_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"cannot read the residual .*none: No such file"):
+        Residual.read(tmp_path / "none")
+    (tmp_path / "text").write_text("text")
+    with pytest.raises(UserError, match="text is not a residual"):
+        Residual.read(tmp_path / "text")
+
+
+def test_a_client_without_the_residual_or_with_another_says_so():
+    server, other = make_server(), make_server("int8")
+    shard = server.plan({0: 0.5}, 0).shard(0)
+    digest = server.residual.digest
+    assert Shard.from_bytes(shard.to_bytes()).residual == shard.residual == digest
+    with pytest.raises(UserError, match=f"this shard needs the residual {digest}, and the client has none: get"):
+        client_model(make_net(), shard)
+    with pytest.raises(UserError, match=f"needs the residual {digest}, and the client has {other.residual.digest}, of"):
+        client_model(make_net(), shard, residual=other.residual)
+    plain = make_server(None).plan({0: 0.5}, 0).shard(0)
+    assert plain.residual == ""
+    with pytest.raises(UserError, match=f"this shard needs no residual, and the client has {digest}"):
+        client_model(make_net(), plain, residual=server.residual)
+    small = client_model(make_net(), plain)
+    with pytest.raises(UserError, match=f"its residual is none, not {digest}"):
+        shard.load_into(small)
+    later = client_model(make_net(), shard, residual=server.residual)
+    shard.load_into(later)
+    assert client_model(later, plain)[1].residual is None
+
+
+def test_a_residual_of_another_shape_is_refused():
+    server = make_server()
+    shard = server.plan({0: 0.5}, 0).shard(0)
+    wrong = Residual(server.residual.layers | {"6": server.residual.layers["1"]})
+    with pytest.raises(
+        UserError, match=r"the residual of 6, torch.uint8 of shape \[8, 2, 18\], does not fit this Fact"
+    ):
+        client_model(make_net(), replace(shard, residual=wrong.digest), residual=wrong)
+
+
+def test_models_that_cannot_be_the_servers_are_refused():
+    model = make_server().model
+    with pytest.raises(
+        UserError, match="this strategy sends whole weights, and 1, 4, 6 are factorized; merge the model"
+    ):
+        ShardPlanner("dense").plan(model, {0: 0.5})
+    shard = make_server(strategy="unbiased").plan({0: 0.2}, 0).shard(0)
+    small = client_model(make_net(), shard, residual=make_server().residual)
+    with pytest.raises(UserError, match="layer 1 has multipliers other than 1, as a client's"):
+        ShardPlanner("top_n").plan(small, {0: 0.2})
+    model[4].v.data[0, 0] = torch.nan
+    with pytest.raises(UserError, match="layer 4: its weight has NaN or Inf"):
+        ShardPlanner("top_n").plan(model, {0: 0.2})
+
+
+def test_a_residual_in_bfloat16_does_not_forbid_compression():
+    server = make_server("bfloat16", compression="bfloat16")
+    assert server.round(0, {0: 0.5}, train(server, make_net())).accepted == [0]
+
+
+@pytest.mark.usefixtures("group")
+def test_a_server_whose_factors_fsdp_holds_in_pieces_ends_with_the_same_model():
+    plain, pieces = make_server(), make_server()
+    for part in [pieces.model.get_submodule(name) for name in LAYERS]:
+        fully_shard(part)
+    pieces = Server(pieces.model, ShardPlanner("top_n"), torch.optim.SGD(pieces.model.parameters(), lr=1.0))
+    assert pieces.residual.digest == plain.residual.digest
+    for server in (plain, pieces):
+        server.round(0, {0: 0.5, 1: 0.2}, train(plain, make_net()))
+    for name, tensor in plain.model.state_dict().items():
+        torch.testing.assert_close(full_tensor(pieces.model.state_dict()[name]), tensor)
