@@ -22,7 +22,7 @@ from measure import save
 
 from train.federate import launch
 from train.federate.launch import LOOPBACK
-from train.federate.roster import Patience
+from train.federate.roster import Timeouts
 from train.federate.server_app import ROOT, read
 from train.federate.supervisor import Processes
 
@@ -68,7 +68,7 @@ class Relay:
 def federated(nodes: int, folder: Path) -> tuple[list[dict[str, float]], list[tuple[int, int]]]:
     """Return the rounds' metrics, and the bytes sent down and up until the end of each."""
     everyone = f"clients.per_round={nodes}"
-    settings = launch.settings_of(CONFIG, [*WIDE, everyone, f"output={folder}"], nodes, Patience(600.0, 600.0))
+    settings = launch.settings_of(CONFIG, [*WIDE, everyone, f"output={folder}"], nodes, Timeouts(600.0, 600.0))
     config = read(settings)
     place, passed = launch.lay_out(config, settings), []
     with Processes(place.folder / "logs") as processes:
@@ -85,7 +85,7 @@ def federated(nodes: int, folder: Path) -> tuple[list[dict[str, float]], list[tu
 
 def empty(nodes: int, folder: Path, rounds: int = 4) -> list[float]:
     """Return the seconds of Flower's own rounds with empty messages."""
-    settings = launch.settings_of(CONFIG, [f"output={folder}"], nodes, Patience(600.0, 600.0))
+    settings = launch.settings_of(CONFIG, [f"output={folder}"], nodes, Timeouts(600.0, 600.0))
     place = launch.lay_out(read(settings), settings)
     output = folder / "empty.txt"
     (place.folder / "run.toml").write_text(f'nodes = {nodes}\nrounds = {rounds}\noutput = "{output}"\n')

@@ -154,11 +154,11 @@ def _raise_failures(failures: Mapping[Path, FailedRun], total: int) -> None:
 
 def _federate(args: argparse.Namespace, console: Console) -> None:
     from train.federate.launch import federate, settings_of  # noqa: PLC0415
-    from train.federate.roster import Patience  # noqa: PLC0415
+    from train.federate.roster import Timeouts  # noqa: PLC0415
     from train.federate.server_app import read  # noqa: PLC0415  # Flower is an extra
 
-    patience = Patience(args.start_timeout, args.round_timeout)
-    settings = settings_of(args.config, args.overrides, args.nodes, patience)
+    timeouts = Timeouts(args.start_timeout, args.round_timeout)
+    settings = settings_of(args.config, args.overrides, args.nodes, timeouts)
     config = read(settings)
     with RoundProgress(console, [config]) as progress, watched(partial(progress.show_stage, 0)):
         federate(config, settings, partial(progress.show, 0), args.resume)

@@ -26,7 +26,7 @@ from train.data.dataset import problem_of
 from train.engines import Job, Update
 from train.engines.local import Shares
 from train.engines.sequential import SequentialEngine
-from train.federate.messages import Card, Order, config_text, norm_of, read_config, reply_record
+from train.federate.messages import NodeInfo, TrainRequest, config_text, norm_of, read_config, reply_record
 
 app = ClientApp()
 
@@ -39,38 +39,38 @@ def introduce(message: Message, context: Context) -> Message:
     ratios = assign_keep_ratios(config.keep_ratio, config.clients.count, config.seed_of_data)
     ratio = settings.get("keep-ratio", ratios.get(partition))
     _, data = open_data(config, settings)
-    return Message(Card(partition, ratio, len(data)).to_record(), reply_to=message)
+    return Message(NodeInfo(partition, ratio, len(data)).to_record(), reply_to=message)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train a shard on this node's data."""
-    order = Order.from_record(message.content)
+    request = TrainRequest.from_record(message.content)
     partition = partition_of(context.node_config)
-    torch.set_num_threads(order.config.threads)
-    engine = SequentialEngine(make_job(order.config, context.node_config))
-    order = replace(order, shard=order.shard.to(find_device(order.config.device)))
-    update = engine.train_client(partition, order.shard, order.round, order.lr)
-    if SAMPLERS[order.config.clients.sampler.name].needs_norms and update.shard is not None:
-        return Message(keep(context.state, order, update), reply_to=message)
+    torch.set_num_threads(request.config.threads)
+    engine = SequentialEngine(make_job(request.config, context.node_config))
+    request = replace(request, shard=request.shard.to(find_device(request.config.device)))
+    update = engine.train_client(partition, request.shard, request.round, request.lr)
+    if SAMPLERS[request.config.clients.sampler.name].needs_norms and update.shard is not None:
+        return Message(store_update(context.state, request, update), reply_to=message)
     return Message(reply_record(update), reply_to=message)
 
 
 @app.train("upload")
 def upload(message: Message, context: Context) -> Message:
     """Send the stored update."""
-    return Message(give(context.state, message.content["wanted"]["plan"]), reply_to=message)
+    return Message(pop_update(context.state, message.content["wanted"]["plan"]), reply_to=message)
 
 
-def keep(state: RecordDict, order: Order, update: Update) -> RecordDict:
+def store_update(state: RecordDict, request: TrainRequest, update: Update) -> RecordDict:
     """Keep an update in the state that Flower holds for this node, in place of an earlier one; return its norm."""
     assert update.shard is not None
     state.update(reply_record(update))
-    state["held"] = ConfigRecord({"plan": order.shard.plan})
-    return RecordDict({"report": ConfigRecord({"norm": norm_of(order.shard, update.shard, order.lr)})})
+    state["held"] = ConfigRecord({"plan": request.shard.plan})
+    return RecordDict({"report": ConfigRecord({"norm": norm_of(request.shard, update.shard, request.lr)})})
 
 
-def give(state: RecordDict, plan: str) -> RecordDict:
+def pop_update(state: RecordDict, plan: str) -> RecordDict:
     """Return the kept update, as `reply_record` makes it.
 
     Raises:

@@ -28,7 +28,7 @@ from train.assembly import assign_keep_ratios, partition_dataset, read_dataset
 from train.config.naming import check_once, settings, with_directory
 from train.config.schema import Config, load_config, parse_overrides
 from train.federate.client_app import write_data
-from train.federate.roster import Patience
+from train.federate.roster import Timeouts
 from train.federate.server_app import CHECKPOINT_EVERY, ENGINE, ROOT, check_federated
 from train.federate.status import FINISHED, FOLDER, LOCK_FILE, Status
 from train.federate.superlink import TOKEN, write_token
@@ -116,7 +116,7 @@ def launch(config: Config, place: Place, progress: Callable[[dict[str, Any]], No
         follow(processes, config, progress)
 
 
-def settings_of(path: str, overrides: Sequence[str], nodes: int, patience: Patience) -> dict[str, object]:
+def settings_of(path: str, overrides: Sequence[str], nodes: int, timeouts: Timeouts) -> dict[str, object]:
     """Return the run's configuration for Flower, flat, with as many clients as there are nodes.
 
     Without an `output` the directory is named after every override, the number of nodes included.
@@ -135,8 +135,8 @@ def settings_of(path: str, overrides: Sequence[str], nodes: int, patience: Patie
     return {
         "config": str(Path(path).resolve()),
         "overrides": shlex.join([*words, f"output={_quoted(str(config.directory.resolve()))}"]),
-        "start-timeout": patience.start,
-        "round-timeout": patience.round,
+        "start-timeout": timeouts.start,
+        "round-timeout": timeouts.round,
     }
 
 

@@ -26,7 +26,7 @@ UPLOAD = "train.upload"  # the kind of message that asks a node for the update i
 
 
 @dataclass(frozen=True)
-class Order:
+class TrainRequest:
     """A node's task in a round."""
 
     config: Config
@@ -51,8 +51,8 @@ class Order:
 
 
 @checked(frozen=True, config={"strict": True})
-class Card:
-    """A node's introduction.
+class NodeInfo:
+    """Which client a node is, and what it can afford.
 
     Attributes:
         partition: the client that it is, from 0.

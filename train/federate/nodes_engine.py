@@ -17,7 +17,7 @@ from sharding.failures import Failure, FailureError, Kind
 from sharding.planner import Client
 from train.engines import Engine, Job, Reports, Update
 from train.engines.base import Updates
-from train.federate.messages import UPLOAD, Order, content_of, norm_of, read_norm, read_reply
+from train.federate.messages import UPLOAD, TrainRequest, content_of, norm_of, read_norm, read_reply
 from train.federate.roster import SLACK, Nodes, ask
 
 Answer = TypeVar("Answer")
@@ -65,7 +65,7 @@ class NodesEngine(Engine):
 
     def _orders(self, plan: Plan, round: int, lr: float) -> Iterator[tuple[Client, RecordDict]]:
         for client, shard in plan.shards():
-            yield client, Order(self._config, shard, round, self._job.lr(client, lr)).to_record()
+            yield client, TrainRequest(self._config, shard, round, self._job.lr(client, lr)).to_record()
 
     def _exchange(
         self,
@@ -76,7 +76,7 @@ class NodesEngine(Engine):
         round: int,
     ) -> Iterator[tuple[Client, Answer | Failure]]:
         """Send a message to the node of each client; yield each client's answer, or why there is none."""
-        nodes, timeout = self._nodes.reach({int(client) for client in clients}), self._nodes.patience.round
+        nodes, timeout = self._nodes.reach({int(client) for client in clients}), self._nodes.timeouts.round
 
         def messages() -> Iterator[tuple[Client, Message | None]]:
             for client, content in contents:

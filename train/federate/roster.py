@@ -20,7 +20,7 @@ from sharding.errors import UserError, few
 from sharding.failures import one_line
 from sharding.planner import Client
 from train.config.schema import Config
-from train.federate.messages import Card, config_text
+from train.federate.messages import NodeInfo, config_text
 from train.federate.status import Status
 from train.rundir.files import CLIENTS_FILE
 
@@ -32,7 +32,7 @@ SLACK = 10.0  # seconds that a message outlives the wait for its reply, so that 
 
 
 @dataclass(frozen=True)
-class Patience:
+class Timeouts:
     """How long the server waits, in seconds.
 
     Attributes:
@@ -91,8 +91,8 @@ class Nodes:
 
     grid: Grid
     config: Config
-    patience: Patience
-    roster: dict[int, Card] = field(default_factory=dict)
+    timeouts: Timeouts
+    roster: dict[int, NodeInfo] = field(default_factory=dict)
     keys: dict[int, str] = field(default_factory=dict)
     _digests: dict[int, str] = field(default_factory=dict)  # by node, of the keys of all that have connected
     _clients: dict[int, int | None] = field(default_factory=dict)  # by node; None for a node that is left out
@@ -115,7 +115,7 @@ class Nodes:
             if not absent:
                 return
             names, waited = few(absent, 5), monotonic() - begin
-            if waited > self.patience.start:
+            if waited > self.timeouts.start:
                 break
             if waited - reminded >= REMIND:
                 log.info("%d of %d clients connected, waiting for %s", len(present), count, names)
@@ -123,10 +123,10 @@ class Nodes:
             sleep(POLL)
         if not self.roster.keys() >= {*absent}:
             raise UserError(
-                f"clients {names} are missing after {self.patience.start:g} s; start nodes with these numbers as "
+                f"clients {names} are missing after {self.timeouts.start:g} s; start nodes with these numbers as "
                 f"partition-id, or lower clients.count from {count} to the number of nodes"
             )
-        log.warning("clients %s are missing after %g s; training starts without them", names, self.patience.start)
+        log.warning("clients %s are missing after %g s; training starts without them", names, self.timeouts.start)
 
     def online(self) -> dict[int, int]:
         """Return the node of each client that is connected now.
@@ -148,7 +148,7 @@ class Nodes:
 
     def reach(self, clients: Set[int]) -> dict[int, int]:
         """Return the nodes of the connected ones of these clients; wait for one, at most as long as for a round."""
-        end = monotonic() + self.patience.round
+        end = monotonic() + self.timeouts.round
         while True:
             found = {client: node for client, node in self.online().items() if client in clients}
             if found or not clients or monotonic() > end:
@@ -167,21 +167,21 @@ class Nodes:
         try:
             if reply.has_error():
                 raise UserError(one_line(reply.error.reason))
-            card = Card.from_record(reply.content)
-            self._clients[node] = self._admit(node, card)
-            size, ratio = card.num_samples, card.keep_ratio
-            log.info("node %d is client %d: %d samples, r = %g", node, card.partition, size, ratio)
+            info = NodeInfo.from_record(reply.content)
+            self._clients[node] = self._admit(node, info)
+            size, ratio = info.num_samples, info.keep_ratio
+            log.info("node %d is client %d: %d samples, r = %g", node, info.partition, size, ratio)
         except UserError as why:
             self._clients[node] = None
             log.warning("node %d is left out: %s", node, why)
 
-    def _admit(self, node: int, card: Card) -> int:
-        if card.partition >= self.config.clients.count:
-            raise UserError(f"its partition is {card.partition}, but clients.count is {self.config.clients.count}")
-        if self.roster.setdefault(card.partition, card) != card:
-            raise UserError(f"it reports {card}, but this run began with {self.roster[card.partition]}")
-        self._settle_owner(node, card.partition)
-        return card.partition
+    def _admit(self, node: int, info: NodeInfo) -> int:
+        if info.partition >= self.config.clients.count:
+            raise UserError(f"its partition is {info.partition}, but clients.count is {self.config.clients.count}")
+        if self.roster.setdefault(info.partition, info) != info:
+            raise UserError(f"it reports {info}, but this run began with {self.roster[info.partition]}")
+        self._settle_owner(node, info.partition)
+        return info.partition
 
     def _settle_owner(self, node: int, client: int) -> None:
         """Assign a client to a node that claims it.

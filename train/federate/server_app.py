@@ -20,9 +20,9 @@ from train.config.naming import with_directory
 from train.config.schema import Config, load_config
 from train.engines.local import Shares
 from train.experiment import Experiment
-from train.federate.messages import Card
+from train.federate.messages import NodeInfo
 from train.federate.nodes_engine import NodesEngine
-from train.federate.roster import Nodes, Patience
+from train.federate.roster import Nodes, Timeouts
 from train.federate.status import FINISHED, Status
 from train.run import run
 from train.rundir.files import METRICS_FILE
@@ -47,8 +47,8 @@ def main(grid: Grid, context: Context) -> None:
     settings = dict(context.run_config)
     try:
         config = read(settings)
-        patience = Patience(float(settings["start-timeout"]), float(settings["round-timeout"]))
-        train(config, grid, patience)
+        timeouts = Timeouts(float(settings["start-timeout"]), float(settings["round-timeout"]))
+        train(config, grid, timeouts)
     except (UserError, RunError) as error:
         log.error("the run ends: %s", error)  # raising it would print two of Flower's tracebacks
 
@@ -63,7 +63,7 @@ def read(settings: dict[str, Any]) -> Config:
     return config.model_copy(update={"engine": ENGINE, "checkpoint_every": CHECKPOINT_EVERY, "aggregation": guards})
 
 
-def train(config: Config, grid: Grid, patience: Patience) -> None:
+def train(config: Config, grid: Grid, timeouts: Timeouts) -> None:
     """Train, or resume an interrupted run, and report how it ends.
 
     Raises:
@@ -72,7 +72,7 @@ def train(config: Config, grid: Grid, patience: Patience) -> None:
     status, done = Status(config), len(read_lines(config.directory / METRICS_FILE))
     begin = "resuming" if done else "starting"
     log.info("writing to %s, %s with round %d of %d", config.directory, begin, done, config.rounds)
-    build = partial(assemble_over, grid=grid, patience=patience, device=config.device)
+    build = partial(assemble_over, grid=grid, timeouts=timeouts, device=config.device)
     try:
         with ThreadPoolExecutor(1) as apart:  # Flower handles signals and ends this process at once
             running = apart.submit(run, config, [EachRound(report)], resume=True, build=build)
@@ -114,7 +114,7 @@ def check_federated(config: Config) -> None:
         raise UserError("clients.sampler=aocs needs a secure sum, which Flower lacks; choose ocs, or simulate it")
 
 
-def assemble_over(config: Config, grid: Grid, patience: Patience, device: str | None = None) -> Experiment:
+def assemble_over(config: Config, grid: Grid, timeouts: Timeouts, device: str | None = None) -> Experiment:
     """Build everything that a run with nodes needs. A device is that of the nodes, if not of the configuration.
 
     Raises:
@@ -122,11 +122,11 @@ def assemble_over(config: Config, grid: Grid, patience: Patience, device: str | 
     """
     check_federated(config)
     dataset = read_dataset(config).without_training().to(find_device(config.device))
-    nodes = Nodes(grid, config.model_copy(update={"device": device or config.device}), patience, *recall(config))
+    nodes = Nodes(grid, config.model_copy(update={"device": device or config.device}), timeouts, *recall(config))
     nodes.gather()
-    cards: dict[Client, Card] = dict(sorted(nodes.roster.items()))
-    ratios = {client: card.keep_ratio for client, card in cards.items()}
-    samples = {client: card.num_samples for client, card in cards.items()}
+    infos: dict[Client, NodeInfo] = dict(sorted(nodes.roster.items()))
+    ratios = {client: info.keep_ratio for client, info in infos.items()}
+    samples = {client: info.num_samples for client, info in infos.items()}
     total, most = sum(samples.values()), config.aggregation.max_share or MAX_SHARE
     for client, size in samples.items():
         if size > most * total and most * len(samples) > 1:
@@ -137,16 +137,16 @@ def assemble_over(config: Config, grid: Grid, patience: Patience, device: str | 
     return experiment
 
 
-def recall(config: Config) -> tuple[dict[int, Card], dict[int, str]]:
+def recall(config: Config) -> tuple[dict[int, NodeInfo], dict[int, str]]:
     """Return each client's first introduction in the run that the directory holds, and its node's key.
 
     Returns:
-        The clients' cards, and digests of the keys of the nodes that had one; both empty if there is no run.
+        What each client reported, and digests of the keys of the nodes that had one; both empty if there is no run.
 
     Raises:
         UserError: the file is damaged.
     """
     held = read_clients(config.directory).get(config.name, {"samples": [], "keep_ratios": [], "node_keys": []})
     pairs = enumerate(zip(held["keep_ratios"], held["samples"], strict=True))
-    cards = {client: Card(client, ratio, size) for client, (ratio, size) in pairs}
-    return cards, {client: key for client, key in enumerate(held["node_keys"]) if key}
+    infos = {client: NodeInfo(client, ratio, size) for client, (ratio, size) in pairs}
+    return infos, {client: key for client, key in enumerate(held["node_keys"]) if key}

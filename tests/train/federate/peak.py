@@ -11,14 +11,14 @@ from flwr.supercore.task_identity import TaskIdentity
 from sharding import Shard
 from train.config.schema import check_config
 from train.federate import client_app
-from train.federate.messages import Order
+from train.federate.messages import TrainRequest
 
 
 def main(data: str, *orders: str) -> None:
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
     context = Context(1, 1, {"partition-id": 0, "data": data}, RecordDict(), {})
     for config, shard in zip(orders[::2], orders[1::2], strict=True):
-        order = Order(check_config(json.loads(config)), Shard.from_bytes(Path(shard).read_bytes()), 0, 0.1)
+        order = TrainRequest(check_config(json.loads(config)), Shard.from_bytes(Path(shard).read_bytes()), 0, 0.1)
         message = Message(order.to_record(), dst_node_id=1, message_type=MessageType.TRAIN)
         del order
         assert "shard" in client_app.app(message, context).content

@@ -19,7 +19,7 @@ from train.assembly import assemble
 from train.config.schema import load_config
 from train.engines import SequentialEngine, Update
 from train.federate import launch
-from train.federate.roster import Patience
+from train.federate.roster import Timeouts
 from train.federate.server_app import read
 from train.federate.supervisor import Processes
 from train.rounds import run_rounds
@@ -122,8 +122,8 @@ def with_participation(config, failing):
     return experiment.model.state_dict()
 
 
-def federation(small, tmp_path, nodes, patience, *overrides):
-    settings = launch.settings_of(small, [f"output={tmp_path / 'run'}", *overrides], nodes, patience)
+def federation(small, tmp_path, nodes, timeouts, *overrides):
+    settings = launch.settings_of(small, [f"output={tmp_path / 'run'}", *overrides], nodes, timeouts)
     config = read(settings)
     return config, launch.lay_out(config, settings)
 
@@ -145,7 +145,7 @@ def told_and_left_out(config, faults):
 
 
 def test_the_round_continues_without_nodes_that_are_killed_or_late(small, tmp_path):
-    config, place = federation(small, tmp_path, 6, Patience(240.0, 60.0), "rounds=1")
+    config, place = federation(small, tmp_path, 6, Timeouts(240.0, 60.0), "rounds=1")
     log = place.folder / "logs" / "run.log"
     with Processes(place.folder / "logs") as processes:
         launch.start_server(processes, place)
@@ -186,7 +186,7 @@ def test_nothing_continues_when_the_one_that_started_it_is_killed(small, tmp_pat
 
 
 def test_a_node_without_a_key_and_one_without_tls_are_refused(small, tmp_path):
-    _, place = federation(small, tmp_path, 2, Patience(60.0, 60.0))
+    _, place = federation(small, tmp_path, 2, Timeouts(60.0, 60.0))
     supernode = [str(Path(sys.executable).with_name("flower-supernode")), "--superlink", place.address]
     logs = place.folder / "logs"
     with Processes(logs) as processes:

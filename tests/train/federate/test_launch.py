@@ -11,7 +11,7 @@ from sharding import UserError
 from train.cli.commands import main
 from train.config.schema import load_config
 from train.federate import launch
-from train.federate.roster import Patience
+from train.federate.roster import Timeouts
 from train.federate.server_app import read
 from train.federate.status import FINISHED, LOCK_FILE, Status
 from train.rundir.directory import lock
@@ -22,7 +22,7 @@ QUICKSTART = "configs/quickstart.yaml"
 
 
 def read_for(nodes, *overrides):
-    return read(launch.settings_of(QUICKSTART, overrides, nodes, Patience(60.0, 60.0)))
+    return read(launch.settings_of(QUICKSTART, overrides, nodes, Timeouts(60.0, 60.0)))
 
 
 def test_directories_distinguish_federations_and_runs():
@@ -31,7 +31,7 @@ def test_directories_distinguish_federations_and_runs():
     assert len({*directories}) == 4
     assert {directory.parent for directory in directories} == {Path("runs").resolve()}
     for own in ("/tmp/own", "/tmp/\N{ROCKET}"):
-        settings = launch.settings_of(QUICKSTART, [f"output={own}"], 2, Patience(60.0, 60.0))
+        settings = launch.settings_of(QUICKSTART, [f"output={own}"], 2, Timeouts(60.0, 60.0))
         assert read(tomllib.loads(launch._toml(settings))).directory == Path(own)
 
 
@@ -43,7 +43,7 @@ def test_a_folder_that_cannot_be_is_reported_at_once(tmp_path):
 
 
 def test_a_second_federation_leaves_the_first_as_it_is(tmp_path):
-    settings = launch.settings_of(QUICKSTART, [f"output={tmp_path}"], 2, Patience(60.0, 60.0))
+    settings = launch.settings_of(QUICKSTART, [f"output={tmp_path}"], 2, Timeouts(60.0, 60.0))
     config = read(settings)
     with lock(tmp_path / LOCK_FILE):
         launch.lay_out(config, settings)

@@ -7,7 +7,7 @@ from sharding import ShardPlanner
 from sharding.errors import UserError
 from sharding.failures import Failure, Kind
 from train.engines import Update
-from train.federate.messages import Card, Order, config_text, read_config, read_reply, reply_record
+from train.federate.messages import NodeInfo, TrainRequest, config_text, read_config, read_reply, reply_record
 
 
 @pytest.fixture
@@ -17,8 +17,8 @@ def shard():
 
 
 def test_an_order_arrives_as_it_was_sent(shard, config):
-    sent = Order(config("local.optimizer.lr=0.3", "seed=5"), shard, 3, 0.1)
-    got = Order.from_record(sent.to_record())
+    sent = TrainRequest(config("local.optimizer.lr=0.3", "seed=5"), shard, 3, 0.1)
+    got = TrainRequest.from_record(sent.to_record())
     assert got.config == sent.config.model_copy(update={"output": None})
     assert (got.round, got.lr) == (3, 0.1)
     assert got.shard.to_bytes() == shard.to_bytes()
@@ -33,7 +33,7 @@ def test_a_configuration_arrives_as_it_was_sent(config, words):
 
 
 def test_a_shard_travels_as_the_one_array_of_its_own_bytes(shard, config):
-    record = Order(config(), shard, 3, 0.1).to_record()["shard"]
+    record = TrainRequest(config(), shard, 3, 0.1).to_record()["shard"]
     (array,) = record.values()
     assert len(array.data) == shard.nbytes
     assert array.data == shard.to_bytes()
@@ -68,9 +68,9 @@ def test_a_reply_that_is_none_is_reported_in_one_line(content):
 def test_an_impossible_card_is_refused(values):
     record = dict(zip(("partition", "keep_ratio", "num_samples"), values, strict=False))
     with pytest.raises(UserError, match=f"it reports partition={values[0]}, keep_ratio={values[1]}.*must be"):
-        Card.from_record(RecordDict({"card": ConfigRecord(record)}))
+        NodeInfo.from_record(RecordDict({"card": ConfigRecord(record)}))
 
 
 def test_a_card_arrives_as_it_was_sent_and_its_keep_ratio_may_be_a_whole_number():
-    for card in (Card(3, 0.25, 17), Card(0, 1, 3)):
-        assert Card.from_record(card.to_record()) == card
+    for info in (NodeInfo(3, 0.25, 17), NodeInfo(0, 1, 3)):
+        assert NodeInfo.from_record(info.to_record()) == info

@@ -9,7 +9,7 @@ import pytest
 from tests.train.federate.stranger import move_in, tries_all
 from tests.train.runs import wait_until
 from train.federate import launch
-from train.federate.roster import Patience
+from train.federate.roster import Timeouts
 from train.federate.server_app import read
 from train.federate.supervisor import Processes
 
@@ -46,7 +46,7 @@ def calls(folder, path):
 
 
 def test_the_guides_proxy_admits_nodes_and_refuses_a_stranger_with_the_public_certificate(tmp_path):
-    settings = launch.settings_of("configs/quickstart.yaml", [f"output={tmp_path / 'run'}"], 2, Patience(60.0, 60.0))
+    settings = launch.settings_of("configs/quickstart.yaml", [f"output={tmp_path / 'run'}"], 2, Timeouts(60.0, 60.0))
     config = read(settings)
     place, proxy, stranger = launch.lay_out(config, settings), tmp_path / "proxy", tmp_path / "stranger"
     with Processes(place.folder / "logs") as processes:

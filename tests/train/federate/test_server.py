@@ -20,7 +20,7 @@ from train.engines import Update
 from train.federate import roster as waiting
 from train.federate import server_app
 from train.federate.messages import read_config, read_reply, reply_record
-from train.federate.roster import Patience
+from train.federate.roster import Timeouts
 from train.federate.server_app import assemble_over
 from train.federate.status import FOLDER, Status
 from train.run import run
@@ -35,7 +35,7 @@ def settings(config, count=4, first=100):
 
 
 def over(config, nodes, after_round=lambda metrics: None):
-    build = partial(assemble_over, grid=nodes, patience=Patience(0.5, 0.5))
+    build = partial(assemble_over, grid=nodes, timeouts=Timeouts(0.5, 0.5))
     return read(run(config, [EachRound(after_round)], resume=True, build=build))
 
 
@@ -193,7 +193,7 @@ def test_the_first_word_of_a_client_holds_for_the_run(config, caplog):
     nodes = Nodes(settings(ours))
     nodes.settings[107] = nodes.settings[107] | {"keep-ratio": 0.9}
     roster, _ = server_app.recall(ours)
-    known = waiting.Nodes(nodes, ours, Patience(0.5, 0.5), roster)
+    known = waiting.Nodes(nodes, ours, Timeouts(0.5, 0.5), roster)
     assert sorted(known.online()) == [0, 2, 3]
     assert "but this run began with" in caplog.text
 
@@ -202,7 +202,7 @@ def test_the_first_word_of_a_client_holds_for_the_run(config, caplog):
 def test_a_node_that_is_no_client_gets_the_reason(config, caplog, wrong):
     ours = config()
     nodes = Nodes(settings(ours) | {500: wrong})
-    known = waiting.Nodes(nodes, ours, Patience(0.5, 0.5))
+    known = waiting.Nodes(nodes, ours, Timeouts(0.5, 0.5))
     known.gather()
     assert len(known.online()) == 4
     assert "node 500 is left out" in caplog.text
@@ -212,7 +212,7 @@ def test_a_node_that_was_left_out_is_asked_again_when_it_returns(config):
     ours = config()
     grid = Nodes(settings(ours))
     right, wrong = grid.settings[107], {"partition-id": "x"}
-    known = waiting.Nodes(grid, ours, Patience(0.5, 0.5))
+    known = waiting.Nodes(grid, ours, Timeouts(0.5, 0.5))
     for its, there in ((wrong, [0, 2, 3]), (None, [0, 2, 3]), (right, [0, 1, 2, 3])):
         grid.settings = {node: old for node, old in grid.settings.items() if node != 107} | ({107: its} if its else {})
         assert [sorted(known.online()) for _ in range(2)][1] == there
@@ -222,7 +222,7 @@ def test_nodes_choose_their_own_device_also_when_a_run_is_resumed(config):
     ours, told = config("local.schedule=constant"), []
     for rounds in (1, 2):
         grid = Nodes(settings(ours))
-        server_app.train(ours.model_copy(update={"rounds": rounds}), grid, Patience(0.5, 0.5))
+        server_app.train(ours.model_copy(update={"rounds": rounds}), grid, Timeouts(0.5, 0.5))
         told += [message.content["values"]["config"] for message in grid.sent]
     assert {read_config(text).device for text in told} == {"auto"}
 
@@ -230,7 +230,7 @@ def test_nodes_choose_their_own_device_also_when_a_run_is_resumed(config):
 def test_a_client_is_one_node_as_long_as_the_run_lasts_there_or_not(config, caplog):
     ours = config()
     grid = Nodes(settings(ours))
-    known = waiting.Nodes(grid, ours, Patience(0.5, 0.5))
+    known = waiting.Nodes(grid, ours, Timeouts(0.5, 0.5))
     known.gather()
     first = grid.settings.pop(100)
     grid.settings[500] = dict(first)
@@ -248,7 +248,7 @@ def keyed(config, **kwargs):
 
 
 def resumed(config, grid):
-    return waiting.Nodes(grid, config, Patience(0.5, 0.5), *server_app.recall(config))
+    return waiting.Nodes(grid, config, Timeouts(0.5, 0.5), *server_app.recall(config))
 
 
 def test_a_client_belongs_to_one_key_when_the_server_starts_again(config, caplog):
@@ -304,7 +304,7 @@ def test_the_server_says_for_whom_it_waits_at_once_and_every_half_minute(config,
     ours = config()
     (ours.directory / FOLDER).mkdir(parents=True)
     with pytest.raises(UserError, match="missing"):
-        waiting.Nodes(Nodes(settings(ours, count=2)), ours, Patience(0.5, 0.5)).gather()
+        waiting.Nodes(Nodes(settings(ours, count=2)), ours, Timeouts(0.5, 0.5)).gather()
     waits = [record.getMessage() for record in caplog.records if "waiting for" in record.getMessage()]
     assert 2 < len(waits) < 8
     assert set(waits[1:]) == {"2 of 4 clients connected, waiting for 2, 3"}
@@ -345,9 +345,9 @@ def test_a_run_that_continues_waits_for_its_nodes_and_continues_without_those_th
     ours = config("rounds=1", "clients.per_round=4")
     over(ours, Nodes(settings(ours)))
     roster, _ = server_app.recall(ours)
-    known = waiting.Nodes(Late(settings(ours)), ours, Patience(0.5, 0.5), dict(roster))
+    known = waiting.Nodes(Late(settings(ours)), ours, Timeouts(0.5, 0.5), dict(roster))
     known.gather()
     assert sorted(known.online()) == [0, 1, 2, 3]
-    few = waiting.Nodes(Nodes(settings(ours, count=3)), ours, Patience(0.5, 0.5), dict(roster))
+    few = waiting.Nodes(Nodes(settings(ours, count=3)), ours, Timeouts(0.5, 0.5), dict(roster))
     few.gather()
     assert "clients 3 are missing" in caplog.text

@@ -6,7 +6,7 @@ import pytest
 
 from tests.train.federate.stranger import flwr, move_in, tries_all
 from train.federate import launch
-from train.federate.roster import Patience
+from train.federate.roster import Timeouts
 from train.federate.server_app import read
 from train.federate.superlink import ACCESS_TOKEN_KEY, TOKEN, TokenPlugin
 from train.federate.supervisor import Processes
@@ -27,7 +27,7 @@ def test_only_callers_with_the_token_are_admitted(monkeypatch, told):
 
 @pytest.mark.federation
 def test_another_user_of_this_machine_can_submit_nothing_to_a_federation(tmp_path):
-    settings = launch.settings_of("configs/quickstart.yaml", [f"output={tmp_path / 'run'}"], 2, Patience(60.0, 60.0))
+    settings = launch.settings_of("configs/quickstart.yaml", [f"output={tmp_path / 'run'}"], 2, Timeouts(60.0, 60.0))
     place = launch.lay_out(read(settings), settings)
     assert place.folder.stat().st_mode & 0o077 == 0  # its keys and token are the operator's own
     assert place.token not in repr(place)
