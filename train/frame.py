@@ -19,22 +19,18 @@ from train.config.schema import flatten
 from train.config.yaml_text import read_yaml
 from train.rundir.directory import check_regular
 from train.rundir.files import CONFIG_FILE, METRICS_FILE
-from train.runtime.jsonl import has_diverged, has_ended, rounds_among, split
+from train.rundir.status import has_diverged, has_ended
+from train.runtime.jsonl import rounds_among, split
 
 log = logging.getLogger(__name__)
 
-REQUIRED = ("bytes_down", "bytes_up", "bytes_dense", "num_clients", "num_failed", "seconds")  # numbers of each round
-OPTIONAL = (
-    "num_aggregated",
-    "train_loss",
-    "test_accuracy",
-    "test_loss",
-    "best_accuracy",
-    "simulated_seconds",
-)  # columns in any case
+REQUIRED = (  # numbers of each round
+    *("bytes_down", "bytes_up", "bytes_dense", "bytes_total"),
+    *("num_clients", "num_aggregated", "num_failed", "seconds"),
+)
+OPTIONAL = ("train_loss", "test_accuracy", "test_loss", "best_accuracy", "simulated_seconds")  # columns in any case
 NOT_NUMBERS = ("run", "stopped", "failures", "failed_by_kind")
 DIVERGED = "it diverged: the last rounds had no usable update"
-RENAMED = {"clients": "num_clients", "heard": "num_aggregated", "failed": "num_failed"}
 
 
 @dataclass(frozen=True)
@@ -154,7 +150,6 @@ def _read_run(directory: Path) -> tuple[Mapping[str, Any], list[dict[str, Any]],
 
 def _is_round(line: Mapping[str, Any]) -> bool:
     """Return whether all required metrics are numbers, and accuracies are between 0 and 1."""
-    line = _renamed(line)
     spent = {key: value for key, value in line.items() if key.startswith("seconds") or key == "simulated_seconds"}
     accuracies = [value for key, value in line.items() if key.endswith("test_accuracy")]
     return (
@@ -165,23 +160,13 @@ def _is_round(line: Mapping[str, Any]) -> bool:
     )
 
 
-def _renamed(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a line of an earlier version with the present names of its metrics."""
-    parts = ((key.rpartition("/"), value) for key, value in line.items())
-    return {f"{task}{slash}{RENAMED.get(name, name)}": value for (task, slash, name), value in parts}
-
-
 def round_frame(lines: Mapping[str, Sequence[Mapping[str, Any]]]) -> pd.DataFrame:
     """Return `Runs.rounds` of the metrics of each run's rounds. What is no number in JSON is NaN."""
-    rows = [{"run": run, **_renamed(line)} for run, its in lines.items() for line in its]
-    frame = pd.DataFrame(rows)
+    frame = pd.DataFrame([{"run": run, **line} for run, rounds in lines.items() for line in rounds])
     columns = dict.fromkeys((*frame, "run", "round", *REQUIRED, *OPTIONAL, "stopped", "failures"))
     frame = frame.reindex(columns=list(columns)).apply(_to_numbers).copy()  # a copy has few blocks, so it can grow
-    by_run = frame.groupby("run", sort=False)
-    if "bytes_total" not in frame:  # of an earlier version
-        frame["bytes_total"] = (frame.bytes_down + frame.bytes_up).groupby(frame.run).cumsum()
-        frame["best_accuracy"] = by_run.test_accuracy.cummax().groupby(frame.run).ffill()
-    return frame.assign(rounds=frame["round"] + 1, simulated_total=by_run.simulated_seconds.cumsum())
+    simulated = frame.groupby("run", sort=False).simulated_seconds.cumsum()
+    return frame.assign(rounds=frame["round"] + 1, simulated_total=simulated)
 
 
 def _to_numbers(column: pd.Series) -> pd.Series:

@@ -109,7 +109,7 @@ def test_a_run_that_is_not_done_is_said_to_be_so(runs, tmp_path):
 
 
 def test_a_run_that_diverged_is_said_to_have(runs, tmp_path):
-    copied(runs / "a", tmp_path, heard=0, failed=4)
+    copied(runs / "a", tmp_path, num_aggregated=0, num_failed=4)
     assert '<p class="warn">' + f"{tmp_path / 'a'} has 2 of 2 rounds: it diverged" in page_of(tmp_path)
 
 
@@ -297,7 +297,7 @@ def test_a_seed_counts_once_and_who_is_left_out_is_named(runs, tmp_path):
 
 
 def test_lost_clients_are_counted_by_their_reason(runs, tmp_path):
-    copied(runs / "a", tmp_path, failed=1, failures={"7": "a <NaN> in u"})
+    copied(runs / "a", tmp_path, num_failed=1, failures={"7": "a <NaN> in u"})
     text = page_of(tmp_path)
     assert "<td>a &lt;NaN&gt; in u</td><td>2</td>" in text
 
@@ -434,7 +434,7 @@ def measured(**accuracies):
     return round_frame(
         {
             run: [
-                {"round": t, "bytes_down": 3e6, "bytes_up": 1e6} | ({} if share is None else {"test_accuracy": share})
+                {"round": t, "bytes_total": 4e6 * (t + 1)} | ({} if share is None else {"test_accuracy": share})
                 for t, share in enumerate(shares)
             ]
             for run, shares in accuracies.items()

@@ -59,7 +59,7 @@ def pretend(cell: Cell, accuracies, **last):
     (directory / CONFIG_FILE).write_text(dump_yaml(cell.config.model_dump(mode="json", exclude={"output"})))
     lines = [
         {"round": t, "test_accuracy": a, "train_loss": 1.0, "seconds": 2.0, "bytes_down": 5e6, "bytes_up": 5e6}
-        | {"num_failed": t, "num_clients": 10, "bytes_dense": 1e6}
+        | {"num_failed": t, "num_clients": 10, "num_aggregated": 10, "bytes_dense": 1e6, "bytes_total": 1e7 * (t + 1)}
         for t, a in enumerate(accuracies)
     ]
     lines[-1] |= last

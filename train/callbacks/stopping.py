@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping
 from sharding import Plan
 from train.callbacks.base import Callback
 from train.metrics import RoundMetrics
+from train.rundir.status import MAX_LOST
 from train.runtime.errors import RunError
 from train.runtime.signals import StopRequest
 
 log = logging.getLogger(__name__)
-
-MOST_LOST = 5  # a run ends after this many rounds in a row without a usable update
 
 
 class DivergedError(RunError):
@@ -29,7 +28,7 @@ class LostRounds(Callback):
 
     def __init__(self, rounds: int, note: str = "metrics.jsonl says why", earlier: Iterable[RoundMetrics] = ()) -> None:
         self._note = note
-        self._limit, self._in_a_row, self._lost, self._rounds = min(MOST_LOST, rounds), 0, 0, 0
+        self._limit, self._in_a_row, self._lost, self._rounds = min(MAX_LOST, rounds), 0, 0, 0
         for metrics in earlier:
             self._count(metrics)
         if self._rounds < rounds:

@@ -21,9 +21,10 @@ from train.config.schema import Config, check_config, flatten, is_named, plugins
 from train.config.yaml_text import read_yaml
 from train.rundir.checkpoint import rounds_of
 from train.rundir.files import CHECKPOINT_FILE, CONFIG_FILE, LOCK_FILE, METRICS_FILE, MODEL_FILE, PILOTS_FILE, RUN_FILES
+from train.rundir.status import has_ended
 from train.runtime.errors import writing
 from train.runtime.files import UNFINISHED, refuse_irregular
-from train.runtime.jsonl import has_ended, read_lines
+from train.runtime.jsonl import read_lines
 
 try:
     import fcntl
