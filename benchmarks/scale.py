@@ -6,14 +6,12 @@ Ten clients at r = 0.1 (`collective`) take part; the models have random weights,
 cuts the shards one by one, and averages the updates as they come. Then one client builds its model from a skeleton and
 takes one step. In the models with `_int4` the server holds a tenth of the terms as factors, on top of a frozen residual
 in 4 bits, which the client has, too; factorizing them comes before the round. Server and client of each model run in
-separate processes, and memory is what it takes beyond the libraries. The allocator returns freed blocks of 1 MB and
-more at once (MALLOC_MMAP_THRESHOLD_): by itself it may hold 64 MB, which is more than the smallest models. Writes a row
-to results/scale/scale.csv as each model is done; without names, it measures the models that have none. Linux only.
+separate processes, and memory is what it takes beyond the libraries, with glibc's own allocator. Writes a row to
+results/scale/scale.csv as each model is done; without names, it measures the models that have none. Linux only.
 """
 
 import argparse
 import csv
-import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -177,7 +175,6 @@ def train(name: str, path: Path) -> Row:
 
 def measure(name: str, threads: int) -> Row:
     """Measure server and client of one model, each in a fresh process."""
-    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(2**20)  # the new processes read it
     with TemporaryDirectory() as folder, ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as fresh:
         path = Path(folder)
         return fresh.submit(serve, name, path, threads).result() | fresh.submit(train, name, path).result()

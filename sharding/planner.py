@@ -24,6 +24,7 @@ from sharding.factorization import ENDS, Patterns, as_patterns, num_terms, shard
 from sharding.layers import FactorizedLayer, clear_padding
 from sharding.modules.copies import meta_copy
 from sharding.modules.finite import computable, find_nonfinite
+from sharding.modules.memory import release_freed_memory
 from sharding.modules.state import check_shapes, dense_state, frozen_names
 from sharding.modules.wrappers import named_modules, named_parameters, unwrap
 from sharding.residual import Residual
@@ -304,6 +305,8 @@ class ShardPlanner:
                 spectrum = decomposition.keep(torch.from_numpy(np.unique(drawn)))
                 clear_padding(layers[name], spectrum.u)
                 planned.append((spectrum, draws))
+            del decomposition
+            release_freed_memory()
             return planned
 
         batches = group_layers(layers)

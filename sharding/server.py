@@ -14,7 +14,6 @@ round does not draw. Some optimizers by the names that papers give them:
 - FedAdam: `Adam(lr, betas=(0.9, 0.99), eps=1e-3)`; FedYogi: `sharding.FedYogi`.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -32,8 +31,6 @@ from sharding.modules.wrappers import distribute_like, named_parameters, named_s
 from sharding.planner import Client, Plan, ShardPlanner
 from sharding.residual import Residual
 from sharding.shard import Shard
-
-log = logging.getLogger(__name__)
 
 Updates = Iterable[tuple[Client, Shard | Failure | None]]
 
@@ -142,11 +139,11 @@ class Server:
     def step(self, average: Average) -> Aggregation:
         """Take the optimizer's step by the average's pseudo-gradient; return which clients were averaged in.
 
-        Buffers, such as the statistics of batch norms, take their average. Nothing moves where no update counts, nor
-        where the step would make a weight NaN or Inf, which also resets the optimizer.
+        Buffers, such as the statistics of batch norms, take their average. Nothing moves where no update counts.
 
         Raises:
-            UserError: the model is not the one that the plan was made from.
+            UserError: the model is not the one that the plan was made from, or the step has made a weight NaN or Inf:
+                updates are finite, but the optimizer's learning rate is far too high.
         """
         aggregation = average.finish()
         if aggregation.delta:
@@ -165,7 +162,6 @@ class Server:
         optimized = {id(parameter) for parameter in self._optimized()}
         if missing := [name for name, weight in moved.items() if id(weight) not in optimized]:
             raise UserError(f"the server's optimizer lacks {few(missing)}; make it with model.parameters()")
-        before = {name: weight.detach().clone() for name, weight in moved.items()}
         for name, change in delta.items():
             entry = state[name]
             if name in moved:
@@ -180,13 +176,10 @@ class Server:
             self.optimizer.step()
             self.optimizer.zero_grad()
             if (spoiled := find_nonfinite(moved | self._optimizer_state())) is not None:
-                log.warning(
-                    "skipped the server's step, which would make %s NaN or Inf, and reset its optimizer; lower its lr",
-                    spoiled,
+                raise UserError(
+                    f"the server's step made {spoiled} NaN or Inf; lower the learning rate of the server's optimizer, "
+                    "and start again from a checkpoint"
                 )
-                for name, weight in before.items():
-                    moved[name].copy_(weight)
-                self.optimizer.state.clear()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return what a resumed run needs besides the model: the state of the optimizer and of the average of models.

@@ -40,6 +40,7 @@ from sharding.aggregation.shares import cap_shares
 from sharding.errors import UserError
 from sharding.failures import Failure, Kind
 from sharding.modules.finite import find_nonfinite
+from sharding.modules.memory import release_freed_memory
 from sharding.modules.wrappers import key
 from sharding.planner import Client, Plan
 from sharding.product import ProductSpectrum
@@ -159,6 +160,7 @@ class Average:
     def finish(self) -> Aggregation:
         """Return the pseudo-gradient and the clients that were averaged in, and forget the sums."""
         self._compare_norms()
+        release_freed_memory()
         rejected = {client: NOTHING for client in self._selected if client not in self._received} | self._rejected
         delta = dict(self._changes())
         if (name := find_nonfinite(delta)) is not None:
@@ -193,6 +195,7 @@ class Average:
             sent = self._plan.dense[name]
             yield name, (weighted_sum.sub_(sent.double(), alpha=weight) / total).to(sent.dtype)
         for layer, u, v in self._mean.vectors():
+            release_freed_memory()
             spectrum = self._plan.spectra[layer]
             if isinstance(spectrum, ProductSpectrum):
                 yield from zip((key(layer, "u"), key(layer, "v")), spectrum.factor_changes(u, v), strict=True)
