@@ -19,7 +19,7 @@ from studies.runner import Arguments
 from studies.upload_studies import UPLOADS
 from train.cli.arguments import positive
 from train.cli.commands import explain
-from train.runtime.errors import RunError
+from train.utils.errors import RunError
 
 STUDIES: dict[str, Callable[[Arguments], None]] = {
     **{name: partial(uploads.run, study) for name, study in UPLOADS.items()},

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from train.report.text import mean_and_spread
-from train.runtime.files import write_whole
+from train.utils.files import write_whole
 
 COLUMNS = (  # of a curve beside `run`; what a run has spent is counted from its start
     "rounds",  # finished

@@ -13,10 +13,10 @@ from studies.curves import COLUMNS, evaluations, read_curves, write_curves
 from train.config.schema import Config, load_config
 from train.frame import round_frame
 from train.progress import sweep_missing
-from train.rundir.files import METRICS_FILE
-from train.runtime.errors import RunError
-from train.runtime.jsonl import read_lines
+from train.rundir.file_names import METRICS_FILE
 from train.sweep import default_jobs
+from train.utils.errors import RunError
+from train.utils.jsonl import read_lines
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 

@@ -29,13 +29,13 @@ from studies.curves import evaluations
 from train.assembly import assemble, make_model, make_server_optimizer
 from train.config.schema import Config
 from train.data import Dataset
-from train.engines.local import train_locally
+from train.engines.local_training import train_locally
 from train.engines.memory_format import keep_memory_format
 from train.evaluation import evaluate
 from train.experiment import Task
 from train.frame import round_frame
-from train.rundir.files import METRICS_FILE
-from train.runtime.jsonl import read_lines
+from train.rundir.file_names import METRICS_FILE
+from train.utils.jsonl import read_lines
 
 State = Mapping[str, Tensor]
 WINDOWS = ("rolling", "nested")

@@ -21,8 +21,8 @@ from studies.runner import CONFIGS, Arguments, configs_of, curves_of, to_run, wr
 from train.config.schema import Config
 from train.pilots import Calibration
 from train.report.text import frame_table
-from train.rundir.files import PILOTS_FILE
-from train.runtime.files import write_whole
+from train.rundir.file_names import PILOTS_FILE
+from train.utils.files import write_whole
 
 SCALED, EQ8 = "uniform, scaled steps", "uniform, Eq. 8"
 SCHEMES = ("proposed", "Eq. 38", "statistical", "weighted", SCALED, EQ8)

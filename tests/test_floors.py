@@ -20,7 +20,7 @@ FLOORS = {
         {"__init__"},
     ],
     "train": [
-        {"runtime"},
+        {"utils"},
         {"data"},
         {"config", "metrics"},
         {"clock", "engines", "history"},

@@ -21,12 +21,12 @@ from train.config.schema import Config
 from train.data import Dataset, load_dataset
 from train.data.dataset import checked, hold_out
 from train.data.partition import Partition, partition
+from train.data.shares import Shares
 from train.engines import ENGINES, Engine, Job
-from train.engines.local import Shares
 from train.engines.memory_format import channels_last
 from train.experiment import Experiment, Task
 from train.multi_model import MultiModel
-from train.runtime.stages import enter
+from train.utils.stages import enter
 
 
 def assemble(config: Config) -> Experiment:

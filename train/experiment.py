@@ -13,7 +13,7 @@ from train.config.schema import Config
 from train.data import Dataset, Split
 from train.engines import Engine, Job
 from train.metrics import RoundMetrics
-from train.runtime.stages import enter
+from train.utils.stages import enter
 
 
 @dataclass

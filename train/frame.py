@@ -18,9 +18,9 @@ from sharding.validation import is_number
 from train.config.schema import flatten
 from train.config.yaml_text import read_yaml
 from train.rundir.directory import check_regular
-from train.rundir.files import CONFIG_FILE, METRICS_FILE
+from train.rundir.file_names import CONFIG_FILE, METRICS_FILE
 from train.rundir.status import has_diverged, has_ended
-from train.runtime.jsonl import rounds_among, split
+from train.utils.jsonl import rounds_among, split
 
 log = logging.getLogger(__name__)
 

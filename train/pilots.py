@@ -30,10 +30,10 @@ from train.evaluation import evaluate
 from train.experiment import Experiment
 from train.metrics import RoundMetrics
 from train.rounds import run_rounds
-from train.rundir.files import PILOTS_FILE
-from train.runtime.files import write_whole
-from train.runtime.jsonl import read_record
-from train.runtime.stages import enter
+from train.rundir.file_names import PILOTS_FILE
+from train.utils.files import write_whole
+from train.utils.jsonl import read_record
+from train.utils.stages import enter
 
 PILOTS = 3  # of each kind
 FURTHER = 0.9  # a pilot ends at this multiple of the least loss, so that the mean of all pilots reaches the least

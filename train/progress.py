@@ -16,9 +16,9 @@ from rich.text import Text
 from sharding.errors import UserError
 from train.config.schema import Config
 from train.rundir.directory import is_measured
-from train.rundir.files import METRICS_FILE
-from train.runtime.jsonl import read_lines
+from train.rundir.file_names import METRICS_FILE
 from train.sweep import FailedRun, sweep
+from train.utils.jsonl import read_lines
 
 MAX_BARS = 12  # number of bars on a screen; with more runs, only the running ones have a bar
 INTERVAL = 30.0  # seconds between lines without a terminal

@@ -10,7 +10,7 @@ import torch
 
 from train.assembly import assemble
 from train.callbacks import Callback, closing
-from train.callbacks.files import MetricsFile, SaveBest, SaveCheckpoints, servers_of
+from train.callbacks.saving import MetricsFile, SaveBest, SaveCheckpoints, servers_of
 from train.callbacks.stopping import Interruption, LostRounds
 from train.callbacks.trackers import check_trackers, open_trackers
 from train.config.schema import Config
@@ -20,16 +20,16 @@ from train.history import History
 from train.metrics import RoundMetrics
 from train.pilots import RunPilots
 from train.rounds import run_rounds
-from train.rundir import files
+from train.rundir import file_names as files
 from train.rundir.checkpoint import find_checkpoint
 from train.rundir.directory import is_finished, open_directory, plain
 from train.rundir.model_file import save_model
 from train.rundir.provenance import Provenance, describe_start, keep_device
 from train.rundir.records import Clients, check_clients, describe_clients
-from train.runtime.files import write_whole
-from train.runtime.jsonl import keep_lines, read_lines
-from train.runtime.signals import StopRequest, stop_on_request
-from train.runtime.stages import enter
+from train.utils.files import write_whole
+from train.utils.jsonl import keep_lines, read_lines
+from train.utils.signals import StopRequest, stop_on_request
+from train.utils.stages import enter
 
 log = logging.getLogger(__name__)
 

@@ -23,14 +23,15 @@ from sharding.errors import UserError
 from train.callbacks import EachRound
 from train.callbacks.stopping import DivergedError
 from train.callbacks.trackers import check_trackers
-from train.config.naming import check_once, describe, expand, settings
+from train.config.naming import describe
+from train.config.overrides import check_once, expand, settings
 from train.config.schema import Config, load_config
 from train.engines.processes import context_of, num_cores
 from train.run import run
 from train.rundir.directory import check_directory
-from train.runtime.errors import REMEDY, RunError
-from train.runtime.signals import Stopped, stop_on_request
-from train.runtime.stages import watched
+from train.utils.errors import REMEDY, RunError
+from train.utils.signals import Stopped, stop_on_request
+from train.utils.stages import watched
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from train.cli.commands import main
 from train.config.schema import Config, load_config
 from train.experiment import Experiment, Task
 from train.run import run
-from train.rundir.files import CHECKPOINT_FILE, METRICS_FILE
+from train.rundir.file_names import CHECKPOINT_FILE, METRICS_FILE
 
 REPOSITORY = Path(__file__).parents[2]
 QUICKSTART = "tests/quickstart.yaml"

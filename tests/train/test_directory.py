@@ -12,7 +12,7 @@ from sharding import UserError
 from train.frame import read_runs
 from train.run import run
 from train.rundir.directory import lock, open_directory
-from train.rundir.files import CHECKPOINT_FILE, LOCK_FILE, METRICS_FILE
+from train.rundir.file_names import CHECKPOINT_FILE, LOCK_FILE, METRICS_FILE
 
 
 def test_of_two_threads_one_writes(config):

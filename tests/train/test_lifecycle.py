@@ -28,7 +28,7 @@ from train.config.yaml_text import dump_yaml, read_yaml
 from train.run import run
 from train.rundir.checkpoint import Checkpoint, rounds_of
 from train.rundir.directory import check_directory, is_finished, is_measured
-from train.rundir.files import (
+from train.rundir.file_names import (
     BEST_FILE,
     CHECKPOINT_FILE,
     CLIENTS_FILE,
@@ -37,10 +37,10 @@ from train.rundir.files import (
     MODEL_FILE,
     PREVIOUS_FILE,
 )
-from train.runtime.errors import RunError
-from train.runtime.files import UNFINISHED
-from train.runtime.signals import Stopped
 from train.sweep import grid_configs, sweep
+from train.utils.errors import RunError
+from train.utils.files import UNFINISHED
+from train.utils.signals import Stopped
 
 OPTIONS = ["rounds=4", "checkpoint_every=1", "clients.sampler=ocs", "clients.sampler.budget=1.5"]
 

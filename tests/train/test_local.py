@@ -10,7 +10,7 @@ from train.config.registries import cross_entropy
 from train.config.sections import LocalConfig
 from train.data import Dataset, Split
 from train.data.dataset import unchanged
-from train.engines.local import draw_passes, train_locally
+from train.engines.local_training import draw_passes, train_locally
 from train.evaluation import evaluate
 
 CLIP, DECAY, LR, MOMENTUM = 2.0, 0.7, 0.1, 0.9

@@ -22,7 +22,7 @@ from train.rounds import run_rounds
 from train.run import run
 from train.rundir.checkpoint import Checkpoint
 from train.rundir.directory import plain
-from train.rundir.files import CHECKPOINT_FILE
+from train.rundir.file_names import CHECKPOINT_FILE
 
 TASKS = "{one: {data: {partition: iid}}, two: {seed: 5, keep_ratio: 0.5, model: {hidden: [16, 32, 16]}}}"
 SMALL = ["clients.count=8", "clients.per_round=8", "model={name: mlp, hidden: [16, 64, 16]}", "local.batch_size=32"]

@@ -14,7 +14,8 @@ from sharding.client_sampling import UniformSampler
 from tests.train.runs import QUICKSTART, SMALL, TINY, read, task_of
 from train.assembly import assemble
 from train.cli.commands import main
-from train.config.naming import describe, expand, settings_in_name, with_directory
+from train.config.naming import describe, settings_in_name, with_directory
+from train.config.overrides import expand
 from train.config.registries import SCHEDULES, import_parts
 from train.config.schema import load_config
 from train.data.partition import PARTITIONS
@@ -22,7 +23,7 @@ from train.engines import processes
 from train.engines.sequential import SequentialEngine
 from train.run import run
 from train.rundir.directory import is_finished
-from train.rundir.files import MODEL_FILE
+from train.rundir.file_names import MODEL_FILE
 from train.rundir.records import read_layers
 from train.sweep import grid_configs
 

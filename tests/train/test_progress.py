@@ -13,8 +13,8 @@ from train.cli.commands import handler
 from train.config.schema import load_config
 from train.progress import RoundProgress, RunProgress
 from train.run import run
-from train.runtime.stages import watched
 from train.sweep import sweep
+from train.utils.stages import watched
 
 SMALL = ["rounds=1", "model={name: mlp, hidden: [16, 16]}"]
 CONFIG = load_config("tests/quickstart.yaml", ["rounds=10", "output=/nowhere"])

@@ -24,7 +24,7 @@ from train.rounds import run_rounds
 from train.run import run
 from train.rundir.checkpoint import Checkpoint, rounds_of
 from train.rundir.directory import is_measured
-from train.rundir.files import BEST_FILE, CHECKPOINT_FILE
+from train.rundir.file_names import BEST_FILE, CHECKPOINT_FILE
 
 REQUIRED = {
     *("round", "test_accuracy", "test_loss", "train_loss", "anme", "discrepancy"),

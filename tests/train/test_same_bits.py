@@ -10,7 +10,7 @@ import torch
 
 from tests.train.runs import QUICKSTART, REPOSITORY, RESNET, assert_same, cut_off, cut_off_and_resumed, tiny
 from train.run import run
-from train.rundir.files import PROVENANCE_FILE
+from train.rundir.file_names import PROVENANCE_FILE
 
 LONGER = ["rounds=3", "checkpoint_every=1"]
 ARGUMENTS = [QUICKSTART, *RESNET[1:], *LONGER]

@@ -11,12 +11,12 @@ from tests.train.runs import TINY
 from train.cli import commands as command_line
 from train.config.yaml_text import dump_yaml
 from train.frame import mean_curve, read_runs
-from train.rundir.files import CONFIG_FILE, METRICS_FILE, PROVENANCE_FILE
+from train.rundir.file_names import CONFIG_FILE, METRICS_FILE, PROVENANCE_FILE
 from train.rundir.provenance import Provenance
-from train.runtime.files import UNFINISHED
 from train.tables.cells import Cell, cells_of, choose
 from train.tables.layout import load_layout
 from train.tables.write import TABLE_CURVES, Report
+from train.utils.files import UNFINISHED
 
 LAYOUT = load_layout()
 MATRICES = [*LAYOUT.tables.values(), *LAYOUT.figures.values()]

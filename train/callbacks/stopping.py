@@ -4,11 +4,11 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from sharding import Plan
-from train.callbacks.base import Callback
+from train.callbacks.callback import Callback
 from train.metrics import RoundMetrics
 from train.rundir.status import MAX_LOST
-from train.runtime.errors import RunError
-from train.runtime.signals import StopRequest
+from train.utils.errors import RunError
+from train.utils.signals import StopRequest
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from sharding import Plan
 from sharding.errors import UserError
-from train.callbacks.base import Callback
+from train.callbacks.callback import Callback
 from train.config.schema import Config
 from train.experiment import Experiment
 from train.metrics import RoundMetrics

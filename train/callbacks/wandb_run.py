@@ -18,17 +18,17 @@ import wandb
 from sharding import Plan
 from sharding.errors import UserError
 from sharding.validation import is_number
-from train.callbacks.base import Callback
+from train.callbacks.callback import Callback
 from train.config.naming import settings_in_name
 from train.config.schema import Config
 from train.metrics import RoundMetrics
 from train.report.page import write_page
 from train.report.summary import write_report
-from train.rundir.files import ARTIFACTS, CONFIG_FILE, WANDB_FILE
+from train.rundir.file_names import ARTIFACTS, CONFIG_FILE, WANDB_FILE
 from train.rundir.provenance import describe_start
 from train.rundir.records import Layers, layer_statistics, records_layers, wandb_state
-from train.runtime.files import write_whole
-from train.runtime.stages import enter
+from train.utils.files import write_whole
+from train.utils.stages import enter
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import NoReturn, TypeVar
 
 import sharding
 from sharding.errors import UserError, shown
-from train.config.naming import check_once, settings
+from train.config.overrides import check_once, settings
 from train.config.values import check_path
 from train.sweep import default_jobs
 

@@ -29,15 +29,15 @@ from train.report.page import write_page
 from train.report.summary import SUMMARY, write_report
 from train.run import run
 from train.rundir.directory import check_comparison, check_directory, check_writable
-from train.rundir.files import CONFIG_FILE
+from train.rundir.file_names import CONFIG_FILE
 from train.rundir.records import wandb_state
-from train.runtime.errors import RunError
-from train.runtime.signals import Stopped
-from train.runtime.stages import watched
 from train.sweep import FailedRun, grid_configs, sweep
 from train.tables.cells import cells_of, choose
 from train.tables.layout import load_layout
 from train.tables.write import Report
+from train.utils.errors import RunError
+from train.utils.signals import Stopped
+from train.utils.stages import watched
 
 log = logging.getLogger(__name__)
 

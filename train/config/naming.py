@@ -3,16 +3,14 @@
 import re
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from itertools import product
 from pathlib import Path
 
-from sharding.errors import UserError, shown
 from train.config.schema import Config, is_named
 
 # Keys that no result depends on: a run can be resumed with other values. A check compares the data.
-FREE = frozenset({"engine", "tracker", "layers_every", "checkpoint_every", "data.root", "data.download"})
+RESUMABLE_KEYS = frozenset({"engine", "tracker", "layers_every", "checkpoint_every", "data.root", "data.download"})
 # Keys that do not change the experiment: they are not in directory names, and reports average over such runs.
-HOUSEKEEPING = FREE | {"seed", "output", "plugins", "device", "threads", "evaluate_every"}
+NON_EXPERIMENT_KEYS = RESUMABLE_KEYS | {"seed", "output", "plugins", "device", "threads", "evaluate_every"}
 LONGEST = 60  # characters of the settings in a directory's name
 
 
@@ -29,7 +27,7 @@ def describe(overrides: Iterable[str]) -> str:
 
     If that is longer than 60 characters: the first keys, and a hash of all.
     """
-    unnamed = HOUSEKEEPING | {"name", "strategy"}  # in a directory's name anyway
+    unnamed = NON_EXPERIMENT_KEYS | {"name", "strategy"}  # in a directory's name anyway
     pairs = sorted(dict(override.split("=", 1) for override in overrides).items())
     kept = {key: value for key, value in pairs if not is_named(key, unnamed)}
     label = ",".join(f"{word}={_plain(value)}" for word, value in zip(last_words(kept), kept.values(), strict=True))
@@ -52,57 +50,6 @@ def settings_in_name(config: Config) -> str:
     shared = re.fullmatch(rf"{name}-compare-(.+)", folder.parent.name)
     own = re.fullmatch(rf"(?:{name}-)?{re.escape(config.strategy)}-(.+)-{config.seed}", folder.name)
     return ",".join(found[1] for found in (shared, own) if found)
-
-
-def settings(words: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the key of each ``key=value``, and the whole word."""
-    return [(word.partition("=")[0], word) for word in words]
-
-
-def check_once(settings: Iterable[tuple[str, str]]) -> None:
-    """Refuse two values of one key.
-
-    Args:
-        settings: keys, each with the words that set it.
-
-    Raises:
-        UserError: a key is set twice.
-    """
-    seen: dict[str, str] = {}
-    for key, words in settings:
-        if key in seen:
-            raise UserError(f"{shown(key)} is set twice, by {shown(seen[key])} and {shown(words)}; keep one of them")
-        seen[key] = words
-
-
-def expand(grids: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the overrides of every point of a grid, with each axis written as ``key=value,value``.
-
-    Commas in brackets belong to a value: ``keep_ratio={0.2: 0.5, 0.4: 0.5},0.3`` has two.
-
-    Raises:
-        UserError: an axis without values.
-    """
-    axes = []
-    for axis in grids:
-        key, _, values = axis.partition("=")
-        each = [value.strip() for value in _split(values)]
-        if not key or not all(each):
-            raise UserError(f"cannot read the grid {axis!r}; write key=value,value, e.g. keep_ratio=0.1,0.2")
-        axes.append([f"{key}={value}" for value in dict.fromkeys(each)])
-    return list(product(*axes))
-
-
-def _split(text: str) -> list[str]:
-    """Split at the commas outside brackets."""
-    pieces, depth = [""], 0
-    for letter in text:
-        depth += (letter in "[{(") - (letter in "]})")
-        if letter == "," and depth == 0:
-            pieces.append("")
-        else:
-            pieces[-1] += letter
-    return pieces
 
 
 def _plain(value: str) -> str:

@@ -17,6 +17,8 @@ from sharding.errors import UserError, few, shown
 from sharding.rng import generator
 from sharding.validation import as_whole
 
+Partition = list[np.ndarray]  # by client, the indices of its samples, ascending, int64
+
 
 @dataclass(frozen=True)
 class Split:
@@ -43,7 +45,7 @@ class Split:
         return Split(self.inputs[:0].clone(), self.targets[:0].clone())
 
 
-NOTHING = Split(torch.empty(0), torch.empty(0))
+EMPTY = Split(torch.empty(0), torch.empty(0))
 
 
 def unchanged(batch: Tensor) -> Tensor:
@@ -78,7 +80,7 @@ class Dataset:
     prepare: Callable[[Tensor], Tensor] = unchanged
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
     ignore_index: int = -100
-    natural: list[np.ndarray] | None = None
+    natural: Partition | None = None
     coarse: np.ndarray | None = None
     remarks: tuple[str, ...] = ()
 

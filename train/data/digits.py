@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from train.data.dataset import NOTHING, Dataset, Split, standardize
+from train.data.dataset import EMPTY, Dataset, Split, standardize
 
-DIGITS = Dataset("digits", NOTHING, NOTHING, num_classes=10, input_shape=(1, 8, 8), prepare=standardize)
+DIGITS = Dataset("digits", EMPTY, EMPTY, num_classes=10, input_shape=(1, 8, 8), prepare=standardize)
 
 
 def load_digits() -> Dataset:

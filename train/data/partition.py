@@ -1,12 +1,12 @@
 """Partitions: disjoint, reproducible shares of the training samples, one per client.
 
-A partition is a list with one ascending int64 index array per client. All schemes but `natural` and those of
-`train.data.unequal` use every sample once, and all but these and `power_law` give equal sizes, up to one sample when
-the division leaves a remainder.
+A partition has one ascending int64 index array per client. All schemes but `natural` and those of
+`train.data.quantity_skew` use every sample once, and all but these and `power_law` give equal sizes, up to one sample
+when the division leaves a remainder.
 
-The non-IID schemes give each client its own random law over classes and then hand out samples of those
-classes until it is full. Samples are not put back, so a class can run out; the client's law is then
-restricted to the rest.
+The non-IID schemes draw a distribution over classes for each client and then samples of those classes until the client
+is full. Samples are drawn without replacement, so a class can run out; the client's distribution is then restricted to
+the other classes.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,9 +15,8 @@ from typing import Any, Literal
 import numpy as np
 
 from sharding.errors import UserError, shown
-from train.data import Dataset
-from train.data.dataset import labels_of
-from train.data.unequal import Partition, power_law_classes, power_law_sizes, two_sizes
+from train.data.dataset import Dataset, Partition, labels_of
+from train.data.quantity_skew import power_law_classes, power_law_sizes, two_sizes
 
 __all__ = ["PARTITIONS", "Partition", "class_counts", "partition"]
 
@@ -65,20 +64,20 @@ def iid(dataset: Dataset, num_clients: int, rng: np.random.Generator) -> Partiti
 
 
 def dirichlet(dataset: Dataset, num_clients: int, rng: np.random.Generator, *, alpha: float = 1.0) -> Partition:
-    """Draw each client's law over classes from Dir(αp), where p are the classes' shares of the data.
+    """Draw each client's distribution over classes from Dir(αp), where p are the classes' shares of the data.
 
     α → ∞ gives every client the shares of the whole, α → 0 a single class as long as there are enough
     samples. Hsu, Qi & Brown, "Measuring the Effects of Non-Identical Data Distribution", 2019, Section 3.1.
     """
     _check_positive(alpha=alpha)
     labels = labels_of(dataset)
-    left = np.bincount(labels)
-    counts = np.zeros((num_clients, len(left)), dtype=np.int64)
-    prior = alpha * left / left.sum()
+    remaining = np.bincount(labels)
+    counts = np.zeros((num_clients, len(remaining)), dtype=np.int64)
+    prior = alpha * remaining / remaining.sum()
     for client, size in enumerate(_equal_sizes(len(labels), num_clients)):
-        counts[client] = _draw(_log_dirichlet(prior, rng), left, size, rng)
-        left -= counts[client]
-    return _deal(labels, counts, rng)
+        counts[client] = _draw(_log_dirichlet(prior, rng), remaining, size, rng)
+        remaining -= counts[client]
+    return _assign_samples(labels, counts, rng)
 
 
 def pachinko(
@@ -90,21 +89,22 @@ def pachinko(
     fine_alpha: float = 10.0,
     concentration: Literal["total", "per_class"] = "total",
 ) -> Partition:
-    """Draw each client's law over superclasses, then its law over the classes of each superclass.
+    """Draw each client's distribution over superclasses, then over the classes of each superclass.
 
     A client thus prefers classes that look alike. Pachinko allocation: Reddi et al., "Adaptive Federated
-    Optimization", ICLR 2021, Appendix C.1 and its Algorithm 3. They draw from symmetric Dirichlet laws, with one
-    parameter per class. Korzhenkov & Louizos (Section 4.1) write Dir(αp), p the shares of the data, so that α is the
-    total: Dir(αp) over superclasses, then Dir(α′p′) with the shares p′ within the superclass. That is the default here.
+    Optimization", ICLR 2021, Appendix C.1 and its Algorithm 3. They draw from symmetric Dirichlet distributions,
+    with one parameter per class. Korzhenkov & Louizos (Section 4.1) write Dir(αp), p the shares of the data, so that α
+    is the total: Dir(αp) over superclasses, then Dir(α′p′) with the shares p′ within the superclass. That is the default.
     On CIFAR-100, α = 1 and α′ = 10 leave a client about 7 effective classes so, and 43 with one parameter per class.
 
     Args:
         dataset: with superclasses.
         num_clients: number of shares.
         rng: source of randomness.
-        alpha: α, of the law over superclasses.
-        fine_alpha: α′, of the laws over the classes of a superclass.
-        concentration: whether α and α′ are the sum of a law's parameters (``total``) or each of them (``per_class``).
+        alpha: α, of the distribution over superclasses.
+        fine_alpha: α′, of the distributions over the classes of a superclass.
+        concentration: whether α and α′ are the sum of the Dirichlet parameters (``total``) or each of them
+            (``per_class``).
 
     Raises:
         UserError: the dataset has no superclasses.
@@ -114,20 +114,20 @@ def pachinko(
     if (coarse := dataset.coarse) is None:
         raise UserError(f"pachinko needs superclasses, which cifar100 has and {dataset.name} has not; try dirichlet")
     labels = labels_of(dataset)
-    left = np.bincount(labels, minlength=len(coarse))
+    remaining = np.bincount(labels, minlength=len(coarse))
     members = [np.flatnonzero(coarse == superclass) for superclass in range(coarse.max() + 1)]
-    outer = _parameters(np.array([left[fine].sum() for fine in members]), alpha, per_class)
-    inner = [_parameters(left[fine], fine_alpha, per_class) for fine in members]
-    counts = np.zeros((num_clients, len(left)), dtype=np.int64)
+    outer = _parameters(np.array([remaining[fine].sum() for fine in members]), alpha, per_class)
+    inner = [_parameters(remaining[fine], fine_alpha, per_class) for fine in members]
+    counts = np.zeros((num_clients, len(remaining)), dtype=np.int64)
     for client, size in enumerate(_equal_sizes(len(labels), num_clients)):
-        totals = np.array([left[fine].sum() for fine in members])
-        wanted = _draw(_log_dirichlet(outer, rng), totals, size, rng)
-        for superclass in np.flatnonzero(wanted):
+        totals = np.array([remaining[fine].sum() for fine in members])
+        drawn = _draw(_log_dirichlet(outer, rng), totals, size, rng)
+        for superclass in np.flatnonzero(drawn):
             fine = members[superclass]
-            law = _log_dirichlet(inner[superclass], rng)
-            counts[client, fine] = _draw(law, left[fine], wanted[superclass], rng)
-        left -= counts[client]
-    return _deal(labels, counts, rng)
+            log_weights = _log_dirichlet(inner[superclass], rng)
+            counts[client, fine] = _draw(log_weights, remaining[fine], drawn[superclass], rng)
+        remaining -= counts[client]
+    return _assign_samples(labels, counts, rng)
 
 
 def natural(dataset: Dataset, num_clients: int, rng: np.random.Generator) -> Partition:
@@ -176,9 +176,9 @@ def class_counts(parts: Sequence[np.ndarray], labels: np.ndarray, num_classes: i
     `parts` has the indices of each client's samples, `labels` the integer classes of all, (samples,). Labels that are
     not classes, such as those that the loss ignores, are not counted.
     """
-    owners, own = np.repeat(np.arange(len(parts)), [len(part) for part in parts]), labels[np.concatenate(parts)]
-    cells = (owners * num_classes + own)[(own >= 0) & (own < num_classes)]
-    return np.bincount(cells, minlength=len(parts) * num_classes).reshape(len(parts), num_classes)
+    owners, classes = np.repeat(np.arange(len(parts)), [len(part) for part in parts]), labels[np.concatenate(parts)]
+    pairs = (owners * num_classes + classes)[(classes >= 0) & (classes < num_classes)]
+    return np.bincount(pairs, minlength=len(parts) * num_classes).reshape(len(parts), num_classes)
 
 
 def _check_positive(**numbers: float) -> None:
@@ -188,7 +188,7 @@ def _check_positive(**numbers: float) -> None:
 
 
 def _parameters(sizes: np.ndarray, alpha: float, per_class: bool) -> np.ndarray:
-    """Return the parameters of a Dirichlet law over classes of these sizes: α each, or α in all."""
+    """Return the parameters of a Dirichlet distribution over classes of these sizes: α each, or α in all."""
     return np.full(len(sizes), alpha) if per_class else alpha * sizes / max(sizes.sum(), 1)
 
 
@@ -208,12 +208,12 @@ def _draw(log_weights: np.ndarray, capacity: np.ndarray, total: int, rng: np.ran
 
     Instead of one by one, all that is missing is drawn at once; what exceeds a class's capacity is drawn
     again from the classes that still have some. Independent draws that get rejected change nothing for the
-    others, so the law is the same, and as each repetition exhausts a class there are at most as many as there
+    others, so the distribution is the same, and as each repetition exhausts a class there are at most as many as there
     are classes.
 
     Args:
         log_weights: (classes,) finite.
-        capacity: (classes,) samples left, at least `total` altogether.
+        capacity: (classes,) samples remaining, at least `total` altogether.
         total: number of draws.
         rng: source of randomness.
 
@@ -229,8 +229,8 @@ def _draw(log_weights: np.ndarray, capacity: np.ndarray, total: int, rng: np.ran
     return counts
 
 
-def _deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Partition:
-    """Hand each client random samples of each class, as many as `counts` (clients, classes) says.
+def _assign_samples(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Partition:
+    """Give each client random samples of each class, as many as `counts` (clients, classes) says.
 
     Each column of `counts` sums to the size of its class.
     """

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from sharding.errors import UserError
-from train.data.dataset import NOTHING, Dataset, Split, default_root, reading
+from train.data.dataset import EMPTY, Dataset, Split, default_root, reading
 
 LENGTH = 80
 CHARACTERS = "dhlptx@DHLPTX $(,048cgkoswCGKOSW[_#'/37;?bfjnrvzBFJNRVZ\"&*.26:\naeimquyAEIMQUY]!%)-159\r"
@@ -50,7 +50,7 @@ def load_shakespeare(root: str | Path | None = None, *, length: int = LENGTH, sh
 
 def empty_shakespeare(*, length: int = LENGTH, **_: object) -> Dataset:
     """Return the dataset without its samples."""
-    return Dataset("shakespeare", NOTHING, NOTHING, NUM_IDS, input_shape=(length,), ignore_index=PAD)
+    return Dataset("shakespeare", EMPTY, EMPTY, NUM_IDS, input_shape=(length,), ignore_index=PAD)
 
 
 def encode(snippets: Iterable[bytes], length: int = LENGTH) -> np.ndarray:

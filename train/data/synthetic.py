@@ -13,11 +13,11 @@ import torch
 
 from sharding.errors import UserError
 from sharding.rng import generator
-from train.data.dataset import NOTHING, Dataset, Split
-from train.data.unequal import power_law_sizes
+from train.data.dataset import EMPTY, Dataset, Split
+from train.data.quantity_skew import power_law_sizes
 
 FEATURES, CLASSES = 60, 10
-SYNTHETIC = Dataset("synthetic", NOTHING, NOTHING, num_classes=CLASSES, input_shape=(FEATURES,))
+SYNTHETIC = Dataset("synthetic", EMPTY, EMPTY, num_classes=CLASSES, input_shape=(FEATURES,))
 
 
 def load_synthetic(

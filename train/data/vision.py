@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sharding.errors import UserError
 from train.data.cifar100_classes import coarse_labels
-from train.data.dataset import NOTHING, Dataset, Split, default_root, flip, reading, standardize
+from train.data.dataset import EMPTY, Dataset, Split, default_root, flip, reading, standardize
 from train.data.images import Images, Shape, read_parquet
 
 
@@ -90,7 +90,7 @@ def load_images(name: str, root: str | Path | None = None, download: bool = Fals
 def empty_images(name: str, **_: object) -> Dataset:
     """Return the dataset of `SOURCES` without its samples."""
     source = SOURCES[name]
-    return Dataset(name, NOTHING, NOTHING, source.num_classes, source.shape, standardize, source.augment)
+    return Dataset(name, EMPTY, EMPTY, source.num_classes, source.shape, standardize, source.augment)
 
 
 def _read(name: str, root: Path, training: bool, download: bool) -> Images:

@@ -18,11 +18,11 @@ from sharding import Plan
 from sharding.errors import UserError
 from sharding.planner import Client
 from train.config.registries import import_parts
-from train.engines.base import Engine, Job, Updates
+from train.engines.engine import Engine, Job, Updates
 from train.engines.sequential import SequentialEngine
 from train.engines.workers import AHEAD, Answer, answer, train_in_order
-from train.runtime.errors import REMEDY, RunError
-from train.runtime.signals import ENDING
+from train.utils.errors import REMEDY, RunError
+from train.utils.signals import ENDING
 
 UNGUARDED = (
     "the worker processes did not start: a script that trains does so under `if __name__ == '__main__':`, "

@@ -18,10 +18,10 @@ from sharding.errors import UserError
 from sharding.planner import Client
 from train.config.registries import import_parts
 from train.data import Split
-from train.engines.base import Engine, Job, Updates
+from train.engines.engine import Engine, Job, Updates
 from train.engines.sequential import SequentialEngine
 from train.engines.workers import AHEAD, Answer, answer, train_in_order
-from train.runtime.errors import REMEDY, RunError
+from train.utils.errors import REMEDY, RunError
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from torch import nn
 from sharding import Plan, Shard, client_model
 from sharding.failures import Failure
 from sharding.planner import Client
-from train.engines.base import Engine, Job, Update, Updates
-from train.engines.local import train_locally
+from train.engines.engine import Engine, Job, Update, Updates
+from train.engines.local_training import train_locally
 from train.engines.memory_format import keep_memory_format
 
 log = logging.getLogger(__name__)

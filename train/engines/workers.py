@@ -14,7 +14,7 @@ import torch
 from sharding import Plan, Shard
 from sharding.failures import Failure
 from sharding.planner import Client
-from train.engines.base import Update, Updates
+from train.engines.engine import Update, Updates
 from train.engines.sequential import SequentialEngine
 
 AHEAD = 4  # clients queued per worker: enough to keep it busy, with memory independent of the cohort's size

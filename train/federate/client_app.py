@@ -23,8 +23,8 @@ from train.assembly import assign_keep_ratios, find_device, make_model, partitio
 from train.config.schema import Config
 from train.data import Dataset, Split, empty_dataset
 from train.data.dataset import problem_of
+from train.data.shares import Shares
 from train.engines import Job, Update
-from train.engines.local import Shares
 from train.engines.sequential import SequentialEngine
 from train.federate.messages import NodeInfo, TrainRequest, config_text, norm_of, read_config, reply_record
 

@@ -25,7 +25,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from sharding.errors import UserError, few
 from sharding.failures import one_line
 from train.assembly import assign_keep_ratios, partition_dataset, read_dataset
-from train.config.naming import check_once, settings, with_directory
+from train.config.naming import with_directory
+from train.config.overrides import check_once, settings
 from train.config.schema import Config, load_config, parse_overrides
 from train.federate.client_app import write_data
 from train.federate.roster import Timeouts
@@ -34,10 +35,10 @@ from train.federate.status import FINISHED, FOLDER, LOCK_FILE, Status
 from train.federate.superlink import TOKEN, write_token
 from train.federate.supervisor import Processes
 from train.rundir.directory import check_directory, is_finished, lock
-from train.rundir.files import METRICS_FILE
-from train.runtime.errors import REMEDY, RunError
-from train.runtime.jsonl import read_lines
-from train.runtime.stages import enter
+from train.rundir.file_names import METRICS_FILE
+from train.utils.errors import REMEDY, RunError
+from train.utils.jsonl import read_lines
+from train.utils.stages import enter
 
 log = logging.getLogger(__name__)
 

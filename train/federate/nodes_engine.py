@@ -16,7 +16,7 @@ from sharding.errors import UserError
 from sharding.failures import Failure, FailureError, Kind
 from sharding.planner import Client
 from train.engines import Engine, Job, Reports, Update
-from train.engines.base import Updates
+from train.engines.engine import Updates
 from train.federate.messages import UPLOAD, TrainRequest, content_of, norm_of, read_norm, read_reply
 from train.federate.roster import SLACK, Nodes, ask
 

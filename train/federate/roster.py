@@ -22,7 +22,7 @@ from sharding.planner import Client
 from train.config.schema import Config
 from train.federate.messages import NodeInfo, config_text
 from train.federate.status import Status
-from train.rundir.files import CLIENTS_FILE
+from train.rundir.file_names import CLIENTS_FILE
 
 log = logging.getLogger(__name__)
 

@@ -18,17 +18,17 @@ from train.assembly import build_experiment, find_device, read_dataset
 from train.callbacks import EachRound
 from train.config.naming import with_directory
 from train.config.schema import Config, load_config
-from train.engines.local import Shares
+from train.data.shares import Shares
 from train.experiment import Experiment
 from train.federate.messages import NodeInfo
 from train.federate.nodes_engine import NodesEngine
 from train.federate.roster import Nodes, Timeouts
 from train.federate.status import FINISHED, Status
 from train.run import run
-from train.rundir.files import METRICS_FILE
+from train.rundir.file_names import METRICS_FILE
 from train.rundir.records import read_clients
-from train.runtime.errors import RunError
-from train.runtime.jsonl import read_lines
+from train.utils.errors import RunError
+from train.utils.jsonl import read_lines
 
 ROOT = Path(__file__).parents[2]  # what the names of configurations are relative to
 ENGINE = "sequential"  # a node trains one client

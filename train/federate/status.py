@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from train.config.schema import Config
-from train.runtime.files import write_whole
+from train.utils.files import write_whole
 
 FOLDER = "federation"  # in the run's directory: keys, data and logs of what `launch` started
 LOCK_FILE = "federation.lock"  # held by the process that started it

@@ -15,7 +15,7 @@ from typing import Self
 import psutil
 
 from sharding.errors import UserError
-from train.runtime.signals import Stopped
+from train.utils.signals import Stopped
 
 log = logging.getLogger(__name__)
 

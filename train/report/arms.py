@@ -11,13 +11,13 @@ from typing import Any
 
 import pandas as pd
 
-from train.config.naming import HOUSEKEEPING, last_words
+from train.config.naming import NON_EXPERIMENT_KEYS, last_words
 from train.config.schema import is_named
 from train.config.yaml_text import in_yaml
 from train.frame import Runs, cost_to, mean_curve
 from train.report.plots import Style, style_of, styles_of
 from train.report.text import NOTHING, mean_and_spread
-from train.rundir.files import METRICS_FILE
+from train.rundir.file_names import METRICS_FILE
 
 MAX_KEYS = 3  # in a label
 
@@ -99,7 +99,7 @@ def _experiments(runs: Runs) -> pd.Series:
 
 def _experiment_settings(settings: pd.Series) -> dict[str, Any]:
     """Return the keys of a run's configuration that change its results. NaN stands for a key of other runs only."""
-    unnamed = HOUSEKEEPING | {"recipe"}  # covered by the keys that it sets
+    unnamed = NON_EXPERIMENT_KEYS | {"recipe"}  # covered by the keys that it sets
     keys = {str(key): value for key, value in settings.items() if not is_named(str(key), unnamed)}
     return {key: value for key, value in keys.items() if not (isinstance(value, float) and isnan(value))}
 

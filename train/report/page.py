@@ -29,7 +29,7 @@ from train.report.summary import CSV_COLUMNS, csv_frame, least_and_most
 from train.report.text import NOTHING, mean_and_spread, write_csv
 from train.rundir.provenance import Provenance, data_remarks
 from train.rundir.records import Layers, LayerStatistics, read_clients, read_layers
-from train.runtime.files import refuse_irregular, write_whole
+from train.utils.files import refuse_irregular, write_whole
 
 PAGE, TABLE, TEMPLATE = "report.html", "report.csv", "page.html"
 GENERATOR = "spectral-sharding report"  # marks a page as ours

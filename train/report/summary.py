@@ -15,9 +15,9 @@ from train.report.figures import grid_drawing
 from train.report.plots import add_legend, curve_figure, save
 from train.report.text import NOTHING, frame_table, mean_and_spread, write_csv
 from train.rundir.directory import REPORT_SIGN
-from train.rundir.files import METRICS_FILE
+from train.rundir.file_names import METRICS_FILE
 from train.rundir.provenance import data_remarks
-from train.runtime.files import write_whole
+from train.utils.files import write_whole
 
 CSV_COLUMNS = (
     *("strategy", "settings", "seed", "directory", "rounds", "test_accuracy", "best_accuracy", "test_loss"),

@@ -6,7 +6,7 @@ from statistics import mean, stdev
 
 import pandas as pd
 
-from train.runtime.files import write_whole
+from train.utils.files import write_whole
 
 NOTHING = "–"  # in place of a missing value
 

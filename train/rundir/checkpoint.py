@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from sharding.client_sampling import Sampler
 from sharding.errors import UserError
 from sharding.failures import one_line
-from train.rundir.files import CHECKPOINT_FILE, PREVIOUS_FILE
-from train.runtime.files import write_whole
-from train.runtime.jsonl import from_json
+from train.rundir.file_names import CHECKPOINT_FILE, PREVIOUS_FILE
+from train.utils.files import write_whole
+from train.utils.jsonl import from_json
 
 log = logging.getLogger(__name__)
 

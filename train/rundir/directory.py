@@ -16,15 +16,23 @@ from tempfile import TemporaryDirectory
 from typing import TextIO
 
 from sharding.errors import UserError, few, shown
-from train.config.naming import FREE
+from train.config.naming import RESUMABLE_KEYS
 from train.config.schema import Config, check_config, flatten, is_named, plugins_of
 from train.config.yaml_text import read_yaml
 from train.rundir.checkpoint import rounds_of
-from train.rundir.files import CHECKPOINT_FILE, CONFIG_FILE, LOCK_FILE, METRICS_FILE, MODEL_FILE, PILOTS_FILE, RUN_FILES
+from train.rundir.file_names import (
+    CHECKPOINT_FILE,
+    CONFIG_FILE,
+    LOCK_FILE,
+    METRICS_FILE,
+    MODEL_FILE,
+    PILOTS_FILE,
+    RUN_FILES,
+)
 from train.rundir.status import has_ended
-from train.runtime.errors import writing
-from train.runtime.files import UNFINISHED, refuse_irregular
-from train.runtime.jsonl import read_lines
+from train.utils.errors import writing
+from train.utils.files import UNFINISHED, refuse_irregular
+from train.utils.jsonl import read_lines
 
 try:
     import fcntl
@@ -217,7 +225,7 @@ def _check_same(config: Config) -> None:
     # The order of keep ratios and of tasks matters: it decides which client gets which.
     differing = [key for key in {**before, **wanted} if json.dumps(before.get(key)) != json.dumps(wanted.get(key))]
     for key in differing:
-        if not is_named(key, FREE) and (more := _objection(key, checked, config)) is not None:
+        if not is_named(key, RESUMABLE_KEYS) and (more := _objection(key, checked, config)) is not None:
             other = shown(wanted.get(key)) if before.get(key) != wanted.get(key) else "in another order"
             difference = f"{key}={shown(before.get(key))}, not {other}{more}"
             raise UserError(f"{config.directory} holds a run with {difference}; choose another output=…")

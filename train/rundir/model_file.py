@@ -22,8 +22,8 @@ from train.config.schema import Config
 from train.experiment import Task
 from train.rundir.checkpoint import apart, metadata_of
 from train.rundir.directory import check_regular, config_in
-from train.rundir.files import BEST_FILE, CONFIG_FILE, MODEL_FILE
-from train.runtime.files import write_whole
+from train.rundir.file_names import BEST_FILE, CONFIG_FILE, MODEL_FILE
+from train.utils.files import write_whole
 
 KEY = "model"
 SLACK = 10  # times the file's size that a model may take while it is built

@@ -23,8 +23,8 @@ from pydantic.dataclasses import dataclass as checked
 from sharding.errors import UserError
 from train.config.schema import Config
 from train.experiment import Task
-from train.rundir.files import PROVENANCE_FILE
-from train.runtime.jsonl import read_record
+from train.rundir.file_names import PROVENANCE_FILE
+from train.utils.jsonl import read_record
 
 log = logging.getLogger(__name__)
 

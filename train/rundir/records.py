@@ -20,8 +20,8 @@ from train.config.sections import Ratio
 from train.data.partition import class_counts
 from train.experiment import Experiment, Task
 from train.metrics import RoundMetrics
-from train.rundir.files import CLIENTS_FILE, LAYERS_FILE, WANDB_FILE
-from train.runtime.jsonl import from_json, read_record, sound, whole_lines
+from train.rundir.file_names import CLIENTS_FILE, LAYERS_FILE, WANDB_FILE
+from train.utils.jsonl import from_json, read_record, sound, whole_lines
 
 DIGITS = 6  # significant ones are enough to draw
 

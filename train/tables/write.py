@@ -13,11 +13,11 @@ from matplotlib.figure import Figure as Picture
 from train.frame import Runs, mean_curve, read_runs, warn_left_out
 from train.report.plots import LABELS, draw_curves, save, style_of
 from train.report.text import NOTHING, markdown_table, mean_and_spread
-from train.rundir.files import METRICS_FILE
+from train.rundir.file_names import METRICS_FILE
 from train.rundir.provenance import data_remarks
-from train.runtime.files import write_whole
 from train.tables.cells import Cell, is_whole
 from train.tables.layout import Figure, Layout, Matrix, Panel, Setting
+from train.utils.files import write_whole
 
 TABLE_CURVES = [Panel(y="test_accuracy"), Panel(y="test_accuracy", x="bytes_total")]
 

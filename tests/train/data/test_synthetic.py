@@ -7,7 +7,7 @@ import torch
 from sharding.errors import UserError
 from sharding.rng import generator
 from train.data import load_dataset
-from train.data.unequal import power_law_sizes
+from train.data.quantity_skew import power_law_sizes
 
 
 def test_it_is_the_published_one():

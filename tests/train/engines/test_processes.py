@@ -17,7 +17,7 @@ from train import engines as engines_module
 from train.engines import ENGINES, ProcessesEngine, processes
 from train.engines.sequential import SequentialEngine
 from train.run import run
-from train.runtime.errors import RunError
+from train.utils.errors import RunError
 
 LR = 0.05
 

@@ -15,8 +15,8 @@ from train.federate.roster import Timeouts
 from train.federate.server_app import read
 from train.federate.status import FINISHED, LOCK_FILE, Status
 from train.rundir.directory import lock
-from train.runtime.errors import RunError
-from train.runtime.stages import watched
+from train.utils.errors import RunError
+from train.utils.stages import watched
 
 QUICKSTART = "configs/quickstart.yaml"
 

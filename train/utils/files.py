@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sharding.errors import UserError
-from train.runtime.errors import writing
+from train.utils.errors import writing
 
 UNFINISHED = ".unfinished"  # ends the name of a file while it is written
 

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharding.errors import UserError
-from train.data.dataset import Dataset, labels_of
+from train.data.dataset import Dataset, Partition, labels_of
 
-Partition = list[np.ndarray]
 Counts = NDArray[np.int64]
 
 
@@ -57,7 +56,10 @@ def two_sizes(
     if classes < 0:
         raise UserError(f"data.partition.classes={classes} must be at least 0, which mixes all")
     count = round(share * num_clients)
-    drawn = [rng.integers(its[0], its[1] + 1, n) for its, n in ((large, count), (small, num_clients - count))]
+    drawn = [
+        rng.integers(least, most + 1, number)
+        for (least, most), number in ((large, count), (small, num_clients - count))
+    ]
     sizes = np.concatenate(drawn)
     if classes:
         return limited(labels, sizes, np.full(num_clients, classes), rng)
@@ -114,24 +116,26 @@ def limited(labels: np.ndarray, sizes: Counts, kinds: Counts, rng: np.random.Gen
     pools = [rng.permutation(np.flatnonzero(labels == kind)) for kind in range(int(labels.max()) + 1)]
     if kinds.max() > len(pools):
         raise UserError(f"clients shall have {kinds.max()} classes, but the data has {len(pools)}")
-    left = np.array([len(pool) for pool in pools])
+    remaining = np.array([len(pool) for pool in pools])
     parts: dict[int, np.ndarray] = {}
     for client in np.argsort(-sizes / kinds, kind="stable").tolist():
-        size, number = int(sizes[client]), int(kinds[client])
-        each = np.diff(np.arange(number + 1) * size // number)
-        enough = np.flatnonzero(left >= each.max())
-        if len(enough) < number:
+        size, num_classes = int(sizes[client]), int(kinds[client])
+        each = np.diff(np.arange(num_classes + 1) * size // num_classes)
+        enough = np.flatnonzero(remaining >= each.max())
+        if len(enough) < num_classes:
             raise UserError(
-                f"the data has too few samples of each class for a client with {size} of {number} classes; "
+                f"the data has too few samples of each class for a client with {size} of {num_classes} classes; "
                 "choose fewer clients, smaller ones, or more classes for each"
             )
-        chosen = rng.choice(enough, number, replace=False)
-        rows = [pools[kind][left[kind] - some : left[kind]] for kind, some in zip(chosen, each, strict=True)]
-        left[chosen] -= each
+        chosen = rng.choice(enough, num_classes, replace=False)
+        rows = [
+            pools[kind][remaining[kind] - number : remaining[kind]] for kind, number in zip(chosen, each, strict=True)
+        ]
+        remaining[chosen] -= each
         parts[client] = np.sort(np.concatenate(rows))
     return [parts[client] for client in range(len(sizes))]
 
 
-def _check_range(name: str, its: Sequence[int]) -> None:
-    if len(its) != 2 or not 1 <= its[0] <= its[1]:
-        raise UserError(f"data.partition.{name}={list(its)} must be the least and the most, at least 1")
+def _check_range(name: str, bounds: Sequence[int]) -> None:
+    if len(bounds) != 2 or not 1 <= bounds[0] <= bounds[1]:
+        raise UserError(f"data.partition.{name}={list(bounds)} must be the least and the most, at least 1")

@@ -1,7 +1,6 @@
 """A client's training in one round: any torch optimizer on its shard, with clipping and decay."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -9,43 +8,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sharding.optim import can_be_fused, clip_and_decay
-from sharding.planner import Client
 from sharding.rng import generator, seed_of
 from train.config.registries import LOSSES
 from train.config.sections import LocalConfig
 from train.data import Dataset
 from train.data.dataset import Split
 from train.engines.memory_format import channels_last
-
-
-class Shares(Mapping[Client, Split]):
-    """The clients' samples, in one tensor that processes on one machine can share.
-
-    Args:
-        inputs: those of all clients, one client after the other.
-        targets: those of all clients, in the same order.
-        sizes: D_c of clients 0, 1, ….
-    """
-
-    def __init__(self, inputs: Tensor, targets: Tensor, sizes: Sequence[int]) -> None:
-        self._inputs, self._targets = inputs, targets
-        self._ends = list(accumulate(sizes, initial=0))
-
-    def __getitem__(self, client: Client) -> Split:
-        if client not in range(len(self)):
-            raise KeyError(client)
-        rows = slice(self._ends[int(client)], self._ends[int(client) + 1])
-        return Split(self._inputs[rows], self._targets[rows])
-
-    def all(self) -> Split:
-        """Return the samples of all clients, one client after the other."""
-        return Split(self._inputs, self._targets)
-
-    def __iter__(self) -> Iterator[Client]:
-        return iter(range(len(self)))
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
 
 
 def train_locally(

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from sharding.errors import UserError
 from sharding.failures import one_line
-from train.runtime.errors import writing
-from train.runtime.files import write_whole
+from train.utils.errors import writing
+from train.utils.files import write_whole
 
 Record = TypeVar("Record")
 

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from math import isfinite
 
 from sharding import Plan
-from train.callbacks.base import Callback
+from train.callbacks.callback import Callback
 from train.config.schema import Config
 from train.experiment import Experiment
 from train.metrics import RoundMetrics
 from train.rundir.checkpoint import Checkpoint, Stateful, save_checkpoint
-from train.rundir.files import BEST_FILE, LAYERS_FILE, METRICS_FILE
+from train.rundir.file_names import BEST_FILE, LAYERS_FILE, METRICS_FILE
 from train.rundir.model_file import save_model
 from train.rundir.records import append_layers, layer_statistics, records_layers
-from train.runtime.errors import writing
-from train.runtime.files import sync_folder
+from train.utils.errors import writing
+from train.utils.files import sync_folder
 
 
 class MetricsFile(Callback):

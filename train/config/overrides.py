@@ -1,0 +1,57 @@
+"""Overrides ``key=value`` of a command line, and grids of them, ``key=value,value``."""
+
+from collections.abc import Iterable, Sequence
+from itertools import product
+
+from sharding.errors import UserError, shown
+
+
+def settings(words: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the key of each ``key=value``, and the whole word."""
+    return [(word.partition("=")[0], word) for word in words]
+
+
+def check_once(settings: Iterable[tuple[str, str]]) -> None:
+    """Refuse two values of one key.
+
+    Args:
+        settings: keys, each with the words that set it.
+
+    Raises:
+        UserError: a key is set twice.
+    """
+    seen: dict[str, str] = {}
+    for key, words in settings:
+        if key in seen:
+            raise UserError(f"{shown(key)} is set twice, by {shown(seen[key])} and {shown(words)}; keep one of them")
+        seen[key] = words
+
+
+def expand(grids: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the overrides of every point of a grid, with each axis written as ``key=value,value``.
+
+    Commas in brackets belong to a value: ``keep_ratio={0.2: 0.5, 0.4: 0.5},0.3`` has two.
+
+    Raises:
+        UserError: an axis without values.
+    """
+    axes = []
+    for axis in grids:
+        key, _, values = axis.partition("=")
+        each = [value.strip() for value in _split(values)]
+        if not key or not all(each):
+            raise UserError(f"cannot read the grid {axis!r}; write key=value,value, e.g. keep_ratio=0.1,0.2")
+        axes.append([f"{key}={value}" for value in dict.fromkeys(each)])
+    return list(product(*axes))
+
+
+def _split(text: str) -> list[str]:
+    """Split at the commas outside brackets."""
+    pieces, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[{(") - (letter in "]})")
+        if letter == "," and depth == 0:
+            pieces.append("")
+        else:
+            pieces[-1] += letter
+    return pieces
