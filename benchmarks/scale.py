@@ -5,9 +5,9 @@
 Ten clients at r = 0.1 (`collective`) take part; the models have random weights, in float32. The server plans a round,
 cuts the shards one by one, and averages the updates as they come. Then one client builds its model from a skeleton and
 takes one step. In the models with `_int4` the server holds a tenth of the terms as factors, on top of a frozen residual
-in 4 bits, which the client has, too; factorizing them comes before the round. Server and client of each model run in
-separate processes, and memory is what it takes beyond the libraries, with glibc's own allocator. Writes a row to
-results/scale/scale.csv as each model is done; without names, it measures the models that have none. Linux only.
+in 4 bits, which the client has, too. Factors and residual are random; nothing is factorized. Server and client of each
+model run in separate processes, and memory is what it takes beyond the libraries, with glibc's own allocator. Writes a
+row to results/scale/scale.csv as each model is done; without names, it measures the models that have none. Linux only.
 """
 
 import argparse
@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `models` runs from a check
 
 from models import build_model
 from sharding import (
+    FactorizedLayer,
     Plan,
     Residual,
     Server,
@@ -37,10 +38,12 @@ from sharding import (
     ShardPlanner,
     client_model,
     clip_and_decay,
-    factorize,
     init_empty,
+    shardable_layers,
 )
 from sharding.aggregation.aggregate import Aggregation
+from sharding.factorization import factorize_empty, num_terms, rank_of
+from sharding.quantization import quantize
 
 KEEP_RATIO, NUM_CLIENTS = 0.1, 10
 Row = dict[str, str | int | float]
@@ -114,6 +117,23 @@ def skeleton_of(name: str) -> nn.Module:
         return MODELS[ON_RESIDUAL.get(name, name)]()
 
 
+def random_factors(name: str) -> nn.Module:
+    """Return a model as `factorize` makes it, with random factors and residuals, without decomposing anything."""
+    model = skeleton_of(name)
+    terms = {layer: num_terms(rank_of(part), KEEP_RATIO) for layer, part in shardable_layers(model).items()}
+    model = factorize_empty(model, terms, dict.fromkeys(terms, "int4"))
+    made: dict[int, nn.Parameter] = {}  # tied ones stay tied
+    for module in model.modules():
+        for key, part in module._parameters.items():
+            if part is not None and part.is_meta:
+                made.setdefault(id(part), nn.Parameter(0.02 * torch.randn(part.shape)))
+                module._parameters[key] = made[id(part)]
+        if isinstance(module, FactorizedLayer):
+            module.multipliers = torch.ones(module.num_terms)
+            module.residual = quantize(0.02 * torch.randn(len(module.u), module.columns), "int4")
+    return model
+
+
 def serve(name: str, path: Path, threads: int) -> Row:
     """Measure the server of one round, and leave a client's shard in a file."""
     torch.set_num_threads(threads)
@@ -122,10 +142,8 @@ def serve(name: str, path: Path, threads: int) -> Row:
     aggregate(first, plan_round(first))
     skeleton_of(name)  # imports what builds it
     before = resident("VmRSS")
-    model = MODELS[ON_RESIDUAL.get(name, name)]()
-    parameters = sum(part.numel() for part in model.parameters())
-    if name in ON_RESIDUAL:
-        model = factorize(model, KEEP_RATIO, inplace=True, residual="int4")
+    model = random_factors(name) if name in ON_RESIDUAL else MODELS[name]()
+    parameters = sum(part.numel() for part in skeleton_of(name).parameters())
     server = Server(model, ShardPlanner("collective"))
     forget_peak()
     start = perf_counter()
