@@ -167,8 +167,10 @@ def init_empty() -> Iterator[None]:
     except (NotImplementedError, RuntimeError) as error:
         if "meta" not in str(error):
             raise
-        why = f"a constructor reads parameters that have no values in init_empty() ({error})"
-        raise UserError(f"{why}; build this model outside init_empty(): a structure with values works, too") from error
+        reason = f"a constructor reads parameters that have no values in init_empty() ({error})"
+        raise UserError(
+            f"{reason}; build this model outside init_empty(): a structure with values works, too"
+        ) from error
     finally:
         handle.remove()
 

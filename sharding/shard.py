@@ -73,9 +73,9 @@ class Shard:
     residual: str = ""
 
     def __repr__(self) -> str:
-        terms = sum(held.indices.numel() for held in self.terms.values())
+        num_terms = sum(terms.indices.numel() for terms in self.terms.values())
         return (
-            f"Shard(keep_ratio={self.keep_ratio:g}, layers={len(self.terms)}, terms={terms}, "
+            f"Shard(keep_ratio={self.keep_ratio:g}, layers={len(self.terms)}, terms={num_terms}, "
             f"{self.nbytes / 1000:,.0f} kB, plan={self.plan[:7]!r})"
         )
 
@@ -123,7 +123,9 @@ class Shard:
 
     def to(self, device: torch.device | str) -> "Shard":
         """Return the same values on a device."""
-        terms = {name: Terms(*(getattr(held, part).to(device) for part in PARTS)) for name, held in self.terms.items()}
+        terms = {
+            name: Terms(*(getattr(layer, part).to(device) for part in PARTS)) for name, layer in self.terms.items()
+        }
         return replace(self, terms=terms, dense={name: tensor.to(device) for name, tensor in self.dense.items()})
 
     def state(self) -> dict[str, Tensor]:
@@ -291,10 +293,10 @@ def _checked_terms(layer: str, parts: Mapping[str, Tensor]) -> Terms:
         ascending = terms.indices.dtype == torch.int64 and bool((terms.indices.diff() > 0).all())
         if n and alike and n == terms.v.shape[1:] and ascending and bool((terms.indices >= 0).all()):
             return terms
-    found = ", ".join(
+    parts_found = ", ".join(
         f"{part[:20]} {str(tensor.dtype)[6:]}{list(tensor.shape)}" for part, tensor in sorted(parts.items())
     )
-    raise UserError(f"this is not a shard: layer {layer[:80]!r} has {found[:200]}, or its indices do not ascend")
+    raise UserError(f"this is not a shard: layer {layer[:80]!r} has {parts_found[:200]}, or its indices do not ascend")
 
 
 def _checked_words(metadata: Mapping[str, str]) -> dict[str, Any]:

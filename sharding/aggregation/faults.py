@@ -36,10 +36,10 @@ def find_misfit(sent: Shard, returned: object) -> Failure | None:
     try:
         if returned.plan != sent.plan:
             return Failure(Kind.OTHER_PLAN, f"an update of the plan {str(returned.plan)[:40]!r}, not of {sent.plan!r}")
-        why = _other_form(sent, returned) or _differing_tensor(sent, returned) or _differing_term(sent, returned)
+        reason = _other_form(sent, returned) or _differing_tensor(sent, returned) or _differing_term(sent, returned)
     except Exception as error:  # parts that are not tensors, or are on several devices: not an update in any case
-        why = f"not a readable shard: {type(error).__name__}: {error}"
-    return None if why is None else Failure(Kind.MALFORMED, why)
+        reason = f"not a readable shard: {type(error).__name__}: {error}"
+    return None if reason is None else Failure(Kind.MALFORMED, reason)
 
 
 def _other_form(sent: Shard, returned: Shard) -> str | None:
@@ -63,7 +63,9 @@ def _differing_tensor(sent: Shard, returned: Shard) -> str | None:
     known = returned.terms.keys() <= sent.terms.keys() and returned.dense.keys() <= sent.dense.keys()
     if ours.keys() != theirs.keys() or not known:
         return f"other layers: {', '.join(sorted(map(str, ours.keys() ^ theirs.keys()))[:3])}"
-    return next((f"{name} {why}" for name, tensor in theirs.items() if (why := _unlike(tensor, ours[name]))), None)
+    return next(
+        (f"{name} {reason}" for name, tensor in theirs.items() if (reason := _unlike(tensor, ours[name]))), None
+    )
 
 
 def _differing_term(sent: Shard, returned: Shard) -> str | None:
@@ -72,8 +74,8 @@ def _differing_term(sent: Shard, returned: Shard) -> str | None:
     for layer, theirs in returned.terms.items():
         ours = sent.terms[layer]
         for part in ("indices", "multipliers"):
-            if why := _unlike(getattr(theirs, part), getattr(ours, part)):
-                return f"{layer}.{part} {why}"
+            if reason := _unlike(getattr(theirs, part), getattr(ours, part)):
+                return f"{layer}.{part} {reason}"
         if ours.indices is not theirs.indices:
             travelled[layer] = ours.indices.cpu(), theirs.indices.cpu()
     if travelled and not torch.equal(*(torch.cat(indices) for indices in zip(*travelled.values(), strict=True))):

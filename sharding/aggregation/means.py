@@ -91,10 +91,10 @@ class _Sums:
 
     def means(self) -> tuple[Tensor, Tensor]:
         """Return ū and v̄ in the memory of the sums."""
-        held = self._weights > 0
+        averaged = self._weights > 0
         for sums, kept in ((self._u, self._kept.u), (self._v, self._kept.v)):
-            sums.div_(self._weights.where(held, self._weights.new_ones(())))
-            sums[:, ~held] = kept[:, ~held].double()
+            sums.div_(self._weights.where(averaged, self._weights.new_ones(())))
+            sums[:, ~averaged] = kept[:, ~averaged].double()
         return self._u, self._v
 
 
@@ -109,34 +109,37 @@ class TrimmedMean:
     def __init__(self, spectra: Mapping[str, Spectrum], trim: float) -> None:
         self.weight = 0.0
         self._spectra, self._trim = spectra, trim
-        self._held: list[tuple[Shard, float]] = []
+        self._updates: list[tuple[Shard, float]] = []
 
     def add(self, shard: Shard, weight: float) -> None:
         """Keep an update."""
         self.weight += weight
-        self._held.append((shard, weight))
+        self._updates.append((shard, weight))
 
     def dense(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the trimmed means times the weight of all."""
-        for name in self._held[0][0].dense if self._held else ():
-            values = torch.stack([shard.dense[name].double() for shard, _ in self._held], dim=-1)
-            weights = values.new_tensor([weight for _, weight in self._held])
+        for name in self._updates[0][0].dense if self._updates else ():
+            values = torch.stack([shard.dense[name].double() for shard, _ in self._updates], dim=-1)
+            weights = values.new_tensor([weight for _, weight in self._updates])
             yield name, trimmed_mean(values, weights, self._trim) * self.weight
 
     def vectors(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Yield the trimmed means of every layer's vectors."""
-        for name in self._held[0][0].terms if self._held else ():
-            yield name, *self._means(self._spectra[name], [(shard.terms[name], its) for shard, its in self._held])
+        for name in self._updates[0][0].terms if self._updates else ():
+            yield (
+                name,
+                *self._means(self._spectra[name], [(shard.terms[name], weight) for shard, weight in self._updates]),
+            )
 
-    def _means(self, spectrum: Spectrum, held: list[tuple[Terms, float]]) -> tuple[Tensor, Tensor]:
+    def _means(self, spectrum: Spectrum, updates: list[tuple[Terms, float]]) -> tuple[Tensor, Tensor]:
         """Return ū and v̄; terms with the same number of holders are averaged together."""
-        indices = spectrum.columns(torch.cat([terms.indices for terms, _ in held]))
-        weights = torch.cat([spectrum.magnitudes.new_full(terms.indices.shape, weight) for terms, weight in held])
+        indices = spectrum.columns(torch.cat([terms.indices for terms, _ in updates]))
+        weights = torch.cat([spectrum.magnitudes.new_full(terms.indices.shape, weight) for terms, weight in updates])
         counts, order = indices.bincount(minlength=spectrum.u.shape[1]), indices.argsort(stable=True)
         starts = counts.cumsum(0) - counts
         sides = []
         for part, kept in (("u", spectrum.u), ("v", spectrum.v)):
-            columns = torch.cat([getattr(terms, part) for terms, _ in held], dim=1).double()
+            columns = torch.cat([getattr(terms, part) for terms, _ in updates], dim=1).double()
             side = kept.to(torch.float64, copy=True)
             for count in counts[counts > 0].unique().tolist():
                 terms = torch.nonzero(counts == count)[:, 0]

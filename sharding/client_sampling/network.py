@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from sharding.errors import UserError, shown
 from sharding.validation import Vector, as_amounts, is_number
 
-Law = float | tuple[float, float]  # the mean of an exponential law, or (least, most) of a uniform law
+Distribution = float | tuple[float, float]  # the mean of an exponential distribution, or (least, most) of a uniform one
 LEAST_BANDWIDTH = 1e-150
 
 
@@ -79,12 +79,12 @@ class Profiles:
         num_clients: int,
         bandwidth: float,
         rng: np.random.Generator,
-        compute: Law = 1.0,
-        communicate: Law = 1.0,
+        compute: Distribution = 1.0,
+        communicate: Distribution = 1.0,
     ) -> Self:
-        """Draw τ and t, each from an exponential law with a mean or a uniform law from least to most."""
+        """Draw τ and t, each from an exponential distribution with a mean or a uniform one from least to most."""
         positive_bandwidth(bandwidth)
-        tau, t = (_drawn(law, num_clients, rng) for law in (compute, communicate))
+        tau, t = (_drawn(distribution, num_clients, rng) for distribution in (compute, communicate))
         return cls(tau, t, bandwidth)
 
     def costs(self, cohort_size: int) -> Vector:
@@ -114,5 +114,7 @@ def positive_bandwidth(bandwidth: float) -> float:
     return float(bandwidth)
 
 
-def _drawn(law: Law, count: int, rng: np.random.Generator) -> Vector:
-    return rng.uniform(*law, count) if isinstance(law, tuple) else rng.exponential(law, count)
+def _drawn(distribution: Distribution, count: int, rng: np.random.Generator) -> Vector:
+    return (
+        rng.uniform(*distribution, count) if isinstance(distribution, tuple) else rng.exponential(distribution, count)
+    )
