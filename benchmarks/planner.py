@@ -23,7 +23,7 @@ from models import build_model
 from sharding import ShardPlanner, UserError, collective_inclusion, optimal_inclusion, shardable_layers
 from sharding.designs import fit
 from sharding.factorization import num_terms
-from sharding.planner import Client
+from sharding.plan import Client
 from sharding.spectrum import decompose
 
 KEEP_RATIO, NUM_CLIENTS = 0.1, 10

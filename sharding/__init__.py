@@ -37,7 +37,8 @@ from sharding.factorization.save import load_factorized, save_factorized
 from sharding.inclusion import collective_inclusion, optimal_inclusion, successive_inclusion
 from sharding.layers import FactorizedConv, FactorizedLayer, FactorizedLinear, register_layer
 from sharding.optim import clip_and_decay
-from sharding.planner import Plan, ShardPlanner
+from sharding.plan import Plan
+from sharding.planner import ShardPlanner
 from sharding.residual import Residual
 from sharding.server import Server
 from sharding.shard import Shard

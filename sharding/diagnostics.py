@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sharding.planner import Plan
+from sharding.plan import Plan
 from sharding.validation import Vector
 
 

@@ -28,7 +28,8 @@ from sharding.failures import Failure
 from sharding.modules.finite import computable, find_nonfinite
 from sharding.modules.state import as_real, is_variance
 from sharding.modules.wrappers import distribute_like, named_parameters, named_state
-from sharding.planner import Client, Plan, ShardPlanner
+from sharding.plan import Client, Plan
+from sharding.planner import ShardPlanner
 from sharding.residual import Residual
 from sharding.shard import Shard
 

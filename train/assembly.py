@@ -15,7 +15,7 @@ from sharding.designs import fit
 from sharding.errors import UserError, few, pick, shown
 from sharding.failures import one_line
 from sharding.modules.state import check_shapes
-from sharding.planner import Client
+from sharding.plan import Client
 from sharding.rng import generator, seed_of
 from train.config.schema import Config
 from train.data import Dataset, load_dataset

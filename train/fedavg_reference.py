@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from sharding import Server, ShardPlanner
 from sharding.diagnostics import alignment
-from sharding.planner import Client
+from sharding.plan import Client
 from train.experiment import Task
 
 

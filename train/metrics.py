@@ -12,7 +12,7 @@ from sharding.client_sampling import Participation
 from sharding.client_sampling.network import Profiles
 from sharding.diagnostics import plan_anme, plan_coverage, plan_discrepancy
 from sharding.failures import Kind
-from sharding.planner import Client, Plan
+from sharding.plan import Client, Plan
 
 
 @dataclass(kw_only=True)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from sharding import Plan
 from sharding.client_sampling import Participation, TaskSampler
 from sharding.client_sampling.optimal import REPORT_BYTES
-from sharding.planner import Client
+from sharding.plan import Client
 from train.experiment import Experiment, Task
 from train.metrics import RoundMetrics
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from sharding.planner import Client
+from sharding.plan import Client
 from train.callbacks import Callback
 from train.clock import Clock
 from train.evaluation import scores

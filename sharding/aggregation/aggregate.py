@@ -42,7 +42,7 @@ from sharding.failures import Failure, Kind
 from sharding.modules.finite import find_nonfinite
 from sharding.modules.memory import release_freed_memory
 from sharding.modules.wrappers import key
-from sharding.planner import Client, Plan
+from sharding.plan import Client, Plan
 from sharding.product import ProductSpectrum
 from sharding.shard import Shard, update_norm
 from sharding.validation import is_number

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from sharding.planner import Client
+from sharding.plan import Client
 
 
 def cap_shares(weights: Mapping[Client, float], most: float) -> dict[Client, float]:

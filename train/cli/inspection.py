@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharding.errors import few
-from sharding.planner import Client
+from sharding.plan import Client
 from train.assembly import (
     assign_keep_ratios,
     dense_nbytes,

@@ -94,7 +94,7 @@ def pachinko(
     A client thus prefers classes that look alike. Pachinko allocation: Reddi et al., "Adaptive Federated
     Optimization", ICLR 2021, Appendix C.1 and its Algorithm 3. They draw from symmetric Dirichlet distributions,
     with one parameter per class. Korzhenkov & Louizos (Section 4.1) write Dir(αp), p the shares of the data, so that α
-    is the total: Dir(αp) over superclasses, then Dir(α′p′) with the shares p′ within the superclass. That is the default.
+    is the total: Dir(αp) over superclasses, then Dir(α′p′) with the shares p′ within the superclass, the default.
     On CIFAR-100, α = 1 and α′ = 10 leave a client about 7 effective classes so, and 43 with one parameter per class.
 
     Args:

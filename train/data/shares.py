@@ -5,7 +5,7 @@ from itertools import accumulate
 
 from torch import Tensor
 
-from sharding.planner import Client
+from sharding.plan import Client
 from train.data.dataset import Split
 
 

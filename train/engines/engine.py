@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sharding import Plan, Shard
 from sharding.aggregation.faults import NOTHING, find_misfit
 from sharding.failures import Failure
-from sharding.planner import Client
+from sharding.plan import Client
 from sharding.shard import update_norm
 from train.config.sections import LocalConfig
 from train.data import Dataset, Split

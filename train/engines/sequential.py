@@ -9,7 +9,7 @@ from torch import nn
 
 from sharding import Plan, Shard, client_model
 from sharding.failures import Failure
-from sharding.planner import Client
+from sharding.plan import Client
 from train.engines.engine import Engine, Job, Update, Updates
 from train.engines.local_training import train_locally
 from train.engines.memory_format import keep_memory_format

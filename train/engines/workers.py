@@ -13,7 +13,7 @@ import torch
 
 from sharding import Plan, Shard
 from sharding.failures import Failure
-from sharding.planner import Client
+from sharding.plan import Client
 from train.engines.engine import Update, Updates
 from train.engines.sequential import SequentialEngine
 

@@ -14,7 +14,7 @@ from sharding import Plan
 from sharding.aggregation.faults import find_misfit
 from sharding.errors import UserError
 from sharding.failures import Failure, FailureError, Kind
-from sharding.planner import Client
+from sharding.plan import Client
 from train.engines import Engine, Job, Reports, Update
 from train.engines.engine import Updates
 from train.federate.messages import UPLOAD, TrainRequest, content_of, norm_of, read_norm, read_reply

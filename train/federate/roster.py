@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 
 from sharding.errors import UserError, few
 from sharding.failures import one_line
-from sharding.planner import Client
+from sharding.plan import Client
 from train.config.schema import Config
 from train.federate.messages import NodeInfo, config_text
 from train.federate.status import Status
