@@ -1,6 +1,6 @@
 """Slow, literal transcriptions of the papers' algorithms and definitions, for small N.
 
-A *law* is a dictionary from the sample, a sorted tuple of indices, to its probability.
+A *distribution* is a dictionary from the sample, a sorted tuple of indices, to its probability.
 
 Sources: Korzhenkov & Louizos, NeurIPS 2024 (arXiv 2410.24106); Tillé, *Sampling Algorithms*, Springer 2006;
 Chen, Dempster & Liu, Biometrika 1994; Brewer 1975.
@@ -15,22 +15,22 @@ from math import prod
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Law = dict[tuple[int, ...], float]
+Distribution = dict[tuple[int, ...], float]
 Floats = NDArray[np.float64]
 
 
-def inclusion_of(law: Mapping[tuple[int, ...], float], size: int) -> Floats:
-    """First-order inclusion probabilities of a law, (N,)."""
+def inclusion_of(distribution: Mapping[tuple[int, ...], float], size: int) -> Floats:
+    """First-order inclusion probabilities of a distribution, (N,)."""
     inclusion = np.zeros(size)
-    for chosen, chance in law.items():
+    for chosen, chance in distribution.items():
         inclusion[list(chosen)] += chance
     return inclusion
 
 
-def joint_of(law: Mapping[tuple[int, ...], float], size: int) -> Floats:
-    """Joint inclusion probabilities of a law, (N, N), the first-order ones on the diagonal."""
+def joint_of(distribution: Mapping[tuple[int, ...], float], size: int) -> Floats:
+    """Joint inclusion probabilities of a distribution, (N, N), the first-order ones on the diagonal."""
     joint = np.zeros((size, size))
-    for chosen, chance in law.items():
+    for chosen, chance in distribution.items():
         joint[np.ix_(chosen, chosen)] += chance
     return joint
 
@@ -83,13 +83,13 @@ def _in_the_order_of(magnitudes: ArrayLike, descending: list[Fraction]) -> Float
     return result
 
 
-def law_by_steps(size: int, num_terms: int, weigh: Callable[[tuple[int, ...], int], float]) -> Law:
+def distribution_by_steps(size: int, num_terms: int, weigh: Callable[[tuple[int, ...], int], float]) -> Distribution:
     """Enumerate all orders: each next item i in proportion to weigh(those drawn before, i)."""
-    law: dict[tuple[int, ...], float] = defaultdict(float)
+    distribution: dict[tuple[int, ...], float] = defaultdict(float)
 
     def extend(drawn: tuple[int, ...], chance: float) -> None:
         if len(drawn) == num_terms:
-            law[tuple(sorted(drawn))] += chance
+            distribution[tuple(sorted(drawn))] += chance
             return
         weights = {i: weigh(drawn, i) for i in range(size) if i not in drawn}
         total = sum(sorted(weights.values()))
@@ -97,16 +97,16 @@ def law_by_steps(size: int, num_terms: int, weigh: Callable[[tuple[int, ...], in
             extend((*drawn, i), chance * weight / total)
 
     extend((), 1.0)
-    return dict(law)
+    return dict(distribution)
 
 
-def successive_law(weights: Iterable[float], num_terms: int) -> Law:
+def successive_distribution(weights: Iterable[float], num_terms: int) -> Distribution:
     """Each next item in proportion to the remaining weights."""
     weights = tuple(float(w) for w in weights)
-    return law_by_steps(len(weights), num_terms, lambda drawn, i: weights[i])
+    return distribution_by_steps(len(weights), num_terms, lambda drawn, i: weights[i])
 
 
-def cps_law(coins: Iterable[float], num_terms: int) -> Law:
+def cps_distribution(coins: Iterable[float], num_terms: int) -> Distribution:
     """Conditional Poisson sampling (Chen, Dempster & Liu 1994): coins given that `num_terms` of them show heads."""
     coins = tuple(float(p) for p in coins)
     weight = {
@@ -117,7 +117,7 @@ def cps_law(coins: Iterable[float], num_terms: int) -> Law:
     return {s: w / total for s, w in weight.items()}
 
 
-def brewer_law(inclusion: Iterable[float]) -> Law:
+def brewer_distribution(inclusion: Iterable[float]) -> Distribution:
     """Brewer's method (Tillé 2006, Algorithm 6.10): step k draws j with chance ∝ π(A − π)/(A − (n − k + 1)π)."""
     pi = tuple(float(p) for p in inclusion)
     n = round(sum(pi))
@@ -126,4 +126,4 @@ def brewer_law(inclusion: Iterable[float]) -> Law:
         a, left = n - sum(pi[i] for i in drawn), n - len(drawn)
         return pi[j] * (a - pi[j]) / (a - left * pi[j]) if left > 1 else pi[j]
 
-    return law_by_steps(len(pi), n, weigh)
+    return distribution_by_steps(len(pi), n, weigh)

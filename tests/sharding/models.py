@@ -1,4 +1,4 @@
-"""A small model and a round played on it, shared by the tests of the library."""
+"""A small model and a round with it, shared by the tests of the library."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -33,12 +33,12 @@ def on_meta(build):
         return build()
 
 
-def hollow(build):
+def make_skeleton(build):
     with init_empty():
         return build()
 
 
-KINDS = {"meta": on_meta, "skeleton": hollow, "dense": lambda build: build()}  # of a model's structure
+KINDS = {"meta": on_meta, "skeleton": make_skeleton, "dense": lambda build: build()}  # of a model's structure
 
 
 def make_plan(model: nn.Module, budgets: dict, strategy: str = "collective", round: int = 0, seed: int = 0) -> Plan:
@@ -60,8 +60,8 @@ def perturbed(shard: Shard, seed: int) -> Shard:
 
 def along(sent: Shard, after: Shard, factor: float) -> Shard:
     """The update that goes `factor` times as far as `after` from what was sent."""
-    there = after.trained()
-    return sent.returned({name: part + factor * (there[name] - part) for name, part in sent.trained().items()})
+    values = after.trained()
+    return sent.returned({name: part + factor * (values[name] - part) for name, part in sent.trained().items()})
 
 
 def aggregate(

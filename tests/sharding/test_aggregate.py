@@ -1,4 +1,4 @@
-"""Per-vector averaging against the definition written as loops, and clients that misbehave."""
+"""Per-vector averaging against the definition written as loops, and invalid updates."""
 
 import re
 from copy import deepcopy
@@ -21,7 +21,7 @@ NUM_SAMPLES = {"a": 10, "b": 30, "c": 5, "d": 1}
 
 
 @pytest.fixture
-def played():
+def round_one():
     """(server model, plan, updates) of one round with two keep ratios."""
     model = make_net().double()
     plan = make_plan(model, BUDGETS, "unbiased")
@@ -53,8 +53,8 @@ def by_the_definition(spectra, updates):
     return weights
 
 
-def test_a_model_that_the_plan_is_not_of_is_refused_and_stays(played):
-    model, plan, updates = played
+def test_average_into_a_model_of_another_plan_raises_and_changes_nothing(round_one):
+    model, plan, updates = round_one
     other = nn.Sequential(*list(model)[:-1])
     before = deepcopy(other.state_dict())
     with pytest.raises(UserError, match=r"the model has no 7\.bias, 7\.weight;"):
@@ -62,8 +62,8 @@ def test_a_model_that_the_plan_is_not_of_is_refused_and_stays(played):
     assert_equal(other, before)
 
 
-def test_each_vector_is_averaged_over_those_who_drew_it(played):
-    model, plan, updates = played
+def test_average_of_terms_is_over_the_clients_that_drew_them(round_one):
+    model, plan, updates = round_one
     spectra = spectra_of(model, plan)
     expected = by_the_definition(spectra, updates)
     drawn = {name: torch.cat([shard.terms[name].indices for _, shard in plan.shards()]).unique() for name in expected}
@@ -80,7 +80,7 @@ def test_each_vector_is_averaged_over_those_who_drew_it(played):
 
 
 def doubled(shard: Shard) -> Shard:
-    terms = {name: replace(held, multipliers=2 * held.multipliers) for name, held in shard.terms.items()}
+    terms = {name: replace(terms, multipliers=2 * terms.multipliers) for name, terms in shard.terms.items()}
     return replace(shard, terms=terms)
 
 
@@ -92,15 +92,15 @@ ALIKE = {
 
 
 @pytest.mark.parametrize("alike", ALIKE.values(), ids=ALIKE)
-def test_what_does_not_enter_the_average(played, alike):
-    model, plan, updates = played
+def test_average_is_invariant_to_multipliers_order_and_serialization(round_one, alike):
+    model, plan, updates = round_one
     other = deepcopy(model)
     aggregate(model, plan, updates, NUM_SAMPLES)
     assert aggregate(other, plan, alike(updates), NUM_SAMPLES).accepted == list(BUDGETS)
     assert_equal(model, other.state_dict())
 
 
-def spoiled(shard: Shard, part: str, change) -> Shard:
+def corrupted(shard: Shard, part: str, change) -> Shard:
     """The same shard with one tensor replaced."""
     name, terms = next(iter(shard.terms.items()))
     return replace(shard, terms={**shard.terms, name: replace(terms, **{part: change(getattr(terms, part))})})
@@ -114,21 +114,21 @@ def with_dense(shard: Shard, change) -> Shard:
 NAN, INF = float("nan"), float("inf")
 FAULTS = {
     "nothing": (lambda shard: None, "nothing returned"),
-    "NaN": (lambda shard: spoiled(shard, "u", lambda u: u * NAN), "NaN or Inf in 1.u"),
-    "Inf": (lambda shard: spoiled(shard, "v", lambda v: v / 0.0), "NaN or Inf in 1.v"),
-    "Inf and -Inf": (lambda shard: spoiled(shard, "u", lambda u: u.sign() * INF), "NaN or Inf in 1.u"),
+    "NaN": (lambda shard: corrupted(shard, "u", lambda u: u * NAN), "NaN or Inf in 1.u"),
+    "Inf": (lambda shard: corrupted(shard, "v", lambda v: v / 0.0), "NaN or Inf in 1.v"),
+    "Inf and -Inf": (lambda shard: corrupted(shard, "u", lambda u: u.sign() * INF), "NaN or Inf in 1.u"),
     "dense NaN": (lambda shard: with_dense(shard, lambda tensor: tensor * NAN), "NaN or Inf in 0"),
-    "shape": (lambda shard: spoiled(shard, "u", lambda u: u[:, :-1]), r"1.u has shape \(8, 1\), not \(8, 2\)"),
+    "shape": (lambda shard: corrupted(shard, "u", lambda u: u[:, :-1]), r"1.u has shape \(8, 1\), not \(8, 2\)"),
     "dense shape": (lambda shard: with_dense(shard, lambda tensor: tensor[None]), r"0.weight has shape \(1, "),
-    "half": (lambda shard: spoiled(shard, "u", lambda u: u.half()), "1.u is torch.float16, not torch.float64"),
-    "sparse": (lambda shard: spoiled(shard, "u", lambda u: u.to_sparse()), "1.u is a Tensor, not a dense tensor"),
-    "meta": (lambda shard: spoiled(shard, "u", lambda u: u.to("meta")), "1.u is a Tensor, not a dense tensor"),
-    "numpy": (lambda shard: spoiled(shard, "u", lambda u: u.numpy()), "1.u is a ndarray, not a dense tensor"),
-    "indices beyond": (lambda shard: spoiled(shard, "indices", lambda i: i + 1000), "1.indices are not those of the"),
-    "indices doubled": (lambda shard: spoiled(shard, "indices", lambda i: i[:1].repeat(2)), "1.indices are not those"),
-    "indices broken": (lambda shard: spoiled(shard, "indices", lambda i: i.double()), "1.indices is torch.float64"),
-    "too few indices": (lambda shard: spoiled(shard, "indices", lambda i: i[:1]), r"1.indices has shape \(1,\)"),
-    "no multipliers": (lambda shard: spoiled(shard, "multipliers", lambda m: None), "1.multipliers is a NoneType"),
+    "half": (lambda shard: corrupted(shard, "u", lambda u: u.half()), "1.u is torch.float16, not torch.float64"),
+    "sparse": (lambda shard: corrupted(shard, "u", lambda u: u.to_sparse()), "1.u is a Tensor, not a dense tensor"),
+    "meta": (lambda shard: corrupted(shard, "u", lambda u: u.to("meta")), "1.u is a Tensor, not a dense tensor"),
+    "numpy": (lambda shard: corrupted(shard, "u", lambda u: u.numpy()), "1.u is a ndarray, not a dense tensor"),
+    "indices above": (lambda shard: corrupted(shard, "indices", lambda i: i + 1000), "1.indices are not those of the"),
+    "indices twice": (lambda shard: corrupted(shard, "indices", lambda i: i[:1].repeat(2)), "1.indices are not those"),
+    "indices broken": (lambda shard: corrupted(shard, "indices", lambda i: i.double()), "1.indices is torch.float64"),
+    "too few indices": (lambda shard: corrupted(shard, "indices", lambda i: i[:1]), r"1.indices has shape \(1,\)"),
+    "no multipliers": (lambda shard: corrupted(shard, "multipliers", lambda m: None), "1.multipliers is a NoneType"),
     "layers": (lambda shard: replace(shard, terms={}), "other layers: 1.u, 1.v, 4.u"),
     "another layer": (
         lambda shard: replace(shard, terms={**shard.terms, "x": shard.terms["1"]}),
@@ -138,24 +138,24 @@ FAULTS = {
     "terms passed off as dense": (
         lambda shard: replace(
             shard,
-            terms={name: held for name, held in shard.terms.items() if name != "1"},
+            terms={name: terms for name, terms in shard.terms.items() if name != "1"},
             dense={**shard.dense, **{f"1.{part}": getattr(shard.terms["1"], part) for part in "uv"}},
         ),
         "other layers",
     ),
     "not a shard": (lambda shard: {"u": 1}, "a dict, not a shard"),
     "another plan": (lambda shard: replace(shard, plan="0-0"), r"an update of the plan '0-0', not of '0-[0-9a-f]{16}'"),
-    "hollow": (lambda shard: replace(shard, terms=None), "not a readable shard: AttributeError"),
+    "no terms": (lambda shard: replace(shard, terms=None), "not a readable shard: AttributeError"),
     "terms of nothing": (lambda shard: replace(shard, terms=dict.fromkeys(shard.terms)), "not a readable shard"),
 }
 
 
-@pytest.mark.parametrize(("spoil", "reason"), FAULTS.values(), ids=FAULTS.keys())
-def test_a_client_that_misbehaves_is_left_out_and_the_rest_continues(played, spoil, reason):
-    model, plan, updates = played
+@pytest.mark.parametrize(("corrupt", "reason"), FAULTS.values(), ids=FAULTS.keys())
+def test_average_with_an_invalid_update_rejects_it_alone(round_one, corrupt, reason):
+    model, plan, updates = round_one
     without = deepcopy(model)
     aggregate(without, plan, {c: s for c, s in updates.items() if c != "b"}, NUM_SAMPLES)
-    outcome = aggregate(model, plan, updates | {"b": spoil(updates["b"])}, NUM_SAMPLES)
+    outcome = aggregate(model, plan, updates | {"b": corrupt(updates["b"])}, NUM_SAMPLES)
     assert outcome.accepted == ["a", "c", "d"]
     assert list(outcome.rejected) == ["b"]
     assert re.search(reason, outcome.rejected["b"].message)
@@ -164,16 +164,16 @@ def test_a_client_that_misbehaves_is_left_out_and_the_rest_continues(played, spo
 
 @pytest.mark.parametrize("fault", ["nothing", "NaN", "shape"])
 @pytest.mark.parametrize("guards", [{"norm_bound": 1e3}, {"trim": 0.1}], ids=str)
-def test_guards_look_at_sound_updates_alone(played, fault, guards):
-    (model, plan, updates), (spoil, _) = played, FAULTS[fault]
+def test_guards_with_an_invalid_update_ignore_it(round_one, fault, guards):
+    (model, plan, updates), (corrupt, _) = round_one, FAULTS[fault]
     without = deepcopy(model)
     aggregate(without, plan, {c: s for c, s in updates.items() if c != "b"}, NUM_SAMPLES, **guards)
-    outcome = aggregate(model, plan, updates | {"b": spoil(updates["b"])}, NUM_SAMPLES, **guards)
+    outcome = aggregate(model, plan, updates | {"b": corrupt(updates["b"])}, NUM_SAMPLES, **guards)
     assert list(outcome.rejected) == ["b"]
     assert_equal(model, without.state_dict())
 
 
-def test_an_update_of_another_plan_is_left_out_even_where_it_would_fit():
+def test_update_of_another_plan_with_equal_shapes_is_rejected():
     """All terms for everybody: indices tell nothing."""
     model = make_net()
     plans = [make_plan(model, BUDGETS, "full", round) for round in (0, 1)] + [make_plan(model, BUDGETS, "full", seed=1)]
@@ -186,8 +186,8 @@ def test_an_update_of_another_plan_is_left_out_even_where_it_would_fit():
     assert "an update of the plan '0-" in outcomes[0].rejected["a"].message
 
 
-def test_a_clients_first_word_counts(played, caplog):
-    model, plan, updates = played
+def test_second_update_of_a_client_is_ignored_with_a_warning(round_one, caplog):
+    model, plan, updates = round_one
     other = deepcopy(model)
     aggregate(other, plan, updates | {"b": None}, NUM_SAMPLES)
     stream = [("a", updates["a"]), ("b", None), ("a", updates["b"]), ("b", updates["b"])]
@@ -198,8 +198,8 @@ def test_a_clients_first_word_counts(played, caplog):
 
 
 @pytest.mark.parametrize("wrap", [dict, lambda updates: iter(updates.items())], ids=["mapping", "stream"])
-def test_a_client_that_nobody_asked_is_named(played, wrap):
-    model, plan, updates = played
+def test_update_of_a_client_outside_the_plan_is_rejected(round_one, wrap):
+    model, plan, updates = round_one
     other = deepcopy(model)
     aggregate(other, plan, updates, NUM_SAMPLES)
     outcome = aggregate(model, plan, wrap({"x": updates["a"]} | updates), NUM_SAMPLES | {"x": 7})
@@ -209,8 +209,8 @@ def test_a_client_that_nobody_asked_is_named(played, wrap):
 
 
 @pytest.mark.parametrize("weight", [0, -1, NAN, INF, "10", None, True, 10**400, torch.ones(1)], ids=str)
-def test_a_weight_that_is_none_leaves_its_client_out(played, weight):
-    model, plan, updates = played
+def test_update_with_an_invalid_weight_is_rejected(round_one, weight):
+    model, plan, updates = round_one
     without = deepcopy(model)
     aggregate(without, plan, updates, {c: w for c, w in NUM_SAMPLES.items() if c != "b"})
     outcome = aggregate(model, plan, updates, NUM_SAMPLES | {"b": weight})
@@ -219,8 +219,8 @@ def test_a_weight_that_is_none_leaves_its_client_out(played, weight):
     assert_equal(model, without.state_dict())
 
 
-def test_weights_at_the_end_of_the_scale_average_all_the_same(played):
-    model, plan, updates = played
+def test_average_with_denormal_weights_equals_the_average_with_ones(round_one):
+    model, plan, updates = round_one
     plain, tiny = deepcopy(model), dict.fromkeys(BUDGETS, 1e-310)
     aggregate(plain, plan, updates, dict.fromkeys(BUDGETS, 1.0))
     assert aggregate(model, plan, updates, tiny).accepted == list(BUDGETS)
@@ -236,28 +236,28 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", [case for cases in WRONG.values() for case in cases], ids=str)
-def test_the_servers_own_mistake_is_reported_before_anything_is_touched(played, wrong):
-    model, plan, updates = played
+def test_average_with_an_invalid_argument_raises_and_changes_nothing(round_one, wrong):
+    model, plan, updates = round_one
     before = deepcopy(model.state_dict())
     with pytest.raises(UserError, match=rf"{next(iter(wrong))} is .*; pass a"):
         aggregate(model, plan, updates, NUM_SAMPLES, **wrong)
     assert_equal(model, before)
 
 
-def test_samples_that_are_no_mapping_are_reported(played):
-    model, plan, updates = played
+def test_average_with_num_samples_as_a_list_raises(round_one):
+    model, plan, updates = round_one
     with pytest.raises(UserError, match="num_samples is a list; pass a mapping"):
         aggregate(model, plan, updates, list(BUDGETS))
 
 
 @pytest.mark.parametrize("guards", [{}, {"trim": 0.2}], ids=str)
 @pytest.mark.parametrize("server_lr", [1.0, 0.5])
-def test_a_model_that_would_not_be_finite_is_not_kept(played, guards, server_lr):
-    model = played[0].float()
+def test_average_with_an_overflow_is_rejected_and_changes_nothing(round_one, guards, server_lr):
+    model = round_one[0].float()
     plan = make_plan(model, BUDGETS, "full")
     before = deepcopy(model.state_dict())
     huge = {
-        c: spoiled(spoiled(shard, "u", lambda u: u * 0 + 1e38), "v", lambda v: v * 0 + 1e38)
+        c: corrupted(corrupted(shard, "u", lambda u: u * 0 + 1e38), "v", lambda v: v * 0 + 1e38)
         for c, shard in plan.shards()
     }
     outcome = aggregate(model, plan, huge, NUM_SAMPLES, server_lr=server_lr, **guards)
@@ -267,16 +267,16 @@ def test_a_model_that_would_not_be_finite_is_not_kept(played, guards, server_lr)
     assert_equal(model, before)
 
 
-def test_a_round_without_any_update_changes_nothing(played):
-    model, plan, _ = played
+def test_average_without_updates_changes_nothing(round_one):
+    model, plan, _ = round_one
     before = deepcopy(model.state_dict())
     outcome = aggregate(model, plan, {}, NUM_SAMPLES)
     assert outcome.rejected == dict.fromkeys(BUDGETS, NOTHING)
     assert_equal(model, before)
 
 
-def test_weights_without_a_client_of_the_plan_are_warned_of(played):
-    model, plan, _ = played
+def test_average_with_num_samples_of_unknown_clients_warns(round_one):
+    model, plan, _ = round_one
     with pytest.warns(UserWarning, match="num_samples has no client of the plan") as caught:
         Server(model, ShardPlanner()).average(plan, {"A": 1})
     assert caught[0].filename == __file__
@@ -293,8 +293,8 @@ def subsets(probabilities):
 
 
 @pytest.mark.parametrize("server_lr", [1.0, 0.4])
-def test_sampled_uploads_are_unbiased_for_dense_parameters(played, server_lr):
-    model, plan, updates = played
+def test_sampled_uploads_of_dense_parameters_are_unbiased(round_one, server_lr):
+    model, plan, updates = round_one
     total = sum(NUM_SAMPLES.values())
     expected = {name: torch.zeros_like(tensor) for name, tensor in plan.shard("a").dense.items()}
     for drawn, chance in subsets(PROBABILITIES):
@@ -310,8 +310,8 @@ def test_sampled_uploads_are_unbiased_for_dense_parameters(played, server_lr):
         torch.testing.assert_close(mean, old + server_lr * step, rtol=0, atol=1e-12)
 
 
-def test_sampled_uploads_weigh_vectors_by_size_over_probability(played):
-    model, plan, updates = played
+def test_sampled_uploads_of_terms_are_weighted_by_size_over_probability(round_one):
+    model, plan, updates = round_one
     weights = {c: NUM_SAMPLES[c] / PROBABILITIES[c] for c in "acd"}
     reweighted = deepcopy(model)
     aggregate(model, plan, updates, weights, sum(NUM_SAMPLES.values()))
@@ -320,8 +320,8 @@ def test_sampled_uploads_weigh_vectors_by_size_over_probability(played):
         assert torch.equal(model.get_submodule(name).weight, reweighted.get_submodule(name).weight)
 
 
-def test_the_rest_stands_for_a_client_that_reported_and_vanished(played):
-    model, plan, updates = played
+def test_sampled_upload_that_fails_scales_the_others_up(round_one):
+    model, plan, updates = round_one
     weights = {c: NUM_SAMPLES[c] / PROBABILITIES[c] for c in "abd"}
     total = float(sum(NUM_SAMPLES.values()))
     other = deepcopy(model)
@@ -332,8 +332,8 @@ def test_the_rest_stands_for_a_client_that_reported_and_vanished(played):
     torch.testing.assert_close(model.state_dict(), other.state_dict(), rtol=0, atol=1e-13)
 
 
-def test_the_servers_rate_is_a_share_of_the_way(played):
-    model, plan, updates = played
+def test_server_lr_of_a_half_steps_half_way_to_the_average(round_one):
+    model, plan, updates = round_one
     before, half = deepcopy(model.state_dict()), deepcopy(model)
     aggregate(model, plan, updates, NUM_SAMPLES)
     aggregate(half, plan, updates, NUM_SAMPLES, server_lr=0.5)
@@ -341,7 +341,7 @@ def test_the_servers_rate_is_a_share_of_the_way(played):
         torch.testing.assert_close(tensor, (before[name] + model.state_dict()[name]) / 2, rtol=0, atol=1e-12)
 
 
-def test_what_is_frozen_stays_whoever_sends_it_back():
+def test_update_of_frozen_parameters_is_rejected_and_changes_nothing():
     net = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
     net[0].requires_grad_(False)
     net[2].requires_grad_(False)
@@ -359,14 +359,14 @@ def test_what_is_frozen_stays_whoever_sends_it_back():
 
 
 @pytest.mark.parametrize("wire", ["int8", "bfloat16"])
-def test_a_shard_as_it_was_sent_is_no_update_where_changes_travel(wire):
+def test_sent_shard_returned_under_compression_is_rejected(wire):
     net = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
     before = deepcopy(net.state_dict())
     plan = ShardPlanner("full", compression=wire).plan(net, {"a": 1.0, "b": 1.0})
-    travelled = Shard.from_bytes(plan.shard("a").to_bytes())
-    outcome = aggregate(net, plan, {"a": travelled, "b": plan.shard("b")}, {"a": 1, "b": 1})
+    received = Shard.from_bytes(plan.shard("a").to_bytes())
+    outcome = aggregate(net, plan, {"a": received, "b": plan.shard("b")}, {"a": 1, "b": 1})
     assert not outcome.accepted
-    assert all(wire in why.message for why in outcome.rejected.values())
+    assert all(wire in failure.message for failure in outcome.rejected.values())
     assert_equal(net, before)
     update = train_shard(net, plan.shard("a"), [(torch.randn(4, 8), torch.randint(8, (4,)))], 0.1)
     again = Shard.from_bytes(update.to_bytes())
@@ -377,7 +377,7 @@ def test_a_shard_as_it_was_sent_is_no_update_where_changes_travel(wire):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("wire", ["float32", "int8"])
-def test_a_client_may_compute_in_another_precision(dtype, wire):
+def test_update_computed_in_another_dtype_is_accepted(dtype, wire):
     net = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
     plan = ShardPlanner(compression=wire).plan(net, {"a": 0.5})
     batches = [(torch.randn(4, 8, dtype=dtype), torch.randint(8, (4,)))]
@@ -398,16 +398,16 @@ def test_a_client_may_compute_in_another_precision(dtype, wire):
         ([], 0.5, []),
     ],
 )
-def test_no_weight_is_above_its_share(weights, most, expected):
+def test_cap_shares_of_any_weights_limits_them_to_the_share(weights, most, expected):
     capped = cap_shares(dict(enumerate(weights)), most)
     assert list(capped.values()) == pytest.approx(expected)
     assert list(capped) == [*range(len(weights))]
 
 
 @pytest.mark.parametrize("of_all", [False, True])
-def test_a_client_that_boasts_counts_as_much_as_the_others_together(played, of_all):
-    model, plan, updates = played
-    boast, other = {**NUM_SAMPLES, "d": 2.0**62}, deepcopy(model)
-    aggregate(model, plan, updates, boast, sum(boast.values()) if of_all else None, max_share=0.5)
+def test_max_share_limits_a_client_with_a_huge_weight(round_one, of_all):
+    model, plan, updates = round_one
+    num_samples, other = {**NUM_SAMPLES, "d": 2.0**62}, deepcopy(model)
+    aggregate(model, plan, updates, num_samples, sum(num_samples.values()) if of_all else None, max_share=0.5)
     aggregate(other, plan, updates, {**NUM_SAMPLES, "d": 45})
     torch.testing.assert_close(model.state_dict(), other.state_dict(), rtol=1e-12, atol=1e-12)

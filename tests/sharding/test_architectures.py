@@ -51,7 +51,7 @@ LARGE = {
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
 @pytest.mark.parametrize("name", [*COVERAGE, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE)])
-def test_all_terms_compute_what_the_model_does(name):
+def test_factorize_with_all_terms_equals_each_architecture(name):
     model, inputs = make(name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CoverageWarning)

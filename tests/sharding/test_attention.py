@@ -51,7 +51,7 @@ def mask_arguments(mask, queries=3, keys=5, batch=2, heads=2):
 
 @pytest.mark.parametrize(("kind", "mask"), list(product(KINDS, MASKS)), ids=str)
 @pytest.mark.parametrize("options", [{}, {"need_weights": False}, {"average_attn_weights": False}], ids=str)
-def test_it_computes_what_the_packed_attention_does(kind, mask, options):
+def test_unpacked_attention_with_any_mask_equals_multihead_attention(kind, mask, options):
     packed, inputs = make(kind)
     unpacked = UnpackedAttention(packed)
     arguments = mask_arguments(mask) | options
@@ -64,7 +64,7 @@ def test_it_computes_what_the_packed_attention_does(kind, mask, options):
         torch.testing.assert_close(ours, weights, rtol=0, atol=1e-12)
 
 
-def test_inputs_without_a_batch():
+def test_unpacked_attention_with_unbatched_inputs_equals_multihead_attention():
     packed, inputs = make({"batch_first": True}, batch=1)
     inputs = [x[0] for x in inputs]
     padding = torch.tensor([False, False, False, True, False])
@@ -77,14 +77,14 @@ def test_inputs_without_a_batch():
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_packing_undoes_it(kind):
+def test_to_packed_of_unpacked_attention_restores_the_state(kind):
     packed, _ = make(kind)
     again = UnpackedAttention(packed).to_packed()
     torch.testing.assert_close(again.state_dict(), packed.state_dict(), rtol=0, atol=0)
     assert (again.training, again.batch_first, again.dropout) == (False, packed.batch_first, packed.dropout)
 
 
-def test_dropout_acts_only_in_training():
+def test_unpacked_attention_dropout_acts_only_in_training():
     packed, inputs = make({"dropout": 0.5})
     unpacked = UnpackedAttention(packed)
     assert torch.equal(unpacked(*inputs)[0], unpacked(*inputs)[0])
@@ -94,7 +94,7 @@ def test_dropout_acts_only_in_training():
         assert not torch.equal(one, other)
 
 
-def test_what_is_not_supported_is_reported():
+def test_unpacked_attention_with_unsupported_options_raises():
     for kind in ({"add_bias_kv": True}, {"add_zero_attn": True}):
         with pytest.raises(UserError, match="add_bias_kv or add_zero_attn"):
             UnpackedAttention(nn.MultiheadAttention(8, 2, **kind))
@@ -105,7 +105,7 @@ def test_what_is_not_supported_is_reported():
         UnpackedAttention(packed)(*inputs, attn_mask=torch.zeros(3, 3, 5).double())
 
 
-def test_the_planner_shards_each_projection_of_an_unpacked_model():
+def test_planner_of_an_unpacked_model_shards_each_projection():
     model = nn.Sequential(nn.Linear(8, 8), nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.Linear(8, 2))
     with pytest.raises(UserError, match=r"1\.self_attn: nn\.MultiheadAttention packs.*call sharding\.unpack_attention"):
         ShardPlanner().plan(model, {0: 0.5})
@@ -116,7 +116,7 @@ def test_the_planner_shards_each_projection_of_an_unpacked_model():
 
 
 @pytest.mark.parametrize("inplace", [False, True])
-def test_an_attention_can_be_the_whole_model(inplace, tmp_path):
+def test_factorize_of_a_lone_attention_equals_it(inplace, tmp_path):
     packed, inputs = make({})
     expected = packed(*inputs)[0]
     with pytest.raises(UserError, match=r"cannot factorize the model itself: nn\.MultiheadAttention packs"):
@@ -138,7 +138,7 @@ def encoder(depth=2, **options):
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_an_encoders_evaluation_with_padding_does_not_read_packed_weights():
+def test_factorized_encoder_with_padding_in_eval_mode_equals_the_encoder():
     """Its nested tensors do; they are put off, and back on by `merge`."""
     model, x = encoder().eval(), torch.randn(2, 5, 8).double()
     padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
@@ -155,7 +155,7 @@ def test_an_encoders_evaluation_with_padding_does_not_read_packed_weights():
     assert vars(merged).keys() == vars(model).keys()
 
 
-def test_a_packed_attention_that_is_skipped_stays_packed_and_the_fast_path_is_right():
+def test_skipped_attention_stays_packed_and_the_fast_path_is_correct():
     model, x = encoder().eval(), torch.randn(2, 5, 8).double()
     for skip in ("self_attn", nn.MultiheadAttention, ["layers.*.self_attn"]):
         small = factorize(model, 1.0, skip)
@@ -189,7 +189,7 @@ COMPUTED = "a weight of it is computed (parametrized, normalized or pruned)"
         (lambda: nn.MultiheadAttention(8, 2, add_zero_attn=True), "it has add_bias_kv or add_zero_attn"),
     ],
 )
-def test_attention_that_cannot_be_unpacked_stays_as_it_is_and_is_named(make, reason):
+def test_attention_that_cannot_be_unpacked_stays_dense_and_is_reported(make, reason):
     model = nn.ModuleDict({"attn": make(), "mlp": nn.Sequential(*(nn.Linear(8, 8) for _ in range(12)))})
     small = factorize(model, 0.25, skip="mlp.0")
     assert type(small["attn"]) is type(model["attn"])
@@ -198,7 +198,7 @@ def test_attention_that_cannot_be_unpacked_stays_as_it_is_and_is_named(make, rea
     assert plan.spectra.keys() == small.factorize_report.layers.keys()
 
 
-def test_attention_with_a_tied_weight_stays_packed():
+def test_attention_with_a_tied_weight_stays_packed_and_tied():
     mlp = nn.Sequential(*(nn.Linear(8, 8) for _ in range(12)))
     model = nn.ModuleDict({"attn": nn.MultiheadAttention(8, 2), "mlp": mlp})
     model["mlp"][1].weight = model["attn"].out_proj.weight
@@ -207,7 +207,7 @@ def test_attention_with_a_tied_weight_stays_packed():
     assert small.factorize_report.dense["attn.out_proj"] == "in a packed attention: it is tied to mlp.1.weight"
 
 
-def test_unpacking_keeps_what_is_frozen_attributes_and_hooks():
+def test_unpacked_attention_keeps_requires_grad_attributes_and_hooks():
     packed, inputs = make({})
     packed.requires_grad_(False)
     packed.out_proj.weight.requires_grad_(True)
@@ -236,7 +236,7 @@ class Vision(nn.Module):
         return self.mlp(x + attended)
 
 
-def test_unpacked_attention_can_be_traced_symbolically():
+def test_unpacked_attention_under_symbolic_trace_is_equal():
     model = factorize(Vision().eval(), 1.0, skip=())
     x = torch.randn(2, 3, 8)
     torch.testing.assert_close(torch.fx.symbolic_trace(model)(x), model(x))

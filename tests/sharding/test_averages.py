@@ -1,4 +1,4 @@
-"""The trimmed mean and the bound on norms, against definitions and against attackers."""
+"""The trimmed mean and the norm bound, against their definitions and against attackers."""
 
 from copy import deepcopy
 from math import ceil
@@ -27,7 +27,7 @@ def moved(shard: Shard, seed: int, factor: float = 1.0) -> Shard:
     return along(shard, perturbed(shard, seed), factor * HONEST_SCALE)
 
 
-def played(strategy="full", ratio=0.5, attack=1.0, attackers=0):
+def make_round(strategy="full", ratio=0.5, attack=1.0, attackers=0):
     """(model, plan, updates): the first clients' steps are `attack` times what they should be."""
     model = make_net().double()
     plan = make_plan(model, dict.fromkeys(CLIENTS, ratio), strategy)
@@ -35,7 +35,7 @@ def played(strategy="full", ratio=0.5, attack=1.0, attackers=0):
     return model, plan, {c: moved(plan.shard(c), 7, factor) for c, factor in zip(CLIENTS, factors, strict=True)}
 
 
-def literally(values, weights, trim):
+def trimmed_by_definition(values, weights, trim):
     """The definition, one coordinate."""
     cut = min(ceil(trim * len(values)), (len(values) - 1) // 2)
     kept = sorted(range(len(values)), key=values.__getitem__)[cut : len(values) - cut]
@@ -43,16 +43,16 @@ def literally(values, weights, trim):
 
 
 @given(st.lists(st.tuples(st.floats(-5, 5), st.floats(0.1, 9)), min_size=1, max_size=9), st.floats(0, 0.499))
-def test_the_trimmed_mean_is_that_of_the_definition(pairs, trim):
+def test_trimmed_mean_of_any_values_equals_the_definition(pairs, trim):
     values, weights = zip(*pairs, strict=True)
     mean = trimmed_mean(torch.tensor(values).double(), torch.tensor(weights).double(), trim)
     values, weights = (torch.tensor(column).double().tolist() for column in (values, weights))
-    assert mean.item() == pytest.approx(literally(values, weights, trim), rel=1e-9, abs=1e-9)
+    assert mean.item() == pytest.approx(trimmed_by_definition(values, weights, trim), rel=1e-9, abs=1e-9)
 
 
 @pytest.mark.parametrize("strategy", ["unbiased", "full", "dense"])
-def test_every_vector_is_trimmed_over_its_own_holders(strategy):
-    model, plan, updates = played(strategy)
+def test_trim_of_terms_is_over_the_clients_that_drew_them(strategy):
+    model, plan, updates = make_round(strategy)
     updates = {client: moved(plan.shard(client), i) for i, client in enumerate(CLIENTS)}
     spectra = spectra_of(model, plan)
     aggregate(model, plan, updates, SAMPLES, trim=0.2)
@@ -60,28 +60,30 @@ def test_every_vector_is_trimmed_over_its_own_holders(strategy):
         sides = {"u": spectrum.u.clone(), "v": spectrum.v.clone()}
         for part, side in sides.items():
             for i in range(side.shape[1]):
-                held = [
+                vectors = [
                     (getattr(shard.terms[name], part)[:, shard.terms[name].indices.tolist().index(i)], SAMPLES[client])
                     for client, shard in updates.items()
                     if i in shard.terms[name].indices.tolist()
                 ]
-                for row in range(len(side)) if held else ():
-                    side[row, i] = literally([float(vector[row]) for vector, _ in held], [w for _, w in held], 0.2)
-        wanted = sides["u"] @ sides["v"].mT
-        torch.testing.assert_close(model.get_submodule(name).weight.flatten(1), wanted, rtol=0, atol=1e-12)
+                for row in range(len(side)) if vectors else ():
+                    side[row, i] = trimmed_by_definition(
+                        [float(vector[row]) for vector, _ in vectors], [w for _, w in vectors], 0.2
+                    )
+        expected = sides["u"] @ sides["v"].mT
+        torch.testing.assert_close(model.get_submodule(name).weight.flatten(1), expected, rtol=0, atol=1e-12)
     for name in plan.shard("c0").dense:
         stacked = torch.stack([shard.dense[name].flatten() for shard in updates.values()])
-        wanted = [literally(column.tolist(), list(SAMPLES.values()), 0.2) for column in stacked.T]
-        np.testing.assert_allclose(model.state_dict()[name].flatten(), wanted, rtol=0, atol=1e-12)
+        expected = [trimmed_by_definition(column.tolist(), list(SAMPLES.values()), 0.2) for column in stacked.T]
+        np.testing.assert_allclose(model.state_dict()[name].flatten(), expected, rtol=0, atol=1e-12)
 
 
-def test_with_equal_holders_and_total_the_step_is_a_share_of_the_trimmed_one():
-    model, plan, updates = played("dense")
-    whole, before = deepcopy(model), deepcopy(model.state_dict())
-    aggregate(whole, plan, updates, SAMPLES, trim=0.2)
+def test_trim_with_twice_the_total_steps_half_way():
+    model, plan, updates = make_round("dense")
+    trimmed, before = deepcopy(model), deepcopy(model.state_dict())
+    aggregate(trimmed, plan, updates, SAMPLES, trim=0.2)
     aggregate(model, plan, updates, SAMPLES, total=2 * sum(SAMPLES.values()), trim=0.2)
     for name, tensor in model.state_dict().items():
-        torch.testing.assert_close(tensor, (before[name] + whole.state_dict()[name]) / 2, rtol=0, atol=1e-12)
+        torch.testing.assert_close(tensor, (before[name] + trimmed.state_dict()[name]) / 2, rtol=0, atol=1e-12)
 
 
 def distance(model, other) -> float:
@@ -92,9 +94,9 @@ def distance(model, other) -> float:
 @pytest.mark.parametrize("strategy", ["full", "dense"])
 @pytest.mark.parametrize("attack", [1e6, -1.0, -1e6, 1e30])
 @pytest.mark.parametrize("attackers", [1, 2])
-def test_the_trimmed_mean_stays_within_the_honest(strategy, attack, attackers):
+def test_trim_with_attackers_equals_the_average_of_honest_clients(strategy, attack, attackers):
     """All honest clients take the same step here: without the attackers' values it is what comes out."""
-    model, plan, updates = played(strategy, attack=attack, attackers=attackers)
+    model, plan, updates = make_round(strategy, attack=attack, attackers=attackers)
     honest, plain = deepcopy(model), deepcopy(model)
     aggregate(honest, plan, {client: updates[client] for client in CLIENTS[attackers:]}, SAMPLES)
     assert aggregate(model, plan, updates, SAMPLES, trim=0.25).accepted == CLIENTS
@@ -105,8 +107,8 @@ def test_the_trimmed_mean_stays_within_the_honest(strategy, attack, attackers):
 
 @pytest.mark.parametrize("strategy", ["unbiased", "dense"])
 @pytest.mark.parametrize("attack", [1e6, -1e6, 1e30])
-def test_the_bound_leaves_out_who_goes_too_far_and_nobody_else(strategy, attack):
-    model, plan, updates = played(strategy, attack=attack, attackers=2)
+def test_norm_bound_with_attackers_rejects_exactly_them(strategy, attack):
+    model, plan, updates = make_round(strategy, attack=attack, attackers=2)
     honest = deepcopy(model)
     aggregate(honest, plan, {client: updates[client] for client in CLIENTS[2:]}, SAMPLES)
     outcome = aggregate(model, plan, updates, SAMPLES, norm_bound=4)
@@ -115,14 +117,14 @@ def test_the_bound_leaves_out_who_goes_too_far_and_nobody_else(strategy, attack)
     assert distance(model, honest) == 0
 
 
-def test_of_two_clients_the_bound_leaves_out_the_one_that_goes_further():
-    model, plan, updates = played(attack=1e6, attackers=1)
+def test_norm_bound_with_two_clients_rejects_the_larger_update():
+    model, plan, updates = make_round(attack=1e6, attackers=1)
     outcome = aggregate(model, plan, {c: updates[c] for c in CLIENTS[:2]}, dict.fromkeys(CLIENTS[:2], 1), norm_bound=2)
     assert outcome.accepted == ["c1"]
 
 
-def test_guards_that_find_nothing_change_nothing():
-    model, plan, updates = played("unbiased")
+def test_norm_bound_without_outliers_changes_nothing():
+    model, plan, updates = make_round("unbiased")
     other = deepcopy(model)
     aggregate(model, plan, updates, SAMPLES)
     aggregate(other, plan, updates, SAMPLES, norm_bound=100)
@@ -130,7 +132,7 @@ def test_guards_that_find_nothing_change_nothing():
 
 
 @pytest.mark.parametrize("kind", [nn.Linear(9, 7), nn.Conv2d(6, 14, 2, groups=2)], ids=["linear", "grouped"])
-def test_weight_change_in_strips_is_the_difference_of_the_products(kind, monkeypatch):
+def test_weight_change_in_strips_equals_the_difference_of_products(kind, monkeypatch):
     torch.manual_seed(0)
     weight = torch.randn_like(kind.weight, dtype=torch.float64)
     spectrum = decompose_batch([as_blocks(weight, num_blocks(kind))])[0].keep(torch.tensor([0, 2, 3]))

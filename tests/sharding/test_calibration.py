@@ -29,7 +29,7 @@ def output_error(layer, small, batches):
 
 
 @pytest.mark.parametrize("name", AFFINE)
-def test_no_other_terms_keep_the_outputs_better(name):
+def test_calibrated_terms_have_the_least_output_error(name):
     torch.manual_seed(0)
     make, shape = AFFINE[name]
     layer = make().double()
@@ -52,7 +52,7 @@ def test_no_other_terms_keep_the_outputs_better(name):
 
 @pytest.mark.parametrize("shape", [(12, 5), (5, 12)], ids=str)
 @pytest.mark.parametrize("kind", [nn.Linear, lambda inputs, outputs: Conv1D(outputs, inputs)], ids=["linear", "conv1d"])
-def test_a_linear_layer_is_whitened_as_in_svd_llm(shape, kind):
+def test_calibrated_linear_equals_the_whitening_of_svd_llm(shape, kind):
     torch.manual_seed(0)
     layer, x = kind(*shape).double(), next(batches_for((50, shape[0])))
     weight = layer.weight.detach() if isinstance(layer, nn.Linear) else layer.weight.detach().mT
@@ -65,7 +65,7 @@ def test_a_linear_layer_is_whitened_as_in_svd_llm(shape, kind):
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4)
 
 
-def test_rows_of_an_embedding_count_as_often_as_they_occur():
+def test_calibrated_embedding_weighs_rows_by_their_counts():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(6, 4)).double()
     ids = torch.tensor([0, 0, 0, 0, 3, 3, 3, 5])
@@ -78,7 +78,7 @@ def test_rows_of_an_embedding_count_as_often_as_they_occur():
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("transposed")])
-def test_a_transposed_convolution_keeps_what_each_position_contributes(name):
+def test_calibrated_transposed_convolution_has_the_least_error_by_position(name):
     torch.manual_seed(0)
     make, shape = CASES[name]
     layer, batches = make().double(), list(batches_for(shape))
@@ -92,7 +92,7 @@ def test_a_transposed_convolution_keeps_what_each_position_contributes(name):
     torch.testing.assert_close(error, best, rtol=1e-4, atol=1e-12)
 
 
-def test_without_activations_or_with_few_the_rest_is_the_plain_truncation():
+def test_calibration_with_few_activations_is_near_plain_truncation():
     torch.manual_seed(0)
     layer = nn.Linear(8, 6).double()
     plain = factorize(nn.Sequential(layer), 0.5, ())
@@ -120,7 +120,7 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("inplace", [False, True])
-def test_a_model_keeps_its_mode_statistics_and_hooks(inplace):
+def test_calibration_leaves_modes_statistics_and_hooks_unchanged(inplace):
     torch.manual_seed(0)
     net = Net()
     net.attention.eval()
@@ -132,7 +132,7 @@ def test_a_model_keeps_its_mode_statistics_and_hooks(inplace):
     assert not any(part._forward_hooks for part in small.modules())
 
 
-def test_calibrated_terms_keep_a_model_better_than_plain_ones_also_on_new_inputs():
+def test_calibrated_model_on_new_inputs_has_less_error_than_plain():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(20, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 20))
     mix = torch.randn(20, 20) * 0.6 ** torch.arange(20)
@@ -144,14 +144,14 @@ def test_calibrated_terms_keep_a_model_better_than_plain_ones_also_on_new_inputs
     assert errors[False] < 0.5 * errors[True]
 
 
-def test_a_residual_holds_what_calibrated_terms_leave():
+def test_residual_with_calibration_restores_the_outputs():
     torch.manual_seed(0)
     net, x = nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 20)), torch.randn(64, 20)
     small = factorize(net, 0.2, (), residual="float32", calibration=[x])
     torch.testing.assert_close(small(x), net(x), rtol=1e-5, atol=1e-5)
 
 
-def test_no_batches_are_refused_and_nothing_changes():
+def test_calibration_without_batches_raises_and_changes_nothing():
     net = nn.Sequential(nn.Linear(4, 4))
     with pytest.raises(UserError, match=r"calibration is \[\], which has no batches; pass some inputs of the model"):
         factorize(net, 0.25, (), inplace=True, calibration=[])

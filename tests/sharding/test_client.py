@@ -1,4 +1,4 @@
-"""The small model from a shard: without the dense one, whatever kind of model it is, and a round of training."""
+"""The client's model from a shard, without the dense one, and a round of training."""
 
 import subprocess
 import sys
@@ -25,13 +25,13 @@ from sharding import (
 )
 from sharding.failures import Failure
 from sharding.shard import Terms, update_norm
-from tests.sharding.models import KINDS, aggregate, hollow, make_net, make_plan, on_meta
+from tests.sharding.models import KINDS, aggregate, make_net, make_plan, make_skeleton, on_meta
 from tests.sharding.test_shard import Tied, assert_same, freeze
 
 
 @pytest.mark.parametrize("strategy", ["collective", "full", "dense"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_shard_and_a_models_structure_make_the_clients_model(kind, strategy):
+def test_client_model_from_a_shard_and_any_structure_equals_factorize(kind, strategy):
     shard = make_plan(make_net(), {0: 0.3}, strategy).shard(0)
     structure = KINDS[kind](make_net)
     before = {name: tensor if tensor.is_meta else tensor.clone() for name, tensor in structure.state_dict().items()}
@@ -49,22 +49,22 @@ def test_a_shard_and_a_models_structure_make_the_clients_model(kind, strategy):
         assert tensor.is_meta or torch.equal(tensor, before[name])
 
 
-def test_the_clients_model_is_its_own_unless_it_takes_the_shard_over():
+def test_client_model_shares_memory_with_the_shard_only_without_copy():
     shard = Shard.from_bytes(make_plan(make_net(), {0: 0.3}).shard(0).to_bytes())
     kept = shard.to_bytes()
-    own, taken = client_model(on_meta(make_net), shard), client_model(on_meta(make_net), shard, copy=False)
+    copied, taken = client_model(on_meta(make_net), shard), client_model(on_meta(make_net), shard, copy=False)
     with torch.no_grad():
-        own[0].weight.add_(1)
-        own[1].u.add_(1)
+        copied[0].weight.add_(1)
+        copied[1].u.add_(1)
     assert shard.to_bytes() == kept
     assert taken[1].u.data_ptr() == shard.terms["1"].u.data_ptr()
     assert taken[0].weight.data_ptr() == shard.dense["0.weight"].data_ptr()
 
 
-def test_a_small_model_of_earlier_is_a_structure_for_the_same_keep_ratio():
+def test_client_model_from_a_factorized_structure_needs_the_same_keep_ratio():
     model = make_net()
     first, other = make_plan(model, {0: 0.3}).shard(0), make_plan(model, {0: 0.5}).shard(0)
-    small = client_model(hollow(make_net), first)
+    small = client_model(make_skeleton(make_net), first)
     before = small[1].u.detach().clone()
     again = client_model(small, make_plan(model, {0: 0.3}, round=1).shard(0))
     assert_same(
@@ -75,7 +75,7 @@ def test_a_small_model_of_earlier_is_a_structure_for_the_same_keep_ratio():
         client_model(small, other)
 
 
-def test_values_take_the_models_type():
+def test_client_model_of_a_double_structure_has_double_values():
     shard = make_plan(make_net(), {0: 0.3}).shard(0)
     for copy in (True, False):
         small = client_model(on_meta(lambda: make_net().double()), shard, copy)
@@ -108,7 +108,7 @@ print(memory("VmHWM") - before, shard.nbytes)
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 @pytest.mark.parametrize("kind", ["meta", "skeleton"])
-def test_a_client_never_holds_a_dense_weight(kind, tmp_path):
+def test_client_model_peak_memory_is_below_a_dense_model(kind, tmp_path):
     """A shard that is read, its model built and run, take at most 1.3 shards; the activations of 64 rows are 9 MB."""
     width, n, depth = 4096, 410, 8
     factor = torch.randn(width, n) / 64
@@ -126,15 +126,15 @@ def test_a_client_never_holds_a_dense_weight(kind, tmp_path):
     assert 1.3 * nbytes + activations < 0.3 * depth * width * width * 4  # what a dense model would take
 
 
-def test_tied_weights_stay_tied():
+def test_client_model_of_tied_weights_keeps_them_tied():
     shard = make_plan(Tied(), {0: 0.5}).shard(0)
-    for structure in (Tied(), on_meta(Tied), hollow(Tied)):
+    for structure in (Tied(), on_meta(Tied), make_skeleton(Tied)):
         small = client_model(structure, shard)
         assert small.head.weight is small.embedding.weight
         assert not small.head.weight.is_meta
 
 
-def test_a_parameter_of_two_layers_stays_one_in_a_skeleton():
+def test_init_empty_of_a_shared_parameter_keeps_it_shared():
     class Twins(nn.Module):
         def __init__(self):
             super().__init__()
@@ -142,12 +142,12 @@ def test_a_parameter_of_two_layers_stays_one_in_a_skeleton():
             self.one, self.two = nn.Linear(3, 3), nn.Linear(3, 3)
             self.one.weight = self.two.weight = weight
 
-    twins = hollow(Twins)
+    twins = make_skeleton(Twins)
     assert twins.one.weight is twins.two.weight
     assert twins.one.weight.is_meta
 
 
-def test_a_layer_that_was_frozen_since_is_not_trained():
+def test_load_into_of_newly_frozen_layers_freezes_them():
     small = client_model(make_net(), make_plan(make_net(), {0: 0.5}).shard(0))
     later = freeze(make_net(), "1.weight", "0.bias")
     make_plan(later, {0: 0.5}).shard(0).load_into(small)
@@ -156,14 +156,14 @@ def test_a_layer_that_was_frozen_since_is_not_trained():
 
 @pytest.mark.parametrize("compression", ["float32", "int8"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_a_client_of_another_type_that_does_not_train_changes_nothing(dtype, compression):
+def test_untrained_update_in_another_dtype_has_norm_zero(dtype, compression):
     model = make_net()
     plan = ShardPlanner(compression=compression).plan(model, {0: 1.0})
     update = plan.shard(0).read_from(client_model(make_net().to(dtype), plan.shard(0)))
     assert float(update_norm(plan.shard(0), update)) == 0
 
 
-def test_a_frozen_batch_norm_keeps_its_statistics():
+def test_train_shard_with_a_frozen_batch_norm_keeps_its_statistics():
     model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
     model[2].eval().requires_grad_(False)
     shard = make_plan(model, {0: 0.5}).shard(0)
@@ -171,14 +171,14 @@ def test_a_frozen_batch_norm_keeps_its_statistics():
     assert torch.equal(update.dense["2.running_mean"], model[2].running_mean)
 
 
-def test_what_the_server_froze_is_frozen_at_the_client_and_so_is_what_the_client_froze():
+def test_client_model_freezes_parameters_frozen_at_server_or_client():
     shard = make_plan(freeze(make_net(), "0.weight", "1.weight", "4.weight"), {0: 0.5}).shard(0)
     small = client_model(freeze(on_meta(make_net), "6.weight", "7.bias"), Shard.from_bytes(shard.to_bytes()))
     frozen = {name for name, parameter in small.named_parameters() if not parameter.requires_grad}
     assert frozen == {"0.weight", "1.u", "1.v", "4.u", "4.v", "6.u", "6.v", "7.bias"}
 
 
-def test_modes_are_those_of_the_structure():
+def test_client_model_has_the_train_and_eval_modes_of_the_structure():
     structure = on_meta(make_net).eval()
     structure[4].train()
     small = client_model(structure, make_plan(make_net(), {0: 0.5}).shard(0))
@@ -194,37 +194,37 @@ class Encoder(nn.Sequential):
         )
 
 
-def test_a_client_unpacks_attention_where_the_server_did():
+def test_client_model_of_an_unpacked_server_unpacks_attention():
     torch.manual_seed(0)
     server, ids = unpack_attention(Encoder()), torch.arange(6)[None]
     plan = ShardPlanner("full").plan(server, {0: 1.0})
-    structures = (on_meta(Encoder), hollow(Encoder), unpack_attention(on_meta(Encoder)))
+    structures = (on_meta(Encoder), make_skeleton(Encoder), unpack_attention(on_meta(Encoder)))
     for structure in structures:
         torch.testing.assert_close(client_model(structure, plan.shard(0))(ids), server(ids), rtol=1e-4, atol=1e-5)
 
 
-def test_a_client_leaves_attention_packed_where_the_server_did():
+def test_client_model_of_a_packed_server_keeps_attention_packed():
     server, ids = Encoder(), torch.arange(6)[None]
     shard = ShardPlanner("dense").plan(server, {0: 1.0}).shard(0)
     assert torch.equal(client_model(on_meta(Encoder), shard)(ids), server(ids))
 
 
-def test_attention_over_keys_of_another_width_stays_packed_too():
-    """Its projections are bare weights as well, one of them by the name `q_proj_weight`."""
+def test_client_model_of_attention_with_kdim_keeps_it_packed():
+    """With kdim and vdim the projections are parameters such as `q_proj_weight`."""
     server = nn.Sequential(nn.MultiheadAttention(8, 2, kdim=4, vdim=6))
     shard = ShardPlanner("dense").plan(server, {0: 1.0}).shard(0)
     small = client_model(on_meta(lambda: nn.Sequential(nn.MultiheadAttention(8, 2, kdim=4, vdim=6))), shard)
     assert torch.equal(small[0].q_proj_weight, server[0].q_proj_weight)
 
 
-def test_a_client_keeps_attention_packed_beside_sharded_layers():
+def test_client_model_with_skipped_attention_keeps_it_packed():
     server, ids = Encoder(), torch.arange(6)[None]
     plan = ShardPlanner("full", skip=["1.self_attn", "last"]).plan(server, {0: 1.0})
     assert set(plan.shard(0).terms) == {"1.linear1", "1.linear2"}
     torch.testing.assert_close(client_model(on_meta(Encoder), plan.shard(0))(ids), server(ids), rtol=1e-4, atol=1e-5)
 
 
-def test_batch_norms_on_meta_get_their_statistics_and_count_for_themselves():
+def test_client_model_on_meta_has_batch_norm_statistics():
     def build():
         return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.Linear(6, 3))
 
@@ -235,11 +235,11 @@ def test_batch_norms_on_meta_get_their_statistics_and_count_for_themselves():
     assert small[1].num_batches_tracked == 0
 
 
-def test_a_shard_read_from_a_file_is_trained_in_place_and_the_file_is_not(tmp_path):
+def test_training_in_place_of_a_read_shard_leaves_the_file_unchanged(tmp_path):
     path, shard = tmp_path / "shard", make_plan(make_net(), {0: 0.3}).shard(0)
     shard.write(path)
     before, (inputs, targets) = path.read_bytes(), batches()[0]
-    model = client_model(hollow(make_net), Shard.read(path), copy=False)
+    model = client_model(make_skeleton(make_net), Shard.read(path), copy=False)
     F.cross_entropy(model(inputs), targets).backward()
     SGD(model.parameters(), lr=0.1).step()
     assert path.read_bytes() == before
@@ -259,18 +259,18 @@ class Positions(nn.Sequential):
         return super().forward(x + self.table[self.places] * self.scale)
 
 
-def test_buffers_are_real_in_a_skeleton_and_missed_on_meta():
+def test_client_model_with_nonpersistent_buffers_needs_init_empty():
     server, x = Positions(), torch.randn(2, 4)
     with torch.no_grad():
         server.scale.fill_(3.0)
     shard = make_plan(server, {0: 1.0}, "full").shard(0)
-    torch.testing.assert_close(client_model(hollow(Positions), shard)(x), server(x))
+    torch.testing.assert_close(client_model(make_skeleton(Positions), shard)(x), server(x))
     with pytest.raises(UserError, match=r"^the shard has no values for table, which .*sharding.init_empty\(\)"):
         client_model(on_meta(Positions), shard)
 
 
-def test_a_skeleton_has_the_models_flags_and_no_parameters():
-    model = hollow(lambda: freeze(make_net(), "0.weight"))
+def test_init_empty_keeps_requires_grad_and_allocates_no_parameters():
+    model = make_skeleton(lambda: freeze(make_net(), "0.weight"))
     assert all(parameter.is_meta for parameter in model.parameters())
     assert not model[0].weight.requires_grad
     assert not nn.Linear(2, 2).weight.is_meta  # it ends with the block
@@ -293,14 +293,14 @@ class Stateful(nn.Linear):
 
 
 @pytest.mark.parametrize("model", [Peeking, Stateful])
-def test_a_model_whose_constructor_needs_values_is_refused_with_the_remedy(model):
+def test_init_empty_of_a_constructor_that_reads_values_raises(model):
     with pytest.raises(UserError, match="build this model outside"):
-        hollow(model)
+        make_skeleton(model)
 
 
-def test_other_errors_of_a_constructor_stay_as_they_are():
+def test_init_empty_of_a_failing_constructor_raises_the_same_error():
     with pytest.raises(RuntimeError, match="negative dimension"):
-        hollow(lambda: nn.Linear(-1, 4))
+        make_skeleton(lambda: nn.Linear(-1, 4))
 
 
 class Siamese(nn.Module):
@@ -317,7 +317,7 @@ class Siamese(nn.Module):
         return x
 
 
-def test_a_layer_that_a_plain_list_holds_as_well_is_named():
+def test_replaced_layer_also_in_a_plain_list_warns():
     with pytest.warns(UserWarning, match="aside still refers to a layer that was replaced"):
         client_model(Siamese(), make_plan(Siamese(), {0: 0.3}).shard(0))
     with pytest.warns(UserWarning, match="aside still refers"):
@@ -325,7 +325,7 @@ def test_a_layer_that_a_plain_list_holds_as_well_is_named():
 
 
 @pytest.mark.parametrize("strategy", ["collective", "dense"])
-def test_a_layer_that_is_split_at_the_server_alone_is_reported(strategy):
+def test_client_model_of_a_layer_split_only_at_the_server_raises(strategy):
     model = make_net()
     shard = make_plan(split_layers(model, {"6": 2}), {0: 0.5}, strategy).shard(0)
     with pytest.raises(
@@ -339,11 +339,11 @@ def batches(count=3):
     return [(torch.randn(4, 1, 4, 4, generator=rng), torch.randint(3, (4,), generator=rng)) for _ in range(count)]
 
 
-def test_training_a_shard_is_clipped_decayed_sgd_on_its_model():
+def test_train_shard_equals_clipped_decayed_sgd_on_the_client_model():
     shard = make_plan(make_net(), {0: 0.3}, "unbiased").shard(0)
     sent = shard.to_bytes()
-    update = train_shard(hollow(make_net), shard, batches(), lr=0.1, decay=0.01, clip=2.0)
-    model = client_model(hollow(make_net), shard)
+    update = train_shard(make_skeleton(make_net), shard, batches(), lr=0.1, decay=0.01, clip=2.0)
+    model = client_model(make_skeleton(make_net), shard)
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
     optimizer.register_step_pre_hook(clip_and_decay(model, 2.0, 0.01))
     for inputs, targets in batches():
@@ -353,22 +353,27 @@ def test_training_a_shard_is_clipped_decayed_sgd_on_its_model():
     assert_same(update, shard.read_from(model))
     assert shard.to_bytes() == sent
     usual, strong = {"lr": 0.1, "decay": 0.01, "clip": 2.0}, {"lr": 0.1, "decay": 1.0, "clip": None}
-    for mine, changed in (
+    for first, changed in (
         (usual, {"clip": None}),
         (usual, {"clip": 3.0}),
         (usual, {"decay": 0.0}),
         (usual, {"lr": None, "optimizer": lambda parameters: SGD(parameters, lr=0.1)}),
         (strong, {"decay_of": "effective"}),
     ):
-        one, other = (train_shard(hollow(make_net), shard, batches(), **words) for words in (mine, mine | changed))
+        one, other = (
+            train_shard(make_skeleton(make_net), shard, batches(), **arguments)
+            for arguments in (first, first | changed)
+        )
         assert not torch.equal(other.terms["1"].u, one.terms["1"].u)
 
 
-def test_a_round_with_a_frozen_backbone_moves_the_head_alone():
+def test_round_with_a_frozen_backbone_changes_only_the_head():
     server = freeze(make_net(), *(name for name, _ in make_net().named_parameters() if not name.startswith("7")))
     before = deepcopy(server)
     plan = make_plan(server, {0: 0.3, 1: 0.5})
-    updates = {client: train_shard(hollow(make_net), shard, batches(), lr=0.1) for client, shard in plan.shards()}
+    updates = {
+        client: train_shard(make_skeleton(make_net), shard, batches(), lr=0.1) for client, shard in plan.shards()
+    }
     assert set(updates[0].trained()) == {"7.weight", "7.bias"}
     assert updates[0].nbytes < 500 < plan.shard(0).nbytes
     assert aggregate(server, plan, updates, {0: 1, 1: 1}).accepted == [0, 1]
@@ -376,7 +381,7 @@ def test_a_round_with_a_frozen_backbone_moves_the_head_alone():
         assert torch.equal(parameter, before.get_parameter(name)) == (not name.startswith("7"))
 
 
-def test_a_model_that_is_frozen_whole_is_not_trained():
+def test_train_shard_of_a_fully_frozen_model_raises():
     server = make_net().requires_grad_(False)
     with pytest.raises(UserError, match="all parameters of the model are frozen"):
         train_shard(make_net(), make_plan(server, {0: 0.3}).shard(0), batches(), lr=0.1)
@@ -391,10 +396,10 @@ def test_training_with_batch_norm_on_one_sample_hints_at_drop_last():
     assert "drop_last=True" in Failure.in_training(raised.value.__cause__).message
 
 
-@pytest.mark.parametrize("words", [{}, {"lr": 0.1, "optimizer": SGD}], ids=["neither", "both"])
-def test_train_shard_without_exactly_one_of_lr_and_optimizer_is_refused(words):
+@pytest.mark.parametrize("arguments", [{}, {"lr": 0.1, "optimizer": SGD}], ids=["neither", "both"])
+def test_train_shard_without_exactly_one_of_lr_and_optimizer_is_refused(arguments):
     with pytest.raises(UserError, match="either lr=…, for SGD with momentum, or optimizer=…"):
-        train_shard(make_net(), make_plan(make_net(), {0: 0.3}).shard(0), batches(), **words)
+        train_shard(make_net(), make_plan(make_net(), {0: 0.3}).shard(0), batches(), **arguments)
 
 
 @pytest.mark.parametrize(
@@ -407,7 +412,7 @@ def test_train_shard_without_exactly_one_of_lr_and_optimizer_is_refused(words):
 )
 def test_train_shard_with_another_optimizer_lowers_the_loss(make):
     shard, data = make_plan(make_net(), {0: 0.3}).shard(0), batches() * 20
-    update = train_shard(hollow(make_net), shard, data, optimizer=make)
+    update = train_shard(make_skeleton(make_net), shard, data, optimizer=make)
     before, after = (
         sum(F.cross_entropy(client_model(make_net(), each)(inputs), targets).item() for inputs, targets in batches())
         for each in (shard, update)

@@ -1,4 +1,4 @@
-"""Numbers that are rounded for the wire: to the nearest of their grid, once, and never in the server's own model."""
+"""Compression: values are rounded once to the nearest of a grid, and never in the server's model."""
 
 import json
 from dataclasses import replace
@@ -33,7 +33,7 @@ floats = st.floats(-(2.0**127), 2.0**127, width=32)  # the nearest to a number b
 
 
 @given(st.lists(floats, min_size=1, max_size=9))
-def test_int8_is_the_nearest_integer_times_the_least_power_of_two_that_serves(numbers):
+def test_round_columns_in_int8_equals_exact_power_of_two_rounding(numbers):
     column = torch.tensor(numbers)[:, None]
     near = round_columns(column, "int8")[:, 0].tolist()
     largest = max(abs(Fraction(number)) for number in column[:, 0].tolist())
@@ -46,20 +46,20 @@ def test_int8_is_the_nearest_integer_times_the_least_power_of_two_that_serves(nu
 
 @pytest.mark.parametrize("wire", ROUNDING)
 @given(st.lists(floats, min_size=1, max_size=9))
-def test_what_is_rounded_stays_as_it_is(wire, numbers):
+def test_round_columns_of_rounded_values_is_idempotent(wire, numbers):
     once = round_columns(torch.tensor(numbers)[:, None], wire)
     assert torch.equal(round_columns(once, wire), once)
 
 
 @pytest.mark.parametrize("wire", ROUNDING)
-def test_weights_of_one_output_are_rounded_together(wire):
+def test_round_outputs_equals_round_columns_of_the_transpose(wire):
     columns = torch.randn(50, 20, generator=torch.Generator().manual_seed(0)) * torch.logspace(-30, 30, 20)
     rounded = round_columns(columns, wire).mT.reshape(20, 5, 10)
     assert torch.equal(round_outputs(columns.mT.reshape(20, 5, 10), wire), rounded)
 
 
 @pytest.mark.parametrize("wire", COMPRESSIONS)
-def test_the_wire_carries_what_is_sent_to_the_last_bit(wire):
+def test_serialization_of_shards_and_updates_is_lossless(wire):
     plan = plan_of(wire)
     for shard in (*dict(plan.shards()).values(), *updates_of(plan).values()):
         data = shard.to_bytes()
@@ -68,23 +68,23 @@ def test_the_wire_carries_what_is_sent_to_the_last_bit(wire):
         assert again.compression == wire
         assert again.to_bytes() == data
         torch.testing.assert_close(again.state(), shard.state(), rtol=0, atol=0)
-        assert all(torch.equal(its.indices, again.terms[name].indices) for name, its in shard.terms.items())
+        assert all(torch.equal(terms.indices, again.terms[name].indices) for name, terms in shard.terms.items())
 
 
-def test_a_number_takes_a_byte():
+def test_int8_shard_size_is_a_byte_per_value():
     model = nn.Sequential(nn.Linear(50, 40), nn.Linear(40, 30), nn.Linear(30, 20))
     shard = ShardPlanner("top_n", compression="int8").plan(model, {0: 0.5}).shard(0)
     n, data = 15, shard.to_bytes()
     header = 8 + int.from_bytes(data[:8], "little")
     terms = n * (40 + 30) + 2 * n + n * (4 + 4)  # u and v, their exponents, index and ω
-    whole = 50 * 40 + 40 + 30 * 20 + 20  # the first and the last layer, an exponent an output
-    assert len(data) - header == terms + whole + 4 * (40 + 30 + 20)
+    ends = 50 * 40 + 40 + 30 * 20 + 20  # the first and the last layer, an exponent an output
+    assert len(data) - header == terms + ends + 4 * (40 + 30 + 20)
     assert json.loads(json.loads(data[8:header])["__metadata__"]["shard"])["wire"] == "int8"
 
 
 @pytest.mark.parametrize("wire", ROUNDING)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_vector_that_is_spoiled_arrives_spoiled_and_is_left_out(wire, bad):
+def test_compressed_update_with_nan_or_inf_is_rejected(wire, bad):
     plan = plan_of(wire)
     updates = updates_of(plan)
     updates["b"].terms["1"].u[2, 1] = bad
@@ -98,7 +98,7 @@ def test_a_vector_that_is_spoiled_arrives_spoiled_and_is_left_out(wire, bad):
 @pytest.mark.parametrize("trim", [0.0, 0.2])
 @pytest.mark.parametrize("bound", [None, 5.0])
 @pytest.mark.parametrize("wire", ROUNDING)
-def test_the_server_adds_changes_to_what_it_has_itself(wire, bound, trim):
+def test_average_of_compressed_changes_equals_the_average_of_values(wire, bound, trim):
     exact, rounded = plan_of("float32"), plan_of(wire)
     changes = updates_of(rounded)
     values = {
@@ -115,21 +115,21 @@ def test_the_server_adds_changes_to_what_it_has_itself(wire, bound, trim):
 
 @pytest.mark.parametrize("wire", ROUNDING)
 @pytest.mark.parametrize("lr", [1e-1, 1e-6])
-def test_a_change_is_reported_as_well_when_it_is_small(wire, lr):
+def test_compressed_change_is_accurate_at_any_size(wire, lr):
     shard = plan_of(wire).shard("a")
     batches = [(torch.randn(8, 1, 4, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3)]
-    told = train_shard(make_net(), shard, batches, lr).trained()
+    changes = train_shard(make_net(), shard, batches, lr).trained()
     exact = train_shard(make_net(), replace(shard, compression="float32"), batches, lr)
     for name, before in shard.trained().items():
         change = exact.trained()[name] - before
         if float(change.norm()) > 1e-4 * float(before.norm()):  # else float32 itself tells less of it
-            assert float((told[name] - change).norm()) < 0.02 * float(change.norm())
+            assert float((changes[name] - change).norm()) < 0.02 * float(change.norm())
     one, other = update_norm(shard, exact), update_norm(shard, shard.returned(exact.trained()))
     torch.testing.assert_close(other, one, rtol=0.01, atol=0)
 
 
 @pytest.mark.parametrize("wire", COMPRESSIONS)
-def test_a_model_that_takes_the_shard_over_returns_the_same(wire):
+def test_update_of_a_client_model_without_copy_is_equal(wire):
     updates = []
     for copy in (True, False):
         shard = plan_of(wire).shard("a")
@@ -141,14 +141,14 @@ def test_a_model_that_takes_the_shard_over_returns_the_same(wire):
     assert all(torch.equal(part, updates[1][name]) and bool(part.any()) for name, part in updates[0].items())
 
 
-def test_an_update_on_another_wire_than_the_plans_is_left_out():
+def test_update_with_another_compression_than_the_plan_is_rejected():
     plan = plan_of("int8")
     updates = updates_of(plan) | {"b": updates_of(plan_of("float32"))["b"]}
-    why = aggregate(make_net(), plan, updates, dict.fromkeys(plan, 1)).rejected["b"].message
-    assert why == "an update in float32, not in int8"
+    message = aggregate(make_net(), plan, updates, dict.fromkeys(plan, 1)).rejected["b"].message
+    assert message == "an update in float32, not in int8"
 
 
-def test_numbers_that_are_not_float32_travel_as_they_are():
+def test_compression_of_float64_values_is_lossless():
     model = make_net().double()
     plans = [ShardPlanner("top_n", compression=wire).plan(model, {0: 0.4}) for wire in ("float32", "int8")]
     sent = plans[1].shard(0)
@@ -156,7 +156,7 @@ def test_numbers_that_are_not_float32_travel_as_they_are():
         torch.testing.assert_close(shard.state(), plans[0].shard(0).state(), rtol=0, atol=0)
 
 
-def test_a_model_in_bfloat16_needs_no_such_wire():
+def test_bfloat16_compression_of_a_bfloat16_model_raises():
     model = make_net().bfloat16()
     with pytest.raises(UserError, match="this model has some in bfloat16: leave it out"):
         ShardPlanner(compression="bfloat16").plan(model, {0: 0.4})

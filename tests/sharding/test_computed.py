@@ -1,4 +1,4 @@
-"""The weight of a factorized layer: its metadata are free, its values are right, and no write to it is lost."""
+"""The computed `weight` of a factorized layer: metadata cost nothing, values are exact, writes raise."""
 
 import copy
 import io
@@ -19,7 +19,7 @@ def layer(request):
     return factorize(nn.Linear(6, 8), 0.5, skip=(), residual=request.param)
 
 
-class OwnLinear(torch.autograd.Function):
+class CustomLinear(torch.autograd.Function):
     """Like the fused kernels of many packages: it takes the weight past torch's own functions."""
 
     @staticmethod
@@ -37,14 +37,14 @@ READS = {
     "linear": lambda x, w: F.linear(x, w),
     "row": lambda x, w: w[1:3].t() ** 2,
     "parts": lambda x, w: w.view(-1).split(7)[2] * w.chunk(2)[0].sum(),
-    "own function": lambda x, w: OwnLinear.apply(x, w),
+    "own function": lambda x, w: CustomLinear.apply(x, w),
     "twice": lambda x, w: F.linear(F.linear(x, w), w.t()),
     "embedding": lambda x, w: F.embedding(torch.tensor([2, 2, 0]), w),
 }
 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
-def test_weight_read_in_a_function_equals_the_product_in_value_and_gradient(layer, read):
+def test_weight_in_any_function_equals_the_product_and_gradients(layer, read):
     x = torch.randn(3, 6)
     gradients = []
     for weight in (layer.weight, layer.matrix()):

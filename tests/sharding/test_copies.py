@@ -1,4 +1,4 @@
-"""Models with tensors that torch does not copy: all that copies a model does, or says why not."""
+"""Models with tensors that `deepcopy` refuses: every function that copies a model copies them or raises."""
 
 from types import SimpleNamespace
 
@@ -42,7 +42,7 @@ def case(request):
     return model.eval(), x.double()
 
 
-def test_every_copy_computes_what_the_model_does(case, tmp_path):
+def test_copies_of_a_model_with_computed_weights_compute_the_same(case, tmp_path):
     model, x = case
     small = factorize(model, 1.0)
     save_factorized(small, tmp_path)
@@ -58,7 +58,7 @@ def test_every_copy_computes_what_the_model_does(case, tmp_path):
         torch.testing.assert_close(copy(x), model(x), rtol=0, atol=1e-10, msg=name)
 
 
-def test_a_shard_is_trained(case):
+def test_train_shard_of_a_model_with_computed_weights_changes_it(case):
     model, x = case
     shard = ShardPlanner().plan(model, {0: 0.5}).shard(0)
     update = train_shard(model, shard, [(x, torch.tensor([0, 1, 2]))], 0.1)
@@ -66,7 +66,7 @@ def test_a_shard_is_trained(case):
 
 
 @pytest.mark.parametrize("where", ["skeleton", "dense"])
-def test_lazy_modules_that_have_no_shape_are_reported(where, tmp_path):
+def test_uninitialized_lazy_modules_raise_with_their_names(where, tmp_path):
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
     save_factorized(factorize(model, 0.25), tmp_path)
     lazy = KINDS[where](lambda: nn.Sequential(*model[:2], nn.LazyLinear(8), nn.LazyBatchNorm1d()))

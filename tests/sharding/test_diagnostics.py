@@ -9,13 +9,13 @@ from sharding.diagnostics import anme, bernoulli_entropy, plan_anme, plan_covera
 from tests.sharding.models import make_net, make_plan
 
 
-def test_bernoulli_entropy():
+def test_bernoulli_entropy_equals_its_definition():
     assert bernoulli_entropy(np.array([0.0, 0.5, 1.0])).tolist() == [0.0, log(2), 0.0]
     # The entropy of p is the growth rate of the binomial coefficients.
     assert bernoulli_entropy(0.25) == pytest.approx(log(comb(40000, 10000)) / 40000, rel=1e-3)
 
 
-def test_anme_is_one_for_an_even_draw_and_zero_for_a_certain_one():
+def test_anme_of_even_and_certain_draws_is_one_and_zero():
     assert anme([np.full(8, 0.25), np.full(3, 2 / 3)]) == pytest.approx(1)
     assert anme([np.array([1.0, 1.0, 0.0, 0.0])]) == 0
     assert anme([np.array([1.0, 0.0]), np.full(4, 0.5)]) == pytest.approx(0.5)
@@ -23,7 +23,7 @@ def test_anme_is_one_for_an_even_draw_and_zero_for_a_certain_one():
     assert anme([np.ones(5), np.full(4, 0.5)]) == pytest.approx(1)
 
 
-def test_a_plans_discrepancy_is_measured_on_what_was_sent():
+def test_plan_discrepancy_equals_that_of_the_composed_shards():
     """Against the matrices that the clients compose from their shards."""
     model = make_net().double()
     for strategy in ("unbiased", "prism_scaled"):
@@ -38,7 +38,7 @@ def test_a_plans_discrepancy_is_measured_on_what_was_sent():
         assert plan_discrepancy(plan) == pytest.approx((collective / norm, single / norm), rel=1e-9)
 
 
-def test_strategies_without_chance_have_no_anme():
+def test_plan_anme_of_deterministic_strategies_is_zero_or_nan():
     model = make_net()
     assert plan_anme(make_plan(model, {0: 0.25}, "top_n")) == 0
     assert np.isnan(plan_anme(make_plan(model, {0: 0.25}, "dense")))
@@ -47,13 +47,13 @@ def test_strategies_without_chance_have_no_anme():
     assert np.isnan(plan_discrepancy(make_plan(model, {0: 0.25}, "dense"))[0])
 
 
-def test_coverage_is_the_share_of_terms_that_anybody_holds():
+def test_plan_coverage_equals_the_share_of_terms_sent_to_any_client():
     net = make_net()
     alone = make_plan(net, {"a": 0.25}, strategy="top_n")
     ranks = [len(spectrum.magnitudes) for spectrum in alone.spectra.values()]
     assert plan_coverage(alone) == pytest.approx(np.mean([-(-rank // 4) / rank for rank in ranks]))
     mixed = make_plan(net, {"a": 0.25, "b": 0.5, "c": 0.5})
-    held = [set().union(*(shard.terms[name].indices.tolist() for _, shard in mixed.shards())) for name in mixed.spectra]
-    assert plan_coverage(mixed) == pytest.approx(np.mean([len(h) / rank for h, rank in zip(held, ranks, strict=True)]))
+    sent = [set().union(*(shard.terms[name].indices.tolist() for _, shard in mixed.shards())) for name in mixed.spectra]
+    assert plan_coverage(mixed) == pytest.approx(np.mean([len(h) / rank for h, rank in zip(sent, ranks, strict=True)]))
     assert plan_coverage(make_plan(net, {"a": 0.1}, strategy="full")) == 1
     assert np.isnan(plan_coverage(make_plan(net, {"a": 0.1}, strategy="dense")))

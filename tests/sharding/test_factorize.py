@@ -33,7 +33,7 @@ def small_model():
     ).double()
 
 
-def test_a_copy_is_changed_unless_inplace():
+def test_factorize_changes_a_copy_unless_inplace():
     model = small_model()
     copy = factorize(model, 0.5)
     assert copy is not model
@@ -43,12 +43,12 @@ def test_a_copy_is_changed_unless_inplace():
     assert isinstance(model[4], FactorizedLinear)
 
 
-def test_first_and_last_stay_whole_by_default_and_the_report_says_so():
+def test_factorize_by_default_keeps_first_and_last_layers_dense():
     factorized = factorize(small_model(), 0.5)
     assert type(factorized[0]) is nn.Conv2d
     assert type(factorized[6]) is nn.Linear
     report = factorized.factorize_report
-    kept = {name: (its.rank, its.num_terms) for name, its in report.layers.items()}
+    kept = {name: (layer.rank, layer.num_terms) for name, layer in report.layers.items()}
     assert kept == {"2.0": (10, 5), "2.2": (8, 4), "4": (12, 6)}
     assert set(report.dense) == {"0", "6"}
     assert report.parameters_before == sum(p.numel() for p in small_model().parameters())
@@ -56,7 +56,7 @@ def test_first_and_last_stay_whole_by_default_and_the_report_says_so():
     assert "factorized 3 layers, kept 2 dense" in str(report)
 
 
-def test_a_single_layer_is_a_model_too():
+def test_factorize_and_merge_of_a_single_layer_replace_it():
     assert isinstance(factorize(nn.Linear(4, 4), 0.5, skip=()), FactorizedLinear)
     assert isinstance(merge(FactorizedLinear.from_dense(nn.Linear(4, 4), 2)), nn.Linear)
 
@@ -73,14 +73,14 @@ def test_a_single_layer_is_a_model_too():
         (["1"], {"0", "2.0", "2.2", "4", "6"}),  # a norm: nothing to skip, but no misspelling
     ],
 )
-def test_skip_takes_names_enclosing_modules_and_patterns(skip, sharded):
+def test_skip_with_names_modules_and_patterns_selects_the_layers(skip, sharded):
     model = small_model()
     assert set(shardable_layers(model, skip)) == sharded
     assert set(factorize(model, 0.5, skip).factorize_report.layers) == sharded
     assert set(ShardPlanner(skip=skip).plan(model, {0: 0.5}).shard(0).terms) == sharded
 
 
-def test_a_pattern_that_matches_nothing_lists_near_names():
+def test_skip_pattern_without_a_match_raises_with_near_names():
     model = nn.ModuleDict({"encoder": nn.Linear(2, 2), "decoder": nn.Linear(2, 2)})
     with pytest.raises(UserError, match="'encodr' matches no layer; the nearest names are encoder, decoder"):
         factorize(model, 0.5, skip=["encodr"])
@@ -98,7 +98,7 @@ class Tied(nn.Module):
         self.head.weight = self.embed.weight
 
 
-def test_what_cannot_be_factorized_stays_whole_and_is_reported():
+def test_layers_that_cannot_be_factorized_stay_dense_and_are_reported():
     with pytest.warns(CoverageWarning, match=r"only 44\.1% of the parameters are factorized"):
         report = factorize(Tied(), 0.5, skip=()).factorize_report
     assert report.dense == {
@@ -120,7 +120,7 @@ def test_what_cannot_be_factorized_stays_whole_and_is_reported():
     ],
     ids=str,
 )
-def test_nothing_is_changed_where_something_is_wrong(arguments):
+def test_factorize_with_invalid_arguments_changes_nothing(arguments):
     model = Tied()
     before = repr(model)
     with pytest.raises(UserError):
@@ -129,7 +129,7 @@ def test_nothing_is_changed_where_something_is_wrong(arguments):
 
 
 @pytest.mark.parametrize("keep_ratio", [torch.tensor(0.25), "0.5", [0.5], None, True])
-def test_a_keep_ratio_that_is_no_number_is_reported(keep_ratio):
+def test_keep_ratio_that_is_no_number_raises(keep_ratio):
     kind = type(keep_ratio).__name__
     for given in (keep_ratio, {"4": keep_ratio}):
         with pytest.raises(
@@ -138,7 +138,7 @@ def test_a_keep_ratio_that_is_no_number_is_reported(keep_ratio):
             factorize(small_model(), given)
 
 
-def test_num_terms_rounds_up_but_not_for_floating_point():
+def test_num_terms_rounds_up_except_for_rounding_errors():
     assert [num_terms(10, ratio) for ratio in (0.01, 0.3, 0.31, 1.0)] == [1, 3, 4, 10]
     assert all(num_terms(rank, k / rank) == k for rank in range(1, 65) for k in range(1, rank + 1))
     for rank, tenths in product((10, 64, 4096), range(1, 11)):  # a ratio that went through float32 affords as many
@@ -157,7 +157,7 @@ class Language(nn.Module):
         self.heads = nn.ModuleList([nn.Linear(4, 5), nn.Linear(4, 2)])
 
 
-def test_a_model_names_its_own_ends():
+def test_default_skip_uses_the_ends_of_a_model():
     assert list(shardable_layers(Language())) == ["body.0", "body.1"]
     assert list(shardable_layers(Language(), "first")) == ["body.0", "body.1", "heads.0", "heads.1"]
     wrong = Language()
@@ -166,13 +166,13 @@ def test_a_model_names_its_own_ends():
         shardable_layers(wrong)
 
 
-def test_the_first_layer_of_a_model_that_begins_with_an_embedding_is_the_embedding():
+def test_first_layer_of_a_model_with_an_embedding_is_the_embedding():
     body = [nn.Linear(4, 4), nn.Linear(4, 4)]
     assert list(shardable_layers(nn.Sequential(nn.LayerNorm(4), nn.Embedding(5, 4), *body))) == ["2"]
     assert list(shardable_layers(nn.Sequential(*body, nn.Embedding(5, 4)), "first")) == ["1"]
 
 
-def test_a_single_term_stays_whole():
+def test_layers_of_a_single_term_stay_dense():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(1, 4), nn.Conv2d(4, 1, 3), nn.Linear(4, 4))
     assert list(shardable_layers(model, ["first", "last"])) == []
     assert list(shardable_layers(model, ())) == ["0", "4"]
@@ -181,7 +181,7 @@ def test_a_single_term_stays_whole():
     assert {name: report.dense[name] for name in "123"} == dict.fromkeys("123", "a single term")
 
 
-def test_empty_layers_take_the_place_of_layers_on_the_meta_device():
+def test_factorize_empty_on_meta_replaces_layers_or_raises():
     with torch.device("meta"):
         model = small_model()
     small = factorize_empty(model, {"2.0": 3, "4": 2})
@@ -195,7 +195,7 @@ def test_empty_layers_take_the_place_of_layers_on_the_meta_device():
         factorize_empty(model, {"1": 1})
 
 
-def test_anybody_may_register_a_kind():
+def test_register_layer_of_a_subclass_factorizes_it():
     class MyLinear(nn.Linear):
         def forward(self, x):
             return 2 * super().forward(x)

@@ -1,4 +1,4 @@
-"""Bytes from anywhere: a `UserError`, or a shard that cannot hurt."""
+"""Arbitrary bytes as a shard: a `UserError`, or a shard that leaves the server's model finite."""
 
 import json
 from copy import deepcopy
@@ -15,7 +15,7 @@ WORDS = ["I64", "F64", "F32", "F16", "BF16", "BOOL", "C64", "U8", "F8_E4M3", "F4
 NUMBERS = [0, 1, -1, 2, 7, 8, 2**31, 2**63 - 1, 2**64, -(2**63), 10**30, 0.5, None, True, [], {}, "1"]
 
 
-def play(wire):
+def make_round(wire):
     model = make_net()
     plan = ShardPlanner("unbiased", compression=wire).plan(model, {"a": 0.4, "b": 0.4})
     return model, plan, {client: perturbed(shard, 1) for client, shard in plan.shards()}
@@ -32,40 +32,40 @@ def joined(header: object, body: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + body
 
 
-def anywhere(node: dict, rng: np.random.Generator) -> tuple[dict | list, object]:
-    """A place in the header: what holds it, and its key."""
-    holder: dict | list = node
+def random_entry(node: dict, rng: np.random.Generator) -> tuple[dict | list, object]:
+    """Return a random entry of the header: its container and key."""
+    container: dict | list = node
     while True:
-        keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
+        keys = list(container) if isinstance(container, dict) else list(range(len(container)))
         key = keys[rng.integers(len(keys))]
-        if not isinstance(holder[key], dict | list) or not holder[key] or rng.random() < 0.2:
-            return holder, key
-        holder = holder[key]
+        if not isinstance(container[key], dict | list) or not container[key] or rng.random() < 0.2:
+            return container, key
+        container = container[key]
 
 
 def with_other_header(data: bytes, rng: np.random.Generator) -> bytes:
     header, body = split(data)
-    holder, key = anywhere(header, rng)
+    container, key = random_entry(header, rng)
     match rng.integers(5):
         case 0:
-            del holder[key]
+            del container[key]
         case 1:
-            holder[key] = NUMBERS[rng.integers(len(NUMBERS))]
+            container[key] = NUMBERS[rng.integers(len(NUMBERS))]
         case 2:
-            holder[key] = WORDS[rng.integers(len(WORDS))]
+            container[key] = WORDS[rng.integers(len(WORDS))]
         case 3:
-            other, its = anywhere(header, rng)
-            holder[key], other[its] = deepcopy(other[its]), deepcopy(holder[key])
+            other, other_key = random_entry(header, rng)
+            container[key], other[other_key] = deepcopy(other[other_key]), deepcopy(container[key])
         case 4:
             header = {name[: rng.integers(20)] if rng.random() < 0.1 else name: part for name, part in header.items()}
     return joined(header, body)
 
 
 def with_flipped_bits(data: bytes, rng: np.random.Generator) -> bytes:
-    spoiled = bytearray(data)
-    for place in rng.integers(len(data) if rng.random() < 0.5 else 2000, size=rng.integers(1, 6)):
-        spoiled[place] ^= 1 << rng.integers(8)
-    return bytes(spoiled)
+    corrupted = bytearray(data)
+    for index in rng.integers(len(data) if rng.random() < 0.5 else 2000, size=rng.integers(1, 6)):
+        corrupted[index] ^= 1 << rng.integers(8)
+    return bytes(corrupted)
 
 
 def with_other_values(data: bytes, rng: np.random.Generator) -> bytes:
@@ -92,7 +92,7 @@ ODDS = np.array([8, 4, 3, 0.5, 1, 0.5, 1])
 
 
 def read(data: bytes) -> Shard | str:
-    """The shard, or why there is none."""
+    """Return the shard or the error's message."""
     try:
         return Shard.from_bytes(data)
     except UserError as error:
@@ -101,13 +101,13 @@ def read(data: bytes) -> Shard | str:
 
 @pytest.mark.parametrize("wire", COMPRESSIONS)
 @pytest.mark.parametrize("cases", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_spoiled_byte_strings_hurt_nobody(wire, cases):
-    model, plan, updates = play(wire)
+def test_from_bytes_of_corrupted_shards_raises_or_leaves_the_server_finite(wire, cases):
+    model, plan, updates = make_round(wire)
     rng, data = np.random.default_rng(cases), updates["a"].to_bytes()
-    refused = left_out = 0
+    refused = rejected = 0
     for _ in range(cases):
-        spoiled = CHANGES[rng.choice(len(CHANGES), p=ODDS / ODDS.sum())](data, rng)
-        shard = read(spoiled)
+        corrupted = CHANGES[rng.choice(len(CHANGES), p=ODDS / ODDS.sum())](data, rng)
+        shard = read(corrupted)
         if isinstance(shard, str):
             assert "not a shard" in shard
             assert "\n" not in shard
@@ -115,14 +115,14 @@ def test_spoiled_byte_strings_hurt_nobody(wire, cases):
             continue
         server = deepcopy(model)
         outcome = aggregate(server, plan, {"a": shard, "b": updates["b"]}, {"a": 1, "b": 1})
-        left_out += "a" in outcome.rejected
+        rejected += "a" in outcome.rejected
         assert all(tensor.isfinite().all() for tensor in server.state_dict().values())
     assert refused > cases / 3
-    assert left_out > cases / 100
-    assert refused + left_out < cases  # other values are taken: nobody can tell
+    assert rejected > cases / 100
+    assert refused + rejected < cases  # other values are taken: nobody can tell
 
 
-def test_many_empty_tensors_are_refused_at_once():
+def test_from_bytes_of_a_long_header_raises():
     header = {f"dense/{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(65_000)}
     data = joined(header, b"")
     assert len(data) > LONGEST_HEADER
@@ -177,21 +177,21 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("spoil", "message"), WRONG.values(), ids=WRONG.keys())
-def test_what_is_no_shard_is_reported(spoil, message):
-    _, _, updates = play("float32")
+@pytest.mark.parametrize(("corrupt", "message"), WRONG.values(), ids=WRONG.keys())
+def test_from_bytes_of_an_invalid_shard_raises_with_the_reason(corrupt, message):
+    _, _, updates = make_round("float32")
     with pytest.raises(UserError, match=message):
-        Shard.from_bytes(spoil(updates["a"].to_bytes()))
+        Shard.from_bytes(corrupt(updates["a"].to_bytes()))
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_bytes_may_come_in_any_form(kind):
-    _, _, updates = play("float32")
+def test_from_bytes_of_any_buffer_type_reads_the_shard(kind):
+    _, _, updates = make_round("float32")
     shard = Shard.from_bytes(kind(updates["a"].to_bytes()))
     assert torch.equal(shard.terms["1"].u, updates["a"].terms["1"].u)
 
 
-def test_a_file_that_holds_no_shard_is_reported_by_its_path(tmp_path):
+def test_read_of_an_invalid_or_missing_file_raises_with_its_path(tmp_path):
     (tmp_path / "file").write_bytes(b"no shard at all")
     with pytest.raises(UserError, match=r"file is not a shard"):
         Shard.read(tmp_path / "file")

@@ -15,27 +15,27 @@ def walk(rounds: int) -> list[float]:
     return torch.randn(rounds, generator=rng, dtype=torch.float64).cumsum(0).tolist()
 
 
-def average_of(places: list[float]) -> float:
+def average_of(values: list[float]) -> float:
     """Return the average after these rounds."""
     model = nn.Linear(2, 1).double()
     average = iterate_average(model)
-    for place in places:
+    for value in values:
         for weight in model.parameters():
-            nn.init.constant_(weight, place)
+            nn.init.constant_(weight, value)
         average.update_parameters(model)
     return float(average.module.weight[0, 1].detach())
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 7, 60])
-def test_the_weight_of_a_round_grows_as_its_eighth_power(rounds):
+def test_iterate_average_weighs_rounds_by_their_eighth_power(rounds):
     """Unrolled, round s of t has (η+1)/(t+η) · Π_{s<k≤t} … ∝ (s+η−1 choose η): s(s+1)…(s+7) for η = 8."""
-    places = walk(rounds)
+    values = walk(rounds)
     weights = [comb(s + 7, 8) for s in range(1, rounds + 1)]
-    mean = sum(weight * place for weight, place in zip(weights, places, strict=True)) / sum(weights)
-    assert average_of(places) == pytest.approx(mean, rel=1e-10)
+    mean = sum(weight * value for weight, value in zip(weights, values, strict=True)) / sum(weights)
+    assert average_of(values) == pytest.approx(mean, rel=1e-10)
 
 
-def test_buffers_are_the_last_ones_and_the_model_is_unchanged():
+def test_iterate_average_copies_the_last_buffers():
     model = nn.BatchNorm1d(2)
     average = iterate_average(model)
     for mean in (1.0, 5.0):
@@ -45,7 +45,7 @@ def test_buffers_are_the_last_ones_and_the_model_is_unchanged():
     assert average.module.weight is not model.weight
 
 
-def test_pruned_and_whole_numbered_parameters_are_averaged_or_copied():
+def test_iterate_average_of_pruned_and_integer_parameters_works():
     model = nn.Sequential(prune.l1_unstructured(nn.Linear(4, 4), "weight", 0.5), nn.Linear(4, 4))
     model.count = nn.Parameter(torch.ones(3, dtype=torch.int8), requires_grad=False)
     average = iterate_average(model)

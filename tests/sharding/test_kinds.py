@@ -86,7 +86,7 @@ def blocks(factor, layer):
     return factor.unflatten(0, (num_blocks(layer), -1))
 
 
-def test_all_terms_equal_the_dense_layer_in_output_and_gradients(case):
+def test_layer_with_all_terms_equals_the_dense_layer_and_gradients(case):
     layer, x = case
     small = factorized(layer, rank_of(layer))
     y, z = (each.clone().requires_grad_(each.is_floating_point()) for each in (x, x))
@@ -107,7 +107,7 @@ def test_all_terms_equal_the_dense_layer_in_output_and_gradients(case):
         torch.testing.assert_close(small.bias.grad, layer.bias.grad, **TOLERANCE)
 
 
-def test_some_terms_with_multipliers_equal_the_layer_they_merge_to(case):
+def test_layer_with_some_terms_equals_its_merged_layer(case):
     layer, x = case
     small = factorized(layer, 2)
     small.multipliers.copy_(torch.tensor([3.0, 0.5]))
@@ -123,7 +123,7 @@ def test_some_terms_with_multipliers_equal_the_layer_they_merge_to(case):
     torch.testing.assert_close(weight.flatten(0, 1), dense.weight.flatten(1), **TOLERANCE)
 
 
-def test_copies_and_symbolic_traces_compute_the_same(case):
+def test_copies_and_symbolic_traces_of_a_layer_are_equal(case):
     layer, x = case
     small = factorized(layer, 2)
     copies = deepcopy(small), pickle.loads(pickle.dumps(small))
@@ -132,7 +132,7 @@ def test_copies_and_symbolic_traces_compute_the_same(case):
         assert torch.equal(twin(x), small(x))
 
 
-def test_transposed_convolutions_take_an_output_size():
+def test_transposed_convolution_with_output_size_equals_dense():
     dense, x = nn.ConvTranspose2d(4, 3, 3, stride=2).double(), torch.randn(1, 4, 3, 3).double()
     torch.testing.assert_close(factorized(dense, 4)(x, [8, 8]), dense(x, [8, 8]), **TOLERANCE)
 
@@ -151,18 +151,18 @@ def assert_a_round_trains(model, x, **options):
     return plan.spectra.keys()
 
 
-def test_a_round_trains_every_kind_of_layer(case):
+def test_round_with_any_kind_of_layer_trains_it(case):
     layer, x = case
     assert assert_a_round_trains(nn.Sequential(layer), x, also="0") == {"0"}
 
 
-def test_a_round_trains_the_parts_of_a_split_layer():
+def test_round_with_a_split_layer_trains_its_parts():
     torch.manual_seed(0)
     model = split_layers(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)).double(), {"1": 3})
     assert assert_a_round_trains(model, torch.randn(2, 6).double()) == {"0", *(f"1.parts.{part}" for part in range(3))}
 
 
-def test_a_grouped_convolutions_joint_terms_hold_what_its_groups_terms_do():
+def test_grouped_convolution_magnitudes_are_norms_over_groups():
     layer = nn.Conv2d(8, 12, 3, groups=4).double()
     plan = ShardPlanner("top_n", skip=()).plan(nn.Sequential(layer), {0: 0.5})
     singular = torch.linalg.svdvals(layer.weight.view(4, 3, 18))
@@ -173,7 +173,7 @@ def test_a_grouped_convolutions_joint_terms_hold_what_its_groups_terms_do():
     torch.testing.assert_close(error, magnitudes[2:].square().sum(), **TOLERANCE)
 
 
-def test_groups_are_a_convolutions_alone():
+def test_linear_layer_with_a_groups_attribute_has_one_block():
     layer = nn.Linear(6, 8).double()
     layer.groups = 2
     x = torch.randn(3, 6).double()
@@ -185,7 +185,7 @@ def test_groups_are_a_convolutions_alone():
 @pytest.mark.parametrize(
     "make", [lambda: nn.Linear(5, 12), lambda: Conv1D(12, 5), lambda: nn.Linear(5, 12, bias=False)]
 )
-def test_a_fused_layer_is_split_factorized_and_fused_again(make, sizes):
+def test_split_layers_factorized_and_merged_restore_the_fused_layer(make, sizes):
     torch.manual_seed(0)
     model, x = nn.ModuleDict({"attn": nn.ModuleDict({"qkv": make().double()})}), torch.randn(2, 5).double()
     fused = model["attn"]["qkv"]
@@ -202,14 +202,14 @@ def test_a_fused_layer_is_split_factorized_and_fused_again(make, sizes):
 
 
 @pytest.mark.parametrize("parts", [0, -1, True, 2.5, 5, [0, 24], [8, 8], "abc"], ids=str)
-def test_parts_that_cannot_be_are_refused(parts):
+def test_split_layers_with_invalid_sizes_raises(parts):
     with pytest.raises(UserError, match="24 outputs"):
         split_layers(nn.Sequential(nn.Linear(8, 24)), {"0": parts})
     with pytest.raises(UserError, match="a Conv2d cannot be split"):
         split_layers(nn.Sequential(nn.Conv2d(4, 6, 1)), {"0": 3})
 
 
-def test_a_layer_that_cannot_be_split_is_refused():
+def test_split_layers_of_tied_split_or_pruned_layers_raises():
     tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     tied[1].weight = tied[0].weight
     with pytest.raises(UserError, match=r"0 cannot be split: its weight is tied to 1\.weight"):
@@ -222,7 +222,7 @@ def test_a_layer_that_cannot_be_split_is_refused():
         split_layers(pruned, {"0": 2})
 
 
-def test_embeddings_are_factorized_on_demand():
+def test_embeddings_are_factorized_only_with_also():
     model = nn.Sequential(nn.Embedding(30, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
     with pytest.warns(UserWarning, match=r"Embedding\.weight"):
         assert type(factorize(model, 0.25)[0]) is nn.Embedding
@@ -247,7 +247,7 @@ IDS, LABELS = torch.tensor([1, 2, 0, 3]), torch.tensor([0, 1, 2, 0])
 
 @pytest.mark.parametrize("words", [10, 30])
 @pytest.mark.parametrize("ratio", [0.3, 1.0])
-def test_padding_stays_zero_where_the_factors_train(words, ratio):
+def test_embedding_padding_row_stays_zero_in_training(words, ratio):
     small = factorize(embedding_with_padding(words), ratio, skip=(), also="0")
     optimizer = torch.optim.SGD(small.parameters(), 0.5)
     before = small[0].weight.detach().clone()
@@ -259,7 +259,7 @@ def test_padding_stays_zero_where_the_factors_train(words, ratio):
 
 
 @pytest.mark.parametrize("strategy", ["full", "collective", "prism"])
-def test_padding_stays_zero_at_the_server(strategy):
+def test_embedding_padding_row_stays_zero_at_the_server(strategy):
     server = embedding_with_padding()
     plan = ShardPlanner(strategy, skip=(), also="0").plan(server, {0: 0.5, 1: 0.5})
     updates = {client: train_shard(server, shard, [(IDS, LABELS)], 0.5) for client, shard in plan.shards()}
@@ -270,7 +270,7 @@ def test_padding_stays_zero_at_the_server(strategy):
 
 
 @pytest.mark.filterwarnings("ignore:only .* are factorized")
-def test_embeddings_that_factors_cannot_follow_stay_whole():
+def test_embeddings_with_unsupported_options_stay_dense():
     nonzero = nn.Embedding(30, 8, padding_idx=1)
     nn.init.ones_(nonzero.weight)
     for layer, reason in (
@@ -282,13 +282,13 @@ def test_embeddings_that_factors_cannot_follow_stay_whole():
         assert set(ShardPlanner(skip=(), also="0").plan(model, {0: 0.25}).spectra) == {"1"}
 
 
-def test_multipliers_are_saved_but_never_trained():
+def test_multipliers_are_buffers_in_the_state_dict():
     layer = FactorizedLinear.from_dense(nn.Linear(4, 3), 2)
     assert set(layer.state_dict()) == {"u", "v", "bias", "multipliers"}
     assert "multipliers" not in dict(layer.named_parameters())
 
 
-def test_half_precision_merges_without_drift():
+def test_merge_in_bfloat16_has_only_rounding_error():
     layer = nn.Linear(64, 64, dtype=torch.bfloat16)
     merged = FactorizedLinear.from_dense(layer, 64).to_dense()
     # Each factor is rounded to bfloat16 once (2⁻⁹ relative); the sum over terms adds nothing visible to that.

@@ -53,5 +53,5 @@ def test_largest_terms_under_autocast_are_not_rounded():
     blocks = matrix("random", 60, 90).float()
     expected = largest_terms(blocks, 12)
     with torch.autocast("cpu", torch.bfloat16):
-        found = largest_terms(blocks, 12)
-    assert all(map(torch.equal, found, expected))
+        actual = largest_terms(blocks, 12)
+    assert all(map(torch.equal, actual, expected))

@@ -1,4 +1,4 @@
-"""Updates that are sound and odd: types without arithmetic, variances below 0, clients that changed nothing."""
+"""Unusual updates: dtypes without arithmetic, variances below 0, clients that changed nothing."""
 
 from dataclasses import replace
 
@@ -15,19 +15,19 @@ def plan_for(model, clients=3):
 
 
 def shifted(shard, by, only=""):
-    return replace(shard, dense={name: its + by * (only in name) for name, its in shard.dense.items()})
+    return replace(shard, dense={name: tensor + by * (only in name) for name, tensor in shard.dense.items()})
 
 
-def test_a_variance_below_0_is_no_update():
+def test_update_with_a_negative_variance_is_rejected():
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     plan = plan_for(model)
-    spoiled = shifted(plan.shard(1), -4.0, "running_var")
-    outcome = aggregate(model, plan, dict(plan.shards()) | {1: spoiled}, dict.fromkeys(plan, 1.0))
+    corrupted = shifted(plan.shard(1), -4.0, "running_var")
+    outcome = aggregate(model, plan, dict(plan.shards()) | {1: corrupted}, dict.fromkeys(plan, 1.0))
     assert outcome.accepted == [0, 2]
     assert "running_var" in outcome.rejected[1].message
 
 
-def test_average_of_sampled_clients_beyond_zero_leaves_variances_at_zero():
+def test_sampled_average_with_a_negative_variance_clamps_it_to_zero():
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     plan = plan_for(model)
     smaller = {client: shifted(shard, -0.5, "running_var") for client, shard in plan.shards()}
@@ -36,7 +36,7 @@ def test_average_of_sampled_clients_beyond_zero_leaves_variances_at_zero():
     assert bool(model.eval()(torch.ones(1, 3)).isfinite().all())
 
 
-def test_who_changed_nothing_is_no_measure_of_those_who_trained():
+def test_norm_bound_with_unchanged_updates_ignores_their_norms():
     model = nn.Linear(3, 2)
     plan = plan_for(model, 4)
     updates = dict(plan.shards()) | {2: shifted(plan.shard(2), 1.0), 3: shifted(plan.shard(3), 50.0)}
@@ -45,7 +45,7 @@ def test_who_changed_nothing_is_no_measure_of_those_who_trained():
     assert "norm" in outcome.rejected[3].message
 
 
-def test_a_layer_whose_bias_is_tied_stays_whole_and_tied():
+def test_layer_with_a_tied_bias_stays_dense_and_tied():
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(5)))
     model[2].bias = model[1].bias
     plan = ShardPlanner("unbiased").plan(model, {"a": 0.5})
@@ -62,7 +62,7 @@ UNWRITABLE = {
 
 
 @pytest.mark.parametrize("what", UNWRITABLE)
-def test_a_tensor_that_cannot_be_averaged_in_place_is_refused_by_the_plan(what):
+def test_plan_of_a_tensor_without_in_place_writes_raises(what):
     model = nn.Sequential(nn.Linear(8, 8))
     model.register_buffer("odd", UNWRITABLE[what]())
     with pytest.raises(UserError, match=f"odd is {what}.*cannot be averaged in place; "):
@@ -71,7 +71,7 @@ def test_a_tensor_that_cannot_be_averaged_in_place_is_refused_by_the_plan(what):
 
 @pytest.mark.parametrize("compression", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize(("total", "moved"), [(None, 2.0), (4.0, 1.0)])
-def test_a_change_in_float8_is_averaged_and_measured(compression, total, moved):
+def test_average_of_float8_buffers_moves_them(compression, total, moved):
     model = nn.Linear(3, 2)
     model.register_buffer("scale", torch.tensor([1.0, 2.0]).to(torch.float8_e4m3fn))
     plan = ShardPlanner("dense", compression=compression).plan(model, {0: 1.0, 1: 1.0})

@@ -20,7 +20,7 @@ def layers():
     return made
 
 
-def test_frobenius_decay_is_the_norm_of_the_composed_matrices_or_of_those_without_omega():
+def test_frobenius_decay_with_or_without_multipliers_equals_the_norm():
     made = layers()
     ones = [torch.ones_like(layer.multipliers) for layer in made]
     composed = [layer.to_dense().weight.flatten(1) for layer in made]
@@ -34,7 +34,7 @@ def autograd_of(loss, layer):
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_decay_gradients_equal_autograd_of_the_norm(groups):
+def test_decay_gradients_of_any_layer_equal_autograd_of_the_norm(groups):
     torch.manual_seed(0)
     conv = FactorizedConv.from_dense(nn.Conv2d(4, 6, 3, groups=groups), 3).double()
     conv.multipliers.copy_(torch.tensor([1.0, 10.0, 40.0]))
@@ -61,7 +61,7 @@ def decayed(of, clip=None, steps=200, omega=3000.0):
     return layer.u.detach().norm(dim=0), layer.v.detach().norm(dim=0)
 
 
-def test_the_literal_decay_of_a_rare_term_diverges_and_the_bounded_one_shrinks_it():
+def test_bounded_decay_of_a_rare_term_shrinks_it_where_effective_diverges():
     literal, bounded = decayed("effective"), decayed("bounded")
     assert not literal[0].isfinite().all()
     for norms in bounded:
@@ -70,14 +70,14 @@ def test_the_literal_decay_of_a_rare_term_diverges_and_the_bounded_one_shrinks_i
 
 
 @pytest.mark.parametrize("clip", [None, 10.0])
-def test_the_bounded_decay_is_the_literal_one_to_the_last_bit_where_that_is_stable(clip):
+def test_bounded_decay_equals_effective_decay_where_that_is_stable(clip):
     for bounded, literal in zip(
         decayed("bounded", clip, omega=100.0), decayed("effective", clip, omega=100.0), strict=True
     ):
         assert torch.equal(bounded, literal)
 
 
-def test_no_step_of_the_bounded_decay_takes_more_than_the_whole_vector():
+def test_bounded_decay_step_is_at_most_the_vector():
     layer = layers()[0]
     with torch.no_grad():
         layer.multipliers.copy_(torch.tensor([1.0, 1e3, 1e9]))
@@ -91,7 +91,7 @@ def test_no_step_of_the_bounded_decay_takes_more_than_the_whole_vector():
 
 
 @pytest.mark.parametrize(("clip", "factors"), [(10.0, ([1.0, 1.0, 0.25], [0.1, 1.0])), (None, ([1.0] * 3, [1.0] * 2))])
-def test_clip_and_decay_multiplies_gradients_by_the_clipped_ratio(clip, factors):
+def test_clip_and_decay_multiplies_gradients_by_the_clipping_factor(clip, factors):
     made = layers()
     model = nn.ModuleList(made)
     optimizer = SGD(model.parameters(), lr=0.0)
@@ -105,28 +105,28 @@ def test_clip_and_decay_multiplies_gradients_by_the_clipped_ratio(clip, factors)
         torch.testing.assert_close(layer.v.grad, v * torch.tensor(factor))
 
 
-def test_a_model_without_factorized_layers_has_no_decay():
+def test_frobenius_decay_without_factorized_layers_is_zero():
     assert frobenius_decay(factorized_layers(torch.nn.Linear(2, 2))) == 0
     assert frobenius_decay(iter([])) == 0
 
 
-def test_decay_keeps_its_precision_under_autocast():
+def test_frobenius_decay_under_autocast_is_equal():
     made = [layer.float() for layer in layers()]
     expected = frobenius_decay(made)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(frobenius_decay(made), expected)
 
 
-def test_a_parameter_with_gaps_in_its_memory_is_stepped_alone():
-    whole, model = torch.zeros(6, 8), nn.Module()
-    model.weight = nn.Parameter(whole[:, :4])
+def test_sgd_of_a_strided_parameter_leaves_its_gaps_unchanged():
+    storage, model = torch.zeros(6, 8), nn.Module()
+    model.weight = nn.Parameter(storage[:, :4])
     optimizer = SGD(model.parameters(), lr=1.0, fused=can_be_fused(model))
     model.weight.sum().backward()
     optimizer.step()
-    assert torch.equal(whole, -(torch.arange(8) < 4).float().expand(6, 8))
+    assert torch.equal(storage, -(torch.arange(8) < 4).float().expand(6, 8))
 
 
-def test_an_embedding_with_sparse_gradients_can_be_trained():
+def test_clip_and_decay_with_sparse_gradients_trains_the_embedding():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Linear(4, 2))
     before = model[0].weight.detach().clone()
@@ -148,7 +148,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("clip", [None, 4.0])
-def test_clip_and_decay_on_any_optimizer_equals_autograd_of_the_formula_then_clipping(make, clip):
+def test_clip_and_decay_with_any_optimizer_equals_autograd_then_clipping(make, clip):
     torch.manual_seed(0)
     layer, twin = (FactorizedLinear.from_dense(nn.Linear(5, 4, bias=False), 2).double() for _ in range(2))
     twin.load_state_dict(layer.state_dict())
@@ -187,7 +187,7 @@ def test_clip_and_decay_with_gradient_scaling_equals_that_without(fused):
     torch.testing.assert_close(layer.state_dict(), twin.state_dict())
 
 
-def test_clip_and_decay_passes_frozen_and_complex_parameters():
+def test_clip_and_decay_with_frozen_and_complex_parameters_skips_them():
     model = torch.nn.Sequential(*layers()[:1])
     model.register_parameter("phase", torch.nn.Parameter(torch.ones(2, dtype=torch.cdouble)))
     model[0].u.requires_grad_(False)

@@ -49,7 +49,7 @@ class Quantized(Tensor):
         return nn.Parameter(Quantized(self.integers * self.scale), requires_grad=False)
 
 
-def test_quantized_weights_stay_dense_and_are_refused_by_plan_and_save(tmp_path):
+def test_quantized_weights_stay_dense_and_plan_and_save_raise(tmp_path):
     model = build()
     model[1].weight = nn.Parameter(Quantized(model[1].weight.detach()), requires_grad=False)
     small = factorize(model, 0.25)
@@ -62,7 +62,7 @@ def test_quantized_weights_stay_dense_and_are_refused_by_plan_and_save(tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_torchao_weights_stay_dense_and_are_refused_by_plan(tmp_path):
+def test_torchao_weights_stay_dense_and_plan_raises(tmp_path):
     quantization = pytest.importorskip("torchao.quantization")
     model, x = build(), torch.randn(2, 16)
     quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
@@ -71,7 +71,7 @@ def test_torchao_weights_stay_dense_and_are_refused_by_plan(tmp_path):
         ShardPlanner().plan(model, {0: 0.5})
 
 
-def test_accelerate_hooks_are_named_and_a_model_without_them_is_factorized():
+def test_accelerate_hooks_warn_and_a_model_without_them_is_factorized():
     hooks = pytest.importorskip("accelerate.hooks")
     model, x = build(), torch.randn(3, 16)
     for layer in model:
@@ -89,7 +89,7 @@ def test_accelerate_hooks_are_named_and_a_model_without_them_is_factorized():
     )
 
 
-def test_models_that_accelerate_offloads_are_refused_until_its_hooks_are_removed(tmp_path):
+def test_models_offloaded_by_accelerate_raise_until_hooks_are_removed(tmp_path):
     accelerate = pytest.importorskip("accelerate")
     start, x = factorize(build(), 0.25), torch.randn(3, 16)
     shard = ShardPlanner("full").plan(build(), {0: 1.0}).shard(0)
@@ -111,7 +111,7 @@ def test_models_that_accelerate_offloads_are_refused_until_its_hooks_are_removed
     torch.testing.assert_close(merge(small)(x), start(x))
 
 
-def test_forward_set_on_a_layer_keeps_it_dense():
+def test_layer_with_forward_set_on_the_instance_stays_dense():
     model = build()
     model[1].forward = lambda x: x
     assert factorize(model, 0.25).factorize_report.dense["1"] == "this one overrides forward"
@@ -128,7 +128,7 @@ COMPUTED = {
 
 
 @pytest.mark.parametrize("compute", COMPUTED.values(), ids=COMPUTED)
-def test_computed_factors_merge_to_what_they_compute_and_are_not_saved(compute, tmp_path):
+def test_computed_factors_merge_to_their_values_and_save_raises(compute, tmp_path):
     small, x = factorize(build(), 0.5), torch.randn(3, 16)
     compute(small[1])
     small.eval()
@@ -153,7 +153,7 @@ def test_factors_made_permanent_are_saved(tmp_path):
     assert torch.equal(load_factorized(tmp_path, deepcopy(build()))(x), small(x))
 
 
-def test_layers_named_like_torchs_are_reported_with_their_package_and_a_hint():
+def test_layers_named_like_those_of_torch_are_reported_with_a_hint():
     class Linear(nn.Module):
         def __init__(self):
             super().__init__()
@@ -166,7 +166,7 @@ def test_layers_named_like_torchs_are_reported_with_their_package_and_a_hint():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_opacus_trains_factors_with_gradients_of_each_sample_from_torch_func():
+def test_opacus_step_with_per_sample_gradients_trains_the_factors():
     opacus = pytest.importorskip("opacus")
     small = factorize(nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 32), nn.Linear(32, 4)), 0.25)
     before = deepcopy(small)

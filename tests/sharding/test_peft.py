@@ -14,7 +14,7 @@ peft = pytest.importorskip("peft")
 
 
 @pytest.mark.parametrize("safe", [False, True])
-def test_merging_an_adapter_over_a_factorized_base_is_refused_before_and_right_after_merge(safe):
+def test_merge_and_unload_over_a_factorized_base_raises_before_merge(safe):
     torch.manual_seed(0)
     net, x = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4))), torch.randn(3, 16)
     tuned = peft.get_peft_model(net, peft.LoraConfig(r=4, target_modules=["1", "2"], init_lora_weights=False))
@@ -104,7 +104,7 @@ def whisper():
 
 
 @pytest.mark.parametrize(
-    ("build", "is_found_without_batch", "reason"),
+    ("build", "detected_without_batch", "reason"),
     [
         (bert, False, None),
         (deepseek, True, r"PEFT would leave 6 layers of this DeepseekV3ForCausalLM as they are: model\.layers\.0\.mlp"),
@@ -115,13 +115,13 @@ def whisper():
     ],
 )
 @pytest.mark.filterwarnings("ignore:only .* are factorized")
-def test_export_where_peft_does_not_follow_is_refused(tmp_path, build, is_found_without_batch, reason):
+def test_export_lora_of_models_that_peft_cannot_run_raises(tmp_path, build, detected_without_batch, reason):
     torch.manual_seed(0)
     model, batch = build()
     small = factorize(model.eval(), 0.25)
     for given in (None, batch):
         folder = tmp_path / ("checked" if given else "unchecked")
-        if reason is None or (given is None and not is_found_without_batch):
+        if reason is None or (given is None and not detected_without_batch):
             export_lora(small, model, folder, batch=given)
             assert {file.name for file in folder.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
         else:
@@ -133,7 +133,7 @@ def test_export_where_peft_does_not_follow_is_refused(tmp_path, build, is_found_
 
 @pytest.mark.parametrize("form", ["tensor", "tuple", "dict"])
 @pytest.mark.parametrize("dense", [False, True])
-def test_export_with_a_batch_of_any_form_compares_with_the_start(tmp_path, form, dense):
+def test_export_lora_with_a_batch_of_any_form_checks_the_adapter(tmp_path, form, dense):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16))
     start, small = factorize(model, 0.25), factorize(model, 0.25)
@@ -144,7 +144,7 @@ def test_export_with_a_batch_of_any_form_compares_with_the_start(tmp_path, form,
     export_lora(small, model if dense else start, tmp_path / "adapter", batch=batch)
 
 
-def test_export_of_wrapped_and_pruned_parts_is_what_peft_computes(tmp_path):
+def test_export_lora_of_wrapped_and_pruned_layers_passes_the_check(tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 16), checkpoint_wrapper(nn.Sequential(nn.Linear(16, 16))), nn.Linear(16, 16))
     small = factorize(model, 0.5)
@@ -154,7 +154,7 @@ def test_export_of_wrapped_and_pruned_parts_is_what_peft_computes(tmp_path):
     export_lora(small, model, tmp_path / "adapter", batch=torch.randn(3, 16))
 
 
-def test_export_with_a_batch_and_no_peft_raises_importerror(tmp_path, monkeypatch):
+def test_export_lora_with_a_batch_without_peft_raises_importerror(tmp_path, monkeypatch):
     monkeypatch.setattr(peft_check, "find_spec", lambda name: None)
     model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16))
     small = factorize(model, 0.25)

@@ -1,4 +1,4 @@
-"""What each client is sent: sizes, reproducibility, independence of order, and the law of the draws."""
+"""Contents of shards: sizes, reproducibility, independence of order, and the distribution of draws."""
 
 import numpy as np
 import pytest
@@ -25,11 +25,11 @@ from sharding.factorization import num_terms
 from sharding.rng import generator
 from tests.sharding.models import make_net, make_plan, spectra_of
 
-OWN_DESIGNS = [name for name in DESIGNS if not name.startswith("r_")]
+PYTHON_DESIGNS = [name for name in DESIGNS if not name.startswith("r_")]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_strategy_sends_what_the_budget_affords(strategy):
+def test_plan_of_any_strategy_sends_the_terms_of_the_keep_ratio(strategy):
     model = make_net()
     plan = make_plan(model, {"a": 0.25, "b": 0.5}, strategy)
     assert list(plan) == ["a", "b"]
@@ -46,8 +46,8 @@ def test_every_strategy_sends_what_the_budget_affords(strategy):
             assert terms.indices.diff().gt(0).all()
 
 
-@pytest.mark.parametrize("design", OWN_DESIGNS)
-def test_every_design_serves_the_planner(design):
+@pytest.mark.parametrize("design", PYTHON_DESIGNS)
+def test_plan_of_any_design_draws_by_the_keyed_generator(design):
     plan = ShardPlanner("unbiased", design, seed=3).plan(make_net(), {0: 0.5, 1: 0.5}, 2)
     for (_, name), draw in plan.draws.items():
         fitted = fit(draw.allocation.inclusion, design)
@@ -55,7 +55,7 @@ def test_every_design_serves_the_planner(design):
         np.testing.assert_array_equal(draw.indices, expected)
 
 
-def test_a_strategy_cannot_write_to_the_magnitudes():
+def test_strategy_that_writes_to_the_magnitudes_raises():
     def scaled(layer):
         layer.magnitudes[:] = 1
         raise AssertionError
@@ -64,7 +64,7 @@ def test_a_strategy_cannot_write_to_the_magnitudes():
         ShardPlanner(Strategy("scaled", scaled)).plan(make_net(), {0: 0.5})
 
 
-def test_inclusion_probabilities_in_float32_are_precise_enough():
+def test_plan_with_float32_inclusion_draws_the_right_number():
     def even(layer):
         pi = np.full(len(layer.magnitudes), layer.num_terms / len(layer.magnitudes), np.float32)
         return Allocation(pi, 1 / pi)
@@ -73,26 +73,26 @@ def test_inclusion_probabilities_in_float32_are_precise_enough():
     assert len(ShardPlanner(Strategy("even", even)).plan(model, {0: 0.333}).shard(0).terms["1"].indices) == 100
 
 
-def test_terms_are_those_of_the_spectrum():
+def test_plan_terms_equal_those_of_the_spectrum():
     model = make_net()
     plan = make_plan(model, {0: 0.5, 1: 0.25})
     for name, spectrum in spectra_of(model, plan).items():
-        held = plan.spectra[name]
+        distinct = plan.spectra[name]
         drawn = torch.cat([shard.terms[name].indices for _, shard in plan.shards()])
-        assert torch.equal(held.magnitudes, spectrum.magnitudes)
-        assert torch.equal(held.indices, drawn.unique())
-        for terms in (held, *(shard.terms[name] for _, shard in plan.shards())):
+        assert torch.equal(distinct.magnitudes, spectrum.magnitudes)
+        assert torch.equal(distinct.indices, drawn.unique())
+        for terms in (distinct, *(shard.terms[name] for _, shard in plan.shards())):
             assert torch.equal(terms.u, spectrum.u[:, terms.indices])
             assert torch.equal(terms.v, spectrum.v[:, terms.indices])
 
 
-def test_a_plan_knows_its_clients_and_the_bytes_of_all_shards():
+def test_plan_lists_clients_and_nbytes_of_all_shards():
     plan = make_plan(make_net(), {"b": 0.5, "a": 0.25, "c": 0.5})
     assert (list(plan), len(plan), "a" in plan, "d" in plan) == (["b", "a", "c"], 3, True, False)
     assert plan.nbytes == sum(len(shard.to_bytes()) for _, shard in plan.shards())
 
 
-def test_multipliers_are_the_laws_at_the_drawn_terms():
+def test_shard_multipliers_equal_the_allocation_at_the_drawn_terms():
     plan = make_plan(make_net(), {0: 0.25, 1: 0.25}, "unbiased")
     for (_, name), draw in plan.draws.items():
         for client, shard in plan.shards():
@@ -102,7 +102,7 @@ def test_multipliers_are_the_laws_at_the_drawn_terms():
             assert client in plan.groups[0.25]
 
 
-def test_rescaled_terms_have_the_norm_of_the_whole():
+def test_rescaled_terms_have_the_norm_of_the_weight():
     model = make_net()
     for _, shard in make_plan(model, {0: 0.25}, "prism_scaled").shards():
         for name, terms in shard.terms.items():
@@ -112,7 +112,7 @@ def test_rescaled_terms_have_the_norm_of_the_whole():
 
 @settings(max_examples=20)
 @given(order=st.permutations(["a", "b", "c", 7]), round=st.integers(0, 1000))
-def test_draws_do_not_depend_on_the_order_of_clients(order, round):
+def test_plan_with_clients_in_another_order_draws_the_same(order, round):
     budgets = {"a": 0.25, "b": 0.25, "c": 0.5, 7: 0.25}
     model = make_net()
     plan = make_plan(model, budgets, round=round)
@@ -122,13 +122,13 @@ def test_draws_do_not_depend_on_the_order_of_clients(order, round):
         assert plan.shard(client).to_bytes() == shuffled.shard(client).to_bytes()
 
 
-def test_draws_do_not_depend_on_the_other_group_nor_unbiased_ones_on_the_other_clients():
+def test_unbiased_plan_with_other_clients_draws_the_same():
     model = make_net()
     plan = make_plan(model, {"a": 0.25, "b": 0.25, "c": 0.5}, "unbiased")
     assert plan.shard("a").to_bytes() == make_plan(model, {"a": 0.25}, "unbiased").shard("a").to_bytes()
 
 
-def test_draws_differ_between_seeds_rounds_clients_and_layers():
+def test_plan_draws_differ_between_seeds_rounds_clients_and_layers():
     """A layer of 64 equal terms: the chance that two draws of 32 agree is 1 in 10¹⁸."""
     model = torch.nn.Sequential(*(torch.nn.Linear(64, 64, bias=False) for _ in range(4)))
     with torch.no_grad():
@@ -148,7 +148,7 @@ def test_draws_differ_between_seeds_rounds_clients_and_layers():
     assert len(set(draws)) == len(draws) == 8
 
 
-def test_that_nothing_is_sharded_is_said():
+def test_plan_without_sharded_layers_warns():
     model = torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Linear(4, 3))
     with pytest.warns(UserWarning, match="no layer of this Sequential is sharded"):
         shard = make_plan(model, {0: 0.1}).shard(0)
@@ -156,7 +156,7 @@ def test_that_nothing_is_sharded_is_said():
     make_plan(model, {0: 0.1}, "dense")  # that is what was asked for: no warning
 
 
-def test_dense_entries_are_a_snapshot():
+def test_plan_dense_entries_are_a_snapshot():
     model = make_net()
     plan = make_plan(model, {0: 0.5})
     before = plan.shard(0).to_bytes()
@@ -167,7 +167,7 @@ def test_dense_entries_are_a_snapshot():
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_zero_matrix_is_sharded_so_that_it_can_train_and_that_is_said(strategy, caplog):
+def test_plan_of_a_zero_weight_warns_and_stays_trainable(strategy, caplog):
     model = make_net()
     torch.nn.init.zeros_(model[1].weight)
     shard = make_plan(model, {0: 0.25}, strategy).shard(0)
@@ -178,14 +178,14 @@ def test_a_zero_matrix_is_sharded_so_that_it_can_train_and_that_is_said(strategy
         assert terms.u.norm() + terms.v.norm() > 0
 
 
-def test_the_planner_shards_what_factorize_does_with_the_same_words():
+def test_plan_with_skip_and_also_shards_the_layers_of_factorize():
     torch.manual_seed(0)
     layers = [nn.Embedding(30, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Conv1d(8, 8, 1, groups=8), nn.Linear(8, 8)]
     model = nn.Sequential(*layers)
-    words = {"skip": "1", "also": nn.Embedding}
-    plan = ShardPlanner("full", **words).plan(model, {0: 1.0})
+    options = {"skip": "1", "also": nn.Embedding}
+    plan = ShardPlanner("full", **options).plan(model, {0: 1.0})
     assert (
-        plan.shard(0).terms.keys() == factorize(model, 1.0, **words).factorize_report.layers.keys() == {"0", "2", "4"}
+        plan.shard(0).terms.keys() == factorize(model, 1.0, **options).factorize_report.layers.keys() == {"0", "2", "4"}
     )
     assert set(ShardPlanner("full", skip="1").plan(model, {0: 1.0}).shard(0).terms) == {"2", "4"}
     with pytest.raises(UserError, match=r"also pattern 'token' matches no layer"):
@@ -193,7 +193,7 @@ def test_the_planner_shards_what_factorize_does_with_the_same_words():
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_a_frozen_layer_in_float8_is_sent_whole(dtype):
+def test_plan_of_a_frozen_float8_layer_sends_it_dense(dtype):
     model = make_net()
     model[6].weight = nn.Parameter(model[6].weight.detach().to(dtype), requires_grad=False)
     shard = make_plan(model, {0: 0.5}).shard(0)
@@ -206,19 +206,19 @@ def test_a_frozen_layer_in_float8_is_sent_whole(dtype):
         make_plan(model, {0: 0.5})
 
 
-def test_plans_of_two_models_are_reported_apart_where_nothing_is_sharded():
+def test_dense_plans_of_two_models_have_different_ids():
     plans = [ShardPlanner("dense").plan(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), {0: 1.0}) for _ in range(2)]
     assert plans[0].id != plans[1].id
 
 
-def test_a_skeleton_is_not_planned():
+def test_plan_of_a_model_on_meta_raises():
     with init_empty():
-        hollow = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+        skeleton = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
     with pytest.raises(UserError, match=r"0\.weight is on the meta device"):
-        ShardPlanner().plan(hollow, {0: 0.5})
+        ShardPlanner().plan(skeleton, {0: 0.5})
 
 
-def test_a_round_without_clients_leaves_the_model_as_it_is():
+def test_round_without_clients_changes_nothing():
     model = make_net()
     server = Server(model, ShardPlanner())
     assert server.step(server.average(server.plan({}, 0), {})).accepted == []

@@ -32,7 +32,7 @@ def reference(row, largest):
 
 @pytest.mark.parametrize(("name", "largest"), [("int4", 7), ("int8", 127)])
 @pytest.mark.parametrize("columns", [1, 31, 32, 33, 100])
-def test_integers_match_a_literal_transcription(name, largest, columns):
+def test_quantize_to_integers_equals_the_definition(name, largest, columns):
     matrix = random_matrix(5, columns)
     matrix[2] = 0
     values = dequantize(quantize(matrix, name), columns, torch.float64)
@@ -46,7 +46,7 @@ def test_integers_match_a_literal_transcription(name, largest, columns):
     name=st.sampled_from(["int4", "int8"]),
     dtype=st.sampled_from([torch.float32, torch.float64]),
 )
-def test_errors_are_at_most_half_a_scale(rows, columns, power, name, dtype):
+def test_quantize_to_integers_has_an_error_of_at_most_half_a_scale(rows, columns, power, name, dtype):
     matrix = random_matrix(rows, columns, 10.0**power, dtype)
     stored = quantize(matrix, name)
     scales = stored[..., :2].contiguous().view(torch.bfloat16).double().repeat_interleave(32, dim=1)[:, :columns, 0]
@@ -57,7 +57,7 @@ def test_errors_are_at_most_half_a_scale(rows, columns, power, name, dtype):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_storage_has_the_size_and_type_of_its_format(name):
+def test_quantized_storage_has_the_size_and_dtype_of_the_format(name):
     stored = quantize(random_matrix(6, 64), name)
     empty = empty_quantized(6, 64, name, torch.device("meta"))
     assert (stored.shape, stored.dtype) == (empty.shape, empty.dtype)
@@ -66,12 +66,12 @@ def test_storage_has_the_size_and_type_of_its_format(name):
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("bfloat16", torch.bfloat16), ("float32", torch.float32)])
-def test_floating_formats_round_to_their_type(name, dtype):
+def test_quantize_to_floating_formats_rounds_to_their_dtype(name, dtype):
     matrix = random_matrix(3, 5)
     assert torch.equal(dequantize(quantize(matrix, name), 5, torch.float64), matrix.to(dtype).double())
 
 
-def test_scales_survive_another_dtype_of_the_model():
+def test_quantized_buffer_after_a_dtype_change_is_equal():
     matrix = random_matrix(3, 40, 1e-12)
     model = torch.nn.Module()
     model.register_buffer("stored", quantize(matrix, "int4"))

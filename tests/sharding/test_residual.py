@@ -36,7 +36,7 @@ def case(request):
 
 
 @pytest.mark.parametrize("residual", FORMATS)
-def test_a_layer_with_a_residual_equals_the_dense_layer_to_rounding(case, residual):
+def test_layer_with_a_residual_equals_the_dense_layer_to_rounding(case, residual):
     layer, x = case
     small = factorized_type(layer).from_dense(layer, 2, residual)
     expected = layer(x)
@@ -45,7 +45,7 @@ def test_a_layer_with_a_residual_equals_the_dense_layer_to_rounding(case, residu
     torch.testing.assert_close(small.weight, small.to_dense().weight.detach(), rtol=0, atol=1e-10)
 
 
-def test_gradients_are_those_of_the_dense_layer_and_the_residual_has_none(case):
+def test_residual_layer_gradients_equal_those_of_the_dense_layer(case):
     layer, x = case
     small = factorized_type(layer).from_dense(layer, 2, "int4")
     dense = small.to_dense()
@@ -57,11 +57,11 @@ def test_gradients_are_those_of_the_dense_layer_and_the_residual_has_none(case):
     if x.is_floating_point():
         torch.testing.assert_close(z.grad, y.grad, rtol=0, atol=1e-10)
     gradient = as_blocks(dense.weight.grad, num_blocks(layer))
-    for factor, its in (
+    for factor, expected_gradient in (
         (small.u, gradient @ blocks(small.v, layer)),
         (small.v, gradient.mT @ blocks(small.u, layer)),
     ):
-        torch.testing.assert_close(factor.grad, its.flatten(0, 1), rtol=0, atol=1e-10)
+        torch.testing.assert_close(factor.grad, expected_gradient.flatten(0, 1), rtol=0, atol=1e-10)
     assert "residual" not in dict(small.named_parameters())
 
 
@@ -70,7 +70,7 @@ def test_gradients_are_those_of_the_dense_layer_and_the_residual_has_none(case):
     [(nn.Linear(96, 128), (2, 96)), (nn.Conv1d(64, 64, 9), (1, 64, 12)), (Conv1D(88, 120), (2, 120))],
     ids=["linear", "conv", "transformers"],
 )
-def test_no_dense_weight_is_saved_for_the_backward_pass(layer, shape):
+def test_residual_layer_saves_no_dense_weight_for_backward(layer, shape):
     small, saved = factorized_type(layer).from_dense(layer, 2, "int4"), []
     with torch.autograd.graph.saved_tensors_hooks(lambda part: saved.append(part) or part, lambda part: part):
         small(torch.randn(shape, requires_grad=True)).sum().backward()
@@ -108,7 +108,7 @@ def make_small(net, residual="int4"):
 
 
 @pytest.mark.parametrize("residual", FORMATS)
-def test_a_model_computes_what_it_did_and_merges_to_what_it_computes(net, residual):
+def test_model_with_residuals_and_its_merge_equal_the_model(net, residual):
     small = make_small(net, residual)
     factorized = [part for part in small.modules() if isinstance(part, FactorizedLayer)]
     assert len(factorized) == 12
@@ -120,7 +120,7 @@ def test_a_model_computes_what_it_did_and_merges_to_what_it_computes(net, residu
     assert "on top of a frozen residual of" in str(small.factorize_report)
 
 
-def test_training_moves_terms_and_not_the_residual(net):
+def test_training_with_residuals_changes_only_the_terms(net):
     small = make_small(net).train()
     before = deepcopy(small.state_dict())
     optimizer = torch.optim.AdamW(small.parameters(), 0.01)
@@ -141,7 +141,7 @@ def test_training_moves_terms_and_not_the_residual(net):
 
 @pytest.mark.parametrize("residual", FORMATS)
 @pytest.mark.parametrize("where", KINDS)
-def test_what_is_saved_is_loaded_with_its_residual(net, tmp_path, where, residual):
+def test_load_factorized_with_residuals_equals_the_saved_model(net, tmp_path, where, residual):
     small = make_small(net, residual)
     save_factorized(small, tmp_path / "a")
     loaded = load_factorized(tmp_path / "a", KINDS[where](Net))
@@ -153,7 +153,7 @@ def test_what_is_saved_is_loaded_with_its_residual(net, tmp_path, where, residua
     assert size - sum(file.stat().st_size for file in (tmp_path / "b").iterdir()) >= frozen
 
 
-def test_folders_without_residuals_of_an_older_version_load(net, tmp_path):
+def test_load_factorized_of_an_older_folder_without_residuals_is_equal(net, tmp_path):
     small = make_small(net, None)
     save_factorized(small, tmp_path / "a")
     config = tmp_path / "a" / "factorization.json"
@@ -163,7 +163,7 @@ def test_folders_without_residuals_of_an_older_version_load(net, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_an_adapter_adds_what_was_learned_to_the_dense_model(tmp_path):
+def test_export_lora_with_residuals_adds_the_change_to_the_dense_model(tmp_path):
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
     base = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 6)).double()
@@ -185,7 +185,7 @@ def test_an_adapter_adds_what_was_learned_to_the_dense_model(tmp_path):
         export_lora(later, start, tmp_path / "b")
 
 
-def test_an_empty_layer_has_room_for_its_residual_on_the_meta_device():
+def test_factorize_empty_with_a_residual_allocates_it_on_meta():
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(64, 32))
     layer = factorize_empty(model, {"0": 3}, {"0": "int4"})[0]
@@ -194,7 +194,7 @@ def test_an_empty_layer_has_room_for_its_residual_on_the_meta_device():
     assert factorize(nn.Sequential(nn.Linear(64, 32, device="meta")), 0.1, (), residual="int8")[0].residual.is_meta
 
 
-def test_a_residual_of_all_terms_is_zero():
+def test_residual_of_all_terms_is_zero():
     layer = nn.Linear(6, 6).double()
     small = factorize(nn.Sequential(layer), 1.0, (), residual="float32")[0]
     assert dequantize(small.residual, 6, torch.float64).abs().max() < 1e-15
@@ -212,7 +212,7 @@ class FactorizedDoubled(FactorizedLayer):
         return 2 * nn.functional.linear(x, self.weight, self.bias)
 
 
-def test_a_layer_whose_forward_knows_no_residual_is_refused(monkeypatch):
+def test_residual_of_a_layer_that_does_not_add_it_raises(monkeypatch):
     monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
     register_layer(Doubled, FactorizedDoubled)
     model = nn.Sequential(Doubled(4, 4))
@@ -225,7 +225,7 @@ def test_a_layer_whose_forward_knows_no_residual_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("residual", ["int3", 4, True])
-def test_an_unknown_residual_is_refused_before_anything_changes(net, residual):
+def test_factorize_with_an_unknown_residual_raises_and_changes_nothing(net, residual):
     message = f"residual is {residual!r}; it is one of int4, int8, bfloat16, float32, or None"
     with pytest.raises(UserError, match=message):
         factorize(net, 0.25, inplace=True, residual=residual)

@@ -5,7 +5,7 @@ import numpy as np
 from sharding.rng import generator, seed_of
 
 
-def test_the_same_key_gives_the_same_numbers_and_another_key_others():
+def test_generator_with_equal_keys_is_equal_and_with_others_differs():
     keys = [
         (0, "draw", 1, 2, "fc"),
         (0, "draw", 1, "2", "fc"),
@@ -20,11 +20,11 @@ def test_the_same_key_gives_the_same_numbers_and_another_key_others():
     assert len({seed_of(*key) for key in keys}) == len(keys)
 
 
-def test_the_numbers_are_the_same_on_every_machine():
+def test_seed_and_generator_of_fixed_keys_have_fixed_values():
     """Frozen: published results depend on these."""
     assert seed_of(0, "model") == 7186212600472303895
     assert generator(0, "draw", 1, 2, "fc").integers(0, 1000, 5).tolist() == [715, 54, 260, 964, 75]
 
 
-def test_numpys_numbers_and_words_mean_what_pythons_mean():
+def test_seed_of_numpy_scalars_equals_that_of_python_values():
     assert seed_of(np.int64(3), np.str_("draw"), np.int32(1)) == seed_of(3, "draw", 1)

@@ -54,7 +54,7 @@ def make_small(net):
 
 
 @pytest.mark.parametrize("where", KINDS)
-def test_what_is_saved_is_loaded_into_the_structure_alone(net, tmp_path, where):
+def test_load_factorized_into_any_structure_equals_the_saved_model(net, tmp_path, where):
     small = make_small(net)
     for parameter in small.parameters():
         parameter.data.add_(0.01 * torch.randn_like(parameter))
@@ -69,7 +69,7 @@ def test_what_is_saved_is_loaded_into_the_structure_alone(net, tmp_path, where):
     assert isinstance(empty.qkv, nn.Linear)
 
 
-def test_every_wrong_name_is_reported_at_once(net, tmp_path):
+def test_load_factorized_into_another_model_reports_all_misfits(net, tmp_path):
     save_factorized(make_small(net), tmp_path)
 
     class Other(Net):
@@ -92,7 +92,7 @@ def test_every_wrong_name_is_reported_at_once(net, tmp_path):
 
 
 @pytest.mark.parametrize("state", [{"words": 3}, torch.ones(3)], ids=["words", "tensor"])
-def test_extra_state_is_not_lost_but_refused(net, tmp_path, state):
+def test_save_factorized_with_extra_state_raises(net, tmp_path, state):
     net.norm.__class__ = type("Stateful", (nn.BatchNorm1d,), {"get_extra_state": lambda self: state})
     with pytest.raises(UserError, match=r"norm\._extra_state is extra state, which cannot be saved"):
         save_factorized(make_small(net), tmp_path / "model")
@@ -100,14 +100,14 @@ def test_extra_state_is_not_lost_but_refused(net, tmp_path, state):
 
 
 @pytest.mark.parametrize("odd", [torch.ones(2, dtype=torch.complex128), torch.eye(2).to_sparse()])
-def test_a_tensor_that_the_format_lacks_is_refused(net, tmp_path, odd):
+def test_save_factorized_of_unsupported_tensors_raises(net, tmp_path, odd):
     net.register_buffer("odd", odd)
     with pytest.raises(UserError, match=r"odd is torch\..* which safetensors lacks; convert it"):
         save_factorized(make_small(net), tmp_path / "model")
     assert not (tmp_path / "model").exists()
 
 
-def test_folders_that_hold_no_such_model_are_reported(net, tmp_path):
+def test_load_and_save_with_an_unsuitable_folder_raise(net, tmp_path):
     with pytest.raises(UserError, match="holds no factorized model"):
         load_factorized(tmp_path, net)
     save_factorized(make_small(net), tmp_path)
@@ -118,7 +118,7 @@ def test_folders_that_hold_no_such_model_are_reported(net, tmp_path):
         load_factorized(tmp_path, net)
 
 
-SPOILED = [  # a whole structure, or some of its entries, and what is said of it
+INVALID = [  # a structure or some of its entries, and the message
     *((entries, "holds no factorized model: ") for entries in (
         "[" * 100_000,
         '{"format": 1, "layers": {}, "split": {}}',
@@ -136,16 +136,16 @@ SPOILED = [  # a whole structure, or some of its entries, and what is said of it
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("entries", "told"), SPOILED, ids=[str(entries)[:60] for entries, _ in SPOILED])
-def test_a_structure_that_is_damaged_or_of_another_model_is_reported_in_one_line(net, tmp_path, entries, told):
+@pytest.mark.parametrize(("entries", "message"), INVALID, ids=[str(entries)[:60] for entries, _ in INVALID])
+def test_load_factorized_of_an_invalid_structure_file_raises(net, tmp_path, entries, message):
     save_factorized(make_small(net), tmp_path)
     path = tmp_path / "factorization.json"
     path.write_text(entries if isinstance(entries, str) else json.dumps(json.loads(path.read_text()) | entries))
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         load_factorized(tmp_path, net)
 
 
-def test_integers_are_no_weights(net, tmp_path):
+def test_load_factorized_of_integer_weights_raises(net, tmp_path):
     save_factorized(make_small(net), tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     save_file(tensors | {"norm.bias": torch.ones(12, dtype=torch.int32)}, tmp_path / "model.safetensors")
@@ -168,27 +168,27 @@ def plain():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("whole", [False, True])
-def test_peft_loads_the_adapter_and_merges_it_exactly(tmp_path, whole):
+@pytest.mark.parametrize("from_dense", [False, True])
+def test_peft_model_of_an_exported_adapter_equals_and_merges_exactly(tmp_path, from_dense):
     peft = pytest.importorskip("peft")
     base, x = plain(), torch.randn(2, 3, 6, 6).double()
     small = factorize(base, {"1": 0.25, "3": 0.5, "4": 0.1}, skip=("first", "last"))
     later = trained(small)
-    export_lora(later, base if whole else small, tmp_path)
+    export_lora(later, base if from_dense else small, tmp_path)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     assert len(set(config["rank_pattern"].values())) > 1
     adapted = peft.PeftModel.from_pretrained(deepcopy(base), tmp_path)
-    expected = later(x) if whole else plus_change(base, small, later)(x)
+    expected = later(x) if from_dense else plus_change(base, small, later)(x)
     torch.testing.assert_close(adapted(x), expected, rtol=0, atol=1e-9)
     merged = adapted.merge_and_unload()
     assert repr(merged) == repr(base)
     torch.testing.assert_close(merged(x), expected, rtol=0, atol=1e-9)
-    if whole:
+    if from_dense:
         torch.testing.assert_close(merged.state_dict(), merge(later).state_dict(), rtol=0, atol=1e-10)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_peft_loads_the_modules_that_the_adapter_saves_whole(tmp_path):
+def test_peft_model_with_modules_to_save_equals_the_trained_model(tmp_path):
     peft = pytest.importorskip("peft")
     base, x = plain(), torch.randn(2, 3, 6, 6).double()
     small = factorize(base, 0.25)
@@ -204,7 +204,7 @@ def test_peft_loads_the_modules_that_the_adapter_saves_whole(tmp_path):
     torch.testing.assert_close(merged(x), later(x), rtol=0, atol=1e-9)
 
 
-def test_only_factors_train_after_the_rest_is_frozen():
+def test_freeze_except_factors_leaves_only_factors_trainable():
     small = factorize(plain(), 0.25)
     small[3].v.requires_grad_(False)
     assert freeze_except_factors(small) is small
@@ -236,22 +236,22 @@ class Mixed(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("whole", [False, True])
-def test_peft_runs_adapters_of_embeddings_and_convolutions_of_each_dimension(tmp_path, whole):
+@pytest.mark.parametrize("from_dense", [False, True])
+def test_peft_model_of_embedding_and_convolution_adapters_is_equal(tmp_path, from_dense):
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
     base, ids = Mixed().double(), torch.randint(20, (3, 10))
     small = factorize(base, {"tokens": 0.2, "mix": 0.5, "image": 0.5, "volume": 1.0}, skip=(), also=nn.Embedding)
     assert len(small.factorize_report.layers) == 4
     later = trained(small)
-    export_lora(later, base if whole else small, tmp_path)
+    export_lora(later, base if from_dense else small, tmp_path)
     adapted = peft.PeftModel.from_pretrained(deepcopy(base), tmp_path)
-    expected = later(ids) if whole else plus_change(base, small, later)(ids)
+    expected = later(ids) if from_dense else plus_change(base, small, later)(ids)
     torch.testing.assert_close(adapted(ids), expected, rtol=0, atol=1e-9)
     assert (expected - base(ids)).abs().max() > 0.1
 
 
-def test_what_an_adapter_cannot_hold_is_reported(tmp_path):
+def test_export_lora_of_unsupported_changes_raises(tmp_path):
     small = factorize(plain(), 0.25)
     later = trained(small)
     later[4].bias.data += 1
@@ -285,7 +285,7 @@ def test_what_an_adapter_cannot_hold_is_reported(tmp_path):
         export_lora(trained(small), small, tmp_path)
 
 
-def test_an_adapter_does_not_hide_changed_buffers(tmp_path):
+def test_export_lora_with_changed_buffers_raises(tmp_path):
     base = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8, affine=False), nn.Conv2d(8, 4, 3))
     small = factorize(base, 0.5, skip=("first", "last"))
     later = deepcopy(small).train()
@@ -295,7 +295,7 @@ def test_an_adapter_does_not_hide_changed_buffers(tmp_path):
         export_lora(later, base, tmp_path / "after")
 
 
-def test_buffers_that_are_in_no_folder_go_to_the_device_too(tmp_path):
+def test_load_factorized_to_a_device_moves_nonpersistent_buffers(tmp_path):
     class Tabled(nn.Sequential):
         def __init__(self):
             super().__init__(*(nn.Linear(8, 8) for _ in range(3)))
@@ -310,7 +310,7 @@ def test_buffers_that_are_in_no_folder_go_to_the_device_too(tmp_path):
     assert moved == ["cpu"], "parameters and the table alike"
 
 
-def test_merging_without_gradients_leaves_split_layers_trainable():
+def test_merge_under_no_grad_leaves_split_layers_trainable():
     small = factorize(split_layers(nn.Sequential(nn.Linear(8, 24), nn.Linear(24, 24)), {"1": 3}), 0.25)
     with torch.no_grad():
         merged = merge(small)

@@ -47,18 +47,18 @@ def chain(width=8, depth=4):
     ],
     ids=lambda value: getattr(value, "__name__", None),  # not its address, which differs from worker to worker
 )
-def test_patterns_match_a_layer_or_what_encloses_it(pattern, count):
+def test_skip_patterns_match_layers_or_enclosing_modules(pattern, count):
     assert 17 - len(shardable_layers(blocks(), pattern)) == count
     assert 17 - len(shardable_layers(blocks(), [pattern])) == count
 
 
-def test_an_exact_name_means_just_that():
+def test_skip_of_an_exact_name_matches_that_layer_only():
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
     assert list(shardable_layers(model, "0")) == ["1.0", "1.1"]
     assert list(shardable_layers(model, "1.0")) == ["0", "1.1"]
 
 
-def test_what_is_registered_twice_goes_by_either_name():
+def test_layer_registered_twice_matches_by_either_name():
     shared = nn.Linear(8, 8)
     model = nn.ModuleDict({"a": nn.Linear(8, 8), "s": shared, "box": nn.ModuleList([shared]), "b": nn.Linear(8, 8)})
     for pattern in ("s", "box", "box.0", "b?x.*", nn.ModuleList, lambda name, layer: name == "box.0"):
@@ -68,7 +68,7 @@ def test_what_is_registered_twice_goes_by_either_name():
     assert list(shardable_layers(model)) == ["a"]
 
 
-def test_a_module_that_is_named_first_or_last_is_what_these_words_mean():
+def test_skip_of_first_or_last_prefers_a_module_of_that_name():
     model = nn.ModuleDict({name: nn.Linear(8, 8) for name in ("a", "first", "b", "c")})
     assert list(shardable_layers(model, "first")) == ["a", "b", "c"]
     assert list(shardable_layers(model)) == ["a", "b"]
@@ -76,7 +76,7 @@ def test_a_module_that_is_named_first_or_last_is_what_these_words_mean():
     assert list(factorize(model, 0.25, "last").factorize_report.layers) == ["a", "first", "b", "c"]
 
 
-def own_forward():
+def with_forward():
     class Scaled(nn.Linear):
         def forward(self, x):
             return 2 * super().forward(x)
@@ -128,7 +128,7 @@ OBSTACLES = {
     "spectral_norm": (lambda: parametrizations.spectral_norm(nn.Linear(8, 8)), "its weight is computed"),
     "old spectral_norm": (lambda: nn.utils.spectral_norm(nn.Linear(8, 8)), "its weight is computed"),
     "pruned": (pruned, "its weight is computed"),
-    "own forward": (own_forward, "Scaled overrides forward"),
+    "own forward": (with_forward, "Scaled overrides forward"),
     "patched": (patched, "this one overrides forward"),
     "extra state": (with_extra_state, "Stateful has extra state"),
     "more": (with_more, "it holds more than a weight and a bias"),
@@ -143,7 +143,7 @@ OBSTACLES = {
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors", "ignore:Sparse CSR tensor support")
 @pytest.mark.parametrize("kind", OBSTACLES)
-def test_a_layer_that_cannot_be_factorized_stays_whole_and_is_named(kind):
+def test_layer_that_cannot_be_factorized_stays_dense_with_the_reason(kind):
     make, reason = OBSTACLES[kind]
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), make(), nn.Linear(8, 8), nn.Linear(8, 8))
     small = factorize(model, 0.25)
@@ -156,7 +156,7 @@ def test_a_layer_that_cannot_be_factorized_stays_whole_and_is_named(kind):
         torch.testing.assert_close(small.eval()[2](x), model.eval()[2](x))
 
 
-def test_frozen_layers_stay_frozen_there_and_back():
+def test_frozen_layers_stay_frozen_after_factorize_and_merge():
     model = chain()
     model[1].weight.requires_grad_(False)
     model[2].bias.requires_grad_(False)
@@ -169,7 +169,7 @@ def test_frozen_layers_stay_frozen_there_and_back():
     assert {name: parameter.requires_grad for name, parameter in merge(small).named_parameters()} == before
 
 
-def test_hooks_and_attributes_go_with_the_layer():
+def test_hooks_and_attributes_are_kept_by_factorize_and_merge():
     model, seen = chain(), []
     model[1].register_forward_hook(lambda layer, args, output: seen.append("forward"))
     model[1].register_forward_pre_hook(lambda layer, args: seen.append("before"))
@@ -189,7 +189,7 @@ def test_hooks_and_attributes_go_with_the_layer():
     assert len(model[1]._forward_hooks) == 1
 
 
-def test_a_model_on_the_meta_device_is_factorized_without_values():
+def test_factorize_on_meta_returns_layers_on_meta():
     with torch.device("meta"):
         model = chain()
     small = factorize(model, 0.25)
@@ -210,7 +210,7 @@ class Lora(nn.Module):
         return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x))
 
 
-def test_adapters_stay_whole_beside_a_factorized_frozen_base():
+def test_factorize_of_a_lora_model_replaces_only_the_base_layers():
     model = nn.Sequential(*(Lora(nn.Linear(64, 64)) for _ in range(4)))
     small = factorize(model, 0.25)
     assert set(small.factorize_report.layers) == {"1.base_layer", "2.base_layer"}
@@ -218,7 +218,7 @@ def test_adapters_stay_whole_beside_a_factorized_frozen_base():
     assert trained == {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def test_nothing_to_factorize_warns_and_says_what_there_is():
+def test_factorize_without_a_layer_to_replace_warns():
     with pytest.warns(UserWarning, match=r"nothing is factorized; what stays dense: LSTM\.weight_hh_l0 \d+"):
         factorize(nn.LSTM(4, 8), 0.5)
     small = factorize(chain(), 0.25)
@@ -227,7 +227,7 @@ def test_nothing_to_factorize_warns_and_says_what_there_is():
     assert again.factorize_report.dense["1"] == "factorized already; merge first"
 
 
-def test_a_part_that_is_called_base_layer_is_no_adapter():
+def test_module_named_base_layer_without_an_adapter_is_factorized():
     class Tree(nn.Module):
         def __init__(self):
             super().__init__()
@@ -238,7 +238,7 @@ def test_a_part_that_is_called_base_layer_is_no_adapter():
     assert set(factorize(Tree(), 0.25, skip=("first", "last")).factorize_report.layers) == {"level.0", "level.1"}
 
 
-def test_an_attribute_called_ends_may_mean_something_else():
+def test_ends_attribute_of_another_type_is_ignored():
     model = chain()
     model.ends = [1, 2]
     assert set(factorize(model, 0.5).factorize_report.layers) == set(factorize(chain(), 0.5).factorize_report.layers)

@@ -1,4 +1,4 @@
-"""One round of a server: the notebook's form, the streamed form, and what the server keeps between rounds."""
+"""`Server.round` against its steps, and the state that the server keeps between rounds."""
 
 import torch
 from torch import nn
@@ -22,7 +22,7 @@ def train(client, shard):
     return train_shard(make_model(), shard, [(inputs, inputs[:, :3].argmax(1))], lr=0.1)
 
 
-def test_a_round_is_plan_train_aggregate_and_step():
+def test_server_round_equals_plan_train_aggregate_and_step():
     server, model, planner = Server(make_model(), ShardPlanner("collective")), make_model(), ShardPlanner("collective")
     for t in range(3):
         outcome = server.round(t, RATIOS, train, SAMPLES)
@@ -32,7 +32,7 @@ def test_a_round_is_plan_train_aggregate_and_step():
     torch.testing.assert_close(server.model.state_dict(), model.state_dict(), rtol=0, atol=0)
 
 
-def test_clients_count_alike_unless_their_samples_are_given():
+def test_server_round_without_num_samples_weighs_clients_equally():
     alike, given = (Server(make_model(), ShardPlanner("top_n")) for _ in range(2))
     alike.round(0, RATIOS, train)
     given.round(0, RATIOS, train, dict.fromkeys(RATIOS, 7.0))
@@ -42,12 +42,12 @@ def test_clients_count_alike_unless_their_samples_are_given():
     assert not torch.equal(alike.model[4].weight, given.model[4].weight)
 
 
-def test_a_client_that_failed_is_left_out_and_reported():
+def test_server_round_with_failed_clients_rejects_them():
     outcome = Server(make_model(), ShardPlanner("top_n")).round(0, RATIOS, lambda client, shard: None)
     assert (outcome.accepted, set(outcome.rejected)) == ([], set(RATIOS))
 
 
-def test_the_optimizer_and_the_average_step_once_a_round():
+def test_server_round_steps_the_optimizer_and_average_once():
     model = make_model()
     optimizer = SGD(model.parameters(), lr=0.5, momentum=0.5)
     server = Server(model, ShardPlanner("dense"), optimizer, iterate_average(model))
@@ -63,7 +63,7 @@ def test_the_optimizer_and_the_average_step_once_a_round():
     assert plain.result is plain.model
 
 
-def test_weights_that_were_loaded_between_rounds_stay():
+def test_server_round_after_load_state_dict_starts_from_it():
     model = make_model()
     server = Server(model, ShardPlanner("dense"), SGD(model.parameters(), 0.4, 0.8, nesterov=True))
     loaded = {name: value + 1 for name, value in model.state_dict().items()}
@@ -72,15 +72,15 @@ def test_weights_that_were_loaded_between_rounds_stay():
     torch.testing.assert_close(dict(model.state_dict()), loaded)
 
 
-def test_guards_are_those_of_the_average():
+def test_server_round_with_a_norm_bound_rejects_large_updates():
     server = Server(make_model(), ShardPlanner("dense"), norm_bound=2.0)
     ratios = dict.fromkeys(("a", "bb", "ccc"), 1.0)
 
-    def loud(client, shard):
+    def scaled_train(client, shard):
         update = train(client, shard)
         if client == "ccc":
             for tensor in update.trained().values():
                 tensor.mul_(50)
         return update
 
-    assert list(server.round(0, ratios, loud).rejected) == ["ccc"]
+    assert list(server.round(0, ratios, scaled_train).rejected) == ["ccc"]

@@ -109,7 +109,7 @@ def test_step_without_an_optimizer_makes_the_average_the_model():
 
 
 @pytest.mark.parametrize("name", STATEFUL)
-def test_step_of_a_lost_round_changes_neither_model_nor_optimizer(name):
+def test_step_of_a_round_without_updates_changes_nothing(name):
     server = server_of(model_at(1.0), OPTIMIZERS[name])
     move(server)
     weight, state = server.model.weight.clone(), {key: value.clone() for key, value in server.state_dict().items()}
@@ -120,7 +120,7 @@ def test_step_of_a_lost_round_changes_neither_model_nor_optimizer(name):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_step_leaves_frozen_weights_alone_and_sets_buffers_to_their_average(name):
+def test_step_keeps_frozen_weights_and_averages_buffers(name):
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).requires_grad_(False)
     model[0].weight.requires_grad_(True)
     bias = model[0].bias.clone()
@@ -131,7 +131,7 @@ def test_step_leaves_frozen_weights_alone_and_sets_buffers_to_their_average(name
 
 
 @pytest.mark.parametrize("name", STATEFUL)
-def test_step_of_weights_frozen_and_thawed_between_rounds_moves_the_thawed_ones(name):
+def test_step_after_freezing_and_unfreezing_moves_trainable_weights(name):
     model = nn.Linear(2, 2)
     model.bias.requires_grad_(False)
     server = server_of(model, OPTIMIZERS[name])
@@ -188,7 +188,7 @@ def test_find_nonfinite_of_an_imaginary_part_names_it():
 
 
 @pytest.mark.parametrize(("name", "other"), [("momentum", "adam"), ("adam", "nesterov")])
-def test_load_state_dict_of_another_optimizer_or_model_is_refused(name, other):
+def test_load_state_dict_of_another_optimizer_or_model_raises(name, other):
     servers = [server_of(nn.Sequential(nn.Linear(2, 2)), OPTIMIZERS[each]) for each in (name, other)]
     for server in servers:
         move(server)
@@ -198,7 +198,7 @@ def test_load_state_dict_of_another_optimizer_or_model_is_refused(name, other):
             servers[0].load_state_dict(state)
 
 
-def test_server_with_an_optimizer_of_another_model_is_refused():
+def test_server_with_an_optimizer_of_another_model_raises():
     with pytest.raises(UserError, match="another model"):
         Server(model_at(1.0), ShardPlanner(), SGD(model_at(1.0).parameters(), lr=1.0))
 

@@ -1,4 +1,4 @@
-"""The wire form, and the way in and out of a client's model."""
+"""Serialization of shards, and loading into and reading from a client's model."""
 
 from copy import deepcopy
 
@@ -46,7 +46,7 @@ INTEGERS = {
     frozen=st.integers(0, 3),
     compression=st.sampled_from(list(COMPRESSIONS)),
 )
-def test_nbytes_is_exact_for_any_names_sizes_and_types(layers, dtype, dense, keep_ratio, frozen, compression):
+def test_nbytes_of_any_shard_equals_its_serialized_size(layers, dtype, dense, keep_ratio, frozen, compression):
     assume(compression != "bfloat16" or dtype != torch.bfloat16)
     terms = {
         name: Terms(torch.arange(n), torch.ones(3, n, dtype=dtype), torch.ones(5, n, dtype=dtype), torch.ones(n))
@@ -62,7 +62,7 @@ def test_nbytes_is_exact_for_any_names_sizes_and_types(layers, dtype, dense, kee
 
 
 @pytest.mark.parametrize("keep_ratio", [0.3, 1.0])
-def test_a_shard_goes_into_a_client_model_and_comes_back_and_stays_as_it_was_read(keep_ratio):
+def test_load_into_then_read_from_returns_an_equal_copy(keep_ratio):
     shard = make_plan(make_net(), {0: keep_ratio}, "unbiased").shard(0)
     client = factorize(make_net(), keep_ratio)
     with torch.no_grad():
@@ -76,7 +76,7 @@ def test_a_shard_goes_into_a_client_model_and_comes_back_and_stays_as_it_was_rea
     assert_same(returned, shard)
 
 
-def test_the_norm_of_an_update_is_that_of_all_that_changed():
+def test_update_norm_equals_the_norm_of_all_changes():
     model = make_net().double()
     sent = make_plan(model, {"a": 0.5}).shard("a")
     returned = perturbed(sent, 3)
@@ -88,7 +88,7 @@ def test_the_norm_of_an_update_is_that_of_all_that_changed():
     assert update_norm(sent, sent) == 0
 
 
-def test_the_norm_has_the_same_bits_whether_the_update_has_travelled():
+def test_update_norm_is_invariant_to_order_and_serialization():
     sent = make_plan(make_net(), {0: 0.5}).shard(0)
     for seed in range(20):
         returned = perturbed(sent, seed)
@@ -128,7 +128,7 @@ def round_of(model: nn.Module, **options) -> tuple[Shard, nn.Module]:
     return plan.shard(0), client
 
 
-def test_a_client_whose_model_is_not_tied_as_the_servers_is_reported():
+def test_load_into_a_model_without_the_tied_weights_raises():
     with pytest.warns(CoverageWarning):
         client = factorize(Tied(), 0.5)
     client.head.weight = nn.Parameter(client.head.weight.detach().clone())
@@ -136,7 +136,7 @@ def test_a_client_whose_model_is_not_tied_as_the_servers_is_reported():
         make_plan(Tied(), {0: 0.5}).shard(0).load_into(client)
 
 
-def test_a_module_registered_twice_is_sharded_once():
+def test_round_with_a_module_registered_twice_shards_it_once():
     torch.manual_seed(0)
     shared = nn.Linear(8, 8)
     model = nn.Sequential(nn.Linear(8, 8), shared, shared, nn.Linear(8, 8))
@@ -149,7 +149,7 @@ def test_a_module_registered_twice_is_sharded_once():
     torch.testing.assert_close(model(x), client(x), rtol=1e-4, atol=1e-4)
 
 
-def test_a_layer_can_be_the_whole_model():
+def test_round_with_a_single_layer_model_works():
     model = nn.Linear(8, 6)
     shard, client = round_of(model, skip=())
     assert set(shard.dense) == {"bias"}
@@ -164,7 +164,7 @@ def freeze(model: nn.Module, *names: str) -> nn.Module:
     return model
 
 
-def test_frozen_parameters_are_sent_but_do_not_come_back():
+def test_frozen_parameters_are_sent_but_not_returned():
     names = ("0.weight", "2.bias", "4.weight")
     model, free = freeze(make_net(), *names), make_plan(make_net(), {0: 1.0}, "top_n").shard(0)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
@@ -179,7 +179,7 @@ def test_frozen_parameters_are_sent_but_do_not_come_back():
         assert torch.equal(parameter, before[name]) == (name in names)
 
 
-def test_a_model_with_everything_frozen_sends_nothing_back():
+def test_update_of_a_fully_frozen_model_is_empty():
     model = make_net().requires_grad_(False)
     plan = make_plan(model, {0: 0.5})
     client = factorize(model, 0.5)
@@ -203,7 +203,7 @@ class Complex(nn.Sequential):
         pass
 
 
-def test_complex_parameters_travel_and_are_averaged():
+def test_round_with_complex_parameters_averages_them():
     torch.manual_seed(0)
     model = Complex()
     before = model.phases.detach().clone()
@@ -226,7 +226,7 @@ class Hashed(nn.Module):
         return self.vectors(self.table[ids]) * self.mask
 
 
-def test_integers_and_masks_are_sent_and_the_server_keeps_its_own():
+def test_integer_and_bool_buffers_are_sent_but_not_averaged():
     torch.manual_seed(0)
     server, ids = nn.Sequential(Hashed(), nn.Linear(4, 4)), torch.arange(9)
     plan = make_plan(server, {0: 1.0}, "dense")
@@ -246,7 +246,7 @@ def test_integers_and_masks_are_sent_and_the_server_keeps_its_own():
     assert torch.equal(client[0].table, server[0].table)
 
 
-def test_integers_that_are_to_be_averaged_are_no_shard():
+def test_from_bytes_of_trainable_integers_raises():
     data = safetensors.torch.save(
         {"dense/table": torch.ones(3, dtype=torch.int32)}, {"shard": Shard({}, {})._metadata()["shard"]}
     )
@@ -254,10 +254,10 @@ def test_integers_that_are_to_be_averaged_are_no_shard():
         Shard.from_bytes(data)
 
 
-def test_a_dense_shard_holds_the_whole_state_but_counters_and_extra_state():
+def test_dense_state_has_all_but_counters_and_extra_state():
     state = dense_state(nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), Complex()), {})
-    own = {"0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var"}
-    assert own == {name for name in state if not name.startswith("2.")}
+    expected = {"0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var"}
+    assert expected == {name for name in state if not name.startswith("2.")}
     assert "2._extra_state" not in state
     assert Shard({}, state).nbytes > 4 * sum(tensor.numel() for tensor in state.values())
 
@@ -280,20 +280,20 @@ MISFITS = {
 }
 
 
-@pytest.mark.parametrize(("build", "told"), MISFITS.values(), ids=MISFITS.keys())
-def test_a_model_that_a_shard_does_not_fit_is_reported_all_at_once_and_left_alone(build, told):
+@pytest.mark.parametrize(("build", "message"), MISFITS.values(), ids=MISFITS.keys())
+def test_load_into_an_unfit_model_reports_all_and_changes_nothing(build, message):
     shard, model = make_plan(make_net(), {0: 0.1}).shard(0), build()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for put in (shard.load_into, shard.read_from):
-        with pytest.raises(UserError, match=told) as raised:
+        with pytest.raises(UserError, match=message) as raised:
             put(model)
         assert "keep ratio 0.1" in str(raised.value)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_a_plan_and_a_shard_are_shown_in_one_line():
+def test_repr_of_plan_and_shard_is_one_line():
     plan = make_plan(make_net(), {0: 0.3, 1: 0.5})
-    start, terms = plan.id[:7], sum(len(its.indices) for its in plan.shard(0).terms.values())
+    start, terms = plan.id[:7], sum(len(part.indices) for part in plan.shard(0).terms.values())
     kilobytes = f"{plan.shard(0).nbytes / 1000:.0f} kB"
     assert repr(plan.shard(0)) == f"Shard(keep_ratio=0.3, layers=3, terms={terms}, {kilobytes}, plan='{start}')"
     size = f"{sum(shard.nbytes for _, shard in plan.shards()) / 1000:.0f} kB"

@@ -1,4 +1,4 @@
-"""Decomposition against torch's SVD, and the cases that squaring could spoil."""
+"""Decomposition against torch's SVD, and spectra whose squares would lose precision."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def graded(out, columns, smallest, dtype=torch.float64):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_matches_the_svd(shape, dtype):
+def test_decompose_of_any_shape_equals_the_svd(shape, dtype):
     torch.manual_seed(0)
     matrix = torch.randn(shape, dtype=dtype)
     spectrum = decompose_one(matrix)
@@ -37,7 +37,7 @@ def test_matches_the_svd(shape, dtype):
 
 
 @pytest.mark.parametrize("smallest", [1e-3, 1e-6, 1e-9])
-def test_a_steep_spectrum_keeps_its_small_terms(smallest):
+def test_decompose_of_a_steep_spectrum_keeps_small_terms(smallest):
     torch.manual_seed(0)
     matrix = graded(20, 50, smallest)
     spectrum = decompose_one(matrix)
@@ -48,7 +48,7 @@ def test_a_steep_spectrum_keeps_its_small_terms(smallest):
     torch.testing.assert_close(unit.mT @ unit, torch.eye(20, dtype=torch.float64), rtol=0, atol=1e-4)
 
 
-def test_names_and_order_survive_the_batching_by_shape():
+def test_decompose_of_mixed_shapes_keeps_names_order_and_dtypes():
     torch.manual_seed(0)
     matrices = {"a": torch.randn(3, 4), "b": torch.randn(4, 3), "c": torch.randn(3, 4), "d": torch.randn(3, 4).double()}
     spectra = decompose(matrices)
@@ -60,7 +60,7 @@ def test_names_and_order_survive_the_batching_by_shape():
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (6, 4)])
-def test_a_zero_matrix_is_sharded_so_that_it_can_train(shape):
+def test_decompose_of_a_zero_matrix_has_a_nonzero_trainable_side(shape):
     spectrum = decompose_one(torch.zeros(shape))
     assert spectrum.magnitudes.eq(0).all()
     assert compose(spectrum.u, spectrum.v).eq(0).all()
@@ -69,7 +69,7 @@ def test_a_zero_matrix_is_sharded_so_that_it_can_train(shape):
     torch.testing.assert_close(norms, torch.tensor([[0.0], [1.0]]).expand(2, 4))
 
 
-def test_a_rank_deficient_matrix_has_exact_zeros():
+def test_decompose_of_a_rank_deficient_matrix_has_exact_zeros():
     torch.manual_seed(0)
     matrix = torch.randn(6, 2, dtype=torch.float64) @ torch.randn(2, 8, dtype=torch.float64)
     spectrum = decompose_one(matrix)
@@ -78,7 +78,7 @@ def test_a_rank_deficient_matrix_has_exact_zeros():
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (4, 6), (2, 4, 6)])
-def test_no_magnitude_is_minus_zero(shape, monkeypatch):
+def test_decompose_with_negative_zeros_of_lapack_returns_positive_ones(shape, monkeypatch):
     """LAPACK's SVD returns −0.0 for some matrices without full rank."""
     svd = torch.linalg.svd
 
@@ -94,7 +94,7 @@ def test_no_magnitude_is_minus_zero(shape, monkeypatch):
     assert not magnitudes.signbit().any()
 
 
-def test_keep_of_some_terms_equals_those_columns_of_all():
+def test_keep_of_some_terms_equals_the_columns_of_all():
     torch.manual_seed(0)
     chosen = torch.tensor([0, 2])
     for matrix in (torch.randn(4, 6), torch.randn(6, 4), torch.randn(3, 4, 6)):
@@ -106,15 +106,15 @@ def test_keep_of_some_terms_equals_those_columns_of_all():
         assert torch.equal(spectrum.v, complete.v[:, chosen])
 
 
-def test_autocast_does_not_round_the_terms():
+def test_decompose_under_autocast_is_equal():
     torch.manual_seed(0)
     matrices = {"wide": torch.randn(4, 6), "tall": torch.randn(6, 4)}
     expected = decompose(matrices)
     with torch.autocast("cpu", torch.bfloat16):
-        found = decompose(matrices)
+        actual = decompose(matrices)
     for name in matrices:
-        assert torch.equal(found[name].u, expected[name].u)
-        assert torch.equal(found[name].v, expected[name].v)
+        assert torch.equal(actual[name].u, expected[name].u)
+        assert torch.equal(actual[name].v, expected[name].v)
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def two_threads():
     torch.set_num_threads(before)
 
 
-def test_the_number_of_threads_changes_no_bit(two_threads):
+def test_decompose_with_any_number_of_threads_has_the_same_bits(two_threads):
     torch.manual_seed(0)
     matrices = {str(size): torch.randn(size, 200).double() for size in (200, 150, 90, 20)}
     both = decompose(matrices)
@@ -136,7 +136,7 @@ def test_the_number_of_threads_changes_no_bit(two_threads):
         assert torch.equal(both[name].u, alone.u)
 
 
-def test_map_threads_with_an_error_raises_it_and_restores_the_number_of_threads(two_threads):
+def test_map_threads_with_an_error_raises_and_restores_num_threads(two_threads):
     def fails(name):
         raise ValueError(name)
 

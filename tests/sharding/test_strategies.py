@@ -1,4 +1,4 @@
-"""Every strategy's law, and its estimator of the weights in expectation."""
+"""Inclusion probabilities and multipliers of every strategy."""
 
 import numpy as np
 import pytest
@@ -11,45 +11,45 @@ UNBIASED = ["unbiased", "schatten", "prism_wallenius", "prism_wallenius_clip"]
 NAMES = [name for name, strategy in STRATEGIES.items() if strategy.allocate is not None]
 
 
-def law_of(name, num_clients=4, keep_ratio=0.5, magnitudes=MAGNITUDES, num_terms=3):
+def allocation_of(name, num_clients=4, keep_ratio=0.5, magnitudes=MAGNITUDES, num_terms=3):
     return STRATEGIES[name].allocate(LayerContext(magnitudes, num_terms, num_clients, keep_ratio))
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("num_clients", [1, 2, 10])
 @pytest.mark.parametrize("magnitudes", [MAGNITUDES, np.ones(6), np.geomspace(1, 1e-12, 6), np.zeros(6)], ids=str)
-def test_a_law_is_feasible(name, num_clients, magnitudes):
-    law = law_of(name, num_clients, magnitudes=magnitudes)
-    assert law.inclusion.sum() == pytest.approx(3, abs=1e-9)
-    assert np.all((law.inclusion >= 0) & (law.inclusion <= 1))
-    assert np.all(np.isfinite(law.multipliers))
-    assert np.all(law.multipliers > 0)
+def test_allocation_of_any_strategy_is_feasible(name, num_clients, magnitudes):
+    allocation = allocation_of(name, num_clients, magnitudes=magnitudes)
+    assert allocation.inclusion.sum() == pytest.approx(3, abs=1e-9)
+    assert np.all((allocation.inclusion >= 0) & (allocation.inclusion <= 1))
+    assert np.all(np.isfinite(allocation.multipliers))
+    assert np.all(allocation.multipliers > 0)
 
 
 @pytest.mark.parametrize("name", UNBIASED)
-def test_the_unbiased_ones_are_unbiased(name):
-    law = law_of(name)
-    np.testing.assert_allclose(law.inclusion * law.multipliers, 1, rtol=1e-12)
+def test_unbiased_strategies_have_reciprocal_multipliers(name):
+    allocation = allocation_of(name)
+    np.testing.assert_allclose(allocation.inclusion * allocation.multipliers, 1, rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["top_n", "prism", "full"])
-def test_the_plain_ones_have_no_multipliers(name):
-    assert np.all(law_of(name).multipliers == 1)
+def test_plain_strategies_have_multipliers_of_one(name):
+    assert np.all(allocation_of(name).multipliers == 1)
 
 
-def test_prism_is_steeper_at_small_keep_ratios():
-    small, large = law_of("prism", keep_ratio=0.2), law_of("prism", keep_ratio=0.21)
+def test_prism_at_small_keep_ratios_has_a_larger_exponent():
+    small, large = allocation_of("prism", keep_ratio=0.2), allocation_of("prism", keep_ratio=0.21)
     np.testing.assert_allclose(small.weights, (MAGNITUDES / 5) ** 4)
     np.testing.assert_allclose(large.weights, (MAGNITUDES / 5) ** 2.5)
 
 
-def test_clipping_and_scaling_are_as_published():
+def test_clipping_and_rescaling_strategies_are_the_published_ones():
     clips = {name for name, strategy in STRATEGIES.items() if strategy.clips}
     assert clips == {"unbiased", "collective", "schatten", "prism_wallenius_clip"}
     assert {name for name, strategy in STRATEGIES.items() if strategy.rescales} == {"top_n_scaled", "prism_scaled"}
 
 
-def test_norm_ratio_restores_the_frobenius_norm():
+def test_norm_ratio_of_drawn_terms_restores_the_frobenius_norm():
     drawn = np.array([0, 3])
     omega = norm_ratio(MAGNITUDES, drawn)
     assert np.sum((omega * MAGNITUDES[drawn]) ** 2) == pytest.approx(np.sum(MAGNITUDES**2))

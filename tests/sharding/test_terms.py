@@ -1,4 +1,4 @@
-"""How many terms a layer keeps: ratios by pattern, energy, budgets; and what the report says of it."""
+"""How many terms a layer keeps: ratios by pattern, energy, budgets; and the report."""
 
 import re
 from itertools import pairwise, product
@@ -24,7 +24,7 @@ def terms_of(report):
     return {name: layer.num_terms for name, layer in report.layers.items()}
 
 
-def test_layers_that_would_grow_stay_whole_unless_all_terms_are_asked_for():
+def test_layers_that_would_grow_stay_dense_unless_all_terms_are_kept():
     model = net(8, 64, 8, 8)
     with pytest.warns(CoverageWarning, match="nothing is factorized; what stays dense: would grow 100"):
         report = factorize(model, 0.9, skip=()).factorize_report
@@ -33,7 +33,7 @@ def test_layers_that_would_grow_stay_whole_unless_all_terms_are_asked_for():
 
 
 @pytest.mark.filterwarnings("ignore:nothing is factorized")
-def test_the_smallest_that_does_not_grow():
+def test_layer_is_factorized_exactly_where_it_does_not_grow():
     for terms in range(1, 9):
         report = factorize(nn.Linear(8, 24), terms / 8, skip=()).factorize_report
         assert bool(report.layers) == (terms * 32 <= 192 or terms == 8)
@@ -41,7 +41,7 @@ def test_the_smallest_that_does_not_grow():
         assert report.layers or report.dense == {"": "would grow"}
 
 
-def test_ratios_by_pattern_the_first_that_matches_counts():
+def test_keep_ratio_by_pattern_uses_the_first_match():
     model = nn.ModuleDict({"attn": net(16, 16, 16), "mlp": net(16, 32, 16), "norm": net(16, 16)})
     ratios = {"mlp.0": 0.125, "mlp": 0.5, lambda name, layer: name.startswith("attn"): 0.25}
     report = factorize(model, ratios, skip=()).factorize_report
@@ -52,7 +52,7 @@ def test_ratios_by_pattern_the_first_that_matches_counts():
 
 
 @pytest.mark.parametrize("share", [0.5, 0.8, 0.9])
-def test_energy_keeps_the_fewest_terms_that_hold_it(share):
+def test_energy_keeps_the_fewest_terms_that_reach_the_share(share):
     model = nn.Sequential(*net(60, 50, 40), nn.Conv2d(8, 8, 3, groups=2).double())
     report = factorize(model, Energy(share), skip=()).factorize_report
     for name, layer in report.layers.items():
@@ -66,30 +66,30 @@ def test_energy_keeps_the_fewest_terms_that_hold_it(share):
 
 
 @pytest.mark.parametrize("parameters", [1_000, 2_000, 4_000, 7_000])
-def test_a_budget_of_parameters_is_used_but_not_exceeded(parameters):
+def test_budget_of_parameters_is_used_but_not_exceeded(parameters):
     model = net(40, 60, 50, 30, 20)
     report = factorize(model, Budget(parameters=parameters), skip=()).factorize_report
     assert report.parameters_after <= parameters
     assert report.parameters_after > min(parameters, report.parameters_before) - 110  # the dearest term
 
 
-@pytest.mark.parametrize("wanted", [Energy(0.9), Budget(parameters=4000)], ids=str)
-def test_what_depends_on_the_weights_is_refused_on_the_meta_device(wanted):
+@pytest.mark.parametrize("budget", [Energy(0.9), Budget(parameters=4000)], ids=str)
+def test_energy_and_budget_on_meta_raise(budget):
     with torch.device("meta"):
         model = net(40, 60, 50, 30)
     with pytest.raises(
-        UserError, match=rf"{re.escape(str(wanted))} depends on the weights, and 0 is on the meta device"
+        UserError, match=rf"{re.escape(str(budget))} depends on the weights, and 0 is on the meta device"
     ):
-        factorize(model, wanted, skip=())
+        factorize(model, budget, skip=())
 
 
-def test_budgets_that_cannot_be_met_or_meant_are_reported():
+def test_budget_below_one_term_per_layer_raises():
     with pytest.raises(UserError, match=r"the budget of 100 is too small: 50 for what stays dense and 90 for one term"):
         factorize(net(40, 50, 40)[:1], Budget(parameters=100), skip=())
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4), st.floats(0.05, 1.2))
-def test_a_budget_is_spent_and_not_exceeded_whatever_the_shapes(seed, count, share):
+def test_allocate_of_any_shapes_spends_the_budget_without_exceeding_it(seed, count, share):
     rng = np.random.default_rng(seed)
     shapes = [tuple(rng.integers(2, 12, size=2)) for _ in range(count)]
     spectra = {str(i): np.sort(rng.exponential(size=min(shape)))[::-1] for i, shape in enumerate(shapes)}
@@ -106,25 +106,25 @@ def test_a_budget_is_spent_and_not_exceeded_whatever_the_shapes(seed, count, sha
         assert not could or spent + costs[name].term > budget
 
 
-def test_no_split_of_a_budget_holds_more():
+def test_allocate_with_equal_costs_has_the_most_energy():
     """Against all splits, where every term costs the same."""
     rng = np.random.default_rng(0)
     spectra = {name: np.sort(rng.exponential(size=6))[::-1] for name in "abc"}
     terms = allocate(spectra, dict.fromkeys("abc", Cost(100, 10)), 90)
 
-    def held(split):
+    def energy(split):
         return sum((spectra[name][:n] ** 2).sum() for name, n in zip("abc", split, strict=True))
 
-    best = max((split for split in product(range(1, 7), repeat=3) if sum(split) == 9), key=held)
+    best = max((split for split in product(range(1, 7), repeat=3) if sum(split) == 9), key=energy)
     assert tuple(terms.values()) == best
 
 
-def test_a_budget_for_all_leaves_layers_whole():
+def test_allocate_with_a_budget_for_all_keeps_growing_layers_dense():
     spectra = {"a": np.array([3.0, 2.0, 1.0]), "b": np.array([3.0, 2.0])}
     assert allocate(spectra, {"a": Cost(9, 4), "b": Cost(100, 4)}, 17) == {"a": "would grow", "b": 2}
 
 
-def test_the_report_says_what_was_done():
+def test_report_of_a_small_model_has_the_documented_lines():
     model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 16), nn.Linear(16, 4))
     report = factorize(model, 0.25).factorize_report
     layer = report.layers["1"]
@@ -144,7 +144,7 @@ def test_the_report_says_what_was_done():
     ]
 
 
-def test_the_report_has_one_line_for_layers_of_a_kind_whose_names_differ_in_numbers():
+def test_report_of_numbered_layers_has_one_line_per_kind():
     parts = (nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 16), nn.Linear(16, 8)) for _ in range(50))
     model = nn.Sequential(*parts, nn.Sequential(nn.Embedding(8, 8)))
     text = str(factorize(model, 0.25, skip=(), also=nn.Embedding).factorize_report)

@@ -37,14 +37,14 @@ class Bare(nn.Module):
         return made if isinstance(made, torch.Tensor) else made.logits
 
 
-def test_compiles_to_one_graph(case):
+def test_compile_of_a_factorized_model_has_one_graph(case):
     model, inputs = case
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(*inputs), model(*inputs), rtol=1e-4, atol=1e-5)
     compiled(*inputs).sum().backward()
 
 
-def test_what_takes_a_compiled_layers_place_is_itself():
+def test_replacement_of_a_compiled_layer_is_not_compiled():
     layer, attention, x = nn.Linear(8, 8), nn.MultiheadAttention(8, 2), torch.randn(3, 8)
     for each in (layer, attention):
         each.compile(backend="eager")
@@ -56,7 +56,7 @@ def test_what_takes_a_compiled_layers_place_is_itself():
     assert torch.equal(small(x), small[0].forward(x))
 
 
-def test_exports_with_a_batch_of_any_size(case):
+def test_torch_export_with_a_dynamic_batch_is_equal(case):
     model, inputs = case
     batch = torch.export.Dim("batch", min=2, max=64)
     exported = torch.export.export(model, inputs, dynamic_shapes=({0: batch},)).module()
@@ -66,7 +66,7 @@ def test_exports_with_a_batch_of_any_size(case):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_onnx(case, tmp_path):
+def test_onnx_export_of_a_factorized_model_is_equal(case, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     model, inputs = case
@@ -77,7 +77,7 @@ def test_onnx(case, tmp_path):
     torch.testing.assert_close(made, model(*inputs), rtol=1e-3, atol=1e-4)
 
 
-def test_autocast(case):
+def test_autocast_of_a_factorized_model_is_near_float32(case):
     model, inputs = case
     with torch.autocast("cpu", torch.bfloat16):
         low = model(*inputs)
@@ -87,7 +87,7 @@ def test_autocast(case):
     assert all(part.grad is None or part.grad.dtype == torch.float32 for part in model.parameters())
 
 
-def test_an_embedding_is_of_its_own_type_under_autocast():
+def test_factorized_embedding_under_autocast_keeps_its_dtype():
     model, ids = nn.Sequential(nn.Embedding(9, 8)), torch.tensor([1, 2])
     small = factorize(model, 0.25, skip=(), also="0")
     with torch.autocast("cpu", torch.bfloat16):
@@ -95,7 +95,7 @@ def test_an_embedding_is_of_its_own_type_under_autocast():
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_gradients_of_every_sample_with_functional_call_and_vmap(case):
+def test_per_sample_gradients_with_vmap_sum_to_the_gradient(case):
     model, inputs = case
     factors = {name: part.detach() for name, part in model.named_parameters() if name.endswith((".u", ".v"))}
 

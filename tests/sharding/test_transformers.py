@@ -1,4 +1,4 @@
-"""Language models as published, small and with random weights: what travels of them, and what a client makes of it."""
+"""Small language models of transformers with random weights: shards, client models and training."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def logits(model: nn.Module) -> torch.Tensor:
     return model(input_ids=ids, decoder_input_ids=ids).logits
 
 
-def test_a_weight_with_four_names_travels_once():
+def test_shard_of_a_weight_with_four_names_has_it_once():
     torch.manual_seed(0)
     server = build().eval()
     names = [n for n, p in server.named_parameters(remove_duplicate=False) if p is server.get_input_embeddings().weight]
@@ -40,7 +40,7 @@ def test_a_weight_with_four_names_travels_once():
     torch.testing.assert_close(logits(client), logits(server), rtol=1e-4, atol=1e-5)
 
 
-def test_a_client_trains_on_batches_of_keyword_arguments():
+def test_train_shard_on_batches_of_keyword_arguments_uses_the_model_loss():
     torch.manual_seed(0)
     config = transformers.BertConfig(**SIZES, num_labels=3, hidden_dropout_prob=0, attention_probs_dropout_prob=0)
     model = transformers.BertForSequenceClassification(config)
@@ -58,7 +58,7 @@ def test_a_client_trains_on_batches_of_keyword_arguments():
         train_shard(model, shard, [{"input_ids": ids}], lr=0.1)
 
 
-def test_a_forward_that_reads_the_type_of_a_weight_composes_no_weight(monkeypatch):
+def test_forward_that_reads_weight_dtype_composes_no_weight(monkeypatch):
     small = factorize(transformers.T5EncoderModel(transformers.T5Config(**T5)).eval(), 0.25)
     ids = torch.arange(7)[None]
     expected = small(ids).last_hidden_state

@@ -50,7 +50,7 @@ WRAPPERS = {
 
 @pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS.keys())
 @pytest.mark.usefixtures("group")
-def test_a_wrapper_is_looked_into(wrap):
+def test_round_with_a_wrapped_model_equals_the_plain_one(wrap):
     server, plain = build(), build()
     plan = make_plan(wrap(server), {0: 0.5}, "unbiased")
     assert plan.shard(0).to_bytes() == make_plan(plain, {0: 0.5}, "unbiased").shard(0).to_bytes()
@@ -87,7 +87,7 @@ def round_of_training(model: nn.Module, shard: Shard) -> Shard:
 
 @pytest.mark.filterwarnings("ignore:`torch.jit")
 @pytest.mark.parametrize("script", [torch.jit.script, lambda model: torch.jit.trace(model, torch.randn(2, 8))])
-def test_a_scripted_model_is_refused(script, tmp_path):
+def test_scripted_or_traced_model_raises(script, tmp_path):
     model, scripted = build(), script(build())
     save_factorized(factorize(model, 0.25), tmp_path)
     for use in (
@@ -101,7 +101,7 @@ def test_a_scripted_model_is_refused(script, tmp_path):
             use()
 
 
-def train_in_pieces(rank: int, ranks: int, store: str, shard: Shard, expected: Shard, decay: float) -> None:
+def train_with_fsdp(rank: int, ranks: int, store: str, shard: Shard, expected: Shard, decay: float) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
     try:
@@ -126,16 +126,16 @@ def train_in_pieces(rank: int, ranks: int, store: str, shard: Shard, expected: S
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_client_whose_model_fsdp_holds_in_pieces_trains_as_any(ranks, tmp_path):
+def test_round_with_fsdp_models_equals_the_round_without(ranks, tmp_path):
     shard = ShardPlanner("unbiased").plan(build(), {0: 0.5}).shard(0)
     model = client_model(build(), shard)
     decay = frobenius_decay(factorized_layers(model)).item()
     expected = round_of_training(model, shard)
     arguments = (ranks, f"{tmp_path}/store", shard, expected, decay)
     if ranks == 1:
-        train_in_pieces(0, *arguments)
+        train_with_fsdp(0, *arguments)
     else:
-        spawn(train_in_pieces, arguments, ranks)
+        spawn(train_with_fsdp, arguments, ranks)
 
 
 def build_nested() -> nn.Sequential:
@@ -167,7 +167,7 @@ def wrap_parts(request, group):
     return wrap
 
 
-def test_names_in_a_model_of_wrapped_parts_are_those_without_wrappers(wrap_parts):
+def test_names_in_a_model_with_wrapped_parts_have_no_wrapper_prefix(wrap_parts):
     plain, wrapped = build_nested(), wrap_parts(build_nested())
     for names in (named_modules, named_parameters):
         assert [name for name, _ in names(wrapped)] == [name for name, _ in names(plain)]
@@ -196,7 +196,7 @@ def test_round_with_wrapped_parts_equals_the_round_without(wrap_parts):
 
 
 @COMPILED
-def test_factorize_save_and_merge_with_wrapped_parts_equal_those_without(wrap_parts, tmp_path):
+def test_factorize_save_and_merge_with_wrapped_parts_equal_the_plain_ones(wrap_parts, tmp_path):
     model, x = wrap_parts(build_nested()).eval(), torch.randn(3, 8)
     model(x)  # a compiled part keeps its function
     small, plain = factorize(model, 0.25), factorize(build_nested().eval(), 0.25)
@@ -214,7 +214,7 @@ def test_save_of_an_averaged_model_is_loaded(tmp_path):
 
 
 @pytest.mark.usefixtures("group")
-def test_ddp_around_replaced_layers_reduces_the_gradients_of_their_factors():
+def test_ddp_after_factorize_inplace_reduces_the_gradients_of_the_factors():
     small = factorize(DistributedDataParallel(build()), 0.25, inplace=True)
     calls = []
     small.register_comm_hook(None, lambda state, bucket: calls.extend(bucket.parameters()) or future(bucket.buffer()))
@@ -233,7 +233,7 @@ def assert_equal(one, other):
 
 
 @pytest.mark.usefixtures("group")
-def test_fsdp_mixed_precision_computes_in_its_type():
+def test_fsdp_with_mixed_precision_computes_in_its_dtype():
     small, x = factorize(build(), 0.25), torch.randn(2, 8)
     expected = small(x)
     for part in (*small, small):
@@ -244,7 +244,7 @@ def test_fsdp_mixed_precision_computes_in_its_type():
     torch.testing.assert_close(output.float(), expected, rtol=0.1, atol=0.05)
 
 
-def test_half_precision_parameters_with_float_buffers_compute_in_half_precision():
+def test_half_precision_parameters_with_float_buffers_compute_in_half():
     layers = [nn.Conv1d(8, 8, 3, padding=1), nn.ConvTranspose1d(8, 8, 3, padding=1), nn.Conv1d(8, 8, 1, groups=2)]
     small = factorize(nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 8), *layers), 0.25, skip=(), also="0")
     for parameter in small.parameters():
@@ -254,22 +254,22 @@ def test_half_precision_parameters_with_float_buffers_compute_in_half_precision(
 
 
 @pytest.mark.usefixtures("group")
-def test_save_and_export_of_a_model_in_pieces_equal_those_of_the_model(tmp_path):
+def test_save_and_export_of_an_fsdp_model_equal_those_of_the_plain_one(tmp_path):
     start = factorize(build(), 0.25)
-    pieces = deepcopy(start)
+    sharded = deepcopy(start)
     with torch.no_grad():
-        pieces[1].u.add_(1)
-    expected = deepcopy(pieces)
-    for part in (*pieces, pieces):
+        sharded[1].u.add_(1)
+    expected = deepcopy(sharded)
+    for part in (*sharded, sharded):
         fully_shard(part)
-    save_factorized(pieces, tmp_path / "saved")
+    save_factorized(sharded, tmp_path / "saved")
     assert_equal(load_factorized(tmp_path / "saved", build()), expected)
-    export_lora(pieces, start, tmp_path / "pieces")
+    export_lora(sharded, start, tmp_path / "pieces")
     export_lora(expected, start, tmp_path / "plain")
     files = [(tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("pieces", "plain")]
     assert files[0] == files[1]
     with pytest.raises(UserError, match="would be lost"), torch.no_grad():
-        pieces[1].weight.data.zero_()
+        sharded[1].weight.data.zero_()
     for use in (merge, lambda model: merge(model, inplace=True), lambda model: factorize(model, 0.5)):
         with pytest.raises(UserError, match="FSDP2 holds the parameters of this model in pieces"):
-            use(pieces)
+            use(sharded)

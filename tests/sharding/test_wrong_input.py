@@ -1,4 +1,4 @@
-"""What the library is given and cannot use, told in one line that names it."""
+"""Invalid arguments of the library: one `UserError` line that names the value."""
 
 from threading import Lock
 
@@ -47,7 +47,7 @@ ONES = np.ones(4)
 HALVES = [0.5, 0.5]
 
 
-def spoiled(name: str, value: float) -> nn.Module:
+def corrupted(name: str, value: float) -> nn.Module:
     """The net with a NaN or Inf in one of its tensors."""
     net = make_net()
     with torch.no_grad():
@@ -88,12 +88,12 @@ def vectors(weights=HALVES, norms=HALVES, times=HALVES, ratio=0.0, cohort=1):
 
 
 MODELS = [
-    (lambda: plan(0.5, net=spoiled("1.weight", NAN)), "layer 1: its weight has NaN or Inf"),
-    (lambda: plan(0.5, net=spoiled("1.bias", NAN)), "1.bias has NaN or Inf; did training diverge"),
+    (lambda: plan(0.5, net=corrupted("1.weight", NAN)), "layer 1: its weight has NaN or Inf"),
+    (lambda: plan(0.5, net=corrupted("1.bias", NAN)), "1.bias has NaN or Inf; did training diverge"),
     (lambda: plan(1.0, "dense", with_buffer(torch.qint8)), "more is a dtype, which cannot be sent; quantize a model"),
     (lambda: plan(0.5, net=with_buffer(torch.ones(2).to(torch.float8_e4m3fnuz))), "more is torch.float8_e4m3fnuz, "),
     (lambda: plan(0.5, net=with_buffer(torch.eye(2).to_sparse())), r"more is sparse_coo, .* dense with to_dense\(\)"),
-    (lambda: factorize(spoiled("1.weight", NAN), 0.5), "layer 1: the matrix has NaN or Inf"),
+    (lambda: factorize(corrupted("1.weight", NAN), 0.5), "layer 1: the matrix has NaN or Inf"),
     (lambda: decompose({"a": torch.ones(2, 2, dtype=torch.long)}), "layer a: its weight is torch.int64"),
     (lambda: decompose({"a": torch.ones(2, 2) + 1j}), "layer a: its weight is torch.complex64"),
     (lambda: decompose({"a": torch.ones(2)}), r"of shape \(2,\); a matrix of real"),
@@ -202,12 +202,12 @@ CASES = [*MODELS, *INCLUSION, *CLIENTS]
 
 
 @pytest.mark.parametrize(("call", "message"), CASES, ids=[message for _, message in CASES])
-def test_a_mistake_is_reported_in_one_line(call, message):
+def test_library_call_with_invalid_input_raises_with_the_reason(call, message):
     with pytest.raises(UserError, match=message):
         call()
 
 
-def test_a_message_is_one_line_whatever_it_quotes():
+def test_user_error_of_any_text_is_one_short_line():
     assert str(UserError("a\nb\0c\x1b[31m")) == "a b\\x00c\\x1b[31m"
     long = str(UserError("x" * 5000 + "; do this instead"))
     assert len(long) < 2010
@@ -216,7 +216,7 @@ def test_a_message_is_one_line_whatever_it_quotes():
     assert len(shown(np.arange(1000.0))) < 100
 
 
-def test_why_a_client_failed_is_one_printable_line():
+def test_failure_of_any_text_is_one_printable_line():
     failure = Failure(Kind.FAILED, "x\nERROR the disk is full\x1b[2J" + "y" * 5000)
     assert str(failure).startswith("x ERROR the disk is full?[2Jyyy")
     assert len(str(failure)) == 500

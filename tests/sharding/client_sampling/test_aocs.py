@@ -1,4 +1,4 @@
-"""AOCS: the literal algorithm, its limit, and that the server learns nothing but totals."""
+"""AOCS: the published algorithm, its limit, and that the server reads only sums over clients."""
 
 import numpy as np
 from hypothesis import given
@@ -12,7 +12,7 @@ NORMS = st.lists(st.one_of(st.floats(1e-6, 1e3), st.just(1.0)), min_size=1, max_
 
 
 class Private(np.ndarray):
-    """One number per client: elementwise work is each client's own business, anything else is a leak."""
+    """One number per client: only elementwise operations are allowed, others would reveal single clients."""
 
     def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
         if method != "__call__" or ufunc.signature is not None:
@@ -38,14 +38,14 @@ def spy_sum(values):
 
 
 @given(NORMS, st.floats(0.01, 1))
-def test_the_server_learns_totals_only(norms, share):
+def test_aocs_probabilities_with_private_norms_reads_only_their_sums(norms, share):
     budget = share * norms.size
-    seen = aocs_probabilities(norms.view(Private), budget, spy_sum).view(np.ndarray)
-    np.testing.assert_array_equal(seen, aocs_probabilities(norms, budget, plain_sum))
+    probabilities = aocs_probabilities(norms.view(Private), budget, spy_sum).view(np.ndarray)
+    np.testing.assert_array_equal(probabilities, aocs_probabilities(norms, budget, plain_sum))
 
 
 @given(NORMS, st.floats(0.01, 1), st.integers(1, 6))
-def test_equals_the_papers_algorithm(norms, share, iterations):
+def test_aocs_probabilities_of_any_norms_equal_algorithm_2(norms, share, iterations):
     budget = share * norms.size
     np.testing.assert_allclose(
         aocs_probabilities(norms, budget, plain_sum, iterations),
@@ -56,13 +56,13 @@ def test_equals_the_papers_algorithm(norms, share, iterations):
 
 
 @given(NORMS, st.floats(0.01, 0.99))
-def test_reaches_the_optimum_when_it_may_go_on(norms, share):
+def test_aocs_probabilities_with_enough_iterations_are_optimal(norms, share):
     budget = share * norms.size
     p = aocs_probabilities(norms, budget, plain_sum, max_iterations=norms.size + 1)
     np.testing.assert_allclose(p, optimal_inclusion(norms, budget), rtol=1e-9)
 
 
-def test_zeros_and_everybody():
+def test_aocs_probabilities_with_zero_norms_or_full_budget_are_exact():
     np.testing.assert_array_equal(aocs_probabilities(np.zeros(4), 3, plain_sum), np.full(4, 0.75))
     np.testing.assert_array_equal(aocs_probabilities(np.array([0.0, 2, 0, 1]), 3, plain_sum), [0.5, 1, 0.5, 1])
     np.testing.assert_array_equal(aocs_probabilities(np.array([3.0, 1.0]), 2, plain_sum), [1, 1])

@@ -19,7 +19,7 @@ def variance(a, p):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_costed_inclusion_is_optimal(seed):
+def test_optimal_inclusion_with_costs_equals_a_convex_solver(seed):
     rng = np.random.default_rng(seed)
     n = int(rng.integers(2, 30))
     a, costs = rng.lognormal(0, 1.5, n), rng.uniform(0.05, 1, n)
@@ -38,7 +38,7 @@ def test_costed_inclusion_is_optimal(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_mmfl_is_optimal(seed):
+def test_mmfl_probabilities_equal_a_convex_solver(seed):
     rng = np.random.default_rng(seed)
     shape = (int(rng.integers(2, 12)), int(rng.integers(1, 5)))
     a, m = rng.lognormal(0, 1.5, shape), rng.uniform(0.3, shape[0] - 0.05)
@@ -53,7 +53,7 @@ def test_mmfl_is_optimal(seed):
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1e-12, 1e-3, 1.0, 1e6, 1e20])
-def test_wireless_is_stationary(ratio):
+def test_wireless_probabilities_satisfy_the_stationarity_conditions(ratio):
     for seed in range(20):
         rng = np.random.default_rng(seed)
         a, c = rng.lognormal(0, 2, 50), rng.exponential(1, 50) + 1e-3
@@ -68,7 +68,7 @@ def test_wireless_is_stationary(ratio):
             assert ours <= reference.wireless_objective(0.5 * (q + other), a / 50, c, ratio, 4)
 
 
-def test_mmfl_shares_what_is_left_among_zeros():
+def test_mmfl_probabilities_with_zero_norms_share_the_rest_evenly():
     np.testing.assert_allclose(mmfl_probabilities(np.zeros((4, 2)), 2), np.full((4, 2), 0.25))
     p = mmfl_probabilities([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]], 2.5)
     np.testing.assert_allclose(p, [[0.25, 0.25], [1, 0], [0, 1]])

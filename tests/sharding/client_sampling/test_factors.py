@@ -7,7 +7,7 @@ from sharding import optimal_inclusion
 from sharding.client_sampling import improvement_factors
 
 
-def test_alpha_is_the_ratio_of_enumerated_variances():
+def test_improvement_factors_alpha_equals_the_ratio_of_enumerated_variances():
     norms, budget = np.array([3.0, 1.0, 0.5, 0.5, 2.0]), 2.0
 
     def variance(p):
@@ -23,7 +23,7 @@ def test_alpha_is_the_ratio_of_enumerated_variances():
     assert gamma == pytest.approx(budget / (alpha * 3 + budget))
 
 
-def test_extremes():
+def test_improvement_factors_of_uniform_full_or_zero_norms_are_exact():
     uniform = np.full(4, 0.5)
     assert improvement_factors([1, 2, 3, 4], uniform, 2) == pytest.approx((1.0, 0.5))
     assert improvement_factors([1, 2, 3, 4], np.ones(4), 4) == (0.0, 1.0)

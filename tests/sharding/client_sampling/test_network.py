@@ -9,7 +9,7 @@ TIME = st.one_of(st.floats(1e-6, 1e6), st.just(0.0), st.just(1.0))
 
 
 @given(st.lists(st.tuples(TIME, TIME), min_size=1, max_size=8), st.floats(1e-6, 1e6))
-def test_the_band_is_used_up_and_all_finish_together(times, bandwidth):
+def test_round_time_of_any_clients_uses_the_full_bandwidth(times, bandwidth):
     tau, t = np.array(times).T
     finish = round_time(tau, t, bandwidth)
     assert finish >= tau.max()
@@ -23,30 +23,32 @@ def test_the_band_is_used_up_and_all_finish_together(times, bandwidth):
         assert early >= 1 - 1e-9 or waits
 
 
-def test_sending_that_is_short_beside_computing_is_not_lost():
+def test_round_time_with_tiny_communication_times_stays_accurate():
     assert round_time([1e6, 1.0], [1e-9, 1.0], 1e3) == 1e6
     assert round_time([0.0, 0.0], [1e-200, 3e-200], 1.0) == pytest.approx(4e-200, rel=1e-12)
 
 
-def test_one_client_and_equal_clients():
+def test_round_time_of_one_or_equal_clients_is_exact():
     assert round_time([2.0], [3.0], 1.5) == pytest.approx(4.0, rel=1e-15)
     assert round_time([1.0] * 5, [2.0] * 5, 1.0) == pytest.approx(11.0, rel=1e-15)
     assert round_time([3.0, 1.0], [0.0, 1.0], 1.0) == 3.0
     assert round_time([], [], 1.0) == 0.0
 
 
-def test_profiles_give_costs_and_times_of_rounds():
-    drawn = Profiles.draw(3, 2.0, np.random.default_rng(0))
-    np.testing.assert_allclose(drawn.costs(4), 4 * drawn.communicate / 2.0 + drawn.compute)
-    assert drawn.round_time([0, 2]) == round_time(drawn.compute[[0, 2]], drawn.communicate[[0, 2]], 2.0)
-    assert drawn.round_time([0, 2], [2]) == pytest.approx(drawn.compute[[0, 2]].max() + drawn.communicate[2] / 2.0)
-    assert drawn.round_time([0, 2], []) == drawn.compute[[0, 2]].max()
+def test_profiles_costs_and_round_time_equal_their_formulas():
+    profiles = Profiles.draw(3, 2.0, np.random.default_rng(0))
+    np.testing.assert_allclose(profiles.costs(4), 4 * profiles.communicate / 2.0 + profiles.compute)
+    assert profiles.round_time([0, 2]) == round_time(profiles.compute[[0, 2]], profiles.communicate[[0, 2]], 2.0)
+    assert profiles.round_time([0, 2], [2]) == pytest.approx(
+        profiles.compute[[0, 2]].max() + profiles.communicate[2] / 2.0
+    )
+    assert profiles.round_time([0, 2], []) == profiles.compute[[0, 2]].max()
 
 
-def test_times_follow_an_exponential_or_a_uniform_law():
-    drawn = Profiles.draw(4000, 1.0, np.random.default_rng(1), compute=0.5, communicate=(0.22, 5.04))
-    assert drawn.compute.mean() == pytest.approx(0.5, abs=0.04)
-    assert drawn.compute.std() == pytest.approx(0.5, abs=0.06)
-    assert drawn.communicate.mean() == pytest.approx(2.63, abs=0.1)
-    assert drawn.communicate.std() == pytest.approx(1.39, abs=0.1)
-    assert 0.22 <= drawn.communicate.min() < drawn.communicate.max() <= 5.04
+def test_profiles_draw_has_exponential_and_uniform_moments():
+    profiles = Profiles.draw(4000, 1.0, np.random.default_rng(1), compute=0.5, communicate=(0.22, 5.04))
+    assert profiles.compute.mean() == pytest.approx(0.5, abs=0.04)
+    assert profiles.compute.std() == pytest.approx(0.5, abs=0.06)
+    assert profiles.communicate.mean() == pytest.approx(2.63, abs=0.1)
+    assert profiles.communicate.std() == pytest.approx(1.39, abs=0.1)
+    assert 0.22 <= profiles.communicate.min() < profiles.communicate.max() <= 5.04

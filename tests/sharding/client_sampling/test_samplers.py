@@ -1,4 +1,4 @@
-"""Samplers: whom they invite and hear, that their weights are unbiased, and clients that misbehave."""
+"""Samplers: which clients they invite and select, unbiasedness of their weights, and invalid reports."""
 
 from itertools import product
 
@@ -23,7 +23,7 @@ def make(name, per_round=5, **options):
 
 
 @pytest.mark.parametrize("name", TWO_STAGE)
-def test_two_stage_probabilities_and_weights(name):
+def test_two_stage_samplers_weigh_by_size_over_probability(name):
     sampler = make(name, budget=1.5)
     cohort = sampler.invite(3)
     assert cohort == [0, 1, 2, 3, 4]
@@ -35,28 +35,28 @@ def test_two_stage_probabilities_and_weights(name):
         "ocs_partial": optimal_inclusion(u, 1.5, RATIOS),
     }[name]
     for t in range(20):
-        heard = sampler.select(t, cohort, norms)
-        assert heard.total == SIZES.sum()
-        for client, weight in heard.weights.items():
+        participation = sampler.select(t, cohort, norms)
+        assert participation.total == SIZES.sum()
+        for client, weight in participation.weights.items():
             assert weight == SIZES[client] / p[client]
     alpha, gamma = improvement_factors(u, p, p.sum())
-    assert heard.metrics == {"improvement_alpha": alpha, "improvement_gamma": gamma}
-    assert heard.report_bytes == 4 * 5 * {"ocs": 1, "ocs_partial": 1, "aocs": 4}[name]
+    assert participation.metrics == {"improvement_alpha": alpha, "improvement_gamma": gamma}
+    assert participation.report_bytes == 4 * 5 * {"ocs": 1, "ocs_partial": 1, "aocs": 4}[name]
 
 
-def test_uniform_uploads_are_independent_coins_among_those_invited():
+def test_uniform_upload_invites_by_independent_coins_and_is_unbiased():
     sampler, m, n = make("uniform_upload", 4, budget=1.5), 1.5, 4
     invited = make("ocs", 4, budget=1.5)  # the same seed, the same cohort
     for t in range(50):
-        cohort, asked = sampler.invite(t), invited.invite(t)
-        assert cohort == [c for c in asked if upload_coins(7, t, 5)[c] < m / n]
-        heard = sampler.select(t, cohort, {})
-        assert heard.weights == {c: SIZES[c] * n / m for c in cohort}  # over the chance m/n: unbiased
-        assert heard.total == SIZES[asked].sum()
+        cohort, invited_cohort = sampler.invite(t), invited.invite(t)
+        assert cohort == [c for c in invited_cohort if upload_coins(7, t, 5)[c] < m / n]
+        participation = sampler.select(t, cohort, {})
+        assert participation.weights == {c: SIZES[c] * n / m for c in cohort}  # over the chance m/n: unbiased
+        assert participation.total == SIZES[invited_cohort].sum()
     assert not sampler.needs_norms
 
 
-def test_uniform_with_scaled_steps_invites_like_uniform_and_counts_all_alike():
+def test_uniform_scaled_invites_like_uniform_with_equal_weights():
     sampler, uniform = make("uniform_scaled", 3), make("uniform", 3)
     assert sampler.invite(2) == uniform.invite(2)
     assert sampler.select(2, [0, 3], {}).weights == {0: 1.0, 3: 1.0}
@@ -67,24 +67,26 @@ def test_uniform_with_scaled_steps_invites_like_uniform_and_counts_all_alike():
 
 @pytest.mark.parametrize("norm", [float("nan"), float("inf"), -1.0])
 @pytest.mark.parametrize("name", TWO_STAGE)
-def test_a_client_whose_norm_is_none_is_left_out_and_the_rest_are_alike(name, norm, caplog):
+def test_select_with_an_invalid_norm_rejects_the_client_and_draws_evenly(name, norm, caplog):
     sampler = make(name, budget=2)
     norms = {0: 1.0, 1: norm, 2: 5.0, 4: 0.1}  # client 3 did not report at all
     for t in range(50):
-        heard = sampler.select(t, sampler.invite(t), norms)
-        assert heard.rejected == {1: Failure(Kind.NOT_FINITE, f"reported a norm of {norm}")}
-        assert all(weight == SIZES[client] / (2 / 3) for client, weight in heard.weights.items())
-        assert heard.total == SIZES[[0, 2, 4]].sum()
+        participation = sampler.select(t, sampler.invite(t), norms)
+        assert participation.rejected == {1: Failure(Kind.NOT_FINITE, f"reported a norm of {norm}")}
+        assert all(weight == SIZES[client] / (2 / 3) for client, weight in participation.weights.items())
+        assert participation.total == SIZES[[0, 2, 4]].sum()
     assert "clients [1]: no norm in round 0, so the others upload with equal probabilities" in caplog.text
 
 
-def test_all_zero_norms_are_drawn_alike():
-    heard = [make("aocs", budget=2.5).select(t, list(range(5)), dict.fromkeys(range(5), 0.0)) for t in range(40)]
-    assert {w / SIZES[c] for h in heard for c, w in h.weights.items()} == {2.0}
+def test_select_with_zero_norms_draws_clients_evenly():
+    participation = [
+        make("aocs", budget=2.5).select(t, list(range(5)), dict.fromkeys(range(5), 0.0)) for t in range(40)
+    ]
+    assert {w / SIZES[c] for h in participation for c, w in h.weights.items()} == {2.0}
 
 
 @pytest.mark.parametrize("q", [np.full(3, 1 / 3), np.array([0.5, 0.2, 0.3])])
-def test_draws_with_replacement_are_unbiased(q):
+def test_with_replacement_participation_is_unbiased(q):
     updates, sizes, mean = np.array([1.0, -2.0, 5.0]), np.array([1.0, 2.0, 4.0]), 0.0
 
     class Scripted:
@@ -93,45 +95,47 @@ def test_draws_with_replacement_are_unbiased(q):
 
     rng = Scripted()
     for rng.draw in product(range(3), repeat=4):
-        heard = WithReplacement(q, 4, rng).participation(sizes)
-        estimate = sum(weight * updates[j] for j, weight in heard.weights.items()) / heard.total
+        participation = WithReplacement(q, 4, rng).participation(sizes)
+        estimate = sum(weight * updates[j] for j, weight in participation.weights.items()) / participation.total
         mean += np.prod(q[list(rng.draw)]) * estimate
     assert mean == pytest.approx(sizes @ updates / sizes.sum(), rel=1e-12)
 
 
-def test_weighted_with_replacement_counts_every_draw_alike():
+def test_weighted_with_replacement_gives_each_draw_the_same_weight():
     sampler = make("weighted", 3, replacement=True)
     for t in range(20):
-        heard = sampler.select(t, sampler.invite(t), {})
-        assert list(heard.weights) == sampler.invite(t)
-        np.testing.assert_allclose(sum(heard.weights.values()), heard.total)
-        draws = np.array(list(heard.weights.values())) * 3 / SIZES.sum()
+        participation = sampler.select(t, sampler.invite(t), {})
+        assert list(participation.weights) == sampler.invite(t)
+        np.testing.assert_allclose(sum(participation.weights.values()), participation.total)
+        draws = np.array(list(participation.weights.values())) * 3 / SIZES.sum()
         np.testing.assert_allclose(draws, np.round(draws))
-        assert heard.draws == dict(zip(heard.weights, np.round(draws).astype(int).tolist(), strict=True))
+        assert participation.draws == dict(
+            zip(participation.weights, np.round(draws).astype(int).tolist(), strict=True)
+        )
 
 
-def test_weighted_without_replacement_honors_its_inclusion():
+def test_weighted_without_replacement_weighs_by_its_inclusion():
     sampler, inclusion = make("weighted", 3), optimal_inclusion(SIZES, 3)
     for t in range(20):
         cohort = sampler.invite(t)
         assert cohort == draw_terms(inclusion, rng=generator(7, "invite", t)).tolist()
-        heard = sampler.select(t, cohort, {})
-        assert heard.weights == {c: SIZES[c] / inclusion[c] for c in cohort}
-        assert heard.total == SIZES.sum()
+        participation = sampler.select(t, cohort, {})
+        assert participation.weights == {c: SIZES[c] / inclusion[c] for c in cohort}
+        assert participation.total == SIZES.sum()
 
 
-def test_uniform_and_full_participation_are_plain_averages():
+def test_uniform_with_some_or_all_clients_weighs_by_size():
     for per_round in (2, 5):
         sampler = make("uniform", per_round)
         cohort = sampler.invite(1)
         assert len(cohort) == per_round
-        heard = sampler.select(1, cohort, {})
-        assert heard.weights == {c: SIZES[c] for c in cohort}
-        assert heard.total is None
+        participation = sampler.select(1, cohort, {})
+        assert participation.weights == {c: SIZES[c] for c in cohort}
+        assert participation.total is None
 
 
 @pytest.mark.parametrize("name", ["wireless", "statistical"])
-def test_samplers_that_learn_norms_go_on_where_they_were(name):
+def test_restore_of_gradient_norms_continues_with_the_same_probabilities(name):
     first, other = make(name, 3), make(name, 3)
     for t in range(5):
         cohort = first.invite(t)
@@ -146,32 +150,32 @@ def test_samplers_that_learn_norms_go_on_where_they_were(name):
     np.testing.assert_array_equal(first.gradient_norms, np.arange(5.0))
 
 
-def test_wireless_prefers_the_fast():
+def test_wireless_with_large_beta_prefers_fast_clients():
     q = make("wireless", 3, beta_over_alpha=10.0).probabilities() / make("statistical", 3).probabilities()
     assert np.all(np.diff(q) < 0)  # τ rises from client to client
 
 
-def test_the_baselines_of_tasks():
+def test_mmfl_with_baseline_signals_has_their_probabilities():
     signals = np.ones((5, 2))
     np.testing.assert_allclose(make("mmfl", budget=2, signal="uniform").probabilities(0, signals), np.full((5, 2), 0.2))
     turns = make("mmfl", budget=2, signal="round_robin")
     for t in range(3):  # the first client starts with the first model, the second with the second, …
         expected = [[0.4, 0.0] if (i + t) % 2 == 0 else [0.0, 0.4] for i in range(5)]
         np.testing.assert_allclose(turns.probabilities(t, signals), expected)
-    everybody = make("mmfl", budget=2, signal="full")
-    assert everybody.assign(0, [0, 2], everybody.probabilities(0, signals[:2])) == [{0: 1.0, 2: 1.0}] * 2
+    full = make("mmfl", budget=2, signal="full")
+    assert full.assign(0, [0, 2], full.probabilities(0, signals[:2])) == [{0: 1.0, 2: 1.0}] * 2
 
 
 @pytest.mark.parametrize("n", range(1, 11))
 @pytest.mark.parametrize("name", TWO_STAGE)
-def test_what_is_heard_is_unbiased_over_all_outcomes(name, n, monkeypatch):
+def test_two_stage_select_over_all_outcomes_is_unbiased(name, n, monkeypatch):
     rng = np.random.default_rng(n)
     sizes, updates = rng.integers(1, 50, n).astype(float), rng.normal(size=n) * rng.lognormal(0, 2, n)
     ratios = rng.uniform(0.1, 1, n)
     sampler = SAMPLERS[name](n, n, 0, Population(sizes, ratios), budget=0.4 * n)
     norms = dict(enumerate(np.abs(updates)))
     monkeypatch.setattr("sharding.client_sampling.base.generator", lambda *key: Scripted(np.zeros(n)))
-    everyone = sampler.select(0, list(range(n)), norms).weights  # coins of 0: all are heard
+    everyone = sampler.select(0, list(range(n)), norms).weights  # coins of 0: all are selected
     p = np.array([sizes[c] / everyone[c] for c in range(n)])
     mean = chances = 0.0
     for draw in product([False, True], repeat=n):
@@ -179,15 +183,15 @@ def test_what_is_heard_is_unbiased_over_all_outcomes(name, n, monkeypatch):
         monkeypatch.setattr(
             "sharding.client_sampling.base.generator", lambda *key, d=draw: Scripted(np.where(d, 0.0, 1.0))
         )
-        heard = sampler.select(0, list(range(n)), norms)
-        assert list(heard.weights) == list(np.flatnonzero(draw))
-        mean += chance * sum(weight * updates[c] for c, weight in heard.weights.items()) / heard.total
+        participation = sampler.select(0, list(range(n)), norms)
+        assert list(participation.weights) == list(np.flatnonzero(draw))
+        mean += chance * sum(weight * updates[c] for c, weight in participation.weights.items()) / participation.total
         chances += chance
     assert chances == pytest.approx(1, rel=1e-12)
     assert mean == pytest.approx(sizes @ updates / sizes.sum(), rel=1e-10)
 
 
-def test_what_several_models_hear_is_unbiased_over_all_outcomes(monkeypatch):
+def test_mmfl_assign_over_all_outcomes_is_unbiased(monkeypatch):
     updates = np.random.default_rng(0).normal(size=(5, 2))
     sampler = make("mmfl", budget=3)
     p = sampler.probabilities(0, np.abs(updates))
@@ -203,7 +207,7 @@ def test_what_several_models_hear_is_unbiased_over_all_outcomes(monkeypatch):
     np.testing.assert_allclose(mean, updates.sum(axis=0), rtol=1e-10)
 
 
-def test_a_cohort_without_reports_or_without_data_is_not_heard():
+def test_select_without_reports_or_data_returns_no_weights():
     assert make("ocs", budget=1).select(0, [0, 1], {}).weights == {}
     sizes = np.zeros(5)
     sizes[0] = 7.0
@@ -211,6 +215,6 @@ def test_a_cohort_without_reports_or_without_data_is_not_heard():
     assert not sampler.select(0, [1, 2], {1: 1.0, 2: 2.0}).weights
 
 
-def test_whole_floats_and_lists_do_for_numbers_and_vectors():
+def test_sampler_with_integral_floats_and_lists_accepts_them():
     sampler = SAMPLERS["weighted"](4.0, 2.0, 0, Population([1, 2, 3, 4], [1, 1, 1, 1]), replacement=True)
     assert sampler.select(0, sampler.invite(0), {}).weights

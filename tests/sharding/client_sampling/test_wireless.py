@@ -4,7 +4,7 @@ import pytest
 from sharding.client_sampling import estimate_beta_over_alpha, statistical_probabilities, wireless_probabilities
 
 
-def test_limits():
+def test_wireless_probabilities_in_limiting_cases_are_exact():
     p, g, c = np.array([0.2, 0.3, 0.5]), np.array([1.0, 4.0, 2.0]), np.array([1.0, 9.0, 4.0])
     np.testing.assert_allclose(wireless_probabilities(p, g, c, 1e25, 3), [1, 0, 0], atol=1e-9)  # the fastest only
     even = wireless_probabilities(p, g, np.full(3, 7.0), 0.5, 3)  # equal times: time does not matter
@@ -13,7 +13,7 @@ def test_limits():
     np.testing.assert_array_equal(wireless_probabilities([0.5, 0.5], [0, 1], [1, 2], 1, 3), [0, 1])
 
 
-def test_the_estimate_inverts_the_bound():
+def test_estimate_beta_over_alpha_from_exact_rounds_returns_the_ratio():
     rng = np.random.default_rng(0)
     p, g, ratio, cohort = rng.dirichlet(np.ones(20)), rng.lognormal(size=20), 0.03, 5
 
@@ -25,7 +25,7 @@ def test_the_estimate_inverts_the_bound():
     assert estimate_beta_over_alpha(p, g, uniform, weighted, cohort)[0] == pytest.approx(ratio, rel=1e-9)
 
 
-def test_losses_at_which_pilots_contradict_the_bound_are_left_out(caplog):
+def test_estimate_beta_over_alpha_ignores_losses_that_contradict_the_bound(caplog):
     p, g = np.array([0.2, 0.3, 0.5]), np.array([1.0, 4.0, 2.0])
     highest = 3 * (p**2 @ g**2) / (p @ g**2)  # the ratio of rounds at β = 0; 1 is that of an endless β/α
     ratios = np.array([0.5, 1.0, (1 + highest) / 2, highest + 0.5])
@@ -38,7 +38,7 @@ def test_losses_at_which_pilots_contradict_the_bound_are_left_out(caplog):
 
 
 @pytest.mark.parametrize("size", [1e-200, 1e-160, 1e-100])
-def test_norms_next_to_nothing_give_probabilities(size):
+def test_wireless_probabilities_with_tiny_norms_are_finite(size):
     q = wireless_probabilities([1, 1], [size] * 2, [1, 2], 1, 2)
     assert np.isfinite(q).all()
     assert q.sum() == pytest.approx(1)

@@ -1,4 +1,4 @@
-"""Exact laws of the real samplers: uniforms are scripted, and the places where the outcome changes are found."""
+"""Exact distributions of the real samplers: scripted uniforms, and bisection of where the outcome changes."""
 
 from collections import defaultdict
 from itertools import pairwise, product
@@ -36,7 +36,7 @@ def pieces(outcome, grid=400):
 
 def _changes(outcome, a, b, left, right):
     """Every change between a and b: one by bisection, then the rest of the interval."""
-    found = []
+    changes = []
     while left != right:
         low, high = a, b
         for _ in range(60):
@@ -45,23 +45,23 @@ def _changes(outcome, a, b, left, right):
                 low = middle
             else:
                 high = middle
-        found.append(high)
+        changes.append(high)
         a, left = high, outcome(high)
-    return found
+    return changes
 
 
-def law_of(draw, steps, grid=60):
-    """Law of a sampler that uses `steps` uniforms one after the other, as a tree of decisions.
+def distribution_of(draw, steps, grid=60):
+    """Return the distribution of a sampler that uses `steps` uniforms one after the other, as a tree of decisions.
 
     draw(uniforms) returns the drawn terms in whatever order shows the decisions. At each step the threshold
-    is found for the decisions made before, so the tree is the sampler's own.
+    is bisected for the decisions made before, so the tree is the sampler's own.
     """
-    law = defaultdict(float)
+    distribution = defaultdict(float)
 
     def descend(prefix, chance):
         later = steps - len(prefix)
         if later == 0:
-            law[tuple(sorted(draw(prefix)))] += chance
+            distribution[tuple(sorted(draw(prefix)))] += chance
             return
         corners = list(product([LOW, HIGH], repeat=later - 1))
 
@@ -72,4 +72,4 @@ def law_of(draw, steps, grid=60):
             descend([*prefix, middle], chance * length)
 
     descend([], 1.0)
-    return dict(law)
+    return dict(distribution)

@@ -33,7 +33,7 @@ NASTY = {
 
 @pytest.mark.parametrize("design", OURS)
 @pytest.mark.parametrize("case", NASTY)
-def test_every_sample_has_the_right_size_and_respects_0_and_1(case, design):
+def test_draw_of_any_design_has_the_size_and_respects_certain_terms(case, design):
     pi = NASTY[case]
     fitted = fit(pi, design)
     rng = np.random.default_rng(0)
@@ -51,7 +51,7 @@ def test_every_sample_has_the_right_size_and_respects_0_and_1(case, design):
 
 
 @pytest.mark.parametrize("design", OURS)
-def test_the_generator_alone_decides(design):
+def test_draw_with_the_same_generator_seed_is_equal(design):
     pi = optimal_inclusion(SPECTRA["power"](30), 6)
     one, two = fit(pi, design), fit(pi, design)
     first = one.draw(np.random.default_rng(7), 20)
@@ -60,7 +60,7 @@ def test_the_generator_alone_decides(design):
 
 
 @pytest.mark.parametrize("error", [-9e-7, 0.0, 9e-7])
-def test_what_the_sum_lacks_is_made_up(error):
+def test_split_of_a_sum_off_by_rounding_corrects_it(error):
     certain, free, chances = split(np.array([1.0, 0.25, 0.0, 0.75 + error]))
     assert chances.sum() == pytest.approx(1.0, abs=1e-15)
     np.testing.assert_array_equal(certain, [0])
@@ -68,7 +68,7 @@ def test_what_the_sum_lacks_is_made_up(error):
     assert np.all((chances > 0) & (chances < 1))
 
 
-def test_only_one_thread_draws_with_r(monkeypatch):
+def test_r_design_with_two_threads_seeds_and_samples_atomically(monkeypatch):
     """R has one random state: between a thread's seed and its sample no other thread may set another."""
     steps = []
 
@@ -94,7 +94,7 @@ def test_only_one_thread_draws_with_r(monkeypatch):
 
 
 @pytest.mark.parametrize("design", [name for name in DESIGNS if name.startswith("r_")])
-def test_without_rpy2_one_line_says_what_to_install(monkeypatch, design):
+def test_r_designs_without_rpy2_raise_importerror_with_the_remedy(monkeypatch, design):
     monkeypatch.setitem(sys.modules, "rpy2.robjects.packages", None)
     r.require.cache_clear()
     with pytest.raises(ImportError, match="install R with its packages sampling and BiasedUrn"):

@@ -17,10 +17,10 @@ PI = np.array([0.15, 0.3, 0.4, 0.5, 0.75, 0.9])
 
 
 def inclusions():
-    """π in (0, 1) of up to eight terms with a whole sum, some of them at 1e-12 from an end."""
+    """π in (0, 1) of up to eight terms with an integer sum, some of them at 1e-12 from an end."""
     odds = st.one_of(st.floats(-27, 27), st.floats(-2, 2), st.sampled_from([-27.0, 0.0, 1.0, 27.0]))
 
-    def whole(log_odds):
+    def integer_sum(log_odds):
         pi = pb.sigmoid(np.array(log_odds))
         count = min(max(round(pi.sum()), 1), pi.size - 1)
         for _ in range(3):
@@ -28,21 +28,23 @@ def inclusions():
             pi = pi * count / total if total > count else 1 - (1 - pi) * (pi.size - count) / (pi.size - total)
         return np.clip(pi, 1e-13, 1 - 1e-13)
 
-    return st.lists(odds, min_size=2, max_size=8).map(whole).filter(lambda pi: abs(pi.sum() % 1 - 0.5) > 0.4999999)
+    return (
+        st.lists(odds, min_size=2, max_size=8).map(integer_sum).filter(lambda pi: abs(pi.sum() % 1 - 0.5) > 0.4999999)
+    )
 
 
 @given(inclusions())
-def test_fit_against_all_subsets(pi):
+def test_fit_cps_equals_the_enumeration_of_all_subsets(pi):
     count = round(pi.sum())
     design = fit_cps(pi, count)
     np.testing.assert_allclose(
-        reference.inclusion_of(reference.cps_law(design.coins, count), pi.size), pi, rtol=0, atol=1e-11
+        reference.inclusion_of(reference.cps_distribution(design.coins, count), pi.size), pi, rtol=0, atol=1e-11
     )
 
 
 @pytest.mark.parametrize("spectrum", SPECTRA)
 @pytest.mark.parametrize(("size", "n"), [(64, 7), (512, 52), (512, 511), (512, 2), (4096, 410)])
-def test_fit_of_large_problems_against_a_recursion(spectrum, size, n):
+def test_fit_cps_of_large_problems_equals_a_recursion(spectrum, size, n):
     pi = optimal_inclusion(SPECTRA[spectrum](size), n)
     free = pi[(pi > 1e-14) & (pi < 1)]
     if free.size < 2:
@@ -68,7 +70,7 @@ def inclusion_by_recursion(coins, count):
     return coins * others / forward[size, count]
 
 
-def test_the_sampler_accepts_exactly_the_outcomes_of_the_right_size():
+def test_cps_draw_accepts_only_outcomes_of_the_right_size():
     design = DESIGNS["cps"](PI, 3)
     fallback = np.where([1, 1, 1, 0, 0, 0], LOW, HIGH)
     for heads in product([0, 1], repeat=6):
@@ -80,11 +82,11 @@ def test_the_sampler_accepts_exactly_the_outcomes_of_the_right_size():
         assert drawn == expected
 
 
-def test_the_samplers_own_thresholds_give_pi():
+def test_cps_thresholds_have_the_inclusion_probabilities():
     design = DESIGNS["cps"](PI, 3)
     thresholds = [threshold_of(design, i) for i in range(6)]
-    law = reference.cps_law(thresholds, 3)
-    np.testing.assert_allclose(reference.inclusion_of(law, 6), PI, rtol=0, atol=1e-11)
+    distribution = reference.cps_distribution(thresholds, 3)
+    np.testing.assert_allclose(reference.inclusion_of(distribution, 6), PI, rtol=0, atol=1e-11)
 
 
 def threshold_of(design, i):
@@ -103,7 +105,7 @@ def threshold_of(design, i):
     return high
 
 
-def test_many_samples_come_from_consecutive_outcomes():
+def test_cps_draw_of_many_samples_takes_consecutive_outcomes():
     design = DESIGNS["cps"](PI, 3)
     rng = np.random.default_rng(3)
     batch = design.draw(rng, 500)

@@ -31,7 +31,7 @@ def oracle():
 
 @pytest.mark.r
 @pytest.mark.usefixtures("oracle")
-def test_r_leaves_the_library_path_of_child_processes_alone():
+def test_r_require_leaves_ld_library_path_unchanged():
     code = "import os; from sharding.designs import r; r.require('sampling'); print(os.environ.get('LD_LIBRARY_PATH'))"
     environment = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
@@ -41,7 +41,7 @@ def test_r_leaves_the_library_path_of_child_processes_alone():
 @pytest.mark.r
 @pytest.mark.usefixtures("oracle")
 @pytest.mark.parametrize(("size", "n"), [(6, 3), (20, 5), (32, 4)])
-def test_wallenius_means(size, n):
+def test_successive_inclusion_equals_biasedurn_wallenius_means(size, n):
     weights = np.arange(1, size + 1.0) ** -2
     expected = r.call("BiasedUrn", "meanMWNCHypergeo", np.ones(size), n, weights, 1e-10)
     np.testing.assert_allclose(successive_inclusion(weights, n), expected, rtol=0, atol=5e-8)
@@ -53,7 +53,7 @@ def test_wallenius_means(size, n):
 @pytest.mark.parametrize(
     "pi", [PI, np.array([0.3, 0.7, 1.0, 0.0]), np.array([0.2, 0.3, 0.5]), np.full(10, 0.9)], ids=len
 )
-def test_rs_designs_draw_and_are_seeded_by_the_generator(design, pi):
+def test_r_designs_with_the_same_generator_seed_draw_equal_samples(design, pi):
     first = draw_terms(pi, design, rng=np.random.default_rng(1), size=30)
     assert first.shape == (30, round(pi.sum()))
     assert np.all(np.diff(first, axis=1) > 0)
@@ -64,7 +64,7 @@ def test_rs_designs_draw_and_are_seeded_by_the_generator(design, pi):
 @pytest.mark.r
 @pytest.mark.usefixtures("oracle")
 @pytest.mark.parametrize("design", R_DESIGNS)
-def test_rs_designs_honor_pi(design):
+def test_r_designs_have_the_inclusion_frequencies(design):
     drawn = draw_terms(PI, design, rng=np.random.default_rng(0), size=4000)
     frequency = np.bincount(drawn.ravel(), minlength=6) / 4000
     assert np.all(np.abs(frequency - PI) <= 4.5 * np.sqrt(PI * (1 - PI) / 4000))
@@ -72,9 +72,9 @@ def test_rs_designs_honor_pi(design):
 
 @pytest.mark.r
 @pytest.mark.usefixtures("oracle")
-def test_brewers_pairs_as_often_as_in_r():
+def test_brewer_pair_frequencies_equal_those_of_r():
     drawn = draw_terms(PI, "r_brewer", rng=np.random.default_rng(0), size=4000)
     taken = np.zeros((4000, 6))
     np.put_along_axis(taken, drawn, 1.0, axis=1)
-    joint = reference.joint_of(reference.brewer_law(PI), PI.size)
+    joint = reference.joint_of(reference.brewer_distribution(PI), PI.size)
     assert np.all(np.abs(taken.T @ taken / 4000 - joint) <= 4.5 * np.sqrt(joint * (1 - joint) / 4000))

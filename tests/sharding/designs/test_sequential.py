@@ -8,7 +8,7 @@ import pytest
 from sharding.designs import DESIGNS
 from sharding.inclusion import optimal_inclusion
 from tests import reference
-from tests.sharding.designs.scripted import Scripted, law_of, pieces
+from tests.sharding.designs.scripted import Scripted, distribution_of, pieces
 from tests.sharding.inclusion.spectra import SPECTRA
 
 CASES = [
@@ -20,40 +20,40 @@ CASES = [
 
 
 @pytest.mark.parametrize("pi", CASES)
-def test_brewers_decision_tree(pi):
+def test_brewer_decision_tree_equals_the_published_distribution(pi):
     n = round(pi.sum())
     sampler = DESIGNS["brewer"](pi, n)
-    law = law_of(lambda uniforms: sampler.draw(Scripted(*uniforms), 1)[0], n)
-    expected = reference.brewer_law(pi)
-    assert set(law) == set(expected)
+    distribution = distribution_of(lambda uniforms: sampler.draw(Scripted(*uniforms), 1)[0], n)
+    expected = reference.brewer_distribution(pi)
+    assert set(distribution) == set(expected)
     for chosen, chance in expected.items():
-        assert law[chosen] == pytest.approx(chance, abs=1e-9)
-    np.testing.assert_allclose(reference.inclusion_of(law, pi.size), pi, rtol=0, atol=1e-9)
+        assert distribution[chosen] == pytest.approx(chance, abs=1e-9)
+    np.testing.assert_allclose(reference.inclusion_of(distribution, pi.size), pi, rtol=0, atol=1e-9)
 
 
-def one_uniform_law(pi):
+def one_uniform_distribution(pi):
     sampler = DESIGNS["minimum_support"](pi, round(pi.sum()))
 
     def outcome(u):
         return tuple(sorted(sampler.draw(Scripted([u]), 1)[0].tolist()))
 
-    law = defaultdict(float)
+    distribution = defaultdict(float)
     for length, middle in pieces(outcome, grid=2000):
-        law[outcome(middle)] += length
-    return dict(law)
+        distribution[outcome(middle)] += length
+    return dict(distribution)
 
 
 @pytest.mark.parametrize("pi", [*CASES, np.array([0.05, 0.15, 0.3, 0.35, 0.45, 0.8, 0.9])])
-def test_minimum_support_honors_pi_exactly(pi):
-    law = one_uniform_law(pi)
-    assert sum(law.values()) == pytest.approx(1.0, abs=1e-12)
-    np.testing.assert_allclose(reference.inclusion_of(law, pi.size), pi, rtol=0, atol=1e-9)
-    assert len(law) <= pi.size
+def test_minimum_support_has_exact_inclusion_and_few_samples(pi):
+    distribution = one_uniform_distribution(pi)
+    assert sum(distribution.values()) == pytest.approx(1.0, abs=1e-12)
+    np.testing.assert_allclose(reference.inclusion_of(distribution, pi.size), pi, rtol=0, atol=1e-9)
+    assert len(distribution) <= pi.size
 
 
 @pytest.mark.parametrize("spectrum", SPECTRA)
 @pytest.mark.parametrize("n", [1, 20, 199])
-def test_minimum_support_is_a_mixture_of_few_samples(spectrum, n):
+def test_minimum_support_of_large_spectra_is_a_mixture_of_few_samples(spectrum, n):
     pi = optimal_inclusion(SPECTRA[spectrum](200), n)
     free = pi[(pi > 1e-14) & (pi < 1)]
     count = round(free.sum())

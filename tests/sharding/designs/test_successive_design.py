@@ -7,7 +7,7 @@ from tests.sharding.designs.scripted import Scripted
 
 
 @given(st.floats(1e-6, 0.999), st.floats(1e-6, 1e6))
-def test_finishing_times_are_exponential_with_the_rates(u, ratio):
+def test_successive_design_of_two_terms_compares_exponential_times(u, ratio):
     """Of two runners, the second wins exactly when E₁/w₁ < E₀/w₀, E = −log(1 − u)."""
     design = successive_design([1.0, ratio], 1)
     threshold = -np.expm1(np.log1p(-u) * ratio)
@@ -17,7 +17,7 @@ def test_finishing_times_are_exponential_with_the_rates(u, ratio):
             assert design.draw(Scripted([u, other])).tolist() == [winner]
 
 
-def test_the_first_n_to_finish_are_drawn_from_any_span_of_weights():
+def test_successive_design_with_extreme_weights_draws_the_first_n():
     weights = np.array([1e-30, 1.0, 1e-15, 0.0, 1e-5])
     design = successive_design(weights, 3)
     half = np.full(5, 0.5)

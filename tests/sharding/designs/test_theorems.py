@@ -1,4 +1,4 @@
-"""What inclusion and design promise together, by enumerating every sample of a small problem."""
+"""Theorems about inclusion and design together, by enumerating every sample of a small problem."""
 
 from itertools import product
 
@@ -20,13 +20,13 @@ def factors(seed=0):
     return u, v
 
 
-def law_of_clients(pi):
-    """Law of one client's sample under CPS, terms with π = 1 or 0 included."""
+def sample_distribution(pi):
+    """Return the distribution of one client's sample under CPS, terms with π = 1 or 0 included."""
     free = np.flatnonzero((pi > 0) & (pi < 1))
     certain = tuple(np.flatnonzero(pi == 1.0))
     count = TERMS - len(certain)
-    law = reference.cps_law(fit_cps(pi[free], count).coins, count)
-    return {tuple(sorted(certain + tuple(free[list(s)]))): chance for s, chance in law.items()}
+    distribution = reference.cps_distribution(fit_cps(pi[free], count).coins, count)
+    return {tuple(sorted(certain + tuple(free[list(s)]))): chance for s, chance in distribution.items()}
 
 
 def reconstruction(sample, omega):
@@ -35,29 +35,30 @@ def reconstruction(sample, omega):
     return (u[:, chosen] * (SPECTRUM * omega)[chosen]) @ v[:, chosen].T
 
 
-def test_unbiased_theorem_3_1():
+def test_unbiased_estimator_over_all_samples_satisfies_theorem_3_1():
     pi = optimal_inclusion(SPECTRUM, TERMS)
-    law = law_of_clients(pi)
+    distribution = sample_distribution(pi)
     u, v = factors()
     weight = (u * SPECTRUM) @ v.T
-    mean = sum(chance * reconstruction(s, 1 / pi) for s, chance in law.items())
+    mean = sum(chance * reconstruction(s, 1 / pi) for s, chance in distribution.items())
     np.testing.assert_allclose(mean, weight, rtol=0, atol=1e-11)
-    error = sum(chance * np.sum((reconstruction(s, 1 / pi) - weight) ** 2) for s, chance in law.items())
+    error = sum(chance * np.sum((reconstruction(s, 1 / pi) - weight) ** 2) for s, chance in distribution.items())
     assert error == pytest.approx(np.sum(SPECTRUM**2 * (1 / pi - 1)), rel=1e-10)
 
 
 @pytest.mark.parametrize("num_clients", [2, 3])
-def test_collective_theorem_3_2(num_clients):
+def test_collective_estimator_over_all_samples_satisfies_theorem_3_2(num_clients):
     pi, omega = collective_inclusion(SPECTRUM, TERMS, num_clients)
-    law = law_of_clients(pi)
+    distribution = sample_distribution(pi)
     u, v = factors()
     weight = (u * SPECTRUM) @ v.T
 
     def discrepancy(multipliers):
-        part = {s: reconstruction(s, multipliers) for s in law}
+        part = {s: reconstruction(s, multipliers) for s in distribution}
         return sum(
-            np.prod([law[s] for s in clients]) * np.sum((sum(part[s] for s in clients) / num_clients - weight) ** 2)
-            for clients in product(law, repeat=num_clients)
+            np.prod([distribution[s] for s in clients])
+            * np.sum((sum(part[s] for s in clients) / num_clients - weight) ** 2)
+            for clients in product(distribution, repeat=num_clients)
         )
 
     best = discrepancy(omega)

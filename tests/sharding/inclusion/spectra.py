@@ -1,4 +1,4 @@
-"""Spectra that the tests share."""
+"""Spectra shared by the tests of inclusion and designs."""
 
 import numpy as np
 from hypothesis import strategies as st

@@ -10,7 +10,7 @@ CLIENTS = st.sampled_from([2, 3, 10, 1000])
 
 
 @given(magnitudes(), CLIENTS, st.data())
-def test_equals_the_papers_algorithm(lam, num_clients, data):
+def test_collective_inclusion_equals_the_papers_algorithm(lam, num_clients, data):
     n = data.draw(st.integers(1, lam.size - 1))
     pi, omega = collective_inclusion(lam, n, num_clients)
     np.testing.assert_allclose(pi, reference.collective_inclusion(lam, n, num_clients), rtol=0, atol=1e-12)
@@ -18,7 +18,7 @@ def test_equals_the_papers_algorithm(lam, num_clients, data):
 
 
 @given(magnitudes(largest_size=40), CLIENTS, st.data())
-def test_kkt_conditions(lam, num_clients, data):
+def test_collective_inclusion_satisfies_the_kkt_conditions(lam, num_clients, data):
     n = data.draw(st.integers(1, lam.size))
     pi, _ = collective_inclusion(lam, n, num_clients)
     assert np.all((pi >= 0) & (pi <= 1))
@@ -29,19 +29,19 @@ def test_kkt_conditions(lam, num_clients, data):
     assert most_out <= least_in * (1 + 1e-8)
 
 
-def test_one_client_gets_the_top_and_the_first_among_ties():
+def test_collective_inclusion_of_one_client_is_the_top_terms_in_order():
     pi, omega = collective_inclusion([1.0, 3.0, 1.0, 2.0, 1.0], 3, 1)
     np.testing.assert_array_equal(pi, [1, 1, 0, 1, 0])
     np.testing.assert_array_equal(omega, np.ones(5))
 
 
-def test_room_for_all_makes_all_certain():
+def test_collective_inclusion_of_all_terms_is_certain():
     pi, omega = collective_inclusion([1.0, 1e-9, 0.3], 3, 10)
     np.testing.assert_array_equal(pi, np.ones(3))
     np.testing.assert_array_equal(omega, np.ones(3))
 
 
-def test_zeros_share_what_the_positive_leave():
+def test_collective_inclusion_with_zero_magnitudes_shares_the_rest_evenly():
     np.testing.assert_array_equal(collective_inclusion([0.0, 2.0, 0.0, 1.0], 2, 5)[0], [0, 1, 0, 1])
     np.testing.assert_array_equal(collective_inclusion([0.0, 2.0, 0.0, 1.0], 3, 1)[0], [0.5, 1, 0.5, 1])
     np.testing.assert_array_equal(collective_inclusion(np.zeros(4), 1, 3)[0], np.full(4, 0.25))

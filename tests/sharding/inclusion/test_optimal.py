@@ -8,13 +8,13 @@ from tests.sharding.inclusion.spectra import magnitudes
 
 
 @given(magnitudes(), st.data())
-def test_equals_the_papers_algorithm(lam, data):
+def test_optimal_inclusion_equals_the_papers_algorithm(lam, data):
     n = data.draw(st.integers(1, lam.size - 1))
     np.testing.assert_allclose(optimal_inclusion(lam, n), reference.unbiased_inclusion(lam, n), rtol=1e-11, atol=1e-13)
 
 
 @given(magnitudes(), st.data())
-def test_kkt_conditions_with_costs(a, data):
+def test_optimal_inclusion_with_costs_satisfies_the_kkt_conditions(a, data):
     costs = np.array(data.draw(st.lists(st.floats(0.05, 20), min_size=a.size, max_size=a.size)))
     budget = costs.sum() * data.draw(st.floats(0.01, 1.0))
     p = optimal_inclusion(a, budget, costs)
@@ -28,7 +28,7 @@ def test_kkt_conditions_with_costs(a, data):
         assert np.all(slope[~free] >= slope[free].max() * (1 - 1e-9))
 
 
-def test_order_and_scale_do_not_matter():
+def test_optimal_inclusion_is_invariant_to_order_and_scale():
     lam = np.array([1.0, 5.0, 0.2, 3.0, 3.0])
     shuffle = [4, 2, 0, 1, 3]
     pi = optimal_inclusion(lam, 2)
@@ -36,7 +36,7 @@ def test_order_and_scale_do_not_matter():
     np.testing.assert_allclose(optimal_inclusion(lam * 1e-200, 2), pi, rtol=1e-14)
 
 
-def test_zeros_share_what_the_positive_leave():
+def test_optimal_inclusion_with_zero_magnitudes_shares_the_rest_evenly():
     np.testing.assert_array_equal(optimal_inclusion([0.0, 2.0, 0.0, 1.0], 2), [0, 1, 0, 1])
     np.testing.assert_array_equal(optimal_inclusion([0.0, 2.0, 0.0, 1.0], 3), [0.5, 1, 0.5, 1])
     np.testing.assert_allclose(optimal_inclusion([0.0, 2.0, 0.0], 4.0, [1.0, 3.0, 3.0]), [0.25, 1, 0.25])
@@ -44,7 +44,7 @@ def test_zeros_share_what_the_positive_leave():
 
 
 @given(magnitudes(), st.data())
-def test_a_budget_for_all_makes_all_of_them_certain_to_the_last_bit(a, data):
+def test_optimal_inclusion_with_a_budget_for_all_is_exactly_one(a, data):
     np.testing.assert_array_equal(optimal_inclusion(a, a.size), np.ones(a.size))
     costs = np.array(data.draw(st.lists(st.floats(0.05, 20), min_size=a.size, max_size=a.size)))
     np.testing.assert_array_equal(optimal_inclusion(a, costs.sum(), costs), np.ones(a.size))

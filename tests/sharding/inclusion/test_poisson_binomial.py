@@ -9,41 +9,41 @@ CHANCES = st.lists(st.one_of(st.floats(0, 1), st.sampled_from([0.0, 0.5, 1.0])),
 
 
 def by_convolution(p):
-    law = np.ones(1)
+    distribution = np.ones(1)
     for chance in p:
-        law = np.convolve(law, [1 - chance, chance])
-    return law
+        distribution = np.convolve(distribution, [1 - chance, chance])
+    return distribution
 
 
 @given(CHANCES)
-def test_leave_one_out_chances(p):
+def test_leave_one_out_probabilities_equal_convolution(p):
     p = np.array(p)
     count = min(max(round(p.sum()), 1), p.size - 1)
     less, same, total = pb.leave_one_out(p, count)
     for i in range(p.size):
-        law = by_convolution(np.delete(p, i))
-        assert less[i] == pytest.approx(law[count - 1], abs=1e-14)
-        assert same[i] == pytest.approx(law[count], abs=1e-14)
+        distribution = by_convolution(np.delete(p, i))
+        assert less[i] == pytest.approx(distribution[count - 1], abs=1e-14)
+        assert same[i] == pytest.approx(distribution[count], abs=1e-14)
     assert total == pytest.approx(by_convolution(p)[count], abs=1e-14)
 
 
-def test_few_angles_suffice_for_many_trials():
+def test_leave_one_out_of_many_trials_needs_few_angles():
     p = np.random.default_rng(0).random(2000) ** 4
-    law = by_convolution(p)
+    distribution = by_convolution(p)
     count = round(p.sum())
     assert pb.half_circle(float(p @ (1 - p)), p.size).size < 100
-    assert pb.leave_one_out(p, count)[2] == pytest.approx(law[count], rel=1e-12)
+    assert pb.leave_one_out(p, count)[2] == pytest.approx(distribution[count], rel=1e-12)
 
 
 @given(st.lists(st.floats(-60, 60), min_size=2, max_size=30), st.floats(0.05, 0.95))
-def test_tilt_brings_the_sum_to_the_count(log_odds, share):
+def test_tilt_shifts_the_sum_to_the_count(log_odds, share):
     log_odds = np.array(log_odds)
     count = share * log_odds.size
     p = pb.sigmoid(log_odds + pb.tilt(log_odds, count))
     assert p.sum() == pytest.approx(count, abs=1e-5)
 
 
-def test_sigmoid_at_the_ends():
+def test_sigmoid_of_extreme_values_is_accurate():
     with np.errstate(all="raise"):
         np.testing.assert_array_equal(pb.sigmoid(np.array([-np.inf, 0.0, np.inf])), [0.0, 0.5, 1.0])
         assert pb.sigmoid(np.array([-40.0]))[0] == pytest.approx(np.exp(-40.0), rel=1e-12)

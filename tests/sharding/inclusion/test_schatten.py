@@ -8,7 +8,7 @@ from tests.sharding.inclusion.spectra import SPECTRA, magnitudes
 
 
 @given(magnitudes(largest_size=30), st.floats(2, 8), st.data())
-def test_kkt_conditions(lam, p, data):
+def test_schatten_inclusion_satisfies_the_kkt_conditions(lam, p, data):
     n = data.draw(st.integers(1, lam.size))
     pi = schatten_inclusion(lam, n, p)
     assert np.all((pi > 0) & (pi <= 1))
@@ -26,11 +26,11 @@ def test_kkt_conditions(lam, p, data):
 
 @pytest.mark.parametrize("spectrum", SPECTRA)
 @pytest.mark.parametrize("n", [1, 7, 39, 40])
-def test_at_two_it_is_the_optimal_inclusion(spectrum, n):
+def test_schatten_inclusion_with_p_2_equals_optimal_inclusion(spectrum, n):
     lam = SPECTRA[spectrum](40)
     np.testing.assert_allclose(schatten_inclusion(lam, n, 2), optimal_inclusion(lam, n), rtol=1e-10)
 
 
-def test_zeros_share_what_the_positive_leave():
+def test_schatten_inclusion_with_zero_magnitudes_shares_the_rest_evenly():
     np.testing.assert_array_equal(schatten_inclusion([0.0, 2.0, 0.0, 1.0], 3), [0.5, 1, 0.5, 1])
     np.testing.assert_array_equal(schatten_inclusion([0.0, 2.0, 1.0], 1)[0], 0.0)

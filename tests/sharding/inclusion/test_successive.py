@@ -19,22 +19,21 @@ def spread_weights():
 
 
 @given(spread_weights(), st.data())
-def test_equals_the_enumeration_of_all_orders(weights, data):
+def test_successive_inclusion_equals_the_enumeration_of_all_orders(weights, data):
     n = data.draw(st.integers(1, weights.size))
-    law = reference.successive_law(weights, n)
-    expected = reference.inclusion_of(law, weights.size)
+    expected = reference.inclusion_of(reference.successive_distribution(weights, n), weights.size)
     np.testing.assert_allclose(successive_inclusion(weights, n), expected, rtol=0, atol=1e-11)
 
 
-def test_the_smallest_weights_are_accurate_relatively_too():
+def test_successive_inclusion_of_tiny_weights_is_relatively_accurate():
     weights = np.array([1.0, 1.0, 0.3, 0.25, 1e-2, 1e-3, 1e-15, 1e-30])
-    expected = reference.inclusion_of(reference.successive_law(weights, 5), 8)
+    expected = reference.inclusion_of(reference.successive_distribution(weights, 5), 8)
     np.testing.assert_allclose(successive_inclusion(weights, 5), expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize("n", [2, 52, 256, 511])
 @pytest.mark.parametrize("decay", ["power", "geometric", "flat", "two levels"])
-def test_twice_the_nodes_change_nothing(decay, n, monkeypatch):
+def test_successive_inclusion_with_twice_the_nodes_is_equal(decay, n, monkeypatch):
     i = np.arange(512)
     weights = {
         "power": (i + 1.0) ** -2,
@@ -50,7 +49,7 @@ def test_twice_the_nodes_change_nothing(decay, n, monkeypatch):
         np.testing.assert_allclose(pi, n / 512, rtol=0, atol=1e-12)
 
 
-def test_zeros_are_never_drawn_and_scale_does_not_matter():
+def test_successive_inclusion_is_zero_for_zeros_and_invariant_to_scale():
     pi = successive_inclusion([3.0, 0.0, 1.0, 2.0], 2)
     assert pi[1] == 0.0
     np.testing.assert_allclose(pi[[0, 2, 3]], successive_inclusion([3e-200, 1e-200, 2e-200], 2), atol=1e-14)
@@ -63,16 +62,16 @@ def asymptotic(weights, n):
 
 
 @pytest.mark.parametrize(("size", "bound"), [(64, 0.084), (256, 0.020), (512, 0.010)])
-def test_the_papers_approximation_is_as_near_as_the_documentation_says(size, bound):
+def test_asymptotic_inclusion_has_the_documented_error(size, bound):
     worst = 0.0
     for fall, (ratio, exponent) in product((0.3, 0.5, 0.7, 1.0), ((0.1, 4), (0.2, 4), (0.3, 2.5), (0.4, 2.5))):
         weights = np.arange(1, size + 1.0) ** (-fall * exponent)
-        exact, rough = (law(weights, ceil(size * ratio)) for law in (successive_inclusion, asymptotic))
+        exact, rough = (inclusion(weights, ceil(size * ratio)) for inclusion in (successive_inclusion, asymptotic))
         worst = max(worst, np.abs(rough / exact - 1).max())
     assert 0.9 * bound < worst < bound
 
 
-def test_numpys_choice_draws_by_this_law():
+def test_numpy_choice_without_replacement_has_successive_inclusion():
     weights, rng = np.array([0.4, 0.3, 0.2, 0.06, 0.04]), np.random.default_rng(0)
     drawn = [rng.choice(5, 3, replace=False, p=weights) for _ in range(20_000)]
     expected = successive_inclusion(weights, 3)

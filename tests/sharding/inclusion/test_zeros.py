@@ -1,4 +1,4 @@
-"""Magnitudes of zero, of either sign: LAPACK returns both, and they mean the same."""
+"""Inclusion of zero magnitudes of either sign, both of which LAPACK returns, and of extreme magnitudes."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ CLIENTS = st.sampled_from([1, 2, 4, 100])
 
 @pytest.mark.parametrize("name", INCLUSIONS)
 @given(POSITIVE, ZEROS, CLIENTS, st.data())
-def test_a_zeros_sign_changes_no_inclusion(name, positive, zeros, clients, data):
+def test_inclusion_with_negative_zeros_equals_positive_zeros(name, positive, zeros, clients, data):
     magnitudes = np.array(data.draw(st.permutations(positive + zeros)))
     n = data.draw(st.integers(1, magnitudes.size))
     inclusion_of = INCLUSIONS[name]
@@ -40,7 +40,7 @@ def test_a_zeros_sign_changes_no_inclusion(name, positive, zeros, clients, data)
 @pytest.mark.parametrize("name", INCLUSIONS)
 @pytest.mark.parametrize("least", [1e-30, 1e-200, 1e-290, 1e-310, 5e-324])
 @pytest.mark.parametrize("others", [np.geomspace(1e-3, 1e-6, 4), 10.0 ** -np.arange(10, 30, 5)], ids=str)
-def test_magnitudes_may_be_as_far_apart_as_floats_can_be(name, others, least):
+def test_inclusion_of_extreme_magnitudes_is_feasible_and_ordered(name, others, least):
     magnitudes = np.array([1.0, *others, least, least])
     for n in (1, 3, 5, 6)[: 3 if name == "successive" else 4]:  # which draws no weight of 0
         inclusion = INCLUSIONS[name](magnitudes, n, 3)[0]
