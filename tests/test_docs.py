@@ -46,7 +46,7 @@ COMMANDS = sorted(
 
 
 @pytest.mark.parametrize(("page", "snippet"), SNIPPETS, ids=[page for page, _ in SNIPPETS])
-def test_snippets_run(page, snippet, tmp_path, monkeypatch):
+def test_docs_snippets_run(page, snippet, tmp_path, monkeypatch):
     if "runs/quickstart-top_n-0" in snippet:
         assert main(["run", "configs/quickstart.yaml", *TINY, f"output={tmp_path}/runs/quickstart-top_n-0"]) == 0
         monkeypatch.chdir(tmp_path)
@@ -58,7 +58,7 @@ def test_snippets_run(page, snippet, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.usefixtures("registries_as_before")
-def test_commands_are_understood(command):
+def test_docs_commands_parse(command):
     """Options, files, keys and values exist."""
     args = parse(shlex.split(command)[3:])
     if hasattr(args, "config"):
@@ -85,38 +85,38 @@ TRAINING = [
 
 @pytest.mark.parametrize("command", TRAINING)
 @pytest.mark.usefixtures("registries_as_before")
-def test_commands_train(command, tmp_path, drawn_data):
+def test_docs_commands_train(command, tmp_path, drawn_data):
     words = shortened(shlex.split(command)[3:], drawn_data, tmp_path / "run")
     assert main(words) == 0
     assert (tmp_path / "run" / "summary.md").is_file()
 
 
 @pytest.mark.parametrize("page", TEXTS)
-def test_links_lead_to_files(page):
+def test_docs_links_resolve_to_files(page):
     folder = (ROOT / page).parent
     for target in re.findall(r"\]\(([^)#\s]+)", TEXTS[page]):
         assert "://" in target or (folder / target).exists(), f"{page} links to {target}"
 
 
-def test_the_architecture_names_files_that_exist():
+def test_docs_architecture_names_existing_files():
     paths = re.findall(r"`([\w/]+/[\w./]*)`", TEXTS["docs/reference/architecture.md"])
     assert paths
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
 @pytest.mark.parametrize("page", TEXTS)
-def test_generated_parts_are_fresh(page):
+def test_docs_generated_parts_are_current(page):
     assert generate.filled(TEXTS[page], PARTS) == TEXTS[page], "run python docs/generate.py"
     assert "{include}" not in TEXTS[page], "a page holds its text: where code is hosted, nothing is included"
 
 
-def test_every_generated_part_is_on_a_page():
+def test_docs_generated_parts_are_all_on_a_page():
     shown = {name for text in TEXTS.values() for name in re.findall(r"<!-- begin: (\w+) -->", text)}
     assert shown == PARTS.keys()
 
 
 @pytest.mark.parametrize("registry", [STRATEGIES, DESIGNS, MODELS, DATASETS, PARTITIONS, SAMPLERS])
-def test_every_name_is_documented(registry):
+def test_docs_list_every_registered_name(registry):
     everything = "".join(TEXTS.values())
     assert [name for name in registry if f"`{name}`" not in everything] == []
 
@@ -127,7 +127,7 @@ def cells(summary, method):
     return re.findall(rf"^\| {re.escape(method)} \| (.+) \|$", text, re.M)[-1].split(" | ")
 
 
-def test_the_readme_shows_what_the_quickstart_ends_with():
+def test_readme_has_the_last_line_of_the_quickstart():
     readme = " ".join(TEXTS["README.md"].split())
     ends = {True: [], False: []}  # accuracy in % of dense runs, of sharded ones
     table = (ROOT / "results/quickstart_seeds/summary.csv").read_text(encoding="utf-8")
@@ -137,7 +137,7 @@ def test_the_readme_shows_what_the_quickstart_ends_with():
     assert f"{sharded} with sharding and {dense} with dense" in readme
 
 
-def test_the_readmes_headlines_are_committed():
+def test_readme_headlines_equal_committed_results():
     readme = " ".join(TEXTS["README.md"].split())
     sharded, dense = (cells("quickstart_seeds", name) for name in ("top_n", "dense"))
     assert round(float(dense[0].split()[0]) - float(sharded[0].split()[0])) == 3
@@ -149,11 +149,11 @@ def test_the_readmes_headlines_are_committed():
     assert f"add {gain} points" in readme
 
 
-def test_the_reference_lists_the_front_door_in_its_order():
+def test_docs_reference_lists_the_public_names_in_order():
     assert re.findall(r"^\| `(\w+)", PARTS["api"], re.M) == sharding.__all__
 
 
-def test_the_site_builds_without_a_warning(tmp_path):
+def test_docs_site_builds_without_warnings(tmp_path):
     """In a process of its own: Sphinx changes what is imported."""
     pytest.importorskip("sphinx", reason="the documentation needs pip install -e '.[docs]'")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "docs", str(tmp_path)]
@@ -166,7 +166,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert ">None<" not in keys  # a key without a description
 
 
-def test_every_committed_result_is_on_the_page_that_says_what_it_supports():
+def test_docs_results_page_lists_every_committed_result():
     if not (ROOT / ".git").exists():
         pytest.skip("no checkout, so committed files are unknown")
     listed = subprocess.run(["git", "ls-files", "results"], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -17,14 +17,14 @@ SAYS = {
 }
 
 
-def test_all_examples_are_run():
+def test_examples_are_all_tested():
     """Those of parts of one's own by tests/train/test_own_parts.py, the others here."""
     scripts = {path.name for path in (ROOT / "examples").glob("[!_]*.py")}
     assert scripts == set(SAYS) | {f"{name}.py" for name in EXAMPLES}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n.startswith("vit") else ()) for n in SAYS])
-def test_it_runs(name, tmp_path, monkeypatch, capsys):
+def test_example_runs(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [name])
     monkeypatch.setattr(sys, "path", [*sys.path])

@@ -25,7 +25,7 @@ NEEDS = {"deployment": "flwr", "compress_gpt2": "transformers", "vit_from_shards
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_help_does_nothing_else(script, tmp_path, monkeypatch, capsys):
+def test_script_help_writes_nothing(script, tmp_path, monkeypatch, capsys):
     if script.stem in NEEDS:
         pytest.importorskip(NEEDS[script.stem])
     monkeypatch.chdir(tmp_path)
@@ -42,7 +42,7 @@ def test_help_does_nothing_else(script, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("engine", ["sequential", "processes"])
-def test_the_benchmark_of_engines_plays_a_round(engine, monkeypatch):
+def test_engines_benchmark_runs_a_round(engine, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     cohort = importlib.import_module("cohort")
     where = argparse.Namespace(device="cpu", data=None)

@@ -1,4 +1,4 @@
-"""Every model by name: parameter counts, shapes, seeds, and what a user may get wrong."""
+"""Every model by name: parameter counts, shapes, seeds, and invalid options."""
 
 import pytest
 import torch
@@ -45,12 +45,14 @@ def small(name: str) -> tuple[nn.Module, torch.Tensor]:
         ("gpt_tiny", (80,), 90, (90 + 80 + 90) * 256 + 3 * (12 * 256**2 + 13 * 256) + 2 * 256),
     ],
 )
-def test_parameter_counts(name: str, shape: tuple[int, ...], num_classes: int, expected: int) -> None:
+def test_parameter_count_of_any_model_is_the_published_one(
+    name: str, shape: tuple[int, ...], num_classes: int, expected: int
+) -> None:
     assert count(build_model(name, input_shape=shape, num_classes=num_classes)) == expected
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_have_one_entry_per_class_and_gradients_reach_every_parameter(name: str) -> None:
+def test_forward_of_any_model_has_logits_and_gradients_everywhere(name: str) -> None:
     model, batch = small(name)
     for parameter in model.parameters():  # so that nothing is at a zero start
         nn.init.normal_(parameter, std=0.1)
@@ -63,7 +65,7 @@ def test_logits_have_one_entry_per_class_and_gradients_reach_every_parameter(nam
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_global_seed_alone_decides_the_weights(name: str) -> None:
+def test_build_model_with_the_same_global_seed_has_equal_weights(name: str) -> None:
     states = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
@@ -73,14 +75,14 @@ def test_global_seed_alone_decides_the_weights(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_sample_is_judged_by_itself(name: str) -> None:
+def test_forward_of_a_batch_equals_that_of_its_samples(name: str) -> None:
     model, batch = small(name)
     model.eval()
     torch.testing.assert_close(model(batch)[:1], model(batch[:1]))
 
 
 @pytest.mark.parametrize("name", ["cct_6_3x2", "gpt_tiny"])
-def test_each_projection_of_attention_is_a_linear_layer(name: str) -> None:
+def test_attention_projections_are_linear_layers(name: str) -> None:
     model, _ = small(name)
     linear = {key for key, module in model.named_modules() if isinstance(module, nn.Linear)}
     blocks = "layers" if name == "cct_6_3x2" else "blocks"
@@ -90,7 +92,7 @@ def test_each_projection_of_attention_is_a_linear_layer(name: str) -> None:
     assert matrices - in_linear <= {"positions", "tokens.weight"}
 
 
-def test_gpt_never_looks_ahead() -> None:
+def test_gpt_logits_do_not_depend_on_later_tokens() -> None:
     model, ids = small("gpt_tiny")
     model.eval()
     changed = ids.clone()
@@ -101,7 +103,7 @@ def test_gpt_never_looks_ahead() -> None:
     torch.testing.assert_close(model(ids[:, :5]), before[:, :5])
 
 
-def test_cct_pools_with_weights_that_sum_to_one() -> None:
+def test_cct_pooling_weights_sum_to_one() -> None:
     model, images = small("cct_6_3x2")
     model.eval()
     nn.init.zeros_(model.norm.weight)
@@ -110,7 +112,7 @@ def test_cct_pools_with_weights_that_sum_to_one() -> None:
     torch.testing.assert_close(model(images), expected)
 
 
-def test_cct_drops_only_in_training() -> None:
+def test_cct_dropout_acts_only_in_training() -> None:
     model, images = small("cct_6_3x2")
     with torch.no_grad():
         assert not torch.equal(model.train()(images), model(images))
@@ -118,13 +120,13 @@ def test_cct_drops_only_in_training() -> None:
 
 
 @pytest.mark.parametrize("blocks", [[1], [1, 2], [2, 2, 2, 2]])
-def test_resnet_reads_small_gray_images_with_any_number_of_stages(blocks: list[int]) -> None:
+def test_resnet_with_any_number_of_stages_accepts_small_gray_images(blocks: list[int]) -> None:
     model = build_model("resnet18_gn", input_shape=(1, 8, 8), num_classes=10, width=8, groups=4, blocks=blocks)
     assert [len(stage) for stage in model.stages] == blocks
     assert model(torch.randn(2, 1, 8, 8)).shape == (2, 10)
 
 
-def test_resnet_keeps_the_full_size_in_its_stem_and_halves_it_in_later_stages() -> None:
+def test_resnet_stem_keeps_the_size_and_later_stages_halve_it() -> None:
     model, images = small("resnet18_gn")
     features = model.conv1(images)
     sizes = [features.shape[-1]]
@@ -135,12 +137,12 @@ def test_resnet_keeps_the_full_size_in_its_stem_and_halves_it_in_later_stages() 
     assert not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
 
 
-def test_resnet_with_a_strided_stem_halves_the_image_at_once() -> None:
+def test_resnet_with_a_strided_stem_halves_the_image() -> None:
     model = build_model("resnet18_gn", input_shape=(3, 16, 16), num_classes=4, width=4, groups=2, stem_stride=2)
     assert model.conv1(torch.zeros(1, 3, 16, 16)).shape == (1, 4, 8, 8)
 
 
-def test_resnet_learns_in_every_layer_from_the_first_step() -> None:
+def test_resnet_gradients_of_the_first_step_are_nonzero_everywhere() -> None:
     model, images = small("resnet18_gn")
     model(images).square().sum().backward()
     assert all(parameter.grad.any() for parameter in model.parameters())
@@ -163,17 +165,19 @@ def test_resnet_learns_in_every_layer_from_the_first_step() -> None:
         ("gpt_tiny", (80,), {"dropout": -0.1}, "model.dropout=-0.1 must be at least 0"),
     ],
 )
-def test_mistakes_are_reported_in_one_line(name: str, shape: tuple[int, ...], options: dict, message: str) -> None:
+def test_build_model_with_invalid_options_raises_with_the_reason(
+    name: str, shape: tuple[int, ...], options: dict, message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         build_model(name, input_shape=shape, num_classes=10, **options)
 
 
-def test_a_whole_number_serves_as_a_rate() -> None:
+def test_build_model_with_an_integer_dropout_accepts_it() -> None:
     assert build_model("gpt_tiny", input_shape=(4,), num_classes=5, width=8, dropout=0).dropout.p == 0
 
 
 @pytest.mark.parametrize("name", ["cct_6_3x2", "gpt_tiny"])
-def test_fused_projections_compute_what_three_do(name: str) -> None:
+def test_model_with_fused_projections_equals_separate_ones(name: str) -> None:
     shape, num_classes, options = SMALL[name]
     apart, batch = small(name)
     fused = build_model(name, input_shape=shape, num_classes=num_classes, **options, fused_qkv=True)
@@ -199,7 +203,7 @@ def tenth(model: nn.Module) -> Shard:
         ("resnet18_gn", {"conv1", "fc"}),
     ],
 )
-def test_what_is_sent_whole_is_the_first_and_the_last_layer(name: str, whole: set[str]) -> None:
+def test_default_skip_of_any_model_is_its_first_and_last_layer(name: str, dense: set[str]) -> None:
     model, _ = small(name)
     affine = {key for key, part in model.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)}
-    assert affine - tenth(model).terms.keys() == whole
+    assert affine - tenth(model).terms.keys() == dense

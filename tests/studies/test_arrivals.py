@@ -13,7 +13,7 @@ def course(rounds, seconds, losses, accuracies):
     return [dict(zip(keys, row, strict=True)) for row in zip(rounds, seconds, losses, accuracies, strict=True)]
 
 
-def test_the_table_shows_when_targets_were_reached_and_by_how_many(curves_of):
+def test_arrivals_table_has_the_time_to_targets_and_their_counts(curves_of):
     fast = course([5, 10, 15], [10.0, 20.0, 30.0], [0.9, 0.5, 0.6], [0.1, 0.2, 0.8])
     slow = course([5, 10, 15], [100.0, 200.0, 300.0], [0.9, 0.7, 0.4], [0.7, 0.2, 0.6])
     never = course([5, 10], [7.0, 8.0], [0.9, 0.51], [0.1, 0.69])
@@ -35,7 +35,7 @@ def test_the_table_shows_when_targets_were_reached_and_by_how_many(curves_of):
     assert ratios.tolist() == ["–"] * 4, "without the proposed there is no ratio"
 
 
-def test_the_pilots_table_distinguishes_a_loss_that_contradicts_from_one_that_was_not_reached():
+def test_pilots_table_tells_contradicting_from_unreached_losses():
     lesson = Lesson(2.0, [1.0], {"uniform": [5, 7, None], "weighted": [4, 8, 9]}, [2.0, None, None])
     published = {"uniform": (71, 81, 95), "weighted": (48, 57, 69)}
     assert pilot_table(lesson, [1.2, 1.1, 1.0], published).splitlines() == [
@@ -49,7 +49,7 @@ def test_the_pilots_table_distinguishes_a_loss_that_contradicts_from_one_that_wa
     ]
 
 
-def test_a_curve_keeps_its_value_until_the_next_and_its_last_for_good():
+def test_quartiles_of_step_curves_keep_the_last_value():
     grid, (low, middle, high) = quartiles([[1.0, 10.0], [2.0, 5.0, 100.0]], [[4.0, 2.0], [8.0, 6.0, 1.0]])
     assert (grid[0], grid[-1]) == (pytest.approx(2), pytest.approx(100))
     assert (low[0], middle[0], high[0]) == (5, 6, 7)

@@ -21,7 +21,7 @@ def course(*accuracies):
     return [{"bytes_up": t * 10**9, "bytes_down": 0, "test_accuracy": a} for t, a in enumerate(accuracies, start=1)]
 
 
-def test_a_row_shows_the_course_and_the_paired_difference(curves_of):
+def test_table_row_has_the_curve_and_the_paired_difference(curves_of):
     slow = {"collective-0": course(0.1, 0.2, 0.3, 0.4), "collective-1": course(0.1, 0.2, 0.3, 0.6)}
     fast = {f"top_n-{seed}": course(*its) for seed, its in enumerate([(0.3, 0.4, 0.6, 0.5), (0.3, 0.4, 0.6, 0.9)])}
     its = beyond.EXPERIMENTS["beyond"]
@@ -35,7 +35,7 @@ def test_a_row_shows_the_course_and_the_paired_difference(curves_of):
     assert (alone.iloc[0, -1], alone["25 %"][0]) == ("–", "–")
 
 
-def test_curves_that_are_kept_stay_in_the_table(tmp_path, curves_of):
+def test_table_with_committed_curves_keeps_them(tmp_path, curves_of):
     curves = curves_of({"collective-0": course(0.1, 0.25), "top_n-0": course(0.1, 0.5)})
     write_curves(tmp_path / "curves.csv", curves)
     command.main(["beyond", "--into", str(tmp_path), "--only"])
@@ -58,7 +58,7 @@ def bytes_of_a_client(its, words, windows=False):
 
 
 @pytest.mark.parametrize("on", beyond.EXPERIMENTS)
-def test_every_method_is_a_configuration_of_no_more_bytes(on):
+def test_every_method_is_valid_and_sends_no_more_bytes(on):
     its = beyond.EXPERIMENTS[on]
     for method, words in its.methods.items():
         if method == beyond.BOUND:
@@ -67,13 +67,13 @@ def test_every_method_is_a_configuration_of_no_more_bytes(on):
         assert 0.25 < own / bytes_of_a_client(its, its.methods[beyond.BASELINE]) <= 1.02, method
 
 
-def test_arms_of_uneven_clients_move_the_same_bytes():
+def test_arms_of_the_uneven_study_send_the_same_bytes():
     its = options.EXPERIMENTS["uneven"]
     of_each = {name: bytes_of_a_client(its.on, arm.overrides, arm.windows) for name, arm in its.arms.items()}
     assert max(of_each.values()) < 1.03 * min(of_each.values()), of_each
 
 
-def test_mistakes_of_a_command_end_in_one_line(tmp_path, capsys):
+def test_command_with_invalid_arguments_prints_one_line(tmp_path, capsys):
     (tmp_path / "file").touch()
     assert command.main(["beyond", "--into", str(tmp_path / "file"), "--only"]) == 1
     assert "File exists" in capsys.readouterr().err
@@ -82,13 +82,13 @@ def test_mistakes_of_a_command_end_in_one_line(tmp_path, capsys):
     assert "-1 is less than 1" in capsys.readouterr().err
 
 
-def test_a_method_of_another_experiment_is_refused(tmp_path, capsys):
+def test_command_with_a_method_of_another_experiment_is_refused(tmp_path, capsys):
     assert command.main(["beyond_shakespeare", "--into", str(tmp_path), "--only", "width, rolling"]) == 2
     assert "width, rolling" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_methods_run_once_and_stand_in_one_table(tmp_path):
+def test_command_runs_each_method_once_and_writes_one_table(tmp_path):
     words = ["beyond", *TINY, "--into", str(tmp_path), "--only", "collective", "width, rolling", "--seeds", "0"]
     assert command.main(words) == 0
     text = (tmp_path / "summary.md").read_text(encoding="utf-8")

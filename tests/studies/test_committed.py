@@ -18,7 +18,7 @@ def test_every_study_has_committed_curves():
 
 
 @pytest.mark.parametrize("name", sorted(command.STUDIES.keys() - NOT_RUN))
-def test_a_table_is_made_of_committed_curves(name, tmp_path, monkeypatch):
+def test_committed_table_equals_that_of_the_committed_curves(name, tmp_path, monkeypatch):
     committed, into = RESULTS / name, tmp_path / name
     shutil.copytree(committed, into, ignore=shutil.ignore_patterns("runs", "*.png", "summary.md"))
     monkeypatch.setattr("train.progress.sweep", lambda *_, **__: pytest.fail("it trains"))
@@ -28,6 +28,6 @@ def test_a_table_is_made_of_committed_curves(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.rglob("*curves.csv")), ids=lambda path: str(path.relative_to(RESULTS)))
-def test_curves_that_are_read_and_written_again_are_the_same_bytes(path, tmp_path):
+def test_write_curves_of_read_curves_has_the_same_bytes(path, tmp_path):
     write_curves(tmp_path / "curves.csv", read_curves(path))
     assert (tmp_path / "curves.csv").read_bytes() == path.read_bytes()

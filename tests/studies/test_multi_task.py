@@ -15,7 +15,7 @@ SENT = {"bytes_up": 10**6, "bytes_down": 10**7, "num_aggregated": 12}
 
 
 @pytest.mark.parametrize("study", multi_task.STUDIES)
-def test_the_same_tenth_of_the_clients_has_half_of_each_models_data(study, tmp_path, drawn_data):
+def test_multi_task_partition_gives_a_tenth_of_clients_half_the_data(study, tmp_path, drawn_data):
     config = multi_task.cell(study, "loss", 0.1, 0, tmp_path, [f"data.root={drawn_data}"])
     tasks = assemble(config)
     assert len({task.config.seed for task in tasks.tasks.values()}) == len(tasks.tasks)
@@ -27,7 +27,7 @@ def test_the_same_tenth_of_the_clients_has_half_of_each_models_data(study, tmp_p
         assert task.config.local.schedule.name == "constant"
 
 
-def test_a_scheme_that_is_best_at_the_edge_goes_beyond_it_alone(tmp_path, monkeypatch):
+def test_tuning_with_the_best_at_the_edge_extends_that_scheme_only(tmp_path, monkeypatch):
     peaks = {"uniform": 0.02}
 
     def lines(config):
@@ -49,7 +49,7 @@ def test_a_scheme_that_is_best_at_the_edge_goes_beyond_it_alone(tmp_path, monkey
     assert list(table.iloc[0])[-5:] == ["90.0", "1.2 ± 0.0", "1.00", "10.00", "12"]
 
 
-def test_what_a_run_wrote_as_no_number_is_none_in_its_curve(tmp_path):
+def test_curve_of_a_run_with_null_values_has_none(tmp_path):
     line = {"round": 0, "bytes_up": 1, "bytes_down": 2, "test_accuracy": 0.100000004, "test_loss": None}
     lines = [line, line | {"round": 1, "test_loss": 2.5}]
     rounds = round_frame({"a": [each | {"num_clients": 3, "num_aggregated": 3} for each in lines]})
@@ -59,7 +59,7 @@ def test_what_a_run_wrote_as_no_number_is_none_in_its_curve(tmp_path):
     assert np.isnan(read.test_loss[0])
 
 
-def test_a_curve_has_what_was_spent_and_the_means_of_its_rounds():
+def test_curve_has_cumulative_costs_and_means_of_rounds():
     def line(t, **more):
         times = {"seconds": 2.0, "simulated_seconds": 0.5}
         return {"round": t, "train_loss": float(t), "improvement_alpha": t / 10} | times | SENT | more
@@ -75,7 +75,7 @@ def test_a_curve_has_what_was_spent_and_the_means_of_its_rounds():
     assert at.alpha == pytest.approx(np.mean(range(13)) / 10)
 
 
-def test_what_is_in_the_file_is_not_run_again_and_overrides_are_distinguished(tmp_path, monkeypatch):
+def test_study_with_committed_curves_runs_only_missing_ones(tmp_path, monkeypatch):
     ran = []
 
     def run_all(wanted, *_):
@@ -96,7 +96,7 @@ def test_what_is_in_the_file_is_not_run_again_and_overrides_are_distinguished(tm
 
 
 @pytest.mark.slow
-def test_the_study_in_two_rounds(tmp_path, monkeypatch, drawn_data):
+def test_multi_task_study_of_two_rounds_runs(tmp_path, monkeypatch, drawn_data):
     monkeypatch.setattr(multi_task, "STEPS", (0.1,))
     few = "rounds=2", "evaluate_every=1", f"data.root={drawn_data}"
     multi_task.run(Arguments("multi_task", tmp_path, few, seeds=(0,)))

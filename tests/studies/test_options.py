@@ -20,7 +20,7 @@ def course(end, last):
     return [first, {"rounds": 4, "bytes_up": 4 * 10**9, "bytes_down": 0, "test_accuracy": end, "last_accuracy": last}]
 
 
-def test_the_table_has_each_arm_at_its_best_rate(tmp_path, capsys, curves_of):
+def test_options_table_has_each_arm_at_its_best_rate(tmp_path, capsys, curves_of):
     arms = options.EXPERIMENTS["options"].arms
     rates = {f"low_rank, nesterov, lr {rate}-1000": course(end, end) for rate, end in ENDS.items()}
     write_curves(tmp_path / "rates.csv", curves_of(rates, options.COLUMNS))
@@ -34,14 +34,14 @@ def test_the_table_has_each_arm_at_its_best_rate(tmp_path, capsys, curves_of):
     assert len(arms) == len({tuple(arm.overrides) for arm in arms.values()})
 
 
-def test_differences_are_to_the_first_arm_in_any_order(curves_of):
+def test_arms_table_in_any_order_has_differences_to_the_first_arm(curves_of):
     runs = {f"{name}, lr 0.1-0": course(end, end) for name, end in (("second", 0.4), ("first", 0.5))}
     table = options.arms_table(by_scheme(curves_of(runs, options.COLUMNS)), "first")
     assert table["end minus the first"].tolist() == ["-10.0 (one seed)", "–"]
 
 
 @pytest.mark.parametrize("study", options.EXPERIMENTS)
-def test_every_arm_is_a_configuration(study):
+def test_every_arm_is_a_valid_configuration(study):
     its = options.EXPERIMENTS[study]
     for name, arm in its.arms.items():
         path = options.CONFIGS / f"{its.on.config}.yaml"
@@ -51,7 +51,7 @@ def test_every_arm_is_a_configuration(study):
         assert name == "HeteroFL" or whole.result == "average"
 
 
-def test_the_last_model_is_that_of_a_run_without_an_average(tmp_path):
+def test_last_model_equals_that_of_a_run_without_averaging(tmp_path):
     words = [*TINY, "recipe=published", "server_optimizer=nesterov"]
     path = options.CONFIGS / "quickstart.yaml"
     average = load_config(path, [*words, "result=average", f"output={tmp_path / 'average'}"])
@@ -64,7 +64,7 @@ def test_the_last_model_is_that_of_a_run_without_an_average(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_study_runs_once(tmp_path):
+def test_options_study_run_twice_trains_once(tmp_path):
     words = ["options", *TINY, "--into", str(tmp_path), "--only", "low_rank", "--seeds", "0"]
     assert command.main(words) == 0
     text = (tmp_path / "summary.md").read_text(encoding="utf-8")

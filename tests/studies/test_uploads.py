@@ -19,7 +19,7 @@ from train.report.text import frame_table
 
 
 @pytest.mark.parametrize("peak", [2.0**-8, 2.0**-5, 2.0**-3, 2.0**-1, 2.0**2])
-def test_a_grid_grows_until_the_best_is_inside(peak):
+def test_tuning_grid_extends_until_the_best_is_inside(peak):
     tried = []
 
     def score(wanted):
@@ -35,7 +35,7 @@ def test_a_grid_grows_until_the_best_is_inside(peak):
     assert uploads.search(["a"], (0.25,), score) == {"a": 0.25}, "a grid of one value is no search"
 
 
-def test_a_step_size_that_diverges_is_the_worst_and_ends_no_study(tmp_path, started, drawn_data):
+def test_tuning_with_a_diverging_step_size_continues(tmp_path, started, drawn_data):
     study = replace(UPLOADS["uneven_clients"], holdout=200)
     quick = [f"data.root={drawn_data}", "rounds=8", "evaluate_every=4", "clients.count=60", "clients.per_round=6"]
     few = replace(study.comparisons[0], arms=(Arm("full"), Arm("uniform", 3)))
@@ -48,7 +48,7 @@ def test_a_step_size_that_diverges_is_the_worst_and_ends_no_study(tmp_path, star
 
 
 @pytest.mark.parametrize(("place", "share", "data"), [(0, 0.1, 0.82), (1, 0.2, 0.90), (2, 0.5, 0.98)])
-def test_the_large_clients_have_the_published_part_of_the_data(place, share, data, tmp_path, drawn_data):
+def test_large_clients_have_the_published_share_of_the_data(place, share, data, tmp_path, drawn_data):
     study = UPLOADS["uneven_clients"]
     its = study.comparisons[place]
     experiment = assemble(study.cell(its, its.arms[1], 0.125, 0, tmp_path, [f"data.root={drawn_data}"]))
@@ -57,7 +57,7 @@ def test_the_large_clients_have_the_published_part_of_the_data(place, share, dat
     assert sizes[sizes == 380].sum() / sizes.sum() == pytest.approx(data, abs=0.006)
 
 
-def test_three_average_shards_are_the_budget_of_who_hears_by_bytes(tmp_path, drawn_data):
+def test_budget_of_byte_sampling_is_three_average_shards(tmp_path, drawn_data):
     study = UPLOADS["joint_sampling"]
     (its,) = study.comparisons
     experiment = assemble(study.cell(its, its.arms[1], 0.125, 0, tmp_path, [f"data.root={drawn_data}"]))
@@ -66,7 +66,7 @@ def test_three_average_shards_are_the_budget_of_who_hears_by_bytes(tmp_path, dra
     assert (costs.min(), costs.max()) == (pytest.approx(0.21, abs=0.005), pytest.approx(0.53, abs=0.005))
 
 
-def test_full_participation_at_the_step_of_ocs_is_full_participation():
+def test_arm_of_full_participation_at_the_step_of_ocs_is_equal():
     alike = Arm(uploads.ALIKE)
     assert alike.overrides == Arm("full").overrides
     assert (alike.tuned, Arm("AOCS", 3).tuned, Arm("full").tuned) == ("OCS", "OCS", "full")
@@ -84,7 +84,7 @@ def results(curves_of, arm, step, *accuracies, bytes_up=10**5):
     return Results(arm, step, 3, range(len(accuracies)), by_scheme(curves_of(runs)))
 
 
-def test_a_row_says_what_the_runs_did(curves_of):
+def test_uploads_table_row_equals_the_results_of_its_runs(curves_of):
     steps = {"full": 0.125, "OCS": 0.25, "uniform": 0.5}
     full = results(curves_of, Arm("full"), 0.5, [0.1, 0.6, 0.7], [0.6, 0.6, 0.9], bytes_up=10**6)
     ocs = results(curves_of, Arm("OCS", 3), 0.25, [0.1, 0.2, 0.5], [0.1, 0.1, 0.1])
@@ -99,7 +99,7 @@ def test_a_row_says_what_the_runs_did(curves_of):
     assert fourth.endswith("| never | never | – | diverged | – | – | never |")
 
 
-def test_accuracies_are_drawn_above_and_the_lowest_losses_below(curves_of):
+def test_uploads_figure_has_accuracies_and_lowest_losses(curves_of):
     accuracies, losses = (0.1, 0.3, 0.2, 0.6), (nan, 2.0, 3.0, 0.5)
     course = [{"test_accuracy": a, "train_loss": loss} for a, loss in zip(accuracies, losses, strict=True)]
     curves = curves_of({"OCS-0": course})
@@ -123,7 +123,7 @@ def test_accuracies_are_drawn_above_and_the_lowest_losses_below(curves_of):
         ("cifar100_uploads", "cifar100", 4, ("model.widths=[2, 2]",)),
     ],
 )
-def test_a_study_in_a_few_rounds(name, data, count, few, tmp_path, monkeypatch, started, real_data):
+def test_uploads_study_of_a_few_rounds_runs(name, data, count, few, tmp_path, monkeypatch, started, real_data):
     real_data(data)
     monkeypatch.setattr(uploads, "GRID", (0.125,))
     study = replace(UPLOADS[name], comparisons=UPLOADS[name].comparisons[:1])

@@ -19,7 +19,7 @@ TINY = [
 ]
 
 
-def test_a_window_holds_whole_groups_and_goes_around():
+def test_windows_have_complete_groups_and_wrap_around():
     full, small = torch.zeros(8, 3, 16), torch.zeros(4, 3, 8)
     rows, colors, columns = width.windows(full, small, groups=4, shift=3)
     assert rows[:, 0, 0].tolist() == [6, 7, 0, 1]
@@ -28,7 +28,7 @@ def test_a_window_holds_whole_groups_and_goes_around():
     assert width.windows(full, small, groups=4, shift=4)[0][:, 0, 0].tolist() == [0, 1, 2, 3]
 
 
-def test_entries_are_averaged_over_their_holders_and_the_others_stay():
+def test_width_averages_of_entries_are_over_the_clients_with_them():
     averages = width.Averages({"w": torch.tensor([1.0, 2.0, 3.0, 4.0])})
     averages.add({"w": torch.tensor([10.0, 20.0])}, {"w": (torch.tensor([0, 1]),)}, 1.0)
     averages.add({"w": torch.tensor([40.0, 50.0])}, {"w": (torch.tensor([1, 2]),)}, 3.0)
@@ -42,7 +42,7 @@ def test_entries_are_averaged_over_their_holders_and_the_others_stay():
         ["server_optimizer=nesterov", "server_optimizer.momentum=0.8", "server_optimizer.lr=0.4"],
     ],
 )
-def test_the_widest_window_is_fedavg(server):
+def test_width_run_with_the_full_window_equals_fedavg(server):
     config = load_config("configs/quickstart.yaml", [*TINY, "keep_ratio=1", "strategy=dense", *server])
     plain = assemble(config)
     run_rounds(plain, 0)
@@ -53,7 +53,7 @@ def test_the_widest_window_is_fedavg(server):
         torch.testing.assert_close(ours.model.state_dict(), plain.model.state_dict(), rtol=1e-5, atol=1e-6)
 
 
-def test_a_run_costs_no_more_than_shards_and_trains_its_window(tmp_path):
+def test_width_run_sends_no_more_than_shards_and_trains_its_window(tmp_path):
     path = Path("configs/quickstart.yaml")
     width.run(load_config(path, [*TINY, f"output={tmp_path}"]), "rolling")
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -70,7 +70,7 @@ def test_a_run_costs_no_more_than_shards_and_trains_its_window(tmp_path):
     assert changed == sorted((place + 2) % 8 for place in range(held))
 
 
-def test_where_clients_are_uneven_the_weak_train_the_first_channels_or_not_at_all():
+def test_width_run_with_uneven_clients_trains_first_channels_of_weak_ones():
     uneven = ("keep_ratio={0.1: 0.6, 0.6: 0.4}", "model.width=16")
     config = load_config("configs/quickstart.yaml", [*TINY, *uneven])
 

@@ -30,7 +30,7 @@ DATA = {
     ("name", "clients", "classes", "draws", "samples"),
     [("wireless_logistic", 40, 10, 4, 33_036), ("wireless_mnist", 100, 6, 10, 15_129)],
 )
-def test_the_setups_are_the_published_ones(name, clients, classes, draws, samples, drawn_data):
+def test_wireless_setups_of_images_are_the_published_ones(name, clients, classes, draws, samples, drawn_data):
     experiment = assemble(load_config(CONFIGS / f"{name}.yaml", ["seed=4", f"data.root={drawn_data}"]))
     sizes = np.array(list(task_of(experiment).num_samples.values()))
     assert (len(sizes), sizes.sum(), experiment.sampler.per_round) == (clients, samples, draws)
@@ -56,7 +56,7 @@ def test_the_setups_are_the_published_ones(name, clients, classes, draws, sample
         assert 0.22 <= profiles.communicate.min() < 1 < 4 < profiles.communicate.max() <= 5.04
 
 
-def test_setup_2_is_the_published_one():
+def test_wireless_setup_2_is_the_published_one():
     experiment = assemble(load_config(CONFIGS / "wireless_synthetic.yaml", ["seed=4"]))
     sizes = np.array(list(task_of(experiment).num_samples.values()))
     assert (len(sizes), experiment.sampler.per_round) == (100, 10)
@@ -75,7 +75,7 @@ def test_setup_2_is_the_published_one():
 
 
 @pytest.mark.parametrize("name", ["wireless_synthetic", pytest.param("wireless_mnist", marks=pytest.mark.slow)])
-def test_the_study_in_a_few_rounds(tmp_path, monkeypatch, name, started):
+def test_wireless_study_of_a_few_rounds_runs(tmp_path, monkeypatch, name, started):
     learned, calibrate = [], pilots.calibrate
     monkeypatch.setattr(pilots, "calibrate", lambda experiment: learned.append(1) or calibrate(experiment))
     setup, arguments = replace(SETUPS[name], longer={}), Arguments(name, tmp_path, (*DATA[name], *FEW), seeds=(0, 1))
@@ -98,7 +98,7 @@ def test_the_study_in_a_few_rounds(tmp_path, monkeypatch, name, started):
     assert (tmp_path / "summary.md").read_text(encoding="utf-8") == text
 
 
-def test_schemes_with_short_rounds_have_more_of_them(tmp_path):
+def test_schemes_with_short_rounds_run_more_rounds(tmp_path):
     schemes = SETUPS["wireless_mnist"].rounds_of(wireless.TAUGHT)
     configs = runner.configs_of(CONFIGS / "wireless_mnist.yaml", schemes, [0], tmp_path)
     limits = {name.removesuffix("-0"): config.rounds for name, config in configs.items()}

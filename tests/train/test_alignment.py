@@ -16,7 +16,7 @@ def aligned(directory, *overrides):
     return read(run(tiny(directory, "alignment=true", *overrides, shared=RESNET)))
 
 
-def test_cosine_of_updates():
+def test_alignment_of_updates_is_their_cosine():
     update = torch.tensor([3.0, 4.0])
     assert alignment(update, 5 * update) == pytest.approx(1, abs=1e-15)
     assert alignment(update, -update) == pytest.approx(-1, abs=1e-15)
@@ -24,12 +24,12 @@ def test_cosine_of_updates():
     assert isnan(alignment(update, torch.zeros(2)))
 
 
-def test_fedavg_goes_its_own_way_exactly(tmp_path):
+def test_alignment_of_fedavg_is_one(tmp_path):
     lines = aligned(tmp_path / "run", "strategy=dense", "server_optimizer=plain")
     assert [line["alignment"] for line in lines] == pytest.approx([1, 1], abs=1e-12)
 
 
-def test_measuring_changes_nothing_and_more_terms_go_more_nearly_fedavgs_way(tmp_path):
+def test_alignment_grows_with_the_keep_ratio_and_changes_nothing(tmp_path):
     few, many = (aligned(tmp_path / str(ratio), f"keep_ratio={ratio}", LONG_STEPS) for ratio in (0.2, 1.0))
     plain = read(run(tiny(tmp_path / "plain", "keep_ratio=0.2", LONG_STEPS, shared=RESNET)))
     cosines = [line.pop("alignment") for line in few]

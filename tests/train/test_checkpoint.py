@@ -1,4 +1,4 @@
-"""What stands beside the model in a checkpoint is never taken for a part of it."""
+"""Checkpoints: names with slashes, tied weights, checksums."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def test_checkpoint_of_a_model_whose_names_have_slashes_restores_it(tmp_path):
     assert any(name.startswith("optimizer/SGD/a/b.weight") for name in server.state_dict())
 
 
-def test_a_model_with_tied_weights_comes_back_tied(tmp_path):
+def test_checkpoint_of_tied_weights_restores_them_tied(tmp_path):
     def tied():
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
         model[1].weight = model[0].weight
@@ -51,7 +51,7 @@ def test_a_model_with_tied_weights_comes_back_tied(tmp_path):
     assert {*load_file(path)} == {*model.state_dict()}
 
 
-def test_a_checkpoint_without_a_checksum_is_spoiled(tmp_path):
+def test_checkpoint_without_a_checksum_raises(tmp_path):
     content = Checkpoint.of(nn.Linear(2, 2), 1).to_bytes()
     (tmp_path / "checkpoint").write_bytes(content.replace(b"checksum", b"checksun"))
     with pytest.raises(SpoiledError, match="checksum"):

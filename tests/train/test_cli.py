@@ -26,7 +26,7 @@ def train(monkeypatch, capsys):
     return command
 
 
-def test_as_a_process_it_ends_with_0_or_in_one_line_with_2(tmp_path):
+def test_run_as_a_process_exits_with_0_or_one_line_and_2(tmp_path):
     for words, code, line in (([], 0, ""), (["local.lrr=1"], 2, "error: unknown config key 'local.lrr'")):
         command = [sys.executable, "-W", "error", "-m", "train", "run", QUICKSTART, *TINY, f"output={tmp_path}", *words]
         done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=300)
@@ -36,7 +36,7 @@ def test_as_a_process_it_ends_with_0_or_in_one_line_with_2(tmp_path):
     assert "test accuracy" in (tmp_path / "summary.md").read_text()
 
 
-def test_compare_ends_with_a_table_and_the_folder_it_wrote_to(tmp_path, train):
+def test_compare_prints_a_table_and_the_folder(tmp_path, train):
     out = tmp_path / "out"
     done = train("compare", QUICKSTART, "--strategies", "unbiased,dense", "--seeds", "0,1", f"output={out}", *TINY)
     assert done.returncode == 0, done.stderr
@@ -57,7 +57,7 @@ def test_compare_ends_with_a_table_and_the_folder_it_wrote_to(tmp_path, train):
     assert "mean ± standard deviation of 2 seeds" in summary
 
 
-def test_a_summary_is_of_all_runs_in_the_folder_and_a_run_and_a_comparison_keep_out_of_each_other(tmp_path, train):
+def test_compare_summary_has_all_runs_of_the_folder(tmp_path, train):
     out, quickstart = tmp_path / "out", [QUICKSTART, *TINY]
     assert train("compare", *quickstart, "--strategies", "dense", f"output={out}").returncode == 0
     shutil.copytree(out / "dense-0", out / "broken-0")
@@ -83,7 +83,7 @@ OTHERS = "error: {} holds other runs, as broken-0, and a run needs its own folde
 HOLDS_A_RUN = "error: {} holds a run; a comparison needs another folder: choose another output=…\n"
 
 
-def test_a_run_that_failed_is_named_in_the_summary_of_the_others(tmp_path, train):
+def test_compare_with_a_failed_run_reports_it(tmp_path, train):
     rates = ["--grid", "local.optimizer.lr=0.1,1e30", "--seeds", "0", "--jobs", "1"]
     done = train("compare", QUICKSTART, *rates, f"output={tmp_path}", *TINY)
     assert done.returncode == 1
@@ -93,7 +93,7 @@ def test_a_run_that_failed_is_named_in_the_summary_of_the_others(tmp_path, train
     assert "of 2 rounds, one seed. " in summary
 
 
-def test_a_second_run_overwrites_nothing_and_resume_continues(tmp_path, train):
+def test_second_run_is_refused_and_resume_continues(tmp_path, train):
     arguments = ["run", QUICKSTART, f"output={tmp_path}", *TINY]
     assert train(*arguments).returncode == 0
     before = (tmp_path / "metrics.jsonl").read_bytes()
@@ -110,7 +110,7 @@ def test_a_second_run_overwrites_nothing_and_resume_continues(tmp_path, train):
     assert (tmp_path / "summary.md").read_bytes() == summary
 
 
-def test_compare_starts_nothing_where_one_directory_holds_a_run(tmp_path, train):
+def test_compare_with_an_existing_run_starts_nothing(tmp_path, train):
     (tmp_path / "dense-0").mkdir()
     (tmp_path / "dense-0" / "metrics.jsonl").write_text("kept")
     strategies = ["--strategies", "top_n,dense"]
@@ -122,7 +122,7 @@ def test_compare_starts_nothing_where_one_directory_holds_a_run(tmp_path, train)
 
 
 @pytest.mark.slow
-def test_workers_end_with_the_comparison_that_is_killed(tmp_path):
+def test_killed_compare_ends_its_workers(tmp_path):
     command = [sys.executable, "-m", "train", "compare", QUICKSTART, "--strategies", "dense,top_n"]
     process = subprocess.Popen([*command, f"output={tmp_path}", *TINY[1:], "rounds=100000"], cwd=REPOSITORY)
     metrics = tmp_path / "dense-0" / "metrics.jsonl"
@@ -138,12 +138,12 @@ def children(process):
     return subprocess.run(["pgrep", "-P", str(process)], capture_output=True, text=True, check=False).stdout.split()
 
 
-def test_debug_shows_the_traceback(train):
+def test_debug_raises_the_error(train):
     with pytest.raises(UserError, match="none"):
         train("run", QUICKSTART, "strategy=none", "--debug")
 
 
-def test_wandb_online_without_an_account_is_one_line_and_leaves_no_run_behind(tmp_path, monkeypatch, train):
+def test_wandb_online_without_an_account_prints_one_line(tmp_path, monkeypatch, train):
     pytest.importorskip("wandb")
     for variable, value in {"WANDB_API_KEY": "", "HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc")}.items():
         monkeypatch.setenv(variable, value)
@@ -155,7 +155,7 @@ def test_wandb_online_without_an_account_is_one_line_and_leaves_no_run_behind(tm
     assert not (out / "metrics.jsonl").exists()
 
 
-def test_the_library_imports_without_the_trainers_packages():
+def test_import_sharding_needs_no_packages_of_the_program():
     """Neither timm, wandb, R nor anything of models/ or train/ is needed for `import sharding`."""
     code = (
         "import sys, sharding\n"

@@ -17,7 +17,7 @@ from train.config.schema import load_config
 from train.config.yaml_text import parse_yaml, read_yaml
 
 
-def test_config_prints_what_would_be_run(capsys):
+def test_config_command_prints_the_complete_configuration(capsys):
     words = [
         "config",
         "configs/quickstart.yaml",
@@ -33,7 +33,7 @@ def test_config_prints_what_would_be_run(capsys):
     assert told["output"] == "runs/quickstart-dense-lr=0.05,width=8-3"
 
 
-def test_list_names_all_there_is(capsys):
+def test_list_command_names_all_parts(capsys):
     assert main(["list"]) == 0
     out = capsys.readouterr().out
     for key, registry in REGISTRIES.items():
@@ -43,7 +43,7 @@ def test_list_names_all_there_is(capsys):
     assert "configs/quickstart.yaml" in out
 
 
-def test_version(capsys):
+def test_version_option_prints_the_version(capsys):
     with pytest.raises(SystemExit) as end:
         main(["--version"])
     assert end.value.code == 0
@@ -64,13 +64,13 @@ NOT_HERE = "configs/quickstart.yaml/here"
     ],
     ids=lambda words: words[0] if isinstance(words, list) else "",
 )
-def test_a_folder_that_cannot_be_is_reported_before_anything_else(words, remedy, capsys):
+def test_command_with_an_impossible_folder_prints_one_line(words, remedy, capsys):
     assert main(words) == 2
     told = f"error: cannot write to {NOT_HERE}: Not a directory; choose another {remedy}\n"
     assert capsys.readouterr() == ("", told)
 
 
-def test_report_is_a_command(tmp_path, capsys):
+def test_report_command_writes_the_page(tmp_path, capsys):
     shutil.copytree("results/quickstart_seeds/dense-0", tmp_path / "dense-0")
     assert main(["report", str(tmp_path), "--targets", "90", "--quiet"]) == 0
     assert capsys.readouterr().out == ""
@@ -81,7 +81,7 @@ def test_report_is_a_command(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("command", HELP)
-def test_the_examples_in_a_commands_help_are_valid(command, capsys):
+def test_help_examples_of_any_command_are_valid(command, capsys):
     with pytest.raises(SystemExit):
         main([command, "--help"])
     shown = capsys.readouterr().out
@@ -94,7 +94,7 @@ def test_the_examples_in_a_commands_help_are_valid(command, capsys):
             load_config(args.config, args.overrides)
 
 
-def test_the_sweeps_words_are_understood(capsys):
+def test_sweep_arguments_of_wandb_are_accepted(capsys):
     """As W&B's agent writes them: `key=value`, for ${args_no_hyphens}."""
     sweep = read_yaml(Path("examples/sweep.yaml"))
     args = [f"{key}={its.get('values', [its.get('min')])[0]}" for key, its in sweep["parameters"].items()]
@@ -106,13 +106,13 @@ def test_the_sweeps_words_are_understood(capsys):
     assert (told["data"]["holdout"], sweep["metric"]["name"]) == (300, "best_val_accuracy")
 
 
-def test_runs_without_training_do_not_end_a_report(tmp_path, capsys):
+def test_report_of_runs_without_updates_succeeds(tmp_path, capsys):
     words = ["clients.sampler=uniform_upload", "clients.sampler.budget=0.001", f"output={tmp_path / 'nobody'}"]
     assert main(["run", "configs/quickstart.yaml", *TINY, *words]) == 0
     assert main(["report", str(tmp_path)]) == 0
 
 
-def test_an_empty_summary_is_what_a_full_disk_had_left(tmp_path):
+def test_empty_summary_is_overwritten(tmp_path):
     out = tmp_path / "out"
     words = ["run", "configs/quickstart.yaml", *TINY, f"output={out}"]
     assert main(words) == 0
@@ -120,13 +120,13 @@ def test_an_empty_summary_is_what_a_full_disk_had_left(tmp_path):
     assert main([*words, "--resume"]) == 0
 
 
-def test_a_closed_standard_output_is_no_reason_to_fail(monkeypatch, tmp_path):
+def test_command_with_a_closed_stdout_succeeds(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "stdout", None)
     assert main(["config", "configs/quickstart.yaml", f"output={tmp_path}"]) == 0
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
-def test_a_full_standard_output_is_one_line(capsys, tmp_path):
+def test_command_with_a_full_stdout_prints_one_line(capsys, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdout", os.fdopen(os.open("/dev/full", os.O_WRONLY | os.O_CREAT), "w", closefd=False))
         assert main(["config", "configs/quickstart.yaml", f"output={tmp_path}"]) == 1

@@ -144,7 +144,7 @@ scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False)
 
 
 @given(st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(words, inner)))
-def test_written_yaml_is_read_back(value):
+def test_parse_yaml_of_dumped_values_is_equal(value):
     assert parse_yaml(dump_yaml(value)) == value
     assert parse_yaml(in_yaml(value)) == value
     assert "\n" not in in_yaml(value)
@@ -183,7 +183,7 @@ def test_check_options_returns_given_options_and_defaults():
     assert check_options("mlp", MLP, {}, 2) == {"hidden": (64,)}
 
 
-def test_what_is_configured_reaches_the_parts(tmp_path, monkeypatch):
+def test_configured_options_reach_the_parts(tmp_path, monkeypatch):
     iid, given = PARTITIONS["iid"], []
 
     def own(dataset, num_clients, rng, *, alpha: float = 1.0):

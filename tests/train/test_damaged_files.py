@@ -53,17 +53,17 @@ FILES = {
 
 
 @pytest.mark.parametrize(("content", "words"), FILES.values(), ids=FILES.keys())
-def test_a_wrong_config_file(capsys, content, words):
+def test_config_with_invalid_content_prints_one_line(capsys, content, words):
     Path("config.yaml").write_bytes(content)
     refused(capsys, ["run", "config.yaml"], words)
 
 
-def test_a_config_that_is_a_folder(capsys):
+def test_config_that_is_a_folder_prints_one_line(capsys):
     Path("config.yaml").mkdir()
     refused(capsys, ["run", "config.yaml"], "cannot read the config 'config.yaml': ")
 
 
-def test_a_config_may_come_through_a_pipe():
+def test_config_through_a_pipe_is_read():
     os.mkfifo("config.yaml")
     held = os.open("config.yaml", os.O_RDWR)
     os.write(held, Path(QUICKSTART).read_bytes())
@@ -71,7 +71,7 @@ def test_a_config_may_come_through_a_pipe():
     assert main(["inspect", "config.yaml"]) == 0
 
 
-def test_a_config_may_have_a_byte_order_mark():
+def test_config_with_a_byte_order_mark_is_read():
     Path("config.yaml").write_bytes(b"\xef\xbb\xbf" + Path(QUICKSTART).read_bytes())
     assert main(["inspect", "config.yaml"]) == 0
 
@@ -121,7 +121,7 @@ PARQUETS = {
 
 
 @pytest.mark.parametrize(("content", "words"), PARQUETS.values(), ids=PARQUETS.keys())
-def test_damaged_parquet(capsys, content, words):
+def test_damaged_parquet_file_prints_one_line(capsys, content, words):
     folder = Path("data/cifar10")
     folder.mkdir(parents=True)
     (folder / "train-0.parquet").write_bytes(content)
@@ -152,7 +152,7 @@ H5 = {
 
 
 @pytest.mark.parametrize(("content", "words"), H5.values(), ids=H5.keys())
-def test_damaged_h5(capsys, content, words):
+def test_damaged_h5_file_prints_one_line(capsys, content, words):
     Path("shakespeare_train.h5").write_bytes(content)
     Path("shakespeare_test.h5").write_bytes(PLAY)
     refused(capsys, ["run", SHAKESPEARE, "data.root=."], words)
@@ -168,7 +168,7 @@ TREES = {
 
 
 @pytest.mark.parametrize(("files", "words"), TREES.values(), ids=TREES.keys())
-def test_damaged_tiny_imagenet(capsys, files, words):
+def test_damaged_tiny_imagenet_prints_one_line(capsys, files, words):
     tree = Path("tiny-imagenet-200")
     tree.mkdir()
     for name, content in files.items():
@@ -177,7 +177,7 @@ def test_damaged_tiny_imagenet(capsys, files, words):
     refused(capsys, ["run", str(CONFIGS / "tiny_imagenet_cct.yaml"), "data.root=."], words)
 
 
-def test_a_download_that_fails_is_one_line_and_leaves_no_folder(capsys, monkeypatch):
+def test_failed_download_prints_one_line_and_leaves_no_folder(capsys, monkeypatch):
     from train.data import official
 
     def offline(folder, download):
@@ -191,7 +191,7 @@ def test_a_download_that_fails_is_one_line_and_leaves_no_folder(capsys, monkeypa
     )
 
 
-def test_what_may_look_odd_and_is_right(capsys):
+def test_config_with_unusual_valid_values_is_accepted(capsys):
     odd = ["local.clip=.inf", "name=grün", "output=2024", "network.bandwidth=1", "local.batch_size=10000000000"]
     small = ["rounds=1", *TINY[1:], "engine=sequential"]
     assert main(["run", QUICKSTART, *odd, *small]) == 0

@@ -15,7 +15,7 @@ from train.rundir.directory import lock, open_directory
 from train.rundir.file_names import CHECKPOINT_FILE, LOCK_FILE, METRICS_FILE
 
 
-def test_of_two_threads_one_writes(config):
+def test_run_directory_with_two_threads_has_one_writer(config):
     both, configs = Barrier(2), [config("seed=0"), config("seed=1")]
 
     def enter(which):
@@ -35,7 +35,7 @@ def test_of_two_threads_one_writes(config):
         first.result(), second.result()
 
 
-def test_a_worker_that_outlives_its_run_does_not_hold_the_lock(tmp_path):
+def test_worker_that_outlives_the_run_does_not_keep_the_lock(tmp_path):
     (listen, tell), (ready, there) = os.pipe(), os.pipe()
     with lock(tmp_path / LOCK_FILE):
         child = os.fork()
@@ -50,7 +50,7 @@ def test_a_worker_that_outlives_its_run_does_not_hold_the_lock(tmp_path):
 
 
 @pytest.mark.parametrize("end", [UserError("no"), RuntimeError("no"), KeyboardInterrupt])
-def test_a_run_that_ends_before_its_first_round_leaves_nothing_behind(config, end, tmp_path, monkeypatch):
+def test_run_that_ends_before_the_first_round_leaves_no_folder(config, end, tmp_path, monkeypatch):
     def train(*args):
         raise end
 
@@ -74,7 +74,7 @@ def device(path):
 
 @pytest.mark.parametrize("name", [LOCK_FILE, METRICS_FILE, CHECKPOINT_FILE, "summary.md"])
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, unix_socket, device])
-def test_what_is_no_file_under_the_name_of_one_is_refused_at_once(config, name, make):
+def test_run_with_a_non_file_in_place_of_a_file_is_refused(config, name, make):
     its = config()
     its.directory.mkdir()
     make(its.directory / name)
@@ -84,7 +84,7 @@ def test_what_is_no_file_under_the_name_of_one_is_refused_at_once(config, name, 
     assert f"{name} is no regular file; move it" in read_runs([its.directory])[1][0]
 
 
-def test_a_lock_that_is_no_file_is_refused_at_once(tmp_path):
+def test_lock_that_is_no_regular_file_raises(tmp_path):
     os.mkfifo(tmp_path / LOCK_FILE)
     with pytest.raises(UserError, match=r"\.lock is no regular file; move it"), lock(tmp_path / LOCK_FILE):
         pass

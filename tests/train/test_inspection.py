@@ -18,7 +18,7 @@ def config():
     return load_config("configs/quickstart.yaml", [MLP])
 
 
-def test_shards_and_keep_ratios_are_those_of_the_run(config, tmp_path):
+def test_inspect_has_the_partition_and_keep_ratios_of_the_run(config, tmp_path):
     told = "\n".join(inspect_partition(config, tmp_path))
     part = task_of(assemble(config))
     parameters = sum(parameter.numel() for parameter in part.server.model.parameters())
@@ -31,7 +31,7 @@ def test_shards_and_keep_ratios_are_those_of_the_run(config, tmp_path):
         assert f" clients, {whose}\n" in told
 
 
-def test_pictures_go_to_the_folder_and_what_is_overwritten_is_reported(config, tmp_path):
+def test_inspect_writes_figures_and_reports_overwritten_ones(config, tmp_path):
     first = list(inspect_partition(config, tmp_path / "new"))
     names = [f"quickstart-{kind}.{end}" for kind in ("partition", "classes") for end in ("png", "svg")]
     assert first[-4:] == [f"wrote {tmp_path / 'new' / name}" for name in names]
@@ -39,7 +39,7 @@ def test_pictures_go_to_the_folder_and_what_is_overwritten_is_reported(config, t
     assert again[-4:] == [line.replace("wrote", "overwrote") for line in first[-4:]]
 
 
-def test_bars_thinner_than_a_pixel_are_drawn():
+def test_partition_figure_of_many_clients_draws_all_bars():
     count = 1000
     drawing = next(partition_drawings({"samples": [9] * count, "keep_ratios": [0.2] * count, "classes": None}, "many"))
     canvas = FigureCanvasAgg(drawing.figure)
@@ -51,7 +51,7 @@ def test_bars_thinner_than_a_pixel_are_drawn():
     assert (row != 255).any(axis=-1).all()
 
 
-def test_each_task_is_reported_and_drawn(tmp_path):
+def test_inspect_of_several_tasks_reports_each(tmp_path):
     tasks = "tasks={one: {strategy: dense}, two: {keep_ratio: 0.1}}"
     sampler = ["clients.sampler=mmfl", "clients.sampler.signal=uniform", "clients.sampler.budget=2"]
     told = list(inspect_partition(load_config("configs/quickstart.yaml", [MLP, *sampler, tasks]), tmp_path))

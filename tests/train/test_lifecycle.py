@@ -111,13 +111,13 @@ def assert_survives(folder, whole, moments):
 
 @given(st.data())
 @settings(max_examples=8)
-def test_a_run_killed_between_any_two_writes_comes_to_the_same(tmp_path_factory, whole, num_moments, data):
+def test_run_killed_between_any_writes_has_the_same_bits(tmp_path_factory, whole, num_moments, data):
     moments = data.draw(st.lists(st.integers(0, num_moments - 1), min_size=1, max_size=2))
     assert_survives(tmp_path_factory.mktemp("killed"), whole, moments)
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_each_moment_comes_to_the_same(tmp_path, whole, num_moments):
+def test_run_killed_at_each_write_has_the_same_bits(tmp_path, whole, num_moments):
     assert num_moments > 40
     for moment in range(num_moments):
         assert_survives(tmp_path / str(moment), whole, [moment])
@@ -125,7 +125,7 @@ def test_a_run_killed_at_each_moment_comes_to_the_same(tmp_path, whole, num_mome
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
-def test_a_run_killed_at_any_time_with_its_workers_comes_to_the_same(seed, tmp_path):
+def test_run_with_workers_killed_at_any_time_has_the_same_bits(seed, tmp_path):
     whole = run(tiny(tmp_path / "whole", *OPTIONS, "engine=sequential"))
     directory = tmp_path / "run"
     arguments = [QUICKSTART, *TINY[1:], *OPTIONS, "engine=processes", f"output={directory}"]
@@ -140,7 +140,7 @@ def test_a_run_killed_at_any_time_with_its_workers_comes_to_the_same(seed, tmp_p
 
 
 @pytest.mark.parametrize("schedule", ["constant", "inverse"])
-def test_a_run_continues_for_more_rounds(schedule, tmp_path):
+def test_resume_with_more_rounds_continues(schedule, tmp_path):
     scheduled = [*OPTIONS, f"local.schedule={schedule}", "evaluate_every=1"]
     run(tiny(tmp_path / "run", *scheduled, "rounds=2"))
     run(tiny(tmp_path / "run", *scheduled, "rounds=4"), resume=True)
@@ -165,7 +165,7 @@ OTHER_RUNS = {
 
 
 @pytest.mark.parametrize(("changed", "told"), OTHER_RUNS.values(), ids=OTHER_RUNS)
-def test_it_does_not_resume_with_another_run(changed, told, tmp_path):
+def test_resume_with_another_configuration_is_refused(changed, told, tmp_path):
     schedule = [word for word in changed if "schedule" in word] or ["local.schedule=constant"]
     run(tiny(tmp_path, *OPTIONS, "keep_ratio={0.2: 0.5, 0.4: 0.5}", *schedule))
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
@@ -174,7 +174,7 @@ def test_it_does_not_resume_with_another_run(changed, told, tmp_path):
     assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
 
 
-def test_the_schedule_of_every_task_counts(tmp_path):
+def test_resume_with_another_schedule_of_a_task_is_refused(tmp_path):
     tasks = "{one: {}, two: {local: {schedule: cosine}}}"
     words = ["local.schedule=constant", "clients.sampler=mmfl", "clients.sampler.budget=2", f"tasks={tasks}"]
     run(tiny(tmp_path, *OPTIONS, *words, "rounds=2"))
@@ -182,14 +182,14 @@ def test_the_schedule_of_every_task_counts(tmp_path):
         run(tiny(tmp_path, *OPTIONS, *words, "rounds=3"), resume=True)
 
 
-def test_what_no_result_depends_on_may_change_on_the_way(tmp_path):
+def test_resume_with_options_that_change_no_result_continues(tmp_path):
     run(tiny(tmp_path, *OPTIONS))
     free = ["tracker={name: wandb, mode: offline}", "checkpoint_every=2"]
     check_directory(tiny(tmp_path, *OPTIONS, *free), resume=True)
 
 
 @pytest.mark.parametrize("key", ["samples", "classes"])
-def test_it_does_not_resume_with_another_data(key, tmp_path):
+def test_resume_with_other_data_is_refused(key, tmp_path):
     run(tiny(tmp_path, *OPTIONS))
     (tmp_path / MODEL_FILE).unlink()  # so that it has not finished
     path = tmp_path / CLIENTS_FILE
@@ -202,7 +202,7 @@ def test_it_does_not_resume_with_another_data(key, tmp_path):
     assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
 
 
-def test_that_there_is_nothing_to_go_on_with_is_said(tmp_path, caplog):
+def test_resume_without_a_run_starts_and_logs_it(tmp_path, caplog):
     words = ["run", QUICKSTART, *TINY[1:], "rounds=1", f"output={tmp_path / 'run'}", "--resume"]
     assert main(words) == 0
     assert f"{tmp_path / 'run'} holds no run to resume" in caplog.text
@@ -218,7 +218,7 @@ SPOILED = {
 
 
 @pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
-def test_a_spoiled_checkpoint_falls_back_to_the_one_before_and_says_so(spoil, tmp_path, whole, cut, caplog):
+def test_resume_from_a_damaged_checkpoint_uses_the_previous_one(spoil, tmp_path, whole, cut, caplog):
     config = continued(cut, tmp_path)
     path = config.directory / CHECKPOINT_FILE
     content = path.read_bytes()
@@ -230,7 +230,7 @@ def test_a_spoiled_checkpoint_falls_back_to_the_one_before_and_says_so(spoil, tm
     assert "rounds 2 to 2 are run again" in caplog.text
 
 
-def test_without_any_checkpoint_it_starts_again_and_says_so(tmp_path, whole, cut, caplog):
+def test_resume_without_checkpoints_starts_again(tmp_path, whole, cut, caplog):
     config = continued(cut, tmp_path)
     for name in (CHECKPOINT_FILE, PREVIOUS_FILE):
         (config.directory / name).unlink()
@@ -250,7 +250,7 @@ METRICS = {
 
 
 @pytest.mark.parametrize("spoil", METRICS.values(), ids=METRICS)
-def test_metrics_that_are_spoiled_or_behind_are_made_again(spoil, tmp_path, whole, cut):
+def test_resume_with_damaged_or_short_metrics_rewrites_them(spoil, tmp_path, whole, cut):
     config = continued(cut, tmp_path)
     path = config.directory / METRICS_FILE
     path.write_bytes(b"".join(spoil(path.read_bytes().splitlines(keepends=True))))
@@ -258,7 +258,7 @@ def test_metrics_that_are_spoiled_or_behind_are_made_again(spoil, tmp_path, whol
     assert_same(config.directory, whole)
 
 
-def test_a_run_is_finished_when_its_model_is_there_and_sound(tmp_path, whole):
+def test_is_finished_needs_a_valid_model_file(tmp_path, whole):
     config = continued(whole, tmp_path)
     assert is_finished(config)
     (config.directory / MODEL_FILE).unlink()
@@ -277,7 +277,7 @@ def test_a_run_is_finished_when_its_model_is_there_and_sound(tmp_path, whole):
     assert is_measured(config)  # all that a table needs
 
 
-def test_a_model_that_is_not_there_or_torn_cannot_be_loaded(tmp_path, whole):
+def test_load_model_of_a_missing_or_damaged_file_raises(tmp_path, whole):
     with pytest.raises(UserError, match=f"holds no run of this version: {CONFIG_FILE}"):
         load_model(tmp_path)
     shutil.copy(whole / CONFIG_FILE, tmp_path)
@@ -291,7 +291,7 @@ def test_a_model_that_is_not_there_or_torn_cannot_be_loaded(tmp_path, whole):
 @pytest.mark.parametrize(
     "asked", [{"name": "mlp", "hidden": [10**6]}, {"name": "resnet18_gn", "width": 64, "groups": 2, "blocks": [10**9]}]
 )
-def test_a_model_far_larger_than_its_file_is_not_built(tmp_path, whole, asked):
+def test_load_model_larger_than_its_file_raises(tmp_path, whole, asked):
     shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     config = tmp_path / CONFIG_FILE
     config.write_text(dump_yaml(read_yaml(config) | {"model": asked}))
@@ -299,7 +299,7 @@ def test_a_model_far_larger_than_its_file_is_not_built(tmp_path, whole, asked):
         load_model(tmp_path)
 
 
-def test_resume_from_a_checkpoint_without_the_servers_state_is_refused(tmp_path, whole):
+def test_resume_without_the_optimizer_state_is_refused(tmp_path, whole):
     config = continued(whole, tmp_path)
     path = config.directory / CHECKPOINT_FILE
     held = Checkpoint.read(path)
@@ -311,18 +311,18 @@ def test_resume_from_a_checkpoint_without_the_servers_state_is_refused(tmp_path,
 
 
 @pytest.mark.parametrize("norms", [None, [1.0], [1.0] * 41])
-def test_a_checkpoint_that_has_lost_what_the_sampler_learned_is_refused(norms):
+def test_sampler_restore_of_invalid_gradient_norms_raises(norms):
     sampler = StatisticalSampler(40, 3, 0)
     with pytest.raises(UserError, match="gradient_norms are not one per client"):
         Checkpoint(1, {}, norms).restore(nn.Sequential(), sampler)
 
 
-def test_a_checkpoint_of_another_model_is_reported(whole):
+def test_checkpoint_of_another_model_raises(whole):
     with pytest.raises(UserError, match="the checkpoint's model is of another model"):
         Checkpoint.read(whole / CHECKPOINT_FILE).restore(nn.Linear(2, 2))
 
 
-def test_two_checkpoints_and_the_best_model_are_kept_readable_by_the_group(whole):
+def test_run_keeps_two_checkpoints_and_the_best_model(whole):
     lines = read(whole)
     accuracies = [line["test_accuracy"] for line in lines]
     assert Checkpoint.read(whole / CHECKPOINT_FILE).rounds == 4
@@ -344,7 +344,7 @@ def heeded(number):
 
 @pytest.mark.usefixtures("heeded")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_stops_a_run_after_the_round_under_way(number, tmp_path, whole):
+def test_signal_stops_a_run_after_the_current_round(number, tmp_path, whole):
     config = tiny(tmp_path / "run", *OPTIONS, "checkpoint_every=100")
 
     def tell(metrics):
@@ -359,7 +359,7 @@ def test_a_signal_stops_a_run_after_the_round_under_way(number, tmp_path, whole)
     assert_same(config.directory, whole)
 
 
-def test_a_second_interrupt_stops_a_run_at_once(tmp_path):
+def test_second_interrupt_stops_a_run_at_once(tmp_path):
     config = tiny(tmp_path / "run", *OPTIONS)
 
     def tell(metrics):
@@ -374,7 +374,7 @@ def test_a_second_interrupt_stops_a_run_at_once(tmp_path):
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_directory_has_one_writer(tmp_path):
+def test_second_run_in_a_locked_directory_is_refused(tmp_path):
     config = tiny(tmp_path / "run", *OPTIONS)
 
     def second(metrics):
@@ -392,7 +392,7 @@ def expect_refusal(config, resume):
 
 
 @pytest.mark.parametrize("name", [CHECKPOINT_FILE, BEST_FILE, "summary.md", "accuracy_vs_bytes.png"])
-def test_a_file_that_is_not_ours_is_never_overwritten(name, tmp_path):
+def test_run_in_a_folder_with_other_files_is_refused(name, tmp_path):
     config = tiny(tmp_path / "run", *OPTIONS)
     config.directory.mkdir()
     (config.directory / name).write_text("thesis")
@@ -402,7 +402,7 @@ def test_a_file_that_is_not_ours_is_never_overwritten(name, tmp_path):
     assert (config.directory / name).read_text() == "thesis"
 
 
-def test_a_checkpoint_without_its_run_is_neither_loaded_nor_overwritten(tmp_path, whole):
+def test_checkpoint_without_a_run_is_neither_loaded_nor_overwritten(tmp_path, whole):
     config = tiny(tmp_path / "run", *OPTIONS)
     config.directory.mkdir()
     shutil.copy(whole / CHECKPOINT_FILE, config.directory)
@@ -412,7 +412,7 @@ def test_a_checkpoint_without_its_run_is_neither_loaded_nor_overwritten(tmp_path
         run(config, resume=True)
 
 
-def test_a_run_of_another_version_is_not_resumed(tmp_path):
+def test_resume_of_another_version_is_refused(tmp_path):
     config = tiny(tmp_path / "run", *OPTIONS)
     run(config)
     told = read_yaml(config.directory / CONFIG_FILE)
@@ -421,7 +421,7 @@ def test_a_run_of_another_version_is_not_resumed(tmp_path):
         run(config, resume=True)
 
 
-def test_what_a_dead_process_was_writing_is_cleared_away(tmp_path):
+def test_resume_removes_temporary_files(tmp_path):
     config = tiny(tmp_path / "run", *OPTIONS)
     cut_off(config, after=0)
     for name in (CHECKPOINT_FILE, "notes"):
@@ -430,7 +430,7 @@ def test_what_a_dead_process_was_writing_is_cleared_away(tmp_path):
     assert [path.name for path in config.directory.glob(f"*{UNFINISHED}")] == [f"notes{UNFINISHED}"]
 
 
-def test_a_full_disk_is_one_line_and_loses_no_checkpoint(tmp_path, whole):
+def test_run_on_a_full_disk_prints_one_line_and_keeps_checkpoints(tmp_path, whole):
     config = tiny(tmp_path / "run", *OPTIONS)
 
     def fill(metrics):
@@ -449,7 +449,7 @@ def test_a_full_disk_is_one_line_and_loses_no_checkpoint(tmp_path, whole):
     assert_same(config.directory, whole)
 
 
-def test_a_line_of_metrics_that_cannot_be_written_is_one_line(tmp_path, whole, monkeypatch):
+def test_metrics_that_cannot_be_written_print_one_line(tmp_path, whole, monkeypatch):
     config = tiny(tmp_path / "run", *OPTIONS)
     fsync = os.fsync
 
@@ -466,7 +466,7 @@ def test_a_line_of_metrics_that_cannot_be_written_is_one_line(tmp_path, whole, m
     assert_same(config.directory, whole)
 
 
-def test_an_interrupt_while_the_program_is_imported_is_one_line():
+def test_interrupt_during_import_prints_one_line():
     code = "import os, runpy, signal, sys\nclass Interrupt:\n def find_spec(self, name, *place):\n"
     code += "  if name == 'torch': os.kill(os.getpid(), signal.SIGINT)\n"
     code += "sys.meta_path.insert(0, Interrupt())\nrunpy.run_module('train', run_name='__main__')"
@@ -481,7 +481,7 @@ def cells_in(folder, *options):
 
 
 @pytest.mark.parametrize("end", ["kill", "terminate"])  # by others than the comparison
-def test_a_worker_that_is_killed_takes_no_other_cell_with_it(tmp_path, end):
+def test_sweep_with_a_killed_worker_finishes_the_others(tmp_path, end):
     cells, killed = cells_in(tmp_path, "rounds=40"), []
 
     def kill(index, metrics):
@@ -497,7 +497,7 @@ def test_a_worker_that_is_killed_takes_no_other_cell_with_it(tmp_path, end):
     assert [is_finished(cell) for cell in cells] == [False, True, True]
 
 
-def test_a_signal_stops_what_runs_and_what_waits(tmp_path):
+def test_signal_stops_running_and_waiting_cells(tmp_path):
     cells = cells_in(tmp_path, "rounds=100000", "checkpoint_every=100000")
 
     def stop(index, metrics):

@@ -45,7 +45,7 @@ def train_by_hand(model, data, epochs, batch_size, decay_of):
 
 
 @pytest.mark.parametrize("decay_of", ["bounded", "effective"])
-def test_local_training_is_clipped_decayed_sgd_with_momentum(decay_of):
+def test_local_training_equals_clipped_decayed_sgd_with_momentum(decay_of):
     data, model, expected = make_data(), make_model(), make_model()
     own = {"decay": DECAY, "decay_of": decay_of}
     local = LocalConfig(epochs=2, batch_size=3, optimizer=SGD, **own)
@@ -55,7 +55,7 @@ def test_local_training_is_clipped_decayed_sgd_with_momentum(decay_of):
     assert model[0].multipliers.tolist() == [1.5, 8.0]
 
 
-def test_training_depends_on_its_key_alone():
+def test_local_training_with_the_same_key_is_equal():
     data = make_data()
 
     def trained(key, state):
@@ -72,7 +72,7 @@ def test_training_depends_on_its_key_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_evaluation_counts_all_batches_and_no_ignored_target():
+def test_evaluation_counts_all_batches_without_ignored_targets():
     torch.manual_seed(0)
     logits, targets = torch.randn(10, 6, 3), torch.randint(3, (10, 6))
     split = Split(logits, targets)
@@ -86,7 +86,7 @@ def test_evaluation_counts_all_batches_and_no_ignored_target():
     torch.testing.assert_close(cross_entropy(logits, targets, 0), expected)
 
 
-def test_steps_are_batches_drawn_with_replacement_as_many_for_everybody():
+def test_local_steps_draw_equally_many_batches_with_replacement():
     data = make_data(samples=7)
     local = LocalConfig(steps=5, batch_size=3, optimizer=SGD)
     for owner in (data.train, Split(data.train.inputs[:2], data.train.targets[:2])):

@@ -32,7 +32,7 @@ def gradients(kept, head, inputs):
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_gradients_of_images_keep_their_layout_and_values(head):
+def test_gradients_of_channels_last_images_keep_layout_and_values(head):
     inputs = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     plain, innermost = gradients(False, head, inputs)
     assert not innermost
@@ -43,7 +43,7 @@ def test_gradients_of_images_keep_their_layout_and_values(head):
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_images_of_one_channel_have_channels_outermost_and_keep_that(head):
+def test_images_of_one_channel_stay_contiguous(head):
     inputs = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(1))
     plain, _ = gradients(False, head, inputs)
     ours, innermost = gradients(True, head, inputs)
@@ -51,20 +51,20 @@ def test_images_of_one_channel_have_channels_outermost_and_keep_that(head):
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(ours, plain, strict=True))
 
 
-def test_what_is_no_image_is_unchanged():
+def test_channels_last_of_other_inputs_is_identity():
     for shape in ((4, 3), (4, 3, 5)):
         inputs = torch.randn(shape)
         assert channels_last(inputs) is inputs
 
 
-def test_channels_are_innermost_only_on_a_cpu():
+def test_channels_last_applies_only_on_cpu():
     assert not channels_last(torch.empty(2, 3, 4, 4)).is_contiguous()
     elsewhere = torch.empty(2, 3, 4, 4, device="meta")
     assert channels_last(elsewhere) is elsewhere
 
 
 @pytest.mark.parametrize("strategy", ["dense", "unbiased"])
-def test_the_models_that_clients_are_trained_in_keep_the_layout(strategy):
+def test_resident_client_models_keep_the_layout(strategy):
     job = make_job()
     resident = SequentialEngine(job).resident(make_plan(job, strategy).shard(0))
     ends = [module for module in resident.modules() if isinstance(module, ENDS)]
@@ -74,7 +74,7 @@ def test_the_models_that_clients_are_trained_in_keep_the_layout(strategy):
 
 @pytest.mark.parametrize("make", [nn.Conv2d, FactorizedConv], ids=["dense", "factorized"])
 @pytest.mark.parametrize("channels", [3, 4, 8, 12, 16])
-def test_a_strided_pointwise_convolution_of_few_channels_has_the_gradient_of_one_of_thinned_images(make, channels):
+def test_strided_pointwise_convolution_has_correct_gradients(make, channels):
     """It would crash, hang, or be wrong with channels innermost (oneDNN#6035)."""
     torch.manual_seed(0)
     dense = nn.Conv2d(channels, 8, 1, stride=2, bias=False)
@@ -93,7 +93,7 @@ def test_a_strided_pointwise_convolution_of_few_channels_has_the_gradient_of_one
 
 
 @pytest.mark.parametrize("groups", [1, 2, 8])
-def test_group_norms_hand_images_on_with_channels_innermost_and_the_same_values(groups):
+def test_group_norm_keeps_channels_last_and_values(groups):
     norm = nn.GroupNorm(groups, 16)
     images = torch.randn(2, 16, 5, 5, requires_grad=True)
     weights = torch.randn(2, 16, 5, 5)

@@ -44,7 +44,7 @@ def keys_of(kind: type, section: type[Section] = Config, prefix: str = "") -> It
         *((key, ".inf") for key in keys_of(float) if key != "local.clip"),
     ],
 )
-def test_numbers_are_finite_and_flags_are_flags(key, value):
+def test_config_with_invalid_numbers_or_flags_raises(key, value):
     with pytest.raises(UserError, match=rf"{key}[.=]"):
         load_config(QUICKSTART, [f"{key}={value}"])
 
@@ -176,7 +176,7 @@ CASES |= {f"{override[:20]}{len(override)}": (override, named) for override, nam
 
 
 @pytest.mark.parametrize(("override", "named"), CASES.values(), ids=CASES)
-def test_a_wrong_value(capsys, override, named):
+def test_run_with_an_invalid_value_prints_one_line(capsys, override, named):
     refused(capsys, ["run", QUICKSTART, override], named or override.partition("=")[0])
 
 
@@ -201,7 +201,7 @@ TASKS = {
 
 
 @pytest.mark.parametrize(("tasks", "named"), TASKS.items(), ids=TASKS.keys())
-def test_wrong_tasks(capsys, tasks, named):
+def test_run_with_invalid_tasks_prints_one_line(capsys, tasks, named):
     refused(capsys, ["run", QUICKSTART, *MMFL, f"tasks={tasks}"], named)
 
 
@@ -263,13 +263,13 @@ report CONFIGS --targets most → 'most'
 
 
 @pytest.mark.parametrize("line", COMMANDS.strip("\n").splitlines())
-def test_a_wrong_command(capsys, line):
+def test_command_with_invalid_arguments_prints_one_line(capsys, line):
     command, _, named = line.partition(" → ")
     words = shlex.split(command.replace("CONFIGS", str(CONFIGS)).replace("CONFIG", QUICKSTART))
     refused(capsys, words, named)
 
 
-def test_a_command_that_is_too_long(capsys):
+def test_command_with_too_long_arguments_prints_one_line(capsys):
     refused(capsys, ["run", QUICKSTART, "--" + "x" * 5000], "unknown option")
     refused(capsys, ["run", "x" * 300], "File name too long")
     refused(capsys, ["run", "a\0b"], "cannot read the config")

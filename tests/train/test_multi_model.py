@@ -33,7 +33,7 @@ OPTIONS = [
 tiny = partial(runs.tiny, shared=OPTIONS)
 
 
-def test_each_models_average_is_evaluated_and_kept(tmp_path):
+def test_run_of_tasks_evaluates_and_saves_each_average(tmp_path):
     config = tiny(tmp_path / "run")
     last = read(run(config))[-1]
     state, tasks = Checkpoint.read(config.directory / CHECKPOINT_FILE).state, assemble(config)
@@ -45,7 +45,7 @@ def test_each_models_average_is_evaluated_and_kept(tmp_path):
 
 
 @pytest.mark.parametrize("signal", ["norm", "loss", "round_robin", "uniform", "full"])
-def test_every_signal_trains_all_models(tmp_path, signal):
+def test_run_of_tasks_with_any_signal_trains_all_models(tmp_path, signal):
     lines = read(run(tiny(tmp_path / "run", f"clients.sampler.signal={signal}")))
     assert len(lines) == 3
     for line in lines:
@@ -61,33 +61,33 @@ def test_every_signal_trains_all_models(tmp_path, signal):
     assert asked == ([16] * 3 if signal in ("norm", "full") else heard)
 
 
-def test_a_run_of_tasks_repeats_and_resumes(tmp_path):
+def test_run_of_tasks_repeated_or_resumed_has_the_same_bits(tmp_path):
     whole = read(run(tiny(tmp_path / "whole")))
     resumed = read(cut_off_and_resumed(tiny(tmp_path / "cut"), after=1))
     assert without_times(resumed) == without_times(whole)
 
 
-def test_tasks_differ_only_where_they_say():
+def test_task_configs_differ_only_in_their_overrides():
     one, two = tiny("unused").task_configs().values()
     assert (one.data.partition.name, two.data.partition.name, two.data.name) == ("iid", "dirichlet", "digits")
     assert [task.model.options["hidden"] for task in (one, two)] == [(16, 64, 16), (16, 32, 16)]
     assert (one.seed, two.seed, two.keep_ratio, one.clients.sampler.name) == (0, 5, 0.5, "uniform")
 
 
-def test_a_task_keeps_the_other_keys_of_a_section():
+def test_task_override_keeps_the_other_keys_of_the_section():
     config = tiny("unused", "aggregation.norm_bound=3", "tasks={a: {aggregation: {trim: 0.2}}}")
     (task,) = config.task_configs().values()
     assert (task.aggregation.norm_bound, task.aggregation.trim) == (3, 0.2)
 
 
-def test_a_task_with_another_server_optimizer_has_its_rates_also_from_a_complete_file():
+def test_task_with_another_server_optimizer_has_its_options():
     config = tiny("unused", "tasks={a: {server_optimizer: momentum}, b: {}}", "server_optimizer.momentum=0.7")
     for whole in (config, check_config(plain(config))):
         rates = {name: its.server_optimizer.options for name, its in whole.task_configs().items()}
         assert rates == {"a": {"lr": 1.0, "momentum": 0.9}, "b": {"lr": 0.4, "momentum": 0.7}}
 
 
-def test_an_engine_that_cannot_start_leaves_none_of_the_others_open(tmp_path):
+def test_engine_that_cannot_start_closes_the_others(tmp_path):
     config = tiny(tmp_path / "run")
     models = assemble(config)
     one, two = models.tasks.values()
@@ -98,7 +98,7 @@ def test_an_engine_that_cannot_start_leaves_none_of_the_others_open(tmp_path):
     engine.close.assert_called_once_with()
 
 
-def test_losses_are_those_of_each_clients_data():
+def test_local_losses_equal_those_of_each_client():
     task = assemble(tiny("unused")).tasks["one"]
     losses = local_losses(task, [3, 5], batch_size=50)
     for client, loss in zip([3, 5], losses, strict=True):
@@ -107,7 +107,7 @@ def test_losses_are_those_of_each_clients_data():
         assert loss == pytest.approx(torch.nn.functional.cross_entropy(logits, data.targets).item(), rel=1e-5)
 
 
-def test_a_client_that_fails_or_reports_nan_stops_nothing(caplog):
+def test_run_of_tasks_with_failed_or_nan_clients_continues(caplog):
     tasks = assemble(tiny("unused", "rounds=1"))
     one = tasks.tasks["one"]
     clients = dict(one.job.clients)
@@ -127,7 +127,7 @@ def test_a_client_that_fails_or_reports_nan_stops_nothing(caplog):
     assert all(tensor.isfinite().all() for tensor in tasks.model.state_dict().values())
 
 
-def test_the_guards_hold_for_every_task():
+def test_run_of_tasks_applies_guards_to_each():
     tasks = assemble(tiny("unused", "rounds=1", "clients.sampler.signal=round_robin", "aggregation.norm_bound=5"))
     one = tasks.tasks["one"]
     one.__dict__["engine"] = Tampering(one.engine, scaled(1e6))

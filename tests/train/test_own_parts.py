@@ -44,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("registries_as_before")
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_every_example_trains(tmp_path, example):
+def test_run_with_any_example_part_trains(tmp_path, example):
     path, *overrides = EXAMPLES[example]
     config = load_config(path, [f"plugins=[examples.{example}]", *overrides, f"output={tmp_path}"])
     lines = read(run(config))
@@ -56,12 +56,12 @@ def test_every_example_trains(tmp_path, example):
         assert lines[-1]["test_accuracy"] > 0.8
 
 
-def test_modules_of_the_command_line_add_to_those_of_the_file():
+def test_plugins_of_the_command_line_add_to_those_of_the_file():
     config = load_config("examples/moons.yaml", ["plugins=[examples.own_strategy]", "strategy=even"])
     assert config.plugins == ("examples.own_data_model", "examples.own_strategy")
 
 
-def test_own_parts_reach_the_processes_of_a_comparison(tmp_path, capsys):
+def test_compare_with_custom_parts_trains_in_processes(tmp_path, capsys):
     own = [
         "--import",
         "examples.own_strategy",
@@ -84,7 +84,7 @@ def law_alone(group):
     return np.ones(len(group.magnitudes)), np.ones(len(group.magnitudes))
 
 
-def test_a_value_that_is_not_a_strategy_is_described():
+def test_registered_function_as_a_strategy_is_refused():
     STRATEGIES["even"] = law_alone
     with pytest.raises(UserError, match=r"strategy 'even' is <function .*; pass Strategy\('what it does"):
         load_config(QUICKSTART, ["strategy=even"])
@@ -118,21 +118,21 @@ UNFIT = {
 
 
 @pytest.mark.parametrize("why", UNFIT)
-def test_a_model_that_cannot_train_on_the_data_is_refused_before_the_first_round(why):
+def test_custom_model_that_does_not_fit_the_data_is_refused(why):
     MODELS["own"] = lambda input_shape, num_classes: UNFIT[why]()
     with pytest.raises(UserError, match=why):
         assemble(load_config(QUICKSTART, [*SMALL, "model={name: own}"]))
 
 
 @pytest.mark.parametrize("cohort", [[99], [0, 0, 1], [1, 0], [-1, 2]])
-def test_a_sampler_invites_clients_that_there_are_and_each_once(cohort):
+def test_custom_sampler_with_an_invalid_cohort_is_refused(cohort):
     sampler = UniformSampler(20, 4, 0)
     sampler.invite = lambda round: cohort
     with pytest.raises(UserError, match=f"the sampler uniform invites {re.escape(str(cohort))} in round 3; a list"):
         sampler.cohort(3)
 
 
-def test_the_examples_design_honors_inclusion():
+def test_example_design_has_the_inclusion_frequencies():
     import_parts(["examples.own_draws"])
     wanted = np.array([0.9, 0.6, 0.3, 0.2, 1.0, 0.0])
     drawn = draw_terms(wanted, design="random_order", rng=np.random.default_rng(0), size=4000)
@@ -142,7 +142,7 @@ def test_the_examples_design_honors_inclusion():
     assert (np.diff(drawn, axis=1) > 0).all()
 
 
-def test_options_are_of_the_kind_of_their_defaults():
+def test_custom_part_with_an_option_of_another_type_is_refused():
     own = ["plugins=[examples.own_data_model]", "model={name: perceptron}", "data=moons"]
     with pytest.raises(UserError, match=r"model.activation=3: input should be a valid string"):
         assemble(load_config(QUICKSTART, [*own, "model.activation=3"]))
@@ -151,7 +151,7 @@ def test_options_are_of_the_kind_of_their_defaults():
 
 
 @pytest.mark.parametrize("start", ["forkserver", "spawn"])
-def test_a_loss_and_an_optimizer_of_your_own_train_in_processes(start, monkeypatch):
+def test_custom_loss_and_optimizer_train_in_processes(start, monkeypatch):
     monkeypatch.setattr(processes, "start_method", lambda: start)
     import_parts(["examples.own_training"])
     own = [
@@ -173,13 +173,13 @@ def test_a_loss_and_an_optimizer_of_your_own_train_in_processes(start, monkeypat
         assert torch.equal(updates[client].loss, update.loss)
 
 
-def test_schedules():
+def test_schedules_equal_their_formulas():
     assert [SCHEDULES["constant"](0.1, t, 4) for t in (0, 3)] == [0.1, 0.1]
     assert [round(SCHEDULES["cosine"](1.0, t, 4), 3) for t in range(4)] == [1.0, 0.854, 0.5, 0.146]
     assert [SCHEDULES["inverse"](0.1, t, 4) for t in (0, 1, 9)] == [0.1, 0.05, 0.01]
 
 
-def test_a_run_that_reached_its_target_is_finished(tmp_path):
+def test_run_that_reached_its_target_is_finished(tmp_path):
     words = ["strategy=collective", "rounds=9", "evaluate_every=2", "target_accuracy=0.01", f"output={tmp_path}"]
     config = load_config(QUICKSTART, [*OWN, *words])
     assert not is_finished(config)
@@ -193,14 +193,14 @@ def test_a_run_that_reached_its_target_is_finished(tmp_path):
     assert is_finished(config)
 
 
-def test_the_settings_of_a_run_are_in_its_folders_names():
+def test_settings_in_name_has_the_overrides():
     (cell,) = grid_configs(QUICKSTART, ["local.optimizer.lr=0.05"], ["top_n"], None, ["rounds=3"])
     assert settings_in_name(cell) == "lr=0.05,rounds=3"
     assert settings_in_name(with_directory(load_config(QUICKSTART, ["rounds=3"]), ["rounds=3"])) == "rounds=3"
     assert settings_in_name(load_config(QUICKSTART, ["output=own"])) == ""
 
 
-def test_directories_are_named_after_what_was_overridden():
+def test_run_directory_is_named_after_the_overrides():
     def directory(*overrides):
         return with_directory(load_config(QUICKSTART, overrides), overrides).directory.as_posix()
 
@@ -221,7 +221,7 @@ def test_directories_are_named_after_what_was_overridden():
     assert re.fullmatch("[0-9a-f]{8}", describe(["local.key=" + "x" * 99]))
 
 
-def test_a_grid_is_every_point():
+def test_expand_of_a_grid_has_every_point():
     assert expand(["local.optimizer.lr=0.03,0.1", "keep_ratio={0.2: 0.5, 0.4: 0.5},0.3"]) == [
         (f"local.optimizer.lr={lr}", f"keep_ratio={ratio}")
         for lr in ("0.03", "0.1")
@@ -233,7 +233,7 @@ def test_a_grid_is_every_point():
             expand([wrong])
 
 
-def test_a_grid_may_go_over_strategies_and_seeds():
+def test_grid_over_strategies_and_seeds_has_a_directory_each():
     cells = grid_configs(QUICKSTART, [], [], None, ["strategy=dense,top_n", "seed=3,4"])
     assert [cell.directory.name for cell in cells] == ["dense-3", "dense-4", "top_n-3", "top_n-4"]
     assert [(cell.strategy, cell.seed) for cell in cells[1:3]] == [("dense", 4), ("top_n", 3)]
@@ -249,7 +249,7 @@ def test_a_grid_may_go_over_strategies_and_seeds():
         (lambda group: Allocation(np.full(32, group.num_terms / 32), np.full(32, np.nan)), "above 0"),
     ],
 )
-def test_a_law_of_ones_own_is_looked_over(law, told):
+def test_custom_strategy_with_an_invalid_allocation_raises(law, told):
     model = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(3)))
     with pytest.raises(UserError, match=f"layer 1: .*{told}"):
         ShardPlanner(Strategy("ours", law)).plan(model, {0: 0.2})
@@ -267,7 +267,7 @@ def test_a_law_of_ones_own_is_looked_over(law, told):
         (lambda parts: [parts[0][:, None], *parts[1:]], "an array of indices is needed"),
     ],
 )
-def test_a_partition_of_ones_own_is_looked_over(monkeypatch, split, told):
+def test_custom_partition_that_is_invalid_raises(monkeypatch, split, told):
     iid = PARTITIONS["iid"]
     monkeypatch.setitem(PARTITIONS, "own", lambda dataset, count, rng: split(iid(dataset, count, rng)))
     with pytest.raises(UserError, match=told):

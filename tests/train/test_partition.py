@@ -42,7 +42,7 @@ SPLITTING = sorted(set(PARTITIONS) - {"natural", "two_sizes", "power_law_classes
     alpha=st.sampled_from([1e-300, 1e-3, 0.1, 1.0, 1e3, 1e12]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_every_sample_has_one_owner_and_sizes_are_equal(scheme, labels, share, alpha, seed) -> None:
+def test_partition_gives_each_sample_to_one_client(scheme, labels, share, alpha, seed) -> None:
     data = dataset(np.array(labels), coarse=np.arange(10) // 2)
     num_clients = max(1, int(share * len(labels)))
     options = {"alpha": alpha} if scheme in ("dirichlet", "pachinko", "power_law") else {}
@@ -58,7 +58,7 @@ def test_every_sample_has_one_owner_and_sizes_are_equal(scheme, labels, share, a
 
 
 @pytest.mark.parametrize("scheme", PARTITIONS)
-def test_another_seed_gives_another_partition(scheme: str) -> None:
+def test_partition_with_another_seed_differs(scheme: str) -> None:
     data, clients = balanced(1000), 1 if scheme == "natural" else 20
     options = {"samples": 200} if scheme == "power_law_classes" else {}
     drawn = [partition(scheme, data, clients, np.random.default_rng(seed), **options) for seed in range(20)]
@@ -67,7 +67,7 @@ def test_another_seed_gives_another_partition(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["dirichlet", "pachinko"])
-def test_a_tiny_alpha_gives_nearly_one_class_per_client(scheme: str) -> None:
+def test_partition_with_a_tiny_alpha_has_one_class_per_client(scheme: str) -> None:
     data = balanced(10_000)
     counts = counts_of(data, partition(scheme, data, 100, np.random.default_rng(0), alpha=1e-3))
     groups = counts if scheme == "dirichlet" else counts.reshape(100, 5, 2).sum(2)
@@ -76,7 +76,7 @@ def test_a_tiny_alpha_gives_nearly_one_class_per_client(scheme: str) -> None:
     assert largest.mean() > 0.9
 
 
-def test_a_large_alpha_gives_every_client_the_shares_of_the_whole() -> None:
+def test_dirichlet_with_a_large_alpha_has_the_overall_shares() -> None:
     labels = np.repeat(np.arange(3), [1000, 3000, 6000])
     data = dataset(labels, 3)
     counts = counts_of(data, partition("dirichlet", data, 10, np.random.default_rng(0), alpha=1e9))
@@ -84,7 +84,7 @@ def test_a_large_alpha_gives_every_client_the_shares_of_the_whole() -> None:
     assert (np.abs(counts - expected) < 5 * np.sqrt(expected)).all()
 
 
-def test_dirichlet_spreads_as_its_law_says() -> None:
+def test_dirichlet_shares_have_the_theoretical_variance() -> None:
     """Over many small clients of a large pool, the classes' shares have variance p(1 − p)(1 + α/m)/(α + 1).
 
     That is the Dirichlet-multinomial law; α multiplies p, so one α means the same for any number of classes.
@@ -98,7 +98,7 @@ def test_dirichlet_spreads_as_its_law_says() -> None:
     assert shares.mean(axis=0) == pytest.approx(0.25, abs=0.02)
 
 
-def test_pachinko_prefers_classes_of_one_superclass() -> None:
+def test_pachinko_groups_classes_of_a_superclass() -> None:
     """Within a superclass α = 10 each spreads evenly, so sisters occur together, classes of others do not."""
     data = balanced(100_000)
     options = {"alpha": 0.1, "fine_alpha": 10.0, "concentration": "per_class"}
@@ -125,7 +125,7 @@ def effective(counts: np.ndarray) -> float:
     ],
     ids=["totals, as the spectral paper writes", "per class", "per class, Reddi et al.'s usual value"],
 )
-def test_what_pachinkos_concentration_means_for_a_client_of_cifar100(options, classes, superclasses) -> None:
+def test_pachinko_of_cifar100_has_the_documented_concentration(options, classes, superclasses) -> None:
     """As many samples, clients and classes as CIFAR-100 has; the bounds hold for two seeds of another computation."""
     labels, coarse = np.arange(50_000) % 100, np.arange(100) % 20
     data = dataset(labels, 100, coarse=coarse)
@@ -135,7 +135,7 @@ def test_what_pachinkos_concentration_means_for_a_client_of_cifar100(options, cl
     assert superclasses[0] < effective(above) < superclasses[1]
 
 
-def test_pachinko_of_totals_in_one_superclass_is_dirichlet() -> None:
+def test_pachinko_with_one_superclass_is_dirichlet() -> None:
     """With a single superclass the coarse stage decides nothing, and Dir(α′p′) is left, here of uneven classes."""
     labels = np.repeat(np.arange(4), [12_000, 24_000, 36_000, 48_000])
     data = dataset(labels, 4, coarse=np.zeros(4, dtype=int))
@@ -196,7 +196,7 @@ def law_one_by_one(weights: np.ndarray, capacity: tuple[int, ...], total: int) -
 
 
 @pytest.mark.parametrize("capacity", [(1, 1, 4), (2, 2, 1), (0, 2, 3), (4, 4, 4), (1, 3, 0)])
-def test_drawing_at_once_has_the_law_of_drawing_one_by_one(capacity: tuple[int, ...]) -> None:
+def test_draw_at_once_has_the_distribution_of_draws_one_by_one(capacity: tuple[int, ...]) -> None:
     weights = np.array([0.5, 0.3, 0.2])
     expected = law_one_by_one(weights, capacity, 4)
     actual = law_of_draw(weights, capacity, 4)
@@ -204,7 +204,7 @@ def test_drawing_at_once_has_the_law_of_drawing_one_by_one(capacity: tuple[int, 
     assert {key: p for key, p in actual.items() if p > 0} == pytest.approx(expected, abs=1e-12)
 
 
-def test_samples_of_a_class_are_dealt_at_random() -> None:
+def test_partition_assigns_samples_of_a_class_at_random() -> None:
     """No client gets the first of a class more often than another."""
     data = dataset(np.zeros(4, dtype=np.int64), 1)
     for scheme in ("iid", "dirichlet", "shards", "power_law"):
@@ -213,7 +213,7 @@ def test_samples_of_a_class_are_dealt_at_random() -> None:
         assert 150 < sum(owners) < 250, scheme
 
 
-def test_shards_give_two_runs_of_classes_to_each_client() -> None:
+def test_shards_partition_gives_each_client_two_class_runs() -> None:
     data = balanced(1000)
     parts = partition("shards", data, 50, np.random.default_rng(0))
     counts = counts_of(data, parts)
@@ -221,7 +221,7 @@ def test_shards_give_two_runs_of_classes_to_each_client() -> None:
     assert set(np.unique(counts)) == {0, 10, 20}
 
 
-def test_power_law_sizes() -> None:
+def test_power_law_partition_has_the_sizes() -> None:
     data = balanced(10_000)
     parts = partition("power_law", data, 100, np.random.default_rng(0), alpha=1.5)
     sizes = np.sort([len(part) for part in parts])[::-1]
@@ -232,7 +232,7 @@ def test_power_law_sizes() -> None:
     assert {len(part) for part in equal} == {100}
 
 
-def test_natural_keeps_or_chooses_clients() -> None:
+def test_natural_partition_keeps_or_chooses_clients() -> None:
     clients = [np.array([2 * index, 2 * index + 1]) for index in range(10)]
     data = dataset(np.zeros(20, dtype=np.int64), natural=clients)
     kept = partition("natural", data, 10, np.random.default_rng(0))
@@ -241,7 +241,7 @@ def test_natural_keeps_or_chooses_clients() -> None:
     assert len(few) == len({part[0] for part in few} & {client[0] for client in clients}) == 3
 
 
-def test_samples_without_a_class_count_for_none() -> None:
+def test_class_counts_ignore_samples_without_a_class() -> None:
     assert class_counts([np.array([0, 1]), np.array([2, 3])], np.array([0, -100, 2, 1]), 2).tolist() == [[1, 0], [0, 1]]
 
 
@@ -263,14 +263,14 @@ def text() -> Dataset:
         ("natural", lambda: dataset(np.zeros(4, dtype=np.int64)), 2, "toy has none"),
     ],
 )
-def test_mistakes_are_reported_in_one_line(
+def test_partition_with_invalid_arguments_raises(
     scheme: str, make: Callable[[], Dataset], num_clients: int, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
         partition(scheme, make(), num_clients, np.random.default_rng(0))
 
 
-def test_two_sizes_are_those_of_the_study_and_the_first_clients_are_large():
+def test_two_sizes_partition_has_the_published_sizes():
     data = balanced(60_000)
     parts = partition("two_sizes", data, 1200, np.random.default_rng(0))
     sizes = np.array([len(part) for part in parts])
@@ -283,7 +283,7 @@ def test_two_sizes_are_those_of_the_study_and_the_first_clients_are_large():
 
 @given(seed=st.integers(0, 2**32 - 1), classes=st.integers(1, 10), num_clients=st.integers(1, 30))
 @settings(max_examples=40)
-def test_clients_of_few_classes_have_them_in_equal_parts(seed, classes, num_clients):
+def test_two_sizes_with_few_classes_has_them_in_equal_parts(seed, classes, num_clients):
     data, options = balanced(3000), {"large": [40, 60], "small": [10, 12], "classes": classes}
     parts = partition("two_sizes", data, num_clients, np.random.default_rng(seed), **options)
     assert len(np.unique(np.concatenate(parts))) == sum(map(len, parts))
@@ -293,7 +293,7 @@ def test_clients_of_few_classes_have_them_in_equal_parts(seed, classes, num_clie
         assert held.max() - held.min() <= 1
 
 
-def test_sizes_by_a_power_law_and_classes_do_not_hang_together():
+def test_power_law_classes_are_independent_of_sizes():
     data, options = balanced(20_000), {"samples": 15_129, "classes": [1, 6]}
     parts = partition("power_law_classes", data, 100, np.random.default_rng(3), alpha=1.0, **options)
     sizes = np.array([len(part) for part in parts])
@@ -317,6 +317,6 @@ def test_sizes_by_a_power_law_and_classes_do_not_hang_together():
         ("dirichlet", 5, {"alpha": 0}, "alpha=0 of the partition must be above 0"),
     ],
 )
-def test_options_of_partitions_that_cannot_be(scheme, clients, options, words):
+def test_partition_with_invalid_options_raises(scheme, clients, options, words):
     with pytest.raises(UserError, match=words):
         partition(scheme, balanced(1000), clients, np.random.default_rng(0), **options)

@@ -31,7 +31,7 @@ def configured(output, *overrides):
     return load_config("configs/quickstart.yaml", [*WIRELESS, "engine=sequential", f"output={output}", *overrides])
 
 
-def test_pilots_teach_the_largest_norms_and_the_ratio_of_eq_35(tmp_path):
+def test_pilots_estimate_the_largest_norms_and_the_ratio_of_eq_35(tmp_path):
     experiment = assemble(configured(tmp_path))
     before = {name: value.clone() for name, value in experiment.model.state_dict().items()}
     lesson = calibrate(experiment)
@@ -52,7 +52,7 @@ def test_pilots_teach_the_largest_norms_and_the_ratio_of_eq_35(tmp_path):
     assert lesson.beta_over_alpha == expected
 
 
-def test_a_pilot_keeps_the_largest_norm():
+def test_pilot_keeps_the_largest_norm():
     experiment = assemble(load_config("configs/quickstart.yaml", ["model={name: mlp, hidden: [16, 16]}"]))
     pilot = Pilot(np.full(20, 0.05), 0, 5, experiment.sampler.population)
     for t, norm in enumerate((1.0, 5.0, 2.0, float("nan"))):
@@ -61,7 +61,7 @@ def test_a_pilot_keeps_the_largest_norm():
     assert np.isnan(np.delete(pilot.largest, 3)).all()
 
 
-def test_what_pilots_taught_is_kept_for_a_resumed_run(tmp_path, monkeypatch):
+def test_resumed_run_reuses_the_estimates_of_its_pilots(tmp_path, monkeypatch):
     whole = run(configured(tmp_path / "whole"))
 
     cut_off(configured(tmp_path / "cut"), after=5)
@@ -79,7 +79,7 @@ LAWS_OF_ITS_OWN = {
 
 
 @pytest.mark.parametrize("scheme", LAWS_OF_ITS_OWN)
-def test_pilots_of_a_world_teach_other_samplers_and_seeds_too(tmp_path, monkeypatch, scheme):
+def test_pilot_estimates_serve_other_samplers_and_seeds(tmp_path, monkeypatch, scheme):
     lesson = {"beta_over_alpha": 3.0, "gradient_norms": [*map(float, range(1, 11))], "rounds": {}, "estimates": []}
     (tmp_path / "pilots.json").write_text(json.dumps(lesson))
     monkeypatch.setattr("train.pilots.calibrate", lambda experiment: pytest.fail("they were run already"))
@@ -95,7 +95,7 @@ def test_pilots_of_a_world_teach_other_samplers_and_seeds_too(tmp_path, monkeypa
     assert [line["num_clients"] for line in read(tmp_path)] == [len(cohort) for cohort in drawn]
 
 
-def test_runs_of_one_world_differ_in_draws_and_batches_only(tmp_path):
+def test_runs_with_the_same_world_seed_differ_only_in_draws_and_batches(tmp_path):
     mixed = "keep_ratio={0.2: 0.5, 0.4: 0.5}"
     one, other, own = (
         assemble(configured(tmp_path, f"seed={seed}", f"data_seed={world}", mixed))
@@ -123,20 +123,20 @@ def test_runs_of_one_world_differ_in_draws_and_batches_only(tmp_path):
         ),
     ],
 )
-def test_a_spoiled_lesson_is_named(tmp_path, content, told):
+def test_invalid_pilots_file_raises_with_its_path(tmp_path, content, told):
     path = tmp_path / "pilots.json"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(UserError, match=f"{told}.*delete it"):
         RunPilots().before_training(assemble(configured(tmp_path)))
 
 
-def test_a_sampler_that_learns_nothing_has_no_pilots(tmp_path):
+def test_sampler_without_gradient_norms_has_no_pilots(tmp_path):
     """In a comparison of samplers, `clients.pilot_losses` is for those that read it."""
     RunPilots().before_training(assemble(configured(tmp_path, "clients.sampler=uniform")))
     assert not (tmp_path / "pilots.json").exists()
 
 
-def test_pilots_that_diverge_say_so_and_leave_no_folder(tmp_path):
+def test_pilots_that_diverge_raise_and_leave_no_folder(tmp_path):
     config = configured(tmp_path / "run", "local.optimizer.lr=1e30")
     with pytest.raises(DivergedError, match=r"pilot 1 of 3 with uniform draws: lower local\.optimizer\.lr"):
         run(config)

@@ -21,11 +21,11 @@ def height_of_axes(arms):
     return figure.axes[0].get_position().height * figure.get_figheight()
 
 
-def test_a_long_legend_takes_no_room_from_the_curves():
+def test_long_legend_leaves_the_height_of_the_axes():
     assert height_of_axes(10) > 0.97 * height_of_axes(4)
 
 
-def test_many_lines_differ_in_color_then_in_dash_and_coincide_with_all_their_markers():
+def test_styles_of_many_lines_differ():
     many = list(styles_of(map(str, range(30))).values())
     assert len(set(many)) == 30
     styles = many[:7]

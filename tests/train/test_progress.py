@@ -40,7 +40,7 @@ class Time:
         return self.now
 
 
-def test_off_a_terminal_there_is_a_line_at_once_then_every_so_often_and_at_the_end():
+def test_progress_without_a_terminal_prints_lines_periodically():
     time, out = Time(), io.StringIO()
     with RoundProgress(Console(file=out, width=200), [CONFIG], now=time) as progress:
         progress.show_stage(0, "reading digits")
@@ -56,7 +56,7 @@ def test_off_a_terminal_there_is_a_line_at_once_then_every_so_often_and_at_the_e
     ]
 
 
-def test_on_a_terminal_a_bar_says_the_same():
+def test_progress_on_a_terminal_shows_a_bar():
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=160, color_system=None)
     with RoundProgress(console, [CONFIG], ["r [0.1]"]) as progress:
@@ -69,7 +69,7 @@ def test_on_a_terminal_a_bar_says_the_same():
     assert "1/10, loss 0.500, accuracy 25.0 %, 1.5 MB, 0:18 left" in shown
 
 
-def test_a_bar_with_all_there_is_to_say_fits_a_terminal():
+def test_progress_bar_with_all_columns_fits_80_characters():
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=80, color_system=None)
     with RoundProgress(console, [CONFIG, CONFIG], ["collective", "b"]) as progress:
@@ -79,7 +79,7 @@ def test_a_bar_with_all_there_is_to_say_fits_a_terminal():
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_run_that_ends_early_says_why(terminal):
+def test_progress_of_a_run_that_ends_early_shows_the_reason(terminal):
     out, why = io.StringIO(), "no better test accuracy in patience=3 evaluations, and the terminal has but 80 columns"
     console = Console(file=out, force_terminal=terminal, width=80, color_system=None)
     with RoundProgress(console, [CONFIG]) as progress:
@@ -92,7 +92,7 @@ def test_a_run_that_ends_early_says_why(terminal):
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_the_first_line_says_where_one_run_or_several_are_written(terminal):
+def test_progress_starts_with_the_output_folder(terminal):
     one, two = (CONFIG.model_copy(update={"output": Path("/nowhere/table") / name}) for name in "ab")
     for configs, where in (([one], "collective: writing to /nowhere/table/a"), ([one, two], "/nowhere/table")):
         out = io.StringIO()
@@ -105,20 +105,20 @@ def test_the_first_line_says_where_one_run_or_several_are_written(terminal):
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_quiet_console_shows_nothing(terminal):
+def test_progress_on_a_quiet_console_shows_nothing(terminal):
     out = io.StringIO()
     with RoundProgress(Console(file=out, quiet=True, force_terminal=terminal), [CONFIG, CONFIG]) as progress:
         progress.show(1, line(0))
     assert not out.getvalue().strip("\x1b[?25lh\n")
 
 
-def test_the_time_left_is_by_the_rounds_that_were_seen():
+def test_time_left_counts_only_rounds_of_this_process():
     run = RunProgress("resumed", 10)
     run.update(line(6))
     assert (run.done, run.left) == (7, 6.0)
 
 
-def test_bars_go_where_no_run_came_to_a_round():
+def test_progress_without_a_finished_round_removes_the_bars():
     for rounds in ([], [line(0)]):
         with RoundProgress(Console(file=io.StringIO(), force_terminal=True), [CONFIG, CONFIG]) as progress:
             progress.show_stage(1, "reading digits")
@@ -128,7 +128,7 @@ def test_bars_go_where_no_run_came_to_a_round():
         assert len(progress.idle) == 2 - len(rounds)
 
 
-def test_a_run_that_continues_counts_the_bytes_and_losses_of_its_earlier_rounds(tmp_path):
+def test_progress_of_a_resumed_run_counts_earlier_rounds(tmp_path):
     out = io.StringIO()
     lines = [line(t, num_failed=1, test_accuracy=0.125) for t in range(4)]  # the last one is run again
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
@@ -139,7 +139,7 @@ def test_a_run_that_continues_counts_the_bytes_and_losses_of_its_earlier_rounds(
     assert out.getvalue().endswith(told)
 
 
-def test_a_run_and_each_of_several_show_their_stages_before_the_first_round(tmp_path):
+def test_progress_shows_the_stages_before_the_first_round(tmp_path):
     config = load_config("tests/quickstart.yaml", [*SMALL, f"output={tmp_path / 'one'}"])
     stages = ["reading digits", "distributing digits among 20 clients", "building mlp"]
     stages += ["preparing the engine auto", "training its first round"]
@@ -155,7 +155,7 @@ def test_a_run_and_each_of_several_show_their_stages_before_the_first_round(tmp_
     assert by_index == {0: stages, 1: stages}
 
 
-def test_off_a_terminal_a_warning_is_one_line_however_long():
+def test_long_warning_without_a_terminal_is_one_line():
     out, path = io.StringIO(), "/" + "/".join(["folder-[1]"] * 20)
     record = logging.LogRecord("train", logging.WARNING, __file__, 1, "see %s", (path,), None)
     handler(Console(file=out, width=80)).emit(record)

@@ -28,7 +28,7 @@ def load_few(name, **options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CUT)
-def test_the_loss_falls_from_round_to_round(name, tmp_path, monkeypatch, drawn_data):
+def test_published_experiment_of_two_rounds_lowers_the_loss(name, tmp_path, monkeypatch, drawn_data):
     monkeypatch.setattr(assembly, "load_dataset", load_few)
     fixed = [f"data.root={drawn_data}", "rounds=2", "local.batch_size=8", "keep_ratio=0.2", f"output={tmp_path}"]
     first, second = read(run(load_config(f"configs/{name}.yaml", [*fixed, *CUT[name]])))

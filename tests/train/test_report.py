@@ -61,7 +61,7 @@ def page_of(folder):
         return write_page([folder], folder, "x")[0].read_text(encoding="utf-8")
 
 
-def test_the_page_says_all_there_is_to_say(written):
+def test_report_page_has_all_sections(written):
     page, _ = written
     text = page.read_text(encoding="utf-8")
     for caption in ("Test accuracy against simulated seconds", "π of the terms of", "ω of the terms of", "by phase"):
@@ -82,7 +82,7 @@ def test_the_page_says_all_there_is_to_say(written):
     assert not re.search("http|<script", plain), "the page needs no network, and runs nothing"
 
 
-def test_the_table_beside_the_page_has_a_row_a_run(written):
+def test_report_table_has_a_row_per_run(written):
     _, table = written
     with table.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -101,19 +101,19 @@ def test_the_table_beside_the_page_has_a_row_a_run(written):
         assert row["megabytes_to_99.9"] == ""
 
 
-def test_a_run_that_is_not_done_is_said_to_be_so(runs, tmp_path):
+def test_report_of_an_unfinished_run_warns(runs, tmp_path):
     metrics = copied(runs / "a", tmp_path) / "metrics.jsonl"
     first, second = metrics.read_text().splitlines(keepends=True)
     metrics.write_text(first + second[: len(second) // 2])  # as while it is being written
     assert "has 1 of 2 rounds" in page_of(tmp_path)
 
 
-def test_a_run_that_diverged_is_said_to_have(runs, tmp_path):
+def test_report_of_a_diverged_run_warns(runs, tmp_path):
     copied(runs / "a", tmp_path, num_aggregated=0, num_failed=4)
     assert '<p class="warn">' + f"{tmp_path / 'a'} has 2 of 2 rounds: it diverged" in page_of(tmp_path)
 
 
-def test_a_run_that_ended_early_says_why(runs, tmp_path):
+def test_report_of_a_run_stopped_early_has_the_reason(runs, tmp_path):
     copied(runs / "a", tmp_path)
     metrics = copied(runs / "b", tmp_path, stopped="test accuracy 12.0 % has reached 0.1") / "metrics.jsonl"
     metrics.write_text(metrics.read_text().splitlines(keepends=True)[0])
@@ -127,7 +127,7 @@ def test_a_run_that_ended_early_says_why(runs, tmp_path):
 @pytest.mark.parametrize(
     "spoiled", [{"bytes_up": None}, {"test_accuracy": 1e308}, {"seconds_plan": []}, {"failures": 1}, {"bytes_dense": 0}]
 )
-def test_a_run_whose_numbers_are_none_is_left_out_by_name(runs, tmp_path, caplog, spoiled):
+def test_report_with_invalid_metrics_leaves_the_run_out(runs, tmp_path, caplog, spoiled):
     copied(runs / "a", tmp_path)
     metrics = copied(runs / "b", tmp_path, **spoiled) / "metrics.jsonl"
     found, unread = find_runs([tmp_path])
@@ -154,14 +154,14 @@ MADE = {"engine": "auto", "threads": 1, "device": "cpu", "data": {}, "starts": [
         ("provenance.json", MADE | {"starts": [1]}),
     ],
 )  # fmt: skip
-def test_values_that_are_none_in_a_file_beside_the_metrics_take_no_page(runs, tmp_path, name, content):
+def test_report_with_an_invalid_side_file_still_has_a_page(runs, tmp_path, name, content):
     shutil.copytree(runs / "a", tmp_path / "a")
     (tmp_path / "a" / name).write_text(json.dumps(content) + "\n")
     text = page_of(tmp_path)
     assert "cannot read" in text or "cannot be read" in text
 
 
-def test_a_run_whose_configuration_is_none_is_left_out_by_name(runs, tmp_path):
+def test_report_with_an_invalid_configuration_leaves_the_run_out(runs, tmp_path):
     for name in "ab":
         shutil.copytree(runs / name, tmp_path / name)
     path = tmp_path / "b" / "config.yaml"
@@ -169,19 +169,19 @@ def test_a_run_whose_configuration_is_none_is_left_out_by_name(runs, tmp_path):
     assert f"{tmp_path / 'b'} holds no run that can be read: config.yaml has no valid rounds" in page_of(tmp_path)
 
 
-def test_a_file_nested_too_deeply_is_named(runs, tmp_path):
+def test_report_with_a_deeply_nested_file_reports_it(runs, tmp_path):
     path = copied(runs / "a", tmp_path) / "provenance.json"
     path.write_text("[" * 100_000 + "\n")
     assert f"cannot read {path}: it is nested too deeply" in page_of(tmp_path)
 
 
-def test_a_record_of_no_layers_is_none(runs, tmp_path):
+def test_report_with_an_empty_layers_record_succeeds(runs, tmp_path):
     shutil.copytree(runs / "a", tmp_path / "a")
     (tmp_path / "a" / "layers.jsonl").write_text('{"round": 0, "task": "quickstart", "layers": {}}\n')
     assert "have no layers.jsonl" in page_of(tmp_path)
 
 
-def test_a_name_with_dollars_is_no_mathematics(runs, tmp_path):
+def test_report_name_with_dollars_is_plain_text(runs, tmp_path):
     shutil.copytree(runs / "a", tmp_path / "a")
     write_report([tmp_path / "a"], tmp_path, "cost $5 {vs $6", "x")
     arms = [replace(arm, strategy="$a {$") for arm in group(find_runs([tmp_path])[0])]
@@ -189,7 +189,7 @@ def test_a_name_with_dollars_is_no_mathematics(runs, tmp_path):
         drawing.figure.draw_without_rendering()
 
 
-def test_a_grid_ends_with_its_best_point_and_has_a_column_a_key(runs, tmp_path):
+def test_report_of_a_grid_has_a_column_per_key_and_the_best_point(runs, tmp_path):
     directories = [copied(runs / name, tmp_path, test_accuracy=its) for name, its in (("a", 0.5), ("c", 0.75))]
     table, _ = write_report(directories, tmp_path, "grid", "x")
     assert table.caption == "Best: dense, lr=0.5, 75.0 %."
@@ -200,7 +200,7 @@ def test_a_grid_ends_with_its_best_point_and_has_a_column_a_key(runs, tmp_path):
     assert "| dense | 0.5 | 75.0 % |" in text
 
 
-def test_a_grid_over_a_number_has_a_picture(runs, tmp_path):
+def test_report_of_a_numeric_grid_has_a_figure(runs, tmp_path):
     directories = [shutil.copytree(runs / "a", tmp_path / str(place)) for place in range(4)]
     for place, directory in enumerate(directories):
         config = parse_yaml((directory / "config.yaml").read_text())
@@ -216,7 +216,7 @@ def test_a_grid_over_a_number_has_a_picture(runs, tmp_path):
     assert [path.name for path in paths[-2:]] == ["grid.png", "grid.svg"]
 
 
-def test_the_data_s_differences_are_below_each_table(runs, tmp_path):
+def test_report_has_remarks_on_the_data_below_each_table(runs, tmp_path):
     one = shutil.copytree(runs / "a", tmp_path / "a")
     made = one / "provenance.json"
     held = json.loads(made.read_text())
@@ -226,7 +226,7 @@ def test_the_data_s_differences_are_below_each_table(runs, tmp_path):
         assert "The data are not the official ones: a lossy re-encoding (WebP)." in text
 
 
-def test_a_summary_lists_the_commands_that_made_it_once(runs, tmp_path):
+def test_summary_lists_each_command_once(runs, tmp_path):
     one = shutil.copytree(runs / "a", tmp_path / "a")
     for command in ("train 'x --> y'", "train z", "train z --resume"):
         write_report([one], tmp_path, "one", command)
@@ -243,7 +243,7 @@ def test_a_summary_lists_the_commands_that_made_it_once(runs, tmp_path):
 
 
 @pytest.mark.parametrize(("accuracy", "price"), [(0.04, None), (0.16, "MB to 15 %")])
-def test_bytes_to_a_target_are_told_where_there_is_one(runs, tmp_path, accuracy, price):
+def test_report_has_bytes_to_target_where_reached(runs, tmp_path, accuracy, price):
     write_report([copied(runs / "a", tmp_path, test_accuracy=accuracy)], tmp_path, "one", "x")
     (head,) = (
         line for line in (tmp_path / "summary.md").read_text(encoding="utf-8").splitlines() if "| strategy |" in line
@@ -252,7 +252,7 @@ def test_bytes_to_a_target_are_told_where_there_is_one(runs, tmp_path, accuracy,
     assert price is None or head.endswith(f"| {price} |")
 
 
-def test_laws_are_those_of_each_run_s_own_last_record(runs, tmp_path):
+def test_report_inclusion_is_that_of_the_last_record_of_each_run(runs, tmp_path):
     for name in "ac":
         shutil.copytree(runs / ("b" if name == "c" else "a"), tmp_path / name)
     (tmp_path / "c" / "config.yaml").write_text((runs / "b" / "config.yaml").read_text().replace("clip: 10", "clip: 9"))
@@ -262,7 +262,7 @@ def test_laws_are_those_of_each_run_s_own_last_record(runs, tmp_path):
     assert "<th>collective, clip=9.0 (round 1)</th>" in text
 
 
-def test_the_layers_of_every_task_are_there(runs, tmp_path):
+def test_report_of_several_tasks_has_the_layers_of_each(runs, tmp_path):
     layers = copied(runs / "a", tmp_path) / "layers.jsonl"
     last = json.loads(layers.read_text().splitlines()[-1])
     layers.write_text("".join(json.dumps({**last, "task": task}) + "\n" for task in ("one", "two")))
@@ -272,7 +272,7 @@ def test_the_layers_of_every_task_are_there(runs, tmp_path):
         assert f"<td>two/{name}</td>" in text
 
 
-def test_folders_may_be_named_from_here_and_from_the_root(runs, tmp_path, monkeypatch):
+def test_report_accepts_relative_and_absolute_folders(runs, tmp_path, monkeypatch):
     for name in ("here", "there"):
         shutil.copytree(runs / "a", tmp_path / name)
     monkeypatch.chdir(tmp_path)
@@ -280,7 +280,7 @@ def test_folders_may_be_named_from_here_and_from_the_root(runs, tmp_path, monkey
     assert (tmp_path / "report.html").exists()
 
 
-def test_a_seed_counts_once_and_who_is_left_out_is_named(runs, tmp_path):
+def test_report_counts_each_seed_once_and_names_omitted_runs(runs, tmp_path):
     for name in ("a", "b", "half", "older"):
         shutil.copytree(runs / ("b" if name == "b" else "a"), tmp_path / name)
     metrics = tmp_path / "half" / "metrics.jsonl"
@@ -296,13 +296,13 @@ def test_a_seed_counts_once_and_who_is_left_out_is_named(runs, tmp_path):
     assert len((tmp_path / "report.csv").read_text(encoding="utf-8").splitlines()) == 3
 
 
-def test_lost_clients_are_counted_by_their_reason(runs, tmp_path):
+def test_report_counts_failed_clients_by_reason(runs, tmp_path):
     copied(runs / "a", tmp_path, num_failed=1, failures={"7": "a <NaN> in u"})
     text = page_of(tmp_path)
     assert "<td>a &lt;NaN&gt; in u</td><td>2</td>" in text
 
 
-def test_a_file_by_another_program_is_not_overwritten(runs, written, tmp_path):
+def test_report_does_not_overwrite_other_files(runs, written, tmp_path):
     for path in written:
         shutil.copy(path, tmp_path)
     write_page([runs / "a"], tmp_path, "x")  # its own, it may
@@ -311,7 +311,7 @@ def test_a_file_by_another_program_is_not_overwritten(runs, written, tmp_path):
         write_page([runs], tmp_path, "x")
 
 
-def test_a_loss_that_exploded_does_not_hide_the_others(runs, tmp_path):
+def test_report_figure_with_an_exploded_loss_shows_the_others(runs, tmp_path):
     copied(runs / "a", tmp_path)
     metrics = copied(runs / "b", tmp_path) / "metrics.jsonl"
     first, last = metrics.read_text().splitlines()
@@ -321,7 +321,7 @@ def test_a_loss_that_exploded_does_not_hide_the_others(runs, tmp_path):
     assert "diverged" in drawing.caption
 
 
-def test_long_labels_fit_into_the_legend(runs):
+def test_long_labels_fit_the_legend(runs):
     label = "prism_wallenius_clip, " + ", ".join(f"local.setting_{number}=0.03" for number in range(6))
     arms = [replace(arm, strategy=label, varied={}) for arm in group(find_runs([runs])[0])]
     figure = legend_drawing(arms).figure
@@ -336,7 +336,7 @@ def spoil(run, line):
     return f"{run / 'metrics.jsonl'}, line {len((run / 'metrics.jsonl').read_text().splitlines())}, is not"
 
 
-def test_runs_that_cannot_be_read_are_named_and_the_others_shown(runs, tmp_path, caplog):
+def test_report_with_unreadable_runs_names_them_and_shows_the_others(runs, tmp_path, caplog):
     for name in "abc":
         shutil.copytree(runs / name, tmp_path / name)
     spoiled = spoil(tmp_path / "a", "garbage\n")
@@ -358,7 +358,7 @@ def test_runs_that_cannot_be_read_are_named_and_the_others_shown(runs, tmp_path,
     assert len((tmp_path / "report.csv").read_text().splitlines()) == 3
 
 
-def test_where_no_run_can_be_read_it_is_an_error(runs, tmp_path, capsys):
+def test_report_without_a_readable_run_is_an_error(runs, tmp_path, capsys):
     shutil.copytree(runs / "a", tmp_path / "a")
     (tmp_path / "a" / "metrics.jsonl").write_text("")
     spoiled = spoil(tmp_path / "a", "garbage\n")
@@ -375,14 +375,14 @@ def configured(run, into, name, **changes):
     return directory
 
 
-def test_group_where_only_places_differ_is_one_arm(runs, tmp_path):
+def test_group_of_runs_that_differ_in_paths_is_one_arm(runs, tmp_path):
     elsewhere = {"plugins": ["mine"], "data": {"root": "/there", "download": True}, "seed": 1}
     other = configured(runs / "a", tmp_path, "other", **elsewhere)
     (arm,) = group(read_runs([runs / "a", other])[0])
     assert arm.label == "collective"
 
 
-def test_another_order_of_keep_ratios_is_another_experiment(runs, tmp_path):
+def test_group_of_another_order_of_keep_ratios_is_another_experiment(runs, tmp_path):
     orders = ({"0.2": 0.5, "0.4": 0.5}, {"0.4": 0.5, "0.2": 0.5})
     both = [configured(runs / "a", tmp_path, str(place), keep_ratio=its) for place, its in enumerate(orders)]
     kept, left_out = without_repeats(read_runs(both)[0])
@@ -390,7 +390,7 @@ def test_another_order_of_keep_ratios_is_another_experiment(runs, tmp_path):
     assert len(group(kept)) == 2
 
 
-def test_seeds_stand_together_and_what_differs_is_named(runs, tmp_path):
+def test_group_joins_seeds_and_labels_the_differences(runs, tmp_path):
     assert [(arm.label, len(arm.results)) for arm in group(find_runs([runs])[0])] == [
         ("collective, lr=0.4", 2),
         ("dense, lr=0.5", 1),
@@ -403,7 +403,7 @@ def test_seeds_stand_together_and_what_differs_is_named(runs, tmp_path):
     assert len(colors) == 3, "a color for each arm where a strategy repeats"
 
 
-def test_each_experiment_has_a_section_and_labels_of_its_own(runs, tmp_path):
+def test_report_has_a_section_per_experiment(runs, tmp_path):
     for name in "abc":
         shutil.copytree(runs / name, tmp_path / name)
     config = tmp_path / "c" / "config.yaml"
@@ -416,7 +416,7 @@ def test_each_experiment_has_a_section_and_labels_of_its_own(runs, tmp_path):
     assert len((tmp_path / "report.csv").read_text(encoding="utf-8").splitlines()) == 4
 
 
-def test_labels_show_few_settings_and_are_numbered_where_these_are_the_same(runs, tmp_path):
+def test_labels_of_many_settings_are_short_and_numbered(runs, tmp_path):
     keys = {"design": "brewer", "rounds": 7, "keep_ratio": 0.3}
     many = [
         configured(runs / "a", tmp_path, name, **keys, compression=name, alignment=False)
@@ -442,7 +442,7 @@ def measured(**accuracies):
     )
 
 
-def test_targets_are_what_was_reached(runs):
+def test_choose_targets_uses_reached_accuracies(runs):
     arms = group(find_runs([SEEDS])[0])
     assert choose_targets(arms) == [0.95]  # every arm's best is between 95 and 100 %
     far = group(find_runs([Path("results/tables_medium/cells/cifar10_resnet18")])[0])
@@ -452,7 +452,7 @@ def test_targets_are_what_was_reached(runs):
     assert choose_targets([replace(arms[0], rounds=apart)]) == [], "no round in common"
 
 
-def test_the_price_of_a_target_is_what_moved_until_an_evaluation_first_reached_it(runs):
+def test_cost_to_a_target_is_the_bytes_until_the_first_evaluation(runs):
     rounds = measured(fast=[None, 0.5, 0.7, 0.6], slow=[None, 0.5, None, 0.7, 0.6])
     assert cost_to(rounds, 0.5).tolist() == [8e6, 8e6]
     assert cost_to(rounds, 0.501).tolist() == cost_to(rounds, 0.7).tolist() == [12e6, 16e6]
@@ -466,7 +466,7 @@ def test_the_price_of_a_target_is_what_moved_until_an_evaluation_first_reached_i
     assert format_cost(never, 0.7) == "12.0 (1 of 2 seeds never)"
 
 
-def test_a_mean_curve_is_of_the_rounds_that_all_seeds_have():
+def test_mean_curve_is_over_rounds_of_all_seeds():
     shares = pd.DataFrame(
         {
             "run": [*"aaabbbc"],
@@ -484,13 +484,13 @@ def test_a_mean_curve_is_of_the_rounds_that_all_seeds_have():
     assert mean_curve(shares, "z").empty
 
 
-def test_a_moving_average_starts_unbiased_and_skips_rounds_without_a_value():
+def test_mean_curve_with_smoothing_is_unbiased_and_skips_missing_values():
     rounds = round_frame({"a": [{"round": t, "anme": value} for t, value in enumerate((1.0, 2.0, None, 4.0))]})
     average = mean_curve(rounds, "anme", smooth=0.5)["mean"]
     assert average.tolist() == pytest.approx([1, (0.5 * 1 + 2) / 1.5, (0.25 * 1 + 0.5 * 2 + 4) / 1.75])
 
 
-def test_frames_have_a_row_a_round_and_a_row_a_run(runs):
+def test_frames_have_a_row_per_round_and_per_run(runs):
     found, errors = find_runs([runs])
     assert (errors, len(found.rounds), list(found.rounds.columns[:2])) == ([], 6, ["run", "round"])
     assert found.settings["local.optimizer.lr"].tolist() == [0.02] * 3
@@ -507,7 +507,7 @@ def test_frames_have_a_row_a_round_and_a_row_a_run(runs):
     assert none.rounds.empty
 
 
-def test_every_strategy_has_a_look_of_its_own():
+def test_every_strategy_has_a_distinct_style():
     assert set(STYLES) == set(STRATEGIES)
     looks = [(style.color, style.dash) for style in STYLES.values()]
     assert len(set(looks)) == len(looks)

@@ -33,7 +33,7 @@ REQUIRED = {
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_strategy_trains(tmp_path, strategy):
+def test_run_with_any_strategy_trains(tmp_path, strategy):
     lines = read(run(tiny(tmp_path / "run", f"strategy={strategy}")))
     assert [line["round"] for line in lines] == [0, 1]
     for line in lines:
@@ -43,7 +43,7 @@ def test_every_strategy_trains(tmp_path, strategy):
         assert line["seconds"] >= line["seconds_train"] + line["seconds_plan"]
 
 
-def test_the_loss_falls_and_accuracy_rises_well_above_chance(tmp_path):
+def test_run_lowers_the_loss_and_is_better_than_chance(tmp_path):
     longer = [
         "rounds=8",
         "clients.count=10",
@@ -57,7 +57,7 @@ def test_the_loss_falls_and_accuracy_rises_well_above_chance(tmp_path):
     assert lines[-1]["test_accuracy"] > 0.5
 
 
-def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path):
+def test_run_with_the_same_seed_is_equal_and_with_another_differs(tmp_path):
     first, again = (read(run(tiny(tmp_path / name))) for name in ("first", "again"))
     assert without_times(first) == without_times(again)
     other = read(run(tiny(tmp_path / "other", "seed=1")))
@@ -75,7 +75,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path):
         ),
     ],
 )
-def test_clients_that_fail_are_reported_and_the_round_continues(tmp_path, caplog, options, why, logged):
+def test_run_with_failing_clients_continues_and_reports_them(tmp_path, caplog, options, why, logged):
     experiment = assemble(tiny(tmp_path / "run", "rounds=1", *options))
     poisoned, broken, _ = experiment.sampler.invite(0)
     task = task_of(experiment)
@@ -93,7 +93,7 @@ def test_clients_that_fail_are_reported_and_the_round_continues(tmp_path, caplog
 
 
 @pytest.mark.parametrize("wire", COMPRESSIONS)
-def test_bytes_are_those_of_the_wire(tmp_path, wire):
+def test_run_bytes_equal_the_serialized_shards(tmp_path, wire):
     experiment = assemble(tiny(tmp_path / "run", "rounds=1", "keep_ratio=0.4", f"compression={wire}"))
     server = task_of(experiment).server
     plan = server.plan(dict.fromkeys(experiment.sampler.invite(0), 0.4), 0)
@@ -105,7 +105,7 @@ def test_bytes_are_those_of_the_wire(tmp_path, wire):
     assert server.planner.compression == wire
 
 
-def test_a_low_rank_start_has_what_the_strongest_client_of_a_sharding_strategy_affords(tmp_path):
+def test_low_rank_init_has_the_terms_of_the_largest_keep_ratio(tmp_path):
     def weights(*overrides):
         experiment = assemble(tiny(tmp_path, "keep_ratio={0.2: 0.5, 0.4: 0.5}", *overrides, shared=RESNET))
         layers = shardable_layers(experiment.model, ())
@@ -126,7 +126,7 @@ def test_a_low_rank_start_has_what_the_strongest_client_of_a_sharding_strategy_a
         assert all(torch.equal(whole[name], before) for name, before in built.items())
 
 
-def test_keep_ratios_are_dealt_out_in_their_shares():
+def test_assign_keep_ratios_has_the_given_shares():
     ratios = assign_keep_ratios({0.2: 0.6, 0.4: 0.4}, 20, seed=0)
     assert sorted(ratios.values()) == [0.2] * 12 + [0.4] * 8
     assert ratios == assign_keep_ratios({0.2: 0.6, 0.4: 0.4}, 20, seed=0)
@@ -135,14 +135,14 @@ def test_keep_ratios_are_dealt_out_in_their_shares():
     assert assign_keep_ratios(0.3, 3, 0) == {0: 0.3, 1: 0.3, 2: 0.3}
 
 
-def test_only_sequential_has_several_threads():
+def test_several_threads_are_allowed_only_with_sequential():
     assert find_engine(tiny("unused", "engine=auto")) is ENGINES["auto"]
     assert find_engine(tiny("unused", "threads=2", "engine=sequential")) is ENGINES["sequential"]
     with pytest.raises(UserError, match=r"threads=2 .* engine=sequential; engine=auto"):
         find_engine(tiny("unused", "threads=2", "engine=auto"))
 
 
-def test_cohorts_are_drawn_without_replacement_and_by_round():
+def test_cohorts_are_drawn_without_replacement_per_round():
     sampler = assemble(tiny("unused", "clients.per_round=20")).sampler
     cohorts = [sampler.invite(t) for t in range(3)]
     assert cohorts == [sorted(generator(0, "invite", t).choice(40, 20, replace=False).tolist()) for t in range(3)]
@@ -177,7 +177,7 @@ def test_resume_with_any_optimizer_gives_the_same_bits(tmp_path, optimizer):
     assert_same(cut_off_and_resumed(tiny(tmp_path / "cut", *options), after=1), complete)
 
 
-def test_the_average_is_evaluated_and_kept_and_does_not_change_what_is_trained(tmp_path):
+def test_run_with_averaging_evaluates_it_and_trains_the_same(tmp_path):
     last, places = tiny(tmp_path / "last", "result=last", "rounds=4", "checkpoint_every=1"), []
 
     def look(metrics):
@@ -209,7 +209,7 @@ def test_the_average_is_evaluated_and_kept_and_does_not_change_what_is_trained(t
 
 
 @pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name != "mmfl"])
-def test_every_sampler_trains_and_resumes(tmp_path, sampler):
+def test_run_with_any_sampler_trains_and_resumes(tmp_path, sampler):
     options = [f"clients.sampler={sampler}", *SAMPLER_OPTIONS[sampler]]
     whole = read(run(tiny(tmp_path / "whole", *options, "rounds=3")))
     config = tiny(tmp_path / "cut", *options, "rounds=3")
@@ -221,7 +221,7 @@ def test_every_sampler_trains_and_resumes(tmp_path, sampler):
         assert ("improvement_alpha" in line) == ("ocs" in sampler)
 
 
-def test_a_client_drawn_twice_sends_twice_in_simulated_time(tmp_path):
+def test_client_drawn_twice_counts_twice_in_simulated_time(tmp_path):
     options = [
         "clients.sampler.replacement=true",
         "network={bandwidth: 2, communicate: [1, 1], compute: 0}",
@@ -232,7 +232,7 @@ def test_a_client_drawn_twice_sends_twice_in_simulated_time(tmp_path):
     assert [line["simulated_seconds"] for line in lines] == pytest.approx([3 * 1 / 2] * 6)
 
 
-def test_what_hearing_a_client_costs_is_its_shard_over_the_dense_model(tmp_path):
+def test_sampler_cost_of_a_client_is_its_shard_over_the_dense_model(tmp_path):
     options = ["clients.sampler=ocs_partial", "clients.sampler.budget=0.6", "keep_ratio={0.2: 0.5, 0.6: 0.5}"]
     experiment = assemble(tiny(tmp_path, *options))
     task = task_of(experiment)
@@ -242,7 +242,7 @@ def test_what_hearing_a_client_costs_is_its_shard_over_the_dense_model(tmp_path)
     assert min(costs) > 0.2
 
 
-def test_who_is_heard_for_certain_is_averaged_as_ever(tmp_path):
+def test_run_with_certain_uploads_equals_plain_averaging(tmp_path):
     plain = read(run(tiny(tmp_path / "plain")))
     certain = read(run(tiny(tmp_path / "ocs", "clients.sampler=ocs", "clients.sampler.budget=3")))
     for one, other in zip(plain, certain, strict=True):
@@ -295,7 +295,7 @@ TAMPERINGS = {
     "sampler", [[], ["clients.sampler=ocs", "clients.sampler.budget=3"], ["clients.sampler=statistical"]], ids=str
 )
 @pytest.mark.parametrize(("tamper", "reason"), TAMPERINGS.values(), ids=TAMPERINGS.keys())
-def test_whatever_one_client_sends_the_round_continues_and_names_it(tmp_path, tamper, reason, sampler):
+def test_run_with_an_invalid_update_continues_and_rejects_it(tmp_path, tamper, reason, sampler):
     draws = ["keep_ratio=0.5", "strategy=unbiased", "init=as_built"]  # not the same terms for everybody
     lines, experiment = tampered(tmp_path, tamper, "rounds=1", *draws, *sampler)
     for line in lines:
@@ -305,7 +305,7 @@ def test_whatever_one_client_sends_the_round_continues_and_names_it(tmp_path, ta
     assert all(tensor.isfinite().all() for tensor in experiment.model.state_dict().values())
 
 
-def test_updates_that_come_twice_or_from_nowhere_count_once(tmp_path, caplog):
+def test_run_with_duplicate_or_unknown_updates_counts_each_once(tmp_path, caplog):
     plain, _ = tampered(tmp_path, lambda plan, pairs: pairs)
     twice, _ = tampered(tmp_path, lambda plan, pairs: [*pairs, *pairs, (999, pairs[0][1])])
     assert without_times(twice) == without_times(plain)
@@ -332,7 +332,7 @@ LONGER = ["rounds=3", "clients.per_round=9", "keep_ratio=0.5"]
         (-1e6, ["aggregation.trim=0.2", "strategy=full"], []),
     ],
 )
-def test_a_huge_or_flipped_update_is_left_out_by_the_bound_or_outvoted(tmp_path, factor, guard, lost):
+def test_run_with_a_huge_update_and_guards_trains(tmp_path, factor, guard, lost):
     lines, experiment = tampered(tmp_path, scaled(factor), *LONGER, *guard)
     for line in lines:
         assert (line["num_aggregated"], line["num_failed"]) == (9 - len(lost), len(lost))
@@ -340,7 +340,7 @@ def test_a_huge_or_flipped_update_is_left_out_by_the_bound_or_outvoted(tmp_path,
     assert max(float(tensor.abs().max()) for tensor in experiment.model.state_dict().values()) < 10
 
 
-def test_a_round_that_would_spoil_the_model_is_lost_and_a_run_of_lost_rounds_ends(tmp_path):
+def test_rounds_that_overflow_are_lost_and_end_the_run(tmp_path):
     experiment, lines, models, lost = assemble(tiny(tmp_path, "rounds=20")), [], [], LostRounds(20)
     task = task_of(experiment)
     task.__dict__["engine"] = Tampering(task.engine, lambda plan, pairs: scaled(1e38)(plan, pairs))
@@ -359,13 +359,13 @@ def test_a_round_that_would_spoil_the_model_is_lost_and_a_run_of_lost_rounds_end
         assert all(torch.equal(one, other) for one, other in zip(models[0], model, strict=True))
 
 
-def test_a_run_whose_rounds_were_all_lost_does_not_end_well(tmp_path):
+def test_run_of_lost_rounds_raises_diverged(tmp_path):
     with pytest.raises(DivergedError, match="in 2 rounds in a row"):
         tampered(tmp_path, lambda plan, pairs: [], "rounds=2")
 
 
 @pytest.mark.parametrize(("rounds", "after"), [(2, 2), (8, 6)])
-def test_a_run_that_diverged_is_not_finished_and_does_not_end_well_when_resumed(tmp_path, rounds, after):
+def test_diverged_run_is_unfinished_and_raises_when_resumed(tmp_path, rounds, after):
     config = tiny(tmp_path / "run", "local.optimizer.lr=1e30", f"rounds={rounds}")
     for resume in (False, True):
         with pytest.raises(DivergedError):
@@ -375,7 +375,7 @@ def test_a_run_that_diverged_is_not_finished_and_does_not_end_well_when_resumed(
     assert not read_runs([config.directory])[0].results.is_finished.any()
 
 
-def test_a_last_round_that_was_lost_counts_before_the_run_may_end(tmp_path):
+def test_lost_last_round_counts_before_the_run_ends(tmp_path):
     experiment = assemble(tiny(tmp_path / "run"))
     task, lost = task_of(experiment), LostRounds(2)
     task.__dict__["engine"] = Tampering(task.engine, lambda plan, pairs: [])
@@ -389,7 +389,7 @@ def test_a_last_round_that_was_lost_counts_before_the_run_may_end(tmp_path):
         lost.raise_if_diverged()
 
 
-def test_the_training_set_is_evaluated_whole_and_changes_nothing(tmp_path):
+def test_run_with_evaluate_training_changes_nothing(tmp_path):
     config = tiny(tmp_path / "seen", "result=last", "evaluate_training=true", "evaluate_every=2")
     first, last = read(run(config))
     assert "train_set_loss" not in first
@@ -403,7 +403,7 @@ def test_the_training_set_is_evaluated_whole_and_changes_nothing(tmp_path):
     assert without_times([first, last]) == without_times(plain)
 
 
-def test_callbacks_of_ones_own_are_closed_and_learn_whether_the_run_failed(tmp_path):
+def test_custom_callbacks_are_closed_with_the_outcome(tmp_path):
     class Held(Callback):
         def __init__(self, stops):
             self.stops, self.failed = stops, None
@@ -421,7 +421,7 @@ def test_callbacks_of_ones_own_are_closed_and_learn_whether_the_run_failed(tmp_p
     assert (sound.failed, broken.failed) == (False, True)
 
 
-def test_an_evaluation_that_is_not_finite_is_reported(tmp_path, caplog):
+def test_evaluation_that_is_not_finite_logs_a_warning(tmp_path, caplog):
     experiment = assemble(tiny(tmp_path / "run"))
     with torch.no_grad():
         next(experiment.model.parameters()).fill_(torch.nan)

@@ -1,4 +1,4 @@
-"""The same seed gives the same bits: wherever, in whatever processes, in one go or not."""
+"""The same seed gives the same bits with any number of processes, and after an interruption."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def train(home, *arguments, threads="1"):
 
 
 @pytest.mark.slow
-def test_neither_home_nor_threads_nor_workers_nor_a_break_shows(tmp_path):
+def test_run_with_other_home_threads_workers_or_interruption_has_same_bits(tmp_path):
     """The command starts processes; `sequential` has none."""
     train(tmp_path / "home", "run", *ARGUMENTS, f"output={tmp_path / 'run'}", threads="2")
     broken = tiny(tmp_path / "broken", *LONGER, "engine=sequential", shared=RESNET)
@@ -34,7 +34,7 @@ def test_neither_home_nor_threads_nor_workers_nor_a_break_shows(tmp_path):
 
 
 @pytest.mark.slow
-def test_neither_command_nor_who_resumes_shows(tmp_path):
+def test_run_by_any_command_or_resumed_has_the_same_bits(tmp_path):
     whole = run(tiny(tmp_path / "sequential", *LONGER, "engine=sequential", shared=RESNET))
     compared = ["--strategies", "collective,dense", "--jobs", "9" * 30, f"output={tmp_path / 'compare'}"]
     train(tmp_path / "one", "compare", *ARGUMENTS, *compared, threads="2")
@@ -45,7 +45,7 @@ def test_neither_command_nor_who_resumes_shows(tmp_path):
     assert_same(broken.directory, whole)
 
 
-def test_a_run_reports_what_it_was_made_with(tmp_path):
+def test_run_writes_its_provenance(tmp_path):
     run(tiny(tmp_path / "run", "engine=auto", shared=RESNET))
     made = json.loads((tmp_path / "run" / PROVENANCE_FILE).read_text())
     assert (made["engine"], made["threads"], made["device"]) == ("auto", 1, "cpu")
@@ -54,7 +54,7 @@ def test_a_run_reports_what_it_was_made_with(tmp_path):
     assert start.keys() >= {"python", "numpy", "safetensors", "commit", "processor"}
 
 
-def test_a_resumed_run_reports_of_another_torch(tmp_path, caplog):
+def test_resume_with_another_torch_logs_a_warning(tmp_path, caplog):
     config = tiny(tmp_path / "run", *LONGER, "engine=sequential", shared=RESNET)
     cut_off(config, after=1)
     path = config.directory / PROVENANCE_FILE

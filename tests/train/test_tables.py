@@ -70,7 +70,7 @@ def pretend(cell: Cell, accuracies, **last):
 
 @pytest.mark.parametrize("matrix", MATRICES, ids=lambda matrix: matrix.title)
 @pytest.mark.parametrize("scale", LAYOUT.scales)
-def test_every_cell_is_a_config_with_a_directory_of_its_own(matrix, scale, tmp_path):
+def test_cells_of_any_table_are_valid_with_distinct_directories(matrix, scale, tmp_path):
     cells = cells_of(matrix, LAYOUT, scale, tmp_path)
     assert len(cells) == len(matrix.settings()) * len(matrix.strategies) * len(LAYOUT.scales[scale].seeds)
     by_name = {cell.name: cell.config for cell in cells}
@@ -80,7 +80,7 @@ def test_every_cell_is_a_config_with_a_directory_of_its_own(matrix, scale, tmp_p
     assert len({config.model_dump_json(exclude={"output"}) for config in by_name.values()}) == len(by_name)
 
 
-def test_paper_scale_is_the_published_config_and_shares_runs_with_the_figures(tmp_path):
+def test_paper_scale_cells_are_the_published_configurations(tmp_path):
     table = {cell.name for cell in cells_of(LAYOUT.find("1"), LAYOUT, "paper", tmp_path)}
     assert "cifar10_resnet18/r0.1/collective-2" in table
     assert "cifar10_resnet18/whole/dense-0" in table
@@ -92,7 +92,7 @@ def test_paper_scale_is_the_published_config_and_shares_runs_with_the_figures(tm
     assert (cell.config.rounds, cell.config.clients.count) == (1500, 715)
 
 
-def test_published_values_stand_by_their_strategy_and_ratio():
+def test_published_values_of_a_setting_are_by_strategy():
     settings = {setting.label: setting for setting in LAYOUT.tables["1"].settings()[:2]}
     assert LAYOUT.published_of(settings["r = 0.1"], "collective") == [82.59, 0.27]
     assert LAYOUT.published_of(settings["r = 0.2"], "collective") == [85.00, 0.34]
@@ -107,13 +107,13 @@ def published_cells(name):
 
 
 @pytest.mark.parametrize(("name", "count"), [("1", 150), ("2", 16), ("3", 8), ("4", 24), ("5", 9)])
-def test_every_cell_of_the_papers_tables_has_its_published_mean_and_spread(name, count):
+def test_cells_of_the_papers_tables_have_published_values(name, count):
     known, cells = published_cells(name)
     assert len(known) == len(cells) == count
     assert all(len(value) == 2 and 0 < value[1] < value[0] < 100 for value in known)
 
 
-def test_longer_training_and_no_clipping_have_published_values_of_their_own(tmp_path):
+def test_settings_without_clipping_have_separate_published_values(tmp_path):
     short, long = LAYOUT.find("2").settings()
     assert LAYOUT.published_of(short, "top_n") == [21.13, 2.01]
     assert LAYOUT.published_of(long, "top_n") == [32.22, 1.74]
@@ -128,12 +128,12 @@ def test_longer_training_and_no_clipping_have_published_values_of_their_own(tmp_
     assert rounds == {"small": [40, 133], "medium": [400, 1333], "paper": [1500, 5000]}
 
 
-def test_tables_of_ours_have_nothing_published_that_they_do_not_share_with_the_paper():
+def test_additional_tables_have_only_shared_published_values():
     known, cells = published_cells("longer")
     assert 0 < len(known) < len(cells)
 
 
-def test_only_chooses_by_pattern_and_refuses_one_that_matches_nothing(tmp_path):
+def test_choose_by_pattern_selects_cells_or_raises(tmp_path):
     cells = cells_of(LAYOUT.find("1"), LAYOUT, "small", tmp_path, seeds=[7])
     names = [cell.name for cell in choose(cells, ["cifar10_*r0.2/top_n-", "whole"])]
     assert names[0] == "cifar10_resnet18/r0.2/top_n-7"  # in the order of the patterns
@@ -149,7 +149,7 @@ def test_only_chooses_by_pattern_and_refuses_one_that_matches_nothing(tmp_path):
         LAYOUT.find("figure5")
 
 
-def test_a_table_shows_what_was_run_and_a_dash_for_the_rest(small_layout, tmp_path):
+def test_table_has_finished_runs_and_dashes(small_layout, tmp_path):
     table = small_layout.find("1")
     cells = cells_of(table, small_layout, "small", tmp_path)
     of = {cell.name: cell for cell in cells}
@@ -169,7 +169,7 @@ def test_a_table_shows_what_was_run_and_a_dash_for_the_rest(small_layout, tmp_pa
     assert re.findall(r"\((\w+\.png)\)", text) == [paths[1].name]
 
 
-def test_a_run_that_reached_its_target_early_has_finished(small_layout, tmp_path):
+def test_table_with_a_run_at_its_target_counts_it_finished(small_layout, tmp_path):
     table = small_layout.find("1")
     cells = cells_of(table, small_layout, "small", tmp_path, [0])
     (early,) = [cell for cell in cells if cell.name == "quickstart/r0.2/top_n-0"]
@@ -180,7 +180,7 @@ def test_a_run_that_reached_its_target_early_has_finished(small_layout, tmp_path
     assert "is at round" not in text
 
 
-def test_a_run_that_cannot_be_read_is_left_out_by_name(small_layout, tmp_path, caplog):
+def test_table_with_an_unreadable_run_leaves_it_out(small_layout, tmp_path, caplog):
     table = small_layout.find("1")
     cells = cells_of(table, small_layout, "small", tmp_path, [0])
     of = {cell.name: cell for cell in cells}
@@ -191,13 +191,13 @@ def test_a_run_that_cannot_be_read_is_left_out_by_name(small_layout, tmp_path, c
     assert str(of["quickstart/r0.4/top_n-0"].config.directory) in caplog.text
 
 
-def test_an_unstarted_table_is_all_dashes(small_layout, tmp_path):
+def test_table_without_runs_is_all_dashes(small_layout, tmp_path):
     for name, told in (("1", "| top_n | – | 67.44 ± 2.34 | – | – |"), ("figure1", "0 of 4 runs are finished.")):
         matrix = small_layout.find(name)
         assert told in text_of(name, matrix, cells_of(matrix, small_layout, "small", tmp_path), small_layout, tmp_path)
 
 
-def test_curves_and_their_moving_average(small_layout, tmp_path):
+def test_figure_curves_have_a_moving_average(small_layout, tmp_path):
     cell = cells_of(small_layout.find("1"), small_layout, "small", tmp_path)[0]
     pretend(cell, [0.5, 0.25])
     rounds = read_runs([cell.config.directory])[0].rounds
@@ -208,7 +208,7 @@ def test_curves_and_their_moving_average(small_layout, tmp_path):
     assert mean_curve(rounds, "alignment").empty
 
 
-def test_the_command_runs_what_is_missing_and_no_more(small_layout, tmp_path, monkeypatch, capsys):
+def test_table_command_runs_only_missing_cells(small_layout, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(command_line, "load_layout", lambda: small_layout)
     out = tmp_path / "out"
     words = ["table", "1", "--seeds", "0", "--output", str(out), "--jobs", "2", "--only"]
@@ -225,7 +225,7 @@ def test_the_command_runs_what_is_missing_and_no_more(small_layout, tmp_path, mo
     assert "holds a run with local.optimizer.lr=0.02, not 0.3;" in capsys.readouterr().err
 
 
-def test_a_cell_that_fails_stops_no_other_and_is_reported(small_layout, tmp_path, monkeypatch, capsys):
+def test_table_command_with_a_failed_cell_runs_the_others(small_layout, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(command_line, "load_layout", lambda: small_layout)
     out = tmp_path / "out"
     blocked = out / "cells" / "quickstart" / "r0.2" / "top_n-0"
@@ -236,7 +236,7 @@ def test_a_cell_that_fails_stops_no_other_and_is_reported(small_layout, tmp_path
     assert re.search(r"\| top_n \| – \| 67.44 ± 2.34 \| \d+\.\d \| – \|", (out / "table1.md").read_text())
 
 
-def test_experiments_that_have_not_begun_take_a_line(tmp_path):
+def test_table_of_experiments_without_runs_has_one_line(tmp_path):
     table = LAYOUT.find("1")
     cells = cells_of(table, LAYOUT, "small", tmp_path, [0])
     (begun,) = [cell for cell in cells if cell.name == "cifar10_resnet18/r0.1/top_n-0"]
@@ -250,7 +250,7 @@ def test_experiments_that_have_not_begun_take_a_line(tmp_path):
     ("begun", "drawn"),
     [(["r0.1/top_n-0", "whole/dense-0"], ["0.1"]), (["whole/dense-0"], ["0.1", "0.2", "{0.2: 0.6, 0.4: 0.4}"])],
 )
-def test_a_bound_that_holds_for_all_keep_ratios_is_drawn_beside_what_it_bounds(begun, drawn, tmp_path):
+def test_figure_has_the_bound_beside_its_curves(begun, drawn, tmp_path):
     table = LAYOUT.find("1")
     cells = cells_of(table, LAYOUT, "small", tmp_path, [0])
     for cell in {cell.name: cell for cell in cells if cell.name.removeprefix("cifar10_resnet18/") in begun}.values():

@@ -51,7 +51,7 @@ def exit_codes(directory):
     return [its.exit_code for its in of_kind(list(records(directory)), "exit")]
 
 
-def test_an_offline_run_is_continued_and_can_be_read_back(tmp_path, monkeypatch):
+def test_wandb_offline_run_is_resumed_and_read_back(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     own = ["tracker={name: wandb, mode: offline}", "layers_every=2", "tracker.artifacts=true", "tracker.tags=[mine]"]
 
@@ -97,7 +97,7 @@ def test_an_offline_run_is_continued_and_can_be_read_back(tmp_path, monkeypatch)
     assert "| collective |" in files["summary.md"].read_text(encoding="utf-8"), "it is kept until it is uploaded"
 
 
-def test_points_of_a_grid_stand_apart_there_and_their_seeds_together(tmp_path, monkeypatch):
+def test_wandb_groups_seeds_by_grid_point(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     told = []
 
@@ -116,7 +116,7 @@ def test_points_of_a_grid_stand_apart_there_and_their_seeds_together(tmp_path, m
     ]
 
 
-def test_what_weights_and_biases_cannot_do_ends_no_training(tmp_path, monkeypatch, caplog):
+def test_wandb_errors_do_not_stop_the_run(tmp_path, monkeypatch, caplog):
     wandb = pytest.importorskip("wandb")
 
     class Run:
@@ -144,7 +144,7 @@ def test_what_weights_and_biases_cannot_do_ends_no_training(tmp_path, monkeypatc
     ) == 1
 
 
-def test_a_custom_tracker_gets_all_metrics_after_the_file(tmp_path, monkeypatch):
+def test_custom_tracker_has_all_metrics_after_they_are_written(tmp_path, monkeypatch):
     told = []
 
     class Mine(Callback):
@@ -163,7 +163,7 @@ def test_a_custom_tracker_gets_all_metrics_after_the_file(tmp_path, monkeypatch)
     assert told == [(0, 1, ["3", "5"]), (1, 2, ["3", "5"]), False]
 
 
-def test_trackers_that_cannot_be_had_are_reported_before_anything_is_done(tmp_path, monkeypatch):
+def test_unavailable_tracker_raises_before_the_run(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="tracker"):
         run(tiny(tmp_path / "out", "tracker=nobody"))
     monkeypatch.setitem(sys.modules, "wandb", None)

@@ -24,11 +24,11 @@ def test_standardized_images_have_zero_mean_and_unit_deviation(seed: int, shape:
     torch.testing.assert_close(standardize(images[1, 2]), ready[1, 2])  # each image by itself
 
 
-def test_an_image_of_one_color_becomes_zeros() -> None:
+def test_standardize_of_a_constant_image_is_zero() -> None:
     assert torch.equal(standardize(torch.full((1, 3, 2, 2), 7, dtype=torch.uint8)), torch.zeros(1, 3, 2, 2))
 
 
-def test_flips_are_decided_image_by_image_and_by_the_generator() -> None:
+def test_flip_draws_each_image_by_the_generator() -> None:
     images = torch.arange(400 * 3 * 2 * 5).reshape(2, 200, 3, 2, 5)
     flipped = flip(images, torch.Generator().manual_seed(0))
     mirrored = (flipped == images.flip(-1)).flatten(2).all(-1)
@@ -39,7 +39,7 @@ def test_flips_are_decided_image_by_image_and_by_the_generator() -> None:
     assert not torch.equal(flipped, flip(images, torch.Generator().manual_seed(1)))
 
 
-def test_digits_are_split_by_class_and_scaled_to_bytes() -> None:
+def test_load_digits_splits_by_class_and_scales_to_bytes() -> None:
     from sklearn.datasets import load_digits as published
 
     digits = load_dataset("digits")
@@ -54,7 +54,7 @@ def test_digits_are_split_by_class_and_scaled_to_bytes() -> None:
     assert torch.equal(digits.train.inputs, load_dataset("digits").train.inputs)
 
 
-def test_data_lie_in_the_folder_data_unless_the_environment_names_another(tmp_path, monkeypatch) -> None:
+def test_data_root_is_data_or_that_of_the_environment(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SHARDING_DATA", raising=False)
     with pytest.raises(UserError, match=f"no cifar10 under {tmp_path}/data: "):
@@ -83,7 +83,7 @@ MISTAKES = {  # of the training split, and what the line says
 
 
 @pytest.mark.parametrize("what", MISTAKES)
-def test_a_dataset_of_ones_own_that_no_round_can_use_is_refused(what, monkeypatch) -> None:
+def test_custom_dataset_that_is_invalid_is_refused(what, monkeypatch) -> None:
     split, why = MISTAKES[what]
     for name, splits in (("training", (split, SAMPLES)), ("test", (SAMPLES, split))):
         monkeypatch.setitem(DATASETS, "own", lambda splits=splits: Dataset("own", *splits, 2, (3,)))
@@ -91,18 +91,18 @@ def test_a_dataset_of_ones_own_that_no_round_can_use_is_refused(what, monkeypatc
             load_dataset("own")
 
 
-def test_what_is_no_dataset_is_refused() -> None:
+def test_checked_of_another_type_than_a_dataset_raises() -> None:
     with pytest.raises(UserError, match=r"returned \(Split.*; a train.data.Dataset is needed"):
         checked((SAMPLES, SAMPLES))
 
 
 @pytest.mark.parametrize("classes", [2.5, "2", 0, True, torch.tensor(2)])
-def test_the_number_of_classes_is_whole(classes) -> None:
+def test_dataset_with_a_non_integer_number_of_classes_raises(classes) -> None:
     with pytest.raises(UserError, match=r"num_classes of the dataset own is .*; a whole number of at least 1"):
         checked(Dataset("own", SAMPLES, SAMPLES, classes, (3,)))
     assert type(checked(Dataset("own", SAMPLES, SAMPLES, np.int64(2), (3,))).num_classes) is int
 
 
-def test_a_dataset_without_test_samples_is_refused() -> None:
+def test_dataset_without_test_samples_raises() -> None:
     with pytest.raises(UserError, match="own has no test samples"):
         checked(Dataset("own", SAMPLES, NOTHING, 2, (3,)))

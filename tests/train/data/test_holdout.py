@@ -18,7 +18,7 @@ def rows(inputs: torch.Tensor) -> list[bytes]:
     return sorted(row.numpy().tobytes() for row in inputs)
 
 
-def test_held_out_samples_replace_the_test_set_and_are_no_clients() -> None:
+def test_hold_out_replaces_the_test_set_by_training_samples() -> None:
     digits = load_dataset("digits")
     held = hold_out(digits, 300, seed=0)
     assert len(held.test) == 300
@@ -30,7 +30,7 @@ def test_held_out_samples_replace_the_test_set_and_are_no_clients() -> None:
         hold_out(digits, len(digits.train), 0)
 
 
-def test_natural_clients_keep_their_own_samples_and_each_has_one_left() -> None:
+def test_hold_out_of_natural_clients_leaves_each_a_sample() -> None:
     digits = load_dataset("digits")
     owner = np.arange(len(digits.train)) % 7
     owner[:2] = 7  # a client that would often lose both
@@ -46,7 +46,7 @@ def test_natural_clients_keep_their_own_samples_and_each_has_one_left() -> None:
         hold_out(marked, len(owner) - 7, 0)
 
 
-def test_a_configuration_holds_out() -> None:
+def test_holdout_in_a_configuration_replaces_the_test_set() -> None:
     config = load_config("configs/quickstart.yaml", ["data.holdout=200", "seed=3"])
     whole = load_config("configs/quickstart.yaml", [])
     experiment = assemble(config)
@@ -54,7 +54,7 @@ def test_a_configuration_holds_out() -> None:
     assert sum(task_of(experiment).num_samples.values()) == len(read_dataset(whole).train) - 200
 
 
-def test_samples_without_a_target_cannot_be_held_out(monkeypatch) -> None:
+def test_hold_out_without_targets_raises(monkeypatch) -> None:
     digits = load_dataset("digits")
     unlabeled = replace(digits.train, targets=torch.full_like(digits.train.targets, digits.ignore_index))
     unlabeled.targets[0] = 1

@@ -13,13 +13,13 @@ from train.data import empty_dataset, load_dataset
 from train.data.shakespeare import BOS, CHARACTERS, EOS, LENGTH, NUM_IDS, OOV, PAD, encode
 
 
-def test_ids_are_numbered_as_published() -> None:
+def test_shakespeare_ids_have_the_published_numbers() -> None:
     assert len(CHARACTERS) == len(set(CHARACTERS)) == 86
     assert (PAD, OOV, BOS, EOS, NUM_IDS) == (0, 87, 88, 89, 90)
     assert [CHARACTERS.index(character) + 1 for character in "dh\r"] == [1, 2, 86]
 
 
-def test_a_short_snippet_is_one_padded_chunk() -> None:
+def test_encode_of_a_short_snippet_is_one_padded_chunk() -> None:
     (chunk,) = encode([b"dh~"])  # the tilde is in no play
     assert chunk[:5].tolist() == [BOS, 1, 2, OOV, EOS]
     assert (chunk[5:] == PAD).all()
@@ -27,7 +27,7 @@ def test_a_short_snippet_is_one_padded_chunk() -> None:
 
 
 @pytest.mark.parametrize(("length", "chunks"), [(0, 1), (79, 1), (80, 1), (81, 2), (160, 2), (161, 2), (162, 3)])
-def test_a_long_snippet_is_cut_into_chunks_that_each_predict_something(length: int, chunks: int) -> None:
+def test_encode_of_a_long_snippet_has_chunks_with_targets(length: int, chunks: int) -> None:
     """80 characters make 82 ids; the second chunk would be a lone EOS, with nothing to predict."""
     ids = encode([b"d" * length])
     assert len(ids) == chunks
@@ -35,7 +35,7 @@ def test_a_long_snippet_is_cut_into_chunks_that_each_predict_something(length: i
     assert (ids == CHARACTERS.index("d") + 1).sum() == length
 
 
-def test_clients_keep_their_chunks(tmp_path: Path) -> None:
+def test_shakespeare_natural_clients_have_their_chunks(tmp_path: Path) -> None:
     write_plays(tmp_path, {"B": [b"dd", b"hh"], "A": [b"l" * 100]})
     data = load_dataset("shakespeare", root=tmp_path)
     assert data.natural is not None
@@ -45,7 +45,7 @@ def test_clients_keep_their_chunks(tmp_path: Path) -> None:
     assert data.train.targets[2, :4].tolist() == [1, 1, EOS, PAD]
 
 
-def test_chunks_of_another_length_and_a_share_of_each_client(tmp_path: Path) -> None:
+def test_shakespeare_with_length_and_share_cuts_chunks_and_clients(tmp_path: Path) -> None:
     write_plays(tmp_path, {"A": [b"dhlptx" * 4], "B": [b"d"]})  # 26 ids are 5 chunks of 6
     whole = load_dataset("shakespeare", root=tmp_path, length=5)
     part = load_dataset("shakespeare", root=tmp_path, length=5, share=0.5)
@@ -58,13 +58,13 @@ def test_chunks_of_another_length_and_a_share_of_each_client(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("option", [{"length": 0}, {"share": 0.0}, {"share": 1.5}])
-def test_options_out_of_range(tmp_path: Path, option: dict[str, float]) -> None:
+def test_shakespeare_with_options_out_of_range_raises(tmp_path: Path, option: dict[str, float]) -> None:
     with pytest.raises(UserError, match="shakespeare: length="):
         load_dataset("shakespeare", root=tmp_path, **option)
 
 
 @pytest.mark.real
-def test_real_shakespeare(real_data: Callable[..., Path]) -> None:
+def test_real_shakespeare_has_the_published_counts(real_data: Callable[..., Path]) -> None:
     data = load_dataset("shakespeare", root=real_data("shakespeare"))
     starts = [int((split.inputs == BOS).sum()) for split in (data.train, data.test)]
     assert starts == [16_068, 2_356]  # one BOS a snippet

@@ -10,7 +10,7 @@ from train.data import load_dataset
 from train.data.quantity_skew import power_law_sizes
 
 
-def test_it_is_the_published_one():
+def test_synthetic_by_default_is_the_published_one():
     dataset = load_dataset("synthetic")
     sizes = np.array([len(rows) for rows in dataset.natural])
     assert len(dataset.train) + len(dataset.test) == 20_509
@@ -20,7 +20,7 @@ def test_it_is_the_published_one():
     assert (dataset.train.inputs.dtype, dataset.input_shape, dataset.num_classes) == (torch.float32, (60,), 10)
 
 
-def test_a_client_is_that_of_the_paper_written_out():
+def test_synthetic_client_equals_the_papers_formula():
     rng = generator(5, "synthetic")
     sizes = power_law_sizes(300, 3, rng, 1.0)
     u, big_b = rng.normal(0, 0.5), rng.normal(0, 2.0)
@@ -33,13 +33,13 @@ def test_a_client_is_that_of_the_paper_written_out():
     assert dataset.train.targets[rows].tolist() == (x[tenth:] @ w + b).argmax(1).tolist()
 
 
-def test_other_seeds_draw_other_data():
+def test_synthetic_with_other_seeds_has_other_data():
     first, second, again = (load_dataset("synthetic", seed=seed).train.inputs for seed in (0, 1, 0))
     assert torch.equal(first, again)
     assert not torch.equal(first[:5], second[:5])
 
 
 @pytest.mark.parametrize(("key", "value"), [("alpha", -1.0), ("seed", -1), ("clients", 0), ("clients", 20_510)])
-def test_an_option_out_of_its_range_is_refused(key, value):
+def test_synthetic_with_an_option_out_of_range_raises(key, value):
     with pytest.raises(UserError, match=f"{key}={value}"):
         load_dataset("synthetic", **{key: value})

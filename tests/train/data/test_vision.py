@@ -32,7 +32,7 @@ def cifar10(tmp_path: Path) -> tuple[Path, np.ndarray]:
     return tmp_path, pixels
 
 
-def test_parquet_shards_are_read_in_order_and_bit_for_bit(cifar10: tuple[Path, np.ndarray]) -> None:
+def test_cifar10_of_parquet_files_equals_their_pixels_in_order(cifar10: tuple[Path, np.ndarray]) -> None:
     root, pixels = cifar10
     data = load_dataset("cifar10", root=root)
     assert torch.equal(data.train.inputs, torch.from_numpy(pixels).permute(0, 3, 1, 2))
@@ -43,7 +43,7 @@ def test_parquet_shards_are_read_in_order_and_bit_for_bit(cifar10: tuple[Path, n
     assert data.augment is not None
 
 
-def test_data_that_are_not_the_official_ones_say_so(cifar10: tuple[Path, np.ndarray]) -> None:
+def test_cifar10_of_fewer_images_has_remarks(cifar10: tuple[Path, np.ndarray]) -> None:
     data = load_dataset("cifar10", root=cifar10[0])
     assert data.remarks == ("703 of 50,000 training images", "2 of 10,000 test images")
 
@@ -55,13 +55,13 @@ def test_data_that_are_not_the_official_ones_say_so(cifar10: tuple[Path, np.ndar
     assert SOURCES["tiny_imagenet"].remarks(images(100_000, "JPEG"), images(10_000, "JPEG")) == ()
 
 
-def test_lossy_encodings_are_recognized_by_their_first_bytes() -> None:
+def test_lossy_image_encodings_are_recognized() -> None:
     pixels = RNG.integers(256, size=(8, 8, 3), dtype=np.uint8)
     files = [*(encode(pixels, kind) for kind in ("PNG", "JPEG", "WEBP")), encode(pixels, "WEBP", lossless=True)]
     assert [lossy_encoding(file) for file in files] == ["", "JPEG", "WebP", ""]
 
 
-def test_color_and_gray_are_converted_to_what_the_dataset_has(tmp_path: Path) -> None:
+def test_images_of_another_mode_are_converted(tmp_path: Path) -> None:
     gray = RNG.integers(256, size=(28, 28), dtype=np.uint8)
     color = np.repeat(gray[..., None], 3, axis=2)
     for split in ("train", "test"):
@@ -72,7 +72,7 @@ def test_color_and_gray_are_converted_to_what_the_dataset_has(tmp_path: Path) ->
     assert data.augment is None
 
 
-def test_the_table_of_superclasses_is_krizhevskys() -> None:
+def test_cifar100_superclasses_are_the_official_ones() -> None:
     """Checked against the labels that come with the official files, class 0 (apple) to class 99 (worm)."""
     official = (
         "4 1 14 8 0 6 7 7 18 3 3 14 9 18 7 11 3 9 7 11 6 11 5 10 7 6 13 15 3 15 0 11 1 10 12 14 16 "
@@ -82,7 +82,7 @@ def test_the_table_of_superclasses_is_krizhevskys() -> None:
     assert coarse_labels().tolist() == [int(label) for label in official.split()]
 
 
-def test_mnist_in_its_official_layout(tmp_path: Path) -> None:
+def test_mnist_of_official_files_equals_their_pixels(tmp_path: Path) -> None:
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
     pixels = RNG.integers(256, size=(3, 28, 28), dtype=np.uint8)
@@ -94,7 +94,7 @@ def test_mnist_in_its_official_layout(tmp_path: Path) -> None:
     assert data.train.targets.tolist() == [5, 0, 4]
 
 
-def test_cifar10_in_its_official_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cifar10_of_official_files_equals_their_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torchvision.datasets import CIFAR10
 
     folder = tmp_path / "cifar10" / "cifar-10-batches-py"
@@ -118,7 +118,7 @@ def test_cifar10_in_its_official_layout(tmp_path: Path, monkeypatch: pytest.Monk
         load_dataset("cifar10", root=tmp_path)
 
 
-def test_tiny_imagenet_in_its_official_layout(tmp_path: Path) -> None:
+def test_tiny_imagenet_of_official_files_equals_their_pixels(tmp_path: Path) -> None:
     tree = tmp_path / "tiny-imagenet-200"
     (tree / "val" / "images").mkdir(parents=True)
     (tree / "wnids.txt").write_text("n2\nn1\n")
@@ -138,7 +138,7 @@ def test_tiny_imagenet_in_its_official_layout(tmp_path: Path) -> None:
 
 @pytest.mark.real
 @pytest.mark.parametrize("name", SOURCES)
-def test_real_images(name: str, real_data: Callable[..., Path]) -> None:
+def test_real_images_have_the_known_pixels(name: str, real_data: Callable[..., Path]) -> None:
     source = SOURCES[name]
     root = real_data(*source.folders)
     data = load_dataset(name, root=root)

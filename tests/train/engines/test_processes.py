@@ -51,7 +51,7 @@ SPAWNED = pytest.param(2, "spawn", marks=pytest.mark.slow)
 
 @pytest.mark.parametrize(("num_workers", "start"), [(1, "forkserver"), (2, "forkserver"), SPAWNED])
 @pytest.mark.parametrize("ahead", [1, 4])
-def test_any_number_of_workers_gives_the_bits_of_sequential(num_workers, start, ahead, engine_of, monkeypatch):
+def test_processes_with_any_number_of_workers_equal_sequential(num_workers, start, ahead, engine_of, monkeypatch):
     monkeypatch.setattr(processes, "start_method", lambda: start)
     monkeypatch.setattr(processes, "AHEAD", ahead)
     job = with_bad_clients(make_job("cct"))
@@ -64,7 +64,7 @@ def test_any_number_of_workers_gives_the_bits_of_sequential(num_workers, start, 
 
 @pytest.mark.parametrize("strategy", ["unbiased", "dense"])
 @pytest.mark.parametrize("kind", MODELS)
-def test_every_model_whole_and_with_frozen_parts_gives_the_bits_of_sequential(kind, strategy, engine_of):
+def test_processes_with_any_model_and_frozen_layers_equal_sequential(kind, strategy, engine_of):
     job = make_job(kind)
     for place, parameter in enumerate(job.model.parameters()):
         parameter.requires_grad_(place % 5 not in (0, 1))
@@ -72,7 +72,7 @@ def test_every_model_whole_and_with_frozen_parts_gives_the_bits_of_sequential(ki
     assert_same_bits(list(SequentialEngine(job).train(plan, 0, LR)), list(engine_of(job, 2).train(plan, 0, LR)))
 
 
-def test_a_worker_that_dies_is_reported_without_a_wait(engine_of):
+def test_processes_with_a_dead_worker_raise_at_once(engine_of):
     job = make_job()
     engine, plan = engine_of(job, 2), make_plan(job)
     list(engine.train(plan, 0, LR))
@@ -81,7 +81,7 @@ def test_a_worker_that_dies_is_reported_without_a_wait(engine_of):
         list(engine.train(plan, 1, LR))
 
 
-def test_closing_in_the_middle_of_a_round_ends_the_workers_at_once(engine_of):
+def test_close_during_a_round_ends_the_workers(engine_of):
     job = make_job()
     engine = ProcessesEngine(job, 2)
     next(engine.train(make_plan(job), 0, LR))
@@ -90,7 +90,7 @@ def test_closing_in_the_middle_of_a_round_ends_the_workers_at_once(engine_of):
     assert not active_children()
 
 
-def test_threads_stay_as_they_were(engine_of):
+def test_processes_leave_the_number_of_threads_unchanged(engine_of):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -100,7 +100,7 @@ def test_threads_stay_as_they_were(engine_of):
         torch.set_num_threads(before)
 
 
-def test_a_round_without_clients_has_no_updates(engine_of):
+def test_processes_without_clients_return_no_updates(engine_of):
     assert list(engine_of(make_job(), 2).train(Plan("0-none", {}, {}, {}, {}, {}, {}), 0, LR)) == []
 
 
@@ -108,7 +108,7 @@ def test_a_round_without_clients_has_no_updates(engine_of):
     ("cores", "in_a_worker", "kind"),
     [(1, False, SequentialEngine), (2, True, SequentialEngine), (2, False, ProcessesEngine)],
 )
-def test_auto_is_a_process_a_core(cores, in_a_worker, kind, monkeypatch):
+def test_auto_engine_uses_a_process_per_core(cores, in_a_worker, kind, monkeypatch):
     monkeypatch.setattr(processes, "num_cores", lambda: cores)
     monkeypatch.setattr(engines_module, "parent_process", lambda: object() if in_a_worker else None)
     engine = ENGINES["auto"](make_job())
@@ -116,7 +116,7 @@ def test_auto_is_a_process_a_core(cores, in_a_worker, kind, monkeypatch):
     assert type(engine) is kind
 
 
-def test_what_cannot_be_sent_is_named_and_auto_does_without(monkeypatch, caplog):
+def test_auto_engine_with_an_unpicklable_job_falls_back_to_sequential(monkeypatch, caplog):
     monkeypatch.setattr(processes, "num_cores", lambda: 2)
     job = make_job()
     job = replace(job, dataset=replace(job.dataset, prepare=lambda batch: batch))
@@ -126,7 +126,7 @@ def test_what_cannot_be_sent_is_named_and_auto_does_without(monkeypatch, caplog)
     assert "Training in one process" in caplog.text
 
 
-def test_a_script_without_a_guard_gets_the_reason(tmp_path):
+def test_script_without_a_main_guard_raises_with_the_reason(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "from tests.train.runs import tiny\nfrom train.run import run\n"
@@ -139,7 +139,7 @@ def test_a_script_without_a_guard_gets_the_reason(tmp_path):
     assert "if __name__ == '__main__'" in ended.stderr.splitlines()[-1]
 
 
-def test_a_run_gives_the_same_with_every_engine(tmp_path):
+def test_run_with_any_engine_has_the_same_bits(tmp_path):
     local = ENGINES.keys() - {"ray"}  # it needs a cluster
     runs = [run(tiny(tmp_path / engine, f"engine={engine}")) for engine in sorted(local)]
     for directory in runs[1:]:
@@ -163,7 +163,7 @@ BY_A_SCHEDULER = pytest.param(
 
 
 @pytest.mark.parametrize("end", [pytest.param(lambda process: process.kill(), id="alone"), BY_A_SCHEDULER])
-def test_workers_end_with_the_run_that_is_killed(tmp_path, end):
+def test_killed_run_ends_its_workers(tmp_path, end):
     process = subprocess.Popen(endless(tmp_path), cwd=REPOSITORY, start_new_session=True)
     wait_for_a_round(tmp_path)
     workers = subprocess.check_output(["pgrep", "-P", str(process.pid)], text=True).split()
@@ -173,7 +173,7 @@ def test_workers_end_with_the_run_that_is_killed(tmp_path, end):
     wait_until(lambda: not any(os.path.exists(f"/proc/{worker}") for worker in workers))
 
 
-def test_an_interrupt_is_one_line_and_ends_the_workers(tmp_path):
+def test_interrupted_run_prints_one_line_and_ends_its_workers(tmp_path):
     heeding = ["env", "--default-signal=INT"]  # what a shell starts in the background ignores Ctrl-C
     command = [*heeding, *endless(tmp_path)]
     process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, start_new_session=True)

@@ -49,13 +49,13 @@ def joined(cluster, monkeypatch):
     ray.shutdown()
 
 
-def test_without_ray_one_line_says_what_to_install(monkeypatch):
+def test_ray_engine_without_ray_raises_with_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"^engine=ray needs the package ray: pip install -e '.\[ray\]'$"):
         RayEngine(make_job())
 
 
-def test_without_a_cluster_one_line_says_how_to_start_one(monkeypatch):
+def test_ray_engine_without_a_cluster_raises_with_the_remedy(monkeypatch):
     ray = pytest.importorskip("ray", reason="needs pip install -e '.[ray]'")
 
     def init(**options):
@@ -91,7 +91,7 @@ def meeting(folder, count):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", [1, 4])
-def test_two_nodes_give_the_bits_of_sequential(ahead, joined, tmp_path, monkeypatch, caplog):
+def test_ray_with_two_nodes_equals_sequential(ahead, joined, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("train.engines.ray.AHEAD", ahead)
     job = with_bad_clients(make_job("cct"))
     engine = RayEngine(with_watch(job, meeting(tmp_path, 2)))
@@ -107,7 +107,7 @@ def test_two_nodes_give_the_bits_of_sequential(ahead, joined, tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_a_node_that_joins_in_the_middle_of_a_round_is_used(joined, tmp_path):
+def test_ray_node_that_joins_during_a_round_is_used(joined, tmp_path):
     job = make_job()
     (grown := tmp_path / "nodes").mkdir()
     meet = meeting(grown, 3)
@@ -122,7 +122,7 @@ def test_a_node_that_joins_in_the_middle_of_a_round_is_used(joined, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_node_that_dies_in_the_middle_of_a_round_loses_nothing(joined, tmp_path):
+def test_ray_node_that_dies_during_a_round_loses_no_update(joined, tmp_path):
     node = joined.add_node(**NODE)
     doomed, job, plan = node.node_id, make_job(), make_plan(make_job())
 
@@ -140,6 +140,6 @@ def test_a_node_that_dies_in_the_middle_of_a_round_loses_nothing(joined, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_run_on_a_cluster_gives_the_bits_of_sequential(joined, tmp_path):
+def test_run_on_a_ray_cluster_equals_sequential(joined, tmp_path):
     whole = run(tiny(tmp_path / "sequential"))
     assert_same(run(tiny(tmp_path / "ray", "engine=ray")), whole)

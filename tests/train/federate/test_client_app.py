@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
-def test_a_node_never_holds_the_dense_model(config, tmp_path):
+def test_node_peak_memory_is_below_the_dense_model(config, tmp_path):
     digits = load_dataset("digits")
     write_data(tmp_path / "data", Split(digits.train.inputs[:32], digits.train.targets[:32]))
     words = [str(tmp_path / "data")]
@@ -44,7 +44,7 @@ def shard_of(model, width, num_terms):
     return Shard({"3": terms}, dense, keep_ratio=num_terms / width)
 
 
-def test_a_node_reads_its_own_file_and_no_dataset(config, tmp_path):
+def test_node_with_a_data_file_reads_no_dataset(config, tmp_path):
     data = Split(torch.randint(0, 256, (5, 1, 28, 28), dtype=torch.uint8), torch.arange(5))
     write_data(tmp_path / "own", data)
     dataset, got = open_data(
@@ -56,14 +56,14 @@ def test_a_node_reads_its_own_file_and_no_dataset(config, tmp_path):
     assert not len(dataset.train)
 
 
-def test_samples_that_do_not_fit_the_dataset_are_refused(config, tmp_path):
+def test_node_with_samples_unlike_the_dataset_raises(config, tmp_path):
     for size, target in ((16, 0), (8, 10)):
         write_data(tmp_path / "own", Split(torch.zeros(1, 1, size, size, dtype=torch.uint8), torch.tensor([target])))
         with pytest.raises(UserError, match=f"data={tmp_path / 'own'} has"):
             open_data(config(), {"partition-id": 2, "data": str(tmp_path / "own")})
 
 
-def test_without_a_file_it_cuts_out_what_a_simulation_gives_that_client(config):
+def test_node_without_a_file_has_the_samples_of_a_simulation(config):
     ours = config()
     clients = task_of(assemble(ours)).job.clients
     _, got = open_data(ours, {"partition-id": 2})
@@ -72,7 +72,7 @@ def test_without_a_file_it_cuts_out_what_a_simulation_gives_that_client(config):
         open_data(ours, {"partition-id": 4})
 
 
-def test_a_file_that_is_none_is_reported_in_one_line(tmp_path):
+def test_node_with_an_invalid_data_file_raises(tmp_path):
     (tmp_path / "garbage").write_bytes(b"\x00" * 100)
     write_data(tmp_path / "uneven", Split(torch.zeros(3, 2), torch.zeros(2)))
     write_data(tmp_path / "scalars", Split(torch.tensor(1.0), torch.tensor(1)))
@@ -84,14 +84,14 @@ def test_a_file_that_is_none_is_reported_in_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_what_is_known_of_a_dataset_without_its_samples(name):
+def test_empty_dataset_has_the_metadata(name):
     dataset = empty_dataset(name)
     assert dataset.name == name
     assert len(dataset.train) == len(dataset.test) == 0
 
 
 @pytest.mark.parametrize("name", ["digits", "mine"])
-def test_it_is_what_is_known_of_it_with_them(name, monkeypatch):
+def test_empty_dataset_equals_the_metadata_of_the_loaded_one(name, monkeypatch):
     monkeypatch.setitem(DATASETS, "mine", lambda: load_dataset("digits"))
     with_samples, without = load_dataset(name), empty_dataset(name)
     assert len(without.train) == len(without.test) == 0

@@ -60,7 +60,7 @@ def superlink_of(folder):
     return int(found[0][0])
 
 
-def test_a_federation_that_loses_its_server_continues_with_the_result_of_a_simulation(small, tmp_path):
+def test_federation_with_a_killed_server_resumes_to_the_simulation(small, tmp_path):
     output = tmp_path / "run"
     first = command_line(small, output, "rounds=3")
     try:
@@ -144,7 +144,7 @@ def told_and_left_out(config, faults):
     return all(torch.equal(expected[name], held[name]) for name in expected)
 
 
-def test_the_round_continues_without_nodes_that_are_killed_or_late(small, tmp_path):
+def test_federation_round_with_killed_or_late_nodes_continues(small, tmp_path):
     config, place = federation(small, tmp_path, 6, Timeouts(240.0, 60.0), "rounds=1")
     log = place.folder / "logs" / "run.log"
     with Processes(place.folder / "logs") as processes:
@@ -172,7 +172,7 @@ def below(number):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends the children of a process that is killed")
-def test_nothing_continues_when_the_one_that_started_it_is_killed(small, tmp_path):
+def test_killed_launcher_ends_all_processes(small, tmp_path):
     launcher = command_line(small, tmp_path / "run")
     try:
         log = tmp_path / "run" / "federation" / "logs" / "run.log"
@@ -185,7 +185,7 @@ def test_nothing_continues_when_the_one_that_started_it_is_killed(small, tmp_pat
     wait_until(lambda: not any(there(number) for number in started), 60.0)
 
 
-def test_a_node_without_a_key_and_one_without_tls_are_refused(small, tmp_path):
+def test_node_without_a_key_or_tls_is_refused(small, tmp_path):
     _, place = federation(small, tmp_path, 2, Timeouts(60.0, 60.0))
     supernode = [str(Path(sys.executable).with_name("flower-supernode")), "--superlink", place.address]
     logs = place.folder / "logs"

@@ -43,15 +43,15 @@ FORMS = sorted({form for path in SOURCES for form in logged(path)})
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_line_of_the_log_is_explained(form):
+def test_guide_explains_every_log_line(form):
     assert any(pattern(form).fullmatch(line) for line in first_cells(OURS) + first_cells(TERMINAL))
 
 
 @pytest.mark.parametrize("line", first_cells(OURS))
-def test_every_line_that_is_explained_is_logged(line):
+def test_guide_log_lines_are_all_logged(line):
     assert any(pattern(form).fullmatch(line) for form in FORMS)
 
 
-def test_every_kind_of_reason_is_explained():
+def test_guide_explains_every_kind_of_failure():
     rows = [row.strip("| ").split(" | ") for row in REASONS.splitlines()[2:]]
     assert {row[1].strip("`") for row in rows} == {*Kind}

@@ -25,7 +25,7 @@ def read_for(nodes, *overrides):
     return read(launch.settings_of(QUICKSTART, overrides, nodes, Timeouts(60.0, 60.0)))
 
 
-def test_directories_distinguish_federations_and_runs():
+def test_directories_of_federations_and_runs_differ():
     directories = [read_for(2).directory, read_for(4).directory, read_for(2, "local.optimizer.lr=0.05").directory]
     directories.append(load_config(QUICKSTART).directory.resolve())
     assert len({*directories}) == 4
@@ -35,14 +35,14 @@ def test_directories_distinguish_federations_and_runs():
         assert read(tomllib.loads(launch._toml(settings))).directory == Path(own)
 
 
-def test_a_folder_that_cannot_be_is_reported_at_once(tmp_path):
+def test_launch_with_an_impossible_folder_raises(tmp_path):
     (tmp_path / "file").touch()
     config = read_for(2, f"output={tmp_path / 'file' / 'run'}")
     with pytest.raises(UserError, match=r"cannot write to .*: Not a directory; choose another output=…"):
         launch.federate(config, {}, print)
 
 
-def test_a_second_federation_leaves_the_first_as_it_is(tmp_path):
+def test_second_federation_in_a_directory_is_refused(tmp_path):
     settings = launch.settings_of(QUICKSTART, [f"output={tmp_path}"], 2, Timeouts(60.0, 60.0))
     config = read(settings)
     with lock(tmp_path / LOCK_FILE):
@@ -53,7 +53,7 @@ def test_a_second_federation_leaves_the_first_as_it_is(tmp_path):
         assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_processes_find_the_modules_of_the_folder_that_federate_was_started_in(tmp_path, monkeypatch):
+def test_launch_environment_has_the_working_folder_on_the_path(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/first")
     monkeypatch.chdir(tmp_path)
     assert launch.Place(tmp_path, 1).environment("server")["PYTHONPATH"].split(os.pathsep) == ["/first", str(tmp_path)]
@@ -61,7 +61,7 @@ def test_processes_find_the_modules_of_the_folder_that_federate_was_started_in(t
 
 @pytest.mark.parametrize("option", ["--start-timeout", "--round-timeout"])
 @pytest.mark.parametrize("seconds", ["0", "nan", "inf"])
-def test_a_wait_that_is_none_is_refused_in_one_line(tmp_path, capsys, option, seconds):
+def test_federate_with_an_invalid_timeout_prints_one_line(tmp_path, capsys, option, seconds):
     assert main(["federate", QUICKSTART, "--nodes", "2", f"output={tmp_path / 'run'}", f"{option}={seconds}"]) == 2
     assert capsys.readouterr().err == f"error: {option[2:]} is {seconds}; allowed are seconds above 0, e.g. 300\n"
     assert not (tmp_path / "run").exists()
@@ -98,7 +98,7 @@ def follow(config, *steps):
     return shown, stages
 
 
-def test_each_round_and_each_arrival_is_shown_once(config):
+def test_follow_shows_each_round_and_node_once(config):
     waits = {"joined": [1], "waiting_for": [0]}
     trains = {"joined": [0, 1], "waiting_for": [], "rounds": ROUNDS[:1]}
     shown, stages = follow(config, {}, waits, waits, trains, {"rounds": ROUNDS[1:], "ended": FINISHED})
@@ -115,29 +115,29 @@ ENDS = {  # what happens, and what the error names
 
 
 @pytest.mark.parametrize(("step", "why"), ENDS.values(), ids=ENDS)
-def test_a_run_that_ends_early_is_an_error_with_its_reason(config, step, why):
+def test_follow_of_a_run_that_ends_early_raises_with_the_reason(config, step, why):
     with pytest.raises(RunError, match=why):
         follow(config, {}, step)
 
 
-def test_a_node_that_ends_is_named_once(config, caplog):
+def test_follow_logs_an_ended_node_once(config, caplog):
     follow(config, {"codes": {"node-1": 1}}, {"codes": {"node-1": 1}}, {"ended": FINISHED})
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["node-1 has ended"]
 
 
-def test_the_last_words_of_a_process_are_one_printable_line(tmp_path):
+def test_last_log_line_of_a_process_is_printable(tmp_path):
     (tmp_path / "log").write_text("first\nno \x1b[2Jconnection \n \n")
     assert launch.last_words(tmp_path / "log") == "no ?[2Jconnection"
     assert launch.last_words(tmp_path / "none") == "its log is empty"
 
 
 @pytest.mark.parametrize(("key", "own", "other"), [("checkpoint_every", "1", "7"), ("engine", "sequential", "auto")])
-def test_a_federation_has_an_engine_and_a_checkpoint_each_round(key, own, other):
+def test_federation_with_another_engine_or_checkpointing_is_refused(key, own, other):
     assert str(getattr(read_for(2, f"{key}={own}"), key)) == own
     with pytest.raises(UserError, match=f"{key}={other} does nothing in a federation, where it is {own}"):
         read_for(2, f"{key}={other}")
 
 
-def test_the_number_of_clients_has_one_place():
+def test_federation_with_clients_count_is_refused():
     with pytest.raises(UserError, match=r"'clients\.count=3' and '--nodes'"):
         read_for(2, "clients.count=3")

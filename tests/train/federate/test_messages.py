@@ -16,7 +16,7 @@ def shard():
     return ShardPlanner("collective").plan(model, {0: 0.5, 1: 0.5}, 3).shard(1)
 
 
-def test_an_order_arrives_as_it_was_sent(shard, config):
+def test_train_request_from_its_record_is_equal(shard, config):
     sent = TrainRequest(config("local.optimizer.lr=0.3", "seed=5"), shard, 3, 0.1)
     got = TrainRequest.from_record(sent.to_record())
     assert got.config == sent.config.model_copy(update={"output": None})
@@ -27,19 +27,19 @@ def test_an_order_arrives_as_it_was_sent(shard, config):
 @pytest.mark.parametrize(
     "words", [["local.clip=.inf"], ["recipe=published", "strategy=top_n", "local.optimizer.lr=0.02"]]
 )
-def test_a_configuration_arrives_as_it_was_sent(config, words):
+def test_read_config_of_config_text_is_equal(config, words):
     sent = config(*words)
     assert read_config(config_text(sent)) == sent.model_copy(update={"output": None})
 
 
-def test_a_shard_travels_as_the_one_array_of_its_own_bytes(shard, config):
+def test_train_request_record_has_the_shard_as_one_array(shard, config):
     record = TrainRequest(config(), shard, 3, 0.1).to_record()["shard"]
     (array,) = record.values()
     assert len(array.data) == shard.nbytes
     assert array.data == shard.to_bytes()
 
 
-def test_a_reply_arrives_as_it_was_sent(shard):
+def test_read_reply_of_a_reply_record_is_equal(shard):
     got = read_reply(reply_record(Update(shard, torch.tensor(1.5))))
     assert got.shard.to_bytes() == shard.to_bytes()
     assert got.loss == 1.5
@@ -59,18 +59,18 @@ def test_a_reply_arrives_as_it_was_sent(shard):
         {"values": ConfigRecord({"loss": 1.0})},
     ],
 )
-def test_a_reply_that_is_none_is_reported_in_one_line(content):
+def test_read_reply_of_invalid_content_raises(content):
     with pytest.raises(UserError):
         read_reply(RecordDict(content))
 
 
 @pytest.mark.parametrize("values", [(-1, 0.5, 3), (0, 0.0, 3), (0, 1.5, 3), (0, 0.5, 0), (True, 0.5, 3), (0, 0.5)])
-def test_an_impossible_card_is_refused(values):
+def test_node_info_with_invalid_values_raises(values):
     record = dict(zip(("partition", "keep_ratio", "num_samples"), values, strict=False))
     with pytest.raises(UserError, match=f"it reports partition={values[0]}, keep_ratio={values[1]}.*must be"):
         NodeInfo.from_record(RecordDict({"card": ConfigRecord(record)}))
 
 
-def test_a_card_arrives_as_it_was_sent_and_its_keep_ratio_may_be_a_whole_number():
+def test_node_info_from_its_record_is_equal():
     for info in (NodeInfo(3, 0.25, 17), NodeInfo(0, 1, 3)):
         assert NodeInfo.from_record(info.to_record()) == info

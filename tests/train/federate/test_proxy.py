@@ -45,7 +45,7 @@ def calls(folder, path):
     return re.findall(rf'"POST {path}[^"]*" (\d+) ', log)
 
 
-def test_the_guides_proxy_admits_nodes_and_refuses_a_stranger_with_the_public_certificate(tmp_path):
+def test_proxy_of_the_guide_admits_only_nodes_with_a_key(tmp_path):
     settings = launch.settings_of("configs/quickstart.yaml", [f"output={tmp_path / 'run'}"], 2, Timeouts(60.0, 60.0))
     config = read(settings)
     place, proxy, stranger = launch.lay_out(config, settings), tmp_path / "proxy", tmp_path / "stranger"

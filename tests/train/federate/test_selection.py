@@ -38,7 +38,7 @@ def renumbered(name, **values):
     return change
 
 
-def test_only_those_who_are_heard_send_their_update(config):
+def test_two_stage_round_has_updates_of_selected_nodes_only(config):
     ours, sent = config(*OCS, "rounds=4"), []
     nodes = Nodes(settings(ours))
     nodes.bend = dict.fromkeys(nodes.settings, lambda reply: [sent.append("shard" in reply.content), reply][1:])
@@ -62,7 +62,7 @@ LIARS = {  # what is wrong, with which sampler, in which reply, and what is said
 
 
 @pytest.mark.parametrize("lie", LIARS)
-def test_who_misbehaves_is_left_out_and_named(config, lie):
+def test_two_stage_round_with_an_invalid_node_rejects_it(config, lie):
     asked, kind, change, why = LIARS[lie]
     ours = config(*asked)
     nodes = Nodes(settings(ours))
@@ -73,7 +73,7 @@ def test_who_misbehaves_is_left_out_and_named(config, lie):
     assert line["num_aggregated"] >= 1
 
 
-def test_a_node_that_was_started_anew_has_nothing_to_send(config):
+def test_restarted_node_has_no_update_to_send(config):
     ours = config(*OCS, "clients.sampler.budget=4")
     nodes = Nodes(settings(ours))
     replies_to(nodes, "train", lambda reply: [nodes.states[107].clear(), reply][1:])
@@ -82,7 +82,7 @@ def test_a_node_that_was_started_anew_has_nothing_to_send(config):
     assert line["num_aggregated"] == 3
 
 
-def test_a_node_that_leaves_after_training_has_received_its_shard(config, tmp_path):
+def test_node_that_leaves_after_training_counts_its_download(config, tmp_path):
     ours = config(*OCS, "clients.sampler.budget=4")
     nodes = Nodes(settings(ours))
     replies_to(nodes, "train", lambda reply: [nodes.settings.pop(107), reply][1:])

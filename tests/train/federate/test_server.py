@@ -59,7 +59,7 @@ def alone(config, folder):
         ["clients.sampler=uniform_scaled", "data.partition=power_law"],
     ],
 )
-def test_nodes_give_the_bits_of_a_simulation(config, tmp_path, overrides):
+def test_federation_of_nodes_equals_a_simulation(config, tmp_path, overrides):
     ours = config(*overrides)
     over(ours, Nodes(settings(ours)))
     assert_same(ours.directory, alone(ours, tmp_path / "alone").directory)
@@ -101,7 +101,7 @@ def introduced(bend):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_reply_that_is_wrong_is_refused_and_named(config, tmp_path, fault):
+def test_invalid_reply_is_rejected_with_the_reason(config, tmp_path, fault):
     ours = config("clients.per_round=4", "rounds=1")
     nodes, (bend, why, kind) = Nodes(settings(ours)), FAULTS[fault]
     nodes.bend[107] = introduced(bend)
@@ -116,7 +116,7 @@ def test_a_reply_that_is_wrong_is_refused_and_named(config, tmp_path, fault):
     assert model_of(ours.directory) == model_of(missing.directory)  # what is refused is as if it had never come
 
 
-def test_a_reply_that_comes_twice_counts_once(config, tmp_path):
+def test_duplicate_reply_counts_once(config, tmp_path):
     ours = config("clients.per_round=4")
     nodes = Nodes(settings(ours))
     nodes.bend[107] = lambda reply: [reply, reply]
@@ -124,7 +124,7 @@ def test_a_reply_that_comes_twice_counts_once(config, tmp_path):
     assert_same(ours.directory, alone(ours, tmp_path / "alone").directory)
 
 
-def test_a_reply_from_another_node_than_was_asked_does_not_count(config):
+def test_reply_of_another_node_is_ignored(config):
     ours = config("clients.per_round=4", "rounds=1")
     nodes = Nodes(settings(ours))
 
@@ -137,7 +137,7 @@ def test_a_reply_from_another_node_than_was_asked_does_not_count(config):
     assert list(line["failures"]) == ["1"]
 
 
-def test_a_node_that_fails_says_why(config):
+def test_failed_node_is_rejected_with_its_reason(config):
     ours = config("clients.per_round=4", "rounds=1")
     nodes = Nodes(settings(ours))
     nodes.bend[107] = lambda reply: [nodes.settings[107].update({"data": "nowhere"}), reply][1:]  # from its first word
@@ -145,7 +145,7 @@ def test_a_node_that_fails_says_why(config):
     assert "data=nowhere cannot be read" in line["failures"]["1"]
 
 
-def test_with_half_of_the_nodes_gone_the_rest_continues_and_who_comes_back_is_known_again(config):
+def test_federation_with_half_of_the_nodes_gone_continues(config):
     ours = config("clients.per_round=4", "rounds=3")
     nodes, whole = Nodes(settings(ours)), settings(ours)
 
@@ -159,7 +159,7 @@ def test_with_half_of_the_nodes_gone_the_rest_continues_and_who_comes_back_is_kn
     assert all(line["bytes_down"] == line["bytes_up"] for line in told)  # an absent node is sent nothing
 
 
-def test_a_round_without_nodes_waits_for_one(config):
+def test_round_without_nodes_waits_for_one(config):
     ours = config("clients.per_round=4", "rounds=2")
     nodes, whole, looks = Nodes(settings(ours)), settings(ours), iter(range(10))
 
@@ -173,7 +173,7 @@ def test_a_round_without_nodes_waits_for_one(config):
     assert [line["num_aggregated"] for line in told] == [4, 4]
 
 
-def test_without_a_usable_reply_the_model_stays_and_the_run_ends_in_the_end(config):
+def test_rounds_without_valid_replies_keep_the_model_and_end_the_run(config):
     ours = config("rounds=7", "clients.per_round=4")
     nodes = Nodes(settings(ours))
     nodes.bend = dict.fromkeys(nodes.settings, introduced(FAULTS["silent"][0]))
@@ -181,13 +181,13 @@ def test_without_a_usable_reply_the_model_stays_and_the_run_ends_in_the_end(conf
         over(ours, nodes)
 
 
-def test_missing_nodes_are_named(config):
+def test_missing_nodes_raise_with_their_clients(config):
     ours = config()
     with pytest.raises(UserError, match="clients 2, 3 are missing"):
         over(ours, Nodes(settings(ours, count=2)))
 
 
-def test_the_first_word_of_a_client_holds_for_the_run(config, caplog):
+def test_first_node_info_of_a_client_is_kept(config, caplog):
     ours = config("rounds=1")
     over(ours, Nodes(settings(ours)))
     nodes = Nodes(settings(ours))
@@ -199,7 +199,7 @@ def test_the_first_word_of_a_client_holds_for_the_run(config, caplog):
 
 
 @pytest.mark.parametrize("wrong", [{}, {"partition-id": "x"}, {"partition-id": 9}])
-def test_a_node_that_is_no_client_gets_the_reason(config, caplog, wrong):
+def test_node_with_an_invalid_info_is_refused_with_the_reason(config, caplog, wrong):
     ours = config()
     nodes = Nodes(settings(ours) | {500: wrong})
     known = waiting.Nodes(nodes, ours, Timeouts(0.5, 0.5))
@@ -208,7 +208,7 @@ def test_a_node_that_is_no_client_gets_the_reason(config, caplog, wrong):
     assert "node 500 is left out" in caplog.text
 
 
-def test_a_node_that_was_left_out_is_asked_again_when_it_returns(config):
+def test_node_that_returns_is_invited_again(config):
     ours = config()
     grid = Nodes(settings(ours))
     right, wrong = grid.settings[107], {"partition-id": "x"}
@@ -218,7 +218,7 @@ def test_a_node_that_was_left_out_is_asked_again_when_it_returns(config):
         assert [sorted(known.online()) for _ in range(2)][1] == there
 
 
-def test_nodes_choose_their_own_device_also_when_a_run_is_resumed(config):
+def test_resumed_federation_leaves_the_device_to_nodes(config):
     ours, told = config("local.schedule=constant"), []
     for rounds in (1, 2):
         grid = Nodes(settings(ours))
@@ -227,7 +227,7 @@ def test_nodes_choose_their_own_device_also_when_a_run_is_resumed(config):
     assert {read_config(text).device for text in told} == {"auto"}
 
 
-def test_a_client_is_one_node_as_long_as_the_run_lasts_there_or_not(config, caplog):
+def test_second_node_of_a_client_is_refused(config, caplog):
     ours = config()
     grid = Nodes(settings(ours))
     known = waiting.Nodes(grid, ours, Timeouts(0.5, 0.5))
@@ -251,7 +251,7 @@ def resumed(config, grid):
     return waiting.Nodes(grid, config, Timeouts(0.5, 0.5), *server_app.recall(config))
 
 
-def test_a_client_belongs_to_one_key_when_the_server_starts_again(config, caplog):
+def test_restarted_server_keeps_the_key_of_a_client(config, caplog):
     ours = config("rounds=1")
     over(ours, keyed(ours))
     grid = keyed(ours, first=10**9)
@@ -264,7 +264,7 @@ def test_a_client_belongs_to_one_key_when_the_server_starts_again(config, caplog
     assert known.node_keys() == json.loads((ours.directory / "clients.json").read_text())["small"]["node_keys"]
 
 
-def test_the_key_of_a_client_counts_before_the_first_word_of_another(config, caplog):
+def test_node_with_the_key_of_a_client_precedes_others(config, caplog):
     ours = config("rounds=1")
     over(ours, keyed(ours))
     grid, thief = keyed(ours), {"partition-id": 0, "keep-ratio": task_of(assemble(ours)).keep_ratios[0]}
@@ -276,7 +276,7 @@ def test_the_key_of_a_client_counts_before_the_first_word_of_another(config, cap
     assert "node 500 is left out: client 0 belongs to node 100, which has its key" in caplog.text
 
 
-def test_a_size_that_cannot_be_checked_outweighs_no_more_than_the_others_together(config, tmp_path, caplog):
+def test_max_share_limits_a_node_with_a_huge_size(config, tmp_path, caplog):
     sizes = {}
     for share in (0.5, 1.0):
         ours = config("clients.per_round=4", "rounds=1", f"aggregation.max_share={share}")
@@ -298,7 +298,7 @@ def test_a_size_that_cannot_be_checked_outweighs_no_more_than_the_others_togethe
     assert "client 1 reports 200000 of all" in caplog.text
 
 
-def test_the_server_says_for_whom_it_waits_at_once_and_every_half_minute(config, caplog, monkeypatch):
+def test_waiting_server_logs_the_missing_clients_periodically(config, caplog, monkeypatch):
     caplog.set_level(logging.INFO, "train")
     monkeypatch.setattr(waiting, "REMIND", 0.1)
     ours = config()
@@ -312,13 +312,13 @@ def test_the_server_says_for_whom_it_waits_at_once_and_every_half_minute(config,
 
 
 @pytest.mark.parametrize("asked", ["alignment=true", "evaluate_training=true", "clients.sampler=aocs"])
-def test_what_cannot_be_had_of_nodes_is_refused(config, asked):
+def test_federation_with_unsupported_options_is_refused(config, asked):
     ours = config(asked, *(["clients.sampler.budget=1"] if "aocs" in asked else []))
     with pytest.raises(UserError, match=asked.removesuffix("=true")):
         over(ours, Nodes({}))
 
 
-def test_a_run_that_was_cut_off_continues_with_other_nodes(config, tmp_path):
+def test_interrupted_federation_resumes_with_other_nodes(config, tmp_path):
     ours = config("rounds=3", "clients.per_round=4")
 
     def cut_off(metrics):
@@ -341,7 +341,7 @@ class Late(Nodes):
         return super().get_node_ids() if self.looks > 5 else []
 
 
-def test_a_run_that_continues_waits_for_its_nodes_and_continues_without_those_that_stay_away(config, caplog):
+def test_resumed_federation_waits_for_nodes_until_the_timeout(config, caplog):
     ours = config("rounds=1", "clients.per_round=4")
     over(ours, Nodes(settings(ours)))
     roster, _ = server_app.recall(ours)

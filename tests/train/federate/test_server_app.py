@@ -25,7 +25,7 @@ def settings(*overrides):
     ("overrides", "told"),
     [(["clients.count=0"], "clients.count"), ([], "clients 0, 1, 2, 3, 4 and 15 more")],
 )
-def test_what_keeps_a_run_from_training_is_one_line(tmp_path, caplog, overrides, told):
+def test_server_app_that_cannot_train_logs_one_line(tmp_path, caplog, overrides, told):
     caplog.set_level(logging.INFO, "train")
     output = f"output={tmp_path / 'run'}"
     server_app.main(Nodes({}), Context(1, 1, {}, RecordDict(), settings(output, *overrides)))
@@ -35,7 +35,7 @@ def test_what_keeps_a_run_from_training_is_one_line(tmp_path, caplog, overrides,
     assert not (tmp_path / "run").exists()
 
 
-def test_runs_with_other_overrides_have_directories_of_their_own():
+def test_server_app_with_other_overrides_has_another_directory():
     one, other, named = (
         server_app.read(settings(*words)).directory for words in ([], ["local.optimizer.lr=0.05"], ["output=/tmp/a"])
     )
@@ -44,7 +44,7 @@ def test_runs_with_other_overrides_have_directories_of_their_own():
     assert str(named) == "/tmp/a"
 
 
-def test_a_federation_bounds_what_a_client_can_weigh_unless_configured_otherwise(tmp_path):
+def test_federation_has_max_share_of_a_half_by_default(tmp_path):
     assert server_app.read(settings()).aggregation.max_share == 0.5
     assert server_app.read(settings("aggregation.max_share=1")).aggregation.max_share == 1.0
     complete = tmp_path / "complete.yaml"
@@ -53,7 +53,7 @@ def test_a_federation_bounds_what_a_client_can_weigh_unless_configured_otherwise
 
 
 @pytest.mark.parametrize(("overrides", "ended"), [(["rounds=1"], "finished"), (["alignment=true"], "alignment needs")])
-def test_how_a_run_ended_is_in_its_status(tmp_path, overrides, ended):
+def test_server_app_status_has_how_the_run_ended(tmp_path, overrides, ended):
     words = [f"output={tmp_path}", "clients.count=1", "clients.per_round=1", *overrides]
     its = settings(*words) | {"overrides": shlex.join(words)}
     config = server_app.read(its)
@@ -63,5 +63,5 @@ def test_how_a_run_ended_is_in_its_status(tmp_path, overrides, ended):
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
-def test_flower_packs_the_app():
+def test_flower_builds_the_app():
     assert build_fab_from_disk(server_app.ROOT)  # it refuses a pattern of pyproject.toml that matches nothing

@@ -13,7 +13,7 @@ from train.federate.supervisor import Processes
 
 
 @pytest.mark.parametrize("told", [[], [(ACCESS_TOKEN_KEY, "")], [(ACCESS_TOKEN_KEY, "secre")], [("other", "secret")]])
-def test_only_callers_with_the_token_are_admitted(monkeypatch, told):
+def test_token_plugin_admits_only_callers_with_the_token(monkeypatch, told):
     monkeypatch.setenv(TOKEN, "secret")
     plugin = TokenPlugin()
     with pytest.raises(KeyError):  # the apps that Flower starts do not inherit it
@@ -26,7 +26,7 @@ def test_only_callers_with_the_token_are_admitted(monkeypatch, told):
 
 
 @pytest.mark.federation
-def test_another_user_of_this_machine_can_submit_nothing_to_a_federation(tmp_path):
+def test_superlink_refuses_runs_of_other_users(tmp_path):
     settings = launch.settings_of("configs/quickstart.yaml", [f"output={tmp_path / 'run'}"], 2, Timeouts(60.0, 60.0))
     place = launch.lay_out(read(settings), settings)
     assert place.folder.stat().st_mode & 0o077 == 0  # its keys and token are the operator's own

@@ -1,4 +1,4 @@
-"""Rooms of the house stand on floors: each imports from those below it only, so that no two need each other."""
+"""Layering test: a package may import only packages below it, and files do not import each other in a cycle."""
 
 import ast
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FLOORS = {
+LAYERS = {
     "sharding": [
         {"errors", "rng"},
         {"failures", "quantization", "transport", "validation"},
@@ -42,7 +42,7 @@ FLOORS = {
 }
 
 
-def room(package, path):
+def package_of(package, path):
     inside = path.relative_to(ROOT / package)
     return inside.parts[0] if len(inside.parts) > 1 else inside.stem
 
@@ -56,28 +56,32 @@ def imported(package, path):
             yield from [module, *names] if module else names
 
 
-@pytest.mark.parametrize("package", FLOORS)
-def test_rooms_import_from_floors_below_only(package):
-    floor_of = {name: floor for floor, names in enumerate(FLOORS[package]) for name in names}
+@pytest.mark.parametrize("package", LAYERS)
+def test_packages_of_each_layer_import_only_from_layers_below(package):
+    layer_of = {name: layer for layer, names in enumerate(LAYERS[package]) for name in names}
     files = list((ROOT / package).rglob("*.py"))
-    assert {room(package, path) for path in files} == floor_of.keys()
-    arrows = {(room(package, path), name.partition(".")[0]) for path in files for name in imported(package, path)}
-    assert {(a, b) for a, b in arrows if a != b and floor_of[a] <= floor_of.get(b, -1)} == set()
+    assert {package_of(package, path) for path in files} == layer_of.keys()
+    imports = {
+        (package_of(package, path), name.partition(".")[0]) for path in files for name in imported(package, path)
+    }
+    assert {(a, b) for a, b in imports if a != b and layer_of[a] <= layer_of.get(b, -1)} == set()
 
 
-@pytest.mark.parametrize("package", FLOORS)
-def test_files_do_not_import_each_other_in_a_circle(package):
+@pytest.mark.parametrize("package", LAYERS)
+def test_imports_of_files_have_no_cycle(package):
     below = {}
     for path in (ROOT / package).rglob("*.py"):
         name = ".".join(path.relative_to(ROOT / package).with_suffix("").parts)
-        needs = {its for its in imported(package, path) if (ROOT / package / f"{its.replace('.', '/')}.py").exists()}
+        needs = {
+            module for module in imported(package, path) if (ROOT / package / f"{module.replace('.', '/')}.py").exists()
+        }
         below[name] = needs - {name}
     while below:
         free = {name for name, needs in below.items() if not needs & below.keys()}
-        assert free, f"a circle among {sorted(below)}"
+        assert free, f"a cycle among {sorted(below)}"
         below = {name: needs for name, needs in below.items() if name not in free}
 
 
 @pytest.mark.parametrize(("package", "above"), [("sharding", "models"), ("sharding", "train"), ("models", "train")])
-def test_packages_depend_one_way(package, above):
+def test_top_level_packages_import_in_one_direction(package, above):
     assert [path for path in (ROOT / package).rglob("*.py") if list(imported(above, path))] == []
