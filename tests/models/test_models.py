@@ -196,7 +196,7 @@ def tenth(model: nn.Module) -> Shard:
 
 
 @pytest.mark.parametrize(
-    ("name", "whole"),
+    ("name", "dense"),
     [
         ("gpt_tiny", {"fc"}),  # it begins with its embedding, so every projection is sharded
         ("cct_6_3x2", {"tokenizer.0", "pool", "fc"}),  # the pooling has rank 1
