@@ -215,42 +215,44 @@ def medium() -> str:
 def _medium(title: str, experiment: str) -> str:
     header = (title, "rounds", "seed", *QUARTERS, "end", "client's error", "mean's error", "cosine", "held")
     rows = []
-    for run, rounds in _medium_runs(experiment):
+    for name, run, rounds in _medium_runs(experiment):
         total, scores = len(rounds), rounds.set_index("rounds").test_accuracy.dropna()
         quarters = (total * part // 4 for part in (1, 2, 3))
         means = (f"{100 * scores.loc[end - total // 5 : end].mean():.1f}" for end in quarters)
         late = rounds.tail(100).reindex(columns=["discrepancy_client", "discrepancy", "alignment", "coverage"]).mean()
-        strategy, seed = run.name.rsplit("-", 1)
         cells = (NOTHING if np.isnan(value) else f"{value:.2f}" for value in late)
-        rows.append((strategy, total, seed, *means, f"{100 * scores[total]:.1f}", *cells))
+        rows.append((name, total, run.name.rpartition("-")[2], *means, f"{100 * scores[total]:.1f}", *cells))
     return markdown_table(header, rows)
 
 
 def spectra() -> str:
     """Return how norm and rank of a layer change in a run, the median over the layers."""
     rows = []
-    for run, _ in _medium_runs("cifar10_resnet18"):
+    for name, run, _ in _medium_runs("cifar10_resnet18"):
         records = [(round, layers) for (round, _), layers in read_layers(run).items()]
         if len(records) < 2 or records[0][0] != 0:
             continue  # the start was not recorded
         (_, start), (last_round, end) = records[0], records[-1]
         first, last = ([np.square(layer[0].magnitudes) for layer in layers.values()] for layers in (start, end))
-        strategy, seed = run.name.rsplit("-", 1)
         norm = median(after.sum() / before.sum() for before, after in zip(first, last, strict=True))
         ranks = (f"{median(map(_effective_rank, layers)):.1f}" for layers in (first, last))
         terms = [round(sum(layer[0].inclusion)) for layer in end.values()]
         kept = [100 * squares[:n].sum() / squares.sum() for squares, n in zip(last, terms, strict=True)]
-        rows.append((strategy, last_round + 1, seed, f"{norm:.2f}", *ranks, f"{min(kept):.0f}–{max(kept):.0f} %"))
+        seed = run.name.rpartition("-")[2]
+        rows.append((name, last_round + 1, seed, f"{norm:.2f}", *ranks, f"{min(kept):.0f}–{max(kept):.0f} %"))
     header = (CIFAR, "rounds", "seed", "norm² / start", "rank at the start", "at the end", "in n largest")
     return markdown_table(header, rows)
 
 
-def _medium_runs(experiment: str) -> Iterator[tuple[Path, pd.DataFrame]]:
-    """Yield the directory and the rounds of each run of an experiment, those of 400 rounds first."""
+def _medium_runs(experiment: str) -> Iterator[tuple[str, Path, pd.DataFrame]]:
+    """Yield the name, directory and rounds of each run of an experiment, those of 400 rounds first."""
     for study in ("tables_medium", "tables_longer"):
         if (folder := RESULTS / study / "cells" / experiment).exists():
             runs, _ = find_runs([folder])
-            yield from ((Path(run), rounds) for run, rounds in runs.rounds.groupby("run", sort=False))
+            for run, rounds in runs.rounds.groupby("run", sort=False):
+                strategy = Path(run).name.rpartition("-")[0]
+                without_decay = Path(run).parent.name.endswith("local.decay=0")
+                yield strategy + ", no decay" * without_decay, Path(run), rounds
 
 
 def _effective_rank(squares: np.ndarray) -> float:
