@@ -55,7 +55,7 @@ EXPERIMENTS = {
         "beyond",
         "CIFAR-10 (a lossy re-encoding), medium scale, r = 0.1",
         ("keep_ratio=0.1",),
-        {  # methods with `scaled` in curves.csv stepped by a client's optimizer that was deleted: results/options
+        {  # `scaled` in curves.csv is a method whose clients' optimizer was deleted: results/options
             BASELINE: (),
             "top_n": ("strategy=top_n",),
             "prism_wallenius_clip": ("strategy=prism_wallenius_clip",),
