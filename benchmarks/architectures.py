@@ -31,7 +31,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sharding import factorize
 
-Made = tuple[nn.Module, dict[str, Any]]
+Case = tuple[nn.Module, dict[str, Any]]
 RATIOS = (0.1, 0.25)
 IMAGE = {"x": torch.randn(2, 3, 224, 224)}
 
@@ -41,7 +41,7 @@ def ids(*shape: int) -> Tensor:
     return torch.randint(3, 100, shape)
 
 
-MODELS: dict[str, Callable[[], Made]] = {
+MODELS: dict[str, Callable[[], Case]] = {
     "t5": lambda: (
         hf.T5EncoderModel(hf.T5Config(d_model=512, d_ff=2048, d_kv=64, num_layers=3, num_heads=8)),
         {"input_ids": ids(1, 16)},

@@ -77,11 +77,11 @@ def main() -> None:
     model = AutoModel.from_pretrained(folder / "minilm", dtype=torch.float32).eval()
     train, train_labels = load_documents(folder, "train", args.train, args.tokens)
     test, test_labels = load_documents(folder, "test", args.test, args.tokens)
-    shown = train[: args.calibration // BATCH]
+    calibration = train[: args.calibration // BATCH]
     exact = features_of(model, test)
     models = {("all", "none", "weights"): model}
     for terms in (0.1, 0.25, 0.5):
-        for by, batches in (("weights", None), ("activations", shown)):
+        for by, batches in (("weights", None), ("activations", calibration)):
             models[terms, "none", by] = factorize(model, terms, ["pooler"], calibration=batches)
     for residual in ("int4", "int8"):
         models[16 / 384, residual, "weights"] = factorize(model, 16 / 384, ["pooler"], residual=residual)
@@ -91,9 +91,9 @@ def main() -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["keep_ratio", "residual", "terms_by", "feature_error", "accuracy"])
         for (terms, residual, by), each in models.items():
-            made = features_of(each, test)
-            error = np.linalg.norm(made - exact) / np.linalg.norm(exact)
-            percent = accuracy(features_of(each, train), train_labels, made, test_labels)
+            features = features_of(each, test)
+            error = np.linalg.norm(features - exact) / np.linalg.norm(exact)
+            percent = accuracy(features_of(each, train), train_labels, features, test_labels)
             row = [terms if terms == "all" else f"{terms:.3g}", residual, by, f"{error:.3f}", f"{percent:.1f}"]
             writer.writerow(row)
             file.flush()

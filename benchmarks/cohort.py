@@ -98,11 +98,11 @@ def compare(case: list[str], args: argparse.Namespace) -> dict[str, object]:
     for experiment, _ in runs.values():
         experiment.close()
     torch.set_num_threads(default)
-    medians = {name: median(its[1:]) for name, its in seconds.items()}
-    base = min(its for name, its in medians.items() if name.startswith("sequential"))
+    medians = {name: median(values[1:]) for name, values in seconds.items()}
+    base = min(value for name, value in medians.items() if name.startswith("sequential"))
     return {
         "seconds_per_round": medians,
-        "times_sequential": {name: base / its for name, its in medians.items()},
+        "times_sequential": {name: base / value for name, value in medians.items()},
         "rounds": seconds,
     }
 
@@ -127,14 +127,14 @@ def play_two_rounds(case: str, engine: str, args: argparse.Namespace) -> None:
 
 def cluster(args: argparse.Namespace) -> dict[str, dict[str, object]]:
     """Return for each case and number of nodes the seconds of a round, and the peak memory of head and worker in MB."""
-    found: dict[str, dict[str, object]] = {}
+    results: dict[str, dict[str, object]] = {}
     for name in CLUSTER_CASES:
         for nodes in args.nodes:
             command = [sys.executable, __file__, "--cluster-of", name, nodes, "--rounds", str(args.rounds)]
             ended = subprocess.run([*command, "--data", str(args.data)], stdout=subprocess.PIPE, text=True, check=True)
-            found.setdefault(name, {})[nodes] = its = json.loads(ended.stdout.splitlines()[-1])
-            print(name, nodes, json.dumps(its), flush=True)
-    return found
+            results.setdefault(name, {})[nodes] = result = json.loads(ended.stdout.splitlines()[-1])
+            print(name, nodes, json.dumps(result), flush=True)
+    return results
 
 
 def play_on_cluster(case: str, nodes: int, args: argparse.Namespace) -> None:
@@ -144,17 +144,17 @@ def play_on_cluster(case: str, nodes: int, args: argparse.Namespace) -> None:
 
     os.environ |= {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     one = {"num_cpus": 1, "object_store_memory": 2**28}
-    made = Cluster(initialize_head=True, head_node_args=one | {"include_dashboard": False})
+    local_cluster = Cluster(initialize_head=True, head_node_args=one | {"include_dashboard": False})
     for _ in range(nodes - 1):
-        made.add_node(**one)
-    os.environ["RAY_ADDRESS"] = made.address
+        local_cluster.add_node(**one)
+    os.environ["RAY_ADDRESS"] = local_cluster.address
     experiment = make(CLUSTER_CASES[case], "ray", args)
     seconds = [time_round(experiment, t) for t in range(args.rounds + 1)][1:]
     peaks = ray.get([ray.remote(resident).remote("VmHWM") for _ in range(10 * nodes)])
     head, worker = (peak / 2**20 for peak in (resident("VmHWM"), max(peaks)))
     print(json.dumps({"seconds": median(seconds), "head_mb": head, "worker_mb": worker}))
     ray.shutdown()
-    made.shutdown()
+    local_cluster.shutdown()
 
 
 def main() -> None:

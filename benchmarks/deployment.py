@@ -55,10 +55,10 @@ class Relay:
             Thread(target=self._hand_on, args=(node, server, "up"), daemon=True).start()
             Thread(target=self._hand_on, args=(server, node, "down"), daemon=True).start()
 
-    def _hand_on(self, source: socket.socket, target: socket.socket, way: str) -> None:
+    def _forward(self, source: socket.socket, target: socket.socket, direction: str) -> None:
         try:
             while data := source.recv(1 << 16):
-                setattr(self, way, getattr(self, way) + len(data))
+                setattr(self, direction, getattr(self, direction) + len(data))
                 target.sendall(data)
             target.shutdown(socket.SHUT_WR)
         except OSError:
@@ -70,14 +70,14 @@ def federated(nodes: int, folder: Path) -> tuple[list[dict[str, float]], list[tu
     everyone = f"clients.per_round={nodes}"
     settings = launch.settings_of(CONFIG, [*WIDE, everyone, f"output={folder}"], nodes, Timeouts(600.0, 600.0))
     config = read(settings)
-    place, passed = launch.lay_out(config, settings), []
-    with Processes(place.folder / "logs") as processes:
-        launch.start_server(processes, place)
-        relay = Relay(place.port)
+    layout, passed = launch.lay_out(config, settings), []
+    with Processes(layout.folder / "logs") as processes:
+        launch.start_server(processes, layout)
+        relay = Relay(layout.port)
         for node in range(nodes):
-            through = replace(place, port=relay.port)
-            launch.start_node(processes, through, node, launch.node_settings(config, place, node))
-        launch.submit(processes, place)
+            through = replace(layout, port=relay.port)
+            launch.start_node(processes, through, node, launch.node_settings(config, layout, node))
+        launch.submit(processes, layout)
         launch.follow(processes, config, lambda metrics: passed.append((relay.down, relay.up)))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return lines, passed
@@ -86,14 +86,14 @@ def federated(nodes: int, folder: Path) -> tuple[list[dict[str, float]], list[tu
 def empty(nodes: int, folder: Path, rounds: int = 4) -> list[float]:
     """Return the seconds of Flower's own rounds with empty messages."""
     settings = launch.settings_of(CONFIG, [f"output={folder}"], nodes, Timeouts(600.0, 600.0))
-    place = launch.lay_out(read(settings), settings)
+    layout = launch.lay_out(read(settings), settings)
     output = folder / "empty.txt"
-    (place.folder / "run.toml").write_text(f'nodes = {nodes}\nrounds = {rounds}\noutput = "{output}"\n')
-    with Processes(place.folder / "logs") as processes:
-        launch.start_server(processes, place)
+    (layout.folder / "run.toml").write_text(f'nodes = {nodes}\nrounds = {rounds}\noutput = "{output}"\n')
+    with Processes(layout.folder / "logs") as processes:
+        launch.start_server(processes, layout)
         for node in range(nodes):
-            launch.start_node(processes, place, node, {"partition-id": node})
-        launch.submit(processes, place, EMPTY)
+            launch.start_node(processes, layout, node, {"partition-id": node})
+        launch.submit(processes, layout, EMPTY)
         while not output.exists() and "run" not in processes.ended():
             sleep(0.5)
     return [float(seconds) for seconds in output.read_text().split()]
@@ -106,7 +106,7 @@ def measure(into: Path, nodes: int) -> None:
     floor = empty(nodes, scratch / "empty", rounds=len(lines))
     rmtree(scratch)
     rounds = range(1, len(lines))  # the first one carries the app, and nodes are still starting
-    sent = [tuple(now - before for now, before in zip(passed[t], passed[t - 1], strict=True)) for t in rounds]
+    sent = [tuple(total - previous for total, previous in zip(passed[t], passed[t - 1], strict=True)) for t in rounds]
     shards = [(lines[t]["bytes_down"], lines[t]["bytes_up"]) for t in rounds]
     path = into / "wire.json"
     rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -116,7 +116,7 @@ def measure(into: Path, nodes: int) -> None:
         "seconds": [lines[t]["seconds"] for t in rounds],
         "seconds_empty": floor[1:],
         "shard_bytes": sum(shards[0]),
-        "wire_over": [sum(real) / sum(own) - 1 for real, own in zip(sent, shards, strict=True)],
+        "wire_over": [sum(measured) / sum(shard) - 1 for measured, shard in zip(sent, shards, strict=True)],
         "cores": len(os.sched_getaffinity(0)),
     }
     print(nodes, json.dumps(rows[str(nodes)]), flush=True)

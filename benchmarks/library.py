@@ -91,9 +91,9 @@ def time_layer(dense: nn.Module, x: Tensor, seconds: float) -> dict[str, object]
 def one_pass(layer: nn.Module, x: Tensor) -> Callable[[], None]:
     """Return a forward and backward pass."""
     x = x.clone().requires_grad_()
-    wanted = [x, *layer.parameters()]
+    inputs = [x, *layer.parameters()]
     gradient = torch.randn_like(layer(x))
-    return lambda: torch.autograd.grad(layer(x), wanted, gradient) and None
+    return lambda: torch.autograd.grad(layer(x), inputs, gradient) and None
 
 
 def in_turns(tasks: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:

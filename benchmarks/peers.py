@@ -48,12 +48,12 @@ def python_of(peer: str, folder: Path) -> str:
     """Return the peer's interpreter, after installing the peer if it is missing."""
     if peer not in PEERS:
         return sys.executable
-    place = folder / peer
-    python = place / "bin" / "python"
-    if not (place / "installed").exists():
-        venv.create(place, with_pip=True)
+    environment = folder / peer
+    python = environment / "bin" / "python"
+    if not (environment / "installed").exists():
+        venv.create(environment, with_pip=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", *PEERS[peer]], check=True)
-        (place / "installed").touch()
+        (environment / "installed").touch()
     return str(python)
 
 
@@ -98,15 +98,15 @@ def main() -> None:
             for name, (peer, tuned) in CONTENDERS.items():
                 runs[name].append(run(peer, tuned, python_of(peer, args.environments), Path(folder), args.rounds))
                 print(name, json.dumps(runs[name][-1]), flush=True)
-    pace = {name: median(second for one in its for second in one["seconds"]) for name, its in runs.items()}
+    pace = {name: median(second for one in results for second in one["seconds"]) for name, results in runs.items()}
     summary = {
         name: {
             "seconds_per_round": pace[name],
             "ours_is_faster_by": pace[name] / pace["ours"],
-            "peak_memory_mb": max(one["peak_memory_mb"] for one in its),
-            "runs": its,
+            "peak_memory_mb": max(one["peak_memory_mb"] for one in results),
+            "runs": results,
         }
-        for name, its in runs.items()
+        for name, results in runs.items()
     }
     machine = {
         "cores": len(os.sched_getaffinity(0)),
@@ -114,7 +114,9 @@ def main() -> None:
         "device": "cpu",
     }
     save(OUTPUT, {"machine": machine, "simulators": summary})
-    print(json.dumps({peer: {k: v for k, v in its.items() if k != "runs"} for peer, its in summary.items()}, indent=1))
+    print(
+        json.dumps({peer: {k: v for k, v in entry.items() if k != "runs"} for peer, entry in summary.items()}, indent=1)
+    )
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ def plan_round(server: Server) -> Plan:
 
 def trained(shard: Shard) -> Shard:
     """Return an update of the size of a trained one, in its own memory."""
-    terms = {name: replace(its, u=its.u * 1.001, v=its.v * 1.001) for name, its in shard.terms.items()}
+    terms = {name: replace(each, u=each.u * 1.001, v=each.v * 1.001) for name, each in shard.terms.items()}
     return replace(shard, terms=terms, dense={name: part * 1.001 for name, part in shard.dense.items()})
 
 

@@ -25,28 +25,28 @@ def configuration() -> Iterator[str]:
 
 
 def _section(section: type[Section], prefix: str) -> Iterator[str]:
-    inner = {name: its for name, info in section.model_fields.items() if (its := section_of(info))}
+    inner = {name: part for name, info in section.model_fields.items() if (part := section_of(info))}
     recipes = {name: flatten(recipe_of({"recipe": name})) for name in ("tuned", "published")}
     for name, info in section.model_fields.items():
         if name not in inner and not (name == "name" and issubclass(section, Part)):
             key = f"{prefix}{name}"
             if key in recipes["tuned"]:
-                default = "; ".join(f"`{recipe}`: `{json.dumps(its[key])}`" for recipe, its in recipes.items())
+                default = "; ".join(f"`{recipe}`: `{json.dumps(values[key])}`" for recipe, values in recipes.items())
             else:
                 value = info.get_default(call_default_factory=True)
                 default = "required" if info.is_required() else f"default `{json.dumps(value)}`"
             yield f"- **`{key}`** ({default}). {_line(info.description)}"
-    for name, its in inner.items():
+    for name, part in inner.items():
         key, level = f"{prefix}{name}", "#" * (2 + prefix.count("."))
-        yield from ("", f"{level} `{key}`", "", _line(its.__doc__), "")
-        if issubclass(its, Part):
-            default = its.model_fields["name"].default
+        yield from ("", f"{level} `{key}`", "", _line(part.__doc__), "")
+        if issubclass(part, Part):
+            default = part.model_fields["name"].default
             if isinstance(default, str):
                 yield f"Default: `{default}`."
             elif key in recipes["tuned"]:
                 yield f"The recipe `tuned` has {_of_recipe('tuned', key)}, `published` {_of_recipe('published', key)}."
-            yield from ("", "| name | | options |", "|---|---|---|", *_parts(its), "")
-        yield from _section(its, f"{key}.")
+            yield from ("", "| name | | options |", "|---|---|---|", *_parts(part), "")
+        yield from _section(part, f"{key}.")
 
 
 def _of_recipe(recipe: str, key: str) -> str:
@@ -61,7 +61,9 @@ def _parts(part: type[Part]) -> Iterator[str]:
     for name in part.registry.entries:
         function = part.registry[name]
         options = options_of(function, part.registry.num_arguments).values()
-        texts = [its.name if its.default is its.empty else f"{its.name}={in_yaml(its.default)}" for its in options]
+        texts = [
+            each.name if each.default is each.empty else f"{each.name}={in_yaml(each.default)}" for each in options
+        ]
         first = _line(inspect.getdoc(getattr(function, "func", function))).partition(". ")[0].rstrip(".")
         yield f"| `{name}` | {first} | {', '.join(f'`{text}`' for text in texts)} |"
 
@@ -88,24 +90,24 @@ def _themes() -> dict[str, list[str]]:
 
 def _signature(name: str) -> str:
     """Return a name with its parameters and defaults, without types."""
-    its = getattr(sharding, name)
-    if isinstance(its, Mapping) or (isinstance(its, type) and issubclass(its, Exception)):
+    entry = getattr(sharding, name)
+    if isinstance(entry, Mapping) or (isinstance(entry, type) and issubclass(entry, Exception)):
         return name
-    shown = []
-    for parameter in inspect.signature(its).parameters.values():
+    parameters = []
+    for parameter in inspect.signature(entry).parameters.values():
         default = parameter.default
         value = getattr(default, "__name__", repr(default))
         mark = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
-        shown.append(f"{mark}{parameter.name}" + ("" if default is parameter.empty else f"={value}"))
-    return f"{name}({', '.join(shown)})"
+        parameters.append(f"{mark}{parameter.name}" + ("" if default is parameter.empty else f"={value}"))
+    return f"{name}({', '.join(parameters)})"
 
 
 def _purpose(name: str) -> str:
     """Return the first sentence of a docstring, or the names that a registry holds."""
-    its = getattr(sharding, name)
-    if isinstance(its, Mapping):
-        return ", ".join(f"`{key}`" for key in its)
-    text = re.sub(r"::(\s|$)", r".\1", _line(inspect.getdoc(its))).replace("``", "`")  # a colon before an example
+    entry = getattr(sharding, name)
+    if isinstance(entry, Mapping):
+        return ", ".join(f"`{key}`" for key in entry)
+    text = re.sub(r"::(\s|$)", r".\1", _line(inspect.getdoc(entry))).replace("``", "`")  # a colon before an example
     return re.split(r"(?<=\.)\s", text, maxsplit=1)[0]
 
 

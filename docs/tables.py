@@ -29,7 +29,7 @@ QUARTERS = {"25 %": "25 %", "50 %": "50 %", "75 %": "75 %"}
 Table = Callable[[], str]
 
 
-def chosen(frame: pd.DataFrame, columns: Mapping[str, str], left: int = 1) -> str:
+def columns_table(frame: pd.DataFrame, columns: Mapping[str, str], left: int = 1) -> str:
     """Return some columns of a frame as a table, by their new names; the first `left` are text.
 
     A column may have a format, as in ``seconds:.1f``. Missing numbers are dashes.
@@ -69,7 +69,7 @@ def beyond() -> str:
     """Return the table of studies/beyond.py on CIFAR-10."""
     table = beyond_study.table(beyond_study.EXPERIMENTS["beyond"], curves("beyond"))
     columns = {f"{CIFAR}, r = 0.1": "method", "rounds": "rounds", "seeds": "seeds", **QUARTERS, "end, %": "end"}
-    return chosen(without_scaled(table), columns | {"minus `collective`": "end minus collective"})
+    return columns_table(without_scaled(table), columns | {"minus `collective`": "end minus collective"})
 
 
 def beyond_shakespeare() -> str:
@@ -83,14 +83,14 @@ def beyond_shakespeare() -> str:
     published = methods[methods.scheme == "top_n"]
     table["gain"] = [difference(runs[runs.scheme == name], published) for name in table.method]
     columns = {"Shakespeare, r = 0.1": "method", "seeds": "seeds", **QUARTERS, "end, %": "end", "minus `top_n`": "gain"}
-    return chosen(table, columns)
+    return columns_table(table, columns)
 
 
 def uneven() -> str:
     """Return strategies and smaller models for uneven clients, each at its best rate."""
     table = options_study.arms_table(curves("uneven"), "top_n")
     columns = {f"{CIFAR}, r = 0.2 and 0.4": "options", "rounds": "rounds", "GB": "GB", "seeds": "seeds", **QUARTERS}
-    return chosen(table, columns | {"end, %": "end", "minus `top_n`": "end minus the first"})
+    return columns_table(table, columns | {"end, %": "end", "minus `top_n`": "end minus the first"})
 
 
 def arms(study: str) -> pd.DataFrame:
@@ -112,16 +112,16 @@ def quickstart() -> str:
     """Return the quickstart's accuracy with the published algorithm and with the defaults."""
     table = arms("quickstart_seeds").merge(arms("quickstart_published"), on="arm", suffixes=("", "_published"))
     columns = {"digits, 50 rounds, 4 seeds": "arm", "published algorithm": "accuracy_published"}
-    return chosen(table, columns | {"our options": "accuracy", "of dense FedAvg's bytes": "share"})
+    return columns_table(table, columns | {"our options": "accuracy", "of dense FedAvg's bytes": "share"})
 
 
 def wire() -> str:
     """Return what numbers of fewer bits cost in accuracy and save in bytes."""
     table = arms("wire").merge(pd.read_csv(RESULTS / "wire" / "megabytes_to_80.csv"), on="arm")
-    never = [f" ({its.never} of 4 seeds never)" if its.never else "" for its in table.itertuples()]
-    table["cost"] = [f"{its.mean:.1f} ± {its.deviation:.1f}" for its in table.itertuples()] + pd.Series(never)
+    never = [f" ({row.never} of 4 seeds never)" if row.never else "" for row in table.itertuples()]
+    table["cost"] = [f"{row.mean:.1f} ± {row.deviation:.1f}" for row in table.itertuples()] + pd.Series(never)
     columns = {"quickstart, 4 seeds": "arm", "accuracy": "accuracy", "of dense FedAvg's bytes": "share"}
-    return chosen(table, columns | {"MB to 80 %": "cost"})
+    return columns_table(table, columns | {"MB to 80 %": "cost"})
 
 
 def wires() -> str:
@@ -142,14 +142,14 @@ def wire_options() -> str:
     tables = [arms(study).assign(options=name) for name, study in named.items()]
     table = pd.concat(tables)
     columns = {"`compression=int8`": "arm", "accuracy": "accuracy", "of dense FedAvg's bytes": "share"}
-    return chosen(table.assign(arm=table.arm + ", " + table.options), columns)
+    return columns_table(table.assign(arm=table.arm + ", " + table.options), columns)
 
 
 def options() -> str:
     """Return each set of options at its best rate."""
     table = options_study.arms_table(curves("options"), "low_rank, nesterov")
     columns = {f"{CIFAR}, r = 0.1": "options", "rounds": "rounds", "seeds": "seeds", **QUARTERS, "end": "end"}
-    return chosen(
+    return columns_table(
         without_scaled(table), columns | {"last model": "end, last model", "minus the first": "end minus the first"}
     )
 
@@ -157,11 +157,11 @@ def options() -> str:
 def options_gains() -> str:
     """Return what all options gain over the methods of studies/beyond.py that move the same bytes."""
     arms, methods, rows = curves("options"), curves("beyond"), []
-    ours = arms[arms.scheme == "low_rank, nesterov, lr 0.02"]
+    tuned = arms[arms.scheme == "low_rank, nesterov, lr 0.02"]
     for name in ("collective", "collective, nesterov", "narrow, equal bytes", "narrow, equal bytes, nesterov"):
         others = methods[methods.scheme == name]
-        shared = ", ".join(str(seed) for seed in ours.seed.unique() if seed in set(others.seed))
-        rows.append((name, shared, difference(ours, others)))
+        shared = ", ".join(str(seed) for seed in tuned.seed.unique() if seed in set(others.seed))
+        rows.append((name, shared, difference(tuned, others)))
     return markdown_table(("low_rank, nesterov, average, lr 0.02, minus", "seeds", "points at the end"), rows)
 
 
@@ -302,7 +302,7 @@ def _uploads(name: str, labels: Mapping[str, Iterable[str]] | None = None) -> st
     columns = {column: column for column in (*labels, "uploads", f"rounds to {target}")}
     columns |= {"Mbit up": f"Mbit to {target}", "of full": f"of full, {target}"}
     columns |= {"Mbit both ways": f"to {target}, both ways", "last accuracy, %": "last accuracy, %", "α": "α"}
-    return chosen(pd.concat(tables), columns, left=1 + len(labels))
+    return columns_table(pd.concat(tables), columns, left=1 + len(labels))
 
 
 def wireless_setups() -> str:
@@ -310,8 +310,8 @@ def wireless_setups() -> str:
     tables = {1: _setup("wireless_logistic"), 2: _separate_simulator(), 3: _setup("wireless_mnist")}
     table = pd.DataFrame({"seconds / proposed": tables[2].index})
     for number, setup in tables.items():
-        for whose, column in (("ours", "ratio"), ("paper", "published ratio")):
-            table[f"Setup {number}, {whose}"] = [setup[column][scheme] for scheme in tables[2].index]
+        for source, column in (("ours", "ratio"), ("paper", "published ratio")):
+            table[f"Setup {number}, {source}"] = [setup[column][scheme] for scheme in tables[2].index]
     return frame_table(table)
 
 
@@ -326,7 +326,9 @@ def _separate_simulator() -> pd.DataFrame:
     """Return the ratios of Setup 2, from a file with the seconds of each run."""
     runs = pd.read_csv(RESULTS / "wireless" / "runs.csv").query("part == 'main'")
     seconds = runs.groupby("scheme", sort=False)["seconds_to_loss_0.7"].mean()
-    published = {name: its[0] for name, its in wireless.SETUPS["wireless_synthetic"].seconds.items() if its}
+    published = {
+        name: seconds_of[0] for name, seconds_of in wireless.SETUPS["wireless_synthetic"].seconds.items() if seconds_of
+    }
     ratios = pd.DataFrame({"ratio": seconds, "published ratio": pd.Series(published).reindex(seconds.index)})
     ratios = ratios / ratios.loc["proposed"]
     return ratios.map(lambda value: NOTHING if np.isnan(value) else f"{value:.2f}")
@@ -342,7 +344,7 @@ def multi_task() -> str:
         tables.append(table.assign(models=count))
     columns = {"models": "models", "signal": "signal", "accuracy, %": "best", "minus uniform": "minus uniform"}
     columns |= {name: name for name in ("MB up a round", "MB down", "trainings a round")}
-    return chosen(pd.concat(tables), columns, left=2)
+    return columns_table(pd.concat(tables), columns, left=2)
 
 
 # Decay, and speed
@@ -365,7 +367,7 @@ def deployment() -> str:
         cases[key] = cases[key].map(min)
     cases["megabytes"], cases["extra"] = cases.shard_bytes / 1e6, 100 * cases.wire_over.map(median)
     columns = {"nodes": "name", "seconds a round": "seconds:.1f", "Flower's empty round": "seconds_empty:.1f"}
-    return chosen(cases, columns | {"MB of shards a round": "megabytes:.1f", "extra bytes, %": "extra:.1f"})
+    return columns_table(cases, columns | {"MB of shards a round": "megabytes:.1f", "extra bytes, %": "extra:.1f"})
 
 
 def engines() -> str:
@@ -374,14 +376,14 @@ def engines() -> str:
     cases["base"] = cases[["seconds_per_round.sequential", "seconds_per_round.sequential_1_thread"]].min(axis=1)
     columns = {"workload": "name", "sequential, s": "base:.2f", "processes, s": "seconds_per_round.processes:.2f"}
     columns |= {"times faster": "times_sequential.processes:.2f", "sequential, MB": "peak_memory_mb.sequential:.0f"}
-    return chosen(cases, columns | {"processes, MB": "peak_memory_mb.processes:.0f"})
+    return columns_table(cases, columns | {"processes, MB": "peak_memory_mb.processes:.0f"})
 
 
 def peers() -> str:
     """Return the table of benchmarks/peers.py."""
     cases = measured("engines/peers.json", "simulators").fillna({"ours_is_faster_by": 1.0})
     columns = {"simulator": "name", "seconds a round": "seconds_per_round:.2f", "times ours": "ours_is_faster_by:.2f"}
-    return chosen(cases, columns | {"peak MB": "peak_memory_mb:.0f"})
+    return columns_table(cases, columns | {"peak MB": "peak_memory_mb:.0f"})
 
 
 def cluster() -> str:
@@ -393,7 +395,7 @@ def cluster() -> str:
         for nodes, values in by_nodes.items()
     ).reindex(columns=["case", "nodes", "seconds", "head_mb", "worker_mb"])
     columns = {"clients a round": "case", "nodes": "nodes", "seconds a round": "seconds:.1f"}
-    return chosen(cases, columns | {"head, MB": "head_mb:.0f", "worker, MB": "worker_mb:.0f"})
+    return columns_table(cases, columns | {"head, MB": "head_mb:.0f", "worker, MB": "worker_mb:.0f"})
 
 
 def planner() -> str:
@@ -404,7 +406,7 @@ def planner() -> str:
     cases[[*phases, "reference"]] *= 1e3
     columns = {"milliseconds": "name"} | dict(zip(("spectra", "π", "fit", "draw", "whole plan"), phases, strict=True))
     columns = {name: column if column == "name" else f"{column}:.1f" for name, column in columns.items()}
-    return chosen(cases, columns | {"reference": "reference:.0f", "ratio": "ratio:.1f"})
+    return columns_table(cases, columns | {"reference": "reference:.0f", "ratio": "ratio:.1f"})
 
 
 def scale() -> str:
@@ -425,7 +427,7 @@ def scale() -> str:
     )
     columns = {"model": "model", "million parameters": "parameters:.0f", "MB a client": "megabytes:.0f"}
     columns |= {"plan, s": "plan_seconds", "average, s": "aggregate_seconds", "plan": "plan_peak:.1f"}
-    return chosen(cases, columns | {"round": "round_peak:.1f", "client, one step": "client_step_peak:.1f"})
+    return columns_table(cases, columns | {"round": "round_peak:.1f", "client, one step": "client_step_peak:.1f"})
 
 
 def calibration() -> str:

@@ -108,7 +108,7 @@ def table(experiment: Experiment, curves: pd.DataFrame) -> pd.DataFrame:
     for method, runs in curves.groupby("scheme", sort=False):
         best = 100 * runs.groupby("seed").test_accuracy.max()
         gain = difference(runs, curves[curves.scheme == BASELINE])
-        rows.append({"method": method} | course(runs) | {"best": shown(best), f"end minus {BASELINE}": gain})
+        rows.append({"method": method} | course(runs) | {"best": format_percents(best), f"end minus {BASELINE}": gain})
     return pd.DataFrame(rows)
 
 
@@ -119,12 +119,12 @@ def course(runs: pd.DataFrame, form: str = ".1f") -> dict[str, object]:
         "rounds": end.rounds,
         "GB": f"{end.bytes_total / 1e9:{form}}",
         "seeds": ", ".join(map(str, runs.seed.unique())),
-        **{f"{100 * part:.0f} %": shown(accuracies_near(runs, part)) for part in PARTS},
-        "end": shown(100 * ends(runs).test_accuracy),
+        **{f"{100 * part:.0f} %": format_percents(accuracies_near(runs, part)) for part in PARTS},
+        "end": format_percents(100 * ends(runs).test_accuracy),
     }
 
 
-def shown(values: pd.Series) -> str:
+def format_percents(values: pd.Series) -> str:
     """Return the mean and deviation, or a dash if a seed has no value."""
     return NOTHING if values.isna().any() else mean_and_spread(values)
 
@@ -135,8 +135,8 @@ def accuracies_near(curves: pd.DataFrame, part: float) -> pd.Series:
     Without an evaluation in that fifth it is NaN.
     """
     last = ends(curves).set_index("run").rounds
-    whole = curves.run.map(last)
-    near = curves[curves.rounds.between(part * whole - whole / 5, part * whole)]
+    total = curves.run.map(last)
+    near = curves[curves.rounds.between(part * total - total / 5, part * total)]
     return 100 * near.groupby("run").test_accuracy.mean().reindex(last.index)
 
 

@@ -52,8 +52,8 @@ def train(
     """Run what is missing of a study; return the curves with `signal`, `step`, `seed`, and each signal's best step."""
     runs: list[pd.DataFrame] = []
 
-    def score(wanted: Mapping[str, set[float]]) -> dict[str, dict[float, float]]:
-        points = [(signal, step, seed) for seed in seeds for signal in wanted for step in sorted(wanted[signal])]
+    def score(untried: Mapping[str, set[float]]) -> dict[str, dict[float, float]]:
+        points = [(signal, step, seed) for seed in seeds for signal in untried for step in sorted(untried[signal])]
         names = pd.DataFrame(points, columns=["signal", "step", "seed"], index=[name_of(*point) for point in points])
         configs = {
             name: cell(study, *point, arguments.into, arguments.overrides)
@@ -62,7 +62,7 @@ def train(
         curves = curves_of(configs, arguments, f"{study}.csv").join(names, on="run")
         runs.append(curves)
         means = percents(curves).groupby(["signal", "step"]).mean()
-        return {signal: {step: float(means[signal, step]) for step in wanted[signal]} for signal in wanted}
+        return {signal: {step: float(means[signal, step]) for step in untried[signal]} for signal in untried}
 
     best = search(STUDIES[study], steps, score)
     return pd.concat(runs), best

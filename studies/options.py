@@ -17,7 +17,7 @@ import pandas as pd
 
 from sharding.errors import UserError
 from studies import beyond, width
-from studies.beyond import AVERAGE, LOW_RANK, NESTEROV, course, difference, shown
+from studies.beyond import AVERAGE, LOW_RANK, NESTEROV, course, difference, format_percents
 from studies.curves import by_scheme, ends
 from studies.picture import draw
 from studies.runner import CONFIGS, Arguments, configs_of, curves_of, kept_curves, run_all, write_summary
@@ -102,8 +102,8 @@ EXPERIMENTS = {
 def run(experiment: Experiment, arguments: Arguments) -> None:
     """Run what is missing of these arms, and write a table of all arms that have runs."""
     arms = {name: arm for name, arm in experiment.arms.items() if arguments.only is None or name in arguments.only}
-    if strange := set(arguments.only or ()) - set(experiment.arms):
-        raise UserError(f"--only: {', '.join(sorted(strange))} is not among {', '.join(experiment.arms)}")
+    if unknown := set(arguments.only or ()) - set(experiment.arms):
+        raise UserError(f"--only: {', '.join(sorted(unknown))} is not among {', '.join(experiment.arms)}")
     rates = {name: arm.rates for name, arm in arms.items()}
     train(experiment, arguments, "rates.csv", rates, (TRIAL_SEED,), experiment.trial)
     trials = by_scheme(kept_curves(arguments, "rates.csv", COLUMNS))
@@ -193,4 +193,4 @@ def arms_table(curves: pd.DataFrame, first: str) -> pd.DataFrame:
 
 
 def _last_model(runs: pd.DataFrame) -> dict[str, str]:
-    return {"end, last model": shown(100 * ends(runs).last_accuracy)}
+    return {"end, last model": format_percents(100 * ends(runs).last_accuracy)}

@@ -104,16 +104,16 @@ def curves_of(
             raise UserError(f"{arguments.into / name} has no curve of {few([*missing])}; run the study without --only")
         measured = (run or run_all)(missing, arguments.jobs, diverging)[["run", *columns]]
         measured = measured.assign(run=[_named(each, arguments) for each in measured.run])
-        known = read_curves(arguments.into / name, columns)
-        write_curves(arguments.into / name, pd.concat([known, measured]) if len(known) else measured)
+        earlier = read_curves(arguments.into / name, columns)
+        write_curves(arguments.into / name, pd.concat([earlier, measured]) if len(earlier) else measured)
     curves = kept_curves(arguments, name, columns)
     return curves[curves.run.isin(configs)]
 
 
 def to_run(configs: Mapping[str, Config], arguments: Arguments, name: str = "curves.csv") -> dict[str, Config]:
     """Return the runs without a curve in this file."""
-    known = {*read_curves(arguments.into / name).run}
-    return {run: config for run, config in configs.items() if _named(run, arguments) not in known}
+    finished = {*read_curves(arguments.into / name).run}
+    return {run: config for run, config in configs.items() if _named(run, arguments) not in finished}
 
 
 def kept_curves(arguments: Arguments, name: str = "curves.csv", columns: Sequence[str] = COLUMNS) -> pd.DataFrame:

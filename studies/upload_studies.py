@@ -19,7 +19,7 @@ from fractions import Fraction
 from studies.uploads import ADAPTIVE, ALIKE, FULL, OPTIMAL, PRICED, SEEDS, UNIFORM, Arm, Comparison, Study
 
 
-def _law(share: float, small: int, uniform_step: float, *more: Arm) -> Comparison:
+def _large_clients(share: float, small: int, uniform_step: float, *more: Arm) -> Comparison:
     """Compare on data where this share of the clients has 380 samples each, and the others `small`."""
     sizes = f"data.partition={{share: {share}, large: [380, 380], small: [{small}, {small}]}}"
     return Comparison(
@@ -54,7 +54,11 @@ UPLOADS = {
         "m = 3 reaches 85 % after 6,400 Mbit, when the others have at most 40 %. Full participation needs eight\n"
         "times as many, uniform draws at least that.",
         "10 % large clients: accuracy and loss against rounds and bits",
-        (_law(0.1, 9, 1 / 32, Arm(ADAPTIVE, 3)), _law(0.2, 11, 1 / 16), _law(0.5, 8, 1 / 16)),
+        (
+            _large_clients(0.1, 9, 1 / 32, Arm(ADAPTIVE, 3)),
+            _large_clients(0.2, 11, 1 / 16),
+            _large_clients(0.5, 8, 1 / 16),
+        ),
         (0.85, 0.95),
         5000,
     ),

@@ -185,20 +185,20 @@ def run_arms(study: Study, comparison: Comparison, steps: Mapping[str, float], a
 def tune(study: Study, comparison: Comparison, arguments: Arguments, grid: Sequence[float]) -> dict[str, float]:
     """Return the best step size of each method on the held-out samples, never at an edge of the tried values."""
     first = {arm.method: arm for arm in reversed(comparison.arms) if arm.method not in OTHERS_STEP}
-    into, held_out = arguments.into / "tuning", [*arguments.overrides, f"data.holdout={study.holdout}"]
+    into, overrides = arguments.into / "tuning", [*arguments.overrides, f"data.holdout={study.holdout}"]
 
     def name(method: str, step: float) -> str:
         return f"{comparison.name}: {method}, step {step:g}"
 
-    def score(wanted: Mapping[str, set[float]]) -> dict[str, dict[float, float]]:
+    def score(steps_to_try: Mapping[str, set[float]]) -> dict[str, dict[float, float]]:
         configs = {
-            name(method, step): study.cell(comparison, first[method], step, TUNING_SEED, into, held_out)
-            for method in sorted(wanted)
-            for step in sorted(wanted[method])
+            name(method, step): study.cell(comparison, first[method], step, TUNING_SEED, into, overrides)
+            for method in sorted(steps_to_try)
+            for step in sorted(steps_to_try[method])
         }
         curves = curves_of(configs, arguments, "tuning/curves.csv", diverging=True)
         scores = {name: score_of(curves[curves.run == name], config.rounds) for name, config in configs.items()}
-        return {method: {step: scores[name(method, step)] for step in steps} for method, steps in wanted.items()}
+        return {method: {step: scores[name(method, step)] for step in steps} for method, steps in steps_to_try.items()}
 
     return search(sorted(first), grid, score)
 
@@ -217,11 +217,11 @@ def search(
             smaller step size.
     """
     tried: dict[str, dict[float, float]] = {method: {} for method in methods}
-    wanted = {method: set(grid) for method in methods}
-    while wanted:
-        for method, scores in score(wanted).items():
+    untried = {method: set(grid) for method in methods}
+    while untried:
+        for method, scores in score(untried).items():
             tried[method].update(scores)
-        wanted = {method: more for method in methods if (more := _beyond(tried[method])) and len(grid) > 1}
+        untried = {method: steps for method in methods if (steps := _beyond(tried[method])) and len(grid) > 1}
     return {method: _best(scores) for method, scores in tried.items()}
 
 
@@ -266,12 +266,15 @@ def table(
 def _row(
     targets: Sequence[float], published: Mapping[str, float | Fraction], results: Results, full: Results
 ) -> dict[str, str]:
-    theirs = f" ({Fraction(published[results.arm.tuned])})" if published else ""
-    row = {"uploads": results.arm.name, f"step{' (published)' * bool(published)}": f"{Fraction(results.step)}{theirs}"}
+    published_step = f" ({Fraction(published[results.arm.tuned])})" if published else ""
+    row = {
+        "uploads": results.arm.name,
+        f"step{' (published)' * bool(published)}": f"{Fraction(results.step)}{published_step}",
+    }
     for target in targets:
         bits, bits_of_full = (8e-6 * each.costs(target, "bytes_up") for each in (results, full))
-        both = bits.notna() & bits_of_full.notna()  # seeds that reached it
-        share = f"{bits[both].mean() / bits_of_full[both].mean():.2f}" if any(both) else NOTHING
+        reached = bits.notna() & bits_of_full.notna()  # seeds that reached it
+        share = f"{bits[reached].mean() / bits_of_full[reached].mean():.2f}" if any(reached) else NOTHING
         row |= {
             f"rounds to {100 * target:g} %": spread(results.costs(target, "rounds"), ".0f"),
             f"Mbit to {100 * target:g} %": spread(bits, ",.0f"),

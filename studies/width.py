@@ -67,11 +67,11 @@ def windows(full: Tensor, small: Tensor, groups: int, shift: int) -> tuple[Tenso
         groups: the number of groups of channels in a layer of the full model.
         shift: the shift of the window, in groups.
     """
-    places = []
-    for size, held in zip(full.shape, small.shape, strict=True):
-        start = 0 if held == size else shift % groups * (size // groups)
-        places.append((torch.arange(held) + start) % size)
-    return torch.meshgrid(*places, indexing="ij")
+    indices = []
+    for size, length in zip(full.shape, small.shape, strict=True):
+        start = 0 if length == size else shift % groups * (size // groups)
+        indices.append((torch.arange(length) + start) % size)
+    return torch.meshgrid(*indices, indexing="ij")
 
 
 class Averages:

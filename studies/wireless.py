@@ -27,7 +27,7 @@ from train.utils.files import write_whole
 SCALED, EQ8 = "uniform, scaled steps", "uniform, Eq. 8"
 SCHEMES = ("proposed", "Eq. 38", "statistical", "weighted", SCALED, EQ8)
 NO_PILOTS = ("clients.pilot_losses=[]",)
-TAUGHT = {
+WITH_PILOTS = {
     "proposed": (),
     "Eq. 38": ("clients.sampler.beta_over_alpha=0",),
     "statistical": ("clients.sampler=statistical",),
@@ -64,7 +64,7 @@ class Setup:
     def rounds_of(self, schemes: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
         """Return the overrides of each scheme, with its own limit of rounds if it has one."""
         limits = {name: (f"rounds={rounds}",) for name, rounds in self.longer.items()}
-        return {name: (*own, *limits.get(name, ())) for name, own in schemes.items()}
+        return {name: (*overrides, *limits.get(name, ())) for name, overrides in schemes.items()}
 
 
 SETUPS = {
@@ -116,18 +116,18 @@ SETUPS = {
 
 
 def run_schemes(
-    taught: dict[str, Config], others: dict[str, Config], arguments: Arguments
+    with_pilots: dict[str, Config], others: dict[str, Config], arguments: Arguments
 ) -> tuple[pd.DataFrame, Calibration]:
     """Run what is missing. The first scheme that needs pilots runs them and passes them on to the others."""
-    (name, first), calibration = next(iter(taught.items())), arguments.into / PILOTS_FILE
+    (name, first), calibration = next(iter(with_pilots.items())), arguments.into / PILOTS_FILE
     curves_of({name: first} | others, arguments)
     if (path := first.directory / PILOTS_FILE).exists():
         write_whole(calibration, path.read_bytes())
-    for config in to_run(taught, arguments).values():
+    for config in to_run(with_pilots, arguments).values():
         if not (path := config.directory / PILOTS_FILE).exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, calibration.read_bytes())
-    return curves_of(taught | others, arguments), Calibration(**json.loads(calibration.read_bytes()))
+    return curves_of(with_pilots | others, arguments), Calibration(**json.loads(calibration.read_bytes()))
 
 
 def targets_of(config: Config) -> tuple[float, float]:
@@ -168,12 +168,20 @@ def in_order(curves: pd.DataFrame) -> pd.DataFrame:
 def run(setup: Setup, arguments: Arguments) -> None:
     """Run what is missing of a setup and write the summary."""
     path, seeds = CONFIGS / f"{arguments.study}.yaml", arguments.seeds or range(setup.seeds)
-    taught, others = (
-        configs_of(path, {name: (*arguments.overrides, *own) for name, own in schemes.items()}, seeds, arguments.into)
-        for schemes in (setup.rounds_of(TAUGHT), OTHERS)
+    with_pilots, others = (
+        configs_of(
+            path,
+            {name: (*arguments.overrides, *overrides) for name, overrides in schemes.items()},
+            seeds,
+            arguments.into,
+        )
+        for schemes in (setup.rounds_of(WITH_PILOTS), OTHERS)
     )
-    curves, calibration = run_schemes(taught, others, arguments)
-    config, curves = taught[f"statistical-{seeds[0]}"], in_order(curves)  # with pilots, without its own limit of rounds
+    curves, calibration = run_schemes(with_pilots, others, arguments)
+    config, curves = (
+        with_pilots[f"statistical-{seeds[0]}"],
+        in_order(curves),
+    )  # with pilots, without its own limit of rounds
     loss, accuracy = targets_of(config)
     picture = figure(curves, loss, accuracy, f"Setup {setup.number}: loss and accuracy against simulated seconds")
     write_summary(arguments, summary(setup, config, curves, calibration), picture)

@@ -125,8 +125,8 @@ def check_fit(name: str, model: nn.Module, dataset: Dataset) -> None:
             has state that no checkpoint holds.
     """
     check_shapes(model)
-    if strange := [key for key, entry in model.state_dict().items() if not isinstance(entry, Tensor)]:
-        raise UserError(f"{few(strange)} of the model {name} cannot be saved; make it a buffer")
+    if unsaveable := [key for key, entry in model.state_dict().items() if not isinstance(entry, Tensor)]:
+        raise UserError(f"{few(unsaveable)} of the model {name} cannot be saved; make it a buffer")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UserError(f"the model {name} has no parameter to train; set requires_grad")
     inputs, targets = dataset.test.inputs[:2], dataset.test.targets[:2]
@@ -137,10 +137,10 @@ def check_fit(name: str, model: nn.Module, dataset: Dataset) -> None:
         raise UserError(
             f"the model {name} cannot read the samples of {dataset.name}: {type(error).__name__}: {one_line(error)}"
         ) from error
-    shape, wanted = tuple(getattr(logits, "shape", ())), (*targets.shape, dataset.num_classes)
-    if shape[:-1] != wanted[:-1] or shape[-1] < wanted[-1]:
-        found = f"logits of shape {shape}" if isinstance(logits, Tensor) else shown(logits)
-        raise UserError(f"the model {name} returns {found} for {len(targets)} samples; shape {wanted} is needed")
+    shape, expected = tuple(getattr(logits, "shape", ())), (*targets.shape, dataset.num_classes)
+    if shape[:-1] != expected[:-1] or shape[-1] < expected[-1]:
+        output = f"logits of shape {shape}" if isinstance(logits, Tensor) else shown(logits)
+        raise UserError(f"the model {name} returns {output} for {len(targets)} samples; shape {expected} is needed")
 
 
 def find_engine(config: Config) -> Callable[[Job], Engine]:
@@ -161,8 +161,8 @@ def make_sampler(config: Config, num_samples: Mapping[Client, int], costs: Mappi
     if network is not None:
         rng = generator(config.seed_of_data, "profiles")
         profiles = Profiles.draw(count, network.bandwidth, rng, network.compute, network.communicate)
-    sizes, prices = (np.array(list(values.values()), dtype=np.float64) for values in (num_samples, costs))
-    population = Population(sizes, prices, profiles)
+    sizes, relative_costs = (np.array(list(values.values()), dtype=np.float64) for values in (num_samples, costs))
+    population = Population(sizes, relative_costs, profiles)
     return clients.sampler.build(count, clients.per_round, config.seed, population)
 
 
@@ -216,15 +216,15 @@ def partition_dataset(config: Config, dataset: Dataset) -> Shares:
 
 
 def assign_keep_ratios(keep_ratio: float | Mapping[float, float], count: int, seed: int) -> dict[Client, float]:
-    """Return each client's keep ratio: the shares rounded to whole clients, dealt out at random, once for the run."""
+    """Return each client's keep ratio: the shares rounded to whole clients, assigned at random, once for the run."""
     if not isinstance(keep_ratio, Mapping):
         return dict.fromkeys(range(count), keep_ratio)
     exact = np.array(list(keep_ratio.values())) * count
-    whole = np.floor(exact + 1e-9).astype(int)
-    largest = np.argsort(whole - exact, kind="stable")  # the largest remainders get the clients left over
-    whole[largest[: count - whole.sum()]] += 1
-    dealt = np.repeat(list(keep_ratio), whole)
-    return dict(enumerate(generator(seed, "keep_ratio").permutation(dealt).tolist()))
+    counts = np.floor(exact + 1e-9).astype(int)
+    largest = np.argsort(counts - exact, kind="stable")  # the largest remainders get the clients left over
+    counts[largest[: count - counts.sum()]] += 1
+    ratios = np.repeat(list(keep_ratio), counts)
+    return dict(enumerate(generator(seed, "keep_ratio").permutation(ratios).tolist()))
 
 
 def find_device(name: str) -> torch.device:

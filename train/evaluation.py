@@ -32,11 +32,11 @@ def evaluate(model: nn.Module, dataset: Dataset, data: Split, batch_size: int = 
     inputs, targets = data.inputs, data.targets
     model.eval()
     sums = torch.zeros(3, dtype=torch.float64, device=targets.device)
-    for batch, wanted in zip(inputs.split(batch_size), targets.split(batch_size), strict=True):
+    for batch, labels in zip(inputs.split(batch_size), targets.split(batch_size), strict=True):
         logits = model(channels_last(dataset.prepare(batch)))
-        counted = wanted != dataset.ignore_index
-        loss = cross_entropy(logits, wanted, dataset.ignore_index, reduction="sum")
-        sums += torch.stack([((logits.argmax(-1) == wanted) & counted).sum(), loss, counted.sum()])
+        counted = labels != dataset.ignore_index
+        loss = cross_entropy(logits, labels, dataset.ignore_index, reduction="sum")
+        sums += torch.stack([((logits.argmax(-1) == labels) & counted).sum(), loss, counted.sum()])
     correct, loss_sum, count = sums.tolist()
     if not isfinite(loss_sum):
         log.warning("the model's loss on %s is %s: lower local.lr or server_lr", dataset.name, loss_sum)

@@ -87,10 +87,12 @@ def read_runs(directories: Iterable[Path]) -> tuple[Runs, list[str]]:
         }
     index = pd.Index(list(settings), dtype=object, name="run")
     frame = round_frame(lines)
-    known = pd.DataFrame(list(status.values()), index, ["seed", "is_finished", "reason_ended", "damaged"], dtype=object)
+    status_frame = pd.DataFrame(
+        list(status.values()), index, ["seed", "is_finished", "reason_ended", "damaged"], dtype=object
+    )
     counts = {"num_rounds": 0, "num_failed": 0}
     totals = _results(frame).reindex(index).fillna(counts).astype(dict.fromkeys(counts, int))
-    results = totals.join(known.astype({"is_finished": bool}))
+    results = totals.join(status_frame.astype({"is_finished": bool}))
     return Runs(pd.DataFrame(list(settings.values()), index, dtype=object), frame, results), errors
 
 
@@ -107,8 +109,8 @@ def find_runs(folders: Iterable[Path]) -> tuple[Runs, list[str]]:
     if missing := [folder for folder in folders if not folder.is_dir()]:
         raise UserError(f"there is no folder {missing[0]}; name folders that hold runs")
     directories = {path.parent for folder in folders for path in folder.rglob(METRICS_FILE) if path.stat().st_size}
-    found, errors = read_runs(sorted(directories))
-    runs = found.begun
+    all_runs, errors = read_runs(sorted(directories))
+    runs = all_runs.begun
     if runs.results.empty:
         names = f"no run with a finished round in {', '.join(map(str, folders))}; name folders that hold runs"
         raise UserError("; ".join(errors) or names)
@@ -215,7 +217,7 @@ def mean_curve(rounds: pd.DataFrame, y: str, x: str = "rounds", smooth: float = 
     points = pd.DataFrame({"run": rounds.run, "rounds": rounds.rounds, "x": rounds[x], "y": rounds[y]})
     points = points[np.isfinite(points.y)]
     if smooth:
-        points["y"] = points.groupby("run").y.transform(lambda its: its.ewm(alpha=1 - smooth).mean())
+        points["y"] = points.groupby("run").y.transform(lambda values: values.ewm(alpha=1 - smooth).mean())
     by_round = points.groupby("rounds")
     curve = by_round.agg(x=("x", "mean"), mean=("y", "mean"), deviation=("y", "std"), runs=("run", "nunique"))
     return curve[curve.runs == points.run.nunique()].fillna({"deviation": 0.0})

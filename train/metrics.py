@@ -104,8 +104,8 @@ class RoundMetrics:
             TypeError: a metric that every round has is missing.
         """
         names = {entry.name for entry in fields(cls)}
-        known = {name: value for name, value in line.items() if name in names}
-        return cls(**known, extra={name: value for name, value in line.items() if name not in names})
+        values = {name: value for name, value in line.items() if name in names}
+        return cls(**values, extra={name: value for name, value in line.items() if name not in names})
 
 
 def measure(

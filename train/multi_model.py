@@ -122,9 +122,9 @@ def local_losses(task: Task, cohort: list[int], batch_size: int = 512) -> NDArra
     owners = torch.repeat_interleave(torch.arange(len(data)), torch.tensor([len(part) for part in data]))
     sums = torch.zeros(2, len(data), dtype=torch.float64, device=targets.device)  # of losses, and of targets
     owners = owners.to(targets.device)
-    for batch, wanted, owner in zip(*(x.split(batch_size) for x in (inputs, targets, owners)), strict=True):
+    for batch, labels, owner in zip(*(x.split(batch_size) for x in (inputs, targets, owners)), strict=True):
         logits = model(dataset.prepare(batch)).movedim(-1, 1)
-        losses = F.cross_entropy(logits, wanted, ignore_index=dataset.ignore_index, reduction="none")
-        for row, values in zip(sums, (losses, wanted != dataset.ignore_index), strict=True):
+        losses = F.cross_entropy(logits, labels, ignore_index=dataset.ignore_index, reduction="none")
+        for row, values in zip(sums, (losses, labels != dataset.ignore_index), strict=True):
             row.index_add_(0, owner, values.double().flatten(1).sum(1) if values.dim() > 1 else values.double())
     return np.asarray((sums[0] / sums[1]).cpu().numpy())

@@ -63,7 +63,7 @@ class RunProgress:
         return self.done == self.rounds or self.stopped is not None
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Estimated seconds to the end."""
         return self.seconds / self.seen * (self.rounds - self.done) if self.seen else 0.0
 
@@ -71,7 +71,7 @@ class RunProgress:
         parts = [] if self.loss is None else [f"loss {self.loss:.3f}"]
         parts += [] if self.accuracy is None else [f"accuracy {100 * self.accuracy:.1f} %"]
         parts += [f"{self.megabytes:,.1f} MB"] + ([f"{self.lost} lost"] if self.lost else [])
-        return ", ".join([*parts, *([] if self.finished else [f"{clock(self.left)} left"])])
+        return ", ".join([*parts, *([] if self.finished else [f"{clock(self.seconds_left)} left"])])
 
 
 class RoundProgress:
@@ -124,9 +124,9 @@ class RoundProgress:
             return
         if not self._began:
             self._began = True
-            self._say(self._heading)
+            self._print(self._heading)
         if len(self._runs) == 1:
-            self._say(f"{self._runs[0].name}: {stage}")
+            self._print(f"{self._runs[0].name}: {stage}")
 
     def show(self, index: int, metrics: Mapping[str, Any]) -> None:
         """Show one round of a run."""
@@ -140,11 +140,11 @@ class RoundProgress:
             self._bars.show(index, run)
         elif first or run.finished or self._now() - self._last >= INTERVAL:
             self._last = self._now()
-            self._say(f"{run.name}: round {run.done} of {run.rounds}, {run}")
+            self._print(f"{run.name}: round {run.done} of {run.rounds}, {run}")
         if run.stopped is not None:
-            self._say(f"{run.name}: ended with round {run.done} of {run.rounds}: {run.stopped}")
+            self._print(f"{run.name}: ended with round {run.done} of {run.rounds}: {run.stopped}")
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         self._console.print(line, highlight=False, markup=False, emoji=False, soft_wrap=self._bars is None)
 
 

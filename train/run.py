@@ -68,7 +68,7 @@ def _train(config: Config, callbacks: Sequence[Callback], resume: bool, build: B
         clients = describe_clients(experiment)
         if resume:
             check_clients(config.directory, clients)
-        earlier = _go_back(config, experiment) if resume else []
+        earlier = _restore(config, experiment) if resume else []
         _describe(config, experiment, clients, provenance, len(earlier))
         history, lost = History(config, earlier), LostRounds(config.rounds, earlier=earlier)
         lost.raise_if_diverged()
@@ -107,15 +107,15 @@ def open_callbacks(experiment: Experiment, earlier: Sequence[RoundMetrics], requ
 @contextmanager
 def threads(count: int) -> Iterator[None]:
     """Set torch's number of threads, on which rounding depends."""
-    before = torch.get_num_threads()
+    previous = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous)
 
 
-def _go_back(config: Config, experiment: Experiment) -> list[RoundMetrics]:
+def _restore(config: Config, experiment: Experiment) -> list[RoundMetrics]:
     """Load the last checkpoint that has metrics; return the metrics of its rounds."""
     path = config.directory / files.METRICS_FILE
     lines = read_lines(path)
@@ -139,5 +139,7 @@ def _describe(
     """Write the configuration, the clients' data, and the provenance."""
     write_whole(config.directory / files.CONFIG_FILE, dump_yaml(plain(config)).encode())
     write_whole(config.directory / files.CLIENTS_FILE, json.dumps(clients).encode())
-    made = provenance.resumed(describe_start(start)) if provenance else Provenance.of(config, experiment.tasks, start)
-    write_whole(config.directory / files.PROVENANCE_FILE, made.to_json().encode())
+    updated = (
+        provenance.resumed(describe_start(start)) if provenance else Provenance.of(config, experiment.tasks, start)
+    )
+    write_whole(config.directory / files.PROVENANCE_FILE, updated.to_json().encode())

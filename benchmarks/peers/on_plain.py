@@ -12,7 +12,7 @@ from workload import COHORT, ROUNDS, Stopwatch, network, no_arguments, train, us
 WORKERS = 2
 
 
-def train_some(users: list[int]) -> None:
+def train_clients(users: list[int]) -> None:
     """Train a new network for each of these users."""
     torch.set_num_threads(1)
     for user in users:
@@ -23,7 +23,7 @@ def main() -> None:
     watch, cohort = Stopwatch(), list(range(COHORT))
     with ProcessPoolExecutor(WORKERS, get_context("spawn")) as pool:
         for _ in range(ROUNDS + 1):
-            list(pool.map(train_some, [cohort[place::WORKERS] for place in range(WORKERS)]))
+            list(pool.map(train_clients, [cohort[index::WORKERS] for index in range(WORKERS)]))
             watch.lap()
     watch.report()
 

@@ -99,7 +99,7 @@ def test_wireless_study_of_a_few_rounds_runs(tmp_path, monkeypatch, name, starte
 
 
 def test_schemes_with_short_rounds_run_more_rounds(tmp_path):
-    schemes = SETUPS["wireless_mnist"].rounds_of(wireless.TAUGHT)
+    schemes = SETUPS["wireless_mnist"].rounds_of(wireless.WITH_PILOTS)
     configs = runner.configs_of(CONFIGS / "wireless_mnist.yaml", schemes, [0], tmp_path)
     limits = {name.removesuffix("-0"): config.rounds for name, config in configs.items()}
     assert limits == {"proposed": 1000, "Eq. 38": 600, "statistical": 400}

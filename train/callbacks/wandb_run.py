@@ -68,38 +68,38 @@ class WandbRun(Callback):
         artifacts: bool = False,
     ) -> None:
         self._config, self._state, self._artifacts = config, config.directory / WANDB_FILE, artifacts
-        held = wandb_state(config.directory)
-        if self._state.exists() and not held:
+        state = wandb_state(config.directory)
+        if self._state.exists() and not state:
             log.warning("%s cannot be read; W&B gets a new run that starts with this round", self._state)
-        self._id, self._told = held.get("id") or uuid4().hex[:12], int(held.get("rounds", 0))
+        self._id, self._num_logged = state.get("id") or uuid4().hex[:12], int(state.get("rounds", 0))
         settings = settings_in_name(config)
-        own = [word[:LONGEST_TAG] for word in settings.split(",") if word]
+        settings_tags = [word[:LONGEST_TAG] for word in settings.split(",") if word]
         try:
             self._run = wandb.init(
                 project=project,
                 entity=entity,
                 group=group or "-".join(filter(None, (config.name, config.strategy, settings))),
                 job_type=config.strategy,
-                tags=[config.strategy, config.data.name, *own, *tags],
+                tags=[config.strategy, config.data.name, *settings_tags, *tags],
                 name=run_name or config.directory.name,
                 id=self._id,
-                resume="allow" if held and mode == "online" else None,
+                resume="allow" if state and mode == "online" else None,
                 dir=config.directory,
                 mode=mode,
-                config=config.model_dump(mode="json") | {"versions": describe_start(self._told)},
+                config=config.model_dump(mode="json") | {"versions": describe_start(self._num_logged)},
                 settings=wandb.Settings(silent=True, console="off"),
             )
         except (wandb.errors.Error, ValueError) as error:
             remedy = "; tracker.mode=offline needs no account" if mode == "online" else ""
             raise UserError(f"W&B: {' '.join(str(error).split())}{remedy}") from error
         self._where = self._run.url or f"wandb sync {Path(self._run.dir).parent}"
-        self._remember()
+        self._save_state()
         self._define()
         enter(f"logging to W&B, {mode}: {self._where}")
 
     def after_round(self, metrics: RoundMetrics, plans: Mapping[str, Plan]) -> None:
         """Log the numbers of one round, with the round as the step."""
-        if metrics.round < self._told:
+        if metrics.round < self._num_logged:
             return
         numbers = {self._named(key): value for key, value in metrics.to_dict().items() if is_number(value)}
         numbers["megabytes"] = metrics.bytes_total / 1e6
@@ -107,8 +107,8 @@ class WandbRun(Callback):
             numbers[self._named("best_test_accuracy")] = numbers.pop("best_accuracy")
         layers = self._histograms(layer_statistics(plans)) if records_layers(self._config, metrics) else {}
         self._run.log(numbers | layers, step=metrics.round)
-        self._told = metrics.round + 1
-        self._remember()
+        self._num_logged = metrics.round + 1
+        self._save_state()
         for client, reason in metrics.failures.items():
             self._run.summary[f"failures/{metrics.round}/{client}"] = reason
 
@@ -142,11 +142,11 @@ class WandbRun(Callback):
         for name in ARTIFACTS:
             if (path := directory / name).exists():
                 artifact.add_file(str(path))
-        with TemporaryDirectory() as made:
+        with TemporaryDirectory() as report:
             command = f"python -m train run {directory / CONFIG_FILE}"
-            write_report([directory], Path(made), self._config.name, command)
-            write_page([directory], Path(made), command)
-            artifact.add_dir(made)
+            write_report([directory], Path(report), self._config.name, command)
+            write_page([directory], Path(report), command)
+            artifact.add_dir(report)
         return artifact
 
     def _named(self, key: str) -> str:
@@ -163,6 +163,6 @@ class WandbRun(Callback):
             for name, best in BEST.items():
                 self._run.define_metric(prefix + self._named(name), step_metric="round", summary=f"{best},last")
 
-    def _remember(self) -> None:
-        state = {"id": self._id, "rounds": self._told, "where": self._where}
+    def _save_state(self) -> None:
+        state = {"id": self._id, "rounds": self._num_logged, "where": self._where}
         write_whole(self._state, (json.dumps(state) + "\n").encode())

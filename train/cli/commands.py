@@ -91,19 +91,19 @@ def explain(error: BaseException, again: str) -> tuple[str, int]:
         number = error.signal if isinstance(error, Stopped) else signal.SIGINT
         return f"interrupted; {again} continues from the last checkpoint", 128 + number
     if isinstance(error, OSError):
-        place = f"{error.filename}: " if error.filename else ""
-        return f"error: {place}{error.strerror or error}", 1
-    why = " ".join(str(error).split())
-    return f"error: {type(error).__name__}: {why[:500]}; --debug shows where", 1
+        prefix = f"{error.filename}: " if error.filename else ""
+        return f"error: {prefix}{error.strerror or error}", 1
+    message = " ".join(str(error).split())
+    return f"error: {type(error).__name__}: {message[:500]}; --debug shows where", 1
 
 
-def _asked(args: argparse.Namespace) -> Config:
+def _requested_config(args: argparse.Namespace) -> Config:
     """Return the requested configuration. A key that has no effect is an error."""
     return load_config(args.config, args.overrides)
 
 
 def _run(args: argparse.Namespace, console: Console) -> None:
-    config = with_directory(_asked(args), args.overrides)
+    config = with_directory(_requested_config(args), args.overrides)
     if args.resume and not (config.directory / CONFIG_FILE).exists():
         log.warning("%s holds no run to resume: a new run starts there", config.directory)
     with RoundProgress(console, [config]) as progress, watched(partial(progress.show_stage, 0)):
@@ -143,13 +143,13 @@ def _table(args: argparse.Namespace, console: Console) -> None:
 def _raise_failures(failures: Mapping[Path, FailedRun], total: int) -> None:
     """Report the runs that failed, after the report on the others is written. Report equal failures once."""
     if failures:
-        alike: dict[str, list[str]] = {}
+        directories_of: dict[str, list[str]] = {}
         for directory, failure in failures.items():
-            alike.setdefault(failure.reason, []).append(str(directory))
-        each = "; ".join(f"{few(directories)}: {reason}" for reason, directories in alike.items())
-        kind = UserError if all(failure.is_mistake for failure in failures.values()) else RunError
+            directories_of.setdefault(failure.reason, []).append(str(directory))
+        each = "; ".join(f"{few(directories)}: {reason}" for reason, directories in directories_of.items())
+        error = UserError if all(failure.is_mistake for failure in failures.values()) else RunError
         others = ", the others finished" if len(failures) < total else ""
-        raise kind(f"{len(failures)} of {total} runs failed{others}: {each}")
+        raise error(f"{len(failures)} of {total} runs failed{others}: {each}")
 
 
 def _federate(args: argparse.Namespace, console: Console) -> None:
@@ -166,7 +166,7 @@ def _federate(args: argparse.Namespace, console: Console) -> None:
 
 
 def _inspect(args: argparse.Namespace, console: Console) -> None:
-    config = _asked(args)
+    config = _requested_config(args)
     into = config.output or Path("runs")
     check_writable(into)
     for line in inspect_partition(config, into):
@@ -174,7 +174,7 @@ def _inspect(args: argparse.Namespace, console: Console) -> None:
 
 
 def _config(args: argparse.Namespace, console: Console) -> None:
-    config = with_directory(_asked(args), args.overrides)
+    config = with_directory(_requested_config(args), args.overrides)
     text = dump_yaml(config.model_dump(mode="json"))
     console.print(text, end="", highlight=True, soft_wrap=True)
 

@@ -48,8 +48,8 @@ def settings_in_name(config: Config) -> str:
     """Return the settings in the names of a run's and its comparison's folder, as ``lr=0.05``, if there are any."""
     name, folder = re.escape(config.name), config.directory
     shared = re.fullmatch(rf"{name}-compare-(.+)", folder.parent.name)
-    own = re.fullmatch(rf"(?:{name}-)?{re.escape(config.strategy)}-(.+)-{config.seed}", folder.name)
-    return ",".join(found[1] for found in (shared, own) if found)
+    run = re.fullmatch(rf"(?:{name}-)?{re.escape(config.strategy)}-(.+)-{config.seed}", folder.name)
+    return ",".join(match[1] for match in (shared, run) if match)
 
 
 def _plain(value: str) -> str:

@@ -88,9 +88,9 @@ class Part(Section):
         name = values.get("name", cls.model_fields["name"].default)
         if not isinstance(name, str):
             return values
-        given = {option: value for option, value in values.items() if option not in cls.model_fields}
+        options = {option: value for option, value in values.items() if option not in cls.model_fields}
         function = cls.registry[name]
-        return {**values, "name": name, **check_options(name, function, given, cls.registry.num_arguments)}
+        return {**values, "name": name, **check_options(name, function, options, cls.registry.num_arguments)}
 
 
 def known(entries: Mapping[str, Any], kind: str, name: str) -> str:
@@ -123,17 +123,17 @@ def check_options(
         ValidationError: an unknown option, a value of another type, or an option without a default that is not given.
     """
     parameters = options_of(function, num_arguments)
-    defaults = {key: its.default for key, its in parameters.items() if isinstance(its.default, PLAIN)}
-    shown = ", ".join(f"{key}={in_yaml(defaults[key])}" if key in defaults else key for key in parameters) or "none"
+    defaults = {key: parameter.default for key, parameter in parameters.items() if isinstance(parameter.default, PLAIN)}
+    listed = ", ".join(f"{key}={in_yaml(defaults[key])}" if key in defaults else key for key in parameters) or "none"
     problems = [
-        _problem(f"{name} has no option {key!r}{nearest(str(key), parameters)}; its options: {shown}", key, value)
+        _problem(f"{name} has no option {key!r}{nearest(str(key), parameters)}; its options: {listed}", key, value)
         for key, value in options.items()
         if key not in parameters
     ]
     problems += [
-        _problem(f"{name} needs the option {key!r}; its options: {shown}", key, None)
-        for key, its in parameters.items()
-        if its.default is its.empty and key not in options
+        _problem(f"{name} needs the option {key!r}; its options: {listed}", key, None)
+        for key, parameter in parameters.items()
+        if parameter.default is parameter.empty and key not in options
     ]
     if problems:
         raise ValidationError.from_exception_data(name, problems)
@@ -149,13 +149,13 @@ def options_of(function: Callable[..., Any], num_arguments: int) -> dict[str, in
         signature = inspect.signature(function, eval_str=True)
     except NameError:  # an annotation that only type checkers can read
         signature = inspect.signature(function)
-    own = list(signature.parameters.values())[num_arguments:]
-    return {its.name: its for its in own if its.kind in (its.KEYWORD_ONLY, its.POSITIONAL_OR_KEYWORD)}
+    options = list(signature.parameters.values())[num_arguments:]
+    return {each.name: each for each in options if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)}
 
 
 @cache
 def _types_of(function: Callable[..., Any], num_arguments: int) -> TypeAdapter[Any]:
-    types = {key: _type_of(its) for key, its in options_of(function, num_arguments).items()}
+    types = {key: _type_of(parameter) for key, parameter in options_of(function, num_arguments).items()}
     make: Any = TypedDict
     options = make("options", types, total=False)
     options.__pydantic_config__ = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
@@ -175,8 +175,8 @@ def _type_of(parameter: inspect.Parameter) -> Any:
     return Annotated[annotation, BeforeValidator(partial(_check_flag, bool in choices))]
 
 
-def _check_flag(wanted: bool, value: object) -> object:
-    return value if value is None else refuse_mistaken_flag(value, wanted)
+def _check_flag(is_flag: bool, value: object) -> object:
+    return value if value is None else refuse_mistaken_flag(value, is_flag)
 
 
 def _problem(message: str, key: Any, value: Any) -> InitErrorDetails:

@@ -45,15 +45,15 @@ def _types(annotation: Any) -> list[Any]:
     return [annotation, *(kind for part in get_args(annotation) for kind in _types(part))]
 
 
-def refuse_mistaken_flag(value: object, wanted: bool) -> object:
+def refuse_mistaken_flag(value: object, is_flag: bool) -> object:
     """Return the value of a key, which must be true or false if and only if the key is a flag.
 
     Raises:
         PydanticCustomError: the key is a flag and the value is not, or the reverse. Python takes true for 1.
     """
-    if wanted and not isinstance(value, bool):
+    if is_flag and not isinstance(value, bool):
         raise PydanticCustomError("flag", "true or false is needed")
-    if not wanted and _has_flag(value):
+    if not is_flag and _has_flag(value):
         raise PydanticCustomError("flag", "true and false are not numbers or names; put a name in quotes")
     return value
 

@@ -125,15 +125,18 @@ def checked(dataset: Dataset) -> Dataset:
 
 def _is_dense(split: object) -> bool:
     """Return whether this is a split of tensors with a first dimension and values."""
-    held = (split.inputs, split.targets) if isinstance(split, Split) else (None,)
-    return all(isinstance(its, Tensor) and its.ndim and its.layout == torch.strided and not its.is_meta for its in held)
+    tensors = (split.inputs, split.targets) if isinstance(split, Split) else (None,)
+    return all(
+        isinstance(tensor, Tensor) and tensor.ndim and tensor.layout == torch.strided and not tensor.is_meta
+        for tensor in tensors
+    )
 
 
 def problem_of(dataset: Dataset, split: Split) -> str | None:
     """Return what makes samples unfit for a dataset, or None."""
     inputs, targets, count = split.inputs, split.targets, dataset.num_classes
     counted = targets[targets != dataset.ignore_index]
-    strange = counted[(counted < 0) | (counted >= count)].unique().tolist()
+    invalid = counted[(counted < 0) | (counted >= count)].unique().tolist()
     problems = {
         f"has {len(inputs)} inputs and {len(targets)} targets; give one target each": len(inputs) != len(targets),
         f"has inputs of shape {tuple(inputs.shape[1:])}, and its input_shape is {dataset.input_shape}": (
@@ -147,7 +150,7 @@ def problem_of(dataset: Dataset, split: Split) -> str | None:
             targets.shape[1:] not in (torch.Size(), inputs.shape[1:])
         ),
         f"has no target but ignored ones; ignore_index={dataset.ignore_index}": len(targets) > 0 == len(counted),
-        f"has the targets {few(strange)}; with num_classes={count} they are 0 to {count - 1}": bool(strange),
+        f"has the targets {few(invalid)}; with num_classes={count} they are 0 to {count - 1}": bool(invalid),
     }
     return next((words for words, wrong in problems.items() if wrong), None)
 
@@ -231,16 +234,16 @@ def hold_out(dataset: Dataset, count: int, seed: int) -> Dataset:
         raise UserError(
             f"data.holdout={count} must be at most {free.sum()}, so that all clients of {dataset.name} train"
         )
-    held = np.zeros(len(free), dtype=bool)
-    held[generator(seed, "holdout").choice(np.flatnonzero(free), count, replace=False)] = True
-    place = np.cumsum(~held) - 1  # of a sample that stays, among those that stay
+    held_out = np.zeros(len(free), dtype=bool)
+    held_out[generator(seed, "holdout").choice(np.flatnonzero(free), count, replace=False)] = True
+    new_index = np.cumsum(~held_out) - 1  # of each sample that remains
     if natural is not None:
-        natural = [place[part[~held[part]]] for part in natural]
+        natural = [new_index[part[~held_out[part]]] for part in natural]
     remark = f"tested on {count:,} training samples kept from the clients"
     return dataclasses.replace(
         dataset,
-        train=_rows(dataset.train, ~held),
-        test=_rows(dataset.train, held),
+        train=_rows(dataset.train, ~held_out),
+        test=_rows(dataset.train, held_out),
         natural=natural,
         remarks=(*dataset.remarks, remark),
     )

@@ -98,8 +98,8 @@ def decode(encoded: Iterable[bytes], shape: Shape) -> Tensor:
         for file in chunk:
             with Image.open(BytesIO(file), formats=formats) as image:
                 if image.size != (width, height):
-                    held = "{}x{}".format(*image.size)
-                    raise ValueError(f"an image has {held} pixels, not {width}x{height}")
+                    size = "{}x{}".format(*image.size)
+                    raise ValueError(f"an image has {size} pixels, not {width}x{height}")
                 parts.append((image if image.mode == mode else image.convert(mode)).tobytes())
         return b"".join(parts)
 

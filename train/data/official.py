@@ -65,12 +65,12 @@ def download(name: str, folder: Path) -> None:
     """
     if name not in TORCHVISION:
         raise UserError(f"data.download=true cannot fetch {name}, only {', '.join(TORCHVISION)}; place it in {folder}")
-    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # every attempt and its failure
             TORCHVISION[name](folder, download=True)
     except (OSError, RuntimeError) as error:
-        if made:
-            rmtree(made[-1], ignore_errors=True)
+        if created:
+            rmtree(created[-1], ignore_errors=True)
         words = " ".join(str(error).split())[:300]
         raise UserError(f"could not download {name} into {folder}: {words}; place it there by other means") from error

@@ -103,7 +103,7 @@ def _read(name: str, root: Path, training: bool, download: bool) -> Images:
     from train.data import official  # noqa: PLC0415 - torchvision is heavy
 
     target = root / source.folders[0]
-    folder = next((place for place in (target, root) if (place / source.marker).exists()), None)
+    folder = next((path for path in (target, root) if (path / source.marker).exists()), None)
     if folder is None:
         if not download:
             raise UserError(_missing(name, root))
@@ -115,7 +115,7 @@ def _read(name: str, root: Path, training: bool, download: bool) -> Images:
 
 def _shards(folder: Path, splits: tuple[str, ...]) -> list[Path]:
     """Return the parquet files of a split anywhere under the folder: `train-00000-of-00002….parquet`, …"""
-    return next((found for split in splits if (found := sorted(folder.rglob(f"{split}*.parquet")))), [])
+    return next((paths for split in splits if (paths := sorted(folder.rglob(f"{split}*.parquet")))), [])
 
 
 def _missing(name: str, root: Path) -> str:

@@ -83,5 +83,5 @@ def _batches(
     drawn = draw_passes(data, dataset, local, key)
     length = len(data) if local.steps is None else len(drawn)
     for inputs, targets in zip(drawn.inputs.split(length), drawn.targets.split(length), strict=True):
-        for batch, wanted in zip(inputs.split(local.batch_size), targets.split(local.batch_size), strict=True):
-            yield channels_last(dataset.prepare(batch)), wanted
+        for batch, labels in zip(inputs.split(local.batch_size), targets.split(local.batch_size), strict=True):
+            yield channels_last(dataset.prepare(batch)), labels

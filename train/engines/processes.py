@@ -44,14 +44,14 @@ class ProcessesEngine(Engine):
 
     def __init__(self, job: Job, num_workers: int | None = None) -> None:
         count, self._device = num_workers or count_devices(job), job.device
-        home = job.to("cpu")
-        _must_be_sendable(home)
+        cpu_job = job.to("cpu")
+        _check_picklable(cpu_job)
         self._ahead = AHEAD * count
         context = context_of(__name__, "torch._dynamo")  # which torch imports at an optimizer's first step
         devices = context.SimpleQueue()
-        for place in range(count):
-            devices.put(f"cuda:{place}" if job.device.type == "cuda" else "cpu")
-        self._pool = ProcessPoolExecutor(count, context, _begin, (home, devices))
+        for index in range(count):
+            devices.put(f"cuda:{index}" if job.device.type == "cuda" else "cpu")
+        self._pool = ProcessPoolExecutor(count, context, _initialize_worker, (cpu_job, devices))
         try:
             self._pool.submit(os.getpid).result()  # starts them now, not in the first round
         except BrokenProcessPool as error:
@@ -79,7 +79,7 @@ class ProcessesEngine(Engine):
         self._pool.shutdown()
 
 
-def _must_be_sendable(job: Job) -> None:
+def _check_picklable(job: Job) -> None:
     try:
         ForkingPickler.dumps(job)
     except (AttributeError, TypeError, PicklingError) as error:
@@ -115,8 +115,8 @@ def num_cores() -> int:
 _engine: list[SequentialEngine] = []  # a worker's one engine
 
 
-def _begin(job: Job, devices: Any) -> None:
-    """Begin the life of a worker: on the next device, in one thread, deaf to signals that its parent heeds."""
+def _initialize_worker(job: Job, devices: Any) -> None:
+    """Worker initializer: choose the device, use one thread, and ignore the signals that the parent handles."""
     logging.basicConfig(level=logging.getLogger().level, format="%(message)s", force=True)  # not on a parent's console
     for ending in ENDING:
         signal.signal(ending, signal.SIG_IGN)

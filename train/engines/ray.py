@@ -63,9 +63,9 @@ class RayEngine(Engine):
                     log.warning("client %s failed in round %d: %s", client, round, update.failure)
                 yield client, update
         except self._ray.exceptions.RayError as error:
-            why = getattr(error, "cause", None) or error
-            first, *_ = str(why).splitlines() or [""]
-            raise RunError(f"Ray failed to train a client ({type(why).__name__}: {first}); {REMEDY}") from error
+            cause = getattr(error, "cause", None) or error
+            first, *_ = str(cause).splitlines() or [""]
+            raise RunError(f"Ray failed to train a client ({type(cause).__name__}: {first}); {REMEDY}") from error
 
     def close(self) -> None:
         """Let go of what is in the object store. The cluster is not ours."""

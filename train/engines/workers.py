@@ -60,9 +60,9 @@ def train_in_order(
 
 
 def answer(engine: SequentialEngine, client: Client, terms: bytes, dense: bytes, round: int, lr: float) -> Answer:
-    """Train a client in a worker, on its own terms and the dense rest that all clients of the round share."""
-    own, rest = Shard.from_bytes(terms), Shard.from_bytes(dense)
-    shard = replace(own, dense=rest.dense, frozen=own.frozen | rest.frozen).to(engine.job.device)
+    """Train a client in a worker, on its own terms and the dense tensors that all clients of the round share."""
+    client_shard, common = Shard.from_bytes(terms), Shard.from_bytes(dense)
+    shard = replace(client_shard, dense=common.dense, frozen=client_shard.frozen | common.frozen).to(engine.job.device)
     update = engine.train_client(client, shard, round, lr)
     sent_back = None if update.shard is None else update.shard.to_bytes()
     return sent_back, None if update.loss is None else float(update.loss), update.failure

@@ -144,9 +144,9 @@ def partition_drawings(clients: Mapping[str, Any], name: str) -> Iterator[Drawin
     samples, ratios = np.array(clients["samples"]), np.array(clients["keep_ratios"])
     figure, axes = new_figure()
     axes.set_axisbelow(True)
-    for place, ratio in enumerate(sorted(set(ratios.tolist()))):
+    for index, ratio in enumerate(sorted(set(ratios.tolist()))):
         mine = np.flatnonzero(ratios == ratio)
-        color = OKABE_ITO[place % len(OKABE_ITO)]
+        color = OKABE_ITO[index % len(OKABE_ITO)]
         axes.bar(mine, samples[mine], width=0.9, color=color, label=f"r = {ratio:g}", snap=False)  # thin bars stay
     lay_out(axes, "client", "samples", f"{name}\nsamples and keep ratios")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

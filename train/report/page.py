@@ -54,12 +54,12 @@ def write_page(folders: Sequence[Path], into: Path, command: str, targets: Seque
     Raises:
         UserError: there is no run, or a file of that name by another program.
     """
-    found, errors = find_runs(folders)
-    runs, repeats = without_repeats(found)
+    all_runs, errors = find_runs(folders)
+    runs, repeats = without_repeats(all_runs)
     page, table = into / PAGE, into / TABLE
-    for path, sign in ((page, GENERATOR), (table, ",".join(CSV_COLUMNS))):
+    for path, marker in ((page, GENERATOR), (table, ",".join(CSV_COLUMNS))):
         refuse_irregular(path)
-        if path.exists() and sign not in path.read_text(encoding="utf-8", errors="replace")[:500]:
+        if path.exists() and marker not in path.read_text(encoding="utf-8", errors="replace")[:500]:
             raise UserError(f"{path} was not written by this program; choose another --output")
     into.mkdir(parents=True, exist_ok=True)
     chapters = []
@@ -154,8 +154,8 @@ class Chapter:
 
     def versions(self) -> tuple[list[str], list[tuple[str, dict[str, str]]]]:
         """Return a header, and the versions of each run over all its starts."""
-        made = [(run, _describe(read)) for run in self.results.index if (read := self._read(Provenance.read, run))]
-        return list(dict.fromkeys(key for _, words in made for key in words)), made
+        starts = [(run, _describe(read)) for run in self.results.index if (read := self._read(Provenance.read, run))]
+        return list(dict.fromkeys(key for _, words in starts for key in words)), starts
 
     def _read(self, reader: Callable[[Path], Record], run: str) -> Record | None:
         """Return the content of a run's file; None if it cannot be read, which is noted."""
@@ -199,9 +199,9 @@ def _layers_of(records: Mapping[tuple[int, str], Layers], round: int) -> Layers:
     return {f"{task}/{name}": each for task, layers in tasks.items() for name, each in layers.items()}
 
 
-def _describe(made: Provenance) -> dict[str, str]:
-    words = {"engine": made.engine, "device": made.device, "threads": str(made.threads)}
-    starts = [{**start, "commit": _short(start.get("commit"))} for start in made.starts]
+def _describe(provenance: Provenance) -> dict[str, str]:
+    words = {"engine": provenance.engine, "device": provenance.device, "threads": str(provenance.threads)}
+    starts = [{**start, "commit": _short(start.get("commit"))} for start in provenance.starts]
     for key in dict.fromkeys(key for start in starts for key in start):
         words[key] = ", ".join(dict.fromkeys(str(start.get(key, NOTHING)) for start in starts))
     return words

@@ -24,8 +24,13 @@ Dash = str | tuple[int, tuple[float, ...]]
 DASHES: tuple[Dash, ...] = ("-", "--", ":", "-.", (0, (9, 3)), (0, (4, 1, 1, 1, 1, 1)), (0, (1, 3)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 OKABE_ITO = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7")
-LOOK: Any = {"svg.hashsalt": "spectral-sharding", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
-LOOK["text.parse_math"] = False  # names may contain dollar signs
+RC_PARAMS: Any = {
+    "svg.hashsalt": "spectral-sharding",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+RC_PARAMS["text.parse_math"] = False  # names may contain dollar signs
 
 LABELS = {
     "rounds": "rounds",
@@ -176,7 +181,7 @@ def curve_figure(
 
 def new_figure(height: float = 3.5) -> tuple[Figure, Axes]:
     """Return a picture with one panel, small enough to be read on a phone."""
-    with mpl.rc_context(LOOK):
+    with mpl.rc_context(RC_PARAMS):
         figure = Figure(figsize=(4.2, height), layout="constrained")
         return figure, figure.subplots()
 
@@ -190,14 +195,14 @@ def add_legend(figure: Figure, axes: Axes) -> None:
         lines = ceil(sum(label.count("\n") + 1 for label in labels) / columns)
         figure.set_figheight(figure.get_figheight() + 0.2 * max(0, lines - 2))
         place: Any = {"loc": "outside lower center", "ncols": columns, "frameon": False}
-        with mpl.rc_context(LOOK):
+        with mpl.rc_context(RC_PARAMS):
             figure.legend(handles, labels, **place, fontsize=9, handlelength=3.2)
 
 
 def svg_of(figure: Figure) -> bytes:
     """Return the picture as SVG, with the same bytes each time."""
     buffer = BytesIO()
-    with mpl.rc_context(LOOK):
+    with mpl.rc_context(RC_PARAMS):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return buffer.getvalue()
 

@@ -48,13 +48,13 @@ def write_report(
     Raises:
         UserError: one of the directories holds no run.
     """
-    failed, wanted = failed or {}, dict.fromkeys(map(str, directories))
+    failed, requested = failed or {}, dict.fromkeys(map(str, directories))
     earlier = {path.parent for path in into.glob(f"*/{METRICS_FILE}")} - {*directories, *failed}
-    found, errors = read_runs([*directories, *sorted(earlier)])
-    if missing := wanted.keys() - {*found.begun.results.index}:
+    all_runs, errors = read_runs([*directories, *sorted(earlier)])
+    if missing := requested.keys() - {*all_runs.begun.results.index}:
         raise UserError("; ".join(errors) or f"{min(missing)} holds no run with a finished round")
-    unfinished = [run for run, done in found.results.is_finished.items() if not done and run not in wanted]
-    runs, _ = without_repeats(found.select(found.results.index.drop(unfinished)))
+    unfinished = [run for run, done in all_runs.results.is_finished.items() if not done and run not in requested]
+    runs, _ = without_repeats(all_runs.select(all_runs.results.index.drop(unfinished)))
     arms = group(runs)
     results = _results(arms, choose_targets(arms)[:1])
     commands, grid = _commands(into / SUMMARY, command), grid_drawing(arms, title)
@@ -159,5 +159,5 @@ def _commands(summary: Path, command: str) -> list[str]:
     if summary.exists() and (first := summary.read_text("utf-8").partition("\n")[0]).startswith(REPORT_SIGN):
         with suppress(ValueError):  # edited by hand
             listed = json.loads(first.removeprefix(REPORT_SIGN).removesuffix("-->"))
-    known = command.replace(RESUME, "") in [each.replace(RESUME, "") for each in listed]
-    return listed if known else [*listed, command]
+    is_listed = command.replace(RESUME, "") in [each.replace(RESUME, "") for each in listed]
+    return listed if is_listed else [*listed, command]

@@ -136,8 +136,8 @@ def _load(name: str, stateful: Stateful | nn.Module, state: Mapping[str, Any]) -
 
 def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return copies on the CPU, each with memory of its own: safetensors refuses tied ones."""
-    own = torch.contiguous_format
-    return {name: tensor.detach().cpu().clone(memory_format=own) for name, tensor in tensors.items()}
+    dense = torch.contiguous_format
+    return {name: tensor.detach().cpu().clone(memory_format=dense) for name, tensor in tensors.items()}
 
 
 def metadata_of(path: Path, key: str) -> dict[str, Any]:

@@ -59,18 +59,18 @@ def open_directory(config: Config, resume: bool) -> Iterator[None]:
     """
     directory = config.directory
     check_directory(config, resume)
-    made = [path for path in (directory, *directory.parents) if not path.exists()]  # the innermost first
+    created = [path for path in (directory, *directory.parents) if not path.exists()]  # the innermost first
     directory.mkdir(parents=True, exist_ok=True)
     with lock(directory / LOCK_FILE):
         check_directory(config, resume)  # again, now that no other process writes
-        new = not _held(directory)
+        new = not _existing_files(directory)
         for name in RUN_FILES:  # the unfinished files of a process that died
             (directory / (name + UNFINISHED)).unlink(missing_ok=True)
         try:
             yield
         except BaseException:
             if new and not any(_size(directory / name) for name in (METRICS_FILE, CHECKPOINT_FILE, PILOTS_FILE)):
-                _take_away(directory, made)
+                _remove_run(directory, created)
             raise
 
 
@@ -81,22 +81,22 @@ def check_directory(config: Config, resume: bool) -> None:
         UserError: the directory holds a run and `resume` is off; or it holds a run of another configuration, a
             comparison, or files of such names that no run wrote; or it is not writable.
     """
-    directory, held = config.directory, _held(config.directory)
+    directory, files = config.directory, _existing_files(config.directory)
     check_regular(directory)
-    if resume and CONFIG_FILE in held:
+    if resume and CONFIG_FILE in files:
         _check_same(config)
-    elif resume and any(_size(directory / name) for name in held if name != PILOTS_FILE):  # it may be given
-        raise UserError(f"{directory} holds {held[0]} but no {CONFIG_FILE}, so the run there is unknown")
-    elif held and not resume:
-        what = "holds a run" if {CONFIG_FILE, METRICS_FILE} & {*held} else f"has a {held[0]}"
-        raise UserError(f"{directory} already {what}; choose another with output=…, or continue it with --resume")
+    elif resume and any(_size(directory / name) for name in files if name != PILOTS_FILE):  # it may be given
+        raise UserError(f"{directory} holds {files[0]} but no {CONFIG_FILE}, so the run there is unknown")
+    elif files and not resume:
+        problem = "holds a run" if {CONFIG_FILE, METRICS_FILE} & {*files} else f"has a {files[0]}"
+        raise UserError(f"{directory} already {problem}; choose another with output=…, or continue it with --resume")
     check_reports(directory)
-    if not {CONFIG_FILE, METRICS_FILE} & {*held}:
+    if not {CONFIG_FILE, METRICS_FILE} & {*files}:
         _check_alone(directory)
     check_writable(directory)
 
 
-def _held(directory: Path) -> list[str]:
+def _existing_files(directory: Path) -> list[str]:
     """Return the names of a run's files in a directory."""
     return [name for name in RUN_FILES if os.path.lexists(directory / name)]
 
@@ -141,11 +141,11 @@ def check_writable(directory: Path, option: str = "output=…") -> None:
         UserError: it is not writable.
     """
     try:
-        place = next(path for path in (directory, *directory.parents) if path.exists())
-        TemporaryDirectory(dir=place).cleanup()
+        existing = next(path for path in (directory, *directory.parents) if path.exists())
+        TemporaryDirectory(dir=existing).cleanup()
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"cannot write to {directory}: {why}; choose another {option}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"cannot write to {directory}: {reason}; choose another {option}") from error
 
 
 def check_regular(directory: Path) -> None:
@@ -189,8 +189,8 @@ def lock(path: Path) -> Iterator[None]:
             if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            why = f"another run writes to {path.parent}; wait for it, or choose another output=…"
-            raise UserError(why) from None
+            reason = f"another run writes to {path.parent}; wait for it, or choose another output=…"
+            raise UserError(reason) from None
         except OSError as error:  # some network file systems
             log.warning("%s cannot be locked (%s); do not start a second run there", path, error.strerror)
         _locked.add(file)
@@ -200,7 +200,7 @@ def lock(path: Path) -> Iterator[None]:
             _locked.discard(file)
 
 
-def _let_go() -> None:
+def _close_locks() -> None:
     """Close the lock files in a forked process, which would hold them if it outlived the run."""
     for file in _locked:
         file.close()
@@ -209,25 +209,27 @@ def _let_go() -> None:
 
 _locked: set[TextIO] = set()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go)
+    os.register_at_fork(after_in_child=_close_locks)
 
 
 def _check_alone(directory: Path) -> None:
     """Refuse a folder of other runs, because the run would replace their summary."""
     if (others := sorted(directory.glob(f"*/{METRICS_FILE}"))) or os.path.lexists(directory / REPORT_FILES[0]):
-        held = f"other runs, as {others[0].parent.name}," if others else "the summary of other runs"
-        raise UserError(f"{directory} holds {held} and a run needs its own folder; choose another output=…")
+        content = f"other runs, as {others[0].parent.name}," if others else "the summary of other runs"
+        raise UserError(f"{directory} holds {content} and a run needs its own folder; choose another output=…")
 
 
 def _check_same(config: Config) -> None:
-    checked = config_in(config.directory)
-    before, wanted = flatten(plain(checked)), flatten(plain(config))
+    config_there = config_in(config.directory)
+    stored, requested = flatten(plain(config_there)), flatten(plain(config))
     # The order of keep ratios and of tasks matters: it decides which client gets which.
-    differing = [key for key in {**before, **wanted} if json.dumps(before.get(key)) != json.dumps(wanted.get(key))]
+    differing = [
+        key for key in {**stored, **requested} if json.dumps(stored.get(key)) != json.dumps(requested.get(key))
+    ]
     for key in differing:
-        if not is_named(key, RESUMABLE_KEYS) and (more := _objection(key, checked, config)) is not None:
-            other = shown(wanted.get(key)) if before.get(key) != wanted.get(key) else "in another order"
-            difference = f"{key}={shown(before.get(key))}, not {other}{more}"
+        if not is_named(key, RESUMABLE_KEYS) and (remark := _objection(key, config_there, config)) is not None:
+            other = shown(requested.get(key)) if stored.get(key) != requested.get(key) else "in another order"
+            difference = f"{key}={shown(stored.get(key))}, not {other}{remark}"
             raise UserError(f"{config.directory} holds a run with {difference}; choose another output=…")
 
 
@@ -252,12 +254,12 @@ def config_in(directory: Path) -> Config:
     try:
         values = read_yaml(path)
         # The directory may come from anywhere, and modules are code.
-        if strange := [module for module in plugins_of(values) if module not in sys.modules]:
-            raise UserError(f"it names the modules {few(strange)}, which are code; import them first if you trust them")
+        if unknown := [module for module in plugins_of(values) if module not in sys.modules]:
+            raise UserError(f"it names the modules {few(unknown)}, which are code; import them first if you trust them")
         return check_config(values)
     except UserError as error:
-        why = " ".join(str(error).split())
-        raise UserError(f"{directory} holds no run of this version: {path.name} cannot be read ({why})") from error
+        reason = " ".join(str(error).split())
+        raise UserError(f"{directory} holds no run of this version: {path.name} cannot be read ({reason})") from error
 
 
 def plain(config: Config) -> dict[str, object]:
@@ -265,15 +267,15 @@ def plain(config: Config) -> dict[str, object]:
     return config.model_dump(mode="json", exclude={"output"})
 
 
-def _take_away(directory: Path, made: list[Path]) -> None:
+def _remove_run(directory: Path, created: list[Path]) -> None:
     """Remove the files of a refused run, and the directories that were created for it."""
     for name in RUN_FILES:
         with suppress(OSError):
             (directory / name).unlink()
-    if made:
+    if created:
         rmtree(directory / "wandb", ignore_errors=True)
         (directory / LOCK_FILE).unlink(missing_ok=True)
-    for path in made:
+    for path in created:
         with suppress(OSError):
             path.rmdir()
 

@@ -63,8 +63,8 @@ def read_model(directory: Path | str, best: bool = False) -> nn.Module:
     except UserError:
         raise
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
-        why = f"it is damaged or of an earlier version ({error})"
-        raise UserError(f"cannot load {path}: {why}; train again with another output=…") from error
+        reason = f"it is damaged or of an earlier version ({error})"
+        raise UserError(f"cannot load {path}: {reason}; train again with another output=…") from error
     return model.eval()
 
 
@@ -75,13 +75,15 @@ def _no_larger_than(path: Path) -> Iterator[None]:
     Raises:
         ValueError: they take far more bytes; a model may share some or replace some while it is built.
     """
-    held, made = path.stat().st_size, 0
+    file_nbytes, model_nbytes = path.stat().st_size, 0
 
     def count(_: nn.Module, __: str, tensor: torch.Tensor | None) -> None:
-        nonlocal made
-        made += 0 if tensor is None or is_lazy(tensor) else tensor.nbytes
-        if made > SLACK * (held + 2**20):
-            raise ValueError(f"the model of {CONFIG_FILE} takes more than {made:,} bytes, and the file has {held:,}")
+        nonlocal model_nbytes
+        model_nbytes += 0 if tensor is None or is_lazy(tensor) else tensor.nbytes
+        if model_nbytes > SLACK * (file_nbytes + 2**20):
+            raise ValueError(
+                f"the model of {CONFIG_FILE} takes more than {model_nbytes:,} bytes, and the file has {file_nbytes:,}"
+            )
 
     hooks = [register_module_parameter_registration_hook(count), register_module_buffer_registration_hook(count)]
     try:

@@ -60,7 +60,7 @@ class Provenance:
         path = directory / PROVENANCE_FILE
         if not path.is_file():
             return None
-        return read_record(path, lambda held: cls(**{"data": {}} | held))
+        return read_record(path, lambda values: cls(**{"data": {}} | values))
 
     def to_json(self) -> str:
         """Return the content of the file."""
@@ -76,9 +76,9 @@ class Provenance:
     def resumed(self, start: Mapping[str, Any]) -> "Provenance":
         """Return this with one more start. Log a warning if rounds will round differently from now on."""
         for key in ROUNDING:
-            before, now = self.starts[-1].get(key), start[key]
-            if before != now:
-                log.warning("this run was started with %s %s; with %s it rounds differently", key, before, now)
+            previous, current = self.starts[-1].get(key), start[key]
+            if previous != current:
+                log.warning("this run was started with %s %s; with %s it rounds differently", key, previous, current)
         return replace(self, starts=(*self.starts, start))
 
 
@@ -87,8 +87,10 @@ def data_remarks(directories: Iterable[Path | str]) -> list[str]:
     remarks: dict[str, None] = {}
     for directory in directories:
         with suppress(UserError):
-            made = Provenance.read(Path(directory))
-            remarks |= dict.fromkeys(remark for each in (made.data.values() if made else ()) for remark in each)
+            provenance = Provenance.read(Path(directory))
+            remarks |= dict.fromkeys(
+                remark for each in (provenance.data.values() if provenance else ()) for remark in each
+            )
     return list(remarks)
 
 
@@ -105,14 +107,16 @@ def describe_start(round: int) -> dict[str, Any]:
     }
 
 
-def keep_device(config: Config, held: Provenance | None) -> Config:
+def keep_device(config: Config, provenance: Provenance | None) -> Config:
     """Return the configuration with the device that `auto` chose at the first start, if it is available."""
-    if held is None or config.device != "auto":
+    if provenance is None or config.device != "auto":
         return config
-    if held.device.startswith("cuda") and not torch.cuda.is_available():
-        log.warning("this run was started on %s, which is not available here: it continues on the CPU", held.device)
+    if provenance.device.startswith("cuda") and not torch.cuda.is_available():
+        log.warning(
+            "this run was started on %s, which is not available here: it continues on the CPU", provenance.device
+        )
         return config
-    kind = held.device.partition(":")[0]
+    kind = provenance.device.partition(":")[0]
     return config if kind == "cuda" else config.model_copy(update={"device": kind})
 
 

@@ -75,7 +75,7 @@ class _Clients:
         counts = self.samples if self.classes is None else self.classes
         if not len(self.samples) == len(self.keep_ratios) == len(counts):
             raise ValueError("samples, keep_ratios and classes have other lengths")
-        if len({len(its) for its in self.classes or ()}) > 1:
+        if len({len(row) for row in self.classes or ()}) > 1:
             raise ValueError("classes has rows of several lengths")
 
 
@@ -88,9 +88,9 @@ def _statistics_of(plan: Plan) -> Layers:
     statistics: dict[str, list[LayerStatistics]] = {name: [] for name in plan.spectra}
     for (ratio, name), draw in plan.draws.items():
         magnitudes, inclusion = draw.context.magnitudes, draw.allocation.inclusion
-        holders = np.bincount(draw.indices.ravel(), minlength=len(magnitudes))
-        values, chances, weights = map(_rounded, (magnitudes, inclusion, draw.allocation.multipliers))
-        entry = LayerStatistics(ratio, anme([inclusion]), values, chances, weights, holders.tolist())
+        num_clients = np.bincount(draw.indices.ravel(), minlength=len(magnitudes))
+        values, chances, weights = map(_round_all, (magnitudes, inclusion, draw.allocation.multipliers))
+        entry = LayerStatistics(ratio, anme([inclusion]), values, chances, weights, num_clients.tolist())
         statistics[name].append(entry)
     return statistics
 
@@ -126,7 +126,7 @@ def read_layers(directory: Path) -> dict[tuple[int, str], Layers]:
 def describe_clients(experiment: Experiment) -> Clients:
     """Return, by task, each client's samples, keep ratio, and samples of each class (None for text or remote data)."""
     node_keys = {"node_keys": list(experiment.node_keys)} if experiment.node_keys else {}
-    return {name: _describe(task) | node_keys for name, task in experiment.tasks.items()}
+    return {name: _client_record(task) | node_keys for name, task in experiment.tasks.items()}
 
 
 def read_clients(directory: Path) -> dict[str, dict[str, Any]]:
@@ -138,7 +138,7 @@ def read_clients(directory: Path) -> dict[str, dict[str, Any]]:
     path = directory / CLIENTS_FILE
     if not path.is_file():
         return {}
-    return read_record(path, lambda tasks: {name: dict(vars(_Clients(**its))) for name, its in tasks.items()})
+    return read_record(path, lambda tasks: {name: dict(vars(_Clients(**record))) for name, record in tasks.items()})
 
 
 def check_clients(directory: Path, clients: Clients) -> None:
@@ -147,9 +147,9 @@ def check_clients(directory: Path, clients: Clients) -> None:
     Raises:
         UserError: the data differ.
     """
-    for name, before in read_clients(directory).items():
-        now = clients.get(name, {})
-        if any(before.get(key) != now.get(key) for key in ("samples", "classes")):
+    for name, stored in read_clients(directory).items():
+        current = clients.get(name, {})
+        if any(stored.get(key) != current.get(key) for key in ("samples", "classes")):
             difference = f"{directory} was started with other data than the present {name}"
             raise UserError(f"{difference}; set data.root=… to the folder of those data, or choose another output=…")
 
@@ -157,12 +157,12 @@ def check_clients(directory: Path, clients: Clients) -> None:
 def wandb_state(directory: Path) -> dict[str, Any]:
     """Return what a run keeps of its run at W&B, its `id`, `rounds` and `where`; nothing if that cannot be read."""
     with suppress(OSError, ValueError):
-        if isinstance(held := from_json((directory / WANDB_FILE).read_text(encoding="utf-8")), dict):
-            return held
+        if isinstance(state := from_json((directory / WANDB_FILE).read_text(encoding="utf-8")), dict):
+            return state
     return {}
 
 
-def _describe(task: Task) -> dict[str, object]:
+def _client_record(task: Task) -> dict[str, object]:
     targets, sizes = task.training.targets, list(task.num_samples.values())
     classes = None
     if targets.dim() == 1 and len(targets) == sum(sizes):  # not text, and the samples are on this machine
@@ -175,5 +175,5 @@ def _describe(task: Task) -> dict[str, object]:
     }
 
 
-def _rounded(values: NDArray[np.float64]) -> list[float]:
+def _round_all(values: NDArray[np.float64]) -> list[float]:
     return [float(f"{value:.{DIGITS}g}") for value in values.tolist()]

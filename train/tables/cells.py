@@ -11,7 +11,7 @@ from sharding.strategies import STRATEGIES
 from train.config.schema import Config, load_config
 from train.tables.layout import CONFIGS, Layout, Matrix, Setting
 
-OWN = {  # keys that a table sets
+TABLE_KEYS = {  # keys that a table sets
     "strategy": "choose with --only",
     "seed": "use --seeds",
     "keep_ratio": "choose with --only",
@@ -55,13 +55,13 @@ def cells_of(
     Raises:
         UserError: an unknown scale, or an override that is not allowed.
     """
-    known = pick(layout.scales, scale, "scale")
+    configured = pick(layout.scales, scale, "scale")
     for key in (override.partition("=")[0] for override in overrides):
-        if key in OWN:
-            raise UserError(f"{key} is set by the table itself; {OWN[key]}")
+        if key in TABLE_KEYS:
+            raise UserError(f"{key} is set by the table itself; {TABLE_KEYS[key]}")
     cells = [
         _cell(setting, strategy, seed, layout, scale, into, overrides)
-        for seed in dict.fromkeys(known.seeds if seeds is None else seeds)
+        for seed in dict.fromkeys(configured.seeds if seeds is None else seeds)
         for setting in matrix.settings()
         for strategy in matrix.strategies
     ]
@@ -103,8 +103,8 @@ def _cell(
 
 def is_whole(strategy: str) -> bool:
     """Return whether clients train the whole model, so that one run serves all keep ratios."""
-    known = STRATEGIES[strategy]
-    return known.allocate is None or known.keep_ratio is not None
+    definition = STRATEGIES[strategy]
+    return definition.allocate is None or definition.keep_ratio is not None
 
 
 def _times(override: str, rounds: int) -> str:

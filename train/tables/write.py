@@ -97,7 +97,7 @@ class Report:
         for row, setting in zip(picture.subplots(len(settings), len(panels), squeeze=False), settings, strict=True):
             rounds = {name: self.runs.select(self.of_cell(setting, name).run).rounds for name in styles}
             for axes, panel in zip(row, panels, strict=True):
-                curves = {name: mean_curve(its, panel.y, panel.x, panel.smooth) for name, its in rounds.items()}
+                curves = {name: mean_curve(each, panel.y, panel.x, panel.smooth) for name, each in rounds.items()}
                 draw_curves(axes, curves, styles, panel.x, panel.y)
                 if panel.smooth:
                     axes.set_ylabel(f"{LABELS.get(panel.y, panel.y)}\nmoving average {panel.smooth:g}")
@@ -143,8 +143,8 @@ class Report:
         return markdown_table(header, rows)
 
     def _published(self, setting: Setting, strategy: str) -> str:
-        known = self.layout.published_of(setting, strategy)
-        return NOTHING if known is None else " ± ".join(f"{value:.2f}" for value in known)
+        published = self.layout.published_of(setting, strategy)
+        return NOTHING if published is None else " ± ".join(f"{value:.2f}" for value in published)
 
     def _progress(self) -> str:
         """Return how many runs finished, and the progress of the others."""
