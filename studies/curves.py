@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from train.report.text import mean_and_spread
-from train.utils.files import write_whole
+from train.utils.files import write_atomically
 
 COLUMNS = (  # of a curve beside `run`; what a run has spent is counted from its start
     "rounds",  # finished
@@ -49,7 +49,7 @@ def evaluations(rounds: pd.DataFrame) -> pd.DataFrame:
 def write_curves(path: Path, curves: pd.DataFrame) -> None:
     """Write curves as CSV."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, curves.to_csv(index=False, float_format=f"%.{DIGITS}g", lineterminator="\r\n").encode())
+    write_atomically(path, curves.to_csv(index=False, float_format=f"%.{DIGITS}g", lineterminator="\r\n").encode())
 
 
 def read_curves(path: Path, columns: Sequence[str] = COLUMNS) -> pd.DataFrame:

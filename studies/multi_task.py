@@ -32,7 +32,7 @@ PICTURE = "Average accuracy of the five models, best steps"
 STEPS, SEEDS = (0.01, 0.03, 0.1, 0.3, 1.0), (0, 1, 2, 3, 4)
 
 
-def cell(study: str, signal: str, step: float, seed: int, into: Path, overrides: Sequence[str]) -> Config:
+def config_of(study: str, signal: str, step: float, seed: int, into: Path, overrides: Sequence[str]) -> Config:
     """Return the configuration of one run; its seed shifts those of the tasks, and so data and models."""
     path = CONFIGS / f"{study}.yaml"
     tasks = load_config(path, overrides).tasks
@@ -56,7 +56,7 @@ def train(
         points = [(signal, step, seed) for seed in seeds for signal in untried for step in sorted(untried[signal])]
         names = pd.DataFrame(points, columns=["signal", "step", "seed"], index=[name_of(*point) for point in points])
         configs = {
-            name: cell(study, *point, arguments.into, arguments.overrides)
+            name: config_of(study, *point, arguments.into, arguments.overrides)
             for name, point in zip(names.index, points, strict=True)
         }
         curves = curves_of(configs, arguments, f"{study}.csv").join(names, on="run")

@@ -107,7 +107,7 @@ class Study:
     holdout: int
     tuned_once: bool = False
 
-    def cell(
+    def config_of(
         self, comparison: Comparison, arm: Arm, step: float, seed: int, into: Path, overrides: Sequence[str] = ()
     ) -> Config:
         """Return the configuration of one run."""
@@ -169,7 +169,7 @@ def run_arms(study: Study, comparison: Comparison, steps: Mapping[str, float], a
     """Run every arm on every seed at its method's step size, unless it has a curve."""
     seeds, into = arguments.seeds or comparison.seeds, arguments.into
     configs = {
-        f"{comparison.name}: {arm.name}-{seed}": study.cell(
+        f"{comparison.name}: {arm.name}-{seed}": study.config_of(
             comparison, arm, steps[arm.tuned], seed, into, arguments.overrides
         )
         for seed in seeds
@@ -192,7 +192,7 @@ def tune(study: Study, comparison: Comparison, arguments: Arguments, grid: Seque
 
     def score(steps_to_try: Mapping[str, set[float]]) -> dict[str, dict[float, float]]:
         configs = {
-            name(method, step): study.cell(comparison, first[method], step, TUNING_SEED, into, overrides)
+            name(method, step): study.config_of(comparison, first[method], step, TUNING_SEED, into, overrides)
             for method in sorted(steps_to_try)
             for step in sorted(steps_to_try[method])
         }

@@ -22,7 +22,7 @@ from train.config.schema import Config
 from train.pilots import Calibration
 from train.report.text import frame_table
 from train.rundir.file_names import PILOTS_FILE
-from train.utils.files import write_whole
+from train.utils.files import write_atomically
 
 SCALED, EQ8 = "uniform, scaled steps", "uniform, Eq. 8"
 SCHEMES = ("proposed", "Eq. 38", "statistical", "weighted", SCALED, EQ8)
@@ -122,11 +122,11 @@ def run_schemes(
     (name, first), calibration = next(iter(with_pilots.items())), arguments.into / PILOTS_FILE
     curves_of({name: first} | others, arguments)
     if (path := first.directory / PILOTS_FILE).exists():
-        write_whole(calibration, path.read_bytes())
+        write_atomically(calibration, path.read_bytes())
     for config in to_run(with_pilots, arguments).values():
         if not (path := config.directory / PILOTS_FILE).exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, calibration.read_bytes())
+            write_atomically(path, calibration.read_bytes())
     return curves_of(with_pilots | others, arguments), Calibration(**json.loads(calibration.read_bytes()))
 
 

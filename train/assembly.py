@@ -26,7 +26,7 @@ from train.engines import ENGINES, Engine, Job
 from train.engines.memory_format import channels_last
 from train.experiment import Experiment, Task
 from train.multi_model import MultiModel
-from train.utils.stages import enter
+from train.utils.stages import set_stage
 
 
 def assemble(config: Config) -> Experiment:
@@ -45,9 +45,9 @@ def assemble(config: Config) -> Experiment:
         return MultiModel(config, tasks, sampler)
     engine = find_engine(config)
     device = find_device(config.device)
-    enter(f"reading {config.data.name}")
+    set_stage(f"reading {config.data.name}")
     dataset = read_dataset(config).to(device)
-    enter(f"distributing {config.data.name} among {config.clients.count} clients")
+    set_stage(f"distributing {config.data.name} among {config.clients.count} clients")
     clients = partition_dataset(config, dataset)
     keep_ratios = assign_keep_ratios(config.keep_ratio, len(clients), config.seed_of_data)
     num_samples: dict[Client, int] = {client: len(data) for client, data in clients.items()}
@@ -83,7 +83,7 @@ def build_experiment(
         num_samples: D_c of every client.
         engine: creates the engine that trains them.
     """
-    enter(f"building {config.model.name}")
+    set_stage(f"building {config.model.name}")
     planner = make_planner(config)
     model = first_model(config, dataset, planner.strategy, max(keep_ratios.values()))
     clip = config.local.clip if planner.strategy.clips else None

@@ -13,7 +13,7 @@ from train.config.schema import Config
 from train.data import Dataset, Split
 from train.engines import Engine, Job
 from train.metrics import RoundMetrics
-from train.utils.stages import enter
+from train.utils.stages import set_stage
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Task:
     @cached_property
     def engine(self) -> Engine:
         """The engine that trains the cohorts, created on first use because some engines start processes."""
-        enter(f"preparing the engine {self.config.engine}")
+        set_stage(f"preparing the engine {self.config.engine}")
         return self.make_engine(self.job)
 
     def close(self) -> None:

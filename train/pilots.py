@@ -31,9 +31,9 @@ from train.experiment import Experiment
 from train.metrics import RoundMetrics
 from train.rounds import run_rounds
 from train.rundir.file_names import PILOTS_FILE
-from train.utils.files import write_whole
+from train.utils.files import write_atomically
 from train.utils.jsonl import read_record
-from train.utils.stages import enter
+from train.utils.stages import set_stage
 
 PILOTS = 3  # of each kind
 FURTHER = 0.9  # a pilot ends at this multiple of the least loss, so that the mean of all pilots reaches the least
@@ -92,7 +92,7 @@ class RunPilots(Callback):
             return
         path = experiment.config.directory / PILOTS_FILE
         if not path.exists():
-            write_whole(path, (json.dumps(calibrate(experiment).__dict__) + "\n").encode())
+            write_atomically(path, (json.dumps(calibrate(experiment).__dict__) + "\n").encode())
         calibration = read_record(path, lambda record: Calibration(**record))
         if (count := len(calibration.gradient_norms)) != sampler.num_clients:
             raise UserError(f"{path} is of {count} clients, not {sampler.num_clients}; delete it to run pilots again")
@@ -118,7 +118,7 @@ def calibrate(experiment: Experiment) -> Calibration:
 def run_pilot(experiment: Experiment, distribution: Vector, kind: str, number: int) -> tuple[Pilot, list[float]]:
     """Run one pilot to a little below the least loss; return it and its training loss after each round."""
     which = f"pilot {number + 1} of {PILOTS} with {kind} draws"
-    enter(f"running {which}")
+    set_stage(f"running {which}")
     config, seed = experiment.config, seed_of(experiment.config.seed_of_data, "pilot", kind, number)
     ((name, task),) = experiment.tasks.items()
     pilot = Pilot(distribution, seed, experiment.sampler.per_round, experiment.sampler.population)

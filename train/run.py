@@ -26,10 +26,10 @@ from train.rundir.directory import is_finished, open_directory, plain
 from train.rundir.model_file import save_model
 from train.rundir.provenance import Provenance, describe_start, keep_device
 from train.rundir.records import Clients, check_clients, describe_clients
-from train.utils.files import write_whole
+from train.utils.files import write_atomically
 from train.utils.jsonl import keep_lines, read_lines
 from train.utils.signals import StopRequest, stop_on_request
-from train.utils.stages import enter
+from train.utils.stages import set_stage
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def _train(config: Config, callbacks: Sequence[Callback], resume: bool, build: B
         ):
             for callback in watching:
                 callback.before_training(experiment)
-            enter("training its first round" if not earlier else f"resuming with round {len(earlier) + 1}")
+            set_stage("training its first round" if not earlier else f"resuming with round {len(earlier) + 1}")
             ended = len(earlier) == config.rounds or (bool(earlier) and earlier[-1].stopped is not None)
             last = None if ended else run_rounds(experiment, len(earlier), watching, history)
             lost.raise_if_diverged()
@@ -137,9 +137,9 @@ def _describe(
     config: Config, experiment: Experiment, clients: Clients, provenance: Provenance | None, start: int
 ) -> None:
     """Write the configuration, the clients' data, and the provenance."""
-    write_whole(config.directory / files.CONFIG_FILE, dump_yaml(plain(config)).encode())
-    write_whole(config.directory / files.CLIENTS_FILE, json.dumps(clients).encode())
+    write_atomically(config.directory / files.CONFIG_FILE, dump_yaml(plain(config)).encode())
+    write_atomically(config.directory / files.CLIENTS_FILE, json.dumps(clients).encode())
     updated = (
         provenance.resumed(describe_start(start)) if provenance else Provenance.of(config, experiment.tasks, start)
     )
-    write_whole(config.directory / files.PROVENANCE_FILE, updated.to_json().encode())
+    write_atomically(config.directory / files.PROVENANCE_FILE, updated.to_json().encode())

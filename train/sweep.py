@@ -31,7 +31,7 @@ from train.run import run
 from train.rundir.directory import check_directory
 from train.utils.errors import REMEDY, RunError
 from train.utils.signals import Stopped, stop_on_request
-from train.utils.stages import watched
+from train.utils.stages import stage_listener
 
 log = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ def _work(config: Config, resume: bool, slot: int, pipe: Connection) -> None:
             raise Stopped(signal.SIGTERM) from None
 
     try:
-        with watched(send):
+        with stage_listener(send):
             run(config, [EachRound(send)], resume)
     except KeyboardInterrupt:  # unless the parent asked for it, this is a failure
         os._exit(1)

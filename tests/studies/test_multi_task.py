@@ -16,7 +16,7 @@ SENT = {"bytes_up": 10**6, "bytes_down": 10**7, "num_aggregated": 12}
 
 @pytest.mark.parametrize("study", multi_task.STUDIES)
 def test_multi_task_partition_gives_a_tenth_of_clients_half_the_data(study, tmp_path, drawn_data):
-    config = multi_task.cell(study, "loss", 0.1, 0, tmp_path, [f"data.root={drawn_data}"])
+    config = multi_task.config_of(study, "loss", 0.1, 0, tmp_path, [f"data.root={drawn_data}"])
     tasks = assemble(config)
     assert len({task.config.seed for task in tasks.tasks.values()}) == len(tasks.tasks)
     for task in tasks.tasks.values():
@@ -87,7 +87,8 @@ def test_study_with_committed_curves_runs_only_missing_ones(tmp_path, monkeypatc
         return runner.curves_of({"a": config}, replace(arguments, **changes)).test_accuracy.tolist()
 
     monkeypatch.setattr(runner, "run_all", run_all)
-    config, arguments = multi_task.cell("multi_task", "loss", 0.1, 0, tmp_path, []), Arguments("multi_task", tmp_path)
+    config = multi_task.config_of("multi_task", "loss", 0.1, 0, tmp_path, [])
+    arguments = Arguments("multi_task", tmp_path)
     with pytest.raises(UserError, match=r"curves\.csv has no curve of a; run the study"):
         accuracy(only=())
     assert [accuracy(), accuracy(), accuracy(only=())] == [[0.1]] * 3

@@ -51,7 +51,7 @@ def test_tuning_with_a_diverging_step_size_continues(tmp_path, started, drawn_da
 def test_large_clients_have_the_published_share_of_the_data(place, share, data, tmp_path, drawn_data):
     study = UPLOADS["uneven_clients"]
     its = study.comparisons[place]
-    experiment = assemble(study.cell(its, its.arms[1], 0.125, 0, tmp_path, [f"data.root={drawn_data}"]))
+    experiment = assemble(study.config_of(its, its.arms[1], 0.125, 0, tmp_path, [f"data.root={drawn_data}"]))
     sizes = np.array(list(task_of(experiment).num_samples.values()))
     assert (sizes == 380).mean() == share
     assert sizes[sizes == 380].sum() / sizes.sum() == pytest.approx(data, abs=0.006)
@@ -60,7 +60,7 @@ def test_large_clients_have_the_published_share_of_the_data(place, share, data, 
 def test_budget_of_byte_sampling_is_three_average_shards(tmp_path, drawn_data):
     study = UPLOADS["joint_sampling"]
     (its,) = study.comparisons
-    experiment = assemble(study.cell(its, its.arms[1], 0.125, 0, tmp_path, [f"data.root={drawn_data}"]))
+    experiment = assemble(study.config_of(its, its.arms[1], 0.125, 0, tmp_path, [f"data.root={drawn_data}"]))
     costs = experiment.sampler.population.costs
     assert its.arms[1].budget == pytest.approx(3 * costs.mean(), rel=0.01)
     assert (costs.min(), costs.max()) == (pytest.approx(0.21, abs=0.005), pytest.approx(0.53, abs=0.005))

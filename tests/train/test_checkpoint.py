@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim import SGD
 
 from sharding import Server, ShardPlanner, iterate_average
-from train.rundir.checkpoint import Checkpoint, SpoiledError
+from train.rundir.checkpoint import Checkpoint, DamagedError
 from train.rundir.model_file import save_model
 
 
@@ -54,5 +54,5 @@ def test_checkpoint_of_tied_weights_restores_them_tied(tmp_path):
 def test_checkpoint_without_a_checksum_raises(tmp_path):
     content = Checkpoint.of(nn.Linear(2, 2), 1).to_bytes()
     (tmp_path / "checkpoint").write_bytes(content.replace(b"checksum", b"checksun"))
-    with pytest.raises(SpoiledError, match="checksum"):
+    with pytest.raises(DamagedError, match="checksum"):
         Checkpoint.read(tmp_path / "checkpoint")

@@ -14,7 +14,7 @@ from train.config.schema import load_config
 from train.progress import RoundProgress, RunProgress
 from train.run import run
 from train.sweep import sweep
-from train.utils.stages import watched
+from train.utils.stages import stage_listener
 
 SMALL = ["rounds=1", "model={name: mlp, hidden: [16, 16]}"]
 CONFIG = load_config("tests/quickstart.yaml", ["rounds=10", "output=/nowhere"])
@@ -144,7 +144,7 @@ def test_progress_shows_the_stages_before_the_first_round(tmp_path):
     stages = ["reading digits", "distributing digits among 20 clients", "building mlp"]
     stages += ["preparing the engine auto", "training its first round"]
     told, rounds = [], []
-    with watched(told.append):
+    with stage_listener(told.append):
         run(config, [EachRound(rounds.append)])
     assert told == stages
     run(config.model_copy(update={"output": tmp_path / "unseen"}), [EachRound(rounds.append)])

@@ -16,8 +16,8 @@ from train.cli.commands import main
 from train.config.schema import load_config, merge
 from train.config.yaml_text import dump_yaml, parse_yaml
 from train.frame import Runs, cost_to, find_runs, mean_curve, read_runs, round_frame
-from train.report.arms import choose_targets, format_cost, group, without_repeats
 from train.report.figures import accuracy_drawings, curve_drawings, grid_drawing, legend_drawing
+from train.report.groups import choose_targets, format_cost, group_runs, without_repeats
 from train.report.page import write_page
 from train.report.plots import STYLES, style_of
 from train.report.summary import write_report
@@ -184,8 +184,8 @@ def test_report_with_an_empty_layers_record_succeeds(runs, tmp_path):
 def test_report_name_with_dollars_is_plain_text(runs, tmp_path):
     shutil.copytree(runs / "a", tmp_path / "a")
     write_report([tmp_path / "a"], tmp_path, "cost $5 {vs $6", "x")
-    arms = [replace(arm, strategy="$a {$") for arm in group(find_runs([tmp_path])[0])]
-    for drawing in accuracy_drawings(arms, []):
+    groups = [replace(group, strategy="$a {$") for group in group_runs(find_runs([tmp_path])[0])]
+    for drawing in accuracy_drawings(groups, []):
         drawing.figure.draw_without_rendering()
 
 
@@ -206,8 +206,8 @@ def test_report_of_a_numeric_grid_has_a_figure(runs, tmp_path):
         config = parse_yaml((directory / "config.yaml").read_text())
         config["local"]["optimizer"]["lr"], config["design"] = (0.01, 0.1)[place % 2], ("cps", "brewer")[place // 2]
         (directory / "config.yaml").write_text(dump_yaml(config))
-    arms = group(read_runs(directories)[0])
-    axes = grid_drawing(arms).figure.axes[0]
+    groups = group_runs(read_runs(directories)[0])
+    axes = grid_drawing(groups).figure.axes[0]
     assert (axes.get_xlabel(), axes.get_xscale()) == ("lr", "log")
     assert [text.get_text() for text in axes.figure.legends[0].get_texts()] == [
         f"collective, design={design}" for design in ("cps", "brewer")
@@ -316,15 +316,15 @@ def test_report_figure_with_an_exploded_loss_shows_the_others(runs, tmp_path):
     metrics = copied(runs / "b", tmp_path) / "metrics.jsonl"
     first, last = metrics.read_text().splitlines()
     metrics.write_text(f"{first}\n{json.dumps(json.loads(last) | {'train_loss': 1e20})}\n")
-    (drawing,) = curve_drawings(group(find_runs([tmp_path])[0]), "train_loss", "Training loss", "The loss.")
+    (drawing,) = curve_drawings(group_runs(find_runs([tmp_path])[0]), "train_loss", "Training loss", "The loss.")
     assert drawing.figure.axes[0].get_ylim()[1] < 100
     assert "diverged" in drawing.caption
 
 
 def test_long_labels_fit_the_legend(runs):
     label = "prism_wallenius_clip, " + ", ".join(f"local.setting_{number}=0.03" for number in range(6))
-    arms = [replace(arm, strategy=label, varied={}) for arm in group(find_runs([runs])[0])]
-    figure = legend_drawing(arms).figure
+    groups = [replace(group, strategy=label, varied={}) for group in group_runs(find_runs([runs])[0])]
+    figure = legend_drawing(groups).figure
     figure.draw_without_rendering()
     extents = [text.get_window_extent() for text in figure.legends[0].get_texts()]
     assert all(its.x1 < figure.bbox.x1 and its.y1 < figure.bbox.y1 for its in extents)
@@ -378,8 +378,8 @@ def configured(run, into, name, **changes):
 def test_group_of_runs_that_differ_in_paths_is_one_arm(runs, tmp_path):
     elsewhere = {"plugins": ["mine"], "data": {"root": "/there", "download": True}, "seed": 1}
     other = configured(runs / "a", tmp_path, "other", **elsewhere)
-    (arm,) = group(read_runs([runs / "a", other])[0])
-    assert arm.label == "collective"
+    (group,) = group_runs(read_runs([runs / "a", other])[0])
+    assert group.label == "collective"
 
 
 def test_group_of_another_order_of_keep_ratios_is_another_experiment(runs, tmp_path):
@@ -387,20 +387,20 @@ def test_group_of_another_order_of_keep_ratios_is_another_experiment(runs, tmp_p
     both = [configured(runs / "a", tmp_path, str(place), keep_ratio=its) for place, its in enumerate(orders)]
     kept, left_out = without_repeats(read_runs(both)[0])
     assert (list(kept.results.index), left_out) == ([str(path) for path in both], [])
-    assert len(group(kept)) == 2
+    assert len(group_runs(kept)) == 2
 
 
 def test_group_joins_seeds_and_labels_the_differences(runs, tmp_path):
-    assert [(arm.label, len(arm.results)) for arm in group(find_runs([runs])[0])] == [
+    assert [(group.label, len(group.results)) for group in group_runs(find_runs([runs])[0])] == [
         ("collective, lr=0.4", 2),
         ("dense, lr=0.5", 1),
     ]
     other = configured(runs / "a", tmp_path, "other", local={"optimizer": {"lr": 0.7}})
-    first, second = group(read_runs([runs / "a", other])[0])
+    first, second = group_runs(read_runs([runs / "a", other])[0])
     assert (first.label, second.label) == ("collective, lr=0.02", "collective, lr=0.7")
-    assert first.style.color != second.style.color, "where all have one strategy, a color is an arm's"
-    colors = {arm.style.color for arm in group(read_runs([runs / "a", other, runs / "c"])[0])}
-    assert len(colors) == 3, "a color for each arm where a strategy repeats"
+    assert first.style.color != second.style.color, "where all have one strategy, a color is a group's"
+    colors = {group.style.color for group in group_runs(read_runs([runs / "a", other, runs / "c"])[0])}
+    assert len(colors) == 3, "a color for each group where a strategy repeats"
 
 
 def test_report_has_a_section_per_experiment(runs, tmp_path):
@@ -422,7 +422,7 @@ def test_labels_of_many_settings_are_short_and_numbered(runs, tmp_path):
         configured(runs / "a", tmp_path, name, **keys, compression=name, alignment=False)
         for name in ("int8", "bfloat16")
     ]
-    assert [arm.label for arm in group(read_runs([runs / "a", *many])[0])] == [
+    assert [group.label for group in group_runs(read_runs([runs / "a", *many])[0])] == [
         "collective, rounds=2, design=cps, keep_ratio={'0.2': 0.6, '0.4': 0.4}",
         "collective (1), rounds=7, design=brewer, keep_ratio=0.3",
         "collective (2), rounds=7, design=brewer, keep_ratio=0.3",
@@ -443,13 +443,13 @@ def measured(**accuracies):
 
 
 def test_choose_targets_uses_reached_accuracies(runs):
-    arms = group(find_runs([SEEDS])[0])
-    assert choose_targets(arms) == [0.95]  # every arm's best is between 95 and 100 %
-    far = group(find_runs([Path("results/tables_medium/cells/cifar10_resnet18")])[0])
+    groups = group_runs(find_runs([SEEDS])[0])
+    assert choose_targets(groups) == [0.95]  # every group's best is between 95 and 100 %
+    far = group_runs(find_runs([Path("results/tables_medium/cells/cifar10_resnet18")])[0])
     assert choose_targets(far) == [0.3, 0.45, 0.6]
     assert choose_targets([]) == []
     apart = measured(even=[0.9, None, 0.9, None], odd=[None, 0.9, None, 0.9])
-    assert choose_targets([replace(arms[0], rounds=apart)]) == [], "no round in common"
+    assert choose_targets([replace(groups[0], rounds=apart)]) == [], "no round in common"
 
 
 def test_cost_to_a_target_is_the_bytes_until_the_first_evaluation(runs):
@@ -458,11 +458,11 @@ def test_cost_to_a_target_is_the_bytes_until_the_first_evaluation(runs):
     assert cost_to(rounds, 0.501).tolist() == cost_to(rounds, 0.7).tolist() == [12e6, 16e6]
     assert cost_to(rounds, 0.7, "rounds").tolist() == [3, 4]
     assert cost_to(rounds, 0.71).isna().all()
-    arm = group(find_runs([runs])[0])[0]
-    both = replace(arm, rounds=rounds)
+    group = group_runs(find_runs([runs])[0])[0]
+    both = replace(group, rounds=rounds)
     assert (format_cost(both, 0.5), format_cost(both, 0.71)) == ("8.0 ± 0.0", "never")
     assert format_cost(both, 0.7) == f"14.0 ± {8**0.5:.1f}"
-    never = replace(arm, rounds=measured(fast=[None, 0.5, 0.7, 0.6], slow=[None, 0.5]))
+    never = replace(group, rounds=measured(fast=[None, 0.5, 0.7, 0.6], slow=[None, 0.5]))
     assert format_cost(never, 0.7) == "12.0 (1 of 2 seeds never)"
 
 

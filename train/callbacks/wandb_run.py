@@ -27,8 +27,8 @@ from train.report.summary import write_report
 from train.rundir.file_names import ARTIFACTS, CONFIG_FILE, WANDB_FILE
 from train.rundir.provenance import describe_start
 from train.rundir.records import Layers, layer_statistics, records_layers, wandb_state
-from train.utils.files import write_whole
-from train.utils.stages import enter
+from train.utils.files import write_atomically
+from train.utils.stages import set_stage
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class WandbRun(Callback):
         self._where = self._run.url or f"wandb sync {Path(self._run.dir).parent}"
         self._save_state()
         self._define()
-        enter(f"logging to W&B, {mode}: {self._where}")
+        set_stage(f"logging to W&B, {mode}: {self._where}")
 
     def after_round(self, metrics: RoundMetrics, plans: Mapping[str, Plan]) -> None:
         """Log the numbers of one round, with the round as the step."""
@@ -165,4 +165,4 @@ class WandbRun(Callback):
 
     def _save_state(self) -> None:
         state = {"id": self._id, "rounds": self._num_logged, "where": self._where}
-        write_whole(self._state, (json.dumps(state) + "\n").encode())
+        write_atomically(self._state, (json.dumps(state) + "\n").encode())

@@ -110,34 +110,30 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"spectral-sharding {sharding.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     parser.set_defaults(overrides=[])
-    every = [_command(commands, name) for name in HELP]
-    single, several, numbered, page, spread, look, resolved, _ = every
-    several.add_argument("--strategies", type=_names, default=[], metavar="A,B,…", help="strategies to compare")
-    several.add_argument(
+    parsers = {name: _command(commands, name) for name in HELP}
+    compare, table, report, federate = (parsers[name] for name in ("compare", "table", "report", "federate"))
+    compare.add_argument("--strategies", type=_names, default=[], metavar="A,B,…", help="strategies to compare")
+    compare.add_argument(
         "--grid", action="append", default=[], metavar="KEY=V,W,…", help="values of any key to compare; may be repeated"
     )
-    numbered.add_argument("number", metavar="N", help="1 to 5, longer, or figure1 to figure4")
-    numbered.add_argument(
+    table.add_argument("number", metavar="N", help="1 to 5, longer, or figure1 to figure4")
+    table.add_argument(
         "--scale", default="small", help="small (default; minutes), medium (stand-ins, hours) or paper (for a GPU)"
     )
-    numbered.add_argument(
-        "--only", type=_names, default=[], metavar="A,…", help="cells to run, by parts of their names"
-    )
-    numbered.add_argument(
-        "--output", type=_folder, help="folder of the table and its runs (default: runs/tables-SCALE)"
-    )
-    page.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="a run, or a folder with runs in it")
-    page.add_argument("--output", type=_folder, help="folder to write to (default: the one that holds all DIR)")
-    page.add_argument(
+    table.add_argument("--only", type=_names, default=[], metavar="A,…", help="cells to run, by parts of their names")
+    table.add_argument("--output", type=_folder, help="folder of the table and its runs (default: runs/tables-SCALE)")
+    report.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="a run, or a folder with runs in it")
+    report.add_argument("--output", type=_folder, help="folder to write to (default: the one that holds all DIR)")
+    report.add_argument(
         "--targets",
         type=_list_of(_percent),
         default=[],
         metavar="A,B,…",
         help="accuracies in %% whose bytes to report (default: up to three that were reached)",
     )
-    for command, seeds in ((several, "the configuration's"), (numbered, "the scale's")):
+    for command, seeds in ((compare, "the configuration's"), (table, "the scale's")):
         command.add_argument(
-            "--seeds", type=_list_of(_whole), metavar="0,1,…", help=f"seeds to average over (default: {seeds})"
+            "--seeds", type=_list_of(_integer), metavar="0,1,…", help=f"seeds to average over (default: {seeds})"
         )
         command.add_argument(
             "--jobs",
@@ -146,25 +142,25 @@ def _parser() -> argparse.ArgumentParser:
             metavar="N",
             help="runs at a time (default: %(default)s, the number of GPUs or cores)",
         )
-    spread.add_argument("--nodes", type=positive, required=True, metavar="N", help="clients, a SuperNode each")
-    for wait, seconds, what in (("start", 300.0, "all nodes"), ("round", 600.0, "the replies of a round")):
-        spread.add_argument(
+    federate.add_argument("--nodes", type=positive, required=True, metavar="N", help="clients, a SuperNode each")
+    for wait, seconds, event in (("start", 300.0, "all nodes"), ("round", 600.0, "the replies of a round")):
+        federate.add_argument(
             f"--{wait}-timeout",
             type=float,
             default=seconds,
             metavar="S",
-            help=f"seconds to wait for {what} (default: %(default)g)",
+            help=f"seconds to wait for {event} (default: %(default)g)",
         )
-    for command in (single, several, spread, look, resolved):
-        command.add_argument("config", metavar="CONFIG", help="a YAML file, e.g. configs/quickstart.yaml")
-    for command in (single, several, spread, look, numbered, resolved):
-        command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES)
-    for command in every:
+    for name in ("run", "compare", "federate", "inspect", "config"):
+        parsers[name].add_argument("config", metavar="CONFIG", help="a YAML file, e.g. configs/quickstart.yaml")
+    for name in ("run", "compare", "federate", "inspect", "table", "config"):
+        parsers[name].add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES)
+    for command in parsers.values():
         command.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE", help=IMPORT)
         command.add_argument("--quiet", action="store_true", help="show warnings and errors only")
         command.add_argument("--debug", action="store_true", help="show tracebacks")
-    for command in (single, several, spread):
-        command.add_argument("--resume", action="store_true", help="resume what the output directory holds")
+    for name in ("run", "compare", "federate"):
+        parsers[name].add_argument("--resume", action="store_true", help="resume what the output directory holds")
     return parser
 
 
@@ -180,7 +176,7 @@ def _command(commands: "argparse._SubParsersAction[_Parser]", name: str) -> argp
 
 
 def _list_of(read: Callable[[str], Value]) -> Callable[[str], list[Value]]:
-    """Return what reads values with commas between them."""
+    """Return a parser of values that are separated by commas."""
     return lambda text: [read(word) for word in text.split(",")]
 
 
@@ -211,13 +207,13 @@ def positive(text: str) -> int:
     Raises:
         ArgumentTypeError: it is another text.
     """
-    number = _whole(text)
+    number = _integer(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is less than 1")
     return number
 
 
-def _whole(text: str) -> int:
+def _integer(text: str) -> int:
     try:
         return int(text)
     except ValueError as error:

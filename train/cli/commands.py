@@ -37,7 +37,7 @@ from train.tables.layout import load_layout
 from train.tables.write import Report
 from train.utils.errors import RunError
 from train.utils.signals import Stopped
-from train.utils.stages import watched
+from train.utils.stages import stage_listener
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     config = with_directory(_requested_config(args), args.overrides)
     if args.resume and not (config.directory / CONFIG_FILE).exists():
         log.warning("%s holds no run to resume: a new run starts there", config.directory)
-    with RoundProgress(console, [config]) as progress, watched(partial(progress.show_stage, 0)):
+    with RoundProgress(console, [config]) as progress, stage_listener(partial(progress.show_stage, 0)):
         run(config, [EachRound(partial(progress.show, 0))], args.resume)
     _report_run(config, bool(progress.idle), args.line, console)
 
@@ -160,7 +160,7 @@ def _federate(args: argparse.Namespace, console: Console) -> None:
     timeouts = Timeouts(args.start_timeout, args.round_timeout)
     settings = settings_of(args.config, args.overrides, args.nodes, timeouts)
     config = read(settings)
-    with RoundProgress(console, [config]) as progress, watched(partial(progress.show_stage, 0)):
+    with RoundProgress(console, [config]) as progress, stage_listener(partial(progress.show_stage, 0)):
         federate(config, settings, partial(progress.show, 0), args.resume)
     _report_run(config, bool(progress.idle), args.line, console)
 

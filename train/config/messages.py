@@ -104,11 +104,11 @@ def _allowed(loc: tuple[int | str, ...], config: type[Section]) -> str:
 
 def _meant(key: str, config: type[Section]) -> str:
     """Return `` (did you mean 'x'?)`` for the closest key; keys with the same last part come first."""
-    known = [*_keys(config), *RENAMED.values()]
-    last = [other.rpartition(".")[2] for other in known]
-    same = get_close_matches(key.rpartition(".")[2], set(last), cutoff=0.85)
-    alike = [other for other, word in zip(known, last, strict=True) if word in same]
-    return nearest(key, alike, cutoff=0) if alike else nearest(key, known)
+    keys = [*_keys(config), *RENAMED.values()]
+    last = [other.rpartition(".")[2] for other in keys]
+    similar = get_close_matches(key.rpartition(".")[2], set(last), cutoff=0.85)
+    candidates = [other for other, word in zip(keys, last, strict=True) if word in similar]
+    return nearest(key, candidates, cutoff=0) if candidates else nearest(key, keys)
 
 
 def _keys(section: type[Section], prefix: str = "") -> Iterator[str]:

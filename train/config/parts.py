@@ -82,7 +82,7 @@ class Part(Section):
     @model_validator(mode="before")
     @classmethod
     def _check_options(cls, values: Any) -> Any:
-        values = spread(values)
+        values = as_mapping(values)
         if not isinstance(values, Mapping):
             return values  # refused by pydantic
         name = values.get("name", cls.model_fields["name"].default)
@@ -93,7 +93,7 @@ class Part(Section):
         return {**values, "name": name, **check_options(name, function, options, cls.registry.num_arguments)}
 
 
-def known(entries: Mapping[str, Any], kind: str, name: str) -> str:
+def registered(entries: Mapping[str, Any], kind: str, name: str) -> str:
     """Return a name that is registered.
 
     Raises:
@@ -103,7 +103,7 @@ def known(entries: Mapping[str, Any], kind: str, name: str) -> str:
     return name
 
 
-def spread(part: Any) -> Any:
+def as_mapping(part: Any) -> Any:
     """Return a part's mapping; a bare name is short for ``{name: …}``."""
     return {"name": part} if isinstance(part, str) else part
 

@@ -14,7 +14,7 @@ from sharding.errors import UserError, pick, shown
 from sharding.strategies import get_strategy
 from sharding.transport.compression import COMPRESSIONS
 from train.config.messages import explain
-from train.config.parts import Part, known, spread
+from train.config.parts import Part, as_mapping, registered
 from train.config.registries import import_parts
 from train.config.sections import (
     AggregationConfig,
@@ -39,7 +39,7 @@ RUN_LEVEL_KEYS = (  # which cannot differ between tasks
 )
 
 
-def _known_strategy(name: str) -> str:
+def _strategy_name(name: str) -> str:
     get_strategy(name)
     return name
 
@@ -68,16 +68,16 @@ class Config(Section):
     """Modules to import first, which register your own parts. Overrides and `--import` add to those of the file."""
     output: UserPath | None = None
     """Directory of the run. Default: below `runs`, named after the name, the strategy, the overrides and the seed."""
-    strategy: Annotated[str, AfterValidator(_known_strategy)]
+    strategy: Annotated[str, AfterValidator(_strategy_name)]
     """The terms that clients receive, and their weights: a name in the table of strategies."""
-    design: Annotated[str, AfterValidator(partial(known, DESIGNS, "design"))] = "cps"
+    design: Annotated[str, AfterValidator(partial(registered, DESIGNS, "design"))] = "cps"
     """The way to draw terms with given probabilities: a name in the table of designs."""
     keep_ratio: KeepRatio = 0.2
     """r, the share of each layer's terms that a client trains.
 
     A mapping gives the share of clients that have each r.
     """
-    compression: Annotated[str, AfterValidator(partial(known, COMPRESSIONS, "compression"))] = "float32"
+    compression: Annotated[str, AfterValidator(partial(registered, COMPRESSIONS, "compression"))] = "float32"
     """Number format of shards in both directions: `float32`, `bfloat16` or `int8`."""
     model: ModelConfig
     data: DataConfig
@@ -292,7 +292,7 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any], section: type[Sec
     for key, value in changes.items():
         inner, old, new = section_at(section, key), merged.get(key), value
         if inner is not None and issubclass(inner, Part):
-            old, new = spread(old[0] if isinstance(old, list | tuple) and len(old) == 1 else old), spread(new)
+            old, new = as_mapping(old[0] if isinstance(old, list | tuple) and len(old) == 1 else old), as_mapping(new)
         if inner is not None and isinstance(new, Mapping):
             merged[key] = merge(old if isinstance(old, Mapping) else {}, new, inner)
         else:

@@ -11,7 +11,7 @@ from sharding.client_sampling import SAMPLERS
 from sharding.client_sampling.network import positive_bandwidth
 from sharding.errors import UserError
 from sharding.optim import DecayOf
-from train.config.parts import Part, Registry, known
+from train.config.parts import Part, Registry, registered
 from train.config.registries import LOSSES, OPTIMIZERS, SCHEDULES, SERVER_OPTIMIZERS, TRACKERS
 from train.config.values import Section
 from train.data import DATASETS
@@ -143,7 +143,7 @@ class LocalConfig(Section):
     """Strength of the decay of ‖UΩVᵀ‖²_F."""
     decay_of: DecayOf = "bounded"
     """The decay: as published (`effective`), or weaker where that would diverge (`bounded`)."""
-    loss: Annotated[str, AfterValidator(partial(known, LOSSES, "loss"))] = "cross_entropy"
+    loss: Annotated[str, AfterValidator(partial(registered, LOSSES, "loss"))] = "cross_entropy"
     """Training loss: `cross_entropy` or your own. Evaluations always report the cross-entropy."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """`bfloat16` computes the matrix products of the forward pass in that format; all else stays float32."""

@@ -38,7 +38,7 @@ from train.rundir.directory import check_directory, is_finished, lock
 from train.rundir.file_names import METRICS_FILE
 from train.utils.errors import REMEDY, RunError
 from train.utils.jsonl import read_lines
-from train.utils.stages import enter
+from train.utils.stages import set_stage
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ def federate(
         return
     config.directory.mkdir(parents=True, exist_ok=True)
     with lock(config.directory / LOCK_FILE):
-        enter("writing keys and each node's data")
+        set_stage("writing keys and each node's data")
         launch(config, lay_out(config, settings), progress)
 
 
@@ -110,7 +110,7 @@ def launch(config: Config, place: Place, progress: Callable[[dict[str, Any]], No
     """Start the processes of a federation, submit the run, and follow it to its end."""
     with Processes(place.folder / "logs") as processes:
         start_server(processes, place)
-        enter(f"starting {config.clients.count} nodes")
+        set_stage(f"starting {config.clients.count} nodes")
         for node in range(config.clients.count):
             start_node(processes, place, node, node_settings(config, place, node))
         submit(processes, place)
@@ -196,7 +196,7 @@ def start_server(processes: Processes, place: Place) -> None:
     command += ["--enable-supernode-auth"]
     command += ["--ssl-ca-certfile", str(folder / "ca.crt"), "--ssl-certfile", str(folder / "server.crt")]
     command += ["--ssl-keyfile", str(folder / "server.key"), "--disable-runtime-dependency-installation"]
-    enter("starting the SuperLink")
+    set_stage("starting the SuperLink")
     processes.start("superlink", command, place.environment("server") | {TOKEN: place.token})
     end = monotonic() + STARTING
     while not _listens(place.port):
@@ -215,7 +215,7 @@ def register(place: Place, keys: Sequence[Path]) -> None:
     """
     environment = os.environ | place.environment("operator")
     for number, key in enumerate(keys, 1):
-        enter(f"registering node {number} of {len(keys)}")
+        set_stage(f"registering node {number} of {len(keys)}")
         command = ["flwr", "supernode", "register", str(key), "loopback"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -259,7 +259,7 @@ def follow(processes: Processes, config: Config, progress: Callable[[dict[str, A
         if len(report["joined"]) > joined:
             joined = len(report["joined"])
             waiting = f"waiting for {few(report['waiting_for'])}" if report["waiting_for"] else "training"
-            enter(f"{joined} of {config.clients.count} nodes connected, {waiting}")
+            set_stage(f"{joined} of {config.clients.count} nodes connected, {waiting}")
         for metrics in read_lines(config.directory / METRICS_FILE)[shown:]:
             progress(metrics)
             shown += 1

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from train.config.schema import Config
-from train.utils.files import write_whole
+from train.utils.files import write_atomically
 
 FOLDER = "federation"  # in the run's directory: keys, data and logs of what `launch` started
 LOCK_FILE = "federation.lock"  # held by the process that started it
@@ -28,4 +28,4 @@ class Status:
     def set(self, **values: object) -> None:
         """Replace the values of these keys."""
         if self._path.parent.is_dir():
-            write_whole(self._path, json.dumps(self.read() | values).encode())
+            write_atomically(self._path, json.dumps(self.read() | values).encode())

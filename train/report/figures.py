@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from train.frame import mean_curve
-from train.report.arms import Arm
+from train.report.groups import RunGroup
 from train.report.plots import (
     LABELS,
     OKABE_ITO,
@@ -41,64 +41,64 @@ class Drawing:
     caption: str
 
 
-def legend_drawing(arms: Sequence[Arm]) -> Drawing:
+def legend_drawing(groups: Sequence[RunGroup]) -> Drawing:
     """Draw the legend that all pictures of an experiment share."""
     figure, axes = new_figure(height=0.9)
-    for arm in arms:
-        axes.plot([], [], **arm.style.line(1), label=arm.label)
+    for group in groups:
+        axes.plot([], [], **group.style.line(1), label=group.label)
     axes.set_axis_off()
     add_legend(figure, axes)
     return Drawing(figure, "The lines of all pictures of this experiment.")
 
 
-def grid_drawing(arms: Sequence[Arm], title: str = "Accuracy over the grid") -> Drawing | None:
+def grid_drawing(groups: Sequence[RunGroup], title: str = "Accuracy over the grid") -> Drawing | None:
     """Draw the final accuracy over the varied key with most numbers, a line for each setting of the other keys.
 
     Returns:
         The picture; None where no numeric key was varied while the others stayed the same.
     """
-    scored = [arm for arm in arms if len(arm.percents)]
-    keys = [key for key in (scored[0].varied if scored else ()) if all(_is_numeric(arm, key) for arm in scored)]
-    key = max(keys, key=lambda key: len({arm.varied[key] for arm in scored}), default="")
-    lines: dict[str, list[Arm]] = {}
-    for arm in scored if key else ():
-        others = (f"{name}={value}" for name, value in arm.varied.items() if name != key)
-        lines.setdefault(", ".join([arm.strategy, *others]), []).append(arm)
+    scored = [group for group in groups if len(group.percents)]
+    keys = [key for key in (scored[0].varied if scored else ()) if all(_is_numeric(group, key) for group in scored)]
+    key = max(keys, key=lambda key: len({group.varied[key] for group in scored}), default="")
+    lines: dict[str, list[RunGroup]] = {}
+    for group in scored if key else ():
+        others = (f"{name}={value}" for name, value in group.varied.items() if name != key)
+        lines.setdefault(", ".join([group.strategy, *others]), []).append(group)
     if max(map(len, lines.values()), default=0) < 2:
         return None
     figure, axes = new_figure()
     for (label, line), style in zip(lines.items(), styles_of(lines).values(), strict=True):
-        points = sorted((float(arm.varied[key]), arm.percents.mean(), arm.percents.std()) for arm in line)
+        points = sorted((float(group.varied[key]), group.percents.mean(), group.percents.std()) for group in line)
         xs, means, deviations = (np.nan_to_num(values) for values in zip(*points, strict=True))
         axes.errorbar(xs, means, deviations, **style.line(len(xs)), capsize=3, label=label)
     lay_out(axes, key, LABELS["test_accuracy"], title)
-    values = [float(arm.varied[key]) for arm in scored]
+    values = [float(group.varied[key]) for group in scored]
     if 0 < 5 * min(values) <= max(values):
         lay_out_log(axes, "x")
     add_legend(figure, axes)
     return Drawing(figure, f"Test accuracy after the last round over {key}, mean ± standard deviation over seeds.")
 
 
-def _is_numeric(arm: Arm, key: str) -> bool:
+def _is_numeric(group: RunGroup, key: str) -> bool:
     with suppress(ValueError):
-        return isfinite(float(arm.varied.get(key, "nan")))
+        return isfinite(float(group.varied.get(key, "nan")))
     return False
 
 
-def accuracy_drawings(arms: Sequence[Arm], targets: Sequence[float]) -> Iterator[Drawing]:
+def accuracy_drawings(groups: Sequence[RunGroup], targets: Sequence[float]) -> Iterator[Drawing]:
     """Draw the accuracy, also of each task, over rounds, bytes and, with a simulated clock, seconds."""
     dotted = " Dotted: the targets." if targets else ""
-    timed = any(arm.rounds.simulated_seconds.notna().any() for arm in arms)
+    timed = any(group.rounds.simulated_seconds.notna().any() for group in groups)
     for x, title in ACCURACIES.items():
         if x != "simulated_total" or timed:
             caption = f"Test accuracy against {LABELS[x]}.{dotted}"
-            yield from curve_drawings(arms, "test_accuracy", title, caption, x=x, targets=targets)
-    for task in dict.fromkeys(task for arm in arms for task in arm.settings.get("tasks") or {}):
-        yield from curve_drawings(arms, f"{task}/test_accuracy", f"Task {task}", f"Test accuracy of {task} by round.")
+            yield from curve_drawings(groups, "test_accuracy", title, caption, x=x, targets=targets)
+    for task in dict.fromkeys(task for group in groups for task in group.settings.get("tasks") or {}):
+        yield from curve_drawings(groups, f"{task}/test_accuracy", f"Task {task}", f"Test accuracy of {task} by round.")
 
 
 def curve_drawings(
-    arms: Sequence[Arm],
+    groups: Sequence[RunGroup],
     y: str,
     title: str,
     caption: str,
@@ -106,13 +106,13 @@ def curve_drawings(
     targets: Sequence[float] = (),
     log: bool = False,
 ) -> Iterator[Drawing]:
-    """Draw one metric of all arms, mean and band over seeds; nothing if no run has it."""
-    curves = {arm.label: mean_curve(arm.rounds, y, x) for arm in arms}
-    values = pd.concat([arm.rounds.get(y, pd.Series(dtype=float)) for arm in arms])
+    """Draw one metric of all groups, mean and band over seeds; nothing if no run has it."""
+    curves = {group.label: mean_curve(group.rounds, y, x) for group in groups}
+    values = pd.concat([group.rounds.get(y, pd.Series(dtype=float)) for group in groups])
     values = displayed(values[np.isfinite(values)], y)
     if values.empty:
         return
-    figure = curve_figure(curves, {arm.label: arm.style for arm in arms}, x, y, title, targets)
+    figure = curve_figure(curves, {group.label: group.style for group in groups}, x, y, title, targets)
     axes, usual = figure.axes[0], values.median()
     if log and values.min() > 0:
         lay_out_log(axes, "y")
@@ -122,16 +122,16 @@ def curve_drawings(
     yield Drawing(figure, caption)
 
 
-def layer_drawings(layers_of: Mapping[str, Layers], arms: Sequence[Arm]) -> Iterator[Drawing]:
-    """Draw π and ω of up to three layers, for the smallest keep ratio of each arm; layers are by the arm's label."""
+def layer_drawings(layers_of: Mapping[str, Layers], groups: Sequence[RunGroup]) -> Iterator[Drawing]:
+    """Draw π and ω of up to three layers, for each group's smallest keep ratio; layers are by the group's label."""
     names = list(dict.fromkeys(name for layers in layers_of.values() for name in layers))
     for name in dict.fromkeys(names[round(share * (len(names) - 1))] for share in (0, 0.5, 1)):
         for symbol, key, words in (("π", "inclusion", "inclusion probability"), ("ω", "multipliers", "multiplier")):
             figure, axes = new_figure()
-            for arm in arms:
-                if records := layers_of.get(arm.label, {}).get(name):
+            for group in groups:
+                if records := layers_of.get(group.label, {}).get(name):
                     values = getattr(min(records, key=lambda record: record.keep_ratio), key)
-                    axes.plot(range(1, len(values) + 1), values, **arm.style.line(len(values)), drawstyle="steps-mid")
+                    axes.plot(range(1, len(values) + 1), values, **group.style.line(len(values)), drawstyle="steps-mid")
             lay_out(axes, "singular term", f"{symbol}, {words}", f"{symbol} of {name}")
             if symbol == "ω":
                 lay_out_log(axes, "y")

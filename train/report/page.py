@@ -14,7 +14,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from sharding.errors import UserError
 from train.frame import cost_to, find_runs
-from train.report.arms import Arm, choose_targets, differing_keys, group, value_of, without_repeats
 from train.report.figures import (
     Drawing,
     accuracy_drawings,
@@ -24,12 +23,13 @@ from train.report.figures import (
     legend_drawing,
     partition_drawings,
 )
+from train.report.groups import RunGroup, choose_targets, differing_keys, group_runs, value_of, without_repeats
 from train.report.plots import svg_of
 from train.report.summary import CSV_COLUMNS, csv_frame, least_and_most
 from train.report.text import NOTHING, mean_and_spread, write_csv
 from train.rundir.provenance import Provenance, data_remarks
 from train.rundir.records import Layers, LayerStatistics, read_clients, read_layers
-from train.utils.files import refuse_irregular, write_whole
+from train.utils.files import refuse_irregular, write_atomically
 
 PAGE, TABLE, TEMPLATE = "report.html", "report.csv", "page.html"
 GENERATOR = "spectral-sharding report"  # marks a page as ours
@@ -64,8 +64,8 @@ def write_page(folders: Sequence[Path], into: Path, command: str, targets: Seque
     into.mkdir(parents=True, exist_ok=True)
     chapters = []
     for name, directories in runs.settings.groupby("name", sort=False).groups.items():
-        arms = group(runs.select(directories))
-        chapters.append(Chapter(str(name), arms, list(targets) or choose_targets(arms), data_remarks(directories)))
+        groups = group_runs(runs.select(directories))
+        chapters.append(Chapter(str(name), groups, list(targets) or choose_targets(groups), data_remarks(directories)))
     write_csv(table, _csv_with_targets(chapters))
     notes = [f"{error}; it is left out." for error in errors]
     notes += [f"{damaged}; only the rounds before it are shown." for damaged in runs.results.damaged.dropna()]
@@ -80,7 +80,7 @@ def write_page(folders: Sequence[Path], into: Path, command: str, targets: Seque
     title = ", ".join(chapter.name for chapter in chapters)
     words = {"generator": GENERATOR, "title": title, "notes": notes, "command": command}
     text = environment.get_template(TEMPLATE).render(words, table_file=TABLE, chapters=chapters)
-    write_whole(page, text.encode())
+    write_atomically(page, text.encode())
     return [page, table]
 
 
@@ -95,22 +95,22 @@ class Chapter:
     """
 
     name: str
-    arms: Sequence[Arm]
+    groups: Sequence[RunGroup]
     targets: Sequence[float]
     remarks: Sequence[str]
     notes: list[str] = field(default_factory=list)
 
     @property
     def results(self) -> pd.DataFrame:
-        """A row for each run, arm by arm, as in `Runs`."""
-        return pd.concat([arm.results for arm in self.arms])
+        """A row for each run, group by group, as in `Runs`."""
+        return pd.concat([group.results for group in self.groups])
 
     def accuracy(self) -> list[Drawing]:
         """Draw the legend of all pictures, the accuracy, the grid and the clients' loss."""
         caption = "The clients' mean loss in each round, on their own data."
-        loss = curve_drawings(self.arms, "train_loss", "Training loss", caption)
-        grid = grid_drawing(self.arms)
-        drawings = [legend_drawing(self.arms), *accuracy_drawings(self.arms, self.targets), *loss]
+        loss = curve_drawings(self.groups, "train_loss", "Training loss", caption)
+        grid = grid_drawing(self.groups)
+        drawings = [legend_drawing(self.groups), *accuracy_drawings(self.groups, self.targets), *loss]
         return drawings if grid is None else [*drawings, grid]
 
     def draws(self) -> list[Drawing]:
@@ -119,14 +119,14 @@ class Chapter:
         squared = "Squared error of the clients' average reconstruction, of ‖W‖²."
         even = "Average normalized marginal entropy of π: 1 where all terms are equally likely."
         return [
-            *curve_drawings(self.arms, "coverage", "Coverage", of),
-            *curve_drawings(self.arms, "discrepancy", "Discrepancy", squared, log=True),
-            *curve_drawings(self.arms, "anme", "Evenness", even),
+            *curve_drawings(self.groups, "coverage", "Coverage", of),
+            *curve_drawings(self.groups, "discrepancy", "Discrepancy", squared, log=True),
+            *curve_drawings(self.groups, "anme", "Evenness", even),
         ]
 
     def layers(self) -> "LayerTable | None":
-        """Return the last layer record of each arm's first seed, or None."""
-        read = {arm.label: self._read(read_layers, arm.results.index[0]) for arm in self.arms}
+        """Return the last layer record of each group's first seed, or None."""
+        read = {group.label: self._read(read_layers, group.results.index[0]) for group in self.groups}
         records = {label: layers for label, layers in read.items() if layers}
         if not records:
             return None
@@ -136,7 +136,7 @@ class Chapter:
         return LayerTable(
             ["layer", *(f"{label} (round {round + 1})" for label, round in last.items())],
             [[name, *(_evenness(layers.get(name, ())) for layers in layers_of.values())] for name in names],
-            list(layer_drawings(layers_of, self.arms)),
+            list(layer_drawings(layers_of, self.groups)),
         )
 
     def clients(self) -> tuple[list[Drawing], str] | None:
@@ -147,8 +147,8 @@ class Chapter:
         return None
 
     def reasons(self) -> list[tuple[tuple[str, str], int]]:
-        """Return the most frequent reasons for lost updates, by the arm's label."""
-        failures = ((arm.label, each) for arm in self.arms for each in arm.rounds.failures.dropna())
+        """Return the most frequent reasons for lost updates, by the group's label."""
+        failures = ((group.label, each) for group in self.groups for each in group.rounds.failures.dropna())
         reasons = ((label, str(reason)) for label, each in failures for reason in each.values())
         return Counter(reasons).most_common(MAX_REASONS)
 
@@ -170,18 +170,18 @@ class Chapter:
 
 @dataclass(frozen=True)
 class LayerTable:
-    """The layers of each arm as of its last record: a table of their evenness, and π and ω."""
+    """The layers of each group as of its last record: a table of their evenness, and π and ω."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     drawings: Sequence[Drawing]
 
 
-def phases_of(arm: Arm) -> dict[str, float]:
+def phases_of(group: RunGroup) -> dict[str, float]:
     """Return the mean seconds of each phase of a round, and of the remaining time."""
     columns = [f"seconds_{phase}" for phase in PHASES]
-    means = arm.rounds.reindex(columns=columns).fillna(0.0).mean()
-    rest = max(0.0, arm.rounds.seconds.mean() - means.sum())
+    means = group.rounds.reindex(columns=columns).fillna(0.0).mean()
+    rest = max(0.0, group.rounds.seconds.mean() - means.sum())
     return {**dict(zip(PHASES, means, strict=True)), "rest": rest}
 
 
@@ -215,8 +215,8 @@ def _short(commit: object) -> str:
 
 def _csv_with_targets(chapters: Sequence[Chapter]) -> pd.DataFrame:
     """Return `csv_frame` of all chapters, with the MB until each of their targets."""
-    frame = pd.concat([csv_frame(chapter.arms) for chapter in chapters])[list(CSV_COLUMNS)]
-    rounds = pd.concat([arm.rounds for chapter in chapters for arm in chapter.arms])
+    frame = pd.concat([csv_frame(chapter.groups) for chapter in chapters])[list(CSV_COLUMNS)]
+    rounds = pd.concat([group.rounds for chapter in chapters for group in chapter.groups])
     for target in sorted({target for chapter in chapters for target in chapter.targets}):
         frame[f"megabytes_to_{100 * target:g}"] = frame.directory.map(cost_to(rounds, target) / 1e6)
     return frame

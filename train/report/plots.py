@@ -152,9 +152,9 @@ def draw_curves(
     title: str = "",
     targets: Sequence[float] = (),
 ) -> None:
-    """Draw a metric of several arms, each a `mean_curve` of its seeds, over a cost.
+    """Draw a metric of several groups, each a `mean_curve` of its seeds, over a cost.
 
-    Curves and styles are by the arm's label; `x` and `y` are keys of `LABELS`, `y` may be another metric; target
+    Curves and styles are by the group's label; `x` and `y` are keys of `LABELS`, `y` may be another metric; target
     accuracies are marked.
     """
     for label, curve in curves.items():

@@ -10,14 +10,14 @@ from rich.table import Table
 
 from sharding.errors import UserError
 from train.frame import mean_curve, read_runs
-from train.report.arms import Arm, choose_targets, format_cost, group, targets_of, without_repeats
 from train.report.figures import grid_drawing
+from train.report.groups import RunGroup, choose_targets, format_cost, group_runs, targets_of, without_repeats
 from train.report.plots import add_legend, curve_figure, save
 from train.report.text import NOTHING, frame_table, mean_and_spread, write_csv
 from train.rundir.directory import REPORT_SIGN
 from train.rundir.file_names import METRICS_FILE
 from train.rundir.provenance import data_remarks
-from train.utils.files import write_whole
+from train.utils.files import write_atomically
 
 CSV_COLUMNS = (
     *("strategy", "settings", "seed", "directory", "rounds", "test_accuracy", "best_accuracy", "test_loss"),
@@ -55,32 +55,32 @@ def write_report(
         raise UserError("; ".join(errors) or f"{min(missing)} holds no run with a finished round")
     unfinished = [run for run, done in all_runs.results.is_finished.items() if not done and run not in requested]
     runs, _ = without_repeats(all_runs.select(all_runs.results.index.drop(unfinished)))
-    arms = group(runs)
-    results = _results(arms, choose_targets(arms)[:1])
-    commands, grid = _commands(into / SUMMARY, command), grid_drawing(arms, title)
+    groups = group_runs(runs)
+    results = _results(groups, choose_targets(groups)[:1])
+    commands, grid = _commands(into / SUMMARY, command), grid_drawing(groups, title)
     remarks = [f"Failed, and not in the table: `{directory}`: {reason}" for directory, reason in failed.items()]
     remarks += [f"Not finished, and not in the table: `{directory}`" for directory in unfinished]
     num_failed = runs.results.num_failed.sum()
     losses = [f"{num_failed} client updates were left out; `failures` in metrics.jsonl says why"] if num_failed else []
-    best = _best(arms)
+    best = _best(groups)
     data = [f"The data are not the official ones: {remark}." for remark in data_remarks(runs.results.index)]
     listed = json.dumps(commands).replace(">", "\\u003e")  # cannot end the comment
     paragraphs = [
         f"{REPORT_SIGN}{listed} -->\n# {title}",
         frame_table(results),
         *best,
-        _explained(arms, runs.results),
+        _explained(groups, runs.results),
         *data,
         *remarks,
         *(f"Made by `{each}`." for each in commands),
         f"![Test accuracy against bytes]({PLOT})",
         *([] if grid is None else [f"![{grid.caption}]({GRID})"]),
     ]
-    write_whole(into / SUMMARY, ("\n\n".join(paragraphs) + "\n").encode())
-    table = write_csv(into / TABLE, csv_frame(arms), CSV_COLUMNS)
-    curves = {arm.label: mean_curve(arm.rounds, "test_accuracy", "bytes_total") for arm in arms}
-    styles = {arm.label: arm.style for arm in arms}
-    figure = curve_figure(curves, styles, "bytes_total", "test_accuracy", title, targets_of(arms))
+    write_atomically(into / SUMMARY, ("\n\n".join(paragraphs) + "\n").encode())
+    table = write_csv(into / TABLE, csv_frame(groups), CSV_COLUMNS)
+    curves = {group.label: mean_curve(group.rounds, "test_accuracy", "bytes_total") for group in groups}
+    styles = {group.label: group.style for group in groups}
+    figure = curve_figure(curves, styles, "bytes_total", "test_accuracy", title, targets_of(groups))
     add_legend(figure, figure.axes[0])
     written = [into / SUMMARY, table, *save(figure, into / PLOT)]
     if grid is not None:
@@ -88,13 +88,13 @@ def write_report(
     return _screen(title, results, [*best, *data, *losses]), written
 
 
-def csv_frame(arms: Sequence[Arm]) -> pd.DataFrame:
+def csv_frame(groups: Sequence[RunGroup]) -> pd.DataFrame:
     """Return a row for each run, with `CSV_COLUMNS`; accuracies are shares in 0…1."""
     rows = [
-        arm.results.assign(
-            strategy=arm.strategy, settings=", ".join(f"{key}={value}" for key, value in arm.varied.items())
+        group.results.assign(
+            strategy=group.strategy, settings=", ".join(f"{key}={value}" for key, value in group.varied.items())
         )
-        for arm in arms
+        for group in groups
     ]
     frame = pd.concat(rows).rename_axis("directory").reset_index()
     return frame.rename(columns={"num_rounds": "rounds"})
@@ -106,36 +106,36 @@ def least_and_most(counts: Iterable[int]) -> str:
     return "–".join(map(str, dict.fromkeys((min(counts), max(counts)))))
 
 
-def _results(arms: Sequence[Arm], targets: Sequence[float]) -> pd.DataFrame:
-    """Return a row of texts for each arm: the strategy, the varied keys, and the results."""
-    keys = list(dict.fromkeys(key for arm in arms for key in arm.varied))
-    return pd.DataFrame([_row(arm, keys, targets) for arm in arms])
+def _results(groups: Sequence[RunGroup], targets: Sequence[float]) -> pd.DataFrame:
+    """Return a row of texts for each group: the strategy, the varied keys, and the results."""
+    keys = list(dict.fromkeys(key for group in groups for key in group.varied))
+    return pd.DataFrame([_row(group, keys, targets) for group in groups])
 
 
-def _row(arm: Arm, keys: Sequence[str], targets: Sequence[float]) -> dict[str, str]:
-    means = arm.results.mean(numeric_only=True)
+def _row(group: RunGroup, keys: Sequence[str], targets: Sequence[float]) -> dict[str, str]:
+    means = group.results.mean(numeric_only=True)
     down, up = (means[f"bytes_{direction}_per_client_round"] / 1e3 for direction in ("down", "up"))
     return {
-        "strategy": arm.strategy,
-        **{key: arm.varied.get(key, NOTHING) for key in keys},
-        "test accuracy": f"{mean_and_spread(arm.percents)} %" if len(arm.percents) else NOTHING,
+        "strategy": group.strategy,
+        **{key: group.varied.get(key, NOTHING) for key in keys},
+        "test accuracy": f"{mean_and_spread(group.percents)} %" if len(group.percents) else NOTHING,
         "kB down + up": f"2 × {down:,.1f}" if down == up else f"{down:,.1f} + {up:,.1f}",
         "of dense FedAvg's bytes": f"{100 * means.share_of_dense:.1f} %",
-        **{f"MB to {100 * target:g} %": format_cost(arm, target) for target in targets},
+        **{f"MB to {100 * target:g} %": format_cost(group, target) for target in targets},
     }
 
 
-def _best(arms: Sequence[Arm]) -> list[str]:
+def _best(groups: Sequence[RunGroup]) -> list[str]:
     """Return a line with the best point of a grid, or nothing if no key was varied."""
-    scored = [arm for arm in arms if len(arm.percents)]
-    if len(scored) < 2 or not any(arm.varied for arm in scored):
+    scored = [group for group in groups if len(group.percents)]
+    if len(scored) < 2 or not any(group.varied for group in scored):
         return []
-    best = max(scored, key=lambda arm: arm.percents.mean())
+    best = max(scored, key=lambda group: group.percents.mean())
     return [f"Best: {best.label}, {mean_and_spread(best.percents)} %."]
 
 
-def _explained(arms: Sequence[Arm], results: pd.DataFrame) -> str:
-    seeds = [len(arm.percents) for arm in arms]
+def _explained(groups: Sequence[RunGroup], results: pd.DataFrame) -> str:
+    seeds = [len(group.percents) for group in groups]
     spread = f"mean ± standard deviation of {least_and_most(seeds)} seeds" if max(seeds) > 1 else "one seed"
     return (
         f"Accuracy after the last of {least_and_most(results.num_rounds)} rounds, {spread}. kB are a client's in a "

@@ -6,7 +6,7 @@ from statistics import mean, stdev
 
 import pandas as pd
 
-from train.utils.files import write_whole
+from train.utils.files import write_atomically
 
 NOTHING = "–"  # in place of a missing value
 
@@ -37,5 +37,5 @@ def frame_table(frame: pd.DataFrame, left: int = 1) -> str:
 
 def write_csv(path: Path, frame: pd.DataFrame, columns: Sequence[str] | None = None) -> Path:
     """Write a frame as CSV, atomically, without its index, and return the path."""
-    write_whole(path, frame.to_csv(columns=columns, index=False, lineterminator="\r\n").encode())
+    write_atomically(path, frame.to_csv(columns=columns, index=False, lineterminator="\r\n").encode())
     return path

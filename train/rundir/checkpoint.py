@@ -25,13 +25,13 @@ from sharding.client_sampling import Sampler
 from sharding.errors import UserError
 from sharding.failures import one_line
 from train.rundir.file_names import CHECKPOINT_FILE, PREVIOUS_FILE
-from train.utils.files import write_whole
+from train.utils.files import write_atomically
 from train.utils.jsonl import from_json
 
 log = logging.getLogger(__name__)
 
 KEY = "checkpoint"
-BESIDE = "."  # prefix of names that are not the model's: no part of a tensor's name is empty
+STATE_PREFIX = "."  # prefix of names that are not the model's: no part of a tensor's name is empty
 
 
 class Stateful(Protocol):
@@ -48,7 +48,7 @@ States = Mapping[str, Stateful]  # by ``server/<model>``
 NO_STATES: States = {}
 
 
-class SpoiledError(Exception):
+class DamagedError(Exception):
     """A checkpoint cannot be used; the message says why."""
 
 
@@ -71,16 +71,16 @@ class Checkpoint:
         """Return the checkpoint of a model after this number of rounds."""
         tensors: dict[str, Tensor] = dict(model.state_dict())
         for name, stateful in states.items():
-            tensors |= {f"{BESIDE}{name}/{entry}": tensor for entry, tensor in stateful.state_dict().items()}
+            tensors |= {f"{STATE_PREFIX}{name}/{entry}": tensor for entry, tensor in stateful.state_dict().items()}
         learned = None if sampler is None else sampler.gradient_norms
-        return cls(rounds, apart(tensors), None if learned is None else learned.tolist())
+        return cls(rounds, cpu_copies(tensors), None if learned is None else learned.tolist())
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a file.
 
         Raises:
-            SpoiledError: it is not a checkpoint, or is truncated or altered.
+            DamagedError: it is not a checkpoint, or is truncated or altered.
         """
         try:
             header = metadata_of(path, KEY)
@@ -88,11 +88,11 @@ class Checkpoint:
                 state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
             read = cls(int(header["rounds"]), state, header["gradient_norms"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError) as error:
-            raise SpoiledError(f"it is not a complete checkpoint ({type(error).__name__}: {error})") from error
+            raise DamagedError(f"it is not a complete checkpoint ({type(error).__name__}: {error})") from error
         if read.rounds < 0:
-            raise SpoiledError(f"its number of rounds is {read.rounds}")
+            raise DamagedError(f"its number of rounds is {read.rounds}")
         if header.get("checksum") != read.checksum():
-            raise SpoiledError("its content has changed: the checksum differs")
+            raise DamagedError("its content has changed: the checksum differs")
         return read
 
     def to_bytes(self) -> bytes:
@@ -114,9 +114,9 @@ class Checkpoint:
         Raises:
             UserError: a part is of another model, optimizer or number of clients.
         """
-        _load("model", model, {name: value for name, value in self.state.items() if not name.startswith(BESIDE)})
+        _load("model", model, {name: value for name, value in self.state.items() if not name.startswith(STATE_PREFIX)})
         for name, stateful in states.items():
-            prefix = f"{BESIDE}{name}/"
+            prefix = f"{STATE_PREFIX}{name}/"
             parts = {entry.removeprefix(prefix): part for entry, part in self.state.items() if entry.startswith(prefix)}
             _load(name, stateful, parts)
         if sampler is not None and sampler.gradient_norms is not None:
@@ -134,7 +134,7 @@ def _load(name: str, stateful: Stateful | nn.Module, state: Mapping[str, Any]) -
         raise UserError(f"{reason}; choose another output=…") from error
 
 
-def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def cpu_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return copies on the CPU, each with memory of its own: safetensors refuses tied ones."""
     dense = torch.contiguous_format
     return {name: tensor.detach().cpu().clone(memory_format=dense) for name, tensor in tensors.items()}
@@ -164,7 +164,7 @@ def save_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
     Raises:
         RunError: it cannot be written; earlier ones are unharmed.
     """
-    write_whole(directory / CHECKPOINT_FILE, checkpoint.to_bytes(), keep=directory / PREVIOUS_FILE)
+    write_atomically(directory / CHECKPOINT_FILE, checkpoint.to_bytes(), keep=directory / PREVIOUS_FILE)
 
 
 def find_checkpoint(directory: Path, rounds: int) -> tuple[Path, Checkpoint] | None:
@@ -174,7 +174,7 @@ def find_checkpoint(directory: Path, rounds: int) -> tuple[Path, Checkpoint] | N
             continue
         try:
             checkpoint = Checkpoint.read(path)
-        except SpoiledError as error:
+        except DamagedError as error:
             log.warning("%s cannot be used: %s", path, error)
             continue
         if checkpoint.rounds <= rounds:

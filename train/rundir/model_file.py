@@ -20,10 +20,10 @@ from models import build_model
 from sharding.errors import UserError
 from train.config.schema import Config
 from train.experiment import Task
-from train.rundir.checkpoint import apart, metadata_of
+from train.rundir.checkpoint import cpu_copies, metadata_of
 from train.rundir.directory import check_regular, config_in
 from train.rundir.file_names import BEST_FILE, CONFIG_FILE, MODEL_FILE
-from train.utils.files import write_whole
+from train.utils.files import write_atomically
 
 KEY = "model"
 SLACK = 10  # times the file's size that a model may take while it is built
@@ -45,8 +45,8 @@ def save_model(path: Path, model: nn.Module, rounds: int, tasks: Mapping[str, Ta
         name: {"input_shape": task.dataset.input_shape, "num_classes": task.dataset.num_classes}
         for name, task in tasks.items()
     }
-    state = apart(model.state_dict())
-    write_whole(path, safetensors.torch.save(state, {KEY: json.dumps({"rounds": rounds, "sizes": sizes})}))
+    state = cpu_copies(model.state_dict())
+    write_atomically(path, safetensors.torch.save(state, {KEY: json.dumps({"rounds": rounds, "sizes": sizes})}))
 
 
 def read_model(directory: Path | str, best: bool = False) -> nn.Module:

@@ -21,7 +21,7 @@ from train.data.partition import class_counts
 from train.experiment import Experiment, Task
 from train.metrics import RoundMetrics
 from train.rundir.file_names import CLIENTS_FILE, LAYERS_FILE, WANDB_FILE
-from train.utils.jsonl import from_json, read_record, sound, whole_lines
+from train.utils.jsonl import complete_lines, from_json, read_record, valid_objects
 
 DIGITS = 6  # significant ones are enough to draw
 
@@ -118,7 +118,7 @@ def read_layers(directory: Path) -> dict[tuple[int, str], Layers]:
         (int(line["round"]), str(line["task"])): {
             name: [LayerStatistics.read(entry) for entry in entries] for name, entries in line["layers"].items()
         }
-        for line in sound(whole_lines(directory / LAYERS_FILE))
+        for line in valid_objects(complete_lines(directory / LAYERS_FILE))
         if line["layers"]
     }
 

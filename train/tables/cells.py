@@ -94,14 +94,14 @@ def _cell(
     plain = load_config(path, base)
     changes = [_times(override, plain.rounds) for override in setting.overrides]
     varied = [override for override in changes if load_config(path, [*base, override]) != plain]
-    whole = is_whole(strategy)
+    whole = sends_full_model(strategy)
     ratio = [] if whole else [f"keep_ratio={setting.keep_ratio}"]
     name = f"{setting.experiment}/{'_'.join([_short(setting.keep_ratio, whole), *varied])}/{strategy}-{seed}"
     config = load_config(path, [*base, *varied, *ratio, f"strategy={strategy}", f"seed={seed}"])
     return Cell(setting, strategy, seed, name, config.model_copy(update={"output": into / "cells" / name}))
 
 
-def is_whole(strategy: str) -> bool:
+def sends_full_model(strategy: str) -> bool:
     """Return whether clients train the whole model, so that one run serves all keep ratios."""
     definition = STRATEGIES[strategy]
     return definition.allocate is None or definition.keep_ratio is not None

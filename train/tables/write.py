@@ -15,9 +15,9 @@ from train.report.plots import LABELS, draw_curves, save, style_of
 from train.report.text import NOTHING, markdown_table, mean_and_spread
 from train.rundir.file_names import METRICS_FILE
 from train.rundir.provenance import data_remarks
-from train.tables.cells import Cell, is_whole
+from train.tables.cells import Cell, sends_full_model
 from train.tables.layout import Figure, Layout, Matrix, Panel, Setting
-from train.utils.files import write_whole
+from train.utils.files import write_atomically
 
 TABLE_CURVES = [Panel(y="test_accuracy"), Panel(y="test_accuracy", x="bytes_total")]
 
@@ -55,7 +55,7 @@ class Report:
         save(self.draw(settings, panels), curves)
         paragraphs = [*self._head(), *self._tables(), self._progress(), f"Made by `{self.command}`."]
         paragraphs.append(f"![{curves.stem}]({curves.name})")
-        write_whole(text, ("\n\n".join(paragraphs) + "\n").encode())
+        write_atomically(text, ("\n\n".join(paragraphs) + "\n").encode())
         return [text, curves]
 
     @cached_property
@@ -85,7 +85,7 @@ class Report:
 
     def drawn(self) -> list[Setting]:
         """Return the settings with their own runs; without any, those with runs that serve all keep ratios."""
-        specific = self.begun[~self.begun.strategy.map(is_whole).astype(bool)]
+        specific = self.begun[~self.begun.strategy.map(sends_full_model).astype(bool)]
         drawn = set(self.begun.setting if specific.empty else specific.setting)
         return [setting for setting in self.matrix.settings() if setting in drawn]
 

@@ -10,7 +10,7 @@ from train.utils.errors import writing
 UNFINISHED = ".unfinished"  # ends the name of a file while it is written
 
 
-def write_whole(path: Path, content: bytes, keep: Path | None = None) -> None:
+def write_atomically(path: Path, content: bytes, keep: Path | None = None) -> None:
     """Write a file atomically; it is on disk when this function returns, and readers see the old one until then.
 
     Args:

@@ -8,27 +8,27 @@ from typing import Any, TypeVar
 from sharding.errors import UserError
 from sharding.failures import one_line
 from train.utils.errors import writing
-from train.utils.files import write_whole
+from train.utils.files import write_atomically
 
 Record = TypeVar("Record")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the rounds in a metrics file, up to the first that is missing or damaged."""
-    return rounds_among(whole_lines(path))
+    return rounds_among(complete_lines(path))
 
 
 def rounds_among(texts: Iterable[bytes]) -> list[dict[str, Any]]:
     """Return the rounds in these lines of metrics, up to the first that is missing or damaged."""
     lines: list[dict[str, Any]] = []
-    for metrics in sound(texts):
+    for metrics in valid_objects(texts):
         if metrics.get("round") != len(lines):
             break
         lines.append(metrics)
     return lines
 
 
-def sound(texts: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+def valid_objects(texts: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """Yield the content of each line, up to the first damaged one."""
     for text in texts:
         try:
@@ -62,12 +62,12 @@ def read_record(path: Path, read: Callable[[Any], Record]) -> Record:
 
 def keep_lines(path: Path, count: int | None = None) -> None:
     """Truncate a file after its first `count` lines, and drop an incomplete last line."""
-    kept = b"".join(whole_lines(path)[:count])
+    kept = b"".join(complete_lines(path)[:count])
     if path.exists() and (path.read_bytes() != kept or path.stat().st_nlink > 1):  # a copy by hard links stays as it is
-        write_whole(path, kept)
+        write_atomically(path, kept)
 
 
-def whole_lines(path: Path) -> list[bytes]:
+def complete_lines(path: Path) -> list[bytes]:
     """Return the complete lines of a file; none if there is no file."""
     if not path.exists():
         return []

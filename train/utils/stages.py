@@ -6,14 +6,14 @@ from contextlib import contextmanager
 _watchers: list[Callable[[str], None]] = []
 
 
-def enter(stage: str) -> None:
+def set_stage(stage: str) -> None:
     """Report the start of a stage."""
     for show in _watchers:
         show(stage)
 
 
 @contextmanager
-def watched(show: Callable[[str], None]) -> Iterator[None]:
+def stage_listener(show: Callable[[str], None]) -> Iterator[None]:
     """Pass each stage of this process to a function."""
     _watchers.append(show)
     try:

@@ -16,7 +16,7 @@ from train.federate.server_app import read
 from train.federate.status import FINISHED, LOCK_FILE, Status
 from train.rundir.directory import lock
 from train.utils.errors import RunError
-from train.utils.stages import watched
+from train.utils.stages import stage_listener
 
 QUICKSTART = "configs/quickstart.yaml"
 
@@ -93,7 +93,7 @@ def config(tmp_path, monkeypatch):
 
 def follow(config, *steps):
     shown, stages = [], []
-    with watched(stages.append):
+    with stage_listener(stages.append):
         launch.follow(Server(config, *steps), config, shown.append)
     return shown, stages
 

@@ -1,4 +1,4 @@
-"""Group runs into arms, the seeds of one configuration; name what differs, and what an accuracy cost each arm."""
+"""Group the seeds of each configuration; name what differs between groups, and what an accuracy cost each of them."""
 
 import json
 from collections import Counter
@@ -23,12 +23,12 @@ MAX_KEYS = 3  # in a label
 
 
 @dataclass(frozen=True)
-class Arm:
+class RunGroup:
     """Runs that differ only in their seed.
 
     Attributes:
         strategy: their name in a table; numbered where the varied keys are the same for several.
-        varied: the first keys in which the arms differ, shortened, and this one's values.
+        varied: the first keys in which the groups differ, shortened, and this one's values.
         settings: the configuration, flat, without keys that do not change the experiment.
         results: a row for each seed, as in `Runs`.
         rounds: of all seeds, as in `Runs`.
@@ -53,10 +53,10 @@ class Arm:
         return 100 * self.results.test_accuracy.dropna()
 
 
-def group(runs: Runs) -> list[Arm]:
+def group_runs(runs: Runs) -> list[RunGroup]:
     """Group the seeds of each configuration, in the order of their first run.
 
-    Each strategy has its color; if several arms have the same strategy, each arm has a color.
+    Each strategy has its color; if several groups have the same strategy, each group has a color.
     """
     seeds = list(runs.settings.groupby(_experiments(runs), sort=False).groups.values())
     settings = [_experiment_settings(runs.settings.loc[directories[0]]) for directories in seeds]
@@ -64,15 +64,15 @@ def group(runs: Runs) -> list[Arm]:
     words = dict(islice(zip(last_words(keys), keys, strict=True), MAX_KEYS))
     varied = [{word: value_of(each, key) for word, key in words.items()} for each in settings]
     names = [(str(each["strategy"]), *values.values()) for each, values in zip(settings, varied, strict=True)]
-    strategies, seen, arms = [name[0] for name in names], Counter[tuple[str, ...]](), list[Arm]()
+    strategies, seen, groups = [name[0] for name in names], Counter[tuple[str, ...]](), list[RunGroup]()
     repeats = len({*strategies}) < len(strategies)
     styles = [*styles_of(map(str, range(len(names)))).values()] if repeats else [*map(style_of, strategies)]
     for index, name in enumerate(names):
         seen[name] += 1
         strategy = f"{name[0]} ({seen[name]})" if names.count(name) > 1 else name[0]
         chosen = runs.select(seeds[index])
-        arms.append(Arm(strategy, varied[index], settings[index], chosen.results, chosen.rounds, styles[index]))
-    return arms
+        groups.append(RunGroup(strategy, varied[index], settings[index], chosen.results, chosen.rounds, styles[index]))
+    return groups
 
 
 def without_repeats(runs: Runs) -> tuple[Runs, list[tuple[str, str]]]:
@@ -115,14 +115,14 @@ def differing_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     return [key for key in keys if any(each.get(key) != settings[0].get(key) for each in settings)]
 
 
-def choose_targets(arms: Sequence[Arm]) -> list[float]:
+def choose_targets(groups: Sequence[RunGroup]) -> list[float]:
     """Return the configurations' target accuracies; without any, up to three that were reached.
 
-    These are multiples of 0.05: one that the worst arm reached, one that only the best reached, and one between.
+    These are multiples of 0.05: one that the worst group reached, one that only the best reached, and one between.
     """
-    if configured := targets_of(arms):
+    if configured := targets_of(groups):
         return configured
-    curves = [mean_curve(arm.rounds, "test_accuracy") for arm in arms]
+    curves = [mean_curve(group.rounds, "test_accuracy") for group in groups]
     best = [curve["mean"].max() for curve in curves if len(curve)]  # seeds may have no evaluated round in common
     if not best:
         return []
@@ -130,14 +130,14 @@ def choose_targets(arms: Sequence[Arm]) -> list[float]:
     return sorted({floor(20 * share) / 20 for share in (ends[0], sum(ends) / 2, ends[1])} - {0.0})
 
 
-def targets_of(arms: Sequence[Arm]) -> list[float]:
+def targets_of(groups: Sequence[RunGroup]) -> list[float]:
     """Return the target accuracies of the runs' configurations."""
-    return sorted({target for arm in arms if (target := arm.settings.get("target_accuracy")) is not None})
+    return sorted({target for group in groups if (target := group.settings.get("target_accuracy")) is not None})
 
 
-def format_cost(arm: Arm, target: float) -> str:
-    """Return the MB that the seeds of an arm moved to reach a test accuracy, and how many never did."""
-    costs = cost_to(arm.rounds, target)
+def format_cost(group: RunGroup, target: float) -> str:
+    """Return the MB that the seeds of a group moved to reach a test accuracy, and how many never did."""
+    costs = cost_to(group.rounds, target)
     reached = costs.dropna() / 1e6
     if reached.empty:
         return "never"
