@@ -155,7 +155,7 @@ def find_engine(config: Config) -> Callable[[Job], Engine]:
 
 
 def make_sampler(config: Config, num_samples: Mapping[Client, int], costs: Mapping[Client, float]) -> Sampler:
-    """Build the sampler, which knows the clients' sizes, costs and speeds."""
+    """Build the sampler from the clients' sizes, costs and speeds."""
     clients, network, count = config.clients, config.network, len(num_samples)
     profiles = None
     if network is not None:

@@ -115,7 +115,7 @@ def test_progress_on_a_quiet_console_shows_nothing(terminal):
 def test_time_left_counts_only_rounds_of_this_process():
     run = RunProgress("resumed", 10)
     run.update(line(6))
-    assert (run.done, run.left) == (7, 6.0)
+    assert (run.done, run.seconds_left) == (7, 6.0)
 
 
 def test_progress_without_a_finished_round_removes_the_bars():

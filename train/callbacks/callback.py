@@ -24,7 +24,7 @@ class Callback:
         """
 
     def close(self, failed: bool = False) -> None:
-        """Flush and release resources; `failed` says that the run raised an error."""
+        """Flush and release resources; `failed` is true if the run raised an error."""
 
 
 class EachRound(Callback):

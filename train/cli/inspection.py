@@ -29,7 +29,7 @@ def inspect_partition(config: Config, into: Path) -> Iterator[str]:
     """Draw the partition of `config` as PNG and SVG into a folder, and yield lines that describe clients and model.
 
     Raises:
-        UserError: the data is not there, or cannot be shared out as configured.
+        UserError: the data is not there, or cannot be partitioned as configured.
     """
     tasks = {f"{config.name}-{name}": task for name, task in config.task_configs().items()}
     for name, task in (tasks or {config.name: config}).items():

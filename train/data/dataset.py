@@ -59,7 +59,7 @@ class Dataset:
 
     Attributes:
         name: key in the registry.
-        train: samples to be shared out among the clients.
+        train: samples to be distributed among the clients.
         test: samples held back at the server.
         num_classes: number of classes, or of token ids.
         input_shape: shape of one input without the batch.

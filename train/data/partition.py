@@ -22,11 +22,11 @@ __all__ = ["PARTITIONS", "Partition", "class_counts", "partition"]
 
 
 def partition(scheme: str, dataset: Dataset, num_clients: int, rng: np.random.Generator, **options: Any) -> Partition:
-    """Share the training samples of a dataset out among clients.
+    """Partition the training samples of a dataset among clients.
 
     Args:
         scheme: a key of `PARTITIONS`.
-        dataset: what to share out.
+        dataset: whose training samples are partitioned.
         num_clients: number of shares.
         rng: decides everything random.
         options: keyword arguments of the scheme's function.
@@ -157,7 +157,7 @@ def power_law(dataset: Dataset, num_clients: int, rng: np.random.Generator, *, a
 
 
 def shards(dataset: Dataset, num_clients: int, rng: np.random.Generator) -> Partition:
-    """Sort by class, cut into two pieces for each client, and deal the pieces out at random.
+    """Sort by class, cut into two pieces for each client, and assign the pieces at random.
 
     So most clients have samples of two classes only. McMahan et al. 2017, "Communication-Efficient Learning of Deep
     Networks from Decentralized Data", Section 3.
@@ -165,8 +165,8 @@ def shards(dataset: Dataset, num_clients: int, rng: np.random.Generator) -> Part
     labels = labels_of(dataset)
     sizes = _equal_sizes(len(labels), num_clients)
     lengths = np.stack([sizes // 2, (sizes + 1) // 2], axis=1)
-    dealt = rng.permutation(lengths.size)
-    owners = np.repeat(dealt // 2, lengths.ravel()[dealt])
+    assigned = rng.permutation(lengths.size)
+    owners = np.repeat(assigned // 2, lengths.ravel()[assigned])
     return _collect(_sorted_by_class(labels, rng), owners, num_clients)
 
 

@@ -37,7 +37,7 @@ Updates = Iterable[tuple[Client, Update]]
 
 @dataclass(frozen=True)
 class Reports:
-    """What clients that keep their updates have told the server.
+    """Reports of clients that keep their updates until the server has selected some.
 
     Attributes:
         norms: ‖U‖/lr of every client that trained; the division makes norms of different rounds comparable.
@@ -96,7 +96,7 @@ class Engine(ABC):
     def train(self, plan: Plan, round: int, lr: float) -> Updates:
         """Yield one update for each client as it arrives, so that memory does not grow with the cohort.
 
-        The order depends only on the plan and the clients' data. The update of a client that failed says why.
+        The order depends only on the plan and the clients' data. The update of a client that failed has the reason.
         """
 
     def report(self, plan: Plan, round: int, lr: float) -> Reports:

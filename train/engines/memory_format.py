@@ -1,17 +1,17 @@
-"""Images with channels innermost ("channels last"), there and back.
+"""Keep images and their gradients in torch's channels-last memory format.
 
-Convolutions to a few channels run faster on such images. Layers hand an image on in the layout in which it came, and so
-they do its gradient. Only where images end, flattened or pooled to a vector, does a gradient come back with channels
-outermost, and every layer on its way would pay for reading the one layout beside the other. It is put right there.
+On a CPU, convolutions to a few channels run faster on such images. Layers pass an image on in its memory format, and
+the backward pass does the same with the gradient. Where an image is flattened or pooled to a vector, its gradient comes
+back contiguous, and every earlier layer would have to read two formats. A hook converts it there.
 
-A group norm of few channels a group is slow on such images (forward and backward 1.7 ms in place of 1.2 for 32 channels
-in 16 groups), so these images are turned around before it and after.
+A group norm with few channels a group is slow on channels-last images (forward and backward 1.7 ms instead of 1.2 for
+32 channels in 16 groups), so its images are converted before it and after.
 
-That is so on a CPU. On a GPU torch's group norm hands such images on with channels outermost (pytorch#111824), so that
-every norm would force two changes of layout; there images keep their channels outermost. Not measured here.
+On a GPU torch's group norm returns contiguous images (pytorch#111824), so that every norm would force two conversions;
+images stay contiguous there. This is not measured here.
 
-And not where a 1×1 convolution with a stride has few input channels: its weights' gradient is then computed beyond the
-memory that oneDNN has for it (oneDNN#6035, with torch 2.15 on AVX2), which ends in a crash, in a loop or in nothing.
+A 1×1 convolution with a stride and few input channels gets contiguous images too: the gradient of its weights is else
+computed beyond the memory that oneDNN has for it (oneDNN#6035, with torch 2.15 on AVX2), which crashes or hangs.
 """
 
 import torch
@@ -21,43 +21,43 @@ from sharding import FactorizedConv
 
 ENDS = (nn.Flatten, nn.AdaptiveAvgPool2d)
 FEW_CHANNELS = 16  # the widest block of channels in oneDNN's kernels
-SMALL_GROUP = 8  # from this many channels a group on, torch's group norm reads channels innermost at full width
+SMALL_GROUP = 8  # from this many channels a group on, torch's group norm reads channels-last images at full width
 
 
 def channels_last(inputs: Tensor) -> Tensor:
-    """Return images (B, C, H, W) on a CPU with channels innermost; anything else as it is."""
+    """Return images (B, C, H, W) on a CPU in channels-last format; return anything else unchanged."""
     on_cpu = inputs.device.type == "cpu"
     return inputs.contiguous(memory_format=torch.channels_last) if on_cpu and inputs.dim() == 4 else inputs
 
 
 def keep_memory_format(model: nn.Module) -> nn.Module:
-    """Let gradients come back to a model's images in the layout of these, and return the model."""
+    """Keep the gradients of a model's images in channels-last format, and return the model."""
     for module in model.modules():
         if isinstance(module, ENDS):
-            module.register_forward_pre_hook(_put_right)
+            module.register_forward_pre_hook(_convert_gradient)
         elif isinstance(module, nn.Conv2d | FactorizedConv) and _is_unsafe(module):
-            module.register_forward_pre_hook(_channels_outermost)
+            module.register_forward_pre_hook(_to_contiguous)
         elif isinstance(module, nn.GroupNorm) and module.num_channels // module.num_groups < SMALL_GROUP:
-            module.register_forward_pre_hook(_channels_outermost)
-            module.register_forward_hook(_channels_innermost)
+            module.register_forward_pre_hook(_to_contiguous)
+            module.register_forward_hook(_to_channels_last)
     return model
 
 
 def _is_unsafe(layer: nn.Conv2d | FactorizedConv) -> bool:
-    """Tell whether oneDNN writes beyond its memory where this layer's images have their channels innermost."""
+    """Return whether oneDNN writes beyond its memory for channels-last images of this layer."""
     pointwise, strided = max(layer.kernel_size) == 1, max(layer.stride) > 1
     return pointwise and strided and layer.in_channels // layer.groups < FEW_CHANNELS
 
 
-def _channels_outermost(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _to_contiguous(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return (inputs[0].contiguous(), *inputs[1:])
 
 
-def _channels_innermost(module: nn.Module, inputs: tuple[Tensor, ...], images: Tensor) -> Tensor:
+def _to_channels_last(module: nn.Module, inputs: tuple[Tensor, ...], images: Tensor) -> Tensor:
     return channels_last(images)
 
 
-def _put_right(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+def _convert_gradient(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     images = inputs[0]
     if images.requires_grad and images.dim() == 4 and not images.is_contiguous():
         images.register_hook(channels_last)

@@ -31,10 +31,10 @@ UNGUARDED = (
 
 
 class ProcessesEngine(Engine):
-    """Trains the clients in several processes, which end with the engine, and with the process that made it.
+    """Trains the clients in several processes, which end with the engine or with the parent process.
 
     Args:
-        job: what there is to train.
+        job: to train.
         num_workers: how many processes; by default one per GPU, or one per core without a GPU.
 
     Raises:
@@ -95,7 +95,7 @@ def start_method() -> str:
 
 
 def context_of(*modules: str) -> Any:
-    """Return what starts processes, by forks of one that has imported these modules where processes are forked."""
+    """Return the multiprocessing context; a fork server imports these modules first."""
     context: Any = get_context(start_method())
     if start_method() == "forkserver":
         context.set_forkserver_preload(list(modules))

@@ -68,7 +68,7 @@ class RayEngine(Engine):
             raise RunError(f"Ray failed to train a client ({type(cause).__name__}: {first}); {REMEDY}") from error
 
     def close(self) -> None:
-        """Let go of what is in the object store. The cluster is not ours."""
+        """Release the samples in the object store; the cluster keeps running."""
         self._samples.clear()
         self._sent = None
 

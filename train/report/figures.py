@@ -1,4 +1,4 @@
-"""Draw the pictures of the page; each has one panel, so that it is legible on a phone."""
+"""Draw the pictures of the page; each has one panel, to be legible on a phone."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress

@@ -49,7 +49,7 @@ NO_STATES: States = {}
 
 
 class DamagedError(Exception):
-    """A checkpoint cannot be used; the message says why."""
+    """A checkpoint cannot be used; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _load(name: str, stateful: Stateful | nn.Module, state: Mapping[str, Any]) -
 
 
 def cpu_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies on the CPU, each with memory of its own: safetensors refuses tied ones."""
+    """Return copies on the CPU, each in separate memory: safetensors refuses tied tensors."""
     dense = torch.contiguous_format
     return {name: tensor.detach().cpu().clone(memory_format=dense) for name, tensor in tensors.items()}
 

@@ -27,7 +27,7 @@ DIGITS = 6  # significant ones are enough to draw
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 
-Clients = Mapping[str, Mapping[str, object]]  # by task: what `describe_clients` says
+Clients = Mapping[str, Mapping[str, object]]  # by task, as from `describe_clients`
 Layers = Mapping[str, Sequence["LayerStatistics"]]  # of a round: by layer, one entry per keep ratio
 
 
@@ -53,7 +53,7 @@ class LayerStatistics:
 
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> Self:
-        """Return what one entry of `layers.jsonl` says."""
+        """Parse one entry of `layers.jsonl`."""
         return cls(**dict(entry) | {"anme": nan if entry["anme"] is None else entry["anme"]})
 
     def to_json(self) -> dict[str, object]:
@@ -63,7 +63,7 @@ class LayerStatistics:
 
 @checked(frozen=True)
 class _Clients:
-    """The clients of one task, as they are read back."""
+    """Schema of one task's clients in the file."""
 
     samples: list[Count]
     keep_ratios: list[Ratio]

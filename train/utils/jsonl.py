@@ -41,7 +41,7 @@ def valid_objects(texts: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def from_json(text: str | bytes) -> Any:
-    """Parse a text in JSON; whatever is wrong with it is a `ValueError`."""
+    """Parse JSON; any error is a `ValueError`."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -49,7 +49,7 @@ def from_json(text: str | bytes) -> Any:
 
 
 def read_record(path: Path, read: Callable[[Any], Record]) -> Record:
-    """Return what a function makes of a file in JSON that a run has written.
+    """Parse a JSON file that a run has written, and build a record from it.
 
     Raises:
         UserError: the file is damaged.

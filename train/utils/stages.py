@@ -1,22 +1,22 @@
-"""Stages of a run before its first round, such as `reading cifar10`, for whoever shows its progress."""
+"""Stages of a run before its first round, such as `reading cifar10`, reported to listeners."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_watchers: list[Callable[[str], None]] = []
+_listeners: list[Callable[[str], None]] = []
 
 
 def set_stage(stage: str) -> None:
     """Report the start of a stage."""
-    for show in _watchers:
+    for show in _listeners:
         show(stage)
 
 
 @contextmanager
 def stage_listener(show: Callable[[str], None]) -> Iterator[None]:
     """Pass each stage of this process to a function."""
-    _watchers.append(show)
+    _listeners.append(show)
     try:
         yield
     finally:
-        _watchers.remove(show)
+        _listeners.remove(show)
