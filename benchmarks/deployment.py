@@ -52,8 +52,8 @@ class Relay:
             except OSError:  # the server has ended
                 node.close()
                 continue
-            Thread(target=self._hand_on, args=(node, server, "up"), daemon=True).start()
-            Thread(target=self._hand_on, args=(server, node, "down"), daemon=True).start()
+            Thread(target=self._forward, args=(node, server, "up"), daemon=True).start()
+            Thread(target=self._forward, args=(server, node, "down"), daemon=True).start()
 
     def _forward(self, source: socket.socket, target: socket.socket, direction: str) -> None:
         try:
