@@ -4,7 +4,7 @@ import pytest
 
 from studies.arrivals import main_table, pilot_table, quartiles
 from studies.curves import by_scheme
-from train.pilots import Lesson
+from train.pilots import Calibration
 from train.report.text import frame_table
 
 
@@ -36,9 +36,9 @@ def test_arrivals_table_has_the_time_to_targets_and_their_counts(curves_of):
 
 
 def test_pilots_table_tells_contradicting_from_unreached_losses():
-    lesson = Lesson(2.0, [1.0], {"uniform": [5, 7, None], "weighted": [4, 8, 9]}, [2.0, None, None])
+    calibration = Calibration(2.0, [1.0], {"uniform": [5, 7, None], "weighted": [4, 8, 9]}, [2.0, None, None])
     published = {"uniform": (71, 81, 95), "weighted": (48, 57, 69)}
-    assert pilot_table(lesson, [1.2, 1.1, 1.0], published).splitlines() == [
+    assert pilot_table(calibration, [1.2, 1.1, 1.0], published).splitlines() == [
         "| loss | 1.2 | 1.1 | 1.0 |",
         "|---|---:|---:|---:|",
         "| uniform, rounds | 5 | 7 | – |",

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sharding.errors import UserError
 from train.data import DATASETS, load_dataset
-from train.data.dataset import NOTHING, Dataset, Split, checked, flip, standardize
+from train.data.dataset import EMPTY, Dataset, Split, checked, flip, standardize
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([(1, 8, 8), (3, 4, 6)]))
@@ -105,4 +105,4 @@ def test_dataset_with_a_non_integer_number_of_classes_raises(classes) -> None:
 
 def test_dataset_without_test_samples_raises() -> None:
     with pytest.raises(UserError, match="own has no test samples"):
-        checked(Dataset("own", SAMPLES, NOTHING, 2, (3,)))
+        checked(Dataset("own", SAMPLES, EMPTY, 2, (3,)))
