@@ -21,7 +21,13 @@ SCRIPTS = [
     if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
     and path.stem != "on_pfl"  # its simulator has an environment of its own
 ]
-NEEDS = {"deployment": "flwr", "compress_gpt2": "transformers", "vit_from_shards": "timm", "on_flower": "flwr"}
+NEEDS = {
+    "deployment": "flwr",
+    "federation_memory": "flwr",
+    "on_flower": "flwr",
+    "compress_gpt2": "transformers",
+    "vit_from_shards": "timm",
+}
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
