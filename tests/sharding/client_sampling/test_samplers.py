@@ -61,8 +61,8 @@ def test_uniform_scaled_invites_like_uniform_with_equal_weights():
     assert sampler.invite(2) == uniform.invite(2)
     assert sampler.select(2, [0, 3], {}).weights == {0: 1.0, 3: 1.0}
     assert sampler.select(2, [0, 3], {}).total is None
-    np.testing.assert_allclose(sampler.step_scales, [0.5, 2.0, 0.25, 1.25, 1.0])
-    assert uniform.step_scales is None
+    np.testing.assert_allclose(sampler.lr_scales, [0.5, 2.0, 0.25, 1.25, 1.0])
+    assert uniform.lr_scales is None
 
 
 @pytest.mark.parametrize("norm", [float("nan"), float("inf"), -1.0])
