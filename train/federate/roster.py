@@ -64,6 +64,7 @@ def ask(
     for client, message in messages:
         number = None if message is None else next(iter(grid.push_messages([message])), None)
         sent[client] = (number, message.metadata.dst_node_id) if message is not None and number else None
+        del message  # with its shard
     end = monotonic() + seconds
     for client, ticket in sent.items():
         reply = None
