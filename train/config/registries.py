@@ -5,6 +5,7 @@ A module adds parts to a registry (`STRATEGIES`, `DESIGNS`, `SAMPLERS`, `MODELS`
 """
 
 import importlib
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from math import cos, pi
 from typing import Any
@@ -97,6 +98,9 @@ def import_parts(modules: Sequence[str]) -> None:
             importlib.import_module(module)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
+            package = module.partition(".")[0]
+            source = getattr(sys.modules.get(package), "__file__", None)
+            where = f"; the package {package} is that of {source}" if source and package != module else ""
             raise UserError(
-                f"cannot import {module!r} ({reason}); name a module as in Python, e.g. my_module or a.b"
+                f"cannot import {module!r} ({reason}{where}); name a module as in Python, e.g. my_module or a.b"
             ) from error

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -50,7 +50,9 @@ def read_parquet(files: Sequence[Path], label: str, shape: Shape) -> Images:
         raise UserError(f"{where} holds no images; replace it with a valid copy")
     encoded, labels = zip(*rows, strict=True)
     with reading(where):  # an image or a label may be missing
-        return Images(decode(encoded, shape), torch.tensor(labels), lossy_encoding(encoded[0]))
+        return Images(
+            decode(encoded, shape), torch.tensor(labels), next(filter(None, map(lossy_encoding, encoded)), "")
+        )
 
 
 def lossy_encoding(file: bytes) -> str:
@@ -74,18 +76,36 @@ def _rows(files: Sequence[Path], label: str) -> Iterator[tuple[bytes, int]]:
         with reading(file):
             for batch in shard.iter_batches(batch_size=CHUNK, columns=[image, label]):
                 labels = batch.column(label).cast("int64")  # refuses fractions and words
-                yield from zip(batch.column(image).field("bytes").to_pylist(), labels.to_pylist(), strict=True)
+                yield from zip(_encoded(batch.column(image)), labels.to_pylist(), strict=True)
+
+
+def _encoded(column: Any) -> list[bytes]:
+    """Return the image files in a column: of bytes, or of structs with a field `bytes`.
+
+    Raises:
+        ValueError: the column has another type, or a row has no image.
+    """
+    from pyarrow import types  # noqa: PLC0415 - heavy
+
+    if types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
+        column = column.field("bytes")
+    if not (types.is_binary(column.type) or types.is_large_binary(column.type)):
+        raise ValueError(f"the images have the type {column.type}, not binary or struct<bytes: binary>")
+    if column.null_count:
+        raise ValueError(f"{column.null_count} rows have no image")
+    files: list[bytes] = column.to_pylist()
+    return files
 
 
 def decode(encoded: Iterable[bytes], shape: Shape) -> Tensor:
-    """Decode image files of one format into a uint8 tensor (images, channels, height, width).
+    """Decode image files into a uint8 tensor (images, channels, height, width).
 
     The sizes that the files state are checked before their pixels are decoded: a small file may hold a huge image.
 
     Raises:
         ValueError: an image has another size.
     """
-    from PIL import Image  # noqa: PLC0415 - heavy
+    from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - heavy
 
     encoded, mode = list(encoded), {1: "L", 3: "RGB"}[shape[0]]
     with Image.open(BytesIO(encoded[0])) as first:
@@ -93,10 +113,16 @@ def decode(encoded: Iterable[bytes], shape: Shape) -> Tensor:
 
     channels, height, width = shape
 
+    def opened(file: bytes) -> Image.Image:
+        try:
+            return Image.open(BytesIO(file), formats=formats)
+        except UnidentifiedImageError:  # of another format than the first
+            return Image.open(BytesIO(file))
+
     def pixels(chunk: Sequence[bytes]) -> bytes:
         parts = []
         for file in chunk:
-            with Image.open(BytesIO(file), formats=formats) as image:
+            with opened(file) as image:
                 if image.size != (width, height):
                     size = "{}x{}".format(*image.size)
                     raise ValueError(f"an image has {size} pixels, not {width}x{height}")

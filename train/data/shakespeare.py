@@ -60,7 +60,7 @@ def encode(snippets: Iterable[bytes], length: int = LENGTH) -> np.ndarray:
     """
     table = np.full(256, OOV)
     table[np.frombuffer(CHARACTERS.encode(), dtype=np.uint8)] = np.arange(1, len(CHARACTERS) + 1)
-    rows = []
+    rows = [np.empty((0, length + 1), dtype=np.int64)]  # a client may have no snippets
     for snippet in snippets:
         size = len(snippet) + 2
         ids = np.full(size + -size % (length + 1), PAD)

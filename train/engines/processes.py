@@ -16,6 +16,7 @@ import torch
 
 from sharding import Plan
 from sharding.errors import UserError
+from sharding.failures import one_line
 from sharding.plan import Client
 from train.config.registries import import_parts
 from train.engines.engine import Engine, Job, Updates
@@ -38,24 +39,30 @@ class ProcessesEngine(Engine):
         num_workers: how many processes; by default one per GPU, or one per core without a GPU.
 
     Raises:
-        UserError: the job has a part that cannot be sent to another process, e.g. a lambda.
+        UserError: the job has a part that cannot be sent to another process, e.g. a lambda; or the shared memory or
+            the open files of this machine do not suffice.
         RunError: the processes do not start.
     """
 
     def __init__(self, job: Job, num_workers: int | None = None) -> None:
         count, self._device = num_workers or count_devices(job), job.device
         cpu_job = job.to("cpu")
-        _check_picklable(cpu_job)
         self._ahead = AHEAD * count
         context = context_of(__name__, "torch._dynamo")  # which torch imports at an optimizer's first step
-        devices = context.SimpleQueue()
-        for index in range(count):
-            devices.put(f"cuda:{index}" if job.device.type == "cuda" else "cpu")
-        self._pool = ProcessPoolExecutor(count, context, _initialize_worker, (cpu_job, devices))
         try:
+            _check_picklable(cpu_job)
+            devices = context.SimpleQueue()
+            for index in range(count):
+                devices.put(f"cuda:{index}" if job.device.type == "cuda" else "cpu")
+            self._pool = ProcessPoolExecutor(count, context, _initialize_worker, (cpu_job, devices))
             self._pool.submit(os.getpid).result()  # starts them now, not in the first round
         except BrokenProcessPool as error:
             raise RunError(UNGUARDED) from error
+        except (OSError, RuntimeError) as error:  # torch's own for shared memory is a RuntimeError
+            raise UserError(
+                f"worker processes cannot be started ({one_line(error)}): set engine=sequential, or allow more shared "
+                "memory (docker run --shm-size=1g) or open files (ulimit -n 4096)"
+            ) from error
 
     def train(self, plan: Plan, round: int, lr: float) -> Updates:
         """Yield the clients' updates in the order of the plan.

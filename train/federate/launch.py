@@ -43,6 +43,7 @@ from train.utils.stages import set_stage
 log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
+NO_PROXY = ("no_proxy", "NO_PROXY", "no_grpc_proxy")  # gRPC reads the last before the first
 STARTING = 60.0  # seconds for a process to listen
 SERVERS = {"superlink", "run"}
 
@@ -69,7 +70,7 @@ class Place:
     def environment(self, name: str) -> dict[str, str]:
         """Return the environment of a process: its own home, no telemetry, and this process's modules and programs.
 
-        The modules include those of the working folder, which `plugins` may name.
+        The modules include those of the working folder, which `plugins` may name. Loopback is no matter for a proxy.
         """
         modules = [os.environ.get("PYTHONPATH"), os.getcwd()]
         return {
@@ -78,6 +79,7 @@ class Place:
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
             "PYTHONPATH": os.pathsep.join(filter(None, modules)),
+            **{name: ",".join(filter(None, [os.environ.get(name), LOOPBACK, "localhost"])) for name in NO_PROXY},
         }
 
 
