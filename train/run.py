@@ -75,7 +75,7 @@ def _train(config: Config, callbacks: Sequence[Callback], resume: bool, build: B
         checkpoints = SaveCheckpoints(experiment)
         with (
             stop_on_request() as request,
-            closing([*open_callbacks(experiment, earlier, request), checkpoints, lost, *callbacks]) as watching,
+            closing([checkpoints, *open_callbacks(experiment, earlier, request), lost, *callbacks]) as watching,
         ):
             for callback in watching:
                 callback.before_training(experiment)

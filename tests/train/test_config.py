@@ -233,3 +233,13 @@ def test_key_of_an_earlier_version_is_refused_with_its_new_form(old, new):
 
 def test_every_key_of_an_earlier_version_has_a_case():
     assert RENAMED.keys() - {"tracking"} <= {old.partition("=")[0] for old in OLD}
+
+
+def test_task_with_another_dataset_keeps_the_root_of_the_data(tmp_path):
+    sampler = "clients.sampler={name: mmfl, signal: uniform, budget: 2}"
+    tasks = "tasks={one: {data: {name: cifar10}}, two: {data: {name: synthetic}}}"
+    config = load_config(QUICKSTART, ["data.name=mnist", f"data.root={tmp_path}", sampler, tasks])
+    assert {name: task.data.options.get("root") for name, task in config.task_configs().items()} == {
+        "one": tmp_path,
+        "two": None,
+    }

@@ -3,6 +3,7 @@
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import chdir
 from pathlib import Path
 from threading import Barrier
 
@@ -64,8 +65,8 @@ def test_run_that_ends_before_the_first_round_leaves_no_folder(config, end, tmp_
 
 
 def unix_socket(path):
-    with socket.socket(socket.AF_UNIX) as held:
-        held.bind(os.path.relpath(path))
+    with socket.socket(socket.AF_UNIX) as server, chdir(path.parent):  # a socket's path is short
+        server.bind(path.name)
 
 
 def device(path):

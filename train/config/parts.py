@@ -59,12 +59,22 @@ class Part(Section):
 
     model_config = ConfigDict(extra="allow")
     registry: ClassVar[Registry]
+    options_kept: ClassVar[tuple[str, ...]] = ()
+    """Options that another part of this kind keeps, if it has them."""
     name: str
 
     @property
     def options(self) -> dict[str, Any]:
         """The keyword arguments of the function or class."""
         return dict(self.model_extra or {})
+
+    @classmethod
+    def shared_options(cls, name: object) -> list[str]:
+        """Return the options that the part of this name keeps from the one that it replaces."""
+        if not cls.options_kept or name not in cls.registry.entries:
+            return []
+        options = options_of(cls.registry[str(name)], cls.registry.num_arguments)
+        return [option for option in cls.options_kept if option in options]
 
     def takes(self, option: str) -> bool:
         """Whether the function or class has this option."""

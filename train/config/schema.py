@@ -288,7 +288,8 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any], section: type[Sec
     """Return the values of a section with changes, section by section. A part with another name loses its options."""
     merged = dict(base)
     if issubclass(section, Part) and changes.get("name", base.get("name")) != base.get("name"):
-        merged = {key: value for key, value in base.items() if key in section.model_fields}
+        kept = {*section.model_fields, *section.shared_options(changes["name"])}
+        merged = {key: value for key, value in base.items() if key in kept}
     for key, value in changes.items():
         inner, old, new = section_at(section, key), merged.get(key), value
         if inner is not None and issubclass(inner, Part):

@@ -52,6 +52,7 @@ class PartitionConfig(Part):
 class DataConfig(Part):
     """The dataset with its options, and its partition among the clients."""
 
+    options_kept = ("root", "download")
     registry = Registry("dataset", DATASETS, 0)
     name: str
     """A dataset: `digits`, `cifar10`, `cifar100`, `mnist`, `tiny_imagenet`, `shakespeare`, `synthetic` or your own."""
