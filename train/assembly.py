@@ -180,8 +180,19 @@ def make_server(config: Config, model: nn.Module, planner: ShardPlanner) -> Serv
 
 
 def make_server_optimizer(config: Config, model: nn.Module) -> Optimizer:
-    """Return the configured optimizer of the server's model."""
-    optimizer: Optimizer = config.server_optimizer.build(model.parameters())
+    """Return the configured optimizer of the server's model.
+
+    Raises:
+        UserError: torch refuses an option, of this optimizer or of the clients', which is made once to see that.
+    """
+    for key, part, parameters in (
+        ("local.optimizer", config.local.optimizer, [nn.Parameter(torch.zeros(1, 1))]),
+        ("server_optimizer", config.server_optimizer, model.parameters()),
+    ):
+        try:
+            optimizer: Optimizer = part.build(parameters)
+        except ValueError as error:
+            raise UserError(f"{key}={part.name}: {error}") from error
     return optimizer
 
 

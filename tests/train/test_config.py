@@ -243,3 +243,9 @@ def test_task_with_another_dataset_keeps_the_root_of_the_data(tmp_path):
         "one": tmp_path,
         "two": None,
     }
+
+
+@pytest.mark.parametrize("key", ["local.optimizer.lr=-1", "server_optimizer.lr=-0.5", "local.optimizer.momentum=-1"])
+def test_assemble_with_an_option_that_torch_refuses_names_the_optimizer(tmp_path, key):
+    with pytest.raises(UserError, match=rf"^{key.partition('=')[0].rpartition('.')[0]}=\w+: Invalid"):
+        assemble(tiny(tmp_path, key))
