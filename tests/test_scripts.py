@@ -22,6 +22,7 @@ SCRIPTS = [
     and path.stem != "on_pfl"  # its simulator has an environment of its own
 ]
 NEEDS = {
+    "architectures": "diffusers",
     "deployment": "flwr",
     "federation_memory": "flwr",
     "on_flower": "flwr",

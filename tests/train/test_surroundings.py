@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -20,7 +19,6 @@ from train.data.images import read_parquet
 from train.data.shakespeare import load_shakespeare
 from train.engines import auto_engine, processes
 from train.engines.sequential import SequentialEngine
-from train.federate.launch import Place
 
 
 def command(folder, *words, **variables):
@@ -48,12 +46,6 @@ def test_import_of_a_module_of_another_package_names_the_package(tmp_path, monke
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match=f"the package taken is that of {tmp_path}/taken/__init__.py"):
         import_parts(["taken.strategy"])
-
-
-@pytest.mark.parametrize("name", ["no_proxy", "NO_PROXY", "no_grpc_proxy"])
-def test_environment_of_a_node_behind_a_proxy_exempts_loopback(monkeypatch, name):
-    monkeypatch.setenv(name, "example.org")
-    assert Place(Path("run"), 1).environment("node")[name] == "example.org,127.0.0.1,localhost"
 
 
 @pytest.mark.parametrize(

@@ -141,3 +141,9 @@ def test_federation_with_another_engine_or_checkpointing_is_refused(key, own, ot
 def test_federation_with_clients_count_is_refused():
     with pytest.raises(UserError, match=r"'clients\.count=3' and '--nodes'"):
         read_for(2, "clients.count=3")
+
+
+@pytest.mark.parametrize("name", ["no_proxy", "NO_PROXY", "no_grpc_proxy"])
+def test_environment_of_a_node_behind_a_proxy_exempts_loopback(monkeypatch, name):
+    monkeypatch.setenv(name, "example.org")
+    assert launch.Place(Path("run"), 1).environment("node")[name] == "example.org,127.0.0.1,localhost"
