@@ -13,12 +13,9 @@ from pyarrow import parquet
 from sharding.errors import UserError
 from tests.drawn import encode
 from tests.train.runs import REPOSITORY
-from train.assembly import assemble
 from train.config.registries import import_parts
 from train.data.images import read_parquet
 from train.data.shakespeare import load_shakespeare
-from train.engines import auto_engine, processes
-from train.engines.sequential import SequentialEngine
 
 
 def command(folder, *words, **variables):
@@ -46,22 +43,6 @@ def test_import_of_a_module_of_another_package_names_the_package(tmp_path, monke
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match=f"the package taken is that of {tmp_path}/taken/__init__.py"):
         import_parts(["taken.strategy"])
-
-
-@pytest.mark.parametrize(
-    "error",
-    [RuntimeError("unable to allocate shared memory(shm) for file </torch_1>"), OSError(24, "Too many open files")],
-)
-def test_auto_engine_without_shared_memory_or_files_trains_in_one_process(config, monkeypatch, caplog, error):
-    def fail(job):
-        raise error
-
-    monkeypatch.setattr(processes, "_check_picklable", fail)
-    monkeypatch.setattr("train.engines.count_devices", lambda job: 2)
-    (task,) = assemble(config()).tasks.values()
-    assert isinstance(auto_engine(task.job), SequentialEngine)
-    assert "engine=sequential" in caplog.text
-    assert "--shm-size" in caplog.text
 
 
 IMAGES = np.arange(2 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 4, 4, 3)

@@ -1,22 +1,29 @@
-"""Train the cohort in several processes of one thread each, or on several GPUs."""
+"""Train the cohort in several processes of one thread each, or on several GPUs.
 
+The processes read the model and the data from one temporary file, which they map into memory. So all of them share one
+copy, and neither shared memory (64 MB in a container of Docker) nor an open file for each tensor is needed.
+"""
+
+import errno
 import logging
 import os
 import signal
 import sys
+import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
 from multiprocessing import get_context, parent_process
-from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from pickle import PicklingError
-from threading import Thread
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 from sharding import Plan
 from sharding.errors import UserError
-from sharding.failures import one_line
 from sharding.plan import Client
 from train.config.registries import import_parts
 from train.engines.engine import Engine, Job, Updates
@@ -29,6 +36,7 @@ UNGUARDED = (
     "the worker processes did not start: a script that trains does so under `if __name__ == '__main__':`, "
     "or with engine=sequential"
 )
+TOO_FEW_FILES = (errno.EMFILE, errno.ENFILE)
 
 
 class ProcessesEngine(Engine):
@@ -39,30 +47,41 @@ class ProcessesEngine(Engine):
         num_workers: how many processes; by default one per GPU, or one per core without a GPU.
 
     Raises:
-        UserError: the job has a part that cannot be sent to another process, e.g. a lambda; or the shared memory or
-            the open files of this machine do not suffice.
+        UserError: the job has a part that cannot be sent to another process, e.g. a lambda; it cannot be written to the
+            temporary folder; or this machine allows too few open files.
         RunError: the processes do not start.
     """
 
     def __init__(self, job: Job, num_workers: int | None = None) -> None:
         count, self._device = num_workers or count_devices(job), job.device
-        cpu_job = job.to("cpu")
         self._ahead = AHEAD * count
         context = context_of(__name__, "torch._dynamo")  # which torch imports at an optimizer's first step
+        with _saved(job) as file:
+            try:
+                devices, all_ready = context.SimpleQueue(), context.Barrier(count)
+                for index in range(count):
+                    devices.put(f"cuda:{index}" if job.device.type == "cuda" else "cpu")
+                arguments = (job.plugins, file, devices, all_ready)
+                self._pool = ProcessPoolExecutor(count, context, _initialize_worker, arguments)
+                self._start(count)
+            except OSError as error:
+                if error.errno not in TOO_FEW_FILES:
+                    raise
+                raise UserError(
+                    f"worker processes cannot be started ({error.strerror}): set engine=sequential, or allow more open "
+                    "files (ulimit -n 4096)"
+                ) from error
+
+    def _start(self, count: int) -> None:
+        """Start the processes and wait until each has read the job. If one fails, end the others."""
         try:
-            _check_picklable(cpu_job)
-            devices = context.SimpleQueue()
-            for index in range(count):
-                devices.put(f"cuda:{index}" if job.device.type == "cuda" else "cpu")
-            self._pool = ProcessPoolExecutor(count, context, _initialize_worker, (cpu_job, devices))
-            self._pool.submit(os.getpid).result()  # starts them now, not in the first round
-        except BrokenProcessPool as error:
-            raise RunError(UNGUARDED) from error
-        except (OSError, RuntimeError) as error:  # torch's own for shared memory is a RuntimeError
-            raise UserError(
-                f"worker processes cannot be started ({one_line(error)}): set engine=sequential, or allow more shared "
-                "memory (docker run --shm-size=1g) or open files (ulimit -n 4096)"
-            ) from error
+            for ready in [self._pool.submit(_wait_for_all) for _ in range(count)]:
+                ready.result()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, BrokenProcessPool):
+                raise RunError(UNGUARDED) from error
+            raise
 
     def train(self, plan: Plan, round: int, lr: float) -> Updates:
         """Yield the clients' updates in the order of the plan.
@@ -86,14 +105,32 @@ class ProcessesEngine(Engine):
         self._pool.shutdown()
 
 
-def _check_picklable(job: Job) -> None:
-    try:
-        ForkingPickler.dumps(job)
-    except (AttributeError, TypeError, PicklingError) as error:
-        raise UserError(
-            f"model or dataset cannot be sent to other processes ({error}): "
-            "define its functions and classes at the top level of a module, or set engine=sequential"
-        ) from error
+@contextmanager
+def _saved(job: Job) -> Iterator[Path]:
+    """Write what the processes train to a temporary file.
+
+    Raises:
+        UserError: a part cannot be sent to another process, or the file cannot be written.
+    """
+    with ExitStack() as stack:
+        try:
+            file = Path(stack.enter_context(TemporaryDirectory(prefix="sharding-"))) / "job.pt"
+            with file.open("wb") as stream:
+                torch.save(job.to("cpu"), stream)
+        except (AttributeError, TypeError, PicklingError) as error:
+            raise UserError(
+                f"model or dataset cannot be sent to other processes ({error}): "
+                "define its functions and classes at the top level of a module, or set engine=sequential"
+            ) from error
+        except (OSError, RuntimeError) as error:
+            cause = error if isinstance(error, OSError) else error.__context__  # torch hides the reason
+            if not isinstance(cause, OSError):
+                raise
+            raise UserError(
+                f"the temporary file of the worker processes cannot be written ({cause.strerror}): set "
+                "engine=sequential, or TMPDIR to a folder with space"
+            ) from error
+        yield file
 
 
 def start_method() -> str:
@@ -120,17 +157,20 @@ def num_cores() -> int:
 
 
 _engine: list[SequentialEngine] = []  # a worker's one engine
+_ready: list[threading.Barrier] = []  # at which the workers wait until all have read the job
 
 
-def _initialize_worker(job: Job, devices: Any) -> None:
+def _initialize_worker(plugins: Sequence[str], file: Path, devices: Any, all_ready: threading.Barrier) -> None:
     """Worker initializer: choose the device, use one thread, and ignore the signals that the parent handles."""
     logging.basicConfig(level=logging.getLogger().level, format="%(message)s", force=True)  # not on a parent's console
     for ending in ENDING:
         signal.signal(ending, signal.SIG_IGN)
-    Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
-    import_parts(job.plugins)
+    import_parts(plugins)
+    job: Job = torch.load(file, mmap=True, weights_only=False)
     _engine.append(SequentialEngine(job.to(devices.get())))
+    _ready.append(all_ready)
 
 
 def _end_with_parent() -> None:
@@ -138,6 +178,11 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
+
+
+def _wait_for_all() -> None:
+    """Wait until every process has read the job; so each process gets one of these calls."""
+    _ready[0].wait()
 
 
 def _train(client: Client, terms: bytes, dense: bytes, round: int, lr: float) -> Answer:

@@ -1,14 +1,19 @@
 """Real processes: the bits of `sequential` for any number of them, and no failure that goes unnoticed."""
 
+import errno
+import gc
 import os
+import resource
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import active_children
 
 import pytest
 import torch
+from torch import nn
 
 from sharding import Plan, UserError
 from tests.train.engines.jobs import MODELS, make_job, make_plan, with_bad_clients
@@ -124,6 +129,70 @@ def test_auto_engine_with_an_unpicklable_job_falls_back_to_sequential(monkeypatc
         ProcessesEngine(job)
     assert type(ENGINES["auto"](job)) is SequentialEngine
     assert "Training in one process" in caplog.text
+
+
+@contextmanager
+def limited(kind, limit):
+    before = resource.getrlimit(kind)
+    resource.setrlimit(kind, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, before)
+
+
+def open_files():
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts open files in /proc")
+def test_auto_engine_with_too_few_open_files_falls_back_and_closes_what_it_opened(engine_of, monkeypatch, caplog):
+    monkeypatch.setattr(processes, "num_cores", lambda: 8)
+    job = make_job()
+    engine_of(job, 1)  # starts the fork server, which stays
+    before = open_files()
+    with limited(resource.RLIMIT_NOFILE, before + 20):
+        engine = ENGINES["auto"](job)
+        assert isinstance(engine, SequentialEngine)
+        assert len(list(engine.train(make_plan(job), 0, LR))) == len(job.clients)
+    gc.collect()
+    assert open_files() < before + 5  # Python itself leaves the pipes of a process that did not start
+    assert "Too many open files" in caplog.text
+    assert "engine=sequential" in caplog.text
+
+
+def test_auto_engine_with_a_full_temporary_folder_falls_back_to_sequential(monkeypatch, caplog):
+    monkeypatch.setattr(processes, "num_cores", lambda: 2)
+    with limited(resource.RLIMIT_FSIZE, 1000):
+        engine = ENGINES["auto"](make_job())
+    assert isinstance(engine, SequentialEngine)
+    assert "File too large" in caplog.text
+    assert "TMPDIR" in caplog.text
+
+
+def test_processes_with_another_error_of_the_system_raise_it(monkeypatch):
+    def fail(*arguments):
+        raise PermissionError(errno.EPERM, "not permitted")
+
+    monkeypatch.setattr(processes, "ProcessPoolExecutor", fail)
+    with pytest.raises(PermissionError, match="not permitted"):
+        ProcessesEngine(make_job(), 2)
+
+
+def test_processes_with_hundreds_of_tensors_need_no_shared_memory(engine_of):
+    job = make_job()
+    model = nn.Sequential(nn.Flatten(), *(nn.Linear(64, 64, bias=False) for _ in range(300)), nn.Linear(64, 5))
+    job = replace(job, model=model)
+    plan = make_plan(job)
+    assert_same_bits(list(SequentialEngine(job).train(plan, 0, LR)), list(engine_of(job, 2).train(plan, 0, LR)))
+    tensors = [*model.parameters(), job.dataset.test.inputs, job.clients[0].inputs]
+    assert not any(tensor.is_shared() for tensor in tensors)
+
+
+def test_processes_leave_no_temporary_file(engine_of, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    engine_of(make_job(), 2)
+    assert list(tmp_path.glob("sharding-*")) == []
 
 
 def test_script_without_a_main_guard_raises_with_the_reason(tmp_path):
