@@ -24,10 +24,10 @@ from sharding.failures import hint_at
 from sharding.layers import FactorizedLayer
 from sharding.modules.copies import fill, meta_copy, meta_parameter
 from sharding.modules.state import as_real
-from sharding.modules.wrappers import key, named_modules
+from sharding.modules.wrappers import key, named_modules, named_state
 from sharding.optim import DecayOf, can_be_fused, clip_and_decay
 from sharding.quantization import empty_quantized, format_of
-from sharding.residual import Residual
+from sharding.residual import Residual, residual_layers
 from sharding.shard import Shard
 from sharding.transport.compression import EXACT
 from sharding.validation import is_number
@@ -129,10 +129,9 @@ def client_model(model: nn.Module, shard: Shard, copy: bool = True, residual: Re
             missing or another one, or a buffer that is not in the shard has no value.
     """
     _check_residual(shard, residual)
-    small = _replace_layers(meta_copy(model, Residual.of(model).layers.values()), shard)
-    _attach(small, shard, residual)
+    small = _replace_layers(meta_copy(model, residual_layers(model).values()), shard)
+    filled = _attach(small, shard, residual)
     slots = shard.matching_state(small)
-    filled: dict[int, Tensor] = {}
     for name, value in shard.state().items():
         slot = slots[name]
         filled[id(slot)] = _as_slot(slot, value, copy or shard.compression != EXACT)
@@ -191,7 +190,7 @@ def _check_residual(shard: Shard, residual: Residual | None) -> None:
     if residual is None and shard.residual:
         raise UserError(
             f"this shard needs the residual {shard.residual}, and the client has none: get the server's "
-            "sharding.Residual.of(model) once, and pass residual=…"
+            "Server.residual once, and pass residual=…"
         )
     if residual is not None and residual.digest != shard.residual:
         raise UserError(
@@ -200,9 +199,13 @@ def _check_residual(shard: Shard, residual: Residual | None) -> None:
         )
 
 
-def _attach(model: nn.Module, shard: Shard, residual: Residual | None) -> None:
-    """Give each factorized layer its residual, in place."""
-    modules = dict(named_modules(model, remove_duplicate=False))
+def _attach(model: nn.Module, shard: Shard, residual: Residual | None) -> dict[int, Tensor]:
+    """Give each factorized layer its residual, in place, and freeze what is frozen.
+
+    Returns:
+        The values of frozen parameters, by the `id` of the parameter.
+    """
+    modules, filled = dict(named_modules(model, remove_duplicate=False)), dict[int, Tensor]()
     for layer, terms in shard.terms.items():
         module, stored = modules[layer], None if residual is None else residual.layers.get(layer)
         if not isinstance(module, FactorizedLayer):
@@ -215,6 +218,16 @@ def _attach(model: nn.Module, shard: Shard, residual: Residual | None) -> None:
                 )
             stored = stored.to(terms.u.device)
         module.residual = stored
+    if residual is None:
+        return filled
+    slots, device = named_state(model), next((tensor.device for tensor in shard.state().values()), None)
+    for name, value in residual.dense.items():
+        slot = slots.get(name)
+        if not isinstance(slot, nn.Parameter) or as_real(slot).shape != value.shape:
+            raise UserError(f"the residual has {name}, {value.dtype} of shape {list(value.shape)}; the model has not")
+        filled[id(slot)] = _as_slot(slot, value.detach().to(device), copy=False)
+        slot.requires_grad_(False)
+    return filled
 
 
 def _refuse_fused(modules: Mapping[str, nn.Module], sent: Iterable[str]) -> None:

@@ -28,7 +28,7 @@ from sharding.modules.memory import release_freed_memory
 from sharding.modules.state import check_shapes, dense_state, frozen_names
 from sharding.modules.wrappers import named_modules, named_parameters, unwrap
 from sharding.plan import Client, Draw, Plan
-from sharding.residual import Residual
+from sharding.residual import Residual, residual_layers
 from sharding.rng import generator, seed_of
 from sharding.shard import Shard, Terms
 from sharding.spectrum import Spectrum, map_threads
@@ -79,8 +79,9 @@ class ShardPlanner:
         square matrix. (`factorize` leaves such a layer whole.) Where all clients can afford that much, `skip` it.
 
         Of a model that `factorize` made, the factorized layers are sharded, and `skip` and `also` do not matter. Their
-        terms are those of the product UVᵀ. A client draws ⌈N·r⌉ of them, or all if there are fewer. The shard names the
-        residual that the client needs, see `sharding.Residual`.
+        terms are those of the product UVᵀ. A client draws ⌈N·r⌉ of them, or all if there are fewer.
+
+        Where parameters are frozen or layers have a residual, the shard names the `residual` that the client needs.
 
         Args:
             model: the server's model, dense or factorized; only read.
@@ -108,8 +109,8 @@ class ShardPlanner:
             )
         groups = self._group(keep_ratios)
         spectra, draws = self._plan_layers(layers, groups, round)
-        dense = dense_state(model, layers)
-        if (spoiled := find_nonfinite(dense)) is not None:
+        dense, frozen_dense = dense_state(model, layers)
+        if (spoiled := find_nonfinite(dense | frozen_dense)) is not None:
             raise UserError(
                 f"{spoiled} has NaN or Inf; did training diverge? A mask can be a buffer with persistent=False"
             )
@@ -117,7 +118,7 @@ class ShardPlanner:
         ratios = {client: ratio if layers else 1.0 for ratio, clients in groups.items() for client in clients}
         id = f"{round}-{self._digest(round, spectra, dense)}"
         rest = {name: round_outputs(tensor, self.compression) for name, tensor in dense.items()}
-        header = Shard({}, rest, 1.0, frozen, id, self.compression, residual=Residual.of(model).digest)
+        header = Shard({}, rest, 1.0, frozen, id, self.compression, residual=Residual.of(model, layers).digest)
         headers = {client: replace(header, keep_ratio=ratios[client]) for client in keep_ratios}
         shapes = {name: layer.weight.shape for name, layer in layers.items() if isinstance(layer.weight, Tensor)}
         return Plan(id, headers, spectra, groups, draws, dense, shapes)
@@ -129,10 +130,9 @@ class ShardPlanner:
             UserError: as `plan`, except that no value is read.
         """
         _check_keep_ratios({0: keep_ratio})
-        residual = Residual.of(model)
-        model = meta_copy(model, residual.layers.values())
+        model = meta_copy(model, residual_layers(model).values())
         layers = self.sharded_layers(model)
-        dense = dense_state(model, layers)
+        dense, _ = dense_state(model, layers)
         ratio = (self.strategy.keep_ratio or keep_ratio) if layers else 1.0
         terms = {}
         for name, layer in layers.items():
@@ -142,7 +142,12 @@ class ShardPlanner:
             indices = new(n, dtype=torch.int64)
             terms[name] = Terms(indices, new(form.blocks * form.rows, n), new(form.blocks * form.columns, n), new(n))
         frozen = frozen_names(model, layers, dense)
-        return Shard(terms, dense, ratio, frozen, f"0-{0:016x}", self.compression, residual=residual.digest).nbytes
+        digest = Residual.of(model, layers).digest
+        return Shard(terms, dense, ratio, frozen, f"0-{0:016x}", self.compression, residual=digest).nbytes
+
+    def residual(self, model: nn.Module) -> Residual:
+        """Return what each client needs once, besides its shards; without tensors where nothing is frozen."""
+        return Residual.of(model, self.sharded_layers(unwrap(model)))
 
     def sharded_layers(self, model: nn.Module) -> dict[str, nn.Module]:
         """Return the layers whose terms are sent, by name; none where the strategy sends the whole model."""
@@ -261,7 +266,7 @@ def _check_values(model: nn.Module) -> None:
 
 def _check_compression(model: nn.Module, compression: str) -> None:
     """Raise a `UserError` if compressed numbers and the model's own would have the same type."""
-    residuals = {id(stored) for stored in Residual.of(model).layers.values()}  # they are not in a shard
+    residuals = {id(stored) for stored in residual_layers(model).values()}  # they are not in a shard
     sent = (part for part in (*model.parameters(), *model.buffers()) if id(part) not in residuals)
     if compression == "bfloat16" and any(part.dtype == torch.bfloat16 for part in sent):
         raise UserError(

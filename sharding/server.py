@@ -93,8 +93,8 @@ class Server:
 
     @property
     def residual(self) -> Residual:
-        """What each client needs once, besides its shards; without layers where the model has no residual."""
-        return Residual.of(self.model)
+        """What each client needs once, besides its shards; without tensors where nothing is frozen."""
+        return self.planner.residual(self.model)
 
     @property
     def result(self) -> nn.Module:

@@ -1,8 +1,8 @@
-"""The message between server and client: singular terms of the sharded layers, and all other tensors.
+"""The message between server and client: singular terms of the sharded layers, and all other tensors but frozen ones.
 
-Frozen tensors, integers and masks are sent but not returned: a client computes with the server's, and they are not
-averaged. With a compression that rounds (`sharding.transport.compression`), what is sent is rounded, and clients return
-changes.
+Frozen parameters are in the `Residual`, which is sent once. Frozen terms, integers and masks are sent but not returned:
+a client computes with the server's, and they are not averaged. With a compression that rounds
+(`sharding.transport.compression`), what is sent is rounded, and clients return changes.
 """
 
 import json
@@ -19,7 +19,7 @@ from sharding.layers import FactorizedLayer
 from sharding.modules.finite import computable
 from sharding.modules.state import as_real, is_transmitted
 from sharding.modules.wrappers import distribute_like, full_tensor, key, named_modules, named_state
-from sharding.residual import Residual
+from sharding.residual import digest_of, residual_layers
 from sharding.transport import compression, serialize
 from sharding.transport.compression import EXACT, round_columns, round_outputs
 
@@ -52,8 +52,8 @@ class Shard:
     Attributes:
         terms: by layer name.
         dense: everything else in the state dict (first and last layers, norms, biases, embeddings), by state-dict key,
-            except extra state and the counters of batch norms, which belong to each model. The shards of a round share
-            these tensors, which are never written to.
+            except what the residual has, extra state, and the counters of batch norms, which belong to each model. The
+            shards of a round share these tensors, which are never written to.
         keep_ratio: r that it was cut for; 1 where nothing is left out.
         frozen: the names in `terms` and `dense` that are neither trained nor sent back; integers always are.
         plan: its plan, ``<round>-<digest>``; an update must belong to the same one. Empty outside a plan.
@@ -217,8 +217,9 @@ class Shard:
     def _misfits(self, model: nn.Module, state: Mapping[str, Tensor]) -> Iterator[str]:
         """Describe each difference between the names and shapes of the shard and those of the model."""
         modules, seen = dict(named_modules(model, remove_duplicate=False)), set()
-        if (residual := Residual.of(model).digest) != self.residual:
-            yield f"its residual is {residual or 'none'}, not {self.residual or 'none'}"
+        layers, expected = residual_layers(model), self.residual.partition("-")[0] or digest_of({})
+        if (digest := digest_of(layers)) != expected:
+            yield f"its layers have {f'the residual {digest}' if layers else 'no residual'}, not {expected}"
         for layer, terms in self.terms.items():
             seen.add(key(layer, "residual"))
             module, n = modules.get(layer), terms.indices.numel()
@@ -235,8 +236,12 @@ class Shard:
                 yield f"{name} is not there"
             elif as_real(state[name]).shape != sent[name].shape:
                 yield f"{name} has shape {tuple(state[name].shape)}, not {tuple(sent[name].shape)}"
-        held = {id(state[name]) for name in sent if name in state}  # tied parameters have more names than in the shard
-        yield from (f"{name} is not in the shard" for name in state if id(state[name]) not in held and name not in seen)
+        known = {id(state[name]) for name in sent if name in state}  # tied parameters have more names than in the shard
+        if self.residual:  # which has the frozen ones
+            known |= {id(part) for part in state.values() if isinstance(part, nn.Parameter) and not part.requires_grad}
+        yield from (
+            f"{name} is not in the shard" for name in state if id(state[name]) not in known and name not in seen
+        )
 
     def _metadata(self) -> dict[str, str]:
         # One entry, since safetensors writes several in any order.

@@ -15,25 +15,31 @@ from sharding.modules.wrappers import full_tensor, is_ordinary, key, named_buffe
 from sharding.transport.serialize import TYPES
 
 
-def dense_state(model: nn.Module, sharded: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """Return a copy of the dense part of a shard: the state that is sent, of sharded layers only the bias.
+def dense_state(model: nn.Module, sharded: Mapping[str, nn.Module]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return what is not sent as terms: all state but the factors and weights of sharded layers.
 
     Args:
         model: the server's.
         sharded: its layers whose terms are sent, by name.
+
+    Returns:
+        Copies of what each shard has, and the frozen parameters, which are sent once and not copied here.
 
     Raises:
         UserError: an entry cannot be sent: a sparse tensor, or not a tensor, as in a quantized layer.
     """
     parts = ((*layer._parameters.items(), *layer._buffers.items()) for layer in sharded.values())
     seen = {id(tensor) for named in parts for name, tensor in named if name != "bias"}
-    dense = {}
+    dense, frozen = {}, {}
     for name, tensor in named_state(model).items():
         _check_kind(name, tensor)
         if is_transmitted(name, tensor) and id(tensor) not in seen:
             seen.add(id(tensor))
-            dense[name] = as_real(full_tensor(tensor.detach())).clone()
-    return dense
+            if isinstance(tensor, nn.Parameter) and not tensor.requires_grad:
+                frozen[name] = as_real(full_tensor(tensor))
+            else:
+                dense[name] = as_real(full_tensor(tensor.detach())).clone()
+    return dense, frozen
 
 
 def _check_kind(name: str, entry: object) -> None:
@@ -66,13 +72,12 @@ def _check_memory(name: str, tensor: Tensor) -> None:
 
 
 def frozen_names(model: nn.Module, sharded: Mapping[str, nn.Module], dense: Mapping[str, Tensor]) -> frozenset[str]:
-    """Return the names of sharded layers and dense tensors that are neither trained nor averaged."""
+    """Return the names of frozen sharded layers, and of integers: what a shard has and nobody trains or averages."""
     parameters = dict(named_parameters(model, remove_duplicate=False))
-    names = {
+    layers = {
         key(layer, part): layer for layer, module in sharded.items() for part in module._parameters if part != "bias"
     }
-    names |= {name: name for name in dense}
-    fixed = {names[name] for name, parameter in parameters.items() if name in names and not parameter.requires_grad}
+    fixed = {layers[name] for name, parameter in parameters.items() if name in layers and not parameter.requires_grad}
     return frozenset(fixed | {name for name, tensor in dense.items() if not tensor.is_floating_point()})
 
 

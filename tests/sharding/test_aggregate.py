@@ -347,9 +347,10 @@ def test_update_of_frozen_parameters_is_rejected_and_changes_nothing():
     net[2].requires_grad_(False)
     net.register_buffer("table", torch.arange(5) * 10)
     before = deepcopy(net.state_dict())
-    plan = ShardPlanner().plan(net, {"a": 0.5, "b": 0.5})
+    planner = ShardPlanner()
+    plan, residual = planner.plan(net, {"a": 0.5, "b": 0.5}), planner.residual(net)
     batches = [(torch.randn(4, 8), torch.randint(8, (4,)))]
-    updates = {"a": train_shard(net, plan.shard("a"), batches, 0.1), "b": plan.shard("b")}
+    updates = {"a": train_shard(net, plan.shard("a"), batches, 0.1, residual=residual), "b": plan.shard("b")}
     outcome = aggregate(net, plan, updates, {"a": 100, "b": 50})
     assert (outcome.accepted, list(outcome.rejected)) == (["a"], ["b"])
     assert "frozen" in outcome.rejected["b"].message

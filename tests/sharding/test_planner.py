@@ -11,6 +11,7 @@ from sharding import (
     DESIGNS,
     STRATEGIES,
     Allocation,
+    Residual,
     Server,
     Shard,
     ShardPlanner,
@@ -193,12 +194,14 @@ def test_plan_with_skip_and_also_shards_the_layers_of_factorize():
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_plan_of_a_frozen_float8_layer_sends_it_dense(dtype):
+def test_plan_of_a_frozen_float8_layer_leaves_it_to_the_residual(dtype):
     model = make_net()
     model[6].weight = nn.Parameter(model[6].weight.detach().to(dtype), requires_grad=False)
-    shard = make_plan(model, {0: 0.5}).shard(0)
+    shard, residual = make_plan(model, {0: 0.5}).shard(0), ShardPlanner().residual(model)
     assert (shard.terms.keys(), len(shard.to_bytes())) == ({"1", "4"}, shard.nbytes)
-    sent = client_model(model, Shard.from_bytes(shard.to_bytes()))[6].weight
+    assert (shard.dense.keys() & residual.dense.keys(), len(residual.to_bytes())) == (set(), residual.nbytes)
+    received = Residual.from_bytes(residual.to_bytes())
+    sent = client_model(model, Shard.from_bytes(shard.to_bytes()), residual=received)[6].weight
     assert (sent.dtype, sent.requires_grad) == (dtype, False)
     assert torch.equal(sent.float(), model[6].weight.float())
     model[6].weight.data[0, 0] = float("nan")

@@ -119,7 +119,8 @@ class Tied(nn.Module):
 def round_of(model: nn.Module, **options) -> tuple[Shard, nn.Module]:
     """Send a model's shard to a client that trains it a step, and aggregate. Returns the shard and the client."""
     plan = ShardPlanner("top_n", **options).plan(model, {0: 1.0})
-    client = client_model(deepcopy(model).to("meta"), plan.shard(0))
+    residual = ShardPlanner("top_n", **options).residual(model)
+    client = client_model(deepcopy(model).to("meta"), plan.shard(0), residual=residual)
     with torch.no_grad():
         for parameter in client.parameters():
             parameter.add_(parameter.requires_grad * 0.5)
@@ -164,15 +165,17 @@ def freeze(model: nn.Module, *names: str) -> nn.Module:
     return model
 
 
-def test_frozen_parameters_are_sent_but_not_returned():
+def test_frozen_terms_are_sent_but_not_returned_and_frozen_parameters_not_sent():
     names = ("0.weight", "2.bias", "4.weight")
     model, free = freeze(make_net(), *names), make_plan(make_net(), {0: 1.0}, "top_n").shard(0)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     shard, client = round_of(model)
-    assert shard.frozen == {"0.weight", "2.bias", "4"}
+    assert shard.frozen == {"4"}
+    once = {"0.weight", "2.bias"}
+    assert ShardPlanner().residual(model).dense.keys() == once == free.dense.keys() - shard.dense.keys()
     assert shard.trained().keys() == free.trained().keys() - {"0.weight", "2.bias", "4.u", "4.v"}
     returned = shard.read_from(client)
-    values = sum(shard.state()[name].numel() for name in ("0.weight", "2.bias", "4.u", "4.v", "4.multipliers"))
+    values = sum(shard.state()[name].numel() for name in ("4.u", "4.v", "4.multipliers"))
     assert shard.nbytes - returned.nbytes > 4 * values
     assert returned.nbytes == len(returned.to_bytes())
     for name, parameter in model.named_parameters():
@@ -255,10 +258,11 @@ def test_from_bytes_of_trainable_integers_raises():
 
 
 def test_dense_state_has_all_but_counters_and_extra_state():
-    state = dense_state(nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), Complex()), {})
+    state, frozen = dense_state(nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), Complex()), {})
     expected = {"0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var"}
     assert expected == {name for name in state if not name.startswith("2.")}
     assert "2._extra_state" not in state
+    assert frozen == {}
     assert Shard({}, state).nbytes > 4 * sum(tensor.numel() for tensor in state.values())
 
 
