@@ -86,9 +86,8 @@ def build_experiment(
     """
     set_stage(f"building {config.model.name}")
     planner = make_planner(config)
-    model = first_model(config, dataset, planner.strategy, max(keep_ratios.values()))
+    dense, model = first_model(config, dataset, planner.strategy, max(keep_ratios.values()))
     clip = config.local.clip if planner.strategy.clips else None
-    dense = dense_nbytes(model)
     nbytes = {ratio: planner.nbytes(model, ratio) for ratio in set(keep_ratios.values())}
     costs = {client: nbytes[ratio] / dense for client, ratio in keep_ratios.items()}
     sampler = make_sampler(config, num_samples, costs)
@@ -99,24 +98,31 @@ def build_experiment(
     build_optimizer("local.optimizer", local.optimizer, [nn.Parameter(torch.zeros(1, 1))])  # refuses options now
     if local.steps is None:  # no batch of an epoch is larger than its client's data
         local = local.model_copy(update={"batch_size": min(local.batch_size, max(num_samples.values()))})
-    job = Job(model, clients, dataset, local, clip, config.seed, config.plugins, scales)
-    server = make_server(config, model, planner)
-    task = Task(config, dataset, clients.all(), server, keep_ratios, num_samples, dense, job, engine)
+    residual = planner.residual(model)
+    job = Job(model, clients, dataset, local, clip, config.seed, config.plugins, scales, residual)
+    server, once = make_server(config, model, planner), residual.nbytes if len(residual) else 0
+    task = Task(config, dataset, clients.all(), server, keep_ratios, num_samples, dense, once, job, engine)
     return Experiment(config, {config.name: task}, sampler)
 
 
-def first_model(config: Config, dataset: Dataset, strategy: Strategy, most: float) -> nn.Module:
+def first_model(config: Config, dataset: Dataset, strategy: Strategy, most: float) -> tuple[int, nn.Module]:
     """Build the server's model, on the data's device; with `init=low_rank` of the rank that `most`, an r, allows.
 
-    Strategies that send all terms start from the full-rank model.
+    Strategies that send all terms start from the full-rank model. With a residual the model stays in factors.
+
+    Returns:
+        The bytes that dense FedAvg would send of it, and the model.
 
     Raises:
         UserError: the model cannot train on the dataset, as `check_fit` says.
     """
     model = make_model(config, dataset).to(dataset.test.targets.device)
     check_fit(config.model.name, model, dataset)
+    dense = dense_nbytes(model)
     ratio = 1.0 if strategy.allocate is None else strategy.keep_ratio or most
-    return merge(factorize(model, ratio)) if config.init == "low_rank" and ratio < 1 else model
+    if config.residual is not None:
+        return dense, factorize(model, ratio, residual=config.residual)
+    return dense, merge(factorize(model, ratio)) if config.init == "low_rank" and ratio < 1 else model
 
 
 def check_fit(name: str, model: nn.Module, dataset: Dataset) -> None:

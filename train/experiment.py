@@ -1,18 +1,20 @@
 """The parts of a run: one task for each model, and the sampler that chooses their clients."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
-from torch import nn
+from torch import Tensor, nn
 
 from sharding import Plan, Server
+from sharding.aggregation.aggregate import Aggregation
 from sharding.client_sampling import Participation, Sampler
+from sharding.client_sampling.network import Profiles
 from sharding.plan import Client
 from train.config.schema import Config
 from train.data import Dataset, Split
 from train.engines import Engine, Job
-from train.metrics import RoundMetrics
+from train.metrics import RoundMetrics, measure
 from train.utils.stages import set_stage
 
 
@@ -26,8 +28,10 @@ class Task:
         keep_ratios: r of every client.
         num_samples: D_c of every client.
         dense_nbytes: what dense FedAvg sends one client, one way.
+        residual_nbytes: what each client receives once, 0 if nothing is frozen.
         job: what the engine trains.
         make_engine: creates the engine.
+        with_residual: the clients that have received what is frozen.
     """
 
     config: Config
@@ -37,8 +41,10 @@ class Task:
     keep_ratios: Mapping[Client, float]
     num_samples: Mapping[Client, int]
     dense_nbytes: int
+    residual_nbytes: int
     job: Job
     make_engine: Callable[[Job], Engine]
+    with_residual: set[Client] = field(default_factory=set)
 
     @cached_property
     def engine(self) -> Engine:
@@ -60,6 +66,21 @@ class Task:
     def plan(self, cohort: Sequence[Client], t: int) -> Plan:
         """Plan the shards of these clients for round t."""
         return self.server.plan({client: self.keep_ratios[client] for client in cohort}, t)
+
+    def measure(
+        self,
+        t: int,
+        plan: Plan,
+        selection: Participation,
+        aggregation: Aggregation,
+        losses: Mapping[Client, Tensor],
+        profiles: Profiles | None,
+    ) -> RoundMetrics:
+        """Return the metrics of a round, and note which clients now have what is frozen."""
+        sizes = self.num_samples, self.dense_nbytes, profiles, self.residual_nbytes
+        metrics = measure(t, plan, selection, aggregation, losses, *sizes, self.with_residual)
+        self.with_residual.update(metrics.new_clients or ())
+        return metrics
 
 
 @dataclass

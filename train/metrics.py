@@ -1,7 +1,7 @@
 """The metrics of a round: losses, accuracies, bytes, seconds, and the clients left out, with reasons."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
@@ -29,7 +29,8 @@ class RoundMetrics:
         num_failed: whose update could not be used.
         failed_by_kind: counts of failures by kind.
         failures: the reason by client.
-        bytes_down: of all shards that were sent.
+        new_clients: where something is frozen, the clients that received the residual in this round.
+        bytes_down: of all shards that were sent, and of the residual for `new_clients`.
         bytes_up: of all updates and reports.
         bytes_dense: what dense FedAvg sends one client, one way.
         bytes_total: down and up, of this round and all before.
@@ -61,6 +62,7 @@ class RoundMetrics:
     num_failed: int
     failed_by_kind: dict[str, int]
     failures: dict[str, str]
+    new_clients: list[Client] | None = None
     bytes_down: int
     bytes_up: int
     bytes_dense: int
@@ -117,6 +119,8 @@ def measure(
     num_samples: Mapping[Client, int],
     dense_nbytes: int,
     profiles: Profiles | None,
+    residual_nbytes: int,
+    with_residual: Container[Client],
 ) -> RoundMetrics:
     """Return the metrics of one model's round that follow from its plan and its updates.
 
@@ -129,13 +133,16 @@ def measure(
         num_samples: D_c of every client.
         dense_nbytes: what dense FedAvg sends one client, one way.
         profiles: the clients' speeds, if time is simulated.
+        residual_nbytes: of what is frozen, 0 if nothing is.
+        with_residual: the clients that have it from an earlier round.
     """
     accepted = [client for client in aggregation.accepted if client in losses]
     samples = sum(num_samples[client] for client in accepted)
     loss = sum(float(losses[client]) * num_samples[client] for client in accepted)
     reasons = dict(selection.rejected) | aggregation.rejected
     failures = {client: reasons[client] for client in plan if client in reasons}
-    absent = [client for client, failure in failures.items() if failure.kind == Kind.ABSENT]
+    absent = {client for client, failure in failures.items() if failure.kind == Kind.ABSENT}
+    new = [client for client in plan if client not in absent and client not in with_residual] if residual_nbytes else []
     collective, single = plan_discrepancy(plan)
     uploads = sum(aggregation.nbytes.get(client, 0) for client in selection.weights)
     return RoundMetrics(
@@ -145,7 +152,13 @@ def measure(
         num_failed=len(failures),
         failed_by_kind=dict(Counter(str(failure.kind) for failure in failures.values()).most_common()),
         failures={str(client): failure.message for client, failure in failures.items()},
-        bytes_down=selection.download_bytes + plan.nbytes - sum(plan.template(client).nbytes for client in absent),
+        new_clients=new or None,
+        bytes_down=(
+            selection.download_bytes
+            + plan.nbytes
+            - sum(plan.template(client).nbytes for client in absent)
+            + residual_nbytes * len(new)
+        ),
         bytes_up=selection.report_bytes + uploads,
         bytes_dense=dense_nbytes,
         train_loss=loss / samples if accepted else None,

@@ -11,7 +11,7 @@ from train.evaluation import scores
 from train.experiment import Experiment
 from train.fedavg_reference import FedAvgStep
 from train.history import History
-from train.metrics import RoundMetrics, measure
+from train.metrics import RoundMetrics
 
 
 def run_rounds(
@@ -64,7 +64,7 @@ def run_rounds(
                 aggregation = server.step(average)
 
             profiles = sampler.population.profiles
-            metrics = measure(t, plan, selection, aggregation, losses, task.num_samples, task.dense_nbytes, profiles)
+            metrics = task.measure(t, plan, selection, aggregation, losses, profiles)
             metrics.lr = task.lr(t)
             if fedavg is not None:
                 metrics.alignment = fedavg.cosine(server.model)

@@ -69,6 +69,9 @@ def _train(config: Config, callbacks: Sequence[Callback], resume: bool, build: B
         if resume:
             check_clients(config.directory, clients)
         earlier = _restore(config, experiment) if resume else []
+        for name, task in experiment.tasks.items():
+            lines = (metrics.extra.get(f"{name}/new_clients", metrics.new_clients) for metrics in earlier)
+            task.with_residual.update(client for new in lines for client in new or ())
         _describe(config, experiment, clients, provenance, len(earlier))
         history, lost = History(config, earlier), LostRounds(config.rounds, earlier=earlier)
         lost.raise_if_diverged()

@@ -11,6 +11,7 @@ from torch import nn
 from sharding.client_sampling import SAMPLERS, TaskSampler, WirelessSampler
 from sharding.designs import DESIGNS
 from sharding.errors import UserError, pick, shown
+from sharding.quantization import Format
 from sharding.strategies import get_strategy
 from sharding.transport.compression import COMPRESSIONS
 from train.config.messages import explain
@@ -88,6 +89,11 @@ class Config(Section):
     init: Literal["low_rank", "as_built"]
     """First model: `as_built`, or `low_rank`, which keeps as many terms of each sharded layer as the strongest client
     can afford.
+    """
+    residual: Format | None = None
+    """Format of what `init=low_rank` cuts off and each client keeps, frozen: `int4`, `int8`, `bfloat16` or `float32`.
+
+    Without one it is lost. It is sent to a client once.
     """
     server_optimizer: ServerOptimizerConfig
     result: Literal["average", "last"]
@@ -180,6 +186,12 @@ class Config(Section):
             raise UserError(
                 f"clients.sampler={clients.sampler.name} needs network.bandwidth=…, which all clients share"
             )
+        if self.residual is not None and self.init != "low_rank":
+            raise UserError(f"residual={self.residual} needs init=low_rank, which leaves one; init is {self.init}")
+        if self.residual is not None and get_strategy(self.strategy).allocate is None:
+            raise UserError(f"residual={self.residual} needs a strategy with terms; {self.strategy} has none")
+        if self.residual is not None and self.alignment:
+            raise UserError("alignment=true trains the whole model, and residual=… freezes most of it; leave one out")
         if isinstance(self.keep_ratio, dict) and abs(sum(self.keep_ratio.values()) - 1) > 1e-6:
             raise UserError(f"the shares of keep_ratio {self.keep_ratio} sum to {sum(self.keep_ratio.values())}, not 1")
         return self

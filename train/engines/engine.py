@@ -4,11 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from sharding import Plan, Shard
+from sharding import Plan, Residual, Shard
 from sharding.aggregation.faults import NOTHING, find_misfit
 from sharding.failures import Failure
 from sharding.plan import Client
@@ -61,6 +62,7 @@ class Job:
         seed: of the run.
         plugins: modules with custom parts, which new processes import.
         lr_scales: factors of some clients' learning rates.
+        residual: what is frozen, which every client has.
     """
 
     model: nn.Module
@@ -71,6 +73,7 @@ class Job:
     seed: int
     plugins: Sequence[str] = ()
     lr_scales: Mapping[Client, float] = field(default_factory=dict)
+    residual: Residual = field(default_factory=partial(Residual, {}))
 
     @property
     def device(self) -> torch.device:
@@ -82,7 +85,8 @@ class Job:
         if self.device == torch.device(device):
             return self
         clients = {client: data.to(device) for client, data in self.clients.items()}
-        return replace(self, model=deepcopy(self.model).to(device), clients=clients, dataset=self.dataset.to(device))
+        model, residual = deepcopy(self.model).to(device), self.residual.to(device)
+        return replace(self, model=model, clients=clients, dataset=self.dataset.to(device), residual=residual)
 
     def lr(self, client: Client, lr: float) -> float:
         """Return a client's learning rate in a round whose learning rate is lr."""

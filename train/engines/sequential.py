@@ -48,5 +48,5 @@ class SequentialEngine(Engine):
         """Return the model that shards of this one's keep ratio are trained in."""
         size = shard.keep_ratio if shard.terms else None  # without terms all layers are whole
         if size not in self._residents:
-            self._residents[size] = keep_memory_format(client_model(self.job.model, shard))
+            self._residents[size] = keep_memory_format(client_model(self.job.model, shard, residual=self.job.residual))
         return self._residents[size]

@@ -26,7 +26,16 @@ from train.data.dataset import problem_of
 from train.data.shares import Shares
 from train.engines import Job, Update
 from train.engines.sequential import SequentialEngine
-from train.federate.messages import NodeInfo, TrainRequest, config_text, norm_of, read_config, reply_record
+from train.federate.messages import (
+    RESIDUAL,
+    NodeInfo,
+    TrainRequest,
+    config_text,
+    norm_of,
+    read_config,
+    read_residual,
+    reply_record,
+)
 
 app = ClientApp()
 
@@ -48,8 +57,14 @@ def train(message: Message, context: Context) -> Message:
     request = TrainRequest.from_record(message.content)
     partition = partition_of(context.node_config)
     torch.set_num_threads(request.config.threads)
-    engine = SequentialEngine(make_job(request.config, context.node_config))
-    request = replace(request, shard=request.shard.to(find_device(request.config.device)))
+    device, residual = find_device(request.config.device), request.residual
+    if residual is not None:
+        context.state[RESIDUAL] = message.content[RESIDUAL]
+    elif request.shard.residual and RESIDUAL in context.state:
+        residual = read_residual(context.state)
+    job = make_job(request.config, context.node_config)
+    engine = SequentialEngine(job if residual is None else replace(job, residual=residual.to(device)))
+    request = replace(request, shard=request.shard.to(device))
     update = engine.train_client(partition, request.shard, request.round, request.lr)
     if SAMPLERS[request.config.clients.sampler.name].needs_norms and update.shard is not None:
         return Message(store_update(context.state, request, update), reply_to=message)

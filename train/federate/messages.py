@@ -14,7 +14,7 @@ from flwr.common.constant import ErrorCode
 from pydantic import Field, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
-from sharding import Shard
+from sharding import Residual, Shard
 from sharding.errors import UserError
 from sharding.failures import FailureError, Kind, one_line
 from sharding.shard import update_norm
@@ -22,22 +22,31 @@ from train.config.schema import Config, check_config
 from train.engines import Update
 
 STYPE = "spectral-sharding.shard"  # how to read an array's bytes; Flower does not look at them
+RESIDUAL = "residual"  # the record of the residual, in a message and in a node's state
 UPLOAD = "train.upload"  # the kind of message that asks a node for the update it keeps
 
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """A node's task in a round."""
+    """A node's task in a round.
+
+    Attributes:
+        residual: that the shard needs, if the node may lack it; the node keeps it.
+    """
 
     config: Config
     shard: Shard
     round: int
     lr: float
+    residual: Residual | None = None
 
     def to_record(self) -> RecordDict:
         """Return the content of a message."""
         values = {"round": self.round, "lr": self.lr, "config": config_text(self.config)}
-        return RecordDict({"shard": pack(self.shard), "values": ConfigRecord(values)})
+        record = RecordDict({"shard": pack(self.shard), "values": ConfigRecord(values)})
+        if self.residual is not None:
+            record[RESIDUAL] = pack(self.residual)
+        return record
 
     @classmethod
     def from_record(cls, content: RecordDict) -> Self:
@@ -46,8 +55,9 @@ class TrainRequest:
         Raises:
             UserError: `to_record` did not make it.
         """
-        values = content["values"]
-        return cls(read_config(values["config"]), unpack(content["shard"]), values["round"], values["lr"])
+        values, shard = content["values"], unpack(content["shard"])
+        residual = read_residual(content) if RESIDUAL in content else None
+        return cls(read_config(values["config"]), shard, values["round"], values["lr"], residual)
 
 
 @checked(frozen=True, config={"strict": True})
@@ -137,8 +147,17 @@ def read_config(text: str) -> Config:
     return check_config(json.loads(text))
 
 
-def pack(shard: Shard) -> ArrayRecord:
-    """Return a shard as one array."""
+def read_residual(content: RecordDict) -> Residual:
+    """Return the residual of a message, or of a node's state.
+
+    Raises:
+        UserError: there is none, or it is spoiled.
+    """
+    return Residual.from_bytes(part_of(content, RESIDUAL, ArrayRecord)["shard"].data)
+
+
+def pack(shard: Shard | Residual) -> ArrayRecord:
+    """Return a shard or a residual as one array."""
     data = shard.to_bytes()
     return ArrayRecord({"shard": Array("uint8", (len(data),), STYPE, data)})
 

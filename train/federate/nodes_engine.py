@@ -30,6 +30,7 @@ class NodesEngine(Engine):
     def __init__(self, nodes: Nodes, job: Job) -> None:
         self._nodes, self._job, self._device = nodes, job, job.device
         self._config = nodes.config.model_copy(update={"local": job.local})
+        self._with_residual: set[Client] = set()  # the clients that have trained with it, and so keep it
 
     def train(self, plan: Plan, round: int, lr: float) -> Updates:
         """Yield the clients' updates in the order of the plan, whatever the order of the replies.
@@ -65,7 +66,8 @@ class NodesEngine(Engine):
 
     def _orders(self, plan: Plan, round: int, lr: float) -> Iterator[tuple[Client, RecordDict]]:
         for client, shard in plan.shards():
-            yield client, TrainRequest(self._config, shard, round, self._job.lr(client, lr)).to_record()
+            residual = self._job.residual if shard.residual and client not in self._with_residual else None
+            yield client, TrainRequest(self._config, shard, round, self._job.lr(client, lr), residual).to_record()
 
     def _exchange(
         self,
@@ -97,7 +99,9 @@ class NodesEngine(Engine):
                 if reply is None:
                     raise FailureError(Kind.LATE, f"no reply within {timeout:g} s")
                 yield client, read(content_of(reply))
+                self._with_residual.add(client)
             except UserError as error:
+                self._with_residual.discard(client)  # it may have lost it
                 yield client, Failure.of(error)
 
     def _here(self, answer: Update | Failure) -> Update:

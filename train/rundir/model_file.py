@@ -17,7 +17,9 @@ from torch.nn.modules.module import (
 from torch.nn.parameter import is_lazy
 
 from models import build_model
+from sharding import merge
 from sharding.errors import UserError
+from sharding.layers import FactorizedLayer
 from train.config.schema import Config
 from train.experiment import Task
 from train.rundir.checkpoint import cpu_copies, metadata_of
@@ -30,7 +32,7 @@ SLACK = 10  # times the file's size that a model may take while it is built
 
 
 def save_model(path: Path, model: nn.Module, rounds: int, tasks: Mapping[str, Task]) -> None:
-    """Write the weights of a model under their own names, with the sizes that `read_model` needs.
+    """Write the dense weights of a model under their own names, with the sizes that `read_model` needs.
 
     Args:
         path: of the file.
@@ -45,6 +47,8 @@ def save_model(path: Path, model: nn.Module, rounds: int, tasks: Mapping[str, Ta
         name: {"input_shape": task.dataset.input_shape, "num_classes": task.dataset.num_classes}
         for name, task in tasks.items()
     }
+    if any(isinstance(part, FactorizedLayer) for part in model.modules()):
+        model = merge(model)
     state = cpu_copies(model.state_dict())
     write_atomically(path, safetensors.torch.save(state, {KEY: json.dumps({"rounds": rounds, "sizes": sizes})}))
 
