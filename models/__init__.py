@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 from torch import nn
 
 from sharding.errors import UserError, pick, shown
 
-__all__ = ["MODELS", "build_model"]
+__all__ = ["MODELS", "build_model", "load_pretrained"]
 
 # The builder of a model, or its dotted name, imported on demand since importing timm takes seconds.
 MODELS: dict[str, str | Callable[..., nn.Module]] = {
@@ -17,7 +18,11 @@ MODELS: dict[str, str | Callable[..., nn.Module]] = {
     "gru": "models.gru.GRU",
     "mlp": "models.small.MLP",
     "cnn": "models.small.CNN",
+    "transformers": "models.pretrained.build_transformer",
+    "timm": "models.pretrained.build_timm",
 }
+# What loads pretrained weights into such a model; a file of named tensors is loaded into all others.
+LOADERS = {"transformers": "models.pretrained.load_transformer", "timm": "models.pretrained.load_timm"}
 
 
 def build_model(name: str, *, input_shape: tuple[int, ...], num_classes: int, **options: object) -> nn.Module:
@@ -34,10 +39,27 @@ def build_model(name: str, *, input_shape: tuple[int, ...], num_classes: int, **
             module.
     """
     build = pick(MODELS, name, "model")
-    if isinstance(build, str):
-        module, _, attribute = build.rpartition(".")
-        build = getattr(import_module(module), attribute)
-    model = build(input_shape, num_classes, **options)
+    model = (_import(build) if isinstance(build, str) else build)(input_shape, num_classes, **options)
     if not isinstance(model, nn.Module):
         raise UserError(f"the model {name} is {shown(model)}; its function must return an nn.Module")
     return model
+
+
+def load_pretrained(name: str, model: nn.Module, weights: str) -> None:
+    """Load pretrained weights into a model, in place, and log what was loaded and what is new.
+
+    Args:
+        name: a key of `MODELS`.
+        model: that `build_model` has built.
+        weights: a file of named tensors; for `transformers` a folder or an id on the hub; for `timm` a file or `hub`.
+
+    Raises:
+        UserError: the weights cannot be read, or are of another model.
+    """
+    _import(LOADERS.get(name, "models.pretrained.load_weights"))(model, weights)
+
+
+def _import(path: str) -> Callable[..., Any]:
+    module, _, attribute = path.rpartition(".")
+    function: Callable[..., Any] = getattr(import_module(module), attribute)
+    return function

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from models import build_model
+from models import build_model, load_pretrained
 from sharding import Server, ShardPlanner, Strategy, factorize, iterate_average, merge
 from sharding.client_sampling import Population, Profiles, Sampler, TaskSampler
 from sharding.designs import fit
@@ -122,7 +122,17 @@ def first_model(config: Config, dataset: Dataset, strategy: Strategy, most: floa
     ratio = 1.0 if strategy.allocate is None else strategy.keep_ratio or most
     if config.residual is not None:
         return dense, factorize(model, ratio, residual=config.residual)
-    return dense, merge(factorize(model, ratio)) if config.init == "low_rank" and ratio < 1 else model
+    if config.init == "as_built" or ratio == 1:
+        return dense, model
+    small = factorize(model, ratio)
+    if config.model.weights is not None:
+        report: Any = small.factorize_report
+        lost = 100 * (1 - np.mean([layer.energy for layer in report.layers.values()]))
+        raise UserError(
+            f"init=low_rank would cut off {lost:.0f} % of the energy of the pretrained layers, for good; set "
+            "residual=int4, which keeps the rest on the clients, frozen, or init=as_built"
+        )
+    return dense, merge(small)
 
 
 def check_fit(name: str, model: nn.Module, dataset: Dataset) -> None:
@@ -210,15 +220,24 @@ def dense_nbytes(model: nn.Module) -> int:
     return ShardPlanner("dense").nbytes(model, 1.0)
 
 
-def make_model(config: Config, dataset: Dataset) -> nn.Module:
-    """Build the server's model; its initial weights depend only on `data_seed`."""
+def make_model(config: Config, dataset: Dataset, pretrained: bool = True) -> nn.Module:
+    """Build the server's model; its initial weights depend only on `data_seed` and on the configured weights.
+
+    Args:
+        config: of the run.
+        dataset: the model's inputs and classes.
+        pretrained: False leaves out the configured weights, for a structure.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(config.seed_of_data, "model"))
         name, options = config.model.name, config.model.options
         try:
-            return build_model(name, input_shape=dataset.input_shape, num_classes=dataset.num_classes, **options)
+            model = build_model(name, input_shape=dataset.input_shape, num_classes=dataset.num_classes, **options)
         except (RuntimeError, MemoryError, OverflowError) as error:
             raise UserError(f"the model {name} with {shown(options)} cannot be built: {error}") from error
+        if pretrained and config.model.weights is not None:
+            load_pretrained(name, model, config.model.weights)
+        return model
 
 
 def partition_indices(config: Config, dataset: Dataset) -> Partition:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
@@ -37,7 +37,19 @@ class ModelConfig(Part):
 
     registry = Registry("model", MODELS, 2)
     name: str
-    """A model: `resnet18_gn`, `cct_6_3x2`, `gpt_tiny`, `gru`, `mlp`, `cnn` or your own."""
+    """A model: `resnet18_gn`, `cct_6_3x2`, `gpt_tiny`, `gru`, `mlp`, `cnn`, one of `transformers` or `timm`, or your
+    own.
+    """
+    weights: str | None = None
+    """Pretrained weights: a file of named tensors (safetensors, or torch's).
+
+    For `transformers` a folder or an id on the Hugging Face hub; for `timm` a file, or `hub` for its own.
+    """
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of the function or class."""
+        return super().options | ({"weights": self.weights} if self.takes("weights") else {})
 
 
 class PartitionConfig(Part):

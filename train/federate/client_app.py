@@ -101,7 +101,7 @@ def make_job(config: Config, settings: Mapping[str, Any]) -> Job:
     dataset, data = open_data(config, settings)
     device = find_device(config.device)
     with init_empty():
-        model = make_model(config, dataset)
+        model = make_model(config, dataset, pretrained=False)
     clip = config.local.clip if get_strategy(config.strategy).clips else None
     return Job(model, {partition_of(settings): data.to(device)}, dataset, config.local, clip, config.seed)
 

@@ -1,0 +1,237 @@
+"""Pretrained models: Hugging Face's transformers and timm's image models, and weights of a file for any model.
+
+What was loaded is logged: how many tensors, which of the model's have no values in the file and start at random, such
+as the head for other classes, and which of the file the model does not have.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from sharding.errors import UserError, few
+from sharding.failures import one_line
+
+log = logging.getLogger(__name__)
+
+SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
+
+
+class Transformer(nn.Module):
+    """A model of transformers that maps token ids to logits.
+
+    Args:
+        model: with a head, as transformers' Auto classes make it.
+        pad_token_id: the id that pads texts, which are then masked; None where nothing is padded.
+    """
+
+    def __init__(self, model: nn.Module, pad_token_id: int | None) -> None:
+        super().__init__()
+        self.model = model
+        self.pad_token_id = pad_token_id
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Map token ids (batch, length) to logits (batch, classes) or (batch, length, vocabulary)."""
+        mask = None if self.pad_token_id is None else (ids != self.pad_token_id).long()
+        logits: Tensor = self.model(input_ids=ids, attention_mask=mask).logits
+        return logits
+
+
+TASKS = {"sequence_classification": "AutoModelForSequenceClassification", "causal_lm": "AutoModelForCausalLM"}
+
+
+def build_transformer(
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    weights: str | None = None,
+    task: Literal["sequence_classification", "causal_lm"] = "sequence_classification",
+    train_embeddings: bool = False,
+) -> Transformer:
+    """Build a model of transformers, in float32, with frozen embeddings.
+
+    Args:
+        input_shape: (length,) of token ids.
+        num_classes: number of classes, or of token ids.
+        weights: folder of the model, as `save_pretrained` writes it, or its id on the Hugging Face hub. Only its
+            `config.json` is read here; `load_transformer` loads the weights.
+        task: what its head predicts.
+        train_embeddings: also train the embeddings, which are then sent in every round.
+
+    Raises:
+        UserError: transformers is not installed, the folder has no such model, or the texts are longer than the model
+            can read.
+    """
+    transformers = _import("transformers")
+    if weights is None:
+        raise UserError("the model transformers needs model.weights=…, a folder or an id on the Hugging Face hub")
+    if len(input_shape) != 1:
+        raise UserError(f"the model transformers reads token ids (length,), not inputs of shape {input_shape}")
+    options = {"num_labels": num_classes} if task == "sequence_classification" else {}
+    with _reading(weights, task):
+        config = transformers.AutoConfig.from_pretrained(weights, **options)
+        longest = getattr(config, "max_position_embeddings", None)
+        if longest is not None and input_shape[0] > longest:
+            raise UserError(f"data.max_length={input_shape[0]} must be at most {longest}, the model's positions")
+        if config.pad_token_id is None:  # as the texts are padded
+            config.pad_token_id = config.eos_token_id
+        model = getattr(transformers, TASKS[task]).from_config(config, dtype=torch.float32)
+    _freeze_embeddings(model, train_embeddings)
+    return Transformer(model, config.pad_token_id if task == "sequence_classification" else None)
+
+
+def load_transformer(model: nn.Module, weights: str) -> None:
+    """Load the weights of a folder or of the hub into a model that `build_transformer` built for it.
+
+    Raises:
+        UserError: they cannot be read.
+    """
+    assert isinstance(model, Transformer)
+    built, embeddings = model.model, [layer for layer in model.modules() if isinstance(layer, nn.Embedding)]
+    with _reading(weights, type(built).__name__):
+        loaded, report = type(built).from_pretrained(  # type: ignore[attr-defined]  # of transformers' base class
+            weights, config=built.config, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
+        )
+    _freeze_embeddings(loaded, any(layer.weight.requires_grad for layer in embeddings))
+    model.model = loaded
+    other = sorted(entry[0] if isinstance(entry, tuple) else entry for entry in report["mismatched_keys"])
+    new = sorted({*report["missing_keys"]} - {*other})
+    count = len(loaded.state_dict()) - len(new) - len(other)
+    if count == 0:
+        raise UserError(f"model.weights={weights} has no tensor of a {type(built).__name__}; give another folder")
+    _tell(weights, count, new, other, sorted(report["unexpected_keys"]))
+
+
+def build_timm(
+    input_shape: tuple[int, ...], num_classes: int, *, architecture: str, image_size: int | None = None
+) -> nn.Module:
+    """Build an image model of timm, with random weights.
+
+    Args:
+        input_shape: (channels, height, width).
+        num_classes: number of classes.
+        architecture: a name in `timm.list_models()`, with the tag of the weights if they are timm's.
+        image_size: height and width, for models that know them, such as vision transformers.
+
+    Raises:
+        UserError: timm is not installed, or has no such model for these images.
+    """
+    return _create_timm(architecture, input_shape[0], num_classes, image_size, pretrained=False)
+
+
+def load_timm(model: nn.Module, weights: str) -> None:
+    """Load timm's own weights of the model's architecture (`hub`), or those of a file.
+
+    Raises:
+        UserError: they cannot be read, or are of another model.
+    """
+    if weights != "hub":
+        return load_weights(model, weights)
+    config: Any = model.pretrained_cfg
+    architecture = f"{config['architecture']}.{config['tag']}" if config["tag"] else config["architecture"]
+    return load_state(model, _create_timm(architecture, None, None, None, pretrained=True).state_dict(), architecture)
+
+
+def load_weights(model: nn.Module, weights: str) -> None:
+    """Load what fits from a file of named tensors into a model.
+
+    Args:
+        model: changed in place.
+        weights: a safetensors file, or one that `torch.save` wrote of tensors only.
+
+    Raises:
+        UserError: the file cannot be read, or is of another model.
+    """
+    load_state(model, _read_tensors(Path(weights)), weights)
+
+
+def load_state(model: nn.Module, values: Mapping[str, Tensor], source: str) -> None:
+    """Load the tensors that fit a model, and log what does not.
+
+    Raises:
+        UserError: less than half of the model's parameters have a value.
+    """
+    state, parameters = model.state_dict(), dict(model.named_parameters())
+    fitting = {name: value for name, value in values.items() if name in state and state[name].shape == value.shape}
+    other = [name for name in values if name in state and name not in fitting]
+    new, unused = [name for name in state if name not in values], [name for name in values if name not in state]
+    loaded = sum(parameters[name].numel() for name in fitting if name in parameters)
+    if loaded * 2 < sum(part.numel() for part in parameters.values()):
+        raise UserError(
+            f"model.weights={source} is of another model: {len(fitting)} of its {len(values)} tensors fit. It has "
+            f"{few(list(values))}; the model has {few(list(state))}"
+        )
+    model.load_state_dict(fitting, strict=False)
+    _tell(source, len(fitting), new, other, unused)
+
+
+def _read_tensors(path: Path) -> Mapping[str, Tensor]:
+    if path.suffix not in SUFFIXES:
+        raise UserError(f"model.weights={path} is no file of weights; its name ends in one of {', '.join(SUFFIXES)}")
+    try:
+        if path.suffix == ".safetensors":
+            return safetensors.torch.load_file(path)
+        values = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # readers raise many kinds of errors
+        raise UserError(f"model.weights={path} cannot be read: {one_line(error) or type(error).__name__}") from error
+    values = values.get("state_dict", values) if isinstance(values, dict) else values
+    if not isinstance(values, dict) or not all(isinstance(value, Tensor) for value in values.values()):
+        raise UserError(f"model.weights={path} holds a {type(values).__name__}, not named tensors (model.state_dict())")
+    return values
+
+
+def _tell(source: object, loaded: int, new: Sequence[str], other: Sequence[str], unused: Sequence[str]) -> None:
+    told = [f"loaded {loaded} tensors of {source}"]
+    told += [f"new: {few(list(new))}"] if new else []
+    told += [f"of another shape, so new: {few(list(other))}"] if other else []
+    told += [f"not in the model: {few(list(unused))}"] if unused else []
+    log.info("%s", "; ".join(told))
+
+
+def _create_timm(
+    architecture: str, channels: int | None, num_classes: int | None, image_size: int | None, pretrained: bool
+) -> nn.Module:
+    options = {"in_chans": channels, "num_classes": num_classes, "img_size": image_size}
+    given = {key: value for key, value in options.items() if value is not None}
+    try:
+        model: nn.Module = _import("timm").create_model(architecture, pretrained=pretrained, **given)
+    except (RuntimeError, OSError, ValueError, TypeError) as error:
+        raise UserError(f"timm cannot make model.architecture={architecture}: {one_line(error)}") from error
+    return model
+
+
+def _freeze_embeddings(model: nn.Module, train: bool) -> None:
+    for layer in model.modules():
+        if isinstance(layer, nn.Embedding):
+            layer.weight.requires_grad_(train)
+
+
+def _import(package: str) -> Any:
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise UserError(f"the model {package} needs a package: pip install {package} ({error})") from error
+
+
+@contextmanager
+def _reading(weights: str, what: str) -> Iterator[None]:
+    """Keep transformers quiet, and turn its errors into one line."""
+    logs = _import("transformers").utils.logging
+    verbosity = logs.get_verbosity()
+    logs.set_verbosity_error()
+    logs.disable_progress_bar()
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # readers raise many kinds of errors
+        reason = one_line(error) or type(error).__name__
+        raise UserError(f"model.weights={weights} cannot be read for {what}: {reason}") from error
+    finally:
+        logs.set_verbosity(verbosity)

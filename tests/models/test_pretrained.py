@@ -1,0 +1,139 @@
+"""Pretrained weights: of transformers' folders, timm's models and files; what is loaded, and what does not fit."""
+
+import logging
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from models import build_model, load_pretrained
+from sharding import init_empty
+from sharding.errors import UserError
+
+
+def bert(folder, num_labels=2, **sizes):
+    """Write a small BERT to a folder, and return it."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24} | sizes
+    config = transformers.BertConfig(
+        vocab_size=30, max_position_embeddings=12, num_labels=num_labels, attn_implementation="eager", **sizes
+    )
+    torch.manual_seed(1)
+    model = transformers.BertForSequenceClassification(config)
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+def load(name, source, shape, num_classes, **options):
+    if name == "transformers":
+        options |= {"weights": str(source)}
+    model = build_model(name, input_shape=shape, num_classes=num_classes, **options)
+    load_pretrained(name, model, str(source))
+    return model.eval()
+
+
+def test_transformer_of_a_folder_computes_what_it_did_and_ignores_padding(tmp_path):
+    reference, ids = bert(tmp_path, num_labels=3), torch.tensor([[2, 7, 9, 0, 0, 0]])
+    model = load("transformers", tmp_path, (6,), 3)
+    expected = reference(input_ids=ids[:, :3]).logits
+    torch.testing.assert_close(model(ids), expected, rtol=1e-5, atol=1e-6)
+    assert {name for name, part in model.named_parameters() if not part.requires_grad} == {
+        f"model.bert.embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")
+    }
+
+
+def test_transformer_for_other_classes_has_a_new_head_and_says_so(tmp_path, caplog):
+    bert(tmp_path, num_labels=3)
+    with caplog.at_level(logging.INFO):
+        model = load("transformers", tmp_path, (6,), 5)
+    assert model(torch.ones(2, 6, dtype=torch.int64)).shape == (2, 5)
+    assert "of another shape, so new: classifier.bias, classifier.weight" in caplog.text
+
+
+def test_transformer_for_causal_lm_predicts_the_vocabulary(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(vocab_size=40, n_positions=16, n_embd=16, n_layer=1, n_head=2)
+    reference = transformers.GPT2LMHeadModel(config).eval()
+    reference.save_pretrained(tmp_path)
+    ids = torch.randint(40, (2, 8))
+    model = load("transformers", tmp_path, (8,), 40, task="causal_lm", train_embeddings=True)
+    torch.testing.assert_close(model(ids), reference(ids).logits, rtol=1e-5, atol=1e-6)
+    assert all(part.requires_grad for part in model.parameters())
+
+
+def test_transformer_that_cannot_be_loaded_raises_one_line(tmp_path):
+    bert(tmp_path / "bert")
+    (tmp_path / "empty").mkdir()
+    for weights, shape, message in (
+        (tmp_path / "empty", (6,), "model.weights=.*empty cannot be read"),
+        (tmp_path / "bert", (13,), "data.max_length=13 must be at most 12, the model's positions"),
+        (tmp_path / "bert", (3, 8, 8), "reads token ids"),
+    ):
+        with pytest.raises(UserError, match=message) as caught:
+            build_model("transformers", input_shape=shape, num_classes=2, weights=str(weights))
+        assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match=r"needs model.weights=…"):
+        build_model("transformers", input_shape=(6,), num_classes=2)
+    (tmp_path / "bert/model.safetensors").write_bytes(b"\x08" + bytes(20))
+    with pytest.raises(UserError, match=r"model.weights=.*bert cannot be read for BertForSequenceClassification"):
+        load("transformers", tmp_path / "bert", (6,), 2)
+
+
+def test_structure_of_a_transformer_without_values_reads_only_its_config(tmp_path):
+    bert(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with init_empty():
+        model = build_model("transformers", input_shape=(6,), num_classes=2, weights=str(tmp_path))
+    assert all(part.is_meta for part in model.parameters())
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_weights_of_a_file_are_loaded_and_what_is_new_is_told(tmp_path, caplog, suffix):
+    torch.manual_seed(0)
+    path = tmp_path / f"weights{suffix}"
+    source = build_model("mlp", input_shape=(8,), num_classes=4, hidden=[16]).state_dict()
+    save = safetensors.torch.save_file if suffix == ".safetensors" else torch.save
+    save(source | {"extra": torch.ones(2)}, path)
+    with caplog.at_level(logging.INFO):
+        model = load("mlp", path, (8,), 7, hidden=[16])
+    assert torch.equal(model[1].weight, source["1.weight"])
+    assert f"loaded 2 tensors of {path}; of another shape, so new: 3.weight, 3.bias; not in the model: extra" in (
+        caplog.text.replace("3.bias, 3.weight", "3.weight, 3.bias")
+    )
+
+
+def test_weights_of_another_model_or_file_raise_one_line(tmp_path):
+    other = tmp_path / "other.safetensors"
+    safetensors.torch.save_file({"blocks.0": torch.ones(3)}, other)
+    (tmp_path / "text.pt").write_text("text")
+    (tmp_path / "weights.csv").write_text("1")
+    torch.save([1, 2], tmp_path / "list.pt")
+    for path, message in (
+        (other, "is of another model: 0 of its 1 tensors fit. It has blocks.0; the model has 1.weight"),
+        (tmp_path / "text.pt", "cannot be read"),
+        (tmp_path / "none.safetensors", "cannot be read"),
+        (tmp_path / "weights.csv", "is no file of weights; its name ends in one of .safetensors"),
+        (tmp_path / "list.pt", "holds a list, not named tensors"),
+    ):
+        with pytest.raises(UserError, match=message) as caught:
+            load("mlp", path, (8,), 4)
+        assert "\n" not in str(caught.value)
+
+
+def test_timm_model_loads_a_file_for_other_classes(tmp_path):
+    timm = pytest.importorskip("timm")
+    source = timm.create_model("resnet10t", num_classes=5, in_chans=1)
+    safetensors.torch.save_file(source.state_dict(), tmp_path / "weights.safetensors")
+    model = load("timm", tmp_path / "weights.safetensors", (1, 32, 32), 3, architecture="resnet10t")
+    assert model(torch.zeros(2, 1, 32, 32)).shape == (2, 3)
+    assert torch.equal(model.conv1[0].weight, source.conv1[0].weight)
+    with pytest.raises(UserError, match=r"timm cannot make model.architecture=resnet9000"):
+        build_model("timm", input_shape=(1, 8, 8), num_classes=2, architecture="resnet9000")
+
+
+def test_transformer_without_the_package_names_it(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    with pytest.raises(UserError, match="the model transformers needs a package: pip install transformers"):
+        build_model("transformers", input_shape=(6,), num_classes=2, weights="x")
+    assert isinstance(build_model("mlp", input_shape=(6,), num_classes=2), nn.Module)
