@@ -127,6 +127,14 @@ class ShardPlanner:
         """Return the bytes of a shard of this keep ratio in round 0, from the model's shapes alone.
 
         Raises:
+            UserError: as `template`.
+        """
+        return self.template(model, keep_ratio).nbytes
+
+    def template(self, model: nn.Module, keep_ratio: float) -> Shard:
+        """Return a shard of this keep ratio in round 0 on the `meta` device: names, types and shapes, without a draw.
+
+        Raises:
             UserError: as `plan`, except that no value is read.
         """
         _check_keep_ratios({0: keep_ratio})
@@ -143,7 +151,7 @@ class ShardPlanner:
             terms[name] = Terms(indices, new(form.blocks * form.rows, n), new(form.blocks * form.columns, n), new(n))
         frozen = frozen_names(model, layers, dense)
         digest = Residual.of(model, layers).digest
-        return Shard(terms, dense, ratio, frozen, f"0-{0:016x}", self.compression, residual=digest).nbytes
+        return Shard(terms, dense, ratio, frozen, f"0-{0:016x}", self.compression, residual=digest)
 
     def residual(self, model: nn.Module) -> Residual:
         """Return what each client needs once, besides its shards; without tensors where nothing is frozen."""

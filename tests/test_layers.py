@@ -24,7 +24,7 @@ LAYERS = {
         {"data"},
         {"config", "metrics"},
         {"clock", "engines", "history"},
-        {"experiment"},
+        {"client_memory", "experiment"},
         {"evaluation", "fedavg_reference", "multi_model", "rundir"},
         {"assembly", "frame"},
         {"__init__"},

@@ -86,7 +86,9 @@ def build_experiment(
     """
     set_stage(f"building {config.model.name}")
     planner = make_planner(config)
-    dense, model = first_model(config, dataset, planner.strategy, max(keep_ratios.values()))
+    built = make_model(config, dataset).to(dataset.test.targets.device)
+    check_fit(config.model.name, built, dataset)
+    dense, model = dense_nbytes(built), first_model(config, built, planner.strategy, max(keep_ratios.values()))
     clip = config.local.clip if planner.strategy.clips else None
     nbytes = {ratio: planner.nbytes(model, ratio) for ratio in set(keep_ratios.values())}
     costs = {client: nbytes[ratio] / dense for client, ratio in keep_ratios.items()}
@@ -105,25 +107,19 @@ def build_experiment(
     return Experiment(config, {config.name: task}, sampler)
 
 
-def first_model(config: Config, dataset: Dataset, strategy: Strategy, most: float) -> tuple[int, nn.Module]:
-    """Build the server's model, on the data's device; with `init=low_rank` of the rank that `most`, an r, allows.
+def first_model(config: Config, model: nn.Module, strategy: Strategy, most: float) -> nn.Module:
+    """Return the server's model; with `init=low_rank` of the rank that `most`, an r, allows.
 
     Strategies that send all terms start from the full-rank model. With a residual the model stays in factors.
 
-    Returns:
-        The bytes that dense FedAvg would send of it, and the model.
-
     Raises:
-        UserError: the model cannot train on the dataset, as `check_fit` says.
+        UserError: that would cut off a part of pretrained weights for good.
     """
-    model = make_model(config, dataset).to(dataset.test.targets.device)
-    check_fit(config.model.name, model, dataset)
-    dense = dense_nbytes(model)
     ratio = 1.0 if strategy.allocate is None else strategy.keep_ratio or most
     if config.residual is not None:
-        return dense, factorize(model, ratio, residual=config.residual)
+        return factorize(model, ratio, residual=config.residual)
     if config.init == "as_built" or ratio == 1:
-        return dense, model
+        return model
     small = factorize(model, ratio)
     if config.model.weights is not None:
         report: Any = small.factorize_report
@@ -132,7 +128,7 @@ def first_model(config: Config, dataset: Dataset, strategy: Strategy, most: floa
             f"init=low_rank would cut off {lost:.0f} % of the energy of the pretrained layers, for good; set "
             "residual=int4, which keeps the rest on the clients, frozen, or init=as_built"
         )
-    return dense, merge(small)
+    return merge(small)
 
 
 def check_fit(name: str, model: nn.Module, dataset: Dataset) -> None:

@@ -1,6 +1,7 @@
 """Inspect a configuration's clients and model without training."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,13 @@ from sharding.plan import Client
 from train.assembly import (
     assign_keep_ratios,
     dense_nbytes,
+    first_model,
     make_model,
     make_planner,
     partition_indices,
     read_dataset,
 )
+from train.client_memory import client_memory
 from train.config.schema import Config
 from train.data import Dataset
 from train.data.partition import class_counts
@@ -57,17 +60,23 @@ def _inspect(config: Config, name: str, into: Path) -> Iterator[str]:
 
 
 def _describe_model(config: Config, dataset: Dataset, keep_ratios: Mapping[Client, float]) -> Iterator[str]:
-    """Describe the model's size and, for each keep ratio, the size of a shard and its clients."""
-    model = make_model(config, dataset)
-    planner, dense = make_planner(config), dense_nbytes(model)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    """Describe the model's size and, for each keep ratio, a shard's bytes, a client's memory, and the clients."""
+    planner, built = make_planner(config), make_model(config, dataset)
+    parameters, dense = sum(parameter.numel() for parameter in built.parameters()), dense_nbytes(built)
+    model = first_model(config, built, planner.strategy, max(keep_ratios.values()))
+    residual, clip = planner.residual(model), config.local.clip if planner.strategy.clips else None
     size = f"{parameters:,} parameters, {dense:,} bytes"
     yield f"{config.model.name}: {size}; {config.strategy} shards {len(planner.sharded_layers(model))} layers"
+    if len(residual):
+        yield f"first contact: each client is sent {residual.nbytes:,} bytes once, which stay frozen"
     for ratio in sorted(set(keep_ratios.values())):
         nbytes = planner.nbytes(model, ratio)
         clients = [client for client in keep_ratios if keep_ratios[client] == ratio]
         share = f"{nbytes:,} bytes a shard, {100 * nbytes / dense:.1f} % of the model's"
         yield f"keep ratio {ratio:g}: {share}; {len(clients)} clients, {few(clients, NAMED)}"
+        memory = client_memory(planner, model, ratio, dataset, config.local, clip)
+        parts = ", ".join(f"{name} {size / 1e6:,.1f}" for name, size in asdict(memory).items())
+        yield f"  a client's tensors: {memory.total / 1e6:,.1f} MB ({parts}), batches of {config.local.batch_size}"
 
 
 def _spread(values: NDArray[np.int64]) -> str:
