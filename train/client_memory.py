@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sharding import Shard, ShardPlanner, client_model
-from sharding.shard import Terms
+from sharding import Shard, ShardPlanner
 from sharding.errors import UserError
+from sharding.shard import Terms
 from train.config.sections import LocalConfig
 from train.data import Dataset, Split
 from train.engines import Job
