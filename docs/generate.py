@@ -4,12 +4,14 @@ A part stands in a page between ``<!-- begin: NAME -->`` and ``<!-- end: NAME --
 `results/`, the reference from the code, so run this after either has changed.
 """
 
+import os
 import re
 import sys
 from argparse import ArgumentParser
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+os.environ["MPLBACKEND"] = "agg"  # a notebook's backend may not be installed here
 sys.path.insert(0, str(ROOT))  # `train` and `docs` run from a checkout
 
 from docs import reference, tables  # noqa: E402

@@ -7,14 +7,17 @@ plots each strategy's inclusion probabilities and multipliers against the terms'
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
 import numpy as np
+
+os.environ["MPLBACKEND"] = "agg"  # the picture goes to a file; a notebook's backend may not be installed here
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `train` runs from a checkout
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # `train` runs from a checkout
 
 from sharding import STRATEGIES, shardable_layers
 from sharding.factorization import num_terms

@@ -7,11 +7,15 @@ take seconds to make again; add `--only` for `beyond` and `beyond_shakespeare`, 
 """
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+
+os.environ["MPLBACKEND"] = "agg"  # pictures go to files; a notebook's backend may not be installed here
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # others may have packages of our names, as `models`
 
 from sharding.errors import UserError
 from studies import beyond, multi_task, options, uploads, wireless

@@ -2,8 +2,11 @@
 
 import argparse
 import csv
+import os
 from collections import defaultdict
 from pathlib import Path
+
+os.environ["MPLBACKEND"] = "agg"  # the picture goes to a file; a notebook's backend may not be installed here
 
 import matplotlib as mpl
 import numpy as np

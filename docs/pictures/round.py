@@ -1,8 +1,11 @@
 """Draws one round, `docs/pictures/round.svg`: python docs/pictures/round.py."""
 
 import argparse
+import os
 from collections.abc import Container, Iterable
 from pathlib import Path
+
+os.environ["MPLBACKEND"] = "agg"  # the picture goes to a file; a notebook's backend may not be installed here
 
 import matplotlib as mpl
 from matplotlib.axes import Axes

@@ -7,15 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models import MODELS
 from models.small import MLP
 from sharding import SAMPLERS, Sampler, UserError
 from tests.train.runs import task_of, tiny
 from train.assembly import assemble
+from train.config import schema
 from train.config.messages import RENAMED
 from train.config.parts import check_options
 from train.config.schema import check_config, flatten, load_config, merge
 from train.config.yaml_text import dump_yaml, in_yaml, parse_yaml, read_yaml
 from train.data.partition import PARTITIONS
+from train.sweep import grid_configs
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
@@ -137,6 +140,35 @@ def test_numbers_of_yaml_1_1_have_their_decimal_value_in_files_and_overrides(tmp
     assert (config.seed, config.local.decay, config.name, config.model.options["dropout"]) == (8, 0.1, "on", 0.1)
     with pytest.raises(UserError, match="rounds='1:30'"):
         load_config(QUICKSTART, ["rounds=1:30"])
+
+
+SAME_EVERYWHERE = {
+    **{"010": 10, "008": 8, "0o10": 8, "1e-1": 0.1, "0x1f": 31, "'010'": "010", "1_000": 1000},
+    **{word: word for word in ("on", "off", "yes", "no", "1:30", "2020-01-02", "2020-01-02 03:04:05")},
+}
+
+
+@pytest.mark.parametrize(("text", "value"), SAME_EVERYWHERE.items())
+def test_value_in_a_file_a_recipe_an_override_and_a_grid_is_the_same(text, value, tmp_path, monkeypatch):
+    monkeypatch.setitem(MODELS, "echo", lambda input_shape, num_classes, value=None: None)
+    published = (schema.RECIPES / "tuned.yaml").read_text()
+    monkeypatch.setattr(schema, "RECIPES", tmp_path)
+    (tmp_path / "tuned.yaml").write_text(published)
+    file = tmp_path / "config.yaml"
+    without_model = "".join(line for line in QUICKSTART.read_text().splitlines(True) if not line.startswith("model"))
+
+    file.write_text(f"{without_model}\nmodel: {{name: echo, value: {text}}}\n")
+    in_file = load_config(file)
+    file.write_text(f"{without_model}\nmodel: echo\n")
+    in_override = load_config(file, [f"model.value={text}"])
+    (in_grid,) = grid_configs(file, [], [], None, [f"model.value={text}"])
+    file.write_text(without_model)
+    (tmp_path / "tuned.yaml").write_text(f"{published}\nmodel: {{name: echo, value: {text}}}\n")
+    schema._read_recipe.cache_clear()
+    in_recipe = load_config(file)
+    schema._read_recipe.cache_clear()
+    for config in (in_file, in_override, in_grid, in_recipe):
+        assert (config.model.options["value"], type(config.model.options["value"])) == (value, type(value))
 
 
 words = st.text("abenot01x.+-_~ α/", max_size=6)

@@ -110,7 +110,7 @@ PARQUETS = {
     "no label": (parquet_bytes(table([encoded()], [None], pa.int64())), "cannot read"),
     "words": (parquet_bytes(table([encoded()], ["cat"])), "train-0.parquet"),
     "fractions": (parquet_bytes(table([encoded()], [0.5])), "train-0.parquet"),
-    "no image": (parquet_bytes(table([None], [0])), "1 rows have no image"),
+    "no image": (parquet_bytes(table([None], [0])), "1 row has no image"),
     "image cut off": (parquet_bytes(table([encoded()[:60]], [0])), "cannot read"),
     "sizes": (parquet_bytes(table([encoded(), encoded(width=30)], [0, 1])), "an image has 30x32 pixels"),
     "a huge image": (parquet_bytes(table([encoded(9000, 9000)[:100]], [0])), "an image has 9000x9000 pixels"),

@@ -18,23 +18,38 @@ from train.data.images import read_parquet
 from train.data.shakespeare import load_shakespeare
 
 
-def command(folder, *words, **variables):
+def command(folder, *words, program=("-m", "train"), **variables):
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)} | variables
-    line = [sys.executable, "-m", "train", *words]
+    line = [sys.executable, *program, *words]
     return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_command_with_the_backend_of_a_notebook_runs(tmp_path):
-    backend = "module://a_backend_that_is_not_installed"
+PICTURES = ["docs/generate.py", "docs/pictures/result.py", "docs/pictures/round.py"]
+
+
+@pytest.mark.parametrize("backend", ["module://a_backend_that_is_not_installed", "inline"])
+def test_command_with_the_backend_of_a_notebook_runs(tmp_path, backend):
     done = command(tmp_path, "config", str(REPOSITORY / "configs/quickstart.yaml"), MPLBACKEND=backend)
     assert done.returncode == 0, done.stderr
 
 
-def test_command_where_another_models_comes_first_names_it(tmp_path):
-    (tmp_path / "models.py").write_text("")
-    done = command(tmp_path, "list")
-    assert done.returncode == 2
-    assert done.stderr == f"error: {tmp_path}/models.py is in the way of our package models; rename or move it\n"
+@pytest.mark.parametrize("script", [*PICTURES, "examples/inclusion_probabilities.py", "-m studies"])
+def test_script_with_the_backend_of_a_notebook_runs(tmp_path, script):
+    program = ("-m", "studies") if script == "-m studies" else (str(REPOSITORY / script),)
+    done = command(tmp_path, "--help", program=program, MPLBACKEND="inline")
+    assert done.returncode == 0, done.stderr
+
+
+PACKAGES = ["models", "sharding", "train", "studies", "examples"]
+
+
+@pytest.mark.parametrize(("program", "name"), [(a, b) for a in ("train", "studies") for b in PACKAGES if a != b])
+def test_command_where_a_package_of_our_name_comes_first_runs(tmp_path, program, name):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("raise SystemExit('not ours')")
+    words = ["list", "--import", "examples.own_strategy"] if program == "train" else ["--help"]
+    done = command(tmp_path, *words, program=("-m", program))
+    assert done.returncode == 0, done.stderr
 
 
 def test_import_of_a_module_of_another_package_names_the_package(tmp_path, monkeypatch):
@@ -64,6 +79,14 @@ def test_read_parquet_with_a_binary_column_reads_it(tmp_path, kind):
     parquet.write_table(pa.table({"img": column, "label": [0, 1]}), tmp_path / "a.parquet")
     images = read_parquet([tmp_path / "a.parquet"], "label", (3, 4, 4))
     assert (images.inputs.permute(0, 2, 3, 1).numpy() == IMAGES).all()
+
+
+@pytest.mark.parametrize(("missing", "reason"), [(1, "1 row has no image"), (2, "2 rows have no image")])
+def test_read_parquet_with_rows_without_an_image_counts_them(tmp_path, missing, reason):
+    column = pa.array([encode(IMAGES[0], "PNG"), *[None] * missing], pa.binary())
+    parquet.write_table(pa.table({"img": column, "label": [0] * (1 + missing)}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=reason):
+        read_parquet([tmp_path / "a.parquet"], "label", (3, 4, 4))
 
 
 def test_load_shakespeare_with_an_empty_client_gives_it_no_samples(tmp_path):

@@ -1,7 +1,7 @@
 """Read what users type and write values: YAML 1.2, in UTF-8, by one rule in files and on the command line.
 
-A plain scalar is null, a flag (true, false), a number or else a string (core schema of YAML 1.2). So 010 is ten, 1e-1
-is a tenth, and `on`, 1:30 and dates are strings.
+A plain scalar is null, a flag (true, false), a number or else a string (core schema of YAML 1.2, and 1_000 is a number,
+as in Python). So 010 is ten, 1e-1 is a tenth, and `on`, 1:30 and dates are strings.
 """
 
 from io import StringIO

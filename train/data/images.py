@@ -92,7 +92,8 @@ def _encoded(column: Any) -> list[bytes]:
     if not (types.is_binary(column.type) or types.is_large_binary(column.type)):
         raise ValueError(f"the images have the type {column.type}, not binary or struct<bytes: binary>")
     if column.null_count:
-        raise ValueError(f"{column.null_count} rows have no image")
+        rows = "1 row has" if column.null_count == 1 else f"{column.null_count} rows have"
+        raise ValueError(f"{rows} no image")
     files: list[bytes] = column.to_pylist()
     return files
 
