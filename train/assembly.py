@@ -62,8 +62,19 @@ def read_dataset(config: Config, **options: Any) -> Dataset:
         UserError: it is not there, or has fewer samples than are held out.
     """
     data = config.data
-    dataset = load_dataset(data.name, **data.options | options)
+    dataset = load_dataset(data.name, **data_options(config) | options)
     return dataset if data.holdout is None else checked(hold_out(dataset, data.holdout, config.seed_of_data))
+
+
+def data_options(config: Config) -> dict[str, Any]:
+    """Return the dataset's options; some that are not set follow from the model and the partition."""
+    model, data, scheme = config.model.options, config.data, config.data.partition
+    implied = {
+        "tokenizer": model.get("weights"),
+        "task": model.get("task"),
+        "client": scheme.options["column"] if scheme.name == "column" else None,
+    }
+    return {key: str(value) for key, value in implied.items() if value and data.takes(key)} | data.options
 
 
 def build_experiment(

@@ -31,7 +31,7 @@ def counts_of(data: Dataset, parts: list[np.ndarray]) -> np.ndarray:
     return class_counts(parts, data.train.targets.numpy(), data.num_classes)
 
 
-SPLITTING = sorted(set(PARTITIONS) - {"natural", "two_sizes", "power_law_classes"})
+SPLITTING = sorted(set(PARTITIONS) - {"natural", "column", "two_sizes", "power_law_classes"})
 
 
 @settings(max_examples=60)
@@ -59,11 +59,11 @@ def test_partition_gives_each_sample_to_one_client(scheme, labels, share, alpha,
 
 @pytest.mark.parametrize("scheme", PARTITIONS)
 def test_partition_with_another_seed_differs(scheme: str) -> None:
-    data, clients = balanced(1000), 1 if scheme == "natural" else 20
-    options = {"samples": 200} if scheme == "power_law_classes" else {}
+    data, clients = balanced(1000), 1 if scheme in ("natural", "column") else 20
+    options = {"power_law_classes": {"samples": 200}, "column": {"column": "author"}}.get(scheme, {})
     drawn = [partition(scheme, data, clients, np.random.default_rng(seed), **options) for seed in range(20)]
     drawn = {np.concatenate(parts).tobytes() for parts in drawn}
-    assert len(drawn) == (2 if scheme == "natural" else 20)
+    assert len(drawn) == (2 if scheme in ("natural", "column") else 20)
 
 
 @pytest.mark.parametrize("scheme", ["dirichlet", "pachinko"])

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
@@ -57,7 +57,8 @@ class PartitionConfig(Part):
 
     registry = Registry("partition", PARTITIONS, 3)
     name: str = "dirichlet"
-    """`dirichlet`, `iid`, `pachinko`, `natural`, `power_law`, `power_law_classes`, `two_sizes`, `shards` or your own.
+    """`dirichlet`, `iid`, `pachinko`, `natural`, `column`, `power_law`, `power_law_classes`, `two_sizes`, `shards` or
+    your own.
     """
 
 
@@ -67,13 +68,21 @@ class DataConfig(Part):
     options_kept = ("root", "download")
     registry = Registry("dataset", DATASETS, 0)
     name: str
-    """A dataset: `digits`, `cifar10`, `cifar100`, `mnist`, `tiny_imagenet`, `shakespeare`, `synthetic` or your own."""
+    """A dataset: `digits`, `cifar10`, `cifar100`, `mnist`, `tiny_imagenet`, `shakespeare`, `synthetic`, your
+    own `files`, or your own function.
+    """
     partition: PartitionConfig = Field(default_factory=PartitionConfig)
     holdout: int | None = Field(None, ge=1)
     """Number of random training samples that no client gets.
 
     Evaluations use them instead of the test set, for tuning.
     """
+
+    @model_validator(mode="after")
+    def _check_column(self) -> Self:
+        if self.partition.name == "column" and not self.takes("client"):
+            raise UserError(f"data.partition=column needs data=files, which has columns; {self.name} has none")
+        return self
 
 
 class SamplerConfig(Part):

@@ -6,6 +6,7 @@ from typing import Any
 
 from train.data.dataset import Dataset, Split, checked, default_root
 from train.data.digits import DIGITS, load_digits
+from train.data.files import load_files
 from train.data.shakespeare import empty_shakespeare, load_shakespeare
 from train.data.synthetic import SYNTHETIC, load_synthetic
 from train.data.vision import SOURCES, empty_images, load_images
@@ -17,6 +18,7 @@ DATASETS: dict[str, Callable[..., Dataset]] = {  # functions of their options
     "digits": load_digits,
     "shakespeare": load_shakespeare,
     "synthetic": load_synthetic,
+    "files": load_files,
     **{name: partial(load_images, name) for name in SOURCES},
 }
 

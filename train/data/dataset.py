@@ -69,6 +69,8 @@ class Dataset:
             class).
         natural: the training samples of each real-world client, where the data has such.
         coarse: (num_classes,) the superclass of each class, where the data has such.
+        class_names: (num_classes,) where the classes have names.
+        pad_token_id: id that fills the end of a row of token ids, if there is one; a model masks it.
         remarks: how the samples differ from the official ones; shown with every result.
     """
 
@@ -82,6 +84,8 @@ class Dataset:
     ignore_index: int = -100
     natural: Partition | None = None
     coarse: np.ndarray | None = None
+    class_names: tuple[str, ...] = ()
+    pad_token_id: int | None = None
     remarks: tuple[str, ...] = ()
 
     def to(self, device: torch.device | str) -> Dataset:
@@ -214,7 +218,7 @@ def flip(images: Tensor, generator: torch.Generator) -> Tensor:
     return torch.where(coins[..., None, None, None] < 0.5, images.flip(-1), images)
 
 
-def hold_out(dataset: Dataset, count: int, seed: int) -> Dataset:
+def hold_out(dataset: Dataset, count: int, seed: int, option: str | None = None) -> Dataset:
     """Return the dataset with `count` random samples of its training split in place of the test split.
 
     No client has them. Natural clients keep at least one sample, their first.
@@ -223,6 +227,7 @@ def hold_out(dataset: Dataset, count: int, seed: int) -> Dataset:
         dataset: as it was loaded.
         count: of samples, at least 1.
         seed: decides which.
+        option: what asked for that, for messages; by default `data.holdout`.
 
     Raises:
         UserError: that would leave nothing to train on.
@@ -231,9 +236,8 @@ def hold_out(dataset: Dataset, count: int, seed: int) -> Dataset:
     free = np.ones(len(dataset.train), dtype=bool)
     free[[0] if natural is None else [part[0] for part in natural if len(part)]] = False
     if count > free.sum():
-        raise UserError(
-            f"data.holdout={count} must be at most {free.sum()}, so that all clients of {dataset.name} train"
-        )
+        option = option or f"data.holdout={count}"
+        raise UserError(f"{option} must be at most {free.sum()}, so that all clients of {dataset.name} train")
     held_out = np.zeros(len(free), dtype=bool)
     held_out[generator(seed, "holdout").choice(np.flatnonzero(free), count, replace=False)] = True
     new_index = np.cumsum(~held_out) - 1  # of each sample that remains

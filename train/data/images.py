@@ -98,10 +98,19 @@ def _encoded(column: Any) -> list[bytes]:
     return files
 
 
-def decode(encoded: Iterable[bytes], shape: Shape) -> Tensor:
+def shape_of(file: bytes) -> Shape:
+    """Return the (channels, height, width) of an image file: one channel if it is gray, else three."""
+    from PIL import Image  # noqa: PLC0415 - heavy
+
+    with Image.open(BytesIO(file)) as image:
+        return (1 if image.mode in ("1", "L") else 3, image.height, image.width)
+
+
+def decode(encoded: Iterable[bytes], shape: Shape, resize: bool = False) -> Tensor:
     """Decode image files into a uint8 tensor (images, channels, height, width).
 
     The sizes that the files state are checked before their pixels are decoded: a small file may hold a huge image.
+    With `resize`, images of other sizes are stretched or shrunk, bilinearly.
 
     Raises:
         ValueError: an image has another size.
@@ -124,10 +133,13 @@ def decode(encoded: Iterable[bytes], shape: Shape) -> Tensor:
         parts = []
         for file in chunk:
             with opened(file) as image:
-                if image.size != (width, height):
+                if image.size != (width, height) and not resize:
                     size = "{}x{}".format(*image.size)
                     raise ValueError(f"an image has {size} pixels, not {width}x{height}")
-                parts.append((image if image.mode == mode else image.convert(mode)).tobytes())
+                converted = image if image.mode == mode else image.convert(mode)
+                if image.size != (width, height):
+                    converted = converted.resize((width, height), Image.Resampling.BILINEAR)
+                parts.append(converted.tobytes())
         return b"".join(parts)
 
     chunks = [encoded[start : start + CHUNK] for start in range(0, len(encoded), CHUNK)]

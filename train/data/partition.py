@@ -1,8 +1,8 @@
 """Partitions: disjoint, reproducible shares of the training samples, one per client.
 
-A partition has one ascending int64 index array per client. All schemes but `natural` and those of
-`train.data.quantity_skew` use every sample once, and all but these and `power_law` give equal sizes, up to one sample
-when the division leaves a remainder.
+A partition has one ascending int64 index array per client. All schemes but `natural`, `column`
+and those of `train.data.quantity_skew` use every sample once, and all but these and `power_law` give equal sizes, up to
+one sample when the division leaves a remainder.
 
 The non-IID schemes draw a distribution over classes for each client and then samples of those classes until the client
 is full. Samples are drawn without replacement, so a class can run out; the client's distribution is then restricted to
@@ -34,6 +34,8 @@ def partition(scheme: str, dataset: Dataset, num_clients: int, rng: np.random.Ge
     Raises:
         UserError: an option that this dataset does not allow, or more clients than it has samples (or natural clients).
     """
+    if not len(dataset.train):
+        raise UserError(f"{dataset.name} has no training samples to divide; name their files or folder")
     if not 1 <= num_clients <= len(dataset.train):
         raise UserError(f"clients.count={num_clients} must be 1 to {len(dataset.train)}, the samples of {dataset.name}")
     parts = [_indices(scheme, part) for part in PARTITIONS[scheme](dataset, num_clients, rng, **options)]
@@ -144,6 +146,21 @@ def natural(dataset: Dataset, num_clients: int, rng: np.random.Generator) -> Par
         raise UserError(f"clients.count={num_clients} is more than the {len(clients)} natural clients of the data")
     chosen = np.sort(rng.choice(len(clients), num_clients, replace=False))
     return [clients[client] for client in chosen]
+
+
+def by_column(dataset: Dataset, num_clients: int, rng: np.random.Generator, *, column: str) -> Partition:
+    """Make each value in a column of `files` a client; if fewer are needed, choose at random.
+
+    The program passes the column to the dataset, which groups its samples while it reads them.
+
+    Raises:
+        UserError: there are fewer values, or the samples are not from files.
+    """
+    if (clients := dataset.natural) is None:
+        raise UserError(f"{dataset.name} has no samples of clients in a column {shown(column)}; try iid")
+    if num_clients > len(clients):
+        raise UserError(f"clients.count={num_clients} is more than the {len(clients)} values in the column {column}")
+    return natural(dataset, num_clients, rng)
 
 
 def power_law(dataset: Dataset, num_clients: int, rng: np.random.Generator, *, alpha: float = 1.0) -> Partition:
@@ -263,6 +280,7 @@ PARTITIONS: dict[str, Callable[..., Partition]] = {
     "dirichlet": dirichlet,
     "pachinko": pachinko,
     "natural": natural,
+    "column": by_column,
     "power_law": power_law,
     "power_law_classes": power_law_classes,
     "two_sizes": two_sizes,

@@ -19,9 +19,9 @@ from sharding import init_empty
 from sharding.client_sampling import SAMPLERS
 from sharding.errors import UserError
 from sharding.strategies import get_strategy
-from train.assembly import assign_keep_ratios, find_device, make_model, partition_dataset, read_dataset
+from train.assembly import assign_keep_ratios, data_options, find_device, make_model, partition_dataset, read_dataset
 from train.config.schema import Config
-from train.data import Dataset, Split, empty_dataset
+from train.data import DATASETS, Dataset, Split, empty_dataset
 from train.data.dataset import problem_of
 from train.data.shares import Shares
 from train.engines import Job, Update
@@ -122,11 +122,14 @@ def open_data(config: Config, settings: Mapping[str, Any]) -> tuple[Dataset, Spl
     """Return the dataset without its samples, and the samples of this node.
 
     `data` in the node's configuration is a safetensors file with raw `inputs` and `targets`, as in `train.data.Split`.
+    With `data=files` on the server it is a file, a glob or a folder as that dataset reads them.
     Without it the node cuts its part out of the dataset that the server names, under `data-root` if that is set.
 
     Raises:
         UserError: a file or dataset is missing or invalid, or there are more nodes than clients.
     """
+    if "data" in settings and config.data.name == "files":
+        return read_files(config, str(settings["data"]))
     if "data" in settings:
         dataset, data = empty_dataset(config.data.name, **config.data.options), read_data(Path(str(settings["data"])))
         if problem := problem_of(dataset, data):
@@ -138,6 +141,20 @@ def open_data(config: Config, settings: Mapping[str, Any]) -> tuple[Dataset, Spl
         raise UserError(f"partition-id={partition} has no data; there are clients 0 to {len(shares) - 1}")
     data = shares[partition]
     return dataset, Split(data.inputs.clone(), data.targets.clone())
+
+
+def read_files(config: Config, paths: str) -> tuple[Dataset, Split]:
+    """Return the dataset `files` without its samples, and those that a node has in files of its own.
+
+    Raises:
+        UserError: they are missing or invalid, or the server does not name the classes, of which a node may lack some.
+    """
+    options = data_options(config)
+    if options.get("task") != "causal_lm" and "classes" not in options:
+        raise UserError(f"data={paths} may lack classes that others have; set data.classes=[…] at the server")
+    own = {"train": paths, "test": None, "test_fraction": 0.0, "root": None, "client": None}
+    dataset = DATASETS["files"](**options | own)
+    return dataset.without_samples(), dataset.train
 
 
 @lru_cache(maxsize=1)

@@ -1,0 +1,352 @@
+"""A user's own files: each format and column by hand, mistakes in one line, and the real newsgroups."""
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sharding.errors import UserError
+from train.assembly import partition_indices, read_dataset
+from train.cli.commands import main
+from train.config.schema import load_config
+from train.data import Dataset, load_dataset
+from train.data.partition import partition
+from train.data.rows import import_datasets
+from train.data.tokens import Tokenizer
+
+datasets = pytest.importorskip("datasets")
+transformers = pytest.importorskip("transformers")
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "d"]
+PAD, CLS, SEP, A, B, C, D = 0, 2, 3, 5, 6, 7, 8
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> str:
+    """Return the folder of a tokenizer with one id a letter."""
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS))
+    made = transformers.BertTokenizer(str(tmp_path / "vocab.txt"), model_max_length=8)
+    made.save_pretrained(tmp_path / "tokenizer")
+    return str(tmp_path / "tokenizer")
+
+
+@pytest.fixture
+def load(tmp_path: Path, tokenizer: str) -> Callable[..., Dataset]:
+    """Return a function that loads files of the test's folder, of rows of four ids."""
+
+    def read(**options: Any) -> Dataset:
+        given = {"train": "train.csv", "test": "test.csv"} | options
+        return load_dataset("files", **{"root": tmp_path, "tokenizer": tokenizer, "max_length": 4} | given)
+
+    return read
+
+
+def write(path: Path, rows: Sequence[Sequence[Any]], names: Sequence[str] = ("text", "label")) -> None:
+    """Write rows in the format that the file's name says."""
+    records = [dict(zip(names, row, strict=True)) for row in rows]
+    if path.suffix == ".parquet":
+        datasets.Dataset.from_list(records).to_parquet(path)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(records))
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    else:
+        with path.open("w", newline="") as file:
+            csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",").writerows([names, *rows])
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "json", "jsonl", "parquet"])
+def test_files_of_each_format_are_padded_ids_and_sorted_classes(suffix, tmp_path, load):
+    write(tmp_path / f"train.{suffix}", [("a", "x"), ("a b c d", "w"), ("b, c", "x")])
+    write(tmp_path / f"test.{suffix}", [("d", "x")])
+    data = load(train=f"train.{suffix}", test=f"test.{suffix}")
+    assert data.train.inputs.tolist() == [[CLS, A, SEP, PAD], [CLS, A, B, SEP], [CLS, B, 1, SEP]]
+    assert data.train.targets.tolist() == [1, 0, 1]
+    assert (data.test.inputs.tolist(), data.test.targets.tolist()) == ([[CLS, D, SEP, PAD]], [1])
+    assert (data.num_classes, data.class_names, data.pad_token_id) == (2, ("w", "x"), PAD)
+    assert (data.input_shape, data.natural) == ((4,), None)
+
+
+def test_files_of_a_glob_are_read_in_order_of_their_names(tmp_path, load):
+    folder = tmp_path / "odd [1]"
+    folder.mkdir()
+    for name, letter in (("b.csv", "b"), ("a.csv", "a"), ("c.csv", "c")):
+        write(folder / name, [(letter, 7)])
+    assert load(train="odd [[]1]/*.csv", test="odd [1]/b.csv").train.inputs[:, 1].tolist() == [A, B, C]
+    assert load(train=("odd [1]/c.csv", "odd [1]/a.csv"), test="odd [1]/b.csv").train.inputs[:, 1].tolist() == [C, A]
+
+
+def test_files_with_numbers_for_classes_sort_them_as_numbers(tmp_path, load):
+    write(tmp_path / "train.csv", [("a", 10), ("b", 9), ("c", -1)])
+    write(tmp_path / "test.csv", [("a", 9)])
+    data = load()
+    assert (data.class_names, data.train.targets.tolist()) == (("-1", "9", "10"), [2, 1, 0])
+    assert load(classes=(9, 10, -1)).train.targets.tolist() == [1, 0, 2]
+
+
+def test_files_with_named_classes_in_their_metadata_keep_the_order(tmp_path, load):
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["z", "y"])})
+    table = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]}, features=features)
+    table.to_parquet(tmp_path / "train.parquet")
+    write(tmp_path / "test.csv", [("a", "y")])
+    data = load(train="train.parquet")
+    assert (data.class_names, data.train.targets.tolist(), data.test.targets.tolist()) == (("z", "y"), [0, 1], [1])
+
+
+def test_files_keep_words_that_mean_missing_elsewhere(tmp_path, load):
+    write(tmp_path / "train.csv", [("a", "NA"), ("b", "None")])
+    write(tmp_path / "test.csv", [("a", "NA")])
+    assert load().class_names == ("NA", "None")
+
+
+def test_files_in_another_encoding_with_another_separator(tmp_path, load):
+    (tmp_path / "train.csv").write_bytes("téxt;label\na;é\n".encode("latin-1"))
+    data = load(test="train.csv", separator=";", encoding="latin-1", text="téxt")
+    assert data.class_names == ("é",)
+
+
+def test_files_with_a_client_column_have_natural_clients(tmp_path, load):
+    rows = [("a", 0, "zoe"), ("b", 1, "ann"), ("c", 0, "zoe"), ("d", 1, "ann"), ("a", 1, "bob")]
+    write(tmp_path / "train.csv", rows, ("text", "label", "author"))
+    write(tmp_path / "test.csv", [("a", 1)])
+    assert [part.tolist() for part in load(client="author").natural or []] == [[1, 3], [4], [0, 2]]
+
+
+def test_partition_by_a_column_gives_each_client_the_rows_of_one_value(tmp_path, tokenizer):
+    rows = [("a", 0, "zoe"), ("b", 1, "ann"), ("c", 0, "zoe"), ("d", 1, "ann"), ("a", 1, "bob")]
+    write(tmp_path / "train.csv", rows, ("text", "label", "author"))
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "{name: c, rounds: 1, model: mlp, clients: {count: 3, per_round: 1}, data: {name: files, max_length: 4, "
+        f"root: {tmp_path}, train: train.csv, test: train.csv, tokenizer: {tokenizer}, "
+        "partition: {name: column, column: author}}}"
+    )
+    config = load_config(path)
+    parts = partition_indices(config, read_dataset(config))
+    assert [part.tolist() for part in parts] == [[1, 3], [4], [0, 2]]
+    config = load_config(path, ["clients.count=4"])
+    with pytest.raises(UserError, match=r"clients\.count=4 is more than the 3 values in the column author"):
+        partition_indices(config, read_dataset(config))
+    with pytest.raises(UserError, match="has no column 'writer', but text, label, author"):
+        read_dataset(load_config(path, ["data.partition.column=writer"]))
+    with pytest.raises(UserError, match=r"data\.partition=column needs data=files, .*digits has none"):
+        load_config(path, ["data=digits", "data.partition={name: column, column: author}"])
+
+
+def test_files_with_a_test_fraction_hold_out_training_samples(tmp_path, load):
+    write(tmp_path / "train.csv", [(letter, letter) for letter in "abcd" * 5])
+    first, again, other = (load(test=None, test_fraction=0.25, seed=seed) for seed in (0, 0, 1))
+    assert (len(first.train), len(first.test)) == (15, 5)
+    assert torch.equal(first.test.inputs, again.test.inputs)
+    assert not torch.equal(first.test.inputs, other.test.inputs)
+    both = torch.cat([first.train.targets, first.test.targets])
+    assert both.bincount().tolist() == [5, 5, 5, 5]
+
+
+def test_files_with_too_large_a_test_fraction_raise(tmp_path, load):
+    write(tmp_path / "train.csv", [("a", 0, "x"), ("b", 1, "y"), ("c", 1, "y")], ("text", "label", "author"))
+    with pytest.raises(UserError, match=r"data\.test_fraction=0\.6, 2 samples, must be at most 1"):
+        load(test=None, test_fraction=0.6, client="author")
+
+
+def test_files_without_training_samples_cannot_be_divided(tmp_path, load):
+    write(tmp_path / "test.csv", [("a", 0)])
+    data = load(train=None, classes=(0, 1))
+    assert (len(data.train), data.num_classes) == (0, 2)
+    with pytest.raises(UserError, match="files has no training samples to divide"):
+        partition("iid", data, 2, np.random.default_rng(0))
+
+
+def test_files_for_causal_lm_are_packed_blocks_with_the_ids_that_follow(tmp_path, load):
+    write(tmp_path / "train.csv", [("a b",), ("c d a",)], ["text"])
+    write(tmp_path / "test.csv", [("a b",)], ["text"])
+    data = load(task="causal_lm")
+    assert data.train.inputs.tolist() == [[CLS, A, B, SEP], [CLS, C, D, A]]
+    assert data.train.targets.tolist() == [[A, B, SEP, CLS], [C, D, A, SEP]]
+    assert data.test.inputs.tolist() == [[CLS, A, B, PAD]]
+    assert data.test.targets.tolist() == [[A, B, SEP, -100]]
+    assert (data.num_classes, data.ignore_index, data.natural) == (len(WORDS), -100, None)
+
+
+def test_files_for_causal_lm_end_texts_with_the_end_token_and_pad_with_it(tmp_path, load, tokenizer):
+    made = transformers.AutoTokenizer.from_pretrained(tokenizer)
+    made.add_special_tokens({"eos_token": "d"})
+    made.pad_token = None
+    made.save_pretrained(tmp_path / "gpt")
+    write(tmp_path / "train.csv", [("a",)], ["text"])
+    data = load(test="train.csv", task="causal_lm", tokenizer=str(tmp_path / "gpt"), max_length=5)
+    assert data.train.inputs.tolist() == [[CLS, A, SEP, D, D]]
+    assert data.train.targets.tolist() == [[A, SEP, D, -100, -100]]
+    assert data.pad_token_id == D
+
+
+def test_files_for_causal_lm_pack_no_two_clients_in_one_block(tmp_path, load):
+    write(tmp_path / "train.csv", [("a", "z"), ("b", "y"), ("c", "z")], ["text", "author"])
+    write(tmp_path / "test.csv", [("a b",)], ["text"])
+    data = load(task="causal_lm", client="author")
+    assert [part.tolist() for part in data.natural or []] == [[0], [1, 2]]
+    assert data.train.inputs.tolist() == [[CLS, B, PAD, PAD], [CLS, A, SEP, CLS], [C, PAD, PAD, PAD]]
+
+
+def test_text_files_are_one_text_each(tmp_path, load):
+    for name, text in (("1.txt", "a b\n\nc"), ("2.txt", "d")):
+        (tmp_path / name).write_text(text)
+    data = load(train="[12].txt", test="2.txt", task="causal_lm", max_length=8)
+    assert data.train.inputs.tolist() == [[CLS, A, B, C, SEP, CLS, D, PAD]]
+
+
+def draw(path: Path, value: int, size: tuple[int, int] = (4, 4), mode: str = "RGB") -> None:
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, value if mode == "L" else (value, 0, 0)).save(path)
+
+
+def test_image_folder_has_a_class_for_each_subfolder(tmp_path, load):
+    for name, value in (("train/dog/a.png", 1), ("train/cat/deep/b.png", 2), ("test/dog/c.png", 3)):
+        draw(tmp_path / name, value)
+    data = load(train="train", test="test")
+    assert (data.class_names, data.input_shape) == (("cat", "dog"), (3, 4, 4))
+    assert data.train.inputs[:, 0, 0, 0].tolist() == [2, 1]
+    assert (data.train.targets.tolist(), data.test.targets.tolist()) == ([0, 1], [1])
+    assert data.train.inputs.dtype == torch.uint8
+
+
+def test_image_folder_with_other_sizes_needs_a_size(tmp_path, load):
+    draw(tmp_path / "train/x/a.png", 9, (4, 4), "L")
+    draw(tmp_path / "train/x/b.png", 9, (6, 2), "L")
+    with pytest.raises(UserError, match="6x2 pixels, not 4x4"):
+        load(train="train", test="train")
+    data = load(train="train", test="train", size=3)
+    assert data.train.inputs.shape == (2, 1, 3, 3)
+    assert (data.train.inputs == 9).all()
+
+
+def test_files_with_an_image_column_equal_their_pixels(tmp_path, load):
+    draw(tmp_path / "a.png", 5)
+    write(
+        tmp_path / "train.parquet", [({"bytes": (tmp_path / "a.png").read_bytes(), "path": None}, 1)], ["img", "label"]
+    )
+    data = load(train="train.parquet", test="train.parquet", image="img")
+    assert data.train.inputs[0, :, 0, 0].tolist() == [5, 0, 0]
+
+
+GOOD = "text,label\na,x\nb,y\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "words"),
+    [
+        (GOOD, {"text": "txt"}, "has no column 'txt', but text, label; set data.text="),
+        (GOOD, {"label": "lab"}, "has no column 'lab', but text, label; set data.label="),
+        (GOOD, {"client": "author"}, "has no column 'author', but text, label; set data.partition.column="),
+        (GOOD, {"image": "text"}, "no images in the column text"),
+        (GOOD, {"max_length": 9}, "data.max_length=9 must be 1 to 8"),
+        (GOOD, {"max_length": 0}, "data.max_length=0 must be 1 to 8"),
+        (GOOD, {"tokenizer": "/nowhere"}, "cannot load data.tokenizer='/nowhere'"),
+        (GOOD, {"tokenizer": None}, "needs data.tokenizer="),
+        (GOOD, {"train": "no*.csv"}, "no file .*no\\*.csv; set data.train"),
+        (GOOD, {"train": None, "test": None}, "needs data.train"),
+        (GOOD, {"test": None}, "either data.test=… or data.test_fraction"),
+        (GOOD, {"test": None, "test_fraction": 1.5}, "data.test_fraction=1.5"),
+        (GOOD, {"classes": ("x",)}, "has the classes y, which data.classes lack"),
+        (GOOD, {"train": "vocab.odd"}, "no file"),
+        (GOOD, {"train": "tokenizer"}, "has no images; it needs a folder for each class"),
+        (GOOD, {"train": ("train.csv", "vocab.txt")}, "files of the kinds .csv, .txt"),
+        ("text;label\na;x\n", {}, "has no column 'label', but text;label; .* set data.separator"),
+        ("text,label\n,x\nb,y\n,y\n", {}, "2 of 3 rows have no value in the column text, the first is row 1"),
+        ("text,label\na,\nb,y\n", {}, "1 of 2 rows have no value in the column label, the first is row 1"),
+        ('text,label\n" ",x\n', {}, "1 of 1 rows have an empty text in text"),
+        ("text,label\n3,x\n", {}, "1 of 1 rows have no text in text"),
+        ("text,label\na,0.5\n", {}, "neither a whole number nor a word in the column label"),
+        ("text,label\na,x\n1,2,3\n", {}, "cannot read .*train.csv as csv: .*Expected 2 fields"),
+        ("text,label\na,é\n".encode("latin-1"), {}, "set data.encoding"),
+        (GOOD, {"encoding": "latinx"}, "unknown encoding: latinx"),
+        ("text,label\n", {}, "train.csv has no rows"),
+        ("", {}, "train.csv is empty"),
+    ],
+)
+def test_files_with_a_mistake_raise_one_line(content, options, words, tmp_path, load):
+    (tmp_path / "train.csv").write_bytes(content if isinstance(content, bytes) else content.encode())
+    (tmp_path / "test.csv").write_text("text,label\na,x\n")
+    with pytest.raises(UserError, match=words):
+        load(**options)
+
+
+def test_files_whose_test_set_has_other_classes_raise(tmp_path, load):
+    write(tmp_path / "train.csv", [("a", "x")])
+    write(tmp_path / "test.csv", [("a", "x"), ("b", "z")])
+    with pytest.raises(UserError, match=r"test\.csv has the classes z, which the training files lack; they have x"):
+        load()
+
+
+@pytest.mark.parametrize(("rows", "words"), [([("a", 1), ("b", "x")], "label"), ([("a", 1), (3, 1)], "text")])
+def test_json_of_mixed_types_raises(rows, words, tmp_path, load):
+    write(tmp_path / "train.jsonl", rows)
+    with pytest.raises(UserError, match=words):
+        load(train="train.jsonl", test="train.jsonl")
+
+
+def test_damaged_json_and_parquet_raise(tmp_path, load):
+    for name in ("train.json", "train.parquet"):
+        (tmp_path / name).write_text('{"text":')
+        with pytest.raises(UserError, match=f"cannot read .*{name} as"):
+            load(train=name, test=name)
+
+
+@pytest.mark.parametrize(
+    ("package", "call"),
+    [
+        ("datasets", import_datasets),
+        ("transformers", lambda: Tokenizer("somewhere", 4)),
+    ],
+)
+def test_files_without_a_package_raise_one_line(package, call, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=rf"needs Hugging Face's {package}: pip install 'spectral-sharding\[transf"):
+        call()
+
+
+CONFIG = """
+{name: mine, rounds: 2, model: {name: gpt_tiny, width: 8, depth: 1, heads: 2}, engine: sequential,
+clients: {count: 2, per_round: 2},
+data: {name: files, train: train.csv, test_fraction: 0.2, partition: {name: column, column: author},
+       task: causal_lm, max_length: 4}}
+"""
+
+
+def test_run_on_own_text_trains_and_evaluates(tmp_path, tokenizer, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "train.csv", [("a b c d " * 8, author) for author in "xyxy"], ["text", "author"])
+    (tmp_path / "mine.yaml").write_text(CONFIG)
+    assert main(["run", "mine.yaml", f"data.tokenizer={tokenizer}", "output=run", "--quiet"]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert np.isfinite([line["test_loss"] for line in lines]).all()
+    assert main(["run", "mine.yaml", f"data.tokenizer={tokenizer}", "output=b", "data.text=txt", "--quiet"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "has no column 'txt', but text, author" in line
+
+
+@pytest.mark.real
+def test_real_newsgroups_have_the_published_counts(real_data: Callable[..., Path]) -> None:
+    root = real_data("newsgroups20")
+    data = load_dataset(
+        "files",
+        root=root,
+        train="newsgroups20/test.parquet",
+        test="newsgroups20/test.parquet",
+        tokenizer=str(root / "minilm"),
+        max_length=32,
+    )
+    assert (len(data.train), data.num_classes, data.class_names[0]) == (7528, 20, "alt.atheism")
+    assert (data.train.inputs[:, 0] == 101).all()  # [CLS]
+    assert int(data.train.inputs.max()) < 30522
+    assert torch.equal(
+        (data.train.inputs == 102).sum(1), torch.ones(7528, dtype=torch.int64)
+    )  # [SEP], also after a cut

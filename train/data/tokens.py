@@ -1,0 +1,98 @@
+"""Turn texts into token ids: padded to one length for a class each, or packed in blocks to predict the next token."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sharding.errors import UserError, shown
+from train.data.dataset import Partition, Split
+from train.data.rows import EXTRA
+
+IGNORED = -100  # target after the end of a block's text
+
+
+class Tokenizer:
+    """A tokenizer of `transformers`, with the id that fills a row.
+
+    Args:
+        name: folder or hub id.
+        max_length: of a row of ids.
+
+    Raises:
+        UserError: `transformers` is missing, the tokenizer cannot be loaded, has no id for padding, or reads shorter
+            rows only.
+    """
+
+    def __init__(self, name: str, max_length: int) -> None:
+        try:
+            from transformers import AutoTokenizer  # noqa: PLC0415 - an extra
+        except ImportError as error:
+            raise UserError(f"data.tokenizer needs Hugging Face's transformers: {EXTRA} ({error})") from error
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(name)
+        except Exception as error:  # a hub that cannot be reached, a folder without a tokenizer, …
+            words = " ".join(str(error).split())[:200]
+            raise UserError(
+                f"cannot load data.tokenizer={shown(name)}: {words}; give a folder with tokenizer.json, or a hub id"
+            ) from error
+        longest = self._tokenizer.model_max_length  # huge where it is not known
+        if not 1 <= max_length <= longest:
+            raise UserError(f"data.max_length={max_length} must be 1 to {longest}, which {shown(name)} allows")
+        pad, self._eos = self._tokenizer.pad_token_id, self._tokenizer.eos_token_id
+        if pad is None and self._eos is None:
+            raise UserError(f"data.tokenizer={shown(name)} has no padding token; add one to its special tokens")
+        self.pad_token_id: int = self._eos if pad is None else pad
+        self.max_length = max_length
+
+    def __len__(self) -> int:
+        return len(self._tokenizer)
+
+    def padded(self, texts: Sequence[str]) -> Tensor:
+        """Return the ids of texts, cut and padded on the right: int64 (texts, max_length)."""
+        ids = self._encode(texts, truncation=True, max_length=self.max_length)
+        rows = np.full((len(ids), self.max_length), self.pad_token_id)
+        for row, text in zip(rows, ids, strict=True):
+            row[: len(text)] = text
+        return torch.from_numpy(rows)
+
+    def packed(self, texts: Sequence[str], clients: Partition) -> tuple[Split, Partition]:
+        """Join each client's texts, with an end of text after each, and cut them in blocks of `max_length`.
+
+        Every token but a client's first is predicted once. The last block of a client is padded, with targets that
+        `IGNORED` says to ignore.
+
+        Args:
+            texts: of all clients.
+            clients: the indices of each client's texts.
+
+        Returns:
+            The blocks, client after client, and the indices of each client's blocks.
+        """
+        ids = self._encode(texts)
+        if self._eos is not None:
+            for text in ids:
+                if text[-1:] != [self._eos]:
+                    text.append(self._eos)
+        blocks = [_blocks([ids[index] for index in part], self.max_length, self.pad_token_id) for part in clients]
+        inputs, targets = (torch.from_numpy(np.concatenate(part)) for part in zip(*blocks, strict=True))
+        ends = np.cumsum([len(part) for part, _ in blocks])
+        return Split(inputs, targets), np.split(np.arange(ends[-1]), ends[:-1])
+
+    def _encode(self, texts: Sequence[str], **options: Any) -> list[list[int]]:
+        ids: list[list[int]] = self._tokenizer(
+            list(texts), padding=False, return_attention_mask=False, verbose=False, **options
+        )["input_ids"]
+        return ids
+
+
+def _blocks(texts: Sequence[Sequence[int]], length: int, pad: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return inputs and targets, int64 (blocks, length): the tokens of all texts, and those that follow them."""
+    stream = np.concatenate([np.asarray(text, dtype=np.int64) for text in texts])
+    size = len(stream) - 1
+    rows = -(-size // length)
+    inputs, targets = np.full(rows * length, pad), np.full(rows * length, IGNORED)
+    inputs[:size], targets[:size] = stream[:-1], stream[1:]
+    return inputs.reshape(rows, length), targets.reshape(rows, length)
