@@ -59,7 +59,7 @@ class CCT(nn.Module):
         positive(dim=dim, depth=depth, heads=heads, mlp_ratio=mlp_ratio)
         fraction(attention_dropout=attention_dropout, stochastic_depth=stochastic_depth)
         if dim % heads:
-            raise UserError(f"model.heads={heads} does not divide model.dim={dim}; choose a divisor of {dim}")
+            raise UserError(f"heads={heads} does not divide dim={dim}; choose a divisor of {dim}")
         channels, height, width = input_shape
         skips = torch.linspace(0, stochastic_depth, depth).tolist()
         self.tokenizer = nn.Sequential(*_conv_pool(channels, 64), *_conv_pool(64, dim))

@@ -59,7 +59,7 @@ class GPT(nn.Module):
         positive(width=width, depth=depth, heads=heads)
         fraction(dropout=dropout)
         if width % heads:
-            raise UserError(f"model.heads={heads} does not divide model.width={width}; choose a divisor of {width}")
+            raise UserError(f"heads={heads} does not divide width={width}; choose a divisor of {width}")
         self.tokens = nn.Embedding(num_classes, width)
         self.positions = nn.Parameter(torch.empty(input_shape[0], width))
         self.dropout = nn.Dropout(dropout)

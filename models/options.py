@@ -14,7 +14,7 @@ def positive(**numbers: float | Sequence[int]) -> None:
     for option, value in numbers.items():
         values = value if isinstance(value, Sequence) else (value,)
         if not values or min(values) <= 0:
-            raise UserError(f"model.{option}={value} must be positive")
+            raise UserError(f"{option}={value} must be positive")
 
 
 def fraction(**numbers: float) -> None:
@@ -25,4 +25,4 @@ def fraction(**numbers: float) -> None:
     """
     for option, value in numbers.items():
         if not 0 <= value < 1:
-            raise UserError(f"model.{option}={value} must be at least 0 and below 1")
+            raise UserError(f"{option}={value} must be at least 0 and below 1")

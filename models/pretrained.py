@@ -70,7 +70,7 @@ def build_transformer(
     """
     transformers = _import("transformers")
     if weights is None:
-        raise UserError("the model transformers needs model.weights=…, a folder or an id on the Hugging Face hub")
+        raise UserError("transformers needs weights=…, a folder or an id on the Hugging Face hub")
     if len(input_shape) != 1:
         raise UserError(f"the model transformers reads token ids (length,), not inputs of shape {input_shape}")
     options = {"num_labels": num_classes} if task == "sequence_classification" else {}
@@ -104,7 +104,7 @@ def load_transformer(model: nn.Module, weights: str) -> None:
     new = sorted({*report["missing_keys"]} - {*other})
     count = len(loaded.state_dict()) - len(new) - len(other)
     if count == 0:
-        raise UserError(f"model.weights={weights} has no tensor of a {type(built).__name__}; give another folder")
+        raise UserError(f"weights={weights} has no tensor of a {type(built).__name__}; give another folder")
     _tell(weights, count, new, other, sorted(report["unexpected_keys"]))
 
 
@@ -164,7 +164,7 @@ def load_state(model: nn.Module, values: Mapping[str, Tensor], source: str) -> N
     loaded = sum(parameters[name].numel() for name in fitting if name in parameters)
     if loaded * 2 < sum(part.numel() for part in parameters.values()):
         raise UserError(
-            f"model.weights={source} is of another model: {len(fitting)} of its {len(values)} tensors fit. It has "
+            f"weights={source} is of another model: {len(fitting)} of its {len(values)} tensors fit. It has "
             f"{few(list(values))}; the model has {few(list(state))}"
         )
     model.load_state_dict(fitting, strict=False)
@@ -173,16 +173,16 @@ def load_state(model: nn.Module, values: Mapping[str, Tensor], source: str) -> N
 
 def _read_tensors(path: Path) -> Mapping[str, Tensor]:
     if path.suffix not in SUFFIXES:
-        raise UserError(f"model.weights={path} is no file of weights; its name ends in one of {', '.join(SUFFIXES)}")
+        raise UserError(f"weights={path} is no file of weights; its name ends in one of {', '.join(SUFFIXES)}")
     try:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)
         values = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # readers raise many kinds of errors
-        raise UserError(f"model.weights={path} cannot be read: {one_line(error) or type(error).__name__}") from error
+        raise UserError(f"weights={path} cannot be read: {one_line(error) or type(error).__name__}") from error
     values = values.get("state_dict", values) if isinstance(values, dict) else values
     if not isinstance(values, dict) or not all(isinstance(value, Tensor) for value in values.values()):
-        raise UserError(f"model.weights={path} holds a {type(values).__name__}, not named tensors (model.state_dict())")
+        raise UserError(f"weights={path} holds a {type(values).__name__}, not named tensors (model.state_dict())")
     return values
 
 
@@ -202,7 +202,7 @@ def _create_timm(
     try:
         model: nn.Module = _import("timm").create_model(architecture, pretrained=pretrained, **given)
     except (RuntimeError, OSError, ValueError, TypeError) as error:
-        raise UserError(f"timm cannot make model.architecture={architecture}: {one_line(error)}") from error
+        raise UserError(f"timm cannot make architecture={architecture}: {one_line(error)}") from error
     return model
 
 
@@ -232,6 +232,6 @@ def _reading(weights: str, what: str) -> Iterator[None]:
         raise
     except Exception as error:  # readers raise many kinds of errors
         reason = one_line(error) or type(error).__name__
-        raise UserError(f"model.weights={weights} cannot be read for {what}: {reason}") from error
+        raise UserError(f"weights={weights} cannot be read for {what}: {reason}") from error
     finally:
         logs.set_verbosity(verbosity)

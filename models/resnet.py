@@ -52,7 +52,7 @@ class ResNetGN(nn.Module):
             raise UserError(f"resnet18_gn reads images (channels, height, width), not inputs of shape {input_shape}")
         positive(width=width, blocks=blocks, groups=groups, stem_stride=stem_stride)
         if width % groups:
-            raise UserError(f"model.groups={groups} does not divide model.width={width}; choose a divisor of {width}")
+            raise UserError(f"groups={groups} does not divide width={width}; choose a divisor of {width}")
         norm = partial(GroupNorm, num_groups=groups)
         widths = [width * 2**stage for stage in range(len(blocks))]
         self.conv1 = nn.Conv2d(input_shape[0], width, kernel_size=3, stride=stem_stride, padding=1, bias=False)

@@ -69,7 +69,7 @@ class CNN(nn.Module):
             raise UserError(f"cnn reads images (channels, height, width), not inputs of shape {input_shape}")
         positive(widths=widths)
         if len(widths) != 2:
-            raise UserError(f"model.widths={list(widths)} must be two numbers, the channels of two convolutions")
+            raise UserError(f"widths={list(widths)} must be two numbers, the channels of two convolutions")
         channels, height, width = input_shape
         if min(height, width) < 4:
             raise UserError(f"cnn reads images of at least 4 by 4, not {height} by {width}")

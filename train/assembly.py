@@ -1,6 +1,6 @@
 """Build the parts of a run from a configuration."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from sharding.failures import one_line
 from sharding.modules.state import check_shapes
 from sharding.plan import Client
 from sharding.rng import generator, seed_of
-from train.config.parts import Part
 from train.config.schema import Config
 from train.data import Dataset, load_dataset
 from train.data.dataset import checked, hold_out
@@ -108,7 +107,7 @@ def build_experiment(
     sampler.cohort(0)
     scales: dict[Client, float] = {} if sampler.lr_scales is None else dict(enumerate(sampler.lr_scales.tolist()))
     local = config.local
-    build_optimizer("local.optimizer", local.optimizer, [nn.Parameter(torch.zeros(1, 1))])  # refuses options now
+    local.optimizer.build([nn.Parameter(torch.zeros(1, 1))])  # refuses options now
     if local.steps is None:  # no batch of an epoch is larger than its client's data
         local = local.model_copy(update={"batch_size": min(local.batch_size, max(num_samples.values()))})
     residual = planner.residual(model)
@@ -206,19 +205,7 @@ def make_server(config: Config, model: nn.Module, planner: ShardPlanner) -> Serv
 
 def make_server_optimizer(config: Config, model: nn.Module) -> Optimizer:
     """Return the configured optimizer of the server's model."""
-    return build_optimizer("server_optimizer", config.server_optimizer, model.parameters())
-
-
-def build_optimizer(key: str, part: Part, parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """Return the optimizer that a key configures.
-
-    Raises:
-        UserError: torch refuses an option.
-    """
-    try:
-        optimizer: Optimizer = part.build(parameters)
-    except ValueError as error:
-        raise UserError(f"{key}={part.name}: {error}") from error
+    optimizer: Optimizer = config.server_optimizer.build(model.parameters())
     return optimizer
 
 
@@ -235,7 +222,7 @@ def make_model(config: Config, dataset: Dataset, pretrained: bool = True) -> nn.
         dataset: the model's inputs and classes.
         pretrained: False leaves out the configured weights, for a structure.
     """
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), config.model.naming_key():
         torch.manual_seed(seed_of(config.seed_of_data, "model"))
         name, options = config.model.name, config.model.options
         try:

@@ -66,17 +66,17 @@ def test_transformer_that_cannot_be_loaded_raises_one_line(tmp_path):
     bert(tmp_path / "bert")
     (tmp_path / "empty").mkdir()
     for weights, shape, message in (
-        (tmp_path / "empty", (6,), "model.weights=.*empty cannot be read"),
+        (tmp_path / "empty", (6,), "weights=.*empty cannot be read"),
         (tmp_path / "bert", (13,), "data.max_length=13 must be at most 12, the model's positions"),
         (tmp_path / "bert", (3, 8, 8), "reads token ids"),
     ):
         with pytest.raises(UserError, match=message) as caught:
             build_model("transformers", input_shape=shape, num_classes=2, weights=str(weights))
         assert "\n" not in str(caught.value)
-    with pytest.raises(UserError, match=r"needs model.weights=…"):
+    with pytest.raises(UserError, match=r"needs weights=…"):
         build_model("transformers", input_shape=(6,), num_classes=2)
     (tmp_path / "bert/model.safetensors").write_bytes(b"\x08" + bytes(20))
-    with pytest.raises(UserError, match=r"model.weights=.*bert cannot be read for BertForSequenceClassification"):
+    with pytest.raises(UserError, match=r"weights=.*bert cannot be read for BertForSequenceClassification"):
         load("transformers", tmp_path / "bert", (6,), 2)
 
 
@@ -128,7 +128,7 @@ def test_timm_model_loads_a_file_for_other_classes(tmp_path):
     model = load("timm", tmp_path / "weights.safetensors", (1, 32, 32), 3, architecture="resnet10t")
     assert model(torch.zeros(2, 1, 32, 32)).shape == (2, 3)
     assert torch.equal(model.conv1[0].weight, source.conv1[0].weight)
-    with pytest.raises(UserError, match=r"timm cannot make model.architecture=resnet9000"):
+    with pytest.raises(UserError, match=r"timm cannot make architecture=resnet9000"):
         build_model("timm", input_shape=(1, 8, 8), num_classes=2, architecture="resnet9000")
 
 

@@ -121,6 +121,7 @@ model.widht=3 → 'width'
 model.width=true
 model.width=abc
 model.width=1000000000 → cannot be built
+model.groups=3 → model=resnet18_gn: groups=3 does not divide width=
 data=cifar → 'cifar10'
 data.partition=dirichlett → 'dirichlet'
 data.partition=pachinko → superclasses
@@ -137,6 +138,7 @@ clients.per_round=0
 clients.per_round=21 → 20
 clients.sampler=uniformly → 'uniform'
 clients.sampler=ocs → 'budget'
+clients.sampler={name: ocs, budget: 99} → clients.sampler=ocs: budget is 99
 clients.sampler=mmfl → tasks
 clients.sampler=wireless → network.bandwidth
 clients.sampler.budget=2 → uniform has no option 'budget'
@@ -153,6 +155,8 @@ local.precision=float16
 local.loss=smothed → smothed
 local.schedule=cosin → 'cosine'
 local.optimizer.a=1 → 'a'
+local.optimizer.momentum=-1 → local.optimizer=sgd: Invalid momentum
+server_optimizer={name: sgd, lr: -1} → server_optimizer=sgd: Invalid learning rate
 target_loss=0.4 → evaluate_training=true
 plugins=[no_such_module] → no_such_module
 plugins=5 → plugins=[…]

@@ -1,7 +1,8 @@
 """Parts by name: a registered function or class and its options, ``{name: …, option: …}``, checked by its signature."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
@@ -25,12 +26,14 @@ class Registry:
     """Where parts of one kind are registered.
 
     Attributes:
-        kind: for messages, e.g. ``model``.
+        kind: for messages, e.g. ``sampler``.
+        key: of a configuration, which chooses one of them, e.g. ``clients.sampler``.
         entries: by name: a function, a class or the dotted name of one, which is imported on demand.
         num_arguments: how many leading arguments the program passes. All other parameters are options.
     """
 
     kind: str
+    key: str
     entries: Mapping[str, Any]
     num_arguments: int
 
@@ -86,8 +89,25 @@ class Part(Section):
         return self.options.get(option, parameter.default)
 
     def build(self, *arguments: Any, **options: Any) -> Any:
-        """Call the function or class with the program's arguments and the configured options, or others."""
-        return self.registry[self.name](*arguments, **self.options | options)
+        """Call the function or class with the program's arguments and the configured options, or others.
+
+        Raises:
+            UserError: the function refuses an option.
+        """
+        with self.naming_key():
+            return self.registry[self.name](*arguments, **self.options | options)
+
+    @contextmanager
+    def naming_key(self) -> Iterator[None]:
+        """Add the key and the name to what the function or class refuses: it knows only its own arguments.
+
+        Raises:
+            UserError: it refuses an option.
+        """
+        try:
+            yield
+        except ValueError as error:
+            raise UserError(f"{self.registry.key}={self.name}: {error}") from error
 
     @model_validator(mode="before")
     @classmethod

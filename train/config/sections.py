@@ -35,7 +35,7 @@ TimeLaw = Annotated[
 class ModelConfig(Part):
     """The model, with its options."""
 
-    registry = Registry("model", MODELS, 2)
+    registry = Registry("model", "model", MODELS, 2)
     name: str
     """A model: `resnet18_gn`, `cct_6_3x2`, `gpt_tiny`, `gru`, `mlp`, `cnn`, one of `transformers` or `timm`, or your
     own.
@@ -55,7 +55,7 @@ class ModelConfig(Part):
 class PartitionConfig(Part):
     """The division of the training samples among the clients, with its options."""
 
-    registry = Registry("partition", PARTITIONS, 3)
+    registry = Registry("partition", "data.partition", PARTITIONS, 3)
     name: str = "dirichlet"
     """`dirichlet`, `iid`, `pachinko`, `natural`, `column`, `power_law`, `power_law_classes`, `two_sizes`, `shards` or
     your own.
@@ -66,7 +66,7 @@ class DataConfig(Part):
     """The dataset with its options, and its partition among the clients."""
 
     options_kept = ("root", "download")
-    registry = Registry("dataset", DATASETS, 0)
+    registry = Registry("dataset", "data", DATASETS, 0)
     name: str
     """A dataset: `digits`, `cifar10`, `cifar100`, `mnist`, `tiny_imagenet`, `shakespeare`, `synthetic`, your
     own `files`, or your own function.
@@ -88,7 +88,7 @@ class DataConfig(Part):
 class SamplerConfig(Part):
     """The sampler, which chooses the clients that take part in a round, with its options."""
 
-    registry = Registry("sampler", SAMPLERS, 4)
+    registry = Registry("sampler", "clients.sampler", SAMPLERS, 4)
     name: str = "uniform"
     """`uniform`, `weighted`, `uniform_scaled`, `uniform_upload`, `ocs`, `aocs`, `ocs_partial`, `mmfl`,
     `wireless`, `statistical` or your own.
@@ -135,7 +135,7 @@ class NetworkConfig(Section):
 class OptimizerConfig(Part):
     """The clients' optimizer, with its options. A round's schedule multiplies its learning rate."""
 
-    registry = Registry("optimizer", OPTIMIZERS, 1)
+    registry = Registry("optimizer", "local.optimizer", OPTIMIZERS, 1)
     name: str
     """`sgd`, `adam`, `adamw`, `adagrad`, `adafactor`, `rmsprop`, with torch's arguments, or your own."""
 
@@ -143,7 +143,7 @@ class OptimizerConfig(Part):
 class ScheduleConfig(Part):
     """The clients' learning rate over the rounds, with its options."""
 
-    registry = Registry("schedule", SCHEDULES, 3)
+    registry = Registry("schedule", "local.schedule", SCHEDULES, 3)
     name: str = "cosine"
     """`cosine`, `constant`, `inverse` (lr/(1 + round)) or your own."""
 
@@ -174,7 +174,7 @@ class LocalConfig(Section):
 class ServerOptimizerConfig(Part):
     """The server's optimizer, which takes the clients' average minus the model as a negative gradient."""
 
-    registry = Registry("server optimizer", SERVER_OPTIMIZERS, 1)
+    registry = Registry("server optimizer", "server_optimizer", SERVER_OPTIMIZERS, 1)
     name: str
     """`plain`, `momentum`, `nesterov` or `fedadam`."""
 
@@ -202,6 +202,6 @@ class AggregationConfig(Section):
 class TrackerConfig(Part):
     """A tracker, which receives the metrics in addition to `metrics.jsonl`, with its options."""
 
-    registry = Registry("tracker", TRACKERS, 1)
+    registry = Registry("tracker", "tracker", TRACKERS, 1)
     name: str
     """`wandb` or your own."""
