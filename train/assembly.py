@@ -73,7 +73,8 @@ def data_options(config: Config) -> dict[str, Any]:
         "task": model.get("task"),
         "client": scheme.options["column"] if scheme.name == "column" else None,
     }
-    return {key: str(value) for key, value in implied.items() if value and data.takes(key)} | data.options
+    given = {key: value for key, value in data.options.items() if value is not None}
+    return {key: str(value) for key, value in implied.items() if value and data.takes(key)} | given
 
 
 def build_experiment(

@@ -118,7 +118,7 @@ def test_files_with_a_client_column_have_natural_clients(tmp_path, load):
     assert [part.tolist() for part in load(client="author").natural or []] == [[1, 3], [4], [0, 2]]
 
 
-def test_partition_by_a_column_gives_each_client_the_rows_of_one_value(tmp_path, tokenizer):
+def test_config_implies_the_tokenizer_and_each_client_has_the_rows_of_one_value(tmp_path, tokenizer):
     rows = [("a", 0, "zoe"), ("b", 1, "ann"), ("c", 0, "zoe"), ("d", 1, "ann"), ("a", 1, "bob")]
     write(tmp_path / "train.csv", rows, ("text", "label", "author"))
     path = tmp_path / "c.yaml"
@@ -133,6 +133,8 @@ def test_partition_by_a_column_gives_each_client_the_rows_of_one_value(tmp_path,
     config = load_config(path, ["clients.count=4"])
     with pytest.raises(UserError, match=r"clients\.count=4 is more than the 3 values in the column author"):
         partition_indices(config, read_dataset(config))
+    implied = load_config(path, [f"model={{name: transformers, weights: {tokenizer}}}", "data.tokenizer=null"])
+    assert torch.equal(read_dataset(implied).train.inputs, read_dataset(config).train.inputs)
     with pytest.raises(UserError, match="has no column 'writer', but text, label, author"):
         read_dataset(load_config(path, ["data.partition.column=writer"]))
     with pytest.raises(UserError, match=r"data\.partition=column needs data=files, .*digits has none"):
