@@ -126,12 +126,12 @@ class Server:
         """Draw the terms of each of these clients."""
         return self.planner.plan(self.model, keep_ratios, round)
 
-    def average(self, plan: Plan, num_samples: Mapping[Client, float], total: float | None = None) -> Average:
+    def average(self, plan: Plan, num_samples: Mapping[Client, float] | None, total: float | None = None) -> Average:
         """Return an empty average that takes a round's updates one by one, with the server's guards.
 
         Args:
             plan: of this round.
-            num_samples: D_c, or D_c/p_c where clients were sampled.
+            num_samples: D_c, or D_c/p_c where clients were sampled; None where `Average.add` takes each one.
             total: of all samples that might have counted, where clients were sampled; see `Average`.
         """
         return Average(plan, num_samples, total, self._norm_bound, self._trim, self._max_share)

@@ -17,6 +17,7 @@ LAYERS = {
         {"client", "plan"},
         {"aggregation", "diagnostics", "planner"},
         {"server"},
+        {"flower"},
         {"__init__"},
     ],
     "train": [

@@ -37,7 +37,7 @@ from torch import Tensor
 from sharding.aggregation.faults import NOTHING, find_misfit, find_spoiled
 from sharding.aggregation.means import Mean, RunningMean, TrimmedMean, weight_change
 from sharding.aggregation.shares import cap_shares
-from sharding.errors import UserError
+from sharding.errors import UserError, shown
 from sharding.failures import Failure, Kind
 from sharding.modules.finite import find_nonfinite
 from sharding.modules.memory import release_freed_memory
@@ -73,7 +73,7 @@ class Average:
 
     Args:
         plan: the round's shards as sent.
-        weights: D_c, or D_c/p_c, of the clients that count.
+        weights: D_c, or D_c/p_c, of the clients that count; None where each update brings its weight.
         total: ΣD over all clients that could have been selected, which divides the weights of dense parameters; by
             default the sum of the weights. Where a selected client sent nothing usable, the others stand for it: the
             total shrinks in proportion to the weight that is lost, or that is above `max_share`.
@@ -82,6 +82,7 @@ class Average:
         trim: β in [0, 1/2): the share of the values, at each end, that the trimmed mean leaves out of each coordinate
             of each vector, over the clients that hold it; 0 for the mean.
         max_share: the largest share of the sum of the weights that one client may have, in (0, 1]; 1 for no bound.
+            Below 1, updates that bring their weights are kept until the last has arrived.
 
     Raises:
         UserError: norm_bound is below 1 or not finite, trim is outside [0, 1/2), max_share is outside (0, 1], total is
@@ -91,12 +92,14 @@ class Average:
     def __init__(
         self,
         plan: Plan,
-        weights: Mapping[Client, float],
+        weights: Mapping[Client, float] | None,
         total: float | None = None,
         norm_bound: float | None = None,
         trim: float = 0.0,
         max_share: float = 1.0,
     ) -> None:
+        self._weighs_late = weights is None
+        weights = dict.fromkeys(plan, 0.0) if weights is None else weights
         if not isinstance(weights, Mapping):
             raise UserError(f"num_samples is a {type(weights).__name__}; pass a mapping from client to samples")
         if total is not None and not _is_positive(total):
@@ -116,16 +119,17 @@ class Average:
         self._rejected = {
             client: Failure(Kind.FAILED, f"its weight is {weights[client]!r}, not a finite number above 0")
             for client in self._selected
-            if client not in self._weights
+            if client not in self._weights and not self._weighs_late
         }
         self._nbytes: dict[Client, int] = {}
         self._received: set[Client] = set()
         self._mean: Mean = TrimmedMean(plan.spectra, trim) if trim else RunningMean(plan.spectra)
         self._bound = norm_bound
-        self._pending: dict[Client, Shard] = {}  # until their norms can be compared
+        self._late_share = max_share if self._weighs_late else 1.0
+        self._pending: dict[Client, Shard] = {}  # until their norms or weights can be compared
 
     @torch.no_grad()
-    def add(self, client: Client, update: Shard | Failure | None) -> None:
+    def add(self, client: Client, update: Shard | Failure | None, weight: float | None = None) -> None:
         """Add a client's update, if the client counts and the update fits the plan and is finite.
 
         A client's first update counts; later ones are left out and logged. An update of a client without a weight is
@@ -134,6 +138,7 @@ class Average:
         Args:
             client: of the plan; others are noted and left out.
             update: the trained shard, or the reason why there is none; None where nothing came back.
+            weight: D_c, where the average was made without weights; else not read.
         """
         if client not in self._plan:
             log.warning("ignored an update from client %s, who is not in the round's plan", client)
@@ -143,15 +148,23 @@ class Average:
             log.warning("client %s sent another update in the same round; its first one counts", client)
             return
         self._received.add(client)
+        if self._weighs_late and isinstance(update, Shard):
+            if is_number(weight) and weight > 0:
+                self._weights[client] = float(weight)
+                self._claimed += float(weight)
+            else:
+                update = Failure(Kind.MALFORMED, f"its weight is {shown(weight)}, not a finite number above 0")
         failure = update if isinstance(update, Failure) else find_misfit(self._plan.template(client), update)
         if isinstance(update, Shard) and failure is None:
             self._nbytes[client] = update.nbytes
             failure = find_spoiled(update) if client in self._weights else None
         if failure is not None:
             self._rejected.setdefault(client, failure)
+            if self._weighs_late:
+                self._weights.pop(client, None)  # else a node could lower the others' bound by an update that fails
         elif isinstance(update, Shard) and client in self._weights:
             shard = update.to(self._plan.device)
-            if self._bound is None:
+            if self._bound is None and self._late_share == 1:
                 self._mean.add(self._plan.values_of(shard), self._weights[client])
             else:
                 self._pending[client] = shard
@@ -159,7 +172,8 @@ class Average:
     @torch.no_grad()
     def finish(self) -> Aggregation:
         """Return the pseudo-gradient and the clients that were averaged in, and forget the sums."""
-        self._compare_norms()
+        self._weights = cap_shares(self._weights, self._late_share)
+        self._add_pending()
         release_freed_memory()
         rejected = {client: NOTHING for client in self._selected if client not in self._received} | self._rejected
         delta = dict(self._changes())
@@ -171,8 +185,11 @@ class Average:
         order = [client for client in (*self._plan, *rejected) if client in rejected]
         return Aggregation(delta, accepted, {client: rejected[client] for client in order}, self._nbytes)
 
-    def _compare_norms(self) -> None:
-        """Add the updates that are within the bound on norms, and leave the others out."""
+    def _add_pending(self) -> None:
+        """Add the updates that are within the bound on norms, if there is one, and leave the others out."""
+        if self._bound is None:
+            for client, shard in self._pending.items():
+                self._mean.add(self._plan.values_of(shard), self._weights[client])
         if self._bound is None or not self._pending:
             return
         sent = self._plan.shard

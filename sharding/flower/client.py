@@ -1,0 +1,122 @@
+"""A node's side: train or evaluate the shard of a message with the user's own function.
+
+A node keeps the residual of a pretrained model in its state, which Flower keeps for the length of a run.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from torch import nn
+
+from sharding.client import client_model
+from sharding.errors import UserError
+from sharding.flower.messages import ARRAYS, CONFIG, METRICS, NODE, RESIDUAL, bytes_of, pack, part_of
+from sharding.residual import Residual
+from sharding.shard import Shard
+
+Function = Callable[[nn.Module, ConfigRecord], Mapping[str, Any]]
+
+
+def query_message(message: Message, context: Context, keep_ratio: float | None = None) -> Message:
+    """Report this node's ``keep-ratio`` and ``partition-id``, as its configuration has them.
+
+    Args:
+        message: of `SpectralSharding`.
+        context: of the app.
+        keep_ratio: of a node whose configuration has none, such as a node of a simulation.
+
+    Raises:
+        UserError: there is no keep ratio in (0, 1].
+    """
+    settings = context.node_config
+    ratio = settings.get("keep-ratio", keep_ratio)
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1:
+        raise UserError(f"keep-ratio is {ratio!r} in --node-config; set a number above 0 and at most 1")
+    partition = {key: settings[key] for key in ("partition-id",) if key in settings}
+    return Message(RecordDict({NODE: ConfigRecord({"keep-ratio": ratio, **partition})}), reply_to=message)
+
+
+def train_message(
+    message: Message,
+    context: Context,
+    structure: nn.Module,
+    train: Function,
+    *,
+    device: torch.device | str = "cpu",
+) -> Message:
+    """Train the shard of a message with one's own loop, and return the reply::
+
+        def fit(model, config):
+            optimizer = torch.optim.AdamW(model.parameters(), config["lr"])
+            optimizer.register_step_pre_hook(clip_and_decay(model))
+            ...
+            return {"num-examples": len(data), "train_loss": loss}
+
+    Args:
+        message: of `SpectralSharding`. Its arrays are removed once they are read, to save memory.
+        context: of the app; its state keeps the residual of a pretrained model, which the server sends once.
+        structure: of the model, as for `sharding.client_model`, for example made in `init_empty()`; it is not changed.
+        train: trains the client's small model in place, and returns metrics, among them ``num-examples``. It also takes
+            the message's configuration, which has ``server-round``.
+        device: of the model.
+
+    Raises:
+        UserError: the message has no shard, the shard does not fit the structure, or the residual is missing. Flower
+            sends the error's text to the server, as it does with any error in `train`.
+    """
+    shard, model = _received(message, context, structure, device)
+    if not model.training:  # else parts in evaluation, such as frozen batch norms, stay so
+        model.train()
+    metrics = train(model, message.content[CONFIG])
+    reply = {ARRAYS: pack(shard.read_from(model)), METRICS: MetricRecord(dict(metrics))}
+    return Message(RecordDict(reply), reply_to=message)
+
+
+def evaluate_message(
+    message: Message,
+    context: Context,
+    structure: nn.Module,
+    evaluate: Function,
+    *,
+    device: torch.device | str = "cpu",
+) -> Message:
+    """Evaluate the shard of a message with one's own function, and return the reply.
+
+    The shard has the largest terms of the server's model, as many as the node's keep ratio affords.
+
+    Args:
+        message: as for `train_message`.
+        context: as for `train_message`.
+        structure: as for `train_message`.
+        evaluate: takes the model in evaluation mode and the configuration, and returns metrics, as for `train_message`.
+        device: of the model.
+
+    Raises:
+        UserError: as `train_message`.
+    """
+    _, model = _received(message, context, structure, device)
+    metrics = evaluate(model.eval(), message.content[CONFIG])
+    return Message(RecordDict({METRICS: MetricRecord(dict(metrics))}), reply_to=message)
+
+
+def _received(
+    message: Message, context: Context, structure: nn.Module, device: torch.device | str
+) -> tuple[Shard, nn.Module]:
+    """Return the shard of a message and its model; keep the residual, if the message has one."""
+    shard = Shard.from_bytes(bytes_of(part_of(message.content, ARRAYS, ArrayRecord))).to(device)
+    del message.content[ARRAYS]
+    if RESIDUAL in message.content:
+        context.state[RESIDUAL] = message.content.pop(RESIDUAL)
+    residual = None
+    if shard.residual:
+        if RESIDUAL in context.state:
+            residual = Residual.from_bytes(bytes_of(part_of(context.state, RESIDUAL, ArrayRecord)))
+        if residual is None or residual.digest != shard.residual:
+            raise UserError(
+                "this node lacks the residual of the model, for example after a restart; the server sends it with the "
+                "next shard"
+            )
+        residual = residual.to(device)
+    return shard, client_model(structure, shard, copy=False, residual=residual)

@@ -1,0 +1,83 @@
+"""The content of messages between server and nodes: a shard or a residual is one array of bytes, without pickle.
+
+Readers trust nothing: what is missing or invalid raises a `UserError`.
+"""
+
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+
+from sharding.errors import UserError
+from sharding.failures import FailureError, Kind, one_line
+from sharding.residual import Residual
+from sharding.shard import Shard
+from sharding.validation import is_number
+
+# The records of a message, by the keys of Flower's FedAvg, and two more.
+ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
+RESIDUAL = "residual"  # in a message from the server, and in a node's state
+NODE = "node"  # what a node reports about itself
+
+SHARD = "shard"  # the name of the array
+STYPE = "spectral-sharding.shard"  # how to read an array's bytes; Flower does not look at them
+NODE_UNAVAILABLE = 5  # Flower's code for a node that is not connected
+LATE, UNSENT = 1000, 1001  # codes of errors in place of a reply that did not come; Flower's own codes are small
+
+
+def pack(shard: Shard | Residual) -> ArrayRecord:
+    """Return a shard or a residual as one array."""
+    data = shard.to_bytes()
+    return ArrayRecord({SHARD: Array("uint8", (len(data),), STYPE, data)})
+
+
+def bytes_of(record: ArrayRecord) -> bytes:
+    """Return the bytes of an array that `pack` made.
+
+    Raises:
+        UserError: the record has other arrays.
+    """
+    if list(record) != [SHARD]:
+        raise UserError(f"arrays named {_names(record)!r}, where a shard is needed")
+    return bytes(record[SHARD].data)
+
+
+def part_of(content: RecordDict, name: str, kind: type) -> Any:
+    """Return a record of a message.
+
+    Raises:
+        UserError: there is no such record of that kind.
+    """
+    if not isinstance(content.get(name), kind):
+        raise UserError(f"a message without {name!r}; it has {_names(content) or 'nothing'}")
+    return content[name]
+
+
+def content_of(reply: Message) -> RecordDict:
+    """Return the content of a reply.
+
+    Raises:
+        FailureError: the reply is an error.
+    """
+    if not reply.has_error():
+        return reply.content
+    code, reason = reply.error.code, one_line(reply.error.reason)
+    if code in (LATE, UNSENT):
+        raise FailureError(Kind.LATE if code == LATE else Kind.FAILED, reason)
+    kind = Kind.ABSENT if code == NODE_UNAVAILABLE else Kind.FAILED
+    raise FailureError(kind, f"error {code}: {reason}")
+
+
+def weight_of(metrics: Any, key: str) -> float:
+    """Return the weight of a node's reply.
+
+    Raises:
+        UserError: it is missing, or not a finite number above 0.
+    """
+    weight = metrics.get(key)
+    if is_number(weight) and weight > 0:
+        return float(weight)
+    raise UserError(f"its metric {key!r} is {one_line(repr(weight))}; a client's function returns a number above 0")
+
+
+def _names(record: RecordDict | ArrayRecord) -> str:
+    return one_line(", ".join(map(str, record)))[:80]

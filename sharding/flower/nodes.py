@@ -1,0 +1,88 @@
+"""The nodes that are connected, as clients with a keep ratio.
+
+Flower gives a node another random number at each start. A node that reports its ``partition-id`` is the client of this
+number, so that its draws repeat; else the node's number is the client.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from sharding.errors import UserError
+from sharding.flower.messages import NODE, content_of, part_of
+
+log = logging.getLogger("flwr.sharding")  # Flower shows the lines of "flwr"
+
+KeepRatio = float | Callable[[int], float]
+
+PATIENCE = 60.0  # seconds that a round waits for a new node's report
+
+
+@dataclass(frozen=True)
+class Node:
+    """A connected node.
+
+    Attributes:
+        id: Flower's number.
+        client: in the plan.
+        keep_ratio: r.
+    """
+
+    id: int
+    client: int
+    keep_ratio: float
+
+
+class Nodes:
+    """The nodes that have connected.
+
+    Args:
+        keep_ratio: of all nodes, or a function of Flower's number of a node; by default each new node is asked for it.
+    """
+
+    def __init__(self, keep_ratio: KeepRatio | None) -> None:
+        self._keep_ratio = keep_ratio
+        self._known: dict[int, Node | None] = {}  # by Flower's number; None for a node that is left out
+        self._asked: dict[str, tuple[int, float]] = {}  # by message: the node, and until when a round waits for it
+
+    @property
+    def waits(self) -> bool:
+        """Whether a node has been asked so recently that it should answer soon."""
+        return any(end > monotonic() for _, end in self._asked.values())
+
+    def connected(self, grid: Grid) -> dict[int, Node]:
+        """Return the connected nodes by client. New nodes are asked, and count once they have answered."""
+        present = set(grid.get_node_ids())
+        self._known = {id: node for id, node in self._known.items() if id in present}
+        self._asked = {number: (id, end) for number, (id, end) in self._asked.items() if id in present}
+        for id in sorted(present - self._known.keys() - {id for id, _ in self._asked.values()}):
+            if self._keep_ratio is not None:
+                ratio = self._keep_ratio(id) if callable(self._keep_ratio) else self._keep_ratio
+                self._known[id] = Node(id, id, ratio)
+            else:
+                message = Message(RecordDict(), dst_node_id=id, message_type=MessageType.QUERY)
+                self._asked |= {number: (id, monotonic() + PATIENCE) for number in grid.push_messages([message])}
+        for reply in grid.pull_messages(list(self._asked)) if self._asked else ():
+            if (number := reply.metadata.reply_to_message_id) in self._asked:
+                self._admit(self._asked.pop(number)[0], reply)
+        # Two nodes may report the same partition: the first one is the client, as long as it is connected.
+        return {node.client: node for node in reversed(self._known.values()) if node is not None}
+
+    def _admit(self, id: int, reply: Message) -> None:
+        self._known[id] = None
+        try:
+            values = part_of(content_of(reply), NODE, ConfigRecord)
+            client, ratio = values.get("partition-id", id), values.get("keep-ratio")
+            if type(client) is not int or type(ratio) not in (int, float) or not 0 < ratio <= 1:
+                raise UserError(f"it reports partition-id={client!r} and keep-ratio={ratio!r}")
+        except UserError as error:
+            log.warning("node %d is left out: %s", id, error)
+            return
+        for node in self._known.values():
+            if node is not None and node.client == client:
+                log.warning("node %d waits: its partition-id is %d, as that of node %d", id, client, node.id)
+        self._known[id] = Node(id, client, float(ratio))

@@ -1,0 +1,298 @@
+"""Flower's strategy for spectral sharding: each node trains the singular terms that it can afford."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from time import sleep
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from torch import Tensor, nn
+
+from sharding.errors import UserError
+from sharding.failures import Failure
+from sharding.flower.exchange import SLACK, StreamingGrid
+from sharding.flower.messages import (
+    ARRAYS,
+    CONFIG,
+    METRICS,
+    RESIDUAL,
+    bytes_of,
+    content_of,
+    pack,
+    part_of,
+    weight_of,
+)
+from sharding.flower.nodes import KeepRatio, Node, Nodes
+from sharding.plan import Client, Plan
+from sharding.planner import ShardPlanner
+from sharding.residual import Residual
+from sharding.rng import generator
+from sharding.server import Server
+from sharding.shard import Shard
+
+log = logging.getLogger("flwr.sharding")  # Flower shows the lines of "flwr"
+
+MetricsFunction = Callable[[list[RecordDict], str], MetricRecord]
+NUMPY_FLOATS = (torch.float16, torch.float32, torch.float64)
+
+
+class SpectralSharding(Strategy):
+    """Run the rounds of `sharding.Server` in a Flower app.
+
+    The model is the server's, and is trained in place. Shards are sent and updates are averaged one by one, so that
+    memory does not grow with the number of nodes. A node that fails, leaves or is late is left out of its round: the
+    log says why, and `failures` keeps it. The residual of a pretrained model is sent to each node once.
+
+    To give each node a configuration, change that of its message in a subclass::
+
+        def configure_train(self, server_round, arrays, config, grid):
+            for message in super().configure_train(server_round, arrays, config, grid):
+                message.content["config"]["lr"] = 0.1 / server_round
+                yield message
+
+    Args:
+        server: with the model, the planner and the optimizer.
+        keep_ratio: r of all nodes, or a function of a node's number. By default nodes report it: their app needs
+            `query_message`.
+        fraction_train: as in Flower's `FedAvg`, also the following; nodes are sampled by the planner's seed.
+        fraction_evaluate: of the nodes that evaluate the largest terms of the model; 0 for none.
+        min_train_nodes: at least so many train.
+        min_evaluate_nodes: at least so many evaluate.
+        min_available_nodes: wait until so many are connected.
+        weighted_by_key: the metric that is a node's weight.
+        train_metrics_aggr_fn: of the replies' records, without arrays, and the weight's key; by default each metric's
+            weighted mean.
+        evaluate_metrics_aggr_fn: likewise.
+
+    Attributes:
+        failures: by round from 1, why clients were left out of training or evaluation.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        keep_ratio: KeepRatio | None = None,
+        *,
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 1.0,
+        min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2,
+        min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples",
+        train_metrics_aggr_fn: MetricsFunction | None = None,
+        evaluate_metrics_aggr_fn: MetricsFunction | None = None,
+    ) -> None:
+        self.server = server
+        self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
+        self.min_train_nodes, self.min_evaluate_nodes = min_train_nodes, min_evaluate_nodes
+        self.min_available_nodes = min_available_nodes
+        self.weighted_by_key = weighted_by_key
+        self.train_metrics_aggr_fn = train_metrics_aggr_fn or weighted_means
+        self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn or weighted_means
+        self.failures: dict[int, dict[Client, Failure]] = {}
+        self._nodes = Nodes(keep_ratio)
+        self._sampled: dict[int, Node] = {}  # of the present exchange, by Flower's number
+        self._plan: Plan | None = None  # of the present exchange
+        self._residual = Residual({})  # of the present exchange
+        self._digests: dict[int, str] = {}  # of the residual that a node keeps, by Flower's number
+        self._timeout: float | None = None
+
+    def summary(self) -> None:
+        """Log the strategy's settings."""
+        planner, model = self.server.planner, self.server.model
+        log.info("\t├── Model: %d parameters", sum(parameter.numel() for parameter in model.parameters()))
+        log.info("\t├── Terms: %d layers, seed %d", len(planner.sharded_layers(model)), planner.seed)
+        log.info("\t├── Fraction: train (%.2f) | evaluate (%.2f)", self.fraction_train, self.fraction_evaluate)
+        log.info("\t└── Minimum nodes: train (%d) | evaluate (%d)", self.min_train_nodes, self.min_evaluate_nodes)
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run the rounds, as `flwr.serverapp.strategy.Strategy.start`.
+
+        Args:
+            grid: of the app.
+            initial_arrays: the state of the server's model, if it is not the one that it has.
+            num_rounds: how many.
+            timeout: seconds to wait for a round's replies once its shards are sent.
+            train_config: for the nodes' function.
+            evaluate_config: likewise.
+            evaluate_fn: takes the round's number, from 0 for the first model, and the state of `server.result`.
+
+        Returns:
+            The state of `server.result`, and the metrics of all rounds.
+        """
+        if initial_arrays is not None:
+            self.server.model.load_state_dict(initial_arrays.to_torch_state_dict())
+        self._timeout = timeout
+        arrays = self._arrays()
+        return super().start(
+            StreamingGrid(grid), arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
+        )
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return an iterator that makes the message of each sampled node, with its shard.
+
+        The model is the server's; `arrays` is not read.
+        """
+        nodes = self._sample(grid, "train", self.fraction_train, self.min_train_nodes, server_round)
+        self._begin(nodes, self.server.planner, self.server.model, server_round - 1)
+        return self._messages(MessageType.TRAIN, server_round, config)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Average the updates as they arrive, and take the server's step.
+
+        Returns:
+            The state of `server.result` and the metrics; None where no update counts.
+        """
+        if self._plan is None:
+            return None, None
+        average, records = self.server.average(self._plan, None), dict[Client, RecordDict]()
+        for client, content in self._contents(replies):
+            try:
+                if isinstance(content, Failure):
+                    average.add(client, content)
+                    continue
+                metrics = part_of(content, METRICS, MetricRecord)
+                shard = Shard.from_bytes(bytes_of(part_of(content, ARRAYS, ArrayRecord)))
+                average.add(client, shard, weight_of(metrics, self.weighted_by_key))
+                records[client] = RecordDict({METRICS: metrics})
+                del shard
+            except UserError as error:
+                average.add(client, Failure.of(error))
+            del content  # with its arrays
+        aggregation = self.server.step(average)
+        self._report(server_round, aggregation.rejected)
+        counts = len(aggregation.accepted), len(aggregation.rejected)
+        log.info("aggregate_train: averaged %d updates, left out %d", *counts)
+        if not aggregation.accepted:
+            return None, None
+        accepted = [records[client] for client in aggregation.accepted]
+        return self._arrays(), self.train_metrics_aggr_fn(accepted, self.weighted_by_key)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return an iterator over messages as `configure_train`, with the largest terms of `server.result`."""
+        nodes = self._sample(grid, "evaluate", self.fraction_evaluate, self.min_evaluate_nodes, server_round)
+        planner = self.server.planner
+        if planner.strategy.allocate is not None:  # else nodes evaluate the whole model
+            planner = ShardPlanner("top_n", skip=planner.skip, also=planner.also, compression=planner.compression)
+        self._begin(nodes, planner, self.server.result, server_round)
+        return self._messages(MessageType.EVALUATE, server_round, config)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Return the nodes' metrics, or None where no node answered."""
+        records, failures = [], dict[Client, Failure]()
+        for client, content in self._contents(replies):
+            try:
+                if isinstance(content, Failure):
+                    failures[client] = content
+                    continue
+                metrics = part_of(content, METRICS, MetricRecord)
+                weight_of(metrics, self.weighted_by_key)
+                records.append(RecordDict({METRICS: metrics}))
+            except UserError as error:
+                failures[client] = Failure.of(error)
+        self._report(server_round, failures)
+        return self.evaluate_metrics_aggr_fn(records, self.weighted_by_key) if records else None
+
+    def _sample(self, grid: Grid, purpose: str, fraction: float, least: int, server_round: int) -> list[Node]:
+        """Return the nodes that take part; wait until enough are connected, and for the reports of new ones."""
+        if fraction == 0:
+            return []
+        needed = max(self.min_available_nodes, least, 1)
+        while len(nodes := self._nodes.connected(grid)) < needed or self._nodes.waits:
+            log.info("Waiting for nodes to connect: %d connected (minimum required: %d).", len(nodes), needed)
+            sleep(1)
+        clients, count = sorted(nodes), max(int(len(nodes) * fraction), least)
+        draws = generator(self.server.planner.seed, "nodes", purpose, server_round)
+        log.info("configure_%s: Sampled %d nodes (out of %d)", purpose, count, len(nodes))
+        return [nodes[clients[index]] for index in sorted(draws.choice(len(nodes), count, replace=False))]
+
+    def _begin(self, nodes: Iterable[Node], planner: ShardPlanner, model: nn.Module, number: int) -> None:
+        """Plan an exchange with these nodes; there is no plan without nodes."""
+        self._sampled = {node.id: node for node in nodes}
+        self._plan, self._residual = None, Residual({})
+        if self._sampled:
+            self._plan = planner.plan(model, {node.client: node.keep_ratio for node in self._sampled.values()}, number)
+            self._residual = planner.residual(model)
+
+    def _messages(self, kind: str, server_round: int, config: ConfigRecord) -> Iterator[Message]:
+        ttl = None if self._timeout is None else self._timeout + SLACK
+        for id, node in self._sampled.items():
+            assert self._plan is not None
+            settings = ConfigRecord({**config, "server-round": server_round})
+            content = RecordDict({ARRAYS: pack(self._plan.shard(node.client)), CONFIG: settings})
+            if len(self._residual) and self._digests.get(id) != self._residual.digest:
+                content[RESIDUAL] = pack(self._residual)
+            message = Message(content, dst_node_id=id, message_type=kind, group_id=str(server_round), ttl=ttl)
+            del content
+            yield message
+            del message
+
+    def _contents(self, replies: Iterable[Message]) -> Iterator[tuple[Client, RecordDict | Failure]]:
+        """Yield the content of each sampled client's reply, or why there is none."""
+        for reply in replies:
+            node = self._sampled.get(reply.metadata.src_node_id)
+            if node is None:
+                log.warning("ignored an unrequested reply from node %d", reply.metadata.src_node_id)
+                continue
+            content: RecordDict | Failure
+            try:
+                content = content_of(reply)
+                self._digests[node.id] = self._residual.digest
+            except UserError as error:
+                content = Failure.of(error)
+                self._digests.pop(node.id, None)  # it may have lost the residual
+            del reply
+            yield node.client, content
+            del content
+
+    def _report(self, server_round: int, failures: Mapping[Client, Failure]) -> None:
+        for client, failure in failures.items():
+            log.warning("client %s is left out of round %d: %s", client, server_round, failure)
+        if failures:
+            self.failures.setdefault(server_round, {}).update(failures)
+
+    def _arrays(self) -> ArrayRecord:
+        """Return the state of the result; NumPy lacks some types, such as bfloat16, which become float32."""
+        state = self.server.result.state_dict()
+        unknown = [name for name, part in state.items() if part.is_floating_point() and part.dtype not in NUMPY_FLOATS]
+        return ArrayRecord({**state, **{name: state[name].float() for name in unknown}})
+
+
+def weighted_means(records: list[RecordDict], weighted_by_key: str) -> MetricRecord:
+    """Return each metric's weighted mean over the nodes that report it; the weight is left out.
+
+    A metric of other length than the first node's is logged and left out.
+    """
+    sums: dict[str, Tensor] = {}
+    totals: dict[str, float] = {}
+    for record in records:
+        metrics: Mapping[str, Any] = record[METRICS]
+        weight = metrics[weighted_by_key]
+        for name, value in metrics.items():
+            weighted = torch.tensor(value, dtype=torch.float64) * weight
+            if name == weighted_by_key:
+                continue
+            if name in sums and sums[name].shape != weighted.shape:
+                log.warning("left out a metric %r of shape %s", name, [*weighted.shape])
+                continue
+            sums[name] = sums[name] + weighted if name in sums else weighted
+            totals[name] = totals.get(name, 0.0) + weight
+    return MetricRecord({name: (value / totals[name]).tolist() for name, value in sums.items()})

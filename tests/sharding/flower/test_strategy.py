@@ -1,0 +1,405 @@
+"""A strategy and a client's app in one process: what every reply comes to, and equal bits with `Server.round`."""
+
+import copy
+from dataclasses import replace
+from math import nan
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from torch import nn
+from torch.nn import functional as F
+
+from sharding import Server, ShardPlanner, client_model, clip_and_decay, factorize, init_empty
+from sharding.aggregation.aggregate import Average
+from sharding.errors import UserError
+from sharding.failures import Kind
+from sharding.flower import SpectralSharding, train_message
+from sharding.flower import exchange as exchange_module
+from sharding.flower.strategy import weighted_means
+from tests.sharding.flower.grid import StubGrid, make_app
+
+RATIOS = {0: 0.25, 1: 0.5, 2: 0.5}
+SIZES = {0: 20, 1: 40, 2: 10}
+
+
+@pytest.fixture(autouse=True)
+def _identity(monkeypatch):
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    monkeypatch.setattr(exchange_module, "POLL", 0.0)
+    monkeypatch.setattr("sharding.flower.strategy.sleep", lambda seconds: None)
+
+
+def make_model():
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def structure_of():
+    with init_empty():
+        return make_model()
+
+
+def data_of(client):
+    generator = torch.Generator().manual_seed(client)
+    inputs = torch.randn(SIZES[client], 8, generator=generator)
+    return inputs, inputs[:, :4].argmax(1)
+
+
+def fit(model, client, optimizer=torch.optim.AdamW):
+    inputs, targets = data_of(client)
+    steps = optimizer(model.parameters(), lr=0.01)
+    steps.register_step_pre_hook(clip_and_decay(model))
+    for batch in zip(inputs.split(10), targets.split(10), strict=True):
+        steps.zero_grad()
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        steps.step()
+    return {"num-examples": SIZES[client], "train_loss": float(loss.detach())}
+
+
+def train(model, config, context):
+    return fit(model, context.node_config["partition-id"])
+
+
+def evaluate(model, config, context):
+    inputs, targets = data_of(context.node_config["partition-id"])
+    with torch.no_grad():
+        return {"num-examples": len(inputs), "accuracy": float((model(inputs).argmax(1) == targets).float().mean())}
+
+
+def configs(first=1000):
+    return {first - client: {"partition-id": client, "keep-ratio": ratio} for client, ratio in RATIOS.items()}
+
+
+def server_of(planner="collective", **kwargs):
+    torch.manual_seed(0)
+    model = make_model()
+    return Server(model, ShardPlanner(planner), torch.optim.SGD(model.parameters(), 0.5, momentum=0.5), **kwargs)
+
+
+def run(server, grid=None, rounds=2, keep_ratio=None, **kwargs):
+    grid = grid or StubGrid(make_app(structure_of(), train, evaluate), configs())
+    strategy = SpectralSharding(server, keep_ratio, **{"fraction_evaluate": 0.0, **kwargs})
+    return strategy, strategy.start(grid, num_rounds=rounds, timeout=0.0), grid
+
+
+@pytest.mark.parametrize("compression", ["float32", "int8"])
+@pytest.mark.parametrize("max_share", [1.0, 0.4])
+def test_strategy_with_adamw_on_nodes_equals_server_round(compression, max_share):
+    ours, theirs = server_of(max_share=max_share), server_of(max_share=max_share)
+    ours.planner.compression = theirs.planner.compression = compression
+    _, result, _ = run(ours, rounds=3)
+
+    def train_here(client, shard):
+        model = client_model(structure_of(), shard)
+        fit(model, client)
+        return shard.read_from(model)
+
+    for number in range(3):
+        theirs.round(number, RATIOS, train_here, SIZES)
+    state = theirs.model.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in ours.model.state_dict().items())
+    assert all(torch.equal(value, state[name]) for name, value in result.arrays.to_torch_state_dict().items())
+
+
+def test_nodes_with_other_numbers_give_the_same_bits():
+    states = []
+    for first in (1000, 77):
+        server = server_of()
+        run(server, StubGrid(make_app(structure_of(), train), configs(first)))
+        states.append(server.model.state_dict())
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+def test_keep_ratio_as_a_function_asks_no_node():
+    seen = []
+
+    def ratio(node):
+        seen.append(node)
+        return 0.5
+
+    _, _, grid = run(server_of(), keep_ratio=ratio)
+    assert sorted(seen) == sorted(configs())
+    assert {kind for _, kind, _ in grid.pushed} == {"train"}
+
+
+@pytest.mark.parametrize("count", [3, 12])
+def test_server_keeps_one_message_at_a_time(count):
+    grid = StubGrid(
+        make_app(structure_of(), lambda model, config, context: {"num-examples": 1}),
+        {node: {} for node in range(1, count + 1)},
+    )
+    run(server_of(), grid, rounds=1, keep_ratio=0.5)
+    assert grid.most <= 3  # the content at hand, the one before it, and what a node has received
+
+
+def failing(kind):
+    def train_or_fail(model, config, context):
+        if context.node_config["partition-id"] != 1:
+            return train(model, config, context)
+        if kind == "raises":
+            raise RuntimeError("disk full")
+        if kind == "diverges":
+            with torch.no_grad():
+                next(model.parameters()).fill_(nan)
+        return {"loss": 1.0} if kind == "has no weight" else {"num-examples": 40}
+
+    return train_or_fail
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "of_kind"),
+    [
+        ("raises", "disk full", Kind.FAILED),
+        ("diverges", "NaN or Inf", Kind.NOT_FINITE),
+        ("has no weight", "'num-examples' is None", Kind.MALFORMED),
+        ("is silent", "no reply within 0 s", Kind.LATE),
+    ],
+)
+def test_failed_node_is_left_out_with_its_reason(caplog, kind, reason, of_kind):
+    caplog.set_level("WARNING", "flwr.sharding")
+    server, missing = server_of(), server_of()
+    grid = StubGrid(make_app(structure_of(), failing(kind)), configs())
+    if kind == "is silent":
+        grid.silent.add((999, "train"))
+    strategy, result, _ = run(server, grid, rounds=1)
+    assert strategy.failures[1][1].kind == of_kind
+    assert reason in str(strategy.failures[1][1])
+    assert f"client 1 is left out of round 1: {strategy.failures[1][1]}" in caplog.text
+    assert "train_loss" in result.train_metrics_clientapp[1]
+    plan = missing.plan(RATIOS, 0)
+    average = missing.average(plan, SIZES)
+    for client, shard in plan.shards():
+        model = client_model(structure_of(), shard)
+        fit(model, client)
+        average.add(client, None if client == 1 else shard.read_from(model))
+    missing.step(average)
+    assert all(
+        torch.equal(value, missing.model.state_dict()[name]) for name, value in server.model.state_dict().items()
+    )
+
+
+def test_round_without_updates_keeps_the_model():
+    server = server_of()
+    before = copy.deepcopy(server.model.state_dict())
+    grid = StubGrid(make_app(structure_of(), lambda model, config, context: {}), configs())
+    _, result, _ = run(server, grid)
+    assert result.train_metrics_clientapp == {}
+    assert all(torch.equal(value, before[name]) for name, value in server.model.state_dict().items())
+
+
+def test_second_node_of_a_partition_waits_for_the_first_to_leave(caplog):
+    nodes = configs() | {2000: {"partition-id": 1, "keep-ratio": 0.5}}
+
+    def leave(model, config, context):
+        if config["server-round"] == 2:
+            grid.configs.pop(999, None)
+        return train(model, config, context)
+
+    grid = StubGrid(make_app(structure_of(), leave), nodes)
+    strategy, _, _ = run(server_of(), grid, rounds=3)
+    assert "node 2000 waits: its partition-id is 1, as that of node 999" in caplog.text
+    assert strategy.failures == {}
+    trained = [node for node, kind, _ in grid.pushed if kind == "train"]
+    assert trained == [1000, 999, 998, 1000, 999, 998, 1000, 2000, 998]
+
+
+def test_node_without_keep_ratio_is_left_out(caplog):
+    nodes = configs() | {2000: {"partition-id": 3}}
+    run(server_of(), StubGrid(make_app(structure_of(), train), nodes))
+    assert "keep-ratio is None in --node-config" in caplog.text
+
+
+def frozen_server():
+    torch.manual_seed(0)
+    model = make_model()
+    model[0].bias.requires_grad_(False)
+    return Server(factorize(model, 0.25, residual="int8"), ShardPlanner("top_n"))
+
+
+def test_residual_is_sent_once_to_each_node():
+    grid = StubGrid(make_app(structure_of(), train, evaluate), configs())
+    strategy, result, _ = run(frozen_server(), grid, rounds=3, fraction_evaluate=1.0)
+    assert strategy.failures == {}
+    assert result.evaluate_metrics_clientapp.keys() == {1, 2, 3}
+    assert [(node, kind) for node, kind, content in grid.pushed if "residual" in content] == [
+        (node, "train") for node in (1000, 999, 998)
+    ]
+
+
+def test_residual_with_adamw_on_nodes_equals_server_round():
+    ours, theirs = frozen_server(), frozen_server()
+    run(ours, rounds=2)
+
+    def train_here(client, shard):
+        model = client_model(structure_of(), shard, residual=theirs.residual)
+        fit(model, client)
+        return shard.read_from(model)
+
+    for number in range(2):
+        theirs.round(number, RATIOS, train_here, SIZES)
+    state = theirs.model.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in ours.model.state_dict().items())
+
+
+def test_node_that_lost_its_residual_fails_in_one_line_and_gets_it_again():
+    def forget(model, config, context):
+        if config["server-round"] == 1 and context.node_config["partition-id"] == 1:
+            grid.states.pop(999)
+        return train(model, config, context)
+
+    grid = StubGrid(make_app(structure_of(), forget), configs())
+    strategy, _, _ = run(frozen_server(), grid, rounds=3)
+    assert {number: {*failures} for number, failures in strategy.failures.items()} == {2: {1}}
+    assert "lacks the residual of the model" in str(strategy.failures[2][1])
+    assert [node for node, _, content in grid.pushed if "residual" in content] == [1000, 999, 998, 999]
+
+
+def test_spoiled_residual_in_a_nodes_state_fails_in_one_line():
+    def spoil(model, config, context):
+        array = context.state["residual"]["shard"]
+        array.data = array.data[:-1] + bytes([array.data[-1] ^ 1])
+        return train(model, config, context)
+
+    grid = StubGrid(make_app(structure_of(), spoil), configs())
+    strategy, _, _ = run(frozen_server(), grid)
+    assert all("this residual is spoiled" in str(failure) for failure in strategy.failures[2].values())
+
+
+def test_evaluation_on_nodes_is_the_weighted_mean_of_their_models():
+    server = server_of("top_n")
+    _, result, _ = run(server, rounds=1, fraction_evaluate=1.0)
+    plan = ShardPlanner("top_n").plan(server.model, RATIOS, 1)
+    each = {}
+    for client, shard in plan.shards():
+        inputs, targets = data_of(client)
+        each[client] = float((client_model(structure_of(), shard)(inputs).argmax(1) == targets).float().mean())
+    mean = sum(SIZES[client] * each[client] for client in RATIOS) / sum(SIZES.values())
+    assert result.evaluate_metrics_clientapp[1]["accuracy"] == pytest.approx(mean)
+
+
+def test_fraction_train_samples_by_the_planners_seed():
+    nodes = {node: {"partition-id": node, "keep-ratio": 0.5} for node in range(1, 11)}
+
+    def trained():
+        app = make_app(structure_of(), lambda model, config, context: {"num-examples": 1})
+        _, _, grid = run(server_of(), StubGrid(app, nodes), rounds=4, fraction_train=0.3)
+        return [node for node, kind, _ in grid.pushed if kind == "train"]
+
+    assert trained() == trained()
+    assert len(trained()) == 12
+    assert len({*trained()}) > 3
+
+
+def test_subclass_gives_each_node_a_configuration():
+    seen = {}
+
+    def keep(model, config, context):
+        seen[context.node_config["partition-id"]] = dict(config)
+        return {"num-examples": 1}
+
+    class Own(SpectralSharding):
+        def configure_train(self, server_round, arrays, config, grid):
+            for number, message in enumerate(super().configure_train(server_round, arrays, config, grid)):
+                message.content["config"]["lr"] = 0.1 * number
+                yield message
+
+    grid = StubGrid(make_app(structure_of(), keep), configs())
+    Own(server_of(), fraction_evaluate=0.0).start(grid, num_rounds=1, timeout=0.0, train_config=ConfigRecord({"b": 2}))
+    assert {client: config["lr"] for client, config in seen.items()} == {0: 0.0, 1: 0.1, 2: 0.2}
+    assert seen[0] == {"b": 2, "server-round": 1, "lr": 0.0}
+
+
+def test_evaluate_fn_gets_the_state_of_each_round():
+    server, states = server_of(), []
+    run_states = lambda number, arrays: states.append((number, arrays.to_torch_state_dict()))  # noqa: E731
+    grid = StubGrid(make_app(structure_of(), train), configs())
+    strategy = SpectralSharding(server, fraction_evaluate=0.0)
+    strategy.start(grid, num_rounds=2, timeout=0.0, evaluate_fn=run_states)
+    assert [number for number, _ in states] == [0, 1, 2]
+    assert all(torch.equal(value, server.model.state_dict()[name]) for name, value in states[2][1].items())
+    assert not torch.equal(states[0][1]["2.weight"], states[1][1]["2.weight"])
+
+
+def test_weighted_means_of_metrics_that_some_nodes_report():
+    records = [
+        RecordDict({"metrics": MetricRecord({"n": 1, "loss": 2.0, "each": [1.0, 2.0]})}),
+        RecordDict({"metrics": MetricRecord({"n": 3, "each": [5.0, 2.0]})}),
+    ]
+    assert weighted_means(records, "n") == MetricRecord({"loss": 2.0, "each": [4.0, 2.0]})
+
+
+def test_metric_of_another_length_is_left_out(caplog):
+    records = [RecordDict({"metrics": MetricRecord({"n": 1, "each": [1.0] * length})}) for length in (2, 3)]
+    assert weighted_means(records, "n") == MetricRecord({"each": [1.0, 1.0]})
+    assert "left out a metric 'each' of shape [3]" in caplog.text
+
+
+def test_round_waits_for_the_reports_of_new_nodes():
+    class Slow(StubGrid):
+        def pull_messages(self, numbers):
+            return super().pull_messages(numbers[:1])  # one report at a time
+
+    grid = Slow(make_app(structure_of(), train), configs())
+    run(server_of(), grid, rounds=1)
+    assert [kind for _, kind, _ in grid.pushed] == ["query"] * 3 + ["train"] * 3
+
+
+def test_message_that_flower_does_not_accept_is_a_failure():
+    class Full(StubGrid):
+        def push_messages(self, messages):
+            kind, node = messages[0].metadata.message_type, messages[0].metadata.dst_node_id
+            return [] if (kind, node) == ("train", 999) else super().push_messages(messages)
+
+    strategy, _, _ = run(server_of(), Full(make_app(structure_of(), train), configs()), rounds=1)
+    assert {client: str(failure) for client, failure in strategy.failures[1].items()} == {
+        1: "Flower did not accept the message to it, see the log"
+    }
+
+
+def test_simulated_node_without_a_configuration_reports_the_given_keep_ratio():
+    app = make_app(structure_of(), train, keep_ratio=0.5)
+    nodes = {node: {"partition-id": client} for node, client in ((7, 0), (8, 1))}
+    _, _, grid = run(server_of(), StubGrid(app, nodes), rounds=1)
+    assert [kind for _, kind, _ in grid.pushed] == ["query", "query", "train", "train"]
+
+
+@pytest.mark.parametrize("weight", [None, 0.0, nan, "many"])
+def test_average_with_an_invalid_late_weight_rejects_the_update(weight):
+    plan = server_of().plan(RATIOS, 0)
+    average = Average(plan, None)
+    average.add(0, plan.shard(0), weight)
+    aggregation = average.finish()
+    assert "its weight is" in str(aggregation.rejected[0])
+    assert aggregation.accepted == []
+
+
+def test_average_with_late_weights_bounds_the_shares_of_updates_that_count():
+    plan = server_of().plan(RATIOS, 0)
+    spoiled = plan.shard(2)
+    late, early = Average(plan, None, max_share=0.6), Average(plan, {0: 1.0, 1: 9.0}, max_share=0.6)
+    for average in (late, early):
+        for client, weight in ((0, 1.0), (1, 9.0)):
+            shard = plan.shard(client)
+            moved = {name: value + 1 + client for name, value in shard.dense.items()}
+            average.add(client, replace(shard, dense=moved), weight)
+    late.add(2, replace(spoiled, dense={name: value * nan for name, value in spoiled.dense.items()}), 1e9)
+    ours, theirs = late.finish(), early.finish()
+    assert ours.accepted == theirs.accepted == [0, 1]
+    assert all(torch.equal(value, theirs.delta[name]) for name, value in ours.delta.items())
+
+
+def test_shard_of_another_structure_fails_with_the_difference():
+    grid = StubGrid(make_app(nn.Linear(3, 3), train), configs())
+    strategy, _, _ = run(server_of(), grid, rounds=1)
+    assert all("the model has no layer 2" in str(failure) for failure in strategy.failures[1].values())
+
+
+def test_train_message_without_arrays_raises():
+    message = Message(RecordDict(), dst_node_id=1, message_type="train")
+    context = Context(1, 1, {}, RecordDict(), {})
+    with pytest.raises(UserError, match="without 'arrays'"):
+        train_message(message, context, make_model(), fit)
