@@ -50,6 +50,9 @@ def test_docs_snippets_run(page, snippet, tmp_path, monkeypatch):
     if "runs/quickstart-top_n-0" in snippet:
         assert main(["run", "configs/quickstart.yaml", *TINY, f"output={tmp_path}/runs/quickstart-top_n-0"]) == 0
         monkeypatch.chdir(tmp_path)
+    if "flwr" in snippet:
+        pytest.importorskip("flwr", reason="needs the extra `flower`")
+        monkeypatch.syspath_prepend(ROOT / "examples" / "flower_app")
     torch.manual_seed(0)
     exec(compile(snippet, page, "exec"), names := {})
     if "def accuracy" in snippet:

@@ -8,8 +8,7 @@ The server's app, with a model, a planner and any torch optimizer::
     def main(grid: Grid, context: Context) -> None:
         model = make_model()
         server = Server(model, ShardPlanner("top_n"), torch.optim.SGD(model.parameters(), lr=1.0))
-        strategy = SpectralSharding(server, fraction_evaluate=0.0)
-        strategy.start(grid, num_rounds=3)
+        SpectralSharding(server, fraction_evaluate=0.0).start(grid, num_rounds=3)
 
 The client's app, with the user's own loop; `fit(model, config)` returns ``{"num-examples": …}`` and other metrics::
 
@@ -23,7 +22,7 @@ The client's app, with the user's own loop; `fit(model, config)` returns ``{"num
     def train(message: Message, context: Context) -> Message:
         with init_empty():
             structure = make_model()
-        return train_message(message, structure, fit)
+        return train_message(message, context, structure, fit)
 """
 
 from importlib.util import find_spec

@@ -12,4 +12,4 @@ from importlib.util import find_spec
 from sharding.errors import UserError
 
 if find_spec("flwr") is None:
-    raise UserError("federation needs the package flwr: pip install -e '.[flower]'")
+    raise UserError("federation needs the package flwr: pip install -e '.[federate]'")

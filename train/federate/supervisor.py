@@ -41,7 +41,7 @@ class Processes:
             UserError: there is no such program.
         """
         if (program := which(command[0], path=environment.get("PATH"))) is None:
-            raise UserError(f"{command[0]} is not installed; pip install -e '.[flower]'")
+            raise UserError(f"{command[0]} is not installed; pip install -e '.[federate]'")
         setpriv = which("setpriv")
         tie = [setpriv, "--pdeathsig", "KILL"] if setpriv else []
         with (self._logs / f"{name}.log").open("ab") as output:

@@ -1,6 +1,8 @@
 """A strategy and a client's app in one process: what every reply comes to, and equal bits with `Server.round`."""
 
 import copy
+import importlib
+import sys
 from dataclasses import replace
 from math import nan
 
@@ -84,6 +86,13 @@ def run(server, grid=None, rounds=2, keep_ratio=None, **kwargs):
     grid = grid or StubGrid(make_app(structure_of(), train, evaluate), configs())
     strategy = SpectralSharding(server, keep_ratio, **{"fraction_evaluate": 0.0, **kwargs})
     return strategy, strategy.start(grid, num_rounds=rounds, timeout=0.0), grid
+
+
+def test_import_without_flower_names_the_extra(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.delitem(sys.modules, "sharding.flower")
+    with pytest.raises(ImportError, match=r"needs the package flwr: pip install 'spectral-sharding\[flower\]'"):
+        importlib.import_module("sharding.flower")
 
 
 @pytest.mark.parametrize("compression", ["float32", "int8"])

@@ -1,0 +1,27 @@
+"""The server: it holds the model, and sends each node the terms that the node can afford."""
+
+import torch
+from flwr.app import ConfigRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+
+from digits.task import load_data, make_model, test
+from sharding import Server, ShardPlanner
+from sharding.flower import SpectralSharding
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train for some rounds; test the whole model after each."""
+    torch.manual_seed(0)
+    model, whole, data = make_model(), make_model(), load_data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.8, nesterov=True)
+    strategy = SpectralSharding(Server(model, ShardPlanner("top_n"), optimizer))
+
+    def evaluate(server_round, arrays):
+        whole.load_state_dict(arrays.to_torch_state_dict())
+        return MetricRecord(test(whole, {}, data))
+
+    config = ConfigRecord({"lr": context.run_config["lr"]})
+    strategy.start(grid, num_rounds=context.run_config["rounds"], train_config=config, evaluate_fn=evaluate)

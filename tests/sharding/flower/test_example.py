@@ -1,0 +1,92 @@
+"""The app in examples/flower_app runs in real processes: a SuperLink, two SuperNodes, and `flwr run`."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+from flwr.app import ConfigRecord, Context, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from tests.sharding.flower.grid import StubGrid
+
+ROOT = Path(__file__).parents[3]
+APP = ROOT / "examples" / "flower_app"
+PROGRAMS = Path(sys.executable).parent
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def listens(port):
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start a program of Flower in the background; it ends with the test."""
+    environment = os.environ | {
+        "FLWR_HOME": str(tmp_path),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "NO_PROXY": "127.0.0.1",
+        "no_proxy": "127.0.0.1",
+    }
+    with ExitStack() as stack:
+
+        def start(name, *words):
+            output = stack.enter_context((tmp_path / f"{name}.log").open("w"))
+            command = [PROGRAMS / words[0], *map(str, words[1:])]
+            process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, cwd=tmp_path)
+            stack.callback(process.wait)
+            stack.callback(process.terminate)
+            return process
+
+        yield start
+
+
+@pytest.mark.federation
+def test_example_app_trains_under_flwr_run(start, tmp_path):
+    port = free_port()
+    (tmp_path / "config.toml").write_text(f'[superlink.mine]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
+    start("superlink", "flower-superlink", "--insecure", "--port", port, "--disable-runtime-dependency-installation")
+    end = monotonic() + 60
+    while not listens(port) and monotonic() < end:
+        sleep(0.1)
+    for node in range(2):
+        settings = f"partition-id={node} keep-ratio={(0.1, 0.25)[node]}"
+        words = ["--insecure", "--superlink", f"127.0.0.1:{port}", "--port", free_port(), "--node-config", settings]
+        start(f"node-{node}", "flower-supernode", *words)
+    run = start("run", "flwr", "run", APP, "mine", "--stream", "--run-config", "rounds=2 lr=0.02")
+    assert run.wait(480) == 0
+    told = (tmp_path / "run.log").read_text()
+    assert "left out of round" not in told
+    assert "Sampled 2 nodes (out of 2)" in told
+    accuracies = [float(accuracy) for accuracy in re.findall(r"MetricRecord: {.*'accuracy': ([\d.]+)", told)]
+    assert len(accuracies) == 4, told  # of nodes and of the server, in each round
+    assert accuracies[-1] > 0.3  # chance is 0.1
+
+
+def test_guide_apps_train(monkeypatch, caplog):
+    monkeypatch.syspath_prepend(APP)
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    server, client = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guides/flower_app.md").read_text(), re.S)
+    server = server.replace("num_rounds=10", "num_rounds=2, train_config=ConfigRecord({'lr': 0.01})")
+    exec(server, ours := {"ConfigRecord": ConfigRecord})
+    exec(client, theirs := {})
+    grid = StubGrid(theirs["app"], {7 + node: {"partition-id": node, "keep-ratio": 0.25} for node in range(2)})
+    ours["app"](grid, Context(1, 1, {}, RecordDict(), {}))
+    assert [kind for _, kind, _ in grid.pushed] == ["query"] * 2 + ["train"] * 4
+    assert "left out of round" not in caplog.text
