@@ -31,6 +31,7 @@ STUDIES: dict[str, Callable[[Arguments], None]] = {
     **{name: partial(wireless.run, setup) for name, setup in wireless.SETUPS.items()},
     **{name: partial(beyond.run, experiment) for name, experiment in beyond.EXPERIMENTS.items()},
     **{name: partial(options.run, experiment) for name, experiment in options.EXPERIMENTS.items()},
+    "capacity": partial(options.run_trials, options.CAPACITY),
 }
 
 
@@ -56,7 +57,7 @@ def read(words: Sequence[str]) -> Arguments:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="set a key of every run, e.g. rounds=3")
     parser.add_argument("--into", type=Path, help="folder to write to (default: results/STUDY)")
     parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="use these seeds instead of the study's")
-    only = "run only these methods of beyond*, options* or uneven; without a method, run none"
+    only = "run only these methods of beyond*, options*, uneven or capacity; without a method, run none"
     parser.add_argument("--only", nargs="*", metavar="METHOD", help=only)
     parser.add_argument("--jobs", type=positive, help="runs at a time (default: one per core)")
     args = parser.parse_intermixed_args(words)

@@ -7,6 +7,7 @@ of the average and of the last model.
 - `options`: CIFAR-10 at the medium scale of the paper's column (configs/beyond.yaml), r = 0.1.
 - `options_shakespeare`: all options with the default strategy, on a transformer of the published width, r = 0.1.
 - `uneven`: strategies, and smaller models, for the paper's uneven clients, r of 0.2 and 0.4, on the same bytes.
+- `capacity`: trials of changes that could make uneven clients pay (docs/results/uneven_plan.md).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +17,9 @@ from typing import NamedTuple
 import pandas as pd
 
 from sharding.errors import UserError
-from studies import beyond, width
+from studies import beyond, capacity, width
 from studies.beyond import AVERAGE, LOW_RANK, NESTEROV, course, difference, format_percents
+from studies.capacity import Change
 from studies.curves import by_scheme, ends
 from studies.picture import draw
 from studies.runner import CONFIGS, Arguments, configs_of, curves_of, kept_curves, run_all, write_summary
@@ -30,14 +32,20 @@ from train.rundir.checkpoint import find_checkpoint
 # Of a curve: the accuracy is the average's where a run has one, and at its end there is the last model's too.
 COLUMNS = ("rounds", "bytes_up", "bytes_down", "test_accuracy", "last_accuracy")
 TRIAL_SEED, SEEDS = 1000, (0, 1, 2)
+MORE_TRIAL_SEEDS, MARGIN, MOST_ARMS = (1001, 1002), 0.02, 4  # of `capacity`: seeds for the arms closest to the best
 TUNED = (*LOW_RANK, *NESTEROV, *AVERAGE)
+ALL_OPTIONS = ("strategy=top_n", *TUNED)
 UNEVEN = beyond.Experiment(
     "beyond",
     "CIFAR-10 (re-encoded), medium scale, r = 0.2 and 0.4",
     ("keep_ratio={0.2: 0.6, 0.4: 0.4}", "rounds=200"),
 )
 NARROW = ("strategy=dense", "model.width=14", "model.groups=7", "rounds=347")  # as many bytes in all
+SMALL_RATES = (0.01, 0.02, 0.03)
 LOW_RATES, MIDDLE_RATES, HIGH_RATES = (0.02, 0.03, 0.05), (0.03, 0.05, 0.1), (0.05, 0.1, 0.2)
+
+
+Run = Callable[..., pd.DataFrame]
 
 
 class Arm(NamedTuple):
@@ -46,12 +54,12 @@ class Arm(NamedTuple):
     Attributes:
         overrides: of the experiment.
         rates: values of `local.optimizer.lr`.
-        windows: whether it trains windows of channels (`studies/width.py`), as HeteroFL does.
+        run: trains its configurations, as `run_all` does.
     """
 
     overrides: Sequence[str]
     rates: Sequence[float]
-    windows: bool = False
+    run: Run = run_all
 
 
 class Experiment(NamedTuple):
@@ -77,33 +85,47 @@ EXPERIMENTS = {
             "low_rank": Arm((*LOW_RANK, *AVERAGE), LOW_RATES),
             "nesterov": Arm((*NESTEROV, *AVERAGE), HIGH_RATES),
             "published": Arm(AVERAGE, HIGH_RATES),
-            "top_n, low_rank, nesterov": Arm(("strategy=top_n", *TUNED), LOW_RATES),
+            "top_n, low_rank, nesterov": Arm(ALL_OPTIONS, LOW_RATES),
         },
     ),
     "options_shakespeare": Experiment(
         beyond.EXPERIMENTS["beyond_shakespeare"],
         1 / 2,
-        {"top_n, low_rank, nesterov": Arm(("strategy=top_n", *TUNED), MIDDLE_RATES)},
+        {"top_n, low_rank, nesterov": Arm(ALL_OPTIONS, MIDDLE_RATES)},
     ),
     "uneven": Experiment(
         UNEVEN,
         1 / 4,
         {
-            "top_n": Arm(("strategy=top_n", *TUNED), LOW_RATES),
+            "top_n": Arm(ALL_OPTIONS, LOW_RATES),
             "collective": Arm(TUNED, LOW_RATES),
             "unbiased": Arm(("strategy=unbiased", *TUNED), LOW_RATES),
             "narrow": Arm((*NARROW, *NESTEROV, *AVERAGE), MIDDLE_RATES),
-            "HeteroFL": Arm(("rounds=245", *NESTEROV), MIDDLE_RATES, windows=True),
+            "HeteroFL": Arm(("rounds=245", *NESTEROV), MIDDLE_RATES, partial(width.run_all, "nested")),
         },
     ),
 }
 
+CAPACITY = Experiment(
+    UNEVEN,
+    1 / 4,
+    {
+        "top_n": Arm(ALL_OPTIONS, SMALL_RATES),
+        "r = 0.2 for all": Arm((*ALL_OPTIONS, "keep_ratio=0.2"), SMALL_RATES),
+        "weakest start": Arm(ALL_OPTIONS, SMALL_RATES, partial(capacity.run_all, Change(weakest_start=True))),
+        "frozen tail": Arm(ALL_OPTIONS, SMALL_RATES, partial(capacity.run_all, Change(tail="float32"))),
+        "frozen tail, int4": Arm(ALL_OPTIONS, SMALL_RATES, partial(capacity.run_all, Change(tail="int4"))),
+        "holders": Arm(ALL_OPTIONS, SMALL_RATES, partial(capacity.run_all, Change(by_holders=True))),
+        "nested": Arm(ALL_OPTIONS, SMALL_RATES, partial(capacity.run_all, Change(nested=True))),
+        "growth": Arm(ALL_OPTIONS, SMALL_RATES, partial(capacity.run_all, Change(growth=0.5))),
+        "tail step": Arm(ALL_OPTIONS, SMALL_RATES, partial(capacity.run_all, Change(tail_step=0.5))),
+    },
+)
+
 
 def run(experiment: Experiment, arguments: Arguments) -> None:
     """Run what is missing of these arms, and write a table of all arms that have runs."""
-    arms = {name: arm for name, arm in experiment.arms.items() if arguments.only is None or name in arguments.only}
-    if unknown := set(arguments.only or ()) - set(experiment.arms):
-        raise UserError(f"--only: {', '.join(sorted(unknown))} is not among {', '.join(experiment.arms)}")
+    arms = arms_of(experiment, arguments)
     rates = {name: arm.rates for name, arm in arms.items()}
     train(experiment, arguments, "rates.csv", rates, (TRIAL_SEED,), experiment.trial)
     trials = by_scheme(kept_curves(arguments, "rates.csv", COLUMNS))
@@ -117,6 +139,38 @@ def run(experiment: Experiment, arguments: Arguments) -> None:
     write_summary(arguments, text, draw(curves, {"GB down and up": "gigabytes"}, experiment.on.title))
 
 
+def run_trials(experiment: Experiment, arguments: Arguments) -> None:
+    """Try what is missing of these arms at each rate, those close to the best on more seeds, and write a table."""
+    file, arms = "rates.csv", arms_of(experiment, arguments)
+    train(experiment, arguments, file, {name: arm.rates for name, arm in arms.items()}, (TRIAL_SEED,), experiment.trial)
+    trials = by_scheme(kept_curves(arguments, file, COLUMNS))
+    tried = {name: arm for name, arm in experiment.arms.items() if title(name, arm.rates[-1]) in {*trials.scheme}}
+    best = {name: best_rate(name, arm, trials) for name, arm in tried.items()}
+    accuracies = ends(trials[trials.seed == TRIAL_SEED]).set_index("scheme").test_accuracy
+    reached = {name: accuracies[title(name, rate)] for name, rate in best.items()}
+    if len(tried) == len(experiment.arms):
+        order = sorted(reached, key=lambda name: -reached[name])
+        close = [name for name in order if reached[name] >= reached[order[0]] - MARGIN][:MOST_ARMS]
+        rates = {name: [best[name]] for name in close}
+        train(experiment, arguments, file, rates, MORE_TRIAL_SEEDS, experiment.trial)
+        trials = by_scheme(kept_curves(arguments, file, COLUMNS))
+    at_best = trials[trials.scheme.isin(title(name, rate) for name, rate in best.items())]
+    text = [f"# Changes for uneven clients: {experiment.on.title}", "", frame_table(rates_table(trials)), ""]
+    text += ["## At the best rate", "", frame_table(arms_table(at_best, next(iter(experiment.arms))))]
+    write_summary(arguments, text)
+
+
+def arms_of(experiment: Experiment, arguments: Arguments) -> dict[str, Arm]:
+    """Return the arms to run.
+
+    Raises:
+        UserError: there is no arm of a name.
+    """
+    if unknown := set(arguments.only or ()) - set(experiment.arms):
+        raise UserError(f"--only: {', '.join(sorted(unknown))} is not among {', '.join(experiment.arms)}")
+    return {name: arm for name, arm in experiment.arms.items() if arguments.only is None or name in arguments.only}
+
+
 def train(
     experiment: Experiment,
     arguments: Arguments,
@@ -126,14 +180,15 @@ def train(
     share: float = 1.0,
 ) -> None:
     """Train arms at these rates on these seeds for a share of their rounds, unless the file of curves has them."""
-    for run, windows in ((run_all, False), (partial(width.run_all, "nested"), True)):
+    runs = {arm.run: None for arm in experiment.arms.values()}
+    for run in runs:
         schemes = {
             title(name, rate): overrides_of(
                 experiment, arm, share, [*arguments.overrides, f"local.optimizer.lr={rate}"]
             )
             for name, arm in experiment.arms.items()
             for rate in rates.get(name, ())
-            if arm.windows == windows
+            if arm.run is run
         }
         configs = configs_of(CONFIGS / f"{experiment.on.config}.yaml", schemes, seeds, arguments.into)
         curves_of(configs, arguments, file, columns=COLUMNS, run=partial(run_with_last, run))
@@ -152,7 +207,7 @@ def overrides_of(experiment: Experiment, arm: Arm, share: float, overrides: Sequ
 
 
 def run_with_last(
-    run: Callable[..., pd.DataFrame], configs: Mapping[str, Config], jobs: int | None = None, diverging: bool = False
+    run: Run, configs: Mapping[str, Config], jobs: int | None = None, diverging: bool = False
 ) -> pd.DataFrame:
     """Run what is missing, and add the last model's accuracy to the end of each curve."""
     curves = run(configs, jobs, diverging)
