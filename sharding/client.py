@@ -132,6 +132,8 @@ def client_model(model: nn.Module, shard: Shard, copy: bool = True, residual: Re
     small = _replace_layers(meta_copy(model, residual_layers(model).values()), shard)
     filled = _attach(small, shard, residual)
     slots = shard.matching_state(small)
+    for layer, stored in shard.tail.items():
+        small.get_submodule(layer).tail = stored
     for name, value in shard.state().items():
         slot = slots[name]
         filled[id(slot)] = _as_slot(slot, value, copy or shard.compression != EXACT)

@@ -51,6 +51,7 @@ class Plan(Collection[Client]):
         draws: by (keep ratio, layer).
         dense: what is sent whole, as the server has it, before any rounding for the wire.
         shapes: of the sharded layers' weights, by layer.
+        tails: by keep ratio and layer, the stored terms that only stronger clients train; empty where there are none.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Plan(Collection[Client]):
         draws: Mapping[tuple[float, str], Draw],
         dense: Mapping[str, Tensor],
         shapes: Mapping[str, torch.Size],
+        tails: Mapping[float, Mapping[str, Tensor]] | None = None,
     ) -> None:
         self.id = id
         self.spectra = spectra
@@ -69,6 +71,7 @@ class Plan(Collection[Client]):
         self.draws = draws
         self.dense = dense
         self.shapes = shapes
+        self.tails = tails or {}
         self._headers = headers
         self._rows = {client: (ratio, row) for ratio, clients in groups.items() for row, client in enumerate(clients)}
         self._drawn = {key: _rows(draw, spectra[key[1]]) for key, draw in draws.items()}
@@ -83,7 +86,7 @@ class Plan(Collection[Client]):
         for name, (indices, multipliers) in self._terms_of(client):
             u, v = (round_columns(side, header.compression) for side in self.spectra[name].cut(indices))
             terms[name] = Terms(indices, u, v, multipliers)
-        return replace(header, terms=terms)
+        return replace(header, terms=terms, tail=self._tail_of(client))
 
     def shards(self) -> Iterator[tuple[Client, Shard]]:
         """Cut every client's shard, one after the other."""
@@ -100,11 +103,14 @@ class Plan(Collection[Client]):
             spectrum = self.spectra[name]
             u, v = (side.new_empty((len(side), len(indices)), device="meta") for side in (spectrum.u, spectrum.v))
             terms[name] = Terms(indices, u, v, multipliers)
-        return replace(self._headers[client], terms=terms)
+        return replace(self._headers[client], terms=terms, tail=self._tail_of(client))
 
     def _terms_of(self, client: Client) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
         ratio, row = self._rows[client]
         return ((name, self._drawn[ratio, name][row]) for name in self.spectra)
+
+    def _tail_of(self, client: Client) -> Mapping[str, Tensor]:
+        return self.tails.get(self._rows[client][0], {})
 
     def __contains__(self, client: object) -> bool:
         """Return whether there is a shard for this client."""

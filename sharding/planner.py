@@ -21,13 +21,15 @@ from sharding.designs import DESIGNS, fit, successive_design
 from sharding.designs.base import Design
 from sharding.errors import UserError, few, pick, shown
 from sharding.factorization import ENDS, Patterns, as_patterns, num_terms, shardable_layers
-from sharding.layers import FactorizedLayer, clear_padding
+from sharding.layers import FactorizedLayer, clear_padding, factorized_type
+from sharding.layers.conv import stacked_terms
 from sharding.modules.copies import meta_copy
 from sharding.modules.finite import find_nonfinite
 from sharding.modules.memory import release_freed_memory
 from sharding.modules.state import check_shapes, dense_state, frozen_names
 from sharding.modules.wrappers import named_modules, named_parameters, unwrap
 from sharding.plan import Client, Draw, Plan
+from sharding.quantization import Format, check_format, quantize_terms
 from sharding.residual import Residual, residual_layers
 from sharding.rng import generator, seed_of
 from sharding.shard import Shard, Terms
@@ -48,9 +50,12 @@ class ShardPlanner:
         skip: layers sent whole, as in `sharding.factorize`; by default the first and the last.
         also: layers to shard that are sent whole by default, such as embeddings; as in `sharding.factorize`.
         compression: a name in `sharding.COMPRESSIONS`: how numbers travel; see `sharding.transport.compression`.
+        tail: the format in which a weak client also holds the terms that only stronger clients of the round train,
+            frozen: ``int4``, ``int8``, ``bfloat16`` or ``float32``; None leaves them out. Only for strategies whose
+            terms are nested, such as ``top_n``.
 
     Raises:
-        UserError: unknown strategy, design or compression.
+        UserError: unknown strategy, design, compression or format of the tail.
     """
 
     def __init__(
@@ -62,14 +67,18 @@ class ShardPlanner:
         *,
         also: Patterns = (),
         compression: str = EXACT,
+        tail: Format | None = "int4",
     ) -> None:
         pick(COMPRESSIONS, compression, "compression")
         pick(DESIGNS, design, "design")
+        if tail is not None:
+            check_format(tail, "tail")
         self.strategy = get_strategy(strategy)
         self.design = design
         self.seed = seed
         self.skip, self.also = as_patterns(skip), as_patterns(also)
         self.compression = compression
+        self.tail = tail if self.strategy.nested else None
 
     def plan(self, model: nn.Module, keep_ratios: Mapping[Client, float], round: int = 0) -> Plan:
         """Draw the terms of each client.
@@ -121,18 +130,23 @@ class ShardPlanner:
         header = Shard({}, rest, 1.0, frozen, id, self.compression, residual=Residual.of(model, layers).digest)
         headers = {client: replace(header, keep_ratio=ratios[client]) for client in keep_ratios}
         shapes = {name: layer.weight.shape for name, layer in layers.items() if isinstance(layer.weight, Tensor)}
-        return Plan(id, headers, spectra, groups, draws, dense, shapes)
+        return Plan(id, headers, spectra, groups, draws, dense, shapes, self._tails(layers, spectra, groups, draws))
 
-    def nbytes(self, model: nn.Module, keep_ratio: float) -> int:
+    def nbytes(self, model: nn.Module, keep_ratio: float, strongest: float | None = None) -> int:
         """Return the bytes of a shard of this keep ratio in round 0, from the model's shapes alone.
 
         Raises:
             UserError: as `template`.
         """
-        return self.template(model, keep_ratio).nbytes
+        return self.template(model, keep_ratio, strongest).nbytes
 
-    def template(self, model: nn.Module, keep_ratio: float) -> Shard:
+    def template(self, model: nn.Module, keep_ratio: float, strongest: float | None = None) -> Shard:
         """Return a shard of this keep ratio in round 0 on the `meta` device: names, types and shapes, without a draw.
+
+        Args:
+            model: the server's model, of which no value is read.
+            keep_ratio: r of the client.
+            strongest: the largest r of the round's clients, on which the client's tail depends; r by default.
 
         Raises:
             UserError: as `plan`, except that no value is read.
@@ -142,16 +156,19 @@ class ShardPlanner:
         layers = self.sharded_layers(model)
         dense, _ = dense_state(model, layers)
         ratio = (self.strategy.keep_ratio or keep_ratio) if layers else 1.0
-        terms = {}
+        terms, tail = {}, {}
         for name, layer in layers.items():
             form = form_of(layer)
-            n = min(num_terms(form.rank, ratio), form.num_terms)
+            n, most = (min(num_terms(form.rank, each), form.num_terms) for each in (ratio, strongest or ratio))
             new = partial(torch.empty, dtype=form.dtype, device="meta")
             indices = new(n, dtype=torch.int64)
             terms[name] = Terms(indices, new(form.blocks * form.rows, n), new(form.blocks * form.columns, n), new(n))
+            if self.tail is not None and most > n and _adds_tail(layer):
+                count = form.blocks * (most - n)
+                tail[name] = quantize_terms(new(count, form.rows), new(count, form.columns), self.tail)
         frozen = frozen_names(model, layers, dense)
         digest = Residual.of(model, layers).digest
-        return Shard(terms, dense, ratio, frozen, f"0-{0:016x}", self.compression, residual=digest)
+        return Shard(terms, dense, ratio, frozen, f"0-{0:016x}", self.compression, residual=digest, tail=tail)
 
     def residual(self, model: nn.Module) -> Residual:
         """Return what each client needs once, besides its shards; without tensors where nothing is frozen."""
@@ -198,6 +215,24 @@ class ShardPlanner:
         }
         draws = {(ratio, name): draw for name in layers for ratio, draw in zip(groups, planned[name][1], strict=True)}
         return {name: planned[name][0] for name in layers}, draws
+
+    def _tails(
+        self,
+        layers: Mapping[str, nn.Module],
+        spectra: Mapping[str, Spectrum],
+        groups: Mapping[float, list[Client]],
+        draws: Mapping[tuple[float, str], Draw],
+    ) -> dict[float, dict[str, Tensor]]:
+        """Store, for each keep ratio and layer, the terms of the round that clients of the ratio do not train."""
+        tails: dict[float, dict[str, Tensor]] = {}
+        for ratio in groups:
+            tails[ratio] = {}
+            for name, spectrum in spectra.items():
+                n = draws[ratio, name].context.num_terms
+                if self.tail is not None and n < len(spectrum.indices) and _adds_tail(layers[name]):
+                    u, v = (stacked_terms(side, spectrum.blocks) for side in spectrum.cut(spectrum.indices[n:]))
+                    tails[ratio][name] = quantize_terms(u, v, self.tail)
+        return tails
 
     def _digest(self, round: int, spectra: Mapping[str, Spectrum], dense: Mapping[str, Tensor]) -> str:
         """Return a digest that identifies the round, the run and the model, independent of the clients.
@@ -265,6 +300,12 @@ def _check_keep_ratios(keep_ratios: Mapping[Client, float]) -> None:
             num_terms(1, ratio)
         except UserError as error:
             raise UserError(f"client {shown(client)}: {error}") from error
+
+
+def _adds_tail(layer: nn.Module) -> bool:
+    """Whether a client's form of a sharded layer can have a tail."""
+    kind = type(layer) if isinstance(layer, FactorizedLayer) else factorized_type(layer)
+    return kind is not None and kind.adds_residual
 
 
 def _check_values(model: nn.Module) -> None:

@@ -4,10 +4,13 @@ With ``int4`` and ``int8`` each row is divided into groups of 32 numbers, the la
 a group is its largest magnitude divided by 7 or 127, and a number is stored as the nearest integer multiple of s. So
 its error is at most s/2. A number takes 4.5 or 8.5 bits, scale included.
 
-One tensor of bytes holds both, with shape (rows, groups, 2 + 16) or (rows, groups, 2 + 32): first the scale in
-bfloat16, then the integers. In ``int4`` byte j of a group holds number j in its low half and number j + 16 in its high
-half, each plus 8. Changing the dtype of a model, as `model.half()` does, leaves such a tensor alone. bfloat16 has the
-range of float32, so that scales neither overflow nor underflow.
+Frozen singular terms are stored as their factors: a row for each term, which holds u' and then v', each in groups of
+its own.
+
+One tensor of bytes holds integers and scales, with shape (rows, groups, 2 + 16) or (rows, groups, 2 + 32): first the
+scale in bfloat16, then the integers. In ``int4`` byte j of a group holds number j in its low half and number j + 16 in
+its high half, each plus 8. Changing the dtype of a model, as `model.half()` does, leaves such a tensor alone. bfloat16
+has the range of float32, so that scales neither overflow nor underflow.
 """
 
 from typing import Literal, get_args
@@ -25,10 +28,10 @@ LARGEST = {"int4": 7, "int8": 127}
 PLAIN = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-def check_format(name: object) -> None:
-    """Raise a UserError if this is not the name of a format."""
+def check_format(name: object, what: str) -> None:
+    """Raise a UserError if what has this name is not a format."""
     if name not in get_args(Format):
-        raise UserError(f"residual is {shown(name)}; it is one of {', '.join(get_args(Format))}, or None")
+        raise UserError(f"{what} is {shown(name)}; it is one of {', '.join(get_args(Format))}, or None")
 
 
 def format_of(stored: Tensor) -> Format:
@@ -70,3 +73,14 @@ def dequantize(stored: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
     else:
         values = integers.view(torch.int8).to(dtype)
     return values.mul_(scales.to(dtype)).flatten(1)[:, :columns]
+
+
+def quantize_terms(u: Tensor, v: Tensor, name: Format) -> Tensor:
+    """Store terms by their factors u (n, rows) and v (n, columns), a term per row."""
+    return torch.cat([quantize(u, name), quantize(v, name)], dim=1)
+
+
+def split_terms(stored: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Return the stored factors, (n, rows) and (n, columns), of terms that `quantize_terms` stored; as views."""
+    length = rows if stored.dim() == 2 else -(-rows // GROUP)
+    return stored[:, :length], stored[:, length:]

@@ -7,7 +7,7 @@ a client computes with the server's, and they are not averaged. With a compressi
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -58,6 +58,8 @@ class Shard:
         frozen: the names in `terms` and `dense` that are neither trained nor sent back; integers always are.
         plan: its plan, ``<round>-<digest>``; an update must belong to the same one. Empty outside a plan.
         compression: of its numbers in transport, one of `sharding.COMPRESSIONS`.
+        tail: by layer, the terms that only stronger clients of the round train, which the client holds frozen, as
+            `sharding.quantization.quantize_terms` stores them. It is not returned.
         residual: the digest of the residual that the client's model needs; empty where it needs none.
         changes: whether its numbers are changes from the values that were sent, as in updates with a compression that
             rounds.
@@ -71,6 +73,7 @@ class Shard:
     compression: str = EXACT
     changes: bool = False
     residual: str = ""
+    tail: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         num_terms = sum(terms.indices.numel() for terms in self.terms.values())
@@ -90,7 +93,8 @@ class Shard:
         return serialize.size_of(tensors, self._metadata())
 
     def to_bytes(self) -> bytes:
-        """Return the wire form: a safetensors file with keys ``terms/<layer>/<part>`` and ``dense/<name>``.
+        """Return the wire form: a safetensors file with keys ``terms/<layer>/<part>``, ``dense/<name>`` and
+        ``tail/<layer>/terms``.
 
         Keys of frozen tensors begin with ``frozen/``. Keep ratio and plan are in the file's metadata. Values that the
         compression cannot represent are rounded; a planner's shards and clients' updates are rounded already.
@@ -126,7 +130,8 @@ class Shard:
         terms = {
             name: Terms(*(getattr(layer, part).to(device) for part in PARTS)) for name, layer in self.terms.items()
         }
-        return replace(self, terms=terms, dense={name: tensor.to(device) for name, tensor in self.dense.items()})
+        dense, tail = ({name: part.to(device) for name, part in each.items()} for each in (self.dense, self.tail))
+        return replace(self, terms=terms, dense=dense, tail=tail)
 
     def state(self) -> dict[str, Tensor]:
         """Return all values by their names in the state dict of a client's model: ``<layer>.u`` and so on."""
@@ -171,7 +176,7 @@ class Shard:
             if layer not in self.frozen
         }
         dense = {name: round_outputs(values[name], self.compression) for name in self.dense if name not in self.frozen}
-        return replace(self, terms=terms, dense=dense, frozen=frozenset(), changes=changes)
+        return replace(self, terms=terms, dense=dense, frozen=frozenset(), changes=changes, tail={})
 
     def matching_state(self, model: nn.Module) -> dict[str, Tensor]:
         """Check that a client's model matches this shard, and return its parameters and buffers by name.
@@ -192,12 +197,16 @@ class Shard:
     def load_into(self, model: nn.Module) -> None:
         """Copy this shard's values into a client's model, plain or inside DDP, `torch.compile` or FSDP2.
 
-        What the shard has frozen is frozen in the model, too.
+        What the shard has frozen is frozen in the model, too. The model's layers get the shard's tail, or none.
 
         Raises:
             UserError: names, shapes or numbers of terms differ from the model's; the message lists all of them.
         """
-        state = self.matching_state(model)
+        state, modules = self.matching_state(model), dict(named_modules(model, remove_duplicate=False))
+        for layer in self.terms:
+            module, stored = modules[layer], self.tail.get(layer)
+            assert isinstance(module, FactorizedLayer)
+            module.tail = None if stored is None else stored.to(module.multipliers.device)
         for name, tensor in self.state().items():
             target = as_real(state[name])
             target.copy_(distribute_like(tensor.to(target.device, target.dtype), target))
@@ -221,12 +230,14 @@ class Shard:
         if (digest := digest_of(layers)) != expected:
             yield f"its layers have {f'the residual {digest}' if layers else 'no residual'}, not {expected}"
         for layer, terms in self.terms.items():
-            seen.add(key(layer, "residual"))
+            seen |= {key(layer, "residual"), key(layer, "tail")}
             module, n = modules.get(layer), terms.indices.numel()
             if not isinstance(module, FactorizedLayer):
                 yield f"{layer} is {'not there' if module is None else f'a {type(module).__name__}, not factorized'}"
             elif module.num_terms != n:
                 yield f"{layer} has {module.num_terms} terms, not {n}"
+            elif not module.fits_tail(self.tail.get(layer)):
+                yield f"the tail of {layer} does not fit this {type(module).__name__}"
             else:
                 continue
             seen |= {key(layer, part) for part in ("u", "v", "multipliers", "weight")}
@@ -256,6 +267,7 @@ class Shard:
             for layer, terms in self.terms.items()
             for part in PARTS
         }
+        tensors |= {f"tail/{layer}/terms": stored for layer, stored in self.tail.items()}
         return tensors | {f"{self._prefix(name)}dense/{name}": tensor for name, tensor in self.dense.items()}
 
     def _prefix(self, name: str) -> str:
@@ -266,12 +278,15 @@ class Shard:
         words = _checked_words(metadata)
         parts: dict[str, dict[str, Tensor]] = {}
         dense: dict[str, Tensor] = {}
+        tail: dict[str, Tensor] = {}
         frozen = set()
         for entry, tensor in compression.decode(tensors, words["compression"]).items():
             kind, _, name = entry.removeprefix(FROZEN).partition("/")
             if kind == "terms":
                 name, _, part = name.rpartition("/")
                 parts.setdefault(name, {})[part] = tensor
+            elif kind == "tail" and entry.endswith("/terms"):
+                tail[name.removesuffix("/terms")] = tensor
             elif kind == "dense" and name not in dense and (tensor.is_floating_point() or entry.startswith(FROZEN)):
                 dense[name] = tensor
             else:
@@ -279,7 +294,9 @@ class Shard:
             if entry.startswith(FROZEN):
                 frozen.add(name)
         terms = {layer: _checked_terms(layer, parts[layer]) for layer in sorted(parts)}
-        return cls(terms, dense, frozen=frozenset(frozen), **words)
+        if other := sorted(tail.keys() - terms.keys()):
+            raise UserError(f"this is not a shard: it has a tail of {other[0][:80]!r} without terms")
+        return cls(terms, dense, frozen=frozenset(frozen), tail=tail, **words)
 
 
 def _checked_terms(layer: str, parts: Mapping[str, Tensor]) -> Terms:

@@ -83,6 +83,8 @@ class Strategy:
         summary: one line for lists and tables.
         allocate: a function from a `LayerContext` to an `Allocation`; None to shard nothing.
         clips: whether clients clip the effective learning rate (τ/ω).
+        nested: whether a client's terms are the first of those of every stronger client, with ω = 1. Then it can hold
+            the others as a tail (`ShardPlanner`).
         rescales: whether all drawn terms share ω = √(Σλ² / Σ_{drawn} λ²) instead of the allocation's ω.
         keep_ratio: one keep ratio for all clients; None to use the clients' own.
     """
@@ -90,6 +92,7 @@ class Strategy:
     summary: str
     allocate: Callable[[LayerContext], Allocation] | None
     clips: bool = False
+    nested: bool = False
     rescales: bool = False
     keep_ratio: float | None = None
 
@@ -133,7 +136,7 @@ def schatten(layer: LayerContext) -> Allocation:
 
 
 STRATEGIES: dict[str, Strategy] = {
-    "top_n": Strategy("the n largest terms", top_n),
+    "top_n": Strategy("the n largest terms", top_n, nested=True),
     "top_n_scaled": Strategy("the n largest terms, rescaled to the layer's norm", top_n, rescales=True),
     "prism": Strategy("drawn in proportion to λᵏ", prism),
     "prism_scaled": Strategy("PriSM, rescaled to the layer's norm", prism, rescales=True),

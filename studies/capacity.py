@@ -13,19 +13,16 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from sharding import Plan, Residual, Shard, ShardPlanner, client_model, factorize, merge
+from sharding import Plan, Shard, ShardPlanner, factorize, merge
 from sharding.layers import FactorizedLayer
 from sharding.plan import Client
-from sharding.quantization import Format, dequantize, quantize
 from sharding.rng import generator
 from sharding.shard import Terms
-from sharding.spectrum import compose
 from studies.curves import evaluations
 from train.assembly import assemble
 from train.config.schema import Config
 from train.engines import Job
 from train.engines.engine import Updates
-from train.engines.memory_format import keep_memory_format
 from train.engines.sequential import SequentialEngine
 from train.experiment import Experiment, Task
 from train.frame import round_frame
@@ -39,7 +36,6 @@ class Change:
     """What is other than in `top_n`.
 
     Attributes:
-        tail: a weak client also holds the tail, frozen, in this format; None leaves it out.
         by_holders: the tail moves by the share of the cohort's samples that strong clients have.
         nested: in half of its steps, at random, a strong client trains the weakest rank alone.
         tail_step: factor of the tail's gradients.
@@ -47,7 +43,6 @@ class Change:
         weakest_start: the start has the weakest client's rank instead of the strongest's.
     """
 
-    tail: Format | None = None
     by_holders: bool = False
     nested: bool = False
     tail_step: float = 1.0
@@ -61,51 +56,27 @@ class ChangedEngine(SequentialEngine):
     def __init__(self, job: Job, change: Change, keep_ratios: Mapping[Client, float]) -> None:
         super().__init__(job)
         self.change, self.weakest, self.strongest = change, min(keep_ratios.values()), max(keep_ratios.values())
-        self.planner = ShardPlanner("top_n", seed=job.seed)
-        layers = self.planner.template(job.model, self.weakest).terms
+        layers = ShardPlanner("top_n").template(job.model, self.weakest).terms
         self.num_weakest = {name: terms.indices.numel() for name, terms in layers.items()}
 
     def train(self, plan: Plan, round: int, lr: float) -> Updates:
         """Yield the clients' updates."""
-        tail = None if self.change.tail is None else self._tail(round)
         samples = {client: len(self.job.clients[client]) for client in plan}
-        strong = sum(samples[client] for client in plan.groups.get(self.strongest, ()))
+        share = sum(samples[client] for client in plan.groups.get(self.strongest, ())) / sum(samples.values())
         for client, shard in plan.shards():
-            is_weak = shard.keep_ratio < self.strongest
             self._rng = generator(self.job.seed, "nested", round, client)
-            self._residual = tail if is_weak else None
-            sent = replace(shard, residual=self._residual.digest) if self._residual is not None else shard
-            update = self.train_client(client, sent, round, lr)
-            if update.shard is not None:
-                returned = replace(update.shard, residual=shard.residual)
-                if self.change.by_holders and not is_weak:
-                    returned = self._shrunk(returned, shard, strong / sum(samples.values()))
-                update = replace(update, shard=returned)
+            update = self.train_client(client, shard, round, lr)
+            if update.shard is not None and self.change.by_holders and shard.keep_ratio == self.strongest:
+                update = replace(update, shard=self._shrunk(update.shard, shard, share))
             yield client, update
 
     def resident(self, shard: Shard) -> nn.Module:
-        """Return the model that trains a shard, with the tail as its residual where the client holds it."""
-        if self._residual is not None:
-            return keep_memory_format(client_model(self.job.model, shard, residual=self._residual))
+        """Return the model that trains a shard."""
         is_new = shard.keep_ratio not in self._residents
         model = super().resident(shard)
         if is_new and shard.keep_ratio == self.strongest:
             self._change_training(model)
         return model
-
-    def _tail(self, round: int) -> Residual:
-        """Return the terms beyond the weakest rank, up to the strongest, of the server's present model."""
-        whole = self.planner.plan(self.job.model, {"": self.strongest}, round)
-        layers = {}
-        for name, terms in whole.shard("").terms.items():
-            u, v = (self._stored(side[:, self.num_weakest[name] :]) for side in (terms.u, terms.v))
-            layers[name] = compose(u, v, whole.spectra[name].blocks)
-        return Residual(layers)
-
-    def _stored(self, side: Tensor) -> Tensor:
-        """Return the vectors of terms as a client has them that stores them in the format."""
-        assert self.change.tail is not None
-        return dequantize(quantize(side.mT, self.change.tail), len(side), side.dtype).mT
 
     def _change_training(self, model: nn.Module) -> None:
         """Let the tail of a strong client's model train as the change has it."""

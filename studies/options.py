@@ -34,7 +34,7 @@ COLUMNS = ("rounds", "bytes_up", "bytes_down", "test_accuracy", "last_accuracy")
 TRIAL_SEED, SEEDS = 1000, (0, 1, 2)
 MORE_TRIAL_SEEDS, MARGIN, MOST_ARMS = (1001, 1002), 0.02, 4  # of `capacity`: seeds for the arms closest to the best
 TUNED = (*LOW_RANK, *NESTEROV, *AVERAGE)
-ALL_OPTIONS = ("strategy=top_n", *TUNED)
+ALL_OPTIONS = ("strategy=top_n", "tail=null", *TUNED)
 UNEVEN = beyond.Experiment(
     "beyond",
     "CIFAR-10 (re-encoded), medium scale, r = 0.2 and 0.4",
@@ -113,8 +113,8 @@ CAPACITY = Experiment(
         "top_n": Arm(ALL_OPTIONS, SMALL_RATES),
         "r = 0.2 for all": Arm((*ALL_OPTIONS, "keep_ratio=0.2"), SMALL_RATES),
         "weakest start": Arm(ALL_OPTIONS, SMALL_RATES, partial(capacity.run_all, Change(weakest_start=True))),
-        "frozen tail": Arm(ALL_OPTIONS, SMALL_RATES, partial(capacity.run_all, Change(tail="float32"))),
-        "frozen tail, int4": Arm(ALL_OPTIONS, SMALL_RATES, partial(capacity.run_all, Change(tail="int4"))),
+        "frozen tail": Arm((*ALL_OPTIONS, "tail=float32"), SMALL_RATES),
+        "frozen tail, int4": Arm((*ALL_OPTIONS, "tail=int4"), SMALL_RATES),
         "holders": Arm(ALL_OPTIONS, SMALL_RATES, partial(capacity.run_all, Change(by_holders=True))),
         "nested": Arm(ALL_OPTIONS, SMALL_RATES, partial(capacity.run_all, Change(nested=True))),
         "growth": Arm(ALL_OPTIONS, SMALL_RATES, partial(capacity.run_all, Change(growth=0.5))),

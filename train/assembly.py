@@ -101,7 +101,8 @@ def build_experiment(
     check_fit(config.model.name, built, dataset)
     dense, model = dense_nbytes(built), first_model(config, built, planner.strategy, max(keep_ratios.values()))
     clip = config.local.clip if planner.strategy.clips else None
-    nbytes = {ratio: planner.nbytes(model, ratio) for ratio in set(keep_ratios.values())}
+    strongest = max(keep_ratios.values())
+    nbytes = {ratio: planner.nbytes(model, ratio, strongest) for ratio in set(keep_ratios.values())}
     costs = {client: nbytes[ratio] / dense for client, ratio in keep_ratios.items()}
     sampler = make_sampler(config, num_samples, costs)
     fit([0.5, 0.5], config.design)  # fails now if a design or a sampler cannot draw
@@ -193,7 +194,7 @@ def make_sampler(config: Config, num_samples: Mapping[Client, int], costs: Mappi
 
 def make_planner(config: Config) -> ShardPlanner:
     """Return the planner of a run."""
-    return ShardPlanner(config.strategy, config.design, config.seed, compression=config.compression)
+    return ShardPlanner(config.strategy, config.design, config.seed, compression=config.compression, tail=config.tail)
 
 
 def make_server(config: Config, model: nn.Module, planner: ShardPlanner) -> Server:

@@ -44,7 +44,13 @@ class ClientMemory:
 
 
 def client_memory(
-    planner: ShardPlanner, model: nn.Module, keep_ratio: float, dataset: Dataset, local: LocalConfig, clip: float | None
+    planner: ShardPlanner,
+    model: nn.Module,
+    keep_ratio: float,
+    strongest: float,
+    dataset: Dataset,
+    local: LocalConfig,
+    clip: float | None,
 ) -> ClientMemory:
     """Train a client of a keep ratio for two steps on samples of the test split, and count the bytes of its tensors.
 
@@ -52,6 +58,7 @@ def client_memory(
         planner: of the run.
         model: the server's.
         keep_ratio: r of the client.
+        strongest: the largest r of all clients.
         dataset: prepares the samples.
         local: the client's optimizer and batch size.
         clip: τ, or None for no clipping.
@@ -60,7 +67,7 @@ def client_memory(
         UserError: the training fails.
     """
     residual = planner.residual(model)
-    shard = random_shard(replace(planner.template(model, keep_ratio), residual=residual.digest))
+    shard = random_shard(replace(planner.template(model, keep_ratio, strongest), residual=residual.digest))
     samples = Split(*(part[: local.batch_size] for part in (dataset.test.inputs, dataset.test.targets)))
     local = local.model_copy(update={"steps": 2, "batch_size": len(samples)})
     engine = SequentialEngine(Job(model, {0: samples}, dataset, local, clip, 0, residual=residual))
@@ -93,7 +100,8 @@ def random_shard(template: Shard) -> Shard:
         n = part.indices.numel()
         terms[name] = Terms(torch.arange(n), u, v, torch.ones(n, dtype=part.multipliers.dtype))
     dense = {name: torch.ones_like(part, device="cpu") for name, part in template.dense.items()}
-    return replace(template, terms=terms, dense=dense)
+    tail = {name: torch.zeros_like(part, device="cpu") for name, part in template.tail.items()}
+    return replace(template, terms=terms, dense=dense, tail=tail)
 
 
 class PeakMemory(TorchDispatchMode):

@@ -52,6 +52,8 @@ def _other_form(sent: Shard, returned: Shard) -> str | None:
             if sent.compression != EXACT
             else "changes, not values"
         )
+    if returned.tail:
+        return f"the tail was returned: {', '.join(sorted(map(str, returned.tail))[:3])}"
     if returned.frozen:
         return f"frozen tensors were returned: {', '.join(sorted(map(str, returned.frozen))[:3])}"
     return None

@@ -65,7 +65,7 @@ def factorize(
     """
     check_keep_ratio(keep_ratio)
     if residual is not None:
-        check_format(residual)
+        check_format(residual, "residual")
     refuse_scripted(model)
     refuse_distributed(model)
     skip = as_patterns(skip)

@@ -40,7 +40,7 @@ def save_factorized(model: nn.Module, folder: str | Path) -> None:
 
     Raises:
         UserError: the folder already holds a model, or the model has extra state (`get_extra_state`) or a tensor of a
-            kind that safetensors lacks, or a factor that is computed.
+            kind that safetensors lacks, or a factor that is computed, or a layer has a tail.
     """
     model, folder = unwrap(model), Path(folder)
     if (folder / CONFIG).exists() or (folder / TENSORS).exists():
@@ -64,6 +64,8 @@ def save_factorized(model: nn.Module, folder: str | Path) -> None:
                 f"a factor of {name} is computed (pruned, normalized or parametrized), so it could not be "
                 "loaded; make it permanent with torch.nn.utils.prune.remove or parametrize.remove_parametrizations"
             )
+        if isinstance(part, FactorizedLayer) and part.tail is not None:
+            raise UserError(f"{name} has a tail, which belongs to one round; save the server's model")
     config = {
         "format": FORMAT,
         "layers": {name: part.num_terms for name, part in modules.items() if isinstance(part, FactorizedLayer)},

@@ -2,9 +2,13 @@
 
 Without a residual R is 0. With one, the layer is the dense layer W, of which only the n largest terms L are trained:
 R = W − L is kept in few bits (`sharding.quantization`).
+
+A weak client's layer can have a tail T besides: frozen terms that only stronger clients of the round train, stored in
+few bits as well. Then the weight is R + T + U·Ω·Vᵀ, near to the server's, and it changes from round to round.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import ClassVar, Self
 
 import torch
@@ -15,7 +19,7 @@ from sharding.activations import Moment, weighted_terms
 from sharding.errors import UserError
 from sharding.layers.computed import ComputesWeight, computed
 from sharding.modules.wrappers import distribute_like
-from sharding.quantization import Format, dequantize, empty_quantized, quantize
+from sharding.quantization import Format, dequantize, empty_quantized, format_of, quantize, split_terms
 from sharding.spectrum import compose, largest_terms
 
 # A factorized layer's notes on its dense layer, which the dense layer does not have.
@@ -49,6 +53,7 @@ class FactorizedLayer(ComputesWeight):
         v: v', shape (columns, n), learnable.
         multipliers: ω, shape (n,), a buffer: saved and moved with the module, never trained.
         residual: R, a buffer in one of the formats of `sharding.quantization`, or None.
+        tail: T, a buffer in one of these formats by its factors, a row for each term of each block, or None.
         bias: shape (out,), learnable, or None.
     """
 
@@ -56,8 +61,9 @@ class FactorizedLayer(ComputesWeight):
     v: nn.Parameter
     multipliers: Tensor
     residual: Tensor | None
+    tail: Tensor | None
     bias: nn.Parameter | None
-    adds_residual: ClassVar[bool] = False  # whether `forward` adds the product with R
+    adds_residual: ClassVar[bool] = False  # whether `forward` adds the products with R and T
     made_from: ClassVar[tuple[type[nn.Module], ...]] = (nn.Module,)  # the classes of the dense layer
     dense_type: type[nn.Module]  # what `to_dense` makes
 
@@ -104,6 +110,7 @@ class FactorizedLayer(ComputesWeight):
         self.register_buffer("multipliers", torch.ones(num_terms, device=weight.device, dtype=weight.dtype))
         frozen = None if residual is None else empty_quantized(rows, columns, residual, weight.device)
         self.register_buffer("residual", frozen)
+        self.register_buffer("tail", None)
         if "bias" in dense._parameters:  # an embedding has none, not even None
             self.register_parameter("bias", None if bias is None else parameter(bias, len(bias)))
 
@@ -127,13 +134,30 @@ class FactorizedLayer(ComputesWeight):
         """The columns of the matrix, or of each of its blocks."""
         return self.v.shape[0] // self.num_blocks
 
+    @property
+    def tail_factors(self) -> tuple[Tensor, Tensor]:
+        """The stored factors of T, shape (blocks·n, rows of a block) and (blocks·n, columns)."""
+        assert self.tail is not None
+        return split_terms(self.tail, len(self.u) // self.num_blocks)
+
+    def fits_tail(self, stored: Tensor | None) -> bool:
+        """Whether this layer can have these stored terms as its tail."""
+        if stored is None:
+            return True
+        if not self.adds_residual or stored.dim() not in (2, 3) or len(stored) % self.num_blocks:
+            return False
+        sizes = (len(self.u) // self.num_blocks, self.columns)
+        empty = empty_quantized(len(stored), sizes[0], format_of(stored), torch.device("meta"))
+        other = empty_quantized(len(stored), sizes[1], format_of(stored), torch.device("meta"))
+        return torch.cat([empty, other], dim=1).shape == stored.shape and stored.dtype == empty.dtype
+
     def matrix(self) -> Tensor:
-        """Return R + UΩVᵀ, shape (rows, columns of a block)."""
+        """Return R + T + UΩVᵀ, shape (rows, columns of a block)."""
         return self._compose(self.u, self.omega, self.v).flatten(1)
 
     @property
     def weight(self) -> Tensor:
-        """The weight R + UΩVᵀ in the dense layer's shape, for code that reads `layer.weight`.
+        """The weight R + T + UΩVᵀ in the dense layer's shape, for code that reads `layer.weight`.
 
         It is computed where its values are used, so that its shape, dtype and device cost nothing. A write to it is a
         `UserError`: write to `u` and `v`, or merge the model first.
@@ -142,10 +166,21 @@ class FactorizedLayer(ComputesWeight):
 
     def _compose(self, u: Tensor, omega: Tensor, v: Tensor) -> Tensor:
         matrix = compose(u * omega, v, self.num_blocks)
-        if self.residual is not None:
-            residual = dequantize(self.residual, self.columns, matrix.dtype)
-            matrix = matrix + distribute_like(residual, matrix, copies=True)
+        for frozen in self._frozen(matrix.dtype):
+            matrix = matrix + distribute_like(frozen, matrix, copies=True)
         return matrix.view(self.weight_shape)
+
+    def _frozen(self, dtype: torch.dtype) -> Iterator[Tensor]:
+        """Yield R and T, if there are any, shape (rows, columns)."""
+        if self.residual is not None:
+            yield dequantize(self.residual, self.columns, dtype)
+        if self.tail is not None:
+            sizes = len(self.u) // self.num_blocks, self.columns
+            u, v = (
+                dequantize(side, size, dtype).unflatten(0, (self.num_blocks, -1))
+                for side, size in zip(self.tail_factors, sizes, strict=True)
+            )
+            yield (u.mT @ v).flatten(0, 1)
 
     @classmethod
     def from_dense(
@@ -195,8 +230,8 @@ class FactorizedLayer(ComputesWeight):
         dense._forward_pre_hooks = OrderedDict(hooks)
         omega = self.multipliers.to(self.u.device, torch.float64)  # buffers can have values where parameters have none
         weight = compose(self.u.double() * omega, self.v.double(), self.num_blocks)
-        if self.residual is not None:
-            weight += dequantize(self.residual, self.columns, torch.float64).to(weight.device)
+        for frozen in self._frozen(torch.float64):
+            weight += frozen.to(weight.device)
         trains = any(part.requires_grad for name, part in self.named_parameters() if "bias" not in name)
         dense.weight = nn.Parameter(weight.view(self.weight_shape).to(self.u.dtype), trains)
         if hasattr(self, "bias"):  # an embedding has none, not even None

@@ -47,6 +47,13 @@ class Convolution(FactorizedLayer):
         """Return a matrix as the filters of a 1×1 convolution, shape (*matrix, 1, …)."""
         return matrix[(..., *(None for _ in self.kernel_size))]
 
+    def _pointwise_tail(self, channels: int, transposed: bool = False) -> tuple[Any, ...]:
+        """Return shape and geometry of the 1×1 convolution by the tail's stored u, from or to these channels."""
+        none, all_ones = [0] * len(self.kernel_size), [1] * len(self.kernel_size)
+        assert self.tail is not None
+        shape = (len(self.tail), channels // self.groups, *all_ones)
+        return shape, all_ones, none, all_ones, self.groups, none if transposed else None
+
     def _scaled(self, terms: Tensor) -> Tensor:
         """Multiply terms (…, n·groups, *positions) by Ω."""
         omega = self.omega if self.num_blocks == 1 else self.omega.repeat(self.num_blocks)
@@ -54,7 +61,7 @@ class Convolution(FactorizedLayer):
 
 
 class FactorizedConv(Convolution):
-    """y = R ∗ₖ x + (U Ω) ∗₁ (V ∗ₖ x) + b, for `nn.Conv1d`, `nn.Conv2d` and `nn.Conv3d`."""
+    """y = (R + T) ∗ₖ x + (U Ω) ∗₁ (V ∗ₖ x) + b, for `nn.Conv1d`, `nn.Conv2d` and `nn.Conv3d`."""
 
     made_from = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
     padding_mode: Literal["zeros", "reflect", "replicate", "circular"]
@@ -72,18 +79,26 @@ class FactorizedConv(Convolution):
         u = self.u if pointwise else self.scaled_u
         terms = self._scaled(terms) if pointwise else terms
         y = convolve(terms, self._pointwise(u), self.bias, 1, 0, 1, self.groups)
-        if self.residual is None:
+        if self.residual is None and self.tail is None:
             return y
         if padding == "same":
             x = F.pad(x, self._reversed_padding_repeated_twice)
         sizes = [0] * len(self.kernel_size) if isinstance(padding, str | int) else padding
-        return y + frozen_convolution(
-            x, self.residual, self.weight_shape, self.stride, sizes, self.dilation, self.groups
-        )
+        geometry = (self.stride, sizes, self.dilation, self.groups)
+        if self.residual is not None:
+            y = y + frozen_convolution(x, self.residual, self.weight_shape, *geometry)
+        if self.tail is not None:
+            u, v = self.tail_factors
+            terms = frozen_convolution(x, v, (len(v), *self.weight_shape[1:]), *geometry)
+            y = y + frozen_convolution(terms, u, *self._pointwise_tail(self.out_channels, transposed=True))
+        return y
 
 
 class FactorizedConvTranspose(Convolution):
-    """y = R ∗ᵀₖ x + V ∗ᵀₖ (Ω Uᵀ ∗₁ x) + b, for `nn.ConvTranspose1d`, `nn.ConvTranspose2d` and `nn.ConvTranspose3d`."""
+    """y = (R + T) ∗ᵀₖ x + V ∗ᵀₖ (Ω Uᵀ ∗₁ x) + b.
+
+    For `nn.ConvTranspose1d`, `nn.ConvTranspose2d` and `nn.ConvTranspose3d`.
+    """
 
     made_from = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
     repr_names = ("kernel_size", "num_terms", "stride", "padding", "output_padding", "dilation")
@@ -98,10 +113,14 @@ class FactorizedConvTranspose(Convolution):
         y = TRANSPOSE[dims](
             terms, self._filters(), self.bias, self.stride, self.padding, extra, self.groups, self.dilation
         )
-        if self.residual is None:
-            return y
-        geometry = (self.weight_shape, self.stride, self.padding, self.dilation, self.groups, extra)
-        return y + frozen_convolution(x, self.residual, *geometry)
+        geometry = (self.stride, self.padding, self.dilation, self.groups, extra)
+        if self.residual is not None:
+            y = y + frozen_convolution(x, self.residual, self.weight_shape, *geometry)
+        if self.tail is not None:
+            u, v = self.tail_factors
+            terms = frozen_convolution(x, u, *self._pointwise_tail(self.in_channels))
+            y = y + frozen_convolution(terms, v, (len(v), *self.weight_shape[1:]), *geometry)
+        return y
 
 
 def stacked_terms(factor: Tensor, blocks: int) -> Tensor:

@@ -9,7 +9,7 @@ from sharding.quantization import dequantize
 
 
 class FactorizedEmbedding(FactorizedLayer):
-    """Row i of R + U Ω Vᵀ for each id i: a lookup of n numbers, and n·dim multiplications.
+    """Row i of R + T + U Ω Vᵀ for each id i: a lookup of n numbers, and n·dim multiplications.
 
     A padding row of zeros, the default, stays zero: its row of U is zero in every term and has no gradient.
     """
@@ -24,10 +24,14 @@ class FactorizedEmbedding(FactorizedLayer):
         """Map ids (…) to vectors (…, embedding_dim), in the table's type under autocast too, as `nn.Embedding` does."""
         rows = F.embedding(ids, self.u, self.padding_idx)
         vectors = F.linear(rows * self.omega, self.v).to(self.v.dtype)  # whatever type autocast gave the product
-        if self.residual is None:
-            return vectors
-        frozen = dequantize(self.residual[ids.flatten()], self.embedding_dim, self.v.dtype)
-        return vectors + frozen.view_as(vectors)
+        if self.residual is not None:
+            frozen = dequantize(self.residual[ids.flatten()], self.embedding_dim, self.v.dtype)
+            vectors = vectors + frozen.view_as(vectors)
+        if self.tail is not None:
+            u, v = self.tail_factors
+            rows = dequantize(u, self.num_embeddings, self.v.dtype)[:, ids.flatten()]
+            vectors = vectors + (rows.mT @ dequantize(v, self.embedding_dim, self.v.dtype)).view_as(vectors)
+        return vectors
 
     def _clear(self, layer: nn.Module) -> None:
         clear_padding(layer, self.u)

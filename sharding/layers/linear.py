@@ -8,10 +8,10 @@ from sharding.layers.frozen import frozen_linear
 
 
 class FactorizedLinear(FactorizedLayer):
-    """y = R x + U Ω Vᵀ x + b, for x of shape (..., in_features) and y of shape (..., out_features).
+    """y = (R + T) x + U Ω Vᵀ x + b, for x of shape (..., in_features) and y of shape (..., out_features).
 
-    Without a residual R it takes n·(in + out) multiplications a sample; `nn.Linear` takes in·out. Ω scales the n terms
-    of each sample. They are fewer than the entries of U unless the batch is large, and then the products cost far more.
+    Without R and T it takes n·(in + out) multiplications a sample; `nn.Linear` takes in·out. Ω scales the n terms of
+    each sample. They are fewer than the entries of U unless the batch is large, and then the products cost far more.
     """
 
     made_from = (nn.Linear,)
@@ -22,7 +22,13 @@ class FactorizedLinear(FactorizedLayer):
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., in_features) to (..., out_features)."""
         y = F.linear(x @ self.v * self.omega, self.u, self.bias)
-        return y if self.residual is None else y + frozen_linear(x, self.residual, self.in_features)
+        if self.residual is not None:
+            y = y + frozen_linear(x, self.residual, self.in_features)
+        if self.tail is not None:
+            u, v = self.tail_factors
+            terms = frozen_linear(x, v, self.in_features)
+            y = y + frozen_linear(terms, u, self.out_features, transposed=True)
+        return y
 
     def extra_repr(self) -> str:
         """Return the sizes, for `repr`."""
@@ -41,7 +47,12 @@ class FactorizedTransposedLinear(FactorizedLayer):
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., nx) to (..., nf)."""
         y = F.linear(x @ self.u * self.omega, self.v, self.bias)
-        return y if self.residual is None else y + frozen_linear(x, self.residual, self.nf, transposed=True)
+        if self.residual is not None:
+            y = y + frozen_linear(x, self.residual, self.nf, transposed=True)
+        if self.tail is not None:
+            u, v = self.tail_factors
+            y = y + frozen_linear(frozen_linear(x, u, len(self.u)), v, self.nf, transposed=True)
+        return y
 
     def extra_repr(self) -> str:
         """Return the sizes, for `repr`."""

@@ -69,12 +69,13 @@ def _describe_model(config: Config, dataset: Dataset, keep_ratios: Mapping[Clien
     yield f"{config.model.name}: {size}; {config.strategy} shards {len(planner.sharded_layers(model))} layers"
     if len(residual):
         yield f"first contact: each client is sent {residual.nbytes:,} bytes once, which stay frozen"
+    strongest = max(keep_ratios.values())
     for ratio in sorted(set(keep_ratios.values())):
-        nbytes = planner.nbytes(model, ratio)
+        nbytes = planner.nbytes(model, ratio, strongest)
         clients = [client for client in keep_ratios if keep_ratios[client] == ratio]
         share = f"{nbytes:,} bytes a shard, {100 * nbytes / dense:.1f} % of the model's"
         yield f"keep ratio {ratio:g}: {share}; {len(clients)} clients, {few(clients, NAMED)}"
-        memory = client_memory(planner, model, ratio, dataset, config.local, clip)
+        memory = client_memory(planner, model, ratio, strongest, dataset, config.local, clip)
         parts = ", ".join(f"{name} {size / 1e6:,.1f}" for name, size in asdict(memory).items())
         yield f"  a client's tensors: {memory.total / 1e6:,.1f} MB ({parts}), batches of {config.local.batch_size}"
 

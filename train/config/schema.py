@@ -95,6 +95,11 @@ class Config(Section):
 
     Without one it is lost. It is sent to a client once.
     """
+    tail: Format | None
+    """Format in which a weak client also holds, frozen, the terms that only stronger clients of the round train.
+
+    `int4`, `int8`, `bfloat16` or `float32`; `null` leaves them out. Only for strategies such as `top_n`.
+    """
     server_optimizer: ServerOptimizerConfig
     result: Literal["average", "last"]
     """Model to evaluate and save: the `average` of the rounds' models, which weights late rounds most, or the `last`

@@ -1,0 +1,170 @@
+"""A weak client's tail: the terms that only stronger clients of the round train, held frozen."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from sharding import (
+    Server,
+    Shard,
+    ShardPlanner,
+    UserError,
+    client_model,
+    factorize,
+    init_empty,
+    merge,
+    save_factorized,
+    train_shard,
+)
+from sharding.aggregation.faults import find_misfit
+
+RATIOS = {"weak": 0.2, "middle": 0.3, "strong": 0.5}
+
+
+class TransposedLinear(nn.Module):
+    """As transformers' `Conv1D`, by whose name and attributes it is known."""
+
+    def __init__(self, nf, nx):
+        super().__init__()
+        self.nf, self.weight, self.bias = nf, nn.Parameter(torch.randn(nx, nf)), nn.Parameter(torch.zeros(nf))
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
+TransposedLinear.__name__ = "Conv1D"
+IMAGES = torch.randn(2, 12, 9, 9)
+LAYERS = {
+    "linear": (lambda: nn.Linear(12, 20), torch.randn(3, 12)),
+    "transposed linear": (lambda: TransposedLinear(20, 12), torch.randn(3, 12)),
+    "convolution": (lambda: nn.Conv2d(12, 20, 3, stride=2, padding=1, dilation=2), IMAGES),
+    "same padding": (lambda: nn.Conv2d(12, 20, 3, padding="same"), IMAGES),
+    "reflected padding": (lambda: nn.Conv2d(12, 20, (3, 1), padding=1, padding_mode="reflect"), IMAGES),
+    "groups": (lambda: nn.Conv2d(12, 20, 3, groups=2), IMAGES),
+    "one image": (lambda: nn.Conv1d(12, 20, 3), torch.randn(12, 7)),
+    "transposed": (lambda: nn.ConvTranspose2d(12, 20, 3, stride=2, output_padding=1), IMAGES),
+    "transposed groups": (lambda: nn.ConvTranspose2d(12, 20, 3, groups=2), IMAGES),
+    "embedding": (lambda: nn.Embedding(30, 20), torch.randint(30, (2, 5))),
+}
+
+
+def planned(model, tail="float32", ratios=RATIOS, strategy="top_n"):
+    return ShardPlanner(strategy, skip=(), also=("*",), tail=tail).plan(model, ratios)
+
+
+def trained(model, x):
+    """Return a model's output, and the gradients of its factors and of its inputs."""
+    x = x.clone().requires_grad_(x.is_floating_point())
+    y = model(x)
+    y.square().sum().backward()
+    return y, x.grad, {name: part.grad for name, part in model.named_parameters()}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_layer_with_its_tail_computes_what_the_strongest_does(kind):
+    make, x = LAYERS[kind]
+    model = nn.Sequential(make())
+    plan = planned(model)
+    whole, x_grad, grads = trained(client_model(model, plan.shard("strong")), x)
+    assert not plan.shard("strong").tail
+    for client in ("weak", "middle"):
+        small = client_model(model, plan.shard(client))
+        y, other_x_grad, other_grads = trained(small, x)
+        torch.testing.assert_close(y, whole)
+        if x_grad is not None:
+            torch.testing.assert_close(other_x_grad, x_grad)
+        n = small[0].num_terms
+        for side in ("0.u", "0.v"):
+            torch.testing.assert_close(other_grads[side], grads[side][:, :n])
+        strongest = client_model(model, plan.shard("strong"))
+        torch.testing.assert_close(small[0].weight + 0, strongest[0].weight + 0)
+        torch.testing.assert_close(merge(small)(x), whole)
+
+
+@pytest.mark.parametrize("tail", ["int4", "int8", "bfloat16", "float32"])
+def test_tail_travels_with_the_shard_and_its_bytes_are_counted(tail):
+    model = nn.Sequential(nn.Linear(40, 50), nn.ReLU(), nn.Conv1d(50, 40, 1))
+    planner = ShardPlanner("top_n", skip=(), tail=tail)
+    plan = planner.plan(model, RATIOS)
+    shard = plan.shard("weak")
+    data = shard.to_bytes()
+    assert len(data) == shard.nbytes == plan.template("weak").nbytes == planner.nbytes(model, 0.2, 0.5)
+    assert shard.nbytes > planner.nbytes(model, 0.2)
+    returned = Shard.from_bytes(data)
+    assert all(torch.equal(stored, returned.tail[name]) for name, stored in shard.tail.items())
+    assert returned.tail.keys() == {"0", "2"}
+
+
+def test_tail_in_four_bits_takes_an_eighth_of_exact_terms_and_is_near_them():
+    model = nn.Sequential(nn.Linear(64, 64, bias=False))
+    exact, rounded, none = (planned(model, tail, {"weak": 0.25, "strong": 0.5}) for tail in ("float32", "int4", None))
+    sizes = [sum(part.nbytes for part in plan.shard("weak").tail.values()) for plan in (exact, rounded, none)]
+    assert sizes == [2 * 16 * 64 * 4, 2 * 16 * 2 * 18, 0]
+    x = torch.randn(8, 64)
+    want, near, without = (client_model(model, plan.shard("weak"))(x) for plan in (exact, rounded, none))
+    assert 0 < (near - want).norm() < 0.3 * (without - want).norm()
+
+
+@pytest.mark.parametrize("strategy", ["collective", "unbiased", "prism", "top_n_scaled"])
+def test_only_nested_strategies_have_tails(strategy):
+    plan = planned(nn.Sequential(nn.Linear(40, 40)), "int4", strategy=strategy)
+    assert not any(shard.tail for _, shard in plan.shards())
+
+
+def test_clients_of_one_keep_ratio_have_no_tail():
+    plan = planned(nn.Sequential(nn.Linear(40, 40)), ratios={1: 0.2, 2: 0.2})
+    assert not any(shard.tail for _, shard in plan.shards())
+
+
+def test_clients_train_on_top_of_the_tail_and_return_their_terms_alone():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 40), nn.ReLU(), nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 4))
+    plan = ShardPlanner("top_n").plan(model, RATIOS)
+    with init_empty():
+        structure = nn.Sequential(nn.Linear(20, 40), nn.ReLU(), nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 4))
+    shard = plan.shard("weak")
+    update = train_shard(structure, shard, [(torch.randn(8, 20), torch.randint(4, (8,)))], lr=0.1)
+    assert shard.tail
+    assert not update.tail
+    assert find_misfit(shard, update) is None
+    assert "tail" in str(find_misfit(shard, replace(update, tail=shard.tail)))
+    server = Server(model, ShardPlanner("top_n"))
+    result = server.round(0, RATIOS, lambda _, shard: train_shard(structure, shard, [], lr=0.1))
+    assert result.accepted == [*RATIOS]
+
+
+def test_loaded_shard_replaces_the_tail_or_removes_it():
+    model = nn.Sequential(nn.Linear(40, 40))
+    with_tail, without = planned(model).shard("weak"), planned(model, None).shard("weak")
+    small, x = client_model(model, with_tail), torch.randn(2, 40)
+    first = small(x)
+    without.load_into(small)
+    assert small[0].tail is None
+    with_tail.load_into(small)
+    assert torch.equal(small(x), first)
+
+
+def test_terms_of_a_factorized_server_have_a_tail_beside_its_residual():
+    model = factorize(nn.Sequential(nn.Linear(40, 40)), 0.5, skip=(), residual="int8")
+    server = Server(model, ShardPlanner("top_n", tail="float32"))
+    plan, x = server.plan({"weak": 0.1, "strong": 0.5}, 0), torch.randn(2, 40)
+    structure = nn.Sequential(nn.Linear(40, 40))
+    small = client_model(structure, plan.shard("weak"), residual=server.residual)
+    torch.testing.assert_close(small(x), model(x))
+
+
+def test_unusable_tails_are_refused_in_one_line(tmp_path):
+    model = nn.Sequential(nn.Linear(40, 40))
+    plan = planned(model)
+    shard = plan.shard("weak")
+    with pytest.raises(UserError, match="tail is 'int3'; it is one of int4"):
+        ShardPlanner("top_n", tail="int3")
+    with pytest.raises(UserError, match="a tail of '0' without terms"):
+        Shard.from_bytes(replace(shard, terms={}).to_bytes())
+    for stored in (shard.tail["0"][:, 1:], shard.tail["0"].int(), shard.tail["0"][None, None]):
+        with pytest.raises(UserError, match="the tail of 0 does not fit this FactorizedLinear"):
+            client_model(model, replace(shard, tail={"0": stored}))
+    with pytest.raises(UserError, match="0 has a tail, which belongs to one round"):
+        save_factorized(client_model(model, shard), tmp_path / "saved")
