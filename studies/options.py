@@ -34,7 +34,7 @@ COLUMNS = ("rounds", "bytes_up", "bytes_down", "test_accuracy", "last_accuracy")
 TRIAL_SEED, SEEDS = 1000, (0, 1, 2)
 MORE_TRIAL_SEEDS, MARGIN, MOST_ARMS = (1001, 1002), 0.02, 4  # of `capacity`: seeds for the arms closest to the best
 TUNED = (*LOW_RANK, *NESTEROV, *AVERAGE)
-ALL_OPTIONS = ("strategy=top_n", "tail=null", *TUNED)
+ALL_OPTIONS = ("strategy=top_n", *TUNED)
 UNEVEN = beyond.Experiment(
     "beyond",
     "CIFAR-10 (re-encoded), medium scale, r = 0.2 and 0.4",

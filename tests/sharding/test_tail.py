@@ -50,8 +50,8 @@ LAYERS = {
 }
 
 
-def planned(model, tail="float32", ratios=RATIOS, strategy="top_n"):
-    return ShardPlanner(strategy, skip=(), also=("*",), tail=tail).plan(model, ratios)
+def planned(model, tail="float32", ratios=RATIOS):
+    return ShardPlanner("top_n", skip=(), also=("*",), tail=tail).plan(model, ratios)
 
 
 def trained(model, x):
@@ -108,9 +108,9 @@ def test_tail_in_four_bits_takes_an_eighth_of_exact_terms_and_is_near_them():
 
 
 @pytest.mark.parametrize("strategy", ["collective", "unbiased", "prism", "top_n_scaled"])
-def test_only_nested_strategies_have_tails(strategy):
-    plan = planned(nn.Sequential(nn.Linear(40, 40)), "int4", strategy=strategy)
-    assert not any(shard.tail for _, shard in plan.shards())
+def test_tail_of_a_strategy_that_draws_is_refused(strategy):
+    with pytest.raises(UserError, match="tail='int4' needs a strategy whose terms are nested"):
+        ShardPlanner(strategy, tail="int4")
 
 
 def test_clients_of_one_keep_ratio_have_no_tail():
@@ -121,7 +121,7 @@ def test_clients_of_one_keep_ratio_have_no_tail():
 def test_clients_train_on_top_of_the_tail_and_return_their_terms_alone():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 40), nn.ReLU(), nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 4))
-    plan = ShardPlanner("top_n").plan(model, RATIOS)
+    plan = ShardPlanner("top_n", tail="int4").plan(model, RATIOS)
     with init_empty():
         structure = nn.Sequential(nn.Linear(20, 40), nn.ReLU(), nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 4))
     shard = plan.shard("weak")
@@ -130,7 +130,7 @@ def test_clients_train_on_top_of_the_tail_and_return_their_terms_alone():
     assert not update.tail
     assert find_misfit(shard, update) is None
     assert "tail" in str(find_misfit(shard, replace(update, tail=shard.tail)))
-    server = Server(model, ShardPlanner("top_n"))
+    server = Server(model, ShardPlanner("top_n", tail="int4"))
     result = server.round(0, RATIOS, lambda _, shard: train_shard(structure, shard, [], lr=0.1))
     assert result.accepted == [*RATIOS]
 

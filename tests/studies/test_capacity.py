@@ -8,7 +8,7 @@ from studies.capacity import Change, build
 from tests.train.runs import task_of, tiny
 from train.engines import SequentialEngine
 
-UNEVEN = ["recipe=tuned", "tail=null", "keep_ratio={0.2: 0.5, 0.4: 0.5}", "local.decay=0", "local.optimizer.momentum=0"]
+UNEVEN = ["recipe=tuned", "keep_ratio={0.2: 0.5, 0.4: 0.5}", "local.decay=0", "local.optimizer.momentum=0"]
 
 
 @pytest.fixture

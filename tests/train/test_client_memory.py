@@ -49,7 +49,7 @@ def memory_of(*overrides):
     config = load_config("configs/quickstart.yaml", overrides)
     dataset, planner = read_dataset(config), make_planner(config)
     model = first_model(config, make_model(config, dataset), planner.strategy, config.keep_ratio)
-    return model, client_memory(planner, model, config.keep_ratio, dataset, config.local, 10.0)
+    return model, client_memory(planner, model, config.keep_ratio, config.keep_ratio, dataset, config.local, 10.0)
 
 
 @pytest.mark.parametrize(

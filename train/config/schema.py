@@ -95,10 +95,11 @@ class Config(Section):
 
     Without one it is lost. It is sent to a client once.
     """
-    tail: Format | None
+    tail: Format | None = None
     """Format in which a weak client also holds, frozen, the terms that only stronger clients of the round train.
 
-    `int4`, `int8`, `bfloat16` or `float32`; `null` leaves them out. Only for strategies such as `top_n`.
+    `int4`, `int8`, `bfloat16` or `float32`. By default they are left out. Only with
+    `strategy=top_n`.
     """
     server_optimizer: ServerOptimizerConfig
     result: Literal["average", "last"]
