@@ -39,5 +39,6 @@ def evaluate(model: nn.Module, dataset: Dataset, data: Split, batch_size: int = 
         sums += torch.stack([((logits.argmax(-1) == labels) & counted).sum(), loss, counted.sum()])
     correct, loss_sum, count = sums.tolist()
     if not isfinite(loss_sum):
-        log.warning("the model's loss on %s is %s: lower local.lr or server_lr", dataset.name, loss_sum)
+        remedy = "lower local.optimizer.lr or server_optimizer.lr"
+        log.warning("the model's loss on %s is %s: %s", dataset.name, loss_sum, remedy)
     return correct / count, loss_sum / count

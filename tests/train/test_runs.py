@@ -427,4 +427,4 @@ def test_evaluation_that_is_not_finite_logs_a_warning(tmp_path, caplog):
         next(experiment.model.parameters()).fill_(torch.nan)
     dataset = task_of(experiment).dataset
     evaluate(experiment.model, dataset, dataset.test)
-    assert "loss on digits is nan" in caplog.text
+    assert "loss on digits is nan: lower local.optimizer.lr or server_optimizer.lr" in caplog.text

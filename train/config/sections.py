@@ -26,7 +26,7 @@ KeepRatio = Annotated[
     Discriminator(lambda value: "shares" if isinstance(value, Mapping) else "number"),
 ]
 Time = Annotated[float, Field(ge=0)]
-TimeLaw = Annotated[
+TimeDistribution = Annotated[
     Annotated[Time, Tag("number")] | Annotated[tuple[Time, Time], Tag("range")],
     Discriminator(lambda value: "range" if isinstance(value, Sequence) and not isinstance(value, str) else "number"),
 ]
@@ -115,9 +115,9 @@ class NetworkConfig(Section):
 
     bandwidth: float
     """f_tot, the bandwidth that all clients share."""
-    compute: TimeLaw = 1.0
-    """τ, seconds of computing: the mean of an exponential law, or [least, most] of a uniform law."""
-    communicate: TimeLaw = 1.0
+    compute: TimeDistribution = 1.0
+    """τ, seconds of computing: the mean of an exponential distribution, or [least, most] of a uniform one."""
+    communicate: TimeDistribution = 1.0
     """t, seconds of sending times bandwidth: a mean or [least, most], as `compute`."""
 
     @model_validator(mode="after")
@@ -176,7 +176,7 @@ class ServerOptimizerConfig(Part):
 
     registry = Registry("server optimizer", "server_optimizer", SERVER_OPTIMIZERS, 1)
     name: str
-    """`plain`, `momentum`, `nesterov` or `fedadam`."""
+    """`plain`, `momentum`, `nesterov`, `fedadam`, `fedyogi`, one of `local.optimizer`, or your own."""
 
 
 class AggregationConfig(Section):
