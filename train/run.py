@@ -10,7 +10,7 @@ import torch
 
 from train.assembly import assemble
 from train.callbacks import Callback, closing
-from train.callbacks.saving import MetricsFile, SaveBest, SaveCheckpoints, servers_of
+from train.callbacks.saving import MetricsFile, SaveBest, SaveCheckpoints, states_of
 from train.callbacks.stopping import Interruption, LostRounds
 from train.callbacks.trackers import check_trackers, open_trackers
 from train.config.schema import Config
@@ -125,7 +125,7 @@ def _restore(config: Config, experiment: Experiment) -> list[RoundMetrics]:
     start, newest = 0, find_checkpoint(config.directory, len(lines))
     if newest is not None:
         file, checkpoint = newest
-        checkpoint.restore(experiment.model, experiment.sampler, servers_of(experiment))
+        checkpoint.restore(experiment.model, states_of(experiment))
         start = checkpoint.rounds
         if file.name != files.CHECKPOINT_FILE:  # else the next checkpoint would replace it
             file.replace(config.directory / files.CHECKPOINT_FILE)

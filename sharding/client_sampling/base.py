@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from torch import Tensor
 
 from sharding.client_sampling.network import Profiles
 from sharding.errors import UserError, shown
@@ -121,13 +122,12 @@ class Sampler:
         """Factors of the clients' learning rates, (N,); None where all clients take the same."""
         return None
 
-    @property
-    def gradient_norms(self) -> Vector | None:
-        """What the sampler has learned and a resumed run needs again, (N,); None if it learns nothing."""
-        return None
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what the sampler has learned and a resumed run needs again; nothing by default."""
+        return {}
 
-    def restore(self, gradient_norms: Vector) -> None:
-        """Restore what an earlier run of the same configuration had learned."""
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what a sampler of the same population had learned."""
 
     def invite(self, round: int) -> list[int]:
         """Return the round's cohort, ascending and without repetitions."""

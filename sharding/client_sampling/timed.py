@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from sharding.client_sampling.base import Client, Participation, Sampler, WithReplacement
 from sharding.client_sampling.wireless import statistical_probabilities, wireless_probabilities
@@ -31,14 +33,20 @@ class StatisticalSampler(Sampler):
         self._norms = np.full(self.num_clients, np.nan)
         self._taught = False
 
-    @property
-    def gradient_norms(self) -> Vector | None:
-        """The latest norms, (N,), NaN for clients that were never drawn."""
-        return self._norms
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return `gradient_norms`, the latest norms, (N,), NaN for clients that were never drawn."""
+        return {"gradient_norms": torch.from_numpy(self._norms.copy())}
 
-    def restore(self, gradient_norms: Vector) -> None:
-        """Restore the norms that an earlier run had learned."""
-        self._norms = gradient_norms.copy()
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore the norms that another sampler had learned.
+
+        Raises:
+            UserError: there is not one for each client.
+        """
+        norms = state.get("gradient_norms")
+        if norms is None or norms.shape != (self.num_clients,):
+            raise UserError("the gradient_norms are not one per client")
+        self._norms = norms.numpy().copy()
 
     def learn(self, gradient_norms: Vector) -> None:
         """Set G, (N,), from pilots; it no longer changes."""

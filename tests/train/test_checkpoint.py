@@ -28,8 +28,8 @@ def test_checkpoint_of_a_model_whose_names_have_slashes_restores_it(tmp_path):
     server, restored = server_of(model), server_of(other)
     server.round(0, {"a": 1.0}, lambda client, shard: shard.returned({k: v + 1 for k, v in shard.trained().items()}))
     path = tmp_path / "model.safetensors"
-    path.write_bytes(Checkpoint.of(model, 1, None, {"server/net": server}).to_bytes())
-    Checkpoint.read(path).restore(other, None, {"server/net": restored})
+    path.write_bytes(Checkpoint.of(model, 1, {"server/net": server}).to_bytes())
+    Checkpoint.read(path).restore(other, {"server/net": restored})
     for before, after in ((model, other), (server, restored)):
         torch.testing.assert_close(after.state_dict(), before.state_dict(), rtol=0, atol=0)
     assert any(name.startswith("optimizer/SGD/a/b.weight") for name in server.state_dict())
@@ -43,7 +43,7 @@ def test_checkpoint_of_tied_weights_restores_them_tied(tmp_path):
 
     model, other = tied(), tied()
     path = tmp_path / "model.safetensors"
-    path.write_bytes(Checkpoint.of(model, 1, None, {"server/net": server_of(model)}).to_bytes())
+    path.write_bytes(Checkpoint.of(model, 1, {"server/net": server_of(model)}).to_bytes())
     Checkpoint.read(path).restore(other)
     assert other[1].weight is other[0].weight
     assert torch.equal(other[0].weight, model[0].weight)

@@ -14,6 +14,7 @@ from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -302,9 +303,9 @@ def test_load_model_larger_than_its_file_raises(tmp_path, whole, asked):
 def test_resume_without_the_optimizer_state_is_refused(tmp_path, whole):
     config = continued(whole, tmp_path)
     path = config.directory / CHECKPOINT_FILE
-    held = Checkpoint.read(path)
-    left = {name: tensor for name, tensor in held.state.items() if not name.startswith(".server/")}
-    path.write_bytes(Checkpoint(held.rounds, left, held.gradient_norms).to_bytes())
+    checkpoint = Checkpoint.read(path)
+    left = {name: tensor for name, tensor in checkpoint.state.items() if not name.startswith(".server/")}
+    path.write_bytes(Checkpoint(checkpoint.rounds, left).to_bytes())
     (config.directory / MODEL_FILE).unlink()
     with pytest.raises(UserError, match="only one of the state and the server has an average of models"):
         run(config, resume=True)
@@ -312,13 +313,13 @@ def test_resume_without_the_optimizer_state_is_refused(tmp_path, whole):
 
 @pytest.mark.parametrize("norms", [None, [1.0], [1.0] * 41])
 def test_sampler_restore_of_invalid_gradient_norms_raises(norms):
-    sampler = StatisticalSampler(40, 3, 0)
-    with pytest.raises(UserError, match="gradient_norms are not one per client"):
-        Checkpoint(1, {}, norms).restore(nn.Sequential(), sampler)
+    state = {} if norms is None else {".sampler/gradient_norms": torch.tensor(norms)}
+    with pytest.raises(UserError, match=r"the checkpoint's sampler .* gradient_norms are not one per client"):
+        Checkpoint(1, state).restore(nn.Sequential(), {"sampler": StatisticalSampler(40, 3, 0)})
 
 
 def test_checkpoint_of_another_model_raises(whole):
-    with pytest.raises(UserError, match="the checkpoint's model is of another model"):
+    with pytest.raises(UserError, match="the checkpoint's model does not fit"):
         Checkpoint.read(whole / CHECKPOINT_FILE).restore(nn.Linear(2, 2))
 
 

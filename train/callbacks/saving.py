@@ -82,7 +82,7 @@ class SaveCheckpoints(Callback):
         """
         if self._unsaved is not None:
             experiment = self._experiment
-            checkpoint = Checkpoint.of(experiment.model, self._unsaved, experiment.sampler, servers_of(experiment))
+            checkpoint = Checkpoint.of(experiment.model, self._unsaved, states_of(experiment))
             save_checkpoint(experiment.config.directory, checkpoint)
             self._unsaved = None
 
@@ -112,6 +112,6 @@ class SaveBest(Callback):
             save_model(path, experiment.result, metrics.round + 1, experiment.tasks)
 
 
-def servers_of(experiment: Experiment) -> dict[str, Stateful]:
-    """Return the servers, whose optimizers and averages a checkpoint stores with the models and the sampler."""
-    return {f"server/{name}": task.server for name, task in experiment.tasks.items()}
+def states_of(experiment: Experiment) -> dict[str, Stateful]:
+    """Return what a checkpoint stores with the models: the servers' optimizers and averages, and the sampler."""
+    return {f"server/{name}": task.server for name, task in experiment.tasks.items()} | {"sampler": experiment.sampler}

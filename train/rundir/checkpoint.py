@@ -15,13 +15,11 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-import numpy as np
 import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from sharding.client_sampling import Sampler
 from sharding.errors import UserError
 from sharding.failures import one_line
 from train.rundir.file_names import CHECKPOINT_FILE, PREVIOUS_FILE
@@ -35,7 +33,7 @@ STATE_PREFIX = "."  # prefix of names that are not the model's: no part of a ten
 
 
 class Stateful(Protocol):
-    """State that is saved with the model: a server's."""
+    """State that is saved with the model: a server's or a sampler's."""
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return its tensors."""
@@ -44,7 +42,7 @@ class Stateful(Protocol):
         """Restore them."""
 
 
-States = Mapping[str, Stateful]  # by ``server/<model>``
+States = Mapping[str, Stateful]  # by ``server/<model>``, and ``sampler``
 NO_STATES: States = {}
 
 
@@ -58,22 +56,20 @@ class Checkpoint:
 
     Attributes:
         rounds: number of finished rounds.
-        state: of the model, by name, and of the servers, as ``.server/<model>/<entry of Server.state_dict()>``.
-        gradient_norms: what the sampler has learned about the clients, if it learns.
+        state: of the model, by name; of the servers, as ``.server/<model>/<entry of Server.state_dict()>``; and of the
+            sampler, as ``.sampler/<entry>``, if it learns.
     """
 
     rounds: int
     state: dict[str, Tensor]
-    gradient_norms: list[float] | None = None
 
     @classmethod
-    def of(cls, model: nn.Module, rounds: int, sampler: Sampler | None = None, states: States = NO_STATES) -> Self:
+    def of(cls, model: nn.Module, rounds: int, states: States = NO_STATES) -> Self:
         """Return the checkpoint of a model after this number of rounds."""
         tensors: dict[str, Tensor] = dict(model.state_dict())
         for name, stateful in states.items():
             tensors |= {f"{STATE_PREFIX}{name}/{entry}": tensor for entry, tensor in stateful.state_dict().items()}
-        learned = None if sampler is None else sampler.gradient_norms
-        return cls(rounds, cpu_copies(tensors), None if learned is None else learned.tolist())
+        return cls(rounds, cpu_copies(tensors))
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -86,7 +82,7 @@ class Checkpoint:
             header = metadata_of(path, KEY)
             with safetensors.safe_open(path, framework="pt") as file:
                 state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-            read = cls(int(header["rounds"]), state, header["gradient_norms"])
+            read = cls(int(header["rounds"]), state)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError) as error:
             raise DamagedError(f"it is not a complete checkpoint ({type(error).__name__}: {error})") from error
         if read.rounds < 0:
@@ -97,18 +93,18 @@ class Checkpoint:
 
     def to_bytes(self) -> bytes:
         """Return the content of its file."""
-        header = {"rounds": self.rounds, "gradient_norms": self.gradient_norms, "checksum": self.checksum()}
+        header = {"rounds": self.rounds, "checksum": self.checksum()}
         return safetensors.torch.save(self.state, {KEY: json.dumps(header)})  # one key: several are in any order
 
     def checksum(self) -> str:
         """Return the digest of the content."""
-        digest = blake2b(json.dumps([self.rounds, self.gradient_norms]).encode(), digest_size=16)
+        digest = blake2b(str(self.rounds).encode(), digest_size=16)
         for name, tensor in sorted(self.state.items()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
-    def restore(self, model: nn.Module, sampler: Sampler | None = None, states: States = NO_STATES) -> None:
+    def restore(self, model: nn.Module, states: States = NO_STATES) -> None:
         """Restore the model, the optimizers and averages, and the sampler.
 
         Raises:
@@ -119,10 +115,6 @@ class Checkpoint:
             prefix = f"{STATE_PREFIX}{name}/"
             parts = {entry.removeprefix(prefix): part for entry, part in self.state.items() if entry.startswith(prefix)}
             _load(name, stateful, parts)
-        if sampler is not None and sampler.gradient_norms is not None:
-            if np.shape(self.gradient_norms or ()) != sampler.gradient_norms.shape:
-                raise UserError("the checkpoint's gradient_norms are not one per client; choose another output=…")
-            sampler.restore(np.array(self.gradient_norms))
 
 
 def _load(name: str, stateful: Stateful | nn.Module, state: Mapping[str, Any]) -> None:
@@ -130,7 +122,7 @@ def _load(name: str, stateful: Stateful | nn.Module, state: Mapping[str, Any]) -
     try:
         stateful.load_state_dict(state)
     except (RuntimeError, UserError) as error:
-        reason = f"the checkpoint's {name} is of another model or optimizer ({one_line(error)})"
+        reason = f"the checkpoint's {name} does not fit this run ({one_line(error)})"
         raise UserError(f"{reason}; choose another output=…") from error
 
 

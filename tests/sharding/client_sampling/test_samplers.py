@@ -135,19 +135,19 @@ def test_uniform_with_some_or_all_clients_weighs_by_size():
 
 
 @pytest.mark.parametrize("name", ["wireless", "statistical"])
-def test_restore_of_gradient_norms_continues_with_the_same_probabilities(name):
+def test_load_state_dict_continues_with_the_same_probabilities(name):
     first, other = make(name, 3), make(name, 3)
     for t in range(5):
         cohort = first.invite(t)
         first.select(t, cohort, dict.fromkeys(cohort, 1.0 + t) | {cohort[0]: float("nan")})
-    other.restore(first.gradient_norms)
+    other.load_state_dict(first.state_dict())
     np.testing.assert_array_equal(first.probabilities(), other.probabilities())
     assert np.isclose(first.probabilities().sum(), 1)
     assert first.invite(9) == other.invite(9)
-    assert not np.isinf(first.gradient_norms).any()
+    assert not first.state_dict()["gradient_norms"].isinf().any()
     first.learn(np.arange(5.0))
     first.select(9, first.invite(9), dict.fromkeys(range(5), 7.0))
-    np.testing.assert_array_equal(first.gradient_norms, np.arange(5.0))
+    np.testing.assert_array_equal(first.state_dict()["gradient_norms"], np.arange(5.0))
 
 
 def test_wireless_with_large_beta_prefers_fast_clients():
