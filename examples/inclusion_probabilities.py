@@ -46,7 +46,9 @@ def trained_magnitudes() -> np.ndarray:
     config = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
     plain = ["strategy=dense", "server_optimizer=plain"]
     experiment = assemble(load_config(config, [*plain, "rounds=20", "evaluate_every=20"]))
-    run_rounds(experiment, 0, [EachRound(lambda its: print(f"round {its['round'] + 1} of 20", end="\r", flush=True))])
+    run_rounds(
+        experiment, 0, [EachRound(lambda metrics: print(f"round {metrics['round'] + 1} of 20", end="\r", flush=True))]
+    )
     weight = shardable_layers(experiment.model)[LAYER].weight
     return decompose({LAYER: weight.detach().flatten(1)})[LAYER].magnitudes.numpy()
 
@@ -54,7 +56,7 @@ def trained_magnitudes() -> np.ndarray:
 def draw(magnitudes: np.ndarray) -> Figure:
     """Return the figure: the spectrum, π and ω, over the terms from the largest to the smallest."""
     layer = LayerContext(magnitudes, num_terms(len(magnitudes), KEEP_RATIO), NUM_CLIENTS, KEEP_RATIO)
-    laws = {
+    allocations = {
         name: strategy.allocate(layer) for name, strategy in STRATEGIES.items() if name in SHOWN and strategy.allocate
     }
     figure = Figure(figsize=(9, 8.5), layout="constrained")
@@ -62,8 +64,8 @@ def draw(magnitudes: np.ndarray) -> Figure:
     terms = np.arange(1, len(magnitudes) + 1)
     spectrum.fill_between(terms, magnitudes, step="mid", color="0.8")
     spectrum.set(ylabel="magnitude λ", ylim=(0, None))
-    for name, law in laws.items():
-        _curves(inclusion, multipliers, terms, law, style_of(name), SHOWN[name])
+    for name, allocation in allocations.items():
+        _curves(inclusion, multipliers, terms, allocation, style_of(name), SHOWN[name])
     inclusion.axhline(KEEP_RATIO, color="0.6", linewidth=0.8)
     inclusion.annotate("n/N: all terms equally likely", (terms[-1], KEEP_RATIO), ha="right", va="bottom", color="0.4")
     inclusion.set(ylabel="inclusion probability π", ylim=(-0.02, 1.02))
@@ -80,10 +82,12 @@ def draw(magnitudes: np.ndarray) -> Figure:
     return figure
 
 
-def _curves(inclusion: Axes, multipliers: Axes, terms: np.ndarray, law: Allocation, style: Style, label: str) -> None:
+def _curves(
+    inclusion: Axes, multipliers: Axes, terms: np.ndarray, allocation: Allocation, style: Style, label: str
+) -> None:
     look = {"color": style.color, "linestyle": style.dash}
-    inclusion.step(terms, law.inclusion, where="mid", label=label, **look)
-    multipliers.step(terms, np.where(law.inclusion > 1e-12, law.multipliers, np.nan), where="mid", **look)
+    inclusion.step(terms, allocation.inclusion, where="mid", label=label, **look)
+    multipliers.step(terms, np.where(allocation.inclusion > 1e-12, allocation.multipliers, np.nan), where="mid", **look)
 
 
 if __name__ == "__main__":

@@ -64,8 +64,8 @@ def registries_as_before() -> Iterator[None]:
     registries = [STRATEGIES, *REGISTRIES.values()]
     before = [dict(registry) for registry in registries]
     yield
-    for registry, held in zip(registries, before, strict=True):
+    for registry, entries in zip(registries, before, strict=True):
         registry.clear()
-        registry.update(held)
+        registry.update(entries)
     for module in [name for name in sys.modules if name.startswith("examples.own_")]:
         del sys.modules[module]

@@ -73,10 +73,10 @@ def test_docs_commands_parse(command):
 def shortened(words, data, into):
     """Return a command that trains for two small rounds, on drawn data."""
     at = [] if "quickstart" in words[1] else [f"data.root={data}", "data.download=false"]
-    own = [*TINY, *at, f"output={into}"]
-    keys = {word.partition("=")[0] for word in own}
+    overrides = [*TINY, *at, f"output={into}"]
+    keys = {word.partition("=")[0] for word in overrides}
     kept = [word for word in words if not {word.partition("=")[0], word.partition("=")[0].partition(".")[0]} & keys]
-    return [*kept, *own]
+    return [*kept, *overrides]
 
 
 TRAINING = [
@@ -136,7 +136,7 @@ def test_readme_has_the_last_line_of_the_quickstart():
     table = (ROOT / "results/quickstart_seeds/summary.csv").read_text(encoding="utf-8")
     for run in csv.DictReader(table.splitlines()):
         ends[run["strategy"] == "dense"].append(100 * float(run["test_accuracy"]))
-    sharded, dense = (f"{floor(min(its))} to {ceil(max(its))} %" for its in (ends[False], ends[True]))
+    sharded, dense = (f"{floor(min(values))} to {ceil(max(values))} %" for values in (ends[False], ends[True]))
     assert f"{sharded} with sharding and {dense} with dense" in readme
 
 

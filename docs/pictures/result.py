@@ -1,16 +1,19 @@
 """Draws accuracy against bytes, `docs/pictures/result.svg`, from committed runs: python docs/pictures/result.py."""
 
 import argparse
-import csv
 import os
-from collections import defaultdict
+import sys
 from pathlib import Path
 
 os.environ["MPLBACKEND"] = "agg"  # the picture goes to a file; a notebook's backend may not be installed here
+sys.path.insert(0, str(Path(__file__).parents[2]))  # `studies` runs from a checkout
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
+
+from studies.curves import by_scheme, ends, read_curves
+from train.report.text import mean_and_spread
 
 RESULTS = Path(__file__).parents[2] / "results"
 RUNS = {  # study, method in its curves.csv: label, its right end, color
@@ -29,12 +32,12 @@ def main() -> None:
     axes = picture.add_subplot(
         xscale="log", xlim=(0.17, 60), ylim=(8, 77), xlabel="GB moved by all clients", ylabel="test accuracy, %"
     )
-    for which, (label, place, color) in RUNS.items():
+    for which, (label, position, color) in RUNS.items():
         gigabytes, accuracy, last = mean_curve(*which)
         axes.plot(gigabytes, accuracy, color=color, linewidth=2)
         axes.plot(gigabytes[-1], accuracy[-1], "o", color=color)
         end = f"{label}\n{last} %, {gigabytes[-1]:.1f} GB"
-        axes.text(*place, end, ha="right", color=color)
+        axes.text(*position, end, ha="right", color=color)
     axes.set_title("CIFAR-10, clients hold a tenth (dense FedAvg: all)", fontsize=10, loc="left")
     axes.set_xticks([0.3, 1, 3, 10, 30], ["0.3", "1", "3", "10", "30"])
     axes.minorticks_off()
@@ -45,15 +48,11 @@ def main() -> None:
 
 def mean_curve(study: str, name: str) -> Curve:
     """Return the mean over the seeds of a study's method, and the last accuracy with its standard deviation."""
-    accuracies, moved = defaultdict(list), defaultdict(list)
-    with (RESULTS / study / "curves.csv").open(encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if row["run"].rpartition("-")[0] == name:
-                accuracies[int(row["rounds"])].append(100 * float(row["test_accuracy"]))
-                moved[int(row["rounds"])].append((int(row["bytes_up"]) + int(row["bytes_down"])) / 1e9)
-    gigabytes, means = (np.array([np.mean(values[at]) for at in sorted(values)]) for values in (moved, accuracies))
-    ends = accuracies[max(accuracies)]
-    return gigabytes, means, f"{means[-1]:.1f}" + (f" ± {np.std(ends, ddof=1):.1f}" if len(ends) > 1 else "")
+    curves = by_scheme(read_curves(RESULTS / study / "curves.csv"))
+    curves = curves[curves.scheme == name]
+    means = curves.groupby("rounds")[["bytes_total", "test_accuracy"]].mean()
+    last = mean_and_spread(100 * ends(curves).test_accuracy)
+    return means.bytes_total.to_numpy() / 1e9, 100 * means.test_accuracy.to_numpy(), last
 
 
 if __name__ == "__main__":

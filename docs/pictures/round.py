@@ -28,21 +28,23 @@ def main() -> None:
     axes.text(1, 39.6, "1. The server decomposes a layer, W = Σ λᵢuᵢvᵢᵀ", fontsize=10)
     _terms(axes, MIDDLE, 30.5, range(TERMS))
     axes.text(1, 25.6, "2. Each client trains the terms drawn for it", fontsize=10)
-    for column, (name, held) in enumerate(CLIENTS.items()):
+    for column, (name, terms) in enumerate(CLIENTS.items()):
         left = 1 + 15.3 * column
         _arrow(axes, (23, 30), (left + 7, 27.6))
-        _terms(axes, left, 17, held)
+        _terms(axes, left, 17, terms)
         axes.text(left, 14.9, name, fontsize=10)
         _arrow(axes, (left + 7, 14.2), (23, 11.6))
-    _terms(axes, MIDDLE, 3.4, range(TERMS), colored={term for held in CLIENTS.values() for term in held})
+    _terms(axes, MIDDLE, 3.4, range(TERMS), colored={term for terms in CLIENTS.values() for term in terms})
     axes.text(1, 1, "3. It averages each vector over its holders", fontsize=10)
     axes.text(32, 5.2, "gray: not drawn,\nunchanged", fontsize=9, color="0.35")
     picture.savefig(Path(__file__).with_suffix(".svg"), metadata={"Date": None})
 
 
-def _terms(axes: Axes, left: float, bottom: float, held: Iterable[int], colored: Container[int] = range(TERMS)) -> None:
+def _terms(
+    axes: Axes, left: float, bottom: float, terms: Iterable[int], colored: Container[int] = range(TERMS)
+) -> None:
     """Draw the held terms as bars of decreasing magnitude, those that are not `colored` in gray."""
-    for term in held:
+    for term in terms:
         color = COLORS[term] if term in colored else "0.8"
         axes.bar(left + 1.9 * term, 7.5 - 0.6 * term, 1.3, bottom, align="edge", color=color)
 

@@ -22,8 +22,8 @@ def find_spoiled(returned: Shard) -> Failure | None:
         return Failure(Kind.NOT_FINITE, f"NaN or Inf in {name}")
     if returned.changes:  # the variance itself is known only when the changes are averaged
         return None
-    variances = {name: its for name, its in returned.dense.items() if is_variance(name)}
-    low = next((name for name, its in variances.items() if bool((its < 0).any())), None)
+    variances = {name: variance for name, variance in returned.dense.items() if is_variance(name)}
+    low = next((name for name, variance in variances.items() if bool((variance < 0).any())), None)
     return None if low is None else Failure(Kind.MALFORMED, f"a variance below 0 in {low}")
 
 
@@ -72,16 +72,16 @@ def _differing_tensor(sent: Shard, returned: Shard) -> str | None:
 
 def _differing_term(sent: Shard, returned: Shard) -> str | None:
     """Return which layer's terms differ from those sent. Updates of an engine share the indices that were sent."""
-    travelled: dict[str, tuple[Tensor, Tensor]] = {}
+    received: dict[str, tuple[Tensor, Tensor]] = {}
     for layer, theirs in returned.terms.items():
         ours = sent.terms[layer]
         for part in ("indices", "multipliers"):
             if reason := _unlike(getattr(theirs, part), getattr(ours, part)):
                 return f"{layer}.{part} {reason}"
         if ours.indices is not theirs.indices:
-            travelled[layer] = ours.indices.cpu(), theirs.indices.cpu()
-    if travelled and not torch.equal(*(torch.cat(indices) for indices in zip(*travelled.values(), strict=True))):
-        layer = next(layer for layer, indices in travelled.items() if not torch.equal(*indices))
+            received[layer] = ours.indices.cpu(), theirs.indices.cpu()
+    if received and not torch.equal(*(torch.cat(indices) for indices in zip(*received.values(), strict=True))):
+        layer = next(layer for layer, indices in received.items() if not torch.equal(*indices))
         return f"{layer}.indices are not those of the plan"
     return None
 

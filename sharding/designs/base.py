@@ -21,23 +21,23 @@ EDGE = 1e-14  # nearer than this to 0 or 1, π is taken for 0 or 1: no run would
 SUM_TOLERANCE = 1e-6
 
 
-class Sampler(Protocol):
-    """The part of a design that differs: a law over samples of the terms with 0 < π < 1."""
+class TermSampler(Protocol):
+    """The part of a design that differs: a distribution over samples of the terms with 0 < π < 1."""
 
     def draw(self, rng: np.random.Generator, size: int) -> Indices:
         """Return (size, k) positions among those terms, in any order."""
 
 
-Fit = Callable[[Floats, int], Sampler]  # from π of the free terms, and its sum k with 0 < k < len(π)
+Fit = Callable[[Floats, int], TermSampler]  # from π of the free terms, and its sum k with 0 < k < len(π)
 
 
 @dataclass(frozen=True)
 class Design:
-    """A law over samples of distinct terms, ready to draw; made by `fit`."""
+    """A distribution over samples of distinct terms, ready to draw; made by `fit`."""
 
     certain: Indices  # terms of every sample
     free: Indices  # terms that the sampler draws from
-    sampler: Sampler | None  # None when nothing is left to chance
+    sampler: TermSampler | None  # None when nothing is left to chance
 
     def draw(self, rng: np.random.Generator, size: int | None = None) -> Indices:
         """Return ascending indices: (n,), or (size, n) for `size` independent samples."""

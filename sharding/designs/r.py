@@ -35,7 +35,7 @@ class RDesign:
 
     def draw(self, rng: np.random.Generator, size: int) -> Indices:
         """Return (size, count) positions; R's random state is seeded from `rng`."""
-        if self.count == 1:  # one law for all designs; UPmaxentropy raises here
+        if self.count == 1:  # one distribution for all designs; UPmaxentropy raises here
             return rng.choice(self.chances.size, size=(size, 1), p=self.chances / self.chances.sum())
         with alone():
             require("base").set_seed(int(rng.integers(2**31 - 1)))

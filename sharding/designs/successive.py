@@ -14,7 +14,7 @@ from sharding.inclusion.checks import weights_for
 
 
 def successive_design(weights: ArrayLike, num_terms: int) -> Design:
-    """Return successive sampling from weights: the law of `numpy.random.choice(N, n, replace=False, p=w/Σw)`.
+    """Return successive sampling from weights: the distribution of `numpy.random.choice(N, n, replace=False, p=w/Σw)`.
 
     Finishing times are compared as logarithms, so weights may span any range (1e-30…1 and more).
 

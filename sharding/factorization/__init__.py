@@ -1,7 +1,7 @@
 """Turn the affine layers of any model into factorized ones, and back.
 
-One place decides which layers are sharded (`choose`); the planner asks the same place, so that what a client builds
-and what the server cuts always agree.
+`select` decides which layers are sharded. `factorize` and the planner both call it, so that what a client builds and
+what the server cuts always agree.
 """
 
 from sharding.factorization.replace import factorize, factorize_empty, merge

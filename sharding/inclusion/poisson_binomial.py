@@ -1,4 +1,4 @@
-"""The number of successes among independent trials with unequal chances (the Poisson-binomial law).
+"""The number of successes among independent trials with unequal chances (the Poisson-binomial distribution).
 
 The generating function of the count is a product, Π_j (1 − p_j + p_j·z), and the chance of `count` is its
 coefficient: an average of the product times z^−count over the unit circle. When Σp = count, the circle passes

@@ -1,7 +1,7 @@
 """Inclusion under successive sampling: each next item is chosen in proportion to the remaining weights.
 
 This is how PriSM draws (`numpy.random.choice(N, n, replace=False, p=…)`), and it is Wallenius' multivariate
-law with one ball per color. Its picture is a race: item i arrives after an exponential time with rate wᵢ,
+distribution with one ball per color. Its picture is a race: item i arrives after an exponential time with rate wᵢ,
 and the first n to arrive are drawn. So i is drawn if it arrives before the n-th of the *others*, at time T₋ᵢ:
 
     πᵢ = E[1 − e^(−wᵢT₋ᵢ)],    density of T₋ᵢ at t = Σ_{j≠i} wⱼe^(−wⱼt) · Pr(n − 1 of those other than i, j

@@ -179,15 +179,15 @@ def test_build_model_with_an_integer_dropout_accepts_it() -> None:
 @pytest.mark.parametrize("name", ["cct_6_3x2", "gpt_tiny"])
 def test_model_with_fused_projections_equals_separate_ones(name: str) -> None:
     shape, num_classes, options = SMALL[name]
-    apart, batch = small(name)
+    split, batch = small(name)
     fused = build_model(name, input_shape=shape, num_classes=num_classes, **options, fused_qkv=True)
-    state = apart.state_dict()
+    state = split.state_dict()
     for key in fused.state_dict().keys() - state.keys():
         state[key] = torch.cat([state.pop(key.replace(".qkv.", f".{part}.")) for part in "qkv"])
     fused.load_state_dict(state)
-    assert count(fused) == count(apart)
-    torch.testing.assert_close(fused.eval()(batch), apart.eval()(batch))
-    assert tenth(fused).nbytes < tenth(apart).nbytes
+    assert count(fused) == count(split)
+    torch.testing.assert_close(fused.eval()(batch), split.eval()(batch))
+    assert tenth(fused).nbytes < tenth(split).nbytes
 
 
 def tenth(model: nn.Module) -> Shard:

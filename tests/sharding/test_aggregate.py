@@ -203,8 +203,8 @@ def test_update_of_a_client_outside_the_plan_is_rejected(round_one, wrap):
     other = deepcopy(model)
     aggregate(other, plan, updates, NUM_SAMPLES)
     outcome = aggregate(model, plan, wrap({"x": updates["a"]} | updates), NUM_SAMPLES | {"x": 7})
-    strange = Failure(Kind.OTHER_PLAN, "is not in this round's plan")
-    assert (outcome.accepted, outcome.rejected) == (list(BUDGETS), {"x": strange})
+    unknown = Failure(Kind.OTHER_PLAN, "is not in this round's plan")
+    assert (outcome.accepted, outcome.rejected) == (list(BUDGETS), {"x": unknown})
     assert_equal(model, other.state_dict())
 
 

@@ -135,16 +135,16 @@ def test_client_model_of_tied_weights_keeps_them_tied():
 
 
 def test_init_empty_of_a_shared_parameter_keeps_it_shared():
-    class Twins(nn.Module):
+    class Tied(nn.Module):
         def __init__(self):
             super().__init__()
             weight = nn.Parameter(torch.ones(3, 3))
             self.one, self.two = nn.Linear(3, 3), nn.Linear(3, 3)
             self.one.weight = self.two.weight = weight
 
-    twins = make_skeleton(Twins)
-    assert twins.one.weight is twins.two.weight
-    assert twins.one.weight.is_meta
+    tied = make_skeleton(Tied)
+    assert tied.one.weight is tied.two.weight
+    assert tied.one.weight.is_meta
 
 
 def test_load_into_of_newly_frozen_layers_freezes_them():

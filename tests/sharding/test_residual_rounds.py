@@ -237,8 +237,8 @@ def test_a_model_takes_no_more_memory_than_terms_and_residual():
     model = factorize(nn.Sequential(*(nn.Linear(256, 256) for _ in range(3))), 0.05, (), residual="int4")
     server = Server(model, ShardPlanner("top_n"))
     small = client_model(model, server.plan({0: 0.05}, 0).shard(0), residual=server.residual)
-    held = sum(part.nbytes for part in (*small.parameters(), *small.buffers()))
-    assert held < 3 * 256 * 256 * (4.5 / 8) + 3 * 4 * (2 * 256 * 13 + 13 + 256) + 1
+    nbytes = sum(part.nbytes for part in (*small.parameters(), *small.buffers()))
+    assert nbytes < 3 * 256 * 256 * (4.5 / 8) + 3 * 4 * (2 * 256 * 13 + 13 + 256) + 1
 
 
 # The residual as a message

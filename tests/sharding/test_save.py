@@ -264,9 +264,9 @@ def test_export_lora_of_unsupported_changes_raises(tmp_path):
         export_lora(later, small, tmp_path, modules_to_save="hed")
     convs = [nn.ConvTranspose2d(8, 8, 3), nn.Conv2d(8, 8, 3, dilation=2), nn.Conv2d(8, 8, 3, groups=2)]
     convs += [nn.Conv1d(8, 8, 3, padding=1, padding_mode="reflect")]
-    strange = factorize(nn.Sequential(*convs, nn.Linear(8, 8)), 0.25, skip=())
+    unsupported = factorize(nn.Sequential(*convs, nn.Linear(8, 8)), 0.25, skip=())
     with pytest.raises(UserError) as caught:
-        export_lora(strange, strange, tmp_path)
+        export_lora(unsupported, unsupported, tmp_path)
     assert str(caught.value) == (
         "cannot export an adapter: 0, a FactorizedConvTranspose, has no form as LoRA; 1, a FactorizedConv with "
         "dilation, has no form as LoRA; 2, a FactorizedConv with groups, has no form as LoRA; 3, a FactorizedConv with "

@@ -23,15 +23,18 @@ def course(*accuracies):
 
 def test_table_row_has_the_curve_and_the_paired_difference(curves_of):
     slow = {"collective-0": course(0.1, 0.2, 0.3, 0.4), "collective-1": course(0.1, 0.2, 0.3, 0.6)}
-    fast = {f"top_n-{seed}": course(*its) for seed, its in enumerate([(0.3, 0.4, 0.6, 0.5), (0.3, 0.4, 0.6, 0.9)])}
-    its = beyond.EXPERIMENTS["beyond"]
-    table = beyond.table(its, by_scheme(curves_of(fast | slow | {"top_n-2": course(0, 0, 0, 0)})))
+    fast = {
+        f"top_n-{seed}": course(*accuracies)
+        for seed, accuracies in enumerate([(0.3, 0.4, 0.6, 0.5), (0.3, 0.4, 0.6, 0.9)])
+    }
+    experiment = beyond.EXPERIMENTS["beyond"]
+    table = beyond.table(experiment, by_scheme(curves_of(fast | slow | {"top_n-2": course(0, 0, 0, 0)})))
     assert list(table.iloc[0]) == [
         *("collective", 4, "4.0", "0, 1", "10.0 ± 0.0", "20.0 ± 0.0", "30.0 ± 0.0", "50.0 ± 14.1", "50.0 ± 14.1", "–")
     ]
     assert table.iloc[1, 0] == "top_n", "in the order of the experiment"
     assert table.iloc[1, -1] == "+20.0 ± 10.0"  # of seeds 0 and 1: 10 and 30 points
-    alone = beyond.table(its, by_scheme(curves_of({"top_n-0": course(0.1, 0.2)})))
+    alone = beyond.table(experiment, by_scheme(curves_of({"top_n-0": course(0.1, 0.2)})))
     assert (alone.iloc[0, -1], alone["25 %"][0]) == ("–", "–")
 
 
@@ -43,9 +46,9 @@ def test_table_with_committed_curves_keeps_them(tmp_path, curves_of):
     assert read_curves(tmp_path / "curves.csv").test_accuracy.tolist() == [0.1, 0.25, 0.1, 0.5]
 
 
-def bytes_of_a_client(its, words, windows=False):
+def bytes_of_a_client(experiment, words, windows=False):
     """Return what all rounds send a client in the mean over clients."""
-    config = load_config(CONFIGS / f"{its.config}.yaml", [*its.overrides, *words])
+    config = load_config(CONFIGS / f"{experiment.config}.yaml", [*experiment.overrides, *words])
     dataset = empty_dataset(config.data.name, **config.data.options)
     shares = config.keep_ratio if isinstance(config.keep_ratio, dict) else {config.keep_ratio: 1.0}
     plan = ShardPlanner(config.strategy, compression=config.compression).plan(
@@ -59,17 +62,19 @@ def bytes_of_a_client(its, words, windows=False):
 
 @pytest.mark.parametrize("on", beyond.EXPERIMENTS)
 def test_every_method_is_valid_and_sends_no_more_bytes(on):
-    its = beyond.EXPERIMENTS[on]
-    for method, words in its.methods.items():
+    experiment = beyond.EXPERIMENTS[on]
+    for method, words in experiment.methods.items():
         if method == beyond.BOUND:
             continue
-        own = bytes_of_a_client(its, words, windows=method == beyond.ROLLING)
-        assert 0.25 < own / bytes_of_a_client(its, its.methods[beyond.BASELINE]) <= 1.02, method
+        nbytes = bytes_of_a_client(experiment, words, windows=method == beyond.ROLLING)
+        assert 0.25 < nbytes / bytes_of_a_client(experiment, experiment.methods[beyond.BASELINE]) <= 1.02, method
 
 
 def test_arms_of_the_uneven_study_send_the_same_bytes():
-    its = options.EXPERIMENTS["uneven"]
-    of_each = {name: bytes_of_a_client(its.on, arm.overrides, arm.windows) for name, arm in its.arms.items()}
+    experiment = options.EXPERIMENTS["uneven"]
+    of_each = {
+        name: bytes_of_a_client(experiment.on, arm.overrides, arm.windows) for name, arm in experiment.arms.items()
+    }
     assert max(of_each.values()) < 1.03 * min(of_each.values()), of_each
 
 

@@ -42,12 +42,14 @@ def test_arms_table_in_any_order_has_differences_to_the_first_arm(curves_of):
 
 @pytest.mark.parametrize("study", options.EXPERIMENTS)
 def test_every_arm_is_a_valid_configuration(study):
-    its = options.EXPERIMENTS[study]
-    for name, arm in its.arms.items():
-        path = options.CONFIGS / f"{its.on.config}.yaml"
-        words = (options.overrides_of(its, arm, share, ["local.optimizer.lr=0.1"]) for share in (1, its.trial))
-        whole, trial = (load_config(path, its) for its in words)
-        assert trial.rounds == round(whole.rounds * its.trial)
+    experiment = options.EXPERIMENTS[study]
+    for name, arm in experiment.arms.items():
+        path = options.CONFIGS / f"{experiment.on.config}.yaml"
+        words = (
+            options.overrides_of(experiment, arm, share, ["local.optimizer.lr=0.1"]) for share in (1, experiment.trial)
+        )
+        whole, trial = (load_config(path, overrides) for overrides in words)
+        assert trial.rounds == round(whole.rounds * experiment.trial)
         assert name == "HeteroFL" or whole.result == "average"
 
 

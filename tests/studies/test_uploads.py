@@ -47,11 +47,13 @@ def test_tuning_with_a_diverging_step_size_continues(tmp_path, started, drawn_da
     assert any("lr1e+20" in name for name in started)
 
 
-@pytest.mark.parametrize(("place", "share", "data"), [(0, 0.1, 0.82), (1, 0.2, 0.90), (2, 0.5, 0.98)])
-def test_large_clients_have_the_published_share_of_the_data(place, share, data, tmp_path, drawn_data):
+@pytest.mark.parametrize(("index", "share", "data"), [(0, 0.1, 0.82), (1, 0.2, 0.90), (2, 0.5, 0.98)])
+def test_large_clients_have_the_published_share_of_the_data(index, share, data, tmp_path, drawn_data):
     study = UPLOADS["uneven_clients"]
-    its = study.comparisons[place]
-    experiment = assemble(study.config_of(its, its.arms[1], 0.125, 0, tmp_path, [f"data.root={drawn_data}"]))
+    comparison = study.comparisons[index]
+    experiment = assemble(
+        study.config_of(comparison, comparison.arms[1], 0.125, 0, tmp_path, [f"data.root={drawn_data}"])
+    )
     sizes = np.array(list(task_of(experiment).num_samples.values()))
     assert (sizes == 380).mean() == share
     assert sizes[sizes == 380].sum() / sizes.sum() == pytest.approx(data, abs=0.006)
@@ -59,10 +61,12 @@ def test_large_clients_have_the_published_share_of_the_data(place, share, data, 
 
 def test_budget_of_byte_sampling_is_three_average_shards(tmp_path, drawn_data):
     study = UPLOADS["joint_sampling"]
-    (its,) = study.comparisons
-    experiment = assemble(study.config_of(its, its.arms[1], 0.125, 0, tmp_path, [f"data.root={drawn_data}"]))
+    (comparison,) = study.comparisons
+    experiment = assemble(
+        study.config_of(comparison, comparison.arms[1], 0.125, 0, tmp_path, [f"data.root={drawn_data}"])
+    )
     costs = experiment.sampler.population.costs
-    assert its.arms[1].budget == pytest.approx(3 * costs.mean(), rel=0.01)
+    assert comparison.arms[1].budget == pytest.approx(3 * costs.mean(), rel=0.01)
     assert (costs.min(), costs.max()) == (pytest.approx(0.21, abs=0.005), pytest.approx(0.53, abs=0.005))
 
 
@@ -77,9 +81,9 @@ def results(curves_of, arm, step, *accuracies, bytes_up=10**5):
     runs = {
         f"{arm.name}-{seed}": [
             {"bytes_up": t * bytes_up, "bytes_down": t * 10**6, "test_accuracy": a, "train_loss": 1.0}
-            for t, a in enumerate(its, start=1)
+            for t, a in enumerate(curve, start=1)
         ]
-        for seed, its in enumerate(accuracies)
+        for seed, curve in enumerate(accuracies)
     }
     return Results(arm, step, 3, range(len(accuracies)), by_scheme(curves_of(runs)))
 

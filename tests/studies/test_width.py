@@ -66,8 +66,8 @@ def test_width_run_sends_no_more_than_shards_and_trains_its_window(tmp_path):
     before = ours.model.conv1.weight.clone()
     ours.train_round(t=1)
     changed = (ours.model.conv1.weight != before).flatten(1).any(1).nonzero()[:, 0].tolist()
-    held = ours.clients[0.2].conv1.weight.shape[0]
-    assert changed == sorted((place + 2) % 8 for place in range(held))
+    channels = ours.clients[0.2].conv1.weight.shape[0]
+    assert changed == sorted((channel + 2) % 8 for channel in range(channels))
 
 
 def test_width_run_with_uneven_clients_trains_first_channels_of_weak_ones():
@@ -77,12 +77,12 @@ def test_width_run_with_uneven_clients_trains_first_channels_of_weak_ones():
     nested = width.Federation.of(config, "nested")
     invited = [c for c, r in nested.task.keep_ratios.items() if r == 0.1]
     nested.sampler.invite = lambda t: invited
-    before, (_, heard, sent) = nested.model.conv1.weight.clone(), nested.train_round(0)
+    before, (_, aggregated, sent) = nested.model.conv1.weight.clone(), nested.train_round(0)
     moved = (nested.model.conv1.weight != before).flatten(1).any(1)
     weak, strong = (width.nbytes(nested.clients[ratio].state_dict()) for ratio in (0.1, 0.6))
-    held = nested.clients[0.1].conv1.weight.shape[0]
-    assert moved[:held].all()
-    assert not moved[held:].any()
+    channels = nested.clients[0.1].conv1.weight.shape[0]
+    assert moved[:channels].all()
+    assert not moved[channels:].any()
     assert moved.shape == nested.clients[0.6].conv1.weight.shape[:1]
-    assert held < len(moved)
-    assert sent == heard * weak < heard * strong
+    assert channels < len(moved)
+    assert sent == aggregated * weak < aggregated * strong

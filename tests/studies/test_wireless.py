@@ -88,8 +88,8 @@ def test_wireless_study_of_a_few_rounds_runs(tmp_path, monkeypatch, name, starte
     curves = read_curves(tmp_path / "curves.csv")
     assert curves.run.nunique() == 2 * len(SCHEMES)
     for scheme in SCHEMES:
-        its = curves[curves.run.str.startswith((f"{scheme}-0 ", f"{scheme}-1 "))]
-        arrived = its.run[its.train_set_loss <= 2.0].nunique()
+        rounds = curves[curves.run.str.startswith((f"{scheme}-0 ", f"{scheme}-1 "))]
+        arrived = rounds.run[rounds.train_set_loss <= 2.0].nunique()
         assert rows[scheme][-1] == f"{arrived} of 2 |"
     wireless.run(setup, arguments)
     shutil.rmtree(tmp_path / "runs")

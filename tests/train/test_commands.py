@@ -97,7 +97,8 @@ def test_help_examples_of_any_command_are_valid(command, capsys):
 def test_sweep_arguments_of_wandb_are_accepted(capsys):
     """As W&B's agent writes them: `key=value`, for ${args_no_hyphens}."""
     sweep = read_yaml(Path("examples/sweep.yaml"))
-    args = [f"{key}={its.get('values', [its.get('min')])[0]}" for key, its in sweep["parameters"].items()]
+    parameters = sweep["parameters"]
+    args = [f"{key}={each.get('values', [each.get('min')])[0]}" for key, each in parameters.items()]
     command = [arg for word in sweep["command"][3:] for arg in (args if word == "${args_no_hyphens}" else [word])]
     assert command[:2] == ["train", "run"]
     assert main(["config", *command[2:]]) == 0

@@ -185,26 +185,28 @@ def test_parse_yaml_of_dumped_values_is_equal(value):
 class Later(Sampler):
     name = "later"
 
-    def __init__(self, num_clients, per_round, seed, population=None, *, budget: float, wait=1, why: str | None = None):
+    def __init__(
+        self, num_clients, per_round, seed, population=None, *, budget: float, wait=1, note: str | None = None
+    ):
         super().__init__(num_clients, per_round, seed, population)
-        self.budget, self.wait, self.why = budget, wait, why
+        self.budget, self.wait, self.note = budget, wait, note
 
 
 def test_own_sampler_is_checked_by_its_signature(tmp_path, monkeypatch):
     monkeypatch.setitem(SAMPLERS, "later", Later)
-    own = ["clients.sampler=later", "clients.sampler.budget=2", "clients.sampler.wait=3"]
-    sampler = assemble(tiny(tmp_path, *own)).sampler
-    assert (sampler.budget, type(sampler.budget), sampler.wait, sampler.why) == (2.0, float, 3, None)
+    overrides = ["clients.sampler=later", "clients.sampler.budget=2", "clients.sampler.wait=3"]
+    sampler = assemble(tiny(tmp_path, *overrides)).sampler
+    assert (sampler.budget, type(sampler.budget), sampler.wait, sampler.note) == (2.0, float, 3, None)
     for option, reason in (
-        ("wat=3", r"later has no option 'wat' \(did you mean 'wait'\?\); its options: budget, wait=1, why"),
+        ("wat=3", r"later has no option 'wat' \(did you mean 'wait'\?\); its options: budget, wait=1, note"),
         ("wait=soon", r"clients\.sampler\.wait='soon': input should be a valid integer"),
         ("budget=true", r"clients\.sampler\.budget=True: true and false are not numbers"),
         ("budget=.nan", r"clients\.sampler\.budget=nan: input should be a finite number"),
-        ("why=3", r"clients\.sampler\.why=3: input should be a valid string"),
+        ("note=3", r"clients\.sampler\.note=3: input should be a valid string"),
     ):
         with pytest.raises(UserError, match=reason):
-            tiny(tmp_path, *own, f"clients.sampler.{option}")
-    with pytest.raises(UserError, match="later needs the option 'budget'; its options: budget, wait=1, why"):
+            tiny(tmp_path, *overrides, f"clients.sampler.{option}")
+    with pytest.raises(UserError, match="later needs the option 'budget'; its options: budget, wait=1, note"):
         tiny(tmp_path, "clients.sampler=later")
     with pytest.raises(UserError, match="uniform has no option 'wait'"):
         tiny(tmp_path, "clients.sampler.wait=3")

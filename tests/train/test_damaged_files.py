@@ -65,9 +65,9 @@ def test_config_that_is_a_folder_prints_one_line(capsys):
 
 def test_config_through_a_pipe_is_read():
     os.mkfifo("config.yaml")
-    held = os.open("config.yaml", os.O_RDWR)
-    os.write(held, Path(QUICKSTART).read_bytes())
-    Thread(target=lambda: (time.sleep(0.2), os.close(held))).start()
+    pipe = os.open("config.yaml", os.O_RDWR)
+    os.write(pipe, Path(QUICKSTART).read_bytes())
+    Thread(target=lambda: (time.sleep(0.2), os.close(pipe))).start()
     assert main(["inspect", "config.yaml"]) == 0
 
 

@@ -76,13 +76,13 @@ def device(path):
 @pytest.mark.parametrize("name", [LOCK_FILE, METRICS_FILE, CHECKPOINT_FILE, "summary.md"])
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, unix_socket, device])
 def test_run_with_a_non_file_in_place_of_a_file_is_refused(config, name, make):
-    its = config()
-    its.directory.mkdir()
-    make(its.directory / name)
+    settings = config()
+    settings.directory.mkdir()
+    make(settings.directory / name)
     for resume in (False, True):
         with pytest.raises(UserError, match=f"{name} is no regular file; move it"):
-            run(its, resume=resume)
-    assert f"{name} is no regular file; move it" in read_runs([its.directory])[1][0]
+            run(settings, resume=resume)
+    assert f"{name} is no regular file; move it" in read_runs([settings.directory])[1][0]
 
 
 def test_lock_that_is_no_regular_file_raises(tmp_path):

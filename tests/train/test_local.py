@@ -47,8 +47,8 @@ def train_by_hand(model, data, epochs, batch_size, decay_of):
 @pytest.mark.parametrize("decay_of", ["bounded", "effective"])
 def test_local_training_equals_clipped_decayed_sgd_with_momentum(decay_of):
     data, model, expected = make_data(), make_model(), make_model()
-    own = {"decay": DECAY, "decay_of": decay_of}
-    local = LocalConfig(epochs=2, batch_size=3, optimizer=SGD, **own)
+    options = {"decay": DECAY, "decay_of": decay_of}
+    local = LocalConfig(epochs=2, batch_size=3, optimizer=SGD, **options)
     loss = train_locally(model, data.train, data, local, LR, CLIP, key=(0, 0, 0))
     assert abs(loss.item() - train_by_hand(expected, data, 2, 3, decay_of)) < 1e-6
     torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=1e-5, atol=1e-6)

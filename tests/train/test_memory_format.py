@@ -88,8 +88,8 @@ def test_strided_pointwise_convolution_has_correct_gradients(make, channels):
     weight = (layer.weight if make is nn.Conv2d else layer.u @ layer.v.mT).flatten(1)
     expected = torch.einsum("oi,bihw->bohw", weight, images[:, :, ::2, ::2]).square().sum()
     theirs = torch.autograd.grad(expected, list(model.parameters()))
-    for found in ways:
-        torch.testing.assert_close(found, list(theirs), rtol=1e-3, atol=1e-3)
+    for gradients in ways:
+        torch.testing.assert_close(gradients, list(theirs), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 8])

@@ -57,8 +57,8 @@ def test_run_of_tasks_with_any_signal_trains_all_models(tmp_path, signal):
         assert line["test_accuracy"] == (line["one/test_accuracy"] + line["two/test_accuracy"]) / 2
         assert line["num_failed"] == 0
     asked = [line["one/num_clients"] + line["two/num_clients"] for line in lines]
-    heard = [line["num_aggregated"] for line in lines]
-    assert asked == ([16] * 3 if signal in ("norm", "full") else heard)
+    aggregated = [line["num_aggregated"] for line in lines]
+    assert asked == ([16] * 3 if signal in ("norm", "full") else aggregated)
 
 
 def test_run_of_tasks_repeated_or_resumed_has_the_same_bits(tmp_path):
@@ -83,7 +83,7 @@ def test_task_override_keeps_the_other_keys_of_the_section():
 def test_task_with_another_server_optimizer_has_its_options():
     config = tiny("unused", "tasks={a: {server_optimizer: momentum}, b: {}}", "server_optimizer.momentum=0.7")
     for whole in (config, check_config(plain(config))):
-        rates = {name: its.server_optimizer.options for name, its in whole.task_configs().items()}
+        rates = {name: task.server_optimizer.options for name, task in whole.task_configs().items()}
         assert rates == {"a": {"lr": 1.0, "momentum": 0.9}, "b": {"lr": 0.4, "momentum": 0.7}}
 
 

@@ -27,15 +27,17 @@ from train.rundir.file_names import MODEL_FILE
 from train.rundir.records import read_layers
 from train.sweep import grid_configs
 
-OWN = [*TINY, "clients.count=20"]
+TWENTY_CLIENTS = [*TINY, "clients.count=20"]
 EXAMPLES = {
-    "own_strategy": [QUICKSTART, *OWN, "strategy=even"],
-    "own_draws": [*(QUICKSTART, *OWN, "design=random_order", "clients.sampler=in_turn", "data.partition=halves")],
+    "own_strategy": [QUICKSTART, *TWENTY_CLIENTS, "strategy=even"],
+    "own_draws": [
+        *(QUICKSTART, *TWENTY_CLIENTS, "design=random_order", "clients.sampler=in_turn", "data.partition=halves")
+    ],
     "own_training": [
-        *(QUICKSTART, *OWN, "local.loss=smoothed", "local.schedule=warm_up"),
+        *(QUICKSTART, *TWENTY_CLIENTS, "local.loss=smoothed", "local.schedule=warm_up"),
         "local.optimizer={name: sign_sgd, lr: 0.0003, decay: 0.01}",
     ],
-    "own_tracker": [QUICKSTART, *OWN, "tracker=csv"],
+    "own_tracker": [QUICKSTART, *TWENTY_CLIENTS, "tracker=csv"],
     "own_data_model": ["examples/moons.yaml", "data.noise=0.2", "model.activation=gelu"],
 }
 
@@ -62,7 +64,7 @@ def test_plugins_of_the_command_line_add_to_those_of_the_file():
 
 
 def test_compare_with_custom_parts_trains_in_processes(tmp_path, capsys):
-    own = [
+    overrides = [
         "--import",
         "examples.own_strategy",
         "--strategies",
@@ -71,7 +73,7 @@ def test_compare_with_custom_parts_trains_in_processes(tmp_path, capsys):
         "local.optimizer.lr=0.03,0.1",
         "--quiet",
     ]
-    assert main(["compare", QUICKSTART, *own, *TINY, f"output={tmp_path}"]) == 0
+    assert main(["compare", QUICKSTART, *overrides, *TINY, f"output={tmp_path}"]) == 0
     assert capsys.readouterr() == ("", "")
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"even-lr=0.03-0", "even-lr=0.1-0"}
     assert read(tmp_path / "even-lr=0.03-0")[0]["lr"] == 0.03
@@ -80,15 +82,15 @@ def test_compare_with_custom_parts_trains_in_processes(tmp_path, capsys):
     assert "| even | 0.1 |" in summary
 
 
-def law_alone(group):
+def all_alike(group):
     return np.ones(len(group.magnitudes)), np.ones(len(group.magnitudes))
 
 
 def test_registered_function_as_a_strategy_is_refused():
-    STRATEGIES["even"] = law_alone
+    STRATEGIES["even"] = all_alike
     with pytest.raises(UserError, match=r"strategy 'even' is <function .*; pass Strategy\('what it does"):
         load_config(QUICKSTART, ["strategy=even"])
-    planner = ShardPlanner(Strategy("all", law_alone), seed=0)
+    planner = ShardPlanner(Strategy("all", all_alike), seed=0)
     with pytest.raises(UserError, match=r"layer 1: the strategy returned \(array.*; an Allocation\(π, ω\) is needed"):
         planner.plan(torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3))), {0: 0.5})
 
@@ -117,10 +119,10 @@ UNFIT = {
 }
 
 
-@pytest.mark.parametrize("why", UNFIT)
-def test_custom_model_that_does_not_fit_the_data_is_refused(why):
-    MODELS["own"] = lambda input_shape, num_classes: UNFIT[why]()
-    with pytest.raises(UserError, match=why):
+@pytest.mark.parametrize("reason", UNFIT)
+def test_custom_model_that_does_not_fit_the_data_is_refused(reason):
+    MODELS["own"] = lambda input_shape, num_classes: UNFIT[reason]()
+    with pytest.raises(UserError, match=reason):
         assemble(load_config(QUICKSTART, [*SMALL, "model={name: own}"]))
 
 
@@ -137,31 +139,31 @@ def test_example_design_has_the_inclusion_frequencies():
     wanted = np.array([0.9, 0.6, 0.3, 0.2, 1.0, 0.0])
     drawn = draw_terms(wanted, design="random_order", rng=np.random.default_rng(0), size=4000)
     assert drawn.shape == (4000, 3)
-    found = np.bincount(drawn.ravel(), minlength=6) / 4000
-    assert np.abs(found - wanted).max() < 4 * 0.5 / 4000**0.5  # four standard errors
+    frequencies = np.bincount(drawn.ravel(), minlength=6) / 4000
+    assert np.abs(frequencies - wanted).max() < 4 * 0.5 / 4000**0.5  # four standard errors
     assert (np.diff(drawn, axis=1) > 0).all()
 
 
 def test_custom_part_with_an_option_of_another_type_is_refused():
-    own = ["plugins=[examples.own_data_model]", "model={name: perceptron}", "data=moons"]
+    overrides = ["plugins=[examples.own_data_model]", "model={name: perceptron}", "data=moons"]
     with pytest.raises(UserError, match=r"model.activation=3: input should be a valid string"):
-        assemble(load_config(QUICKSTART, [*own, "model.activation=3"]))
+        assemble(load_config(QUICKSTART, [*overrides, "model.activation=3"]))
     with pytest.raises(UserError, match=r"data.noise='much': input should be a valid number"):
-        assemble(load_config(QUICKSTART, [*own, "data.noise=much"]))
+        assemble(load_config(QUICKSTART, [*overrides, "data.noise=much"]))
 
 
 @pytest.mark.parametrize("start", ["forkserver", "spawn"])
 def test_custom_loss_and_optimizer_train_in_processes(start, monkeypatch):
     monkeypatch.setattr(processes, "start_method", lambda: start)
     import_parts(["examples.own_training"])
-    own = [
+    overrides = [
         *TINY,
         "plugins=[examples.own_training]",
         "local.loss=smoothed",
         "local.optimizer={name: sign_sgd, lr: 0.0003}",
         "engine=processes",
     ]
-    experiment = assemble(load_config(QUICKSTART, own))
+    experiment = assemble(load_config(QUICKSTART, overrides))
     task = task_of(experiment)
     plan = task.plan(experiment.sampler.cohort(0), 0)
     try:
@@ -181,7 +183,7 @@ def test_schedules_equal_their_formulas():
 
 def test_run_that_reached_its_target_is_finished(tmp_path):
     words = ["strategy=collective", "rounds=9", "evaluate_every=2", "target_accuracy=0.01", f"output={tmp_path}"]
-    config = load_config(QUICKSTART, [*OWN, *words])
+    config = load_config(QUICKSTART, [*TWENTY_CLIENTS, *words])
     assert not is_finished(config)
     lines = read(run(config))
     assert "has reached target_accuracy=0.01" in lines[1]["stopped"]
@@ -213,7 +215,7 @@ def test_run_directory_is_named_after_the_overrides():
     names = {directory(f"keep_ratio={ratio}") for ratio in ("0.1", "{0.1: 1}", "{0.2: 1}", "{ 0.2: 1}")}
     assert len(names) == 4
     assert all(re.fullmatch(r"[\w/,.=~-]+", name) for name in names)
-    many = [f"local.key{place}=" + "x" * 9 for place in range(20)]
+    many = [f"local.key{index}=" + "x" * 9 for index in range(20)]
     long, other = describe(many), describe([*many[:-1], "local.key19=y"])
     assert long != other
     assert len(long) <= 60
@@ -240,7 +242,7 @@ def test_grid_over_strategies_and_seeds_has_a_directory_each():
 
 
 @pytest.mark.parametrize(
-    ("law", "told"),
+    ("allocate", "told"),
     [
         (lambda group: Allocation(np.ones(2), np.ones(2)), "π has shape"),
         (lambda group: Allocation(np.full(32, 14 / 32), np.ones(32)), "the π sum to 14"),
@@ -249,10 +251,10 @@ def test_grid_over_strategies_and_seeds_has_a_directory_each():
         (lambda group: Allocation(np.full(32, group.num_terms / 32), np.full(32, np.nan)), "above 0"),
     ],
 )
-def test_custom_strategy_with_an_invalid_allocation_raises(law, told):
+def test_custom_strategy_with_an_invalid_allocation_raises(allocate, told):
     model = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(3)))
     with pytest.raises(UserError, match=f"layer 1: .*{told}"):
-        ShardPlanner(Strategy("ours", law)).plan(model, {0: 0.2})
+        ShardPlanner(Strategy("ours", allocate)).plan(model, {0: 0.2})
     assert "ours" not in STRATEGIES, "a planner takes a strategy as it is"
 
 

@@ -1,4 +1,4 @@
-"""Partitions: exact laws where they can be enumerated, invariants by property tests, and bad input."""
+"""Partitions: exact distributions where they can be enumerated, invariants by property tests, and bad input."""
 
 from collections.abc import Callable
 from itertools import product
@@ -87,7 +87,7 @@ def test_dirichlet_with_a_large_alpha_has_the_overall_shares() -> None:
 def test_dirichlet_shares_have_the_theoretical_variance() -> None:
     """Over many small clients of a large pool, the classes' shares have variance p(1 − p)(1 + α/m)/(α + 1).
 
-    That is the Dirichlet-multinomial law; α multiplies p, so one α means the same for any number of classes.
+    That is the Dirichlet-multinomial distribution; α multiplies p, so one α means the same for any number of classes.
     """
     alpha, size, clients = 2.0, 10, 4000
     data = balanced(10 * size * clients, 4)
@@ -164,9 +164,9 @@ class ScriptedGenerator:
         return np.array(counts)
 
 
-def law_of_draw(weights: np.ndarray, capacity: tuple[int, ...], total: int) -> dict[tuple[int, ...], float]:
+def distribution_of_draw(weights: np.ndarray, capacity: tuple[int, ...], total: int) -> dict[tuple[int, ...], float]:
     """Run `_draw` through every possible course of its random draws."""
-    law: dict[tuple[int, ...], float] = {}
+    distribution: dict[tuple[int, ...], float] = {}
     scripts: list[list[tuple[int, ...]]] = [[]]
     while scripts:
         generator = ScriptedGenerator(scripts.pop())
@@ -177,29 +177,29 @@ def law_of_draw(weights: np.ndarray, capacity: tuple[int, ...], total: int) -> d
                 scripts += [[*generator.script, outcome] for outcome in generator.options]
         else:
             key = tuple(counts.tolist())
-            law[key] = law.get(key, 0.0) + generator.probability
-    return law
+            distribution[key] = distribution.get(key, 0.0) + generator.probability
+    return distribution
 
 
-def law_one_by_one(weights: np.ndarray, capacity: tuple[int, ...], total: int) -> dict[tuple[int, ...], float]:
-    """Hsu et al.: draw a class, take one of its samples; restrict the law to classes that have some left."""
-    law = {(0,) * len(weights): 1.0}
+def distribution_one_by_one(weights: np.ndarray, capacity: tuple[int, ...], total: int) -> dict[tuple[int, ...], float]:
+    """Hsu et al.: draw a class, take one of its samples; restrict the distribution to classes that have some left."""
+    distribution = {(0,) * len(weights): 1.0}
     for _ in range(total):
         following: dict[tuple[int, ...], float] = {}
-        for counts, probability in law.items():
+        for counts, probability in distribution.items():
             left = np.array([weight * (n < most) for weight, n, most in zip(weights, counts, capacity, strict=True)])
             for chosen in np.flatnonzero(left):
                 key = tuple(n + (index == chosen) for index, n in enumerate(counts))
                 following[key] = following.get(key, 0.0) + probability * left[chosen] / left.sum()
-        law = following
-    return law
+        distribution = following
+    return distribution
 
 
 @pytest.mark.parametrize("capacity", [(1, 1, 4), (2, 2, 1), (0, 2, 3), (4, 4, 4), (1, 3, 0)])
 def test_draw_at_once_has_the_distribution_of_draws_one_by_one(capacity: tuple[int, ...]) -> None:
     weights = np.array([0.5, 0.3, 0.2])
-    expected = law_one_by_one(weights, capacity, 4)
-    actual = law_of_draw(weights, capacity, 4)
+    expected = distribution_one_by_one(weights, capacity, 4)
+    actual = distribution_of_draw(weights, capacity, 4)
     assert sum(actual.values()) == pytest.approx(1, abs=1e-12)
     assert {key: p for key, p in actual.items() if p > 0} == pytest.approx(expected, abs=1e-12)
 
@@ -288,9 +288,9 @@ def test_two_sizes_with_few_classes_has_them_in_equal_parts(seed, classes, num_c
     parts = partition("two_sizes", data, num_clients, np.random.default_rng(seed), **options)
     assert len(np.unique(np.concatenate(parts))) == sum(map(len, parts))
     for row in counts_of(data, parts):
-        held = row[row > 0]
-        assert len(held) == classes
-        assert held.max() - held.min() <= 1
+        counts = row[row > 0]
+        assert len(counts) == classes
+        assert counts.max() - counts.min() <= 1
 
 
 def test_power_law_classes_are_independent_of_sizes():

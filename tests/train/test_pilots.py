@@ -34,22 +34,25 @@ def configured(output, *overrides):
 def test_pilots_estimate_the_largest_norms_and_the_ratio_of_eq_35(tmp_path):
     experiment = assemble(configured(tmp_path))
     before = {name: value.clone() for name, value in experiment.model.state_dict().items()}
-    lesson = calibrate(experiment)
+    calibration = calibrate(experiment)
     assert all(bool((value == before[name]).all()) for name, value in experiment.model.state_dict().items())
     sizes = experiment.sampler.population.num_samples
-    laws = dict(zip(DISTRIBUTIONS, (np.full(10, 0.1), sizes / sizes.sum()), strict=True))
-    flown = {kind: [run_pilot(experiment, law, kind, k) for k in range(PILOTS)] for kind, law in laws.items()}
-    for kind, its in flown.items():
-        longest = max(len(losses) for _, losses in its)
-        curve = np.mean([np.pad(losses, (0, longest - len(losses)), "edge") for _, losses in its], axis=0)
+    distributions = dict(zip(DISTRIBUTIONS, (np.full(10, 0.1), sizes / sizes.sum()), strict=True))
+    pilots = {
+        kind: [run_pilot(experiment, distribution, kind, k) for k in range(PILOTS)]
+        for kind, distribution in distributions.items()
+    }
+    for kind, runs in pilots.items():
+        longest = max(len(losses) for _, losses in runs)
+        curve = np.mean([np.pad(losses, (0, longest - len(losses)), "edge") for _, losses in runs], axis=0)
         below = [np.flatnonzero(curve <= level) for level in (2.2, 2.0)]
-        assert lesson.rounds[kind] == [int(its[0]) + 1 if its.size else None for its in below]
-    assert lesson.rounds["uniform"][0]
-    norms = np.nanmean([pilot.largest for pilot, _ in flown["uniform"]], axis=0)
-    np.testing.assert_allclose(lesson.gradient_norms, np.where(np.isnan(norms), np.nanmean(norms), norms))
-    reached = [(u, w) for u, w in zip(*lesson.rounds.values(), strict=True) if u and w]
-    expected, _ = estimate_beta_over_alpha(laws["weighted"], norms, *zip(*reached, strict=True), 3)
-    assert lesson.beta_over_alpha == expected
+        assert calibration.rounds[kind] == [int(reaching[0]) + 1 if reaching.size else None for reaching in below]
+    assert calibration.rounds["uniform"][0]
+    norms = np.nanmean([pilot.largest for pilot, _ in pilots["uniform"]], axis=0)
+    np.testing.assert_allclose(calibration.gradient_norms, np.where(np.isnan(norms), np.nanmean(norms), norms))
+    reached = [(u, w) for u, w in zip(*calibration.rounds.values(), strict=True) if u and w]
+    expected, _ = estimate_beta_over_alpha(distributions["weighted"], norms, *zip(*reached, strict=True), 3)
+    assert calibration.beta_over_alpha == expected
 
 
 def test_pilot_keeps_the_largest_norm():
@@ -72,18 +75,18 @@ def test_resumed_run_reuses_the_estimates_of_its_pilots(tmp_path, monkeypatch):
     assert without_times(read(tmp_path / "cut")) == without_times(read(whole))
 
 
-LAWS_OF_ITS_OWN = {
+SAMPLERS_TO_CALIBRATE = {
     "Eq. 38": ["clients.sampler.beta_over_alpha=0"],
     "statistical": ["clients.sampler=statistical"],
 }
 
 
-@pytest.mark.parametrize("scheme", LAWS_OF_ITS_OWN)
+@pytest.mark.parametrize("scheme", SAMPLERS_TO_CALIBRATE)
 def test_pilot_estimates_serve_other_samplers_and_seeds(tmp_path, monkeypatch, scheme):
-    lesson = {"beta_over_alpha": 3.0, "gradient_norms": [*map(float, range(1, 11))], "rounds": {}, "estimates": []}
-    (tmp_path / "pilots.json").write_text(json.dumps(lesson))
+    calibration = {"beta_over_alpha": 3.0, "gradient_norms": [*map(float, range(1, 11))], "rounds": {}, "estimates": []}
+    (tmp_path / "pilots.json").write_text(json.dumps(calibration))
     monkeypatch.setattr("train.pilots.calibrate", lambda experiment: pytest.fail("they were run already"))
-    config = configured(tmp_path, *LAWS_OF_ITS_OWN[scheme], "seed=3", "data_seed=0", "rounds=2")
+    config = configured(tmp_path, *SAMPLERS_TO_CALIBRATE[scheme], "seed=3", "data_seed=0", "rounds=2")
     experiment = assemble(config)
     RunPilots().before_training(experiment)
     drawn = [experiment.sampler.invite(t) for t in range(2)]
@@ -97,11 +100,11 @@ def test_pilot_estimates_serve_other_samplers_and_seeds(tmp_path, monkeypatch, s
 
 def test_runs_with_the_same_world_seed_differ_only_in_draws_and_batches(tmp_path):
     mixed = "keep_ratio={0.2: 0.5, 0.4: 0.5}"
-    one, other, own = (
+    one, other, third = (
         assemble(configured(tmp_path, f"seed={seed}", f"data_seed={world}", mixed))
         for seed, world in ((1, 5), (2, 5), (5, "null"))
     )
-    for another in (other, own):
+    for another in (other, third):
         assert task_of(another).keep_ratios == task_of(one).keep_ratios
         assert bool((task_of(another).training.inputs == task_of(one).training.inputs).all())
         assert (another.sampler.population.profiles.compute == one.sampler.population.profiles.compute).all()
@@ -109,8 +112,8 @@ def test_runs_with_the_same_world_seed_differ_only_in_draws_and_batches(tmp_path
         assert all(bool((value == state[name]).all()) for name, value in one.model.state_dict().items())
     assert [one.sampler.invite(t) for t in range(9)] != [other.sampler.invite(t) for t in range(9)]
     assert task_of(one).job.seed != task_of(other).job.seed
-    law = np.full(10, 0.1)
-    assert run_pilot(one, law, "uniform", 0)[1] == run_pilot(other, law, "uniform", 0)[1]
+    distribution = np.full(10, 0.1)
+    assert run_pilot(one, distribution, "uniform", 0)[1] == run_pilot(other, distribution, "uniform", 0)[1]
 
 
 @pytest.mark.parametrize(

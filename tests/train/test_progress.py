@@ -80,13 +80,16 @@ def test_progress_bar_with_all_columns_fits_80_characters():
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_progress_of_a_run_that_ends_early_shows_the_reason(terminal):
-    out, why = io.StringIO(), "no better test accuracy in patience=3 evaluations, and the terminal has but 80 columns"
+    out, reason = (
+        io.StringIO(),
+        "no better test accuracy in patience=3 evaluations, and the terminal has but 80 columns",
+    )
     console = Console(file=out, force_terminal=terminal, width=80, color_system=None)
     with RoundProgress(console, [CONFIG]) as progress:
         progress.show(0, line(0))
-        progress.show(0, line(1, test_accuracy=0.25, stopped=why))
+        progress.show(0, line(1, test_accuracy=0.25, stopped=reason))
     shown = out.getvalue()
-    assert f"collective: ended with round 2 of 10: {why}" in " ".join(shown.split())
+    assert f"collective: ended with round 2 of 10: {reason}" in " ".join(shown.split())
     assert ("2/10" if terminal else "round 2 of 10") + ", loss 0.500, accuracy 25.0 %, 3.0 MB" in shown
     assert "left" not in shown.rpartition("3.0 MB")[2]
 

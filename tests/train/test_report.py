@@ -35,8 +35,12 @@ TINY = [
 def runs(tmp_path_factory):
     """Two strategies, one of them with two seeds, of a model and a clock so small that it takes a second."""
     into = tmp_path_factory.mktemp("runs")
-    for name, own in {"a": ["seed=0"], "b": ["seed=1"], "c": ["strategy=dense", "server_optimizer.lr=0.5"]}.items():
-        run(load_config("tests/quickstart.yaml", [*TINY, *own, f"output={into / name}"]))
+    for name, overrides in {
+        "a": ["seed=0"],
+        "b": ["seed=1"],
+        "c": ["strategy=dense", "server_optimizer.lr=0.5"],
+    }.items():
+        run(load_config("tests/quickstart.yaml", [*TINY, *overrides, f"output={into / name}"]))
     return into
 
 
@@ -130,13 +134,13 @@ def test_report_of_a_run_stopped_early_has_the_reason(runs, tmp_path):
 def test_report_with_invalid_metrics_leaves_the_run_out(runs, tmp_path, caplog, spoiled):
     copied(runs / "a", tmp_path)
     metrics = copied(runs / "b", tmp_path, **spoiled) / "metrics.jsonl"
-    found, unread = find_runs([tmp_path])
-    assert [Path(run).name for run in found.results.index] == ["a"]
+    all_runs, unread = find_runs([tmp_path])
+    assert [Path(run).name for run in all_runs.results.index] == ["a"]
     assert str(metrics) in unread[0]
     assert str(metrics) in caplog.text
 
 
-LAW = {"keep_ratio": 0.2, "anme": None, "magnitudes": [1.0], "inclusion": [1.0], "multipliers": [1.0], "held": [1]}
+ENTRY = {"keep_ratio": 0.2, "anme": None, "magnitudes": [1.0], "inclusion": [1.0], "multipliers": [1.0], "held": [1]}
 CLIENTS = {"samples": [3], "keep_ratios": [0.2], "classes": [[1, 2]]}
 MADE = {"engine": "auto", "threads": 1, "device": "cpu", "data": {}, "starts": []}
 
@@ -147,10 +151,10 @@ MADE = {"engine": "auto", "threads": 1, "device": "cpu", "data": {}, "starts": [
         *(("clients.json", {"quickstart": CLIENTS | wrong}) for wrong in (
             {"samples": [1e308]}, {"samples": [1, 2]}, {"classes": [1]},
         )),
-        *(("layers.jsonl", {"round": 0, "task": "quickstart", "layers": {"a": [LAW | wrong]}}) for wrong in (
+        *(("layers.jsonl", {"round": 0, "task": "quickstart", "layers": {"a": [ENTRY | wrong]}}) for wrong in (
             {"inclusion": ["x"]}, {"held": None},
         )),
-        ("layers.jsonl", {"round": "x", "task": "quickstart", "layers": {"a": [LAW]}}),
+        ("layers.jsonl", {"round": "x", "task": "quickstart", "layers": {"a": [ENTRY]}}),
         ("provenance.json", MADE | {"starts": [1]}),
     ],
 )  # fmt: skip
@@ -190,7 +194,7 @@ def test_report_name_with_dollars_is_plain_text(runs, tmp_path):
 
 
 def test_report_of_a_grid_has_a_column_per_key_and_the_best_point(runs, tmp_path):
-    directories = [copied(runs / name, tmp_path, test_accuracy=its) for name, its in (("a", 0.5), ("c", 0.75))]
+    directories = [copied(runs / name, tmp_path, test_accuracy=share) for name, share in (("a", 0.5), ("c", 0.75))]
     table, _ = write_report(directories, tmp_path, "grid", "x")
     assert table.caption == "Best: dense, lr=0.5, 75.0 %."
     assert not (tmp_path / "grid.png").exists(), "one point a strategy is no line"
@@ -201,10 +205,10 @@ def test_report_of_a_grid_has_a_column_per_key_and_the_best_point(runs, tmp_path
 
 
 def test_report_of_a_numeric_grid_has_a_figure(runs, tmp_path):
-    directories = [shutil.copytree(runs / "a", tmp_path / str(place)) for place in range(4)]
-    for place, directory in enumerate(directories):
+    directories = [shutil.copytree(runs / "a", tmp_path / str(index)) for index in range(4)]
+    for index, directory in enumerate(directories):
         config = parse_yaml((directory / "config.yaml").read_text())
-        config["local"]["optimizer"]["lr"], config["design"] = (0.01, 0.1)[place % 2], ("cps", "brewer")[place // 2]
+        config["local"]["optimizer"]["lr"], config["design"] = (0.01, 0.1)[index % 2], ("cps", "brewer")[index // 2]
         (directory / "config.yaml").write_text(dump_yaml(config))
     groups = group_runs(read_runs(directories)[0])
     axes = grid_drawing(groups).figure.axes[0]
@@ -219,8 +223,8 @@ def test_report_of_a_numeric_grid_has_a_figure(runs, tmp_path):
 def test_report_has_remarks_on_the_data_below_each_table(runs, tmp_path):
     one = shutil.copytree(runs / "a", tmp_path / "a")
     made = one / "provenance.json"
-    held = json.loads(made.read_text())
-    made.write_text(json.dumps(held | {"data": {"quickstart": ["a lossy re-encoding (WebP)"]}}))
+    provenance = json.loads(made.read_text())
+    made.write_text(json.dumps(provenance | {"data": {"quickstart": ["a lossy re-encoding (WebP)"]}}))
     table, _ = write_report([one], tmp_path, "one", "x")
     for text in (table.caption, (tmp_path / "summary.md").read_text(encoding="utf-8"), page_of(tmp_path)):
         assert "The data are not the official ones: a lossy re-encoding (WebP)." in text
@@ -327,7 +331,7 @@ def test_long_labels_fit_the_legend(runs):
     figure = legend_drawing(groups).figure
     figure.draw_without_rendering()
     extents = [text.get_window_extent() for text in figure.legends[0].get_texts()]
-    assert all(its.x1 < figure.bbox.x1 and its.y1 < figure.bbox.y1 for its in extents)
+    assert all(box.x1 < figure.bbox.x1 and box.y1 < figure.bbox.y1 for box in extents)
 
 
 def spoil(run, line):
@@ -384,7 +388,7 @@ def test_group_of_runs_that_differ_in_paths_is_one_arm(runs, tmp_path):
 
 def test_group_of_another_order_of_keep_ratios_is_another_experiment(runs, tmp_path):
     orders = ({"0.2": 0.5, "0.4": 0.5}, {"0.4": 0.5, "0.2": 0.5})
-    both = [configured(runs / "a", tmp_path, str(place), keep_ratio=its) for place, its in enumerate(orders)]
+    both = [configured(runs / "a", tmp_path, str(index), keep_ratio=order) for index, order in enumerate(orders)]
     kept, left_out = without_repeats(read_runs(both)[0])
     assert (list(kept.results.index), left_out) == ([str(path) for path in both], [])
     assert len(group_runs(kept)) == 2
@@ -448,8 +452,8 @@ def test_choose_targets_uses_reached_accuracies(runs):
     far = group_runs(find_runs([Path("results/tables_medium/cells/cifar10_resnet18")])[0])
     assert choose_targets(far) == [0.3, 0.45, 0.6]
     assert choose_targets([]) == []
-    apart = measured(even=[0.9, None, 0.9, None], odd=[None, 0.9, None, 0.9])
-    assert choose_targets([replace(groups[0], rounds=apart)]) == [], "no round in common"
+    alternating = measured(even=[0.9, None, 0.9, None], odd=[None, 0.9, None, 0.9])
+    assert choose_targets([replace(groups[0], rounds=alternating)]) == [], "no round in common"
 
 
 def test_cost_to_a_target_is_the_bytes_until_the_first_evaluation(runs):
@@ -491,18 +495,18 @@ def test_mean_curve_with_smoothing_is_unbiased_and_skips_missing_values():
 
 
 def test_frames_have_a_row_per_round_and_per_run(runs):
-    found, errors = find_runs([runs])
-    assert (errors, len(found.rounds), list(found.rounds.columns[:2])) == ([], 6, ["run", "round"])
-    assert found.settings["local.optimizer.lr"].tolist() == [0.02] * 3
-    moved = (found.rounds.bytes_down + found.rounds.bytes_up).groupby(found.rounds.run).sum()
-    last = found.rounds.groupby("run").tail(1).set_index("run")
+    all_runs, errors = find_runs([runs])
+    assert (errors, len(all_runs.rounds), list(all_runs.rounds.columns[:2])) == ([], 6, ["run", "round"])
+    assert all_runs.settings["local.optimizer.lr"].tolist() == [0.02] * 3
+    moved = (all_runs.rounds.bytes_down + all_runs.rounds.bytes_up).groupby(all_runs.rounds.run).sum()
+    last = all_runs.rounds.groupby("run").tail(1).set_index("run")
     assert last.bytes_total.equals(moved)
-    assert (found.results.megabytes * 1e6).tolist() == pytest.approx(moved.tolist())
-    assert found.results.test_accuracy.equals(last.test_accuracy)
-    assert found.results.best_accuracy.equals(found.rounds.groupby("run").test_accuracy.max())
-    assert found.results.num_rounds.tolist() == [2, 2, 2]
-    assert found.results.is_finished.all()
-    none = found.select([])
+    assert (all_runs.results.megabytes * 1e6).tolist() == pytest.approx(moved.tolist())
+    assert all_runs.results.test_accuracy.equals(last.test_accuracy)
+    assert all_runs.results.best_accuracy.equals(all_runs.rounds.groupby("run").test_accuracy.max())
+    assert all_runs.results.num_rounds.tolist() == [2, 2, 2]
+    assert all_runs.results.is_finished.all()
+    none = all_runs.select([])
     assert isinstance(none, Runs)
     assert none.rounds.empty
 

@@ -65,7 +65,7 @@ def test_run_with_the_same_seed_is_equal_and_with_another_differs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "why", "logged"),
+    ("options", "reason", "logged"),
     [
         ([], "NaN or Inf", "failed in round 0"),
         (
@@ -75,7 +75,7 @@ def test_run_with_the_same_seed_is_equal_and_with_another_differs(tmp_path):
         ),
     ],
 )
-def test_run_with_failing_clients_continues_and_reports_them(tmp_path, caplog, options, why, logged):
+def test_run_with_failing_clients_continues_and_reports_them(tmp_path, caplog, options, reason, logged):
     experiment = assemble(tiny(tmp_path / "run", "rounds=1", *options))
     poisoned, broken, _ = experiment.sampler.invite(0)
     task = task_of(experiment)
@@ -86,7 +86,7 @@ def test_run_with_failing_clients_continues_and_reports_them(tmp_path, caplog, o
     run_rounds(experiment, 0, [EachRound(lines.append)])
     assert (lines[0]["num_failed"], lines[0]["num_aggregated"]) == (2, 1)
     assert lines[0]["failures"].keys() == {str(poisoned), str(broken)}
-    assert why in lines[0]["failures"][str(poisoned)]
+    assert reason in lines[0]["failures"][str(poisoned)]
     assert "AttributeError" in lines[0]["failures"][str(broken)]
     assert logged in caplog.text
     assert all(tensor.isfinite().all() for tensor in experiment.model.state_dict().values())
@@ -178,21 +178,21 @@ def test_resume_with_any_optimizer_gives_the_same_bits(tmp_path, optimizer):
 
 
 def test_run_with_averaging_evaluates_it_and_trains_the_same(tmp_path):
-    last, places = tiny(tmp_path / "last", "result=last", "rounds=4", "checkpoint_every=1"), []
+    last, models = tiny(tmp_path / "last", "result=last", "rounds=4", "checkpoint_every=1"), []
 
     def look(metrics):
-        places.append(Checkpoint.read(last.directory / CHECKPOINT_FILE).state)
+        models.append(Checkpoint.read(last.directory / CHECKPOINT_FILE).state)
 
     run(last, [EachRound(look)])
     config = tiny(tmp_path / "average", "result=average", "rounds=4")
     lines = read(run(config))
-    held, plain = Checkpoint.read(config.directory / CHECKPOINT_FILE), places[-1]
-    assert all(torch.equal(held.state[name], tensor) for name, tensor in plain.items())
-    expected = places[0]
-    for t, place in enumerate(places, start=1):
-        expected = {name: value + 9 / (t + 8) * (place[name] - value) for name, value in expected.items()}
+    checkpoint, plain = Checkpoint.read(config.directory / CHECKPOINT_FILE), models[-1]
+    assert all(torch.equal(checkpoint.state[name], tensor) for name, tensor in plain.items())
+    expected = models[0]
+    for t, model in enumerate(models, start=1):
+        expected = {name: value + 9 / (t + 8) * (model[name] - value) for name, value in expected.items()}
     weights = {name: tensor for name, tensor in plain.items() if "/" not in name}
-    kept = {name: held.state[f".server/quickstart/average/module.{name}"] for name in weights}
+    kept = {name: checkpoint.state[f".server/quickstart/average/module.{name}"] for name in weights}
     torch.testing.assert_close(kept, {name: expected[name] for name in weights}, rtol=1e-5, atol=1e-6)
     experiment = assemble(config)
     experiment.model.load_state_dict(kept)
@@ -202,8 +202,8 @@ def test_run_with_averaging_evaluates_it_and_trains_the_same(tmp_path):
     assert [line["train_loss"] for line in lines] == [line["train_loss"] for line in read(last.directory)]
     best = max(lines, key=lambda line: line["test_accuracy"])
     assert rounds_of(config.directory / BEST_FILE, "model") == best["round"] + 1
-    for its_best, line in ((True, best), (False, lines[-1])):
-        model = load_model(config.directory, its_best)
+    for best_of_run, line in ((True, best), (False, lines[-1])):
+        model = load_model(config.directory, best_of_run)
         assert not model.training
         assert evaluate(model, dataset, dataset.test)[0] == line["test_accuracy"]
 
@@ -300,7 +300,7 @@ def test_run_with_an_invalid_update_continues_and_rejects_it(tmp_path, tamper, r
     lines, experiment = tampered(tmp_path, tamper, "rounds=1", *draws, *sampler)
     for line in lines:
         assert line["num_failed"] >= 1
-        assert any(re.search(reason, why) for why in line["failures"].values())
+        assert any(re.search(reason, message) for message in line["failures"].values())
         assert line["num_aggregated"] == line["num_clients"] - line["num_failed"]
     assert all(tensor.isfinite().all() for tensor in experiment.model.state_dict().values())
 
@@ -336,7 +336,7 @@ def test_run_with_a_huge_update_and_guards_trains(tmp_path, factor, guard, lost)
     lines, experiment = tampered(tmp_path, scaled(factor), *LONGER, *guard)
     for line in lines:
         assert (line["num_aggregated"], line["num_failed"]) == (9 - len(lost), len(lost))
-        assert all(words in why for words, why in zip(lost, line["failures"].values(), strict=True))
+        assert all(words in message for words, message in zip(lost, line["failures"].values(), strict=True))
     assert max(float(tensor.abs().max()) for tensor in experiment.model.state_dict().values()) < 10
 
 
@@ -404,7 +404,7 @@ def test_run_with_evaluate_training_changes_nothing(tmp_path):
 
 
 def test_custom_callbacks_are_closed_with_the_outcome(tmp_path):
-    class Held(Callback):
+    class Closed(Callback):
         def __init__(self, stops):
             self.stops, self.failed = stops, None
 
@@ -415,9 +415,9 @@ def test_custom_callbacks_are_closed_with_the_outcome(tmp_path):
         def close(self, failed=False):
             self.failed = failed
 
-    run(tiny(tmp_path / "whole"), [sound := Held(False)])
+    run(tiny(tmp_path / "whole"), [sound := Closed(False)])
     with pytest.raises(ZeroDivisionError):
-        run(tiny(tmp_path / "broken"), [broken := Held(True)])
+        run(tiny(tmp_path / "broken"), [broken := Closed(True)])
     assert (sound.failed, broken.failed) == (False, True)
 
 

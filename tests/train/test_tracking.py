@@ -24,14 +24,14 @@ def records(directory):
     """Yield the records of the offline runs in a directory, the oldest run first."""
     pb = pytest.importorskip("wandb.proto.wandb_internal_pb2")
     for path in sorted(directory.glob("wandb/offline-run-*/*.wandb")):
-        data, place, whole = path.read_bytes(), 7, b""  # after the file's own head
-        while place + 7 <= len(data):
-            if (left := BLOCK - place % BLOCK) < 7:
-                place += left
+        data, offset, whole = path.read_bytes(), 7, b""  # after the file's own head
+        while offset + 7 <= len(data):
+            if (left := BLOCK - offset % BLOCK) < 7:
+                offset += left
                 continue
-            _, length, kind = struct.unpack("<IHB", data[place : place + 7])
-            whole += data[place + 7 : place + 7 + length]
-            place += 7 + length
+            _, length, kind = struct.unpack("<IHB", data[offset : offset + 7])
+            whole += data[offset + 7 : offset + 7 + length]
+            offset += 7 + length
             if kind in (1, 4):  # whole, or the last piece
                 record = pb.Record()
                 record.ParseFromString(whole)
@@ -48,26 +48,31 @@ def of_kind(all_records, kind):
 
 
 def exit_codes(directory):
-    return [its.exit_code for its in of_kind(list(records(directory)), "exit")]
+    return [record.exit_code for record in of_kind(list(records(directory)), "exit")]
 
 
 def test_wandb_offline_run_is_resumed_and_read_back(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
-    own = ["tracker={name: wandb, mode: offline}", "layers_every=2", "tracker.artifacts=true", "tracker.tags=[mine]"]
+    overrides = [
+        "tracker={name: wandb, mode: offline}",
+        "layers_every=2",
+        "tracker.artifacts=true",
+        "tracker.tags=[mine]",
+    ]
 
     def break_off(metrics):
         if metrics["round"] == 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(tiny(tmp_path, "rounds=3", *own), [EachRound(break_off)])
+        run(tiny(tmp_path, "rounds=3", *overrides), [EachRound(break_off)])
     wait_until(lambda: exit_codes(tmp_path) == [1])  # W&B's own process writes the file
-    run(tiny(tmp_path, "rounds=3", *own), resume=True)
+    run(tiny(tmp_path, "rounds=3", *overrides), resume=True)
     wait_until(lambda: exit_codes(tmp_path) == [1, 0])
     told = list(records(tmp_path))
 
     starts = of_kind(told, "run")
-    assert len({its.run_id for its in starts}) == 1, "resuming continues the run"
+    assert len({record.run_id for record in starts}) == 1, "resuming continues the run"
     first = starts[0]
     assert (first.run_group, first.job_type) == ("quickstart-collective", "collective")
     assert set(first.tags) == {"collective", "digits", "mine"}
@@ -75,19 +80,19 @@ def test_wandb_offline_run_is_resumed_and_read_back(tmp_path, monkeypatch):
     assert config["local"]["optimizer"]["lr"] == 0.02
     assert set(config["versions"]) >= {"python", "torch", "commit"}
 
-    lines = [items(its.item) for its in of_kind(told, "history")]
+    lines = [items(record.item) for record in of_kind(told, "history")]
     rounds = [line for line in lines if "round" in line]
     assert [line["round"] for line in rounds] == [0, 1, 2], "no round twice"
-    held = read(tmp_path)
+    lines_of_file = read(tmp_path)
     moved, best = 0.0, 0.0
-    for line, ours in zip(rounds, held, strict=True):
+    for line, ours in zip(rounds, lines_of_file, strict=True):
         moved, best = moved + (ours["bytes_down"] + ours["bytes_up"]) / 1e6, max(best, ours["test_accuracy"])
         assert line["megabytes"] == pytest.approx(moved)
         assert line["best_test_accuracy"] == best
         assert (line["test_accuracy"], line["lr"]) == (ours["test_accuracy"], ours["lr"])
     layers = [{key.split("/")[0] for key in line if "/" in key} for line in rounds]
     assert layers[0] == layers[1] == {"anme", "magnitudes", "inclusion", "multipliers"}
-    metrics = {its.name: its for its in of_kind(told, "metric")}
+    metrics = {record.name: record for record in of_kind(told, "metric")}
     assert metrics["best_test_accuracy"].step_metric == "megabytes"
     assert metrics["test_accuracy"].step_metric == "round"
     assert metrics["test_accuracy"].summary.max
@@ -106,8 +111,8 @@ def test_wandb_groups_seeds_by_grid_point(tmp_path, monkeypatch):
         raise wandb.errors.Error("no account")
 
     monkeypatch.setattr(wandb, "init", init)
-    own = [*TINY, "tracker={name: wandb, mode: offline}", f"output={tmp_path}", "tracker.tags=[mine]"]
-    for cell in grid_configs("configs/quickstart.yaml", own, ["top_n"], [0, 1], ["local.optimizer.lr=0.03,0.1"]):
+    overrides = [*TINY, "tracker={name: wandb, mode: offline}", f"output={tmp_path}", "tracker.tags=[mine]"]
+    for cell in grid_configs("configs/quickstart.yaml", overrides, ["top_n"], [0, 1], ["local.optimizer.lr=0.03,0.1"]):
         cell.directory.mkdir()
         with pytest.raises(UserError, match="no account"):
             open_trackers(cell)

@@ -194,9 +194,9 @@ def add_legend(figure: Figure, axes: Axes) -> None:
         columns = max(1, min(3, int(13 * figure.get_figwidth() / (max(map(len, labels)) + 8))))  # 13 letters an inch
         lines = ceil(sum(label.count("\n") + 1 for label in labels) / columns)
         figure.set_figheight(figure.get_figheight() + 0.2 * max(0, lines - 2))
-        place: Any = {"loc": "outside lower center", "ncols": columns, "frameon": False}
+        location: Any = {"loc": "outside lower center", "ncols": columns, "frameon": False}
         with mpl.rc_context(RC_PARAMS):
-            figure.legend(handles, labels, **place, fontsize=9, handlelength=3.2)
+            figure.legend(handles, labels, **location, fontsize=9, handlelength=3.2)
 
 
 def svg_of(figure: Figure) -> bytes:

@@ -310,14 +310,16 @@ def test_subclass_gives_each_node_a_configuration():
         seen[context.node_config["partition-id"]] = dict(config)
         return {"num-examples": 1}
 
-    class Own(SpectralSharding):
+    class Configured(SpectralSharding):
         def configure_train(self, server_round, arrays, config, grid):
             for number, message in enumerate(super().configure_train(server_round, arrays, config, grid)):
                 message.content["config"]["lr"] = 0.1 * number
                 yield message
 
     grid = StubGrid(make_app(structure_of(), keep), configs())
-    Own(server_of(), fraction_evaluate=0.0).start(grid, num_rounds=1, timeout=0.0, train_config=ConfigRecord({"b": 2}))
+    Configured(server_of(), fraction_evaluate=0.0).start(
+        grid, num_rounds=1, timeout=0.0, train_config=ConfigRecord({"b": 2})
+    )
     assert {client: config["lr"] for client, config in seen.items()} == {0: 0.0, 1: 0.1, 2: 0.2}
     assert seen[0] == {"b": 2, "server-round": 1, "lr": 0.0}
 

@@ -84,10 +84,10 @@ MISTAKES = {  # of the training split, and what the line says
 
 @pytest.mark.parametrize("what", MISTAKES)
 def test_custom_dataset_that_is_invalid_is_refused(what, monkeypatch) -> None:
-    split, why = MISTAKES[what]
+    split, reason = MISTAKES[what]
     for name, splits in (("training", (split, SAMPLES)), ("test", (SAMPLES, split))):
         monkeypatch.setitem(DATASETS, "own", lambda splits=splits: Dataset("own", *splits, 2, (3,)))
-        with pytest.raises(UserError, match=f"the {name} split of the dataset own .*{why}"):
+        with pytest.raises(UserError, match=f"the {name} split of the dataset own .*{reason}"):
             load_dataset("own")
 
 

@@ -20,12 +20,12 @@ def rows(inputs: torch.Tensor) -> list[bytes]:
 
 def test_hold_out_replaces_the_test_set_by_training_samples() -> None:
     digits = load_dataset("digits")
-    held = hold_out(digits, 300, seed=0)
-    assert len(held.test) == 300
-    assert rows(torch.cat([held.train.inputs, held.test.inputs])) == rows(digits.train.inputs)
-    assert not torch.equal(hold_out(digits, 300, seed=1).test.targets, held.test.targets)
-    assert torch.equal(hold_out(digits, 300, seed=0).test.inputs, held.test.inputs)
-    assert held.remarks == ("tested on 300 training samples kept from the clients",)
+    dataset = hold_out(digits, 300, seed=0)
+    assert len(dataset.test) == 300
+    assert rows(torch.cat([dataset.train.inputs, dataset.test.inputs])) == rows(digits.train.inputs)
+    assert not torch.equal(hold_out(digits, 300, seed=1).test.targets, dataset.test.targets)
+    assert torch.equal(hold_out(digits, 300, seed=0).test.inputs, dataset.test.inputs)
+    assert dataset.remarks == ("tested on 300 training samples kept from the clients",)
     with pytest.raises(UserError, match="holdout=1437 must be at most 1436, so that all clients of digits train"):
         hold_out(digits, len(digits.train), 0)
 
@@ -37,10 +37,10 @@ def test_hold_out_of_natural_clients_leaves_each_a_sample() -> None:
     natural = [np.flatnonzero(owner == client) for client in range(9)]  # the last has none
     marked = replace(digits, train=replace(digits.train, targets=torch.from_numpy(owner)), natural=natural)
     for seed in range(20):
-        held = hold_out(marked, len(owner) - 100, seed)
-        assert held.natural is not None
-        assert sorted(np.concatenate(held.natural)) == list(range(100))
-        kept = [set(held.train.targets[part].tolist()) for part in held.natural]
+        dataset = hold_out(marked, len(owner) - 100, seed)
+        assert dataset.natural is not None
+        assert sorted(np.concatenate(dataset.natural)) == list(range(100))
+        kept = [set(dataset.train.targets[part].tolist()) for part in dataset.natural]
         assert kept == [*({client} for client in range(8)), set()]
     with pytest.raises(UserError, match="at most 1429, so that all clients"):
         hold_out(marked, len(owner) - 7, 0)

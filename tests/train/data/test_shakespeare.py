@@ -51,8 +51,8 @@ def test_shakespeare_with_length_and_share_cuts_chunks_and_clients(tmp_path: Pat
     part = load_dataset("shakespeare", root=tmp_path, length=5, share=0.5)
     assert whole.input_shape == empty_dataset("shakespeare", length=5, share=0.5).input_shape == (5,)
     assert whole.train.inputs[0].tolist() == [BOS, 1, 2, 3, 4]
-    assert [len(its) for its in whole.natural or []] == [5, 1]
-    assert [len(its) for its in part.natural or []] == [3, 1]
+    assert [len(client) for client in whole.natural or []] == [5, 1]
+    assert [len(client) for client in part.natural or []] == [3, 1]
     assert torch.equal(part.train.inputs, whole.train.inputs[[0, 1, 2, 5]])
     assert torch.equal(part.test.inputs, whole.test.inputs[[0, 1, 2, 5]])
 

@@ -71,8 +71,8 @@ def test_processes_with_any_number_of_workers_equal_sequential(num_workers, star
 @pytest.mark.parametrize("kind", MODELS)
 def test_processes_with_any_model_and_frozen_layers_equal_sequential(kind, strategy, engine_of):
     job = make_job(kind)
-    for place, parameter in enumerate(job.model.parameters()):
-        parameter.requires_grad_(place % 5 not in (0, 1))
+    for index, parameter in enumerate(job.model.parameters()):
+        parameter.requires_grad_(index % 5 not in (0, 1))
     plan = make_plan(job, strategy)
     assert_same_bits(list(SequentialEngine(job).train(plan, 0, LR)), list(engine_of(job, 2).train(plan, 0, LR)))
 

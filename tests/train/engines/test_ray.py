@@ -70,13 +70,13 @@ def with_watch(job, watch):
     """The same job, but before a batch is prepared its worker calls `watch` with the id of its node."""
     prepare = job.dataset.prepare
 
-    def watched(batch):
+    def counting(batch):
         import ray
 
         watch(ray.get_runtime_context().get_node_id())
         return prepare(batch)
 
-    return replace(job, dataset=replace(job.dataset, prepare=watched))
+    return replace(job, dataset=replace(job.dataset, prepare=counting))
 
 
 def meeting(folder, count):
