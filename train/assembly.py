@@ -1,6 +1,7 @@
 """Build the parts of a run from a configuration."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,13 +37,19 @@ def assemble(config: Config) -> Experiment:
         UserError: a missing data folder, a model option that does not exist, a device that is not there, a design or
             a sampler that cannot draw.
     """
-    if config.tasks:
-        experiments = {name: assemble(task) for name, task in config.task_configs().items()}
-        tasks = {name: task for name, experiment in experiments.items() for task in experiment.tasks.values()}
-        samples = next(iter(tasks.values())).num_samples
-        sampler = make_sampler(config, samples, dict.fromkeys(samples, 1.0))
-        assert isinstance(sampler, TaskSampler)
-        return MultiModel(config, tasks, sampler)
+    if not config.tasks:
+        return build_experiment(config, *simulate_clients(config))
+    tasks = {name: build_task(task, *simulate_clients(task)) for name, task in config.task_configs().items()}
+    samples = next(iter(tasks.values())).num_samples
+    sampler = make_sampler(config, samples, dict.fromkeys(samples, 1.0))
+    assert isinstance(sampler, TaskSampler)
+    return MultiModel(config, tasks, sampler)
+
+
+def simulate_clients(
+    config: Config,
+) -> tuple[Dataset, Shares, Mapping[Client, float], Mapping[Client, int], Callable[[Job], Engine]]:
+    """Return the dataset without its training split, every client's samples, r and D_c, and what creates the engine."""
     engine = find_engine(config)
     device = find_device(config.device)
     set_stage(f"reading {config.data.name}")
@@ -51,7 +58,7 @@ def assemble(config: Config) -> Experiment:
     clients = partition_dataset(config, dataset)
     keep_ratios = assign_keep_ratios(config.keep_ratio, len(clients), config.seed_of_data)
     num_samples: dict[Client, int] = {client: len(data) for client, data in clients.items()}
-    return build_experiment(config, dataset.without_training(), clients, keep_ratios, num_samples, engine)
+    return dataset.without_training(), clients, keep_ratios, num_samples, engine
 
 
 def read_dataset(config: Config, **options: Any) -> Dataset:
@@ -85,7 +92,27 @@ def build_experiment(
     num_samples: Mapping[Client, int],
     engine: Callable[[Job], Engine],
 ) -> Experiment:
-    """Build an experiment of one model. The clients' samples may be on other machines; then `clients` is empty.
+    """Build an experiment of one model, from the arguments of `build_task`; its sampler knows what shards cost."""
+    task = build_task(config, dataset, clients, keep_ratios, num_samples, engine)
+    planner, model, strongest = task.server.planner, task.server.model, max(keep_ratios.values())
+    nbytes = {ratio: planner.nbytes(model, ratio, strongest) for ratio in set(keep_ratios.values())}
+    costs = {client: nbytes[ratio] / task.dense_nbytes for client, ratio in keep_ratios.items()}
+    sampler = make_sampler(config, num_samples, costs)
+    sampler.cohort(0)  # fails now if it cannot draw
+    if sampler.lr_scales is not None:
+        task.job = replace(task.job, lr_scales=dict(enumerate(sampler.lr_scales.tolist())))
+    return Experiment(config, {config.name: task}, sampler)
+
+
+def build_task(
+    config: Config,
+    dataset: Dataset,
+    clients: Shares,
+    keep_ratios: Mapping[Client, float],
+    num_samples: Mapping[Client, int],
+    engine: Callable[[Job], Engine],
+) -> Task:
+    """Build the parts that train one model. The clients' samples may be on other machines; then `clients` is empty.
 
     Args:
         config: of the run.
@@ -101,22 +128,15 @@ def build_experiment(
     check_fit(config.model.name, built, dataset)
     dense, model = dense_nbytes(built), first_model(config, built, planner.strategy, max(keep_ratios.values()))
     clip = config.local.clip if planner.strategy.clips else None
-    strongest = max(keep_ratios.values())
-    nbytes = {ratio: planner.nbytes(model, ratio, strongest) for ratio in set(keep_ratios.values())}
-    costs = {client: nbytes[ratio] / dense for client, ratio in keep_ratios.items()}
-    sampler = make_sampler(config, num_samples, costs)
-    fit([0.5, 0.5], config.design)  # fails now if a design or a sampler cannot draw
-    sampler.cohort(0)
-    scales: dict[Client, float] = {} if sampler.lr_scales is None else dict(enumerate(sampler.lr_scales.tolist()))
+    fit([0.5, 0.5], config.design)  # fails now if it cannot draw
     local = config.local
     local.optimizer.build([nn.Parameter(torch.zeros(1, 1))])  # refuses options now
     if local.steps is None:  # no batch of an epoch is larger than its client's data
         local = local.model_copy(update={"batch_size": min(local.batch_size, max(num_samples.values()))})
     residual = planner.residual(model)
-    job = Job(model, clients, dataset, local, clip, config.seed, config.plugins, scales, residual)
+    job = Job(model, clients, dataset, local, clip, config.seed, config.plugins, residual=residual)
     server, once = make_server(config, model, planner), residual.nbytes if len(residual) else 0
-    task = Task(config, dataset, clients.all(), server, keep_ratios, num_samples, dense, once, job, engine)
-    return Experiment(config, {config.name: task}, sampler)
+    return Task(config, dataset, clients.all(), server, keep_ratios, num_samples, dense, once, job, engine)
 
 
 def first_model(config: Config, model: nn.Module, strategy: Strategy, most: float) -> nn.Module:
