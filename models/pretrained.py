@@ -65,8 +65,8 @@ def build_transformer(
         train_embeddings: also train the embeddings, which are then sent in every round.
 
     Raises:
-        UserError: transformers is not installed, the folder has no such model, or the texts are longer than the model
-            can read.
+        ImportError: transformers is not installed.
+        UserError: the folder has no such model, or the texts are longer than the model can read.
     """
     transformers = _import("transformers")
     if weights is None:
@@ -120,7 +120,8 @@ def build_timm(
         image_size: height and width, for models that know them, such as vision transformers.
 
     Raises:
-        UserError: timm is not installed, or has no such model for these images.
+        ImportError: timm is not installed.
+        UserError: it has no such model for these images.
     """
     return _create_timm(architecture, input_shape[0], num_classes, image_size, pretrained=False)
 
@@ -216,7 +217,7 @@ def _import(package: str) -> Any:
     try:
         return import_module(package)
     except ImportError as error:
-        raise UserError(f"the model {package} needs a package: pip install {package} ({error})") from error
+        raise ImportError(f"the model {package} needs a package: pip install {package} ({error})") from error
 
 
 @contextmanager

@@ -106,7 +106,9 @@ class RoundProgress:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Remove the bars if no run finished a round: an error message follows."""
         if self._bars is not None:
-            self._bars.live.transient = isinstance(error, UserError | None) and len(self.idle) == len(self._runs)
+            self._bars.live.transient = isinstance(error, UserError | ImportError | None) and len(self.idle) == len(
+                self._runs
+            )
             self._bars.stop()
 
     @property

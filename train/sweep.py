@@ -198,5 +198,6 @@ def _work(config: Config, resume: bool, slot: int, pipe: Connection) -> None:
         os._exit(1)
     except Exception as error:
         log.debug("%s failed", config.directory, exc_info=True)
-        reason = str(error) if isinstance(error, UserError | RunError) else f"{type(error).__name__}: {error}"
-        pipe.send(FailedRun(reason, isinstance(error, UserError), isinstance(error, DivergedError)))
+        is_mistake = isinstance(error, UserError | ImportError)  # a package that an option needs is missing
+        reason = str(error) if is_mistake or isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+        pipe.send(FailedRun(reason, is_mistake, isinstance(error, DivergedError)))

@@ -134,6 +134,6 @@ def test_timm_model_loads_a_file_for_other_classes(tmp_path):
 
 def test_transformer_without_the_package_names_it(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
-    with pytest.raises(UserError, match="the model transformers needs a package: pip install transformers"):
+    with pytest.raises(ImportError, match="the model transformers needs a package: pip install transformers"):
         build_model("transformers", input_shape=(6,), num_classes=2, weights="x")
     assert isinstance(build_model("mlp", input_shape=(6,), num_classes=2), nn.Module)

@@ -173,6 +173,6 @@ def test_unavailable_tracker_raises_before_the_run(tmp_path, monkeypatch):
         run(tiny(tmp_path / "out", "tracker=nobody"))
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.delitem(sys.modules, "train.callbacks.wandb_run", raising=False)
-    with pytest.raises(UserError, match="pip install wandb"):
+    with pytest.raises(ImportError, match="pip install wandb"):
         tiny(tmp_path / "out", "tracker=wandb")
     assert not (tmp_path / "out").exists()

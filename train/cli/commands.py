@@ -97,13 +97,8 @@ def explain(error: BaseException, again: str) -> tuple[str, int]:
     return f"error: {type(error).__name__}: {message[:500]}; --debug shows where", 1
 
 
-def _requested_config(args: argparse.Namespace) -> Config:
-    """Return the requested configuration. A key that has no effect is an error."""
-    return load_config(args.config, args.overrides)
-
-
 def _run(args: argparse.Namespace, console: Console) -> None:
-    config = with_directory(_requested_config(args), args.overrides)
+    config = with_directory(load_config(args.config, args.overrides), args.overrides)
     if args.resume and not (config.directory / CONFIG_FILE).exists():
         log.warning("%s holds no run to resume: a new run starts there", config.directory)
     with RoundProgress(console, [config]) as progress, stage_listener(partial(progress.show_stage, 0)):
@@ -166,7 +161,7 @@ def _federate(args: argparse.Namespace, console: Console) -> None:
 
 
 def _inspect(args: argparse.Namespace, console: Console) -> None:
-    config = _requested_config(args)
+    config = load_config(args.config, args.overrides)
     into = config.output or Path("runs")
     check_writable(into)
     for line in inspect_partition(config, into):
@@ -174,7 +169,7 @@ def _inspect(args: argparse.Namespace, console: Console) -> None:
 
 
 def _config(args: argparse.Namespace, console: Console) -> None:
-    config = with_directory(_requested_config(args), args.overrides)
+    config = with_directory(load_config(args.config, args.overrides), args.overrides)
     text = dump_yaml(config.model_dump(mode="json"))
     console.print(text, end="", highlight=True, soft_wrap=True)
 

@@ -41,7 +41,8 @@ class Registry:
         """Return the function or class of this name.
 
         Raises:
-            UserError: there is none, or a package is missing.
+            UserError: there is none.
+            ImportError: a package is missing.
         """
         entry = pick(self.entries, name, self.kind)
         if not isinstance(entry, str):
@@ -50,7 +51,7 @@ class Registry:
         try:
             return getattr(import_module(module), attribute)
         except ImportError as error:
-            raise UserError(f"the {self.kind} {name} needs a package: pip install {error.name} ({error})") from error
+            raise ImportError(f"the {self.kind} {name} needs a package: pip install {error.name} ({error})") from error
 
 
 class Part(Section):

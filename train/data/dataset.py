@@ -161,14 +161,14 @@ def problem_of(dataset: Dataset, split: Split) -> str | None:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn any error in reading a file or folder into a UserError, since readers raise many kinds of errors.
+    """Turn any error in reading a file or folder but a missing package into a UserError; readers raise many kinds.
 
     Raises:
         UserError: naming the path, with the reader's message.
     """
     try:
         yield
-    except UserError:
+    except (UserError, ImportError):
         raise
     except Exception as error:
         words = " ".join(str(error).split())[:300] or type(error).__name__

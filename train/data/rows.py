@@ -214,12 +214,12 @@ def import_datasets() -> Any:
     """Return the package `datasets`, which shows and logs nothing.
 
     Raises:
-        UserError: it is missing.
+        ImportError: it is missing.
     """
     try:
         import datasets  # noqa: PLC0415 - an extra
     except ImportError as error:
-        raise UserError(f"data=files needs Hugging Face's datasets: {EXTRA} ({error})") from error
+        raise ImportError(f"data=files needs Hugging Face's datasets: {EXTRA} ({error})") from error
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs what it raises, too
     return datasets

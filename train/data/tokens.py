@@ -22,15 +22,15 @@ class Tokenizer:
         max_length: of a row of ids.
 
     Raises:
-        UserError: `transformers` is missing, the tokenizer cannot be loaded, has no id for padding, or reads shorter
-            rows only.
+        ImportError: `transformers` is missing.
+        UserError: the tokenizer cannot be loaded, has no id for padding, or reads shorter rows only.
     """
 
     def __init__(self, name: str, max_length: int) -> None:
         try:
             from transformers import AutoTokenizer  # noqa: PLC0415 - an extra
         except ImportError as error:
-            raise UserError(f"data.tokenizer needs Hugging Face's transformers: {EXTRA} ({error})") from error
+            raise ImportError(f"data.tokenizer needs Hugging Face's transformers: {EXTRA} ({error})") from error
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(name)
         except Exception as error:  # a hub that cannot be reached, a folder without a tokenizer, …

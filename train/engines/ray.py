@@ -33,7 +33,8 @@ class RayEngine(Engine):
         job: what there is to train.
 
     Raises:
-        UserError: Ray is not installed, or no cluster is there.
+        ImportError: Ray is not installed.
+        UserError: no cluster is there.
     """
 
     def __init__(self, job: Job) -> None:
@@ -88,13 +89,14 @@ def connect() -> Any:
     """Return the module `ray`, connected to the cluster of this machine, or of the variable RAY_ADDRESS.
 
     Raises:
-        UserError: Ray is not installed, or no cluster is there.
+        ImportError: Ray is not installed.
+        UserError: no cluster is there.
     """
     os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # else Ray looks 12 minutes for a cluster that died
     try:
         import ray  # noqa: PLC0415  # an extra, imported where used
     except ImportError as error:
-        raise UserError("engine=ray needs the package ray: pip install -e '.[ray]'") from error
+        raise ImportError("engine=ray needs the package ray: pip install -e '.[ray]'") from error
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Ray's own future
         try:

@@ -9,7 +9,5 @@ federation on one machine, whose processes `supervisor` ends.
 
 from importlib.util import find_spec
 
-from sharding.errors import UserError
-
 if find_spec("flwr") is None:
-    raise UserError("federation needs the package flwr: pip install -e '.[federate]'")
+    raise ImportError("federation needs the package flwr: pip install -e '.[federate]'")

@@ -309,9 +309,9 @@ def test_damaged_json_and_parquet_raise(tmp_path, load):
         ("transformers", lambda: Tokenizer("somewhere", 4)),
     ],
 )
-def test_files_without_a_package_raise_one_line(package, call, monkeypatch):
+def test_files_without_a_package_raise_importerror(package, call, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UserError, match=rf"needs Hugging Face's {package}: pip install 'spectral-sharding\[transf"):
+    with pytest.raises(ImportError, match=rf"needs Hugging Face's {package}: pip install 'spectral-sharding\[transf"):
         call()
 
 

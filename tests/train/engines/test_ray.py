@@ -51,7 +51,7 @@ def joined(cluster, monkeypatch):
 
 def test_ray_engine_without_ray_raises_with_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UserError, match=r"^engine=ray needs the package ray: pip install -e '.\[ray\]'$"):
+    with pytest.raises(ImportError, match=r"^engine=ray needs the package ray: pip install -e '.\[ray\]'$"):
         RayEngine(make_job())
 
 
