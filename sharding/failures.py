@@ -71,7 +71,7 @@ class FailureError(UserError):
         self.failure = Failure(kind, str(self))
 
 
-def one_line(words: object) -> str:
+def one_line(message: object) -> str:
     """Return another machine's message as one printable line, which cannot forge log lines or control a terminal."""
-    line = " ".join(str(words)[: 2 * LONGEST].split())
+    line = " ".join(str(message)[: 2 * LONGEST].split())
     return "".join(letter if letter.isprintable() else "?" for letter in line)[:LONGEST]

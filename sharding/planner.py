@@ -110,7 +110,8 @@ class ShardPlanner:
         """
         _check_keep_ratios(keep_ratios)
         model = unwrap(model)
-        _check_values(model)
+        if empty := next((name for name, part in named_parameters(model) if part.is_meta), None):
+            raise UserError(f"{empty} is on the meta device; pass a model with values")
         layers = self.sharded_layers(model)
         if self.strategy.allocate is not None and not layers:
             warnings.warn(
@@ -308,11 +309,6 @@ def _adds_tail(layer: nn.Module) -> bool:
     """Whether a client's form of a sharded layer can have a tail."""
     kind = type(layer) if isinstance(layer, FactorizedLayer) else factorized_type(layer)
     return kind is not None and kind.adds_residual
-
-
-def _check_values(model: nn.Module) -> None:
-    if empty := next((name for name, part in named_parameters(model) if part.is_meta), None):
-        raise UserError(f"{empty} is on the meta device; pass a model with values")
 
 
 def _check_compression(model: nn.Module, compression: str) -> None:

@@ -256,10 +256,10 @@ class Shard:
 
     def _metadata(self) -> dict[str, str]:
         # One entry, since safetensors writes several in any order.
-        words = {"keep_ratio": float(self.keep_ratio), "plan": self.plan}
-        words |= {"residual": self.residual} if self.residual else {}
+        fields = {"keep_ratio": float(self.keep_ratio), "plan": self.plan}
+        fields |= {"residual": self.residual} if self.residual else {}
         kind = CHANGES if self.changes else VALUES
-        return {"shard": json.dumps(words if self.compression == EXACT else words | {kind: self.compression})}
+        return {"shard": json.dumps(fields if self.compression == EXACT else fields | {kind: self.compression})}
 
     def _named_tensors(self) -> dict[str, Tensor]:
         tensors = {
@@ -275,12 +275,12 @@ class Shard:
 
     @classmethod
     def _from_named(cls, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Self:
-        words = _checked_words(metadata)
+        fields = _checked_fields(metadata)
         parts: dict[str, dict[str, Tensor]] = {}
         dense: dict[str, Tensor] = {}
         tail: dict[str, Tensor] = {}
         frozen = set()
-        for entry, tensor in compression.decode(tensors, words["compression"]).items():
+        for entry, tensor in compression.decode(tensors, fields["compression"]).items():
             kind, _, name = entry.removeprefix(FROZEN).partition("/")
             if kind == "terms":
                 name, _, part = name.rpartition("/")
@@ -296,7 +296,7 @@ class Shard:
         terms = {layer: _checked_terms(layer, parts[layer]) for layer in sorted(parts)}
         if other := sorted(tail.keys() - terms.keys()):
             raise UserError(f"this is not a shard: it has a tail of {other[0][:80]!r} without terms")
-        return cls(terms, dense, frozen=frozenset(frozen), tail=tail, **words)
+        return cls(terms, dense, frozen=frozenset(frozen), tail=tail, **fields)
 
 
 def _checked_terms(layer: str, parts: Mapping[str, Tensor]) -> Terms:
@@ -315,31 +315,31 @@ def _checked_terms(layer: str, parts: Mapping[str, Tensor]) -> Terms:
         ascending = terms.indices.dtype == torch.int64 and bool((terms.indices.diff() > 0).all())
         if n and alike and n == terms.v.shape[1:] and ascending and bool((terms.indices >= 0).all()):
             return terms
-    parts_found = ", ".join(
+    forms = ", ".join(
         f"{part[:20]} {str(tensor.dtype)[6:]}{list(tensor.shape)}" for part, tensor in sorted(parts.items())
     )
-    raise UserError(f"this is not a shard: layer {layer[:80]!r} has {parts_found[:200]}, or its indices do not ascend")
+    raise UserError(f"this is not a shard: layer {layer[:80]!r} has {forms[:200]}, or its indices do not ascend")
 
 
-def _checked_words(metadata: Mapping[str, str]) -> dict[str, Any]:
+def _checked_fields(metadata: Mapping[str, str]) -> dict[str, Any]:
     """Return keep ratio, plan, compression and whether values are changes.
 
     Raises:
         UserError: they are missing or invalid.
     """
     try:
-        words = json.loads(metadata["shard"])
-        keep_ratio, plan, residual = words["keep_ratio"], words["plan"], words.get("residual", "")
+        fields = json.loads(metadata["shard"])
+        keep_ratio, plan, residual = fields["keep_ratio"], fields["plan"], fields.get("residual", "")
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise UserError("this is not a shard: its metadata has no keep ratio and plan") from error
     if not (isinstance(keep_ratio, float) and 0 < keep_ratio <= 1 and isinstance(plan, str) and type(residual) is str):
-        raise UserError(f"this is not a shard: its metadata has {str(words)[:80]}")
-    changes = CHANGES in words
+        raise UserError(f"this is not a shard: its metadata has {str(fields)[:80]}")
+    changes = CHANGES in fields
     return {
         "keep_ratio": keep_ratio,
         "plan": plan,
         "residual": residual,
-        "compression": words.get(CHANGES if changes else VALUES, EXACT),
+        "compression": fields.get(CHANGES if changes else VALUES, EXACT),
         "changes": changes,
     }
 

@@ -12,7 +12,7 @@ residual and the terms before training alike.
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -100,7 +100,8 @@ def export_lora(
     for part in (model, start):
         refuse_offloaded(part)
     layers = {name: part for name, part in named_modules(model) if isinstance(part, FactorizedLayer)}
-    saved = _outermost(matching(model, dict(named_modules(model)), modules_to_save, "modules_to_save"))
+    matched = matching(model, dict(named_modules(model)), modules_to_save, "modules_to_save")
+    saved = sorted(name for name in matched if not any(name.startswith(f"{outer}.") for outer in matched))
     _check(model, start, layers, saved)
     pairs = {name: _shaped(layer, *_change(layer, get_submodule(start, name))) for name, layer in layers.items()}
     ranks = {f"^{re.escape(name)}": len(a) for name, (a, _) in pairs.items()}
@@ -142,11 +143,6 @@ def export_lora(
         folder.mkdir(exist_ok=True)
         for name in (WEIGHTS, CONFIG):
             os.replace(f"{draft}/{name}", folder / name)
-
-
-def _outermost(names: Collection[str]) -> list[str]:
-    """Return the names without those of modules inside another one."""
-    return sorted(name for name in names if not any(name.startswith(f"{other}.") for other in names))
 
 
 def _check(model: nn.Module, start: nn.Module, layers: Mapping[str, FactorizedLayer], saved: list[str]) -> None:

@@ -70,7 +70,8 @@ def factorize(
     refuse_distributed(model)
     skip = as_patterns(skip)
     packed = packed_attention(model, skip)
-    plan = unpack(_sharing(model), packed)  # every error is found before anything is changed
+    shared = copied(model, {id(tensor): tensor for tensor in tensors(model)})  # other modules with the same tensors
+    plan = unpack(shared, packed)  # every error is found before anything is changed
     selection = select(plan, skip, also)
     _check_finite(selection.layers)
     elsewhere = count_parameters(plan) - sum(Cost.of(layer).dense for layer in selection.layers.values())
@@ -139,11 +140,6 @@ def merge(model: nn.Module, inplace: bool = False) -> nn.Module:
     if hasattr(model, "factorize_report"):
         del model.factorize_report
     return model
-
-
-def _sharing(model: nn.Module) -> nn.Module:
-    """Return a copy of the model's modules, with the same tensors."""
-    return copied(model, {id(tensor): tensor for tensor in tensors(model)})
 
 
 def _kind(name: str, layer: nn.Module) -> type[FactorizedLayer]:

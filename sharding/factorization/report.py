@@ -160,12 +160,9 @@ def _kept_energy(dense: nn.Module, factorized: FactorizedLayer) -> float:
     weight, blocks = dense.weight, num_blocks(dense)
     assert isinstance(weight, Tensor)
     u, v = (part.detach().double().unflatten(0, (blocks, -1)) for part in (factorized.u, factorized.v))
-    total = float(torch.linalg.vector_norm(_at_least_single(weight.detach()))) ** 2
+    weight = weight.detach().float() if weight.element_size() < 4 else weight.detach()  # at least single precision
+    total = float(torch.linalg.vector_norm(weight)) ** 2
     return float((u.square().sum(dim=1) * v.square().sum(dim=1)).sum()) / total if total else 1.0
-
-
-def _at_least_single(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.element_size() < 4 else tensor
 
 
 def _size(parameter: Tensor) -> int:

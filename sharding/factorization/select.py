@@ -176,7 +176,8 @@ def _match_skip(model: nn.Module, affine: list[str], unranked: set[str], skip: P
             matched = set(_end_layers(model, ordinary, ENDS.index(pattern)))
         else:
             matched = matching(model, affine, pattern, "skip")
-        labels = dict.fromkeys((name for name in affine if name in matched), _label(pattern)) | labels
+        label = pattern if isinstance(pattern, str) else getattr(pattern, "__name__", repr(pattern))
+        labels = dict.fromkeys((name for name in affine if name in matched), label) | labels
     return labels
 
 
@@ -201,7 +202,3 @@ def _end_layers(model: nn.Module, affine: list[str], end: int) -> list[str]:
 def _begins_with_embedding(model: nn.Module) -> bool:
     kinds = (is_on_demand(part) for part in model.modules() if is_affine(part) or is_on_demand(part))
     return next(kinds, False)
-
-
-def _label(pattern: Pattern) -> str:
-    return pattern if isinstance(pattern, str) else getattr(pattern, "__name__", repr(pattern))

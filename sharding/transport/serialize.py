@@ -66,8 +66,8 @@ def from_bytes(data: bytes | bytearray | memoryview, what: str = "shard") -> tup
         raise UserError(f"a {type(data).__name__} is not a {what}; the bytes that to_bytes returned are needed")
     data = bytes(data)
     try:
-        words = _metadata(BytesIO(data))
-        return safetensors.torch.load(data), words
+        metadata = _metadata(BytesIO(data))
+        return safetensors.torch.load(data), metadata
     except Exception as error:  # the parser raises many kinds of errors
         raise UserError(f"these {len(data)} bytes are not a {what}: {_in_short(error)}") from error
 
@@ -85,8 +85,8 @@ def from_file(path: Path, what: str = "shard") -> tuple[Named, Metadata]:
     """
     try:
         with path.open("rb") as file:
-            words = _metadata(file)
-        return safetensors.torch.load_file(path), words
+            metadata = _metadata(file)
+        return safetensors.torch.load_file(path), metadata
     except OSError as error:
         raise UserError(f"cannot read the {what} {path}: {error.strerror}") from error
     except Exception as error:  # the parser raises many kinds of errors
@@ -102,8 +102,8 @@ def _metadata(file: BinaryIO) -> dict[str, str]:
     length = int.from_bytes(file.read(8), "little")
     if length > LONGEST_HEADER:
         raise ValueError(f"a header of {length} bytes, and more than {LONGEST_HEADER} are not read")
-    words: dict[str, str] = json.loads(file.read(length))["__metadata__"]
-    return words
+    metadata: dict[str, str] = json.loads(file.read(length))["__metadata__"]
+    return metadata
 
 
 def _in_short(error: Exception) -> str:

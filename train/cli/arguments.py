@@ -71,13 +71,13 @@ HELP = {  # by command: what it does, what it writes and where, and two examples
 }
 
 
-def parse(words: Sequence[str]) -> argparse.Namespace:
+def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Read the command line; overrides may stand anywhere after the config, which plain argparse does not allow.
 
     Raises:
         UserError: an unknown command or option, a value that is not allowed, or a key that is set twice.
     """
-    args, rest = _parser().parse_known_args(words)
+    args, rest = _parser().parse_known_args(argv)
     if unknown := [word for word in rest if word.startswith("-")]:
         remedy = f"keys are set as key=value, without dashes; see {PROGRAM} {args.command} --help"
         raise UserError(f"unknown option {shown(unknown[0])}; {remedy}")

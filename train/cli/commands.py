@@ -50,16 +50,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     It is 0, 1 if a run failed, 2 for a user's mistake, and 128 plus a signal's number if that stopped the run: 130 for
     Ctrl-C.
     """
-    words = sys.argv[1:] if arguments is None else list(arguments)
+    argv = sys.argv[1:] if arguments is None else list(arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a character must not end a run
     try:
-        args = parse(words)
+        args = parse(argv)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    args.line = shlex.join(["python", "-m", "train", *words])
+    args.line = shlex.join(["python", "-m", "train", *argv])
     console = Console(quiet=args.quiet, **LITERAL)
     logging.basicConfig(
         level=logging.DEBUG if args.debug else logging.WARNING,

@@ -86,10 +86,10 @@ def _renamed(key: str, value: Any) -> Iterator[str]:
             yield from _renamed(f"{key}.{inner}", each)
         return
     new = RENAMED.get(key, key.replace("tracking.", "tracker."))
-    words = [new % in_yaml(value)] if "%s" in new else [f"{new}={in_yaml(value)}"]
+    overrides = [new % in_yaml(value)] if "%s" in new else [f"{new}={in_yaml(value)}"]
     if key.endswith("options") and isinstance(value, Mapping):
-        words = [f"{new}.{option}={in_yaml(each)}" for option, each in value.items()]
-    yield f"{key} is of an earlier version; write {' '.join(words) or 'nothing for it'}"
+        overrides = [f"{new}.{option}={in_yaml(each)}" for option, each in value.items()]
+    yield f"{key} is of an earlier version; write {' '.join(overrides) or 'nothing for it'}"
 
 
 def _allowed(loc: tuple[int | str, ...], config: type[Section]) -> str:

@@ -30,14 +30,14 @@ def describe(overrides: Iterable[str]) -> str:
     unnamed = NON_EXPERIMENT_KEYS | {"name", "strategy"}  # in a directory's name anyway
     pairs = sorted(dict(override.split("=", 1) for override in overrides).items())
     kept = {key: value for key, value in pairs if not is_named(key, unnamed)}
-    label = ",".join(f"{word}={_plain(value)}" for word, value in zip(last_words(kept), kept.values(), strict=True))
+    label = ",".join(f"{word}={_plain(value)}" for word, value in zip(short_names(kept), kept.values(), strict=True))
     if len(label) <= LONGEST:
         return label
     digest = blake2b(label.encode(), digest_size=4).hexdigest()
     return f"{label[: LONGEST - len(digest)].rpartition(',')[0]},{digest}".lstrip(",")
 
 
-def last_words(keys: Iterable[str]) -> list[str]:
+def short_names(keys: Iterable[str]) -> list[str]:
     """Return each key's last word, or all of it where that is another key's as well."""
     keys = list(keys)
     lasts = [key.rpartition(".")[2] for key in keys]

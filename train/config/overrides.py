@@ -6,25 +6,25 @@ from itertools import product
 from sharding.errors import UserError, shown
 
 
-def settings(words: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the key of each ``key=value``, and the whole word."""
-    return [(word.partition("=")[0], word) for word in words]
+def settings(overrides: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the key of each ``key=value``, and the whole override."""
+    return [(override.partition("=")[0], override) for override in overrides]
 
 
 def check_once(settings: Iterable[tuple[str, str]]) -> None:
     """Refuse two values of one key.
 
     Args:
-        settings: keys, each with the words that set it.
+        settings: keys, each with the override that sets it.
 
     Raises:
         UserError: a key is set twice.
     """
     seen: dict[str, str] = {}
-    for key, words in settings:
+    for key, override in settings:
         if key in seen:
-            raise UserError(f"{shown(key)} is set twice, by {shown(seen[key])} and {shown(words)}; keep one of them")
-        seen[key] = words
+            raise UserError(f"{shown(key)} is set twice, by {shown(seen[key])} and {shown(override)}; keep one of them")
+        seen[key] = override
 
 
 def expand(grids: Sequence[str]) -> list[tuple[str, ...]]:

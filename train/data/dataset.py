@@ -156,7 +156,7 @@ def problem_of(dataset: Dataset, split: Split) -> str | None:
         f"has no target but ignored ones; ignore_index={dataset.ignore_index}": len(targets) > 0 == len(counted),
         f"has the targets {few(invalid)}; with num_classes={count} they are 0 to {count - 1}": bool(invalid),
     }
-    return next((words for words, wrong in problems.items() if wrong), None)
+    return next((reason for reason, wrong in problems.items() if wrong), None)
 
 
 @contextmanager
@@ -171,9 +171,9 @@ def reading(path: Path) -> Iterator[None]:
     except (UserError, ImportError):
         raise
     except Exception as error:
-        words = " ".join(str(error).split())[:300] or type(error).__name__
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise UserError(
-            f"cannot read {path}: {words}; it is damaged, incomplete or of another kind; replace it with a valid copy"
+            f"cannot read {path}: {reason}; it is damaged, incomplete or of another kind; replace it with a valid copy"
         ) from error
 
 

@@ -34,9 +34,9 @@ class Tokenizer:
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(name)
         except Exception as error:  # a hub that cannot be reached, a folder without a tokenizer, …
-            words = " ".join(str(error).split())[:200]
+            reason = " ".join(str(error).split())[:200]
             raise UserError(
-                f"cannot load data.tokenizer={shown(name)}: {words}; give a folder with tokenizer.json, or a hub id"
+                f"cannot load data.tokenizer={shown(name)}: {reason}; give a folder with tokenizer.json, or a hub id"
             ) from error
         longest = self._tokenizer.model_max_length  # huge where it is not known
         if not 1 <= max_length <= longest:
