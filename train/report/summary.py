@@ -14,8 +14,7 @@ from train.report.figures import grid_drawing
 from train.report.groups import RunGroup, choose_targets, format_cost, group_runs, targets_of, without_repeats
 from train.report.plots import add_legend, curve_figure, save
 from train.report.text import NOTHING, frame_table, mean_and_spread, write_csv
-from train.rundir.directory import REPORT_SIGN
-from train.rundir.file_names import METRICS_FILE
+from train.rundir.file_names import METRICS_FILE, REPORT_SIGN
 from train.rundir.provenance import data_remarks
 from train.utils.files import write_atomically
 

@@ -27,6 +27,8 @@ from train.rundir.file_names import (
     METRICS_FILE,
     MODEL_FILE,
     PILOTS_FILE,
+    REPORT_FILES,
+    REPORT_SIGN,
     RUN_FILES,
 )
 from train.rundir.status import has_ended
@@ -40,12 +42,6 @@ except ImportError:  # not a Unix: there, nothing keeps two runs apart
     fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
-
-REPORT_FILES = (
-    *("summary.md", "summary.csv", "accuracy_vs_bytes.png", "accuracy_vs_bytes.svg"),
-    *("grid.png", "grid.svg"),
-)
-REPORT_SIGN = "<!-- spectral-sharding report: "  # begins every summary, before the commands that made it, as JSON
 
 
 @contextmanager

@@ -16,4 +16,9 @@ RUN_FILES = (
     *(PROVENANCE_FILE, CLIENTS_FILE, LAYERS_FILE, PILOTS_FILE, WANDB_FILE),
 )
 ARTIFACTS = (CONFIG_FILE, PROVENANCE_FILE, METRICS_FILE, LAYERS_FILE, CLIENTS_FILE, MODEL_FILE)  # uploaded to W&B
+REPORT_FILES = (
+    *("summary.md", "summary.csv", "accuracy_vs_bytes.png", "accuracy_vs_bytes.svg"),
+    *("grid.png", "grid.svg"),
+)
+REPORT_SIGN = "<!-- spectral-sharding report: "  # begins every summary, before the commands that made it, as JSON
 LOCK_FILE = ".lock"  # held by the process that writes
