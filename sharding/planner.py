@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sharding.decomposition import check_layers, decompose_layers, form_of, group_layers
 from sharding.designs import DESIGNS, fit, successive_design
-from sharding.designs.base import Design
+from sharding.designs.design import Design
 from sharding.errors import UserError, few, pick, shown
 from sharding.factorization import ENDS, Patterns, as_patterns, num_terms, shardable_layers
 from sharding.layers import FactorizedLayer, clear_padding, factorized_type

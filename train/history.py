@@ -1,4 +1,4 @@
-"""What a run accumulates over its rounds: bytes, the best accuracy, and whether it has reached what it was to reach."""
+"""Accumulate over a run's rounds: bytes, the best accuracy, and whether the targets are reached."""
 
 from collections.abc import Iterable
 

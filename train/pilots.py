@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass as checked
 
 from sharding import Plan
 from sharding.client_sampling import Participation, StatisticalSampler, WirelessSampler, estimate_beta_over_alpha
-from sharding.client_sampling.base import Client, Population
+from sharding.client_sampling.sampler import Client, Population
 from sharding.errors import UserError
 from sharding.rng import seed_of
 from sharding.validation import Vector

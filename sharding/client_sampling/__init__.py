@@ -1,7 +1,6 @@
 """Samplers of the clients that take part in a round."""
 
 from sharding.client_sampling.aocs import aocs_probabilities, plain_sum
-from sharding.client_sampling.base import Participation, Population, Sampler
 from sharding.client_sampling.mmfl import TaskSampler, mmfl_probabilities
 from sharding.client_sampling.network import Profiles, round_time
 from sharding.client_sampling.optimal import (
@@ -10,6 +9,7 @@ from sharding.client_sampling.optimal import (
     SecureOptimalSampler,
     improvement_factors,
 )
+from sharding.client_sampling.sampler import Participation, Population, Sampler
 from sharding.client_sampling.timed import StatisticalSampler, WirelessSampler
 from sharding.client_sampling.uniform import (
     UniformSampler,

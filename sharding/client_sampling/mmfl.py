@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sharding.client_sampling.base import BudgetSampler, upload_coins
+from sharding.client_sampling.sampler import BudgetSampler, upload_coins
 from sharding.errors import UserError, shown
 from sharding.inclusion import optimal_inclusion
 from sharding.validation import as_floats, is_number

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sharding.client_sampling.aocs import aocs_probabilities, plain_sum
-from sharding.client_sampling.base import BudgetSampler, Client, Participation, upload_coins
+from sharding.client_sampling.sampler import BudgetSampler, Client, Participation, upload_coins
 from sharding.errors import shown
 from sharding.failures import Failure, Kind
 from sharding.inclusion import optimal_inclusion

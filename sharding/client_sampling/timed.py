@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sharding.client_sampling.base import Client, Participation, Sampler, WithReplacement
+from sharding.client_sampling.sampler import Client, Participation, Sampler, WithReplacement
 from sharding.client_sampling.wireless import statistical_probabilities, wireless_probabilities
 from sharding.errors import UserError, shown
 from sharding.rng import generator

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sharding.client_sampling.base import (
+from sharding.client_sampling.sampler import (
     BudgetSampler,
     Client,
     Participation,

@@ -1,6 +1,6 @@
 """Fixed-size sampling with given inclusion probabilities. One design per file; `registry.py` names them."""
 
-from sharding.designs.base import Design
+from sharding.designs.design import Design
 from sharding.designs.registry import DESIGNS, draw_terms, fit
 from sharding.designs.successive import successive_design
 

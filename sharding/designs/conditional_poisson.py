@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sharding.designs.base import Floats, Indices
+from sharding.designs.design import Floats, Indices
 from sharding.inclusion import poisson_binomial as pb
 
 ENTRIES = 1 << 18  # coins flipped at once, at most

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sharding.designs.base import Floats, Indices
+from sharding.designs.design import Floats, Indices
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from sharding.designs.base import Fit, Floats, Indices
+from sharding.designs.design import Fit, Floats, Indices
 
 INSTALL = (
     "install R with its packages sampling and BiasedUrn (Debian: r-base-core r-cran-sampling "

@@ -4,9 +4,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sharding.designs import r
-from sharding.designs.base import Design, Fit, split
 from sharding.designs.brewer import Brewer
 from sharding.designs.conditional_poisson import fit_cps
+from sharding.designs.design import Design, Fit, split
 from sharding.designs.minimum_support import fit_minimum_support
 from sharding.errors import UserError, pick, shown
 from sharding.validation import as_whole

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sharding.designs.base import Design, Floats, Indices
+from sharding.designs.design import Design, Floats, Indices
 from sharding.inclusion.checks import weights_for
 
 

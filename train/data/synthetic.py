@@ -28,7 +28,7 @@ def load_synthetic(
     samples: int = 20_509,
     seed: int = 0,
 ) -> Dataset:
-    """Draw the samples; `natural` says whose are whose.
+    """Draw the samples; `natural` has the indices of each client's.
 
     Args:
         alpha: α, how unlike the clients' models are.

@@ -7,7 +7,7 @@ import pytest
 
 from sharding import draw_terms, optimal_inclusion
 from sharding.client_sampling import SAMPLERS, Population, Profiles, aocs_probabilities, improvement_factors, plain_sum
-from sharding.client_sampling.base import WithReplacement, upload_coins
+from sharding.client_sampling.sampler import WithReplacement, upload_coins
 from sharding.failures import Failure, Kind
 from sharding.rng import generator
 from tests.sharding.designs.scripted import Scripted
@@ -174,14 +174,14 @@ def test_two_stage_select_over_all_outcomes_is_unbiased(name, n, monkeypatch):
     ratios = rng.uniform(0.1, 1, n)
     sampler = SAMPLERS[name](n, n, 0, Population(sizes, ratios), budget=0.4 * n)
     norms = dict(enumerate(np.abs(updates)))
-    monkeypatch.setattr("sharding.client_sampling.base.generator", lambda *key: Scripted(np.zeros(n)))
+    monkeypatch.setattr("sharding.client_sampling.sampler.generator", lambda *key: Scripted(np.zeros(n)))
     everyone = sampler.select(0, list(range(n)), norms).weights  # coins of 0: all are selected
     p = np.array([sizes[c] / everyone[c] for c in range(n)])
     mean = chances = 0.0
     for draw in product([False, True], repeat=n):
         chance = np.prod(np.where(draw, p, 1 - p))
         monkeypatch.setattr(
-            "sharding.client_sampling.base.generator", lambda *key, d=draw: Scripted(np.where(d, 0.0, 1.0))
+            "sharding.client_sampling.sampler.generator", lambda *key, d=draw: Scripted(np.where(d, 0.0, 1.0))
         )
         participation = sampler.select(0, list(range(n)), norms)
         assert list(participation.weights) == list(np.flatnonzero(draw))
@@ -199,7 +199,7 @@ def test_mmfl_assign_over_all_outcomes_is_unbiased(monkeypatch):
     for outcome in product(range(3), repeat=5):  # the first model, the second, or none
         chance = np.prod([p[i, s] if s < 2 else 1 - ends[i, -1] for i, s in enumerate(outcome)])
         coins = [0.0 if s == 0 else ends[i, 0] if s == 1 else 1.0 for i, s in enumerate(outcome)]
-        monkeypatch.setattr("sharding.client_sampling.base.generator", lambda *key, c=coins: Scripted(c))
+        monkeypatch.setattr("sharding.client_sampling.sampler.generator", lambda *key, c=coins: Scripted(c))
         for s, part in enumerate(sampler.assign(0, list(range(5)), p)):
             if chance > 0:
                 assert list(part) == [i for i, task in enumerate(outcome) if task == s]

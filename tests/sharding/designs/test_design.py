@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sharding.designs import DESIGNS, fit, r
-from sharding.designs.base import split
+from sharding.designs.design import split
 from sharding.inclusion import collective_inclusion, optimal_inclusion
 from tests.sharding.inclusion.spectra import SPECTRA
 

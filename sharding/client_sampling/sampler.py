@@ -20,7 +20,7 @@ from sharding.failures import Failure
 from sharding.rng import generator
 from sharding.validation import Vector, as_floats, as_whole, is_number
 
-Client = int | str  # as in `sharding.planner`; samplers number them from 0
+Client = int | str  # as in `sharding.plan`; samplers number them from 0
 
 
 @dataclass(frozen=True)
