@@ -220,12 +220,12 @@ def test_check_options_returns_given_options_and_defaults():
 def test_configured_options_reach_the_parts(tmp_path, monkeypatch):
     iid, given = PARTITIONS["iid"], []
 
-    def own(dataset, num_clients, rng, *, alpha: float = 1.0):
+    def mine(dataset, num_clients, rng, *, alpha: float = 1.0):
         given.append(alpha)
         return iid(dataset, num_clients, rng)
 
-    monkeypatch.setitem(PARTITIONS, "own", own)
-    partition = ["data.partition=own", "data.partition.alpha=2"]
+    monkeypatch.setitem(PARTITIONS, "mine", mine)
+    partition = ["data.partition=mine", "data.partition.alpha=2"]
     task = task_of(assemble(tiny(tmp_path, *partition, "design=brewer", "local.clip=3")))
     assert (given, task.server.planner.design, task.job.clip) == ([2.0], "brewer", 3.0)
     assert task_of(assemble(tiny(tmp_path, "strategy=top_n"))).job.clip is None
