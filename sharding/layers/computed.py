@@ -59,6 +59,15 @@ class ComputesWeight(nn.Module):
             _refuse()
         super().__setattr__(name, value)
 
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+        """Refuse a dense weight, which torch would ignore with ``strict=False``."""
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if f"{prefix}weight" in state_dict:
+            args[-1].append(
+                f"{prefix}weight is a dense layer's, and this one is a {type(self).__name__}; load it before the layer "
+                "is replaced, or into sharding.merge(model)."
+            )
+
 
 class _Computed(torch.autograd.Function):
     """Connect a computed tensor to its sources; the gradient is that of `compute`, which runs again for it."""
@@ -85,6 +94,7 @@ class _Computed(torch.autograd.Function):
 class ComputedTensor(Tensor):
     """A tensor with a function that returns its values; see `computed`."""
 
+    __slots__ = ("_values",)  # which ordinary tensors lack, so torch.utils.swap_tensors refuses
     _values: Callable[[], Tensor]
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -95,6 +105,7 @@ class ComputedTensor(Tensor):
             cls, like.shape, strides=like.stride(), dtype=like.dtype, device=device
         )
         made._values = values
+        torch._C._set_throw_on_mutable_data_ptr(made)  # for code below the dispatcher: DLPack, `apply_`
         return made
 
     @classmethod
@@ -175,6 +186,13 @@ class ComputedTensor(Tensor):
         array = self.clone().numpy(force=force)
         array.flags.writeable = False
         return array
+
+    def __dlpack__(self, **options: Any) -> NoReturn:
+        """Refuse access to memory."""
+        _refuse()
+
+    def __format__(self, spec: str) -> str:
+        return format(self.clone(), spec)
 
     def tolist(self) -> Any:
         """Return the values as lists."""

@@ -118,6 +118,7 @@ WRITES = {
     "from a vector": lambda layer: nn.utils.vector_to_parameters(torch.zeros(48), [layer.weight]),
     "hook": lambda layer: layer.weight.register_hook(print),
     "memory": lambda layer: layer.weight.untyped_storage().fill_(0),
+    "dlpack": lambda layer: torch.from_dlpack(layer.weight.data).zero_(),
 }
 
 
@@ -129,6 +130,33 @@ def test_weight_written_to_raises(layer, write, gradients, split):
         layer = split_layers(nn.Sequential(nn.Linear(6, 8)), {"0": 2})[0]
     with torch.set_grad_enabled(gradients), pytest.raises(UserError, match=r"would be lost.*sharding.merge\(model\)"):
         write(layer)
+
+
+BELOW = {
+    "swap": lambda weight: torch.utils.swap_tensors(weight, torch.zeros(8, 6)),
+    "apply": lambda weight: weight.detach().apply_(lambda entry: 0.0),
+    "dlpack": lambda weight: torch.utils.dlpack.to_dlpack(weight.detach()),
+}
+
+
+@pytest.mark.parametrize("write", BELOW.values(), ids=BELOW)
+def test_weight_given_to_code_below_the_dispatcher_raises(layer, write):
+    with pytest.raises(RuntimeError, match="Cannot"):
+        write(layer.weight)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("split", [False, True], ids=["layer", "split"])
+def test_state_dict_of_the_dense_model_loaded_into_a_replaced_layer_raises(strict, split):
+    dense = nn.Sequential(*(nn.Linear(6, 6) for _ in range(3)))
+    model = split_layers(dense, {"1": 2}) if split else factorize(dense, 0.5)
+    with pytest.raises(RuntimeError, match=r"1\.weight is a dense layer's.*into sharding\.merge\(model\)"):
+        model.load_state_dict(dense.state_dict(), strict=strict)
+    model.load_state_dict(model.state_dict(), strict=strict)
+
+
+def test_entry_of_a_weight_is_formatted_like_a_number(layer):
+    assert f"{layer.weight.detach()[0, 1]:.3f}" == f"{layer.matrix()[0, 1].item():.3f}"
 
 
 def test_weight_copied_or_pickled_is_an_ordinary_tensor(layer):
