@@ -137,8 +137,8 @@ def merge(model: nn.Module, inplace: bool = False) -> nn.Module:
     model = model if inplace else copied(model)
     dense = {id(part): part.to_dense() for part in model.modules() if isinstance(part, FactorizedLayer)}
     model = pack(replace_modules(model, dense))
-    if hasattr(model, "factorize_report"):
-        del model.factorize_report
+    for part in model.modules():  # a wrapper passes on the attributes of the module in it
+        vars(part).pop("factorize_report", None)
     return model
 
 

@@ -137,9 +137,9 @@ def warn_if_little(report: Report) -> None:
     if covered and 2 * covered >= open_to_sharding:
         return
     kinds = sorted(report.uncovered, key=lambda kind: -report.uncovered[kind])[:4]
-    listed = ", ".join(f"{kind} {report.share(kind):.1%}" for kind in kinds)
+    listed = ", ".join(f"{kind} {report.share(kind):.1%}" for kind in kinds) or "a model without parameters"
     how_much = f"only {report.coverage:.1%} of the parameters are" if covered else "nothing is"
-    is_foreign = " " not in kinds[0] and kinds[0].count(".") > 1
+    is_foreign = any(" " not in kind and kind.count(".") > 1 for kind in kinds[:1])
     hint = "; sharding.register_layer adds a class of layers" if is_foreign else ""
     warnings.warn(f"{how_much} factorized; what stays dense: {listed}{hint}", CoverageWarning, stacklevel=3)
 

@@ -51,6 +51,8 @@ def save_factorized(model: nn.Module, folder: str | Path) -> None:
         raise UserError(f"{', '.join(extra_states)} is extra state, which cannot be saved; remove it from its module")
     names = _first_names(slots)
     for name in names:
+        if not isinstance(slots[name], Tensor):
+            raise UserError(f"{name} is a {type(slots[name]).__name__}, and cannot be saved; quantize after loading")
         if slots[name].layout != torch.strided or slots[name].dtype not in (*TYPES, torch.complex64):
             raise UserError(
                 f"{name} is {slots[name].layout} of {slots[name].dtype}, which safetensors lacks; convert it"

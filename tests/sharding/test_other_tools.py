@@ -71,6 +71,26 @@ def test_torchao_weights_stay_dense_and_plan_raises(tmp_path):
         ShardPlanner().plan(model, {0: 0.5})
 
 
+class Packed(nn.Module):
+    """A layer like those of `quantize_dynamic`: no parameters, and a state that is not of tensors."""
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        destination[f"{prefix}dtype"] = torch.qint8
+
+    def forward(self, x):
+        return x
+
+
+def test_model_without_parameters_stays_as_it_is_and_plan_and_save_raise(tmp_path):
+    model, x = nn.Sequential(Packed(), Packed()), torch.randn(2, 3)
+    with pytest.warns(UserWarning, match="nothing is factorized; what stays dense: a model without parameters"):
+        assert torch.equal(factorize(model, 0.25)(x), x)
+    with pytest.raises(UserError, match=r"0\.dtype is a dtype, which cannot be sent"):
+        ShardPlanner().plan(model, {0: 0.5})
+    with pytest.raises(UserError, match=r"0\.dtype is a dtype, and cannot be saved"):
+        save_factorized(model, tmp_path)
+
+
 def test_accelerate_hooks_warn_and_a_model_without_them_is_factorized():
     hooks = pytest.importorskip("accelerate.hooks")
     model, x = build(), torch.randn(3, 16)

@@ -28,7 +28,7 @@ from sharding import (
     save_factorized,
     train_shard,
 )
-from sharding.modules.wrappers import named_modules, named_parameters, named_state
+from sharding.modules.wrappers import named_modules, named_parameters, named_state, unwrap
 from sharding.optim import factorized_layers, frobenius_decay
 from tests.sharding.models import aggregate, make_plan
 from tests.sharding.test_shard import assert_same
@@ -205,6 +205,14 @@ def test_factorize_save_and_merge_with_wrapped_parts_equal_the_plain_ones(wrap_p
     torch.testing.assert_close(merge(small)(x), plain(x))
     save_factorized(small, tmp_path)
     torch.testing.assert_close(load_factorized(tmp_path, build_nested().eval())(x), plain(x))
+
+
+@pytest.mark.parametrize("wrap", INNER.values(), ids=INNER)
+def test_merge_inside_any_wrapper_equals_the_model_and_has_no_report(group, wrap):
+    small, x = factorize(build_nested().eval(), 0.25), torch.randn(3, 8)
+    merged = merge(wrap(deepcopy(small)))
+    torch.testing.assert_close(merged(x), small(x))
+    assert not hasattr(unwrap(merged), "factorize_report")
 
 
 def test_save_of_an_averaged_model_is_loaded(tmp_path):
