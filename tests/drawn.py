@@ -54,7 +54,7 @@ def write_images(file: Path, images: Iterable[np.ndarray], labels: ArrayLike, la
     parquet.write_table(pa.table({"img": rows, label: labels}), file)
 
 
-def encode(image: np.ndarray, kind: str = "BMP", **options: bool) -> bytes:
+def encode(image: np.ndarray, kind: str = "BMP", **options: object) -> bytes:
     file = BytesIO()
     Image.fromarray(image).save(file, kind, **options)
     return file.getvalue()

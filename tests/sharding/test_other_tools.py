@@ -81,6 +81,7 @@ class Packed(nn.Module):
         return x
 
 
+@pytest.mark.filterwarnings("ignore:no layer of this Sequential is sharded")
 def test_model_without_parameters_stays_as_it_is_and_plan_and_save_raise(tmp_path):
     model, x = nn.Sequential(Packed(), Packed()), torch.randn(2, 3)
     with pytest.warns(UserWarning, match="nothing is factorized; what stays dense: a model without parameters"):

@@ -8,13 +8,14 @@ import h5py
 import numpy as np
 import pyarrow as pa
 import pytest
+from PIL import Image
 from pyarrow import parquet
 
 from sharding.errors import UserError
 from tests.drawn import encode
 from tests.train.runs import REPOSITORY
 from train.config.registries import import_parts
-from train.data.images import read_parquet
+from train.data.images import decode, read_parquet, shape_of
 from train.data.shakespeare import load_shakespeare
 
 
@@ -73,9 +74,12 @@ def test_read_parquet_with_two_formats_reads_both(tmp_path):
     assert images.lossy == "JPEG"
 
 
-@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
+BINARY = [pa.binary(), pa.large_binary(), pa.binary_view(), pa.dictionary(pa.int32(), pa.binary())]
+
+
+@pytest.mark.parametrize("kind", BINARY, ids=str)
 def test_read_parquet_with_a_binary_column_reads_it(tmp_path, kind):
-    column = pa.array([encode(image, "PNG") for image in IMAGES], kind)
+    column = pa.array([encode(image, "PNG") for image in IMAGES], pa.binary()).cast(kind)
     parquet.write_table(pa.table({"img": column, "label": [0, 1]}), tmp_path / "a.parquet")
     images = read_parquet([tmp_path / "a.parquet"], "label", (3, 4, 4))
     assert (images.inputs.permute(0, 2, 3, 1).numpy() == IMAGES).all()
@@ -87,6 +91,46 @@ def test_read_parquet_with_rows_without_an_image_counts_them(tmp_path, missing, 
     parquet.write_table(pa.table({"img": column, "label": [0] * (1 + missing)}), tmp_path / "a.parquet")
     with pytest.raises(UserError, match=reason):
         read_parquet([tmp_path / "a.parquet"], "label", (3, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("label", "file", "reason"),
+    [(None, encode(IMAGES[0], "PNG"), "1 row has no label"), (1, b"<svg/>", r"no known format.*begins with b'<svg/>'")],
+)
+def test_read_parquet_with_an_unusable_row_has_the_reason(tmp_path, label, file, reason):
+    table = pa.table({"img": pa.array([encode(IMAGES[0], "PNG"), file]), "label": [0, label]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=reason):
+        read_parquet([tmp_path / "a.parquet"], "label", (3, 4, 4))
+
+
+@pytest.mark.parametrize("format", ["PNG", "TIFF"])
+def test_decode_of_16_bits_keeps_the_upper_8(format):
+    values = np.array([[0, 255, 256], [30000, 65280, 65535]], dtype=np.uint16)
+    file = encode(values, format)
+    assert shape_of(file) == (1, 2, 3)
+    assert decode([file], (1, 2, 3)).squeeze().tolist() == [[0, 0, 1], [117, 255, 255]]
+    with pytest.raises(ValueError, match="values of 32 bits"):
+        decode([encode(values.astype(np.float32), "TIFF")], (1, 2, 3))
+
+
+@pytest.mark.parametrize("orientation", [0, *range(1, 10)])  # 0 and 9 mean nothing
+def test_decode_of_a_photo_turns_it_upright(orientation):
+    pixels = np.zeros((16, 32), dtype=np.uint8)
+    pixels[:8, :8] = 255
+    upright = [pixels, pixels[:, ::-1], pixels[::-1, ::-1], pixels[::-1], pixels.T]
+    upright += [pixels[::-1].T, pixels.T[::-1, ::-1], pixels[:, ::-1].T]
+    expected = upright[orientation - 1] if 1 <= orientation <= 8 else pixels
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    file = encode(pixels, "PNG", exif=exif)
+    assert shape_of(file) == (1, *expected.shape)
+    assert (decode([file], (1, *expected.shape)).squeeze().numpy() == expected).all()
+
+
+def test_decode_of_an_image_with_damaged_exif_leaves_it_as_it_is():
+    file = encode(IMAGES[0], "PNG", exif=b"Exif\0\0no exif")
+    assert (decode([file], (3, 4, 4))[0].permute(1, 2, 0).numpy() == IMAGES[0]).all()
 
 
 def test_load_shakespeare_with_an_empty_client_gives_it_no_samples(tmp_path):

@@ -5,6 +5,7 @@ Hugging Face's parquet layout has one row per image: a struct with the encoded f
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,18 @@ from train.data.dataset import reading
 THREADS = 2  # decoders share Python's lock: a third thread was measured to slow the others down
 Shape = tuple[int, int, int]  # (channels, height, width)
 CHUNK = 500  # images a thread decodes at a time
+ORIENTATION, SIDEWAYS = 0x0112, 5  # a tag of EXIF, and the first of its values for which width is height
+TURNED = (
+    "",
+    "",
+    "FLIP_LEFT_RIGHT",
+    "ROTATE_180",
+    "FLIP_TOP_BOTTOM",
+    "TRANSPOSE",
+    "ROTATE_270",
+    "TRANSVERSE",
+    "ROTATE_90",
+)
 
 
 class Images(NamedTuple):
@@ -75,7 +88,7 @@ def _rows(files: Sequence[Path], label: str) -> Iterator[tuple[bytes, int]]:
             raise UserError(f"{file} has the columns {', '.join(names)}; expected `img` or `image`, and `{label}`")
         with reading(file):
             for batch in shard.iter_batches(batch_size=CHUNK, columns=[image, label]):
-                labels = batch.column(label).cast("int64")  # refuses fractions and words
+                labels = _complete(batch.column(label), "label").cast("int64")  # refuses fractions and words
                 yield from zip(_encoded(batch.column(image)), labels.to_pylist(), strict=True)
 
 
@@ -89,27 +102,82 @@ def _encoded(column: Any) -> list[bytes]:
 
     if types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
         column = column.field("bytes")
-    if not (types.is_binary(column.type) or types.is_large_binary(column.type)):
+    if types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if not any(kind(column.type) for kind in (types.is_binary, types.is_large_binary, types.is_binary_view)):
         raise ValueError(f"the images have the type {column.type}, not binary or struct<bytes: binary>")
-    if column.null_count:
-        rows = "1 row has" if column.null_count == 1 else f"{column.null_count} rows have"
-        raise ValueError(f"{rows} no image")
-    files: list[bytes] = column.to_pylist()
+    files: list[bytes] = _complete(column, "image").to_pylist()
     return files
 
 
+def _complete(column: Any, what: str) -> Any:
+    """Return a column, of which every row must have a value."""
+    if column.null_count:
+        raise ValueError(f"{column.null_count} row{' has' if column.null_count == 1 else 's have'} no {what}")
+    return column
+
+
 def shape_of(file: bytes) -> Shape:
-    """Return the (channels, height, width) of an image file: one channel if it is gray, else three."""
+    """Return the (channels, height, width) of an image file, upright: one channel if it is gray, else three."""
+    with _opened(file) as image:
+        width, height = image.size if _orientation(image) < SIDEWAYS else reversed(image.size)
+        return (1 if image.mode in ("1", "L") or image.mode.startswith("I;16") else 3, height, width)
+
+
+def _opened(file: bytes) -> Any:
+    """Open an image file of any format.
+
+    Raises:
+        ValueError: no format is known that begins like it.
+    """
+    from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - heavy
+
+    try:
+        return Image.open(BytesIO(file))
+    except UnidentifiedImageError as error:
+        raise ValueError(f"an image is of no known format: its file begins with {file[:12]!r}") from error
+
+
+def _orientation(image: Any) -> int:
+    """Return how a camera was turned, 1 to 8, as EXIF counts; 1 is upright, as is a photo with damaged EXIF."""
+    orientation = 1
+    if "exif" in image.info:  # asking for EXIF decodes other images
+        with suppress(Exception):
+            orientation = image.getexif().get(ORIENTATION, 1)
+    return orientation if orientation in range(1, 9) else 1
+
+
+def _pixels(image: Any, mode: str, size: tuple[int, int], resize: bool) -> bytes:
+    """Return the pixels of an image of 8 bits: upright, in a mode of Pillow's, and of this size.
+
+    Raises:
+        ValueError: it has another size, or its values have no range that is known.
+    """
     from PIL import Image  # noqa: PLC0415 - heavy
 
-    with Image.open(BytesIO(file)) as image:
-        return (1 if image.mode in ("1", "L") else 3, image.height, image.width)
+    orientation = _orientation(image)
+    upright = image.size if orientation < SIDEWAYS else image.size[::-1]
+    if upright != size and not resize:
+        raise ValueError("an image has {}x{} pixels, not {}x{}".format(*upright, *size))
+    if turned := TURNED[orientation]:
+        image = image.transpose(Image.Transpose[turned])
+    if image.mode.startswith("I;16"):  # Pillow would make everything above 255 white
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError(f"an image has values of 32 bits (mode {image.mode}), whose range is unknown; save 8 bits")
+    if image.mode != mode:
+        image = image.convert(mode)
+    if upright != size:
+        image = image.resize(size, Image.Resampling.BILINEAR)
+    pixels: bytes = image.tobytes()
+    return pixels
 
 
 def decode(encoded: Iterable[bytes], shape: Shape, resize: bool = False) -> Tensor:
     """Decode image files into a uint8 tensor (images, channels, height, width).
 
-    The sizes that the files state are checked before their pixels are decoded: a small file may hold a huge image.
+    Photos are turned upright, and of 16 bits the upper 8 are kept. The sizes that the files state are checked before
+    their pixels are decoded: a small file may hold a huge image.
     With `resize`, images of other sizes are stretched or shrunk, bilinearly.
 
     Raises:
@@ -118,7 +186,7 @@ def decode(encoded: Iterable[bytes], shape: Shape, resize: bool = False) -> Tens
     from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - heavy
 
     encoded, mode = list(encoded), {1: "L", 3: "RGB"}[shape[0]]
-    with Image.open(BytesIO(encoded[0])) as first:
+    with _opened(encoded[0]) as first:
         formats = (first.format or "",)  # naming the format halves the time: no guessing
 
     channels, height, width = shape
@@ -127,19 +195,13 @@ def decode(encoded: Iterable[bytes], shape: Shape, resize: bool = False) -> Tens
         try:
             return Image.open(BytesIO(file), formats=formats)
         except UnidentifiedImageError:  # of another format than the first
-            return Image.open(BytesIO(file))
+            return _opened(file)
 
     def pixels(chunk: Sequence[bytes]) -> bytes:
         parts = []
         for file in chunk:
             with opened(file) as image:
-                if image.size != (width, height) and not resize:
-                    size = "{}x{}".format(*image.size)
-                    raise ValueError(f"an image has {size} pixels, not {width}x{height}")
-                converted = image if image.mode == mode else image.convert(mode)
-                if image.size != (width, height):
-                    converted = converted.resize((width, height), Image.Resampling.BILINEAR)
-                parts.append(converted.tobytes())
+                parts.append(_pixels(image, mode, (width, height), resize))
         return b"".join(parts)
 
     chunks = [encoded[start : start + CHUNK] for start in range(0, len(encoded), CHUNK)]
