@@ -35,6 +35,7 @@ from sharding.validation import is_number
 Batch = tuple[Tensor, Tensor] | Mapping[str, Tensor]
 
 
+@torch.inference_mode(False)  # with gradients, also in a callback that runs without
 def train_shard(
     model: nn.Module,
     shard: Shard,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sharding import factorize, merge
+from sharding import ShardPlanner, factorize, merge, train_shard
 from sharding.layers import UnpackedAttention
 from tests.sharding.architectures import make
 
@@ -108,3 +108,20 @@ def test_per_sample_gradients_with_vmap_sum_to_the_gradient(case):
     for name, gradient in each.items():
         expected = model.get_parameter(name).grad
         torch.testing.assert_close(gradient.sum(dim=0), expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    "mode", [torch.device("meta"), torch.no_grad(), torch.inference_mode()], ids=["meta", "no_grad", "inference"]
+)
+def test_round_in_another_mode_of_torch_equals_the_plain_one(mode):
+    def net():
+        torch.manual_seed(0)
+        return nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+
+    batch = (torch.randn(4, 8), torch.arange(4))
+    expected = train_shard(net(), ShardPlanner().plan(net(), {0: 0.5}).shard(0), [batch], lr=0.1).to_bytes()
+    model, small = net(), factorize(net(), 0.25)
+    with mode:
+        shard = ShardPlanner().plan(model, {0: 0.5}).shard(0)
+        assert train_shard(model, shard, [batch], lr=0.1).to_bytes() == expected
+        assert torch.equal(factorize(model, 0.25)[1].u, small[1].u)
