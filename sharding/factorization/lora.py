@@ -159,9 +159,12 @@ def _check(model: nn.Module, start: nn.Module, layers: Mapping[str, FactorizedLa
     ]
     problems += [f"{name} is not in the model it started from" for name in layers if name not in before]
     problems += [
-        f"{name} has a residual or a tail that the start lacks; start from the factorized model before training"
+        f"{name} has a residual, which the start lacks; start from the factorized model before training"
         for name, part in layers.items()
-        if name in before and not (part.tail is None and _same_residual(part, before[name]))
+        if name in before and not _same_residual(part, before[name])
+    ]
+    problems += [
+        f"{name} has a tail, which belongs to one round" for name, part in layers.items() if part.tail is not None
     ]
     names = aliases(model)
     problems += [f"{name} has another name too; PEFT would adapt one" for name in layers if len(names[name]) > 1]
