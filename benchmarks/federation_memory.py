@@ -19,7 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
@@ -28,12 +28,11 @@ from scale import KEEP_RATIO, forget_peak, gpt2, trained
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `train` runs from a checkout
 
-import train.federate.messages as wire
 from sharding import Plan, Server, ShardPlanner
+from sharding.flower.messages import ARRAYS, METRICS, NODE, pack
 from train.config.schema import check_config
-from train.engines import Update
 from train.federate.nodes_engine import NodesEngine
-from train.federate.roster import Nodes, Timeouts
+from train.federate.roster import Roster, Timeouts
 
 Row = dict[str, int | float]
 
@@ -94,9 +93,11 @@ class LeanGrid(Grid):
     def _reply(self, message: Message) -> Message:
         server, node = TaskIdentity.node_id, message.metadata.dst_node_id
         if message.metadata.message_type == "query":
-            content = wire.NodeInfo(node - 1, KEEP_RATIO, 100).to_record()
+            report = {"partition-id": node - 1, "keep-ratio": KEEP_RATIO, "num-examples": 100}
+            content = RecordDict({NODE: ConfigRecord(report)})
         else:
-            content = wire.reply_record(Update(trained(self.plan.shard(node - 1)), None))
+            update = pack(trained(self.plan.shard(node - 1)))
+            content = RecordDict({ARRAYS: update, METRICS: MetricRecord({"train_loss": 0.0})})
         TaskIdentity.node_id = node
         reply = Message(content, reply_to=message)
         TaskIdentity.node_id = server
@@ -110,12 +111,12 @@ def serve(num_clients: int, layers: int) -> Row:
     parts = {"model": {"name": "mlp"}, "data": {"name": "digits"}}  # which nodes would read
     config = check_config({"name": "memory", "rounds": 1, "keep_ratio": KEEP_RATIO, "clients": clients, **parts})
     grid = LeanGrid(num_clients)
-    nodes = Nodes(grid, config, Timeouts(60, 60))
-    while len(nodes.online()) < num_clients:
+    roster = Roster(grid, config, Timeouts(60, 60))
+    while len(roster.online()) < num_clients:
         pass
     server = Server(gpt2(layers, vocabulary=256), ShardPlanner("top_n"))
     job: Any = SimpleNamespace(local=config.local, device="cpu", lr=lambda client, lr: lr)
-    engine = NodesEngine(nodes, job)
+    engine = NodesEngine(roster, job)
     plan = grid.plan = server.plan(dict.fromkeys(range(num_clients), KEEP_RATIO), round=0)
     before = resident("VmRSS")
     forget_peak()

@@ -58,7 +58,7 @@ HINTS = {
 }
 
 
-def hint_at(error: BaseException) -> str:
+def hint_at(error: object) -> str:
     """Return `` (what to do)`` for an error of torch, or nothing."""
     return next((f" ({hint})" for message, hint in HINTS.items() if message in str(error)), "")
 

@@ -4,6 +4,7 @@
 the next one is made, and a reply is fetched when the one before it has been used. What waits is in Flower's SuperLink.
 """
 
+import logging
 from collections.abc import Iterable, Iterator
 from math import inf
 from time import monotonic, sleep
@@ -14,6 +15,8 @@ from flwr.serverapp import Grid
 
 from sharding.flower.messages import LATE, UNSENT
 
+log = logging.getLogger("flwr.sharding")  # Flower shows the lines of "flwr"
+
 POLL = 0.5  # seconds between looks for replies
 SLACK = 10.0  # seconds that a message outlives the wait for its reply, so that the server decides when time is up
 
@@ -22,6 +25,7 @@ class StreamingGrid:
     """A grid that sends and receives one message at a time, and is another grid otherwise.
 
     There is one reply for each message, in the order of the messages; in place of a missing one, an error of the node.
+    A reply counts only from the node that the message was sent to.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -47,7 +51,7 @@ class StreamingGrid:
     def _replies(self, sent: list[tuple[str | None, int, str]], seconds: float) -> Iterator[Message]:
         end = monotonic() + seconds
         for number, node, kind in sent:
-            reply = None if number is None else self._wait(number, end)
+            reply = None if number is None else self._wait(number, node, end)
             if reply is not None and not reply.has_error():
                 yield reply
             else:
@@ -58,10 +62,13 @@ class StreamingGrid:
                 yield Message(error, reply_to=Message(RecordDict(), dst_node_id=node, message_type=kind))
             del reply
 
-    def _wait(self, number: str, end: float) -> Message | None:
-        """Return the reply to a message, or None if there is none by the end."""
+    def _wait(self, number: str, node: int, end: float) -> Message | None:
+        """Return a node's reply to a message, or None if there is none by the end."""
         while True:
-            reply = next(iter(self._grid.pull_messages([number])), None)
-            if reply is not None or monotonic() > end:
-                return reply
+            for reply in self._grid.pull_messages([number]):
+                if reply.has_error() or reply.metadata.src_node_id == node:
+                    return reply
+                log.warning("ignored an unrequested reply from node %d", reply.metadata.src_node_id)
+            if monotonic() > end:
+                return None
             sleep(POLL)

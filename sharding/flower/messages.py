@@ -8,7 +8,7 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from sharding.errors import UserError
-from sharding.failures import FailureError, Kind, one_line
+from sharding.failures import FailureError, Kind, hint_at, one_line
 from sharding.residual import Residual
 from sharding.shard import Shard
 from sharding.validation import is_number
@@ -61,6 +61,7 @@ def content_of(reply: Message) -> RecordDict:
     if not reply.has_error():
         return reply.content
     code, reason = reply.error.code, one_line(reply.error.reason)
+    reason += hint_at(reason)
     if code in (LATE, UNSENT):
         raise FailureError(Kind.LATE if code == LATE else Kind.FAILED, reason)
     kind = Kind.ABSENT if code == NODE_UNAVAILABLE else Kind.FAILED

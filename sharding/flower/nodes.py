@@ -42,10 +42,11 @@ class Nodes:
 
     Args:
         keep_ratio: of all nodes, or a function of Flower's number of a node; by default each new node is asked for it.
+        question: the content of the message that asks a new node.
     """
 
-    def __init__(self, keep_ratio: KeepRatio | None) -> None:
-        self._keep_ratio = keep_ratio
+    def __init__(self, keep_ratio: KeepRatio | None = None, question: RecordDict | None = None) -> None:
+        self._keep_ratio, self._question = keep_ratio, question or RecordDict()
         self._known: dict[int, Node | None] = {}  # by Flower's number; None for a node that is left out
         self._asked: dict[str, tuple[int, float]] = {}  # by message: the node, and until when a round waits for it
 
@@ -64,25 +65,39 @@ class Nodes:
                 ratio = self._keep_ratio(id) if callable(self._keep_ratio) else self._keep_ratio
                 self._known[id] = Node(id, id, ratio)
             else:
-                message = Message(RecordDict(), dst_node_id=id, message_type=MessageType.QUERY)
+                message = Message(self._question, dst_node_id=id, message_type=MessageType.QUERY)
                 self._asked |= {number: (id, monotonic() + PATIENCE) for number in grid.push_messages([message])}
         for reply in grid.pull_messages(list(self._asked)) if self._asked else ():
             if (number := reply.metadata.reply_to_message_id) in self._asked:
-                self._admit(self._asked.pop(number)[0], reply)
+                id, _ = self._asked.pop(number)
+                try:
+                    self._known[id] = self.admit(id, part_of(content_of(reply), NODE, ConfigRecord))
+                except UserError as error:
+                    self._known[id] = None
+                    log.warning("node %d is left out: %s", id, error)
         # Two nodes may report the same partition: the first one is the client, as long as it is connected.
         return {node.client: node for node in reversed(self._known.values()) if node is not None}
 
-    def _admit(self, id: int, reply: Message) -> None:
-        self._known[id] = None
-        try:
-            values = part_of(content_of(reply), NODE, ConfigRecord)
-            client, ratio = values.get("partition-id", id), values.get("keep-ratio")
-            if type(client) is not int or type(ratio) not in (int, float) or not 0 < ratio <= 1:
-                raise UserError(f"it reports partition-id={client!r} and keep-ratio={ratio!r}")
-        except UserError as error:
-            log.warning("node %d is left out: %s", id, error)
-            return
+    def admit(self, id: int, values: ConfigRecord) -> Node:
+        """Return the client that a new node is, from its report.
+
+        Raises:
+            UserError: the node is left out.
+        """
+        new = read_node(id, values)
         for node in self._known.values():
-            if node is not None and node.client == client:
-                log.warning("node %d waits: its partition-id is %d, as that of node %d", id, client, node.id)
-        self._known[id] = Node(id, client, float(ratio))
+            if node is not None and node.client == new.client:
+                log.warning("node %d waits: its partition-id is %d, as that of node %d", id, new.client, node.id)
+        return new
+
+
+def read_node(id: int, values: ConfigRecord) -> Node:
+    """Read a node's report, as `query_message` makes it.
+
+    Raises:
+        UserError: a value is invalid.
+    """
+    client, ratio = values.get("partition-id", id), values.get("keep-ratio")
+    if type(client) is not int or type(ratio) not in (int, float) or not 0 < ratio <= 1:
+        raise UserError(f"it reports partition-id={client!r} and keep-ratio={ratio!r}")
+    return Node(id, client, float(ratio))

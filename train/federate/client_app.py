@@ -5,105 +5,82 @@ of a public dataset. Flower starts the app again for every message.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from sharding import init_empty
+from sharding import Shard, init_empty
 from sharding.client_sampling import SAMPLERS
 from sharding.errors import UserError
+from sharding.flower import query_message, train_message
+from sharding.flower.messages import ARRAYS, CONFIG, METRICS, NODE, bytes_of
 from sharding.strategies import get_strategy
 from train.assembly import assign_keep_ratios, data_options, find_device, make_model, partition_dataset, read_dataset
 from train.config.schema import Config
 from train.data import DATASETS, Dataset, Split, empty_dataset
 from train.data.dataset import problem_of
 from train.data.shares import Shares
-from train.engines import Job, Update
-from train.engines.sequential import SequentialEngine
-from train.federate.messages import (
-    RESIDUAL,
-    NodeInfo,
-    TrainRequest,
-    config_text,
-    norm_of,
-    read_config,
-    read_residual,
-    reply_record,
-)
+from train.engines.local_training import train_locally
+from train.engines.memory_format import keep_memory_format
+from train.federate.messages import CONFIG_TEXT, LOSS, LR, NORM, NUM_SAMPLES, ROUND, config_text, norm_of, read_config
 
 app = ClientApp()
+
+KEPT = "kept"  # in a node's state, the plan of the update that it keeps
 
 
 @app.query()
 def introduce(message: Message, context: Context) -> Message:
     """Report which client this node is, its keep ratio, and its number of samples."""
-    config, settings = read_config(message.content["values"]["config"]), context.node_config
-    partition = partition_of(settings)
+    config, settings = read_config(message.content[CONFIG][CONFIG_TEXT]), context.node_config
     ratios = assign_keep_ratios(config.keep_ratio, config.clients.count, config.seed_of_data)
-    ratio = settings.get("keep-ratio", ratios.get(partition))
-    _, data = open_data(config, settings)
-    return Message(NodeInfo(partition, ratio, len(data)).to_record(), reply_to=message)
+    reply = query_message(message, context, keep_ratio=ratios.get(partition_of(settings)))
+    reply.content[NODE][NUM_SAMPLES] = len(open_data(config, settings)[1])
+    return reply
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train a shard on this node's data."""
-    request = TrainRequest.from_record(message.content)
-    partition = partition_of(context.node_config)
-    torch.set_num_threads(request.config.threads)
-    device, residual = find_device(request.config.device), request.residual
-    if residual is not None:
-        context.state[RESIDUAL] = message.content[RESIDUAL]
-    elif request.shard.residual and RESIDUAL in context.state:
-        residual = read_residual(context.state)
-    job = make_job(request.config, context.node_config)
-    engine = SequentialEngine(job if residual is None else replace(job, residual=residual.to(device)))
-    request = replace(request, shard=request.shard.to(device))
-    update = engine.train_client(partition, request.shard, request.round, request.lr)
-    if SAMPLERS[request.config.clients.sampler.name].needs_norms and update.shard is not None:
-        return Message(store_update(context.state, request, update), reply_to=message)
-    return Message(reply_record(update), reply_to=message)
+    values = message.content[CONFIG]
+    config, lr, partition = read_config(values[CONFIG_TEXT]), values[LR], partition_of(context.node_config)
+    torch.set_num_threads(config.threads)
+    device, (dataset, data) = find_device(config.device), open_data(config, context.node_config)
+    clip = config.local.clip if get_strategy(config.strategy).clips else None
+    with init_empty():
+        structure = make_model(config, dataset, pretrained=False)
+
+    def fit(model: torch.nn.Module, values: ConfigRecord) -> dict[str, float]:
+        key = config.seed, values[ROUND], partition
+        loss = train_locally(keep_memory_format(model), data.to(device), dataset, config.local, lr, clip, key)
+        return {NUM_SAMPLES: len(data), LOSS: float(loss)}
+
+    if not SAMPLERS[config.clients.sampler.name].needs_norms:
+        return train_message(message, context, structure, fit, device=device)
+    sent = Shard.from_bytes(bytes_of(message.content[ARRAYS])).to(device)
+    reply = train_message(message, context, structure, fit, device=device)
+    update = Shard.from_bytes(bytes_of(reply.content[ARRAYS])).to(device)
+    context.state.update({**reply.content, KEPT: ConfigRecord({"plan": sent.plan})})
+    reply.content.clear()
+    reply.content[METRICS] = MetricRecord({NORM: norm_of(sent, update, lr)})
+    return reply
 
 
 @app.train("upload")
 def upload(message: Message, context: Context) -> Message:
-    """Send the stored update."""
-    return Message(pop_update(context.state, message.content["wanted"]["plan"]), reply_to=message)
-
-
-def store_update(state: RecordDict, request: TrainRequest, update: Update) -> RecordDict:
-    """Keep an update in the state that Flower holds for this node, in place of an earlier one; return its norm."""
-    assert update.shard is not None
-    state.update(reply_record(update))
-    state["held"] = ConfigRecord({"plan": request.shard.plan})
-    return RecordDict({"report": ConfigRecord({"norm": norm_of(request.shard, update.shard, request.lr)})})
-
-
-def pop_update(state: RecordDict, plan: str) -> RecordDict:
-    """Return the kept update, as `reply_record` makes it.
+    """Send the update that the node keeps.
 
     Raises:
-        UserError: no update of this plan is stored.
+        UserError: no update of this plan is kept.
     """
-    if "held" not in state or state["held"]["plan"] != plan:
+    if KEPT not in context.state or context.state[KEPT]["plan"] != message.content[CONFIG]["plan"]:
         raise UserError("it no longer has an update of this round: the node was restarted after training")
-    return RecordDict({"shard": state["shard"], "values": state["values"]})
-
-
-def make_job(config: Config, settings: Mapping[str, Any]) -> Job:
-    """Return the model's structure and the data of one client."""
-    dataset, data = open_data(config, settings)
-    device = find_device(config.device)
-    with init_empty():
-        model = make_model(config, dataset, pretrained=False)
-    clip = config.local.clip if get_strategy(config.strategy).clips else None
-    return Job(model, {partition_of(settings): data.to(device)}, dataset, config.local, clip, config.seed)
+    return Message(RecordDict({name: context.state[name] for name in (ARRAYS, METRICS)}), reply_to=message)
 
 
 def partition_of(settings: Mapping[str, Any]) -> int:

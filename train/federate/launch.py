@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
 from time import monotonic, sleep
@@ -32,7 +32,6 @@ from train.federate.client_app import write_data
 from train.federate.roster import Timeouts
 from train.federate.server_app import CHECKPOINT_EVERY, ENGINE, ROOT, check_federated
 from train.federate.status import FINISHED, FOLDER, LOCK_FILE, Status
-from train.federate.superlink import TOKEN, write_token
 from train.federate.supervisor import Processes
 from train.rundir.directory import check_directory, is_finished, lock
 from train.rundir.file_names import METRICS_FILE
@@ -55,12 +54,10 @@ class Place:
     Attributes:
         folder: of its files.
         port: of the SuperLink.
-        token: with which its Control API is called.
     """
 
     folder: Path
     port: int
-    token: str = field(default="", repr=False)
 
     @property
     def address(self) -> str:
@@ -165,7 +162,7 @@ def lay_out(config: Config, settings: dict[str, object]) -> Place:
     tables = _toml({"default": "loopback"}, "superlink") + _toml(link, "superlink.loopback")
     (operator / "config.toml").write_text(tables, encoding="utf-8")
     (place.folder / "run.toml").write_text(_toml(settings), encoding="utf-8")
-    return replace(place, token=write_token(operator, place.address))
+    return place
 
 
 def write_certificates(folder: Path) -> None:
@@ -194,12 +191,11 @@ def _write_private(path: Path, key: bytes) -> None:
 def start_server(processes: Processes, place: Place) -> None:
     """Start the SuperLink, wait until it listens, and register the nodes' public keys."""
     folder = place.folder
-    command = [sys.executable, "-m", "train.federate.superlink", "--host", LOOPBACK, "--port", str(place.port)]
-    command += ["--enable-supernode-auth"]
+    command = ["flower-superlink", "--host", LOOPBACK, "--port", str(place.port), "--enable-supernode-auth"]
     command += ["--ssl-ca-certfile", str(folder / "ca.crt"), "--ssl-certfile", str(folder / "server.crt")]
     command += ["--ssl-keyfile", str(folder / "server.key"), "--disable-runtime-dependency-installation"]
     set_stage("starting the SuperLink")
-    processes.start("superlink", command, place.environment("server") | {TOKEN: place.token})
+    processes.start("superlink", command, place.environment("server"))
     end = monotonic() + STARTING
     while not _listens(place.port):
         if processes.ended() or monotonic() > end:

@@ -20,9 +20,8 @@ from train.config.naming import with_directory
 from train.config.schema import Config, load_config
 from train.data.shares import Shares
 from train.experiment import Experiment
-from train.federate.messages import NodeInfo
 from train.federate.nodes_engine import NodesEngine
-from train.federate.roster import Nodes, Timeouts
+from train.federate.roster import Report, Roster, Timeouts
 from train.federate.status import FINISHED, Status
 from train.run import run
 from train.rundir.file_names import METRICS_FILE
@@ -122,31 +121,30 @@ def assemble_over(config: Config, grid: Grid, timeouts: Timeouts, device: str | 
     """
     check_federated(config)
     dataset = read_dataset(config).without_training().to(find_device(config.device))
-    nodes = Nodes(grid, config.model_copy(update={"device": device or config.device}), timeouts, *recall(config))
-    nodes.gather()
-    infos: dict[Client, NodeInfo] = dict(sorted(nodes.roster.items()))
-    ratios = {client: info.keep_ratio for client, info in infos.items()}
-    samples = {client: info.num_samples for client, info in infos.items()}
+    roster = Roster(grid, config.model_copy(update={"device": device or config.device}), timeouts, *recall(config))
+    roster.gather()
+    reports: list[tuple[Client, Report]] = sorted(roster.reports.items())
+    ratios = {client: report.keep_ratio for client, report in reports}
+    samples = {client: report.num_samples for client, report in reports}
     total, most = sum(samples.values()), config.aggregation.max_share or MAX_SHARE
     for client, size in samples.items():
         if size > most * total and most * len(samples) > 1:
             log.warning("client %s reports %d of all %d samples; max_share bounds its weight", client, size, total)
     nobody = Shares(dataset.train.inputs, dataset.train.targets, [])
-    experiment = build_experiment(config, dataset, nobody, ratios, samples, partial(NodesEngine, nodes))
-    experiment.node_keys = nodes.node_keys()
+    experiment = build_experiment(config, dataset, nobody, ratios, samples, partial(NodesEngine, roster))
+    experiment.node_keys = roster.node_keys()
     return experiment
 
 
-def recall(config: Config) -> tuple[dict[int, NodeInfo], dict[int, str]]:
-    """Return each client's first introduction in the run that the directory holds, and its node's key.
+def recall(config: Config) -> tuple[dict[int, Report], dict[int, str]]:
+    """Return each client's first report in the run that the directory holds, and its node's key.
 
     Returns:
-        What each client reported, and digests of the keys of the nodes that had one; both empty if there is no run.
+        The reports, and digests of the keys of the nodes that had one; both empty if there is no run.
 
     Raises:
         UserError: the file is damaged.
     """
-    held = read_clients(config.directory).get(config.name, {"samples": [], "keep_ratios": [], "node_keys": []})
-    pairs = enumerate(zip(held["keep_ratios"], held["samples"], strict=True))
-    infos = {client: NodeInfo(client, ratio, size) for client, (ratio, size) in pairs}
-    return infos, {client: key for client, key in enumerate(held["node_keys"]) if key}
+    clients = read_clients(config.directory).get(config.name, {"samples": [], "keep_ratios": [], "node_keys": []})
+    reports = dict(enumerate(map(Report, clients["keep_ratios"], clients["samples"])))
+    return reports, {client: key for client, key in enumerate(clients["node_keys"]) if key}

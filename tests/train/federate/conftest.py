@@ -4,8 +4,11 @@ import pytest
 @pytest.fixture
 def no_waiting(monkeypatch):
     """Look for replies once: nodes without processes answer at once or never."""
-    from train.federate import roster  # Flower is an extra
+    from sharding.flower import exchange, nodes  # Flower is an extra
+    from train.federate import roster
 
-    monkeypatch.setattr(roster, "sleep", lambda seconds: None)
     ticks = iter(range(10**6))
-    monkeypatch.setattr(roster, "monotonic", lambda: next(ticks) / 100)
+    for module in (roster, exchange, nodes):
+        monkeypatch.setattr(module, "monotonic", lambda: next(ticks) / 100)
+    for module in (roster, exchange):
+        monkeypatch.setattr(module, "sleep", lambda seconds: None)

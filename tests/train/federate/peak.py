@@ -1,27 +1,26 @@
 """A node in a process of its own: trains the shards in the files it is given, and prints its peak memory after each."""
 
-import json
 import re
 import sys
 from pathlib import Path
 
-from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from sharding import Shard
-from train.config.schema import check_config
+from sharding.flower.messages import pack
 from train.federate import client_app
-from train.federate.messages import TrainRequest
 
 
 def main(data: str, *orders: str) -> None:
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
     context = Context(1, 1, {"partition-id": 0, "data": data}, RecordDict(), {})
     for config, shard in zip(orders[::2], orders[1::2], strict=True):
-        order = TrainRequest(check_config(json.loads(config)), Shard.from_bytes(Path(shard).read_bytes()), 0, 0.1)
-        message = Message(order.to_record(), dst_node_id=1, message_type=MessageType.TRAIN)
-        del order
-        assert "shard" in client_app.app(message, context).content
+        values = ConfigRecord({"round": 0, "lr": 0.1, "config": config})
+        content = RecordDict({"arrays": pack(Shard.from_bytes(Path(shard).read_bytes())), "config": values})
+        message = Message(content, dst_node_id=1, message_type=MessageType.TRAIN)
+        del content
+        assert "arrays" in client_app.app(message, context).content
         print(1024 * int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]))
 
 

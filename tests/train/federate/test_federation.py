@@ -54,9 +54,7 @@ def command_line(small, output, *words):
 def superlink_of(folder):
     """Return the number of the SuperLink of this run, by the keys it was given."""
     shown = subprocess.run(["ps", "-A", "-ww", "-o", "pid=,args="], capture_output=True, text=True, check=True)
-    found = [
-        line.split() for line in shown.stdout.splitlines() if "train.federate.superlink" in line and str(folder) in line
-    ]
+    found = [line.split() for line in shown.stdout.splitlines() if "flower-superlink" in line and str(folder) in line]
     return int(found[0][0])
 
 

@@ -3,7 +3,7 @@
 from math import nan
 
 import pytest
-from flwr.app import ConfigRecord
+from flwr.app import MetricRecord
 
 from tests.train.federate.nodes import Nodes
 from tests.train.federate.test_server import alone, over, settings
@@ -32,7 +32,7 @@ def renumbered(name, **values):
 
     def change(reply):
         held = dict(reply.content[name]) | values
-        reply.content[name] = ConfigRecord(held)
+        reply.content[name] = MetricRecord(held)
         return [reply]
 
     return change
@@ -41,17 +41,17 @@ def renumbered(name, **values):
 def test_two_stage_round_has_updates_of_selected_nodes_only(config):
     ours, sent = config(*OCS, "rounds=4"), []
     nodes = Nodes(settings(ours))
-    nodes.bend = dict.fromkeys(nodes.settings, lambda reply: [sent.append("shard" in reply.content), reply][1:])
+    nodes.bend = dict.fromkeys(nodes.settings, lambda reply: [sent.append("arrays" in reply.content), reply][1:])
     told = over(ours, nodes)
     assert sum(sent) == sum(line["num_aggregated"] for line in told) < 4 * 4
     assert not any(line["num_failed"] for line in told)
 
 
 LIARS = {  # what is wrong, with which sampler, in which reply, and what is said of it
-    "another norm": ([*OCS, "clients.sampler.budget=4"], "train", renumbered("report", norm=1.0), "but it reported 1"),
-    "a negative norm": (OCS, "train", renumbered("report", norm=-1.0), "its norm is -1"),
-    "a norm of NaN": (OCS, "train", renumbered("report", norm=nan), "reported a norm of nan"),
-    "no norm": (OCS, "train", lambda reply: [reply.content["report"].clear(), reply][1:], "its norm is None"),
+    "another norm": ([*OCS, "clients.sampler.budget=4"], "train", renumbered("metrics", norm=1.0), "but it reported 1"),
+    "a negative norm": (OCS, "train", renumbered("metrics", norm=-1.0), "its norm is -1"),
+    "a norm of NaN": (OCS, "train", renumbered("metrics", norm=nan), "reported a norm of nan"),
+    "no norm": (OCS, "train", lambda reply: [reply.content["metrics"].clear(), reply][1:], "its norm is None"),
     "gone before it is asked": (
         [*OCS, "clients.sampler.budget=4"],
         "train.upload",

@@ -11,15 +11,15 @@ import torch
 from safetensors.torch import load_file
 
 from sharding.errors import UserError
+from sharding.flower.messages import pack
 from tests.train.federate.nodes import Nodes
 from tests.train.runs import assert_same, model_of, read, task_of
 from train.assembly import assemble
 from train.callbacks import EachRound
 from train.callbacks.stopping import DivergedError
-from train.engines import Update
 from train.federate import roster as waiting
 from train.federate import server_app
-from train.federate.messages import read_config, read_reply, reply_record
+from train.federate.messages import read_config, read_update
 from train.federate.roster import Timeouts
 from train.federate.server_app import assemble_over
 from train.federate.status import FOLDER, Status
@@ -69,10 +69,7 @@ def altered(change):
     """Return what has a node's update changed on its way."""
 
     def bend(reply):
-        update = read_reply(reply.content)
-        content = reply_record(Update(change(update.shard), update.loss))
-        reply.content.clear()
-        reply.content.update(content)
+        reply.content["arrays"] = pack(change(read_update(reply.content).shard))
         return [reply]
 
     return bend
@@ -97,7 +94,7 @@ FAULTS = {
 
 def introduced(bend):
     """Return what bends a node's replies after its first word."""
-    return lambda reply: [reply] if "card" in reply.content else bend(reply)
+    return lambda reply: [reply] if "node" in reply.content else bend(reply)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -193,7 +190,7 @@ def test_first_node_info_of_a_client_is_kept(config, caplog):
     nodes = Nodes(settings(ours))
     nodes.settings[107] = nodes.settings[107] | {"keep-ratio": 0.9}
     roster, _ = server_app.recall(ours)
-    known = waiting.Nodes(nodes, ours, Timeouts(0.5, 0.5), roster)
+    known = waiting.Roster(nodes, ours, Timeouts(0.5, 0.5), roster)
     assert sorted(known.online()) == [0, 2, 3]
     assert "but this run began with" in caplog.text
 
@@ -202,7 +199,7 @@ def test_first_node_info_of_a_client_is_kept(config, caplog):
 def test_node_with_an_invalid_info_is_refused_with_the_reason(config, caplog, wrong):
     ours = config()
     nodes = Nodes(settings(ours) | {500: wrong})
-    known = waiting.Nodes(nodes, ours, Timeouts(0.5, 0.5))
+    known = waiting.Roster(nodes, ours, Timeouts(0.5, 0.5))
     known.gather()
     assert len(known.online()) == 4
     assert "node 500 is left out" in caplog.text
@@ -212,7 +209,7 @@ def test_node_that_returns_is_invited_again(config):
     ours = config()
     grid = Nodes(settings(ours))
     right, wrong = grid.settings[107], {"partition-id": "x"}
-    known = waiting.Nodes(grid, ours, Timeouts(0.5, 0.5))
+    known = waiting.Roster(grid, ours, Timeouts(0.5, 0.5))
     for its, there in ((wrong, [0, 2, 3]), (None, [0, 2, 3]), (right, [0, 1, 2, 3])):
         grid.settings = {node: old for node, old in grid.settings.items() if node != 107} | ({107: its} if its else {})
         assert [sorted(known.online()) for _ in range(2)][1] == there
@@ -223,21 +220,25 @@ def test_resumed_federation_leaves_the_device_to_nodes(config):
     for rounds in (1, 2):
         grid = Nodes(settings(ours))
         server_app.train(ours.model_copy(update={"rounds": rounds}), grid, Timeouts(0.5, 0.5))
-        told += [message.content["values"]["config"] for message in grid.sent]
+        told += [message.content["config"]["config"] for message in grid.sent]
     assert {read_config(text).device for text in told} == {"auto"}
+
+
+def numbers(roster):
+    return {client: node.id for client, node in roster.online().items()}
 
 
 def test_second_node_of_a_client_is_refused(config, caplog):
     ours = config()
     grid = Nodes(settings(ours))
-    known = waiting.Nodes(grid, ours, Timeouts(0.5, 0.5))
+    known = waiting.Roster(grid, ours, Timeouts(0.5, 0.5))
     known.gather()
     first = grid.settings.pop(100)
     grid.settings[500] = dict(first)
     assert sorted(known.online()) == [1, 2, 3]
     assert "node 500 is left out: it claims client 0, which belongs to node 100" in caplog.text
     grid.settings[100] = first
-    assert known.online() == {0: 100, 1: 107, 2: 114, 3: 121}
+    assert numbers(known) == {0: 100, 1: 107, 2: 114, 3: 121}
 
 
 def keyed(config, **kwargs):
@@ -248,7 +249,7 @@ def keyed(config, **kwargs):
 
 
 def resumed(config, grid):
-    return waiting.Nodes(grid, config, Timeouts(0.5, 0.5), *server_app.recall(config))
+    return waiting.Roster(grid, config, Timeouts(0.5, 0.5), *server_app.recall(config))
 
 
 def test_restarted_server_keeps_the_key_of_a_client(config, caplog):
@@ -260,7 +261,7 @@ def test_restarted_server_keeps_the_key_of_a_client(config, caplog):
     assert sorted(known.online()) == [1, 2, 3]
     assert "client 0, which belongs to another key in this run" in caplog.text
     grid.settings[5] = grid.settings[10**9]
-    assert known.online()[0] == 5
+    assert numbers(known)[0] == 5
     assert known.node_keys() == json.loads((ours.directory / "clients.json").read_text())["small"]["node_keys"]
 
 
@@ -270,9 +271,9 @@ def test_node_with_the_key_of_a_client_precedes_others(config, caplog):
     grid, thief = keyed(ours), {"partition-id": 0, "keep-ratio": task_of(assemble(ours)).keep_ratios[0]}
     whole, grid.settings, grid.keys[500] = grid.settings, {500: thief}, b"another"
     known = resumed(ours, grid)
-    assert known.online() == {0: 500}  # no key of the run is there: nodes may get a new one at each start
+    assert numbers(known) == {0: 500}  # no key of the run is there: nodes may get a new one at each start
     grid.settings = whole | grid.settings
-    assert known.online() == {0: 100, 1: 107, 2: 114, 3: 121}
+    assert numbers(known) == {0: 100, 1: 107, 2: 114, 3: 121}
     assert "node 500 is left out: client 0 belongs to node 100, which has its key" in caplog.text
 
 
@@ -284,8 +285,8 @@ def test_max_share_limits_a_node_with_a_huge_size(config, tmp_path, caplog):
         nodes = Nodes(settings(ours))
 
         def boast(reply):
-            if "card" in reply.content:
-                reply.content["card"]["num_samples"] = 200_000
+            if "node" in reply.content:
+                reply.content["node"]["num-examples"] = 200_000
             return [reply]
 
         nodes.bend[107] = boast
@@ -304,7 +305,7 @@ def test_waiting_server_logs_the_missing_clients_periodically(config, caplog, mo
     ours = config()
     (ours.directory / FOLDER).mkdir(parents=True)
     with pytest.raises(UserError, match="missing"):
-        waiting.Nodes(Nodes(settings(ours, count=2)), ours, Timeouts(0.5, 0.5)).gather()
+        waiting.Roster(Nodes(settings(ours, count=2)), ours, Timeouts(0.5, 0.5)).gather()
     waits = [record.getMessage() for record in caplog.records if "waiting for" in record.getMessage()]
     assert 2 < len(waits) < 8
     assert set(waits[1:]) == {"2 of 4 clients connected, waiting for 2, 3"}
@@ -345,9 +346,9 @@ def test_resumed_federation_waits_for_nodes_until_the_timeout(config, caplog):
     ours = config("rounds=1", "clients.per_round=4")
     over(ours, Nodes(settings(ours)))
     roster, _ = server_app.recall(ours)
-    known = waiting.Nodes(Late(settings(ours)), ours, Timeouts(0.5, 0.5), dict(roster))
+    known = waiting.Roster(Late(settings(ours)), ours, Timeouts(0.5, 0.5), dict(roster))
     known.gather()
     assert sorted(known.online()) == [0, 1, 2, 3]
-    few = waiting.Nodes(Nodes(settings(ours, count=3)), ours, Timeouts(0.5, 0.5), dict(roster))
+    few = waiting.Roster(Nodes(settings(ours, count=3)), ours, Timeouts(0.5, 0.5), dict(roster))
     few.gather()
     assert "clients 3 are missing" in caplog.text
