@@ -1,5 +1,6 @@
 """Ray on clusters of several nodes: the bits of `sequential`, whatever joins and whatever dies."""
 
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -9,7 +10,7 @@ import pytest
 from sharding import UserError
 from tests.train.engines.jobs import make_job, make_plan, with_bad_clients
 from tests.train.engines.test_processes import assert_same_bits
-from tests.train.runs import assert_same, tiny, wait_until
+from tests.train.runs import QUICKSTART, TINY, assert_same, read, tiny, wait_until
 from train.engines import RayEngine
 from train.engines.sequential import SequentialEngine
 from train.run import run
@@ -143,3 +144,21 @@ def test_ray_node_that_dies_during_a_round_loses_no_update(joined, tmp_path):
 def test_run_on_a_ray_cluster_equals_sequential(joined, tmp_path):
     whole = run(tiny(tmp_path / "sequential"))
     assert_same(run(tiny(tmp_path / "ray", "engine=ray")), whole)
+
+
+@pytest.mark.slow
+def test_run_whose_worker_node_and_driver_die_resumes_to_sequential(joined, tmp_path):
+    node = joined.add_node(**NODE)
+    (tmp_path / "node").write_text(node.node_id)
+    data = ["plugins=[tests.train.engines.mortal]", f"data={{name: mortal, folder: {tmp_path}}}"]
+    words = [*TINY, *data, "engine=ray", "checkpoint_every=1", f"output={tmp_path / 'run'}"]
+    with subprocess.Popen([sys.executable, "-m", "train", "run", QUICKSTART, *words]) as driver:
+        wait_until((tmp_path / "node reached").exists, PATIENCE)
+        joined.remove_node(node, allow_graceful=False)
+        wait_until((tmp_path / "driver reached").exists, PATIENCE)
+        driver.kill()
+    (tmp_path / "driver dead").touch()
+    assert (tmp_path / "worker").exists()
+    assert len(read(tmp_path / "run")) == 1
+    resumed = run(tiny(tmp_path / "run", *data, "engine=ray", "checkpoint_every=1"), resume=True)
+    assert_same(resumed, run(tiny(tmp_path / "sequential", *data)))
