@@ -45,6 +45,7 @@ LOOPBACK = "127.0.0.1"
 NO_PROXY = ("no_proxy", "NO_PROXY", "no_grpc_proxy")  # gRPC reads the last before the first
 STARTING = 60.0  # seconds for a process to listen
 SERVERS = {"superlink", "run"}
+SUPERNODE = (sys.executable, "-m", "sharding.flower.warm")  # Flower's, with apps that start at once
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,7 @@ def start_server(processes: Processes, place: Place) -> None:
     set_stage("starting the SuperLink")
     processes.start("superlink", command, place.environment("server"))
     end = monotonic() + STARTING
-    while not _listens(place.port):
+    while not listens(place.port):
         if processes.ended() or monotonic() > end:
             why = last_words(folder / "logs/superlink.log")
             raise UserError(f"the SuperLink does not listen at {place.address}: {why}")
@@ -228,10 +229,16 @@ def node_settings(config: Config, place: Place, node: int) -> dict[str, object]:
     return {"partition-id": node, "keep-ratio": float(ratio), "data": str(data)}
 
 
-def start_node(processes: Processes, place: Place, node: int, settings: dict[str, object]) -> None:
+def start_node(
+    processes: Processes,
+    place: Place,
+    node: int,
+    settings: Mapping[str, object],
+    program: Sequence[str] = SUPERNODE,
+) -> None:
     """Start a SuperNode."""
     folder = place.folder
-    command = ["flower-supernode", "--superlink", place.address, "--port", str(free_port())]
+    command = [*program, "--superlink", place.address, "--port", str(free_port())]
     command += ["--root-certificates", str(folder / "ca.crt")]
     command += ["--auth-supernode-private-key", str(folder / f"node-{node}" / "node.key")]
     command += ["--node-config", " ".join(f"{key}={_quoted(value)}" for key, value in settings.items())]
@@ -292,7 +299,8 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def _listens(port: int) -> bool:
+def listens(port: int) -> bool:
+    """Return whether a process of this machine listens at a port."""
     with socket.socket() as caller:
         return caller.connect_ex((LOOPBACK, port)) == 0
 

@@ -1,0 +1,45 @@
+"""Apps start from a process that has torch in memory; without Flower's programs, which scripts stand for."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run a shell script as the SuperNode, and return what all processes print."""
+
+    def run(supernode):
+        for name, script in (("flower-supernode", supernode), ("flwr-clientapp", 'echo "cold $*"')):
+            (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+            (tmp_path / name).chmod(0o700)
+        environment = {
+            "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "TMPDIR": str(tmp_path),
+        }
+        command = [sys.executable, "-m", "sharding.flower.warm", "--option", "a b"]
+        done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, cwd=tmp_path)
+        return done.returncode, done.stdout + done.stderr
+
+    return run
+
+
+def test_warm_supernode_starts_flowers_own_program_in_a_fork(run, tmp_path):
+    code, told = run('echo "node $2"\nflwr-clientapp --help\nexit 3')
+    assert code == 3
+    assert "node a b" in told
+    assert told.count("usage: flwr-clientapp") == 1  # Flower's program; one of its own would print "cold"
+    assert "cold" not in told
+    assert "Warning" not in told
+    assert not list(tmp_path.glob("supernode-*"))  # the process that forks has ended after the SuperNode
+
+
+def test_warm_supernode_without_its_helper_starts_apps_as_flower_does(run):
+    _, told = run('rm "$(dirname "$(command -v flwr-clientapp)")/socket"\nflwr-clientapp --token "a b"')
+    assert "cold --token a b" in told
