@@ -1,0 +1,110 @@
+"""What a deployer meets, with real processes: no round is lost by it."""
+
+import os
+import shlex
+import signal
+from pathlib import Path
+from shutil import copytree, ignore_patterns
+
+import pytest
+
+from tests.train.federate.relay import Relay
+from tests.train.federate.test_federation import SMALL
+from tests.train.runs import model_of, read, wait_until
+from train.config.schema import load_config
+from train.federate import launch
+from train.federate.launch import LOOPBACK, Place
+from train.federate.roster import Timeouts
+from train.federate.server_app import ROOT
+from train.federate.server_app import read as read_settings
+from train.federate.supervisor import Processes
+from train.run import run
+
+pytestmark = pytest.mark.federation
+
+# A layer of 1200 × 1200 at r = 0.5: shards of 6 MB, and Flower cuts arrays into chunks of 5 MB.
+WIDE = ["model.hidden=[1200, 1200]", "rounds=3"]
+
+
+@pytest.fixture
+def small(tmp_path):
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return str(path)
+
+
+def assert_equals_a_simulation(directory, small, *overrides):
+    """Make sure that no update was lost, and that the model has the bits of a simulation."""
+    assert [line["num_aggregated"] for line in read(directory)] == [2, 2, 2]
+    two = ["clients.count=2", "clients.per_round=2", "engine=sequential", "aggregation.max_share=0.5"]
+    config = load_config(small, [*overrides, *two, f"output={directory.parent / 'alone'}"])
+    run(config)
+    assert model_of(directory) == model_of(config.directory)
+
+
+def other_version(folder):
+    """Write another version of the library, which reads no shard of ours."""
+    copytree(ROOT / "sharding", folder / "sharding", ignore=ignore_patterns("__pycache__"))
+    shard = folder / "sharding" / "shard.py"
+    source = shard.read_text()
+    assert "return cls._from_named(*serialize.from_bytes(data))" in source
+    shard.write_text(source.replace("return cls._from_named(*serialize.from_bytes(data))", "raise RuntimeError"))
+    return folder
+
+
+def test_node_with_a_proxy_and_another_version_that_reconnects_loses_no_round(small, tmp_path, monkeypatch):
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, f"http://{LOOPBACK}:9")  # where nobody answers
+    settings = launch.settings_of(small, [f"output={tmp_path / 'run'}", *WIDE], 2, Timeouts(240.0, 240.0))
+    config = read_settings(settings)
+    place = launch.lay_out(config, settings)
+    with Processes(place.folder / "logs") as processes:
+        launch.start_server(processes, place)
+        relay = Relay(place.port)
+        launch.start_node(processes, place, 0, launch.node_settings(config, place, 0))
+        monkeypatch.setenv("PYTHONPATH", str(other_version(tmp_path / "other")))
+        outside = Place(place.folder, relay.port)
+        launch.start_node(processes, outside, 1, launch.node_settings(config, place, 1))
+        launch.submit(processes, place)
+        wait_until(lambda: (config.directory / "metrics.jsonl").exists() and read(config.directory), 240)
+        relay.cut()
+        log = place.folder / "logs" / "node-1.log"
+        wait_until(lambda: "Connection attempt failed, retrying" in log.read_text(), 120)
+        relay.restore()
+        launch.follow(processes, config, print)
+        relay.cut()
+    assert_equals_a_simulation(config.directory, small, *WIDE)
+
+
+def test_server_that_restarts_while_nodes_train_resumes(small, tmp_path):
+    place, output = Place(tmp_path, launch.free_port()), tmp_path / "run"
+    (tmp_path / "logs").mkdir()
+    operator = Path(place.environment("operator")["FLWR_HOME"])
+    operator.mkdir(parents=True)
+    (operator / "config.toml").write_text(f'[superlink.mine]\naddress = "{place.address}"\ninsecure = true\n')
+    superlink = ["flower-superlink", "--insecure", "--host", LOOPBACK, "--port", str(place.port)]
+    superlink += ["--database", str(tmp_path / "superlink.db"), "--disable-runtime-dependency-installation"]
+    words = shlex.join([f"output={output}", "rounds=3", "clients.count=2", "clients.per_round=2"])
+    settings = f'config="{small}" overrides="{words}" start-timeout=240.0 round-timeout=240.0'
+    submit = ["flwr", "run", str(ROOT), "mine", "--stream", "--run-config", settings]
+    with Processes(tmp_path / "logs") as processes:
+
+        def start(name, command):
+            processes.start(name, command, place.environment(name))
+
+        start("superlink", superlink)
+        for node in range(2):
+            options = ["--insecure", "--superlink", place.address, "--port", str(launch.free_port())]
+            start(f"node-{node}", [*launch.SUPERNODE, *options, "--node-config", f"partition-id={node}"])
+        wait_until(lambda: launch.listens(place.port), 120)
+        start("operator", submit)
+        wait_until(lambda: (output / "metrics.jsonl").exists() and read(output), 240)
+        os.kill(processes.started["superlink"].pid, signal.SIGKILL)
+        wait_until(lambda: {"superlink", "operator"} <= processes.ended().keys(), 120)
+        assert len(read(output)) < 3
+        start("superlink", superlink)
+        wait_until(lambda: launch.listens(place.port), 120)
+        start("operator", submit)
+        wait_until(lambda: len(read(output)) == 3 or "operator" in processes.ended(), 400)
+        assert not {"node-0", "node-1"} & processes.ended().keys()
+    assert_equals_a_simulation(output, small, "rounds=3")
