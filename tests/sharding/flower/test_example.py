@@ -67,7 +67,7 @@ def test_example_app_trains_under_flwr_run(start, tmp_path):
     for node in range(2):
         settings = f"partition-id={node} keep-ratio={(0.1, 0.25)[node]}"
         words = ["--insecure", "--superlink", f"127.0.0.1:{port}", "--port", free_port(), "--node-config", settings]
-        start(f"node-{node}", "flower-supernode", *words)
+        start(f"node-{node}", *(["flower-supernode"], ["python", "-m", "sharding.flower.warm"])[node], *words)
     run = start("run", "flwr", "run", APP, "mine", "--stream", "--run-config", "rounds=2 lr=0.02")
     assert run.wait(480) == 0
     told = (tmp_path / "run.log").read_text()

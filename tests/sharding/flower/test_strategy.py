@@ -8,16 +8,17 @@ from math import nan
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from torch import nn
 from torch.nn import functional as F
 
 from sharding import Server, ShardPlanner, client_model, clip_and_decay, factorize, init_empty
 from sharding.aggregation.aggregate import Average
 from sharding.errors import UserError
-from sharding.failures import Kind
+from sharding.failures import FailureError, Kind
 from sharding.flower import SpectralSharding, train_message
 from sharding.flower import exchange as exchange_module
+from sharding.flower.messages import content_of
 from sharding.flower.strategy import weighted_means
 from tests.sharding.flower.grid import StubGrid, make_app
 
@@ -189,6 +190,28 @@ def test_failed_node_is_left_out_with_its_reason(caplog, kind, reason, of_kind):
     assert all(
         torch.equal(value, missing.model.state_dict()[name]) for name, value in server.model.state_dict().items()
     )
+
+
+def test_error_of_a_nodes_torch_has_the_remedy():
+    request = Message(RecordDict(), dst_node_id=1, message_type="train")
+    error = Error(2, "<class 'ValueError'>:<'Expected more than 1 value per channel when training'>")
+    with pytest.raises(
+        FailureError, match=r"error 2: .*Expected more.*\(a batch norm cannot train on .*drop_last=True"
+    ):
+        content_of(Message(error, reply_to=request))
+
+
+def test_reply_of_another_node_is_ignored(caplog):
+    class Impostor(StubGrid):
+        def pull_messages(self, numbers):
+            for reply in super().pull_messages(numbers):
+                if reply.metadata.message_type == "train" and reply.metadata.src_node_id == 999:
+                    reply.metadata.__dict__["_src_node_id"] = 1000
+                yield reply
+
+    strategy, _, _ = run(server_of(), Impostor(make_app(structure_of(), train), configs()), rounds=1)
+    assert {client: failure.kind for client, failure in strategy.failures[1].items()} == {1: Kind.LATE}
+    assert "ignored an unrequested reply from node 1000" in caplog.text
 
 
 def test_round_without_updates_keeps_the_model():
