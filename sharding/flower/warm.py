@@ -2,10 +2,10 @@
 
     python -m sharding.flower.warm --superlink 127.0.0.1:8000 …    # the options of flower-supernode
 
-For each message Flower starts the program ``flwr-clientapp``, which imports Flower and torch. Here a script of that
-name, first in the SuperNode's PATH, passes its arguments to a process that has imported both. This process forks, and
-the fork runs Flower's program: each message still has a process of its own. Without an answer the script runs Flower's
-program itself. For Linux and macOS.
+For each message Flower starts the program ``flwr-clientapp``, which imports Flower, torch and the app. Here a script of
+that name, first in the SuperNode's PATH, passes its arguments to a process that has imported Flower, torch, and the
+installed packages that earlier messages needed. This process forks, and the fork runs Flower's program: each message
+still has a process of its own. Without an answer the script runs Flower's program itself. For Linux and macOS.
 """
 
 import json
@@ -13,10 +13,15 @@ import os
 import signal
 import socket
 import sys
+import sysconfig
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from shutil import rmtree, which
 from tempfile import mkdtemp
+from typing import NoReturn
 
 PROGRAM = "flwr-clientapp"
 POLL = 0.1  # seconds between looks of Flower's SuperExec for messages; by default 1
@@ -27,7 +32,7 @@ import json, os, socket, sys
 try:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect({address!r})
-        connection.sendall(json.dumps(sys.argv[1:]).encode())
+        connection.sendall(json.dumps({{"run": sys.argv[1:]}}).encode())
 except OSError:
     os.execv({program!r}, [{program!r}, *sys.argv[1:]])
 """
@@ -43,15 +48,16 @@ def main() -> None:
     script.write_text(SCRIPT.format(python=sys.executable, address=address, program=which(PROGRAM)), encoding="utf-8")
     script.chmod(0o700)
     if os.fork() == 0:
-        serve(listener, supernode, folder)
+        serve(listener, supernode)
+        rmtree(folder)
     else:
         os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
         os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", str(POLL))
         os.execvp("flower-supernode", ["flower-supernode", *sys.argv[1:]])
 
 
-def serve(listener: socket.socket, supernode: int, folder: Path) -> None:
-    """Fork for each list of arguments that arrives, as long as the SuperNode runs."""
+def serve(listener: socket.socket, supernode: int) -> None:
+    """Fork for each list of arguments that arrives, and import what forks report, as long as the SuperNode runs."""
     (program,) = entry_points(group="console_scripts", name=PROGRAM)
     program.load()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that end are not waited for
@@ -61,21 +67,45 @@ def serve(listener: socket.socket, supernode: int, folder: Path) -> None:
             connection, _ = listener.accept()
         except TimeoutError:
             if os.getppid() != supernode:
-                break
+                return
             continue
         with connection, connection.makefile("rb") as stream:
-            words = json.load(stream)
-        if os.fork() == 0:
-            listener.close()
+            asked = json.load(stream)
+        if "run" not in asked:
+            for name in asked["import"]:
+                with suppress(Exception):
+                    import_module(name)
+        elif os.fork() == 0:
+            address = listener.getsockname()
+            listener.close()  # else it would accept arguments that nobody reads
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            # As in a process of its own, the app imports its modules from where they are first in its path, which lacks
-            # the working folder.
-            del sys.path[0]
-            for name in [name for name in sys.modules if name.partition(".")[0] == __package__.partition(".")[0]]:
-                del sys.modules[name]
-            sys.argv = [PROGRAM, *words]
-            sys.exit(program.load()())
-    rmtree(folder)
+            run(program.load(), asked["run"], address)
+
+
+def run(program: Callable[[], int | None], words: Sequence[str], address: str) -> NoReturn:
+    """Run Flower's program in a fork, and report what it has imported."""
+    del sys.path[0]  # the working folder, which a program does not have in its path
+    # The app may bring another version of this package.
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sharding"]:
+        del sys.modules[name]
+    known, sys.argv = {*sys.modules}, [PROGRAM, *words]
+    try:
+        sys.exit(program())
+    finally:
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(address)
+            connection.sendall(json.dumps({"import": installed(known)}).encode())
+
+
+def installed(known: Collection[str]) -> list[str]:
+    """Return the imported modules of installed packages, in the order of import, but for known ones and this package's.
+
+    The app's own modules are none of them.
+    """
+    folders = sysconfig.get_path("purelib"), sysconfig.get_path("platlib")
+    origins = {name: getattr(getattr(module, "__spec__", None), "origin", None) for name, module in sys.modules.items()}
+    new = [name for name, origin in origins.items() if name not in known and str(origin).startswith(folders)]
+    return [name for name in new if name.partition(".")[0] != "sharding"]
 
 
 if __name__ == "__main__":

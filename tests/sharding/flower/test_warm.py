@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from sharding.flower.warm import installed
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -43,3 +45,10 @@ def test_warm_supernode_starts_flowers_own_program_in_a_fork(run, tmp_path):
 def test_warm_supernode_without_its_helper_starts_apps_as_flower_does(run):
     _, told = run('rm "$(dirname "$(command -v flwr-clientapp)")/socket"\nflwr-clientapp --token "a b"')
     assert "cold --token a b" in told
+
+
+def test_installed_modules_are_those_that_a_fork_has_imported():
+    import numpy.random
+
+    known = sys.modules.keys() - {"numpy.random", "json", "sharding.errors", "tests"}
+    assert installed(known) == [numpy.random.__name__]
