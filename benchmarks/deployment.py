@@ -2,16 +2,21 @@
 
 It starts real processes on loopback: a SuperLink and 2, 4 and 8 SuperNodes, with TLS and keys. A relay between them
 counts the bytes. Flower's own empty round is the lower bound. Rounds wait for Flower's polls (3 s at a SuperNode, 1 s
-before a process starts) and for a new process per message, so the best round is reported.
+before a process starts) and for a new process per message, so the best round is reported. With `--start`, two nodes
+run the app in examples/flower_app, in turn with Flower's FedAvg and with `SpectralSharding`, and in turn with Flower's
+SuperNode and with that of `sharding.flower.warm`.
 
     python benchmarks/deployment.py results/deployment [--nodes 2 4 8]
+    python benchmarks/deployment.py results/deployment --start [--turns 3]
 """
 
 import json
 import os
 import socket
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
@@ -27,6 +32,10 @@ from train.federate.server_app import ROOT, read
 from train.federate.supervisor import Processes
 
 EMPTY = Path(__file__).parent / "peers" / "empty"  # the app of an empty round
+ROUNDS = Path(__file__).parent / "peers" / "rounds"
+EXAMPLE = ROOT / "examples" / "flower_app"
+STRATEGIES = ("FedAvg", "SpectralSharding")
+NODE = {"flower-supernode": ["flower-supernode"], "sharding.flower.warm": launch.SUPERNODE}  # the program of a node
 CONFIG = str(ROOT / "configs" / "quickstart.yaml")
 NODES = (2, 4, 8)
 WIDE = [
@@ -83,27 +92,41 @@ def federated(nodes: int, folder: Path) -> tuple[list[dict[str, float]], list[tu
     return lines, passed
 
 
-def empty(nodes: int, folder: Path, rounds: int = 4) -> list[float]:
-    """Return the seconds of Flower's own rounds with empty messages."""
-    settings = launch.settings_of(CONFIG, [f"output={folder}"], nodes, Timeouts(600.0, 600.0))
-    layout = launch.lay_out(read(settings), settings)
-    output = folder / "empty.txt"
-    (layout.folder / "run.toml").write_text(f'nodes = {nodes}\nrounds = {rounds}\noutput = "{output}"\n')
+def timed(app: Path, nodes: int, folder: Path, settings: dict[str, object], program: Sequence[str]) -> list[float]:
+    """Run an app, and return the seconds of its rounds, which it writes to the `output` of its settings."""
+    own = launch.settings_of(CONFIG, [f"output={folder}"], nodes, Timeouts(600.0, 600.0))
+    layout, output = launch.lay_out(read(own), settings), Path(str(settings["output"]))
     with Processes(layout.folder / "logs") as processes:
         launch.start_server(processes, layout)
         for node in range(nodes):
-            launch.start_node(processes, layout, node, {"partition-id": node})
-        launch.submit(processes, layout, EMPTY)
+            launch.start_node(processes, layout, node, {"partition-id": node}, program)
+        launch.submit(processes, layout, app)
         while not output.exists() and "run" not in processes.ended():
             sleep(0.5)
     return [float(seconds) for seconds in output.read_text().split()]
+
+
+def in_turn(into: Path, turns: int, rounds: int = 4) -> None:
+    """Measure the seconds of rounds of FedAvg and of ours, on nodes that start apps cold and warm, and write them."""
+    scratch, rows, cores = Path(mkdtemp()), {}, len(os.sched_getaffinity(0))
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(EXAMPLE), os.environ.get("PYTHONPATH", "")])
+    for turn, strategy, node in product(range(turns), STRATEGIES, NODE):
+        folder = scratch / f"{strategy}-{node}-{turn}"
+        settings = {"strategy": strategy, "rounds": rounds, "output": str(folder / "seconds")}
+        row = {"strategy": strategy, "node": node, "nodes": 2, "seconds": [], "cores": cores}
+        row = rows.setdefault(f"{strategy}, {node}", row)
+        row["seconds"] += timed(ROUNDS, 2, folder, settings, NODE[node])[1:]  # the first one carries the app
+        print(turn, strategy, node, row["seconds"], flush=True)
+    rmtree(scratch)
+    save(into / "start.json", rows)
 
 
 def measure(into: Path, nodes: int) -> None:
     """Measure the rounds of this many nodes and write the results."""
     scratch = Path(mkdtemp())
     lines, passed = federated(nodes, scratch / "nodes")
-    floor = empty(nodes, scratch / "empty", rounds=len(lines))
+    own = {"nodes": nodes, "rounds": len(lines), "output": str(scratch / "empty" / "seconds")}
+    floor = timed(EMPTY, nodes, scratch / "empty", own, launch.SUPERNODE)
     rmtree(scratch)
     rounds = range(1, len(lines))  # the first one carries the app, and nodes are still starting
     sent = [tuple(total - previous for total, previous in zip(passed[t], passed[t - 1], strict=True)) for t in rounds]
@@ -127,6 +150,11 @@ if __name__ == "__main__":
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("into", type=Path)
     parser.add_argument("--nodes", type=int, nargs="+", default=NODES)
+    parser.add_argument("--start", action="store_true", help="compare how nodes start apps")
+    parser.add_argument("--turns", type=int, default=3)
     args = parser.parse_args()
-    for nodes in args.nodes:
-        measure(args.into, nodes)
+    if args.start:
+        in_turn(args.into, args.turns)
+    else:
+        for nodes in args.nodes:
+            measure(args.into, nodes)

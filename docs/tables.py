@@ -370,6 +370,15 @@ def deployment() -> str:
     return columns_table(cases, columns | {"MB of shards a round": "megabytes:.1f", "extra bytes, %": "extra:.1f"})
 
 
+def start() -> str:
+    """Return the table of benchmarks/deployment.py's starts of apps, by the median round."""
+    cases = measured("deployment/start.json")
+    cases["median"], cases["best"] = cases.seconds.map(median), cases.seconds.map(min)
+    cases["ratio"] = cases["median"] / cases["median"][0]
+    columns = {"strategy": "strategy", "node": "node", "seconds a round": "median:.1f", "best round": "best:.1f"}
+    return columns_table(cases, columns | {"of the first row": "ratio:.2f"}, left=2)
+
+
 def engines() -> str:
     """Return the table of benchmarks/cohort.py, as far as it was run."""
     cases = measured("engines/cohort.json").dropna(subset="times_sequential.processes")
@@ -453,6 +462,6 @@ PARTS: Mapping[str, Table] = {
         *(options, options_gains, options_trials, scaled),
         *(medium, spectra, learning_rates),
         *(uneven_clients, shakespeare_uploads, cifar100_uploads, joint_sampling, multi_task),
-        *(calibration, decay, engines, peers, cluster, deployment, planner, scale),
+        *(calibration, decay, engines, peers, cluster, deployment, start, planner, scale),
     )
 } | {"wireless": wireless_setups}
