@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from sharding.errors import UserError, few
-from train.data.dataset import EMPTY, Dataset, Partition, Split, hold_out, reading, standardize
+from train.data.dataset import EMPTY, Dataset, Partition, Split, hold_out, reading, standardize, unchanged
 from train.data.images import decode, shape_of
 from train.data.rows import Rows, read_rows
 from train.data.tokens import IGNORED, Tokenizer
@@ -90,6 +90,13 @@ def load_files(
         if test_fraction
         else dataset
     )
+
+
+def prepared_files(data: Split, num_classes: int) -> Dataset:
+    """Return the dataset of samples that `load_files` has read, without samples."""
+    prepare = standardize if data.inputs.dtype == torch.uint8 else unchanged
+    none = data.emptied()
+    return Dataset("files", none, none, num_classes, tuple(data.inputs.shape[1:]), prepare, ignore_index=IGNORED)
 
 
 def _clients(names: Sequence[Hashable]) -> Partition:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import safetensors.torch
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -24,10 +25,14 @@ from train.assembly import assign_keep_ratios, data_options, find_device, make_m
 from train.config.schema import Config
 from train.data import DATASETS, Dataset, Split, empty_dataset
 from train.data.dataset import problem_of
+from train.data.files import prepared_files
 from train.data.shares import Shares
 from train.engines.local_training import train_locally
 from train.engines.memory_format import keep_memory_format
 from train.federate.messages import CONFIG_TEXT, LOSS, LR, NORM, NUM_SAMPLES, ROUND, config_text, norm_of, read_config
+
+PREPARED = ".safetensors"  # the end of the name of a node's samples as tensors
+NUM_CLASSES = "num_classes"  # in the metadata of such a file
 
 app = ClientApp()
 
@@ -99,16 +104,18 @@ def open_data(config: Config, settings: Mapping[str, Any]) -> tuple[Dataset, Spl
     """Return the dataset without its samples, and the samples of this node.
 
     `data` in the node's configuration is a safetensors file with raw `inputs` and `targets`, as in `train.data.Split`.
-    With `data=files` on the server it is a file, a glob or a folder as that dataset reads them.
+    With `data=files` on the server it is a file, a glob or a folder as that dataset reads them; one whose name ends in
+    `.safetensors` has samples that were read already.
     Without it the node cuts its part out of the dataset that the server names, under `data-root` if that is set.
 
     Raises:
         UserError: a file or dataset is missing or invalid, or there are more nodes than clients.
     """
+    path = Path(str(settings.get("data", "")))
     if "data" in settings and config.data.name == "files":
-        return read_files(config, str(settings["data"]))
+        return read_prepared(path) if path.suffix == PREPARED else read_files(config, str(path))
     if "data" in settings:
-        dataset, data = empty_dataset(config.data.name, **config.data.options), read_data(Path(str(settings["data"])))
+        dataset, data = empty_dataset(config.data.name, **config.data.options), read_data(path)
         if problem := problem_of(dataset, data):
             raise UserError(f"data={settings['data']} {problem}")
         return dataset, data
@@ -132,6 +139,20 @@ def read_files(config: Config, paths: str) -> tuple[Dataset, Split]:
     own = {"train": paths, "test": None, "test_fraction": 0.0, "root": None, "client": None}
     dataset = DATASETS["files"](**options | own)
     return dataset.without_samples(), dataset.train
+
+
+def read_prepared(path: Path) -> tuple[Dataset, Split]:
+    """Return the dataset `files` without its samples, and those that `write_data` wrote, which were read before.
+
+    Raises:
+        UserError: the file cannot be read, or does not have the number of classes.
+    """
+    data = read_data(path)
+    with safetensors.safe_open(path, "pt") as file:
+        facts = file.metadata() or {}
+    if NUM_CLASSES not in facts:
+        raise UserError(f"data={path} does not say {NUM_CLASSES}; name a csv, json, parquet or text file, or a folder")
+    return prepared_files(data, int(facts[NUM_CLASSES])), data
 
 
 @lru_cache(maxsize=1)
@@ -162,6 +183,7 @@ def read_data(path: Path) -> Split:
     return data
 
 
-def write_data(path: Path, data: Split) -> None:
-    """Write one client's samples as `read_data` reads them."""
-    safetensors.torch.save_file({"inputs": data.inputs.contiguous(), "targets": data.targets.contiguous()}, path)
+def write_data(path: Path, data: Split, num_classes: int) -> None:
+    """Write one client's samples as `read_data` and `read_prepared` read them."""
+    tensors = {"inputs": data.inputs.contiguous(), "targets": data.targets.contiguous()}
+    safetensors.torch.save_file(tensors, path, {NUM_CLASSES: str(num_classes)})

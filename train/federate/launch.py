@@ -156,7 +156,7 @@ def lay_out(config: Config, settings: dict[str, object]) -> Place:
         folder = place.folder / f"node-{node}"
         folder.mkdir()
         write_node_key(folder)
-        write_data(folder / "data.safetensors", data)
+        write_data(folder / "data.safetensors", data, dataset.num_classes)
     operator = Path(place.environment("operator")["FLWR_HOME"])
     operator.mkdir(parents=True)
     link = {"address": place.address, "root-certificates": str(place.folder / "ca.crt")}
