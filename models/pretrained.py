@@ -5,8 +5,7 @@ as the head for other classes, and which of the file the model does not have.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +14,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from models.hub import reading
 from sharding.errors import UserError, few
 from sharding.failures import one_line
 
@@ -56,13 +56,15 @@ def build_transformer(
 ) -> Transformer:
     """Build a model of transformers, in float32, with frozen embeddings.
 
+    A language model's output layer counts as one.
+
     Args:
         input_shape: (length,) of token ids.
         num_classes: number of classes, or of token ids.
         weights: folder of the model, as `save_pretrained` writes it, or its id on the Hugging Face hub. Only its
             `config.json` is read here; `load_transformer` loads the weights.
         task: what its head predicts.
-        train_embeddings: also train the embeddings, which are then sent in every round.
+        train_embeddings: also train these, which are then sent in every round.
 
     Raises:
         ImportError: transformers is not installed.
@@ -74,7 +76,7 @@ def build_transformer(
     if len(input_shape) != 1:
         raise UserError(f"the model transformers reads token ids (length,), not inputs of shape {input_shape}")
     options = {"num_labels": num_classes} if task == "sequence_classification" else {}
-    with _reading(weights, task):
+    with reading(weights, f"weights={weights} for {task}"):
         config = transformers.AutoConfig.from_pretrained(weights, **options)
         longest = getattr(config, "max_position_embeddings", None)
         if longest is not None and input_shape[0] > longest:
@@ -94,7 +96,7 @@ def load_transformer(model: nn.Module, weights: str) -> None:
     """
     assert isinstance(model, Transformer)
     built, embeddings = model.model, [layer for layer in model.modules() if isinstance(layer, nn.Embedding)]
-    with _reading(weights, type(built).__name__):
+    with reading(weights, f"weights={weights} for {type(built).__name__}"):
         loaded, report = type(built).from_pretrained(  # type: ignore[attr-defined]  # of transformers' base class
             weights, config=built.config, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
         )
@@ -207,10 +209,11 @@ def _create_timm(
     return model
 
 
-def _freeze_embeddings(model: nn.Module, train: bool) -> None:
-    for layer in model.modules():
-        if isinstance(layer, nn.Embedding):
-            layer.weight.requires_grad_(train)
+def _freeze_embeddings(model: Any, train: bool) -> None:
+    output = model.get_output_embeddings()  # of a language model
+    embeddings = [layer for layer in model.modules() if isinstance(layer, nn.Embedding)]
+    for layer in (*embeddings, *([] if output is None else [output])):
+        layer.requires_grad_(train)
 
 
 def _import(package: str) -> Any:
@@ -218,21 +221,3 @@ def _import(package: str) -> Any:
         return import_module(package)
     except ImportError as error:
         raise ImportError(f"the model {package} needs a package: pip install {package} ({error})") from error
-
-
-@contextmanager
-def _reading(weights: str, what: str) -> Iterator[None]:
-    """Keep transformers quiet, and turn its errors into one line."""
-    logs = _import("transformers").utils.logging
-    verbosity = logs.get_verbosity()
-    logs.set_verbosity_error()
-    logs.disable_progress_bar()
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:  # readers raise many kinds of errors
-        reason = one_line(error) or type(error).__name__
-        raise UserError(f"weights={weights} cannot be read for {what}: {reason}") from error
-    finally:
-        logs.set_verbosity(verbosity)

@@ -17,6 +17,7 @@ from sharding.layers import FactorizedLayer, num_blocks
 from sharding.modules.wrappers import named_modules
 
 SKIPPED = ("skip: ", "default skip: ")
+FROZEN = "frozen: "
 
 
 class CoverageWarning(UserWarning):
@@ -60,7 +61,7 @@ class Report:
         layers: the replaced layers, by name.
         dense: the reason for each layer that stays dense, by name.
         uncovered: numbers of parameters outside the replaced weights, by kind: the reason for a layer that stays dense,
-            else module and parameter.
+            else module and parameter, and whether it is frozen.
         parameters_before: of the whole model; shared ones count once.
         parameters_after: the same, afterwards.
     """
@@ -110,7 +111,8 @@ def uncovered(model: nn.Module, replaced: Mapping[str, nn.Module], dense: Mappin
         for kind, parameter in module._parameters.items():
             if parameter is not None and id(parameter) not in seen:
                 seen.add(id(parameter))
-                reason = dense[name] if name in dense else f"{_class_name(module)}.{kind}"
+                frozen = "" if parameter.requires_grad else FROZEN
+                reason = dense[name] if name in dense else f"{frozen}{_class_name(module)}.{kind}"
                 counts[reason] = counts.get(reason, 0) + _size(parameter)
     return counts
 
@@ -130,7 +132,7 @@ def count_parameters(model: nn.Module) -> int:
 def warn_if_little(report: Report) -> None:
     """Warn the caller of `factorize` if nothing is sharded, or less than half of what was not skipped."""
     covered = sum(layer.parameters[0] for layer in report.layers.values())
-    chosen = (*SKIPPED, GROWS, UNGIVEN)
+    chosen = (*SKIPPED, FROZEN, GROWS, UNGIVEN)
     open_to_sharding = report.parameters_before - sum(
         size for kind, size in report.uncovered.items() if kind.startswith(chosen)
     )

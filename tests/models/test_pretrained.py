@@ -62,11 +62,22 @@ def test_transformer_for_causal_lm_predicts_the_vocabulary(tmp_path):
     assert all(part.requires_grad for part in model.parameters())
 
 
+def test_transformer_for_causal_lm_freezes_embedding_and_output_layer_unless_asked(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=40, num_key_value_heads=1, **sizes)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    for train in (False, True):
+        model = load("transformers", tmp_path, (8,), 40, task="causal_lm", train_embeddings=train)
+        frozen = {name for name, part in model.named_parameters() if not part.requires_grad}
+        assert frozen == (set() if train else {"model.model.embed_tokens.weight", "model.lm_head.weight"})
+
+
 def test_transformer_that_cannot_be_loaded_raises_one_line(tmp_path):
     bert(tmp_path / "bert")
     (tmp_path / "empty").mkdir()
     for weights, shape, message in (
-        (tmp_path / "empty", (6,), "weights=.*empty cannot be read"),
+        (tmp_path / "empty", (6,), "cannot read weights=.*empty for sequence_classification: "),
         (tmp_path / "bert", (13,), "data.max_length=13 must be at most 12, the model's positions"),
         (tmp_path / "bert", (3, 8, 8), "reads token ids"),
     ):
@@ -76,8 +87,21 @@ def test_transformer_that_cannot_be_loaded_raises_one_line(tmp_path):
     with pytest.raises(UserError, match=r"needs weights=…"):
         build_model("transformers", input_shape=(6,), num_classes=2)
     (tmp_path / "bert/model.safetensors").write_bytes(b"\x08" + bytes(20))
-    with pytest.raises(UserError, match=r"weights=.*bert cannot be read for BertForSequenceClassification"):
+    with pytest.raises(UserError, match=r"cannot read weights=.*bert for BertForSequenceClassification: "):
         load("transformers", tmp_path / "bert", (6,), 2)
+
+
+def test_transformer_of_a_hub_that_cannot_be_reached_raises_one_line(monkeypatch, caplog, capsys):
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        UserError, match=r"no such folder, and from the Hugging Face hub: We couldn't connect"
+    ) as caught:
+        build_model("transformers", input_shape=(6,), num_classes=2, weights="nobody/model")
+    assert str(caught.value).startswith("cannot read weights=nobody/model for sequence_classification: there is")
+    assert "\n" not in str(caught.value)
+    assert (caplog.text, *capsys.readouterr()) == ("", "", "")
 
 
 def test_structure_of_a_transformer_without_values_reads_only_its_config(tmp_path):

@@ -67,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         handlers=[handler(Console(stderr=True, **LITERAL) if args.quiet else console)],
     )
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
+    logging.getLogger("models").setLevel(logging.DEBUG if args.debug else logging.INFO)  # what of weights was loaded
     try:
         import_parts(args.imports)
         COMMANDS[args.command](args, console)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from models.hub import reading
 from sharding.errors import UserError, shown
 from train.data.dataset import Partition, Split
 from train.data.rows import EXTRA
@@ -31,13 +32,8 @@ class Tokenizer:
             from transformers import AutoTokenizer  # noqa: PLC0415 - an extra
         except ImportError as error:
             raise ImportError(f"data.tokenizer needs Hugging Face's transformers: {EXTRA} ({error})") from error
-        try:
+        with reading(name, f"data.tokenizer={shown(name)}"):
             self._tokenizer: Any = AutoTokenizer.from_pretrained(name)
-        except Exception as error:  # a hub that cannot be reached, a folder without a tokenizer, …
-            reason = " ".join(str(error).split())[:200]
-            raise UserError(
-                f"cannot load data.tokenizer={shown(name)}: {reason}; give a folder with tokenizer.json, or a hub id"
-            ) from error
         longest = self._tokenizer.model_max_length  # huge where it is not known
         if not 1 <= max_length <= longest:
             raise UserError(f"data.max_length={max_length} must be 1 to {longest}, which {shown(name)} allows")

@@ -43,6 +43,7 @@ def main(grid: Grid, context: Context) -> None:
     """Train with `config` and `overrides` of Flower's run configuration; log in one line why a run ends early."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stdout)
     logging.getLogger("train").setLevel(logging.INFO)
+    logging.getLogger("models").setLevel(logging.INFO)
     settings = dict(context.run_config)
     try:
         config = read(settings)

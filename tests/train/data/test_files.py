@@ -251,7 +251,7 @@ GOOD = "text,label\na,x\nb,y\n"
         (GOOD, {"image": "text"}, "no images in the column text"),
         (GOOD, {"max_length": 9}, "data.max_length=9 must be 1 to 8"),
         (GOOD, {"max_length": 0}, "data.max_length=0 must be 1 to 8"),
-        (GOOD, {"tokenizer": "/nowhere"}, "cannot load data.tokenizer='/nowhere'"),
+        (GOOD, {"tokenizer": "/nowhere"}, "cannot read data.tokenizer='/nowhere': there is no such folder, and from"),
         (GOOD, {"tokenizer": None}, "needs data.tokenizer="),
         (GOOD, {"train": "no*.csv"}, "no file .*no\\*.csv; set data.train"),
         (GOOD, {"train": None, "test": None}, "needs data.train"),
