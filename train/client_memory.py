@@ -27,13 +27,15 @@ class ClientMemory:
         shard: as it was received.
         frozen: the residual and frozen parameters.
         model: what the small model trains, and its buffers.
+        gradients: of what trains.
         optimizer: its state.
-        activations: with gradients and intermediate results, at the peak.
+        activations: with intermediate results, at the peak.
     """
 
     shard: int
     frozen: int
     model: int
+    gradients: int
     optimizer: int
     activations: int
 
@@ -79,7 +81,9 @@ def client_memory(
     frozen = sum(tensor.nbytes for tensor in (*residual.layers.values(), *residual.dense.values()))
     trained = sum(tensor.nbytes for tensor in (*small.parameters(), *small.buffers())) - frozen
     state = state_nbytes(small, local)
-    return ClientMemory(shard.nbytes, frozen, trained, state, peak.nbytes - trained - state)
+    gradients = sum(parameter.nbytes for parameter in small.parameters() if parameter.requires_grad)
+    rest = peak.nbytes - trained - gradients - state
+    return ClientMemory(shard.nbytes, frozen, trained, gradients, state, rest)
 
 
 def state_nbytes(model: nn.Module, local: LocalConfig) -> int:

@@ -64,7 +64,8 @@ def test_memory_of_a_dense_client_counts_model_gradients_and_states(optimizer, s
     assert memory.frozen == 0
     assert states * size <= memory.optimizer <= states * size + 100  # adamw counts steps
     assert memory.shard == ShardPlanner("dense").nbytes(model, 1.0)
-    assert size < memory.activations < 2.2 * size  # gradients, the decay's, and little else
+    assert memory.gradients == size
+    assert 0 < memory.activations < 1.2 * size  # the decay's gradients, and little else
 
 
 def test_memory_of_a_client_on_a_residual_has_the_terms_and_few_bits_of_the_rest():
@@ -73,7 +74,8 @@ def test_memory_of_a_client_on_a_residual_has_the_terms_and_few_bits_of_the_rest
     residual = ShardPlanner("top_n").residual(model)
     assert memory.frozen == sum(part.nbytes for part in residual.layers.values())
     assert memory.frozen == 4.5 / 8 * (64 * 256 + 256 * 256)
-    assert memory.model == sum(part.nbytes for part in model.parameters()) + 4 * (7 + 26)  # with multipliers
+    assert memory.gradients == sum(part.nbytes for part in model.parameters())
+    assert memory.model == memory.gradients + 4 * (7 + 26)  # with multipliers
 
 
 def test_peak_memory_counts_what_is_alive_at_once():
