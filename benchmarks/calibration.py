@@ -1,31 +1,71 @@
-"""Truncate a pretrained text encoder by its weights, by its activations, and on top of a frozen residual.
+"""Truncate pretrained models by their weights, by their activations, and on top of a frozen residual.
 
-The encoder turns documents of 20 Newsgroups into mean-pooled features. For each truncation it reports the relative
-error of the features of test documents, and the test accuracy of a logistic regression on features. Nothing is
-fine-tuned. The calibration documents are training documents, without their labels.
+    SHARDING_DATA=FOLDER python benchmarks/calibration.py [minilm] [gpt] [--train 800] [--test 600] [--calibration 128]
 
-    SHARDING_DATA=FOLDER python benchmarks/calibration.py [--train 800] [--test 600] [--calibration 128] [--tokens 48]
+Nothing is fine-tuned after a truncation.
 
-FOLDER holds `minilm/` (all-MiniLM-L6-v2 in Hugging Face's layout) and `newsgroups20/` (`train.parquet`,
-`test.parquet`, with the columns `text` and `label`). Writes results/calibration/calibration.csv.
+- `minilm`: a text encoder turns documents of 20 Newsgroups into mean-pooled features. For each truncation, the relative
+  error of the features of test documents, and the test accuracy of a logistic regression on features. The calibration
+  documents are training documents, without their labels. FOLDER holds `minilm/` (all-MiniLM-L6-v2 in Hugging Face's
+  layout) and `newsgroups20/` (`train.parquet`, `test.parquet`, with the columns `text` and `label`). Writes
+  results/calibration/calibration.csv.
+- `gpt`: a GPT of 0.8 million parameters is first trained here, on the characters of Shakespeare's plays. For each
+  truncation, the perplexity of a character of the test set. FOLDER holds `shakespeare/`, as for `data=shakespeare`.
+  Writes results/calibration/gpt.csv.
 """
 
 import argparse
 import csv
 import os
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this checkout's own library
 
+from models import build_model
 from sharding import factorize
+from train.data import Dataset, load_dataset
 
 Batch = dict[str, Tensor]
 BATCH = 16
+RESULTS = Path(__file__).parents[1] / "results" / "calibration"
+FEW = 1 / 24  # of the terms, on top of a residual: 16 of 384
+
+
+def truncations(
+    model: nn.Module, calibration: Sequence[object], **options: object
+) -> Iterator[tuple[tuple[str, ...], nn.Module]]:
+    """Yield the model and each truncation of it, with the share of its terms, its residual, and what chose its terms.
+
+    Args:
+        model: dense.
+        calibration: batches of its inputs.
+        options: of `factorize`.
+    """
+    yield ("all", "none", "weights"), model
+    for share in (0.1, 0.25, 0.5):
+        yield (f"{share:.3g}", "none", "weights"), factorize(model, share, **options)
+        yield (f"{share:.3g}", "none", "activations"), factorize(model, share, calibration=calibration, **options)
+    for residual in ("int4", "int8"):
+        yield (f"{FEW:.3g}", residual, "weights"), factorize(model, FEW, residual=residual, **options)
+
+
+def write(name: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Write and print rows as they come."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    with (RESULTS / name).open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["keep_ratio", "residual", "terms_by", *columns])
+        for row in rows:
+            writer.writerow(row)
+            file.flush()
+            print(*row, sep="\t", flush=True)
 
 
 def load_documents(folder: Path, split: str, count: int, tokens: int) -> tuple[list[Batch], np.ndarray]:
@@ -63,41 +103,78 @@ def accuracy(train: np.ndarray, train_labels: np.ndarray, test: np.ndarray, test
     return 100 * float(probe.fit(train, train_labels).score(test, test_labels))
 
 
-def main() -> None:
-    """Measure every truncation, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train", type=int, default=800, help="documents that the regression is fitted on")
-    parser.add_argument("--test", type=int, default=600, help="documents that it is tested on")
-    parser.add_argument("--calibration", type=int, default=128, help="training documents that the encoder is shown")
-    parser.add_argument("--tokens", type=int, default=48, help="of a document")
-    args = parser.parse_args()
+def minilm(folder: Path, args: argparse.Namespace) -> Iterator[list[str]]:
+    """Yield a row for each truncation of the text encoder."""
     from transformers import AutoModel  # noqa: PLC0415
 
-    folder = Path(os.environ.get("SHARDING_DATA") or "data").expanduser()
     model = AutoModel.from_pretrained(folder / "minilm", dtype=torch.float32).eval()
     train, train_labels = load_documents(folder, "train", args.train, args.tokens)
     test, test_labels = load_documents(folder, "test", args.test, args.tokens)
-    calibration = train[: args.calibration // BATCH]
     exact = features_of(model, test)
-    models = {("all", "none", "weights"): model}
-    for terms in (0.1, 0.25, 0.5):
-        for by, batches in (("weights", None), ("activations", calibration)):
-            models[terms, "none", by] = factorize(model, terms, ["pooler"], calibration=batches)
-    for residual in ("int4", "int8"):
-        models[16 / 384, residual, "weights"] = factorize(model, 16 / 384, ["pooler"], residual=residual)
-    path = Path(__file__).parents[1] / "results" / "calibration" / "calibration.csv"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["keep_ratio", "residual", "terms_by", "feature_error", "accuracy"])
-        for (terms, residual, by), each in models.items():
-            features = features_of(each, test)
-            error = np.linalg.norm(features - exact) / np.linalg.norm(exact)
-            percent = accuracy(features_of(each, train), train_labels, features, test_labels)
-            row = [terms if terms == "all" else f"{terms:.3g}", residual, by, f"{error:.3f}", f"{percent:.1f}"]
-            writer.writerow(row)
-            file.flush()
-            print(*row, sep="\t", flush=True)
+    for case, each in truncations(model, train[: args.calibration // BATCH], skip=["pooler"]):
+        features = features_of(each, test)
+        error = np.linalg.norm(features - exact) / np.linalg.norm(exact)
+        percent = accuracy(features_of(each, train), train_labels, features, test_labels)
+        yield [*case, f"{error:.3f}", f"{percent:.1f}"]
+
+
+def train_gpt(data: Dataset, steps: int) -> nn.Module:
+    """Return a small GPT that was trained on lines of the plays."""
+    torch.manual_seed(0)
+    shape = {"width": 128, "depth": 4, "heads": 4, "dropout": 0.0}
+    model = build_model("gpt_tiny", input_shape=data.input_shape, num_classes=data.num_classes, **shape)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for _ in range(steps):
+        rows = torch.randint(len(data.train), (2 * BATCH,))
+        optimizer.zero_grad()
+        loss_of(model, data, data.train.inputs[rows], data.train.targets[rows]).backward()
+        optimizer.step()
+        schedule.step()
+    return model.eval()
+
+
+def loss_of(model: nn.Module, data: Dataset, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross-entropy of a character."""
+    return F.cross_entropy(model(inputs).mT, targets, ignore_index=data.ignore_index)
+
+
+@torch.no_grad()
+def perplexity(model: nn.Module, data: Dataset, count: int) -> float:
+    """Return the perplexity of a character in the first lines of the test set."""
+    return float(loss_of(model, data, data.test.inputs[:count], data.test.targets[:count]).exp())
+
+
+def gpt(folder: Path, args: argparse.Namespace) -> Iterator[list[str]]:
+    """Yield a row for each truncation of a GPT that is trained first."""
+    data = load_dataset("shakespeare", root=folder)
+    model = train_gpt(data, args.steps)
+    for case, each in truncations(model, data.train.inputs[: args.calibration].split(BATCH)):
+        yield [*case, f"{perplexity(each, data, args.test):.2f}"]
+
+
+MODELS = {
+    "minilm": (minilm, "calibration.csv", ("feature_error", "accuracy")),
+    "gpt": (gpt, "gpt.csv", ("perplexity",)),
+}
+
+
+def main() -> None:
+    """Measure every truncation of each model, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", help=f"which of {', '.join(MODELS)}; by default all")
+    parser.add_argument("--train", type=int, default=800, help="documents that the regression is fitted on")
+    parser.add_argument("--test", type=int, default=600, help="documents or lines that are tested")
+    parser.add_argument("--calibration", type=int, default=128, help="training samples that the model is shown")
+    parser.add_argument("--tokens", type=int, default=48, help="of a document")
+    parser.add_argument("--steps", type=int, default=500, help="that the GPT is trained for")
+    args = parser.parse_args()
+    if unknown := [name for name in args.models if name not in MODELS]:
+        parser.error(f"{unknown[0]} is not one of {', '.join(MODELS)}")
+    folder = Path(os.environ.get("SHARDING_DATA") or "data").expanduser()
+    for name in args.models or MODELS:
+        measure, file, columns = MODELS[name]
+        write(file, columns, measure(folder, args))
 
 
 if __name__ == "__main__":

@@ -454,6 +454,33 @@ def calibration() -> str:
     return markdown_table(("what is kept of each matrix", "error of the features, %", "accuracy, %"), rows)
 
 
+def calibration_gpt() -> str:
+    """Return the table of benchmarks/calibration.py for a GPT that is trained there."""
+    cases = pd.read_csv(RESULTS / "calibration" / "gpt.csv", dtype=str, keep_default_na=False)
+    rows = []
+    for (share, residual), group in cases.groupby(["keep_ratio", "residual"], sort=False):
+        kept = "all" if share == "all" else f"{100 * float(share):.0f} % of the terms"
+        kept = kept if residual == "none" else f"all, in `{residual}` but for 6 of 128 terms"
+        by = dict(zip(group.terms_by, group.perplexity, strict=True))
+        rows.append((kept, by["weights"], by.get("activations", NOTHING)))
+    return markdown_table(("what is kept of each matrix", "chosen by weights", "chosen by activations"), rows)
+
+
+def finetune_memory() -> str:
+    """Return the table of benchmarks/finetune_memory.py: counted megabytes, and those of processes."""
+    names = {"minilm": "MiniLM", "gpt2": "GPT-2", "vit_b": "ViT-B", "decoder": "decoder"}
+    methods = {"full": "full fine-tuning", "lora": "LoRA on 16 bits", "qlora": "QLoRA", "ours": "ours, `int4`"}
+    cases = pd.read_csv(RESULTS / "finetune_memory" / "memory.csv").set_index(["model", "method"])
+    cases["counted"] = cases[["frozen", "trained", "gradients", "states", "message"]].sum(axis=1)
+    rows = []
+    for model, name in names.items():
+        sizes = cases.loc[model].copy()
+        sizes["process"] = [f" ({size / 1e6:,.0f})" if size > 0 else "" for size in sizes.process]
+        cells = (f"{row.counted / 1e6:,.0f}{row.process}" for row in (sizes.loc[method] for method in methods))
+        rows.append((f"{name}, {sizes.parameters.iloc[0] / 1e6:,.0f} million parameters", *cells))
+    return markdown_table(("MB", *methods.values()), rows)
+
+
 PARTS: Mapping[str, Table] = {
     part.__name__: part
     for part in (
@@ -462,6 +489,7 @@ PARTS: Mapping[str, Table] = {
         *(options, options_gains, options_trials, scaled),
         *(medium, spectra, learning_rates),
         *(uneven_clients, shakespeare_uploads, cifar100_uploads, joint_sampling, multi_task),
-        *(calibration, decay, engines, peers, cluster, deployment, start, planner, scale),
+        *(calibration, calibration_gpt, finetune_memory, decay, engines, peers, cluster),
+        *(deployment, start, planner, scale),
     )
 } | {"wireless": wireless_setups}

@@ -1,0 +1,236 @@
+"""Count the memory of fine-tuning a pretrained model, by method, and compare it with processes that take two steps.
+
+    python benchmarks/finetune_memory.py [--check minilm gpt2]
+
+Counted are weights, gradients, the two states of AdamW in float32, and our shard as it was received. Activations come
+on top and depend on the batch. All methods but `full` train terms or adapters of rank 16 in the same layers, and a new
+head.
+
+- `full`: all in float32.
+- `lora`: the frozen model in bfloat16, adapters in float32.
+- `qlora`: the same with the adapted layers in 4.127 bits: NF4 in groups of 64, scales quantized again (Dettmers et al.,
+  NeurIPS 2023).
+- `ours`: what `factorize(model, r, residual="int4")` and a round's shard leave to a client. Biases and norms train;
+  embeddings and the output layer of a language model are frozen, in float32.
+
+The models have the shapes of the published ones and no values. A check trains with random values on one sequence of 16
+tokens, in a process of its own, and takes the growth of its memory, with glibc's allocator. Writes
+results/finetune_memory/memory.csv. Linux only, for checks.
+"""
+
+import argparse
+import csv
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import astuple, dataclass, fields, replace
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+from measure import resident
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `models` and `train` run from a checkout
+
+from sharding import Residual, ShardPlanner, client_model, factorize, init_empty, shardable_layers
+from train.client_memory import random_shard
+
+RANK = 16
+QLORA_BITS = 4 + 8 / 64 + 32 / (64 * 256)
+LENGTH = 16  # tokens of a check
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes.
+
+    Attributes:
+        frozen: weights that do not train.
+        trained: weights that do.
+        gradients: of those.
+        states: of the optimizer.
+        message: our shard as it was received, which a client keeps while it trains.
+    """
+
+    frozen: int
+    trained: int
+    gradients: int
+    states: int
+    message: int
+
+
+def minilm(width: int = 384, depth: int = 6) -> nn.Module:
+    """Return all-MiniLM-L6-v2 with a head for 20 classes."""
+    from transformers import BertConfig, BertForSequenceClassification  # noqa: PLC0415
+
+    shape = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": depth}
+    return BertForSequenceClassification(BertConfig(**shape, num_attention_heads=width // 32, num_labels=20))
+
+
+def gpt2(width: int = 768, depth: int = 12) -> nn.Module:
+    """Return GPT-2."""
+    from transformers import GPT2Config, GPT2LMHeadModel  # noqa: PLC0415
+
+    return GPT2LMHeadModel(GPT2Config(n_embd=width, n_layer=depth, n_head=width // 32, use_cache=False))
+
+
+def vit_b() -> nn.Module:
+    """Return ViT-B/16 with a head for 100 classes."""
+    from timm import create_model  # noqa: PLC0415
+
+    return create_model("vit_base_patch16_224", num_classes=100)
+
+
+def decoder() -> nn.Module:
+    """Return a decoder of 1.1 billion parameters, of TinyLlama's shape."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415
+
+    shape = {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22}
+    return LlamaForCausalLM(LlamaConfig(**shape, num_attention_heads=32, num_key_value_heads=4, use_cache=False))
+
+
+MODELS: dict[str, tuple[Callable[..., nn.Module], int, str]] = {  # with its width, and the name of a new head
+    "minilm": (minilm, 384, "classifier"),
+    "gpt2": (gpt2, 768, ""),
+    "vit_b": (vit_b, 768, "head"),
+    "decoder": (decoder, 2048, ""),
+}
+
+
+def freeze_ends(model: nn.Module) -> nn.Module:
+    """Freeze what `model: {name: transformers}` freezes: embeddings, and the output layer of a language model."""
+    ends = [part for part in model.modules() if isinstance(part, nn.Embedding)]
+    ends += [getattr(model, "lm_head", nn.Identity())]
+    for end in ends:
+        end.requires_grad_(False)
+    return model
+
+
+def size(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def full(model: nn.Module, head: str, ratio: float) -> Memory:
+    """Return the memory of training all of a model."""
+    weights = 4 * size(model)
+    return Memory(0, weights, weights, 2 * weights, 0)
+
+
+def adapters(model: nn.Module, head: str, bits: float) -> Memory:
+    """Return the memory of LoRA with the adapted layers in this many bits a number, all else in 16."""
+    layers = shardable_layers(model)
+    adapted = sum(layer.weight.numel() for layer in layers.values())
+    new = size(model.get_submodule(head)) if head else 0
+    rank = sum(RANK * (layer.weight.shape[0] + layer.weight.shape[1:].numel()) for layer in layers.values())
+    frozen = adapted * bits / 8 + 2 * (size(model) - adapted - new)
+    trained = 4 * (rank + new)
+    return Memory(round(frozen), trained, trained, 2 * trained, 0)
+
+
+def lora(model: nn.Module, head: str, ratio: float) -> Memory:
+    return adapters(model, head, 16)
+
+
+def qlora(model: nn.Module, head: str, ratio: float) -> Memory:
+    return adapters(model, head, QLORA_BITS)
+
+
+def ours(model: nn.Module, head: str, ratio: float) -> Memory:
+    """Return the memory of a client of this library."""
+    small, planner = factorize(freeze_ends(model), ratio, residual="int4"), ShardPlanner("top_n")
+    residual, shard = planner.residual(small), planner.template(small, ratio)
+    frozen = sum(part.nbytes for part in (*residual.layers.values(), *residual.dense.values()))
+    trained = sum(part.nbytes for part in small.parameters() if part.requires_grad)
+    return Memory(frozen, trained, trained, 2 * trained, shard.nbytes)
+
+
+METHODS = {"full": full, "lora": lora, "qlora": qlora, "ours": ours}
+CHECKED = ("full", "lora", "ours")  # quantized adapters need a GPU
+
+
+def make_full(make: Callable[[], nn.Module], head: str, ratio: float) -> nn.Module:
+    """Return the model to train."""
+    return make()
+
+
+def make_lora(make: Callable[[], nn.Module], head: str, ratio: float) -> nn.Module:
+    """Return a model in bfloat16 with adapters in float32."""
+    from peft import LoraConfig, get_peft_model  # noqa: PLC0415
+
+    torch.set_default_dtype(torch.bfloat16)
+    model = make()
+    torch.set_default_dtype(torch.float32)
+    config = LoraConfig(r=RANK, target_modules=[*shardable_layers(model)], modules_to_save=[head] if head else None)
+    adapted = get_peft_model(model, config)
+    for part in adapted.parameters():
+        if part.requires_grad:
+            part.data = part.data.float()
+    return adapted
+
+
+def make_ours(make: Callable[[], nn.Module], head: str, ratio: float) -> nn.Module:
+    """Return a client's model with random terms on a random residual; it keeps its shard."""
+    with init_empty():
+        structure = freeze_ends(make())
+    small, planner = factorize(structure, ratio, residual="int4"), ShardPlanner("top_n")
+    empty = planner.residual(small)
+    layers = {name: torch.randint(0, 9, part.shape, dtype=torch.uint8) for name, part in empty.layers.items()}
+    dense = {name: 0.02 * torch.randn(part.shape) for name, part in empty.dense.items()}
+    residual = Residual(layers, dense)
+    template = planner.template(small, ratio)
+    shard = random_shard(replace(template, residual=residual.digest))
+    model = client_model(structure, shard, residual=residual)
+    model.received = shard
+    return model
+
+
+MAKERS = {"full": make_full, "lora": make_lora, "ours": make_ours}
+
+
+def grown(method: str, name: str) -> int:
+    """Return the bytes by which this process has grown at the peak of two steps."""
+    make, width, head = MODELS[name]
+
+    def step(build: Callable[[], nn.Module], ratio: float) -> None:
+        model = MAKERS[method](build, head, ratio)
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here, not from drawing random values
+        trained = [part for part in model.parameters() if part.requires_grad]
+        optimizer, ids = torch.optim.AdamW(trained, lr=1e-4, fused=True), torch.arange(LENGTH)[None]
+        with torch.autocast("cpu", torch.bfloat16, enabled=method == "lora"):
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(input_ids=ids).logits.float().square().mean().backward()
+                optimizer.step()
+
+    step(lambda: make(width=64, depth=1), 0.25)  # what a first step loads is not the model's
+    before = resident("VmRSS")
+    step(make, RANK / width)
+    return resident("VmHWM") - before
+
+
+def main() -> None:
+    """Count, check, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", nargs="*", default=["minilm", "gpt2"], choices=["minilm", "gpt2"])
+    args = parser.parse_args()
+    path = Path(__file__).parents[1] / "results" / "finetune_memory" / "memory.csv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["model", "parameters", "method", *(part.name for part in fields(Memory)), "process"])
+        for name, (make, width, head) in MODELS.items():
+            for method, count in METHODS.items():
+                with init_empty():
+                    model = make()
+                process = ""
+                if name in args.check and method in CHECKED:
+                    with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
+                        process = fresh.submit(grown, method, name).result()
+                row = [name, size(model), method, *astuple(count(model, head, RANK / width)), process]
+                writer.writerow(row)
+                print(*row, sep="\t", flush=True)
+
+
+if __name__ == "__main__":
+    main()
