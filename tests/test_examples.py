@@ -1,16 +1,19 @@
 """Every example runs, in this process, and says what it should."""
 
+import re
 import runpy
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.encoder import write_encoder
 from tests.train.test_own_parts import EXAMPLES
 
 ROOT = Path(__file__).parents[1]
 SAYS = {
     "compress_gpt2.py": ("saved and loaded", "the change is an adapter", "merged: Conv1D again"),
+    "finetune_minilm.py": ("on top of a frozen residual", "first contact: ", "MB to the phone", "of 4 other texts"),
     "inclusion_probabilities.py": ("wrote inclusion_probabilities.png",),
     "own_module.py": ("trained in factors", "merged: Linear", "factorized 2 layers"),
     "vit_from_shards.py": ("round 10: ", "of the model's bytes"),
@@ -23,10 +26,17 @@ def test_examples_are_all_tested():
     assert scripts == set(SAYS) | {f"{name}.py" for name in EXAMPLES}
 
 
+def arguments(name, folder):
+    """Return a small model in the place of one that would be downloaded."""
+    if name != "finetune_minilm.py":
+        return []
+    return [write_encoder(folder / "weights", re.findall("[a-z]+", (ROOT / "examples" / name).read_text()))]
+
+
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n.startswith("vit") else ()) for n in SAYS])
 def test_example_runs(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [name])
+    monkeypatch.setattr(sys, "argv", [name, *arguments(name, tmp_path)])
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr("train.rounds.run_rounds", lambda *args: None)  # a figure is drawn of an untrained model, too
     runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")

@@ -27,6 +27,7 @@ NEEDS = {
     "federation_memory": "flwr",
     "on_flower": "flwr",
     "compress_gpt2": "transformers",
+    "finetune_minilm": "transformers",
     "vit_from_shards": "timm",
 }
 

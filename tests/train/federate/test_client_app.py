@@ -59,7 +59,9 @@ def test_node_with_a_data_file_reads_no_dataset(config, tmp_path):
 
 def test_node_with_samples_unlike_the_dataset_raises(config, tmp_path):
     for size, target in ((16, 0), (8, 10)):
-        write_data(tmp_path / "own", Split(torch.zeros(1, 1, size, size, dtype=torch.uint8), torch.tensor([target])), 10)
+        write_data(
+            tmp_path / "own", Split(torch.zeros(1, 1, size, size, dtype=torch.uint8), torch.tensor([target])), 10
+        )
         with pytest.raises(UserError, match=f"data={tmp_path / 'own'} has"):
             open_data(config(), {"partition-id": 2, "data": str(tmp_path / "own")})
 

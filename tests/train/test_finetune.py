@@ -1,0 +1,102 @@
+"""The commands of the guide on fine-tuning, on a small model and table; and what they refuse, in one line."""
+
+import csv
+import logging
+
+import pytest
+
+from tests.encoder import write_encoder
+from tests.train.runs import assert_same, cut_off_and_resumed, read
+from train.cli.commands import main
+from train.config.schema import load_config
+from train.run import run
+
+pytest.importorskip("datasets")
+
+WORDS = {"space": ("orbit", "moon", "rocket"), "sport": ("goal", "cup", "coach")}
+SMALL = [
+    "rounds=2",
+    "clients.count=4",
+    "clients.per_round=4",
+    "local.steps=2",
+    "local.batch_size=4",
+    "evaluate_every=1",
+]
+
+
+def write_table(path, labels, count=40):
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["text", "label"])
+        for number in range(count):
+            label = labels[number % len(labels)]
+            rows.writerow([" ".join(WORDS.get(label, ("what",))[number % 3 :]), label])
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """Return a folder with `weights`, a table, and tables to test on."""
+    folder = tmp_path_factory.mktemp("finetune")
+    write_encoder(folder / "weights", sum(WORDS.values(), ()))
+    write_table(folder / "news.csv", ["space", "sport"])
+    write_table(folder / "other.csv", ["space", "music"], 4)
+    return folder
+
+
+@pytest.fixture
+def words(tables, tmp_path):
+    """Return a function that returns the guide's arguments for a command, made small."""
+
+    def make(*overrides, output="run"):
+        keys = {word.partition("=")[0] for word in overrides}
+        own = [f"data.train={tables / 'news.csv'}", f"model.weights={tables / 'weights'}", *SMALL]
+        kept = [word for word in own if word.partition("=")[0] not in keys]
+        return ["configs/finetune.yaml", *kept, *overrides, f"output={tmp_path / output}"]
+
+    return make
+
+
+def test_finetuning_of_a_table_trains_unequal_clients_and_names_what_is_new(words, tmp_path, caplog):
+    with caplog.at_level(logging.INFO, "models"):
+        assert main(["run", *words(), "--quiet"]) == 0
+    lines = read(tmp_path / "run")
+    assert [line["num_aggregated"] for line in lines] == [4, 4]
+    assert [len(line.get("new_clients", [])) for line in lines] == [4, 0]
+    assert lines[0]["bytes_down"] > lines[1]["bytes_down"]
+    assert "new: classifier.bias, classifier.weight" in caplog.text
+
+
+def test_inspection_of_finetuning_has_memory_and_bytes(words, capsys):
+    assert main(["inspect", *words()]) == 0
+    told = capsys.readouterr().out
+    assert "first contact: each client is sent " in told
+    assert told.count("a client's tensors: ") == 2
+    assert all(part in told for part in ("frozen ", "gradients ", "optimizer ", "activations "))
+
+
+def test_finetuning_has_the_same_bits_in_processes_and_after_an_interruption(words):
+    def config(output, *overrides):
+        path, *rest = words(*overrides, output=output)
+        return load_config(path, [*rest, "checkpoint_every=1"])
+
+    whole = run(config("one", "engine=sequential"))
+    assert_same(run(config("two", "engine=processes")), whole)
+    assert_same(cut_off_and_resumed(config("three", "engine=sequential"), after=1), whole)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.text=body"], "has no column 'body', but text, label; set data.text=…"),
+        (["data.test_fraction=null", "data.test={folder}/other.csv"], "other.csv has the classes music, which the tr"),
+        (["data.max_length=65"], "data.max_length=65 must be 1 to 64, which"),
+        (["residual=null"], "init=low_rank would cut off "),
+        (["model.weights={folder}/news.csv"], "there is no such folder, and from the Hugging Face hub: "),
+        (["residual=int5"], "residual=int5"),
+    ],
+)
+def test_finetuning_with_a_mistake_exits_with_one_line(overrides, message, words, tables, capsys):
+    overrides = [word.format(folder=tables) for word in overrides]
+    assert main(["run", *words(*overrides), "--quiet"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
