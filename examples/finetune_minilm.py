@@ -67,7 +67,7 @@ def main(weights: str) -> None:
     def train(client: str, shard: Shard) -> Shard:
         received = Shard.from_bytes(shard.to_bytes())
         batches = [batch_of(TEXTS[client])] * 3
-        adamw = lambda parameters: torch.optim.AdamW(parameters, lr=2e-3)  # noqa: E731
+        adamw = lambda parameters: torch.optim.AdamW(parameters, lr=5e-4)  # noqa: E731
         return train_shard(structure, received, batches, optimizer=adamw, residual=residual)
 
     for client, ratio in keep_ratios.items():

@@ -1,10 +1,13 @@
-"""A pretrained text encoder, too small to be one, in the files of transformers."""
+"""A pretrained text encoder, too small to be one, in the files of transformers; and tables of texts to tune it on."""
 
-from collections.abc import Iterable
+import csv
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
+
+WORDS = {"space": ("orbit", "moon", "rocket"), "sport": ("goal", "cup", "coach")}
 
 
 def write_encoder(folder: Path, words: Iterable[str]) -> str:
@@ -19,3 +22,13 @@ def write_encoder(folder: Path, words: Iterable[str]) -> str:
     config = transformers.BertConfig(vocab_size=len(known), max_position_embeddings=64, **sizes)
     transformers.BertModel(config).save_pretrained(folder)
     return str(folder)
+
+
+def write_table(path: Path, labels: Sequence[str], count: int = 40) -> None:
+    """Write rows with the columns `text` and `label`, of these labels in turn."""
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["text", "label"])
+        for number in range(count):
+            label = labels[number % len(labels)]
+            rows.writerow([" ".join(WORDS.get(label, ("what",))[number % 3 :]), label])

@@ -1,11 +1,10 @@
 """The commands of the guide on fine-tuning, on a small model and table; and what they refuse, in one line."""
 
-import csv
 import logging
 
 import pytest
 
-from tests.encoder import write_encoder
+from tests.encoder import WORDS, write_encoder, write_table
 from tests.train.runs import assert_same, cut_off_and_resumed, read
 from train.cli.commands import main
 from train.config.schema import load_config
@@ -13,7 +12,6 @@ from train.run import run
 
 pytest.importorskip("datasets")
 
-WORDS = {"space": ("orbit", "moon", "rocket"), "sport": ("goal", "cup", "coach")}
 SMALL = [
     "rounds=2",
     "clients.count=4",
@@ -22,15 +20,6 @@ SMALL = [
     "local.batch_size=4",
     "evaluate_every=1",
 ]
-
-
-def write_table(path, labels, count=40):
-    with path.open("w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["text", "label"])
-        for number in range(count):
-            label = labels[number % len(labels)]
-            rows.writerow([" ".join(WORDS.get(label, ("what",))[number % 3 :]), label])
 
 
 @pytest.fixture(scope="module")
