@@ -196,6 +196,13 @@ def options_trials() -> str:
     return _by_rate("after 100 rounds, seed 1000, %", parts[0], parts[2], table.end)
 
 
+def capacity_trials() -> str:
+    """Return the accuracy at the end of the trials of changes for uneven clients."""
+    table = options_study.rates_table(curves("capacity", "rates.csv"))
+    parts = table.options.str.rpartition(", lr ")
+    return _by_rate("after 50 rounds, seed 1000, %", parts[0], parts[2], table.end)
+
+
 def _by_rate(title: str, names: pd.Series, rates: pd.Series, values: pd.Series) -> str:
     """Return a table with a row for each name and a column for each rate."""
     table = pd.DataFrame({"name": names, "rate": rates, "value": values})
@@ -486,7 +493,7 @@ PARTS: Mapping[str, Table] = {
     for part in (
         *(beyond, beyond_shakespeare, uneven, quickstart),
         *(wire, wires, wire_options),
-        *(options, options_gains, options_trials, scaled),
+        *(options, options_gains, options_trials, scaled, capacity_trials),
         *(medium, spectra, learning_rates),
         *(uneven_clients, shakespeare_uploads, cifar100_uploads, joint_sampling, multi_task),
         *(calibration, calibration_gpt, finetune_memory, decay, engines, peers, cluster),

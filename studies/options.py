@@ -144,7 +144,11 @@ def run_trials(experiment: Experiment, arguments: Arguments) -> None:
     file, arms = "rates.csv", arms_of(experiment, arguments)
     train(experiment, arguments, file, {name: arm.rates for name, arm in arms.items()}, (TRIAL_SEED,), experiment.trial)
     trials = by_scheme(kept_curves(arguments, file, COLUMNS))
-    tried = {name: arm for name, arm in experiment.arms.items() if title(name, arm.rates[-1]) in {*trials.scheme}}
+    tried = {
+        name: arm
+        for name, arm in experiment.arms.items()
+        if {title(name, rate) for rate in arm.rates} <= {*trials.scheme}
+    }
     best = {name: best_rate(name, arm, trials) for name, arm in tried.items()}
     accuracies = ends(trials[trials.seed == TRIAL_SEED]).set_index("scheme").test_accuracy
     reached = {name: accuracies[title(name, rate)] for name, rate in best.items()}
@@ -156,7 +160,8 @@ def run_trials(experiment: Experiment, arguments: Arguments) -> None:
         trials = by_scheme(kept_curves(arguments, file, COLUMNS))
     at_best = trials[trials.scheme.isin(title(name, rate) for name, rate in best.items())]
     text = [f"# Changes for uneven clients: {experiment.on.title}", "", frame_table(rates_table(trials)), ""]
-    text += ["## At the best rate", "", frame_table(arms_table(at_best, next(iter(experiment.arms))))]
+    if tried:
+        text += ["## At the best rate", "", frame_table(arms_table(at_best, next(iter(experiment.arms))))]
     write_summary(arguments, text)
 
 
