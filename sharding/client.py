@@ -185,8 +185,20 @@ def _replace_layers(model: nn.Module, shard: Shard) -> nn.Module:
     modules = dict(named_modules(model, remove_duplicate=False))
     _refuse_fused(modules, sent)
     sizes = {layer: terms.indices.numel() for layer, terms in shard.terms.items()}
+    for layer, n in sizes.items():
+        if isinstance(module := modules.get(layer), FactorizedLayer) and module.num_terms != n:
+            _resize(module, n)
     sizes = {layer: n for layer, n in sizes.items() if not isinstance(modules.get(layer), FactorizedLayer)}
     return factorize_empty(model, sizes)
+
+
+def _resize(layer: FactorizedLayer, num_terms: int) -> None:
+    """Let a factorized layer have another number of terms, without values, in place."""
+    for side in ("u", "v"):
+        if isinstance(factor := layer._parameters.get(side), nn.Parameter):
+            empty = torch.empty(len(factor), num_terms, dtype=factor.dtype, device="meta")
+            setattr(layer, side, nn.Parameter(empty, factor.requires_grad))
+    layer.multipliers = layer.multipliers.new_empty(num_terms, device="meta")
 
 
 def _check_residual(shard: Shard, residual: Residual | None) -> None:
