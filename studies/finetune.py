@@ -1,6 +1,6 @@
 """Federated fine-tuning of a pretrained model: ours, LoRA's federated forms, the head alone, and the whole model.
 
-- `finetune`: all-MiniLM-L6-v2 on 20 Newsgroups (configs/finetune.yaml).
+- `finetune`: all-MiniLM-L6-v2 on 20 Newsgroups (configs/finetune_newsgroups.yaml).
 - `finetune_vision`: a ResNet, pretrained on CIFAR-100 by this study, on CIFAR-10 (configs/finetune_vision.yaml).
 
 A setting has the clients' ranks and the skew of their data. In each, every method tries three rates on a seed of its
@@ -172,7 +172,7 @@ def pretrained(arguments: Arguments) -> dict[str, Overrides]:
 RANKS = {4: 0.0104, 8: 0.0208, 16: 0.0416}  # n of 384, and r
 EXPERIMENTS = {
     "finetune": Experiment(
-        "finetune",
+        "finetune_newsgroups",
         "all-MiniLM-L6-v2 on 20 Newsgroups",
         600,
         minilm,

@@ -61,7 +61,7 @@ def test_client_model_shares_memory_with_the_shard_only_without_copy():
     assert taken[0].weight.data_ptr() == shard.dense["0.weight"].data_ptr()
 
 
-def test_client_model_from_a_factorized_structure_needs_the_same_keep_ratio():
+def test_client_model_from_a_factorized_structure_has_the_terms_of_the_shard():
     model = make_net()
     first, other = make_plan(model, {0: 0.3}).shard(0), make_plan(model, {0: 0.5}).shard(0)
     small = client_model(make_skeleton(make_net), first)
@@ -71,8 +71,9 @@ def test_client_model_from_a_factorized_structure_needs_the_same_keep_ratio():
         make_plan(model, {0: 0.3}, round=1).shard(0).read_from(again), make_plan(model, {0: 0.3}, round=1).shard(0)
     )
     assert torch.equal(small[1].u, before)
-    with pytest.raises(UserError, match=r"1 has 3 terms, not 4"):
-        client_model(small, other)
+    larger = client_model(small, other)
+    assert_same(other.read_from(larger), other)
+    assert (small[1].num_terms, larger[1].num_terms) == (3, 4)
 
 
 def test_client_model_of_a_double_structure_has_double_values():

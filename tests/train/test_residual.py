@@ -22,6 +22,12 @@ def test_run_on_a_residual_has_the_same_bits_in_processes_and_after_an_interrupt
     assert_same(cut_off_and_resumed(tiny(tmp_path / "three", shared=ON_INT4), after=2), directory)
 
 
+def test_clients_of_unequal_keep_ratios_all_train_on_a_residual(tmp_path):
+    words = ["keep_ratio={0.2: 0.5, 0.5: 0.5}", "clients.per_round=4"]
+    lines = read(run(tiny(tmp_path, *words, shared=[word for word in ON_INT4 if "keep_ratio" not in word])))
+    assert all(line["num_aggregated"] == line["num_clients"] == 4 for line in lines)
+
+
 def test_bytes_of_a_run_on_a_residual_count_each_client_once(tmp_path):
     config = tiny(tmp_path / "run", shared=ON_INT4)
     experiment = assemble(config)
