@@ -127,7 +127,6 @@ def methods(
         "FlexLoRA": Method(partial(lora, aggregation.flexlora), factors),
         "head only": Method(partial(head, last), of_head),
         "dense FedAvg": Method(ours, whole, fedavg),
-        "small sibling": Method(ours, whole, fedavg),
         "FedIT": Method(partial(lora, aggregation.fedit), factors, {"keep_ratio": weakest}),
         "FLoRA": Method(flora, factors, exact),
         "top_n, drawn anew": Method(redrawn, factors),
@@ -185,7 +184,10 @@ EXPERIMENTS = {
         2000,
         pretrained,
         settings("{0.05: 0.6, 0.2: 0.4}", 0.1, (*FIRST, "small sibling")),
-        methods("fc", VISION_LOW, VISION_LOW, VISION_HIGH, 0.05),
+        {
+            **methods("fc", VISION_LOW, VISION_LOW, VISION_HIGH, 0.05),
+            "small sibling": Method(ours, VISION_LOW, {"strategy": "dense", "residual": "null"}),
+        },
     ),
 }
 
@@ -203,7 +205,10 @@ def run(experiment: Experiment, arguments: Arguments) -> None:
                     experiment,
                     arguments,
                     setting,
-                    {name: {**overrides, **weights.get(name, weights[""])} for name in chosen},
+                    {
+                        name: {**overrides, **weights.get(name, weights[""]), **experiment.methods[name].overrides}
+                        for name in chosen
+                    },
                 )
                 write_table(experiment, arguments)
     write_table(experiment, arguments)
@@ -211,41 +216,42 @@ def run(experiment: Experiment, arguments: Arguments) -> None:
 
 def run_wave(experiment: Experiment, arguments: Arguments, setting: str, chosen: Mapping[str, Overrides]) -> None:
     """Try the rates of these methods, given with overrides, and train each at its best rate, seed by seed."""
-    path, best = CONFIGS / f"{experiment.config}.yaml", {}
+    best = {}
     for name, overrides in chosen.items():
-        method = experiment.methods[name]
-        rounds = round(load_config(path).rounds * TRIAL)
-        trial = {**overrides, "data.holdout": experiment.held_out, "rounds": rounds}
-        train(experiment, arguments, "rates.csv", name, setting, trial, method.rates, TRIAL_SEED)
-        best[name] = best_rate(
-            f"{setting}, {name}", method.rates, by_scheme(kept_curves(arguments, "rates.csv", COLUMNS))
-        )
+        rates, scheme = experiment.methods[name].rates, f"{setting}, {name}"
+        configs = configs_at(experiment, arguments, scheme, overrides, rates, TRIAL_SEED, experiment.held_out)
+        train(experiment.methods[name], configs, arguments, "rates.csv")
+        best[name] = best_rate(scheme, rates, by_scheme(kept_curves(arguments, "rates.csv", COLUMNS)))
     for seed in arguments.seeds or SEEDS:
         for name, overrides in chosen.items():
-            train(experiment, arguments, "curves.csv", name, setting, overrides, [best[name]], seed)
+            configs = configs_at(experiment, arguments, f"{setting}, {name}", overrides, [best[name]], seed)
+            train(experiment.methods[name], configs, arguments, "curves.csv")
 
 
-def train(
+def configs_at(
     experiment: Experiment,
     arguments: Arguments,
-    file: str,
-    name: str,
-    setting: str,
+    scheme: str,
     overrides: Overrides,
     rates: Sequence[float],
     seed: int,
-) -> None:
-    """Train a method at these rates, unless the file of curves has them."""
-    method = experiment.methods[name]
-    given = dict(word.split("=", 1) for word in arguments.overrides)
-    schemes = {
-        title(f"{setting}, {name}", rate): [
-            f"{key}={value}"
-            for key, value in {**overrides, **method.overrides, "local.optimizer.lr": rate, **given}.items()
-        ]
-        for rate in rates
-    }
-    configs = configs_of(CONFIGS / f"{experiment.config}.yaml", schemes, (seed,), arguments.into)
+    held_out: int | None = None,
+) -> dict[str, Config]:
+    """Return the configurations of a method at these rates; with held-out samples, for a share of the rounds."""
+    path, schemes = CONFIGS / f"{experiment.config}.yaml", {}
+    for rate in rates:
+        values = {**overrides, "local.optimizer.lr": rate}
+        words = [*(f"{key}={value}" for key, value in values.items()), *arguments.overrides]
+        if held_out is not None:
+            rounds = round(load_config(path, words).rounds * TRIAL)
+            words = [word for word in words if not word.startswith("rounds=")]
+            words += [f"data.holdout={held_out}", f"rounds={rounds}"]
+        schemes[title(scheme, rate)] = words
+    return configs_of(path, schemes, (seed,), arguments.into)
+
+
+def train(method: Method, configs: Mapping[str, Config], arguments: Arguments, file: str) -> None:
+    """Run what has no curve in the file."""
     curves_of(configs, arguments, file, columns=COLUMNS, run=partial(run_all, method.make))
 
 
