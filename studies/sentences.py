@@ -18,15 +18,14 @@ from sharding.rng import generator
 from train.data import DATASETS, Dataset, Split, default_root
 from train.data.files import load_files
 
-
 SCALE = 30.0
 
 
 class SentenceClassifier(nn.Module):
     """An encoder of transformers with frozen embeddings, the mean of its last states, and a linear head.
 
-    The head reads `SCALE` times the mean. So its logits move faster in a step of Adam, and one rate suits the head, which
-    is new, and what was pretrained.
+    The head reads `SCALE` times the mean. So its logits move faster in a step of Adam, and one rate suits both the new
+    head and what was pretrained.
     """
 
     def __init__(self, encoder: Any, num_classes: int) -> None:

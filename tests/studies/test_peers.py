@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from sharding import Residual, Shard
+from sharding import FactorizedLayer, Residual, Shard
 from studies import finetune
 from studies.peers import aggregation
 from studies.peers.federation import Federation
+from studies.peers.servers import redraw_terms
 from train.assembly import assemble
 from train.config.schema import load_config
 from train.rounds import run_rounds
@@ -115,6 +116,32 @@ def trained(shard, client):
     random = torch.Generator().manual_seed(client)
     values = {key: value + 0.1 * torch.randn(value.shape, generator=random) for key, value in shard.trained().items()}
     return shard.returned(values)
+
+
+def test_terms_that_are_drawn_anew_are_terms_of_the_same_weights():
+    exact = [word.replace("int4", "float32") for word in ON_INT4]
+    ours = federation("top_n, drawn anew", exact)
+    layers = {key: part for key, part in ours.server.model.named_modules() if isinstance(part, FactorizedLayer)}
+    before = {key: (layer.matrix().detach(), layer.u.detach().clone()) for key, layer in layers.items()}
+    redraw_terms(ours.server.model, seed=0, t=0)
+    for key, layer in layers.items():
+        weight, _ = before[key]
+        torch.testing.assert_close(layer.matrix(), weight, rtol=1e-5, atol=1e-5)
+        left, magnitudes, _ = torch.linalg.svd(weight, full_matrices=False)
+        cosines = (left.T @ layer.u / layer.u.norm(dim=0)).abs()
+        assert torch.allclose(cosines.amax(dim=0), torch.ones(layer.num_terms), atol=1e-3)
+        drawn = cosines.argmax(dim=0)
+        torch.testing.assert_close(layer.u.norm(dim=0) ** 2, magnitudes[drawn], rtol=1e-3, atol=1e-4)
+    assert any(not torch.allclose(layer.u, before[key][1], atol=1e-3) for key, layer in layers.items())
+
+
+def test_residual_is_sent_anew_after_terms_are_drawn_anew():
+    ours = federation("top_n, drawn anew", ON_INT4)
+    ((_, shard), *_) = ours.server.shards({0: 0.2}, 10)
+    anew = len(Residual(ours.server.residual.layers).to_bytes())
+    assert [ours.server.received_nbytes(shard, since, 10) - shard.nbytes for since in (0, 9)] == [anew, anew]
+    assert ours.server.received_nbytes(shard, 10, 19) == shard.nbytes
+    assert ours.server.received_nbytes(shard, None, 10) == shard.nbytes + len(ours.server.residual.to_bytes())
 
 
 @pytest.mark.parametrize("name", ["FedIT", "HetLoRA", "FlexLoRA", "FLoRA", "head only", "top_n, drawn anew"])
