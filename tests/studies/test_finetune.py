@@ -5,12 +5,14 @@ from importlib import reload
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from models import build_model, load_pretrained
 from studies import finetune, sentences
 from studies.curves import by_scheme, read_curves
 from studies.peers.federation import run_all
 from studies.runner import Arguments
+from train.assembly import make_model, read_dataset
 from train.config.schema import load_config
 
 TINY = {
@@ -104,3 +106,20 @@ def test_sentence_classifier_averages_the_states_of_tokens_that_are_not_padding(
     torch.testing.assert_close(model.eval()(torch.tensor([[2, 7, 9, 0, 0, 0]])), expected, rtol=1e-5, atol=1e-6)
     frozen = {name for name, part in model.named_parameters() if not part.requires_grad}
     assert frozen == {f"encoder.embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")}
+
+
+@pytest.mark.slow
+def test_networks_are_pretrained_once_and_their_weights_but_the_head_are_loaded(
+    tmp_path, drawn_data, started, monkeypatch
+):
+    monkeypatch.setenv("SHARDING_DATA", str(drawn_data))
+    weights = finetune.pretrained(Arguments("finetune_vision", tmp_path))
+    assert finetune.pretrained(Arguments("finetune_vision", tmp_path)) == weights
+    assert started == ["pretrained-0", "pretrained-narrow-0"]
+    for method, width in (("", 32), ("small sibling", 10)):
+        words = [f"{key}={value}" for key, value in weights[method].items()]
+        config = load_config(finetune.CONFIGS / "finetune_vision.yaml", words)
+        model, stored = make_model(config, read_dataset(config)), load_file(weights[method]["model.weights"])
+        assert model.conv1.weight.shape[0] == width
+        assert all(torch.equal(value, stored[name]) for name, value in model.state_dict().items() if "fc." not in name)
+        assert (len(stored["fc.bias"]), len(model.fc.bias)) == (100, 10)
