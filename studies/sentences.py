@@ -24,14 +24,16 @@ SCALE = 30.0
 class SentenceClassifier(nn.Module):
     """An encoder of transformers with frozen embeddings, the mean of its last states, and a linear head.
 
-    The head reads `SCALE` times the mean. So its logits move faster in a step of Adam, and one rate suits both the new
-    head and what was pretrained.
+    The head reads `SCALE` times the mean, and starts with weights that are as many times smaller. So its logits move
+    faster in a step of Adam, and one rate suits both the new head and what was pretrained.
     """
 
     def __init__(self, encoder: Any, num_classes: int) -> None:
         super().__init__()
         self.encoder = encoder
         self.head = nn.Linear(encoder.config.hidden_size, num_classes)
+        with torch.no_grad():
+            self.head.weight.div_(SCALE)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Map token ids (batch, length) to logits (batch, classes)."""
