@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from sharding import Residual, Shard
+from sharding.aggregation.faults import find_spoiled
 from sharding.client_sampling import Sampler
 from sharding.plan import Client
 from sharding.quantization import dequantize
@@ -68,23 +69,23 @@ class Federation:
         """Train round `t` and return its metrics."""
         task, server = self.task, self.server
         ratios: dict[Client, float] = {client: task.keep_ratios[client] for client in self.sampler.cohort(t)}
-        updates, losses, down = dict[Client, Shard](), list[float](), 0
+        updates, losses = dict[Client, Shard](), list[float]()
         shards = server.shards(ratios, t)
         engine = self._engine_of(server.residual)
+        down = first = server.first_nbytes * len(ratios.keys() - self.last.keys())
         for client, shard in shards:
-            down += server.received_nbytes(shard, self.last.get(client), t)
-            self.bytes_first += 0 if client in self.last else server.first_nbytes
+            down += server.sent_nbytes(shard, self.last.get(client), t)
             self.last[client] = t
             update = engine.train_client(client, replace(shard, residual=engine.job.residual.digest), t, task.lr(t))
-            if update.shard is not None and update.loss is not None:
+            if update.shard is not None and update.loss is not None and find_spoiled(update.shard) is None:
                 updates[client] = replace(update.shard, residual=shard.residual)
                 losses.append(float(update.loss))
         server.step(updates, task.num_samples)
         up = sum(update.nbytes for update in updates.values())
         line: dict[str, float | int | None] = {"round": t, "train_loss": fmean(losses) if losses else None}
         line |= {"bytes_down": down, "bytes_up": up, "num_clients": len(ratios), "num_aggregated": len(updates)}
-        line["bytes_first"] = self.bytes_first
-        return line
+        self.bytes_first += first
+        return line | {"bytes_first": self.bytes_first}
 
     def memory(self, ratio: float) -> int:
         """Return the bytes of a client's tensors while it trains, with frozen weights in their stored format."""

@@ -66,9 +66,15 @@ class MethodServer(ABC):
     def step(self, updates: Mapping[Client, Shard], samples: Mapping[Client, float]) -> None:
         """Average the updates of the round, and take the average as the new model."""
 
-    def received_nbytes(self, shard: Shard, since: int | None, t: int) -> int:
-        """Return the bytes that a client receives in round t if it last took part in round `since` (None: never)."""
-        return shard.nbytes + (self.first_nbytes if since is None else 0)
+    def sent_nbytes(self, shard: Shard, since: int | None, t: int) -> int:
+        """Return the bytes that a client receives in round t, without those of first contact.
+
+        Args:
+            shard: of the client.
+            since: the last round in which it took part; None for never.
+            t: the round.
+        """
+        return shard.nbytes
 
 
 class ShardServer(MethodServer):
@@ -100,11 +106,10 @@ class ShardServer(MethodServer):
             average.add(client, updates.get(client))
         self.server.step(average)
 
-    def received_nbytes(self, shard: Shard, since: int | None, t: int) -> int:
-        """Return the bytes that a client receives; after L was drawn anew, R is sent anew."""
+    def sent_nbytes(self, shard: Shard, since: int | None, t: int) -> int:
+        """Return the bytes of the shard, and of R if L was drawn anew since the client took part."""
         is_new = bool(self.redraw) and since is not None and since // self.redraw < t // self.redraw
-        anew = Residual(self.residual.layers).nbytes if is_new else 0
-        return super().received_nbytes(shard, since, t) + anew
+        return shard.nbytes + (Residual(self.residual.layers).nbytes if is_new else 0)
 
 
 class HeadServer(ShardServer):
@@ -162,7 +167,9 @@ class LoraServer(MethodServer):
 
     @torch.no_grad()
     def step(self, updates: Mapping[Client, Shard], samples: Mapping[Client, float]) -> None:
-        """Average the factors as the method does, and everything else by samples."""
+        """Average the factors as the method does, and everything else by samples; without updates nothing moves."""
+        if not updates:
+            return
         total = sum(samples[client] for client in updates)
         weights = [samples[client] / total for client in updates]
         for name, layer in self.layers.items():
@@ -205,12 +212,11 @@ class FloraServer(LoraServer):
         assert layer.residual is not None
         layer.residual += (u @ v.mT).to(layer.residual.dtype)
 
-    def received_nbytes(self, shard: Shard, since: int | None, t: int) -> int:
-        """Return the bytes of what all train, and of the stacks or the base."""
+    def sent_nbytes(self, shard: Shard, since: int | None, t: int) -> int:
+        """Return the bytes of what all train, and of the stacks since the client took part, or of the base."""
         rest = Shard({}, shard.dense, plan=shard.plan, residual=shard.residual).nbytes
-        if since is None:
-            return rest + self.first_nbytes
-        return rest + min(sum(self.stacks[since:t]), Residual(self.stored.layers).nbytes)
+        missed = 0 if since is None else sum(self.stacks[since:t])
+        return rest + min(missed, Residual(self.stored.layers).nbytes)
 
 
 @torch.no_grad()

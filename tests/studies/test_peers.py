@@ -112,6 +112,16 @@ def test_lora_starts_at_the_pretrained_model_and_moves_as_its_formula_says(name)
     torch.testing.assert_close(ours.server.model.state_dict()[name], mean)
 
 
+@pytest.mark.parametrize("name", ["top_n", "FlexLoRA", "FLoRA"])
+def test_round_without_a_finite_update_moves_nothing(name):
+    ours = federation(name, [*ON_INT4, "local.optimizer.lr=1e30"])
+    before = [part.weight.detach().clone() for part in ours.server.model.modules() if isinstance(part, FactorizedLayer)]
+    line = ours.train_round(0)
+    after = [part.weight.detach() for part in ours.server.model.modules() if isinstance(part, FactorizedLayer)]
+    assert line["num_aggregated"] == 0 < line["num_clients"]
+    assert all(map(torch.equal, before, after))
+
+
 def trained(shard, client):
     random = torch.Generator().manual_seed(client)
     values = {key: value + 0.1 * torch.randn(value.shape, generator=random) for key, value in shard.trained().items()}
@@ -139,9 +149,10 @@ def test_residual_is_sent_anew_after_terms_are_drawn_anew():
     ours = federation("top_n, drawn anew", ON_INT4)
     ((_, shard), *_) = ours.server.shards({0: 0.2}, 10)
     anew = len(Residual(ours.server.residual.layers).to_bytes())
-    assert [ours.server.received_nbytes(shard, since, 10) - shard.nbytes for since in (0, 9)] == [anew, anew]
-    assert ours.server.received_nbytes(shard, 10, 19) == shard.nbytes
-    assert ours.server.received_nbytes(shard, None, 10) == shard.nbytes + len(ours.server.residual.to_bytes())
+    more = [
+        ours.server.sent_nbytes(shard, since, t) - shard.nbytes for since, t in ((0, 10), (9, 10), (10, 19), (None, 10))
+    ]
+    assert more == [anew, anew, 0, 0]
 
 
 @pytest.mark.parametrize("name", ["FedIT", "HetLoRA", "FlexLoRA", "FLoRA", "head only", "top_n, drawn anew"])
