@@ -4,7 +4,8 @@
 - `finetune_vision`: a ResNet, pretrained on CIFAR-100 by this study, on CIFAR-10 (configs/finetune_vision.yaml).
 
 A setting has the clients' ranks and the skew of their data. In each, every method tries three rates on a seed of its
-own and on samples held out of the training data, and then trains at the best one. docs/results/finetune_plan.md is the
+own and on samples held out of the training data, a fourth if the lowest or the highest is the best, and then trains at
+the best one. docs/results/finetune_plan.md is the
 plan. `--only METHOD …` runs these methods.
 """
 
@@ -35,8 +36,8 @@ COLUMNS = ("rounds", "bytes_up", "bytes_down", "num_aggregated", "test_accuracy"
 TRIAL_SEED, SEEDS = 1000, (0, 1, 2)
 TRIAL = 1 / 3  # of the rounds
 REDRAW = 10  # rounds between draws of L
-LOW, HIGH = (3e-4, 1e-3, 3e-3), (1e-3, 3e-3, 1e-2)
-VISION_LOW, VISION_HIGH = (0.01, 0.02, 0.05), (0.02, 0.05, 0.1)
+LOW, HIGH = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2), (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+VISION_LOW, VISION_HIGH = (0.005, 0.01, 0.02, 0.05, 0.1), (0.01, 0.02, 0.05, 0.1, 0.2)
 
 Overrides = Mapping[str, object]
 
@@ -46,7 +47,7 @@ class Method(NamedTuple):
 
     Attributes:
         make: builds its server.
-        rates: values of `local.optimizer.lr`.
+        rates: five values of `local.optimizer.lr`: the middle three, and one on each side for where those get better.
         overrides: of a setting.
     """
 
@@ -218,10 +219,13 @@ def run_wave(experiment: Experiment, arguments: Arguments, setting: str, chosen:
     """Try the rates of these methods, given with overrides, and train each at its best rate, seed by seed."""
     best = {}
     for name, overrides in chosen.items():
-        rates, scheme = experiment.methods[name].rates, f"{setting}, {name}"
-        configs = configs_at(experiment, arguments, scheme, overrides, rates, TRIAL_SEED, experiment.held_out)
-        train(experiment.methods[name], configs, arguments, "rates.csv")
-        best[name] = best_rate(scheme, rates, by_scheme(kept_curves(arguments, "rates.csv", COLUMNS)))
+        method, scheme = experiment.methods[name], f"{setting}, {name}"
+        lowest, *rates, highest = method.rates
+        for next_one in ({rates[0]: lowest, rates[-1]: highest}, {}):
+            configs = configs_at(experiment, arguments, scheme, overrides, rates, TRIAL_SEED, experiment.held_out)
+            train(method, configs, arguments, "rates.csv")
+            best[name] = best_rate(scheme, rates, by_scheme(kept_curves(arguments, "rates.csv", COLUMNS)))
+            rates += [next_one[best[name]]] if best[name] in next_one else []
     for seed in arguments.seeds or SEEDS:
         for name, overrides in chosen.items():
             configs = configs_at(experiment, arguments, f"{setting}, {name}", overrides, [best[name]], seed)

@@ -41,26 +41,31 @@ def test_every_method_of_every_setting_is_a_valid_configuration(name, registered
             values = {**setting.overrides, "model.weights": "x", **method.overrides}
             config = load_config(finetune.CONFIGS / f"{study.config}.yaml", [f"{k}={v}" for k, v in values.items()])
             assert (config.result, config.server_optimizer.name, config.local.decay) == ("last", "plain", 0)
-            assert len(method.rates) == 3
+            assert sorted(method.rates) == [*method.rates]
+            assert len(method.rates) == 5
             seen.append(method)
     assert all(method in seen for method in study.methods.values())
 
 
 def test_study_tries_rates_on_held_out_samples_and_runs_once(tmp_path, monkeypatch, capsys):
-    factors, arguments = (0.05, 0.1, 0.2), Arguments("finetune", tmp_path, seeds=(0, 1))
+    factors, arguments = (0.025, 0.05, 0.1, 0.2, 0.4), Arguments("finetune", tmp_path, seeds=(0, 1))
     study = experiment(
         top_n=finetune.Method(finetune.ours, factors),
         FLoRA=finetune.Method(finetune.flora, factors, {"residual": "float32"}),
     )
     finetune.run(study, arguments)
-    first = (tmp_path / "summary.md").read_text(encoding="utf-8")
+    text = (tmp_path / "summary.md").read_text(encoding="utf-8")
     trials, curves = (by_scheme(read_curves(tmp_path / file)) for file in ("rates.csv", "curves.csv"))
     assert set(trials.seed) == {1000}
     assert trials.rounds.max() == 1  # a third
     assert curves.scheme.nunique() == 2
     ends = trials.set_index("scheme").test_accuracy
     for method in ("top_n", "FLoRA"):
-        best = max(factors, key=lambda rate: ends[f"uneven, α = 1, {method}, lr {rate}"])
+        accuracies = {rate: ends.get(f"uneven, α = 1, {method}, lr {rate}") for rate in factors}
+        tried = {rate: accuracy for rate, accuracy in accuracies.items() if accuracy is not None}
+        first = max(factors[1:4], key=lambda rate: tried[rate])
+        assert {*tried} == {*factors[1:4]} | {0.05: {0.025}, 0.1: set(), 0.2: {0.4}}[first]
+        best = max(tried, key=lambda rate: (tried[rate], rate in factors[1:4], -rate))
         assert set(curves[curves.scheme == f"uneven, α = 1, {method}, lr {best}"].seed) == {0, 1}
     lines = [
         json.loads(line)
@@ -71,8 +76,8 @@ def test_study_tries_rates_on_held_out_samples_and_runs_once(tmp_path, monkeypat
     monkeypatch.setattr("studies.peers.federation.run", lambda *_: pytest.fail("it trains"))
     finetune.run(study, arguments)
     finetune.run(study, Arguments("finetune", tmp_path, only=()))
-    assert (tmp_path / "summary.md").read_text(encoding="utf-8") == first
-    row = next(line for line in first.splitlines() if "| FLoRA" in line and "0, 1" in line)
+    assert (tmp_path / "summary.md").read_text(encoding="utf-8") == text
+    row = next(line for line in text.splitlines() if "| FLoRA" in line and "0, 1" in line)
     percents = 100 * curves[curves.scheme.str.contains("FLoRA") & (curves.rounds == 3)].test_accuracy
     assert f"| {percents.mean():.1f} ± {percents.std():.1f} |" in row
 
