@@ -90,7 +90,8 @@ class Federation:
     def memory(self, ratio: float) -> int:
         """Return the bytes of a client's tensors while it trains, with frozen weights in their stored format."""
         task, server = self.task, self.server
-        parts = client_memory(server.planner, server.model, ratio, task.dataset, task.config.local, task.job.clip)
+        of_run = max(task.keep_ratios.values()), task.dataset, task.config.local, task.job.clip
+        parts = client_memory(server.planner, server.model, ratio, *of_run)
         stored = server.stored
         return (
             parts.total - parts.frozen + sum(part.nbytes for part in (*stored.layers.values(), *stored.dense.values()))
