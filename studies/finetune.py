@@ -24,7 +24,7 @@ from studies.curves import by_scheme, ends
 from studies.options import title
 from studies.peers import aggregation
 from studies.peers.federation import EXTRA, MakeServer, run_all
-from studies.peers.servers import FloraServer, HeadServer, LoraServer, ShardServer
+from studies.peers.servers import FloraServer, HeadServer, HetloraServer, LoraServer, ShardServer
 from studies.runner import CONFIGS, Arguments, configs_of, curves_of, kept_curves, write_summary
 from train.assembly import make_planner
 from train.config.schema import Config, load_config
@@ -98,6 +98,11 @@ def lora(aggregate: aggregation.Aggregate, config: Config, start: nn.Module, mod
     return LoraServer(start, model, aggregate, config.seed)
 
 
+def hetlora(config: Config, start: nn.Module, model: nn.Module) -> HetloraServer:
+    """Return HetLoRA's server."""
+    return HetloraServer(start, model, config.seed)
+
+
 def flora(config: Config, start: nn.Module, model: nn.Module) -> FloraServer:
     """Return FLoRA's server."""
     return FloraServer(start, model, config.seed)
@@ -124,7 +129,7 @@ def methods(
     redrawn = partial(ours, redraw=REDRAW)
     return {
         "top_n": Method(ours, factors),
-        "HetLoRA": Method(partial(lora, aggregation.hetlora), factors),
+        "HetLoRA": Method(hetlora, factors),
         "FlexLoRA": Method(partial(lora, aggregation.flexlora), factors),
         "head only": Method(partial(head, last), of_head),
         "dense FedAvg": Method(ours, whole, fedavg),

@@ -27,7 +27,7 @@ from sharding.quantization import format_of, quantize
 from sharding.rng import generator, seed_of
 from sharding.shard import Terms
 from sharding.spectrum import compose, decompose
-from studies.peers.aggregation import Aggregate, flora
+from studies.peers.aggregation import Aggregate, flora, hetlora
 
 
 class MethodServer(ABC):
@@ -183,6 +183,19 @@ class LoraServer(MethodServer):
     def take(self, layer: FactorizedLayer, u: Tensor, v: Tensor) -> None:
         """Take the averaged factors of a layer."""
         set_factors(layer, u, v)
+
+
+class HetloraServer(LoraServer):
+    """HetLoRA: columns that no client of a round has stay as they are."""
+
+    def __init__(self, start: nn.Module, model: nn.Module, seed: int) -> None:
+        super().__init__(start, model, hetlora, seed)
+
+    def take(self, layer: FactorizedLayer, u: Tensor, v: Tensor) -> None:
+        """Take the averaged factors, and keep the other columns."""
+        sides = ((layer.u, u), (layer.v, v))
+        u, v = (torch.cat([new, old.detach()[:, new.shape[1] :].double()], dim=1) for old, new in sides)
+        super().take(layer, u, v)
 
 
 class FloraServer(LoraServer):

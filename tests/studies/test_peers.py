@@ -112,6 +112,20 @@ def test_lora_starts_at_the_pretrained_model_and_moves_as_its_formula_says(name)
     torch.testing.assert_close(ours.server.model.state_dict()[name], mean)
 
 
+@pytest.mark.parametrize("name", ["HetLoRA", "FlexLoRA"])
+def test_strong_clients_keep_their_rank_after_a_round_of_weak_ones(name):
+    ours = federation(name)
+    weak = {client: ratio for client, ratio in ours.task.keep_ratios.items() if ratio == 0.2}
+    moved = {client: trained(shard, client) for client, shard in ours.server.shards(weak, 0)}
+    before = {key: layer.v.detach()[:, 4:].clone() for key, layer in ours.server.layers.items()}
+    ours.server.step(moved, ours.task.num_samples)
+    ((_, shard), *_) = ours.server.shards({0: 0.4}, 1)
+    assert shard.terms["stages.1.0.conv1"].v.shape[1] == 7
+    if name == "HetLoRA":
+        kept = ours.server.layers["stages.1.0.conv1"].v[:, 4:]
+        assert torch.equal(kept, before["stages.1.0.conv1"])
+
+
 @pytest.mark.parametrize("name", ["top_n", "FlexLoRA", "FLoRA"])
 def test_round_without_a_finite_update_moves_nothing(name):
     ours = federation(name, [*ON_INT4, "local.optimizer.lr=1e30"])
