@@ -36,7 +36,13 @@ COLUMNS = ("rounds", "bytes_up", "bytes_down", "num_aggregated", "test_accuracy"
 TRIAL_SEED, SEEDS = 1000, (0, 1, 2)
 TRIAL = 1 / 3  # of the rounds
 REDRAW = 10  # rounds between draws of L
-LOW, HIGH = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2), (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+WHOLE, TERMS, LORA, HEAD = (  # rates of texts; those of the head are for 30 times the mean state
+    (1e-5, 3e-5, 1e-4, 3e-4, 1e-3),
+    (3e-5, 1e-4, 3e-4, 1e-3, 3e-3),
+    (1e-4, 3e-4, 1e-3, 3e-3, 1e-2),
+    (1e-3, 3e-3, 1e-2, 3e-2, 1e-1),
+)
+HEAD_RATE = 0.3  # of the head of texts, whatever the rate of all else
 VISION_LOW, VISION_HIGH = (0.005, 0.01, 0.02, 0.05, 0.1), (0.01, 0.02, 0.05, 0.1, 0.2)
 
 Overrides = Mapping[str, object]
@@ -49,11 +55,13 @@ class Method(NamedTuple):
         make: builds its server.
         rates: five values of `local.optimizer.lr`: the middle three, and one on each side for where those get better.
         overrides: of a setting.
+        at: returns further overrides for a rate.
     """
 
     make: MakeServer
     rates: Sequence[float]
     overrides: Overrides = MappingProxyType({})
+    at: Callable[[float], Overrides] = lambda rate: {}
 
 
 class Setting(NamedTuple):
@@ -114,33 +122,47 @@ def head(name: str, config: Config, start: nn.Module, model: nn.Module) -> HeadS
 
 
 def methods(
-    last: str, whole: Sequence[float], factors: Sequence[float], of_head: Sequence[float], weakest: float
+    last: str,
+    whole: Sequence[float],
+    terms: Sequence[float],
+    of_lora: Sequence[float],
+    of_head: Sequence[float],
+    weakest: float,
 ) -> dict[str, Method]:
     """Return all methods by name.
 
     Args:
         last: the name of the last layer.
         whole: rates of dense training.
-        factors: rates of factors.
+        terms: rates of the terms of weights.
+        of_lora: rates of LoRA's factors.
         of_head: rates of the last layer.
         weakest: the smallest keep ratio, which FedIT has for all clients.
     """
     exact, fedavg = {"residual": "float32"}, {"strategy": "dense", "residual": "null"}
     redrawn = partial(ours, redraw=REDRAW)
     return {
-        "top_n": Method(ours, factors),
-        "HetLoRA": Method(hetlora, factors),
-        "FlexLoRA": Method(partial(lora, aggregation.flexlora), factors),
+        "top_n": Method(ours, terms),
+        "HetLoRA": Method(hetlora, of_lora),
+        "FlexLoRA": Method(partial(lora, aggregation.flexlora), of_lora),
         "head only": Method(partial(head, last), of_head),
         "dense FedAvg": Method(ours, whole, fedavg),
-        "FedIT": Method(partial(lora, aggregation.fedit), factors, {"keep_ratio": weakest}),
-        "FLoRA": Method(flora, factors, exact),
-        "top_n, drawn anew": Method(redrawn, factors),
-        "top_n, exact residual": Method(ours, factors, exact),
-        "collective": Method(ours, factors, {"strategy": "collective"}),
-        "unbiased": Method(ours, factors, {"strategy": "unbiased"}),
-        "collective, drawn anew": Method(redrawn, factors, {"strategy": "collective"}),
-        "unbiased, drawn anew": Method(redrawn, factors, {"strategy": "unbiased"}),
+        "FedIT": Method(partial(lora, aggregation.fedit), of_lora, {"keep_ratio": weakest}),
+        "FLoRA": Method(flora, of_lora, exact),
+        "top_n, drawn anew": Method(redrawn, terms),
+        "top_n, exact residual": Method(ours, terms, exact),
+        "collective": Method(ours, terms, {"strategy": "collective"}),
+        "unbiased": Method(ours, terms, {"strategy": "unbiased"}),
+        "collective, drawn anew": Method(redrawn, terms, {"strategy": "collective"}),
+        "unbiased, drawn anew": Method(redrawn, terms, {"strategy": "unbiased"}),
+    }
+
+
+def with_head_rate(named: Mapping[str, Method]) -> dict[str, Method]:
+    """Return the methods with a head that learns at `HEAD_RATE`; "head only" tries rates of the head."""
+    return {
+        name: method if name == "head only" else method._replace(at=lambda rate: {"model.scale": HEAD_RATE / rate})
+        for name, method in named.items()
     }
 
 
@@ -182,7 +204,7 @@ EXPERIMENTS = {
         600,
         minilm,
         settings(f"{{{RANKS[4]}: 0.6, {RANKS[16]}: 0.4}}", RANKS[8]),
-        methods("head", LOW, HIGH, HIGH, RANKS[4]),
+        with_head_rate(methods("head", WHOLE, TERMS, LORA, HEAD, RANKS[4])),
     ),
     "finetune_vision": Experiment(
         "finetune_vision",
@@ -191,7 +213,7 @@ EXPERIMENTS = {
         pretrained,
         settings("{0.05: 0.6, 0.2: 0.4}", 0.1, (*FIRST, "small sibling")),
         {
-            **methods("fc", VISION_LOW, VISION_LOW, VISION_HIGH, 0.05),
+            **methods("fc", VISION_LOW, VISION_LOW, VISION_LOW, VISION_HIGH, 0.05),
             "small sibling": Method(ours, VISION_LOW, {"strategy": "dense", "residual": "null"}),
         },
     ),
@@ -227,35 +249,36 @@ def run_wave(experiment: Experiment, arguments: Arguments, setting: str, chosen:
         method, scheme = experiment.methods[name], f"{setting}, {name}"
         lowest, *rates, highest = method.rates
         for next_one in ({rates[0]: lowest, rates[-1]: highest}, {}):
-            configs = configs_at(experiment, arguments, scheme, overrides, rates, TRIAL_SEED, experiment.held_out)
+            configs = configs_at(experiment, arguments, name, setting, overrides, rates, TRIAL_SEED, True)
             train(method, configs, arguments, "rates.csv")
             best[name] = best_rate(scheme, rates, by_scheme(kept_curves(arguments, "rates.csv", COLUMNS)))
             rates += [next_one[best[name]]] if best[name] in next_one else []
     for seed in arguments.seeds or SEEDS:
         for name, overrides in chosen.items():
-            configs = configs_at(experiment, arguments, f"{setting}, {name}", overrides, [best[name]], seed)
+            configs = configs_at(experiment, arguments, name, setting, overrides, [best[name]], seed)
             train(experiment.methods[name], configs, arguments, "curves.csv")
 
 
 def configs_at(
     experiment: Experiment,
     arguments: Arguments,
-    scheme: str,
+    name: str,
+    setting: str,
     overrides: Overrides,
     rates: Sequence[float],
     seed: int,
-    held_out: int | None = None,
+    is_trial: bool = False,
 ) -> dict[str, Config]:
-    """Return the configurations of a method at these rates; with held-out samples, for a share of the rounds."""
+    """Return the configurations of a method at these rates; a trial has held-out samples and a share of the rounds."""
     path, schemes = CONFIGS / f"{experiment.config}.yaml", {}
     for rate in rates:
-        values = {**overrides, "local.optimizer.lr": rate}
+        values = {**overrides, "local.optimizer.lr": rate, **experiment.methods[name].at(rate)}
         words = [*(f"{key}={value}" for key, value in values.items()), *arguments.overrides]
-        if held_out is not None:
+        if is_trial:
             rounds = round(load_config(path, words).rounds * TRIAL)
             words = [word for word in words if not word.startswith("rounds=")]
-            words += [f"data.holdout={held_out}", f"rounds={rounds}"]
-        schemes[title(scheme, rate)] = words
+            words += [f"data.holdout={experiment.held_out}", f"rounds={rounds}"]
+        schemes[title(f"{setting}, {name}", rate)] = words
     return configs_of(path, schemes, (seed,), arguments.into)
 
 

@@ -18,32 +18,30 @@ from sharding.rng import generator
 from train.data import DATASETS, Dataset, Split, default_root
 from train.data.files import load_files
 
-SCALE = 30.0
-
 
 class SentenceClassifier(nn.Module):
     """An encoder of transformers with frozen embeddings, the mean of its last states, and a linear head.
 
-    The head reads `SCALE` times the mean, and starts with weights that are as many times smaller. So its logits move
-    faster in a step of Adam, and one rate suits both the new head and what was pretrained.
+    The head reads `scale` times the mean, and starts with weights that are as many times smaller. So its logits move as
+    if the head's rate were `scale` times that of all else, in an optimizer like Adam, whose steps have one size.
     """
 
-    def __init__(self, encoder: Any, num_classes: int) -> None:
+    def __init__(self, encoder: Any, num_classes: int, scale: float) -> None:
         super().__init__()
-        self.encoder = encoder
+        self.encoder, self.scale = encoder, scale
         self.head = nn.Linear(encoder.config.hidden_size, num_classes)
         with torch.no_grad():
-            self.head.weight.div_(SCALE)
+            self.head.weight.div_(scale)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Map token ids (batch, length) to logits (batch, classes)."""
         mask = (ids != self.encoder.config.pad_token_id).long()
         states = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
-        return self.head(SCALE * (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
+        return self.head(self.scale * (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
 
 
 def build_classifier(
-    input_shape: tuple[int, ...], num_classes: int, *, weights: str | None = None
+    input_shape: tuple[int, ...], num_classes: int, *, weights: str | None = None, scale: float = 30.0
 ) -> SentenceClassifier:
     """Build it with random weights, of the architecture in a folder or on the Hugging Face hub."""
     from transformers import AutoConfig, AutoModel  # noqa: PLC0415 - an extra
@@ -55,7 +53,7 @@ def build_classifier(
     for layer in encoder.modules():
         if isinstance(layer, nn.Embedding):
             layer.weight.requires_grad_(False)
-    return SentenceClassifier(encoder, num_classes)
+    return SentenceClassifier(encoder, num_classes, scale)
 
 
 def load_encoder(model: SentenceClassifier, weights: str) -> None:

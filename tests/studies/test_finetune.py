@@ -38,7 +38,7 @@ def test_every_method_of_every_setting_is_a_valid_configuration(name, registered
     study, seen = finetune.EXPERIMENTS[name], []
     for setting in study.settings.values():
         for method in (study.methods[name] for wave in setting.waves for name in wave):
-            values = {**setting.overrides, "model.weights": "x", **method.overrides}
+            values = {**setting.overrides, "model.weights": "x", **method.overrides, **method.at(method.rates[0])}
             config = load_config(finetune.CONFIGS / f"{study.config}.yaml", [f"{k}={v}" for k, v in values.items()])
             assert (config.result, config.server_optimizer.name, config.local.decay) == ("last", "plain", 0)
             assert sorted(method.rates) == [*method.rates]
@@ -108,6 +108,7 @@ def test_sentence_classifier_averages_the_states_of_tokens_that_are_not_padding(
     load_pretrained("sentence_classifier", model, str(tmp_path))
     states = reference(input_ids=torch.tensor([[2, 7, 9]])).last_hidden_state
     expected = model.head(30 * states.mean(1))
+    assert model.head.weight.abs().max() <= 1 / 30 / 4
     torch.testing.assert_close(model.eval()(torch.tensor([[2, 7, 9, 0, 0, 0]])), expected, rtol=1e-5, atol=1e-6)
     frozen = {name for name, part in model.named_parameters() if not part.requires_grad}
     assert frozen == {f"encoder.embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")}
