@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from studies import beyond as beyond_study
+from studies import finetune as finetune_study
 from studies import multi_task as multi_task_study
 from studies import options as options_study
 from studies import uploads, wireless
@@ -209,6 +210,29 @@ def _by_rate(title: str, names: pd.Series, rates: pd.Series, values: pd.Series) 
     table = table.pivot_table(index="name", columns="rate", values="value", aggfunc="last", sort=False)
     table = table.reindex(columns=sorted(table, key=float)).fillna(NOTHING)
     return markdown_table([title, *(f"lr = {rate}" for rate in table)], table.itertuples())
+
+
+def finetune_trials() -> str:
+    """Return the accuracy of the trials that chose the rates of methods of federated fine-tuning."""
+    return _finetune_trials("rates.csv")
+
+
+def finetune_one_rate() -> str:
+    """Return bytes, memory and accuracy of each method of federated fine-tuning in the first protocol."""
+    return frame_table(
+        finetune_study.table(finetune_study.EXPERIMENTS["finetune"], curves("finetune", "one_rate_curves.csv")), 2
+    )
+
+
+def finetune_one_rate_trials() -> str:
+    """Return the trials of the first protocol."""
+    return _finetune_trials("one_rate_rates.csv")
+
+
+def _finetune_trials(file: str) -> str:
+    table = finetune_study.rates_table(curves("finetune", file))
+    names = table.setting + ", " + table.method
+    return _by_rate("after five rounds, held-out texts, %", names, table.rate, table["accuracy, %"])
 
 
 # The paper's tables
@@ -494,6 +518,7 @@ PARTS: Mapping[str, Table] = {
         *(beyond, beyond_shakespeare, uneven, quickstart),
         *(wire, wires, wire_options),
         *(options, options_gains, options_trials, scaled, capacity_trials),
+        *(finetune_trials, finetune_one_rate, finetune_one_rate_trials),
         *(medium, spectra, learning_rates),
         *(uneven_clients, shakespeare_uploads, cifar100_uploads, joint_sampling, multi_task),
         *(calibration, calibration_gpt, finetune_memory, decay, engines, peers, cluster),

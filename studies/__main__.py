@@ -19,7 +19,7 @@ os.environ["MPLBACKEND"] = "agg"  # pictures go to files; a notebook's backend m
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # others may have packages of our names, as `models`
 
 from sharding.errors import UserError
-from studies import beyond, multi_task, options, uploads, wireless
+from studies import beyond, finetune, multi_task, options, uploads, wireless
 from studies.runner import Arguments
 from studies.upload_studies import UPLOADS
 from train.cli.arguments import positive
@@ -33,6 +33,7 @@ STUDIES: dict[str, Callable[[Arguments], None]] = {
     **{name: partial(beyond.run, experiment) for name, experiment in beyond.EXPERIMENTS.items()},
     **{name: partial(options.run, experiment) for name, experiment in options.EXPERIMENTS.items()},
     "capacity": partial(options.run_trials, options.CAPACITY),
+    **{name: partial(finetune.run, experiment) for name, experiment in finetune.EXPERIMENTS.items()},
 }
 
 

@@ -127,7 +127,7 @@ class PeakMemory(TorchDispatchMode):
         }
         results = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(results):
-            if isinstance(tensor, Tensor):
+            if isinstance(tensor, Tensor) and not tensor.is_meta:
                 storage = tensor.untyped_storage()
                 if storage._cdata not in known and storage._cdata not in self._live:
                     self._live[storage._cdata] = storage.nbytes()

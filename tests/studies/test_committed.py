@@ -9,8 +9,11 @@ from studies import __main__ as command
 from studies.curves import read_curves, write_curves
 
 RESULTS = Path(__file__).parents[2] / "results"
-NOT_RUN = {"wireless_synthetic"}  # its records are of another simulator: results/wireless
-PARTLY_RUN = ("beyond", "beyond_shakespeare", "capacity")
+NOT_RUN = {
+    "wireless_synthetic",  # its records are of another simulator: results/wireless
+    "finetune_vision",  # planned: docs/results/finetune_plan.md
+}
+PARTLY_RUN = ("beyond", "beyond_shakespeare", "capacity", "finetune")
 
 
 def test_every_study_has_committed_curves():

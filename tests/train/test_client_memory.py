@@ -105,3 +105,10 @@ def test_memory_agrees_with_a_process_within_a_fifth(overrides):
     measured = int(re.search(r"\d+", done.stdout)[0])
     print(f"{memory.total / 1e6:.0f} MB told, {measured / 1e6:.0f} MB measured")
     assert 0.8 < memory.total / measured < 1.25
+
+
+def test_peak_memory_does_not_count_tensors_without_values():
+    with PeakMemory() as peak:
+        small = torch.ones(10)
+        torch.empty(1000, device="meta").add(1)
+    assert peak.nbytes == small.nbytes

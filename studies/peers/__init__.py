@@ -1,0 +1,1 @@
+"""Other methods of federated fine-tuning, trained by the same clients as ours."""

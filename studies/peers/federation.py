@@ -1,0 +1,138 @@
+"""Rounds of a method of federated fine-tuning, with the data, cohorts, batches and clients of a configured run.
+
+The clients train on the residual's values in float32, which are those of its stored format: they need not be computed
+in each step. Bytes and memory are those of the stored format.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Self
+
+import pandas as pd
+import torch
+from torch import nn
+
+from sharding import Residual, Shard
+from sharding.aggregation.faults import find_spoiled
+from sharding.client_sampling import Sampler
+from sharding.plan import Client
+from sharding.quantization import dequantize
+from studies.curves import evaluations
+from studies.peers.servers import MethodServer
+from train.assembly import assemble, make_model
+from train.client_memory import client_memory
+from train.config.schema import Config
+from train.engines.sequential import SequentialEngine
+from train.evaluation import evaluate
+from train.experiment import Task
+from train.frame import round_frame
+from train.rundir.file_names import METRICS_FILE
+from train.utils.jsonl import read_lines
+
+EXTRA = (  # of a curve, beside the columns of all studies
+    "bytes_first",  # of the residuals that clients received on first contact
+    "memory_least",  # bytes of a client with the smallest keep ratio while it trains
+    "memory_most",  # with the largest
+)
+MakeServer = Callable[[Config, nn.Module, nn.Module], MethodServer]  # of a run, its first model, and the dense one
+
+
+@dataclass
+class Federation:
+    """A method's server and the clients.
+
+    Attributes:
+        task: data, keep ratios and step sizes.
+        sampler: chooses the cohorts.
+        server: the method's.
+        last: the last round of each client that took part.
+        bytes_first: that clients received on first contact so far.
+    """
+
+    task: Task
+    sampler: Sampler
+    server: MethodServer
+    last: dict[Client, int] = field(default_factory=dict)
+    bytes_first: int = 0
+    _engine: tuple[str, SequentialEngine] | None = None
+
+    @classmethod
+    def of(cls, config: Config, make: MakeServer) -> Self:
+        """Build the start of a run."""
+        experiment = assemble(config)
+        (task,) = experiment.tasks.values()
+        return cls(task, experiment.sampler, make(config, experiment.model, make_model(config, task.dataset)))
+
+    def train_round(self, t: int) -> dict[str, float | int | None]:
+        """Train round `t` and return its metrics."""
+        task, server = self.task, self.server
+        ratios: dict[Client, float] = {client: task.keep_ratios[client] for client in self.sampler.cohort(t)}
+        updates, losses = dict[Client, Shard](), list[float]()
+        shards = server.shards(ratios, t)
+        engine = self._engine_of(server.residual)
+        down = first = server.first_nbytes * len(ratios.keys() - self.last.keys())
+        for client, shard in shards:
+            down += server.sent_nbytes(shard, self.last.get(client), t)
+            self.last[client] = t
+            update = engine.train_client(client, replace(shard, residual=engine.job.residual.digest), t, task.lr(t))
+            if update.shard is not None and update.loss is not None and find_spoiled(update.shard) is None:
+                updates[client] = replace(update.shard, residual=shard.residual)
+                losses.append(float(update.loss))
+        server.step(updates, task.num_samples)
+        up = sum(update.nbytes for update in updates.values())
+        line: dict[str, float | int | None] = {"round": t, "train_loss": fmean(losses) if losses else None}
+        line |= {"bytes_down": down, "bytes_up": up, "num_clients": len(ratios), "num_aggregated": len(updates)}
+        self.bytes_first += first
+        return line | {"bytes_first": self.bytes_first}
+
+    def memory(self, ratio: float) -> int:
+        """Return the bytes of a client's tensors while it trains, with frozen weights in their stored format."""
+        task, server = self.task, self.server
+        of_run = max(task.keep_ratios.values()), task.dataset, task.config.local, task.job.clip
+        parts = client_memory(server.planner, server.model, ratio, *of_run)
+        stored = server.stored
+        return (
+            parts.total - parts.frozen + sum(part.nbytes for part in (*stored.layers.values(), *stored.dense.values()))
+        )
+
+    def _engine_of(self, residual: Residual) -> SequentialEngine:
+        """Return what trains clients on this residual."""
+        if self._engine is None or self._engine[0] != residual.digest:
+            structure = dict(self.server.structure.named_parameters())
+            columns = {name: structure[f"{name}.weight"][0].numel() for name in residual.layers}
+            layers = {
+                name: dequantize(stored, columns[name], torch.float32) for name, stored in residual.layers.items()
+            }
+            job = replace(self.task.job, model=self.server.structure, residual=Residual(layers, residual.dense))
+            self._engine = residual.digest, SequentialEngine(job)
+        return self._engine[1]
+
+
+def run_all(make: MakeServer, configs: Mapping[str, Config], *_: object) -> pd.DataFrame:
+    """Run what is missing, one run at a time, and return the curves of all runs with their clients' memory.
+
+    An interrupted run starts again.
+    """
+    for config in configs.values():
+        if len(read_lines(config.directory / METRICS_FILE)) < config.rounds:
+            run(config, make)
+    rounds = round_frame({name: read_lines(config.directory / METRICS_FILE) for name, config in configs.items()})
+    return evaluations(rounds).merge(rounds[["run", "rounds", *EXTRA]], on=["run", "rounds"])
+
+
+def run(config: Config, make: MakeServer) -> None:
+    """Train as configured, and write the metrics, one line per round."""
+    federation = Federation.of(config, make)
+    dataset, ratios = federation.task.dataset, federation.task.keep_ratios.values()
+    memory = {"memory_least": federation.memory(min(ratios)), "memory_most": federation.memory(max(ratios))}
+    config.directory.mkdir(parents=True, exist_ok=True)
+    with (config.directory / METRICS_FILE).open("w", encoding="utf-8") as file:
+        for t in range(config.rounds):
+            line = federation.train_round(t) | memory
+            if config.evaluates(t):
+                line["test_accuracy"], line["test_loss"] = evaluate(federation.server.model, dataset, dataset.test)
+                print(f"{config.directory.name}, round {t + 1}: {line['test_accuracy']:.1%}", flush=True)
+            file.write(json.dumps(line) + "\n")
+            file.flush()

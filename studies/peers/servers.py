@@ -1,0 +1,284 @@
+"""The servers of the methods that are compared: what a client receives, and how updates are averaged.
+
+All send `Shard`s, so clients train alike and bytes are counted alike.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from sharding import (
+    FactorizedLayer,
+    Residual,
+    Server,
+    Shard,
+    ShardPlanner,
+    draw_terms,
+    merge,
+    optimal_inclusion,
+)
+from sharding.factorization import num_terms
+from sharding.modules.state import dense_state
+from sharding.modules.wrappers import named_modules, named_parameters
+from sharding.plan import Client, Plan
+from sharding.quantization import format_of, quantize
+from sharding.rng import generator, seed_of
+from sharding.shard import Terms
+from sharding.spectrum import compose, decompose
+from studies.peers.aggregation import Aggregate, flora, hetlora
+
+
+class MethodServer(ABC):
+    """A method's server.
+
+    Attributes:
+        model: with the server's values.
+        structure: of the clients' models, from which `client_model` makes them.
+        planner: plans shards of the size of this method's.
+    """
+
+    model: nn.Module
+    structure: nn.Module
+    planner: ShardPlanner
+
+    @property
+    def residual(self) -> Residual:
+        """What is frozen on every client."""
+        return Residual.of(self.model)
+
+    @property
+    def stored(self) -> Residual:
+        """What is frozen as a client receives and stores it."""
+        return self.residual
+
+    @property
+    def first_nbytes(self) -> int:
+        """The bytes that a client receives once, on first contact."""
+        return self.stored.nbytes if len(self.stored) else 0
+
+    @abstractmethod
+    def shards(self, ratios: Mapping[Client, float], t: int) -> Iterator[tuple[Client, Shard]]:
+        """Yield each client's shard of round t."""
+
+    @abstractmethod
+    def step(self, updates: Mapping[Client, Shard], samples: Mapping[Client, float]) -> None:
+        """Average the updates of the round, and take the average as the new model."""
+
+    def sent_nbytes(self, shard: Shard, since: int | None, t: int) -> int:
+        """Return the bytes that a client receives in round t, without those of first contact.
+
+        Args:
+            shard: of the client.
+            since: the last round in which it took part; None for never.
+            t: the round.
+        """
+        return shard.nbytes
+
+
+class ShardServer(MethodServer):
+    """The library's server: ours on a residual, dense FedAvg, or a model of which only a part trains.
+
+    Args:
+        model: factorized, or dense for the strategy ``dense``.
+        planner: draws the terms.
+        redraw: draw L anew from the terms of W = R + L every so many rounds, from round 0 on; 0 for never.
+    """
+
+    def __init__(self, model: nn.Module, planner: ShardPlanner, structure: nn.Module, redraw: int = 0) -> None:
+        self.model, self.structure, self.redraw = model, structure, redraw
+        self.server, self.planner = Server(model, planner), planner
+        self.plan: Plan | None = None
+
+    def shards(self, ratios: Mapping[Client, float], t: int) -> Iterator[tuple[Client, Shard]]:
+        """Yield each client's shard of round t."""
+        if self.redraw and t % self.redraw == 0:
+            redraw_terms(self.model, self.planner.seed, t)
+        self.plan = self.server.plan(ratios, t)
+        return self.plan.shards()
+
+    def step(self, updates: Mapping[Client, Shard], samples: Mapping[Client, float]) -> None:
+        """Average the updates, and take the average as the new model."""
+        assert self.plan is not None
+        average = self.server.average(self.plan, {client: samples[client] for client in self.plan})
+        for client in self.plan:
+            average.add(client, updates.get(client))
+        self.server.step(average)
+
+    def sent_nbytes(self, shard: Shard, since: int | None, t: int) -> int:
+        """Return the bytes of the shard, and of R if L was drawn anew since the client took part."""
+        is_new = bool(self.redraw) and since is not None and since // self.redraw < t // self.redraw
+        return shard.nbytes + (Residual(self.residual.layers).nbytes if is_new else 0)
+
+
+class HeadServer(ShardServer):
+    """FedAvg of the last layer, on weights that are frozen in the residual's format and computed with as dense ones.
+
+    Args:
+        start: factorized on a residual.
+        model: dense, with pretrained values.
+        head: the name of the last layer.
+    """
+
+    def __init__(self, start: nn.Module, model: nn.Module, head: str) -> None:
+        base = lora_start(start, model, 0)
+        frozen = merge(base)
+        for name, parameter in frozen.named_parameters():
+            parameter.requires_grad_(name.startswith(f"{head}."))
+        super().__init__(frozen, ShardPlanner("dense"), frozen)
+        layers, dense = Residual.of(base).layers, Residual.of(frozen).dense
+        rest = {name: part for name, part in dense.items() if name.removesuffix(".weight") not in layers}
+        self._stored = Residual(layers, rest)
+
+    @property
+    def stored(self) -> Residual:
+        """The frozen weights in their format."""
+        return self._stored
+
+
+class LoraServer(MethodServer):
+    """A server of LoRA on a frozen base: a client of rank n has the first n columns of the global factors.
+
+    Args:
+        start: factorized on a residual, with the rank of the strongest client; it becomes the server's model.
+        model: dense, with pretrained values. The base is its weights in the residual's format.
+        aggregate: averages the factors.
+        seed: of LoRA's start.
+    """
+
+    def __init__(self, start: nn.Module, model: nn.Module, aggregate: Aggregate, seed: int) -> None:
+        self.structure, self.aggregate, self.seed = model, aggregate, seed
+        self.planner = ShardPlanner("top_n")
+        self.model = lora_start(start, model, seed)
+
+    @property
+    def layers(self) -> dict[str, FactorizedLayer]:
+        """The layers with factors, by name."""
+        return {name: part for name, part in named_modules(self.model) if isinstance(part, FactorizedLayer)}
+
+    def shards(self, ratios: Mapping[Client, float], t: int) -> Iterator[tuple[Client, Shard]]:
+        """Yield each client's first columns of the factors, and what all train."""
+        layers, digest = self.layers, self.residual.digest
+        dense, _ = dense_state(self.model, layers)
+        for client, ratio in ratios.items():
+            terms = {name: first_columns(layer, ratio) for name, layer in layers.items()}
+            yield client, Shard(terms, dense, ratio, plan=str(t), residual=digest)
+
+    @torch.no_grad()
+    def step(self, updates: Mapping[Client, Shard], samples: Mapping[Client, float]) -> None:
+        """Average the factors as the method does, and everything else by samples; without updates nothing moves."""
+        if not updates:
+            return
+        total = sum(samples[client] for client in updates)
+        weights = [samples[client] / total for client in updates]
+        for name, layer in self.layers.items():
+            factors = [(shard.terms[name].u.double(), shard.terms[name].v.double()) for shard in updates.values()]
+            self.take(layer, *self.aggregate(factors, weights))
+        parameters = dict(named_parameters(self.model))
+        for name in next(iter(updates.values())).dense:
+            values = torch.stack([shard.dense[name].double() for shard in updates.values()])
+            parameters[name].copy_(torch.einsum("k,k...->...", torch.tensor(weights, dtype=torch.float64), values))
+
+    def take(self, layer: FactorizedLayer, u: Tensor, v: Tensor) -> None:
+        """Take the averaged factors of a layer."""
+        set_factors(layer, u, v)
+
+
+class HetloraServer(LoraServer):
+    """HetLoRA: columns that no client of a round has stay as they are."""
+
+    def __init__(self, start: nn.Module, model: nn.Module, seed: int) -> None:
+        super().__init__(start, model, hetlora, seed)
+
+    def take(self, layer: FactorizedLayer, u: Tensor, v: Tensor) -> None:
+        """Take the averaged factors, and keep the other columns."""
+        sides = ((layer.u, u), (layer.v, v))
+        u, v = (torch.cat([new, old.detach()[:, new.shape[1] :].double()], dim=1) for old, new in sides)
+        super().take(layer, u, v)
+
+
+class FloraServer(LoraServer):
+    """FLoRA: the stacked factors are merged into every client's base, and each round starts from new factors.
+
+    A client that comes back receives the stacks of all rounds since it last took part, or the base anew if that is
+    less. It makes the start of its factors itself. The base is in float32, since a merge into fewer bits would round.
+    """
+
+    def __init__(self, start: nn.Module, model: nn.Module, seed: int) -> None:
+        super().__init__(start, model, flora, seed)
+        self.stacks: list[int] = []  # bytes, by round
+
+    def step(self, updates: Mapping[Client, Shard], samples: Mapping[Client, float]) -> None:
+        """Stack the factors and merge them into the base."""
+        super().step(updates, samples)
+        terms = {}
+        for name, layer in self.layers.items():
+            n = sum(shard.terms[name].indices.numel() for shard in updates.values())
+            sizes = (n,), (len(layer.u), n), (len(layer.v), n), (n,)
+            terms[name] = Terms(*(torch.empty(size, device="meta") for size in sizes))
+        self.stacks.append(Shard(terms, {}).nbytes)
+        start_factors(self.layers, self.seed, len(self.stacks))
+
+    def take(self, layer: FactorizedLayer, u: Tensor, v: Tensor) -> None:
+        """Merge the product into the base."""
+        assert layer.residual is not None
+        layer.residual += (u @ v.mT).to(layer.residual.dtype)
+
+    def sent_nbytes(self, shard: Shard, since: int | None, t: int) -> int:
+        """Return the bytes of what all train, and of the stacks since the client took part, or of the base."""
+        rest = Shard({}, shard.dense, plan=shard.plan, residual=shard.residual).nbytes
+        missed = 0 if since is None else sum(self.stacks[since:t])
+        return rest + min(missed, Residual(self.stored.layers).nbytes)
+
+
+@torch.no_grad()
+def lora_start(start: nn.Module, model: nn.Module, seed: int) -> nn.Module:
+    """Let the residual of a factorized model be the whole weight, and its factors LoRA's start, in place."""
+    layers = {name: part for name, part in named_modules(start) if isinstance(part, FactorizedLayer)}
+    for name, layer in layers.items():
+        assert layer.residual is not None
+        weight = model.get_submodule(name).get_parameter("weight").detach().flatten(1)
+        layer.residual.copy_(quantize(weight, format_of(layer.residual)))
+    start_factors(layers, seed, 0)
+    return start
+
+
+@torch.no_grad()
+def start_factors(layers: Mapping[str, FactorizedLayer], seed: int, t: int) -> None:
+    """Set B to zero and A to uniform numbers below 1/√in, as PEFT does."""
+    for name, layer in layers.items():
+        random = torch.Generator().manual_seed(seed_of(seed, "lora", t, name))
+        layer.u.zero_()
+        layer.v.uniform_(-1, 1, generator=random).mul_(len(layer.v) ** -0.5)
+
+
+def set_factors(layer: FactorizedLayer, u: Tensor, v: Tensor) -> None:
+    """Give a layer these factors, of any number of terms."""
+    layer.u, layer.v = (nn.Parameter(side.to(layer.u.dtype)) for side in (u, v))
+    layer.multipliers = torch.ones(u.shape[1], dtype=layer.u.dtype)
+
+
+def first_columns(layer: FactorizedLayer, ratio: float) -> Terms:
+    """Return the first ⌈N·r⌉ columns of a layer's factors."""
+    n = num_terms(min(len(layer.u), len(layer.v)), ratio)
+    u, v = (side.detach()[:, :n].clone() for side in (layer.u, layer.v))
+    return Terms(torch.arange(n), u, v, torch.ones(n, dtype=u.dtype))
+
+
+@torch.no_grad()
+def redraw_terms(model: nn.Module, seed: int, t: int) -> None:
+    """Draw L anew among the terms of W = R + L, with the inclusion of Theorem 3.1, and let R be the rest, in place."""
+    for name, layer in named_modules(model):
+        if not isinstance(layer, FactorizedLayer):
+            continue
+        assert layer.residual is not None
+        weight = layer.to_dense().get_parameter("weight").flatten(1)
+        (spectrum,) = decompose({name: weight}).values()
+        inclusion = optimal_inclusion(spectrum.magnitudes.numpy(), layer.num_terms)
+        drawn = torch.from_numpy(draw_terms(inclusion, rng=generator(seed, "redraw", t, name)))
+        u, v = spectrum.cut(drawn)
+        layer.u.copy_(u)
+        layer.v.copy_(v)
+        rest = weight.double() - compose(u.double(), v.double())
+        layer.residual.copy_(quantize(rest, format_of(layer.residual)))
