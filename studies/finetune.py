@@ -147,6 +147,7 @@ def methods(
         "FlexLoRA": Method(partial(lora, aggregation.flexlora), of_lora),
         "head only": Method(partial(head, last), of_head),
         "dense FedAvg": Method(ours, whole, fedavg),
+        TAIL: Method(ours, terms, {"tail": "int4"}),
         "FedIT": Method(partial(lora, aggregation.fedit), of_lora, {"keep_ratio": weakest}),
         "FLoRA": Method(flora, of_lora, exact),
         "top_n, drawn anew": Method(redrawn, terms),
@@ -168,14 +169,21 @@ def with_head_rate(named: Mapping[str, Method]) -> dict[str, Method]:
 
 FIRST = ("top_n", "HetLoRA", "FlexLoRA", "head only", "dense FedAvg")
 ALIKE = ("FedIT", "FLoRA", "top_n, drawn anew", "top_n, exact residual")
-DRAWN = ("collective", "unbiased", "collective, drawn anew", "unbiased, drawn anew")  # with one rank they are `top_n`
+TAIL = "top_n, tail"
+DRAWN = ("collective", "unbiased", "collective, drawn anew", "unbiased, drawn anew")
 
 
 def settings(uneven: str, even: float, first: Sequence[str] = FIRST) -> dict[str, Setting]:
-    """Return the settings (b), uneven ranks, and (a), one rank, each with strong and weak skew."""
+    """Return the settings (b), uneven ranks, and (a), one rank, each with strong and weak skew.
+
+    With one rank a tail is empty, and the strategies that draw terms are `top_n`.
+    """
     return {
-        f"{name}, α = {alpha}": Setting({"keep_ratio": ratio, "data.partition.alpha": alpha}, (first, later))
-        for name, ratio, later in (("uneven", uneven, (*ALIKE, *DRAWN)), ("even", even, ALIKE))
+        f"{name}, α = {alpha}": Setting({"keep_ratio": ratio, "data.partition.alpha": alpha}, waves)
+        for name, ratio, waves in (
+            ("uneven", uneven, ((*first, TAIL), (*ALIKE, *DRAWN))),
+            ("even", even, (first, ALIKE)),
+        )
         for alpha in (0.1, 1)
     }
 

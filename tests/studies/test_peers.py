@@ -80,7 +80,10 @@ def test_flora_stacks_factors_whose_product_is_the_average():
     torch.testing.assert_close(product((u, v)), mean)
 
 
-@pytest.mark.parametrize(("name", "overrides"), [("top_n", ON_INT4), ("collective", ON_INT4), ("dense FedAvg", TINY)])
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [("top_n", ON_INT4), ("top_n, tail", ON_INT4), ("collective", ON_INT4), ("dense FedAvg", TINY)],
+)
 def test_rounds_of_the_librarys_methods_equal_those_of_the_program(name, overrides):
     ours = federation(name, overrides)
     program = assemble(ours.task.config)
