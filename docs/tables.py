@@ -212,21 +212,28 @@ def _by_rate(title: str, names: pd.Series, rates: pd.Series, values: pd.Series) 
     return markdown_table([title, *(f"lr = {rate}" for rate in table)], table.itertuples())
 
 
+def finetune() -> str:
+    """Return bytes, memory and accuracy of each method of federated fine-tuning."""
+    return _finetune("curves.csv")
+
+
 def finetune_trials() -> str:
     """Return the accuracy of the trials that chose the rates of methods of federated fine-tuning."""
     return _finetune_trials("rates.csv")
 
 
 def finetune_one_rate() -> str:
-    """Return bytes, memory and accuracy of each method of federated fine-tuning in the first protocol."""
-    return frame_table(
-        finetune_study.table(finetune_study.EXPERIMENTS["finetune"], curves("finetune", "one_rate_curves.csv")), 2
-    )
+    """Return the same in the first protocol."""
+    return _finetune("one_rate_curves.csv")
 
 
 def finetune_one_rate_trials() -> str:
     """Return the trials of the first protocol."""
     return _finetune_trials("one_rate_rates.csv")
+
+
+def _finetune(file: str) -> str:
+    return frame_table(finetune_study.table(finetune_study.EXPERIMENTS["finetune"], curves("finetune", file)), left=2)
 
 
 def _finetune_trials(file: str) -> str:
@@ -518,7 +525,7 @@ PARTS: Mapping[str, Table] = {
         *(beyond, beyond_shakespeare, uneven, quickstart),
         *(wire, wires, wire_options),
         *(options, options_gains, options_trials, scaled, capacity_trials),
-        *(finetune_trials, finetune_one_rate, finetune_one_rate_trials),
+        *(finetune, finetune_trials, finetune_one_rate, finetune_one_rate_trials),
         *(medium, spectra, learning_rates),
         *(uneven_clients, shakespeare_uploads, cifar100_uploads, joint_sampling, multi_task),
         *(calibration, calibration_gpt, finetune_memory, decay, engines, peers, cluster),
