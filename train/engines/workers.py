@@ -45,7 +45,7 @@ def train_in_order(
     order = list(plan)
     if not order:
         return
-    dense = share(replace(plan.template(order[0]), terms={}).to_bytes())
+    dense = share(replace(plan.template(order[0]), terms={}, tail={}).to_bytes())
 
     def start(client: Client) -> Ticket:
         return send(client, replace(plan.shard(client), dense={}).to_bytes(), dense)

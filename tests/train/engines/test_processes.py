@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from sharding import Plan, UserError
-from tests.train.engines.jobs import MODELS, make_job, make_plan, with_bad_clients
+from tests.train.engines.jobs import MODELS, RATIOS, make_job, make_plan, with_bad_clients
 from tests.train.runs import QUICKSTART, REPOSITORY, TINY, assert_same, tiny, wait_until
 from train import engines as engines_module
 from train.engines import ENGINES, ProcessesEngine, processes
@@ -74,6 +74,13 @@ def test_processes_with_any_model_and_frozen_layers_equal_sequential(kind, strat
     for index, parameter in enumerate(job.model.parameters()):
         parameter.requires_grad_(index % 5 not in (0, 1))
     plan = make_plan(job, strategy)
+    assert_same_bits(list(SequentialEngine(job).train(plan, 0, LR)), list(engine_of(job, 2).train(plan, 0, LR)))
+
+
+def test_processes_with_tails_equal_sequential(engine_of):
+    job = make_job()
+    plan = make_plan(job, "top_n", tail="int4")
+    assert [bool(shard.tail) for _, shard in plan.shards()] == [ratio == 0.3 for ratio in RATIOS]
     assert_same_bits(list(SequentialEngine(job).train(plan, 0, LR)), list(engine_of(job, 2).train(plan, 0, LR)))
 
 
