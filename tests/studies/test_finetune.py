@@ -1,14 +1,15 @@
 """The study of fine-tuning: every method can be configured, runs once, and the table comes from the curves."""
 
 import json
-from importlib import reload
+import sys
+from importlib import import_module
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from models import build_model, load_pretrained
-from studies import finetune, sentences
+from studies import finetune
 from studies.curves import by_scheme, read_curves
 from studies.peers.federation import run_all
 from studies.runner import Arguments
@@ -24,8 +25,11 @@ TINY = {
 
 @pytest.fixture
 def registered(registries_as_before):
-    """The parts of `studies.sentences` are registered during a test."""
-    reload(sentences)
+    """The parts of `studies.sentences` are registered during a test; whoever needs them later imports them anew."""
+    sys.modules.pop("studies.sentences", None)
+    import_module("studies.sentences")
+    yield
+    del sys.modules["studies.sentences"]
 
 
 def experiment(**methods):
