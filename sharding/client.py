@@ -133,8 +133,6 @@ def client_model(model: nn.Module, shard: Shard, copy: bool = True, residual: Re
     small = _replace_layers(meta_copy(model, residual_layers(model).values()), shard)
     filled = _attach(small, shard, residual)
     slots = shard.matching_state(small)
-    for layer, stored in shard.tail.items():
-        small.get_submodule(layer).tail = stored
     for name, value in shard.state().items():
         slot = slots[name]
         filled[id(slot)] = _as_slot(slot, value, copy or shard.compression != EXACT)
@@ -215,7 +213,7 @@ def _check_residual(shard: Shard, residual: Residual | None) -> None:
 
 
 def _attach(model: nn.Module, shard: Shard, residual: Residual | None) -> dict[int, Tensor]:
-    """Give each factorized layer its residual, in place, and freeze what is frozen.
+    """Give each factorized layer its residual and its tail, in place, and freeze what is frozen.
 
     Returns:
         The values of frozen parameters, by the `id` of the parameter.
@@ -232,7 +230,7 @@ def _attach(model: nn.Module, shard: Shard, residual: Residual | None) -> dict[i
                     f"the residual of {layer}, {stored.dtype} of shape {list(stored.shape)}, does not fit this {module}"
                 )
             stored = stored.to(terms.u.device)
-        module.residual = stored
+        module.residual, module.tail = stored, shard.tail.get(layer)
     if residual is None:
         return filled
     slots, device = named_state(model), next((tensor.device for tensor in shard.state().values()), None)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from sharding import (
     Server,
@@ -144,6 +145,13 @@ def test_loaded_shard_replaces_the_tail_or_removes_it():
     assert small[0].tail is None
     with_tail.load_into(small)
     assert torch.equal(small(x), first)
+
+
+def test_wrapped_structure_gets_its_tail():
+    model, x = nn.Sequential(nn.Linear(40, 40)), torch.randn(2, 40)
+    shard = planned(model).shard("weak")
+    wrapped = nn.Sequential(checkpoint_wrapper(nn.Linear(40, 40)))
+    torch.testing.assert_close(client_model(wrapped, shard)(x), client_model(model, shard)(x))
 
 
 def test_terms_of_a_factorized_server_have_a_tail_beside_its_residual():
