@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from sharding.errors import UserError, pick, shown
+from sharding.errors import UserError, lookup, safe_repr
 
 __all__ = ["MODELS", "build_model", "load_pretrained"]
 
@@ -38,10 +38,10 @@ def build_model(name: str, *, input_shape: tuple[int, ...], num_classes: int, **
         UserError: an unknown model, an option out of range, an input that the model cannot read, or what is built is no
             module.
     """
-    build = pick(MODELS, name, "model")
+    build = lookup(MODELS, name, "model")
     model = (_import(build) if isinstance(build, str) else build)(input_shape, num_classes, **options)
     if not isinstance(model, nn.Module):
-        raise UserError(f"the model {name} is {shown(model)}; its function must return an nn.Module")
+        raise UserError(f"the model {name} is {safe_repr(model)}; its function must return an nn.Module")
     return model
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from models.hub import reading
-from sharding.errors import UserError, few
+from sharding.errors import UserError, join_first
 from sharding.failures import one_line
 
 log = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ def load_state(model: nn.Module, values: Mapping[str, Tensor], source: str) -> N
     if loaded * 2 < sum(part.numel() for part in parameters.values()):
         raise UserError(
             f"weights={source} is of another model: {len(fitting)} of its {len(values)} tensors fit. It has "
-            f"{few(list(values))}; the model has {few(list(state))}"
+            f"{join_first(list(values))}; the model has {join_first(list(state))}"
         )
     model.load_state_dict(fitting, strict=False)
     _tell(source, len(fitting), new, other, unused)
@@ -191,9 +191,9 @@ def _read_tensors(path: Path) -> Mapping[str, Tensor]:
 
 def _tell(source: object, loaded: int, new: Sequence[str], other: Sequence[str], unused: Sequence[str]) -> None:
     told = [f"loaded {loaded} tensors of {source}"]
-    told += [f"new: {few(list(new))}"] if new else []
-    told += [f"of another shape, so new: {few(list(other))}"] if other else []
-    told += [f"not in the model: {few(list(unused))}"] if unused else []
+    told += [f"new: {join_first(list(new))}"] if new else []
+    told += [f"of another shape, so new: {join_first(list(other))}"] if other else []
+    told += [f"not in the model: {join_first(list(unused))}"] if unused else []
     log.info("%s", "; ".join(told))
 
 

@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 from torch.optim import SGD, Optimizer
 
-from sharding.errors import UserError, shown
+from sharding.errors import UserError, safe_repr
 from sharding.factorization import factorize_empty
 from sharding.factorization.unpack import unpack
 from sharding.failures import hint_at
@@ -84,7 +84,7 @@ def train_shard(
     elif is_number(lr) and lr >= 0:
         steps = SGD(parameters, lr, momentum=0.9, fused=can_be_fused(small))
     else:
-        raise UserError(f"lr is {shown(lr)}; a finite number of at least 0 is needed")
+        raise UserError(f"lr is {safe_repr(lr)}; a finite number of at least 0 is needed")
     steps.register_step_pre_hook(clip_and_decay(small, clip, decay, decay_of))
     for batch in batches:
         steps.zero_grad()

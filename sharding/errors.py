@@ -23,7 +23,7 @@ class UserError(ValueError):
         super().__init__(line)
 
 
-def shown(value: object) -> str:
+def safe_repr(value: object) -> str:
     """Return a value for a message: its `repr`, cut if it is long."""
     return _REPR.repr(value)
 
@@ -32,13 +32,13 @@ _REPR = Repr()
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
 
 
-def few(names: Sequence[object], most: int = 3) -> str:
+def join_first(names: Sequence[object], most: int = 3) -> str:
     """Return the first names for a message, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(str, names[:most])) + more
 
 
-def nearest(name: str, allowed: Iterable[str], cutoff: float = 0.5) -> str:
+def suggest(name: str, allowed: Iterable[str], cutoff: float = 0.5) -> str:
     """Return `` (did you mean 'x'?)`` for the closest allowed name, or nothing when none is close.
 
     Args:
@@ -50,15 +50,15 @@ def nearest(name: str, allowed: Iterable[str], cutoff: float = 0.5) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def pick(registry: Mapping[str, Entry], name: str, kind: str) -> Entry:
+def lookup(registry: Mapping[str, Entry], name: str, kind: str) -> Entry:
     """Look `name` up in a registry of `kind`s (``"strategy"``, ``"dataset"``, …).
 
     Raises:
         UserError: the name is not in the registry; the message lists all names, and the nearest one.
     """
     if not registry:
-        raise UserError(f"unknown {kind} {shown(name)}: none is registered; import the module that registers it")
+        raise UserError(f"unknown {kind} {safe_repr(name)}: none is registered; import the module that registers it")
     if not isinstance(name, str) or name not in registry:
-        near, names = nearest(str(name)[:80], registry), ", ".join(sorted(registry))
-        raise UserError(f"unknown {kind} {shown(name)}{near}; choose one of: {names}")
+        near, names = suggest(str(name)[:80], registry), ", ".join(sorted(registry))
+        raise UserError(f"unknown {kind} {safe_repr(name)}{near}; choose one of: {names}")
     return registry[name]

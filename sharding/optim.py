@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sharding.errors import UserError, shown
+from sharding.errors import UserError, safe_repr
 from sharding.layers import FactorizedLayer
 from sharding.modules.wrappers import distribute_like, full_tensor, is_distributed
 from sharding.validation import is_number
@@ -62,9 +62,9 @@ def clip_and_decay(
     if clip is not None and not clip >= 1:
         raise UserError(f"clip is {clip}, but τ must be at least 1 (10 is the usual value); use None for no clipping")
     if not (is_number(decay) and decay >= 0):
-        raise UserError(f"decay is {shown(decay)}; a finite number of at least 0 is needed")
+        raise UserError(f"decay is {safe_repr(decay)}; a finite number of at least 0 is needed")
     if decay_of not in get_args(DecayOf):
-        raise UserError(f"decay_of is {shown(decay_of)}; it is one of {', '.join(get_args(DecayOf))}")
+        raise UserError(f"decay_of is {safe_repr(decay_of)}; it is one of {', '.join(get_args(DecayOf))}")
     layers = factorized_layers(model)
 
     @torch.no_grad()

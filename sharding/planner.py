@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from sharding.decomposition import check_layers, decompose_layers, form_of, group_layers
 from sharding.designs import DESIGNS, fit, successive_design
 from sharding.designs.design import Design
-from sharding.errors import UserError, few, pick, shown
+from sharding.errors import UserError, join_first, lookup, safe_repr
 from sharding.factorization import ENDS, Patterns, as_patterns, num_terms, shardable_layers
 from sharding.layers import FactorizedLayer, clear_padding, factorized_type
 from sharding.layers.conv import stacked_terms
@@ -69,8 +69,8 @@ class ShardPlanner:
         compression: str = EXACT,
         tail: Format | None = None,
     ) -> None:
-        pick(COMPRESSIONS, compression, "compression")
-        pick(DESIGNS, design, "design")
+        lookup(COMPRESSIONS, compression, "compression")
+        lookup(DESIGNS, design, "design")
         self.strategy = get_strategy(strategy)
         self.design = design
         self.seed = seed
@@ -185,7 +185,8 @@ class ShardPlanner:
         if self.strategy.allocate is None:
             if factorized:
                 raise UserError(
-                    f"this strategy sends whole weights, and {few(list(factorized))} are factorized; merge the model"
+                    f"this strategy sends whole weights, and {join_first(list(factorized))} are factorized; "
+                    "merge the model"
                 )
             return {}
         return {**factorized} or shardable_layers(model, self.skip, self.also)
@@ -285,7 +286,7 @@ class ShardPlanner:
         try:
             allocation = self.strategy.allocate(context)
             if not isinstance(allocation, Allocation):
-                raise UserError(f"the strategy returned {shown(allocation)}; an Allocation(π, ω) is needed")
+                raise UserError(f"the strategy returned {safe_repr(allocation)}; an Allocation(π, ω) is needed")
             allocation = allocation.checked(len(context.magnitudes), context.num_terms)
             if allocation.weights is None:
                 return allocation, fit(allocation.inclusion, self.design)
@@ -302,7 +303,7 @@ def _check_keep_ratios(keep_ratios: Mapping[Client, float]) -> None:
         try:
             num_terms(1, ratio)
         except UserError as error:
-            raise UserError(f"client {shown(client)}: {error}") from error
+            raise UserError(f"client {safe_repr(client)}: {error}") from error
 
 
 def _adds_tail(layer: nn.Module) -> bool:

@@ -18,7 +18,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from sharding.errors import UserError, shown
+from sharding.errors import UserError, safe_repr
 
 Format = Literal["int4", "int8", "bfloat16", "float32"]
 
@@ -31,7 +31,7 @@ PLAIN = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 def check_format(name: object, what: str) -> None:
     """Raise a UserError if what has this name is not a format."""
     if name not in get_args(Format):
-        raise UserError(f"{what} is {shown(name)}; it is one of {', '.join(get_args(Format))}, or None")
+        raise UserError(f"{what} is {safe_repr(name)}; it is one of {', '.join(get_args(Format))}, or None")
 
 
 def format_of(stored: Tensor) -> Format:

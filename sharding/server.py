@@ -23,7 +23,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from sharding.aggregation.aggregate import Aggregation, Average
-from sharding.errors import UserError, few
+from sharding.errors import UserError, join_first
 from sharding.failures import Failure
 from sharding.modules.finite import computable, find_nonfinite
 from sharding.modules.state import as_real, is_variance
@@ -156,13 +156,13 @@ class Server:
     def _move(self, delta: dict[str, Tensor]) -> None:
         state = named_state(self.model)
         if missing := sorted(delta.keys() - state.keys()):
-            raise UserError(f"the model has no {few(missing)}; step the model that the plan was made from")
+            raise UserError(f"the model has no {join_first(missing)}; step the model that the plan was made from")
         if other := [name for name, change in delta.items() if as_real(state[name]).shape != change.shape]:
-            raise UserError(f"the model has {few(other)} in other shapes; step the model of the plan")
+            raise UserError(f"the model has {join_first(other)} in other shapes; step the model of the plan")
         moved = {name: state[name] for name in delta if isinstance(state[name], nn.Parameter)}
         optimized = {id(parameter) for parameter in self._optimized()}
         if missing := [name for name, weight in moved.items() if id(weight) not in optimized]:
-            raise UserError(f"the server's optimizer lacks {few(missing)}; make it with model.parameters()")
+            raise UserError(f"the server's optimizer lacks {join_first(missing)}; make it with model.parameters()")
         for name, change in delta.items():
             entry = state[name]
             if name in moved:

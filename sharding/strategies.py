@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sharding.errors import UserError, pick, shown
+from sharding.errors import UserError, lookup, safe_repr
 from sharding.inclusion import (
     collective_inclusion,
     optimal_inclusion,
@@ -156,9 +156,11 @@ def get_strategy(strategy: str | Strategy) -> Strategy:
     Raises:
         UserError: the name is unknown (the message lists all names), or the value is not a `Strategy`.
     """
-    chosen = strategy if isinstance(strategy, Strategy) else pick(STRATEGIES, strategy, "strategy")
+    chosen = strategy if isinstance(strategy, Strategy) else lookup(STRATEGIES, strategy, "strategy")
     if not isinstance(chosen, Strategy):
-        raise UserError(f"strategy {strategy!r} is {shown(chosen)}; pass Strategy('what it does, in a line', function)")
+        raise UserError(
+            f"strategy {strategy!r} is {safe_repr(chosen)}; pass Strategy('what it does, in a line', function)"
+        )
     return chosen
 
 

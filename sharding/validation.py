@@ -6,7 +6,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from sharding.errors import UserError, shown
+from sharding.errors import UserError, safe_repr
 
 Vector = NDArray[np.float64]
 
@@ -35,7 +35,7 @@ def as_whole(value: object, name: str, most: int | None = None) -> int:
     if is_whole(value) and value >= 1 and (most is None or value <= most):
         return int(value)
     allowed = "of at least 1" if most is None else f"from 1 to {most}"
-    raise UserError(f"{name} is {shown(value)}; a whole number {allowed} is needed")
+    raise UserError(f"{name} is {safe_repr(value)}; a whole number {allowed} is needed")
 
 
 def as_floats(values: Any, name: str) -> Vector:
@@ -49,7 +49,7 @@ def as_floats(values: Any, name: str) -> Vector:
         if array.dtype.kind != "c":
             return array.astype(np.float64, copy=False)
     except (TypeError, ValueError, OverflowError) as error:
-        raise UserError(f"{name} is {shown(values)}; real numbers are needed") from error
+        raise UserError(f"{name} is {safe_repr(values)}; real numbers are needed") from error
     raise UserError(f"{name} has complex values; real ones are needed: take np.abs of them")
 
 

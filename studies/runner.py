@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from sharding.errors import UserError, few
+from sharding.errors import UserError, join_first
 from studies.curves import COLUMNS, evaluations, read_curves, write_curves
 from train.config.schema import Config, load_config
 from train.frame import round_frame
@@ -101,7 +101,9 @@ def curves_of(
     """
     if missing := to_run(configs, arguments, name):
         if arguments.only == ():
-            raise UserError(f"{arguments.into / name} has no curve of {few([*missing])}; run the study without --only")
+            raise UserError(
+                f"{arguments.into / name} has no curve of {join_first([*missing])}; run the study without --only"
+            )
         measured = (run or run_all)(missing, arguments.jobs, diverging)[["run", *columns]]
         measured = measured.assign(run=[_named(each, arguments) for each in measured.run])
         earlier = read_curves(arguments.into / name, columns)

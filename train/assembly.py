@@ -13,7 +13,7 @@ from models import build_model, load_pretrained
 from sharding import Server, ShardPlanner, Strategy, factorize, iterate_average, merge
 from sharding.client_sampling import Population, Profiles, Sampler, TaskSampler
 from sharding.designs import fit
-from sharding.errors import UserError, few, pick, shown
+from sharding.errors import UserError, join_first, lookup, safe_repr
 from sharding.failures import one_line
 from sharding.modules.state import check_shapes
 from sharding.plan import Client
@@ -172,7 +172,7 @@ def check_fit(name: str, model: nn.Module, dataset: Dataset) -> None:
     """
     check_shapes(model)
     if unsaveable := [key for key, entry in model.state_dict().items() if not isinstance(entry, Tensor)]:
-        raise UserError(f"{few(unsaveable)} of the model {name} cannot be saved; make it a buffer")
+        raise UserError(f"{join_first(unsaveable)} of the model {name} cannot be saved; make it a buffer")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UserError(f"the model {name} has no parameter to train; set requires_grad")
     inputs, targets = dataset.test.inputs[:2], dataset.test.targets[:2]
@@ -185,7 +185,7 @@ def check_fit(name: str, model: nn.Module, dataset: Dataset) -> None:
         ) from error
     shape, expected = tuple(getattr(logits, "shape", ())), (*targets.shape, dataset.num_classes)
     if shape[:-1] != expected[:-1] or shape[-1] < expected[-1]:
-        output = f"logits of shape {shape}" if isinstance(logits, Tensor) else shown(logits)
+        output = f"logits of shape {shape}" if isinstance(logits, Tensor) else safe_repr(logits)
         raise UserError(f"the model {name} returns {output} for {len(targets)} samples; shape {expected} is needed")
 
 
@@ -197,7 +197,7 @@ def find_engine(config: Config) -> Callable[[Job], Engine]:
     """
     if config.threads > 1 and config.engine != "sequential":
         raise UserError(f"threads={config.threads} needs engine=sequential; engine={config.engine} has one per process")
-    return pick(ENGINES, config.engine, "engine")
+    return lookup(ENGINES, config.engine, "engine")
 
 
 def make_sampler(config: Config, num_samples: Mapping[Client, int], costs: Mapping[Client, float]) -> Sampler:
@@ -250,7 +250,7 @@ def make_model(config: Config, dataset: Dataset, pretrained: bool = True) -> nn.
         try:
             model = build_model(name, input_shape=dataset.input_shape, num_classes=dataset.num_classes, **options)
         except (RuntimeError, MemoryError, OverflowError) as error:
-            raise UserError(f"the model {name} with {shown(options)} cannot be built: {error}") from error
+            raise UserError(f"the model {name} with {safe_repr(options)} cannot be built: {error}") from error
         if pretrained and config.model.weights is not None:
             load_pretrained(name, model, config.model.weights)
         return model
@@ -294,5 +294,5 @@ def find_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.ones(1, device=device).tolist()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UserError(f"device {shown(name)} is not available here; use device=auto or device=cpu") from error
+        raise UserError(f"device {safe_repr(name)} is not available here; use device=auto or device=cpu") from error
     return device

@@ -37,7 +37,7 @@ from torch import Tensor
 from sharding.aggregation.faults import NOTHING, find_misfit, find_spoiled
 from sharding.aggregation.means import Mean, RunningMean, TrimmedMean, weight_change
 from sharding.aggregation.shares import cap_shares
-from sharding.errors import UserError, shown
+from sharding.errors import UserError, safe_repr
 from sharding.failures import Failure, Kind
 from sharding.modules.finite import find_nonfinite
 from sharding.modules.memory import release_freed_memory
@@ -153,7 +153,7 @@ class Average:
                 self._weights[client] = float(weight)
                 self._claimed += float(weight)
             else:
-                update = Failure(Kind.MALFORMED, f"its weight is {shown(weight)}, not a finite number above 0")
+                update = Failure(Kind.MALFORMED, f"its weight is {safe_repr(weight)}, not a finite number above 0")
         failure = update if isinstance(update, Failure) else find_misfit(self._plan.template(client), update)
         if isinstance(update, Shard) and failure is None:
             self._nbytes[client] = update.nbytes

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sharding.errors import UserError, shown
+from sharding.errors import UserError, safe_repr
 from sharding.validation import Vector, as_floats, is_number
 
 SecureSum = Callable[[Vector], float]  # from one number per client, (n,), to their total, all that the server may learn
@@ -48,7 +48,7 @@ def aocs_probabilities(norms: Vector, budget: float, secure_sum: SecureSum, max_
     n = u.shape[0]
     if not (is_number(budget) and 0.0 < budget <= n):
         raise UserError(
-            f"budget is {shown(budget)}; a number above 0 and at most {n}, the number of clients, is needed"
+            f"budget is {safe_repr(budget)}; a number above 0 and at most {n}, the number of clients, is needed"
         )
     if secure_sum(np.where(np.isfinite(u) & (u >= 0.0), 0.0, 1.0)) > 0:
         raise UserError("norms has entries that are NaN, infinite or negative; leave these clients out")

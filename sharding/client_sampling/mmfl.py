@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sharding.client_sampling.sampler import BudgetSampler, upload_coins
-from sharding.errors import UserError, shown
+from sharding.errors import UserError, safe_repr
 from sharding.inclusion import optimal_inclusion
 from sharding.validation import as_floats, is_number
 
@@ -49,7 +49,7 @@ class TaskSampler(BudgetSampler):
 
     def __post_init__(self) -> None:
         if self.signal not in get_args(Signal):
-            raise UserError(f"signal is {shown(self.signal)}; choose one of: {', '.join(get_args(Signal))}")
+            raise UserError(f"signal is {safe_repr(self.signal)}; choose one of: {', '.join(get_args(Signal))}")
         if self.signal == "full" and not is_number(self.budget):
             self.budget = self.per_round
         super().__post_init__()
@@ -64,7 +64,7 @@ class TaskSampler(BudgetSampler):
         usable = (np.isfinite(signals) & (signals >= 0)).all(axis=1)
         if not usable.all():
             bad = np.flatnonzero(~usable).tolist()
-            log.warning("clients in places %s of the cohort reported no number in round %d", shown(bad), round)
+            log.warning("clients in places %s of the cohort reported no number in round %d", safe_repr(bad), round)
             p = np.zeros(signals.shape)
             n = int(usable.sum())
             p[usable] = min(self.budget, n) / max(n * signals.shape[1], 1)

@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sharding.errors import UserError, shown
+from sharding.errors import UserError, safe_repr
 from sharding.validation import Vector, as_amounts, is_number
 
 Distribution = float | tuple[float, float]  # the mean of an exponential distribution, or (least, most) of a uniform one
@@ -110,7 +110,7 @@ def positive_bandwidth(bandwidth: float) -> float:
         UserError: it is not finite or not above 1e-150, below which times overflow.
     """
     if not (is_number(bandwidth) and bandwidth > LEAST_BANDWIDTH):
-        raise UserError(f"bandwidth is {shown(bandwidth)}; a finite number above {LEAST_BANDWIDTH:g} is needed")
+        raise UserError(f"bandwidth is {safe_repr(bandwidth)}; a finite number above {LEAST_BANDWIDTH:g} is needed")
     return float(bandwidth)
 
 

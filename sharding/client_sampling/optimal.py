@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from sharding.client_sampling.aocs import aocs_probabilities, plain_sum
 from sharding.client_sampling.sampler import BudgetSampler, Client, Participation, upload_coins
-from sharding.errors import shown
+from sharding.errors import safe_repr
 from sharding.failures import Failure, Kind
 from sharding.inclusion import optimal_inclusion
 from sharding.validation import Vector
@@ -28,7 +28,7 @@ REPORT_BYTES = 4  # a norm or a summand travels as one float32
 def reject(norms: Mapping[Client, float], round: int) -> dict[Client, Failure]:
     """Log the clients whose norms cannot be used, and return the failure of each."""
     if norms:
-        ids = shown(list(norms))
+        ids = safe_repr(list(norms))
         log.warning("clients %s: no norm in round %d, so the others upload with equal probabilities", ids, round)
     return {client: Failure(Kind.NOT_FINITE, f"reported a norm of {norm}") for client, norm in norms.items()}
 

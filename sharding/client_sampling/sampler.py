@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from sharding.client_sampling.network import Profiles
-from sharding.errors import UserError, shown
+from sharding.errors import UserError, safe_repr
 from sharding.failures import Failure
 from sharding.rng import generator
 from sharding.validation import Vector, as_floats, as_whole, is_number
@@ -142,7 +142,7 @@ class Sampler:
         cohort = list(self.invite(round))
         if cohort != sorted({*cohort}) or (cohort and not 0 <= cohort[0] <= cohort[-1] < self.num_clients):
             raise UserError(
-                f"the sampler {self.name} invites {shown(cohort)} in round {round}; a list of clients is needed, "
+                f"the sampler {self.name} invites {safe_repr(cohort)} in round {round}; a list of clients is needed, "
                 f"ascending and each once, of 0 to {self.num_clients - 1}"
             )
         return cohort
@@ -176,7 +176,7 @@ class BudgetSampler(Sampler):
         super().__post_init__()
         if not (is_number(self.budget) and 0 < self.budget <= self.per_round):
             raise UserError(
-                f"budget is {shown(self.budget)}; the expected number of uploads is needed, above 0 and at most "
+                f"budget is {safe_repr(self.budget)}; the expected number of uploads is needed, above 0 and at most "
                 f"per_round={self.per_round}"
             )
         self.budget = float(self.budget)

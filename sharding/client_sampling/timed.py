@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sharding.client_sampling.sampler import Client, Participation, Sampler, WithReplacement
 from sharding.client_sampling.wireless import statistical_probabilities, wireless_probabilities
-from sharding.errors import UserError, shown
+from sharding.errors import UserError, safe_repr
 from sharding.rng import generator
 from sharding.validation import Vector, is_number
 
@@ -102,7 +102,7 @@ class WirelessSampler(StatisticalSampler):
         super().__post_init__()
         ratio = self.beta_over_alpha
         if ratio is not None and not (is_number(ratio) and ratio >= 0):
-            raise UserError(f"beta_over_alpha is {shown(ratio)}; a finite number from 0 is needed")
+            raise UserError(f"beta_over_alpha is {safe_repr(ratio)}; a finite number from 0 is needed")
         if given and self.population.profiles is None:
             raise UserError(f"the sampler {self.name} needs the clients' speeds; pass a population with profiles")
 

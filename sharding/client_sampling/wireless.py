@@ -20,7 +20,7 @@ import logging
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sharding.errors import UserError, shown
+from sharding.errors import UserError, safe_repr
 from sharding.validation import Vector, as_amounts, as_floats, as_whole, is_number
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ def wireless_probabilities(
         raise UserError(f"times[{int(c.argmin())}] is {c.min()}; times above 0 seconds are needed")
     as_whole(cohort_size, "cohort_size")
     if not (is_number(beta_over_alpha) and beta_over_alpha >= 0.0):
-        raise UserError(f"beta_over_alpha is {shown(beta_over_alpha)}; a finite number of at least 0 is needed")
+        raise UserError(f"beta_over_alpha is {safe_repr(beta_over_alpha)}; a finite number of at least 0 is needed")
     a = p / (p.sum() or 1.0) * g
     scale = a.max()
     if scale == 0.0:

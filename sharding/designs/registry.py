@@ -8,7 +8,7 @@ from sharding.designs.brewer import Brewer
 from sharding.designs.conditional_poisson import fit_cps
 from sharding.designs.design import Design, Fit, split
 from sharding.designs.minimum_support import fit_minimum_support
-from sharding.errors import UserError, pick, shown
+from sharding.errors import UserError, lookup, safe_repr
 from sharding.validation import as_whole
 
 DESIGNS: dict[str, Fit] = {
@@ -31,7 +31,7 @@ def fit(inclusion: ArrayLike, design: str = "cps") -> Design:
     Raises:
         UserError: π is invalid, the design is unknown, or R or rpy2 is missing for one of R's designs.
     """
-    fit_free = pick(DESIGNS, design, "design")
+    fit_free = lookup(DESIGNS, design, "design")
     certain, free, chances = split(inclusion)
     return Design(certain, free, fit_free(chances, round(chances.sum())) if free.size else None)
 
@@ -57,5 +57,5 @@ def draw_terms(
         UserError: as `fit`, `rng` is not a generator, or a size below 1.
     """
     if not isinstance(rng, np.random.Generator):
-        raise UserError(f"draw_terms needs a generator, not {shown(rng)}: rng=numpy.random.default_rng(seed)")
+        raise UserError(f"draw_terms needs a generator, not {safe_repr(rng)}: rng=numpy.random.default_rng(seed)")
     return fit(inclusion, design).draw(rng, None if size is None else as_whole(size, "size"))

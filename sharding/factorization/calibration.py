@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from sharding.activations import Moment
-from sharding.errors import UserError, shown
+from sharding.errors import UserError, safe_repr
 from sharding.layers import num_blocks
 from sharding.layers.linear import is_transposed_linear
 
@@ -49,7 +49,7 @@ def observe(model: nn.Module, layers: Mapping[str, nn.Module], batches: Iterable
         for module, mode in modes:
             module.training = mode
     if not count:
-        raise UserError(f"calibration is {shown(batches)}, which has no batches; pass some inputs of the model")
+        raise UserError(f"calibration is {safe_repr(batches)}, which has no batches; pass some inputs of the model")
     return moments
 
 

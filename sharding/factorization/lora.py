@@ -22,7 +22,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from sharding.errors import UserError, few
+from sharding.errors import UserError, join_first
 from sharding.factorization.peft_check import Batch, check_layers, check_outputs
 from sharding.factorization.select import Patterns, aliases, matching
 from sharding.layers import FactorizedEmbedding, FactorizedLayer, FactorizedLinear
@@ -174,8 +174,8 @@ def _check(model: nn.Module, start: nn.Module, layers: Mapping[str, FactorizedLa
     problems += [f"{name} is factorized; leave it out of modules_to_save" for name in layers if _is_in(name, saved)]
     if changed := [name for name in _changed(model, start, layers) if not _is_in(name, saved)]:
         problems.append(
-            f"{len(changed)} tensors outside the factors changed: {few(changed)}. Call freeze_except_factors(model) "
-            "before training, or list their modules in modules_to_save"
+            f"{len(changed)} tensors outside the factors changed: {join_first(changed)}. Call "
+            "freeze_except_factors(model) before training, or list their modules in modules_to_save"
         )
     if problems:
         raise UserError(f"cannot export an adapter: {'; '.join(problems)}")

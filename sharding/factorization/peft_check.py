@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from sharding.errors import UserError, few
+from sharding.errors import UserError, join_first
 from sharding.factorization.unpack import replace_modules
 from sharding.layers import FactorizedLayer
 from sharding.modules.copies import copied, meta_copy
@@ -41,8 +41,8 @@ def check_layers(start: nn.Module, folder: Path, names: Collection[str]) -> None
     reached = {name for name, part in adapted.named_modules() if hasattr(part, "lora_A")}
     if missing := [name for name in names if f"base_model.model.{name}" not in reached]:
         raise UserError(
-            f"PEFT would leave {len(missing)} layers of this {type(start).__name__} as they are: {few(missing)}; keep "
-            "them dense with skip=[…], or use save_factorized"
+            f"PEFT would leave {len(missing)} layers of this {type(start).__name__} as they are: "
+            f"{join_first(missing)}; keep them dense with skip=[…], or use save_factorized"
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 
 from torch import nn
 
-from sharding.errors import UserError, few
+from sharding.errors import UserError, join_first
 from sharding.factorization.support import ModelContext, reason_unsupported
 from sharding.layers import FactorizedLayer, is_affine, is_on_demand
 from sharding.modules.wrappers import get_submodule, named_modules, refuse_scripted, unwrap
@@ -83,7 +83,7 @@ def shardable_layers(model: nn.Module, skip: Patterns = ENDS, also: Patterns = (
     """
     selection = select(model, skip, also)
     if packed := packed_attention(model, skip):
-        names = few([name or "the model itself" for name in packed])
+        names = join_first([name or "the model itself" for name in packed])
         raise UserError(f"cannot factorize {names}: {PACKED}, or keep it dense with skip=[…]")
     return selection.layers
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from sharding.errors import UserError, shown
+from sharding.errors import UserError, safe_repr
 from sharding.factorization.select import Pattern, aliases, matches, matching
 from sharding.factorization.support import rank_of
 from sharding.layers import as_blocks, num_blocks
@@ -33,7 +33,7 @@ class Energy:
     def __post_init__(self) -> None:
         if not (is_number(self.share) and 0 < self.share <= 1):
             raise UserError(
-                f"energy {shown(self.share)} is outside (0, 1]; 0.9 keeps nine tenths of each weight's square"
+                f"energy {safe_repr(self.share)} is outside (0, 1]; 0.9 keeps nine tenths of each weight's square"
             )
 
 
@@ -49,7 +49,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         if not is_number(self.parameters):
-            raise UserError(f"a Budget of {shown(self.parameters)} is not a number of parameters")
+            raise UserError(f"a Budget of {safe_repr(self.parameters)} is not a number of parameters")
 
 
 KeepRatio = float | Mapping[Pattern, float] | Energy | Budget
@@ -79,7 +79,9 @@ def num_terms(rank: int, keep_ratio: float) -> int:
     if not (is_number(keep_ratio) and 0 < keep_ratio <= 1):
         numeric = isinstance(keep_ratio, float | int) and not isinstance(keep_ratio, bool)
         wrong = "outside (0, 1]" if numeric else f"of type {type(keep_ratio).__name__}, not a number in (0, 1]"
-        raise UserError(f"keep ratio {shown(keep_ratio)} is {wrong}; 0.2 keeps a fifth of each layer's singular terms")
+        raise UserError(
+            f"keep ratio {safe_repr(keep_ratio)} is {wrong}; 0.2 keeps a fifth of each layer's singular terms"
+        )
     return ceil(rank * keep_ratio * (1 - 1e-7))  # 10·0.3 is 3.0000000000000004, and 0.2 in float32 is above 0.2
 
 

@@ -8,7 +8,7 @@ drawn, and the others share the rest of the budget.
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sharding.errors import UserError, shown
+from sharding.errors import UserError, safe_repr
 from sharding.inclusion.checks import nonnegative
 from sharding.validation import as_floats, is_number
 
@@ -40,7 +40,7 @@ def optimal_inclusion(magnitudes: ArrayLike, budget: float, costs: ArrayLike | N
     total = float(c.sum())
     if not (is_number(budget) and 0.0 < budget <= total * (1.0 + 1e-12)):
         raise UserError(
-            f"budget is {shown(budget)}; a number above 0 and at most {total:g}, the cost of all, is needed"
+            f"budget is {safe_repr(budget)}; a number above 0 and at most {total:g}, the cost of all, is needed"
         )
     if budget >= total:
         return np.ones(a.size)  # exactly, which the closed form's rounding would not give
@@ -64,5 +64,5 @@ def _valid_costs(costs: ArrayLike | None, size: int) -> NDArray[np.float64]:
         return np.ones(size)
     c = np.asarray(as_floats(costs, "costs"))
     if c.shape != (size,) or not np.all(np.isfinite(c) & (c > 0.0)):
-        raise UserError(f"costs must be {size} finite numbers above 0, one for each magnitude; got {shown(c)}")
+        raise UserError(f"costs must be {size} finite numbers above 0, one for each magnitude; got {safe_repr(c)}")
     return c

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from sharding.errors import UserError, shown
+from sharding.errors import UserError, safe_repr
 from sharding.layers.base import HOOKS, carry_over, plain_attributes
 from sharding.layers.computed import ComputesWeight, computed
 from sharding.layers.linear import is_transposed_linear
@@ -83,13 +83,13 @@ def _sizes(out: int, parts: int | Sequence[int]) -> list[int]:
     if isinstance(parts, Sequence):
         sizes = list(parts)
         if not all(is_whole(size) and size > 0 for size in sizes):
-            raise UserError(f"the sizes {shown(sizes)} are of parts of {out} outputs; whole numbers are needed")
+            raise UserError(f"the sizes {safe_repr(sizes)} are of parts of {out} outputs; whole numbers are needed")
         if sum(sizes) != out:
             raise UserError(f"the sizes {sizes} of the parts sum to {sum(sizes)}, not to the {out} outputs")
         return list(map(int, sizes))
     if is_whole(parts) and parts > 0 and out % parts == 0:
         return [out // int(parts)] * int(parts)
-    raise UserError(f"{out} outputs cannot be split in {shown(parts)} equal parts; give their sizes")
+    raise UserError(f"{out} outputs cannot be split in {safe_repr(parts)} equal parts; give their sizes")
 
 
 def _parameter(layer: nn.Module, name: str) -> Tensor:

@@ -35,7 +35,7 @@ from sharding.client_sampling import (
     wireless_probabilities,
 )
 from sharding.designs import fit
-from sharding.errors import pick, shown
+from sharding.errors import lookup, safe_repr
 from sharding.failures import Failure, Kind
 from sharding.inclusion import schatten_inclusion, successive_inclusion
 from sharding.spectrum import decompose
@@ -113,7 +113,7 @@ MODELS = [
     *((lambda e=e: Energy(e), f"energy {e!r} is outside") for e in (1.5, "x", NAN)),
     (lambda: Budget(parameters="800"), "a Budget of '800' is not a number"),
     *(
-        (lambda b=budget: plan(b), f"client 'phone': keep ratio {shown(budget)} is")
+        (lambda b=budget: plan(b), f"client 'phone': keep ratio {safe_repr(budget)} is")
         for budget in (0, -1, NAN, INF, 1.1, "0.5", None)
     ),
     (lambda: ShardPlanner().plan(make_net(), [0.5]), "keep_ratios is a list; pass a mapping"),
@@ -125,7 +125,7 @@ MODELS = [
     (lambda: ShardPlanner("x" * 100_000), "unknown strategy 'xxx"),
     (lambda: ShardPlanner("unbiased", "brewr"), "unknown design 'brewr' .*'brewer'"),
     (lambda: ShardPlanner(compression="int16"), "unknown compression 'int16'.*choose one of: bfloat16, float32, int8"),
-    (lambda: pick({"a": 1}, None, "thing"), "unknown thing None"),
+    (lambda: lookup({"a": 1}, None, "thing"), "unknown thing None"),
     (lambda: clip_and_decay(make_net(), NAN), "clip is nan"),
     (lambda: clip_and_decay(make_net(), 0.9), "clip is 0.9"),
     (lambda: clip_and_decay(make_net(), decay_of="efective"), "decay_of is 'efective'"),
@@ -212,8 +212,8 @@ def test_user_error_of_any_text_is_one_short_line():
     long = str(UserError("x" * 5000 + "; do this instead"))
     assert len(long) < 2010
     assert long.endswith("; do this instead")
-    assert len(shown("x" * 100_000)) < 100
-    assert len(shown(np.arange(1000.0))) < 100
+    assert len(safe_repr("x" * 100_000)) < 100
+    assert len(safe_repr(np.arange(1000.0))) < 100
 
 
 def test_failure_of_any_text_is_one_printable_line():

@@ -140,7 +140,7 @@ def test_report_with_invalid_metrics_leaves_the_run_out(runs, tmp_path, caplog, 
     assert str(metrics) in caplog.text
 
 
-ENTRY = {"keep_ratio": 0.2, "anme": None, "magnitudes": [1.0], "inclusion": [1.0], "multipliers": [1.0], "held": [1]}
+ENTRY = {"keep_ratio": 0.2, "anme": None, "magnitudes": [1.0], "inclusion": [1.0], "multipliers": [1.0], "draws": [1]}
 CLIENTS = {"samples": [3], "keep_ratios": [0.2], "classes": [[1, 2]]}
 MADE = {"engine": "auto", "threads": 1, "device": "cpu", "data": {}, "starts": []}
 
@@ -152,7 +152,7 @@ MADE = {"engine": "auto", "threads": 1, "device": "cpu", "data": {}, "starts": [
             {"samples": [1e308]}, {"samples": [1, 2]}, {"classes": [1]},
         )),
         *(("layers.jsonl", {"round": 0, "task": "quickstart", "layers": {"a": [ENTRY | wrong]}}) for wrong in (
-            {"inclusion": ["x"]}, {"held": None},
+            {"inclusion": ["x"]}, {"draws": None},
         )),
         ("layers.jsonl", {"round": "x", "task": "quickstart", "layers": {"a": [ENTRY]}}),
         ("provenance.json", MADE | {"starts": [1]}),

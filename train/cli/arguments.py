@@ -7,7 +7,7 @@ from textwrap import fill
 from typing import NoReturn, TypeVar
 
 import sharding
-from sharding.errors import UserError, shown
+from sharding.errors import UserError, safe_repr
 from train.config.overrides import check_once, settings
 from train.config.values import check_path
 from train.sweep import default_jobs
@@ -80,9 +80,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     args, rest = _parser().parse_known_args(argv)
     if unknown := [word for word in rest if word.startswith("-")]:
         remedy = f"keys are set as key=value, without dashes; see {PROGRAM} {args.command} --help"
-        raise UserError(f"unknown option {shown(unknown[0])}; {remedy}")
+        raise UserError(f"unknown option {safe_repr(unknown[0])}; {remedy}")
     if args.command == "list" and rest:
-        raise UserError(f"unknown argument {shown(rest[0])}; see {PROGRAM} list --help")
+        raise UserError(f"unknown argument {safe_repr(rest[0])}; see {PROGRAM} list --help")
     if args.command == "report":
         args.folders += map(Path, rest)
     else:
@@ -188,7 +188,7 @@ def _folder(text: str) -> Path:
     try:
         return check_path(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{shown(text)}: {error}") from error
+        raise argparse.ArgumentTypeError(f"{safe_repr(text)}: {error}") from error
 
 
 def _percent(text: str) -> float:
@@ -197,7 +197,7 @@ def _percent(text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number <= 100:
-        raise argparse.ArgumentTypeError(f"{shown(text)} is not a number above 0 and up to 100")
+        raise argparse.ArgumentTypeError(f"{safe_repr(text)} is not a number above 0 and up to 100")
     return number
 
 
@@ -217,4 +217,4 @@ def _integer(text: str) -> int:
     try:
         return int(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{shown(text)} is not a whole number") from error
+        raise argparse.ArgumentTypeError(f"{safe_repr(text)} is not a whole number") from error

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.logging import RichHandler
 
-from sharding.errors import UserError, few
+from sharding.errors import UserError, join_first
 from train.callbacks import EachRound
 from train.cli.arguments import parse
 from train.cli.inspection import inspect_partition
@@ -142,7 +142,7 @@ def _raise_failures(failures: Mapping[Path, FailedRun], total: int) -> None:
         directories_of: dict[str, list[str]] = {}
         for directory, failure in failures.items():
             directories_of.setdefault(failure.reason, []).append(str(directory))
-        each = "; ".join(f"{few(directories)}: {reason}" for reason, directories in directories_of.items())
+        each = "; ".join(f"{join_first(directories)}: {reason}" for reason, directories in directories_of.items())
         error = UserError if all(failure.is_mistake for failure in failures.values()) else RunError
         others = ", the others finished" if len(failures) < total else ""
         raise error(f"{len(failures)} of {total} runs failed{others}: {each}")

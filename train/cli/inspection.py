@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sharding.errors import few
+from sharding.errors import join_first
 from sharding.plan import Client
 from train.assembly import (
     assign_keep_ratios,
@@ -74,7 +74,7 @@ def _describe_model(config: Config, dataset: Dataset, keep_ratios: Mapping[Clien
         nbytes = planner.nbytes(model, ratio, strongest)
         clients = [client for client in keep_ratios if keep_ratios[client] == ratio]
         share = f"{nbytes:,} bytes a shard, {100 * nbytes / dense:.1f} % of the model's"
-        yield f"keep ratio {ratio:g}: {share}; {len(clients)} clients, {few(clients, NAMED)}"
+        yield f"keep ratio {ratio:g}: {share}; {len(clients)} clients, {join_first(clients, NAMED)}"
         memory = client_memory(planner, model, ratio, strongest, dataset, config.local, clip)
         parts = ", ".join(f"{name} {size / 1e6:,.1f}" for name, size in asdict(memory).items())
         yield f"  a client's tensors: {memory.total / 1e6:,.1f} MB ({parts}), batches of {config.local.batch_size}"

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from sharding.errors import UserError, nearest, shown
+from sharding.errors import UserError, safe_repr, suggest
 from train.config.values import Section, section_of
 from train.config.yaml_text import in_yaml
 
@@ -67,7 +67,7 @@ def _explain(error: ErrorDetails, config: type[Section]) -> str:
             reason = f"a section of keys is needed, as {key}={{key: value}}"
         case _:
             reason = f"{error['msg'][0].lower()}{error['msg'][1:]}"
-    return f"{key}={shown(value)}: {reason}"
+    return f"{key}={safe_repr(value)}: {reason}"
 
 
 def _is_unknown(error: ErrorDetails) -> bool:
@@ -108,7 +108,7 @@ def _meant(key: str, config: type[Section]) -> str:
     last = [other.rpartition(".")[2] for other in keys]
     similar = get_close_matches(key.rpartition(".")[2], set(last), cutoff=0.85)
     candidates = [other for other, word in zip(keys, last, strict=True) if word in similar]
-    return nearest(key, candidates, cutoff=0) if candidates else nearest(key, keys)
+    return suggest(key, candidates, cutoff=0) if candidates else suggest(key, keys)
 
 
 def _keys(section: type[Section], prefix: str = "") -> Iterator[str]:

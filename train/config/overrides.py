@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from itertools import product
 
-from sharding.errors import UserError, shown
+from sharding.errors import UserError, safe_repr
 
 
 def settings(overrides: Iterable[str]) -> list[tuple[str, str]]:
@@ -23,7 +23,9 @@ def check_once(settings: Iterable[tuple[str, str]]) -> None:
     seen: dict[str, str] = {}
     for key, override in settings:
         if key in seen:
-            raise UserError(f"{shown(key)} is set twice, by {shown(seen[key])} and {shown(override)}; keep one of them")
+            raise UserError(
+                f"{safe_repr(key)} is set twice, by {safe_repr(seen[key])} and {safe_repr(override)}; keep one of them"
+            )
         seen[key] = override
 
 

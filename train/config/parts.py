@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError, 
 from pydantic_core import InitErrorDetails, PydanticCustomError
 from typing_extensions import TypedDict
 
-from sharding.errors import UserError, nearest, pick
+from sharding.errors import UserError, lookup, suggest
 from train.config.values import Section, UserPath, refuse_mistaken_flag
 from train.config.yaml_text import in_yaml
 
@@ -44,7 +44,7 @@ class Registry:
             UserError: there is none.
             ImportError: a package is missing.
         """
-        entry = pick(self.entries, name, self.kind)
+        entry = lookup(self.entries, name, self.kind)
         if not isinstance(entry, str):
             return entry
         module, _, attribute = entry.rpartition(".")
@@ -130,7 +130,7 @@ def registered(entries: Mapping[str, Any], kind: str, name: str) -> str:
     Raises:
         UserError: it is not.
     """
-    pick(entries, name, kind)
+    lookup(entries, name, kind)
     return name
 
 
@@ -157,7 +157,7 @@ def check_options(
     defaults = {key: parameter.default for key, parameter in parameters.items() if isinstance(parameter.default, PLAIN)}
     listed = ", ".join(f"{key}={in_yaml(defaults[key])}" if key in defaults else key for key in parameters) or "none"
     problems = [
-        _problem(f"{name} has no option {key!r}{nearest(str(key), parameters)}; its options: {listed}", key, value)
+        _problem(f"{name} has no option {key!r}{suggest(str(key), parameters)}; its options: {listed}", key, value)
         for key, value in options.items()
         if key not in parameters
     ]

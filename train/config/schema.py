@@ -10,7 +10,7 @@ from torch import nn
 
 from sharding.client_sampling import SAMPLERS, TaskSampler, WirelessSampler
 from sharding.designs import DESIGNS
-from sharding.errors import UserError, pick, shown
+from sharding.errors import UserError, lookup, safe_repr
 from sharding.quantization import Format
 from sharding.strategies import get_strategy
 from sharding.transport.compression import COMPRESSIONS
@@ -161,7 +161,7 @@ class Config(Section):
         for name, task in self.tasks.items():
             if not name.isidentifier() or hasattr(nn.ModuleDict(), name):
                 raise UserError(
-                    f"the task name {shown(name)} must be a word that modules have no attribute of, e.g. cifar10"
+                    f"the task name {safe_repr(name)} must be a word that modules have no attribute of, e.g. cifar10"
                 )
             if shared := [key for key in RUN_LEVEL_KEYS if key in task]:
                 raise UserError(f"tasks.{name}.{shared[0]} cannot differ between tasks; set {shared[0]} for all")
@@ -253,7 +253,7 @@ def parse_overrides(overrides: Iterable[str]) -> list[tuple[str, Any]]:
         try:
             value = parse_yaml(text)
         except UserError as error:
-            raise UserError(f"cannot read the value {shown(text)} of {shown(key)} as YAML: {error}") from error
+            raise UserError(f"cannot read the value {safe_repr(text)} of {safe_repr(key)} as YAML: {error}") from error
         # Paths, and plain words, which YAML would cut at a #, are taken literally.
         literal = text[:1] not in "\"'|>&!" if isinstance(value, str) else key in PATHS and value is not None
         parsed.append((key, text.strip() if literal else value))
@@ -280,7 +280,7 @@ def recipe_of(values: Mapping[str, Any]) -> dict[str, Any]:
         UserError: there is no such recipe.
     """
     return _read_recipe(
-        pick({path.stem: path for path in RECIPES.glob("*.yaml")}, values.get("recipe", "tuned"), "recipe")
+        lookup({path.stem: path for path in RECIPES.glob("*.yaml")}, values.get("recipe", "tuned"), "recipe")
     )
 
 

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.constructor import DuplicateKeyError, SafeConstructor
 from ruamel.yaml.error import YAMLError
 
-from sharding.errors import UserError, nearest, shown
+from sharding.errors import UserError, safe_repr, suggest
 
 
 class _Constructor(SafeConstructor):
@@ -63,9 +63,9 @@ def read_yaml(path: Path) -> Any:
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
     except (OSError, ValueError) as error:
-        near = nearest(str(path), map(str, path.parent.glob("*.yaml"))) if isinstance(error, FileNotFoundError) else ""
+        near = suggest(str(path), map(str, path.parent.glob("*.yaml"))) if isinstance(error, FileNotFoundError) else ""
         reason = getattr(error, "strerror", None) or error
-        raise UserError(f"cannot read the config {shown(str(path))}{near}: {reason}") from error
+        raise UserError(f"cannot read the config {safe_repr(str(path))}{near}: {reason}") from error
 
 
 def dump_yaml(value: object, in_one_line: bool = False) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sharding.errors import UserError, few, shown
+from sharding.errors import UserError, join_first, safe_repr
 from sharding.rng import generator
 from sharding.validation import as_whole
 
@@ -113,7 +113,7 @@ def checked(dataset: Dataset) -> Dataset:
         UserError: naming the split, what it has, and what is needed. The test split must not be empty.
     """
     if not isinstance(dataset, Dataset):
-        raise UserError(f"the function of a dataset returned {shown(dataset)}; a train.data.Dataset is needed")
+        raise UserError(f"the function of a dataset returned {safe_repr(dataset)}; a train.data.Dataset is needed")
     classes = as_whole(dataset.num_classes, f"num_classes of the dataset {dataset.name}")
     dataset = dataclasses.replace(dataset, num_classes=classes)
     for name, split in (("training", dataset.train), ("test", dataset.test)):
@@ -154,7 +154,7 @@ def problem_of(dataset: Dataset, split: Split) -> str | None:
             targets.shape[1:] not in (torch.Size(), inputs.shape[1:])
         ),
         f"has no target but ignored ones; ignore_index={dataset.ignore_index}": len(targets) > 0 == len(counted),
-        f"has the targets {few(invalid)}; with num_classes={count} they are 0 to {count - 1}": bool(invalid),
+        f"has the targets {join_first(invalid)}; with num_classes={count} they are 0 to {count - 1}": bool(invalid),
     }
     return next((reason for reason, wrong in problems.items() if wrong), None)
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from sharding.errors import UserError, few
+from sharding.errors import UserError, join_first
 from train.data.dataset import EMPTY, Dataset, Partition, Split, hold_out, reading, standardize, unchanged
 from train.data.images import decode, shape_of
 from train.data.rows import Rows, read_rows
@@ -168,7 +168,9 @@ def _classes(
     of = "data.classes" if classes else "the training files"
     for name, rows in splits.items():
         if unknown := sorted({str(value) for value in values[name]} - index.keys()):
-            raise UserError(f"{rows.source} has the classes {few(unknown)}, which {of} lack; they have {few(names)}")
+            raise UserError(
+                f"{rows.source} has the classes {join_first(unknown)}, which {of} lack; they have {join_first(names)}"
+            )
     return {
         name: torch.tensor([index[str(value)] for value in column], dtype=torch.int64)
         for name, column in values.items()

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sharding.errors import UserError, shown
+from sharding.errors import UserError, safe_repr
 from train.data.dataset import Dataset, Partition, labels_of
 from train.data.quantity_skew import power_law_classes, power_law_sizes, two_sizes
 
@@ -54,7 +54,7 @@ def _indices(scheme: str, part: Any) -> np.ndarray:
     """Return a client's samples as a partition gives them, which may be your own."""
     indices = np.asarray(part)
     if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
-        raise UserError(f"the partition {scheme} gives a client {shown(part)}; an array of indices is needed")
+        raise UserError(f"the partition {scheme} gives a client {safe_repr(part)}; an array of indices is needed")
     return indices.astype(np.int64)
 
 
@@ -157,7 +157,7 @@ def by_column(dataset: Dataset, num_clients: int, rng: np.random.Generator, *, c
         UserError: there are fewer values, or the samples are not from files.
     """
     if (clients := dataset.natural) is None:
-        raise UserError(f"{dataset.name} has no samples of clients in a column {shown(column)}; try iid")
+        raise UserError(f"{dataset.name} has no samples of clients in a column {safe_repr(column)}; try iid")
     if num_clients > len(clients):
         raise UserError(f"clients.count={num_clients} is more than the {len(clients)} values in the column {column}")
     return natural(dataset, num_clients, rng)

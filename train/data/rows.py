@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sharding.errors import UserError, few, shown
+from sharding.errors import UserError, join_first, safe_repr
 from sharding.failures import one_line
 
 EXTRA = "pip install 'spectral-sharding[transformers]'"
@@ -55,7 +55,7 @@ class Rows:
         if name not in names:
             one = "; if that is more than one column, set data.separator" if len(names) == 1 else ""
             raise UserError(
-                f"{self.source} has no column {shown(name)}, but {few(names, 20)}; set data.{option}=…{one}"
+                f"{self.source} has no column {safe_repr(name)}, but {join_first(names, 20)}; set data.{option}=…{one}"
             )
         values: list[Any] = self.table[name][:]
         self.refuse([row for row, value in enumerate(values) if value is None], f"no value in the column {name}")
@@ -141,11 +141,11 @@ def read_rows(option: str, patterns: str | Sequence[str], root: Path, separator:
     source = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
     if any(path.is_dir() for path in paths):
         if len(paths) > 1:
-            raise UserError(f"data.{option}={few(patterns)} must be one folder of images, or files")
+            raise UserError(f"data.{option}={join_first(patterns)} must be one folder of images, or files")
         return Rows(source, _read_folder(paths[0]))
     formats = {FORMATS.get(path.suffix.lower(), "") for path in paths}
     if len(formats) > 1 or "" in formats:
-        suffixes = few(sorted({path.suffix or path.name for path in paths}))
+        suffixes = join_first(sorted({path.suffix or path.name for path in paths}))
         raise UserError(f"data.{option} names files of the kinds {suffixes}; give one kind of {', '.join(FORMATS)}")
     table = _read_tables(formats.pop(), paths, source, separator, encoding)
     return Rows(source, table)
@@ -176,7 +176,7 @@ def _read_tables(kind: str, paths: Sequence[Path], source: str, separator: str |
         "text": {"encoding": encoding, "sample_by": "document"},
     }
     if empty := [path for path in paths if not path.stat().st_size]:
-        raise UserError(f"{few(empty)} is empty; replace it with a valid file")
+        raise UserError(f"{join_first(empty)} is empty; replace it with a valid file")
     read = getattr(datasets.Dataset, f"from_{kind}")
     with TemporaryDirectory() as cache:  # of the converted rows, which are then in memory
         try:

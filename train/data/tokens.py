@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from models.hub import reading
-from sharding.errors import UserError, shown
+from sharding.errors import UserError, safe_repr
 from train.data.dataset import Partition, Split
 from train.data.rows import EXTRA
 
@@ -32,14 +32,14 @@ class Tokenizer:
             from transformers import AutoTokenizer  # noqa: PLC0415 - an extra
         except ImportError as error:
             raise ImportError(f"data.tokenizer needs Hugging Face's transformers: {EXTRA} ({error})") from error
-        with reading(name, f"data.tokenizer={shown(name)}"):
+        with reading(name, f"data.tokenizer={safe_repr(name)}"):
             self._tokenizer: Any = AutoTokenizer.from_pretrained(name)
         longest = self._tokenizer.model_max_length  # huge where it is not known
         if not 1 <= max_length <= longest:
-            raise UserError(f"data.max_length={max_length} must be 1 to {longest}, which {shown(name)} allows")
+            raise UserError(f"data.max_length={max_length} must be 1 to {longest}, which {safe_repr(name)} allows")
         pad, self._eos = self._tokenizer.pad_token_id, self._tokenizer.eos_token_id
         if pad is None and self._eos is None:
-            raise UserError(f"data.tokenizer={shown(name)} has no padding token; add one to its special tokens")
+            raise UserError(f"data.tokenizer={safe_repr(name)} has no padding token; add one to its special tokens")
         self.pad_token_id: int = self._eos if pad is None else pad
         self.max_length = max_length
 

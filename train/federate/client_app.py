@@ -136,8 +136,8 @@ def read_files(config: Config, paths: str) -> tuple[Dataset, Split]:
     options = data_options(config)
     if options.get("task") != "causal_lm" and "classes" not in options:
         raise UserError(f"data={paths} may lack classes that others have; set data.classes=[…] at the server")
-    own = {"train": paths, "test": None, "test_fraction": 0.0, "root": None, "client": None}
-    dataset = DATASETS["files"](**options | own)
+    fixed = {"train": paths, "test": None, "test_fraction": 0.0, "root": None, "client": None}
+    dataset = DATASETS["files"](**options | fixed)
     return dataset.without_samples(), dataset.train
 
 
@@ -173,8 +173,8 @@ def read_data(path: Path) -> Split:
         UserError: they cannot be read.
     """
     try:
-        held = safetensors.torch.load_file(path)
-        data = Split(held["inputs"], held["targets"])
+        tensors = safetensors.torch.load_file(path)
+        data = Split(tensors["inputs"], tensors["targets"])
         inputs, targets = len(data.inputs), len(data.targets)
     except (OSError, KeyError, TypeError, safetensors.SafetensorError) as error:  # TypeError: a scalar has no length
         raise UserError(f"data={path} cannot be read: {type(error).__name__}: {error}") from error

@@ -22,7 +22,7 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from sharding.errors import UserError, few
+from sharding.errors import UserError, join_first
 from sharding.failures import one_line
 from train.assembly import assign_keep_ratios, partition_dataset, read_dataset
 from train.config.naming import with_directory
@@ -49,7 +49,7 @@ SUPERNODE = (sys.executable, "-m", "sharding.flower.warm")  # Flower's, with app
 
 
 @dataclass(frozen=True)
-class Place:
+class Deployment:
     """The place of a federation on this machine.
 
     Attributes:
@@ -106,14 +106,14 @@ def federate(
         launch(config, lay_out(config, settings), progress)
 
 
-def launch(config: Config, place: Place, progress: Callable[[dict[str, Any]], None]) -> None:
+def launch(config: Config, deployment: Deployment, progress: Callable[[dict[str, Any]], None]) -> None:
     """Start the processes of a federation, submit the run, and follow it to its end."""
-    with Processes(place.folder / "logs") as processes:
-        start_server(processes, place)
+    with Processes(deployment.folder / "logs") as processes:
+        start_server(processes, deployment)
         set_stage(f"starting {config.clients.count} nodes")
         for node in range(config.clients.count):
-            start_node(processes, place, node, node_settings(config, place, node))
-        submit(processes, place)
+            start_node(processes, deployment, node, node_settings(config, deployment, node))
+        submit(processes, deployment)
         follow(processes, config, progress)
 
 
@@ -141,29 +141,29 @@ def settings_of(path: str, overrides: Sequence[str], nodes: int, timeouts: Timeo
     }
 
 
-def lay_out(config: Config, settings: dict[str, object]) -> Place:
+def lay_out(config: Config, settings: dict[str, object]) -> Deployment:
     """Write the keys, the configurations, and each node's data, in place of those of an earlier start."""
-    place = Place(config.directory / FOLDER, free_port())
-    if place.folder.exists() and any(place.folder.iterdir()) and not (place.folder / "logs").is_dir():
-        raise UserError(f"{place.folder} was not written by this program; move it, or choose another output=…")
+    deployment = Deployment(config.directory / FOLDER, free_port())
+    if deployment.folder.exists() and any(deployment.folder.iterdir()) and not (deployment.folder / "logs").is_dir():
+        raise UserError(f"{deployment.folder} was not written by this program; move it, or choose another output=…")
     dataset = read_dataset(config)
     shares = partition_dataset(config, dataset)
-    rmtree(place.folder, ignore_errors=True)
-    place.folder.mkdir(parents=True, mode=0o700)
-    (place.folder / "logs").mkdir()
-    write_certificates(place.folder)
+    rmtree(deployment.folder, ignore_errors=True)
+    deployment.folder.mkdir(parents=True, mode=0o700)
+    (deployment.folder / "logs").mkdir()
+    write_certificates(deployment.folder)
     for node, data in shares.items():
-        folder = place.folder / f"node-{node}"
+        folder = deployment.folder / f"node-{node}"
         folder.mkdir()
         write_node_key(folder)
         write_data(folder / "data.safetensors", data, dataset.num_classes)
-    operator = Path(place.environment("operator")["FLWR_HOME"])
+    operator = Path(deployment.environment("operator")["FLWR_HOME"])
     operator.mkdir(parents=True)
-    link = {"address": place.address, "root-certificates": str(place.folder / "ca.crt")}
+    link = {"address": deployment.address, "root-certificates": str(deployment.folder / "ca.crt")}
     tables = _toml({"default": "loopback"}, "superlink") + _toml(link, "superlink.loopback")
     (operator / "config.toml").write_text(tables, encoding="utf-8")
-    (place.folder / "run.toml").write_text(_toml(settings), encoding="utf-8")
-    return place
+    (deployment.folder / "run.toml").write_text(_toml(settings), encoding="utf-8")
+    return deployment
 
 
 def write_certificates(folder: Path) -> None:
@@ -189,66 +189,66 @@ def _write_private(path: Path, key: bytes) -> None:
     path.write_bytes(key)
 
 
-def start_server(processes: Processes, place: Place) -> None:
+def start_server(processes: Processes, deployment: Deployment) -> None:
     """Start the SuperLink, wait until it listens, and register the nodes' public keys."""
-    folder = place.folder
-    command = ["flower-superlink", "--host", LOOPBACK, "--port", str(place.port), "--enable-supernode-auth"]
+    folder = deployment.folder
+    command = ["flower-superlink", "--host", LOOPBACK, "--port", str(deployment.port), "--enable-supernode-auth"]
     command += ["--ssl-ca-certfile", str(folder / "ca.crt"), "--ssl-certfile", str(folder / "server.crt")]
     command += ["--ssl-keyfile", str(folder / "server.key"), "--disable-runtime-dependency-installation"]
     set_stage("starting the SuperLink")
-    processes.start("superlink", command, place.environment("server"))
+    processes.start("superlink", command, deployment.environment("server"))
     end = monotonic() + STARTING
-    while not listens(place.port):
+    while not listens(deployment.port):
         if processes.ended() or monotonic() > end:
-            why = last_words(folder / "logs/superlink.log")
-            raise UserError(f"the SuperLink does not listen at {place.address}: {why}")
+            reason = last_words(folder / "logs/superlink.log")
+            raise UserError(f"the SuperLink does not listen at {deployment.address}: {reason}")
         sleep(0.1)
-    register(place, sorted(folder.glob("node-*/node.pub")))
+    register(deployment, sorted(folder.glob("node-*/node.pub")))
 
 
-def register(place: Place, keys: Sequence[Path]) -> None:
+def register(deployment: Deployment, keys: Sequence[Path]) -> None:
     """Register nodes by their public keys.
 
     Raises:
         UserError: the SuperLink refuses one.
     """
-    environment = os.environ | place.environment("operator")
+    environment = os.environ | deployment.environment("operator")
     for number, key in enumerate(keys, 1):
         set_stage(f"registering node {number} of {len(keys)}")
         command = ["flwr", "supernode", "register", str(key), "loopback"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
-            why = " ".join((done.stdout + done.stderr).split())[-300:]
-            raise UserError(f"the SuperLink refuses the key {key}: {why}")
+            reason = " ".join((done.stdout + done.stderr).split())[-300:]
+            raise UserError(f"the SuperLink refuses the key {key}: {reason}")
 
 
-def node_settings(config: Config, place: Place, node: int) -> dict[str, object]:
+def node_settings(config: Config, deployment: Deployment, node: int) -> dict[str, object]:
     """Return the configuration of a node."""
     ratio = assign_keep_ratios(config.keep_ratio, config.clients.count, config.seed_of_data)[node]
-    data = place.folder / f"node-{node}" / "data.safetensors"
+    data = deployment.folder / f"node-{node}" / "data.safetensors"
     return {"partition-id": node, "keep-ratio": float(ratio), "data": str(data)}
 
 
 def start_node(
     processes: Processes,
-    place: Place,
+    deployment: Deployment,
     node: int,
     settings: Mapping[str, object],
     program: Sequence[str] = SUPERNODE,
 ) -> None:
     """Start a SuperNode."""
-    folder = place.folder
-    command = [*program, "--superlink", place.address, "--port", str(free_port())]
+    folder = deployment.folder
+    command = [*program, "--superlink", deployment.address, "--port", str(free_port())]
     command += ["--root-certificates", str(folder / "ca.crt")]
     command += ["--auth-supernode-private-key", str(folder / f"node-{node}" / "node.key")]
     command += ["--node-config", " ".join(f"{key}={_quoted(value)}" for key, value in settings.items())]
-    processes.start(f"node-{node}", command, place.environment(f"node-{node}"))
+    processes.start(f"node-{node}", command, deployment.environment(f"node-{node}"))
 
 
-def submit(processes: Processes, place: Place, app: Path = ROOT) -> None:
+def submit(processes: Processes, deployment: Deployment, app: Path = ROOT) -> None:
     """Submit the app in a folder to the SuperLink, which runs it."""
-    command = ["flwr", "run", str(app), "loopback", "--stream", "--run-config", str(place.folder / "run.toml")]
-    processes.start("run", command, place.environment("operator"))
+    command = ["flwr", "run", str(app), "loopback", "--stream", "--run-config", str(deployment.folder / "run.toml")]
+    processes.start("run", command, deployment.environment("operator"))
 
 
 def follow(processes: Processes, config: Config, progress: Callable[[dict[str, Any]], None]) -> None:
@@ -258,16 +258,16 @@ def follow(processes: Processes, config: Config, progress: Callable[[dict[str, A
         RunError: the server reports why it cannot continue; or the run, the SuperLink or all nodes ended early.
     """
     logs, status = config.directory / FOLDER / "logs", Status(config)
-    joined, shown, gone = 0, 0, set[str]()
+    joined, reported, gone = 0, 0, set[str]()
     while True:
         ended, report = processes.ended(), status.read()  # in this order: what has ended has reported
         if len(report["joined"]) > joined:
             joined = len(report["joined"])
-            waiting = f"waiting for {few(report['waiting_for'])}" if report["waiting_for"] else "training"
+            waiting = f"waiting for {join_first(report['waiting_for'])}" if report["waiting_for"] else "training"
             set_stage(f"{joined} of {config.clients.count} nodes connected, {waiting}")
-        for metrics in read_lines(config.directory / METRICS_FILE)[shown:]:
+        for metrics in read_lines(config.directory / METRICS_FILE)[reported:]:
             progress(metrics)
-            shown += 1
+            reported += 1
         if report["ended"] == FINISHED:
             return
         check_alive(report, ended, config, logs)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from flwr.app import ConfigRecord, RecordDict
 from flwr.serverapp import Grid
 
-from sharding.errors import UserError, few
+from sharding.errors import UserError, join_first
 from sharding.flower.messages import CONFIG
 from sharding.flower.nodes import Node, Nodes, read_node
 from sharding.plan import Client
@@ -100,7 +100,7 @@ class Roster(Nodes):
             Status(self.config).set(joined=sorted(present), waiting_for=absent)
             if not absent:
                 return
-            names, waited = few(absent, 5), monotonic() - begin
+            names, waited = join_first(absent, 5), monotonic() - begin
             if waited > self.timeouts.start:
                 break
             if waited - reminded >= REMIND:

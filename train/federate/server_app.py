@@ -88,8 +88,8 @@ def train(config: Config, grid: Grid, timeouts: Timeouts) -> None:
 
 def report(metrics: Mapping[str, Any]) -> None:
     """Log one round and its failures."""
-    for client, why in metrics["failures"].items():
-        log.warning("client %s is left out of round %s: %s", client, metrics["round"], why)
+    for client, reason in metrics["failures"].items():
+        log.warning("client %s is left out of round %s: %s", client, metrics["round"], reason)
     accuracy = metrics.get("test_accuracy")
     tested = f", test accuracy {100 * accuracy:.1f} %" if isinstance(accuracy, float) else ""
     used = (metrics["round"], metrics["num_aggregated"], metrics["num_clients"], metrics["seconds"])

@@ -22,8 +22,8 @@ class Status:
 
     def read(self) -> dict[str, Any]:
         """Return the latest report."""
-        held = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {}
-        return {"joined": [], "waiting_for": [], "ended": None} | held
+        status = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {}
+        return {"joined": [], "waiting_for": [], "ended": None} | status
 
     def set(self, **values: object) -> None:
         """Replace the values of these keys."""

@@ -15,7 +15,7 @@ from shutil import rmtree
 from tempfile import TemporaryDirectory
 from typing import TextIO
 
-from sharding.errors import UserError, few, shown
+from sharding.errors import UserError, join_first, safe_repr
 from train.config.naming import RESUMABLE_KEYS
 from train.config.schema import Config, check_config, flatten, is_named, plugins_of
 from train.config.yaml_text import read_yaml
@@ -224,8 +224,8 @@ def _check_same(config: Config) -> None:
     ]
     for key in differing:
         if not is_named(key, RESUMABLE_KEYS) and (remark := _objection(key, config_there, config)) is not None:
-            other = shown(requested.get(key)) if stored.get(key) != requested.get(key) else "in another order"
-            difference = f"{key}={shown(stored.get(key))}, not {other}{remark}"
+            other = safe_repr(requested.get(key)) if stored.get(key) != requested.get(key) else "in another order"
+            difference = f"{key}={safe_repr(stored.get(key))}, not {other}{remark}"
             raise UserError(f"{config.directory} holds a run with {difference}; choose another output=…")
 
 
@@ -251,7 +251,9 @@ def config_in(directory: Path) -> Config:
         values = read_yaml(path)
         # The directory may come from anywhere, and modules are code.
         if unknown := [module for module in plugins_of(values) if module not in sys.modules]:
-            raise UserError(f"it names the modules {few(unknown)}, which are code; import them first if you trust them")
+            raise UserError(
+                f"it names the modules {join_first(unknown)}, which are code; import them first if you trust them"
+            )
         return check_config(values)
     except UserError as error:
         reason = " ".join(str(error).split())

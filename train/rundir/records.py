@@ -41,7 +41,7 @@ class LayerStatistics:
         magnitudes: λ, (N,).
         inclusion: π, (N,).
         multipliers: ω, (N,).
-        held: how many of the clients drew each term, (N,).
+        draws: how many of the clients drew each term, (N,).
     """
 
     keep_ratio: float
@@ -49,7 +49,7 @@ class LayerStatistics:
     magnitudes: list[float]
     inclusion: list[float]
     multipliers: list[float]
-    held: list[int]
+    draws: list[int]
 
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> Self:

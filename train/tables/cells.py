@@ -6,7 +6,7 @@ from fnmatch import fnmatch
 from fractions import Fraction
 from pathlib import Path
 
-from sharding.errors import UserError, pick
+from sharding.errors import UserError, lookup
 from sharding.strategies import STRATEGIES
 from train.config.schema import Config, load_config
 from train.tables.layout import CONFIGS, Layout, Matrix, Setting
@@ -55,7 +55,7 @@ def cells_of(
     Raises:
         UserError: an unknown scale, or an override that is not allowed.
     """
-    configured = pick(layout.scales, scale, "scale")
+    configured = lookup(layout.scales, scale, "scale")
     for key in (override.partition("=")[0] for override in overrides):
         if key in TABLE_KEYS:
             raise UserError(f"{key} is set by the table itself; {TABLE_KEYS[key]}")

@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from sharding.errors import pick
+from sharding.errors import lookup
 from train.config.sections import KeepRatio
 from train.config.values import Section
 from train.config.yaml_text import read_yaml
@@ -116,7 +116,9 @@ class Layout(Section):
 
     def find(self, name: str) -> Matrix:
         """Return the table ``3`` or ``longer``, or the figure ``figure3``, or raise a `UserError`."""
-        return pick(self.tables | {f"figure{number}": figure for number, figure in self.figures.items()}, name, "table")
+        return lookup(
+            self.tables | {f"figure{number}": figure for number, figure in self.figures.items()}, name, "table"
+        )
 
     def published_of(self, setting: Setting, strategy: str) -> Sequence[float] | None:
         """Return the published mean (and deviation) of a cell, in %, or None if unknown."""

@@ -27,4 +27,4 @@ def move_in(home, address, certificate):
 def tries_all(home):
     """Return what becomes of what the stranger tries: a node of his own, and a run."""
     words = (("supernode", "register", str(home / "node.pub"), "x"), ("run", str(ROOT), "x"))
-    return [flwr(home, *its) for its in words]
+    return [flwr(home, *command) for command in words]

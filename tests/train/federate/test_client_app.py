@@ -74,9 +74,9 @@ def test_node_with_its_own_csv_file_has_the_classes_of_the_server(config, tmp_pa
     (tmp_path / "own.csv").write_text("text,label\na b,z\nb,x\n")
     data = f"data={{name: files, test: absent.csv, tokenizer: {tmp_path / 'tokenizer'}, max_length: 4}}"
     node = {"partition-id": 2, "data": str(tmp_path / "own.csv")}
-    dataset, own = open_data(config(data, "data.classes=[x, y, z]"), node)
-    assert own.inputs.tolist() == [[2, 5, 6, 3], [2, 6, 3, 0]]
-    assert own.targets.tolist() == [2, 0]
+    dataset, samples = open_data(config(data, "data.classes=[x, y, z]"), node)
+    assert samples.inputs.tolist() == [[2, 5, 6, 3], [2, 6, 3, 0]]
+    assert samples.targets.tolist() == [2, 0]
     assert (dataset.num_classes, dataset.input_shape, len(dataset.train)) == (3, (4,), 0)
     with pytest.raises(UserError, match=r"may lack classes that others have; set data\.classes"):
         open_data(config(data), node)
@@ -87,10 +87,11 @@ def test_node_of_files_that_were_read_before_needs_neither_files_nor_classes(dty
     data, path = Split(torch.ones(2, 1, 4, 4, dtype=dtype), torch.tensor([0, 2])), tmp_path / "data.safetensors"
     write_data(path, data, 7)
     files = config("data={name: files, train: absent.csv, test_fraction: 0.2}")
-    dataset, own = open_data(files, {"partition-id": 0, "data": str(path)})
-    assert torch.equal(own.inputs, data.inputs)
+    dataset, samples = open_data(files, {"partition-id": 0, "data": str(path)})
+    assert torch.equal(samples.inputs, data.inputs)
     assert (dataset.num_classes, dataset.input_shape, len(dataset.train)) == (7, (1, 4, 4), 0)
-    assert torch.equal(dataset.prepare(own.inputs), own.inputs * (dtype == torch.int64))  # images are standardized
+    expected = samples.inputs * (dtype == torch.int64)  # images are standardized
+    assert torch.equal(dataset.prepare(samples.inputs), expected)
     safetensors.torch.save_file({"inputs": data.inputs, "targets": data.targets}, path)
     with pytest.raises(UserError, match=r"data=.*data\.safetensors does not say num_classes; name a csv"):
         open_data(files, {"partition-id": 0, "data": str(path)})

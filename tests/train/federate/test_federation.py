@@ -54,8 +54,8 @@ def command_line(small, output, *words):
 def superlink_of(folder):
     """Return the number of the SuperLink of this run, by the keys it was given."""
     shown = subprocess.run(["ps", "-A", "-ww", "-o", "pid=,args="], capture_output=True, text=True, check=True)
-    found = [line.split() for line in shown.stdout.splitlines() if "flower-superlink" in line and str(folder) in line]
-    return int(found[0][0])
+    servers = [line.split() for line in shown.stdout.splitlines() if "flower-superlink" in line and str(folder) in line]
+    return int(servers[0][0])
 
 
 def test_federation_with_a_killed_server_resumes_to_the_simulation(small, tmp_path):
@@ -71,8 +71,8 @@ def test_federation_with_a_killed_server_resumes_to_the_simulation(small, tmp_pa
     assert first.returncode == 1
     assert "--resume" in told
     assert 1 <= len(read_metrics(output)) < 3
-    held = subprocess.run(["ps", "-A", "-ww", "-o", "args="], capture_output=True, text=True, check=True).stdout
-    assert str(output) not in held  # nothing that was started is left
+    processes = subprocess.run(["ps", "-A", "-ww", "-o", "args="], capture_output=True, text=True, check=True).stdout
+    assert str(output) not in processes  # nothing that was started is left
     second = command_line(small, output, "rounds=3", "--resume")
     _, told = second.communicate(timeout=400)
     assert second.returncode == 0, told
@@ -126,33 +126,33 @@ def federation(small, tmp_path, nodes, timeouts, *overrides):
     return config, launch.lay_out(config, settings)
 
 
-def start_faulty(processes, place, config, node, faults):
-    own = {"fault": faults[node][0]} if node in faults else {}
-    launch.start_node(processes, place, node, launch.node_settings(config, place, node) | own)
+def start_faulty(processes, deployment, config, node, faults):
+    fault = {"fault": faults[node][0]} if node in faults else {}
+    launch.start_node(processes, deployment, node, launch.node_settings(config, deployment, node) | fault)
 
 
 def told_and_left_out(config, faults):
     """Make sure that each of the faults is named, and is in the result as if that client had not been there."""
     (line,) = read_metrics(config.directory)
     assert (line["num_aggregated"], line["num_failed"]) == (2, len(faults))
-    for client, (_, why) in faults.items():
-        assert re.search(why, line["failures"][str(client)])
+    for client, (_, reason) in faults.items():
+        assert re.search(reason, line["failures"][str(client)])
     expected = with_participation(config.model_copy(update={"output": None}), set(faults))
-    held = load_file(config.directory / "checkpoint.safetensors")
-    return all(torch.equal(expected[name], held[name]) for name in expected)
+    trained = load_file(config.directory / "checkpoint.safetensors")
+    return all(torch.equal(expected[name], trained[name]) for name in expected)
 
 
 def test_federation_round_with_killed_or_late_nodes_continues(small, tmp_path):
-    config, place = federation(small, tmp_path, 6, Timeouts(240.0, 60.0), "rounds=1")
-    log = place.folder / "logs" / "run.log"
-    with Processes(place.folder / "logs") as processes:
-        launch.start_server(processes, place)
+    config, deployment = federation(small, tmp_path, 6, Timeouts(240.0, 60.0), "rounds=1")
+    log = deployment.folder / "logs" / "run.log"
+    with Processes(deployment.folder / "logs") as processes:
+        launch.start_server(processes, deployment)
         for node in range(1, 6):
-            start_faulty(processes, place, config, node, LOSSES)
-        launch.submit(processes, place, faulty_app(tmp_path / "faulty-app"))
+            start_faulty(processes, deployment, config, node, LOSSES)
+        launch.submit(processes, deployment, faulty_app(tmp_path / "faulty-app"))
         wait_until(lambda: log.exists() and "is client 2:" in log.read_text(), 240)
         os.kill(processes.started["node-2"].pid, signal.SIGKILL)
-        start_faulty(processes, place, config, 0, LOSSES)  # only now is everybody there, and the round begins
+        start_faulty(processes, deployment, config, 0, LOSSES)  # only now is everybody there, and the round begins
         launch.follow(processes, config, print)
         numbers = [processes.started[name].pid for name in ("superlink", "run", "node-0")]
     assert not any(there(number) for number in numbers)
@@ -163,10 +163,10 @@ def below(number):
     """Return the numbers of the processes that this one has started, and those in turn."""
     shown = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
     parents = dict(map(int, line.split()) for line in shown.splitlines())
-    found = {number}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {number}
+    family = {number}
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    return family - {number}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends the children of a process that is killed")
@@ -184,20 +184,20 @@ def test_killed_launcher_ends_all_processes(small, tmp_path):
 
 
 def test_node_without_a_key_or_tls_is_refused(small, tmp_path):
-    _, place = federation(small, tmp_path, 2, Timeouts(60.0, 60.0))
-    supernode = [str(Path(sys.executable).with_name("flower-supernode")), "--superlink", place.address]
-    logs = place.folder / "logs"
+    _, deployment = federation(small, tmp_path, 2, Timeouts(60.0, 60.0))
+    supernode = [str(Path(sys.executable).with_name("flower-supernode")), "--superlink", deployment.address]
+    logs = deployment.folder / "logs"
     with Processes(logs) as processes:
-        launch.start_server(processes, place)
+        launch.start_server(processes, deployment)
         strange = tmp_path / "strange"
         strange.mkdir()
         launch.write_node_key(strange)
-        trusting = [*supernode, "--root-certificates", str(place.folder / "ca.crt"), "--max-retries", "1"]
+        trusting = [*supernode, "--root-certificates", str(deployment.folder / "ca.crt"), "--max-retries", "1"]
         unknown = ["--auth-supernode-private-key", str(strange / "node.key"), "--port", str(launch.free_port())]
-        processes.start("unknown", [*trusting, *unknown], place.environment("unknown"))
-        processes.start("keyless", [*trusting, "--port", str(launch.free_port())], place.environment("keyless"))
+        processes.start("unknown", [*trusting, *unknown], deployment.environment("unknown"))
+        processes.start("keyless", [*trusting, "--port", str(launch.free_port())], deployment.environment("keyless"))
         plain = [*supernode, "--insecure", "--max-retries", "1", "--port", str(launch.free_port())]
-        processes.start("plain", plain, place.environment("plain"))
+        processes.start("plain", plain, deployment.environment("plain"))
         refused = {"unknown", "keyless", "plain"}
         wait_until(lambda: refused <= set(processes.ended()), 120.0)
     for name in refused:

@@ -39,14 +39,14 @@ def test_nodes_with_tables_of_their_own_are_sent_the_frozen_weights_once(config,
     for name in ("space", "sport"):
         write_table(tmp_path / f"{name}.csv", [name])
     write_table(tmp_path / "test.csv", ["space", "sport"], 4)
-    own = ["data.train=null", "data.test_fraction=null", f"data.test={tmp_path / 'test.csv'}"]
+    nodes_own = ["data.train=null", "data.test_fraction=null", f"data.test={tmp_path / 'test.csv'}"]
     nodes = Nodes(
         {
             number: {"partition-id": number, "keep-ratio": ratio, "data": str(tmp_path / f"{name}.csv")}
             for number, (name, ratio) in enumerate((("space", 0.01), ("sport", 0.04)))
         }
     )
-    first, second = read(train_over(config(*own, "data.classes=[space, sport]", output="run"), nodes))
+    first, second = read(train_over(config(*nodes_own, "data.classes=[space, sport]", output="run"), nodes))
     assert (first["num_aggregated"], second["num_aggregated"]) == (2, 2)
     assert (first["new_clients"], second.get("new_clients", [])) == ([0, 1], [])
     assert first["bytes_down"] > second["bytes_down"] == second["bytes_up"]

@@ -30,9 +30,9 @@ def test_directories_of_federations_and_runs_differ():
     directories.append(load_config(QUICKSTART).directory.resolve())
     assert len({*directories}) == 4
     assert {directory.parent for directory in directories} == {Path("runs").resolve()}
-    for own in ("/tmp/own", "/tmp/\N{ROCKET}"):
-        settings = launch.settings_of(QUICKSTART, [f"output={own}"], 2, Timeouts(60.0, 60.0))
-        assert read(tomllib.loads(launch._toml(settings))).directory == Path(own)
+    for output in ("/tmp/own", "/tmp/\N{ROCKET}"):
+        settings = launch.settings_of(QUICKSTART, [f"output={output}"], 2, Timeouts(60.0, 60.0))
+        assert read(tomllib.loads(launch._toml(settings))).directory == Path(output)
 
 
 def test_launch_with_an_impossible_folder_raises(tmp_path):
@@ -56,7 +56,8 @@ def test_second_federation_in_a_directory_is_refused(tmp_path):
 def test_launch_environment_has_the_working_folder_on_the_path(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/first")
     monkeypatch.chdir(tmp_path)
-    assert launch.Place(tmp_path, 1).environment("server")["PYTHONPATH"].split(os.pathsep) == ["/first", str(tmp_path)]
+    modules = launch.Deployment(tmp_path, 1).environment("server")["PYTHONPATH"]
+    assert modules == f"/first{os.pathsep}{tmp_path}"
 
 
 @pytest.mark.parametrize("option", ["--start-timeout", "--round-timeout"])
@@ -114,9 +115,9 @@ ENDS = {  # what happens, and what the error names
 }
 
 
-@pytest.mark.parametrize(("step", "why"), ENDS.values(), ids=ENDS)
-def test_follow_of_a_run_that_ends_early_raises_with_the_reason(config, step, why):
-    with pytest.raises(RunError, match=why):
+@pytest.mark.parametrize(("step", "reason"), ENDS.values(), ids=ENDS)
+def test_follow_of_a_run_that_ends_early_raises_with_the_reason(config, step, reason):
+    with pytest.raises(RunError, match=reason):
         follow(config, {}, step)
 
 
@@ -131,10 +132,10 @@ def test_last_log_line_of_a_process_is_printable(tmp_path):
     assert launch.last_words(tmp_path / "none") == "its log is empty"
 
 
-@pytest.mark.parametrize(("key", "own", "other"), [("checkpoint_every", "1", "7"), ("engine", "sequential", "auto")])
-def test_federation_with_another_engine_or_checkpointing_is_refused(key, own, other):
-    assert str(getattr(read_for(2, f"{key}={own}"), key)) == own
-    with pytest.raises(UserError, match=f"{key}={other} does nothing in a federation, where it is {own}"):
+@pytest.mark.parametrize(("key", "fixed", "other"), [("checkpoint_every", "1", "7"), ("engine", "sequential", "auto")])
+def test_federation_with_another_engine_or_checkpointing_is_refused(key, fixed, other):
+    assert str(getattr(read_for(2, f"{key}={fixed}"), key)) == fixed
+    with pytest.raises(UserError, match=f"{key}={other} does nothing in a federation, where it is {fixed}"):
         read_for(2, f"{key}={other}")
 
 
@@ -146,4 +147,4 @@ def test_federation_with_clients_count_is_refused():
 @pytest.mark.parametrize("name", ["no_proxy", "NO_PROXY", "no_grpc_proxy"])
 def test_environment_of_a_node_behind_a_proxy_exempts_loopback(monkeypatch, name):
     monkeypatch.setenv(name, "example.org")
-    assert launch.Place(Path("run"), 1).environment("node")[name] == "example.org,127.0.0.1,localhost"
+    assert launch.Deployment(Path("run"), 1).environment("node")[name] == "example.org,127.0.0.1,localhost"

@@ -13,7 +13,7 @@ from tests.train.federate.test_federation import SMALL
 from tests.train.runs import model_of, read, wait_until
 from train.config.schema import load_config
 from train.federate import launch
-from train.federate.launch import LOOPBACK, Place
+from train.federate.launch import LOOPBACK, Deployment
 from train.federate.roster import Timeouts
 from train.federate.server_app import ROOT
 from train.federate.server_app import read as read_settings
@@ -57,18 +57,18 @@ def test_node_with_a_proxy_and_another_version_that_reconnects_loses_no_round(sm
         monkeypatch.setenv(name, f"http://{LOOPBACK}:9")  # where nobody answers
     settings = launch.settings_of(small, [f"output={tmp_path / 'run'}", *WIDE], 2, Timeouts(240.0, 240.0))
     config = read_settings(settings)
-    place = launch.lay_out(config, settings)
-    with Processes(place.folder / "logs") as processes:
-        launch.start_server(processes, place)
-        relay = Relay(place.port)
-        launch.start_node(processes, place, 0, launch.node_settings(config, place, 0))
+    deployment = launch.lay_out(config, settings)
+    with Processes(deployment.folder / "logs") as processes:
+        launch.start_server(processes, deployment)
+        relay = Relay(deployment.port)
+        launch.start_node(processes, deployment, 0, launch.node_settings(config, deployment, 0))
         monkeypatch.setenv("PYTHONPATH", str(other_version(tmp_path / "other")))
-        outside = Place(place.folder, relay.port)
-        launch.start_node(processes, outside, 1, launch.node_settings(config, place, 1))
-        launch.submit(processes, place)
+        outside = Deployment(deployment.folder, relay.port)
+        launch.start_node(processes, outside, 1, launch.node_settings(config, deployment, 1))
+        launch.submit(processes, deployment)
         wait_until(lambda: (config.directory / "metrics.jsonl").exists() and read(config.directory), 240)
         relay.cut()
-        log = place.folder / "logs" / "node-1.log"
+        log = deployment.folder / "logs" / "node-1.log"
         wait_until(lambda: "Connection attempt failed, retrying" in log.read_text(), 120)
         relay.restore()
         launch.follow(processes, config, print)
@@ -77,12 +77,12 @@ def test_node_with_a_proxy_and_another_version_that_reconnects_loses_no_round(sm
 
 
 def test_server_that_restarts_while_nodes_train_resumes(small, tmp_path):
-    place, output = Place(tmp_path, launch.free_port()), tmp_path / "run"
+    deployment, output = Deployment(tmp_path, launch.free_port()), tmp_path / "run"
     (tmp_path / "logs").mkdir()
-    operator = Path(place.environment("operator")["FLWR_HOME"])
+    operator = Path(deployment.environment("operator")["FLWR_HOME"])
     operator.mkdir(parents=True)
-    (operator / "config.toml").write_text(f'[superlink.mine]\naddress = "{place.address}"\ninsecure = true\n')
-    superlink = ["flower-superlink", "--insecure", "--host", LOOPBACK, "--port", str(place.port)]
+    (operator / "config.toml").write_text(f'[superlink.mine]\naddress = "{deployment.address}"\ninsecure = true\n')
+    superlink = ["flower-superlink", "--insecure", "--host", LOOPBACK, "--port", str(deployment.port)]
     superlink += ["--database", str(tmp_path / "superlink.db"), "--disable-runtime-dependency-installation"]
     words = shlex.join([f"output={output}", "rounds=3", "clients.count=2", "clients.per_round=2"])
     settings = f'config="{small}" overrides="{words}" start-timeout=240.0 round-timeout=240.0'
@@ -90,20 +90,20 @@ def test_server_that_restarts_while_nodes_train_resumes(small, tmp_path):
     with Processes(tmp_path / "logs") as processes:
 
         def start(name, command):
-            processes.start(name, command, place.environment(name))
+            processes.start(name, command, deployment.environment(name))
 
         start("superlink", superlink)
         for node in range(2):
-            options = ["--insecure", "--superlink", place.address, "--port", str(launch.free_port())]
+            options = ["--insecure", "--superlink", deployment.address, "--port", str(launch.free_port())]
             start(f"node-{node}", [*launch.SUPERNODE, *options, "--node-config", f"partition-id={node}"])
-        wait_until(lambda: launch.listens(place.port), 120)
+        wait_until(lambda: launch.listens(deployment.port), 120)
         start("operator", submit)
         wait_until(lambda: (output / "metrics.jsonl").exists() and read(output), 240)
         os.kill(processes.started["superlink"].pid, signal.SIGKILL)
         wait_until(lambda: {"superlink", "operator"} <= processes.ended().keys(), 120)
         assert len(read(output)) < 3
         start("superlink", superlink)
-        wait_until(lambda: launch.listens(place.port), 120)
+        wait_until(lambda: launch.listens(deployment.port), 120)
         start("operator", submit)
         wait_until(lambda: len(read(output)) == 3 or "operator" in processes.ended(), 400)
         assert not {"node-0", "node-1"} & processes.ended().keys()

@@ -24,11 +24,11 @@ http {{ access_log {0}/access.log; {1}
 {2} }}"""
 
 
-def start_proxy(processes, folder, place):
+def start_proxy(processes, folder, deployment):
     """Start nginx with the guide's lines, of which only ports and folders are replaced; return its port."""
     (server,) = re.findall(r"```nginx\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.S)
     port = launch.free_port()
-    for old, new in (("8000", port), ("8001", place.port), ("/etc/flower", place.folder)):
+    for old, new in (("8000", port), ("8001", deployment.port), ("/etc/flower", deployment.folder)):
         assert old in server
         server = server.replace(old, str(new))
     (folder / "tmp").mkdir(parents=True)
@@ -48,23 +48,23 @@ def calls(folder, path):
 def test_proxy_of_the_guide_admits_only_nodes_with_a_key(tmp_path):
     settings = launch.settings_of("configs/quickstart.yaml", [f"output={tmp_path / 'run'}"], 2, Timeouts(60.0, 60.0))
     config = read(settings)
-    place, proxy, stranger = launch.lay_out(config, settings), tmp_path / "proxy", tmp_path / "stranger"
-    with Processes(place.folder / "logs") as processes:
-        launch.start_server(processes, place)
-        port = start_proxy(processes, proxy, place)
-        outside = launch.Place(place.folder, port)
-        launch.start_node(processes, outside, 0, launch.node_settings(config, place, 0))
+    deployment, proxy, stranger = launch.lay_out(config, settings), tmp_path / "proxy", tmp_path / "stranger"
+    with Processes(deployment.folder / "logs") as processes:
+        launch.start_server(processes, deployment)
+        port = start_proxy(processes, proxy, deployment)
+        outside = launch.Deployment(deployment.folder, port)
+        launch.start_node(processes, outside, 0, launch.node_settings(config, deployment, 0))
         wait_until(lambda: "200" in calls(proxy, "/v1/fleet/activate-node"), 120)  # it is in and stays so
         wait_until(lambda: "200" in calls(proxy, "/v1/fleet/pull-messages"), 120)
 
-        move_in(stranger, outside.address, place.folder / "ca.crt")
+        move_in(stranger, outside.address, deployment.folder / "ca.crt")
         assert all(tried.returncode for tried in tries_all(stranger))
-        (place.folder / "node-1" / "node.key").write_bytes((stranger / "node.key").read_bytes())
+        (deployment.folder / "node-1" / "node.key").write_bytes((stranger / "node.key").read_bytes())
         launch.start_node(processes, outside, 1, {"partition-id": 1})
         wait_until(lambda: "412" in calls(proxy, "/v1/fleet/activate-node"), 120)
         refused = calls(proxy, "/v1/control/")
         assert refused
         assert {*refused} == {"403"}
-        direct = (place.folder / "logs" / "superlink.log").read_text()
+        direct = (deployment.folder / "logs" / "superlink.log").read_text()
         assert direct.count("POST /v1/control/register-node") == 2  # those of the operator
         assert "POST /v1/control/start-run" not in direct

@@ -31,8 +31,8 @@ def renumbered(name, **values):
     """Return what puts other values in a record of a reply."""
 
     def change(reply):
-        held = dict(reply.content[name]) | values
-        reply.content[name] = MetricRecord(held)
+        metrics = dict(reply.content[name]) | values
+        reply.content[name] = MetricRecord(metrics)
         return [reply]
 
     return change
@@ -63,13 +63,13 @@ LIARS = {  # what is wrong, with which sampler, in which reply, and what is said
 
 @pytest.mark.parametrize("lie", LIARS)
 def test_two_stage_round_with_an_invalid_node_rejects_it(config, lie):
-    asked, kind, change, why = LIARS[lie]
+    asked, kind, change, reason = LIARS[lie]
     ours = config(*asked)
     nodes = Nodes(settings(ours))
     replies_to(nodes, kind, change)
     (line,) = over(ours, nodes)
     assert list(line["failures"]) == ["1"]
-    assert why in line["failures"]["1"]
+    assert reason in line["failures"]["1"]
     assert line["num_aggregated"] >= 1
 
 

@@ -100,11 +100,11 @@ def introduced(bend):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_invalid_reply_is_rejected_with_the_reason(config, tmp_path, fault):
     ours = config("clients.per_round=4", "rounds=1")
-    nodes, (bend, why, kind) = Nodes(settings(ours)), FAULTS[fault]
+    nodes, (bend, reason, kind) = Nodes(settings(ours)), FAULTS[fault]
     nodes.bend[107] = introduced(bend)
     (line,) = over(ours, nodes)
     assert (line["num_aggregated"], line["num_failed"]) == (3, 1)
-    assert why in line["failures"]["1"]
+    assert reason in line["failures"]["1"]
     assert line["failed_by_kind"] == {kind: 1}
     missing = ours.model_copy(update={"output": tmp_path / "missing"})
     gone = Nodes(settings(ours))
@@ -210,8 +210,9 @@ def test_node_that_returns_is_invited_again(config):
     grid = Nodes(settings(ours))
     right, wrong = grid.settings[107], {"partition-id": "x"}
     known = waiting.Roster(grid, ours, Timeouts(0.5, 0.5))
-    for its, there in ((wrong, [0, 2, 3]), (None, [0, 2, 3]), (right, [0, 1, 2, 3])):
-        grid.settings = {node: old for node, old in grid.settings.items() if node != 107} | ({107: its} if its else {})
+    others = {node: old for node, old in grid.settings.items() if node != 107}
+    for returning, there in (({107: wrong}, [0, 2, 3]), ({}, [0, 2, 3]), ({107: right}, [0, 1, 2, 3])):
+        grid.settings = others | returning
         assert [sorted(known.online()) for _ in range(2)][1] == there
 
 
@@ -244,7 +245,7 @@ def test_second_node_of_a_client_is_refused(config, caplog):
 def keyed(config, **kwargs):
     """Return nodes that each have a key, the same for a client at whatever number."""
     grid = Nodes(settings(config, **kwargs))
-    grid.keys = {node: b"key %d" % its["partition-id"] for node, its in grid.settings.items()}
+    grid.keys = {id: b"key %d" % node["partition-id"] for id, node in grid.settings.items()}
     return grid
 
 

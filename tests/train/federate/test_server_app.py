@@ -55,10 +55,10 @@ def test_federation_has_max_share_of_a_half_by_default(tmp_path):
 @pytest.mark.parametrize(("overrides", "ended"), [(["rounds=1"], "finished"), (["alignment=true"], "alignment needs")])
 def test_server_app_status_has_how_the_run_ended(tmp_path, overrides, ended):
     words = [f"output={tmp_path}", "clients.count=1", "clients.per_round=1", *overrides]
-    its = settings(*words) | {"overrides": shlex.join(words)}
-    config = server_app.read(its)
+    run_config = settings(*words) | {"overrides": shlex.join(words)}
+    config = server_app.read(run_config)
     (config.directory / FOLDER).mkdir()
-    server_app.main(Nodes({7: {"partition-id": 0}}), Context(1, 1, {}, RecordDict(), its))
+    server_app.main(Nodes({7: {"partition-id": 0}}), Context(1, 1, {}, RecordDict(), run_config))
     assert Status(config).read()["ended"].startswith(ended)
 
 
