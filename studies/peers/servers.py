@@ -24,7 +24,7 @@ from sharding.modules.state import dense_state
 from sharding.modules.wrappers import named_modules, named_parameters
 from sharding.plan import Client, Plan
 from sharding.quantization import format_of, quantize
-from sharding.rng import generator, seed_of
+from sharding.rng import Key, generator, seed_of
 from sharding.shard import Terms
 from sharding.spectrum import compose, decompose
 from studies.peers.aggregation import Aggregate, flora, hetlora
@@ -159,11 +159,14 @@ class LoraServer(MethodServer):
 
     def shards(self, ratios: Mapping[Client, float], t: int) -> Iterator[tuple[Client, Shard]]:
         """Yield each client's first columns of the factors, and what all train."""
-        layers, digest = self.layers, self.residual.digest
-        dense, _ = dense_state(self.model, layers)
+        digest = self.residual.digest
+        dense, _ = dense_state(self.model, self.layers)
         for client, ratio in ratios.items():
-            terms = {name: first_columns(layer, ratio) for name, layer in layers.items()}
-            yield client, Shard(terms, dense, ratio, plan=str(t), residual=digest)
+            yield client, Shard(self.terms(client, ratio, t), dense, ratio, plan=str(t), residual=digest)
+
+    def terms(self, client: Client, ratio: float, t: int) -> dict[str, Terms]:
+        """Return the factors from which a client starts in round t, by layer."""
+        return {name: first_columns(layer, ratio) for name, layer in self.layers.items()}
 
     @torch.no_grad()
     def step(self, updates: Mapping[Client, Shard], samples: Mapping[Client, float]) -> None:
@@ -186,7 +189,10 @@ class LoraServer(MethodServer):
 
 
 class HetloraServer(LoraServer):
-    """HetLoRA: columns that no client of a round has stay as they are."""
+    """HetLoRA: columns that no client of a round has stay as they are.
+
+    Padded with zeros they would be zero in B and in A, and never get a gradient again.
+    """
 
     def __init__(self, start: nn.Module, model: nn.Module, seed: int) -> None:
         super().__init__(start, model, hetlora, seed)
@@ -199,15 +205,21 @@ class HetloraServer(LoraServer):
 
 
 class FloraServer(LoraServer):
-    """FLoRA: the stacked factors are merged into every client's base, and each round starts from new factors.
+    """FLoRA: the stacked factors are merged into every client's base, and each client starts from new random factors.
 
-    A client that comes back receives the stacks of all rounds since it last took part, or the base anew if that is
-    less. It makes the start of its factors itself. The base is in float32, since a merge into fewer bits would round.
+    `main.py` of ATP-1010/FederatedLLM, commit 7bea158: a new adapter for each client in each round, a merge after it,
+    in float32. A merge into fewer bits would round. There each stack goes to all clients (issue 4 of that repository).
+    Here one that comes back receives the stacks of the rounds since it last took part, or the base if that is less.
     """
 
     def __init__(self, start: nn.Module, model: nn.Module, seed: int) -> None:
         super().__init__(start, model, flora, seed)
         self.stacks: list[int] = []  # bytes, by round
+
+    def terms(self, client: Client, ratio: float, t: int) -> dict[str, Terms]:
+        """Return new factors, which the client draws itself."""
+        start_factors(self.layers, self.seed, t, client)
+        return super().terms(client, ratio, t)
 
     def step(self, updates: Mapping[Client, Shard], samples: Mapping[Client, float]) -> None:
         """Stack the factors and merge them into the base."""
@@ -218,7 +230,6 @@ class FloraServer(LoraServer):
             sizes = (n,), (len(layer.u), n), (len(layer.v), n), (n,)
             terms[name] = Terms(*(torch.empty(size, device="meta") for size in sizes))
         self.stacks.append(Shard(terms, {}).nbytes)
-        start_factors(self.layers, self.seed, len(self.stacks))
 
     def take(self, layer: FactorizedLayer, u: Tensor, v: Tensor) -> None:
         """Merge the product into the base."""
@@ -245,10 +256,10 @@ def lora_start(start: nn.Module, model: nn.Module, seed: int) -> nn.Module:
 
 
 @torch.no_grad()
-def start_factors(layers: Mapping[str, FactorizedLayer], seed: int, t: int) -> None:
-    """Set B to zero and A to uniform numbers below 1/√in, as PEFT does."""
+def start_factors(layers: Mapping[str, FactorizedLayer], seed: int, *key: Key) -> None:
+    """Set B to zero and A to uniform numbers below 1/√in, as PEFT does; seed and key choose the numbers."""
     for name, layer in layers.items():
-        random = torch.Generator().manual_seed(seed_of(seed, "lora", t, name))
+        random = torch.Generator().manual_seed(seed_of(seed, "lora", *key, name))
         layer.u.zero_()
         layer.v.uniform_(-1, 1, generator=random).mul_(len(layer.v) ** -0.5)
 

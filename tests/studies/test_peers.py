@@ -74,10 +74,29 @@ def test_flexlora_gives_each_rank_the_truncated_svd_of_the_averaged_product(rank
 
 
 def test_flora_stacks_factors_whose_product_is_the_average():
-    mean = sum(weight * product(factors) for weight, factors in zip(WEIGHTS, updates(), strict=True))
+    b, a = [u for u, _ in updates()], [v.mT for _, v in updates()]
+    stacked_b, stacked_a = b[0], WEIGHTS[0] * a[0]
+    for k in (1, 2):
+        stacked_b = torch.cat([stacked_b, b[k]], dim=1)
+        stacked_a = torch.cat([stacked_a, WEIGHTS[k] * a[k]], dim=0)
     u, v = aggregation.flora(updates(), WEIGHTS)
-    assert u.shape == (5, sum(RANKS))
+    torch.testing.assert_close((u, v.mT), (stacked_b, stacked_a))
+    mean = sum(weight * product(factors) for weight, factors in zip(WEIGHTS, updates(), strict=True))
     torch.testing.assert_close(product((u, v)), mean)
+
+
+def test_flora_starts_each_client_and_each_round_from_new_factors():
+    ours = federation("FLoRA")
+    starts = [shard.terms["stages.1.0.conv1"].v for t in (0, 1) for _, shard in ours.server.shards({0: 0.2, 1: 0.2}, t)]
+    assert len({float(start[0, 0]) for start in starts}) == 4
+    ((_, again),) = federation("FLoRA").server.shards({1: 0.2}, 1)
+    assert torch.equal(again.terms["stages.1.0.conv1"].v, starts[-1])
+
+
+@pytest.mark.parametrize("name", ["FedIT", "HetLoRA", "FlexLoRA"])
+def test_other_lora_methods_start_all_clients_from_the_same_factors(name):
+    starts = [shard.terms["stages.1.0.conv1"].v for _, shard in federation(name).server.shards({0: 0.2, 1: 0.2}, 0)]
+    assert torch.equal(*starts)
 
 
 @pytest.mark.parametrize(
