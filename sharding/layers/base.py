@@ -221,7 +221,11 @@ class FactorizedLayer(ComputesWeight):
         """Return the ordinary layer, its weight composed in float64 so that half precision does not drift.
 
         Factors that are computed (pruned, normalized or parametrized) enter with their values.
+
+        Raises:
+            UserError: a weight was put into `_parameters` or `vars` of this layer.
         """
+        self.refuse_written_weight()
         dense = self.dense_type.__new__(self.dense_type)  # a subclass can have any `__init__`
         nn.Module.__init__(dense)
         carry_over(self, dense)

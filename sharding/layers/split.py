@@ -45,7 +45,12 @@ class SplitLinear(ComputesWeight):
         self.parts = nn.ModuleList([_like(layer, self.axis, *pair) for pair in pairs])
 
     def to_fused(self) -> nn.Module:
-        """Return the fused layer; a parameter is trainable if it is in any part."""
+        """Return the fused layer; a parameter is trainable if it is in any part.
+
+        Raises:
+            UserError: a weight was put into `_parameters` or `vars` of this layer.
+        """
+        self.refuse_written_weight()
         fused = _like(self.parts[0], self.axis, self.weight, self.bias)
         carry_over(self, fused)
         for name, parameter in fused.named_parameters(recurse=False):

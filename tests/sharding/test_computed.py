@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sharding import UserError, factorize, split_layers
+from sharding import ShardPlanner, UserError, factorize, merge, save_factorized, split_layers
 from sharding.layers import base
 
 
@@ -153,6 +153,23 @@ def test_state_dict_of_the_dense_model_loaded_into_a_replaced_layer_raises(stric
     with pytest.raises(RuntimeError, match=r"1\.weight is a dense layer's.*into sharding\.merge\(model\)"):
         model.load_state_dict(dense.state_dict(), strict=strict)
     model.load_state_dict(model.state_dict(), strict=strict)
+
+
+@pytest.mark.parametrize("entries", [lambda layer: layer._parameters, vars], ids=["parameters", "vars"])
+@pytest.mark.parametrize("split", [False, True])
+def test_weight_put_past_the_module_raises_at_the_next_merge_save_and_plan(tmp_path, entries, split):
+    dense = nn.Sequential(*(nn.Linear(6, 6) for _ in range(3)))
+    model = split_layers(dense, {"1": 2}) if split else factorize(dense, 0.5)
+    entries(model[1])["weight"] = nn.Parameter(torch.zeros(6, 6))
+    for use in (
+        lambda: merge(model),
+        lambda: save_factorized(model, tmp_path / "saved"),
+        lambda: ShardPlanner().plan(model, {0: 0.5}),
+        model.state_dict,
+    ):
+        with pytest.raises(UserError, match="a write would be lost"):
+            use()
+    assert not (tmp_path / "saved").exists()
 
 
 def test_entry_of_a_weight_is_formatted_like_a_number(layer):
