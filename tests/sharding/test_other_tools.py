@@ -71,6 +71,18 @@ def test_torchao_weights_stay_dense_and_plan_raises(tmp_path):
         ShardPlanner().plan(model, {0: 0.5})
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_torchao_quantizes_merged_layers_and_raises_for_factorized_ones():
+    quantization = pytest.importorskip("torchao.quantization")
+    config, small, x = quantization.Int8WeightOnlyConfig(), factorize(build(), 0.25), torch.randn(2, 16)
+    merged = merge(small)
+    quantization.quantize_(merged, config)
+    assert all("Int8Tensor" in type(layer.weight).__name__ for layer in merged)
+    torch.testing.assert_close(merged(x), small(x), rtol=0.1, atol=0.02)
+    with pytest.raises(UserError, match=r"call sharding.merge\(model\) first"):
+        quantization.quantize_(small, config, filter_fn=lambda layer, name: hasattr(layer, "weight"))
+
+
 class Packed(nn.Module):
     """A layer like those of `quantize_dynamic`: no parameters, and a state that is not of tensors."""
 
