@@ -71,9 +71,9 @@ def test_docs_commands_parse(command):
 
 
 def shortened(words, data, into):
-    """Return a command that trains for two small rounds, on drawn data."""
+    """Return a command that trains for two small rounds, on drawn data, in one process."""
     at = [] if "quickstart" in words[1] else [f"data.root={data}", "data.download=false"]
-    overrides = [*TINY, *at, f"output={into}"]
+    overrides = [*TINY, *at, "engine=sequential", f"output={into}"]
     keys = {word.partition("=")[0] for word in overrides}
     kept = [word for word in words if not {word.partition("=")[0], word.partition("=")[0].partition(".")[0]} & keys]
     return [*kept, *overrides]
