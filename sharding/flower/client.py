@@ -12,7 +12,7 @@ from torch import nn
 
 from sharding.client import client_model
 from sharding.errors import UserError
-from sharding.flower.messages import ARRAYS, CONFIG, METRICS, NODE, RESIDUAL, bytes_of, pack, part_of
+from sharding.flower.messages import ARRAYS, CONFIG, LACKS_RESIDUAL, METRICS, NODE, RESIDUAL, bytes_of, pack, part_of
 from sharding.residual import Residual
 from sharding.shard import Shard
 
@@ -114,9 +114,6 @@ def _received(
         if RESIDUAL in context.state:
             residual = Residual.from_bytes(bytes_of(part_of(context.state, RESIDUAL, ArrayRecord)))
         if residual is None or residual.digest != shard.residual:
-            raise UserError(
-                "this node lacks the residual of the model, for example after a restart; the server sends it with the "
-                "next shard"
-            )
+            raise UserError(f"{LACKS_RESIDUAL}, for example after a restart; the server sends it again")
         residual = residual.to(device)
     return shard, client_model(structure, shard, copy=False, residual=residual)

@@ -5,15 +5,15 @@ the next one is made, and a reply is fetched when the one before it has been use
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf
 from time import monotonic, sleep
 from typing import Any
 
-from flwr.app import Error, Message, RecordDict
+from flwr.app import ArrayRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from sharding.flower.messages import LATE, UNSENT
+from sharding.flower.messages import ARRAYS, LACKS_RESIDUAL, LATE, RESIDUAL, UNSENT
 
 log = logging.getLogger("flwr.sharding")  # Flower shows the lines of "flwr"
 
@@ -25,11 +25,16 @@ class StreamingGrid:
     """A grid that sends and receives one message at a time, and is another grid otherwise.
 
     There is one reply for each message, in the order of the messages; in place of a missing one, an error of the node.
-    A reply counts only from the node that the message was sent to.
+    A reply counts only from the node that the message was sent to. A node that lacks the residual is sent its message
+    again, once, and has until the same end to reply.
+
+    Args:
+        grid: that sends and receives.
+        again: takes Flower's number of a node, and returns the arrays of its message with the residual.
     """
 
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
+    def __init__(self, grid: Grid, again: Callable[[int], Mapping[str, ArrayRecord]]) -> None:
+        self._grid, self._again = grid, again
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grid, name)
@@ -43,15 +48,22 @@ class StreamingGrid:
         """
         sent = []
         for message in messages:
-            number = next(iter(self._grid.push_messages([message])), None)
-            sent.append((number, message.metadata.dst_node_id, message.metadata.message_type))
+            sent.append((self._push(message), without_arrays(message)))
             del message  # with its shard
         return self._replies(sent, inf if timeout is None else timeout)
 
-    def _replies(self, sent: list[tuple[str | None, int, str]], seconds: float) -> Iterator[Message]:
+    def _push(self, message: Message) -> str | None:
+        return next(iter(self._grid.push_messages([message])), None)
+
+    def _replies(self, sent: list[tuple[str | None, Message]], seconds: float) -> Iterator[Message]:
         end = monotonic() + seconds
-        for number, node, kind in sent:
+        for number, message in sent:
+            node = message.metadata.dst_node_id
             reply = None if number is None else self._wait(number, node, end)
+            if reply is not None and reply.has_error() and LACKS_RESIDUAL in reply.error.reason:
+                log.info("node %d is sent the residual again", node)
+                number = self._push(with_arrays(message, self._again(node)))  # noqa: PLW2901
+                reply = None if number is None else self._wait(number, node, end)
             if reply is not None and not reply.has_error():
                 yield reply
             else:
@@ -59,7 +71,7 @@ class StreamingGrid:
                 if number is not None:
                     error = Error(LATE, f"no reply within {seconds:g} s") if reply is None else reply.error
                 # Errors of the SuperLink do not name the node.
-                yield Message(error, reply_to=Message(RecordDict(), dst_node_id=node, message_type=kind))
+                yield Message(error, reply_to=message)
             del reply
 
     def _wait(self, number: str, node: int, end: float) -> Message | None:
@@ -72,3 +84,24 @@ class StreamingGrid:
             if monotonic() > end:
                 return None
             sleep(POLL)
+
+
+def without_arrays(message: Message) -> Message:
+    """Return a copy without the shard and the residual, which is small."""
+    return _copy(message, {name: record for name, record in message.content.items() if name not in (ARRAYS, RESIDUAL)})
+
+
+def with_arrays(message: Message, arrays: Mapping[str, ArrayRecord]) -> Message:
+    """Return a copy with these arrays. It lives as long as the message would have."""
+    return _copy(message, {**message.content, **arrays})
+
+
+def _copy(message: Message, records: Mapping[str, Any]) -> Message:
+    to = message.metadata
+    return Message(
+        RecordDict(dict(records)),
+        dst_node_id=to.dst_node_id,
+        message_type=to.message_type,
+        ttl=to.ttl,
+        group_id=to.group_id,
+    )

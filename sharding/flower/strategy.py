@@ -135,10 +135,8 @@ class SpectralSharding(Strategy):
         if initial_arrays is not None:
             self.server.model.load_state_dict(initial_arrays.to_torch_state_dict())
         self._timeout = timeout
-        arrays = self._arrays()
-        return super().start(
-            StreamingGrid(grid), arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
-        )
+        streaming, arrays = StreamingGrid(grid, self._arrays_again), self._arrays()
+        return super().start(streaming, arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -235,15 +233,25 @@ class SpectralSharding(Strategy):
     def _messages(self, kind: str, server_round: int, config: ConfigRecord) -> Iterator[Message]:
         ttl = None if self._timeout is None else self._timeout + SLACK
         for id, node in self._sampled.items():
-            assert self._plan is not None
             settings = ConfigRecord({**config, "server-round": server_round})
-            content = RecordDict({ARRAYS: pack(self._plan.shard(node.client)), CONFIG: settings})
-            if len(self._residual) and self._digests.get(id) != self._residual.digest:
-                content[RESIDUAL] = pack(self._residual)
+            content = RecordDict({**self._arrays_for(node), CONFIG: settings})
             message = Message(content, dst_node_id=id, message_type=kind, group_id=str(server_round), ttl=ttl)
             del content
             yield message
             del message
+
+    def _arrays_for(self, node: Node) -> dict[str, ArrayRecord]:
+        """Return a node's shard, and the residual if the node does not keep it."""
+        assert self._plan is not None
+        arrays = {ARRAYS: pack(self._plan.shard(node.client))}
+        if len(self._residual) and self._digests.get(node.id) != self._residual.digest:
+            arrays[RESIDUAL] = pack(self._residual)
+        return arrays
+
+    def _arrays_again(self, id: int) -> dict[str, ArrayRecord]:
+        """Return what a node that has lost the residual is sent."""
+        self._digests.pop(id, None)
+        return self._arrays_for(self._sampled[id])
 
     def _contents(self, replies: Iterable[Message]) -> Iterator[tuple[Client, RecordDict | Failure]]:
         """Yield the content of each sampled client's reply, or why there is none."""

@@ -3,11 +3,11 @@
 Messages go through `sharding.flower.exchange`, so the server's memory does not grow with the cohort.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
 from sharding import Plan
 from sharding.aggregation.faults import find_misfit
@@ -88,12 +88,17 @@ class NodesEngine(Engine):
         nodes, timeout = self._roster.reach(clients), self._roster.timeouts.round
         absent = Failure(Kind.ABSENT, "its node is not connected")
         yield from ((client, absent) for client in clients if client not in nodes)
-        kept, group = timeout + SLACK, str(round)
+        kept, group, clients_of = timeout + SLACK, str(round), {node.id: client for client, node in nodes.items()}
         messages = (
             Message(content(client, node), dst_node_id=node.id, message_type=kind, ttl=kept, group_id=group)
             for client, node in nodes.items()
         )
-        replies = StreamingGrid(self._roster.grid).send_and_receive(messages, timeout=timeout)
+
+        def again(id: int) -> Mapping[str, ArrayRecord]:
+            self._with_residual.discard(id)
+            return content(clients_of[id], nodes[clients_of[id]]).array_records
+
+        replies = StreamingGrid(self._roster.grid, again).send_and_receive(messages, timeout=timeout)
         for (client, node), reply in zip(nodes.items(), replies, strict=True):
             try:
                 yield client, read(content_of(reply))

@@ -277,17 +277,59 @@ def test_residual_with_adamw_on_nodes_equals_server_round():
     assert all(torch.equal(value, state[name]) for name, value in ours.model.state_dict().items())
 
 
-def test_node_that_lost_its_residual_fails_in_one_line_and_gets_it_again():
+@pytest.mark.parametrize("purpose", ["train", "evaluate"])
+def test_node_that_lost_its_residual_gets_it_again_in_the_same_round(purpose):
+    def forgetting(function):
+        def run(model, config, context):
+            if (config["server-round"], context.node_config["partition-id"]) == (1, 1):
+                grid.states.pop(999, None)
+            return function(model, config, context)
+
+        return run
+
+    states = []
+    for forgets in (False, True):
+        # What is lost after training in round 1 is missed in its evaluation, and what is lost then in round 2.
+        functions = [train, forgetting(evaluate)] if purpose == "train" else [forgetting(train), evaluate]
+        grid = StubGrid(make_app(structure_of(), *(functions if forgets else (train, evaluate))), configs())
+        server = frozen_server()
+        strategy, result, _ = run(server, grid, rounds=2, fraction_evaluate=1.0)
+        assert strategy.failures == {}
+        states.append((server.model.state_dict(), result.evaluate_metrics_clientapp))
+    assert all(torch.equal(value, states[1][0][name]) for name, value in states[0][0].items())
+    assert states[0][1] == states[1][1]
+    sent = [(node, kind) for node, kind, content in grid.pushed if "residual" in content]
+    assert sent == [(1000, "train"), (999, "train"), (998, "train"), (999, purpose)]
+
+
+def test_message_that_is_sent_again_has_the_configuration_of_a_subclass():
+    class Configured(SpectralSharding):
+        def configure_train(self, server_round, arrays, config, grid):
+            for message in super().configure_train(server_round, arrays, config, grid):
+                message.content["config"]["lr"] = 0.1 * server_round
+                yield message
+
+    seen = []
+
     def forget(model, config, context):
-        if config["server-round"] == 1 and context.node_config["partition-id"] == 1:
-            grid.states.pop(999)
-        return train(model, config, context)
+        seen.append((context.node_config["partition-id"], config["lr"]))
+        grid.states.pop(context.node_id)
+        return {"num-examples": 1}
 
     grid = StubGrid(make_app(structure_of(), forget), configs())
-    strategy, _, _ = run(frozen_server(), grid, rounds=3)
-    assert {number: {*failures} for number, failures in strategy.failures.items()} == {2: {1}}
-    assert "lacks the residual of the model" in str(strategy.failures[2][1])
-    assert [node for node, _, content in grid.pushed if "residual" in content] == [1000, 999, 998, 999]
+    Configured(frozen_server(), fraction_evaluate=0.0).start(grid, num_rounds=2, timeout=0.0)
+    assert seen == [(client, 0.1 * number) for number in (1, 2) for client in (0, 1, 2)]
+
+
+def test_node_that_always_lacks_the_residual_is_left_out():
+    def train_or_lack(model, config, context):
+        raise UserError("this node lacks the residual of the model")
+
+    grid = StubGrid(make_app(structure_of(), train_or_lack), configs())
+    strategy, _, _ = run(frozen_server(), grid, rounds=1)
+    assert strategy.failures[1].keys() == RATIOS.keys()
+    assert {failure.kind for failure in strategy.failures[1].values()} == {Kind.FAILED}
+    assert len([kind for _, kind, _ in grid.pushed if kind == "train"]) == 2 * len(RATIOS)
 
 
 def test_spoiled_residual_in_a_nodes_state_fails_in_one_line():

@@ -52,11 +52,21 @@ def test_nodes_with_tables_of_their_own_are_sent_the_frozen_weights_once(config,
     assert first["bytes_down"] > second["bytes_down"] == second["bytes_up"]
 
 
-def test_finetuning_on_nodes_has_the_bits_of_a_simulation(config, tmp_path):
+class Forgetful(Nodes):
+    """Nodes that lose all that Flower keeps for them before each round but the first."""
+
+    def get_node_ids(self):
+        if len(self.sent) == 4:  # each node was asked once, and has trained once
+            self.states.clear()
+        return super().get_node_ids()
+
+
+@pytest.mark.parametrize("kind", [Nodes, Forgetful])
+def test_finetuning_on_nodes_has_the_bits_of_a_simulation(config, tmp_path, kind):
     write_table(tmp_path / "news.csv", ["space", "sport"])
     train = f"data.train={tmp_path / 'news.csv'}"
     alone = run(config(train, output="alone"))
     (clients,) = read_clients(alone).values()
     ratios = enumerate(clients["keep_ratios"])
-    nodes = Nodes({number: {"partition-id": number, "keep-ratio": ratio} for number, ratio in ratios})
+    nodes = kind({number: {"partition-id": number, "keep-ratio": ratio} for number, ratio in ratios})
     assert_same(train_over(config(train, output="nodes"), nodes), alone)
