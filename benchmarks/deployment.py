@@ -87,7 +87,7 @@ def federated(nodes: int, folder: Path) -> tuple[list[dict[str, float]], list[tu
             through = replace(layout, port=relay.port)
             launch.start_node(processes, through, node, launch.node_settings(config, layout, node))
         launch.submit(processes, layout)
-        launch.follow(processes, config, lambda metrics: passed.append((relay.down, relay.up)))
+        launch.follow(processes, layout, config, lambda metrics: passed.append((relay.down, relay.up)))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return lines, passed
 

@@ -45,6 +45,7 @@ LOOPBACK = "127.0.0.1"
 NO_PROXY = ("no_proxy", "NO_PROXY", "no_grpc_proxy")  # gRPC reads the last before the first
 STARTING = 60.0  # seconds for a process to listen
 SERVERS = {"superlink", "run"}
+LINK = "loopback"  # what the operator calls the SuperLink
 SUPERNODE = (sys.executable, "-m", "sharding.flower.warm")  # Flower's, with apps that start at once
 
 
@@ -114,7 +115,7 @@ def launch(config: Config, deployment: Deployment, progress: Callable[[dict[str,
         for node in range(config.clients.count):
             start_node(processes, deployment, node, node_settings(config, deployment, node))
         submit(processes, deployment)
-        follow(processes, config, progress)
+        follow(processes, deployment, config, progress)
 
 
 def settings_of(path: str, overrides: Sequence[str], nodes: int, timeouts: Timeouts) -> dict[str, object]:
@@ -160,7 +161,7 @@ def lay_out(config: Config, settings: dict[str, object]) -> Deployment:
     operator = Path(deployment.environment("operator")["FLWR_HOME"])
     operator.mkdir(parents=True)
     link = {"address": deployment.address, "root-certificates": str(deployment.folder / "ca.crt")}
-    tables = _toml({"default": "loopback"}, "superlink") + _toml(link, "superlink.loopback")
+    tables = _toml({"default": LINK}, "superlink") + _toml(link, f"superlink.{LINK}")
     (operator / "config.toml").write_text(tables, encoding="utf-8")
     (deployment.folder / "run.toml").write_text(_toml(settings), encoding="utf-8")
     return deployment
@@ -212,14 +213,18 @@ def register(deployment: Deployment, keys: Sequence[Path]) -> None:
     Raises:
         UserError: the SuperLink refuses one.
     """
-    environment = os.environ | deployment.environment("operator")
     for number, key in enumerate(keys, 1):
         set_stage(f"registering node {number} of {len(keys)}")
-        command = ["flwr", "supernode", "register", str(key), "loopback"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        done = flwr(deployment, "supernode", "register", str(key), LINK)
         if done.returncode:
             reason = " ".join((done.stdout + done.stderr).split())[-300:]
             raise UserError(f"the SuperLink refuses the key {key}: {reason}")
+
+
+def flwr(deployment: Deployment, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of Flower as the operator."""
+    environment = os.environ | deployment.environment("operator")
+    return subprocess.run(["flwr", *words], env=environment, capture_output=True, text=True, check=False)
 
 
 def node_settings(config: Config, deployment: Deployment, node: int) -> dict[str, object]:
@@ -247,17 +252,19 @@ def start_node(
 
 def submit(processes: Processes, deployment: Deployment, app: Path = ROOT) -> None:
     """Submit the app in a folder to the SuperLink, which runs it."""
-    command = ["flwr", "run", str(app), "loopback", "--stream", "--run-config", str(deployment.folder / "run.toml")]
+    command = ["flwr", "run", str(app), LINK, "--stream", "--run-config", str(deployment.folder / "run.toml")]
     processes.start("run", command, deployment.environment("operator"))
 
 
-def follow(processes: Processes, config: Config, progress: Callable[[dict[str, Any]], None]) -> None:
+def follow(
+    processes: Processes, deployment: Deployment, config: Config, progress: Callable[[dict[str, Any]], None]
+) -> None:
     """Report each round, and each node that ends, until the run has finished.
 
     Raises:
         RunError: the server reports why it cannot continue; or the run, the SuperLink or all nodes ended early.
     """
-    logs, status = config.directory / FOLDER / "logs", Status(config)
+    logs, status = deployment.folder / "logs", Status(config)
     joined, reported, gone = 0, 0, set[str]()
     while True:
         ended, report = processes.ended(), status.read()  # in this order: what has ended has reported
@@ -271,6 +278,8 @@ def follow(processes: Processes, config: Config, progress: Callable[[dict[str, A
         if report["ended"] == FINISHED:
             return
         check_alive(report, ended, config, logs)
+        if "run" in ended:
+            follow_log(processes, deployment, ended.pop("run"))
         for name in sorted(ended.keys() - gone):
             log.warning("%s has ended: %s; see %s", name, last_words(path := logs / f"{name}.log"), path)
         gone.update(ended)
@@ -278,12 +287,33 @@ def follow(processes: Processes, config: Config, progress: Callable[[dict[str, A
 
 
 def check_alive(report: Mapping[str, Any], ended: Mapping[str, int], config: Config, logs: Path) -> None:
-    """Raise `RunError` if the server reports an end, or if it, its SuperLink or all nodes have ended."""
+    """Raise `RunError` if the server reports an end, or if its SuperLink or all nodes have ended."""
     if report["ended"] is not None:
         raise RunError(f"{report['ended']}; see {logs / 'run.log'}")
-    if ended.keys() & SERVERS or len(ended) == config.clients.count:
+    if "superlink" in ended or len(ended.keys() - SERVERS) == config.clients.count:
         codes = ", ".join(f"{name} (exit code {code})" for name, code in sorted(ended.items()))
         raise RunError(f"{codes} ended before the run did; {logs} says why, and {REMEDY}")
+
+
+def follow_log(processes: Processes, deployment: Deployment, code: int) -> None:
+    """Stream the run's log again: Flower's stream can end before the run does, with any exit code.
+
+    Raises:
+        RunError: the run has ended, or was not accepted.
+    """
+    logs = deployment.folder / "logs"
+    done = flwr(deployment, "list", LINK, "--format", "json")
+    runs = [] if done.returncode else json.loads(done.stdout)["runs"]  # the latest first
+    if not runs:
+        raise RunError(f"run (exit code {code}) ended before the run did; {logs} says why, and {REMEDY}")
+    number, state, details = (runs[-1][key] for key in ("run-id", "status", "status-details"))
+    if state.startswith("finished"):
+        raise RunError(
+            f"the server's app ended without a report; Flower says {state} ({one_line(details)}), {logs / 'run.log'} "
+            f"says more, and {REMEDY}"
+        )
+    (logs / "run.log").unlink()  # Flower sends the log from its beginning
+    processes.start("run", ["flwr", "log", number, LINK, "--stream"], deployment.environment("operator"))
 
 
 def last_words(path: Path) -> str:

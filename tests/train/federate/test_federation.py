@@ -58,32 +58,30 @@ def superlink_of(folder):
     return int(servers[0][0])
 
 
-def test_federation_with_a_killed_server_resumes_to_the_simulation(small, tmp_path):
-    output = tmp_path / "run"
-    first = command_line(small, output, "rounds=3")
-    try:
-        wait_until(lambda: (output / "metrics.jsonl").exists() and read_metrics(output), 240)
-        os.kill(superlink_of(output), signal.SIGKILL)
-        _, told = first.communicate(timeout=120)
-    finally:
-        first.terminate()
-        first.wait()
-    assert first.returncode == 1
-    assert "--resume" in told
-    assert 1 <= len(read_metrics(output)) < 3
-    processes = subprocess.run(["ps", "-A", "-ww", "-o", "args="], capture_output=True, text=True, check=True).stdout
-    assert str(output) not in processes  # nothing that was started is left
-    second = command_line(small, output, "rounds=3", "--resume")
-    _, told = second.communicate(timeout=400)
-    assert second.returncode == 0, told
-    assert "are run again" not in (output / "federation" / "logs" / "run.log").read_text()
-    two = ["clients.count=2", "clients.per_round=2"]
-    config = load_config(
-        small, ["rounds=3", f"output={tmp_path / 'alone'}", "engine=sequential", "aggregation.max_share=0.5", *two]
-    )
-    run(config)
-    assert model_of(output) == model_of(config.directory)
-    assert [line["num_aggregated"] for line in read_metrics(output)] == [2, 2, 2]
+def test_node_without_a_key_or_tls_is_refused(small, tmp_path):
+    _, deployment = federation(small, tmp_path, 2, Timeouts(60.0, 60.0))
+    supernode = [str(Path(sys.executable).with_name("flower-supernode")), "--superlink", deployment.address]
+    logs = deployment.folder / "logs"
+    with Processes(logs) as processes:
+        launch.start_server(processes, deployment)
+        strange = tmp_path / "strange"
+        strange.mkdir()
+        launch.write_node_key(strange)
+        trusting = [*supernode, "--root-certificates", str(deployment.folder / "ca.crt"), "--max-retries", "1"]
+        unknown = ["--auth-supernode-private-key", str(strange / "node.key"), "--port", str(launch.free_port())]
+        processes.start("unknown", [*trusting, *unknown], deployment.environment("unknown"))
+        processes.start("keyless", [*trusting, "--port", str(launch.free_port())], deployment.environment("keyless"))
+        plain = [*supernode, "--insecure", "--max-retries", "1", "--port", str(launch.free_port())]
+        processes.start("plain", plain, deployment.environment("plain"))
+        refused = {"unknown", "keyless", "plain"}
+        wait_until(lambda: refused <= set(processes.ended()), 120.0)
+    for name in refused:
+        assert "SuperNode ID" not in (logs / f"{name}.log").read_text()
+    told = (logs / "superlink.log").read_text()
+    assert 'activate-node HTTP/1.1" 412' in told  # the one whose key nobody has registered
+    assert 'register-node HTTP/1.1" 412' in told  # the one that has none, and makes one up
+    assert "Exit Code: 305" in (logs / "plain.log").read_text()
+    assert "Activated node_id" not in told
 
 
 LOSSES = {
@@ -143,7 +141,7 @@ def told_and_left_out(config, faults):
 
 
 def test_federation_round_with_killed_or_late_nodes_continues(small, tmp_path):
-    config, deployment = federation(small, tmp_path, 6, Timeouts(240.0, 60.0), "rounds=1")
+    config, deployment = federation(small, tmp_path, 6, Timeouts(240.0, 40.0), "rounds=1")
     log = deployment.folder / "logs" / "run.log"
     with Processes(deployment.folder / "logs") as processes:
         launch.start_server(processes, deployment)
@@ -153,7 +151,7 @@ def test_federation_round_with_killed_or_late_nodes_continues(small, tmp_path):
         wait_until(lambda: log.exists() and "is client 2:" in log.read_text(), 240)
         os.kill(processes.started["node-2"].pid, signal.SIGKILL)
         start_faulty(processes, deployment, config, 0, LOSSES)  # only now is everybody there, and the round begins
-        launch.follow(processes, config, print)
+        launch.follow(processes, deployment, config, print)
         numbers = [processes.started[name].pid for name in ("superlink", "run", "node-0")]
     assert not any(there(number) for number in numbers)
     assert told_and_left_out(config, LOSSES)
@@ -183,27 +181,29 @@ def test_killed_launcher_ends_all_processes(small, tmp_path):
     wait_until(lambda: not any(there(number) for number in started), 60.0)
 
 
-def test_node_without_a_key_or_tls_is_refused(small, tmp_path):
-    _, deployment = federation(small, tmp_path, 2, Timeouts(60.0, 60.0))
-    supernode = [str(Path(sys.executable).with_name("flower-supernode")), "--superlink", deployment.address]
-    logs = deployment.folder / "logs"
-    with Processes(logs) as processes:
-        launch.start_server(processes, deployment)
-        strange = tmp_path / "strange"
-        strange.mkdir()
-        launch.write_node_key(strange)
-        trusting = [*supernode, "--root-certificates", str(deployment.folder / "ca.crt"), "--max-retries", "1"]
-        unknown = ["--auth-supernode-private-key", str(strange / "node.key"), "--port", str(launch.free_port())]
-        processes.start("unknown", [*trusting, *unknown], deployment.environment("unknown"))
-        processes.start("keyless", [*trusting, "--port", str(launch.free_port())], deployment.environment("keyless"))
-        plain = [*supernode, "--insecure", "--max-retries", "1", "--port", str(launch.free_port())]
-        processes.start("plain", plain, deployment.environment("plain"))
-        refused = {"unknown", "keyless", "plain"}
-        wait_until(lambda: refused <= set(processes.ended()), 120.0)
-    for name in refused:
-        assert "SuperNode ID" not in (logs / f"{name}.log").read_text()
-    told = (logs / "superlink.log").read_text()
-    assert 'activate-node HTTP/1.1" 412' in told  # the one whose key nobody has registered
-    assert 'register-node HTTP/1.1" 412' in told  # the one that has none, and makes one up
-    assert "Exit Code: 305" in (logs / "plain.log").read_text()
-    assert "Activated node_id" not in told
+def test_federation_with_a_killed_server_resumes_to_the_simulation(small, tmp_path):
+    output = tmp_path / "run"
+    first = command_line(small, output, "rounds=3")
+    try:
+        wait_until(lambda: (output / "metrics.jsonl").exists() and read_metrics(output), 240)
+        os.kill(superlink_of(output), signal.SIGKILL)
+        _, told = first.communicate(timeout=120)
+    finally:
+        first.terminate()
+        first.wait()
+    assert first.returncode == 1
+    assert "--resume" in told
+    assert 1 <= len(read_metrics(output)) < 3
+    processes = subprocess.run(["ps", "-A", "-ww", "-o", "args="], capture_output=True, text=True, check=True).stdout
+    assert str(output) not in processes  # nothing that was started is left
+    second = command_line(small, output, "rounds=3", "--resume")
+    _, told = second.communicate(timeout=400)
+    assert second.returncode == 0, told
+    assert "are run again" not in (output / "federation" / "logs" / "run.log").read_text()
+    two = ["clients.count=2", "clients.per_round=2"]
+    config = load_config(
+        small, ["rounds=3", f"output={tmp_path / 'alone'}", "engine=sequential", "aggregation.max_share=0.5", *two]
+    )
+    run(config)
+    assert model_of(output) == model_of(config.directory)
+    assert [line["num_aggregated"] for line in read_metrics(output)] == [2, 2, 2]

@@ -4,6 +4,7 @@ import json
 import os
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -73,14 +74,21 @@ class Server:
 
     def __init__(self, config, *steps):
         self.status, self.path, self.steps = Status(config), config.directory / "metrics.jsonl", iter(steps)
-        (config.directory / "federation").mkdir(parents=True)
+        self.started, self.log = [], config.directory / "federation" / "logs" / "run.log"
+        self.log.parent.mkdir(parents=True)
+        self.log.touch()
 
     def ended(self):
         step = next(self.steps)
         self.status.set(**{key: step[key] for key in step.keys() & {"joined", "waiting_for", "ended"}})
         with self.path.open("a") as file:
             file.writelines(json.dumps(metrics) + "\n" for metrics in step.get("rounds", []))
-        return step.get("codes", {})
+        return dict(step.get("codes", {}))
+
+    def start(self, name, command, environment):
+        self.started.append((name, command))
+        with self.log.open("x"):  # Flower sends the whole log again
+            pass
 
 
 ROUNDS = [{"round": t} for t in range(3)]
@@ -92,11 +100,31 @@ def config(tmp_path, monkeypatch):
     return read_for(2, "rounds=3", f"output={tmp_path / 'run'}")
 
 
-def follow(config, *steps):
+def follow(config, *steps, server=None):
     shown, stages = [], []
+    deployment = launch.Deployment(config.directory / "federation", 1)
     with stage_listener(stages.append):
-        launch.follow(Server(config, *steps), config, shown.append)
+        launch.follow(server or Server(config, *steps), deployment, config, shown.append)
     return shown, stages
+
+
+@pytest.fixture
+def flower_says(monkeypatch):
+    """Set what `flwr list` prints of the run: its status, or None if it fails."""
+
+    def say(*states):
+        left = iter(states)
+
+        def flwr(deployment, *words):
+            assert words == ("list", "loopback", "--format", "json")
+            if (state := next(left)) is None:
+                return SimpleNamespace(returncode=1, stdout='{"success": false, "error-message": "no answer"}')
+            runs = [{"run-id": "7", "status": state, "status-details": "No heartbeat"}] if state else []
+            return SimpleNamespace(returncode=0, stdout=json.dumps({"success": True, "runs": runs}))
+
+        monkeypatch.setattr(launch, "flwr", flwr)
+
+    return say
 
 
 def test_follow_shows_each_round_and_node_once(config):
@@ -109,7 +137,6 @@ def test_follow_shows_each_round_and_node_once(config):
 
 ENDS = {  # what happens, and what the error names
     "own words": ({"ended": "lower local.optimizer.lr"}, "^lower local.optimizer.lr; see "),
-    "the run": ({"codes": {"run": 201}}, r"^run \(exit code 201\) ended before"),
     "the SuperLink": ({"codes": {"superlink": -9}}, r"^superlink \(exit code -9\) ended before"),
     "all nodes": ({"codes": {"node-0": 1, "node-1": 1}}, "^node-0 .*node-1"),
 }
@@ -119,6 +146,31 @@ ENDS = {  # what happens, and what the error names
 def test_follow_of_a_run_that_ends_early_raises_with_the_reason(config, step, reason):
     with pytest.raises(RunError, match=reason):
         follow(config, {}, step)
+
+
+@pytest.mark.parametrize("code", [0, 1, -15])
+def test_follow_of_a_run_whose_log_stream_ends_early_continues(config, flower_says, code):
+    flower_says("running", "starting")
+    cut = {"codes": {"run": code, "node-0": 1}}  # with one of two nodes, no more have ended than that
+    server = Server(config, {}, cut | {"rounds": ROUNDS[:1]}, {}, cut, {"rounds": ROUNDS[1:], "ended": FINISHED})
+    shown, _ = follow(config, server=server)
+    assert shown == ROUNDS
+    assert server.started == [("run", ["flwr", "log", "7", "loopback", "--stream"])] * 2
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ("finished:failed", r"^the server's app ended without a report; Flower says finished:failed \(No heartbeat\)"),
+        ("", r"^run \(exit code 0\) ended before the run did"),
+        (None, r"^run \(exit code 0\) ended before the run did"),
+    ],
+    ids=["crashed", "not accepted", "no answer"],
+)
+def test_follow_of_a_run_that_flower_does_not_run_raises(config, flower_says, state, reason):
+    flower_says(state)
+    with pytest.raises(RunError, match=reason):
+        follow(config, {}, {"codes": {"run": 0}})
 
 
 def test_follow_logs_an_ended_node_once(config, caplog):
