@@ -62,12 +62,14 @@ class Processes:
         return {name: code for name, process in self.started.items() if (code := process.poll()) is not None}
 
     def stop(self) -> None:
-        """Ask all processes to end, the last first, and kill those that do not."""
-        ended = self.ended()
+        """Ask all processes to end, the first, which the others call, after them; kill those that do not."""
+        ended, end = self.ended(), monotonic() + GRACE
         running = [process for name, process in self.started.items() if name not in ended]
-        for process in reversed(running):
-            process.terminate()
-        end = monotonic() + GRACE
+        for processes in (running[1:], running[:1]):
+            for process in processes:
+                process.terminate()
+            while any(map(_lives, processes)) and monotonic() < end:
+                sleep(0.1)
         while (left := [*filter(_lives, (*running, *self._below))]) and monotonic() < end:
             sleep(0.1)
         for process in left:
