@@ -1,4 +1,4 @@
-"""A grid of nodes in this process, which makes each reply when it is pulled."""
+"""A grid of nodes in this process: a node's app runs when its reply is pulled."""
 
 from weakref import ref
 
@@ -10,34 +10,34 @@ from sharding.flower import evaluate_message, query_message, train_message
 
 
 class StubGrid:
-    """Nodes by number, with their configurations.
+    """Nodes by number, with their configurations, that run one app.
 
     Attributes:
+        settings: of the nodes that are there, by number.
+        bend: what becomes of a node's replies, by node; they travel as they are elsewhere.
         pushed: (node, kind, keys of the content) of every message.
         most: the largest number of contents that were alive at once.
-        silent: (node, kind) of messages that get no reply.
         states: what Flower keeps for each node.
     """
 
-    def __init__(self, app, configs):
-        self.app, self.configs, self.silent = app, dict(configs), set()
+    def __init__(self, app, settings):
+        self.app, self.settings, self.bend = app, dict(settings), {}
         self.pushed, self.alive, self.most = [], [], 0
         self.states, self._replies = {}, {}
 
     def get_node_ids(self):
-        return list(self.configs)
+        return list(self.settings)
 
     def push_messages(self, messages):
         numbers = []
         for message in messages:
-            node, kind = message.metadata.dst_node_id, message.metadata.message_type
-            self.pushed.append((node, kind, sorted(message.content)))
+            node = message.metadata.dst_node_id
+            self.pushed.append((node, message.metadata.message_type, sorted(message.content)))
             self._count(message.content)
-            number = str(len(self.pushed))
-            message.metadata.__dict__["_message_id"] = number
-            if (node, kind) not in self.silent:
-                self._replies[number] = self._answer(node, message)
-            numbers.append(number)
+            numbers.append(str(len(self.pushed)))
+            message.metadata.__dict__["_message_id"] = numbers[-1]
+            if node in self.settings:
+                self._replies[numbers[-1]] = self._reply(node, message)
         return numbers
 
     def pull_messages(self, numbers):
@@ -47,14 +47,14 @@ class StubGrid:
                 reply = self._replies.pop(number)()
                 if not reply.has_error():
                     self._count(reply.content)
-                yield reply
+                yield from self.bend.get(reply.metadata.src_node_id, lambda reply: [reply])(reply)
 
     def _count(self, content):
         self.alive = [*(one for one in self.alive if one() is not None), ref(content)]
         self.most = max(self.most, len(self.alive))
 
-    def _answer(self, node, message):
-        context = Context(1, node, self.configs[node], self.states.setdefault(node, RecordDict()), {})
+    def _reply(self, node, message):
+        context = Context(1, node, self.settings[node], self.states.setdefault(node, RecordDict()), {})
         data, kind, number = dict(message.content), message.metadata.message_type, message.metadata.message_id
         group = message.metadata.group_id
 

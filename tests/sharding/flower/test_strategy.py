@@ -174,7 +174,7 @@ def test_failed_node_is_left_out_with_its_reason(caplog, kind, reason, of_kind):
     server, missing = server_of(), server_of()
     grid = StubGrid(make_app(structure_of(), failing(kind)), configs())
     if kind == "is silent":
-        grid.silent.add((999, "train"))
+        grid.bend[999] = lambda reply: [reply] if "node" in reply.content else []
     strategy, result, _ = run(server, grid, rounds=1)
     assert strategy.failures[1][1].kind == of_kind
     assert reason in str(strategy.failures[1][1])
@@ -228,7 +228,7 @@ def test_second_node_of_a_partition_waits_for_the_first_to_leave(caplog):
 
     def leave(model, config, context):
         if config["server-round"] == 2:
-            grid.configs.pop(999, None)
+            grid.settings.pop(999, None)
         return train(model, config, context)
 
     grid = StubGrid(make_app(structure_of(), leave), nodes)

@@ -16,15 +16,7 @@ OCS = ["clients.sampler=ocs", "clients.sampler.budget=2", "clients.per_round=4",
 
 def replies_to(nodes, kind, change):
     """Have node 107 answer messages of this kind with what `change` makes of its reply; others as they are."""
-    asked = {}
-    whole = nodes._answer
-
-    def answer(number, message):
-        asked[number] = message.metadata.message_type
-        return whole(number, message)
-
-    nodes._answer = answer
-    nodes.bend[107] = lambda reply: change(reply) if asked[107] == kind else [reply]
+    nodes.bend[107] = lambda reply: change(reply) if reply.metadata.message_type == kind else [reply]
 
 
 def renumbered(name, **values):
