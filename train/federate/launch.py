@@ -279,7 +279,7 @@ def follow(
             return
         check_alive(report, ended, config, logs)
         if "run" in ended:
-            follow_log(processes, deployment, ended.pop("run"))
+            follow_log(processes, deployment, status, ended.pop("run"))
         for name in sorted(ended.keys() - gone):
             log.warning("%s has ended: %s; see %s", name, last_words(path := logs / f"{name}.log"), path)
         gone.update(ended)
@@ -295,11 +295,11 @@ def check_alive(report: Mapping[str, Any], ended: Mapping[str, int], config: Con
         raise RunError(f"{codes} ended before the run did; {logs} says why, and {REMEDY}")
 
 
-def follow_log(processes: Processes, deployment: Deployment, code: int) -> None:
-    """Stream the run's log again: Flower's stream can end before the run does, with any exit code.
+def follow_log(processes: Processes, deployment: Deployment, status: Status, code: int) -> None:
+    """Stream the run's log again if the run goes on: Flower's stream can end before it, with any exit code.
 
     Raises:
-        RunError: the run has ended, or was not accepted.
+        RunError: the run has ended without a report, or was not accepted.
     """
     logs = deployment.folder / "logs"
     done = flwr(deployment, "list", LINK, "--format", "json")
@@ -308,6 +308,8 @@ def follow_log(processes: Processes, deployment: Deployment, code: int) -> None:
         raise RunError(f"run (exit code {code}) ended before the run did; {logs} says why, and {REMEDY}")
     number, state, details = (runs[-1][key] for key in ("run-id", "status", "status-details"))
     if state.startswith("finished"):
+        if status.read()["ended"] is not None:  # reported since the last look
+            return
         raise RunError(
             f"the server's app ended without a report; Flower says {state} ({one_line(details)}), {logs / 'run.log'} "
             f"says more, and {REMEDY}"

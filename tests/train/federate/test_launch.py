@@ -173,6 +173,15 @@ def test_follow_of_a_run_that_flower_does_not_run_raises(config, flower_says, st
         follow(config, {}, {"codes": {"run": 0}})
 
 
+def test_follow_of_a_run_that_ends_while_flower_is_asked_finishes(config, flower_says, monkeypatch):
+    server = Server(config, {}, {"codes": {"run": 0}}, {"codes": {"run": 0}, "rounds": ROUNDS})
+    flower_says("finished:completed")
+    says = launch.flwr
+    monkeypatch.setattr(launch, "flwr", lambda *words: (server.status.set(ended=FINISHED), says(*words))[1])
+    assert follow(config, server=server)[0] == ROUNDS
+    assert server.started == []
+
+
 def test_follow_logs_an_ended_node_once(config, caplog):
     follow(config, {"codes": {"node-1": 1}}, {"codes": {"node-1": 1}}, {"ended": FINISHED})
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["node-1 has ended"]
