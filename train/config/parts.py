@@ -155,19 +155,23 @@ def check_options(
     """
     parameters = options_of(function, num_arguments)
     defaults = {key: parameter.default for key, parameter in parameters.items() if isinstance(parameter.default, PLAIN)}
-    listed = ", ".join(f"{key}={in_yaml(defaults[key])}" if key in defaults else key for key in parameters) or "none"
-    problems = [
-        _problem(f"{name} has no option {key!r}{suggest(str(key), parameters)}; its options: {listed}", key, value)
-        for key, value in options.items()
-        if key not in parameters
-    ]
-    problems += [
-        _problem(f"{name} needs the option {key!r}; its options: {listed}", key, None)
+    problems = {
+        key: f"has no option {key!r}{suggest(str(key), parameters)}" for key in options if key not in parameters
+    }
+    problems |= {
+        key: f"needs the option {key!r}"
         for key, parameter in parameters.items()
         if parameter.default is parameter.empty and key not in options
-    ]
+    }
     if problems:
-        raise ValidationError.from_exception_data(name, problems)
+        listed = ", ".join(f"{key}={in_yaml(defaults[key])}" if key in defaults else key for key in parameters)
+        raise ValidationError.from_exception_data(
+            name,
+            [
+                _problem(f"{name} {problem}; its options: {listed or 'none'}", key, options.get(key))
+                for key, problem in problems.items()
+            ],
+        )
     checked = _types_of(function, num_arguments).validate_python(dict(options))
     if not function.__module__.startswith("torch."):  # torch's defaults are torch's, and many
         checked = defaults | checked

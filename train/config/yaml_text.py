@@ -4,6 +4,8 @@ A plain scalar is null, a flag (true, false), a number or else a string (core sc
 as in Python). So 010 is ten, 1e-1 is a tenth, and `on`, 1:30 and dates are strings.
 """
 
+from copy import deepcopy
+from functools import lru_cache
 from io import StringIO
 from math import inf
 from pathlib import Path
@@ -31,6 +33,11 @@ def _yaml() -> Any:
     return yaml
 
 
+@lru_cache(maxsize=64)  # a table reads a file once for each of its cells
+def _load(text: str) -> Any:
+    return _yaml().load(text)
+
+
 def parse_yaml(text: str) -> Any:
     """Parse a text in YAML.
 
@@ -38,7 +45,7 @@ def parse_yaml(text: str) -> Any:
         UserError: the text is not valid YAML, or has a key twice.
     """
     try:
-        return _yaml().load(text)
+        return deepcopy(_load(text))
     except DuplicateKeyError as error:
         line = error.problem_mark.line + 1
         raise UserError(f"line {line}: {error.problem.partition(' with value')[0]}; keep one of them") from error
