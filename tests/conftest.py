@@ -15,8 +15,11 @@ pytest.register_assert_rewrite("tests.train.runs")
 
 from sharding import STRATEGIES  # noqa: E402
 from tests import drawn  # noqa: E402
+from train.callbacks.stopping import DivergedError  # noqa: E402
 from train.cli.listing import REGISTRIES  # noqa: E402
 from train.data import default_root  # noqa: E402
+from train.run import run  # noqa: E402
+from train.sweep import FailedRun  # noqa: E402
 
 # A shell's background job is started without Ctrl-C, and so would be all that the tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -69,3 +72,23 @@ def registries_as_before() -> Iterator[None]:
         registry.update(entries)
     for module in [name for name in sys.modules if name.startswith("examples.own_")]:
         del sys.modules[module]
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The folders' names of all runs that a command has started, in their order; they run in this process."""
+    names = []
+
+    def sweep(configs, on_round, jobs, resume, on_stage):
+        failures = {}
+        for config in configs:
+            names.append(config.directory.name)
+            try:
+                run(config, resume=resume)
+            except DivergedError as error:
+                failures[config.directory] = FailedRun(str(error), is_diverged=True)
+        return failures
+
+    monkeypatch.setattr("train.progress.sweep", sweep)
+    monkeypatch.setattr("train.cli.commands.sweep", sweep)
+    return names

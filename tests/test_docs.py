@@ -89,7 +89,7 @@ TRAINING = [
 
 
 @pytest.mark.parametrize("command", TRAINING)
-@pytest.mark.usefixtures("registries_as_before")
+@pytest.mark.usefixtures("registries_as_before", "started")
 def test_docs_commands_train(command, tmp_path, drawn_data):
     words = shortened(shlex.split(command)[3:], drawn_data, tmp_path / "run")
     assert main(words) == 0

@@ -1,31 +1,9 @@
-"""Runs of a study in this process, so that a test need not wait for others to start."""
+"""Curves of runs that were not trained."""
 
 import pandas as pd
 import pytest
 
 from studies.curves import COLUMNS
-from train.callbacks.stopping import DivergedError
-from train.run import run
-from train.sweep import FailedRun
-
-
-@pytest.fixture
-def started(monkeypatch):
-    """The folders' names of all runs that a study has started, in their order."""
-    names = []
-
-    def sweep(configs, on_round, jobs, resume, on_stage):
-        failures = {}
-        for config in configs:
-            names.append(config.directory.name)
-            try:
-                run(config, resume=resume)
-            except DivergedError as error:
-                failures[config.directory] = FailedRun(str(error), is_diverged=True)
-        return failures
-
-    monkeypatch.setattr("train.progress.sweep", sweep)
-    return names
 
 
 @pytest.fixture

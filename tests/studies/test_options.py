@@ -54,7 +54,7 @@ def test_every_arm_is_a_valid_configuration(study):
 
 
 def test_last_model_equals_that_of_a_run_without_averaging(tmp_path):
-    words = [*TINY, "recipe=published", "server_optimizer=nesterov"]
+    words = [*TINY, "recipe=published", "server_optimizer=nesterov", "engine=sequential"]
     path = options.CONFIGS / "quickstart.yaml"
     average = load_config(path, [*words, "result=average", f"output={tmp_path / 'average'}"])
     last = load_config(path, [*words, "result=last", f"output={tmp_path / 'last'}"])

@@ -28,7 +28,8 @@ def train(monkeypatch, capsys):
 
 def test_run_as_a_process_exits_with_0_or_one_line_and_2(tmp_path):
     for words, code, line in (([], 0, ""), (["local.lrr=1"], 2, "error: unknown config key 'local.lrr'")):
-        command = [sys.executable, "-W", "error", "-m", "train", "run", QUICKSTART, *TINY, f"output={tmp_path}", *words]
+        options = [*TINY, "engine=sequential", f"output={tmp_path}", *words]
+        command = [sys.executable, "-W", "error", "-m", "train", "run", QUICKSTART, *options]
         done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=300)
         assert done.returncode == code, done.stderr
         assert done.stderr.startswith(line)

@@ -92,12 +92,12 @@ def test_peak_memory_counts_what_is_alive_at_once():
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("strategy=dense", "keep_ratio=1", "model={name: mlp, hidden: [4000, 4000]}"),
-        ("strategy=top_n", "keep_ratio=0.4", "model={name: mlp, hidden: [64, 6000, 6000]}"),
+        ("strategy=dense", "keep_ratio=1", "model={name: mlp, hidden: [3000, 3000]}"),
+        ("strategy=top_n", "keep_ratio=0.4", "model={name: mlp, hidden: [64, 4000, 4000]}"),
     ],
 )
 def test_memory_agrees_with_a_process_within_a_fifth(overrides):
-    shared = ["local.epochs=1", "local.batch_size=32", "init=as_built", *overrides]
+    shared = ["local.steps=2", "local.batch_size=32", "init=as_built", *overrides]
     command = [sys.executable, "-c", PROCESS, "configs/quickstart.yaml", *shared]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
