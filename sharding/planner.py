@@ -51,11 +51,11 @@ class ShardPlanner:
         also: layers to shard that are sent whole by default, such as embeddings; as in `sharding.factorize`.
         compression: a name in `sharding.COMPRESSIONS`: how numbers travel; see `sharding.transport.compression`.
         tail: the format in which a weak client also holds the terms that only stronger clients of the round train,
-            frozen: ``int4``, ``int8``, ``bfloat16`` or ``float32``; by default they are left out.
+            frozen: ``int4``, ``int8``, ``bfloat16`` or ``float32``; None leaves them out. It is for strategies whose
+            terms are nested, such as ``top_n``; the others have no tail.
 
     Raises:
-        UserError: unknown strategy, design, compression or format of the tail, or a tail of a strategy whose terms are
-            not nested.
+        UserError: unknown strategy, design, compression or format of the tail.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ShardPlanner:
         *,
         also: Patterns = (),
         compression: str = EXACT,
-        tail: Format | None = None,
+        tail: Format | None = "int4",
     ) -> None:
         lookup(COMPRESSIONS, compression, "compression")
         lookup(DESIGNS, design, "design")
@@ -78,9 +78,7 @@ class ShardPlanner:
         self.compression = compression
         if tail is not None:
             check_format(tail, "tail")
-            if not self.strategy.nested:
-                raise UserError(f"tail={tail!r} needs a strategy whose terms are nested, such as top_n; leave it out")
-        self.tail = tail
+        self.tail = tail if self.strategy.nested else None
 
     def plan(self, model: nn.Module, keep_ratios: Mapping[Client, float], round: int = 0) -> Plan:
         """Draw the terms of each client.

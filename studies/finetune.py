@@ -142,12 +142,12 @@ def methods(
     exact, fedavg = {"residual": "float32"}, {"strategy": "dense", "residual": "null"}
     redrawn = partial(ours, redraw=REDRAW)
     return {
-        "top_n": Method(ours, terms),
+        "top_n": Method(ours, terms, {"tail": "null"}),
         "HetLoRA": Method(hetlora, of_lora),
         "FlexLoRA": Method(partial(lora, aggregation.flexlora), of_lora),
         "head only": Method(partial(head, last), of_head),
         "dense FedAvg": Method(ours, whole, fedavg),
-        TAIL: Method(ours, terms, {"tail": "int4"}),
+        TAIL: Method(ours, terms),
         "FedIT": Method(partial(lora, aggregation.fedit), of_lora, {"keep_ratio": weakest}),
         "FLoRA": Method(flora, of_lora, exact),
         "top_n, drawn anew": Method(redrawn, terms),

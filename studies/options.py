@@ -35,6 +35,7 @@ TRIAL_SEED, SEEDS = 1000, (0, 1, 2)
 MORE_TRIAL_SEEDS, MARGIN, MOST_ARMS = (1001, 1002), 0.02, 4  # of `capacity`: seeds for the arms closest to the best
 TUNED = (*LOW_RANK, *NESTEROV, *AVERAGE)
 ALL_OPTIONS = ("strategy=top_n", *TUNED)
+WITHOUT_TAIL = (*ALL_OPTIONS, "tail=null")
 UNEVEN = beyond.Experiment(
     "beyond",
     "CIFAR-10 (re-encoded), medium scale, r = 0.2 and 0.4",
@@ -97,7 +98,8 @@ EXPERIMENTS = {
         UNEVEN,
         1 / 4,
         {
-            "top_n": Arm(ALL_OPTIONS, LOW_RATES),
+            "top_n": Arm(WITHOUT_TAIL, LOW_RATES),
+            "top_n, tail": Arm(ALL_OPTIONS, SMALL_RATES),
             "collective": Arm(TUNED, LOW_RATES),
             "unbiased": Arm(("strategy=unbiased", *TUNED), LOW_RATES),
             "narrow": Arm((*NARROW, *NESTEROV, *AVERAGE), MIDDLE_RATES),
@@ -110,15 +112,15 @@ CAPACITY = Experiment(
     UNEVEN,
     1 / 4,
     {
-        "top_n": Arm(ALL_OPTIONS, SMALL_RATES),
+        "top_n": Arm(WITHOUT_TAIL, SMALL_RATES),
         "r = 0.2 for all": Arm((*ALL_OPTIONS, "keep_ratio=0.2"), SMALL_RATES),
-        "weakest start": Arm(ALL_OPTIONS, SMALL_RATES, partial(capacity.run_all, Change(weakest_start=True))),
+        "weakest start": Arm(WITHOUT_TAIL, SMALL_RATES, partial(capacity.run_all, Change(weakest_start=True))),
         "frozen tail": Arm((*ALL_OPTIONS, "tail=float32"), SMALL_RATES),
         "frozen tail, int4": Arm((*ALL_OPTIONS, "tail=int4"), SMALL_RATES),
-        "holders": Arm(ALL_OPTIONS, SMALL_RATES, partial(capacity.run_all, Change(by_holders=True))),
-        "nested": Arm(ALL_OPTIONS, SMALL_RATES, partial(capacity.run_all, Change(nested=True))),
-        "growth": Arm(ALL_OPTIONS, SMALL_RATES, partial(capacity.run_all, Change(growth=0.5))),
-        "tail step": Arm(ALL_OPTIONS, SMALL_RATES, partial(capacity.run_all, Change(tail_step=0.5))),
+        "holders": Arm(WITHOUT_TAIL, SMALL_RATES, partial(capacity.run_all, Change(by_holders=True))),
+        "nested": Arm(WITHOUT_TAIL, SMALL_RATES, partial(capacity.run_all, Change(nested=True))),
+        "growth": Arm(WITHOUT_TAIL, SMALL_RATES, partial(capacity.run_all, Change(growth=0.5))),
+        "tail step": Arm(WITHOUT_TAIL, SMALL_RATES, partial(capacity.run_all, Change(tail_step=0.5))),
     },
 )
 

@@ -109,9 +109,9 @@ def test_tail_in_four_bits_takes_an_eighth_of_exact_terms_and_is_near_them():
 
 
 @pytest.mark.parametrize("strategy", ["collective", "unbiased", "prism", "top_n_scaled"])
-def test_tail_of_a_strategy_that_draws_is_refused(strategy):
-    with pytest.raises(UserError, match="tail='int4' needs a strategy whose terms are nested"):
-        ShardPlanner(strategy, tail="int4")
+def test_strategy_that_draws_terms_has_no_tail(strategy):
+    plan = ShardPlanner(strategy, skip=(), tail="int4").plan(nn.Sequential(nn.Linear(40, 40)), RATIOS)
+    assert not any(shard.tail for _, shard in plan.shards())
 
 
 def test_clients_of_one_keep_ratio_have_no_tail():
@@ -122,7 +122,7 @@ def test_clients_of_one_keep_ratio_have_no_tail():
 def test_clients_train_on_top_of_the_tail_and_return_their_terms_alone():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 40), nn.ReLU(), nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 4))
-    plan = ShardPlanner("top_n", tail="int4").plan(model, RATIOS)
+    plan = ShardPlanner("top_n").plan(model, RATIOS)  # in four bits by default
     with init_empty():
         structure = nn.Sequential(nn.Linear(20, 40), nn.ReLU(), nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 4))
     shard = plan.shard("weak")
@@ -131,7 +131,7 @@ def test_clients_train_on_top_of_the_tail_and_return_their_terms_alone():
     assert not update.tail
     assert find_misfit(shard, update) is None
     assert "tail" in str(find_misfit(shard, replace(update, tail=shard.tail)))
-    server = Server(model, ShardPlanner("top_n", tail="int4"))
+    server = Server(model, ShardPlanner("top_n"))
     result = server.round(0, RATIOS, lambda _, shard: train_shard(structure, shard, [], lr=0.1))
     assert result.accepted == [*RATIOS]
 

@@ -95,11 +95,11 @@ class Config(Section):
 
     Without one it is lost. It is sent to a client once.
     """
-    tail: Format | None = None
+    tail: Format | None
     """Format in which a weak client also holds, frozen, the terms that only stronger clients of the round train.
 
-    `int4`, `int8`, `bfloat16` or `float32`. By default they are left out. Only with
-    `strategy=top_n`.
+    `int4`, `int8`, `bfloat16` or `float32`; `null` leaves them out. For `strategy=top_n`: strategies that draw terms
+    have no tail.
     """
     server_optimizer: ServerOptimizerConfig
     result: Literal["average", "last"]

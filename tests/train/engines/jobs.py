@@ -6,7 +6,6 @@ import torch
 
 from models import build_model
 from sharding import ShardPlanner
-from sharding.quantization import Format
 from train.config.sections import LocalConfig
 from train.data import Dataset, Split
 from train.data.dataset import flip, standardize, unchanged
@@ -42,8 +41,8 @@ def make_job(kind: str = "resnet") -> Job:
     return Job(model, clients, dataset, local, clip=2.0, seed=0)
 
 
-def make_plan(job: Job, strategy: str = "unbiased", round: int = 0, tail: Format | None = None):
-    return ShardPlanner(strategy, seed=job.seed, tail=tail).plan(job.model, dict(enumerate(RATIOS)), round)
+def make_plan(job: Job, strategy: str = "unbiased", round: int = 0):
+    return ShardPlanner(strategy, seed=job.seed).plan(job.model, dict(enumerate(RATIOS)), round)
 
 
 def with_bad_clients(job: Job) -> Job:

@@ -79,7 +79,7 @@ def test_processes_with_any_model_and_frozen_layers_equal_sequential(kind, strat
 
 def test_processes_with_tails_equal_sequential(engine_of):
     job = make_job()
-    plan = make_plan(job, "top_n", tail="int4")
+    plan = make_plan(job, "top_n")
     assert [bool(shard.tail) for _, shard in plan.shards()] == [ratio == 0.3 for ratio in RATIOS]
     assert_same_bits(list(SequentialEngine(job).train(plan, 0, LR)), list(engine_of(job, 2).train(plan, 0, LR)))
 
