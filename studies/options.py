@@ -99,7 +99,7 @@ EXPERIMENTS = {
         1 / 4,
         {
             "top_n": Arm(WITHOUT_TAIL, LOW_RATES),
-            "top_n, tail": Arm(ALL_OPTIONS, SMALL_RATES),
+            "top_n, tail": Arm((*ALL_OPTIONS, "rounds=195"), SMALL_RATES),  # the tail's bytes are five rounds
             "collective": Arm(TUNED, LOW_RATES),
             "unbiased": Arm(("strategy=unbiased", *TUNED), LOW_RATES),
             "narrow": Arm((*NARROW, *NESTEROV, *AVERAGE), MIDDLE_RATES),

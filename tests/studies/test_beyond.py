@@ -1,13 +1,14 @@
 """The protocol beyond the paper: one table of what there is, made of the runs alone, and all of it runs."""
 
+from dataclasses import replace
+
 import pytest
 
-from sharding import ShardPlanner
 from studies import __main__ as command
 from studies import beyond, options, width
 from studies.curves import by_scheme, read_curves, write_curves
 from studies.runner import CONFIGS
-from train.assembly import make_model
+from train.assembly import make_model, make_planner
 from train.config.schema import load_config
 from train.data import empty_dataset
 
@@ -47,14 +48,13 @@ def test_table_with_committed_curves_keeps_them(tmp_path, curves_of):
 
 
 def bytes_of_a_client(experiment, words, windows=False):
-    """Return what all rounds send a client in the mean over clients."""
+    """Return what all rounds send a client, one way, in the mean over clients and directions."""
     config = load_config(CONFIGS / f"{experiment.config}.yaml", [*experiment.overrides, *words])
     dataset = empty_dataset(config.data.name, **config.data.options)
     shares = config.keep_ratio if isinstance(config.keep_ratio, dict) else {config.keep_ratio: 1.0}
-    plan = ShardPlanner(config.strategy, compression=config.compression).plan(
-        make_model(config, dataset), {r: r for r in shares}
-    )
-    sizes = {ratio: plan.shard(ratio).nbytes for ratio in shares}
+    plan = make_planner(config).plan(make_model(config, dataset), {r: r for r in shares})
+    shards = {ratio: plan.shard(ratio) for ratio in shares}
+    sizes = {r: (shard.nbytes + replace(shard, tail={}).nbytes) / 2 for r, shard in shards.items()}  # no tail returns
     if windows:
         sizes = {r: width.nbytes(width.narrow(config, dataset, most).state_dict()) for r, most in sizes.items()}
     return config.rounds * sum(share * sizes[ratio] for ratio, share in shares.items())
