@@ -117,6 +117,9 @@ CAPACITY = Experiment(
         "weakest start": Arm(WITHOUT_TAIL, SMALL_RATES, partial(capacity.run_all, Change(weakest_start=True))),
         "frozen tail": Arm((*ALL_OPTIONS, "tail=float32"), SMALL_RATES),
         "frozen tail, int4": Arm((*ALL_OPTIONS, "tail=int4"), SMALL_RATES),
+        "int4 tail, weakest start": Arm(
+            ALL_OPTIONS, SMALL_RATES, partial(capacity.run_all, Change(weakest_start=True))
+        ),
         "holders": Arm(WITHOUT_TAIL, SMALL_RATES, partial(capacity.run_all, Change(by_holders=True))),
         "nested": Arm(WITHOUT_TAIL, SMALL_RATES, partial(capacity.run_all, Change(nested=True))),
         "growth": Arm(WITHOUT_TAIL, SMALL_RATES, partial(capacity.run_all, Change(growth=0.5))),
