@@ -34,8 +34,8 @@ COLUMNS = ("rounds", "bytes_up", "bytes_down", "test_accuracy", "last_accuracy")
 TRIAL_SEED, SEEDS = 1000, (0, 1, 2)
 MORE_TRIAL_SEEDS, MARGIN, MOST_ARMS = (1001, 1002), 0.02, 4  # of `capacity`: seeds for the arms closest to the best
 TUNED = (*LOW_RANK, *NESTEROV, *AVERAGE)
-ALL_OPTIONS = ("strategy=top_n", *TUNED)
-WITHOUT_TAIL = (*ALL_OPTIONS, "tail=null")
+WITHOUT_TAIL = ("strategy=top_n", *TUNED)
+ALL_OPTIONS = (*WITHOUT_TAIL, "tail=int4")
 UNEVEN = beyond.Experiment(
     "beyond",
     "CIFAR-10 (re-encoded), medium scale, r = 0.2 and 0.4",
@@ -115,8 +115,8 @@ CAPACITY = Experiment(
         "top_n": Arm(WITHOUT_TAIL, SMALL_RATES),
         "r = 0.2 for all": Arm((*ALL_OPTIONS, "keep_ratio=0.2"), SMALL_RATES),
         "weakest start": Arm(WITHOUT_TAIL, SMALL_RATES, partial(capacity.run_all, Change(weakest_start=True))),
-        "frozen tail": Arm((*ALL_OPTIONS, "tail=float32"), SMALL_RATES),
-        "frozen tail, int4": Arm((*ALL_OPTIONS, "tail=int4"), SMALL_RATES),
+        "frozen tail": Arm((*WITHOUT_TAIL, "tail=float32"), SMALL_RATES),
+        "frozen tail, int4": Arm(ALL_OPTIONS, SMALL_RATES),
         "int4 tail, weakest start": Arm(
             ALL_OPTIONS, SMALL_RATES, partial(capacity.run_all, Change(weakest_start=True))
         ),
