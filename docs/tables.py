@@ -116,6 +116,14 @@ def quickstart() -> str:
     return columns_table(table, columns | {"our options": "accuracy", "of dense FedAvg's bytes": "share"})
 
 
+def uneven_digits() -> str:
+    """Return the quickstart's accuracy by the share of strong clients."""
+    names = ("r = 0.2 for all", "20 % at 0.4", "40 % at 0.4", "100 % at 0.4")
+    table = arms("uneven_digits/keep_ratio").assign(arm=names)
+    columns = {"digits, 50 rounds, 4 seeds": "arm", "accuracy": "accuracy", "of dense FedAvg's bytes": "share"}
+    return columns_table(table, columns)
+
+
 def wire() -> str:
     """Return what numbers of fewer bits cost in accuracy and save in bytes."""
     table = arms("wire").merge(pd.read_csv(RESULTS / "wire" / "megabytes_to_80.csv"), on="arm")
@@ -522,7 +530,7 @@ def finetune_memory() -> str:
 PARTS: Mapping[str, Table] = {
     part.__name__: part
     for part in (
-        *(beyond, beyond_shakespeare, uneven, quickstart),
+        *(beyond, beyond_shakespeare, uneven, uneven_digits, quickstart),
         *(wire, wires, wire_options),
         *(options, options_gains, options_trials, scaled, capacity_trials),
         *(finetune, finetune_trials, finetune_one_rate, finetune_one_rate_trials),
