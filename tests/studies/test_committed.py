@@ -13,7 +13,7 @@ NOT_RUN = {
     "wireless_synthetic",  # its records are of another simulator: results/wireless
     "finetune_vision",  # planned: docs/results/finetune_plan.md
 }
-PARTLY_RUN = ("beyond", "beyond_shakespeare", "capacity", "finetune")
+PARTLY_RUN = ("beyond", "beyond_shakespeare", "capacity", "finetune", "uneven")
 
 
 def test_every_study_has_committed_curves():

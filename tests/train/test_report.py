@@ -448,7 +448,7 @@ def measured(**accuracies):
 
 def test_choose_targets_uses_reached_accuracies(runs):
     groups = group_runs(find_runs([SEEDS])[0])
-    assert choose_targets(groups) == [0.95]  # every group's best is between 95 and 100 %
+    assert choose_targets(groups) == [0.9, 0.95]  # one group's best is below 95 %, and all are below 100 %
     far = group_runs(find_runs([Path("results/tables_medium/cells/cifar10_resnet18")])[0])
     assert choose_targets(far) == [0.3, 0.45, 0.6]
     assert choose_targets([]) == []
