@@ -176,7 +176,7 @@ def test_every_strategy_draws_from_the_terms_that_there_are(strategy):
             rank = 10 if name == "6" else 8
             ratio = 1.0 if strategy == "full" else {0: 0.1, 1: 0.3, 2: 1.0}[client]
             assert terms.indices.numel() == min(available[name], -int(-rank * ratio // 1))
-    assert ShardPlanner(strategy).nbytes(server.model, 0.3) == plan.shard(1).nbytes
+    assert ShardPlanner(strategy).nbytes(server.model, 0.3, 1.0) == plan.shard(1).nbytes
 
 
 def test_layers_that_factorize_chose_are_sharded_whatever_the_planner_skips():

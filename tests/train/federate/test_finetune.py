@@ -49,7 +49,7 @@ def test_nodes_with_tables_of_their_own_are_sent_the_frozen_weights_once(config,
     first, second = read(train_over(config(*nodes_own, "data.classes=[space, sport]", output="run"), nodes))
     assert (first["num_aggregated"], second["num_aggregated"]) == (2, 2)
     assert (first["new_clients"], second.get("new_clients", [])) == ([0, 1], [])
-    assert first["bytes_down"] > second["bytes_down"] == second["bytes_up"]
+    assert first["bytes_down"] > second["bytes_down"] > second["bytes_up"]  # the weak client's tail does not return
 
 
 class Forgetful(Nodes):

@@ -143,7 +143,7 @@ def test_failed_node_is_rejected_with_its_reason(config):
 
 
 def test_federation_with_half_of_the_nodes_gone_continues(config):
-    ours = config("clients.per_round=4", "rounds=3")
+    ours = config("clients.per_round=4", "rounds=3", "tail=null")
     nodes, whole = Nodes(settings(ours)), settings(ours)
 
     def leave_and_return(metrics):
