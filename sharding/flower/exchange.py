@@ -48,7 +48,8 @@ class StreamingGrid:
         """
         sent = []
         for message in messages:
-            sent.append((self._push(message), without_arrays(message)))
+            rest = {name: record for name, record in message.content.items() if name not in (ARRAYS, RESIDUAL)}
+            sent.append((self._push(message), _with_content(message, rest)))
             del message  # with its shard
         return self._replies(sent, inf if timeout is None else timeout)
 
@@ -62,7 +63,7 @@ class StreamingGrid:
             reply = None if number is None else self._wait(number, node, end)
             if reply is not None and reply.has_error() and LACKS_RESIDUAL in reply.error.reason:
                 log.info("node %d is sent the residual again", node)
-                number = self._push(with_arrays(message, self._again(node)))  # noqa: PLW2901
+                number = self._push(_with_content(message, {**message.content, **self._again(node)}))  # noqa: PLW2901
                 reply = None if number is None else self._wait(number, node, end)
             if reply is not None and not reply.has_error():
                 yield reply
@@ -86,17 +87,8 @@ class StreamingGrid:
             sleep(POLL)
 
 
-def without_arrays(message: Message) -> Message:
-    """Return a copy without the shard and the residual, which is small."""
-    return _copy(message, {name: record for name, record in message.content.items() if name not in (ARRAYS, RESIDUAL)})
-
-
-def with_arrays(message: Message, arrays: Mapping[str, ArrayRecord]) -> Message:
-    """Return a copy with these arrays. It lives as long as the message would have."""
-    return _copy(message, {**message.content, **arrays})
-
-
-def _copy(message: Message, records: Mapping[str, Any]) -> Message:
+def _with_content(message: Message, records: Mapping[str, Any]) -> Message:
+    """Return a message to the same node with these records. It lives as long as the other would have."""
     to = message.metadata
     return Message(
         RecordDict(dict(records)),
