@@ -94,8 +94,8 @@ def federated(nodes: int, folder: Path) -> tuple[list[dict[str, float]], list[tu
 
 def timed(app: Path, nodes: int, folder: Path, settings: dict[str, object], program: Sequence[str]) -> list[float]:
     """Run an app, and return the seconds of its rounds, which it writes to the `output` of its settings."""
-    own = launch.settings_of(CONFIG, [f"output={folder}"], nodes, Timeouts(600.0, 600.0))
-    layout, output = launch.lay_out(read(own), settings), Path(str(settings["output"]))
+    of_nodes = launch.settings_of(CONFIG, [f"output={folder}"], nodes, Timeouts(600.0, 600.0))
+    layout, output = launch.lay_out(read(of_nodes), settings), Path(str(settings["output"]))
     with Processes(layout.folder / "logs") as processes:
         launch.start_server(processes, layout)
         for node in range(nodes):
@@ -125,8 +125,8 @@ def measure(into: Path, nodes: int) -> None:
     """Measure the rounds of this many nodes and write the results."""
     scratch = Path(mkdtemp())
     lines, passed = federated(nodes, scratch / "nodes")
-    own = {"nodes": nodes, "rounds": len(lines), "output": str(scratch / "empty" / "seconds")}
-    floor = timed(EMPTY, nodes, scratch / "empty", own, launch.SUPERNODE)
+    settings = {"nodes": nodes, "rounds": len(lines), "output": str(scratch / "empty" / "seconds")}
+    floor = timed(EMPTY, nodes, scratch / "empty", settings, launch.SUPERNODE)
     rmtree(scratch)
     rounds = range(1, len(lines))  # the first one carries the app, and nodes are still starting
     sent = [tuple(total - previous for total, previous in zip(passed[t], passed[t - 1], strict=True)) for t in rounds]

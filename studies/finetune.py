@@ -5,8 +5,7 @@
 
 A setting has the clients' ranks and the skew of their data. In each, every method tries three rates on a seed of its
 own and on samples held out of the training data, a fourth if the lowest or the highest is the best, and then trains at
-the best one. docs/results/finetune_plan.md is the
-plan. `--only METHOD …` runs these methods.
+the best one. docs/results/finetune_plan.md is the plan. `--only METHOD …` runs these methods.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -38,8 +38,8 @@ def words(tables, tmp_path):
 
     def make(*overrides, output="run"):
         keys = {word.partition("=")[0] for word in overrides}
-        own = [f"data.train={tables / 'news.csv'}", f"model.weights={tables / 'weights'}", *SMALL]
-        kept = [word for word in own if word.partition("=")[0] not in keys]
+        fixed = [f"data.train={tables / 'news.csv'}", f"model.weights={tables / 'weights'}", *SMALL]
+        kept = [word for word in fixed if word.partition("=")[0] not in keys]
         return ["configs/finetune.yaml", *kept, *overrides, f"output={tmp_path / output}"]
 
     return make

@@ -20,7 +20,7 @@ def load_mortal(*, folder: str):
     return replace(digits, prepare=partial(prepare, Path(folder), digits.prepare))
 
 
-def prepare(folder, own, inputs):
+def prepare(folder, prepare_digits, inputs):
     """Prepare a batch; the first worker dies, and others stop on the doomed node, and in the second round."""
     if Path(sys.argv[0]).name == "default_worker.py":  # not the driver, which tests
         import ray
@@ -36,7 +36,7 @@ def prepare(folder, own, inputs):
         if metrics.exists() and metrics.read_text().count("\n") == 1:
             (folder / "driver reached").touch()
             wait_until((folder / "driver dead").exists, PATIENCE)
-    return own(inputs)
+    return prepare_digits(inputs)
 
 
 DATASETS["mortal"] = load_mortal
