@@ -14,12 +14,14 @@ head.
   embeddings and the output layer of a language model are frozen, in float32.
 
 The models have the shapes of the published ones and no values. A check trains with random values on one sequence of 16
-tokens, in a process of its own, and takes the growth of its memory, with glibc's allocator. Writes
+tokens. It counts the tensors of two steps, with activations, and takes the growth of processes: one whose allocator
+returns what is freed, and one with glibc's defaults, which keep freed blocks. Writes
 results/finetune_memory/memory.csv. Linux only, for checks.
 """
 
 import argparse
 import csv
+import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -34,11 +36,13 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `models` and `train` run from a checkout
 
 from sharding import Residual, ShardPlanner, client_model, factorize, init_empty, shardable_layers
-from train.client_memory import random_shard
+from sharding.modules.memory import release_freed_memory
+from train.client_memory import PeakMemory, random_shard
 
 RANK = 16
 QLORA_BITS = 4 + 8 / 64 + 32 / (64 * 256)
 LENGTH = 16  # tokens of a check
+THRESHOLD = "MALLOC_MMAP_THRESHOLD_"  # blocks of this size are returned to the system as soon as they are freed
 
 
 @dataclass(frozen=True)
@@ -188,25 +192,48 @@ def make_ours(make: Callable[[], nn.Module], head: str, ratio: float) -> nn.Modu
 MAKERS = {"full": make_full, "lora": make_lora, "ours": make_ours}
 
 
+def train(method: str, model: nn.Module) -> None:
+    """Take two steps."""
+    trained = [part for part in model.parameters() if part.requires_grad]
+    optimizer, ids = torch.optim.AdamW(trained, lr=1e-4, fused=True), torch.arange(LENGTH)[None]
+    with torch.autocast("cpu", torch.bfloat16, enabled=method == "lora"):
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(input_ids=ids).logits.float().square().mean().backward()
+            optimizer.step()
+
+
+def counted(method: str, name: str) -> int:
+    """Return the bytes of gradients, states and activations at the peak of two steps."""
+    make, width, head = MODELS[name]
+    model = MAKERS[method](make, head, RANK / width)
+    with PeakMemory() as peak:
+        train(method, model)
+    return peak.nbytes
+
+
 def grown(method: str, name: str) -> int:
     """Return the bytes by which this process has grown at the peak of two steps."""
     make, width, head = MODELS[name]
-
-    def step(build: Callable[[], nn.Module], ratio: float) -> None:
-        model = MAKERS[method](build, head, ratio)
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here, not from drawing random values
-        trained = [part for part in model.parameters() if part.requires_grad]
-        optimizer, ids = torch.optim.AdamW(trained, lr=1e-4, fused=True), torch.arange(LENGTH)[None]
-        with torch.autocast("cpu", torch.bfloat16, enabled=method == "lora"):
-            for _ in range(2):
-                optimizer.zero_grad()
-                model(input_ids=ids).logits.float().square().mean().backward()
-                optimizer.step()
-
-    step(lambda: make(width=64, depth=1), 0.25)  # what a first step loads is not the model's
+    train(method, MAKERS[method](lambda: make(depth=1), head, RANK / width))  # loads code, and compiles kernels
+    release_freed_memory()
     before = resident("VmRSS")
-    step(make, RANK / width)
+    model = MAKERS[method](make, head, RANK / width)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here, not from drawing random values
+    train(method, model)
     return resident("VmHWM") - before
+
+
+def check(method: str, name: str, static: int) -> list[int]:
+    """Return the bytes of all tensors at the peak, and the growth of the two processes."""
+    results = []
+    for task, threshold in ((counted, None), (grown, "131072"), (grown, None)):
+        os.environ.pop(THRESHOLD, None)
+        if threshold:
+            os.environ[THRESHOLD] = threshold
+        with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
+            results.append(fresh.submit(task, method, name).result())
+    return [static + results[0], *results[1:]]
 
 
 def main() -> None:
@@ -218,16 +245,16 @@ def main() -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["model", "parameters", "method", *(part.name for part in fields(Memory)), "process"])
+        parts = [part.name for part in fields(Memory)]
+        writer.writerow(["model", "parameters", "method", *parts, "with_activations", "process", "default_process"])
         for name, (make, width, head) in MODELS.items():
             for method, count in METHODS.items():
                 with init_empty():
                     model = make()
-                process = ""
+                memory, checks = count(model, head, RANK / width), ["", "", ""]
                 if name in args.check and method in CHECKED:
-                    with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
-                        process = fresh.submit(grown, method, name).result()
-                row = [name, size(model), method, *astuple(count(model, head, RANK / width)), process]
+                    checks = check(method, name, memory.frozen + memory.trained + memory.message)
+                row = [name, size(model), method, *astuple(memory), *checks]
                 writer.writerow(row)
                 print(*row, sep="\t", flush=True)
 

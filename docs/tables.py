@@ -513,17 +513,25 @@ def calibration_gpt() -> str:
 
 
 def finetune_memory() -> str:
-    """Return the table of benchmarks/finetune_memory.py: counted megabytes, and those of processes."""
+    """Return the table of benchmarks/finetune_memory.py: counted megabytes, with activations where that was checked."""
     names = {"minilm": "MiniLM", "gpt2": "GPT-2", "vit_b": "ViT-B", "decoder": "decoder"}
     methods = {"full": "full fine-tuning", "lora": "LoRA on 16 bits", "qlora": "QLoRA", "ours": "ours, `int4`"}
     cases = pd.read_csv(RESULTS / "finetune_memory" / "memory.csv").set_index(["model", "method"])
     cases["counted"] = cases[["frozen", "trained", "gradients", "states", "message"]].sum(axis=1)
+    labels = {
+        "counted": "{name}, {size:,.0f} million parameters",
+        "with_activations": "{name} with the activations of 16 tokens",
+        "process": "… a process",
+        "default_process": "… a process with glibc's defaults",
+    }
     rows = []
     for model, name in names.items():
-        sizes = cases.loc[model].copy()
-        sizes["process"] = [f" ({size / 1e6:,.0f})" if size > 0 else "" for size in sizes.process]
-        cells = (f"{row.counted / 1e6:,.0f}{row.process}" for row in (sizes.loc[method] for method in methods))
-        rows.append((f"{name}, {sizes.parameters.iloc[0] / 1e6:,.0f} million parameters", *cells))
+        sizes = cases.loc[model]
+        for column, label in labels.items():
+            if sizes[column].notna().any():
+                megabytes = (sizes.loc[method, column] / 1e6 for method in methods)
+                cells = ("–" if pd.isna(size) else f"{size:,.0f}" for size in megabytes)
+                rows.append((label.format(name=name, size=sizes.parameters.iloc[0] / 1e6), *cells))
     return markdown_table(("MB", *methods.values()), rows)
 
 
