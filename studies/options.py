@@ -120,6 +120,7 @@ CAPACITY = Experiment(
         "int4 tail, weakest start": Arm(
             ALL_OPTIONS, SMALL_RATES, partial(capacity.run_all, Change(weakest_start=True))
         ),
+        "int4 tail, holders": Arm(ALL_OPTIONS, SMALL_RATES, partial(capacity.run_all, Change(by_holders=True))),
         "holders": Arm(WITHOUT_TAIL, SMALL_RATES, partial(capacity.run_all, Change(by_holders=True))),
         "nested": Arm(WITHOUT_TAIL, SMALL_RATES, partial(capacity.run_all, Change(nested=True))),
         "growth": Arm(WITHOUT_TAIL, SMALL_RATES, partial(capacity.run_all, Change(growth=0.5))),
