@@ -55,7 +55,8 @@ class ProcessesEngine(Engine):
     def __init__(self, job: Job, num_workers: int | None = None) -> None:
         count, self._device = num_workers or count_devices(job), job.device
         self._ahead = AHEAD * count
-        context = context_of(__name__, "torch._dynamo")  # which torch imports at an optimizer's first step
+        parts = sorted({type(part).__module__ for part in job.model.modules()} - {"__main__"})  # timm's and others
+        context = context_of(__name__, "torch._dynamo", *parts)  # torch imports it at an optimizer's first step
         with _saved(job) as file:
             try:
                 devices, all_ready = context.SimpleQueue(), context.Barrier(count)

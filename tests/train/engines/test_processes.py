@@ -190,7 +190,7 @@ def test_processes_with_hundreds_of_tensors_need_no_shared_memory(engine_of):
     job = make_job()
     model = nn.Sequential(nn.Flatten(), *(nn.Linear(64, 64, bias=False) for _ in range(300)), nn.Linear(64, 5))
     job = replace(job, model=model)
-    plan = make_plan(job)
+    plan = make_plan(job, "dense")
     assert_same_bits(list(SequentialEngine(job).train(plan, 0, LR)), list(engine_of(job, 2).train(plan, 0, LR)))
     tensors = [*model.parameters(), job.dataset.test.inputs, job.clients[0].inputs]
     assert not any(tensor.is_shared() for tensor in tensors)
