@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from sharding.layers.base import FactorizedLayer
 from sharding.layers.frozen import CONVOLVE, TRANSPOSE, frozen_convolution
+from sharding.layers.tail import convolution_with_tail
 
 
 class Convolution(FactorizedLayer):
@@ -47,13 +48,6 @@ class Convolution(FactorizedLayer):
         """Return a matrix as the filters of a 1×1 convolution, shape (*matrix, 1, …)."""
         return matrix[(..., *(None for _ in self.kernel_size))]
 
-    def _pointwise_tail(self, channels: int, transposed: bool = False) -> tuple[Any, ...]:
-        """Return shape and geometry of the 1×1 convolution by the tail's stored u, from or to these channels."""
-        none, all_ones = [0] * len(self.kernel_size), [1] * len(self.kernel_size)
-        assert self.tail is not None
-        shape = (len(self.tail), channels // self.groups, *all_ones)
-        return shape, all_ones, none, all_ones, self.groups, none if transposed else None
-
     def _scaled(self, terms: Tensor) -> Tensor:
         """Multiply terms (…, n·groups, *positions) by Ω."""
         omega = self.omega if self.num_blocks == 1 else self.omega.repeat(self.num_blocks)
@@ -69,28 +63,26 @@ class FactorizedConv(Convolution):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, in_channels, …) to (batch, out_channels, …)."""
-        padding = self.padding
+        dims, padding = len(self.kernel_size), self.padding
         if self.padding_mode != "zeros":
             x, padding = F.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode), 0
+        if padding == "same" and (self.residual is not None or self.tail is not None):
+            x, padding = F.pad(x, self._reversed_padding_repeated_twice), 0
         filters = self._filters().contiguous()  # once, not in every convolution's kernel
-        convolve = CONVOLVE[len(self.kernel_size)]
-        terms = convolve(x, filters, None, self.stride, padding, self.dilation, self.groups)
-        pointwise = max(self.kernel_size) == 1  # it costs little, so scaling U would count; there may be one position
-        u = self.u if pointwise else self.scaled_u
-        terms = self._scaled(terms) if pointwise else terms
-        y = convolve(terms, self._pointwise(u), self.bias, 1, 0, 1, self.groups)
-        if self.residual is None and self.tail is None:
-            return y
-        if padding == "same":
-            x = F.pad(x, self._reversed_padding_repeated_twice)
-        sizes = [0] * len(self.kernel_size) if isinstance(padding, str | int) else padding
+        sizes = [0] * dims if isinstance(padding, str | int) else padding
         geometry = (self.stride, sizes, self.dilation, self.groups)
+        if self.tail is not None:
+            y = convolution_with_tail(x, filters, self.scaled_u, self.tail_factors, *geometry)
+            y = y if self.bias is None else y + self.bias.to(y.dtype).view(-1, *(1 for _ in range(dims)))
+        else:
+            convolve = CONVOLVE[dims]
+            terms = convolve(x, filters, None, self.stride, padding, self.dilation, self.groups)
+            pointwise = max(self.kernel_size) == 1  # it costs little, so scaling U would count; or has one position
+            u = self.u if pointwise else self.scaled_u
+            terms = self._scaled(terms) if pointwise else terms
+            y = convolve(terms, self._pointwise(u), self.bias, 1, 0, 1, self.groups)
         if self.residual is not None:
             y = y + frozen_convolution(x, self.residual, self.weight_shape, *geometry)
-        if self.tail is not None:
-            u, v = self.tail_factors
-            terms = frozen_convolution(x, v, (len(v), *self.weight_shape[1:]), *geometry)
-            y = y + frozen_convolution(terms, u, *self._pointwise_tail(self.out_channels, transposed=True))
         return y
 
 
@@ -118,7 +110,9 @@ class FactorizedConvTranspose(Convolution):
             y = y + frozen_convolution(x, self.residual, self.weight_shape, *geometry)
         if self.tail is not None:
             u, v = self.tail_factors
-            terms = frozen_convolution(x, u, *self._pointwise_tail(self.in_channels))
+            ones, zeros = [1] * dims, [0] * dims
+            shape = (len(u), self.in_channels // self.groups, *ones)
+            terms = frozen_convolution(x, u, shape, ones, zeros, ones, self.groups)
             y = y + frozen_convolution(terms, v, (len(v), *self.weight_shape[1:]), *geometry)
         return y
 

@@ -24,7 +24,7 @@ TRANSPOSE: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.conv_
 def frozen_linear(x: Tensor, stored: Tensor, columns: int, transposed: bool = False) -> Tensor:
     """Return x Rᵀ for a stored R (out, columns), or x R for one that is stored as (in, columns)."""
     if torch.is_grad_enabled() and x.requires_grad:
-        return _call(_Linear, x, stored, columns, transposed)
+        return call(_Linear, x, stored, columns, transposed)
     return _Linear.forward(x, stored, columns, transposed)
 
 
@@ -46,7 +46,7 @@ def frozen_convolution(
     batched = x if x.dim() == len(shape) else x.unsqueeze(0)
     geometry = (tuple(shape), stride, padding, dilation, groups, output_padding)
     if torch.is_grad_enabled() and x.requires_grad:
-        y = _call(_Convolution, batched, stored, geometry)
+        y = call(_Convolution, batched, stored, geometry)
     else:
         y = _Convolution.forward(batched, stored, geometry)
     return y if x.dim() == len(shape) else y.squeeze(0)
@@ -57,7 +57,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, stored: Tensor, columns: int, transposed: bool) -> Tensor:
-        weight = dequantize(stored, columns, _compute_dtype(x))
+        weight = dequantize(stored, columns, compute_dtype(x))
         return x @ (weight if transposed else weight.mT)
 
     @staticmethod
@@ -79,7 +79,7 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, stored: Tensor, geometry: tuple[Any, ...]) -> Tensor:
         shape, stride, padding, dilation, groups, output_padding = geometry
-        weight = _filters(stored, shape, _compute_dtype(x))
+        weight = _filters(stored, shape, compute_dtype(x))
         if output_padding is None:
             return CONVOLVE[len(shape) - 2](x, weight, None, stride, padding, dilation, groups)
         return TRANSPOSE[len(shape) - 2](x, weight, None, stride, padding, output_padding, groups, dilation)
@@ -96,8 +96,8 @@ class _Convolution(torch.autograd.Function):
         (stored,) = ctx.saved_tensors
         weight = _filters(stored, shape, grad.dtype)
         transposed, extra = output_padding is not None, output_padding or (0,) * (len(shape) - 2)
-        x = grad.new_empty(1).expand(ctx.shape)  # only its shape counts
         options = (stride, padding, dilation, transposed, extra, groups, [True, False, False])
+        x = only_shape(grad, ctx.shape)
         return torch.ops.aten.convolution_backward(grad, x, weight, None, *options)[0].to(ctx.dtype), None, None
 
 
@@ -105,12 +105,17 @@ def _filters(stored: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor
     return dequantize(stored, prod(shape[1:]), dtype).reshape(shape)
 
 
-def _compute_dtype(x: Tensor) -> torch.dtype:
+def only_shape(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return a tensor without values of its own, where only the shape counts."""
+    return like.new_empty(1).expand(shape)
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
     """Return the dtype that a product with x is computed in, which autocast may decide."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
-def _call(function: type[torch.autograd.Function], *args: object) -> Tensor:
-    result: Tensor = function.apply(*args)
-    return result
+def call(function: type[torch.autograd.Function], *args: object) -> Any:
+    """Apply a function that autograd knows, which has no types."""
+    return function.apply(*args)
