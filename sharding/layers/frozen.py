@@ -88,26 +88,24 @@ class _Convolution(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, stored, ctx.geometry = inputs
         ctx.save_for_backward(stored)
-        ctx.dtype, ctx.shape = x.dtype, x.shape
+        ctx.dtype, ctx.sizes = x.dtype, x.shape[2:]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         shape, stride, padding, dilation, groups, output_padding = ctx.geometry
         (stored,) = ctx.saved_tensors
-        weight = _filters(stored, shape, grad.dtype)
-        transposed, extra = output_padding is not None, output_padding or (0,) * (len(shape) - 2)
-        options = (stride, padding, dilation, transposed, extra, groups, [True, False, False])
-        x = only_shape(grad, ctx.shape)
-        return torch.ops.aten.convolution_backward(grad, x, weight, None, *options)[0].to(ctx.dtype), None, None
+        weight, dims = _filters(stored, shape, grad.dtype), len(shape) - 2
+        if output_padding is None:
+            geometry = zip(ctx.sizes, grad.shape[2:], shape[2:], stride, padding, dilation, strict=True)
+            extra = [size - (out - 1) * step + 2 * pad - far * (k - 1) - 1 for size, out, k, step, pad, far in geometry]
+            x = TRANSPOSE[dims](grad, weight, None, stride, padding, extra, groups, dilation)
+        else:
+            x = CONVOLVE[dims](grad, weight, None, stride, padding, dilation, groups)
+        return x.to(ctx.dtype), None, None
 
 
 def _filters(stored: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return dequantize(stored, prod(shape[1:]), dtype).reshape(shape)
-
-
-def only_shape(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return a tensor without values of its own, where only the shape counts."""
-    return like.new_empty(1).expand(shape)
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
