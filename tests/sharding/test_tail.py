@@ -176,3 +176,31 @@ def test_unusable_tails_are_refused_in_one_line(tmp_path):
             client_model(model, replace(shard, tail={"0": stored}))
     with pytest.raises(UserError, match="0 has a tail, which belongs to one round"):
         save_factorized(client_model(model, shard), tmp_path / "saved")
+
+
+def test_gradients_by_vmap_of_a_convolution_with_its_tail_equal_those_of_each_image():
+    model = nn.Sequential(nn.Conv2d(12, 20, 3, stride=2, padding=1, groups=2))
+    small = client_model(model, planned(model, "int4").shard("weak"))
+    parts = dict(small.named_parameters())
+
+    def loss(parts, x):
+        return torch.func.functional_call(small, parts, x[None]).square().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0))(parts, IMAGES)
+    for index, x in enumerate(IMAGES):
+        for name, gradient in torch.func.grad(loss)(parts, x).items():
+            torch.testing.assert_close(each[name][index], gradient)
+
+
+def test_convolution_with_its_tail_trains_under_autocast():
+    model = nn.Sequential(nn.Conv2d(12, 20, 3, padding=1))
+    small = client_model(model, planned(model, "int4").shard("weak"))
+    want, x_grad, grads = trained(small, IMAGES)
+    small.zero_grad(set_to_none=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, other_x_grad, other_grads = trained(small, IMAGES)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.float(), want, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(other_x_grad, x_grad, rtol=0.1, atol=0.2)
+    for name, gradient in grads.items():
+        assert (other_grads[name] - gradient).norm() < 0.05 * gradient.norm()
