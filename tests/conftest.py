@@ -89,6 +89,7 @@ def started(monkeypatch):
                 failures[config.directory] = FailedRun(str(error), is_diverged=True)
         return failures
 
+    monkeypatch.setattr("train.engines.parent_process", lambda: object())  # so a run starts no processes of its own
     monkeypatch.setattr("train.progress.sweep", sweep)
     monkeypatch.setattr("train.cli.commands.sweep", sweep)
     return names

@@ -53,7 +53,7 @@ def test_every_arm_is_a_valid_configuration(study):
         assert name == "HeteroFL" or whole.result == "average"
 
 
-def test_last_model_equals_that_of_a_run_without_averaging(tmp_path):
+def test_last_model_equals_that_of_a_run_without_averaging(tmp_path, started):
     words = [*TINY, "recipe=published", "server_optimizer=nesterov", "engine=sequential"]
     path = options.CONFIGS / "quickstart.yaml"
     average = load_config(path, [*words, "result=average", f"output={tmp_path / 'average'}"])
