@@ -68,10 +68,12 @@ class Setting(NamedTuple):
 
     Attributes:
         overrides: of the configuration.
+        weakest: the smallest keep ratio, which FedIT has for all clients.
         waves: the methods' names, in waves: each is finished on all seeds before the next.
     """
 
     overrides: Overrides
+    weakest: float
     waves: Sequence[Sequence[str]]
 
 
@@ -126,7 +128,6 @@ def methods(
     terms: Sequence[float],
     of_lora: Sequence[float],
     of_head: Sequence[float],
-    weakest: float,
 ) -> dict[str, Method]:
     """Return all methods by name.
 
@@ -136,7 +137,6 @@ def methods(
         terms: rates of the terms of weights.
         of_lora: rates of LoRA's factors.
         of_head: rates of the last layer.
-        weakest: the smallest keep ratio, which FedIT has for all clients.
     """
     exact, fedavg = {"residual": "float32"}, {"strategy": "dense", "residual": "null"}
     redrawn = partial(ours, redraw=REDRAW)
@@ -147,7 +147,7 @@ def methods(
         "head only": Method(partial(head, last), of_head),
         "dense FedAvg": Method(ours, whole, fedavg),
         TAIL: Method(ours, terms),
-        "FedIT": Method(partial(lora, aggregation.fedit), of_lora, {"keep_ratio": weakest}),
+        "FedIT": Method(partial(lora, aggregation.fedit), of_lora),
         "FLoRA": Method(flora, of_lora, exact),
         "top_n, drawn anew": Method(redrawn, terms),
         "top_n, exact residual": Method(ours, terms, exact),
@@ -172,16 +172,16 @@ TAIL = "top_n, tail"
 DRAWN = ("collective", "unbiased", "collective, drawn anew", "unbiased, drawn anew")
 
 
-def settings(uneven: str, even: float, first: Sequence[str] = FIRST) -> dict[str, Setting]:
+def settings(uneven: str, weakest: float, even: float, first: Sequence[str] = FIRST) -> dict[str, Setting]:
     """Return the settings (b), uneven ranks, and (a), one rank, each with strong and weak skew.
 
     With one rank a tail is empty, and the strategies that draw terms are `top_n`.
     """
     return {
-        f"{name}, α = {alpha}": Setting({"keep_ratio": ratio, "data.partition.alpha": alpha}, waves)
-        for name, ratio, waves in (
-            ("uneven", uneven, ((*first, TAIL), (*ALIKE, *DRAWN))),
-            ("even", even, (first, ALIKE)),
+        f"{name}, α = {alpha}": Setting({"keep_ratio": ratio, "data.partition.alpha": alpha}, least, waves)
+        for name, ratio, least, waves in (
+            ("uneven", uneven, weakest, ((*first, TAIL), (*ALIKE, *DRAWN))),
+            ("even", even, even, (first, ALIKE)),
         )
         for alpha in (0.1, 1)
     }
@@ -210,17 +210,17 @@ EXPERIMENTS = {
         "all-MiniLM-L6-v2 on 20 Newsgroups",
         600,
         minilm,
-        settings(f"{{{RANKS[4]}: 0.6, {RANKS[16]}: 0.4}}", RANKS[8]),
-        with_head_rate(methods("head", WHOLE, TERMS, LORA, HEAD, RANKS[4])),
+        settings(f"{{{RANKS[4]}: 0.6, {RANKS[16]}: 0.4}}", RANKS[4], RANKS[8]),
+        with_head_rate(methods("head", WHOLE, TERMS, LORA, HEAD)),
     ),
     "finetune_vision": Experiment(
         "finetune_vision",
         "CIFAR-100 to CIFAR-10 (re-encoded), medium scale",
         2000,
         pretrained,
-        settings("{0.05: 0.6, 0.2: 0.4}", 0.1, (*FIRST, "small sibling")),
+        settings("{0.05: 0.6, 0.2: 0.4}", 0.05, 0.1, (*FIRST, "small sibling")),
         {
-            **methods("fc", VISION_LOW, VISION_LOW, VISION_LOW, VISION_HIGH, 0.05),
+            **methods("fc", VISION_LOW, VISION_LOW, VISION_LOW, VISION_HIGH),
             "small sibling": Method(ours, VISION_LOW, {"strategy": "dense", "residual": "null"}),
         },
     ),
@@ -233,7 +233,7 @@ def run(experiment: Experiment, arguments: Arguments) -> None:
         raise UserError(f"--only: {', '.join(sorted(unknown))} is not among {', '.join(experiment.methods)}")
     if arguments.only != ():
         weights = experiment.prepare(arguments)
-        for setting, (overrides, waves) in experiment.settings.items():
+        for setting, (overrides, weakest, waves) in experiment.settings.items():
             for wave in waves:
                 chosen = [name for name in wave if arguments.only is None or name in arguments.only]
                 run_wave(
@@ -241,7 +241,12 @@ def run(experiment: Experiment, arguments: Arguments) -> None:
                     arguments,
                     setting,
                     {
-                        name: {**overrides, **weights.get(name, weights[""]), **experiment.methods[name].overrides}
+                        name: {
+                            **overrides,
+                            **({"keep_ratio": weakest} if name == "FedIT" else {}),
+                            **weights.get(name, weights[""]),
+                            **experiment.methods[name].overrides,
+                        }
                         for name in chosen
                     },
                 )

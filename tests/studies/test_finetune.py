@@ -6,6 +6,7 @@ from importlib import import_module
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from models import build_model, load_pretrained
@@ -33,7 +34,7 @@ def registered(registries_as_before):
 
 
 def experiment(**methods):
-    setting = finetune.Setting(TINY, [[*methods]])
+    setting = finetune.Setting(TINY, 0.2, [[*methods]])
     return finetune.Experiment("quickstart", "a test", 50, lambda _: {"": {}}, {"uneven, α = 1": setting}, methods)
 
 
@@ -133,3 +134,10 @@ def test_networks_are_pretrained_once_and_their_weights_but_the_head_are_loaded(
         assert model.conv1.weight.shape[0] == width
         assert all(torch.equal(value, stored[name]) for name, value in model.state_dict().items() if "fc." not in name)
         assert (len(stored["fc.bias"]), len(model.fc.bias)) == (100, 10)
+
+
+@pytest.mark.parametrize("name", finetune.EXPERIMENTS)
+def test_fedit_has_the_smallest_rank_of_each_setting(name):
+    for setting in finetune.EXPERIMENTS[name].settings.values():
+        ratios = yaml.safe_load(str(setting.overrides["keep_ratio"]))
+        assert setting.weakest == (min(ratios) if isinstance(ratios, dict) else ratios)
