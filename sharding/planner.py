@@ -22,7 +22,7 @@ from sharding.designs.design import Design
 from sharding.errors import UserError, join_first, lookup, safe_repr
 from sharding.factorization import ENDS, Patterns, as_patterns, num_terms, shardable_layers
 from sharding.layers import FactorizedLayer, clear_padding, factorized_type
-from sharding.layers.conv import stacked_terms
+from sharding.layers.tail import stacked_terms
 from sharding.modules.copies import meta_copy
 from sharding.modules.finite import find_nonfinite
 from sharding.modules.memory import release_freed_memory

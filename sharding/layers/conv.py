@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from sharding.layers.base import FactorizedLayer
 from sharding.layers.frozen import CONVOLVE, TRANSPOSE, frozen_convolution
-from sharding.layers.tail import convolution_with_tail
+from sharding.layers.tail import as_filters, convolution_with_tail, stacked_terms
 
 
 class Convolution(FactorizedLayer):
@@ -43,10 +43,6 @@ class Convolution(FactorizedLayer):
     def _filters(self) -> Tensor:
         """Return V as filters, shape (n·groups, channels/groups, *kernel)."""
         return stacked_terms(self.v, self.num_blocks).view(-1, self.weight_shape[1], *self.kernel_size)
-
-    def _pointwise(self, matrix: Tensor) -> Tensor:
-        """Return a matrix as the filters of a 1×1 convolution, shape (*matrix, 1, …)."""
-        return matrix[(..., *(None for _ in self.kernel_size))]
 
     def _scaled(self, terms: Tensor) -> Tensor:
         """Multiply terms (…, n·groups, *positions) by Ω."""
@@ -80,7 +76,7 @@ class FactorizedConv(Convolution):
             pointwise = max(self.kernel_size) == 1  # it costs little, so scaling U would count; or has one position
             u = self.u if pointwise else self.scaled_u
             terms = self._scaled(terms) if pointwise else terms
-            y = convolve(terms, self._pointwise(u), self.bias, 1, 0, 1, self.groups)
+            y = convolve(terms, as_filters(u, dims), self.bias, 1, 0, 1, self.groups)
         if self.residual is not None:
             y = y + frozen_convolution(x, self.residual, self.weight_shape, *geometry)
         return y
@@ -100,7 +96,7 @@ class FactorizedConvTranspose(Convolution):
     def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
         """Map (batch, in_channels, …) to (batch, out_channels, …)."""
         dims, rows = len(self.kernel_size), stacked_terms(self.u, self.num_blocks)
-        terms = self._scaled(CONVOLVE[dims](x, self._pointwise(rows), None, 1, 0, 1, self.groups))
+        terms = self._scaled(CONVOLVE[dims](x, as_filters(rows, dims), None, 1, 0, 1, self.groups))
         extra = self._output_padding(x, output_size, self.stride, self.padding, self.kernel_size, dims, self.dilation)
         y = TRANSPOSE[dims](
             terms, self._filters(), self.bias, self.stride, self.padding, extra, self.groups, self.dilation
@@ -115,8 +111,3 @@ class FactorizedConvTranspose(Convolution):
             terms = frozen_convolution(x, u, shape, ones, zeros, ones, self.groups)
             y = y + frozen_convolution(terms, v, (len(v), *self.weight_shape[1:]), *geometry)
         return y
-
-
-def stacked_terms(factor: Tensor, blocks: int) -> Tensor:
-    """Return the terms of every block as rows: (blocks·columns, n) to (blocks·n, columns)."""
-    return factor.mT if blocks == 1 else factor.unflatten(0, (blocks, -1)).mT.flatten(0, 1)

@@ -57,7 +57,7 @@ class _ConvolutionWithTail(torch.autograd.Function):
         both = _filters_with_tail(filters.to(dtype), tail_v, groups)
         terms = convolve(x.to(dtype), both, None, stride, padding, dilation, groups)
         matrix = _matrix_with_tail(matrix.to(dtype), tail_u, groups)
-        y = convolve(terms, _as_filters(matrix, filters.dim() - 2), None, 1, 0, 1, groups)
+        y = convolve(terms, as_filters(matrix, filters.dim() - 2), None, 1, 0, 1, groups)
         return y, _trained(terms, len(filters), groups)
 
     @staticmethod
@@ -80,9 +80,9 @@ class _ConvolutionWithTail(torch.autograd.Function):
         def gradients(grad: Tensor, x: Tensor, weight: Tensor, geometry: tuple[Any, ...], *mask: bool) -> Any:
             return torch.ops.aten.convolution_backward(grad, x, weight, None, *geometry, [*mask, False])
 
-        transposed = _matrix_with_tail(matrix_cast, tail_u, groups).unflatten(0, (groups, -1)).mT.flatten(0, 1)
-        of_both = CONVOLVE[dims](grad, _as_filters(transposed, dims), None, 1, 0, 1, groups)
-        of_matrix = gradients(grad, terms, _as_filters(matrix_cast, dims), pointwise, False, True)[1]
+        transposed = stacked_terms(_matrix_with_tail(matrix_cast, tail_u, groups), groups)
+        of_both = CONVOLVE[dims](grad, as_filters(transposed, dims), None, 1, 0, 1, groups)
+        of_matrix = gradients(grad, terms, as_filters(matrix_cast, dims), pointwise, False, True)[1]
         both = _filters_with_tail(filters_cast, tail_v, groups)
         of_x, of_filters = gradients(of_both, x_cast, both, spatial, ctx.needs_input_grad[0], True)[:2]
         of_filters = of_filters.unflatten(0, (groups, -1))[:, : count // groups].flatten(0, 1)
@@ -98,14 +98,20 @@ def _filters_with_tail(filters: Tensor, stored: Tensor, groups: int) -> Tensor:
 
 def _matrix_with_tail(matrix: Tensor, stored: Tensor, groups: int) -> Tensor:
     """Return UΩ of trained and frozen terms, (rows, n + m)."""
-    frozen = dequantize(stored, len(matrix) // groups, matrix.dtype).unflatten(0, (groups, -1)).mT.flatten(0, 1)
+    frozen = stacked_terms(dequantize(stored, len(matrix) // groups, matrix.dtype), groups)
     return torch.cat([matrix, frozen], dim=1)
 
 
-def _as_filters(matrix: Tensor, dims: int) -> Tensor:
+def as_filters(matrix: Tensor, dims: int) -> Tensor:
+    """Return a matrix as the filters of a 1×1 convolution, shape (*matrix, 1, …)."""
     return matrix[(..., *(None for _ in range(dims)))]
 
 
 def _trained(terms: Tensor, count: int, groups: int) -> Tensor:
     """Return the channels of the trained terms, the first of each group: (batch, count, …)."""
     return terms.unflatten(1, (groups, -1))[:, :, : count // groups].flatten(1, 2)
+
+
+def stacked_terms(factor: Tensor, blocks: int) -> Tensor:
+    """Return the terms of every block as rows: (blocks·columns, n) to (blocks·n, columns), or back to columns."""
+    return factor.mT if blocks == 1 else factor.unflatten(0, (blocks, -1)).mT.flatten(0, 1)
