@@ -6,7 +6,6 @@ from importlib import import_module
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 
 from models import build_model, load_pretrained
@@ -18,7 +17,7 @@ from train.assembly import make_model, read_dataset
 from train.config.schema import load_config
 
 TINY = {
-    **{"data.partition.alpha": 1, "keep_ratio": "{0.2: 0.6, 0.4: 0.4}", "strategy": "top_n", "residual": "int4"},
+    **{"data.partition.alpha": 1, "strategy": "top_n", "residual": "int4"},
     **{"rounds": 3, "evaluate_every": 1, "model": "{name: mlp, hidden: [16, 16, 16]}", "local.epochs": 1},
     **{"engine": "sequential", "server_optimizer": "plain", "result": "last"},
 }
@@ -34,7 +33,7 @@ def registered(registries_as_before):
 
 
 def experiment(**methods):
-    setting = finetune.Setting(TINY, 0.2, [[*methods]])
+    setting = finetune.Setting({0.2: 0.6, 0.4: 0.4}, TINY, [[*methods]])
     return finetune.Experiment("quickstart", "a test", 50, lambda _: {"": {}}, {"uneven, α = 1": setting}, methods)
 
 
@@ -43,7 +42,7 @@ def test_every_method_of_every_setting_is_a_valid_configuration(name, registered
     study, seen = finetune.EXPERIMENTS[name], []
     for setting in study.settings.values():
         for method in (study.methods[name] for wave in setting.waves for name in wave):
-            values = {**setting.overrides, "model.weights": "x", **method.overrides, **method.at(method.rates[0])}
+            values = {"model.weights": "x", **setting.overrides_of(method), **method.at(method.rates[0])}
             config = load_config(finetune.CONFIGS / f"{study.config}.yaml", [f"{k}={v}" for k, v in values.items()])
             assert (config.result, config.server_optimizer.name, config.local.decay) == ("last", "plain", 0)
             assert sorted(method.rates) == [*method.rates]
@@ -136,8 +135,11 @@ def test_networks_are_pretrained_once_and_their_weights_but_the_head_are_loaded(
         assert (len(stored["fc.bias"]), len(model.fc.bias)) == (100, 10)
 
 
-@pytest.mark.parametrize("name", finetune.EXPERIMENTS)
-def test_fedit_has_the_smallest_rank_of_each_setting(name):
-    for setting in finetune.EXPERIMENTS[name].settings.values():
-        ratios = yaml.safe_load(str(setting.overrides["keep_ratio"]))
-        assert setting.weakest == (min(ratios) if isinstance(ratios, dict) else ratios)
+def test_fedit_has_the_smallest_rank_of_each_setting_and_the_others_all_ranks():
+    methods, uneven = finetune.EXPERIMENTS["finetune"].methods, finetune.Setting({0.4: 0.3, 0.1: 0.7}, {}, [])
+    assert uneven.overrides_of(methods["FedIT"])["keep_ratio"] == {0.1: 1}
+    assert all(
+        uneven.overrides_of(method)["keep_ratio"] == {0.4: 0.3, 0.1: 0.7}
+        for name, method in methods.items()
+        if name != "FedIT"
+    )
