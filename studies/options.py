@@ -121,6 +121,10 @@ CAPACITY = Experiment(
             ALL_OPTIONS, SMALL_RATES, partial(capacity.run_all, Change(weakest_start=True))
         ),
         "int4 tail, holders": Arm(ALL_OPTIONS, SMALL_RATES, partial(capacity.run_all, Change(by_holders=True))),
+        "int4 tail, weakest start, holders": Arm(
+            ALL_OPTIONS, SMALL_RATES, partial(capacity.run_all, Change(by_holders=True, weakest_start=True))
+        ),
+        "r = 0.4 for all": Arm((*ALL_OPTIONS, "keep_ratio=0.4"), SMALL_RATES),
         "holders": Arm(WITHOUT_TAIL, SMALL_RATES, partial(capacity.run_all, Change(by_holders=True))),
         "nested": Arm(WITHOUT_TAIL, SMALL_RATES, partial(capacity.run_all, Change(nested=True))),
         "growth": Arm(WITHOUT_TAIL, SMALL_RATES, partial(capacity.run_all, Change(growth=0.5))),
