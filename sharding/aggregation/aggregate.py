@@ -165,7 +165,7 @@ class Average:
         elif isinstance(update, Shard) and client in self._weights:
             shard = update.to(self._plan.device)
             if self._bound is None and self._late_share == 1:
-                self._mean.add(self._plan.values_of(shard), self._weights[client])
+                self._count(client, shard)
             else:
                 self._pending[client] = shard
 
@@ -185,11 +185,15 @@ class Average:
         order = [client for client in (*self._plan, *rejected) if client in rejected]
         return Aggregation(delta, accepted, {client: rejected[client] for client in order}, self._nbytes)
 
+    def _count(self, client: Client, shard: Shard) -> None:
+        """Add the terms that a client held to the mean: new values of those that it trained, and its tail unchanged."""
+        self._mean.add(self._plan.with_tail(client, self._plan.values_of(shard)), self._weights[client])
+
     def _add_pending(self) -> None:
         """Add the updates that are within the bound on norms, if there is one, and leave the others out."""
         if self._bound is None:
             for client, shard in self._pending.items():
-                self._mean.add(self._plan.values_of(shard), self._weights[client])
+                self._count(client, shard)
         if self._bound is None or not self._pending:
             return
         sent = self._plan.shard
@@ -198,7 +202,7 @@ class Average:
         median = float(moved.median()) if len(moved) else 0.0  # the lower one: of two, the one that changed less
         for (client, shard), norm in zip(self._pending.items(), norms.tolist(), strict=True):
             if norm <= self._bound * median:
-                self._mean.add(self._plan.values_of(shard), self._weights[client])
+                self._count(client, shard)
             else:
                 reason = f"its update's norm {norm:.3g} is above {self._bound:g} times the median {median:.3g}"
                 self._rejected[client] = Failure(Kind.TOO_LONG, reason)

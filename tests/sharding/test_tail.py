@@ -136,6 +136,42 @@ def test_clients_train_on_top_of_the_tail_and_return_their_terms_alone():
     assert result.accepted == [*RATIOS]
 
 
+@pytest.mark.parametrize("options", [{}, {"trim": 0.1}, {"max_share": 0.9}], ids=["mean", "trimmed", "late"])
+@pytest.mark.parametrize("compression", ["float32", "int8"])
+def test_client_counts_in_the_average_of_its_tail_with_the_servers_vectors(options, compression):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 40, bias=False))
+    planner = ShardPlanner("top_n", skip=(), compression=compression)
+    plan = planner.plan(model, {"weak": 0.25, "strong": 0.5})
+    server, weights = Server(model, planner, **options), {"weak": 3.0, "strong": 1.0}
+    average, updates, before = server.average(plan, weights), {}, model[0].weight.detach().clone()
+    for client, shard in plan.shards():
+        new = {name: part + torch.randn_like(part) for name, part in shard.trained().items()}
+        updates[client] = shard.returned(new)
+        average.add(client, updates[client])
+    server.step(average)
+    u, v = plan.spectra["0"].u, plan.spectra["0"].v
+    (weak_u, weak_v), (strong_u, strong_v) = (
+        (values.terms["0"].u, values.terms["0"].v) for values in (plan.values_of(updates[each]) for each in weights)
+    )
+    weak_u, weak_v = torch.cat([weak_u, u[:, 5:]], dim=1), torch.cat([weak_v, v[:, 5:]], dim=1)
+    mean_u, mean_v = 0.75 * weak_u + 0.25 * strong_u, 0.75 * weak_v + 0.25 * strong_v
+    expected = before + mean_u @ mean_v.mT - u @ v.mT
+    torch.testing.assert_close(model[0].weight.detach(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_tail_stays_as_it_is_if_no_client_that_trains_it_answers():
+    model = nn.Sequential(nn.Linear(20, 40, bias=False))
+    server = Server(model, ShardPlanner("top_n", skip=()))
+    before = model[0].weight.detach().clone()
+
+    def train(client, shard):
+        return None if client == "strong" else shard.returned(shard.trained())
+
+    assert server.round(0, {"weak": 0.25, "strong": 0.5}, train).accepted == ["weak"]
+    torch.testing.assert_close(model[0].weight.detach(), before, rtol=0, atol=1e-6)
+
+
 def test_loaded_shard_replaces_the_tail_or_removes_it():
     model = nn.Sequential(nn.Linear(40, 40))
     with_tail, without = planned(model).shard("weak"), planned(model, None).shard("weak")
