@@ -211,8 +211,10 @@ def _factors(flat: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     if bool((magnitudes[:, -1] > GRAM_FLOOR * magnitudes[:, 0]).all()):
         return magnitudes, left.mT.flip(-2), None
     left, magnitudes, right = torch.linalg.svd(flat.double(), full_matrices=False)
-    # Terms below the numerical rank are rounding errors. They count as zero, so that no factors of 1e-9 are trained.
-    noise = magnitudes[:, :1] * max(flat.shape[1:]) * torch.finfo(torch.float64).eps
+    # Terms below the numerical rank are rounding errors, of the stored matrix or of the SVD. They count as zero, so
+    # that no factors of 1e-4 or 1e-9 are trained.
+    stored = 8 * torch.finfo(torch.float64 if flat.dtype == torch.float64 else torch.float32).eps
+    noise = magnitudes[:, :1] * max(stored, max(flat.shape[1:]) * torch.finfo(torch.float64).eps)
     return torch.where(magnitudes > noise, magnitudes, 0.0), left.mT, right  # LAPACK may return −0.0
 
 

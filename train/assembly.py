@@ -1,6 +1,6 @@
 """Build the parts of a run from a configuration."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -126,7 +126,7 @@ def build_task(
     planner = make_planner(config)
     built = make_model(config, dataset).to(dataset.test.targets.device)
     check_fit(config.model.name, built, dataset)
-    dense, model = dense_nbytes(built), first_model(config, built, planner.strategy, max(keep_ratios.values()))
+    dense, model = dense_nbytes(built), first_model(config, built, planner.strategy, keep_ratios.values())
     clip = config.local.clip if planner.strategy.clips else None
     fit([0.5, 0.5], config.design)  # fails now if it cannot draw
     local = config.local
@@ -139,15 +139,17 @@ def build_task(
     return Task(config, dataset, clients.all(), server, keep_ratios, num_samples, dense, once, job, engine)
 
 
-def first_model(config: Config, model: nn.Module, strategy: Strategy, most: float) -> nn.Module:
-    """Return the server's model; with `init=low_rank` of the rank that `most`, an r, allows.
+def first_model(config: Config, model: nn.Module, strategy: Strategy, keep_ratios: Collection[float]) -> nn.Module:
+    """Return the server's model; with `init=low_rank` of the rank that the weakest client affords.
 
-    Strategies that send all terms start from the full-rank model. With a residual the model stays in factors.
+    With a residual the model stays in factors, as many as the strongest client affords. Strategies that send all terms
+    start from the full-rank model.
 
     Raises:
         UserError: that would cut off a part of pretrained weights for good.
     """
-    ratio = 1.0 if strategy.allocate is None else strategy.keep_ratio or most
+    afforded = min(keep_ratios) if config.residual is None else max(keep_ratios)
+    ratio = 1.0 if strategy.allocate is None else strategy.keep_ratio or afforded
     if config.residual is not None:
         return factorize(model, ratio, residual=config.residual)
     if config.init == "as_built" or ratio == 1:

@@ -48,7 +48,7 @@ print(train(load_config(sys.argv[1], sys.argv[2:])))
 def memory_of(*overrides):
     config = load_config("configs/quickstart.yaml", overrides)
     dataset, planner = read_dataset(config), make_planner(config)
-    model = first_model(config, make_model(config, dataset), planner.strategy, config.keep_ratio)
+    model = first_model(config, make_model(config, dataset), planner.strategy, [config.keep_ratio])
     return model, client_memory(planner, model, config.keep_ratio, config.keep_ratio, dataset, config.local, 10.0)
 
 

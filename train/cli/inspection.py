@@ -63,7 +63,7 @@ def _describe_model(config: Config, dataset: Dataset, keep_ratios: Mapping[Clien
     """Describe the model's size and, for each keep ratio, a shard's bytes, a client's memory, and the clients."""
     planner, built = make_planner(config), make_model(config, dataset)
     parameters, dense = sum(parameter.numel() for parameter in built.parameters()), dense_nbytes(built)
-    model = first_model(config, built, planner.strategy, max(keep_ratios.values()))
+    model = first_model(config, built, planner.strategy, keep_ratios.values())
     residual, clip = planner.residual(model), config.local.clip if planner.strategy.clips else None
     size = f"{parameters:,} parameters, {dense:,} bytes"
     yield f"{config.model.name}: {size}; {config.strategy} shards {len(planner.sharded_layers(model))} layers"

@@ -87,8 +87,8 @@ class Config(Section):
     """The clients' speeds. Without them, time is not simulated."""
     local: LocalConfig
     init: Literal["low_rank", "as_built"]
-    """First model: `as_built`, or `low_rank`, which keeps as many terms of each sharded layer as the strongest client
-    can afford.
+    """First model: `as_built`, or `low_rank`, which keeps as many terms of each sharded layer as the weakest client can
+    afford; with a `residual`, as the strongest.
     """
     residual: Format | None = None
     """Format of what `init=low_rank` cuts off and each client keeps, frozen: `int4`, `int8`, `bfloat16` or `float32`.
