@@ -207,7 +207,7 @@ def options_trials() -> str:
 
 def capacity_trials() -> str:
     """Return the accuracy at the end of the trials of changes for uneven clients."""
-    table = options_study.rates_table(curves("capacity", "rates.csv"))
+    table = options_study.rates_table(curves("capacity", "changes.csv"))
     parts = table.options.str.rpartition(", lr ")
     return _by_rate("after 50 rounds, seed 1000, %", parts[0], parts[2], table.end)
 

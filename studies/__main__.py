@@ -3,8 +3,8 @@
     python -m studies uneven_clients [--into results/uneven_clients] [KEY=VALUE …]
 
 Runs with a curve in the folder's `curves.csv` are not repeated, and an interrupted run resumes. So the committed tables
-take seconds to make again; add `--only` for `beyond`, `beyond_shakespeare`, `capacity`, `finetune` and `uneven`, which
-are not run completely.
+take seconds to make again; add `--only` for `beyond`, `beyond_shakespeare`, `finetune`, `finetune_vision` and `uneven`,
+which are not run completely.
 """
 
 import argparse
@@ -32,7 +32,6 @@ STUDIES: dict[str, Callable[[Arguments], None]] = {
     **{name: partial(wireless.run, setup) for name, setup in wireless.SETUPS.items()},
     **{name: partial(beyond.run, experiment) for name, experiment in beyond.EXPERIMENTS.items()},
     **{name: partial(options.run, experiment) for name, experiment in options.EXPERIMENTS.items()},
-    "capacity": partial(options.run_trials, options.CAPACITY),
     **{name: partial(finetune.run, experiment) for name, experiment in finetune.EXPERIMENTS.items()},
 }
 

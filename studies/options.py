@@ -7,7 +7,7 @@ of the average and of the last model.
 - `options`: CIFAR-10 at the medium scale of the paper's column (configs/beyond.yaml), r = 0.1.
 - `options_shakespeare`: all options with the default strategy, on a transformer of the published width, r = 0.1.
 - `uneven`: strategies, and smaller models, for the paper's uneven clients, r of 0.2 and 0.4, on the same bytes.
-- `capacity`: trials of changes that could make uneven clients pay (docs/results/uneven_plan.md).
+- `capacity`: the default with ever more strong clients, at equal rounds and at equal bytes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +17,8 @@ from typing import NamedTuple
 import pandas as pd
 
 from sharding.errors import UserError
-from studies import beyond, capacity, width
+from studies import beyond, width
 from studies.beyond import AVERAGE, LOW_RANK, NESTEROV, course, difference, format_percents
-from studies.capacity import Change
 from studies.curves import by_scheme, ends
 from studies.picture import draw
 from studies.runner import CONFIGS, Arguments, configs_of, curves_of, kept_curves, run_all, write_summary
@@ -32,7 +31,6 @@ from train.rundir.checkpoint import find_checkpoint
 # Of a curve: the accuracy is the average's where a run has one, and at its end there is the last model's too.
 COLUMNS = ("rounds", "bytes_up", "bytes_down", "test_accuracy", "last_accuracy")
 TRIAL_SEED, SEEDS = 1000, (0, 1, 2)
-MORE_TRIAL_SEEDS, MARGIN, MOST_ARMS = (1001, 1002), 0.02, 4  # of `capacity`: seeds for the arms closest to the best
 TUNED = (*LOW_RANK, *NESTEROV, *AVERAGE)
 WITHOUT_TAIL = ("strategy=top_n", *TUNED)
 ALL_OPTIONS = (*WITHOUT_TAIL, "tail=int4")
@@ -50,11 +48,11 @@ Run = Callable[..., pd.DataFrame]
 
 
 class Arm(NamedTuple):
-    """A set of options, and the three rates to try.
+    """A set of options, and the rates to try.
 
     Attributes:
         overrides: of the experiment.
-        rates: values of `local.optimizer.lr`.
+        rates: values of `local.optimizer.lr`; one needs no trial.
         run: trains its configurations, as `run_all` does.
     """
 
@@ -75,6 +73,11 @@ class Experiment(NamedTuple):
     on: beyond.Experiment
     trial: float
     arms: Mapping[str, Arm]
+
+
+def default_at(keep_ratio: str, rounds: int) -> Arm:
+    """Return the default with these keep ratios, at the rate that trials chose for it."""
+    return Arm((*ALL_OPTIONS, f"keep_ratio={keep_ratio}", f"rounds={rounds}"), (0.02,))
 
 
 EXPERIMENTS = {
@@ -106,73 +109,38 @@ EXPERIMENTS = {
             "HeteroFL": Arm(("rounds=245", *NESTEROV), MIDDLE_RATES, partial(width.run_all, "nested")),
         },
     ),
+    "capacity": Experiment(
+        UNEVEN,
+        1 / 4,
+        {
+            "r = 0.2 for all": default_at("0.2", 200),
+            "20 % at 0.4": default_at("{0.2: 0.8, 0.4: 0.2}", 200),
+            "40 % at 0.4": default_at("{0.2: 0.6, 0.4: 0.4}", 200),
+            "100 % at 0.4": default_at("0.4", 200),
+            "r = 0.2 for all, equal bytes": default_at("0.2", 278),  # as many as 195 rounds with 40 % at 0.4
+            "20 % at 0.4, equal bytes": default_at("{0.2: 0.8, 0.4: 0.2}", 223),
+            "40 % at 0.4, equal bytes": default_at("{0.2: 0.6, 0.4: 0.4}", 195),
+            "100 % at 0.4, equal bytes": default_at("0.4", 142),
+        },
+    ),
 }
-
-CAPACITY = Experiment(
-    UNEVEN,
-    1 / 4,
-    {
-        "top_n": Arm(WITHOUT_TAIL, SMALL_RATES),
-        "r = 0.2 for all": Arm((*ALL_OPTIONS, "keep_ratio=0.2"), SMALL_RATES),
-        "weakest start": Arm(WITHOUT_TAIL, SMALL_RATES, partial(capacity.run_all, Change(weakest_start=True))),
-        "frozen tail": Arm((*WITHOUT_TAIL, "tail=float32"), SMALL_RATES),
-        "frozen tail, int4": Arm(ALL_OPTIONS, SMALL_RATES),
-        "int4 tail, weakest start": Arm(
-            ALL_OPTIONS, SMALL_RATES, partial(capacity.run_all, Change(weakest_start=True))
-        ),
-        "int4 tail, holders": Arm(ALL_OPTIONS, SMALL_RATES, partial(capacity.run_all, Change(by_holders=True))),
-        "int4 tail, weakest start, holders": Arm(
-            ALL_OPTIONS, SMALL_RATES, partial(capacity.run_all, Change(by_holders=True, weakest_start=True))
-        ),
-        "r = 0.4 for all": Arm((*ALL_OPTIONS, "keep_ratio=0.4"), SMALL_RATES),
-        "holders": Arm(WITHOUT_TAIL, SMALL_RATES, partial(capacity.run_all, Change(by_holders=True))),
-        "nested": Arm(WITHOUT_TAIL, SMALL_RATES, partial(capacity.run_all, Change(nested=True))),
-        "growth": Arm(WITHOUT_TAIL, SMALL_RATES, partial(capacity.run_all, Change(growth=0.5))),
-        "tail step": Arm(WITHOUT_TAIL, SMALL_RATES, partial(capacity.run_all, Change(tail_step=0.5))),
-    },
-)
 
 
 def run(experiment: Experiment, arguments: Arguments) -> None:
     """Run what is missing of these arms, and write a table of all arms that have runs."""
     arms = arms_of(experiment, arguments)
-    rates = {name: arm.rates for name, arm in arms.items()}
+    rates = {name: arm.rates for name, arm in arms.items() if len(arm.rates) > 1}
     train(experiment, arguments, "rates.csv", rates, (TRIAL_SEED,), experiment.trial)
     trials = by_scheme(kept_curves(arguments, "rates.csv", COLUMNS))
-    best = {name: [best_rate(name, arm, trials)] for name, arm in arms.items()}
+    best = {name: [best_rate(name, arm, trials) if name in rates else arm.rates[0]] for name, arm in arms.items()}
     train(experiment, arguments, "curves.csv", best, arguments.seeds or SEEDS)
     curves = by_scheme(kept_curves(arguments, columns=COLUMNS))
     text = [f"# Each at its own rate: {experiment.on.title}", ""]
-    text += ["## Trials of rates", "", frame_table(rates_table(trials)), ""]
+    if len(trials):
+        text += ["## Trials of rates", "", frame_table(rates_table(trials)), ""]
     text += ["## At the best rate", "", frame_table(arms_table(curves, next(iter(experiment.arms))))]
     curves = curves.assign(gigabytes=curves.bytes_total / 1e9)
     write_summary(arguments, text, draw(curves, {"GB down and up": "gigabytes"}, experiment.on.title))
-
-
-def run_trials(experiment: Experiment, arguments: Arguments) -> None:
-    """Try what is missing of these arms at each rate, those close to the best on more seeds, and write a table."""
-    file, arms = "rates.csv", arms_of(experiment, arguments)
-    train(experiment, arguments, file, {name: arm.rates for name, arm in arms.items()}, (TRIAL_SEED,), experiment.trial)
-    trials = by_scheme(kept_curves(arguments, file, COLUMNS))
-    tried = {
-        name: arm
-        for name, arm in experiment.arms.items()
-        if {title(name, rate) for rate in arm.rates} <= {*trials.scheme}
-    }
-    best = {name: best_rate(name, arm, trials) for name, arm in tried.items()}
-    accuracies = ends(trials[trials.seed == TRIAL_SEED]).set_index("scheme").test_accuracy
-    reached = {name: accuracies[title(name, rate)] for name, rate in best.items()}
-    if len(tried) == len(experiment.arms):
-        order = sorted(reached, key=lambda name: -reached[name])
-        close = [name for name in order if reached[name] >= reached[order[0]] - MARGIN][:MOST_ARMS]
-        rates = {name: [best[name]] for name in close}
-        train(experiment, arguments, file, rates, MORE_TRIAL_SEEDS, experiment.trial)
-        trials = by_scheme(kept_curves(arguments, file, COLUMNS))
-    at_best = trials[trials.scheme.isin(title(name, rate) for name, rate in best.items())]
-    text = [f"# Changes for uneven clients: {experiment.on.title}", "", frame_table(rates_table(trials)), ""]
-    if tried:
-        text += ["## At the best rate", "", frame_table(arms_table(at_best, next(iter(experiment.arms))))]
-    write_summary(arguments, text)
 
 
 def arms_of(experiment: Experiment, arguments: Arguments) -> dict[str, Arm]:
@@ -243,7 +211,7 @@ def last_accuracy(config: Config) -> float:
 
 def best_rate(name: str, arm: Arm, trials: pd.DataFrame) -> float:
     """Return the rate whose trial ends with the highest accuracy."""
-    accuracies = ends(trials[trials.seed == TRIAL_SEED]).set_index("scheme").test_accuracy
+    accuracies = ends(trials).set_index("scheme").test_accuracy
     return max(arm.rates, key=lambda rate: accuracies[title(name, rate)])
 
 

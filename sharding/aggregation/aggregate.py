@@ -1,9 +1,10 @@
 """Per-vector averaging: u'ᵢ ← Σ D_c u'ᵢ⁽ᶜ⁾ / Σ D_c over the clients c that hold term i, and v'ᵢ in the same way.
 
-Each vector is averaged over the clients that drew it. Then W would move by Δ = Σ (ū v̄ᵀ − u' v'ᵀ) over the drawn terms,
-with the averages ū and v̄. A term that no client drew keeps its value, and the multipliers do not enter. Dense
-parameters are averaged over all clients, and Δ is their average minus the parameter. Δ is what `Server.step` gives to
-its optimizer as a negative gradient.
+Each vector is averaged over the clients that drew it, and over those that hold it frozen in a tail, which count with
+the server's vectors: else a term would follow the few clients that train it. Then W would move by Δ = Σ (ū v̄ᵀ − u' v'ᵀ)
+over the drawn terms, with the averages ū and v̄. A term that no client drew keeps its value, and the multipliers do not
+enter. Dense parameters are averaged over all clients, and Δ is their average minus the parameter. Δ is what
+`Server.step` gives to its optimizer as a negative gradient.
 
 Updates are summed in float64 as they arrive, so that memory does not grow with the cohort. They are summed in the order
 of arrival: an engine hands them over in an order that does not depend on the speed of its workers.

@@ -240,3 +240,23 @@ def test_convolution_with_its_tail_trains_under_autocast():
     torch.testing.assert_close(other_x_grad, x_grad, rtol=0.1, atol=0.2)
     for name, gradient in grads.items():
         assert (other_grads[name] - gradient).norm() < 0.05 * gradient.norm()
+
+
+def test_strong_clients_terms_train_from_a_start_of_the_weakest_rank():
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Linear(64, 40, bias=False), nn.Conv2d(1, 1, 1))
+    model = merge(factorize(dense, 0.2, skip=("1",)))
+    server = Server(model, ShardPlanner("top_n", skip=("1",)))
+    plan = server.plan({"weak": 0.2, "strong": 0.5}, 0)
+    terms = plan.shard("strong").terms["0"]
+    assert terms.u.shape[1] == 20
+    torch.testing.assert_close(terms.u[:, 8:].norm(dim=0), torch.ones(12))  # not rounding errors of the start
+    assert not terms.v[:, 8:].any()
+    assert not plan.shard("weak").tail["0"].view(torch.uint8).eq(0).all()  # it has the unit vectors
+
+    def train(client, shard):
+        part = {name: values + 0.1 * torch.randn_like(values) for name, values in shard.trained().items()}
+        return shard.returned(part)
+
+    server.round(0, {"weak": 0.2, "strong": 0.5}, train)
+    assert torch.linalg.matrix_rank(model[0].weight, rtol=1e-4) == 20

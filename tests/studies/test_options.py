@@ -40,6 +40,17 @@ def test_arms_table_in_any_order_has_differences_to_the_first_arm(curves_of):
     assert table["end minus the first"].tolist() == ["-10.0 (one seed)", "–"]
 
 
+def test_arm_of_one_rate_needs_no_trial(tmp_path, capsys, curves_of, monkeypatch):
+    name = "r = 0.2 for all"
+    runs = {f"{name}, lr 0.02-{seed}": course(0.5, 0.4) for seed in (0, 1, 2)}
+    write_curves(tmp_path / "curves.csv", curves_of(runs, options.COLUMNS))
+    monkeypatch.setattr("train.progress.sweep", lambda *_, **__: pytest.fail("it trains"))
+    assert command.main(["capacity", "--into", str(tmp_path), "--only", name]) == 0
+    text = capsys.readouterr().out
+    assert f"| {name}, lr 0.02 |" in text
+    assert "Trials" not in text
+
+
 @pytest.mark.parametrize("study", options.EXPERIMENTS)
 def test_every_arm_is_a_valid_configuration(study):
     experiment = options.EXPERIMENTS[study]
