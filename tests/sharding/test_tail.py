@@ -252,7 +252,6 @@ def test_strong_clients_terms_train_from_a_start_of_the_weakest_rank():
     assert terms.u.shape[1] == 20
     torch.testing.assert_close(terms.u[:, 8:].norm(dim=0), torch.ones(12))  # not rounding errors of the start
     assert not terms.v[:, 8:].any()
-    assert not plan.shard("weak").tail["0"].view(torch.uint8).eq(0).all()  # it has the unit vectors
 
     def train(client, shard):
         part = {name: values + 0.1 * torch.randn_like(values) for name, values in shard.trained().items()}
