@@ -222,32 +222,42 @@ def _by_rate(title: str, names: pd.Series, rates: pd.Series, values: pd.Series) 
 
 def finetune() -> str:
     """Return bytes, memory and accuracy of each method of federated fine-tuning."""
-    return _finetune("curves.csv")
+    return _finetune("finetune")
 
 
 def finetune_trials() -> str:
     """Return the accuracy of the trials that chose the rates of methods of federated fine-tuning."""
-    return _finetune_trials("rates.csv")
+    return _finetune_trials("finetune", "after five rounds, held-out texts, %")
 
 
 def finetune_one_rate() -> str:
     """Return the same in the first protocol."""
-    return _finetune("one_rate_curves.csv")
+    return _finetune("finetune", "one_rate_curves.csv")
 
 
 def finetune_one_rate_trials() -> str:
     """Return the trials of the first protocol."""
-    return _finetune_trials("one_rate_rates.csv")
+    return _finetune_trials("finetune", "after five rounds, held-out texts, %", "one_rate_rates.csv")
 
 
-def _finetune(file: str) -> str:
-    return frame_table(finetune_study.table(finetune_study.EXPERIMENTS["finetune"], curves("finetune", file)), left=2)
+def finetune_vision() -> str:
+    """Return bytes, memory and accuracy of each method of federated fine-tuning on images."""
+    return _finetune("finetune_vision")
 
 
-def _finetune_trials(file: str) -> str:
-    table = finetune_study.rates_table(curves("finetune", file))
+def finetune_vision_trials() -> str:
+    """Return the trials on images."""
+    return _finetune_trials("finetune_vision", "after 13 rounds, held-out images, %")
+
+
+def _finetune(study: str, file: str = "curves.csv") -> str:
+    return frame_table(finetune_study.table(finetune_study.EXPERIMENTS[study], curves(study, file)), left=2)
+
+
+def _finetune_trials(study: str, title: str, file: str = "rates.csv") -> str:
+    table = finetune_study.rates_table(curves(study, file))
     names = table.setting + ", " + table.method
-    return _by_rate("after five rounds, held-out texts, %", names, table.rate, table["accuracy, %"])
+    return _by_rate(title, names, table.rate, table["accuracy, %"])
 
 
 # The paper's tables
@@ -542,6 +552,7 @@ PARTS: Mapping[str, Table] = {
         *(wire, wires, wire_options),
         *(options, options_gains, options_trials, scaled, capacity_trials),
         *(finetune, finetune_trials, finetune_one_rate, finetune_one_rate_trials),
+        *(finetune_vision, finetune_vision_trials),
         *(medium, spectra, learning_rates),
         *(uneven_clients, shakespeare_uploads, cifar100_uploads, joint_sampling, multi_task),
         *(calibration, calibration_gpt, finetune_memory, decay, engines, peers, cluster),
