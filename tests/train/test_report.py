@@ -24,7 +24,6 @@ from train.report.summary import write_report
 from train.run import run
 from train.rundir.directory import check_reports
 
-SEEDS = Path("results/quickstart_seeds")
 TINY = [
     *("rounds=2", "evaluate_every=1", "clients.count=20", "clients.per_round=3", "local.epochs=1"),
     *("model={name: mlp, hidden: [16, 16]}", "network.bandwidth=10", "alignment=true"),
@@ -447,10 +446,14 @@ def measured(**accuracies):
 
 
 def test_choose_targets_uses_reached_accuracies(runs):
-    groups = group_runs(find_runs([SEEDS])[0])
-    assert choose_targets(groups) == [0.9, 0.95]  # one group's best is below 95 %, and all are below 100 %
-    far = group_runs(find_runs([Path("results/tables_medium/cells/cifar10_resnet18")])[0])
-    assert choose_targets(far) == [0.3, 0.45, 0.6]
+    groups = group_runs(find_runs([runs])[0])
+
+    def targets(*curves):
+        return choose_targets([replace(groups[0], rounds=measured(run=curve)) for curve in curves])
+
+    assert targets([0.2, None, 0.34], [0.61, 0.6]) == [0.3, 0.45, 0.6]
+    assert targets([0.949], [0.999]) == [0.9, 0.95], "one group's best is below 95 %, and all are below 100 %"
+    assert targets([0.04], [0.06]) == [0.05], "0 is no target"
     assert choose_targets([]) == []
     alternating = measured(even=[0.9, None, 0.9, None], odd=[None, 0.9, None, 0.9])
     assert choose_targets([replace(groups[0], rounds=alternating)]) == [], "no round in common"
