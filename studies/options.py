@@ -8,6 +8,8 @@ of the average and of the last model.
 - `options_shakespeare`: all options with the default strategy, on a transformer of the published width, r = 0.1.
 - `uneven`: strategies, and smaller models, for the paper's uneven clients, r of 0.2 and 0.4, on the same bytes.
 - `capacity`: the default with ever more strong clients, at equal rounds and at equal bytes.
+- `central`: the models of `capacity` and `uneven`, trained on all samples without a federation, for as many steps as
+  the cohorts of 200 rounds take.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,8 +41,9 @@ UNEVEN = beyond.Experiment(
     "CIFAR-10 (re-encoded), medium scale, r = 0.2 and 0.4",
     ("keep_ratio={0.2: 0.6, 0.4: 0.4}", "rounds=200"),
 )
-NARROW = ("strategy=dense", "model.width=14", "model.groups=7", "rounds=347")  # as many bytes in all
+NARROW = ("strategy=dense", "model.width=14", "model.groups=7")  # no larger than a shard of r = 0.2
 SMALL_RATES = (0.01, 0.02, 0.03)
+CENTRAL_RATES = (0.02, 0.05, 0.1)
 LOW_RATES, MIDDLE_RATES, HIGH_RATES = (0.02, 0.03, 0.05), (0.03, 0.05, 0.1), (0.05, 0.1, 0.2)
 
 
@@ -105,8 +108,9 @@ EXPERIMENTS = {
             "top_n, tail": Arm((*ALL_OPTIONS, "rounds=195"), SMALL_RATES),  # the tail's bytes are five rounds
             "collective": Arm(TUNED, LOW_RATES),
             "unbiased": Arm(("strategy=unbiased", *TUNED), LOW_RATES),
-            "narrow": Arm((*NARROW, *NESTEROV, *AVERAGE), MIDDLE_RATES),
+            "narrow": Arm((*NARROW, "rounds=347", *NESTEROV, *AVERAGE), MIDDLE_RATES),
             "HeteroFL": Arm(("rounds=245", *NESTEROV), MIDDLE_RATES, partial(width.run_all, "nested")),
+            "FedRolex": Arm(("rounds=245", *NESTEROV), MIDDLE_RATES, partial(width.run_all, "rolling")),
         },
     ),
     "capacity": Experiment(
@@ -121,6 +125,20 @@ EXPERIMENTS = {
             "20 % at 0.4, equal bytes": default_at("{0.2: 0.8, 0.4: 0.2}", 223),
             "40 % at 0.4, equal bytes": default_at("{0.2: 0.6, 0.4: 0.4}", 195),
             "100 % at 0.4, equal bytes": default_at("0.4", 142),
+        },
+    ),
+    "central": Experiment(
+        beyond.Experiment(
+            "beyond",
+            "CIFAR-10 (re-encoded), medium scale, one client with all samples",
+            ("clients={count: 1, per_round: 1}", "local.steps=160", "rounds=200"),  # 10 clients take 16 steps each
+        ),
+        1 / 10,
+        {
+            "r = 0.2": Arm(("strategy=top_n", *LOW_RANK, "keep_ratio=0.2"), CENTRAL_RATES),
+            "r = 0.4": Arm(("strategy=top_n", *LOW_RANK, "keep_ratio=0.4"), CENTRAL_RATES),
+            "narrow": Arm(NARROW, CENTRAL_RATES),
+            "whole": Arm(("strategy=dense",), CENTRAL_RATES),
         },
     ),
 }
