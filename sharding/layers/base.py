@@ -140,6 +140,11 @@ class FactorizedLayer(ComputesWeight):
         assert self.tail is not None
         return split_terms(self.tail, len(self.u) // self.num_blocks)
 
+    def dequantize_tail(self) -> None:
+        """Keep the tail in the type of the factors from now on: it takes more memory, and no step dequantizes it."""
+        if self.tail is not None:
+            self.tail = torch.cat(self._dequantized_tail(self.u.dtype), dim=1)
+
     def fits_tail(self, stored: Tensor | None) -> bool:
         """Whether this layer can have these stored terms as its tail."""
         if stored is None:
@@ -175,12 +180,13 @@ class FactorizedLayer(ComputesWeight):
         if self.residual is not None:
             yield dequantize(self.residual, self.columns, dtype)
         if self.tail is not None:
-            sizes = len(self.u) // self.num_blocks, self.columns
-            u, v = (
-                dequantize(side, size, dtype).unflatten(0, (self.num_blocks, -1))
-                for side, size in zip(self.tail_factors, sizes, strict=True)
-            )
+            u, v = (side.unflatten(0, (self.num_blocks, -1)) for side in self._dequantized_tail(dtype))
             yield (u.mT @ v).flatten(0, 1)
+
+    def _dequantized_tail(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the factors of T, shape (blocks·n, rows of a block) and (blocks·n, columns)."""
+        u, v = self.tail_factors
+        return dequantize(u, len(self.u) // self.num_blocks, dtype), dequantize(v, self.columns, dtype)
 
     @classmethod
     def from_dense(

@@ -9,6 +9,7 @@ from torch import nn
 
 from sharding import Plan, Shard, client_model
 from sharding.failures import Failure
+from sharding.optim import factorized_layers
 from sharding.plan import Client
 from train.engines.engine import Engine, Job, Update, Updates
 from train.engines.local_training import train_locally
@@ -35,6 +36,8 @@ class SequentialEngine(Engine):
         try:
             model = self.resident(shard)
             shard.load_into(model)
+            for layer in factorized_layers(model):
+                layer.dequantize_tail()  # the same numbers in each step; a device has no memory for this
             key, lr = (job.seed, round, client), job.lr(client, lr)
             loss = train_locally(model, job.clients[client], job.dataset, job.local, lr, job.clip, key)
             return Update(shard.read_from(model), loss)

@@ -15,11 +15,14 @@ import pytest
 import torch
 from torch import nn
 
-from sharding import Plan, UserError
+from sharding import Plan, UserError, client_model
 from tests.train.engines.jobs import MODELS, RATIOS, make_job, make_plan, with_bad_clients
 from tests.train.runs import QUICKSTART, REPOSITORY, TINY, assert_same, tiny, wait_until
 from train import engines as engines_module
 from train.engines import ENGINES, ProcessesEngine, processes
+from train.engines.engine import Update
+from train.engines.local_training import train_locally
+from train.engines.memory_format import keep_memory_format
 from train.engines.sequential import SequentialEngine
 from train.run import run
 from train.utils.errors import RunError
@@ -82,6 +85,19 @@ def test_processes_with_tails_equal_sequential(engine_of):
     plan = make_plan(job, "top_n")
     assert [bool(shard.tail) for _, shard in plan.shards()] == [ratio == 0.3 for ratio in RATIOS]
     assert_same_bits(list(SequentialEngine(job).train(plan, 0, LR)), list(engine_of(job, 2).train(plan, 0, LR)))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_engine_trains_as_a_device_that_dequantizes_its_tail_in_each_step(kind):
+    job = make_job(kind)
+    plan = make_plan(job, "top_n")
+    client, shard = next(plan.shards())
+    assert {stored.dtype for stored in shard.tail.values()} == {torch.uint8}
+    device = keep_memory_format(client_model(job.model, shard))
+    loss = train_locally(device, job.clients[client], job.dataset, job.local, LR, job.clip, (job.seed, 0, client))
+    assert_same_bits(
+        [(client, Update(shard.read_from(device), loss))], [next(SequentialEngine(job).train(plan, 0, LR))]
+    )
 
 
 def test_processes_with_a_dead_worker_raise_at_once(engine_of):
