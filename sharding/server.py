@@ -42,7 +42,7 @@ class Server:
     A plain server with the strategy `collective` runs the published algorithm. ``python -m train`` has other defaults,
     for which 0.02 is a good first learning rate::
 
-        model = merge(factorize(model, largest))  # a low-rank start; largest is the largest keep ratio of a client
+        model = merge(factorize(model, median))  # a low-rank start; median is that of the clients' keep ratios
         optimizer = torch.optim.SGD(model.parameters(), lr=0.4, momentum=0.8, nesterov=True)
         server = Server(model, ShardPlanner("top_n"), optimizer, iterate_average(model))
         for number in range(rounds):
@@ -52,7 +52,7 @@ class Server:
     A model that `factorize` made is trained in its factors. To fine-tune a pretrained model, let each client keep the
     residual, which it receives once::
 
-        model = factorize(pretrained, largest, residual="int4")
+        model = factorize(pretrained, largest, residual="int4")  # largest is the largest keep ratio of a client
         server = Server(model, ShardPlanner("top_n"))
         data = server.residual.to_bytes()  # client_model(structure, shard, residual=Residual.from_bytes(data))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from statistics import median_low
 from typing import Any
 
 import numpy as np
@@ -140,15 +141,15 @@ def build_task(
 
 
 def first_model(config: Config, model: nn.Module, strategy: Strategy, keep_ratios: Collection[float]) -> nn.Module:
-    """Return the server's model; with `init=low_rank` of the rank that the weakest client affords.
+    """Return the server's model; with `init=low_rank` of the rank that the median client affords.
 
-    With a residual the model stays in factors, as many as the strongest client affords. Strategies that send all terms
-    start from the full-rank model.
+    So a few very weak clients do not shrink the start of the others. With a residual the model stays in factors, as
+    many as the strongest client affords. Strategies that send all terms start from the full-rank model.
 
     Raises:
         UserError: that would cut off a part of pretrained weights for good.
     """
-    afforded = min(keep_ratios) if config.residual is None else max(keep_ratios)
+    afforded = median_low(keep_ratios) if config.residual is None else max(keep_ratios)
     ratio = 1.0 if strategy.allocate is None else strategy.keep_ratio or afforded
     if config.residual is not None:
         return factorize(model, ratio, residual=config.residual)

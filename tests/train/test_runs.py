@@ -105,9 +105,11 @@ def test_run_bytes_equal_the_serialized_shards(tmp_path, wire):
     assert server.planner.compression == wire
 
 
-def test_low_rank_init_has_the_terms_that_the_weakest_client_can_hold(tmp_path):
+@pytest.mark.parametrize(("strong", "ratio"), [(0.5, 0.2), (0.7, 0.4)])
+def test_low_rank_init_has_the_terms_that_the_median_client_can_hold(strong, ratio, tmp_path):
     def weights(*overrides):
-        experiment = assemble(tiny(tmp_path, "keep_ratio={0.2: 0.5, 0.4: 0.5}", *overrides, shared=RESNET))
+        mixed = f"keep_ratio={{0.2: {1 - strong}, 0.4: {strong}}}"
+        experiment = assemble(tiny(tmp_path, mixed, *overrides, shared=RESNET))
         layers = shardable_layers(experiment.model, ())
         return {name: layer.weight.detach().flatten(1) for name, layer in layers.items()}
 
@@ -118,7 +120,7 @@ def test_low_rank_init_has_the_terms_that_the_weakest_client_can_hold(tmp_path):
         if name in ends:
             assert torch.equal(low[name], before)
         else:
-            n = num_terms(min(before.shape), 0.2)
+            n = num_terms(min(before.shape), ratio)
             torch.testing.assert_close(magnitudes[:n], torch.linalg.svdvals(before)[:n], rtol=1e-4, atol=1e-5)
             assert magnitudes[n:].max() < 1e-5
     for strategy in ("dense", "full"):

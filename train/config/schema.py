@@ -87,7 +87,7 @@ class Config(Section):
     """The clients' speeds. Without them, time is not simulated."""
     local: LocalConfig
     init: Literal["low_rank", "as_built"]
-    """First model: `as_built`, or `low_rank`, which keeps as many terms of each sharded layer as the weakest client can
+    """First model: `as_built`, or `low_rank`, which keeps as many terms of each sharded layer as the median client can
     afford; with a `residual`, as the strongest.
     """
     residual: Format | None = None
