@@ -94,6 +94,14 @@ def uneven() -> str:
     return columns_table(table, columns | {"end, %": "end", "minus `top_n`": "end minus the first"})
 
 
+def capacity() -> str:
+    """Return the default's accuracy with ever more strong clients."""
+    table = options_study.arms_table(curves("capacity"), "r = 0.2 for all")
+    columns = {f"{CIFAR}, lr = 0.02": "arm", "rounds": "rounds", "GB": "GB", "seeds": "seeds", **QUARTERS}
+    table["arm"] = table.options.str.removesuffix(", lr 0.02")
+    return columns_table(table, columns | {"end, %": "end", "minus `r = 0.2 for all`": "end minus the first"})
+
+
 def arms(study: str) -> pd.DataFrame:
     """Return the accuracy and the share of bytes of each arm of a comparison, in its order."""
     rows = []
@@ -550,7 +558,7 @@ PARTS: Mapping[str, Table] = {
     for part in (
         *(beyond, beyond_shakespeare, uneven, uneven_digits, quickstart),
         *(wire, wires, wire_options),
-        *(options, options_gains, options_trials, scaled, capacity_trials),
+        *(options, options_gains, options_trials, scaled, capacity_trials, capacity),
         *(finetune, finetune_trials, finetune_one_rate, finetune_one_rate_trials),
         *(finetune_vision, finetune_vision_trials),
         *(medium, spectra, learning_rates),
