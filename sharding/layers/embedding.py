@@ -28,9 +28,8 @@ class FactorizedEmbedding(FactorizedLayer):
             frozen = dequantize(self.residual[ids.flatten()], self.embedding_dim, self.v.dtype)
             vectors = vectors + frozen.view_as(vectors)
         if self.tail is not None:
-            u, v = self.tail_factors
-            rows = dequantize(u, self.num_embeddings, self.v.dtype)[:, ids.flatten()]
-            vectors = vectors + (rows.mT @ dequantize(v, self.embedding_dim, self.v.dtype)).view_as(vectors)
+            u, v = self._dequantized_tail(self.v.dtype)
+            vectors = vectors + (u[:, ids.flatten()].mT @ v).view_as(vectors)
         return vectors
 
     def _clear(self, layer: nn.Module) -> None:
