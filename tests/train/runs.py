@@ -23,6 +23,7 @@ QUICKSTART = "tests/quickstart.yaml"
 SMALL = ["rounds=2", "evaluate_every=1", "clients.count=40", "clients.per_round=3", "local.epochs=1"]
 TINY = [*SMALL, "model={name: mlp, hidden: [16, 64, 16]}"]
 RESNET = [*SMALL, "model.width=4", "model.groups=2", "model.blocks=[1, 1]"]
+PATIENCE = 600.0  # seconds, for processes on a slow and busy machine; only a test that fails waits so long
 
 
 def tiny(output, *overrides, shared: Sequence[str] = TINY) -> Config:
@@ -92,7 +93,7 @@ def cut_off_and_resumed(config: Config, after: int) -> Path:
     return run(config, resume=True)
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 300) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
     """Poll until the condition holds; fail if it does not in time."""
     end = time.monotonic() + seconds
     while not condition():

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 NO_PROXY = ("no_proxy", "NO_PROXY", "no_grpc_proxy")  # gRPC reads the last before the first
-STARTING = 60.0  # seconds for a process to listen
+STARTING = 120.0  # seconds for a process to listen
 SERVERS = {"superlink", "run"}
 LINK = "loopback"  # what the operator calls the SuperLink
 SUPERNODE = (sys.executable, "-m", "sharding.flower.warm")  # Flower's, with apps that start at once

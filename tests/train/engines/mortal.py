@@ -11,8 +11,6 @@ from tests.train.runs import wait_until
 from train.data import DATASETS
 from train.data.digits import load_digits
 
-PATIENCE = 300  # seconds
-
 
 def load_mortal(*, folder: str):
     """Return digits; the folder has the id of a `node` that dies, and the metrics of the `run`."""
@@ -30,12 +28,12 @@ def prepare(folder, prepare_digits, inputs):
             os.kill(os.getpid(), signal.SIGKILL)
         if ray.get_runtime_context().get_node_id() == (folder / "node").read_text():
             (folder / "node reached").touch()
-            wait_until(lambda: False, PATIENCE)
-        wait_until((folder / "node reached").exists, PATIENCE)
+            wait_until(lambda: False)
+        wait_until((folder / "node reached").exists)
         metrics = folder / "run" / "metrics.jsonl"
         if metrics.exists() and metrics.read_text().count("\n") == 1:
             (folder / "driver reached").touch()
-            wait_until((folder / "driver dead").exists, PATIENCE)
+            wait_until((folder / "driver dead").exists)
     return prepare_digits(inputs)
 
 

@@ -16,7 +16,6 @@ from train.engines.sequential import SequentialEngine
 from train.run import run
 
 LR = 0.05
-PATIENCE = 300  # seconds that a worker may take to start on a busy machine
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 
 pytestmark = [
@@ -85,7 +84,7 @@ def meeting(folder, count):
 
     def watch(node):
         (folder / node).touch()
-        wait_until(lambda: len(list(folder.iterdir())) >= count, PATIENCE)
+        wait_until(lambda: len(list(folder.iterdir())) >= count)
 
     return watch
 
@@ -130,12 +129,12 @@ def test_ray_node_that_dies_during_a_round_loses_no_update(joined, tmp_path):
     def watch(at):
         if at == doomed:
             (tmp_path / "reached").touch()
-            wait_until(lambda: False, PATIENCE)  # its client never ends
+            wait_until(lambda: False)  # its client never ends
 
     engine = RayEngine(with_watch(job, watch))
     with ThreadPoolExecutor() as pool:
         updates = pool.submit(lambda: list(engine.train(plan, 0, LR)))
-        wait_until((tmp_path / "reached").exists, PATIENCE)
+        wait_until((tmp_path / "reached").exists)
         joined.remove_node(node, allow_graceful=False)
         assert_same_bits(list(SequentialEngine(job).train(plan, 0, LR)), updates.result())
 
@@ -153,9 +152,9 @@ def test_run_whose_worker_node_and_driver_die_resumes_to_sequential(joined, tmp_
     data = ["plugins=[tests.train.engines.mortal]", f"data={{name: mortal, folder: {tmp_path}}}"]
     words = [*TINY, *data, "engine=ray", "checkpoint_every=1", f"output={tmp_path / 'run'}"]
     with subprocess.Popen([sys.executable, "-m", "train", "run", QUICKSTART, *words]) as driver:
-        wait_until((tmp_path / "node reached").exists, PATIENCE)
+        wait_until((tmp_path / "node reached").exists)
         joined.remove_node(node, allow_graceful=False)
-        wait_until((tmp_path / "driver reached").exists, PATIENCE)
+        wait_until((tmp_path / "driver reached").exists)
         driver.kill()
     (tmp_path / "driver dead").touch()
     assert (tmp_path / "worker").exists()

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from sharding.failures import Failure, Kind
-from tests.train.runs import model_of, task_of, wait_until
+from tests.train.runs import PATIENCE, model_of, task_of, wait_until
 from tests.train.runs import read as read_metrics
 from train.assembly import assemble
 from train.config.schema import load_config
@@ -59,7 +59,7 @@ def superlink_of(folder):
 
 
 def test_node_without_a_key_or_tls_is_refused(small, tmp_path):
-    _, deployment = federation(small, tmp_path, 2, Timeouts(60.0, 60.0))
+    _, deployment = federation(small, tmp_path, 2, Timeouts(PATIENCE, PATIENCE))
     supernode = [str(Path(sys.executable).with_name("flower-supernode")), "--superlink", deployment.address]
     logs = deployment.folder / "logs"
     with Processes(logs) as processes:
@@ -74,7 +74,7 @@ def test_node_without_a_key_or_tls_is_refused(small, tmp_path):
         plain = [*supernode, "--insecure", "--max-retries", "1", "--port", str(launch.free_port())]
         processes.start("plain", plain, deployment.environment("plain"))
         refused = {"unknown", "keyless", "plain"}
-        wait_until(lambda: refused <= set(processes.ended()), 120.0)
+        wait_until(lambda: refused <= set(processes.ended()))
     for name in refused:
         assert "SuperNode ID" not in (logs / f"{name}.log").read_text()
     told = (logs / "superlink.log").read_text()
@@ -141,14 +141,14 @@ def told_and_left_out(config, faults):
 
 
 def test_federation_round_with_killed_or_late_nodes_continues(small, tmp_path):
-    config, deployment = federation(small, tmp_path, 6, Timeouts(240.0, 40.0), "rounds=1")
+    config, deployment = federation(small, tmp_path, 6, Timeouts(PATIENCE, 40.0), "rounds=1")
     log = deployment.folder / "logs" / "run.log"
     with Processes(deployment.folder / "logs") as processes:
         launch.start_server(processes, deployment)
         for node in range(1, 6):
             start_faulty(processes, deployment, config, node, LOSSES)
         launch.submit(processes, deployment, faulty_app(tmp_path / "faulty-app"))
-        wait_until(lambda: log.exists() and "is client 2:" in log.read_text(), 240)
+        wait_until(lambda: log.exists() and "is client 2:" in log.read_text())
         os.kill(processes.started["node-2"].pid, signal.SIGKILL)
         start_faulty(processes, deployment, config, 0, LOSSES)  # only now is everybody there, and the round begins
         launch.follow(processes, deployment, config, print)
@@ -172,32 +172,32 @@ def test_killed_launcher_ends_all_processes(small, tmp_path):
     launcher = command_line(small, tmp_path / "run")
     try:
         log = tmp_path / "run" / "federation" / "logs" / "run.log"
-        wait_until(lambda: log.exists() and "is client 1:" in log.read_text(), 240)
+        wait_until(lambda: log.exists() and "is client 1:" in log.read_text())
         started = below(launcher.pid)
         assert len(started) > 6  # SuperLink, two SuperNodes and the run, and what is below them
     finally:
         launcher.kill()
         launcher.communicate()
-    wait_until(lambda: not any(there(number) for number in started), 60.0)
+    wait_until(lambda: not any(there(number) for number in started))
 
 
 def test_federation_with_a_killed_server_resumes_to_the_simulation(small, tmp_path):
     output = tmp_path / "run"
     first = command_line(small, output, "rounds=3")
     try:
-        wait_until(lambda: (output / "metrics.jsonl").exists() and read_metrics(output), 240)
+        wait_until(lambda: (output / "metrics.jsonl").exists() and read_metrics(output))
         os.kill(superlink_of(output), signal.SIGKILL)
-        _, told = first.communicate(timeout=120)
+        _, told = first.communicate(timeout=PATIENCE)
     finally:
         first.terminate()
-        first.wait()
+        first.communicate()
     assert first.returncode == 1
     assert "--resume" in told
     assert 1 <= len(read_metrics(output)) < 3
     processes = subprocess.run(["ps", "-A", "-ww", "-o", "args="], capture_output=True, text=True, check=True).stdout
     assert str(output) not in processes  # nothing that was started is left
     second = command_line(small, output, "rounds=3", "--resume")
-    _, told = second.communicate(timeout=400)
+    _, told = second.communicate(timeout=PATIENCE)
     assert second.returncode == 0, told
     assert "are run again" not in (output / "federation" / "logs" / "run.log").read_text()
     two = ["clients.count=2", "clients.per_round=2"]

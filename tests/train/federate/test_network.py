@@ -10,7 +10,7 @@ import pytest
 
 from tests.train.federate.relay import Relay
 from tests.train.federate.test_federation import SMALL
-from tests.train.runs import model_of, read, wait_until
+from tests.train.runs import PATIENCE, model_of, read, wait_until
 from train.config.schema import load_config
 from train.federate import launch
 from train.federate.launch import LOOPBACK, Deployment
@@ -55,7 +55,7 @@ def other_version(folder):
 def test_node_with_a_proxy_and_another_version_that_reconnects_loses_no_round(small, tmp_path, monkeypatch):
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, f"http://{LOOPBACK}:9")  # where nobody answers
-    settings = launch.settings_of(small, [f"output={tmp_path / 'run'}", *WIDE], 2, Timeouts(240.0, 240.0))
+    settings = launch.settings_of(small, [f"output={tmp_path / 'run'}", *WIDE], 2, Timeouts(PATIENCE, PATIENCE))
     config = read_settings(settings)
     deployment = launch.lay_out(config, settings)
     with Processes(deployment.folder / "logs") as processes:
@@ -66,11 +66,11 @@ def test_node_with_a_proxy_and_another_version_that_reconnects_loses_no_round(sm
         outside = Deployment(deployment.folder, relay.port)
         launch.start_node(processes, outside, 1, launch.node_settings(config, deployment, 1))
         launch.submit(processes, deployment)
-        wait_until(lambda: (config.directory / "metrics.jsonl").exists() and read(config.directory), 240)
+        wait_until(lambda: (config.directory / "metrics.jsonl").exists() and read(config.directory))
         relay.cut()
         processes.started["run"].terminate()  # the operator's view of the log, of which the run is independent
         log = deployment.folder / "logs" / "node-1.log"
-        wait_until(lambda: "Connection attempt failed, retrying" in log.read_text(), 120)
+        wait_until(lambda: "Connection attempt failed, retrying" in log.read_text())
         relay.restore()
         launch.follow(processes, deployment, config, print)
         relay.cut()
@@ -86,7 +86,7 @@ def test_server_that_restarts_while_nodes_train_resumes(small, tmp_path):
     superlink = ["flower-superlink", "--insecure", "--host", LOOPBACK, "--port", str(deployment.port)]
     superlink += ["--database", str(tmp_path / "superlink.db"), "--disable-runtime-dependency-installation"]
     words = shlex.join([f"output={output}", "rounds=3", "clients.count=2", "clients.per_round=2"])
-    settings = f'config="{small}" overrides="{words}" start-timeout=240.0 round-timeout=240.0'
+    settings = f'config="{small}" overrides="{words}" start-timeout={PATIENCE} round-timeout={PATIENCE}'
     submit = ["flwr", "run", str(ROOT), "mine", "--stream", "--run-config", settings]
     with Processes(tmp_path / "logs") as processes:
 
@@ -97,15 +97,15 @@ def test_server_that_restarts_while_nodes_train_resumes(small, tmp_path):
         for node in range(2):
             options = ["--insecure", "--superlink", deployment.address, "--port", str(launch.free_port())]
             start(f"node-{node}", [*launch.SUPERNODE, *options, "--node-config", f"partition-id={node}"])
-        wait_until(lambda: launch.listens(deployment.port), 120)
+        wait_until(lambda: launch.listens(deployment.port))
         start("operator", submit)
-        wait_until(lambda: (output / "metrics.jsonl").exists() and read(output), 240)
+        wait_until(lambda: (output / "metrics.jsonl").exists() and read(output))
         os.kill(processes.started["superlink"].pid, signal.SIGKILL)
-        wait_until(lambda: {"superlink", "operator"} <= processes.ended().keys(), 120)
+        wait_until(lambda: {"superlink", "operator"} <= processes.ended().keys())
         assert len(read(output)) < 3
         start("superlink", superlink)
-        wait_until(lambda: launch.listens(deployment.port), 120)
+        wait_until(lambda: launch.listens(deployment.port))
         start("operator", submit)
-        wait_until(lambda: len(read(output)) == 3 or "operator" in processes.ended(), 400)
+        wait_until(lambda: len(read(output)) == 3 or "operator" in processes.ended())
         assert not {"node-0", "node-1"} & processes.ended().keys()
     assert_equals_a_simulation(output, small, "rounds=3")

@@ -7,7 +7,7 @@ from shutil import which
 import pytest
 
 from tests.train.federate.stranger import move_in, tries_all
-from tests.train.runs import wait_until
+from tests.train.runs import PATIENCE, wait_until
 from train.federate import launch
 from train.federate.roster import Timeouts
 from train.federate.server_app import read
@@ -46,7 +46,9 @@ def calls(folder, path):
 
 
 def test_proxy_of_the_guide_admits_only_nodes_with_a_key(tmp_path):
-    settings = launch.settings_of("configs/quickstart.yaml", [f"output={tmp_path / 'run'}"], 2, Timeouts(60.0, 60.0))
+    settings = launch.settings_of(
+        "configs/quickstart.yaml", [f"output={tmp_path / 'run'}"], 2, Timeouts(PATIENCE, PATIENCE)
+    )
     config = read(settings)
     deployment, proxy, stranger = launch.lay_out(config, settings), tmp_path / "proxy", tmp_path / "stranger"
     with Processes(deployment.folder / "logs") as processes:
@@ -54,14 +56,14 @@ def test_proxy_of_the_guide_admits_only_nodes_with_a_key(tmp_path):
         port = start_proxy(processes, proxy, deployment)
         outside = launch.Deployment(deployment.folder, port)
         launch.start_node(processes, outside, 0, launch.node_settings(config, deployment, 0))
-        wait_until(lambda: "200" in calls(proxy, "/v1/fleet/activate-node"), 120)  # it is in and stays so
-        wait_until(lambda: "200" in calls(proxy, "/v1/fleet/pull-messages"), 120)
+        wait_until(lambda: "200" in calls(proxy, "/v1/fleet/activate-node"))  # it is in and stays so
+        wait_until(lambda: "200" in calls(proxy, "/v1/fleet/pull-messages"))
 
         move_in(stranger, outside.address, deployment.folder / "ca.crt")
         assert all(tried.returncode for tried in tries_all(stranger))
         (deployment.folder / "node-1" / "node.key").write_bytes((stranger / "node.key").read_bytes())
         launch.start_node(processes, outside, 1, {"partition-id": 1})
-        wait_until(lambda: "412" in calls(proxy, "/v1/fleet/activate-node"), 120)
+        wait_until(lambda: "412" in calls(proxy, "/v1/fleet/activate-node"))
         refused = calls(proxy, "/v1/control/")
         assert refused
         assert {*refused} == {"403"}
