@@ -55,8 +55,7 @@ def trained_magnitudes() -> np.ndarray:
 
 def draw(magnitudes: np.ndarray) -> Figure:
     """Return the figure: the spectrum, π and ω, over the terms from the largest to the smallest."""
-    n = num_terms(len(magnitudes), KEEP_RATIO)
-    layer = LayerContext(magnitudes, n, NUM_CLIENTS, KEEP_RATIO, n)
+    layer = LayerContext(magnitudes, num_terms(len(magnitudes), KEEP_RATIO), NUM_CLIENTS, KEEP_RATIO)
     allocations = {
         name: strategy.allocate(layer) for name, strategy in STRATEGIES.items() if name in SHOWN and strategy.allocate
     }

@@ -51,8 +51,7 @@ class Plan(Collection[Client]):
         draws: by (keep ratio, layer).
         dense: what is sent whole, as the server has it, before any rounding for the wire.
         shapes: of the sharded layers' weights, by layer.
-        stored: by layer, all terms of `spectra` in the format of the tail, of which each client gets those that it
-            does not train; without the layers that have no tail.
+        tails: by keep ratio and layer, the stored terms that only stronger clients train; empty where there are none.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Plan(Collection[Client]):
         draws: Mapping[tuple[float, str], Draw],
         dense: Mapping[str, Tensor],
         shapes: Mapping[str, torch.Size],
-        stored: Mapping[str, Tensor] | None = None,
+        tails: Mapping[float, Mapping[str, Tensor]] | None = None,
     ) -> None:
         self.id = id
         self.spectra = spectra
@@ -72,11 +71,10 @@ class Plan(Collection[Client]):
         self.draws = draws
         self.dense = dense
         self.shapes = shapes
-        self.stored = stored or {}
+        self.tails = tails or {}
         self._headers = headers
         self._rows = {client: (ratio, row) for ratio, clients in groups.items() for row, client in enumerate(clients)}
         self._drawn = {key: _rows(draw, spectra[key[1]]) for key, draw in draws.items()}
-        self._untrained = {key: _untrained(draws[key], spectra[key[1]]) for key in draws if key[1] in self.stored}
 
     def shard(self, client: Client) -> Shard:
         """Cut a client's shard: copy its terms, and round them for the wire.
@@ -88,11 +86,7 @@ class Plan(Collection[Client]):
         for name, (indices, multipliers) in self._terms_of(client):
             u, v = (round_columns(side, header.compression) for side in self.spectra[name].cut(indices))
             terms[name] = Terms(indices, u, v, multipliers)
-        tail = {}
-        for name, rest in self._tail_of(client):
-            blocks = self.stored[name].unflatten(0, (self.spectra[name].blocks, -1))
-            tail[name] = blocks.index_select(1, rest).flatten(0, 1)
-        return replace(header, terms=terms, tail=tail)
+        return replace(header, terms=terms, tail=self._tail_of(client))
 
     def shards(self) -> Iterator[tuple[Client, Shard]]:
         """Cut every client's shard, one after the other."""
@@ -104,24 +98,19 @@ class Plan(Collection[Client]):
         Raises:
             KeyError: the client is not in the plan.
         """
-        terms, tail = {}, {}
+        terms = {}
         for name, (indices, multipliers) in self._terms_of(client):
             spectrum = self.spectra[name]
             u, v = (side.new_empty((len(side), len(indices)), device="meta") for side in (spectrum.u, spectrum.v))
             terms[name] = Terms(indices, u, v, multipliers)
-        for name, rest in self._tail_of(client):
-            stored, blocks = self.stored[name], self.spectra[name].blocks
-            tail[name] = stored.new_empty((blocks * len(rest), *stored.shape[1:]), device="meta")
-        return replace(self._headers[client], terms=terms, tail=tail)
+        return replace(self._headers[client], terms=terms, tail=self._tail_of(client))
 
     def _terms_of(self, client: Client) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
         ratio, row = self._rows[client]
         return ((name, self._drawn[ratio, name][row]) for name in self.spectra)
 
-    def _tail_of(self, client: Client) -> Iterator[tuple[str, Tensor]]:
-        ratio, row = self._rows[client]
-        columns = ((name, self._untrained[ratio, name][row]) for name in self.stored)
-        return ((name, rest) for name, rest in columns if len(rest))
+    def _tail_of(self, client: Client) -> Mapping[str, Tensor]:
+        return self.tails.get(self._rows[client][0], {})
 
     def __contains__(self, client: object) -> bool:
         """Return whether there is a shard for this client."""
@@ -165,14 +154,14 @@ class Plan(Collection[Client]):
         dense = {name: computable(self.dense[name]) + computable(change) for name, change in update.dense.items()}
         return replace(update, terms=terms, dense=dense, compression=EXACT)
 
-    def with_tail(self, update: Shard) -> Shard:
-        """Return an update of values with the terms of its client's tail, which are as the server has them."""
+    def with_tail(self, client: Client, update: Shard) -> Shard:
+        """Return an update of values with the terms of the client's tail, which are as the server has them."""
         terms = dict(update.terms)
-        for layer in self.stored:
+        for layer in self._tail_of(client):  # it has all terms of the round that the client does not train
             trained, spectrum = terms[layer], self.spectra[layer]
-            columns = spectrum.columns(trained.indices)
-            u, v = spectrum.u.to(trained.u.dtype, copy=True), spectrum.v.to(trained.v.dtype, copy=True)
-            u[:, columns], v[:, columns] = trained.u, trained.v
+            n = len(trained.indices)
+            u, v = spectrum.cut(spectrum.indices[n:])
+            u, v = torch.cat([trained.u, u], dim=1), torch.cat([trained.v, v], dim=1)
             terms[layer] = Terms(spectrum.indices, u, v, trained.multipliers.new_ones(u.shape[1]))
         return replace(update, terms=terms)
 
@@ -182,11 +171,3 @@ def _rows(draw: Draw, spectrum: Spectrum) -> list[tuple[Tensor, Tensor]]:
     indices = torch.from_numpy(draw.indices).to(spectrum.u.device)
     multipliers = torch.from_numpy(draw.multipliers).to(spectrum.u)
     return list(zip(indices, multipliers, strict=True))
-
-
-def _untrained(draw: Draw, spectrum: Spectrum) -> Tensor:
-    """Return the columns of the spectrum that each client did not draw, shape (C, m − n), where the spectrum is."""
-    columns = np.searchsorted(spectrum.indices.cpu().numpy(), draw.indices)
-    rest = np.ones((len(columns), len(spectrum.indices)), bool)
-    np.put_along_axis(rest, columns, False, axis=1)
-    return torch.from_numpy(rest.nonzero()[1].reshape(len(columns), -1)).to(spectrum.u.device)

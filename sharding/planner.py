@@ -50,9 +50,9 @@ class ShardPlanner:
         skip: layers sent whole, as in `sharding.factorize`; by default the first and the last.
         also: layers to shard that are sent whole by default, such as embeddings; as in `sharding.factorize`.
         compression: a name in `sharding.COMPRESSIONS`: how numbers travel; see `sharding.transport.compression`.
-        tail: the format in which a weak client also holds the terms of the round that it does not train, frozen:
-            ``int4``, ``int8``, ``bfloat16`` or ``float32``; None leaves them out. ``top_n`` and ``uniform`` have a
-            tail; the other strategies have none.
+        tail: the format in which a weak client also holds the terms that only stronger clients of the round train,
+            frozen: ``int4``, ``int8``, ``bfloat16`` or ``float32``; None leaves them out. It is for strategies whose
+            terms are nested, such as ``top_n``; the others have no tail.
 
     Raises:
         UserError: unknown strategy, design, compression or format of the tail.
@@ -78,7 +78,7 @@ class ShardPlanner:
         self.compression = compression
         if tail is not None:
             check_format(tail, "tail")
-        self.tail = tail if self.strategy.has_tail else None
+        self.tail = tail if self.strategy.nested else None
 
     def plan(self, model: nn.Module, keep_ratios: Mapping[Client, float], round: int = 0) -> Plan:
         """Draw the terms of each client.
@@ -131,7 +131,7 @@ class ShardPlanner:
         header = Shard({}, rest, 1.0, frozen, id, self.compression, residual=Residual.of(model, layers).digest)
         headers = {client: replace(header, keep_ratio=ratios[client]) for client in keep_ratios}
         shapes = {name: layer.weight.shape for name, layer in layers.items() if isinstance(layer.weight, Tensor)}
-        return Plan(id, headers, spectra, groups, draws, dense, shapes, self._tails(layers, spectra, draws))
+        return Plan(id, headers, spectra, groups, draws, dense, shapes, self._tails(layers, spectra, groups, draws))
 
     def nbytes(self, model: nn.Module, keep_ratio: float, strongest: float | None = None) -> int:
         """Return the bytes of a shard of this keep ratio in round 0, from the model's shapes alone.
@@ -222,17 +222,19 @@ class ShardPlanner:
         self,
         layers: Mapping[str, nn.Module],
         spectra: Mapping[str, Spectrum],
+        groups: Mapping[float, list[Client]],
         draws: Mapping[tuple[float, str], Draw],
-    ) -> dict[str, Tensor]:
-        """Store the terms of the layers of which some client trains only a part."""
-        if self.tail is None:
-            return {}
-        partial = {name for (_, name), draw in draws.items() if draw.indices.shape[1] < len(spectra[name].indices)}
-        return {
-            name: quantize_terms(stacked_terms(each.u, each.blocks), stacked_terms(each.v, each.blocks), self.tail)
-            for (name, layer), each in zip(layers.items(), spectra.values(), strict=True)
-            if name in partial and _adds_tail(layer)
-        }
+    ) -> dict[float, dict[str, Tensor]]:
+        """Store, for each keep ratio and layer, the terms of the round that clients of the ratio do not train."""
+        tails: dict[float, dict[str, Tensor]] = {}
+        for ratio in groups:
+            tails[ratio] = {}
+            for name, spectrum in spectra.items():
+                n = draws[ratio, name].context.num_terms
+                if self.tail is not None and n < len(spectrum.indices) and _adds_tail(layers[name]):
+                    u, v = (stacked_terms(side, spectrum.blocks) for side in spectrum.cut(spectrum.indices[n:]))
+                    tails[ratio][name] = quantize_terms(u, v, self.tail)
+        return tails
 
     def _digest(self, round: int, spectra: Mapping[str, Spectrum], dense: Mapping[str, Tensor]) -> str:
         """Return a digest that identifies the round, the run and the model, independent of the clients.
@@ -258,10 +260,13 @@ class ShardPlanner:
         if not magnitudes.any():
             log.warning("layer %s is all zero; its terms get unit u and zero v, so that they can train", name)
         magnitudes.flags.writeable = False  # a strategy that writes to them would change what clients receive
-        counts = {ratio: min(num_terms(rank, ratio), len(magnitudes)) for ratio in groups}
-        most = max(counts.values(), default=0)
         return [
-            self._draw_group(name, LayerContext(magnitudes, counts[ratio], len(clients), ratio, most), clients, round)
+            self._draw_group(
+                name,
+                LayerContext(magnitudes, min(num_terms(rank, ratio), len(magnitudes)), len(clients), ratio),
+                clients,
+                round,
+            )
             for ratio, clients in groups.items()
         ]
 

@@ -32,14 +32,12 @@ class LayerContext(NamedTuple):
         num_terms: n.
         num_clients: C, the clients of this keep ratio in the round.
         keep_ratio: r.
-        max_terms: n of the strongest client of the round.
     """
 
     magnitudes: Vector
     num_terms: int
     num_clients: int
     keep_ratio: float
-    max_terms: int
 
 
 class Allocation(NamedTuple):
@@ -85,8 +83,8 @@ class Strategy:
         summary: one line for lists and tables.
         allocate: a function from a `LayerContext` to an `Allocation`; None to shard nothing.
         clips: whether clients clip the effective learning rate (τ/ω).
-        has_tail: whether a client can hold the terms of the round that it does not train as a tail (`ShardPlanner`).
-            It is for strategies with ω = 1, by which all clients together train the largest terms.
+        nested: whether a client's terms are the first of those of every stronger client, with ω = 1. Then it can hold
+            the others as a tail (`ShardPlanner`).
         rescales: whether all drawn terms share ω = √(Σλ² / Σ_{drawn} λ²) instead of the allocation's ω.
         keep_ratio: one keep ratio for all clients; None to use the clients' own.
     """
@@ -94,7 +92,7 @@ class Strategy:
     summary: str
     allocate: Callable[[LayerContext], Allocation] | None
     clips: bool = False
-    has_tail: bool = False
+    nested: bool = False
     rescales: bool = False
     keep_ratio: float | None = None
 
@@ -103,18 +101,6 @@ def top_n(layer: LayerContext) -> Allocation:
     """The n largest terms, always; ω = 1."""
     inclusion = np.zeros_like(layer.magnitudes)
     inclusion[: layer.num_terms] = 1.0
-    return Allocation(inclusion, np.ones_like(inclusion))
-
-
-def uniform(layer: LayerContext) -> Allocation:
-    """Draw n of the 2n largest terms, each as likely as the others; ω = 1.
-
-    There are fewer to choose from where the strongest client trains fewer, so that client is sent the n largest. With
-    more, a term would be trained by less than half of the clients, and move too little.
-    """
-    choices = min(2 * layer.num_terms, layer.max_terms)
-    inclusion = np.zeros_like(layer.magnitudes)
-    inclusion[:choices] = layer.num_terms / choices
     return Allocation(inclusion, np.ones_like(inclusion))
 
 
@@ -150,8 +136,7 @@ def schatten(layer: LayerContext) -> Allocation:
 
 
 STRATEGIES: dict[str, Strategy] = {
-    "top_n": Strategy("the n largest terms", top_n, has_tail=True),
-    "uniform": Strategy("n of the 2n largest terms, if the strongest client has them", uniform, has_tail=True),
+    "top_n": Strategy("the n largest terms", top_n, nested=True),
     "top_n_scaled": Strategy("the n largest terms, rescaled to the layer's norm", top_n, rescales=True),
     "prism": Strategy("drawn in proportion to λᵏ", prism),
     "prism_scaled": Strategy("PriSM, rescaled to the layer's norm", prism, rescales=True),

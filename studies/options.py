@@ -78,9 +78,9 @@ class Experiment(NamedTuple):
     arms: Mapping[str, Arm]
 
 
-def default_at(keep_ratio: str, rounds: int, *overrides: str) -> Arm:
+def default_at(keep_ratio: str, rounds: int) -> Arm:
     """Return the default with these keep ratios, at the rate that trials chose for it."""
-    return Arm((*ALL_OPTIONS, f"keep_ratio={keep_ratio}", f"rounds={rounds}", *overrides), (0.02,))
+    return Arm((*ALL_OPTIONS, f"keep_ratio={keep_ratio}", f"rounds={rounds}"), (0.02,))
 
 
 EXPERIMENTS = {
@@ -121,8 +121,6 @@ EXPERIMENTS = {
             "20 % at 0.4": default_at("{0.2: 0.8, 0.4: 0.2}", 200),
             "40 % at 0.4": default_at("{0.2: 0.6, 0.4: 0.4}", 200),
             "100 % at 0.4": default_at("0.4", 200),
-            "20 % at 0.4, uniform": default_at("{0.2: 0.8, 0.4: 0.2}", 200, "strategy=uniform"),
-            "40 % at 0.4, uniform": default_at("{0.2: 0.6, 0.4: 0.4}", 200, "strategy=uniform"),
             "r = 0.2 for all, equal bytes": default_at("0.2", 278),  # as many as 195 rounds with 40 % at 0.4
             "20 % at 0.4, equal bytes": default_at("{0.2: 0.8, 0.4: 0.2}", 223),
             "40 % at 0.4, equal bytes": default_at("{0.2: 0.6, 0.4: 0.4}", 195),

@@ -188,7 +188,7 @@ class Average:
 
     def _count(self, client: Client, shard: Shard) -> None:
         """Add the terms that a client held to the mean: new values of those that it trained, and its tail unchanged."""
-        self._mean.add(self._plan.with_tail(self._plan.values_of(shard)), self._weights[client])
+        self._mean.add(self._plan.with_tail(client, self._plan.values_of(shard)), self._weights[client])
 
     def _add_pending(self) -> None:
         """Add the updates that are within the bound on norms, if there is one, and leave the others out."""

@@ -11,10 +11,8 @@ UNBIASED = ["unbiased", "schatten", "prism_wallenius", "prism_wallenius_clip"]
 NAMES = [name for name, strategy in STRATEGIES.items() if strategy.allocate is not None]
 
 
-def allocation_of(name, num_clients=4, keep_ratio=0.5, magnitudes=MAGNITUDES, num_terms=3, max_terms=None):
-    return STRATEGIES[name].allocate(
-        LayerContext(magnitudes, num_terms, num_clients, keep_ratio, max_terms or num_terms)
-    )
+def allocation_of(name, num_clients=4, keep_ratio=0.5, magnitudes=MAGNITUDES, num_terms=3):
+    return STRATEGIES[name].allocate(LayerContext(magnitudes, num_terms, num_clients, keep_ratio))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -34,15 +32,9 @@ def test_unbiased_strategies_have_reciprocal_multipliers(name):
     np.testing.assert_allclose(allocation.inclusion * allocation.multipliers, 1, rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["top_n", "uniform", "prism", "full"])
+@pytest.mark.parametrize("name", ["top_n", "prism", "full"])
 def test_plain_strategies_have_multipliers_of_one(name):
     assert np.all(allocation_of(name).multipliers == 1)
-
-
-def test_uniform_draws_from_twice_as_many_terms_but_no_more_than_the_strongest_client_has():
-    np.testing.assert_array_equal(allocation_of("uniform", max_terms=5).inclusion, [*[3 / 5] * 5, 0])
-    np.testing.assert_array_equal(allocation_of("uniform", num_terms=2, max_terms=5).inclusion, [*[2 / 4] * 4, 0, 0])
-    np.testing.assert_array_equal(allocation_of("uniform", max_terms=3).inclusion, allocation_of("top_n").inclusion)
 
 
 def test_prism_at_small_keep_ratios_has_a_larger_exponent():
