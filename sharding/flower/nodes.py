@@ -9,11 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from sharding.errors import UserError
-from sharding.flower.messages import NODE, content_of, part_of
+from sharding.flower.messages import NODE, RESIDUAL, content_of, pack, part_of
+from sharding.residual import Residual
 
 log = logging.getLogger("flwr.sharding")  # Flower shows the lines of "flwr"
 
@@ -101,3 +102,23 @@ def read_node(id: int, values: ConfigRecord) -> Node:
     if type(client) is not int or type(ratio) not in (int, float) or not 0 < ratio <= 1:
         raise UserError(f"it reports partition-id={client!r} and keep-ratio={ratio!r}")
     return Node(id, client, float(ratio))
+
+
+class KeptResiduals:
+    """Which residual each node keeps, by Flower's number: it is sent once, and again to a node that has lost it."""
+
+    def __init__(self) -> None:
+        self._digests: dict[int, str] = {}
+
+    def records(self, node: int, residual: Residual) -> dict[str, ArrayRecord]:
+        """Return what a node's message has besides its shard: the residual, unless there is none or the node has it."""
+        missing = len(residual) and self._digests.get(node) != residual.digest
+        return {RESIDUAL: pack(residual)} if missing else {}
+
+    def add(self, node: int, residual: Residual) -> None:
+        """Note that a node has answered, and so keeps this residual."""
+        self._digests[node] = residual.digest
+
+    def discard(self, node: int) -> None:
+        """Note that a node may have lost its residual."""
+        self._digests.pop(node, None)

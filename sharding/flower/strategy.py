@@ -18,14 +18,13 @@ from sharding.flower.messages import (
     ARRAYS,
     CONFIG,
     METRICS,
-    RESIDUAL,
     bytes_of,
     content_of,
     pack,
     part_of,
     weight_of,
 )
-from sharding.flower.nodes import KeepRatio, Node, Nodes
+from sharding.flower.nodes import KeepRatio, KeptResiduals, Node, Nodes
 from sharding.plan import Client, Plan
 from sharding.planner import ShardPlanner
 from sharding.residual import Residual
@@ -97,7 +96,7 @@ class SpectralSharding(Strategy):
         self._sampled: dict[int, Node] = {}  # of the present exchange, by Flower's number
         self._plan: Plan | None = None  # of the present exchange
         self._residual = Residual({})  # of the present exchange
-        self._digests: dict[int, str] = {}  # of the residual that a node keeps, by Flower's number
+        self._kept = KeptResiduals()
         self._timeout: float | None = None
 
     def summary(self) -> None:
@@ -243,14 +242,11 @@ class SpectralSharding(Strategy):
     def _arrays_for(self, node: Node) -> dict[str, ArrayRecord]:
         """Return a node's shard, and the residual if the node does not keep it."""
         assert self._plan is not None
-        arrays = {ARRAYS: pack(self._plan.shard(node.client))}
-        if len(self._residual) and self._digests.get(node.id) != self._residual.digest:
-            arrays[RESIDUAL] = pack(self._residual)
-        return arrays
+        return {ARRAYS: pack(self._plan.shard(node.client)), **self._kept.records(node.id, self._residual)}
 
     def _arrays_again(self, id: int) -> dict[str, ArrayRecord]:
         """Return what a node that has lost the residual is sent."""
-        self._digests.pop(id, None)
+        self._kept.discard(id)
         return self._arrays_for(self._sampled[id])
 
     def _contents(self, replies: Iterable[Message]) -> Iterator[tuple[Client, RecordDict | Failure]]:
@@ -263,10 +259,10 @@ class SpectralSharding(Strategy):
             content: RecordDict | Failure
             try:
                 content = content_of(reply)
-                self._digests[node.id] = self._residual.digest
+                self._kept.add(node.id, self._residual)
             except UserError as error:
                 content = Failure.of(error)
-                self._digests.pop(node.id, None)  # it may have lost the residual
+                self._kept.discard(node.id)
             del reply
             yield node.client, content
             del content

@@ -14,8 +14,8 @@ from sharding.aggregation.faults import find_misfit
 from sharding.errors import UserError
 from sharding.failures import Failure, Kind
 from sharding.flower.exchange import SLACK, StreamingGrid
-from sharding.flower.messages import ARRAYS, CONFIG, RESIDUAL, content_of, pack
-from sharding.flower.nodes import Node
+from sharding.flower.messages import ARRAYS, CONFIG, content_of, pack
+from sharding.flower.nodes import KeptResiduals, Node
 from sharding.plan import Client
 from train.engines import Engine, Job, Reports, Update
 from train.engines.engine import Updates
@@ -32,7 +32,7 @@ class NodesEngine(Engine):
     def __init__(self, roster: Roster, job: Job) -> None:
         self._roster, self._job = roster, job
         self._config = config_text(roster.config.model_copy(update={"local": job.local}))
-        self._with_residual: set[int] = set()  # the nodes that have trained with it, and so keep it
+        self._kept = KeptResiduals()
 
     def train(self, plan: Plan, round: int, lr: float) -> Updates:
         """Yield the clients' updates: those of absent clients first, the others in the order of the plan.
@@ -69,10 +69,8 @@ class NodesEngine(Engine):
     ) -> Iterator[tuple[Client, Answer | Failure]]:
         def content(client: Client, node: Node) -> RecordDict:
             shard, values = plan.shard(client), {ROUND: round, LR: self._job.lr(client, lr), CONFIG_TEXT: self._config}
-            records = RecordDict({ARRAYS: pack(shard), CONFIG: ConfigRecord(values)})
-            if shard.residual and node.id not in self._with_residual:
-                records[RESIDUAL] = pack(self._job.residual)
-            return records
+            residual = self._kept.records(node.id, self._job.residual)
+            return RecordDict({ARRAYS: pack(shard), CONFIG: ConfigRecord(values), **residual})
 
         return self._exchange(MessageType.TRAIN, plan, content, read, round)
 
@@ -95,16 +93,16 @@ class NodesEngine(Engine):
         )
 
         def again(id: int) -> Mapping[str, ArrayRecord]:
-            self._with_residual.discard(id)
+            self._kept.discard(id)
             return content(clients_of[id], nodes[clients_of[id]]).array_records
 
         replies = StreamingGrid(self._roster.grid, again).send_and_receive(messages, timeout=timeout)
         for (client, node), reply in zip(nodes.items(), replies, strict=True):
             try:
                 yield client, read(content_of(reply))
-                self._with_residual.add(node.id)
+                self._kept.add(node.id, self._job.residual)
             except UserError as error:
-                self._with_residual.discard(node.id)  # it may have lost it
+                self._kept.discard(node.id)
                 yield client, Failure.of(error)
 
     def _here(self, answer: Update | Failure) -> Update:
