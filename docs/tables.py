@@ -126,8 +126,11 @@ def quickstart() -> str:
 
 def uneven_digits() -> str:
     """Return the quickstart's accuracy by the share of strong clients."""
-    names = ("r = 0.2 for all", "20 % at 0.4", "40 % at 0.4", "100 % at 0.4")
-    table = arms("uneven_digits/keep_ratio").assign(arm=names)
+    names = {
+        "keep_ratio": ("r = 0.2 for all", "20 % at 0.4", "40 % at 0.4", "100 % at 0.4"),
+        "tenth_and_half": ("r = 0.1 for all", "20 % at 0.5", "50 % at 0.5"),
+    }
+    table = pd.concat(arms(f"uneven_digits/{folder}").assign(arm=rows) for folder, rows in names.items())
     columns = {"digits, 50 rounds, 4 seeds": "arm", "accuracy": "accuracy", "of dense FedAvg's bytes": "share"}
     return columns_table(table, columns)
 
