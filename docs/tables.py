@@ -102,6 +102,13 @@ def capacity() -> str:
     return columns_table(table, columns | {"end, %": "end", "minus `r = 0.2 for all`": "end minus the first"})
 
 
+def central() -> str:
+    """Return the accuracy of models that were trained without a federation."""
+    table = options_study.arms_table(curves("central"), "r = 0.2")
+    columns = {f"{CIFAR}, all samples in one place": "options", "rounds of 160 steps": "rounds", "seeds": "seeds"}
+    return columns_table(table, columns | QUARTERS | {"end, %": "end"})
+
+
 def arms(study: str) -> pd.DataFrame:
     """Return the accuracy and the share of bytes of each arm of a comparison, in its order."""
     rows = []
@@ -561,7 +568,7 @@ PARTS: Mapping[str, Table] = {
     for part in (
         *(beyond, beyond_shakespeare, uneven, uneven_digits, quickstart),
         *(wire, wires, wire_options),
-        *(options, options_gains, options_trials, scaled, capacity_trials, capacity),
+        *(options, options_gains, options_trials, scaled, capacity_trials, capacity, central),
         *(finetune, finetune_trials, finetune_one_rate, finetune_one_rate_trials),
         *(finetune_vision, finetune_vision_trials),
         *(medium, spectra, learning_rates),

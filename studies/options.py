@@ -130,7 +130,7 @@ EXPERIMENTS = {
     "central": Experiment(
         beyond.Experiment(
             "beyond",
-            "CIFAR-10 (re-encoded), medium scale, one client with all samples",
+            "CIFAR-10 (re-encoded), one client with all samples",
             ("clients={count: 1, per_round: 1}", "local.steps=160", "rounds=200"),  # 10 clients take 16 steps each
         ),
         1 / 10,

@@ -9,11 +9,8 @@ from studies import __main__ as command
 from studies.curves import read_curves, write_curves
 
 RESULTS = Path(__file__).parents[2] / "results"
-NOT_RUN = {
-    "wireless_synthetic",  # its records are of another simulator: results/wireless
-    "central",  # planned: docs/results/uneven_plan.md
-}
-PARTLY_RUN = ("beyond", "beyond_shakespeare", "capacity", "finetune", "finetune_vision", "uneven")
+NOT_RUN = {"wireless_synthetic"}  # its records are of another simulator: results/wireless
+PARTLY_RUN = ("beyond", "beyond_shakespeare", "capacity", "central", "finetune", "finetune_vision", "uneven")
 
 
 def test_every_study_has_committed_curves():
