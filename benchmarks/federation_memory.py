@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `train` runs from a checko
 
 from sharding import Plan, Server, ShardPlanner
 from sharding.flower.messages import ARRAYS, METRICS, NODE, pack
+from sharding.residual import Residual
 from train.config.schema import check_config
 from train.federate.nodes_engine import NodesEngine
 from train.federate.roster import Roster, Timeouts
@@ -115,7 +116,7 @@ def serve(num_clients: int, layers: int) -> Row:
     while len(roster.online()) < num_clients:
         pass
     server = Server(gpt2(layers, vocabulary=256), ShardPlanner("top_n"))
-    job: Any = SimpleNamespace(local=config.local, device="cpu", lr=lambda client, lr: lr)
+    job: Any = SimpleNamespace(local=config.local, device="cpu", lr=lambda client, lr: lr, residual=Residual({}))
     engine = NodesEngine(roster, job)
     plan = grid.plan = server.plan(dict.fromkeys(range(num_clients), KEEP_RATIO), round=0)
     before = resident("VmRSS")
