@@ -93,9 +93,9 @@ def cut_off_and_resumed(config: Config, after: int) -> Path:
     return run(config, resume=True)
 
 
-def wait_until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
+def wait_until(condition: Callable[[], object]) -> None:
     """Poll until the condition holds; fail if it does not in time."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end, "not in time"
         time.sleep(0.1)
