@@ -475,6 +475,12 @@ def test_interrupt_during_import_prints_one_line():
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
+def test_worker_process_does_not_import_the_command_line():
+    code = "import runpy, sys; runpy.run_module('train.__main__', run_name='__mp_main__'); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert not {"train.cli.commands", "matplotlib", "pandas", "torch"} & {*done.stdout.split()}
+
+
 def cells_in(folder, *options):
     strategies = ["dense", "top_n", "full"]
     cells = grid_configs(QUICKSTART, [*TINY[1:], *options], strategies, None)
