@@ -18,7 +18,7 @@ def configuration() -> Iterator[str]:
     """Yield one list of keys a section of the configuration, and the options of each part."""
     yield (
         "- **`recipe`** (default `tuned`). The file of `configs/recipes` that sets `strategy`, `init`, "
-        "`local.optimizer`, `server_optimizer` and `result` where the configuration does not: `tuned` is ours, "
+        "`tail`, `local.optimizer`, `server_optimizer` and `result` where the configuration does not: `tuned` is ours, "
         "`published` the paper's. A run's `config.yaml` has the values instead."
     )
     yield from _section(Config, "")

@@ -194,7 +194,7 @@ def options_gains() -> str:
 
 def scaled() -> str:
     """Return the published step of a client and a scaled one, each at its best rate, with our other options."""
-    header = ("all options", "seeds", "published step", "its rate", "scaled step", "its rate", "difference")
+    header = ("all options", "seeds", "published step", "lr", "scaled step", "lr", "difference")
     rows = []
     for name, study, *schemes in (
         ("CIFAR-10, `collective`", "options", "low_rank, nesterov, lr 0.02", "low_rank, nesterov, scaled, lr 0.03"),
@@ -287,7 +287,7 @@ def medium() -> str:
 
 
 def _medium(title: str, experiment: str) -> str:
-    header = (title, "rounds", "seed", *QUARTERS, "end", "client's error", "mean's error", "cosine", "held")
+    header = (title, "rounds", "seed", *QUARTERS, "end", "client's error", "mean's error", "cosine", "coverage")
     rows = []
     for name, run, rounds in _medium_runs(experiment):
         total, scores = len(rounds), rounds.set_index("rounds").test_accuracy.dropna()

@@ -20,6 +20,7 @@ from sharding.client_sampling import SAMPLERS
 from tests.train.runs import TINY
 from train.cli.arguments import parse
 from train.cli.commands import main
+from train.cli.inspection import inspect_partition
 from train.config.schema import load_config
 from train.data import DATASETS
 from train.data.partition import PARTITIONS
@@ -67,6 +68,12 @@ def test_docs_commands_parse(command):
         load_config(args.config, args.overrides)
     if hasattr(args, "number"):
         load_layout().find(args.number)
+
+
+def test_docs_show_what_inspect_prints(tmp_path):
+    shown = re.search(r"inspect configs/quickstart.yaml\n(.*?)```", TEXTS["docs/guides/data.md"], re.S)[1].splitlines()
+    told = inspect_partition(load_config("configs/quickstart.yaml"), tmp_path)
+    assert [*told][: len(shown)] == shown
 
 
 def shortened(words, data, into):

@@ -1,6 +1,6 @@
 """The average of a run's models, with the most weight on the latest: the model that a server evaluates and keeps.
 
-Each round's model leans towards the data of its cohort. Clients resume from the last model; the average, in which these
+Each round's model leans toward the data of its cohort. Clients resume from the last model; the average, in which these
 leanings cancel, is the model to use.
 
 Polynomial-decay averaging: w̄ₜ = (1 − aₜ) w̄ₜ₋₁ + aₜ wₜ with aₜ = (η + 1)/(t + η). The weight of round s grows as s^η, so
@@ -30,13 +30,13 @@ def iterate_average(model: nn.Module) -> AveragedModel:
 
     Source: Shamir & Zhang 2013 (arXiv 1212.1824), Section 4, with η = 8.
     """
-    average = AveragedModel(nn.Identity(), multi_avg_fn=_towards)
+    average = AveragedModel(nn.Identity(), multi_avg_fn=_toward)
     average.module = copied(unwrap(model))  # torch itself would copy it again, and copies no pruned model
     return average
 
 
-def _towards(averages: Sequence[Tensor], parameters: Sequence[Tensor], rounds: Tensor | int) -> None:
-    """Move the averages of a number of rounds towards the parameters of one more round."""
+def _toward(averages: Sequence[Tensor], parameters: Sequence[Tensor], rounds: Tensor | int) -> None:
+    """Move the averages of a number of rounds toward the parameters of one more round."""
     if not (averages[0].is_floating_point() or averages[0].is_complex()) or averages[0].element_size() == 1:
         torch._foreach_copy_(list(averages), list(parameters))  # integers and float8 are frozen and have no arithmetic
     else:

@@ -99,7 +99,7 @@ def count_terms(
         model: the model of the layers.
         layers: the layers to factorize, by name.
         keep_ratio: see `factorize`.
-        elsewhere: parameters that stay dense, which count towards a budget.
+        elsewhere: parameters that stay dense, which count toward a budget.
     """
     if isinstance(keep_ratio, Budget | Energy):
         _check_values(layers, keep_ratio)

@@ -25,7 +25,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int, reduction:
 
 
 def cosine(lr: float, t: int, rounds: int) -> float:
-    """Return the learning rate of round t: half a cosine from `lr` at round 0 towards 0 at round `rounds`."""
+    """Return the learning rate of round t: half a cosine from `lr` at round 0 toward 0 at round `rounds`."""
     return lr * (1 + cos(pi * t / rounds)) / 2
 
 
