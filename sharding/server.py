@@ -17,6 +17,7 @@ round does not draw. Some optimizers by the names that papers give them:
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
@@ -178,34 +179,43 @@ class Server:
             self.optimizer.zero_grad()
             if (spoiled := find_nonfinite(moved | self._optimizer_state())) is not None:
                 raise UserError(
-                    f"the server's step made {spoiled} NaN or Inf; lower the learning rate of the server's optimizer, "
-                    "and start again from a checkpoint"
+                    f"the server's step made {spoiled} NaN or Inf; lower the learning rate of the server's optimizer "
+                    "after loading an earlier checkpoint"
                 )
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return what a resumed run needs besides the model: the state of the optimizer and of the average of models.
 
         Returns:
-            Tensors by ``optimizer/<weight>/<part>`` and ``average/<name>``.
+            Tensors by ``optimizer/<optimizer>/<weight>/<part>`` and ``average/<name>``; numbers, as tensors, by
+            ``numbers/<optimizer>/<weight>/<part>`` and ``groups/<optimizer>/<index>/<option>``.
         """
         state = {f"optimizer/{name}": value for name, value in self._optimizer_state().items()}
+        numbers = {f"numbers/{name}": value for name, value in self._optimizer_state((int, float)).items()}
+        for index, group in enumerate([] if self.optimizer is None else self.optimizer.param_groups):
+            options = {option: value for option, value in group.items() if isinstance(value, int | float | Tensor)}
+            kind = type(self.optimizer).__name__
+            numbers |= {f"groups/{kind}/{index}/{option}": value for option, value in options.items()}
+        for name, value in numbers.items():
+            state[name] = value if isinstance(value, Tensor) else torch.from_numpy(np.asarray(value))  # in 64 bits
         if self.averaged is not None:
             state |= {f"average/{name}": value for name, value in self.averaged.state_dict().items()}
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Resume from what `state_dict` returned.
+        """Resume from what `state_dict` returned. The optimizer gets its learning rate from there, as in torch.
 
         Raises:
             UserError: the state is of another optimizer or model, or one of them has no average of models.
         """
-        parts: dict[str, dict[str, Tensor]] = {"optimizer": {}, "average": {}}
+        parts: dict[str, dict[str, Any]] = {"optimizer": {}, "numbers": {}, "groups": {}, "average": {}}
         for name, value in state.items():
             kind, _, rest = name.partition("/")
             parts.setdefault(kind, {})[rest] = value
         if bool(parts["average"]) != (self.averaged is not None):
             raise UserError("only one of the state and the server has an average of models")
-        self._load_optimizer(parts["optimizer"])
+        numbers = {name: value.item() for name, value in parts["numbers"].items()}
+        self._load_optimizer(parts["optimizer"] | numbers, parts["groups"])
         if self.averaged is not None:
             self.averaged.load_state_dict(parts["average"])
 
@@ -214,25 +224,32 @@ class Server:
         groups = [] if self.optimizer is None else self.optimizer.param_groups
         return [parameter for group in groups for parameter in group["params"]]
 
-    def _optimizer_state(self) -> dict[str, Tensor]:
-        """Return the optimizer's tensors, by ``<optimizer>/<weight>/<part>``."""
+    def _optimizer_state(self, types: type | tuple[type, ...] = Tensor) -> dict[str, Any]:
+        """Return the optimizer's tensors, or its numbers, by ``<optimizer>/<weight>/<part>``."""
         states = {} if self.optimizer is None else self.optimizer.state
         return {
             f"{type(self.optimizer).__name__}/{self._names[id(parameter)]}/{part}": value
             for parameter, parts in states.items()
             for part, value in parts.items()
-            if isinstance(value, Tensor)
+            if isinstance(value, types)
         }
 
-    def _load_optimizer(self, state: Mapping[str, Tensor]) -> None:
+    def _load_optimizer(self, state: Mapping[str, Any], groups: Mapping[str, Tensor]) -> None:
         if self.optimizer is None:
             return
         indices = {self._names[id(parameter)]: index for index, parameter in enumerate(self._optimized())}
         loaded: dict[int, dict[str, Any]] = {}
+        options = [dict(group) for group in self.optimizer.state_dict()["param_groups"]]
         for entry, value in state.items():
             kind, _, rest = entry.partition("/")
             name, _, part = rest.rpartition("/")
             if kind != type(self.optimizer).__name__ or name not in indices:
                 raise UserError(f"{entry} is the state of another optimizer or model")
             loaded.setdefault(indices[name], {})[part] = value
-        self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": loaded})
+        for entry, value in groups.items():
+            kind, index, option = entry.split("/")
+            if kind != type(self.optimizer).__name__ or int(index) >= len(options):
+                raise UserError(f"{entry} is of another optimizer")
+            is_tensor = isinstance(options[int(index)].get(option), Tensor)
+            options[int(index)][option] = value if is_tensor else value.item()
+        self.optimizer.load_state_dict({"state": loaded, "param_groups": options})

@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -63,12 +64,12 @@ def _train(config: Config, callbacks: Sequence[Callback], resume: bool, build: B
     provenance = Provenance.read(config.directory) if resume else None
     experiment = build(keep_device(config, provenance))
     try:
-        for task in experiment.tasks.values():
-            task.engine  # noqa: B018  # start it now, so that errors appear before anything is written
         clients = describe_clients(experiment)
         if resume:
             check_clients(config.directory, clients)
         earlier = _restore(config, experiment) if resume else []
+        for task in experiment.tasks.values():
+            task.engine  # noqa: B018  # start it now, so that errors appear before a new run writes anything
         for name, task in experiment.tasks.items():
             lines = (metrics.extra.get(f"{name}/new_clients", metrics.new_clients) for metrics in earlier)
             task.with_residual.update(client for new in lines for client in new or ())
@@ -126,6 +127,8 @@ def _restore(config: Config, experiment: Experiment) -> list[RoundMetrics]:
     if newest is not None:
         file, checkpoint = newest
         checkpoint.restore(experiment.model, states_of(experiment))
+        for task in experiment.tasks.values():  # what is frozen may have been rounded on another processor
+            task.job = replace(task.job, residual=task.server.residual)
         start = checkpoint.rounds
         if file.name != files.CHECKPOINT_FILE:  # else the next checkpoint would replace it
             file.replace(config.directory / files.CHECKPOINT_FILE)

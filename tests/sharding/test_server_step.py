@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW
+from torch.optim.lr_scheduler import ExponentialLR
 
 from sharding import FedYogi, Server, ShardPlanner, UserError, iterate_average
 from sharding.modules.finite import find_nonfinite
@@ -155,6 +156,37 @@ def test_load_state_dict_in_a_new_server_continues_with_the_same_bits(name):
         move(server, -0.3, round=1)
     torch.testing.assert_close(first.model.state_dict(), second.model.state_dict(), rtol=0, atol=0)
     torch.testing.assert_close(first.result.state_dict(), second.result.state_dict(), rtol=0, atol=0)
+
+
+class CountingSGD(SGD):
+    """SGD that divides its rate by a number of its own, as optimizers written by hand do."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                self.state[weight]["steps"] = self.state[weight].get("steps", 0) + 1
+                weight.add_(weight.grad, alpha=-group["lr"] / self.state[weight]["steps"])
+
+
+def test_load_state_dict_restores_numbers_and_the_rate_of_a_scheduler():
+    servers, rates = [], []
+    for _ in range(2):
+        servers.append(server_of(model_at(1.0), lambda weights: CountingSGD(weights, lr=1.0)))
+        rates.append(ExponentialLR(servers[-1].optimizer, 0.5))
+    (whole, resumed), (rate, resumed_rate) = servers, rates
+    for round in range(3):
+        move(whole, 1.0, round)
+        rate.step()
+    resumed.model.load_state_dict(whole.model.state_dict())
+    resumed.load_state_dict(whole.state_dict())
+    resumed_rate.load_state_dict(rate.state_dict())
+    assert resumed.optimizer.param_groups[0]["lr"] == 0.125
+    assert [state["steps"] for state in resumed.optimizer.state.values()] == [3, 3]
+    for server, schedule in zip(servers, rates, strict=True):
+        move(server, 1.0, 3)
+        schedule.step()
+    assert resumed.optimizer.param_groups[0]["lr"] == whole.optimizer.param_groups[0]["lr"] == 0.0625
+    assert torch.equal(resumed.model.weight, whole.model.weight)
 
 
 @pytest.mark.parametrize("name", ["sgd", "nesterov", "yogi"])

@@ -19,8 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from sharding import UserError
+from sharding import UserError, factorize
 from sharding.client_sampling import StatisticalSampler
+from sharding.residual import residual_layers
 from tests.train.runs import QUICKSTART, REPOSITORY, TINY, assert_same, cut_off, in_a_process, read, tiny, wait_until
 from train import load_model
 from train.callbacks import EachRound
@@ -201,6 +202,21 @@ def test_resume_with_other_data_is_refused(key, tmp_path):
     with pytest.raises(UserError, match="was started with other data than the present quickstart"):
         run(tiny(tmp_path, *OPTIONS), resume=True)
     assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+
+
+def test_resume_where_the_residual_would_be_rounded_otherwise_trains_all_clients(tmp_path, monkeypatch):
+    options = ["residual=float32", "strategy=top_n", "local.schedule=constant"]
+    run(tiny(tmp_path, *options, "rounds=1"))
+
+    def rounded(*arguments, **options):
+        model = factorize(*arguments, **options)
+        for stored in residual_layers(model).values():
+            stored.mul_(1 + 1e-6)
+        return model
+
+    monkeypatch.setattr("train.assembly.factorize", rounded)  # as on another processor
+    run(tiny(tmp_path, *options, "rounds=2"), resume=True)
+    assert [line["num_aggregated"] for line in read(tmp_path)] == [3, 3]
 
 
 def test_resume_without_a_run_starts_and_logs_it(tmp_path, caplog):
