@@ -1,7 +1,7 @@
 """The singular terms of a product L = A·Bᵀ of few columns, without the product.
 
-With A = QᴬRᴬ, B = QᴮRᴮ and the SVD of the small core, RᴬRᴮᵀ = XΣYᵀ, the singular vectors are QᴬX and QᴮY. So the terms
-are the factors in another basis: u' = A·G and v' = B·G⁻ᵀ, with G = (Rᴬ)⁻¹XΣ^½. Neither the product nor Qᴬ and Qᴮ are
+With the SVD A = PSWᵀ, B = QR and the SVD of the small core, SWᵀRᵀ = XΣYᵀ, the singular vectors are PX and QY. So the
+terms are the factors in another basis: u' = A·G and v' = B·G⁻ᵀ, with G = WS⁻¹XΣ^½. Neither the product nor P and Q are
 computed. All is in float64.
 
 The basis leads back, too. If the terms move to ū and v̄, the factors A + (ū − u')G⁻¹ and B + (v̄ − v')Gᵀ have the product
@@ -89,16 +89,14 @@ def decompose_product(a: Tensor, b: Tensor) -> ProductDecomposition:
     """
     a, b = a.detach(), b.detach()
     left, right = (torch.linalg.qr(factor.double(), mode="r").R for factor in (a, b))
-    x, magnitudes, _ = torch.linalg.svd(left @ right.mT)
-    precision = torch.finfo(torch.float64).eps
-    noise = magnitudes[:, :1] * max(a.shape[1], b.shape[1]) * precision
-    magnitudes = magnitudes.where(magnitudes > noise, 0.0)
+    _, sizes, w = torch.linalg.svd(left)  # w is Wᵀ
+    x, magnitudes, _ = torch.linalg.svd(sizes[:, :, None] * w @ right.mT)
+    noise = sizes[:, :1] * max(a.shape[1], b.shape[1]) * torch.finfo(torch.float64).eps
+    magnitudes = magnitudes.where(magnitudes > noise * torch.linalg.matrix_norm(right)[:, None], 0.0)
     scale = magnitudes.sqrt().where(magnitudes > 0, 1.0)[:, None]
-    # Any invertible matrix in the place of (Rᴬ) leads there and back; a column of A can be zero.
-    diagonal = left.diagonal(dim1=1, dim2=2)
-    least = (diagonal.abs().amax(dim=1, keepdim=True) * precision).where(diagonal.any(dim=1, keepdim=True), 1.0)
-    diagonal.copy_(diagonal.where(diagonal.abs() > least, least))
-    basis = torch.linalg.solve_triangular(left, x * scale, upper=True)
-    inverse = (x / scale).mT @ left
+    # Any invertible matrix in the place of S leads there and back. Where A has no direction, 1 leaves B's as it is.
+    sizes = sizes.where(sizes > noise, 1.0)[:, None]
+    basis = w.mT / sizes @ (x * scale)
+    inverse = (x / scale).mT * sizes @ w
     joined = magnitudes[0] if len(a) == 1 else magnitudes.square().sum(dim=0).sqrt()
     return ProductDecomposition(joined, a, b, basis, inverse)

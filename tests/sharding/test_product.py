@@ -60,6 +60,7 @@ def zero(a, b):
 
 DEGENERATE = {
     "one zero column in A": lambda a, b: a[..., 1].zero_(),
+    "the last columns of A are zero": lambda a, b: a[..., 2:].zero_(),
     "one zero column in both": lambda a, b: (a[..., 1].zero_(), b[..., 1].zero_()),
     "B is zero": lambda a, b: b.zero_(),
     "A is zero": lambda a, b: a.zero_(),
@@ -81,11 +82,12 @@ def test_degenerate_factors_keep_their_product_and_move_without_nan(spoil):
     assert moved(a, b, spectrum, u, v).isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["B is zero", "unbalanced", "equal columns in B"])
-def test_terms_of_magnitude_zero_can_train_where_a_has_full_rank(name):
+@pytest.mark.parametrize("name", [name for name in DEGENERATE if "both" not in name and "died" not in name])
+def test_terms_of_magnitude_zero_can_train(name):
     a, b = factors()
     DEGENERATE[name](a, b)
     spectrum = decompose_product(a, b).keep()
+    assert torch.maximum(spectrum.u.norm(dim=0), spectrum.v.norm(dim=0)).min() > 0.1  # a step moves the other side
     u, v = spectrum.u + torch.randn_like(spectrum.u), spectrum.v + torch.randn_like(spectrum.v)
     torch.testing.assert_close(moved(a, b, spectrum, u, v), compose(u, v), rtol=0, atol=1e-6)
 
