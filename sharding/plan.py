@@ -154,16 +154,13 @@ class Plan(Collection[Client]):
         dense = {name: computable(self.dense[name]) + computable(change) for name, change in update.dense.items()}
         return replace(update, terms=terms, dense=dense, compression=EXACT)
 
-    def with_tail(self, client: Client, update: Shard) -> Shard:
-        """Return an update of values with the terms of the client's tail, which are as the server has them."""
-        terms = dict(update.terms)
-        for layer in self._tail_of(client):  # it has all terms of the round that the client does not train
-            trained, spectrum = terms[layer], self.spectra[layer]
-            n = len(trained.indices)
-            u, v = spectrum.cut(spectrum.indices[n:])
-            u, v = torch.cat([trained.u, u], dim=1), torch.cat([trained.v, v], dim=1)
-            terms[layer] = Terms(spectrum.indices, u, v, trained.multipliers.new_ones(u.shape[1]))
-        return replace(update, terms=terms)
+    def tail_indices(self, client: Client) -> dict[str, Tensor]:
+        """Return, by layer, the indices of the terms that a client holds frozen: all of the round after its own."""
+        ratio, row = self._rows[client]
+        return {
+            layer: self.spectra[layer].indices[len(self._drawn[ratio, layer][row][0]) :]
+            for layer in self._tail_of(client)
+        }
 
 
 def _rows(draw: Draw, spectrum: Spectrum) -> list[tuple[Tensor, Tensor]]:

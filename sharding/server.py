@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from sharding.aggregation.aggregate import Aggregation, Average
+from sharding.aggregation.aggregate import Aggregation, Average, check_guards
 from sharding.errors import UserError, join_first
-from sharding.failures import Failure
+from sharding.failures import Failure, one_line
 from sharding.modules.finite import computable, find_nonfinite
 from sharding.modules.state import as_real, is_variance
 from sharding.modules.wrappers import distribute_like, named_parameters, named_state
@@ -69,7 +69,7 @@ class Server:
         max_share: the most that one client may have of a round's weights, see `Average`.
 
     Raises:
-        UserError: the optimizer has a parameter that is not the model's.
+        UserError: the optimizer has a parameter that is not the model's, or a guard is out of its range.
     """
 
     def __init__(
@@ -90,6 +90,7 @@ class Server:
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         if any(id(parameter) not in self._names for parameter in self._optimized()):
             raise UserError("the optimizer has parameters of another model; make it with model.parameters()")
+        check_guards(norm_bound, trim, max_share)
         self._norm_bound, self._trim, self._max_share = norm_bound, trim, max_share
 
     @property
@@ -116,9 +117,14 @@ class Server:
             keep_ratios: r of each client that takes part.
             train: trains a client's shard and returns the update (`train_shard`), or None where the client failed.
             num_samples: D_c, the clients' weights; equal by default.
+
+        Raises:
+            UserError: a client of `keep_ratios` is not in `num_samples`.
         """
+        if num_samples is not None and (missing := [client for client in keep_ratios if client not in num_samples]):
+            raise UserError(f"num_samples lacks {join_first(missing)}; give the samples of every client of keep_ratios")
         plan = self.plan(keep_ratios, round)
-        average = self.average(plan, num_samples or dict.fromkeys(plan, 1.0))
+        average = self.average(plan, dict.fromkeys(plan, 1.0) if num_samples is None else num_samples)
         for client, shard in plan.shards():
             average.add(client, train(client, shard))
         return self.step(average)
@@ -141,7 +147,8 @@ class Server:
     def step(self, average: Average) -> Aggregation:
         """Take the optimizer's step by the average's pseudo-gradient; return which clients were averaged in.
 
-        Buffers, such as the statistics of batch norms, take their average. Nothing moves where no update counts.
+        Buffers, such as the statistics of batch norms, take their average. The model stays as it is where no update
+        counts; the average of models counts it again.
 
         Raises:
             UserError: the model is not the one that the plan was made from, or the step has made a weight NaN or Inf:
@@ -164,6 +171,8 @@ class Server:
         optimized = {id(parameter) for parameter in self._optimized()}
         if missing := [name for name, weight in moved.items() if id(weight) not in optimized]:
             raise UserError(f"the server's optimizer lacks {join_first(missing)}; make it with model.parameters()")
+        if self.optimizer is not None:
+            self.optimizer.zero_grad()  # gradients from before would move parameters that are frozen now
         for name, change in delta.items():
             entry = state[name]
             if name in moved:
@@ -217,7 +226,10 @@ class Server:
         numbers = {name: value.item() for name, value in parts["numbers"].items()}
         self._load_optimizer(parts["optimizer"] | numbers, parts["groups"])
         if self.averaged is not None:
-            self.averaged.load_state_dict(parts["average"])
+            try:
+                self.averaged.load_state_dict(parts["average"])
+            except RuntimeError as error:
+                raise UserError(f"the average is of another model: {one_line(error)}") from error
 
     def _optimized(self) -> list[nn.Parameter]:
         """Return the optimizer's parameters, in the order of its state."""

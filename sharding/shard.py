@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sharding.errors import UserError
 from sharding.layers import FactorizedLayer
-from sharding.modules.finite import computable
+from sharding.modules.finite import computable, difference
 from sharding.modules.state import as_real, is_transmitted
 from sharding.modules.wrappers import distribute_like, full_tensor, key, named_modules, named_state
 from sharding.residual import digest_of, residual_layers
@@ -165,7 +165,7 @@ class Shard:
         """
         values = {name: values[name].to(sent.dtype) for name, sent in self.trained().items()}
         if changes := self.compression != EXACT:
-            values = {name: _change(values[name], sent) for name, sent in self.trained().items()}
+            values = {name: difference(values[name], sent) for name, sent in self.trained().items()}
 
         def rounded(layer: str, part: str) -> Tensor:
             return round_columns(values[key(layer, part)], self.compression)
@@ -352,25 +352,5 @@ def _now(slot: Tensor, sent: Tensor) -> Tensor:
     value = as_real(full_tensor(slot)).to(sent.device, copy=True)
     if value.dtype == sent.dtype or value.element_size() > sent.element_size():
         return value.to(sent.dtype)
-    change = _change(value.to(sent.dtype), sent.to(value.dtype).to(sent.dtype))
+    change = difference(value.to(sent.dtype), sent.to(value.dtype).to(sent.dtype))
     return (computable(sent) + computable(change)).to(sent.dtype)
-
-
-def _change(value: Tensor, sent: Tensor) -> Tensor:
-    """Return value − sent in the type that was sent, which may have no arithmetic."""
-    return (computable(value) - computable(sent)).to(sent.dtype)
-
-
-def update_norm(sent: Shard, returned: Shard) -> Tensor:
-    """Return ‖U‖, a scalar on the device: the change of every vector u', v' and dense parameter that a client holds.
-
-    Client sampling weights clients by it. NaN or Inf in the update shows in the norm. The sum is in the order of names
-    and rows, so that an update gives the same bits before and after it is sent.
-    """
-    before, after = sent.trained(), returned.trained()
-    if not after:
-        return torch.zeros((), dtype=torch.float64)
-    if returned.compression == EXACT:
-        after = {name: _change(value.to(before[name].device), before[name]) for name, value in after.items()}
-    changes = (after[name].double().contiguous() for name in sorted(after))
-    return torch.stack([change.square().sum() for change in changes]).sum().sqrt()

@@ -23,14 +23,15 @@ Where the server's layer is factorized, Δ is that of its factors (`sharding.pro
 
 Each update is compared with what was sent before it is summed, and values with NaN or Inf are discarded. There are two
 guards against updates that are finite but wrong: a bound on their norm, relative to the median of the round, and the
-trimmed mean (`sharding.aggregation.means`). Either keeps all updates until the last has arrived.
+trimmed mean (`sharding.aggregation.means`). Either keeps all updates until the last has arrived. A bound on a client's
+share of the weight keeps the few heaviest, since only theirs can have to be lowered.
 """
 
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import inf
+from math import floor, inf
 
 import torch
 from torch import Tensor
@@ -43,9 +44,10 @@ from sharding.failures import Failure, Kind
 from sharding.modules.finite import find_nonfinite
 from sharding.modules.memory import release_freed_memory
 from sharding.modules.wrappers import key
+from sharding.norms import statistics_norm, update_norm
 from sharding.plan import Client, Plan
 from sharding.product import ProductSpectrum
-from sharding.shard import Shard, update_norm
+from sharding.shard import Shard
 from sharding.validation import is_number
 
 log = logging.getLogger(__name__)
@@ -78,12 +80,12 @@ class Average:
         total: ΣD over all clients that could have been selected, which divides the weights of dense parameters; by
             default the sum of the weights. Where a selected client sent nothing usable, the others stand for it: the
             total shrinks in proportion to the weight that is lost, or that is above `max_share`.
-        norm_bound: leave out updates whose norm is above this many times the (lower) median of the norms above 0; None
-            for no bound.
+        norm_bound: leave out updates whose norm is above this many times the (lower) median of the norms above 0, and
+            updates of batch norms' running statistics likewise; None for no bound.
         trim: β in [0, 1/2): the share of the values, at each end, that the trimmed mean leaves out of each coordinate
-            of each vector, over the clients that hold it; 0 for the mean.
-        max_share: the largest share of the sum of the weights that one client may have, in (0, 1]; 1 for no bound.
-            Below 1, updates that bring their weights are kept until the last has arrived.
+            of each vector, over the clients that train it; 0 for the mean.
+        max_share: the largest share of the weight of the updates that count that one client may have, in (0, 1]; 1 for
+            no bound. Below 1, the ⌊1/max_share⌋ heaviest are kept until the last has arrived.
 
     Raises:
         UserError: norm_bound is below 1 or not finite, trim is outside [0, 1/2), max_share is outside (0, 1], total is
@@ -105,16 +107,11 @@ class Average:
             raise UserError(f"num_samples is a {type(weights).__name__}; pass a mapping from client to samples")
         if total is not None and not _is_positive(total):
             raise UserError(f"total is {total!r}; pass a finite number above 0")
-        if norm_bound is not None and not 1 <= norm_bound < inf:
-            raise UserError(f"norm_bound is {norm_bound}; pass a finite number of at least 1, or None")
-        if not 0 <= trim < 0.5:
-            raise UserError(f"trim is {trim}; pass a number from 0 to less than 0.5, such as 0.1")
-        if not 0 < max_share <= 1:
-            raise UserError(f"max_share is {max_share}; pass a number above 0 and at most 1, such as 0.5")
+        check_guards(norm_bound, trim, max_share)
         self._plan, self._total = plan, total
         self._selected = [client for client in plan if client in weights]
-        claimed = {client: float(weights[client]) for client in self._selected if _is_positive(weights[client])}
-        self._claimed, self._weights = sum(claimed.values()), cap_shares(claimed, max_share)
+        self._weights = {client: float(weights[client]) for client in self._selected if _is_positive(weights[client])}
+        self._claimed = sum(self._weights.values())
         if total is None and plan and not self._selected:  # where clients are sampled, there may be none
             warnings.warn("num_samples has no client of the plan, so no update counts", stacklevel=3)
         self._rejected = {
@@ -125,8 +122,9 @@ class Average:
         self._nbytes: dict[Client, int] = {}
         self._received: set[Client] = set()
         self._mean: Mean = TrimmedMean(plan.spectra, trim) if trim else RunningMean(plan.spectra)
-        self._bound = norm_bound
-        self._late_share = max_share if self._weighs_late else 1.0
+        self._bound, self._max_share = norm_bound, max_share
+        heaviest = 0 if max_share == 1 else floor(1 / max_share)  # more clients cannot have this share each
+        self._num_pending = heaviest if norm_bound is None else inf
         self._pending: dict[Client, Shard] = {}  # until their norms or weights can be compared
 
     @torch.no_grad()
@@ -164,17 +162,21 @@ class Average:
             if self._weighs_late:
                 self._weights.pop(client, None)  # else a node could lower the others' bound by an update that fails
         elif isinstance(update, Shard) and client in self._weights:
-            shard = update.to(self._plan.device)
-            if self._bound is None and self._late_share == 1:
-                self._count(client, shard)
-            else:
-                self._pending[client] = shard
+            self._pending[client] = update.to(self._plan.device)
+            if len(self._pending) > self._num_pending:
+                lightest = min(self._pending, key=self._weights.__getitem__)  # of equal ones, the first to arrive
+                self._count(lightest, self._pending.pop(lightest))
 
     @torch.no_grad()
     def finish(self) -> Aggregation:
         """Return the pseudo-gradient and the clients that were averaged in, and forget the sums."""
-        self._weights = cap_shares(self._weights, self._late_share)
-        self._add_pending()
+        if self._bound is not None:
+            self._reject_long(self._bound)
+        counting = {c: weight for c, weight in self._weights.items() if c in self._received and c not in self._rejected}
+        self._weights |= cap_shares(counting, self._max_share)
+        for client, shard in self._pending.items():
+            self._count(client, shard)
+        self._pending.clear()
         release_freed_memory()
         rejected = {client: NOTHING for client in self._selected if client not in self._received} | self._rejected
         delta = dict(self._changes())
@@ -188,26 +190,20 @@ class Average:
 
     def _count(self, client: Client, shard: Shard) -> None:
         """Add the terms that a client held to the mean: new values of those that it trained, and its tail unchanged."""
-        self._mean.add(self._plan.with_tail(client, self._plan.values_of(shard)), self._weights[client])
+        self._mean.add(self._plan.values_of(shard), self._weights[client], self._plan.tail_indices(client))
 
-    def _add_pending(self) -> None:
-        """Add the updates that are within the bound on norms, if there is one, and leave the others out."""
-        if self._bound is None:
-            for client, shard in self._pending.items():
-                self._count(client, shard)
-        if self._bound is None or not self._pending:
-            return
-        sent = self._plan.shard
-        norms = torch.stack([update_norm(sent(client), shard) for client, shard in self._pending.items()])
-        moved = norms[norms > 0]  # updates that changed nothing say nothing about the others
-        median = float(moved.median()) if len(moved) else 0.0  # the lower one: of two, the one that changed less
-        for (client, shard), norm in zip(self._pending.items(), norms.tolist(), strict=True):
-            if norm <= self._bound * median:
-                self._count(client, shard)
-            else:
-                reason = f"its update's norm {norm:.3g} is above {self._bound:g} times the median {median:.3g}"
-                self._rejected[client] = Failure(Kind.TOO_LONG, reason)
-        self._pending.clear()
+    def _reject_long(self, bound: float) -> None:
+        """Leave out the updates whose change, of what trains or of running statistics, is longer than the bound."""
+        for whose, norm_of in (("update", update_norm), ("running statistics", statistics_norm)):
+            pairs = [(self._plan.shard(client), shard) for client, shard in self._pending.items()]
+            norms = torch.stack([norm_of(*pair) for pair in pairs]) if pairs else torch.zeros(0)
+            moved = norms[norms > 0]  # updates that changed nothing say nothing about the others
+            median = float(moved.median()) if len(moved) else 0.0  # the lower one: of two, the one that changed less
+            for client, norm in zip([*self._pending], norms.tolist(), strict=True):
+                if norm > bound * median:
+                    reason = f"the norm of its {whose}, {norm:.3g}, is above {bound:g} times the median {median:.3g}"
+                    self._rejected[client] = Failure(Kind.TOO_LONG, reason)
+                    del self._pending[client]
 
     def _changes(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the name and Δ of every tensor that was averaged, in its type."""
@@ -223,6 +219,20 @@ class Average:
                 yield from zip((key(layer, "u"), key(layer, "v")), spectrum.factor_changes(u, v), strict=True)
             else:
                 yield key(layer, "weight"), weight_change(spectrum, u, v).view(self._plan.shapes[layer])
+
+
+def check_guards(norm_bound: float | None, trim: float, max_share: float) -> None:
+    """Check the guards of an `Average`.
+
+    Raises:
+        UserError: one of them is out of its range.
+    """
+    if norm_bound is not None and not (is_number(norm_bound) and norm_bound >= 1):
+        raise UserError(f"norm_bound is {safe_repr(norm_bound)}; pass a finite number of at least 1, or None")
+    if not (is_number(trim) and 0 <= trim < 0.5):
+        raise UserError(f"trim is {safe_repr(trim)}; pass a number from 0 to less than 0.5, such as 0.1")
+    if not (is_number(max_share) and 0 < max_share <= 1):
+        raise UserError(f"max_share is {safe_repr(max_share)}; pass a number above 0 and at most 1, such as 0.5")
 
 
 def _is_positive(value: object) -> bool:

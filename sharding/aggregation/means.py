@@ -1,9 +1,10 @@
 """Averages of a round, vector by vector: the weighted mean, summed as updates arrive, and the trimmed mean.
 
 The trimmed mean of n numbers leaves out the lowest and the highest ⌈βn⌉ of them (but never all), so that a few outliers
-have no influence. It is taken per coordinate over the clients that hold the vector, with the weights of the values that
-are left: Yin et al., "Byzantine-Robust Distributed Learning", ICML 2018, Definition 2. Where one or two clients hold a
-vector, nothing is left out, and it is the plain mean.
+have no influence. It is taken per coordinate over the clients that train the vector, with the weights of the values
+that are left: Yin et al., "Byzantine-Robust Distributed Learning", ICML 2018, Definition 2. Where one or two clients
+train a vector, nothing is left out, and it is the plain mean. Clients that hold the vector frozen are then averaged in:
+if their equal values were trimmed with the others, they could leave out all others.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,8 +29,8 @@ class Mean(Protocol):
 
     weight: float
 
-    def add(self, shard: Shard, weight: float) -> None:
-        """Add an update."""
+    def add(self, shard: Shard, weight: float, frozen: Mapping[str, Tensor]) -> None:
+        """Add an update of values, and by layer the indices of the terms that its client holds as they were sent."""
 
     def dense(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the mean of every dense tensor times `weight`, float64, once."""
@@ -37,7 +38,7 @@ class Mean(Protocol):
     def vectors(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Yield the means ū and v̄ of every sharded layer's kept terms, in the form of its spectrum, float64, once.
 
-        Each vector is averaged over the clients that hold it; a vector that nobody holds is the spectrum's own.
+        Each vector is averaged over the clients that hold it; a vector that nobody trains is the spectrum's own.
         """
 
 
@@ -50,7 +51,7 @@ class RunningMean:
         self._dense: dict[str, Tensor] = {}
         self._layers: dict[str, _Sums] = {}
 
-    def add(self, shard: Shard, weight: float) -> None:
+    def add(self, shard: Shard, weight: float, frozen: Mapping[str, Tensor]) -> None:
         """Add an update to the sums."""
         self.weight += weight
         for name, tensor in shard.dense.items():
@@ -61,7 +62,9 @@ class RunningMean:
         for name, terms in shard.terms.items():
             if name not in self._layers:
                 self._layers[name] = _Sums(self._spectra[name])
-            self._layers[name].add(terms, weight)
+            self._layers[name].add(terms.indices, terms.u, terms.v, weight)
+            if name in frozen:
+                self._layers[name].add(frozen[name], *self._spectra[name].cut(frozen[name]), weight)
 
     def dense(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the sums of the dense tensors, and forget them."""
@@ -83,10 +86,10 @@ class _Sums:
         self._v = torch.zeros_like(spectrum.v, dtype=torch.float64)
         self._weights = torch.zeros(spectrum.u.shape[1], dtype=torch.float64, device=spectrum.u.device)
 
-    def add(self, terms: Terms, weight: float) -> None:
-        columns = self._kept.columns(terms.indices)
+    def add(self, indices: Tensor, u: Tensor, v: Tensor, weight: float) -> None:
+        columns = self._kept.columns(indices)
         self._weights[columns] += weight
-        for sums, part in ((self._u, terms.u), (self._v, terms.v)):
+        for sums, part in ((self._u, u), (self._v, v)):
             sums.index_add_(1, columns, part.double() * weight)
 
     def means(self) -> tuple[Tensor, Tensor]:
@@ -110,11 +113,16 @@ class TrimmedMean:
         self.weight = 0.0
         self._spectra, self._trim = spectra, trim
         self._updates: list[tuple[Shard, float]] = []
+        self._frozen: dict[str, Tensor] = {}  # by layer, the weight of the clients that hold each term frozen
 
-    def add(self, shard: Shard, weight: float) -> None:
+    def add(self, shard: Shard, weight: float, frozen: Mapping[str, Tensor]) -> None:
         """Keep an update."""
         self.weight += weight
         self._updates.append((shard, weight))
+        for name, indices in frozen.items():
+            spectrum = self._spectra[name]
+            weights = self._frozen.setdefault(name, torch.zeros_like(spectrum.indices, dtype=torch.float64))
+            weights[spectrum.columns(indices)] += weight
 
     def dense(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the trimmed means times the weight of all."""
@@ -126,13 +134,13 @@ class TrimmedMean:
     def vectors(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Yield the trimmed means of every layer's vectors."""
         for name in self._updates[0][0].terms if self._updates else ():
-            yield (
-                name,
-                *self._means(self._spectra[name], [(shard.terms[name], weight) for shard, weight in self._updates]),
-            )
+            spectrum = self._spectra[name]
+            frozen = self._frozen.get(name, torch.zeros_like(spectrum.indices, dtype=torch.float64))
+            updates = [(shard.terms[name], weight) for shard, weight in self._updates]
+            yield (name, *self._means(spectrum, updates, frozen))
 
-    def _means(self, spectrum: Spectrum, updates: list[tuple[Terms, float]]) -> tuple[Tensor, Tensor]:
-        """Return ū and v̄; terms with the same number of holders are averaged together."""
+    def _means(self, spectrum: Spectrum, updates: list[tuple[Terms, float]], frozen: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ū and v̄; terms that as many clients train are averaged together."""
         indices = spectrum.columns(torch.cat([terms.indices for terms, _ in updates]))
         weights = torch.cat([spectrum.magnitudes.new_full(terms.indices.shape, weight) for terms, weight in updates])
         counts, order = indices.bincount(minlength=spectrum.u.shape[1]), indices.argsort(stable=True)
@@ -144,7 +152,10 @@ class TrimmedMean:
             for count in counts[counts > 0].unique().tolist():
                 terms = torch.nonzero(counts == count)[:, 0]
                 holders = order[starts[terms, None] + torch.arange(count, device=indices.device)]  # (terms, holders)
-                side[:, terms] = trimmed_mean(columns[:, holders], weights[holders], self._trim)
+                trained = weights[holders].sum(dim=1)
+                share = trained / (trained + frozen[terms])  # 1 where nobody holds a term frozen
+                mean = trimmed_mean(columns[:, holders], weights[holders], self._trim)
+                side[:, terms] = side[:, terms].lerp(mean, share)
             sides.append(side)
         return sides[0], sides[1]
 

@@ -1,6 +1,7 @@
 """A bound on one client's share of a round's weight, whatever size the client reports."""
 
 from collections.abc import Mapping
+from math import frexp, ldexp
 
 from sharding.plan import Client
 
@@ -15,7 +16,8 @@ def cap_shares(weights: Mapping[Client, float], most: float) -> dict[Client, flo
     Returns:
         The weights; those below the level are unchanged to the bit.
     """
-    ordered = sorted(weights.values())
+    exponent = frexp(max(weights.values(), default=0.0))[1]  # a sum of claims as they are could be infinite
+    ordered = sorted(ldexp(weight, -exponent) for weight in weights.values())
     if most == 1 or not ordered or ordered[-1] <= most * sum(ordered):
         return dict(weights)
     level = ordered[0]
@@ -25,4 +27,4 @@ def cap_shares(weights: Mapping[Client, float], most: float) -> dict[Client, flo
             level = fair
         if left <= 0 or level > ordered[0]:
             break
-    return {client: min(weight, level) for client, weight in weights.items()}
+    return {client: min(weight, ldexp(level, exponent)) for client, weight in weights.items()}

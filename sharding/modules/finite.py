@@ -24,3 +24,8 @@ def find_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
 def computable(tensor: Tensor) -> Tensor:
     """Return the same numbers in a type that has arithmetic; float8 has none."""
     return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
+
+
+def difference(value: Tensor, sent: Tensor) -> Tensor:
+    """Return value − sent in the type that was sent, which may have no arithmetic."""
+    return (computable(value) - computable(sent)).to(sent.dtype)

@@ -105,3 +105,8 @@ def is_transmitted(name: str, entry: object) -> bool:
 def is_variance(name: str) -> bool:
     """Whether an entry of a state dict is a batch norm's variance; below 0 it makes outputs NaN."""
     return name.rpartition(".")[2] == "running_var"
+
+
+def is_statistic(name: str) -> bool:
+    """Whether an entry of a state dict is a batch norm's running mean or variance, which no optimizer trains."""
+    return name.rpartition(".")[2] in ("running_mean", "running_var")

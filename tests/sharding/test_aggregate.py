@@ -4,13 +4,16 @@ import re
 from copy import deepcopy
 from dataclasses import replace
 from itertools import product
-from math import prod
+from math import nan, prod
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from sharding import Server, Shard, ShardPlanner, UserError, train_shard
+from sharding.aggregation.aggregate import Average
 from sharding.aggregation.faults import NOTHING
 from sharding.aggregation.shares import cap_shares
 from sharding.failures import Failure, Kind
@@ -412,3 +415,57 @@ def test_max_share_limits_a_client_with_a_huge_weight(round_one, of_all):
     aggregate(model, plan, updates, num_samples, sum(num_samples.values()) if of_all else None, max_share=0.5)
     aggregate(other, plan, updates, {**NUM_SAMPLES, "d": 45})
     torch.testing.assert_close(model.state_dict(), other.state_dict(), rtol=1e-12, atol=1e-12)
+
+
+def shares_of(weights, most, failed=(), **guards):
+    """Return each client's share of the average of a parameter; those that failed send NaN."""
+    plan = make_plan(nn.Linear(1, len(weights), bias=False).double(), dict.fromkeys(weights, 1.0), "dense")
+    shares = []
+    for late in (False, True):
+        average = Average(plan, None if late else weights, max_share=most, **guards)
+        for row, client in enumerate(weights):
+            change = torch.zeros(len(weights), 1).double()
+            change[row] = nan if client in failed else 1e9 if client == "long" else 1
+            shard = plan.shard(client)
+            values = {name: value + change for name, value in shard.trained().items()}
+            average.add(client, shard.returned(values), weights[client])
+        (delta,) = average.finish().delta.values()
+        shares.append(dict(zip(weights, delta.flatten().tolist(), strict=True)))
+    assert shares[0] == pytest.approx(shares[1])
+    return shares[0]
+
+
+@pytest.mark.parametrize(
+    ("weights", "failed"),
+    [
+        ({"a": 1e9, "b": 1e9, "c": 100, "d": 100}, ["b"]),
+        ({"c": 100, "d": 100, "a": 1e9, "b": 1e9}, ["b"]),
+        ({"a": 1e308, "b": 1e308, "c": 100, "d": 100}, ["b"]),
+        ({"a": 1000, "long": 1000, "c": 1, "d": 1, "e": 1}, ["long"]),
+    ],
+    ids=["heavy ones first", "heavy ones last", "infinite sum", "too long"],
+)
+def test_max_share_is_that_of_the_updates_that_count(weights, failed):
+    guards = {"norm_bound": 5.0} if "long" in weights else {}
+    shares = shares_of(weights, 0.5, [] if guards else failed, **guards)
+    light = [client for client in weights if client not in ("a", *failed)]
+    assert shares["a"] == pytest.approx(0.5)
+    assert [shares[client] for client in light] == pytest.approx([0.5 / len(light)] * len(light))
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=9), st.sampled_from([0.15, 0.3, 0.5, 0.7]))
+def test_max_share_of_any_weights_is_that_of_capped_ones(weights, most):
+    clients = {f"c{number}": float(weight) for number, weight in enumerate(weights)}
+    capped = cap_shares(clients, most)
+    expected = {client: weight / sum(capped.values()) for client, weight in capped.items()}
+    assert shares_of(clients, most) == pytest.approx(expected)
+
+
+def test_max_share_keeps_only_the_heaviest_updates():
+    weights = {f"c{number}": float(number) for number in range(1, 9)}
+    plan = make_plan(nn.Linear(2, 2).double(), dict.fromkeys(weights, 1.0), "dense")
+    average = Average(plan, weights, max_share=0.5)
+    for client, shard in plan.shards():
+        average.add(client, shard)
+        assert len(average._pending) <= 2
+    assert [*average._pending] == ["c7", "c8"]

@@ -14,6 +14,7 @@ from sharding import Shard
 from sharding.aggregation import means
 from sharding.aggregation.means import trimmed_mean
 from sharding.layers import as_blocks, num_blocks
+from sharding.norms import update_norm
 from sharding.spectrum import compose, decompose_batch
 from tests.sharding.models import aggregate, along, make_net, make_plan, perturbed, spectra_of
 
@@ -121,6 +122,22 @@ def test_norm_bound_with_two_clients_rejects_the_larger_update():
     model, plan, updates = make_round(attack=1e6, attackers=1)
     outcome = aggregate(model, plan, {c: updates[c] for c in CLIENTS[:2]}, dict.fromkeys(CLIENTS[:2], 1), norm_bound=2)
     assert outcome.accepted == ["c1"]
+
+
+@pytest.mark.parametrize("spoiled", [".weight", ".running_mean"])
+def test_norm_bound_with_batch_norms_rejects_long_parameters_and_long_statistics(spoiled):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)).double()
+    plan = make_plan(model, dict.fromkeys(CLIENTS, 0.5), "dense")
+    updates, norms = {}, {}
+    for client, shard in plan.shards():
+        steps = {name: 1.0 if name.endswith("running_mean") else 0.01 for name in shard.trained()}
+        if client == "c0":
+            steps = {name: step * (40 if name.endswith(spoiled) else 1) for name, step in steps.items()}
+        updates[client] = shard.returned({name: value + steps[name] for name, value in shard.trained().items()})
+        norms[client] = float(update_norm(shard, updates[client]))
+    outcome = aggregate(model, plan, updates, SAMPLES, norm_bound=2)
+    assert (outcome.accepted, list(outcome.rejected)) == (CLIENTS[1:], CLIENTS[:1])
+    assert norms["c1"] == pytest.approx(0.01 * sum(part.numel() for part in model.parameters()) ** 0.5)
 
 
 def test_norm_bound_without_outliers_changes_nothing():

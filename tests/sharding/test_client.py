@@ -24,7 +24,8 @@ from sharding import (
     unpack_attention,
 )
 from sharding.failures import Failure
-from sharding.shard import Terms, update_norm
+from sharding.norms import update_norm
+from sharding.shard import Terms
 from tests.sharding.models import KINDS, aggregate, make_net, make_plan, make_skeleton, on_meta
 from tests.sharding.test_shard import Tied, assert_same, freeze
 

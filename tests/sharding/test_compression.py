@@ -12,7 +12,7 @@ from torch import nn
 
 from sharding import COMPRESSIONS, Shard, ShardPlanner, UserError, client_model, train_shard
 from sharding.failures import Failure, Kind
-from sharding.shard import update_norm
+from sharding.norms import update_norm
 from sharding.transport.compression import round_columns, round_outputs
 from tests.sharding.models import aggregate, along, make_net, perturbed
 

@@ -1,10 +1,11 @@
 """`Server.round` against its steps, and the state that the server keeps between rounds."""
 
+import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
 
-from sharding import Server, ShardPlanner, iterate_average, train_shard
+from sharding import Server, ShardPlanner, UserError, iterate_average, train_shard
 from tests.sharding.models import aggregate
 
 RATIOS = {"phone": 0.25, "laptop": 0.5}
@@ -40,6 +41,27 @@ def test_server_round_without_num_samples_weighs_clients_equally():
     given.round(1, RATIOS, train, SAMPLES)
     alike.round(1, RATIOS, train)
     assert not torch.equal(alike.model[4].weight, given.model[4].weight)
+
+
+@pytest.mark.parametrize("samples", [{}, {"Phone": 3.0, "laptop": 1.0}], ids=str)
+def test_server_round_with_samples_of_other_clients_raises_before_training(samples):
+    with pytest.raises(UserError, match="num_samples lacks phone"):
+        Server(make_model(), ShardPlanner("top_n")).round(0, RATIOS, None, samples)
+
+
+def test_server_round_does_not_move_what_was_frozen_after_training():
+    model = make_model()
+    model(torch.ones(2, 6)).sum().backward()
+    model[0].requires_grad_(False)
+    before = model[0].weight.clone()
+    Server(model, ShardPlanner("top_n")).round(0, RATIOS, lambda client, shard: shard.returned(shard.trained()))
+    assert torch.equal(model[0].weight, before)
+
+
+@pytest.mark.parametrize("guard", [{"trim": 0.9}, {"norm_bound": "3"}, {"max_share": 0}], ids=str)
+def test_server_with_an_invalid_guard_raises(guard):
+    with pytest.raises(UserError, match=f"{next(iter(guard))} is .*; pass a"):
+        Server(make_model(), ShardPlanner("top_n"), **guard)
 
 
 def test_server_round_with_failed_clients_rejects_them():

@@ -12,7 +12,8 @@ from torch import nn
 from sharding import COMPRESSIONS, Shard, ShardPlanner, UserError, client_model, factorize
 from sharding.factorization import CoverageWarning
 from sharding.modules.state import dense_state
-from sharding.shard import Terms, update_norm
+from sharding.norms import update_norm
+from sharding.shard import Terms
 from tests.sharding.models import aggregate, make_net, make_plan, perturbed
 
 

@@ -29,7 +29,7 @@ class TransposedLinear(nn.Module):
 
     def __init__(self, nf, nx):
         super().__init__()
-        self.nf, self.weight, self.bias = nf, nn.Parameter(torch.randn(nx, nf)), nn.Parameter(torch.zeros(nf))
+        self.nf, self.weight, self.bias = nf, nn.Parameter(torch.randn(nx, nf) / 4), nn.Parameter(torch.zeros(nf))
 
     def forward(self, x):
         return x @ self.weight + self.bias
@@ -158,6 +158,36 @@ def test_client_counts_in_the_average_of_its_tail_with_the_servers_vectors(optio
     mean_u, mean_v = 0.75 * weak_u + 0.25 * strong_u, 0.75 * weak_v + 0.25 * strong_v
     expected = before + mean_u @ mean_v.mT - u @ v.mT
     torch.testing.assert_close(model[0].weight.detach(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("trim", [0.0, 0.1, 0.4])
+def test_terms_of_one_strong_client_move_by_its_share_whatever_is_trimmed(trim):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 40, bias=False)).double()
+    server = Server(model, ShardPlanner("top_n", skip=()), trim=trim)
+    plan = server.plan({**{f"phone {number}": 0.25 for number in range(4)}, "laptop": 0.5}, 0)
+    average, before = server.average(plan, None), plan.spectra["0"]
+    for client, shard in plan.shards():
+        average.add(client, shard.returned({name: part + 1 for name, part in shard.trained().items()}), 1.0)
+    change = torch.tensor([1.0] * 5 + [0.2] * 5, dtype=torch.float64)  # a fifth of the weight trains the last terms
+    moved = (before.u + change) @ (before.v + change).mT
+    expected = model[0].weight.detach() + moved - before.u @ before.v.mT
+    server.step(average)
+    torch.testing.assert_close(model[0].weight.detach(), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, {"trim": 0.1}, {"norm_bound": 3.0}], ids=str)
+def test_round_with_a_frozen_layer_and_uneven_clients_leaves_it_as_it_is(options):
+    model = nn.Sequential(nn.Linear(20, 40), nn.ReLU(), nn.Linear(40, 20))
+    model[2].weight.requires_grad_(False)
+    frozen = model[2].weight.clone()
+    server = Server(model, ShardPlanner("top_n", skip=()), **options)
+
+    def train(client, shard):
+        return shard.returned({name: part + 1 for name, part in shard.trained().items()})
+
+    assert server.round(0, {"weak": 0.25, "strong": 0.5}, train).accepted == ["weak", "strong"]
+    assert torch.equal(model[2].weight, frozen)
 
 
 def test_tail_stays_as_it_is_if_no_client_that_trains_it_answers():

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from sharding import Plan, Residual, Shard
 from sharding.aggregation.faults import NOTHING, find_misfit
 from sharding.failures import Failure
+from sharding.norms import update_norm
 from sharding.plan import Client
-from sharding.shard import update_norm
 from train.config.sections import LocalConfig
 from train.data import Dataset, Split
 

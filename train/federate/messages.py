@@ -14,7 +14,7 @@ from sharding import Shard
 from sharding.errors import UserError
 from sharding.failures import one_line
 from sharding.flower.messages import ARRAYS, METRICS, bytes_of, part_of
-from sharding.shard import update_norm
+from sharding.norms import update_norm
 from train.config.schema import Config, check_config
 from train.engines import Update
 
