@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sharding.plan import Plan
+from sharding.plan import Draw, Plan
 from sharding.validation import Vector
 
 
@@ -48,16 +48,21 @@ def plan_discrepancy(plan: Plan) -> tuple[float, float]:
 
     The first is ‖W − W̄‖²/‖W‖², W̄ the unweighted average of all clients' estimators, whose expectation is Eq. 7; the
     second is the mean over clients of ‖W − Ŵ‖²/‖W‖², whose expectation is Eq. 4. Both sum over layers first. They
-    hold for mixed keep ratios and multipliers that depend on the draw. NaN if nothing is sharded, or without clients.
+    hold for mixed keep ratios and multipliers that depend on the draw. The terms of a client's tail count as exact,
+    without their rounding. NaN if nothing is sharded, or without clients.
     """
     num_clients = sum(map(len, plan.groups.values()))
     if num_clients == 0:
         return nan, nan
     collective = single = norm = 0.0
-    for name in plan.spectra:
-        draws = [draw for (_, layer), draw in plan.draws.items() if layer == name]
-        squares = draws[0].context.magnitudes ** 2
-        coefficients = np.concatenate([_coefficients(draw.indices, draw.multipliers, len(squares)) for draw in draws])
+    by_layer: dict[str, dict[float, Draw]] = {}
+    for (ratio, name), draw in plan.draws.items():
+        by_layer.setdefault(name, {})[ratio] = draw
+    for name, draws in by_layer.items():
+        held = max((draw.indices[0] for draw in draws.values()), key=len)  # with tails, by the strongest clients
+        frozen = {ratio: held if name in plan.tails.get(ratio, ()) else held[:0] for ratio in draws}
+        coefficients = np.concatenate([_coefficients(draw, frozen[ratio]) for ratio, draw in draws.items()])
+        squares = next(iter(draws.values())).context.magnitudes ** 2
         collective += float(squares @ (1 - coefficients.sum(axis=0) / num_clients) ** 2)
         single += float(((1 - coefficients) ** 2 @ squares).mean())
         norm += float(squares.sum())
@@ -80,8 +85,9 @@ def alignment(update: Tensor, reference: Tensor) -> float:
     return float(ours @ theirs / norms) if norms > 0 else nan
 
 
-def _coefficients(indices: NDArray[np.int64], multipliers: Vector, rank: int) -> Vector:
-    """Return ω of each client's terms at their indices, zero elsewhere, shape (C, N)."""
-    coefficients = np.zeros((len(indices), rank))
-    np.put_along_axis(coefficients, indices, multipliers, axis=1)
+def _coefficients(draw: Draw, held: NDArray[np.int64]) -> Vector:
+    """Return the terms' coefficients in each client's estimator: ω if drawn, 1 if held, else zero; shape (C, N)."""
+    coefficients = np.zeros((len(draw.indices), draw.context.magnitudes.size))
+    coefficients[:, held] = 1.0
+    np.put_along_axis(coefficients, draw.indices, draw.multipliers, axis=1)
     return coefficients

@@ -5,6 +5,7 @@ from math import comb, log
 import numpy as np
 import pytest
 
+from sharding import ShardPlanner
 from sharding.diagnostics import anme, bernoulli_entropy, plan_anme, plan_coverage, plan_discrepancy
 from tests.sharding.models import make_net, make_plan
 
@@ -36,6 +37,16 @@ def test_plan_discrepancy_equals_that_of_the_composed_shards():
             single += sum(float((weight - estimate).square().sum()) for estimate in composed) / 3
             norm += float(weight.square().sum())
         assert plan_discrepancy(plan) == pytest.approx((collective / norm, single / norm), rel=1e-9)
+
+
+def test_plan_discrepancy_of_clients_with_a_tail_is_that_of_the_strongest():
+    model = make_net().double()
+    planner = ShardPlanner("top_n", tail="float32")
+    mixed, strong = (planner.plan(model, dict(enumerate(ratios)), 0) for ratios in ([0.25, 0.5, 0.25], [0.5]))
+    assert any(mixed.tails.values())
+    assert plan_discrepancy(mixed) == pytest.approx(plan_discrepancy(strong), rel=1e-12)
+    alone = ShardPlanner("top_n", tail=None).plan(model, dict(enumerate([0.25, 0.5, 0.25])), 0)
+    assert plan_discrepancy(alone)[1] > plan_discrepancy(mixed)[1]
 
 
 def test_plan_anme_of_deterministic_strategies_is_zero_or_nan():
