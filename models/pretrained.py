@@ -53,6 +53,7 @@ def build_transformer(
     weights: str | None = None,
     task: Literal["sequence_classification", "causal_lm"] = "sequence_classification",
     train_embeddings: bool = False,
+    pad_token_id: int | None = None,
 ) -> Transformer:
     """Build a model of transformers, in float32, with frozen embeddings.
 
@@ -65,6 +66,7 @@ def build_transformer(
             `config.json` is read here; `load_transformer` loads the weights.
         task: what its head predicts.
         train_embeddings: also train these, which are then sent in every round.
+        pad_token_id: the id that pads texts; by default the dataset's, else that of `config.json`.
 
     Raises:
         ImportError: transformers is not installed.
@@ -81,8 +83,9 @@ def build_transformer(
         longest = getattr(config, "max_position_embeddings", None)
         if longest is not None and input_shape[0] > longest:
             raise UserError(f"data.max_length={input_shape[0]} must be at most {longest}, the model's positions")
-        if config.pad_token_id is None:  # as the texts are padded
-            config.pad_token_id = config.eos_token_id
+        ends = config.eos_token_id
+        pads = (pad_token_id, config.pad_token_id, ends[0] if isinstance(ends, list) else ends)
+        config.pad_token_id = next((id for id in pads if id is not None), None)
         model = getattr(transformers, TASKS[task]).from_config(config, dtype=torch.float32)
     _freeze_embeddings(model, train_embeddings)
     return Transformer(model, config.pad_token_id if task == "sequence_classification" else None)

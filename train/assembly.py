@@ -250,6 +250,8 @@ def make_model(config: Config, dataset: Dataset, pretrained: bool = True) -> nn.
     with torch.random.fork_rng(devices=[]), config.model.naming_key():
         torch.manual_seed(seed_of(config.seed_of_data, "model"))
         name, options = config.model.name, config.model.options
+        if dataset.pad_token_id is not None and config.model.takes("pad_token_id"):
+            options = {"pad_token_id": dataset.pad_token_id} | options
         try:
             model = build_model(name, input_shape=dataset.input_shape, num_classes=dataset.num_classes, **options)
         except (RuntimeError, MemoryError, OverflowError) as error:

@@ -43,6 +43,19 @@ def test_transformer_of_a_folder_computes_what_it_did_and_ignores_padding(tmp_pa
     }
 
 
+@pytest.mark.parametrize("end", [3, [3, 4]], ids=str)
+def test_transformer_masks_the_given_padding_else_its_own_else_its_end(tmp_path, end):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 40, "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2, "eos_token_id": end}
+    for pad, given, expected in ((None, None, 3), (5, None, 5), (5, 0, 0), (None, 7, 7)):
+        transformers.GPT2Config(**sizes, pad_token_id=pad).save_pretrained(tmp_path)
+        with init_empty():
+            model = build_model(
+                "transformers", input_shape=(6,), num_classes=2, weights=str(tmp_path), pad_token_id=given
+            )
+        assert model.pad_token_id == model.model.config.pad_token_id == expected
+
+
 def test_transformer_for_other_classes_has_a_new_head_and_says_so(tmp_path, caplog):
     bert(tmp_path, num_labels=3)
     with caplog.at_level(logging.INFO):

@@ -92,11 +92,12 @@ def load_files(
     )
 
 
-def prepared_files(data: Split, num_classes: int) -> Dataset:
+def prepared_files(data: Split, num_classes: int, pad_token_id: int | None = None) -> Dataset:
     """Return the dataset of samples that `load_files` has read, without samples."""
     prepare = standardize if data.inputs.dtype == torch.uint8 else unchanged
     none = data.emptied()
-    return Dataset("files", none, none, num_classes, tuple(data.inputs.shape[1:]), prepare, ignore_index=IGNORED)
+    facts = {"ignore_index": IGNORED, "pad_token_id": pad_token_id}
+    return Dataset("files", none, none, num_classes, tuple(data.inputs.shape[1:]), prepare, **facts)
 
 
 def _clients(names: Sequence[Hashable]) -> Partition:

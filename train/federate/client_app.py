@@ -32,7 +32,7 @@ from train.engines.memory_format import keep_memory_format
 from train.federate.messages import CONFIG_TEXT, LOSS, LR, NORM, NUM_SAMPLES, ROUND, config_text, norm_of, read_config
 
 PREPARED = ".safetensors"  # the end of the name of a node's samples as tensors
-NUM_CLASSES = "num_classes"  # in the metadata of such a file
+NUM_CLASSES, PAD_TOKEN_ID = "num_classes", "pad_token_id"  # in the metadata of such a file
 
 app = ClientApp()
 
@@ -152,7 +152,7 @@ def read_prepared(path: Path) -> tuple[Dataset, Split]:
         facts = file.metadata() or {}
     if NUM_CLASSES not in facts:
         raise UserError(f"data={path} does not say {NUM_CLASSES}; name a csv, json, parquet or text file, or a folder")
-    return prepared_files(data, int(facts[NUM_CLASSES])), data
+    return prepared_files(data, *(int(facts[fact]) for fact in (NUM_CLASSES, PAD_TOKEN_ID) if fact in facts)), data
 
 
 @lru_cache(maxsize=1)
@@ -183,7 +183,8 @@ def read_data(path: Path) -> Split:
     return data
 
 
-def write_data(path: Path, data: Split, num_classes: int) -> None:
+def write_data(path: Path, data: Split, num_classes: int, pad_token_id: int | None = None) -> None:
     """Write one client's samples as `read_data` and `read_prepared` read them."""
     tensors = {"inputs": data.inputs.contiguous(), "targets": data.targets.contiguous()}
-    safetensors.torch.save_file(tensors, path, {NUM_CLASSES: str(num_classes)})
+    pad = {} if pad_token_id is None else {PAD_TOKEN_ID: str(pad_token_id)}
+    safetensors.torch.save_file(tensors, path, {NUM_CLASSES: str(num_classes)} | pad)

@@ -157,7 +157,7 @@ def lay_out(config: Config, settings: dict[str, object]) -> Deployment:
         folder = deployment.folder / f"node-{node}"
         folder.mkdir()
         write_node_key(folder)
-        write_data(folder / "data.safetensors", data, dataset.num_classes)
+        write_data(folder / "data.safetensors", data, dataset.num_classes, dataset.pad_token_id)
     operator = Path(deployment.environment("operator")["FLWR_HOME"])
     operator.mkdir(parents=True)
     link = {"address": deployment.address, "root-certificates": str(deployment.folder / "ca.crt")}
