@@ -95,8 +95,8 @@ def build_experiment(
 ) -> Experiment:
     """Build an experiment of one model, from the arguments of `build_task`; its sampler knows what shards cost."""
     task = build_task(config, dataset, clients, keep_ratios, num_samples, engine)
-    planner, model, strongest = task.server.planner, task.server.model, max(keep_ratios.values())
-    nbytes = {ratio: planner.nbytes(model, ratio, strongest) for ratio in set(keep_ratios.values())}
+    planner, model = task.server.planner, task.server.model
+    nbytes = {ratio: planner.nbytes(model, ratio) for ratio in set(keep_ratios.values())}  # an update has no tail
     costs = {client: nbytes[ratio] / task.dense_nbytes for client, ratio in keep_ratios.items()}
     sampler = make_sampler(config, num_samples, costs)
     sampler.cohort(0)  # fails now if it cannot draw

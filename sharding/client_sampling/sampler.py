@@ -29,7 +29,7 @@ class Population:
 
     Attributes:
         num_samples: (N,) D_c.
-        costs: (N,) r_c, the cost of an update of c in whole models: bytes of its shard over bytes of the dense model.
+        costs: (N,) r_c, the cost of an update of c in whole models: its bytes over those of the dense model.
         profiles: the clients' speeds; None where time is not simulated.
     """
 

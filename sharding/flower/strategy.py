@@ -188,7 +188,9 @@ class SpectralSharding(Strategy):
         nodes = self._sample(grid, "evaluate", self.fraction_evaluate, self.min_evaluate_nodes, server_round)
         planner = self.server.planner
         if planner.strategy.allocate is not None:  # else nodes evaluate the whole model
-            planner = ShardPlanner("top_n", skip=planner.skip, also=planner.also, compression=planner.compression)
+            planner = ShardPlanner(
+                "top_n", skip=planner.skip, also=planner.also, compression=planner.compression, tail=planner.tail
+            )
         self._begin(nodes, planner, self.server.result, server_round)
         return self._messages(MessageType.EVALUATE, server_round, config)
 

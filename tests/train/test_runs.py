@@ -234,12 +234,13 @@ def test_client_drawn_twice_counts_twice_in_simulated_time(tmp_path):
     assert [line["simulated_seconds"] for line in lines] == pytest.approx([3 * 1 / 2] * 6)
 
 
-def test_sampler_cost_of_a_client_is_its_shard_over_the_dense_model(tmp_path):
+@pytest.mark.parametrize("strategy", ["collective", "top_n"])
+def test_sampler_cost_of_a_client_is_its_update_over_the_dense_model(tmp_path, strategy):
     options = ["clients.sampler=ocs_partial", "clients.sampler.budget=0.6", "keep_ratio={0.2: 0.5, 0.6: 0.5}"]
-    experiment = assemble(tiny(tmp_path, *options))
+    experiment = assemble(tiny(tmp_path, *options, f"strategy={strategy}"))
     task = task_of(experiment)
     plan = task.server.plan(task.keep_ratios, 0)
-    costs = [plan.shard(client).nbytes / task.dense_nbytes for client in plan]
+    costs = [shard.returned(shard.trained()).nbytes / task.dense_nbytes for _, shard in plan.shards()]
     np.testing.assert_allclose(experiment.sampler.population.costs, costs, rtol=1e-12)
     assert min(costs) > 0.2
 

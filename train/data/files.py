@@ -96,8 +96,8 @@ def prepared_files(data: Split, num_classes: int, pad_token_id: int | None = Non
     """Return the dataset of samples that `load_files` has read, without samples."""
     prepare = standardize if data.inputs.dtype == torch.uint8 else unchanged
     none = data.emptied()
-    facts = {"ignore_index": IGNORED, "pad_token_id": pad_token_id}
-    return Dataset("files", none, none, num_classes, tuple(data.inputs.shape[1:]), prepare, **facts)
+    shape = tuple(data.inputs.shape[1:])
+    return Dataset("files", none, none, num_classes, shape, prepare, ignore_index=IGNORED, pad_token_id=pad_token_id)
 
 
 def _clients(names: Sequence[Hashable]) -> Partition:

@@ -355,6 +355,20 @@ def test_evaluation_on_nodes_is_the_weighted_mean_of_their_models():
     assert result.evaluate_metrics_clientapp[1]["accuracy"] == pytest.approx(mean)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "tail", "share"), [("collective", "int4", 0), ("top_n", None, 0), ("top_n", "int4", 0.5)]
+)
+def test_evaluation_gives_nodes_the_tail_that_they_train_with(strategy, tail, share):
+    def count_tails(model, config, context):
+        return {"num-examples": 1, "tails": sum(name.endswith("tail") for name, _ in model.named_buffers())}
+
+    nodes = {9: {"partition-id": 0, "keep-ratio": 0.25}, 8: {"partition-id": 1, "keep-ratio": 0.5}}
+    grid = StubGrid(make_app(structure_of(), train, count_tails), nodes)
+    server = Server(make_model(), ShardPlanner(strategy, tail=tail))
+    _, result, _ = run(server, grid, rounds=1, fraction_evaluate=1.0)
+    assert result.evaluate_metrics_clientapp[1]["tails"] == share
+
+
 def test_fraction_train_samples_by_the_planners_seed():
     nodes = {node: {"partition-id": node, "keep-ratio": 0.5} for node in range(1, 11)}
 
