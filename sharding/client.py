@@ -12,7 +12,6 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 from torch.optim import SGD, Optimizer
@@ -23,7 +22,7 @@ from sharding.factorization.unpack import unpack
 from sharding.failures import hint_at
 from sharding.layers import FactorizedLayer
 from sharding.modules.copies import fill, meta_copy, meta_parameter
-from sharding.modules.state import as_real
+from sharding.modules.state import as_real, batch_counters
 from sharding.modules.wrappers import key, named_modules, named_state
 from sharding.optim import DecayOf, can_be_fused, clip_and_decay
 from sharding.quantization import empty_quantized, format_of
@@ -137,7 +136,7 @@ def client_model(model: nn.Module, shard: Shard, copy: bool = True, residual: Re
         slot = slots[name]
         filled[id(slot)] = _as_slot(slot, value, copy or shard.compression != EXACT)
         slot.requires_grad_(slot.requires_grad and not shard.is_frozen(name))
-    _reset_counters(small)
+    filled |= {id(counter): torch.zeros_like(counter, device="cpu") for counter in batch_counters(small)}
     fill(small, filled, "the shard")
     return small.to(next(iter(filled.values())).device) if filled else small
 
@@ -261,11 +260,3 @@ def _as_slot(slot: Tensor, value: Tensor, copy: bool) -> Tensor:
     filled = torch.empty_strided(slot.shape, slot.stride(), dtype=slot.dtype, device=value.device)
     as_real(filled).copy_(value)
     return filled
-
-
-def _reset_counters(model: nn.Module) -> None:
-    """Set the batch counters of batch norms on the `meta` device to zero; each client counts its own batches."""
-    for module in model.modules():
-        counter = getattr(module, "num_batches_tracked", None)
-        if isinstance(module, _BatchNorm) and isinstance(counter, Tensor) and counter.is_meta:
-            module.num_batches_tracked = torch.zeros_like(counter, device="cpu")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sharding.errors import UserError
 from sharding.layers import FactorizedLayer
 from sharding.modules.finite import computable, difference
-from sharding.modules.state import as_real, is_transmitted
+from sharding.modules.state import as_real, batch_counters, is_transmitted
 from sharding.modules.wrappers import distribute_like, full_tensor, key, named_modules, named_state
 from sharding.residual import digest_of, residual_layers
 from sharding.transport import compression, serialize
@@ -197,7 +197,8 @@ class Shard:
     def load_into(self, model: nn.Module) -> None:
         """Copy this shard's values into a client's model, plain or inside DDP, `torch.compile` or FSDP2.
 
-        What the shard has frozen is frozen in the model, too. The model's layers get the shard's tail, or none.
+        What the shard has frozen is frozen in the model, too. The model's layers get the shard's tail, or none. Batch
+        norms count from zero again.
 
         Raises:
             UserError: names, shapes or numbers of terms differ from the model's; the message lists all of them.
@@ -212,6 +213,8 @@ class Shard:
             target.copy_(distribute_like(tensor.to(target.device, target.dtype), target))
             if self.is_frozen(name):
                 state[name].requires_grad_(False)
+        for counter in batch_counters(model):
+            counter.zero_()
 
     @torch.no_grad()
     def read_from(self, model: nn.Module) -> "Shard":

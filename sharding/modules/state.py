@@ -14,6 +14,8 @@ from sharding.errors import UserError
 from sharding.modules.wrappers import full_tensor, is_ordinary, key, named_buffers, named_parameters, named_state
 from sharding.transport.serialize import TYPES
 
+COUNTER = "num_batches_tracked"  # of a batch norm
+
 
 def dense_state(model: nn.Module, sharded: Mapping[str, nn.Module]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return what is not sent as terms: all state but the factors and weights of sharded layers.
@@ -99,7 +101,15 @@ def as_real(tensor: Tensor) -> Tensor:
 
 def is_transmitted(name: str, entry: object) -> bool:
     """Whether an entry of a state dict is sent: a tensor, except extra state and a batch norm's counter."""
-    return isinstance(entry, Tensor) and name.rpartition(".")[2] not in ("_extra_state", "num_batches_tracked")
+    return isinstance(entry, Tensor) and name.rpartition(".")[2] not in ("_extra_state", COUNTER)
+
+
+def batch_counters(model: nn.Module) -> list[Tensor]:
+    """Return the counters of a model's batch norms. They are not sent: each client counts its own batches of a round.
+
+    With ``momentum=None`` a batch norm averages over all batches that it has counted.
+    """
+    return [buffer for name, buffer in named_buffers(model) if name.rpartition(".")[2] == COUNTER]
 
 
 def is_variance(name: str) -> bool:

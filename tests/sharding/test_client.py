@@ -239,6 +239,23 @@ def test_client_model_on_meta_has_batch_norm_statistics():
     assert small[1].num_batches_tracked == 0
 
 
+@pytest.mark.parametrize("kind", ["on meta", "with values", "loaded again"])
+def test_batch_norms_count_from_zero_whoever_trained_before(kind):
+    def build():
+        return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6, momentum=None), nn.Linear(6, 6), nn.Linear(6, 3))
+
+    shard, used, x = make_plan(build(), {0: 1.0}, "full").shard(0), build(), torch.randn(8, 4)
+    used(torch.randn(8, 4))
+    small = client_model(on_meta(build) if kind == "on meta" else used, shard)
+    if kind == "loaded again":
+        small(torch.randn(8, 4))
+        shard.load_into(small)
+    assert small[1].num_batches_tracked == 0
+    small(x)  # the mean over all batches is that of the only one
+    torch.testing.assert_close(small[1].running_mean, small[0](x).mean(0))
+    assert used[1].num_batches_tracked == 1
+
+
 def test_training_in_place_of_a_read_shard_leaves_the_file_unchanged(tmp_path):
     path, shard = tmp_path / "shard", make_plan(make_net(), {0: 0.3}).shard(0)
     shard.write(path)
