@@ -101,6 +101,8 @@ class _Convolution(torch.autograd.Function):
             x = TRANSPOSE[dims](grad, weight, None, stride, padding, extra, groups, dilation)
         else:
             x = CONVOLVE[dims](grad, weight, None, stride, padding, dilation, groups)
+            for axis, size in enumerate(ctx.sizes, 2):  # longer where the output padding is the stride or more
+                x = x.narrow(axis, 0, size)
         return x.to(ctx.dtype), None, None
 
 
