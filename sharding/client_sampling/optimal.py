@@ -56,10 +56,10 @@ class OptimalSampler(BudgetSampler):
         if not sizes.any():  # no client reported, or none of them has data
             return Participation({}, 1.0, rejected)
         scaled = sizes / sizes.sum() * np.array([norms[client] for client in clients])
+        known = np.zeros(clients.size) if rejected else scaled  # where all norms are zero, p is uniform
+        p, report_bytes = self.probabilities(known, self.population.costs[clients])
         if rejected:
-            p, report_bytes = np.full(clients.size, min(1.0, self.budget / clients.size)), REPORT_BYTES * len(norms)
-        else:
-            p, report_bytes = self.probabilities(scaled, self.population.costs[clients])
+            report_bytes = REPORT_BYTES * len(norms)
         alpha, gamma = improvement_factors(scaled, p, float(p.sum()))
         coins = upload_coins(self.seed, round, self.num_clients)[clients]
         weights: dict[Client, float] = {int(clients[i]): float(sizes[i] / p[i]) for i in np.flatnonzero(coins < p)}

@@ -68,12 +68,14 @@ def test_uniform_scaled_invites_like_uniform_with_equal_weights():
 @pytest.mark.parametrize("norm", [float("nan"), float("inf"), -1.0])
 @pytest.mark.parametrize("name", TWO_STAGE)
 def test_select_with_an_invalid_norm_rejects_the_client_and_draws_evenly(name, norm, caplog):
-    sampler = make(name, budget=2)
+    sampler = make(name, budget=0.5)
     norms = {0: 1.0, 1: norm, 2: 5.0, 4: 0.1}  # client 3 did not report at all
+    p = 0.5 / (RATIOS[[0, 2, 4]].sum() if name == "ocs_partial" else 3)  # the expected cost is the budget
     for t in range(50):
         participation = sampler.select(t, sampler.invite(t), norms)
         assert participation.rejected == {1: Failure(Kind.NOT_FINITE, f"reported a norm of {norm}")}
-        assert all(weight == SIZES[client] / (2 / 3) for client, weight in participation.weights.items())
+        assert participation.weights == {c: pytest.approx(SIZES[c] / p) for c in participation.weights}
+        assert participation.report_bytes == 4 * 4
         assert participation.total == SIZES[[0, 2, 4]].sum()
     assert "clients [1]: no norm in round 0, so the others upload with equal probabilities" in caplog.text
 
