@@ -62,8 +62,9 @@ class Allocation(NamedTuple):
                 and above 0.
         """
         pi, omega = as_floats(self.inclusion, "π"), as_floats(self.multipliers, "ω")
-        for what, values in (("π", pi), ("ω", omega)):
-            if values.shape != (size,):
+        weights = None if self.weights is None else as_floats(self.weights, "weights")
+        for what, values in (("π", pi), ("ω", omega), ("weights", weights)):
+            if values is not None and values.shape != (size,):
                 raise UserError(f"{what} has shape {values.shape}; one number for each of {size} terms is needed")
         if not abs(pi.sum() - num_terms) <= 1e-6 * num_terms:
             raise UserError(
@@ -72,7 +73,7 @@ class Allocation(NamedTuple):
         drawn = omega[pi > 0]
         if not (np.isfinite(drawn) & (drawn > 0)).all():
             raise UserError("ω of a term that can be drawn is not finite and above 0")
-        return self._replace(inclusion=pi, multipliers=omega)
+        return Allocation(pi, omega, weights)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sharding import STRATEGIES
+from sharding import STRATEGIES, Allocation, UserError
 from sharding.strategies import LayerContext, norm_ratio
 
 MAGNITUDES = np.array([5.0, 3.0, 2.0, 1.0, 0.5, 0.25])
@@ -54,3 +54,10 @@ def test_norm_ratio_of_drawn_terms_restores_the_frobenius_norm():
     omega = norm_ratio(MAGNITUDES, drawn)
     assert np.sum((omega * MAGNITUDES[drawn]) ** 2) == pytest.approx(np.sum(MAGNITUDES**2))
     assert norm_ratio(np.zeros(3), np.array([0])) == 1
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_an_allocation_with_a_wrong_number_of_weights_is_refused(count):
+    allocation = Allocation(np.full(4, 0.5), np.ones(4), np.ones(count))
+    with pytest.raises(UserError, match=rf"weights has shape \({count},\); one number for each of 4 terms"):
+        allocation.checked(4, 2)
