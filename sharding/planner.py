@@ -102,9 +102,9 @@ class ShardPlanner:
 
         Raises:
             UserError: a keep ratio outside (0, 1], a weight that is not finite, an attention that has yet to be
-                unpacked, bfloat16 compression of a model in bfloat16, or what cannot be sent: lazy, sparse and
-                quantized layers, scripted models; or factorized layers with multipliers other than 1, or with the
-                strategy ``dense``.
+                unpacked, compression of a model that sends no weights in float32, or bfloat16 compression of one that
+                sends some in bfloat16, or what cannot be sent: lazy, sparse and quantized layers, scripted models; or
+                factorized layers with multipliers other than 1, or with the strategy ``dense``.
         """
         _check_keep_ratios(keep_ratios)
         model = unwrap(model)
@@ -120,6 +120,7 @@ class ShardPlanner:
         groups = self._group(keep_ratios)
         spectra, draws = self._plan_layers(layers, groups, round)
         dense, frozen_dense = dense_state(model, layers)
+        _check_compression(layers, dense, self.compression)
         if (spoiled := find_nonfinite(dense | frozen_dense)) is not None:
             raise UserError(
                 f"{spoiled} has NaN or Inf; did training diverge? A mask can be a buffer with persistent=False"
@@ -156,6 +157,7 @@ class ShardPlanner:
         model = meta_copy(model, residual_layers(model).values())
         layers = self.sharded_layers(model)
         dense, _ = dense_state(model, layers)
+        _check_compression(layers, dense, self.compression)
         ratio = (self.strategy.keep_ratio or keep_ratio) if layers else 1.0
         terms, tail = {}, {}
         for name, layer in layers.items():
@@ -178,7 +180,6 @@ class ShardPlanner:
     def sharded_layers(self, model: nn.Module) -> dict[str, nn.Module]:
         """Return the layers whose terms are sent, by name; none where the strategy sends the whole model."""
         check_shapes(model)
-        _check_compression(model, self.compression)
         factorized = {name: part for name, part in named_modules(model) if isinstance(part, FactorizedLayer)}
         if self.strategy.allocate is None:
             if factorized:
@@ -310,11 +311,14 @@ def _adds_tail(layer: nn.Module) -> bool:
     return kind is not None and kind.adds_residual
 
 
-def _check_compression(model: nn.Module, compression: str) -> None:
-    """Raise a `UserError` if compressed numbers and the model's own would have the same type."""
-    residuals = {id(stored) for stored in residual_layers(model).values()}  # they are not in a shard
-    sent = (part for part in (*model.parameters(), *model.buffers()) if id(part) not in residuals)
-    if compression == "bfloat16" and any(part.dtype == torch.bfloat16 for part in sent):
+def _check_compression(layers: Mapping[str, nn.Module], dense: Mapping[str, Tensor], compression: str) -> None:
+    """Raise a `UserError` if a compression rounds nothing that is sent, or its type is one of the model's own."""
+    terms = {form_of(layer).dtype for layer in layers.values()}
+    if compression == "bfloat16" and torch.bfloat16 in terms | {part.dtype for part in dense.values()}:
         raise UserError(
             "compression='bfloat16' is for weights in float32; this model has some in bfloat16: leave it out"
+        )
+    if compression != EXACT and torch.float32 not in terms | {part.dtype for part in dense.values() if part.dim() > 1}:
+        raise UserError(
+            f"compression={compression!r} is for weights in float32; this model sends none in float32: leave it out"
         )

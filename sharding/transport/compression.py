@@ -91,7 +91,7 @@ def decode(tensors: Mapping[str, Tensor], compression: str) -> dict[str, Tensor]
             decoded[scaled] = _scaled(scaled, tensors.get(scaled), tensor)
         elif _role(name) == "indices" and tensor.dtype == torch.int32:
             decoded[name] = tensor.long()
-        elif tensor.dtype == torch.bfloat16 and compression == "bfloat16":
+        elif compression == "bfloat16" and tensor.dtype == torch.bfloat16 and _vectors(name, tensor) is not None:
             decoded[name] = tensor.float()
         elif SCALES + name not in tensors:
             decoded[name] = tensor

@@ -149,16 +149,40 @@ def test_update_with_another_compression_than_the_plan_is_rejected():
 
 
 def test_compression_of_float64_values_is_lossless():
-    model = make_net().double()
+    model = make_net()
+    model[4].double()
     plans = [ShardPlanner("top_n", compression=wire).plan(model, {0: 0.4}) for wire in ("float32", "int8")]
     sent = plans[1].shard(0)
-    for shard in (sent, Shard.from_bytes(sent.to_bytes())):
-        torch.testing.assert_close(shard.state(), plans[0].shard(0).state(), rtol=0, atol=0)
+    for terms in (sent.terms["4"], Shard.from_bytes(sent.to_bytes()).terms["4"]):
+        torch.testing.assert_close(vars(terms), vars(plans[0].shard(0).terms["4"]), rtol=0, atol=0)
 
 
 def test_bfloat16_compression_of_a_bfloat16_model_raises():
-    model = make_net().bfloat16()
     with pytest.raises(UserError, match="this model has some in bfloat16: leave it out"):
-        ShardPlanner(compression="bfloat16").plan(model, {0: 0.4})
-    shard = ShardPlanner(compression="int8").plan(model, {0: 0.4}).shard(0)
-    assert {part.dtype for part in Shard.from_bytes(shard.to_bytes()).trained().values()} == {torch.bfloat16}
+        ShardPlanner(compression="bfloat16").plan(make_net().bfloat16(), {0: 0.4})
+
+
+@pytest.mark.parametrize("wire", ROUNDING)
+def test_compression_where_no_matrix_is_sent_in_float32_raises(wire):
+    model = make_net().double()
+    model[0].bias = nn.Parameter(model[0].bias.float())  # vectors are not rounded
+    planner = ShardPlanner(compression=wire)
+    message = f"compression='{wire}' is for weights in float32; this model sends none in float32: leave it out"
+    for use in (planner.nbytes, lambda model, ratio: planner.plan(model, {0: ratio})):
+        with pytest.raises(UserError, match=message):
+            use(model, 0.4)
+
+
+def test_frozen_weights_in_bfloat16_which_are_not_sent_do_not_forbid_compression():
+    model = make_net()
+    model[0].bfloat16().requires_grad_(False)
+    shard = ShardPlanner(compression="bfloat16").plan(model, {0: 0.4}).shard(0)
+    assert torch.bfloat16 not in {part.dtype for part in shard.state().values()}
+
+
+def test_a_tail_keeps_its_type_whatever_the_compression():
+    shard = ShardPlanner("top_n", compression="bfloat16", tail="bfloat16").plan(make_net(), {0: 0.4, 1: 1.0}).shard(0)
+    read = Shard.from_bytes(shard.to_bytes())
+    assert {part.dtype for part in read.tail.values()} == {torch.bfloat16}
+    torch.testing.assert_close(read.tail, shard.tail, rtol=0, atol=0)
+    assert read.terms["4"].u.dtype == torch.float32
