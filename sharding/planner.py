@@ -226,15 +226,23 @@ class ShardPlanner:
         groups: Mapping[float, list[Client]],
         draws: Mapping[tuple[float, str], Draw],
     ) -> dict[float, dict[str, Tensor]]:
-        """Store, for each keep ratio and layer, the terms of the round that clients of the ratio do not train."""
-        tails: dict[float, dict[str, Tensor]] = {}
-        for ratio in groups:
-            tails[ratio] = {}
-            for name, spectrum in spectra.items():
-                n = draws[ratio, name].context.num_terms
-                if self.tail is not None and n < len(spectrum.indices) and _adds_tail(layers[name]):
-                    u, v = (stacked_terms(side, spectrum.blocks) for side in spectrum.cut(spectrum.indices[n:]))
-                    tails[ratio][name] = quantize_terms(u, v, self.tail)
+        """Store, for each keep ratio and layer, the terms of the round that clients of the ratio do not train.
+
+        Those of a stronger client are the last of a weaker one's, and share its memory, but where a layer has groups.
+        """
+        tails: dict[float, dict[str, Tensor]] = {ratio: {} for ratio in groups}
+        for name, spectrum in spectra.items():
+            if self.tail is None or not _adds_tail(layers[name]):
+                continue
+            trained = {ratio: draws[ratio, name].context.num_terms for ratio in groups}
+            fewest, total = min(trained.values()), len(spectrum.indices)
+            if fewest == total:
+                continue
+            u, v = (stacked_terms(side, spectrum.blocks) for side in spectrum.cut(spectrum.indices[fewest:]))
+            longest = quantize_terms(u, v, self.tail).unflatten(0, (spectrum.blocks, -1))
+            for ratio, n in trained.items():
+                if n < total:
+                    tails[ratio][name] = longest[:, n - fewest :].flatten(0, 1)
         return tails
 
     def _digest(self, round: int, spectra: Mapping[str, Spectrum], dense: Mapping[str, Tensor]) -> str:

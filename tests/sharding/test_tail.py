@@ -20,6 +20,8 @@ from sharding import (
     train_shard,
 )
 from sharding.aggregation.faults import find_misfit
+from sharding.layers.tail import stacked_terms
+from sharding.quantization import quantize_terms
 
 RATIOS = {"weak": 0.2, "middle": 0.3, "strong": 0.5}
 
@@ -112,6 +114,19 @@ def test_tail_in_four_bits_takes_an_eighth_of_exact_terms_and_is_near_them():
 def test_strategy_that_draws_terms_has_no_tail(strategy):
     plan = ShardPlanner(strategy, skip=(), tail="int4").plan(nn.Sequential(nn.Linear(40, 40)), RATIOS)
     assert not any(shard.tail for _, shard in plan.shards())
+
+
+@pytest.mark.parametrize("tail", ["int4", "float32"])
+def test_tails_of_all_keep_ratios_are_parts_of_the_longest(tail):
+    plan = planned(nn.Sequential(nn.Linear(40, 50)), tail, {ratio: ratio for ratio in (0.1, 0.4, 0.7, 1.0)})
+    tails = {ratio: plan.shard(ratio).tail["0"] for ratio in (0.1, 0.4, 0.7)}
+    assert len({stored.untyped_storage().data_ptr() for stored in tails.values()}) == 1
+    plan = planned(nn.Sequential(nn.Conv2d(8, 6, 3, groups=2), nn.Linear(9, 7)), tail)
+    for client in ("weak", "middle"):
+        for name, spectrum in plan.spectra.items():
+            held = spectrum.indices[len(plan.shard(client).terms[name].indices) :]
+            u, v = (stacked_terms(side, spectrum.blocks) for side in spectrum.cut(held))
+            assert torch.equal(plan.shard(client).tail[name], quantize_terms(u, v, tail))
 
 
 def test_clients_of_one_keep_ratio_have_no_tail():
