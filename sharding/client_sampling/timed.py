@@ -98,12 +98,11 @@ class WirelessSampler(StatisticalSampler):
     beta_over_alpha: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        given = self.population is not None
         super().__post_init__()
         ratio = self.beta_over_alpha
         if ratio is not None and not (is_number(ratio) and ratio >= 0):
             raise UserError(f"beta_over_alpha is {safe_repr(ratio)}; a finite number from 0 is needed")
-        if given and self.population.profiles is None:
+        if self.population.profiles is None:
             raise UserError(f"the sampler {self.name} needs the clients' speeds; pass a population with profiles")
 
     def probabilities(self) -> Vector:

@@ -171,6 +171,7 @@ CLIENTS = [
     (lambda: sampler("ocs", budget=True), "budget is True"),
     (lambda: sampler("ocs", budget=6), "budget is 6; .* at most per_round=2"),
     (lambda: sampler("wireless", population=population()), "needs the clients' speeds"),
+    (lambda: sampler("wireless"), "needs the clients' speeds"),
     (lambda: sampler("wireless", beta_over_alpha=NAN), "beta_over_alpha is nan"),
     (lambda: sampler("wireless", beta_over_alpha=-1.0), "beta_over_alpha is -1.0; a finite number from 0"),
     (lambda: sampler("mmfl", budget=1, signal="noise"), "signal is 'noise'; choose one of: norm, loss"),
