@@ -147,9 +147,9 @@ def _digest(tensor: Tensor) -> bytes:
     """Return a digest of a tensor's values, which are read once as long as they do not change."""
     if tensor.is_meta:
         return b""
-    now = tensor._version, tensor.data_ptr()
+    now = None if tensor.is_inference() else (tensor._version, tensor.data_ptr())  # one of inference has no version
     then, digest = _DIGESTS.get(tensor, (None, b""))
-    if then != now:
+    if now is None or then != now:
         values = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
         digest = blake2b(values.numpy().data).digest()
         _DIGESTS[tensor] = now, digest

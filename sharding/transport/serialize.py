@@ -56,6 +56,7 @@ def to_bytes(tensors: Named, metadata: Metadata) -> bytes:
     return safetensors.torch.save(_contiguous(tensors), dict(metadata))
 
 
+@torch.inference_mode(False)  # a client trains with what is read, in whatever mode that was
 def from_bytes(data: bytes | bytearray | memoryview, what: str = "shard") -> tuple[Named, Metadata]:
     """Read a safetensors file, onto the CPU.
 
@@ -77,6 +78,7 @@ def to_file(tensors: Named, metadata: Metadata, path: Path) -> None:
     safetensors.torch.save_file(_contiguous(tensors), path, dict(metadata))
 
 
+@torch.inference_mode(False)  # as `from_bytes`
 def from_file(path: Path, what: str = "shard") -> tuple[Named, Metadata]:
     """Read a safetensors file, onto the CPU; its contents are mapped, not copied.
 

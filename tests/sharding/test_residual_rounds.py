@@ -274,6 +274,24 @@ def test_a_digest_depends_on_names_types_shapes_and_values():
     assert Residual({"a": stored}).digest != before
 
 
+def test_a_shard_and_a_residual_read_in_inference_mode_train_as_others_do(tmp_path):
+    server, batches = make_server(), [images()]
+    shard = server.plan({0: 0.2, 1: RATIO}, 0).shard(0)
+    expected = train_shard(make_net(), shard, batches, lr=0.1, residual=server.residual).to_bytes()
+    shard.write(tmp_path / "shard")
+    server.residual.write(tmp_path / "residual")
+    sent, kept = shard.to_bytes(), server.residual.to_bytes()
+    with torch.inference_mode():
+        for read, residual in (
+            (Shard.from_bytes(sent), Residual.from_bytes(kept)),
+            (Shard.read(tmp_path / "shard"), Residual.read(tmp_path / "residual")),
+        ):
+            assert read.tail
+            assert train_shard(make_net(), read, batches, lr=0.1, residual=residual).to_bytes() == expected
+        copies = {name: stored.clone() for name, stored in residual.layers.items()}
+        assert Residual(copies).digest == Residual(residual.layers).digest
+
+
 def test_spoiled_bytes_are_told_in_one_line():
     data = make_server().residual.to_bytes()
     flipped = bytearray(data)
