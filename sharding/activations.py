@@ -34,7 +34,8 @@ class Moment:
 
     def add(self, activations: Tensor) -> None:
         """Add activations, shape (…, blocks · width)."""
-        rows = activations.detach().flatten(0, -2).double().unflatten(-1, (len(self.sums), -1)).movedim(1, 0)
+        blocks, width, _ = self.sums.shape
+        rows = activations.detach().reshape(-1, blocks, width).double().movedim(1, 0)
         self.sums.baddbmm_(rows.mT, rows)
 
 

@@ -92,6 +92,20 @@ def test_calibrated_transposed_convolution_has_the_least_error_by_position(name)
     torch.testing.assert_close(error, best, rtol=1e-4, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("layer", "batch"),
+    [
+        (nn.Linear(4, 6), torch.randn(3, 4)),
+        (nn.Linear(6, 4), torch.randn(3, 6)),
+        (nn.Embedding(5, 4), torch.tensor([0, 4, 4])),
+    ],
+    ids=["inputs", "outputs", "embedding"],
+)
+def test_calibration_with_single_samples_equals_that_with_a_batch(layer, batch):
+    single, together = (observe(layer, {"": layer}, inputs)[""] for inputs in (list(batch), [batch]))
+    torch.testing.assert_close(single.sums, together.sums)
+
+
 def test_calibration_with_few_activations_is_near_plain_truncation():
     torch.manual_seed(0)
     layer = nn.Linear(8, 6).double()
