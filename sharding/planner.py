@@ -106,7 +106,7 @@ class ShardPlanner:
                 sends some in bfloat16, or what cannot be sent: lazy, sparse and quantized layers, scripted models; or
                 factorized layers with multipliers other than 1, or with the strategy ``dense``.
         """
-        _check_keep_ratios(keep_ratios)
+        keep_ratios = _checked_ratios(keep_ratios)
         model = unwrap(model)
         if empty := next((name for name, part in named_parameters(model) if part.is_meta), None):
             raise UserError(f"{empty} is on the meta device; pass a model with values")
@@ -153,7 +153,7 @@ class ShardPlanner:
         Raises:
             UserError: as `plan`, except that no value is read.
         """
-        _check_keep_ratios({0: keep_ratio})
+        keep_ratio = _checked_ratios({0: keep_ratio})[0]
         model = meta_copy(model, residual_layers(model).values())
         layers = self.sharded_layers(model)
         dense, _ = dense_state(model, layers)
@@ -302,8 +302,12 @@ class ShardPlanner:
             raise UserError(f"layer {name}: {error}") from error
 
 
-def _check_keep_ratios(keep_ratios: Mapping[Client, float]) -> None:
-    """Raise a `UserError` that names the first client with an invalid keep ratio."""
+def _checked_ratios(keep_ratios: Mapping[Client, float]) -> dict[Client, float]:
+    """Return the keep ratios as floats, each as it is written: 0.2 in float32 is 0.2.
+
+    Raises:
+        UserError: one is invalid; the message names the first client that has such a ratio.
+    """
     if not isinstance(keep_ratios, Mapping):
         raise UserError(f"keep_ratios is a {type(keep_ratios).__name__}; pass a mapping from client to keep ratio")
     for client, ratio in keep_ratios.items():
@@ -311,6 +315,7 @@ def _check_keep_ratios(keep_ratios: Mapping[Client, float]) -> None:
             num_terms(1, ratio)
         except UserError as error:
             raise UserError(f"client {safe_repr(client)}: {error}") from error
+    return {client: float(r if isinstance(r, float) else str(r)) for client, r in keep_ratios.items()}
 
 
 def _adds_tail(layer: nn.Module) -> bool:

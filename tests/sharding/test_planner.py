@@ -47,6 +47,15 @@ def test_plan_of_any_strategy_sends_the_terms_of_the_keep_ratio(strategy):
             assert terms.indices.diff().gt(0).all()
 
 
+def test_a_keep_ratio_in_float32_counts_as_the_same_decimal():
+    given = {0: np.float32(0.2), 1: 0.2, 2: np.float16(0.3)}
+    expected, plan = (make_plan(make_net(), ratios, "prism") for ratios in ({0: 0.2, 1: 0.2, 2: 0.3}, given))
+    assert plan.groups == expected.groups
+    assert [shard.to_bytes() for _, shard in plan.shards()] == [shard.to_bytes() for _, shard in expected.shards()]
+    planner = ShardPlanner("prism")
+    assert planner.template(make_net(), given[0]).keep_ratio == planner.template(make_net(), 0.2).keep_ratio
+
+
 @pytest.mark.parametrize("design", PYTHON_DESIGNS)
 def test_plan_of_any_design_draws_by_the_keyed_generator(design):
     plan = ShardPlanner("unbiased", design, seed=3).plan(make_net(), {0: 0.5, 1: 0.5}, 2)
