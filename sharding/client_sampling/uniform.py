@@ -57,6 +57,7 @@ class WeightedSampler(UniformSampler):
 
     With replacement, q_j = D_j/ΣD, so every draw counts the same. Without, it draws `per_round` different clients by
     conditional Poisson sampling with inclusion π ∝ D (at most 1); client j counts D_j/(π_j ΣD) (Horvitz-Thompson).
+    Clients without data are never invited, and so a round can have fewer.
     """
 
     name = "weighted"
@@ -80,7 +81,8 @@ class WeightedSampler(UniformSampler):
         return Participation(weights, float(sizes.sum()))
 
     def _inclusion(self) -> Vector:
-        return optimal_inclusion(self.population.num_samples, self.per_round)
+        sizes = self.population.num_samples
+        return optimal_inclusion(sizes, min(self.per_round, int(np.count_nonzero(sizes))))
 
 
 class UniformScaledSampler(Sampler):

@@ -126,6 +126,15 @@ def test_weighted_without_replacement_weighs_by_its_inclusion():
         assert participation.total == SIZES.sum()
 
 
+@pytest.mark.parametrize("replacement", [False, True])
+def test_weighted_never_invites_a_client_without_data(replacement):
+    population = Population([0, 3, 0, 1], np.ones(4))
+    sampler = SAMPLERS["weighted"](4, 3, 0, population, replacement=replacement)
+    cohorts = [sampler.invite(t) for t in range(20)]
+    assert {client for cohort in cohorts for client in cohort} == {1, 3}
+    assert replacement or cohorts == [[1, 3]] * 20
+
+
 def test_uniform_with_some_or_all_clients_weighs_by_size():
     for per_round in (2, 5):
         sampler = make("uniform", per_round)
