@@ -61,7 +61,7 @@ def train_shard(
         lr: of this round, for SGD with a momentum of 0.9, which starts at zero in each round.
         residual: that the shard needs, as for `client_model`.
         optimizer: makes any other optimizer of the trainable parameters; give either `lr` or this.
-        clip: τ, or None for no clipping; see `clip_and_decay`.
+        clip: τ, or None for no clipping, whatever the shard's strategy; see `clip_and_decay`.
         decay: the strength of the Frobenius decay.
         decay_of: what decays.
         loss: for pairs, a function of the outputs (or of their ``.logits``) and the targets that returns a scalar.

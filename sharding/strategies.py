@@ -1,4 +1,4 @@
-"""The strategies by name: how likely each term is drawn (π), how it is weighted (ω), and whether clients clip.
+"""The strategies by name: how likely each term is drawn (π), how it is weighted (ω), and whether a run clips.
 
 The core of a strategy is a function of one layer's spectrum and the clients' keep ratio. To add a strategy, write this
 function and add a line to `STRATEGIES`.
@@ -83,7 +83,8 @@ class Strategy:
     Attributes:
         summary: one line for lists and tables.
         allocate: a function from a `LayerContext` to an `Allocation`; None to shard nothing.
-        clips: whether clients clip the effective learning rate (τ/ω).
+        clips: whether the clients of `python -m train` clip the effective learning rate (τ/ω). In your own loop, the
+            argument `clip` of `sharding.train_shard` or `sharding.clip_and_decay` decides, which do not read this.
         nested: whether a client's terms are the first of those of every stronger client, with ω = 1. Then it can hold
             the others as a tail (`ShardPlanner`).
         rescales: whether all drawn terms share ω = √(Σλ² / Σ_{drawn} λ²) instead of the allocation's ω.
