@@ -73,6 +73,8 @@ def clip_and_decay(
         rates = {id(parameter): group["lr"] for group in optimizer.param_groups for parameter in group["params"]}
         scale = getattr(optimizer, "grad_scale", None)  # what a fused optimizer will divide the gradients by
         for layer in layers:
+            if not (layer.u.requires_grad or layer.v.requires_grad):
+                continue
             factor = None if clip is None else (clip / layer.multipliers).clamp(max=1.0)
             if decay:
                 step = decay * rates.get(id(layer.u), rates.get(id(layer.v), 0.0))

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from sharding import FactorizedConv, FactorizedLinear, clip_and_decay
+from sharding import FactorizedConv, FactorizedLinear, clip_and_decay, optim
 from sharding.optim import can_be_fused, decay_gradients, decay_multipliers, factorized_layers, frobenius_decay
 
 
@@ -185,6 +185,16 @@ def test_clip_and_decay_with_gradient_scaling_equals_that_without(fused):
     twin(x).square().sum().backward()
     plain.step()
     torch.testing.assert_close(layer.state_dict(), twin.state_dict())
+
+
+def test_clip_and_decay_computes_nothing_for_a_frozen_layer(monkeypatch):
+    model, decayed = nn.ModuleList(layers()), []
+    monkeypatch.setattr(optim, "decay_gradients", lambda layer, omega: decayed.append(layer) or [])
+    optimizer = SGD(model.parameters(), lr=0.1)
+    optimizer.register_step_pre_hook(clip_and_decay(model))
+    model[0].requires_grad_(False)  # as a shard that is loaded later does
+    optimizer.step()
+    assert decayed == [model[1]]
 
 
 def test_clip_and_decay_with_frozen_and_complex_parameters_skips_them():
