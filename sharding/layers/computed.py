@@ -96,12 +96,12 @@ class _Computed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        needed = ctx.needs_input_grad[2:]
-        with torch.enable_grad():
+        needed, again = ctx.needs_input_grad[2:], torch.is_grad_enabled()
+        with torch.enable_grad(), torch.autocast(gradients[0].device.type, enabled=False):  # as in `forward`
             sources = [source.view_as(source) for source in ctx.saved_tensors]
             value = ctx.compute(*sources)
-        wanted = [source for source, is_needed in zip(sources, needed, strict=True) if is_needed]
-        made = iter(torch.autograd.grad(value, wanted, gradients[0], create_graph=torch.is_grad_enabled()))
+            wanted = [source for source, is_needed in zip(sources, needed, strict=True) if is_needed]
+            made = iter(torch.autograd.grad(value, wanted, gradients[0], create_graph=again))
         return None, None, *(next(made) if is_needed else None for is_needed in needed)
 
 

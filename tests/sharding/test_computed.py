@@ -79,6 +79,13 @@ def test_weight_under_autocast_keeps_its_type(layer):
         assert torch.equal(layer.weight.clone(), expected)
 
 
+def test_weight_has_the_same_gradients_where_backward_runs_under_autocast(layer):
+    (expected,) = torch.autograd.grad(layer.weight.square().sum(), layer.u)
+    with torch.autocast("cpu", torch.bfloat16):
+        (gradient,) = torch.autograd.grad(layer.weight.square().sum(), layer.u)
+    assert torch.equal(gradient, expected)
+
+
 def set_data(layer):
     layer.weight.data = torch.zeros(8, 6)
 
