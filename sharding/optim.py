@@ -15,7 +15,7 @@ one.
 Both act on gradients alone, so they are one hook that an optimizer calls before its step.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import torch
@@ -89,23 +89,6 @@ def clip_and_decay(
     return hook
 
 
-def frobenius_decay(layers: Iterable[FactorizedLayer], multipliers: Iterable[Tensor] | None = None) -> Tensor:
-    """Return Σ ‖UΩVᵀ‖²_F over the layers, a differentiable scalar; 0 without layers.
-
-    ‖UΩVᵀ‖²_F = tr(Ω UᵀU Ω VᵀV), the sum of the elementwise product of two n×n Grams, in the factors' own precision.
-
-    Args:
-        layers: factorized layers.
-        multipliers: Ω to use instead of each layer's own, shape (n,).
-    """
-    layers = list(layers)
-    if not layers:
-        return torch.zeros(())
-    omegas = [layer.multipliers for layer in layers] if multipliers is None else multipliers
-    with torch.autocast(layers[0].u.device.type, enabled=False):
-        return torch.stack([_square_norm(layer, omega) for layer, omega in zip(layers, omegas, strict=True)]).sum()
-
-
 @torch.no_grad()
 def decay_multipliers(of: DecayOf, layer: FactorizedLayer, step: float | Tensor) -> Tensor:
     """Return the Ω that the decay sees, shape (n,).
@@ -145,11 +128,6 @@ def can_be_fused(model: nn.Module) -> bool:
 def _has_gaps(tensor: Tensor) -> bool:
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return 0 < tensor.numel() != span
-
-
-def _square_norm(layer: FactorizedLayer, multipliers: Tensor) -> Tensor:
-    scaled = layer.u * distribute_like(multipliers, layer.u, copies=True)
-    return (_gram(_blocks(layer, scaled)) * _gram(_blocks(layer, layer.v))).sum()
 
 
 def _blocks(layer: FactorizedLayer, factor: Tensor) -> Tensor:

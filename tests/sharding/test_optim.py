@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import SGD
 
 from sharding import FactorizedConv, FactorizedLinear, clip_and_decay, optim
-from sharding.optim import can_be_fused, decay_gradients, decay_multipliers, factorized_layers, frobenius_decay
+from sharding.optim import can_be_fused, decay_gradients, decay_multipliers
 
 
 def layers():
@@ -20,30 +20,15 @@ def layers():
     return made
 
 
-def test_frobenius_decay_with_or_without_multipliers_equals_the_norm():
-    made = layers()
-    ones = [torch.ones_like(layer.multipliers) for layer in made]
-    composed = [layer.to_dense().weight.flatten(1) for layer in made]
-    for matrices, multipliers in ((composed, None), ([layer.u @ layer.v.mT for layer in made], ones)):
-        expected = sum(torch.linalg.matrix_norm(matrix) ** 2 for matrix in matrices)
-        torch.testing.assert_close(frobenius_decay(made, multipliers), expected, rtol=1e-12, atol=0)
-
-
-def autograd_of(loss, layer):
-    return torch.autograd.grad(loss, (layer.u, layer.v))
-
-
 @pytest.mark.parametrize("groups", [1, 2])
 def test_decay_gradients_of_any_layer_equal_autograd_of_the_norm(groups):
     torch.manual_seed(0)
     conv = FactorizedConv.from_dense(nn.Conv2d(4, 6, 3, groups=groups), 3).double()
     conv.multipliers.copy_(torch.tensor([1.0, 10.0, 40.0]))
     for layer in (layers()[0], conv):
-        expected = autograd_of(layer.matrix().square().sum(), layer)
-        for gradients in (autograd_of(frobenius_decay([layer]), layer), decay_gradients(layer, layer.multipliers)):
-            for gradient, wanted in zip(gradients, expected, strict=True):
-                value = gradient[1] if isinstance(gradient, tuple) else gradient
-                torch.testing.assert_close(value, wanted, rtol=1e-12, atol=1e-12)
+        expected = torch.autograd.grad(layer.matrix().square().sum(), (layer.u, layer.v))
+        for (_, gradient), wanted in zip(decay_gradients(layer, layer.multipliers), expected, strict=True):
+            torch.testing.assert_close(gradient, wanted, rtol=1e-12, atol=1e-12)
 
 
 def decayed(of, clip=None, steps=200, omega=3000.0):
@@ -105,16 +90,11 @@ def test_clip_and_decay_multiplies_gradients_by_the_clipping_factor(clip, factor
         torch.testing.assert_close(layer.v.grad, v * torch.tensor(factor))
 
 
-def test_frobenius_decay_without_factorized_layers_is_zero():
-    assert frobenius_decay(factorized_layers(torch.nn.Linear(2, 2))) == 0
-    assert frobenius_decay(iter([])) == 0
-
-
-def test_frobenius_decay_under_autocast_is_equal():
-    made = [layer.float() for layer in layers()]
-    expected = frobenius_decay(made)
+def test_decay_gradients_under_autocast_are_equal():
+    layer = layers()[0].float()
+    expected = decay_gradients(layer, layer.multipliers)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(frobenius_decay(made), expected)
+        assert torch.equal(decay_gradients(layer, layer.multipliers)[0][1], expected[0][1])
 
 
 def test_sgd_of_a_strided_parameter_leaves_its_gaps_unchanged():
