@@ -37,7 +37,8 @@ from sharding.client_sampling import (
     round_time,
     wireless_probabilities,
 )
-from sharding.factorization import num_terms, rank_of
+from sharding.decomposition import form_of
+from sharding.factorization import num_terms
 from sharding.factorization.terms import Cost
 from sharding.layers import factorized_type
 
@@ -75,13 +76,13 @@ def time_layer(dense: nn.Module, x: Tensor, seconds: float) -> dict[str, object]
     passes, cost, kind = {"dense": one_pass(dense, x)}, Cost.of(dense), factorized_type(dense)
     assert kind is not None
     for ratio in RATIOS:
-        small = kind.from_dense(dense, num_terms(rank_of(dense), ratio))
+        small = kind.from_dense(dense, num_terms(form_of(dense).rank, ratio))
         passes[f"{ratio}"] = one_pass(small, x)
     best = in_turns(passes, seconds)
     shares = {
         f"{ratio}": {
             "of_dense": best[f"{ratio}"] / best["dense"],
-            "multiply_adds": num_terms(rank_of(dense), ratio) * cost.term / cost.dense,
+            "multiply_adds": num_terms(form_of(dense).rank, ratio) * cost.term / cost.dense,
         }
         for ratio in RATIOS
     }

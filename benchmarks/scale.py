@@ -42,7 +42,8 @@ from sharding import (
     shardable_layers,
 )
 from sharding.aggregation.aggregate import Aggregation
-from sharding.factorization import factorize_empty, num_terms, rank_of
+from sharding.decomposition import form_of
+from sharding.factorization import factorize_empty, num_terms
 from sharding.quantization import quantize
 
 KEEP_RATIO, NUM_CLIENTS = 0.1, 10
@@ -120,7 +121,7 @@ def skeleton_of(name: str) -> nn.Module:
 def random_factors(name: str) -> nn.Module:
     """Return a model as `factorize` makes it, with random factors and residuals, without decomposing anything."""
     model = skeleton_of(name)
-    terms = {layer: num_terms(rank_of(part), KEEP_RATIO) for layer, part in shardable_layers(model).items()}
+    terms = {layer: num_terms(form_of(part).rank, KEEP_RATIO) for layer, part in shardable_layers(model).items()}
     model = factorize_empty(model, terms, dict.fromkeys(terms, "int4"))
     made: dict[int, nn.Parameter] = {}  # tied ones stay tied
     for module in model.modules():

@@ -7,7 +7,6 @@ what the server cuts always agree.
 from sharding.factorization.replace import factorize, factorize_empty, merge
 from sharding.factorization.report import CoverageWarning, LayerReport, Report
 from sharding.factorization.select import ENDS, Pattern, Patterns, as_patterns, shardable_layers
-from sharding.factorization.support import rank_of
 from sharding.factorization.terms import Budget, Energy, num_terms
 from sharding.factorization.unpack import split_layers, unpack_attention
 
@@ -25,7 +24,6 @@ __all__ = [
     "factorize_empty",
     "merge",
     "num_terms",
-    "rank_of",
     "shardable_layers",
     "split_layers",
     "unpack_attention",

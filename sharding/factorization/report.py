@@ -10,8 +10,8 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from sharding.decomposition import form_of
 from sharding.factorization.select import ENDS, Pattern, Selection
-from sharding.factorization.support import rank_of
 from sharding.factorization.terms import GROWS, UNGIVEN, Cost
 from sharding.layers import FactorizedLayer, num_blocks
 from sharding.modules.wrappers import named_modules
@@ -50,7 +50,7 @@ class LayerReport:
         cost, n = Cost.of(dense), factorized.num_terms
         sizes = (cost.dense, n * cost.term)
         frozen = 0 if factorized.residual is None else factorized.residual.nbytes
-        return cls(type(dense).__name__, rank_of(dense), n, sizes, _kept_energy(dense, factorized), frozen)
+        return cls(type(dense).__name__, form_of(dense).rank, n, sizes, _kept_energy(dense, factorized), frozen)
 
 
 @dataclass

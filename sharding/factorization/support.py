@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from sharding.decomposition import form_of
 from sharding.layers import FactorizedLayer, factorized_type, num_blocks, padding_row
 from sharding.layers.attention import reason_against_unpacking
 from sharding.modules.wrappers import has_own_forward, is_distributed, is_ordinary, key, named_modules
@@ -56,13 +57,6 @@ class ModelContext:
         """Return the other names of the layer's parameter of that kind."""
         owners = self._owners.get(id(layer._parameters.get(kind)), [])
         return [owner for owner in owners if owner != f"{name}.{kind}".lstrip(".")]
-
-
-def rank_of(layer: nn.Module) -> int:
-    """Return N of an affine layer: min(out, in). A convolution counts as a matrix (out/groups, in/groups·kh·kw)."""
-    weight = layer.weight
-    assert isinstance(weight, nn.Parameter)
-    return min(weight.shape[0] // num_blocks(layer), weight.shape[1:].numel())
 
 
 def reason_unsupported(name: str, layer: nn.Module, context: ModelContext) -> str | None:
@@ -127,6 +121,6 @@ def _shared_or_extra_state(name: str, layer: nn.Module, context: ModelContext) -
 
 
 def _of_rank(layer: nn.Module) -> str | None:
-    if rank_of(layer) > 1:
+    if form_of(layer).rank > 1:
         return None
     return "a single term" if num_blocks(layer) == 1 else "a single term a group (depthwise convolution)"

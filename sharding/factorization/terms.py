@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from sharding.decomposition import form_of
 from sharding.errors import UserError, safe_repr
 from sharding.factorization.select import Pattern, aliases, matches, matching
-from sharding.factorization.support import rank_of
 from sharding.layers import as_blocks, num_blocks
 from sharding.spectrum import lower_gram
 from sharding.validation import is_number
@@ -140,7 +140,7 @@ def _check_values(layers: Mapping[str, nn.Module], wanted: Energy | Budget) -> N
 
 
 def _by_ratio(layer: nn.Module, ratio: float) -> int | str:
-    n = num_terms(rank_of(layer), ratio)
+    n = num_terms(form_of(layer).rank, ratio)
     return n if ratio == 1 else _unless_larger(layer, n)
 
 

@@ -19,7 +19,7 @@ from sharding import (
     split_layers,
     train_shard,
 )
-from sharding.factorization import rank_of
+from sharding.decomposition import form_of
 from sharding.layers import FactorizedLayer, SplitLinear, as_blocks, factorized_type, num_blocks
 from sharding.layers.embedding import FactorizedEmbedding
 from tests.sharding.models import aggregate
@@ -92,7 +92,7 @@ def blocks(factor, layer):
 
 def test_layer_with_all_terms_equals_the_dense_layer_and_gradients(case):
     layer, x = case
-    small = factorized(layer, rank_of(layer))
+    small = factorized(layer, form_of(layer).rank)
     y, z = (each.clone().requires_grad_(each.is_floating_point()) for each in (x, x))
     expected, actual = layer(y), small(z)
     torch.testing.assert_close(actual, expected, **TOLERANCE)
@@ -181,7 +181,7 @@ def test_linear_layer_with_a_groups_attribute_has_one_block():
     layer = nn.Linear(6, 8).double()
     layer.groups = 2
     x = torch.randn(3, 6).double()
-    assert (num_blocks(layer), rank_of(layer)) == (1, 6)
+    assert (num_blocks(layer), form_of(layer).rank) == (1, 6)
     torch.testing.assert_close(factorized(layer, 6)(x), layer(x), **TOLERANCE)
 
 
