@@ -19,12 +19,14 @@ from sharding.failures import one_line
 from sharding.modules.state import check_shapes
 from sharding.plan import Client
 from sharding.rng import generator, seed_of
+from train.config.parts import Part
 from train.config.schema import Config
 from train.data import Dataset, load_dataset
 from train.data.dataset import checked, hold_out
 from train.data.partition import Partition, partition
 from train.data.shares import Shares
 from train.engines import ENGINES, Engine, Job
+from train.engines.local_training import make_optimizer
 from train.engines.memory_format import channels_last
 from train.experiment import Experiment, Task
 from train.multi_model import MultiModel
@@ -130,8 +132,8 @@ def build_task(
     dense, model = dense_nbytes(built), first_model(config, built, planner.strategy, keep_ratios.values())
     clip = config.local.clip if planner.strategy.clips else None
     fit([0.5, 0.5], config.design)  # fails now if it cannot draw
+    check_optimizers(config, dataset.test.targets.device)
     local = config.local
-    local.optimizer.build([nn.Parameter(torch.zeros(1, 1))])  # refuses options now
     if local.steps is None:  # no batch of an epoch is larger than its client's data
         local = local.model_copy(update={"batch_size": min(local.batch_size, max(num_samples.values()))})
     residual = planner.residual(model)
@@ -190,6 +192,26 @@ def check_fit(name: str, model: nn.Module, dataset: Dataset) -> None:
     if shape[:-1] != expected[:-1] or shape[-1] < expected[-1]:
         output = f"logits of shape {shape}" if isinstance(logits, Tensor) else safe_repr(logits)
         raise UserError(f"the model {name} returns {output} for {len(targets)} samples; shape {expected} is needed")
+
+
+def check_optimizers(config: Config, device: torch.device) -> None:
+    """Let the clients' and the server's optimizer take a step, since torch refuses some options only then.
+
+    Raises:
+        UserError: one of them refuses an option.
+    """
+    local = config.local
+    model = nn.ParameterList([torch.zeros(1, 1, device=device)])
+    model[0].grad = torch.zeros_like(model[0])
+    makers: list[tuple[Part, Callable[[], Optimizer]]] = [
+        (local.optimizer, lambda: make_optimizer(model, local, local.optimizer.value("lr"))),
+        (config.server_optimizer, lambda: make_server_optimizer(config, model)),
+    ]
+    for part, make in makers:
+        try:
+            make().step()
+        except (AssertionError, RuntimeError, TypeError) as error:
+            raise UserError(f"{part.registry.key}={part.name}: {error}") from error
 
 
 def find_engine(config: Config) -> Callable[[Job], Engine]:

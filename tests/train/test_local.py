@@ -10,7 +10,7 @@ from train.config.registries import cross_entropy
 from train.config.sections import LocalConfig
 from train.data import Dataset, Split
 from train.data.dataset import unchanged
-from train.engines.local_training import draw_passes, train_locally
+from train.engines.local_training import draw_passes, make_optimizer, train_locally
 from train.evaluation import evaluate
 
 CLIP, DECAY, LR, MOMENTUM = 2.0, 0.7, 0.1, 0.9
@@ -53,6 +53,12 @@ def test_local_training_equals_clipped_decayed_sgd_with_momentum(decay_of):
     assert abs(loss.item() - train_by_hand(expected, data, 2, 3, decay_of)) < 1e-6
     torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=1e-5, atol=1e-6)
     assert model[0].multipliers.tolist() == [1.5, 8.0]
+
+
+@pytest.mark.parametrize(("options", "fused"), [({}, True), ({"foreach": True}, None), ({"fused": False}, False)])
+def test_optimizer_is_fused_unless_an_option_excludes_it(options, fused):
+    optimizer = make_optimizer(nn.Linear(4, 3), LocalConfig(optimizer=SGD | options), LR)
+    assert optimizer.defaults["fused"] is fused
 
 
 def test_local_training_with_the_same_key_is_equal():

@@ -156,7 +156,11 @@ local.loss=smothed → smothed
 local.schedule=cosin → 'cosine'
 local.optimizer.a=1 → 'a'
 local.optimizer.momentum=-1 → local.optimizer=sgd: Invalid momentum
+local.optimizer={name: sgd, fused: true, foreach: true} → local.optimizer=sgd: `fused` and `foreach`
+local.optimizer={name: rmsprop, capturable: true} → local.optimizer=rmsprop: If capturable=True
 server_optimizer={name: sgd, lr: -1} → server_optimizer=sgd: Invalid learning rate
+server_optimizer={name: sgd, lr: 1, fused: true, foreach: true} → server_optimizer=sgd: `fused` and `foreach`
+server_optimizer={name: adam, capturable: true} → server_optimizer=adam: If capturable=True
 target_loss=0.4 → evaluate_training=true
 plugins=[no_such_module] → no_such_module
 plugins=5 → plugins=[…]

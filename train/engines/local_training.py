@@ -55,10 +55,12 @@ def train_locally(
 
 
 def make_optimizer(model: nn.Module, local: LocalConfig, lr: float) -> Optimizer:
-    """Return the configured optimizer of the parameters that train, fused where torch can."""
+    """Return the configured optimizer of the parameters that train, fused where torch can and no option excludes it."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    fused = local.optimizer.takes("fused") and "fused" not in local.optimizer.options and can_be_fused(model)
-    optimizer: Optimizer = local.optimizer.build(parameters, lr=lr, **({"fused": True} if fused else {}))
+    part = local.optimizer
+    chosen = part.options.keys() & {"fused", "foreach", "differentiable"}  # torch takes one of them at most
+    fused = part.takes("fused") and not chosen and can_be_fused(model)
+    optimizer: Optimizer = part.build(parameters, lr=lr, **({"fused": True} if fused else {}))
     return optimizer
 
 
