@@ -131,7 +131,7 @@ def run_pilot(experiment: Experiment, distribution: Vector, kind: str, number: i
 
     changed = config.model_copy(update={"evaluate_every": config.rounds, "alignment": False})
     server = make_server(changed, deepcopy(task.server.model), task.server.planner)
-    copy = replace(task, config=changed, server=server, job=replace(task.job, seed=seed))
+    copy = replace(task, config=changed, server=server, job=replace(task.job, seed=seed), with_residual=set())
     lost = LostRounds(config.rounds, which)
     try:
         run_rounds(Experiment(changed, {name: copy}, pilot), 0, [StopAtLoss(), lost])

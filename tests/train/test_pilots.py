@@ -75,6 +75,14 @@ def test_resumed_run_reuses_the_estimates_of_its_pilots(tmp_path, monkeypatch):
     assert without_times(read(tmp_path / "cut")) == without_times(read(whole))
 
 
+def test_run_on_a_residual_counts_the_first_contact_of_its_rounds_and_not_of_its_pilots(tmp_path):
+    options = ["rounds=2", "strategy=top_n", "residual=int4", "clients.sampler=statistical", "checkpoint_every=1"]
+    whole = read(run(configured(tmp_path / "whole", *options)))
+    assert len(whole[0]["new_clients"]) == whole[0]["num_clients"]
+    cut_off(config := configured(tmp_path / "cut", *options), after=0)
+    assert without_times(read(run(config, resume=True))) == without_times(whole)
+
+
 SAMPLERS_TO_CALIBRATE = {
     "Eq. 38": ["clients.sampler.beta_over_alpha=0"],
     "statistical": ["clients.sampler=statistical"],
