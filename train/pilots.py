@@ -25,7 +25,7 @@ from sharding.rng import seed_of
 from sharding.validation import Vector
 from train.assembly import make_server
 from train.callbacks import Callback
-from train.callbacks.stopping import DivergedError, LostRounds
+from train.callbacks.stopping import DivergedError, Interruption, LostRounds
 from train.evaluation import evaluate
 from train.experiment import Experiment
 from train.metrics import RoundMetrics
@@ -33,6 +33,7 @@ from train.rounds import run_rounds
 from train.rundir.file_names import PILOTS_FILE
 from train.utils.files import write_atomically
 from train.utils.jsonl import read_record
+from train.utils.signals import StopRequest
 from train.utils.stages import set_stage
 
 PILOTS = 3  # of each kind
@@ -79,20 +80,29 @@ class Pilot(StatisticalSampler):
 
 
 class RunPilots(Callback):
-    """Runs the pilots before training, unless their result exists, and sets the sampler's G and β/α."""
+    """Runs the pilots before training, unless their result exists, and sets the sampler's G and β/α.
+
+    Args:
+        request: ends the pilots, whose result is then not kept.
+    """
+
+    def __init__(self, request: StopRequest) -> None:
+        self._request = request
 
     def before_training(self, experiment: Experiment) -> None:
         """Calibrate the sampler, if it can be.
 
         Raises:
             UserError: the result cannot be read, or has another number of clients.
+            Stopped: a signal asked to stop.
         """
         clients, sampler = experiment.config.clients, experiment.sampler
         if not (clients.pilot_losses and isinstance(sampler, StatisticalSampler)):
             return
         path = experiment.config.directory / PILOTS_FILE
         if not path.exists():
-            write_atomically(path, (json.dumps(calibrate(experiment).__dict__) + "\n").encode())
+            measured = calibrate(experiment, self._request)
+            write_atomically(path, (json.dumps(measured.__dict__) + "\n").encode())
         calibration = read_record(path, lambda record: Calibration(**record))
         if (count := len(calibration.gradient_norms)) != sampler.num_clients:
             raise UserError(f"{path} is of {count} clients, not {sampler.num_clients}; delete it to run pilots again")
@@ -101,13 +111,17 @@ class RunPilots(Callback):
             sampler.beta_over_alpha = calibration.beta_over_alpha
 
 
-def calibrate(experiment: Experiment) -> Calibration:
-    """Run the pilots, and return what they measured."""
+def calibrate(experiment: Experiment, request: StopRequest) -> Calibration:
+    """Run the pilots, and return what they measured.
+
+    Raises:
+        Stopped: a signal asked to stop.
+    """
     sampler, levels = experiment.sampler, experiment.config.clients.pilot_losses
     shares = sampler.population.num_samples / sampler.population.num_samples.sum()
     distributions = dict(zip(DISTRIBUTIONS, (np.full(shares.size, 1 / shares.size), shares), strict=True))
     pilots = {
-        kind: [run_pilot(experiment, distribution, kind, number) for number in range(PILOTS)]
+        kind: [run_pilot(experiment, distribution, kind, number, request) for number in range(PILOTS)]
         for kind, distribution in distributions.items()
     }
     largest = [pilot.largest for pilot, _ in pilots["uniform"]]
@@ -115,8 +129,15 @@ def calibrate(experiment: Experiment) -> Calibration:
     return fit(shares, largest, curves, levels, sampler.per_round)
 
 
-def run_pilot(experiment: Experiment, distribution: Vector, kind: str, number: int) -> tuple[Pilot, list[float]]:
-    """Run one pilot to a little below the least loss; return it and its training loss after each round."""
+def run_pilot(
+    experiment: Experiment, distribution: Vector, kind: str, number: int, request: StopRequest
+) -> tuple[Pilot, list[float]]:
+    """Run one pilot to a little below the least loss; return it and its training loss after each round.
+
+    Raises:
+        Stopped: a signal asked to stop.
+        DivergedError: no client's update could be used.
+    """
     which = f"pilot {number + 1} of {PILOTS} with {kind} draws"
     set_stage(f"running {which}")
     config, seed = experiment.config, seed_of(experiment.config.seed_of_data, "pilot", kind, number)
@@ -134,7 +155,8 @@ def run_pilot(experiment: Experiment, distribution: Vector, kind: str, number: i
     copy = replace(task, config=changed, server=server, job=replace(task.job, seed=seed), with_residual=set())
     lost = LostRounds(config.rounds, which)
     try:
-        run_rounds(Experiment(changed, {name: copy}, pilot), 0, [StopAtLoss(), lost])
+        run_rounds(Experiment(changed, {name: copy}, pilot), 0, [StopAtLoss(), lost, Interruption(request)])
+        request.raise_if_set()
         lost.close()
     finally:
         copy.close()

@@ -100,7 +100,7 @@ def open_callbacks(experiment: Experiment, earlier: Sequence[RoundMetrics], requ
     """Return the callbacks of a run; `earlier` are the metrics of the rounds that an earlier process has finished."""
     config = experiment.config
     return [
-        RunPilots(),
+        RunPilots(request),
         Interruption(request),
         SaveBest(experiment, earlier[-1].best_accuracy if earlier else None),
         MetricsFile(config),

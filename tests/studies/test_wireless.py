@@ -77,7 +77,7 @@ def test_wireless_setup_2_is_the_published_one():
 @pytest.mark.parametrize("name", ["wireless_synthetic", pytest.param("wireless_mnist", marks=pytest.mark.slow)])
 def test_wireless_study_of_a_few_rounds_runs(tmp_path, monkeypatch, name, started):
     learned, calibrate = [], pilots.calibrate
-    monkeypatch.setattr(pilots, "calibrate", lambda experiment: learned.append(1) or calibrate(experiment))
+    monkeypatch.setattr(pilots, "calibrate", lambda *given: learned.append(1) or calibrate(*given))
     setup, arguments = replace(SETUPS[name], longer={}), Arguments(name, tmp_path, (*DATA[name], *FEW), seeds=(0, 1))
     wireless.run(setup, arguments)
     assert len(started) == 2 * len(SCHEMES)

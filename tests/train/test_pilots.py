@@ -1,6 +1,8 @@
 """Pilots of wireless sampling: what they teach, that it is learned once, and mistakes."""
 
 import json
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -11,8 +13,10 @@ from tests.train.runs import cut_off, read, task_of, without_times
 from train.assembly import assemble
 from train.callbacks.stopping import DivergedError
 from train.config.schema import load_config
+from train.evaluation import evaluate
 from train.pilots import DISTRIBUTIONS, PILOTS, Pilot, RunPilots, calibrate, run_pilot
 from train.run import run
+from train.utils.signals import Stopped, StopRequest
 
 WIRELESS = [
     *(
@@ -34,12 +38,12 @@ def configured(output, *overrides):
 def test_pilots_estimate_the_largest_norms_and_the_ratio_of_eq_35(tmp_path):
     experiment = assemble(configured(tmp_path))
     before = {name: value.clone() for name, value in experiment.model.state_dict().items()}
-    calibration = calibrate(experiment)
+    calibration = calibrate(experiment, StopRequest())
     assert all(bool((value == before[name]).all()) for name, value in experiment.model.state_dict().items())
     sizes = experiment.sampler.population.num_samples
     distributions = dict(zip(DISTRIBUTIONS, (np.full(10, 0.1), sizes / sizes.sum()), strict=True))
     pilots = {
-        kind: [run_pilot(experiment, distribution, kind, k) for k in range(PILOTS)]
+        kind: [run_pilot(experiment, distribution, kind, k, StopRequest()) for k in range(PILOTS)]
         for kind, distribution in distributions.items()
     }
     for kind, runs in pilots.items():
@@ -70,9 +74,27 @@ def test_resumed_run_reuses_the_estimates_of_its_pilots(tmp_path, monkeypatch):
     cut_off(configured(tmp_path / "cut"), after=5)
     taught = (tmp_path / "cut" / "pilots.json").read_text()
     assert taught == (whole / "pilots.json").read_text()
-    monkeypatch.setattr("train.pilots.calibrate", lambda experiment: pytest.fail("they were run already"))
+    monkeypatch.setattr("train.pilots.calibrate", lambda *given: pytest.fail("they were run already"))
     run(configured(tmp_path / "cut"), resume=True)
     assert without_times(read(tmp_path / "cut")) == without_times(read(whole))
+
+
+def test_interrupted_pilots_end_with_their_round_and_start_again(tmp_path, monkeypatch):
+    whole, config = run(configured(tmp_path / "whole", "rounds=2")), configured(tmp_path / "run", "rounds=2")
+    measured = []
+
+    def interrupted(*given):
+        measured.append(given)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("train.pilots.evaluate", interrupted)
+        with pytest.raises(Stopped):
+            run(config)
+    assert len(measured) == 1
+    assert not config.directory.exists()
+    assert without_times(read(run(config, resume=True))) == without_times(read(whole))
 
 
 def test_run_on_a_residual_counts_the_first_contact_of_its_rounds_and_not_of_its_pilots(tmp_path):
@@ -93,10 +115,10 @@ SAMPLERS_TO_CALIBRATE = {
 def test_pilot_estimates_serve_other_samplers_and_seeds(tmp_path, monkeypatch, scheme):
     calibration = {"beta_over_alpha": 3.0, "gradient_norms": [*map(float, range(1, 11))], "rounds": {}, "estimates": []}
     (tmp_path / "pilots.json").write_text(json.dumps(calibration))
-    monkeypatch.setattr("train.pilots.calibrate", lambda experiment: pytest.fail("they were run already"))
+    monkeypatch.setattr("train.pilots.calibrate", lambda *given: pytest.fail("they were run already"))
     config = configured(tmp_path, *SAMPLERS_TO_CALIBRATE[scheme], "seed=3", "data_seed=0", "rounds=2")
     experiment = assemble(config)
-    RunPilots().before_training(experiment)
+    RunPilots(StopRequest()).before_training(experiment)
     drawn = [experiment.sampler.invite(t) for t in range(2)]
     population = experiment.sampler.population
     a = population.num_samples * np.arange(1.0, 11.0)
@@ -121,7 +143,8 @@ def test_runs_with_the_same_world_seed_differ_only_in_draws_and_batches(tmp_path
     assert [one.sampler.invite(t) for t in range(9)] != [other.sampler.invite(t) for t in range(9)]
     assert task_of(one).job.seed != task_of(other).job.seed
     distribution = np.full(10, 0.1)
-    assert run_pilot(one, distribution, "uniform", 0)[1] == run_pilot(other, distribution, "uniform", 0)[1]
+    curves = [run_pilot(each, distribution, "uniform", 0, StopRequest())[1] for each in (one, other)]
+    assert curves[0] == curves[1]
 
 
 @pytest.mark.parametrize(
@@ -138,12 +161,12 @@ def test_invalid_pilots_file_raises_with_its_path(tmp_path, content, told):
     path = tmp_path / "pilots.json"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(UserError, match=f"{told}.*delete it"):
-        RunPilots().before_training(assemble(configured(tmp_path)))
+        RunPilots(StopRequest()).before_training(assemble(configured(tmp_path)))
 
 
 def test_sampler_without_gradient_norms_has_no_pilots(tmp_path):
     """In a comparison of samplers, `clients.pilot_losses` is for those that read it."""
-    RunPilots().before_training(assemble(configured(tmp_path, "clients.sampler=uniform")))
+    RunPilots(StopRequest()).before_training(assemble(configured(tmp_path, "clients.sampler=uniform")))
     assert not (tmp_path / "pilots.json").exists()
 
 
