@@ -97,8 +97,9 @@ class RunPilots(Callback):
             Stopped: a signal asked to stop.
         """
         clients, sampler = experiment.config.clients, experiment.sampler
-        if not (clients.pilot_losses and isinstance(sampler, StatisticalSampler)):
+        if not clients.pilot_losses:
             return
+        assert isinstance(sampler, StatisticalSampler)  # the configuration is checked
         path = experiment.config.directory / PILOTS_FILE
         if not path.exists():
             measured = calibrate(experiment, self._request)

@@ -143,6 +143,7 @@ clients.sampler=mmfl → tasks
 clients.sampler=wireless → network.bandwidth
 clients.sampler.budget=2 → uniform has no option 'budget'
 clients.pilot_losses=1.5 → clients.pilot_losses=[…]
+clients.pilot_losses=[1.5] → with uniform set clients.pilot_losses=[]
 network.bandwidth=0
 network.bandwidth=-1
 network.bandwidth=1e-320
@@ -233,6 +234,7 @@ run CONFIG clients.sampler=wireless network.bandwidth=1 network.compute=0 networ
 run CONFIG 'tasks={a: {}}' → clients.sampler=mmfl
 run CONFIG clients.sampler=mmfl clients.sampler.budget=2 clients.sampler.signal=los 'tasks={a: {}}' → 'los'
 run CONFIG clients.sampler=mmfl clients.sampler.budget=2 alignment=true 'tasks={a: {}}' → alignment=true
+run CONFIG clients.sampler=mmfl clients.sampler.budget=2 clients.pilot_losses=[2] 'tasks={a: {}}' → with mmfl
 run CONFIGS/cifar10_small.yaml data.root=/nowhere → /nowhere
 run CONFIGS/cifar10_small.yaml data.root=null → data.root
 run CONFIGS/tiny_imagenet_cct.yaml data.root=. data.download=true → cannot fetch

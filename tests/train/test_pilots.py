@@ -164,12 +164,6 @@ def test_invalid_pilots_file_raises_with_its_path(tmp_path, content, told):
         RunPilots(StopRequest()).before_training(assemble(configured(tmp_path)))
 
 
-def test_sampler_without_gradient_norms_has_no_pilots(tmp_path):
-    """In a comparison of samplers, `clients.pilot_losses` is for those that read it."""
-    RunPilots(StopRequest()).before_training(assemble(configured(tmp_path, "clients.sampler=uniform")))
-    assert not (tmp_path / "pilots.json").exists()
-
-
 def test_pilots_that_diverge_raise_and_leave_no_folder(tmp_path):
     config = configured(tmp_path / "run", "local.optimizer.lr=1e30")
     with pytest.raises(DivergedError, match=r"pilot 1 of 3 with uniform draws: lower local\.optimizer\.lr"):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 from torch import nn
 
-from sharding.client_sampling import SAMPLERS, TaskSampler, WirelessSampler
+from sharding.client_sampling import SAMPLERS, StatisticalSampler, TaskSampler, WirelessSampler
 from sharding.designs import DESIGNS
 from sharding.errors import UserError, lookup, safe_repr
 from sharding.quantization import Format
@@ -191,6 +191,11 @@ class Config(Section):
         if issubclass(sampler, WirelessSampler) and self.network is None:
             raise UserError(
                 f"clients.sampler={clients.sampler.name} needs network.bandwidth=…, which all clients share"
+            )
+        if clients.pilot_losses and not issubclass(sampler, StatisticalSampler):
+            raise UserError(
+                f"clients.pilot_losses={list(clients.pilot_losses)} needs clients.sampler=wireless or statistical, "
+                f"which use what pilots measure; with {clients.sampler.name} set clients.pilot_losses=[]"
             )
         if self.residual is not None and self.init != "low_rank":
             raise UserError(f"residual={self.residual} needs init=low_rank, which leaves one; init is {self.init}")
