@@ -121,19 +121,21 @@ def launch(config: Config, deployment: Deployment, progress: Callable[[dict[str,
 def settings_of(path: str, overrides: Sequence[str], nodes: int, timeouts: Timeouts) -> dict[str, object]:
     """Return the run's configuration for Flower, flat, with as many clients as there are nodes.
 
-    Without an `output` the directory is named after every override, the number of nodes included.
+    A file's `clients.per_round` is lowered to that number; an override of it is not. Without an `output` the directory
+    is named after every override, the number of nodes included.
 
     Raises:
         UserError: a mistake in the file or an override, or a key that has no effect.
     """
     check_once([*settings(overrides), ("clients.count", "--nodes")])
-    config = load_config(path, overrides)
+    given, words = dict(parse_overrides(overrides)), [*overrides, f"clients.count={nodes}"]
+    if "clients.per_round" not in given:
+        words.append(f"clients.per_round={min(load_config(path, overrides).clients.per_round, nodes)}")
+    config = load_config(path, words)
     for key, fixed in (("checkpoint_every", CHECKPOINT_EVERY), ("engine", ENGINE)):
-        if key in dict(parse_overrides(overrides)) and (asked := getattr(config, key)) != fixed:
+        if key in given and (asked := getattr(config, key)) != fixed:
             raise UserError(f"{key}={asked} does nothing in a federation, where it is {fixed}; remove it")
-    clients = config.clients
-    words = [*overrides, f"clients.count={nodes}", f"clients.per_round={min(clients.per_round, nodes)}"]
-    config = with_directory(load_config(path, words), words)
+    config = with_directory(config, words)
     return {
         "config": str(Path(path).resolve()),
         "overrides": shlex.join([*words, f"output={_quoted(str(config.directory.resolve()))}"]),

@@ -205,6 +205,13 @@ def test_federation_with_clients_count_is_refused():
         read_for(2, "clients.count=3")
 
 
+def test_federation_invites_as_many_clients_as_an_override_says_and_at_most_one_a_node():
+    assert [read_for(nodes).clients.per_round for nodes in (2, 40)] == [2, 5]  # the file has 5 of 20
+    assert read_for(40, "clients.per_round=30").clients.per_round == 30
+    with pytest.raises(UserError, match=r"clients\.per_round=5 must be at most clients\.count=2"):
+        read_for(2, "clients.per_round=5")
+
+
 @pytest.mark.parametrize("name", ["no_proxy", "NO_PROXY", "no_grpc_proxy"])
 def test_environment_of_a_node_behind_a_proxy_exempts_loopback(monkeypatch, name):
     monkeypatch.setenv(name, "example.org")
