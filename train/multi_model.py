@@ -17,6 +17,7 @@ from sharding import Plan
 from sharding.client_sampling import Participation, TaskSampler
 from sharding.client_sampling.optimal import REPORT_BYTES
 from sharding.plan import Client
+from train.evaluation import rows_at_once
 from train.experiment import Experiment, Task
 from train.metrics import RoundMetrics
 
@@ -115,14 +116,15 @@ class MultiModel(Experiment):
 
 @torch.no_grad()
 def local_losses(task: Task, cohort: list[int], batch_size: int = 512) -> NDArray[np.float64]:
-    """Return the mean loss of the server's model on each client's own data, (n,), in few large batches."""
+    """Return the mean loss of the server's model on each client's own data, (n,), in batches as `evaluate` has."""
     model, dataset = task.server.model.eval(), task.dataset
     data = [task.job.clients[client] for client in cohort]
     inputs, targets = torch.cat([part.inputs for part in data]), torch.cat([part.targets for part in data])
     owners = torch.repeat_interleave(torch.arange(len(data)), torch.tensor([len(part) for part in data]))
     sums = torch.zeros(2, len(data), dtype=torch.float64, device=targets.device)  # of losses, and of targets
     owners = owners.to(targets.device)
-    for batch, labels, owner in zip(*(x.split(batch_size) for x in (inputs, targets, owners)), strict=True):
+    rows = rows_at_once(dataset, data[0], batch_size)
+    for batch, labels, owner in zip(*(x.split(rows) for x in (inputs, targets, owners)), strict=True):
         logits = model(dataset.prepare(batch)).movedim(-1, 1)
         losses = F.cross_entropy(logits, labels, ignore_index=dataset.ignore_index, reduction="none")
         for row, values in zip(sums, (losses, labels != dataset.ignore_index), strict=True):

@@ -92,6 +92,21 @@ def test_evaluation_counts_all_batches_without_ignored_targets():
     torch.testing.assert_close(cross_entropy(logits, targets, 0), expected)
 
 
+@pytest.mark.parametrize(("length", "classes", "rows"), [(1, 200, 512), (128, 50_000, 10), (4096, 100_000, 1)])
+def test_evaluation_batch_has_no_more_logits_than_256_mb_hold(length, classes, rows):
+    ids = torch.zeros(600, length, dtype=torch.int64)
+    data, sizes = Split(ids, ids), []
+
+    class Stop(nn.Module):
+        def forward(self, batch):
+            sizes.append(len(batch))
+            raise StopIteration
+
+    with pytest.raises(StopIteration):
+        evaluate(Stop(), Dataset("toy", data, data, classes, (length,), unchanged), data)
+    assert sizes == [rows]
+
+
 def test_local_steps_draw_equally_many_batches_with_replacement():
     data = make_data(samples=7)
     local = LocalConfig(steps=5, batch_size=3, optimizer=SGD)

@@ -98,9 +98,12 @@ def test_engine_that_cannot_start_closes_the_others(tmp_path):
     engine.close.assert_called_once_with()
 
 
-def test_local_losses_equal_those_of_each_client():
-    task = assemble(tiny("unused")).tasks["one"]
-    losses = local_losses(task, [3, 5], batch_size=50)
+def test_local_losses_equal_those_of_each_client_in_batches_of_few_logits(monkeypatch):
+    task, sizes = assemble(tiny("unused")).tasks["one"], []
+    monkeypatch.setattr("train.evaluation.MOST_LOGITS", 7 * task.dataset.num_classes)
+    with task.server.model.register_forward_pre_hook(lambda model, inputs: sizes.append(len(inputs[0]))):
+        losses = local_losses(task, [3, 5], batch_size=50)
+    assert max(sizes) == 7
     for client, loss in zip([3, 5], losses, strict=True):
         data = task.job.clients[client]
         logits = task.server.model.eval()(task.dataset.prepare(data.inputs))
