@@ -115,7 +115,7 @@ class Config(Section):
     All give the same bits. `auto` chooses one of the first two.
     """
     device: str = "auto"
-    """`auto`, `cpu`, `cuda`, `cuda:1`, …"""
+    """`auto`, `cpu`, `cuda`, or one of several GPUs, as `cuda:1`."""
     threads: int = Field(1, ge=1)
     """Torch threads of a training process. Another number rounds sums differently."""
     checkpoint_every: int = Field(5, ge=1)

@@ -63,6 +63,7 @@ class Job:
         plugins: modules with custom parts, which new processes import.
         lr_scales: factors of some clients' learning rates.
         residual: what is frozen, which every client has.
+        one_device: whether clients are trained on the data's device only, of several GPUs.
     """
 
     model: nn.Module
@@ -74,6 +75,7 @@ class Job:
     plugins: Sequence[str] = ()
     lr_scales: Mapping[Client, float] = field(default_factory=dict)
     residual: Residual = field(default_factory=partial(Residual, {}))
+    one_device: bool = False
 
     @property
     def device(self) -> torch.device:

@@ -44,7 +44,7 @@ class ProcessesEngine(Engine):
 
     Args:
         job: to train.
-        num_workers: how many processes; by default one per GPU, or one per core without a GPU.
+        num_workers: how many processes; by default one per GPU that may be used, or one per core without a GPU.
 
     Raises:
         UserError: the job has a part that cannot be sent to another process, e.g. a lambda; it cannot be written to the
@@ -61,7 +61,7 @@ class ProcessesEngine(Engine):
             try:
                 devices, all_ready = context.SimpleQueue(), context.Barrier(count)
                 for index in range(count):
-                    devices.put(f"cuda:{index}" if job.device.type == "cuda" else "cpu")
+                    devices.put(device_of(job, index))
                 arguments = (job.plugins, file, devices, all_ready)
                 self._pool = ProcessPoolExecutor(count, context, _initialize_worker, arguments)
                 self._start(count)
@@ -149,7 +149,16 @@ def context_of(*modules: str) -> Any:
 
 def count_devices(job: Job) -> int:
     """Return how many processes can train a job in parallel: one per GPU if the data are on one, else one per core."""
-    return torch.cuda.device_count() if job.device.type == "cuda" else num_cores()
+    if job.device.type != "cuda":
+        return num_cores()
+    return 1 if job.one_device else torch.cuda.device_count()
+
+
+def device_of(job: Job, index: int) -> str:
+    """Return the device of the process of this index."""
+    if job.device.type != "cuda":
+        return "cpu"
+    return str(job.device) if job.one_device else f"cuda:{index}"
 
 
 def num_cores() -> int:

@@ -10,6 +10,7 @@ import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import active_children
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,8 +18,9 @@ from torch import nn
 
 from sharding import Plan, UserError, client_model
 from tests.train.engines.jobs import MODELS, RATIOS, make_job, make_plan, with_bad_clients
-from tests.train.runs import QUICKSTART, REPOSITORY, TINY, assert_same, tiny, wait_until
+from tests.train.runs import QUICKSTART, REPOSITORY, TINY, assert_same, task_of, tiny, wait_until
 from train import engines as engines_module
+from train.assembly import assemble
 from train.engines import ENGINES, ProcessesEngine, processes
 from train.engines.engine import Update
 from train.engines.local_training import train_locally
@@ -49,6 +51,18 @@ def engine_of():
     yield make
     for engine in engines:
         engine.close()
+
+
+@pytest.mark.parametrize(("device", "named"), [("cpu", False), ("cpu:0", True)])
+def test_job_of_a_device_with_an_index_has_only_that_device(tmp_path, device, named):
+    assert task_of(assemble(tiny(tmp_path, f"device={device}"))).job.one_device is named
+
+
+@pytest.mark.parametrize(("one_device", "used"), [(True, ["cuda:1"]), (False, ["cuda:0", "cuda:1", "cuda:2"])])
+def test_processes_use_all_gpus_or_the_one_of_the_job(monkeypatch, one_device, used):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    job = SimpleNamespace(device=torch.device("cuda:1"), one_device=one_device)
+    assert [processes.device_of(job, index) for index in range(processes.count_devices(job))] == used
 
 
 def assert_same_bits(expected, updates):
