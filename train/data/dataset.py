@@ -232,11 +232,13 @@ def hold_out(dataset: Dataset, count: int, seed: int, option: str | None = None)
     Raises:
         UserError: that would leave nothing to train on.
     """
+    option = option or f"data.holdout={count}"
+    if not len(dataset.train):
+        raise UserError(f"{option} keeps training samples, and {dataset.name} has none; name their files or folder")
     natural = dataset.natural
     free = np.ones(len(dataset.train), dtype=bool)
     free[[0] if natural is None else [part[0] for part in natural if len(part)]] = False
     if count > free.sum():
-        option = option or f"data.holdout={count}"
         raise UserError(f"{option} must be at most {free.sum()}, so that all clients of {dataset.name} train")
     held_out = np.zeros(len(free), dtype=bool)
     held_out[generator(seed, "holdout").choice(np.flatnonzero(free), count, replace=False)] = True

@@ -30,6 +30,11 @@ def test_hold_out_replaces_the_test_set_by_training_samples() -> None:
         hold_out(digits, len(digits.train), 0)
 
 
+def test_hold_out_without_training_samples_raises() -> None:
+    with pytest.raises(UserError, match="holdout=5 keeps training samples, and digits has none; name their files"):
+        hold_out(load_dataset("digits").without_training(), 5, seed=0)
+
+
 def test_hold_out_of_natural_clients_leaves_each_a_sample() -> None:
     digits = load_dataset("digits")
     owner = np.arange(len(digits.train)) % 7
