@@ -3,6 +3,7 @@
 The files are csv, json, parquet or text files with named columns, or folders with a folder of images for each class.
 """
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -159,8 +160,10 @@ def _classes(
     """Return the class of each row as its index in the classes, int64 (rows,), and the classes' names.
 
     Raises:
-        UserError: a row has none of the classes.
+        UserError: a row has none of the classes, or a class is named twice.
     """
+    if repeated := [name for name, count in Counter(map(str, classes or ())).items() if count > 1]:
+        raise UserError(f"data.classes names {join_first(repeated)} more than once; name each class once")
     values = {name: rows.names("label", label) for name, rows in splits.items()}
     first = next(iter(splits))
     known: Sequence[Any] = classes or splits[first].class_names(label) or sorted(set(values[first]))

@@ -258,6 +258,7 @@ GOOD = "text,label\na,x\nb,y\n"
         (GOOD, {"test": None}, "either data.test=… or data.test_fraction"),
         (GOOD, {"test": None, "test_fraction": 1.5}, "data.test_fraction=1.5"),
         (GOOD, {"classes": ("x",)}, "has the classes y, which data.classes lack"),
+        (GOOD, {"classes": ("x", "y", "y")}, "data.classes names y more than once; name each class once"),
         (GOOD, {"train": "vocab.odd"}, "no file"),
         (GOOD, {"train": "tokenizer"}, "has no images; it needs a folder for each class"),
         (GOOD, {"train": ("train.csv", "vocab.txt")}, "files of the kinds .csv, .txt"),
