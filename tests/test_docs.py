@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import fields
 from fnmatch import fnmatch
 from math import ceil, floor
 from pathlib import Path
@@ -24,6 +25,7 @@ from train.cli.inspection import inspect_partition
 from train.config.schema import load_config
 from train.data import DATASETS
 from train.data.partition import PARTITIONS
+from train.metrics import RoundMetrics
 from train.tables.layout import load_layout
 
 ROOT = Path(__file__).parents[1]
@@ -137,6 +139,12 @@ def cells(summary, method):
     """Return the last row of a method in a committed summary, without its name."""
     text = (ROOT / "results" / summary / "summary.md").read_text(encoding="utf-8")
     return re.findall(rf"^\| {re.escape(method)} \| (.+) \|$", text, re.M)[-1].split(" | ")
+
+
+def test_docs_list_every_metric():
+    page = TEXTS["docs/reference/metrics.md"]
+    unnamed = {metric.name for metric in fields(RoundMetrics) if f"`{metric.name}`" not in page}
+    assert unnamed == {"seconds_train", "seconds_aggregate", "seconds_evaluate", "extra"}  # abbreviated; of others
 
 
 def test_readme_has_the_last_line_of_the_quickstart():
