@@ -209,18 +209,38 @@ def test_run_directory_is_named_after_the_overrides():
     assert directory() == "runs/quickstart-collective-0"
     untold = ("engine=sequential", "evaluate_every=2", "tracker={name: wandb, tags: [a]}")
     assert directory("seed=3", "strategy=dense", *untold) == "runs/quickstart-dense-3"
-    assert describe(["data.root=here", "data.download=true", "data=mnist"]) == "data=mnist"
+    assert directory("data.root=here", "data.download=true", "data=mnist") == "runs/quickstart-collective-data=mnist-0"
     assert directory("model.width=8", "local.optimizer.lr=0.05") == "runs/quickstart-collective-lr=0.05,width=8-0"
     assert directory("local.optimizer.lr=0.05", "output=here") == "here"
     names = {directory(f"keep_ratio={ratio}") for ratio in ("0.1", "{0.1: 1}", "{0.2: 1}", "{ 0.2: 1}")}
     assert len(names) == 4
     assert all(re.fullmatch(r"[\w/,.=~-]+", name) for name in names)
     many = [f"local.key{index}=" + "x" * 9 for index in range(20)]
-    long, other = describe(many), describe([*many[:-1], "local.key19=y"])
+    keys = [override.partition("=")[0] for override in many]
+    long, other = describe(many, keys), describe([*many[:-1], "local.key19=y"], keys)
     assert long != other
     assert len(long) <= 60
     assert long.startswith("key0=xxxxxxxxx,key1=xxxxxxxxx,"), "the first keys stay legible"
-    assert re.fullmatch("[0-9a-f]{8}", describe(["local.key=" + "x" * 99]))
+    assert re.fullmatch("[0-9a-f]{8}", describe(["local.key=" + "x" * 99], []))
+
+
+SAME_WORD = [
+    ["local.optimizer.lr=0.1"],
+    ["server_optimizer.lr=0.1"],
+    ["local.optimizer.lr=0.1", "server_optimizer.lr=0.2"],
+    ["local.optimizer.lr=0.2", "server_optimizer.lr=0.1"],
+    ["local.optimizer.weight_decay=0.1", "server_optimizer=sgd"],
+    ["server_optimizer.weight_decay=0.1", "server_optimizer=sgd"],
+    ["data=synthetic", "data.alpha=3"],
+    ["data=synthetic", "data.partition.alpha=3"],
+]
+
+
+def test_run_directories_of_keys_with_the_same_last_word_differ():
+    names = [with_directory(load_config(QUICKSTART, words), words).directory.name for words in SAME_WORD]
+    assert len({*names}) == len(SAME_WORD)
+    assert names[0] == "quickstart-collective-lr=0.1-0"
+    assert names[1] == "quickstart-collective-server_optimizer.lr=0.1-0"
 
 
 def test_expand_of_a_grid_has_every_point():

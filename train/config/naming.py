@@ -1,11 +1,13 @@
 """Names of run directories, which differ if the overrides differ."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
+from train.config.parts import Part
 from train.config.schema import Config, is_named
+from train.config.values import Section
 
 # Keys that no result depends on: a run can be resumed with other values. A check compares the data.
 RESUMABLE_KEYS = frozenset({"engine", "tracker", "layers_every", "checkpoint_every", "data.root", "data.download"})
@@ -18,19 +20,38 @@ def with_directory(config: Config, overrides: Sequence[str]) -> Config:
     """Return the configuration with a directory named after the overrides, if it has none."""
     if config.output is not None:
         return config
-    name = "-".join(filter(None, (config.name, config.strategy, describe(overrides), str(config.seed))))
+    words = (config.name, config.strategy, describe(overrides, keys_of(config)), str(config.seed))
+    name = "-".join(filter(None, words))
     return config.model_copy(update={"output": Path("runs") / name})
 
 
-def describe(overrides: Iterable[str]) -> str:
-    """Return ``lr=0.05,width=8`` of overridden keys: their last words, unless two have the same, and their values.
+def keys_of(section: Section, prefix: str = "") -> Iterator[str]:
+    """Yield the dotted keys of a section, set or not, with all options of its parts; its own before those within."""
+    fields, options = type(section).model_fields, section.parameters if isinstance(section, Part) else ()
+    yield from (prefix + key for key in (*fields, *options))
+    for key in fields:
+        if isinstance(inner := getattr(section, key), Section):
+            yield from keys_of(inner, f"{prefix}{key}.")
 
-    If that is longer than 60 characters: the first keys, and a hash of all.
+
+def describe(overrides: Iterable[str], keys: Iterable[str]) -> str:
+    """Return ``lr=0.05,width=8`` of overridden keys and their values.
+
+    A key is its last word if it is the first of all keys with that word, and else all of it, so that no other key has
+    its name. If all that is longer than 60 characters: the first keys, and a hash of all.
+
+    Args:
+        overrides: as ``local.optimizer.lr=0.05``.
+        keys: all keys of the configuration.
     """
+    first: dict[str, str] = {}
+    for key in keys:
+        first.setdefault(_last(key), key)
     unnamed = NON_EXPERIMENT_KEYS | {"name", "strategy"}  # in a directory's name anyway
     pairs = sorted(dict(override.split("=", 1) for override in overrides).items())
     kept = {key: value for key, value in pairs if not is_named(key, unnamed)}
-    label = ",".join(f"{word}={_plain(value)}" for word, value in zip(short_names(kept), kept.values(), strict=True))
+    named = {_last(key) if first.get(_last(key)) == key else key: value for key, value in kept.items()}
+    label = ",".join(f"{word}={_plain(value)}" for word, value in named.items())
     if len(label) <= LONGEST:
         return label
     digest = blake2b(label.encode(), digest_size=4).hexdigest()
@@ -40,7 +61,7 @@ def describe(overrides: Iterable[str]) -> str:
 def short_names(keys: Iterable[str]) -> list[str]:
     """Return each key's last word, or all of it where that is another key's as well."""
     keys = list(keys)
-    lasts = [key.rpartition(".")[2] for key in keys]
+    lasts = [_last(key) for key in keys]
     return [last if lasts.count(last) == 1 else key for key, last in zip(keys, lasts, strict=True)]
 
 
@@ -50,6 +71,10 @@ def settings_in_name(config: Config) -> str:
     shared = re.fullmatch(rf"{name}-compare-(.+)", folder.parent.name)
     run = re.fullmatch(rf"(?:{name}-)?{re.escape(config.strategy)}-(.+)-{config.seed}", folder.name)
     return ",".join(match[1] for match in (shared, run) if match)
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
 
 
 def _plain(value: str) -> str:

@@ -80,14 +80,18 @@ class Part(Section):
         options = options_of(cls.registry[str(name)], cls.registry.num_arguments)
         return [option for option in cls.options_kept if option in options]
 
+    @property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        """The parameters of the function or class that are options."""
+        return options_of(self.registry[self.name], self.registry.num_arguments)
+
     def takes(self, option: str) -> bool:
         """Whether the function or class has this option."""
-        return option in options_of(self.registry[self.name], self.registry.num_arguments)
+        return option in self.parameters
 
     def value(self, option: str) -> Any:
         """Return the configured value of an option that the function or class has, or its default."""
-        parameter = options_of(self.registry[self.name], self.registry.num_arguments)[option]
-        return self.options.get(option, parameter.default)
+        return self.options.get(option, self.parameters[option].default)
 
     def build(self, *arguments: Any, **options: Any) -> Any:
         """Call the function or class with the program's arguments and the configured options, or others.
