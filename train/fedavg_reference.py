@@ -22,7 +22,8 @@ class FedAvgStep:
     def __init__(self, task: Task, cohort: Sequence[Client], round: int) -> None:
         twin = Server(deepcopy(task.server.model), ShardPlanner("dense"))
         plan = twin.plan(dict.fromkeys(cohort, 1.0), round)
-        average = twin.average(plan, task.num_samples)
+        scaled = bool(task.job.lr_scales)  # then a client's data count in its steps, and all updates count alike
+        average = twin.average(plan, dict.fromkeys(plan, 1.0) if scaled else task.num_samples)
         for client, update in task.engine.train(plan, round, task.lr(round)):
             average.add(client, update.failure or update.shard)
         twin.step(average)

@@ -9,6 +9,7 @@ from sharding.diagnostics import alignment
 from tests.train.runs import RESNET, read, tiny, without_times
 from train.run import run
 
+UNEVEN = "data.partition=power_law"
 LONG_STEPS = "local.optimizer.lr=0.1"  # so that what a client misses shows in two rounds
 
 
@@ -24,8 +25,9 @@ def test_alignment_of_updates_is_their_cosine():
     assert isnan(alignment(update, torch.zeros(2)))
 
 
-def test_alignment_of_fedavg_is_one(tmp_path):
-    lines = aligned(tmp_path / "run", "strategy=dense", "server_optimizer=plain")
+@pytest.mark.parametrize("sampler", ["uniform", "uniform_scaled"])
+def test_alignment_of_fedavg_is_one(tmp_path, sampler):
+    lines = aligned(tmp_path / "run", "strategy=dense", "server_optimizer=plain", UNEVEN, f"clients.sampler={sampler}")
     assert [line["alignment"] for line in lines] == pytest.approx([1, 1], abs=1e-12)
 
 
