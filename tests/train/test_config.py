@@ -271,6 +271,11 @@ def test_every_key_of_an_earlier_version_has_a_case():
     assert RENAMED.keys() - {"tracking"} <= {old.partition("=")[0] for old in OLD}
 
 
+def test_option_that_may_be_a_number_or_a_tensor_is_refused_once():
+    with pytest.raises(UserError, match=r"^local\.optimizer\.lr='abc': input should be a valid number, [a-z ]+$"):
+        load_config(QUICKSTART, ["local.optimizer.lr=abc"])
+
+
 def test_task_with_another_dataset_keeps_the_root_of_the_data(tmp_path):
     sampler = "clients.sampler={name: mmfl, signal: uniform, budget: 2}"
     tasks = "tasks={one: {data: {name: cifar10}}, two: {data: {name: synthetic}}}"

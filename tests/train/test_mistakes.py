@@ -114,8 +114,11 @@ keep_ratio={0.2: true}
 keep_ratio={0.2: .nan}
 keep_ratio={0.2: 0.5} → 0.5, not 1
 keep_ratio={0.2: 0.5, 0.2: 0.5} → duplicate key
-keep_ratio={0.2:0.7}
-keep_ratio={1:1}
+keep_ratio={0.2:0.7} → 'keep_ratio.0.2:0.7': YAML needs a space after the colon, as in {0.2: 0.5}
+keep_ratio={1:1} → 'keep_ratio.1:1': YAML needs a space
+model={name: mlp, hidden:8} → 'model.hidden:8': YAML needs a space
+model={name: mlp, hidden: 64} → model.hidden=64: a list is needed, as model.hidden=[…]
+data:root=x → unknown config key 'data:root'
 model=resnet18 → 'resnet18_gn'
 model.widht=3 → 'width'
 model.width=true

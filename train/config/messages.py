@@ -1,5 +1,6 @@
 """One line for each mistake in a configuration, with what is allowed; keys of earlier versions in their new form."""
 
+import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
@@ -36,14 +37,17 @@ RENAMED = {  # keys of earlier versions
     "tracking.name": "tracker.run_name",
     "tracking.layers_every": "layers_every",
 }
-TAGS = ("number", "shares", "range", "[key]")  # of the alternatives of a value, which are no keys
+# Of the alternatives of a value, which are no keys.
+TAG = re.compile(r"number|shares|range|float|int|str|\[key\]|(is-instance|tuple|list)\[.*")
 HELP = "docs/reference/configuration.md lists all keys, `python -m train config CONFIG` prints a run's"
 
 
 def explain(error: ValidationError, config: type[Section]) -> str:
     """Return one line for all that is wrong; where keys of an earlier version are, only for those."""
     lines = {
-        _explain(details, config): _is_unknown(details) and _key_of(details) in RENAMED for details in error.errors()
+        _explain(details, config): _is_unknown(details) and _key_of(details) in RENAMED
+        for details in error.errors()
+        if details["type"] != "is_instance_of" or not TAG.fullmatch(str(details["loc"][-1]))  # a tensor, say
     }
     return "; ".join(line for line, renamed in lines.items() if renamed or not any(lines.values()))
 
@@ -54,20 +58,25 @@ def _explain(error: ErrorDetails, config: type[Section]) -> str:
         return str(cause)
     if _is_unknown(error) and key in RENAMED:
         return "; ".join(_renamed(key, value))
+    subject = f"{key}={safe_repr(value)}"
     match error["type"]:
+        case _ if ":" in key and (value is None or value in error["loc"]):
+            subject, reason = repr(key), "YAML needs a space after the colon, as in {0.2: 0.5}"
         case "option":
-            return f"{key}: {error['msg']}"
+            subject, reason = key, error["msg"]
         case "extra_forbidden":
             return f"unknown config key {key!r}{_meant(key, config)}; {_allowed(error['loc'], config)}"
         case "missing":
             return f"the config lacks {key!r}"
         case "tuple_type" | "list_type" | "sequence_str":
             reason = f"a list is needed, as {key}=[…]"
+        case "is_instance_of" if error["ctx"]["class"] == "Sequence":
+            reason = f"a list is needed, as {key}=[…]"
         case "model_type":
             reason = f"a section of keys is needed, as {key}={{key: value}}"
         case _:
             reason = f"{error['msg'][0].lower()}{error['msg'][1:]}"
-    return f"{key}={safe_repr(value)}: {reason}"
+    return f"{subject}: {reason}"
 
 
 def _is_unknown(error: ErrorDetails) -> bool:
@@ -75,8 +84,8 @@ def _is_unknown(error: ErrorDetails) -> bool:
 
 
 def _key_of(error: ErrorDetails) -> str:
-    tags = () if _is_unknown(error) else TAGS
-    return ".".join(str(part)[:80] for part in error["loc"] if part not in tags)
+    parts = [str(part) for part in error["loc"] if _is_unknown(error) or not TAG.fullmatch(str(part))]
+    return ".".join(part[:80] for part in parts)
 
 
 def _renamed(key: str, value: Any) -> Iterator[str]:
