@@ -32,6 +32,7 @@ from train.utils.jsonl import read_lines
 ROOT = Path(__file__).parents[2]  # what the names of configurations are relative to
 ENGINE = "sequential"  # a node trains one client
 CHECKPOINT_EVERY = 1
+EXPLAINED = (UserError, RunError, ImportError)  # errors whose message is for the user, as that a package is missing
 MAX_SHARE = 0.5  # of a round's weights: the server cannot check how many samples a node has
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ def main(grid: Grid, context: Context) -> None:
         config = read(settings)
         timeouts = Timeouts(float(settings["start-timeout"]), float(settings["round-timeout"]))
         train(config, grid, timeouts)
-    except (UserError, RunError) as error:
+    except EXPLAINED as error:
         log.error("the run ends: %s", error)  # raising it would print two of Flower's tracebacks
 
 
@@ -68,6 +69,7 @@ def train(config: Config, grid: Grid, timeouts: Timeouts) -> None:
 
     Raises:
         UserError, RunError: as `train.run.run`.
+        ImportError: a package is missing.
     """
     status, done = Status(config), len(read_lines(config.directory / METRICS_FILE))
     begin = "resuming" if done else "starting"
@@ -80,7 +82,7 @@ def train(config: Config, grid: Grid, timeouts: Timeouts) -> None:
                 wait([running], timeout=0.5)  # wake up from time to time: Flower checks for a dead parent from a thread
             running.result()
     except BaseException as error:
-        status.set(ended=str(error) if isinstance(error, UserError | RunError) else repr(error))
+        status.set(ended=str(error) if isinstance(error, EXPLAINED) else repr(error))
         raise
     status.set(ended=FINISHED)
     log.info("finished: %s", config.directory)

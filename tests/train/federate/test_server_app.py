@@ -2,6 +2,7 @@
 
 import logging
 import shlex
+from unittest.mock import Mock
 
 import pytest
 from flwr.app import Context, RecordDict
@@ -33,6 +34,17 @@ def test_server_app_that_cannot_train_logs_one_line(tmp_path, caplog, overrides,
     assert told in record.getMessage()
     assert record.exc_info is None
     assert not (tmp_path / "run").exists()
+
+
+def test_server_app_that_lacks_a_package_logs_and_reports_one_line(tmp_path, caplog, monkeypatch):
+    told = "data=files needs Hugging Face's datasets"
+    monkeypatch.setattr(server_app, "read_dataset", Mock(side_effect=ImportError(told)))
+    (tmp_path / FOLDER).mkdir()
+    run_config = settings(f"output={tmp_path}")
+    server_app.main(Nodes({}), Context(1, 1, {}, RecordDict(), run_config))
+    (record,) = (record for record in caplog.records if record.levelname == "ERROR")
+    assert record.getMessage() == f"the run ends: {told}"
+    assert Status(server_app.read(run_config)).read()["ended"] == told
 
 
 def test_server_app_with_other_overrides_has_another_directory():
