@@ -33,7 +33,7 @@ from train.federate.roster import Timeouts
 from train.federate.server_app import CHECKPOINT_EVERY, ENGINE, ROOT, check_federated
 from train.federate.status import FINISHED, FOLDER, LOCK_FILE, Status
 from train.federate.supervisor import Processes
-from train.rundir.directory import check_directory, is_finished, lock
+from train.rundir.directory import check_directory, is_finished, lock, remove_empty
 from train.rundir.file_names import METRICS_FILE
 from train.utils.errors import REMEDY, RunError
 from train.utils.jsonl import read_lines
@@ -101,10 +101,17 @@ def federate(
     check_directory(config, resume)
     if resume and is_finished(config):
         return
+    held = config.directory / LOCK_FILE
+    created = [path for path in (held, *held.parents) if not path.exists()]  # the innermost first
     config.directory.mkdir(parents=True, exist_ok=True)
-    with lock(config.directory / LOCK_FILE):
+    with lock(held):
         set_stage("writing keys and each node's data")
-        launch(config, lay_out(config, settings), progress)
+        try:
+            deployment = lay_out(config, settings)
+        except BaseException:
+            remove_empty(created)
+            raise
+        launch(config, deployment, progress)
 
 
 def launch(config: Config, deployment: Deployment, progress: Callable[[dict[str, Any]], None]) -> None:

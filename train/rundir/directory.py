@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import rmtree
@@ -272,10 +272,17 @@ def _remove_run(directory: Path, created: list[Path]) -> None:
             (directory / name).unlink()
     if created:
         rmtree(directory / "wandb", ignore_errors=True)
-        (directory / LOCK_FILE).unlink(missing_ok=True)
-    for path in created:
+        remove_empty([directory / LOCK_FILE, *created])
+
+
+def remove_empty(paths: Iterable[Path]) -> None:
+    """Remove empty files and directories, in this order; others stay."""
+    for path in paths:
         with suppress(OSError):
-            path.rmdir()
+            if path.is_dir():
+                path.rmdir()
+            elif not path.stat().st_size:
+                path.unlink()
 
 
 def _size(path: Path) -> int:

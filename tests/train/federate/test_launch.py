@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from sharding import UserError
+from tests.train.runs import REPOSITORY, refused
 from train.cli.commands import main
 from train.config.schema import load_config
 from train.federate import launch
@@ -41,6 +42,14 @@ def test_launch_with_an_impossible_folder_raises(tmp_path):
     config = read_for(2, f"output={tmp_path / 'file' / 'run'}")
     with pytest.raises(UserError, match=r"cannot write to .*: Not a directory; choose another output=…"):
         launch.federate(config, {}, print)
+
+
+@pytest.mark.parametrize("output", ["new/run", "there"])
+def test_refused_federation_leaves_nothing(tmp_path, monkeypatch, capsys, output):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    command = ["federate", str(REPOSITORY / QUICKSTART), "--nodes", "2", "data.holdout=5000", f"output={output}"]
+    refused(capsys, command, "data.holdout=5000 must be at most")
 
 
 def test_second_federation_in_a_directory_is_refused(tmp_path):
