@@ -18,10 +18,6 @@ from shutil import rmtree
 from time import monotonic, sleep
 from typing import Any
 
-import trustme
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-
 from sharding.errors import UserError, join_first
 from sharding.failures import one_line
 from train.assembly import assign_keep_ratios, partition_dataset, read_dataset
@@ -29,6 +25,7 @@ from train.config.naming import with_directory
 from train.config.overrides import check_once, settings
 from train.config.schema import Config, load_config, parse_overrides
 from train.federate.client_app import write_data
+from train.federate.keys import write_certificates, write_node_key
 from train.federate.roster import Timeouts
 from train.federate.server_app import CHECKPOINT_EVERY, ENGINE, ROOT, check_federated
 from train.federate.status import FINISHED, FOLDER, LOCK_FILE, Status
@@ -161,7 +158,7 @@ def lay_out(config: Config, settings: dict[str, object]) -> Deployment:
     rmtree(deployment.folder, ignore_errors=True)
     deployment.folder.mkdir(parents=True, mode=0o700)
     (deployment.folder / "logs").mkdir()
-    write_certificates(deployment.folder)
+    write_certificates(deployment.folder, "localhost", LOOPBACK)
     for node, data in shares.items():
         folder = deployment.folder / f"node-{node}"
         folder.mkdir()
@@ -174,29 +171,6 @@ def lay_out(config: Config, settings: dict[str, object]) -> Deployment:
     (operator / "config.toml").write_text(tables, encoding="utf-8")
     (deployment.folder / "run.toml").write_text(_toml(settings), encoding="utf-8")
     return deployment
-
-
-def write_certificates(folder: Path) -> None:
-    """Write `ca.crt`, and `server.crt` with `server.key` for this machine's own names."""
-    authority = trustme.CA(organization_name="spectral-sharding")
-    server = authority.issue_cert("localhost", LOOPBACK)
-    authority.cert_pem.write_to_path(str(folder / "ca.crt"))
-    server.cert_chain_pems[0].write_to_path(str(folder / "server.crt"))
-    _write_private(folder / "server.key", server.private_key_pem.bytes())
-
-
-def write_node_key(folder: Path) -> None:
-    """Write `node.key` and `node.pub` in OpenSSH's format."""
-    key, form = ec.generate_private_key(ec.SECP384R1()), serialization.PrivateFormat.OpenSSH
-    private = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    _write_private(folder / "node.key", private)
-    (folder / "node.pub").write_bytes(public)
-
-
-def _write_private(path: Path, key: bytes) -> None:
-    path.touch(mode=0o600)  # readable only by its owner
-    path.write_bytes(key)
 
 
 def start_server(processes: Processes, deployment: Deployment) -> None:

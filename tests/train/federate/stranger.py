@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from train.federate.launch import write_node_key
+from train.federate.keys import write_node_key
 
 ROOT = Path(__file__).parents[3]
 

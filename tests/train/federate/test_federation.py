@@ -19,6 +19,7 @@ from train.assembly import assemble
 from train.config.schema import load_config
 from train.engines import SequentialEngine, Update
 from train.federate import launch
+from train.federate.keys import write_node_key
 from train.federate.roster import Timeouts
 from train.federate.server_app import read
 from train.federate.supervisor import Processes
@@ -66,7 +67,7 @@ def test_node_without_a_key_or_tls_is_refused(small, tmp_path):
         launch.start_server(processes, deployment)
         strange = tmp_path / "strange"
         strange.mkdir()
-        launch.write_node_key(strange)
+        write_node_key(strange)
         trusting = [*supernode, "--root-certificates", str(deployment.folder / "ca.crt"), "--max-retries", "1"]
         unknown = ["--auth-supernode-private-key", str(strange / "node.key"), "--port", str(launch.free_port())]
         processes.start("unknown", [*trusting, *unknown], deployment.environment("unknown"))
