@@ -14,7 +14,7 @@ LAYERS = {
         {"designs", "layers", "product", "strategies"},
         {"decomposition", "residual"},
         {"client_sampling", "factorization", "optim", "shard"},
-        {"client", "plan"},
+        {"client", "norms", "plan"},
         {"aggregation", "diagnostics", "planner"},
         {"server"},
         {"flower"},
