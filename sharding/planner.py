@@ -231,8 +231,10 @@ class ShardPlanner:
         Those of a stronger client are the last of a weaker one's, and share its memory, but where a layer has groups.
         """
         tails: dict[float, dict[str, Tensor]] = {ratio: {} for ratio in groups}
+        if self.tail is None or not groups:
+            return tails
         for name, spectrum in spectra.items():
-            if self.tail is None or not _adds_tail(layers[name]):
+            if not _adds_tail(layers[name]):
                 continue
             trained = {ratio: draws[ratio, name].context.num_terms for ratio in groups}
             fewest, total = min(trained.values()), len(spectrum.indices)

@@ -175,6 +175,11 @@ def test_client_counts_in_the_average_of_its_tail_with_the_servers_vectors(optio
     torch.testing.assert_close(model[0].weight.detach(), expected, rtol=1e-4, atol=1e-4)
 
 
+def test_plan_without_clients_has_no_tails():
+    plan = planned(nn.Sequential(nn.Linear(20, 40)), ratios={})
+    assert (len(plan), plan.tails) == (0, {})
+
+
 @pytest.mark.parametrize("trim", [0.0, 0.1, 0.4])
 def test_terms_of_one_strong_client_move_by_its_share_whatever_is_trimmed(trim):
     torch.manual_seed(0)
