@@ -34,6 +34,7 @@ from sharding.residual import Residual
 from train.config.schema import check_config
 from train.federate.nodes_engine import NodesEngine
 from train.federate.roster import Roster, Timeouts
+from train.federate.server_app import MAX_SHARE
 
 Row = dict[str, int | float]
 
@@ -115,7 +116,7 @@ def serve(num_clients: int, layers: int) -> Row:
     roster = Roster(grid, config, Timeouts(60, 60))
     while len(roster.online()) < num_clients:
         pass
-    server = Server(gpt2(layers, vocabulary=256), ShardPlanner("top_n"))
+    server = Server(gpt2(layers, vocabulary=256), ShardPlanner("top_n"), max_share=MAX_SHARE)
     job: Any = SimpleNamespace(local=config.local, device="cpu", lr=lambda client, lr: lr, residual=Residual({}))
     engine = NodesEngine(roster, job)
     plan = grid.plan = server.plan(dict.fromkeys(range(num_clients), KEEP_RATIO), round=0)
