@@ -7,13 +7,13 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from time import monotonic, sleep
 
 import pytest
 from flwr.app import ConfigRecord, Context, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from tests.sharding.flower.grid import StubGrid
+from tests.train.runs import PATIENCE, wait_until
 
 ROOT = Path(__file__).parents[3]
 APP = ROOT / "examples" / "flower_app"
@@ -61,15 +61,13 @@ def test_example_app_trains_under_flwr_run(start, tmp_path):
     port = free_port()
     (tmp_path / "config.toml").write_text(f'[superlink.mine]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
     start("superlink", "flower-superlink", "--insecure", "--port", port, "--disable-runtime-dependency-installation")
-    end = monotonic() + 60
-    while not listens(port) and monotonic() < end:
-        sleep(0.1)
+    wait_until(lambda: listens(port))
     for node in range(2):
         settings = f"partition-id={node} keep-ratio={(0.1, 0.25)[node]}"
         words = ["--insecure", "--superlink", f"127.0.0.1:{port}", "--port", free_port(), "--node-config", settings]
         start(f"node-{node}", *(["flower-supernode"], ["python", "-m", "sharding.flower.warm"])[node], *words)
     run = start("run", "flwr", "run", APP, "mine", "--stream", "--run-config", "rounds=2 lr=0.02")
-    assert run.wait(480) == 0
+    assert run.wait(PATIENCE) == 0
     told = (tmp_path / "run.log").read_text()
     assert "left out of round" not in told
     assert "Sampled 2 nodes (out of 2)" in told

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.train.runs import PATIENCE
 from train.federate.keys import write_node_key
 
 ROOT = Path(__file__).parents[3]
@@ -13,7 +14,7 @@ ROOT = Path(__file__).parents[3]
 def flwr(home, *words):
     environment = os.environ | {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0"}
     command = [str(Path(sys.executable).with_name("flwr")), *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE)
 
 
 def move_in(home, address, certificate):
