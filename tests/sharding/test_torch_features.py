@@ -70,7 +70,8 @@ def test_onnx_export_of_a_factorized_model_is_equal(case, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     model, inputs = case
-    torch.onnx.export(model, inputs, tmp_path / "model.onnx", dynamo=True, verbose=False)
+    in_onnx = merge(model) if any(name.endswith("residual") for name, _ in model.named_buffers()) else model
+    torch.onnx.export(in_onnx, inputs, tmp_path / "model.onnx", dynamo=True, verbose=False)
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     feed = {each.name: x.numpy() for each, x in zip(session.get_inputs(), inputs, strict=True)}
     made = torch.from_numpy(session.run(None, feed)[0])
