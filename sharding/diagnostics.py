@@ -59,8 +59,8 @@ def plan_discrepancy(plan: Plan) -> tuple[float, float]:
     for (ratio, name), draw in plan.draws.items():
         by_layer.setdefault(name, {})[ratio] = draw
     for name, draws in by_layer.items():
-        held = max((draw.indices[0] for draw in draws.values()), key=len)  # with tails, by the strongest clients
-        frozen = {ratio: held if name in plan.tails.get(ratio, ()) else held[:0] for ratio in draws}
+        most = max((draw.indices[0] for draw in draws.values()), key=len)  # with tails, those of the strongest clients
+        frozen = {ratio: most if name in plan.tails.get(ratio, ()) else most[:0] for ratio in draws}
         coefficients = np.concatenate([_coefficients(draw, frozen[ratio]) for ratio, draw in draws.items()])
         squares = next(iter(draws.values())).context.magnitudes ** 2
         collective += float(squares @ (1 - coefficients.sum(axis=0) / num_clients) ** 2)
@@ -85,9 +85,9 @@ def alignment(update: Tensor, reference: Tensor) -> float:
     return float(ours @ theirs / norms) if norms > 0 else nan
 
 
-def _coefficients(draw: Draw, held: NDArray[np.int64]) -> Vector:
-    """Return the terms' coefficients in each client's estimator: ω if drawn, 1 if held, else zero; shape (C, N)."""
+def _coefficients(draw: Draw, frozen: NDArray[np.int64]) -> Vector:
+    """Return the terms' coefficients in each client's estimator: ω if drawn, 1 if frozen, else zero; shape (C, N)."""
     coefficients = np.zeros((len(draw.indices), draw.context.magnitudes.size))
-    coefficients[:, held] = 1.0
+    coefficients[:, frozen] = 1.0
     np.put_along_axis(coefficients, draw.indices, draw.multipliers, axis=1)
     return coefficients

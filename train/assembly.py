@@ -137,7 +137,7 @@ def build_task(
     if local.steps is None:  # no batch of an epoch is larger than its client's data
         local = local.model_copy(update={"batch_size": min(local.batch_size, max(num_samples.values()))})
     residual = planner.residual(model)
-    named = find_device(config.device).index is not None  # as cuda:1, and not cuda or auto
+    named = ":" in config.device  # as cuda:1, and not cuda or auto
     job = Job(model, clients, dataset, local, clip, config.seed, config.plugins, residual=residual, one_device=named)
     server, once = make_server(config, model, planner), residual.nbytes if len(residual) else 0
     return Task(config, dataset, clients.all(), server, keep_ratios, num_samples, dense, once, job, engine)

@@ -194,9 +194,13 @@ class Average:
 
     def _reject_long(self, bound: float) -> None:
         """Leave out the updates whose change, of what trains or of running statistics, is longer than the bound."""
-        for whose, norm_of in (("update", update_norm), ("running statistics", statistics_norm)):
-            pairs = [(self._plan.shard(client), shard) for client, shard in self._pending.items()]
-            norms = torch.stack([norm_of(*pair) for pair in pairs]) if pairs else torch.zeros(0)
+        lengths = {}
+        for client, shard in self._pending.items():
+            sent = self._plan.shard(client)
+            lengths[client] = update_norm(sent, shard), statistics_norm(sent, shard)
+        for column, whose in enumerate(("update", "running statistics")):
+            kept = [lengths[client][column] for client in self._pending]
+            norms = torch.stack(kept) if kept else torch.zeros(0)
             moved = norms[norms > 0]  # updates that changed nothing say nothing about the others
             median = float(moved.median()) if len(moved) else 0.0  # the lower one: of two, the one that changed less
             for client, norm in zip([*self._pending], norms.tolist(), strict=True):

@@ -124,8 +124,8 @@ def test_tails_of_all_keep_ratios_are_parts_of_the_longest(tail):
     plan = planned(nn.Sequential(nn.Conv2d(8, 6, 3, groups=2), nn.Linear(9, 7)), tail)
     for client in ("weak", "middle"):
         for name, spectrum in plan.spectra.items():
-            held = spectrum.indices[len(plan.shard(client).terms[name].indices) :]
-            u, v = (stacked_terms(side, spectrum.blocks) for side in spectrum.cut(held))
+            frozen = spectrum.indices[len(plan.shard(client).terms[name].indices) :]
+            u, v = (stacked_terms(side, spectrum.blocks) for side in spectrum.cut(frozen))
             assert torch.equal(plan.shard(client).tail[name], quantize_terms(u, v, tail))
 
 

@@ -98,10 +98,10 @@ def federate(
     check_directory(config, resume)
     if resume and is_finished(config):
         return
-    held = config.directory / LOCK_FILE
-    created = [path for path in (held, *held.parents) if not path.exists()]  # the innermost first
+    lock_file = config.directory / LOCK_FILE
+    created = [path for path in (lock_file, *lock_file.parents) if not path.exists()]  # the innermost first
     config.directory.mkdir(parents=True, exist_ok=True)
-    with lock(held):
+    with lock(lock_file):
         set_stage("writing keys and each node's data")
         try:
             deployment = lay_out(config, settings)
