@@ -58,8 +58,8 @@ class Allocation(NamedTuple):
         """Check an allocation of `num_terms` out of `size` terms, and return it with float64 vectors.
 
         Raises:
-            UserError: a vector has another length, π does not sum to n, or ω of a term that can be drawn is not finite
-                and above 0.
+            UserError: a vector has another length, π does not sum to n, ω of a term that can be drawn is not finite
+                and above 0, or a term with π = 0 has a weight.
         """
         pi, omega = as_floats(self.inclusion, "π"), as_floats(self.multipliers, "ω")
         weights = None if self.weights is None else as_floats(self.weights, "weights")
@@ -73,6 +73,8 @@ class Allocation(NamedTuple):
         drawn = omega[pi > 0]
         if not (np.isfinite(drawn) & (drawn > 0)).all():
             raise UserError("ω of a term that can be drawn is not finite and above 0")
+        if weights is not None and weights[pi == 0].any():
+            raise UserError("a term with π = 0 has a weight, with which it would be drawn; give it weight 0")
         return Allocation(pi, omega, weights)
 
 

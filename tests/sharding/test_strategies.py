@@ -61,3 +61,16 @@ def test_an_allocation_with_a_wrong_number_of_weights_is_refused(count):
     allocation = Allocation(np.full(4, 0.5), np.ones(4), np.ones(count))
     with pytest.raises(UserError, match=rf"weights has shape \({count},\); one number for each of 4 terms"):
         allocation.checked(4, 2)
+
+
+def test_an_allocation_that_draws_a_term_of_probability_zero_is_refused():
+    pi = np.array([1.0, 1.0, 0.0])
+    with pytest.raises(UserError, match="a term with π = 0 has a weight"):
+        Allocation(pi, np.ones(3), np.ones(3)).checked(3, 2)
+    Allocation(pi, np.ones(3), np.array([1.0, 1.0, 0.0])).checked(3, 2)
+
+
+def test_prism_gives_every_term_a_positive_probability():
+    allocation = allocation_of("prism", 1, 0.1, np.geomspace(1, 1e-30, 512), 51)
+    allocation.checked(512, 51)
+    assert allocation.inclusion.min() > 0
