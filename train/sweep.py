@@ -23,7 +23,7 @@ from sharding.errors import UserError
 from train.callbacks import EachRound
 from train.callbacks.stopping import DivergedError
 from train.callbacks.trackers import check_trackers
-from train.config.naming import describe, keys_of
+from train.config.naming import describe
 from train.config.overrides import check_once, expand, settings
 from train.config.schema import Config, load_config
 from train.engines.processes import context_of, num_cores
@@ -69,12 +69,12 @@ def grid_configs(
     configs: dict[str, Config] = {}
     for strategy, point, seed in product(_axis("strategy", strategies), expand(grids), _axis("seed", seeds or ())):
         config = load_config(path, [*overrides, *strategy, *point, *seed])
-        name = "-".join(filter(None, (config.strategy, describe(point, keys_of(config)), str(config.seed))))
+        name = "-".join(filter(None, (config.strategy, describe(config, point), str(config.seed))))
         if name in configs:
             raise UserError(f"--grid has several points for the run {name}: {', '.join(point)} makes no other run")
         configs[name] = config
     base = next(iter(configs.values()))
-    shared = describe(overrides, keys_of(base))
+    shared = describe(base, overrides)
     into = base.output or Path("runs") / "-".join(filter(None, (base.name, "compare", shared)))
     return [each.model_copy(update={"output": into / name}) for name, each in configs.items()]
 

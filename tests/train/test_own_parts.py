@@ -215,13 +215,12 @@ def test_run_directory_is_named_after_the_overrides():
     names = {directory(f"keep_ratio={ratio}") for ratio in ("0.1", "{0.1: 1}", "{0.2: 1}", "{ 0.2: 1}")}
     assert len(names) == 4
     assert all(re.fullmatch(r"[\w/,.=~-]+", name) for name in names)
-    many = [f"local.key{index}=" + "x" * 9 for index in range(20)]
-    keys = [override.partition("=")[0] for override in many]
-    long, other = describe(many, keys), describe([*many[:-1], "local.key19=y"], keys)
+    config, many = load_config(QUICKSTART), [f"local.key{index}=" + "x" * 9 for index in range(20)]
+    long, other = describe(config, many), describe(config, [*many[:-1], "local.key19=y"])
     assert long != other
     assert len(long) <= 60
-    assert long.startswith("key0=xxxxxxxxx,key1=xxxxxxxxx,"), "the first keys stay legible"
-    assert re.fullmatch("[0-9a-f]{8}", describe(["local.key=" + "x" * 99], []))
+    assert long.startswith("local.key0=xxxxxxxxx,local.key1=xxxxxxxxx,"), "the first keys stay legible"
+    assert re.fullmatch("[0-9a-f]{8}", describe(config, ["local.key=" + "x" * 99]))
 
 
 SAME_WORD = [

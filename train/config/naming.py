@@ -20,32 +20,19 @@ def with_directory(config: Config, overrides: Sequence[str]) -> Config:
     """Return the configuration with a directory named after the overrides, if it has none."""
     if config.output is not None:
         return config
-    words = (config.name, config.strategy, describe(overrides, keys_of(config)), str(config.seed))
+    words = (config.name, config.strategy, describe(config, overrides), str(config.seed))
     name = "-".join(filter(None, words))
     return config.model_copy(update={"output": Path("runs") / name})
 
 
-def keys_of(section: Section, prefix: str = "") -> Iterator[str]:
-    """Yield the dotted keys of a section, set or not, with all options of its parts; its own before those within."""
-    fields, options = type(section).model_fields, section.parameters if isinstance(section, Part) else ()
-    yield from (prefix + key for key in (*fields, *options))
-    for key in fields:
-        if isinstance(inner := getattr(section, key), Section):
-            yield from keys_of(inner, f"{prefix}{key}.")
-
-
-def describe(overrides: Iterable[str], keys: Iterable[str]) -> str:
+def describe(config: Config, overrides: Iterable[str]) -> str:
     """Return ``lr=0.05,width=8`` of overridden keys and their values.
 
-    A key is its last word if it is the first of all keys with that word, and else all of it, so that no other key has
-    its name. If all that is longer than 60 characters: the first keys, and a hash of all.
-
-    Args:
-        overrides: as ``local.optimizer.lr=0.05``.
-        keys: all keys of the configuration.
+    A key is its last word if it is the first of the configuration's keys with that word, and else all of it, so that
+    no other key has its name. If all that is longer than 60 characters: the first keys, and a hash of all.
     """
     first: dict[str, str] = {}
-    for key in keys:
+    for key in _keys(config):
         first.setdefault(_last(key), key)
     unnamed = NON_EXPERIMENT_KEYS | {"name", "strategy"}  # in a directory's name anyway
     pairs = sorted(dict(override.split("=", 1) for override in overrides).items())
@@ -58,19 +45,21 @@ def describe(overrides: Iterable[str], keys: Iterable[str]) -> str:
     return f"{label[: LONGEST - len(digest)].rpartition(',')[0]},{digest}".lstrip(",")
 
 
-def short_names(keys: Iterable[str]) -> list[str]:
-    """Return each key's last word, or all of it where that is another key's as well."""
-    keys = list(keys)
-    lasts = [_last(key) for key in keys]
-    return [last if lasts.count(last) == 1 else key for key, last in zip(keys, lasts, strict=True)]
-
-
 def settings_in_name(config: Config) -> str:
     """Return the settings in the names of a run's and its comparison's folder, as ``lr=0.05``, if there are any."""
     name, folder = re.escape(config.name), config.directory
     shared = re.fullmatch(rf"{name}-compare-(.+)", folder.parent.name)
     run = re.fullmatch(rf"(?:{name}-)?{re.escape(config.strategy)}-(.+)-{config.seed}", folder.name)
     return ",".join(match[1] for match in (shared, run) if match)
+
+
+def _keys(section: Section, prefix: str = "") -> Iterator[str]:
+    """Yield the dotted keys of a section, set or not, with all options of its parts; its own before those within."""
+    fields, options = type(section).model_fields, section.parameters if isinstance(section, Part) else ()
+    yield from (prefix + key for key in (*fields, *options))
+    for key in fields:
+        if isinstance(inner := getattr(section, key), Section):
+            yield from _keys(inner, f"{prefix}{key}.")
 
 
 def _last(key: str) -> str:

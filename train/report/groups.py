@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from train.config.naming import NON_EXPERIMENT_KEYS, short_names
+from train.config.naming import NON_EXPERIMENT_KEYS
 from train.config.schema import is_named
 from train.config.yaml_text import in_yaml
 from train.frame import Runs, cost_to, mean_curve
@@ -61,7 +61,7 @@ def group_runs(runs: Runs) -> list[RunGroup]:
     seeds = list(runs.settings.groupby(_experiments(runs), sort=False).groups.values())
     settings = [_experiment_settings(runs.settings.loc[directories[0]]) for directories in seeds]
     keys = [key for key in differing_keys(settings) if key != "strategy"]
-    words = dict(islice(zip(short_names(keys), keys, strict=True), MAX_KEYS))
+    words = dict(islice(zip(_short_names(keys), keys, strict=True), MAX_KEYS))
     varied = [{word: value_of(each, key) for word, key in words.items()} for each in settings]
     names = [(str(each["strategy"]), *values.values()) for each, values in zip(settings, varied, strict=True)]
     strategies, seen, groups = [name[0] for name in names], Counter[tuple[str, ...]](), list[RunGroup]()
@@ -102,6 +102,12 @@ def _experiment_settings(settings: pd.Series) -> dict[str, Any]:
     unnamed = NON_EXPERIMENT_KEYS | {"recipe"}  # covered by the keys that it sets
     keys = {str(key): value for key, value in settings.items() if not is_named(str(key), unnamed)}
     return {key: value for key, value in keys.items() if not (isinstance(value, float) and isnan(value))}
+
+
+def _short_names(keys: Sequence[str]) -> list[str]:
+    """Return each key's last word, or all of it where another key has that word too."""
+    words = [key.rpartition(".")[2] for key in keys]
+    return [word if words.count(word) == 1 else key for key, word in zip(keys, words, strict=True)]
 
 
 def value_of(settings: Mapping[str, Any], key: str) -> str:
