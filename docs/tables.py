@@ -15,7 +15,7 @@ from studies import options as options_study
 from studies import uploads, wireless
 from studies.arrivals import main_table
 from studies.beyond import difference
-from studies.curves import by_scheme, ends, read_curves
+from studies.curves import by_scheme, ends, mean_and_error, read_curves
 from studies.runner import CONFIGS, Arguments
 from studies.upload_studies import UPLOADS
 from train.config.schema import load_config
@@ -158,8 +158,7 @@ def wires() -> str:
     for name in ("bfloat16", "int8"):
         gaps = 100 * (runs.test_accuracy[name] - runs.test_accuracy["float32"])
         shares = 100 * runs.megabytes[name] / runs.megabytes["float32"]
-        loss = f"{gaps.mean():+.1f} ± {gaps.sem():.1f}"
-        rows.append((name, len(gaps), loss, f"{shares.min():.0f}–{shares.max():.0f} %"))
+        rows.append((name, len(gaps), mean_and_error(gaps), f"{shares.min():.0f}–{shares.max():.0f} %"))
     return markdown_table(("minus float32", "pairs", "points", "of its bytes"), rows)
 
 

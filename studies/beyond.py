@@ -18,7 +18,7 @@ import pandas as pd
 
 from sharding.errors import UserError
 from studies import width
-from studies.curves import by_scheme, ends
+from studies.curves import by_scheme, ends, mean_and_error
 from studies.runner import CONFIGS, Arguments, configs_of, curves_of, kept_curves, run_all, write_summary
 from train.report.text import NOTHING, frame_table, mean_and_spread
 
@@ -146,4 +146,4 @@ def difference(runs: pd.DataFrame, others: pd.DataFrame) -> str:
     gaps = (100 * (accuracies - their_accuracies)).dropna()
     if gaps.empty or set(runs.scheme) == set(others.scheme):
         return NOTHING
-    return f"{gaps.mean():+.1f} " + (f"± {gaps.sem():.1f}" if len(gaps) > 1 else "(one seed)")
+    return mean_and_error(gaps)

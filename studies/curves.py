@@ -85,3 +85,8 @@ def spread(values: Iterable[float], form: str = ".1f", missing: str = "never") -
         return missing
     without = f" ({len(values) - len(finite)} {missing})" if len(finite) < len(values) else ""
     return f"{mean_and_spread(finite, form)}{without}"
+
+
+def mean_and_error(gaps: pd.Series) -> str:
+    """Return ``mean ± standard error`` of the seeds' differences, in points."""
+    return f"{gaps.mean():+.1f} " + (f"± {gaps.sem():.1f}" if len(gaps) > 1 else "(one seed)")

@@ -339,7 +339,7 @@ def rates_table(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def table(experiment: Experiment, curves: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per setting and method: bytes, memory, accuracy and the difference to the library's default.
+    """Return a row per setting and method: bytes, memory, accuracy and the difference to ours.
 
     That is `top_n` with a tail, or without one if all clients have one rank or no run has a tail.
     """
@@ -363,7 +363,7 @@ def table(experiment: Experiment, curves: pd.DataFrame) -> pd.DataFrame:
                     "without first contacts": f"{(last.bytes_total - last.bytes_first).mean() / 1e6:,.1f}",
                     "memory, MB": f"{last.memory_least.iloc[0] / 1e6:.0f} to {last.memory_most.iloc[0] / 1e6:.0f}",
                     "accuracy, %": format_percents(100 * last.test_accuracy),
-                    "minus the default": difference(runs, base),
+                    "minus ours": difference(runs, base),
                 }
             )
     return pd.DataFrame(rows)

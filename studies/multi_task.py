@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from studies.curves import ends, spread
+from studies.curves import ends, mean_and_error, spread
 from studies.picture import draw
 from studies.runner import CONFIGS, Arguments, curves_of, write_summary
 from studies.uploads import search
@@ -91,7 +91,7 @@ def table(study: str, curves: pd.DataFrame, best: Mapping[str, float]) -> pd.Dat
             | of_steps
             | {
                 "best": f"{top.mean():.1f}",
-                "minus uniform": NOTHING if signal == "uniform" else spread(gains),
+                "minus uniform": NOTHING if signal == "uniform" else mean_and_error(gains),
                 "MB up a round": f"{cost.bytes_up / 1e6:.2f}",
                 "MB down": f"{cost.bytes_down / 1e6:.2f}",
                 "trainings a round": f"{cost.trained:.0f}",
@@ -112,7 +112,7 @@ def run(arguments: Arguments) -> None:
             f"## {len(names)} models ({', '.join(names)})",
             "",
             f"{DATA[study]}. Average test accuracy in % after {curves.rounds.max()} rounds, mean ± sd of {len(seeds)} "
-            "seeds.",
+            "seeds; a difference ± its standard error.",
             "",
             frame_table(table(study, curves, best)),
         ]

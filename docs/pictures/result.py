@@ -19,7 +19,7 @@ RESULTS = Path(__file__).parents[2] / "results"
 RUNS = {  # study, method in its curves.csv: label, its right end, color
     ("options", "low_rank, nesterov, lr 0.02"): ("sharding,\nour options", (1.5, 48.7), "#0072b2"),
     ("beyond", "narrow, equal bytes, nesterov"): ("narrow network,\nNesterov server", (3.4, 64), "#009e73"),
-    ("beyond", "collective"): ("sharding,\nas published", (45, 23), "#d55e00"),
+    ("beyond", "collective"): ("sharding,\npublished algorithm", (45, 23), "#d55e00"),
     ("beyond", "dense, nesterov, average"): ("dense FedAvg,\nour options", (55, 41), "0.2"),
 }
 Curve = tuple[np.ndarray, np.ndarray, str]  # gigabytes moved so far, accuracy in %, the last one with its deviation

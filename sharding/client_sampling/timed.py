@@ -15,7 +15,7 @@ from sharding.validation import Vector, is_number
 
 
 class StatisticalSampler(Sampler):
-    """Draws `per_round` times with replacement by q ∝ D·G: the fewest rounds, however long they take (κ → ∞).
+    """Draws `per_round` times with replacement by q ∝ D·G: the fewest rounds, however long they take.
 
     The sampler learns G_c during the run: the norm of client c's latest update over the step size, or the largest norm
     seen if c was never drawn. This is G_c times the number of steps, so that D·G minimizes the variance of the

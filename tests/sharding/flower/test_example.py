@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from flwr.app import ConfigRecord, Context, RecordDict
+from flwr.app import Context, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from tests.sharding.flower.grid import StubGrid
@@ -81,8 +81,7 @@ def test_guide_apps_train(monkeypatch, caplog):
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
     server, client = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guides/flower_app.md").read_text(), re.S)
-    server = server.replace("num_rounds=10", "num_rounds=2, train_config=ConfigRecord({'lr': 0.01})")
-    exec(server, ours := {"ConfigRecord": ConfigRecord})
+    exec(server.replace("num_rounds=10", "num_rounds=2"), ours := {})
     exec(client, theirs := {})
     grid = StubGrid(theirs["app"], {7 + node: {"partition-id": node, "keep-ratio": 0.25} for node in range(2)})
     ours["app"](grid, Context(1, 1, {}, RecordDict(), {}))
