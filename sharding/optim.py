@@ -45,7 +45,8 @@ def clip_and_decay(
         optimizer.register_step_pre_hook(clip_and_decay(model))
 
     The usual ``loss.backward(); optimizer.step()`` works, with `torch.amp.GradScaler` and accumulated gradients too.
-    The hook reads the multipliers at each step, so that it stays right when another shard is loaded.
+    The hook changes only gradients of its optimizer's parameters, so several optimizers can each have one. It reads the
+    multipliers at each step, so that it stays right when another shard is loaded.
 
     Args:
         model: with factorized layers; other parameters keep their gradients.
@@ -73,18 +74,18 @@ def clip_and_decay(
         rates = {id(parameter): group["lr"] for group in optimizer.param_groups for parameter in group["params"]}
         scale = getattr(optimizer, "grad_scale", None)  # what a fused optimizer will divide the gradients by
         for layer in layers:
-            if not (layer.u.requires_grad or layer.v.requires_grad):
+            parts = [part for part in (layer.u, layer.v) if id(part) in rates and part.grad is not None]
+            if not parts:
                 continue
             factor = None if clip is None else (clip / layer.multipliers).clamp(max=1.0)
             if decay:
-                step = decay * rates.get(id(layer.u), rates.get(id(layer.v), 0.0))
+                step = decay * rates[id(parts[0])]
                 omega = decay_multipliers(decay_of, layer, step if factor is None else step * factor)
                 for part, gradient in decay_gradients(layer, omega):
-                    if part.grad is not None:
+                    if part.grad is not None and id(part) in rates:
                         part.grad.add_(gradient if scale is None else gradient * scale, alpha=decay)
-            for part in (layer.u, layer.v):
-                if part.grad is not None and factor is not None:
-                    part.grad.mul_(distribute_like(factor, part.grad, copies=True))
+            for part in parts if factor is not None else ():
+                part.grad.mul_(distribute_like(factor, part.grad, copies=True))
 
     return hook
 

@@ -167,14 +167,31 @@ def test_clip_and_decay_with_gradient_scaling_equals_that_without(fused):
     torch.testing.assert_close(layer.state_dict(), twin.state_dict())
 
 
-def test_clip_and_decay_computes_nothing_for_a_frozen_layer(monkeypatch):
+def test_clip_and_decay_computes_nothing_for_a_layer_without_gradients(monkeypatch):
     model, decayed = nn.ModuleList(layers()), []
     monkeypatch.setattr(optim, "decay_gradients", lambda layer, omega: decayed.append(layer) or [])
     optimizer = SGD(model.parameters(), lr=0.1)
     optimizer.register_step_pre_hook(clip_and_decay(model))
     model[0].requires_grad_(False)  # as a shard that is loaded later does
+    for part in model[1].parameters():
+        part.grad = torch.zeros_like(part)
     optimizer.step()
     assert decayed == [model[1]]
+
+
+def test_hooks_of_two_optimizers_equal_the_hook_of_one():
+    gradients = []
+    for split in (False, True):
+        model = nn.Sequential(layers()[0])
+        factors, bias = [model[0].u, model[0].v], [model[0].bias]
+        optimizers = [SGD(parts, lr=0.1) for parts in ((bias, factors) if split else (factors + bias,))]
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(clip_and_decay(model))
+        model(torch.ones(1, 5).double()).square().sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        gradients.append([part.grad for part in factors + bias])
+    torch.testing.assert_close(*gradients, rtol=0, atol=0)
 
 
 def test_clip_and_decay_with_frozen_and_complex_parameters_skips_them():
