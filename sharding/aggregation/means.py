@@ -64,7 +64,7 @@ class RunningMean:
                 self._layers[name] = _Sums(self._spectra[name])
             self._layers[name].add(terms.indices, terms.u, terms.v, weight)
             if name in frozen:
-                self._layers[name].add(frozen[name], *self._spectra[name].cut(frozen[name]), weight)
+                self._layers[name].hold(frozen[name], weight)
 
     def dense(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the sums of the dense tensors, and forget them."""
@@ -85,6 +85,7 @@ class _Sums:
         self._u = torch.zeros_like(spectrum.u, dtype=torch.float64)
         self._v = torch.zeros_like(spectrum.v, dtype=torch.float64)
         self._weights = torch.zeros(spectrum.u.shape[1], dtype=torch.float64, device=spectrum.u.device)
+        self._frozen = torch.zeros_like(self._weights)  # of the clients that hold each term as it was sent
 
     def add(self, indices: Tensor, u: Tensor, v: Tensor, weight: float) -> None:
         columns = self._kept.columns(indices)
@@ -92,12 +93,17 @@ class _Sums:
         for sums, part in ((self._u, u), (self._v, v)):
             sums.index_add_(1, columns, part.double() * weight)
 
+    def hold(self, indices: Tensor, weight: float) -> None:
+        self._frozen[self._kept.columns(indices)] += weight
+
     def means(self) -> tuple[Tensor, Tensor]:
         """Return ū and v̄ in the memory of the sums."""
-        averaged = self._weights > 0
+        trained, mixed = self._weights > 0, (self._weights > 0) & (self._frozen > 0)
+        total = self._weights + self._frozen
         for sums, kept in ((self._u, self._kept.u), (self._v, self._kept.v)):
-            sums.div_(self._weights.where(averaged, self._weights.new_ones(())))
-            sums[:, ~averaged] = kept[:, ~averaged].double()
+            sums[:, mixed] += kept[:, mixed].double() * self._frozen[mixed]
+            sums.div_(total.where(trained, total.new_ones(())))
+            sums[:, ~trained] = kept[:, ~trained].double()
         return self._u, self._v
 
 

@@ -22,6 +22,7 @@ from sharding import (
 from sharding.aggregation.faults import find_misfit
 from sharding.layers.tail import stacked_terms
 from sharding.quantization import quantize_terms
+from sharding.spectrum import Spectrum
 
 RATIOS = {"weak": 0.2, "middle": 0.3, "strong": 0.5}
 
@@ -173,6 +174,17 @@ def test_client_counts_in_the_average_of_its_tail_with_the_servers_vectors(optio
     mean_u, mean_v = 0.75 * weak_u + 0.25 * strong_u, 0.75 * weak_v + 0.25 * strong_v
     expected = before + mean_u @ mean_v.mT - u @ v.mT
     torch.testing.assert_close(model[0].weight.detach(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_average_does_not_copy_the_tail_of_a_weak_client(monkeypatch):
+    model = nn.Sequential(nn.Linear(20, 40, bias=False))
+    server = Server(model, ShardPlanner("top_n", skip=()))
+    plan = server.plan({"weak": 0.25, "strong": 0.5}, 0)
+    shards, average = dict(plan.shards()), server.average(plan, None)
+    monkeypatch.setattr(Spectrum, "cut", None)
+    for client, shard in shards.items():
+        average.add(client, shard.returned(shard.trained()), 1.0)
+    assert server.step(average).accepted == ["weak", "strong"]
 
 
 def test_plan_without_clients_has_no_tails():
