@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sharding.errors import UserError
+from sharding.modules.state import as_real
 
 
 class FedYogi(Optimizer):
@@ -47,13 +48,13 @@ class FedYogi(Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
-                state = self.state[parameter]
+                weight, gradient, state = as_real(parameter), as_real(parameter.grad), self.state[parameter]
                 if not state:
-                    state["exp_avg"] = torch.zeros_like(parameter)
-                    state["exp_avg_sq"] = torch.full_like(parameter, tau**2)
+                    state["exp_avg"] = torch.zeros_like(weight)
+                    state["exp_avg_sq"] = torch.full_like(weight, tau**2)
                 mean, square = state["exp_avg"], state["exp_avg_sq"]
-                mean.lerp_(parameter.grad, 1 - beta1)
-                grad_square = parameter.grad.square()
+                mean.lerp_(gradient, 1 - beta1)
+                grad_square = gradient.square()
                 square.sub_(grad_square * (square - grad_square).sign(), alpha=1 - beta2)
-                parameter.addcdiv_(mean, square.sqrt().add_(tau), value=-group["lr"])
+                weight.addcdiv_(mean, square.sqrt().add_(tau), value=-group["lr"])
         return loss
