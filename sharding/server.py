@@ -14,7 +14,7 @@ round does not draw. Some optimizers by the names that papers give them:
 - FedAdam: `Adam(lr, betas=(0.9, 0.99), eps=1e-3)`; FedYogi: `sharding.FedYogi`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,13 +28,11 @@ from sharding.errors import UserError, join_first
 from sharding.failures import Failure, one_line
 from sharding.modules.finite import computable, find_nonfinite
 from sharding.modules.state import as_real, is_variance
-from sharding.modules.wrappers import distribute_like, named_parameters, named_state
+from sharding.modules.wrappers import distribute_like, is_distributed, named_parameters, named_state
 from sharding.plan import Client, Plan
 from sharding.planner import ShardPlanner
 from sharding.residual import Residual
 from sharding.shard import Shard
-
-Updates = Iterable[tuple[Client, Shard | Failure | None]]
 
 
 class Server:
@@ -69,7 +67,8 @@ class Server:
         max_share: the most that one client may have of a round's weights, see `Average`.
 
     Raises:
-        UserError: the optimizer has a parameter that is not the model's, or a guard is out of its range.
+        UserError: the optimizer has a parameter that is not the model's, or lacks one that trains; the average is of
+            another model; or a guard is out of its range.
     """
 
     def __init__(
@@ -90,6 +89,9 @@ class Server:
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         if any(id(parameter) not in self._names for parameter in self._optimized()):
             raise UserError("the optimizer has parameters of another model; make it with model.parameters()")
+        self._check_optimized({name: part for name, part in parameters.items() if part.requires_grad})
+        if averaged is not None and _shapes(averaged) != _shapes(model):
+            raise UserError("the average is of another model; make it with iterate_average(model)")
         check_guards(norm_bound, trim, max_share)
         self._norm_bound, self._trim, self._max_share = norm_bound, trim, max_share
 
@@ -107,7 +109,7 @@ class Server:
         self,
         round: int,
         keep_ratios: Mapping[Client, float],
-        train: Callable[[Client, Shard], Shard | None],
+        train: Callable[[Client, Shard], Shard | Failure | None],
         num_samples: Mapping[Client, float] | None = None,
     ) -> Aggregation:
         """Run one round and return which clients were averaged in.
@@ -115,7 +117,8 @@ class Server:
         Args:
             round: its number, from 0; the draws depend on it and on the planner's seed.
             keep_ratios: r of each client that takes part.
-            train: trains a client's shard and returns the update (`train_shard`), or None where the client failed.
+            train: trains a client's shard and returns the update (`train_shard`); a `Failure`, or None, where the
+                client failed.
             num_samples: D_c, the clients' weights; equal by default.
 
         Raises:
@@ -147,8 +150,8 @@ class Server:
     def step(self, average: Average) -> Aggregation:
         """Take the optimizer's step by the average's pseudo-gradient; return which clients were averaged in.
 
-        Buffers, such as the statistics of batch norms, take their average. The model stays as it is where no update
-        counts; the average of models counts it again.
+        Buffers, such as the statistics of batch norms, take their average. Where no update counts, the model stays as
+        it is, and enters the average of models once more. `delta` of the result is empty: its memory is reused.
 
         Raises:
             UserError: the model is not the one that the plan was made from, or the step has made a weight NaN or Inf:
@@ -168,16 +171,17 @@ class Server:
         if other := [name for name, change in delta.items() if as_real(state[name]).shape != change.shape]:
             raise UserError(f"the model has {join_first(other)} in other shapes; step the model of the plan")
         moved = {name: state[name] for name in delta if isinstance(state[name], nn.Parameter)}
-        optimized = {id(parameter) for parameter in self._optimized()}
-        if missing := [name for name, weight in moved.items() if id(weight) not in optimized]:
-            raise UserError(f"the server's optimizer lacks {join_first(missing)}; make it with model.parameters()")
+        self._check_optimized(moved)
         if self.optimizer is not None:
             self.optimizer.zero_grad()  # gradients from before would move parameters that are frozen now
         for name, change in delta.items():
             entry = state[name]
             if name in moved:
                 gradient = torch.view_as_complex(change.neg_()) if entry.is_complex() else change.neg_()
-                entry.grad = distribute_like(gradient, entry)
+                gradient = distribute_like(gradient, entry)
+                if not is_distributed(entry) and gradient.stride() != entry.stride():
+                    gradient = torch.empty_like(entry).copy_(gradient)  # fused optimizers go by the order of memory
+                entry.grad = gradient
             else:
                 averaged = computable(as_real(entry)) + computable(distribute_like(change, as_real(entry)))
                 # Rounding, or a step beyond the average of sampled clients, can make a variance negative.
@@ -196,13 +200,13 @@ class Server:
         """Return what a resumed run needs besides the model: the state of the optimizer and of the average of models.
 
         Returns:
-            Tensors by ``optimizer/<optimizer>/<weight>/<part>`` and ``average/<name>``; numbers, as tensors, by
-            ``numbers/<optimizer>/<weight>/<part>`` and ``groups/<optimizer>/<index>/<option>``.
+            Tensors by ``optimizer/<optimizer>/<weight>/<part>`` and ``average/<name>``; numbers and tuples of them, as
+            tensors, by ``numbers/<optimizer>/<weight>/<part>`` and ``groups/<optimizer>/<index>/<option>``.
         """
         state = {f"optimizer/{name}": value for name, value in self._optimizer_state().items()}
         numbers = {f"numbers/{name}": value for name, value in self._optimizer_state((int, float)).items()}
         for index, group in enumerate([] if self.optimizer is None else self.optimizer.param_groups):
-            options = {option: value for option, value in group.items() if isinstance(value, int | float | Tensor)}
+            options = {option: value for option, value in group.items() if _is_numeric(value)}
             kind = type(self.optimizer).__name__
             numbers |= {f"groups/{kind}/{index}/{option}": value for option, value in options.items()}
         for name, value in numbers.items():
@@ -215,12 +219,15 @@ class Server:
         """Resume from what `state_dict` returned. The optimizer gets its learning rate from there, as in torch.
 
         Raises:
-            UserError: the state is of another optimizer or model, or one of them has no average of models.
+            UserError: the state is not one that `state_dict` returned, or names another optimizer or other weights; or
+                one of them has no average of models.
         """
         parts: dict[str, dict[str, Any]] = {"optimizer": {}, "numbers": {}, "groups": {}, "average": {}}
         for name, value in state.items():
             kind, _, rest = name.partition("/")
-            parts.setdefault(kind, {})[rest] = value
+            if kind not in parts:
+                raise UserError(f"{name} is not of a server; pass what Server.state_dict returned")
+            parts[kind][rest] = value
         if bool(parts["average"]) != (self.averaged is not None):
             raise UserError("only one of the state and the server has an average of models")
         numbers = {name: value.item() for name, value in parts["numbers"].items()}
@@ -230,6 +237,11 @@ class Server:
                 self.averaged.load_state_dict(parts["average"])
             except RuntimeError as error:
                 raise UserError(f"the average is of another model: {one_line(error)}") from error
+
+    def _check_optimized(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        optimized = {id(parameter) for parameter in self._optimized()}
+        if missing := [name for name, parameter in parameters.items() if id(parameter) not in optimized]:
+            raise UserError(f"the server's optimizer lacks {join_first(missing)}; make it with model.parameters()")
 
     def _optimized(self) -> list[nn.Parameter]:
         """Return the optimizer's parameters, in the order of its state."""
@@ -262,6 +274,18 @@ class Server:
             kind, index, option = entry.split("/")
             if kind != type(self.optimizer).__name__ or int(index) >= len(options):
                 raise UserError(f"{entry} is of another optimizer")
-            is_tensor = isinstance(options[int(index)].get(option), Tensor)
-            options[int(index)][option] = value if is_tensor else value.item()
+            if not isinstance(options[int(index)].get(option), Tensor):
+                options[int(index)][option] = tuple(value.tolist()) if value.dim() else value.item()
+            else:
+                options[int(index)][option] = value
         self.optimizer.load_state_dict({"state": loaded, "param_groups": options})
+
+
+def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+    return {name: parameter.shape for name, parameter in named_parameters(model)}
+
+
+def _is_numeric(value: object) -> bool:
+    """Whether an optimizer's option is a number, such as its learning rate, a tensor, or a tuple of numbers."""
+    numbers = value if isinstance(value, tuple) else (value,)
+    return isinstance(value, Tensor) or all(isinstance(number, int | float) for number in numbers)

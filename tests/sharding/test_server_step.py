@@ -1,5 +1,7 @@
 """The server's step by torch's optimizers against their recursions, written out."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import nn
@@ -189,6 +191,22 @@ def test_load_state_dict_restores_numbers_and_the_rate_of_a_scheduler():
     assert torch.equal(resumed.model.weight, whole.model.weight)
 
 
+def test_load_state_dict_restores_the_betas():
+    first, second = (
+        server_of(model_at(1.0), lambda weights, b=b: Adam(weights, betas=b)) for b in [(0.5, 0.6), (0.9, 0.99)]
+    )
+    second.load_state_dict(first.state_dict())
+    assert second.optimizer.param_groups[0]["betas"] == (0.5, 0.6)
+
+
+def test_load_state_dict_of_a_model_raises_and_keeps_the_momentum():
+    server = server_of(model_at(1.0), OPTIMIZERS["momentum"])
+    move(server)
+    with pytest.raises(UserError, match=r"weight is not of a server; pass what Server\.state_dict returned"):
+        server.load_state_dict(server.model.state_dict())
+    assert server.optimizer.state
+
+
 @pytest.mark.parametrize("name", ["sgd", "nesterov", "yogi"])
 def test_step_that_overflows_raises_an_error(name):
     server = server_of(nn.Sequential(nn.Linear(2, 2)), OPTIMIZERS[name])
@@ -235,8 +253,46 @@ def test_server_with_an_optimizer_of_another_model_raises():
         Server(model_at(1.0), ShardPlanner(), SGD(model_at(1.0).parameters(), lr=1.0))
 
 
-def test_step_with_an_optimizer_of_some_weights_names_the_others():
+def test_server_with_an_optimizer_of_some_weights_names_the_others():
     model = model_at(1.0)
+    with pytest.raises(UserError, match="lacks bias"):
+        Server(model, ShardPlanner("dense"), SGD([model.weight], lr=1.0))
+    model.bias.requires_grad_(False)
     server = Server(model, ShardPlanner("dense"), SGD([model.weight], lr=1.0))
+    model.bias.requires_grad_(True)
     with pytest.raises(UserError, match="lacks bias"):
         move(server)
+
+
+def test_server_with_the_average_of_another_model_raises():
+    with pytest.raises(UserError, match=r"the average is of another model; make it with iterate_average\(model\)"):
+        Server(model_at(1.0), ShardPlanner(), averaged=iterate_average(nn.Linear(3, 4)))
+
+
+@pytest.mark.parametrize("side", ["server", "client"])
+def test_fused_step_of_channels_last_weights_equals_the_unfused_one(side):
+    start, channels_last = nn.Sequential(nn.Conv2d(3, 4, 3)), torch.channels_last
+    weights = []
+
+    def train(client, shard):
+        changes = torch.Generator().manual_seed(1)
+        values = {name: each + torch.randn(each.shape, generator=changes) for name, each in shard.trained().items()}
+        if side == "client":
+            values["0.weight"] = values["0.weight"].to(memory_format=channels_last)
+        return shard.returned(values)
+
+    for fused in (False, True):
+        model = deepcopy(start).to(memory_format=channels_last if side == "server" else torch.contiguous_format)
+        server = server_of(model, lambda weights, fused=fused: SGD(weights, lr=0.5, momentum=0.9, fused=fused))
+        server.round(0, {"phone": 1.0}, train)
+        weights.append(model[0].weight.detach().contiguous())
+    torch.testing.assert_close(*weights)
+
+
+def test_yogi_step_of_complex_weights_equals_that_of_their_pairs():
+    whole, pairs = (torch.ones(2, dtype=torch.cdouble), torch.tensor([[1.0, 0.0], [1.0, 0.0]], dtype=torch.double))
+    for part in (whole, pairs):
+        weight = nn.Parameter(part)
+        weight.grad = torch.full_like(part, 0.25 - 0.5j) if part.is_complex() else part.new_tensor([[0.25, -0.5]] * 2)
+        FedYogi([weight], lr=0.5).step()
+    torch.testing.assert_close(torch.view_as_real(whole), pairs)
