@@ -120,6 +120,7 @@ class ShardPlanner:
         groups = self._group(keep_ratios)
         spectra, draws = self._plan_layers(layers, groups, round)
         dense, frozen_dense = dense_state(model, layers)
+        dense = {name: tensor.clone() for name, tensor in dense.items()}  # the model moves on, shards are as they were
         _check_compression(layers, dense, self.compression)
         if (spoiled := find_nonfinite(dense | frozen_dense)) is not None:
             raise UserError(

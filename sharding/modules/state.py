@@ -25,7 +25,7 @@ def dense_state(model: nn.Module, sharded: Mapping[str, nn.Module]) -> tuple[dic
         sharded: its layers whose terms are sent, by name.
 
     Returns:
-        Copies of what each shard has, and the frozen parameters, which are sent once and not copied here.
+        What each shard has, and the frozen parameters, which are sent once; in the memory of the model.
 
     Raises:
         UserError: an entry cannot be sent: a sparse tensor, or not a tensor, as in a quantized layer.
@@ -40,7 +40,7 @@ def dense_state(model: nn.Module, sharded: Mapping[str, nn.Module]) -> tuple[dic
             if isinstance(tensor, nn.Parameter) and not tensor.requires_grad:
                 frozen[name] = as_real(full_tensor(tensor))
             else:
-                dense[name] = as_real(full_tensor(tensor.detach())).clone()
+                dense[name] = as_real(full_tensor(tensor.detach()))
     return dense, frozen
 
 

@@ -176,6 +176,13 @@ def test_plan_dense_entries_are_a_snapshot():
     assert plan.shard(0).to_bytes() == before
 
 
+def test_plan_copies_what_is_sent_whole_once(monkeypatch):
+    cloned, clone = [], torch.Tensor.clone
+    monkeypatch.setattr(torch.Tensor, "clone", lambda tensor, **options: cloned.append(1) or clone(tensor, **options))
+    plan = make_plan(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), {0: 1.0}, "dense")
+    assert len(cloned) == len(plan.dense) == 6
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_plan_of_a_zero_weight_warns_and_stays_trainable(strategy, caplog):
     model = make_net()
