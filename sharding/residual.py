@@ -94,12 +94,12 @@ class Residual:
         """
         return cls._checked(*serialize.from_bytes(data, KEY))
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Path | str) -> None:
         """Write the wire form to a file."""
         serialize.to_file(self._named_tensors(), {KEY: self.digest}, path)
 
     @classmethod
-    def read(cls, path: Path) -> Self:
+    def read(cls, path: Path | str) -> Self:
         """Read a file of the wire form, onto the CPU; the file is mapped, not copied.
 
         Raises:

@@ -22,6 +22,7 @@ from sharding.modules.wrappers import distribute_like, full_tensor, key, named_m
 from sharding.residual import digest_of, residual_layers
 from sharding.transport import compression, serialize
 from sharding.transport.compression import EXACT, round_columns, round_outputs
+from sharding.validation import is_number
 
 PARTS = ("indices", "u", "v", "multipliers")
 FROZEN = "frozen/"
@@ -112,12 +113,12 @@ class Shard:
         """
         return cls._from_named(*serialize.from_bytes(data))
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Path | str) -> None:
         """Write the wire form to a file."""
         serialize.to_file(compression.encode(self._named_tensors(), self.compression), self._metadata(), path)
 
     @classmethod
-    def read(cls, path: Path) -> Self:
+    def read(cls, path: Path | str) -> Self:
         """Read a file of the wire form, onto the CPU; the file is mapped, not copied.
 
         Raises:
@@ -335,11 +336,11 @@ def _checked_fields(metadata: Mapping[str, str]) -> dict[str, Any]:
         keep_ratio, plan, residual = fields["keep_ratio"], fields["plan"], fields.get("residual", "")
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise UserError("this is not a shard: its metadata has no keep ratio and plan") from error
-    if not (isinstance(keep_ratio, float) and 0 < keep_ratio <= 1 and isinstance(plan, str) and type(residual) is str):
+    if not (is_number(keep_ratio) and 0 < keep_ratio <= 1 and isinstance(plan, str) and isinstance(residual, str)):
         raise UserError(f"this is not a shard: its metadata has {str(fields)[:80]}")
     changes = CHANGES in fields
     return {
-        "keep_ratio": keep_ratio,
+        "keep_ratio": float(keep_ratio),
         "plan": plan,
         "residual": residual,
         "compression": fields.get(CHANGES if changes else VALUES, EXACT),

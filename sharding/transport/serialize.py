@@ -73,20 +73,20 @@ def from_bytes(data: bytes | bytearray | memoryview, what: str = "shard") -> tup
         raise UserError(f"these {len(data)} bytes are not a {what}: {_in_short(error)}") from error
 
 
-def to_file(tensors: Named, metadata: Metadata, path: Path) -> None:
+def to_file(tensors: Named, metadata: Metadata, path: Path | str) -> None:
     """Write a safetensors file."""
     safetensors.torch.save_file(_contiguous(tensors), path, dict(metadata))
 
 
 @torch.inference_mode(False)  # as `from_bytes`
-def from_file(path: Path, what: str = "shard") -> tuple[Named, Metadata]:
+def from_file(path: Path | str, what: str = "shard") -> tuple[Named, Metadata]:
     """Read a safetensors file, onto the CPU; its contents are mapped, not copied.
 
     Raises:
         UserError: it is not such a file; the message calls it `what`.
     """
     try:
-        with path.open("rb") as file:
+        with Path(path).open("rb") as file:
             metadata = _metadata(file)
         return safetensors.torch.load_file(path), metadata
     except OSError as error:

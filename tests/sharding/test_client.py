@@ -319,9 +319,16 @@ def test_init_empty_of_a_constructor_that_reads_values_raises(model):
         make_skeleton(model)
 
 
-def test_init_empty_of_a_failing_constructor_raises_the_same_error():
-    with pytest.raises(RuntimeError, match="negative dimension"):
-        make_skeleton(lambda: nn.Linear(-1, 4))
+def refuse():
+    raise RuntimeError("cannot parse metadata")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"), [(lambda: nn.Linear(-1, 4), "negative dimension"), (refuse, "cannot parse metadata")]
+)
+def test_init_empty_of_a_failing_constructor_raises_the_same_error(make, message):
+    with pytest.raises(RuntimeError, match=message):
+        make_skeleton(make)
 
 
 class Siamese(nn.Module):

@@ -249,7 +249,7 @@ def test_a_residual_survives_its_wire_form(residual, tmp_path):
     data = sent.to_bytes()
     assert len(data) == sent.nbytes
     sent.write(tmp_path / "residual")
-    for received in (Residual.from_bytes(data), Residual.read(tmp_path / "residual")):
+    for received in (Residual.from_bytes(data), Residual.read(str(tmp_path / "residual"))):
         assert received.digest == sent.digest
         assert received.layers.keys() == sent.layers.keys()
         assert all(torch.equal(received.layers[name], stored) for name, stored in sent.layers.items())
@@ -336,6 +336,16 @@ def test_a_client_without_the_residual_or_with_another_says_so():
     later = client_model(make_net(), shard, residual=server.residual)
     shard.load_into(later)
     assert client_model(later, plain)[1].residual is None
+
+
+@pytest.mark.parametrize("residual", ["int4", "int8", "bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_a_client_takes_the_residual_of_a_model_that_was_cast(residual, dtype):
+    server = make_server(residual)
+    server.model.to(dtype)
+    small = client_model(make_net().to(dtype), server.plan({0: 0.5}, 0).shard(0), residual=server.residual)
+    x = images()[0].to(dtype)
+    torch.testing.assert_close(small(x), server.model(x), rtol=0.01, atol=0.01)
 
 
 def test_a_residual_of_another_shape_is_refused():

@@ -296,6 +296,13 @@ def test_load_into_an_unfit_model_reports_all_and_changes_nothing(build, message
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
+def test_keep_ratio_of_one_may_be_an_integer_in_the_metadata():
+    shard = Shard({}, {"bias": torch.ones(2)}, 1.0)
+    data = shard.to_bytes().replace(b'\\"keep_ratio\\": 1.0', b'\\"keep_ratio\\": 1  ')
+    assert data != shard.to_bytes()
+    assert_same(Shard.from_bytes(data), shard)
+
+
 def test_repr_of_plan_and_shard_is_one_line():
     plan = make_plan(make_net(), {0: 0.3, 1: 0.5})
     start, terms = plan.id[:7], sum(len(part.indices) for part in plan.shard(0).terms.values())
