@@ -18,15 +18,15 @@ def update_norm(sent: Shard, returned: Shard) -> Tensor:
     or Inf in the update shows in the norm. The sum is in the order of names and rows, so that an update gives the same
     bits before and after it is sent.
     """
-    return _norm_ofdifference(sent, returned, [name for name in returned.trained() if not is_statistic(name)])
+    return _norm_of_difference(sent, returned, [name for name in returned.trained() if not is_statistic(name)])
 
 
 def statistics_norm(sent: Shard, returned: Shard) -> Tensor:
     """Return the norm of the change of all batch norms' running statistics, a scalar on the device."""
-    return _norm_ofdifference(sent, returned, [name for name in returned.trained() if is_statistic(name)])
+    return _norm_of_difference(sent, returned, [name for name in returned.trained() if is_statistic(name)])
 
 
-def _norm_ofdifference(sent: Shard, returned: Shard, names: Sequence[str]) -> Tensor:
+def _norm_of_difference(sent: Shard, returned: Shard, names: Sequence[str]) -> Tensor:
     before, after = sent.trained(), returned.trained()
     if not names:
         return torch.zeros((), dtype=torch.float64)
