@@ -72,16 +72,16 @@ def read_runs(directories: Iterable[Path]) -> tuple[Runs, list[str]]:
     errors = []
     for directory in directories:
         try:
-            config, rounds, damaged = _read_run(directory)
+            flat, rounds, damaged = _read_run(directory)
         except UserError as error:
             errors.append(str(error))
             continue
-        run, diverged = str(directory), has_diverged(rounds, config["rounds"])
+        run, diverged = str(directory), has_diverged(rounds, flat["rounds"])
         stopped = rounds[-1].get("stopped") if rounds else None
-        settings[run], lines[run] = flatten(config), rounds
+        settings[run], lines[run] = flat, rounds
         status[run] = {
-            "seed": config["seed"],
-            "is_finished": has_ended(rounds, config["rounds"]),
+            "seed": flat["seed"],
+            "is_finished": has_ended(rounds, flat["rounds"]),
             "reason_ended": DIVERGED if diverged else stopped or "it was interrupted, or is still running",
             "damaged": damaged,
         }
@@ -106,8 +106,7 @@ def find_runs(folders: Iterable[Path]) -> tuple[Runs, list[str]]:
         UserError: a folder does not exist, or there is no readable run.
     """
     folders = list(folders)
-    if missing := [folder for folder in folders if not folder.is_dir()]:
-        raise UserError(f"there is no folder {missing[0]}; name folders that hold runs")
+    check_folders(folders)
     directories = {path.parent for folder in folders for path in folder.rglob(METRICS_FILE) if path.stat().st_size}
     all_runs, errors = read_runs(sorted(directories))
     runs = all_runs.begun
@@ -118,14 +117,24 @@ def find_runs(folders: Iterable[Path]) -> tuple[Runs, list[str]]:
     return runs, errors
 
 
+def check_folders(folders: Iterable[Path]) -> None:
+    """Check that folders exist.
+
+    Raises:
+        UserError: one does not.
+    """
+    if missing := [folder for folder in folders if not folder.is_dir()]:
+        raise UserError(f"there is no folder {missing[0]}; name folders that hold runs")
+
+
 def warn_left_out(errors: Iterable[str]) -> None:
     """Warn about runs that could not be read."""
     for error in errors:
         log.warning("%s; it is left out", error)
 
 
-def _read_run(directory: Path) -> tuple[Mapping[str, Any], list[dict[str, Any]], str | None]:
-    """Return a run's configuration, the metrics of its rounds, and a note on its first damaged line.
+def _read_run(directory: Path) -> tuple[dict[str, Any], list[dict[str, Any]], str | None]:
+    """Return a run's configuration, flat, the metrics of its rounds, and a note on its first damaged line.
 
     Raises:
         UserError: the directory holds no run, or its first line is damaged.
@@ -138,16 +147,17 @@ def _read_run(directory: Path) -> tuple[Mapping[str, Any], list[dict[str, Any]],
         kinds = {"name": str, "strategy": str, "rounds": int, "seed": int, "tasks": dict}
         if wrong := [key for key, kind in kinds.items() if not isinstance(config[key], kind)]:
             raise TypeError(f"{CONFIG_FILE} has no valid {wrong[0]}")
+        flat = flatten(config)
     except (UserError, OSError, KeyError, TypeError) as error:
         raise UserError(f"{unreadable}: {' '.join(str(error).split())}") from error
     lines = list(takewhile(_is_round, rounds_among(texts)))
     if len(lines) == len(texts):
-        return config, lines, None
+        return flat, lines, None
     damaged = f"{metrics}, line {len(lines) + 1}, is not the metrics of round {len(lines) + 1}"
     if not lines:
         raise UserError(f"{unreadable}: {damaged}")
     log.warning("%s; only the rounds before it are shown", damaged)
-    return config, lines, damaged
+    return flat, lines, damaged
 
 
 def _is_round(line: Mapping[str, Any]) -> bool:

@@ -11,8 +11,9 @@ import pytest
 import sharding
 from tests.train.runs import TINY
 from train.cli.arguments import HELP, parse
-from train.cli.commands import main
+from train.cli.commands import COMMANDS, main
 from train.cli.listing import REGISTRIES
+from train.config.naming import with_directory
 from train.config.schema import load_config
 from train.config.yaml_text import parse_yaml, read_yaml
 
@@ -27,10 +28,11 @@ def test_config_command_prints_the_complete_configuration(capsys):
         "strategy=dense",
     ]
     assert main(words) == 0
-    told = parse_yaml(capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    told = parse_yaml(printed)
     assert (told["model"]["width"], told["seed"], told["strategy"]) == (8, 3, "dense")
     assert told["local"]["optimizer"] == {"name": "sgd", "lr": 0.05, "momentum": 0.9}, "defaults as well"
-    assert told["output"] == "runs/quickstart-dense-lr=0.05,width=8-3"
+    assert printed.endswith("\n# output: runs/quickstart-dense-lr=0.05,width=8-3\n")
 
 
 def test_list_command_names_all_parts(capsys):
@@ -105,6 +107,33 @@ def test_sweep_arguments_of_wandb_are_accepted(capsys):
     told = parse_yaml(capsys.readouterr().out)
     assert (told["strategy"], told["local"]["optimizer"]["lr"]) == ("top_n", 0.01)
     assert (told["data"]["holdout"], sweep["metric"]["name"]) == (300, "best_val_accuracy")
+
+
+def test_printed_config_names_the_directory_by_later_settings(tmp_path, capsys):
+    assert main(["config", "configs/quickstart.yaml", "strategy=unbiased"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.endswith("\n# output: runs/quickstart-unbiased-0\n")
+    (tmp_path / "my.yaml").write_text(printed)
+    config = load_config(tmp_path / "my.yaml", ["strategy=dense"])
+    assert with_directory(config, ["strategy=dense"]).directory == Path("runs/quickstart-dense-0")
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("run configs/quickstart.yaml", "; the same command with --resume continues from the last checkpoint"),
+        ("table 1", "; the same command continues from the last checkpoint"),
+        ("report runs", ""),
+        ("list", ""),
+    ],
+)
+def test_interrupted_command_says_how_to_continue(command, told, monkeypatch, capsys):
+    def interrupt(args, console):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(COMMANDS, command.split()[0], interrupt)
+    assert main(command.split()) == 130
+    assert capsys.readouterr().err == f"interrupted{told}\n"
 
 
 def test_report_of_runs_without_updates_succeeds(tmp_path, capsys):

@@ -139,6 +139,17 @@ def test_report_with_invalid_metrics_leaves_the_run_out(runs, tmp_path, caplog, 
     assert str(metrics) in caplog.text
 
 
+@pytest.mark.parametrize("line", ["1: 2\n", "local: {1: 2}\n"])
+def test_report_with_a_damaged_config_leaves_the_run_out(runs, tmp_path, line):
+    copied(runs / "a", tmp_path)
+    config = copied(runs / "b", tmp_path) / "config.yaml"
+    kept = config.read_text() if "local" not in line else config.read_text().partition("local:")[0]
+    config.write_text(kept + line)
+    all_runs, unread = find_runs([tmp_path])
+    assert [Path(run).name for run in all_runs.results.index] == ["a"]
+    assert "holds no run that can be read" in unread[0]
+
+
 ENTRY = {"keep_ratio": 0.2, "anme": None, "magnitudes": [1.0], "inclusion": [1.0], "multipliers": [1.0], "draws": [1]}
 CLIENTS = {"samples": [3], "keep_ratios": [0.2], "classes": [[1, 2]]}
 MADE = {"engine": "auto", "threads": 1, "device": "cpu", "data": {}, "starts": []}

@@ -24,6 +24,7 @@ from train.config.naming import with_directory
 from train.config.registries import import_parts
 from train.config.schema import Config, load_config
 from train.config.yaml_text import dump_yaml
+from train.frame import check_folders
 from train.progress import RoundProgress, sweep_missing
 from train.report.page import write_page
 from train.report.summary import SUMMARY, write_report
@@ -76,21 +77,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if args.debug:
             raise
-        line, code = explain(error, "the same command with --resume" if "resume" in args else "the same command")
+        again = "the same command with --resume" if "resume" in args else "the same command"
+        line, code = explain(error, again if "jobs" in args or "resume" in args else None)
         print(line, file=sys.stderr)
         return code
     return 0
 
 
-def explain(error: BaseException, again: str) -> tuple[str, int]:
-    """Return one line about an error, and the exit code; `again` says what continues an interrupted run."""
+def explain(error: BaseException, again: str | None) -> tuple[str, int]:
+    """Return one line about an error, and the exit code; `again` says what continues an interrupted run, if any."""
     if isinstance(error, UserError | ImportError):  # a package that an option needs is missing
         return f"error: {error}", 2
     if isinstance(error, RunError):
         return f"error: {error}", 1
     if isinstance(error, KeyboardInterrupt):
         number = error.signal if isinstance(error, Stopped) else signal.SIGINT
-        return f"interrupted; {again} continues from the last checkpoint", 128 + number
+        remedy = f"; {again} continues from the last checkpoint" if again else ""
+        return f"interrupted{remedy}", 128 + number
     if isinstance(error, OSError):
         prefix = f"{error.filename}: " if error.filename else ""
         return f"error: {prefix}{error.strerror or error}", 1
@@ -100,6 +103,7 @@ def explain(error: BaseException, again: str) -> tuple[str, int]:
 
 def _run(args: argparse.Namespace, console: Console) -> None:
     config = with_directory(load_config(args.config, args.overrides), args.overrides)
+    check_directory(config, args.resume)
     if args.resume and not (config.directory / CONFIG_FILE).exists():
         log.warning("%s holds no run to resume: a new run starts there", config.directory)
     with RoundProgress(console, [config]) as progress, stage_listener(partial(progress.show_stage, 0)):
@@ -170,8 +174,10 @@ def _inspect(args: argparse.Namespace, console: Console) -> None:
 
 
 def _config(args: argparse.Namespace, console: Console) -> None:
-    config = with_directory(load_config(args.config, args.overrides), args.overrides)
-    text = dump_yaml(config.model_dump(mode="json"))
+    config = load_config(args.config, args.overrides)
+    text = dump_yaml(config.model_dump(mode="json", exclude={"output"} if config.output is None else None))
+    if config.output is None:  # a directory in the file would also be that of other settings
+        text += f"# output: {with_directory(config, args.overrides).directory}\n"
     console.print(text, end="", highlight=True, soft_wrap=True)
 
 
@@ -184,6 +190,7 @@ def _page(args: argparse.Namespace, console: Console) -> None:
     folders = args.folders
     if any(folder.is_absolute() for folder in folders):  # no path is common to one that is and one that is not
         folders = [folder.absolute() for folder in folders]
+    check_folders(folders)
     into = args.output or Path(os.path.commonpath(folders))
     check_writable(into, "--output")
     _show_paths(write_page(folders, into, args.line, [percent / 100 for percent in args.targets]), console)
