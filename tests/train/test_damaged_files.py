@@ -13,8 +13,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from sharding import UserError
 from tests.drawn import encode
 from tests.train.runs import REPOSITORY, TINY, refused
+from train import load_model
 from train.cli.commands import main
 
 CONFIGS = REPOSITORY / "configs"
@@ -56,6 +58,17 @@ FILES = {
 def test_config_with_invalid_content_prints_one_line(capsys, content, words):
     Path("config.yaml").write_bytes(content)
     refused(capsys, ["run", "config.yaml"], words)
+
+
+@pytest.mark.parametrize("content", ["", "- 1"], ids=["empty", "a list"])
+def test_run_directory_with_a_damaged_config_is_refused_in_one_line(capsys, content):
+    command = ["run", QUICKSTART, *TINY, "output=run"]
+    assert main(command) == 0
+    Path("run/config.yaml").write_text(content)
+    capsys.readouterr()
+    refused(capsys, [*command, "--resume"], "config.yaml cannot be read (it has ")
+    with pytest.raises(UserError, match=r"config\.yaml cannot be read"):
+        load_model("run")
 
 
 def test_config_that_is_a_folder_prints_one_line(capsys):

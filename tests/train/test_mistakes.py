@@ -66,6 +66,7 @@ output="/tmp/a\\0b"
 output="a\\nb"
 output=~nosuchuser/x
 data={name: mnist, root: ~nosuchuser/x} → data.root
+data.name=[mnist, digits] → data.name=
 data={name: mnist, root: "a\\0b"} → data.root
 rounds=0
 rounds=1e400
@@ -203,6 +204,7 @@ TASKS = {
     "{a: 3}": "tasks.a=3",
     "{a: {}, a: {}}": '"a"',
     "{a: {roundz: 3}}": "'roundz'",
+    "{a: {local: {clip: 0}}}": "tasks.a: local.clip=0",
     "{a: {strategy: none}}": "'none'",
     "{a: {server_optimizer: [1]}}": "server_optimizer=[1]",
     "{a: {local: {lr: .inf}}}": "local.optimizer.lr",

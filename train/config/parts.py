@@ -75,9 +75,9 @@ class Part(Section):
     @classmethod
     def shared_options(cls, name: object) -> list[str]:
         """Return the options that the part of this name keeps from the one that it replaces."""
-        if not cls.options_kept or name not in cls.registry.entries:
+        if not cls.options_kept or not isinstance(name, str) or name not in cls.registry.entries:
             return []
-        options = options_of(cls.registry[str(name)], cls.registry.num_arguments)
+        options = options_of(cls.registry[name], cls.registry.num_arguments)
         return [option for option in cls.options_kept if option in options]
 
     @property

@@ -36,7 +36,7 @@ RECIPES = Path(__file__).parents[2] / "configs" / "recipes"
 RUN_LEVEL_KEYS = (  # which cannot differ between tasks
     *("name", "rounds", "output", "clients", "network", "tasks", "evaluate_every", "alignment", "tracker"),
     *("layers_every", "evaluate_training", "target_accuracy", "target_loss", "patience"),
-    *("checkpoint_every", "threads", "plugins"),
+    *("checkpoint_every", "threads", "plugins", "recipe"),
 )
 
 
@@ -149,7 +149,13 @@ class Config(Section):
         """Return the configuration of each task: this one with the task's own keys."""
         shared = self.model_dump(exclude={"tasks"})
         shared["clients"] = {"count": self.clients.count, "per_round": self.clients.per_round}
-        return {name: check_config(merge(shared, task)) for name, task in self.tasks.items()}
+        configs = {}
+        for name, task in self.tasks.items():
+            try:
+                configs[name] = check_config(merge(shared, task))
+            except UserError as error:
+                raise UserError(f"tasks.{name}: {error}") from error
+        return configs
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Check the configuration again in another process, which imports its plugins there."""
@@ -269,8 +275,10 @@ def check_config(values: Mapping[str, Any]) -> Config:
     """Return the configuration of these values and, for keys that they lack, of their recipe (default `tuned`).
 
     Raises:
-        UserError: naming all unknown keys and invalid values.
+        UserError: naming all unknown keys and invalid values, or the values are not a mapping.
     """
+    if not isinstance(values, Mapping):
+        raise UserError(f"it has {type(values).__name__}, but a config is a mapping from keys to values")
     given = {key: value for key, value in values.items() if key != "recipe"}
     try:
         return Config.model_validate(merge(recipe_of(values), given))
