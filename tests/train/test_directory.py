@@ -10,10 +10,11 @@ from threading import Barrier
 import pytest
 
 from sharding import UserError
+from train.config.yaml_text import dump_yaml
 from train.frame import read_runs
 from train.run import run
-from train.rundir.directory import lock, open_directory
-from train.rundir.file_names import CHECKPOINT_FILE, LOCK_FILE, METRICS_FILE
+from train.rundir.directory import check_directory, lock, open_directory, plain
+from train.rundir.file_names import CHECKPOINT_FILE, CONFIG_FILE, LOCK_FILE, METRICS_FILE
 
 
 def test_run_directory_with_two_threads_has_one_writer(config):
@@ -34,6 +35,18 @@ def test_run_directory_with_two_threads_has_one_writer(config):
             assert not first.done()
         second = threads.submit(refused)
         first.result(), second.result()
+
+
+def test_check_directory_compares_values_and_the_order_of_clients(config):
+    tasks = "tasks={{one: {{local: {{clip: {}}}}}, two: {{}}}}"
+    words = ["clients.sampler=mmfl", "clients.sampler.budget=2"]
+    stored = config(*words, tasks.format(10))
+    stored.directory.mkdir()
+    (stored.directory / CONFIG_FILE).write_text(dump_yaml(plain(stored)))
+    check_directory(config(*words, tasks.format("10.0")), resume=True)
+    for other in (tasks.format(11), "tasks={two: {}, one: {local: {clip: 10}}}"):
+        with pytest.raises(UserError, match="holds a run with tasks="):
+            check_directory(config(*words, other), resume=True)
 
 
 def test_worker_that_outlives_the_run_does_not_keep_the_lock(tmp_path):

@@ -4,11 +4,10 @@ One run writes at a time. It holds a lock that ends with its process. A run's fi
 name that no run wrote is never touched.
 """
 
-import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import rmtree
@@ -218,15 +217,17 @@ def _check_alone(directory: Path) -> None:
 def _check_same(config: Config) -> None:
     config_there = config_in(config.directory)
     stored, requested = flatten(plain(config_there)), flatten(plain(config))
-    # The order of keep ratios and of tasks matters: it decides which client gets which.
-    differing = [
-        key for key in {**stored, **requested} if json.dumps(stored.get(key)) != json.dumps(requested.get(key))
-    ]
+    differing = [key for key in {**stored, **requested} if _entries(stored.get(key)) != _entries(requested.get(key))]
     for key in differing:
         if not is_named(key, RESUMABLE_KEYS) and (remark := _objection(key, config_there, config)) is not None:
             other = safe_repr(requested.get(key)) if stored.get(key) != requested.get(key) else "in another order"
             difference = f"{key}={safe_repr(stored.get(key))}, not {other}{remark}"
             raise UserError(f"{config.directory} holds a run with {difference}; choose another output=…")
+
+
+def _entries(value: object) -> object:
+    """Return the entries of a mapping, and those within: the order of keep ratios and tasks decides who gets which."""
+    return [(key, _entries(inner)) for key, inner in value.items()] if isinstance(value, Mapping) else value
 
 
 def _objection(key: str, before: Config, config: Config) -> str | None:
