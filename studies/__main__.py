@@ -35,6 +35,8 @@ STUDIES: dict[str, Callable[[Arguments], None]] = {
     **{name: partial(finetune.run, experiment) for name, experiment in finetune.EXPERIMENTS.items()},
 }
 
+OF_METHODS = (*beyond.EXPERIMENTS, *options.EXPERIMENTS, *finetune.EXPERIMENTS)
+
 
 def main(words: Sequence[str]) -> int:
     """Run a command line and return the exit code."""
@@ -58,13 +60,16 @@ def read(words: Sequence[str]) -> Arguments:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="set a key of every run, e.g. rounds=3")
     parser.add_argument("--into", type=Path, help="folder to write to (default: results/STUDY)")
     parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="use these seeds instead of the study's")
-    only = "run only these methods of beyond*, options*, uneven or capacity; without a method, run none"
+    only = "run only these methods of a study that compares methods; without a method, run none"
     parser.add_argument("--only", nargs="*", metavar="METHOD", help=only)
     parser.add_argument("--jobs", type=positive, help="runs at a time (default: one per core)")
     args = parser.parse_intermixed_args(words)
     into = args.into or Path("results") / args.study
+    if args.only and args.study not in OF_METHODS:
+        parser.error(f"--only chooses methods of {', '.join(OF_METHODS)}; {args.study} runs all")
     seeds, methods = (None if values is None else tuple(values) for values in (args.seeds, args.only))
-    command = shlex.join(["python", "-m", "studies", args.study, *args.overrides])
+    given = ["--seeds", *map(str, seeds)] if seeds else []
+    command = shlex.join(["python", "-m", "studies", args.study, *args.overrides, *given])
     return Arguments(args.study, into, tuple(args.overrides), seeds, methods, args.jobs, command)
 
 

@@ -88,6 +88,13 @@ def test_command_with_invalid_arguments_prints_one_line(tmp_path, capsys):
     assert "-1 is less than 1" in capsys.readouterr().err
 
 
+def test_command_with_a_method_of_a_study_without_methods_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["uneven_clients", "--into", str(tmp_path), "--only", "ocs"])
+    assert "uneven_clients runs all" in capsys.readouterr().err
+    assert command.read(["beyond", "--seeds", "0", "1"]).command == "python -m studies beyond --seeds 0 1"
+
+
 def test_command_with_a_method_of_another_experiment_is_refused(tmp_path, capsys):
     assert command.main(["beyond_shakespeare", "--into", str(tmp_path), "--only", "width, rolling"]) == 2
     assert "width, rolling" in capsys.readouterr().err
