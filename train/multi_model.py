@@ -4,7 +4,7 @@ The rounds are those of `train.rounds`. Only the selection differs: it also assi
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from sharding import Plan
 from sharding.client_sampling import Participation, TaskSampler
-from sharding.client_sampling.optimal import REPORT_BYTES
+from sharding.client_sampling.optimal import REPORT_BYTES, reject
+from sharding.failures import Failure
 from sharding.plan import Client
 from train.evaluation import rows_at_once
 from train.experiment import Experiment, Task
@@ -31,6 +32,7 @@ class MultiModel(Experiment):
     sampler: TaskSampler
     _cohort: list[int] = field(default_factory=list, init=False)
     _assigned: list[dict[int, float]] = field(default_factory=list, init=False)
+    _rejected: dict[str, dict[Client, Failure]] = field(default_factory=dict, init=False)
 
     @property
     def model(self) -> nn.Module:
@@ -47,9 +49,10 @@ class MultiModel(Experiment):
         self._cohort = self.sampler.cohort(t)
         if self.sampler.needs_norms:
             return dict.fromkeys(self.tasks, self._cohort)
-        losses = {}
+        losses: dict[str, dict[Client, float]] = {}
         if self.sampler.signal == "loss":
-            losses = {name: local_losses(task, self._cohort).tolist() for name, task in self.tasks.items()}
+            for name, task in self.tasks.items():
+                losses[name] = dict(zip(self._cohort, local_losses(task, self._cohort).tolist(), strict=True))
         self._assign(t, losses)
         return {name: list(chosen) for name, chosen in zip(self.tasks, self._assigned, strict=True)}
 
@@ -57,30 +60,40 @@ class MultiModel(Experiment):
         self, t: int, plans: Mapping[str, Plan], norms: Mapping[str, Mapping[Client, float]]
     ) -> dict[str, Participation]:
         """Return for each model the clients that send an update of it, each weighted by D_i/p_{s|i}."""
-        if norms:  # a client that could not train reports no norm
-            self._assign(t, {name: [reported.get(c, 0.0) for c in self._cohort] for name, reported in norms.items()})
+        if norms:
+            self._assign(t, norms)
         return {
-            name: self._weigh(self.tasks[name], plans[name], chosen)
+            name: self._weigh(name, plans[name], chosen)
             for name, chosen in zip(self.tasks, self._assigned, strict=True)
         }
 
-    def _assign(self, t: int, signals: Mapping[str, Sequence[float]]) -> None:
-        """Draw each client's model by d_is times its signal; by the clients alone where there are no signals."""
+    def _assign(self, t: int, signals: Mapping[str, Mapping[Client, float]]) -> None:
+        """Draw each client's model by d_is times its signal; by the clients alone where there are no signals.
+
+        The signal is 0 for a model that the client could not train, or of which it reported no number.
+        """
+        self._rejected = {name: reject(signals.get(name, {}), t, self.sampler.signal) for name in self.tasks}
         scaled = np.zeros((len(self._cohort), len(self.tasks)))
         for s, (name, task) in enumerate(self.tasks.items()):
             if name in signals:
+                usable = signals[name].keys() - self._rejected[name].keys()
+                values = np.array([signals[name][client] if client in usable else 0.0 for client in self._cohort])
                 sizes = np.array([task.num_samples[client] for client in self._cohort], dtype=np.float64)
-                scaled[:, s] = np.asarray(signals[name]) * sizes / sizes.sum()
+                scaled[:, s] = values * sizes / sizes.sum()
         self._assigned = self.sampler.assign(t, self._cohort, self.sampler.probabilities(t, scaled))
 
-    def _weigh(self, task: Task, plan: Plan, chosen: Mapping[int, float]) -> Participation:
-        samples, signal, invited = task.num_samples, self.sampler.signal, len(self._cohort)
-        weights: dict[Client, float] = {client: samples[client] * weight for client, weight in chosen.items()}
+    def _weigh(self, name: str, plan: Plan, chosen: Mapping[int, float]) -> Participation:
+        task, rejected, signal, invited = self.tasks[name], self._rejected[name], self.sampler.signal, len(self._cohort)
+        samples = task.num_samples
+        weights: dict[Client, float] = {
+            client: samples[client] * weight for client, weight in chosen.items() if client not in rejected
+        }
         # To report its loss, a client downloads the whole model, unless it trains the whole model anyway.
         downloads = invited - (0 if plan.spectra else len(plan))
         return Participation(
             weights,
             float(sum(samples[client] for client in self._cohort)),
+            rejected,
             report_bytes=REPORT_BYTES * invited * (signal in ("norm", "loss")),
             download_bytes=downloads * task.dense_nbytes if signal == "loss" else 0,
         )

@@ -5,7 +5,6 @@ proportion to its norms; its share of the variance is then (Σ_s a_is)²/p_i. Th
 model with norms M_i = Σ_s a_is.
 """
 
-import logging
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -16,8 +15,6 @@ from sharding.client_sampling.sampler import BudgetSampler, upload_coins
 from sharding.errors import UserError, safe_repr
 from sharding.inclusion import optimal_inclusion
 from sharding.validation import as_floats, is_number
-
-log = logging.getLogger(__name__)
 
 Matrix = NDArray[np.float64]
 Signal = Literal["norm", "loss", "round_robin", "uniform", "full"]
@@ -58,17 +55,9 @@ class TaskSampler(BudgetSampler):
     def probabilities(self, round: int, signals: Matrix) -> Matrix:
         """Return p_{s|i}, (n, S), from the signals d_is·norm or d_is·loss of the cohort, (n, S).
 
-        A client with a signal that is NaN, infinite or negative is left out and named in the log; the others are drawn
-        with equal probabilities.
+        Raises:
+            UserError: a norm or a loss is negative or not finite; give a client without one 0.
         """
-        usable = (np.isfinite(signals) & (signals >= 0)).all(axis=1)
-        if not usable.all():
-            bad = np.flatnonzero(~usable).tolist()
-            log.warning("clients in places %s of the cohort reported no number in round %d", safe_repr(bad), round)
-            p = np.zeros(signals.shape)
-            n = int(usable.sum())
-            p[usable] = min(self.budget, n) / max(n * signals.shape[1], 1)
-            return p
         (n, models), budget = signals.shape, min(self.budget, len(signals))
         if self.signal == "round_robin":
             return (np.arange(models) == (np.arange(n)[:, None] + round) % models) * (budget / n)

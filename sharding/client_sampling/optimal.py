@@ -25,12 +25,16 @@ log = logging.getLogger(__name__)
 REPORT_BYTES = 4  # a norm or a summand travels as one float32
 
 
-def reject(norms: Mapping[Client, float], round: int) -> dict[Client, Failure]:
-    """Log the clients whose norms cannot be used, and return the failure of each."""
-    if norms:
-        ids = safe_repr(list(norms))
-        log.warning("clients %s: no norm in round %d, so the others upload with equal probabilities", ids, round)
-    return {client: Failure(Kind.NOT_FINITE, f"reported a norm of {norm}") for client, norm in norms.items()}
+def reject(reports: Mapping[Client, float], round: int, kind: str = "norm") -> dict[Client, Failure]:
+    """Log the clients whose report, a norm or a loss, is NaN, infinite or negative, and return the failure of each."""
+    rejected = {
+        client: Failure(Kind.NOT_FINITE, f"reported a {kind} of {value}")
+        for client, value in reports.items()
+        if not 0 <= value < np.inf
+    }
+    if rejected:
+        log.warning("clients %s: no %s in round %d", safe_repr(list(rejected)), kind, round)
+    return rejected
 
 
 class OptimalSampler(BudgetSampler):
@@ -50,7 +54,7 @@ class OptimalSampler(BudgetSampler):
 
     def select(self, round: int, cohort: list[int], norms: Mapping[Client, float]) -> Participation:
         """Draw the clients that upload, by the norms that were reported."""
-        rejected = reject({client: norm for client, norm in norms.items() if not 0 <= norm < np.inf}, round)
+        rejected = reject(norms, round)
         clients = np.array([client for client in norms if client not in rejected], dtype=np.int64)
         sizes = self.population.num_samples[clients]
         if not sizes.any():  # no client reported, or none of them has data

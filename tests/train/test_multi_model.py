@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from unittest.mock import Mock
 
 import numpy as np
@@ -15,6 +16,7 @@ from tests.train.test_runs import Tampering, scaled
 from train import load_model
 from train.assembly import assemble
 from train.callbacks import EachRound
+from train.callbacks.stopping import DivergedError
 from train.config.schema import check_config
 from train.evaluation import evaluate
 from train.multi_model import local_losses
@@ -123,11 +125,33 @@ def test_run_of_tasks_with_failed_or_nan_clients_continues(caplog):
     assert norms["two"][4] > 0
     lines = []
     run_rounds(tasks, 0, [EachRound(lines.append)])
-    assert list(lines[0]["failures"]) == ["one/4"]
-    assert lines[0]["failed_by_kind"] == {"failed": 1}
-    assert lines[0]["num_failed"] == 1  # the one that could not train; the other is never drawn
-    assert "[2] of the cohort reported no number in round 0" in caplog.text
+    assert lines[0]["failures"].keys() == {"one/2", "one/4"}
+    assert lines[0]["failures"]["one/2"] == "reported a norm of nan"
+    assert lines[0]["failed_by_kind"] == {"not finite": 1, "failed": 1}
+    assert "clients [2]: no norm in round 0" in caplog.text
     assert all(tensor.isfinite().all() for tensor in tasks.model.state_dict().values())
+
+
+def test_run_of_tasks_that_all_diverge_ends(tmp_path):
+    with pytest.raises(DivergedError, match="in 2 rounds in a row"):
+        run(tiny(tmp_path, "rounds=2", "local.optimizer.lr=1e30"))
+
+
+def test_task_that_diverges_leaves_the_others_training(tmp_path):
+    tasks = "tasks={one: {local: {optimizer: {lr: 1e30}}}, two: {}}"
+    (line,) = read(run(tiny(tmp_path, "rounds=1", tasks)))
+    assert set(line["failures"]) == {f"one/{client}" for client in range(8)}
+    assert (line["one/num_aggregated"], line["one/num_failed"]) == (0, 8)
+    assert line["two/num_aggregated"] > 0
+
+
+def test_client_without_a_loss_is_not_assigned_the_task(monkeypatch):
+    tasks = assemble(tiny("unused", "rounds=1", "clients.sampler.signal=loss"))
+    losses = cycle([np.array([np.nan, *np.ones(7)]), np.zeros(8)])  # of one and of two
+    monkeypatch.setattr("train.multi_model.local_losses", lambda task, cohort: next(losses))
+    cohorts = [tasks.invite(t) for t in range(10)]
+    assert {client for cohort in cohorts for client in cohort["one"]} == set(range(1, 8))
+    assert not any(cohort["two"] for cohort in cohorts)
 
 
 def test_run_of_tasks_applies_guards_to_each():

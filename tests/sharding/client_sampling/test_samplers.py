@@ -77,7 +77,7 @@ def test_select_with_an_invalid_norm_rejects_the_client_and_draws_evenly(name, n
         assert participation.weights == {c: pytest.approx(SIZES[c] / p) for c in participation.weights}
         assert participation.report_bytes == 4 * 4
         assert participation.total == SIZES[[0, 2, 4]].sum()
-    assert "clients [1]: no norm in round 0, so the others upload with equal probabilities" in caplog.text
+    assert "clients [1]: no norm in round 0" in caplog.text
 
 
 def test_select_with_zero_norms_draws_clients_evenly():
