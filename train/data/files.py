@@ -133,12 +133,16 @@ def _blocks(splits: dict[str, Rows], text: str, clients: Partition | None, token
 def _images(
     splits: dict[str, Rows], image: str, label: str, classes: tuple[str | int, ...] | None, size: int | None
 ) -> Dataset:
-    """Return images of one size with classes."""
+    """Return images of one size with classes: gray if all of them are, else in color."""
     targets, names = _classes(splits, label, classes)
     files = {name: rows.files(image) for name, rows in splits.items()}
     first = next(iter(splits))
     with reading(Path(splits[first].source)):
-        channels, height, width = shape_of(files[first][0])
+        _, height, width = shape_of(files[first][0])
+    channels = 1
+    for name, rows in splits.items():
+        with reading(Path(rows.source)):
+            channels = max(channels, *(shape_of(file)[0] for file in files[name]))  # a color image may follow gray ones
     shape = (channels, height, width) if size is None else (channels, size, size)
     parts = {}
     for name, rows in splits.items():

@@ -230,6 +230,15 @@ def test_image_folder_with_other_sizes_needs_a_size(tmp_path, load):
     assert (data.train.inputs == 9).all()
 
 
+def test_image_folder_with_a_color_image_after_gray_ones_is_in_color(tmp_path, load):
+    for name, mode in (("train/x/a.png", "L"), ("train/x/b.png", "RGB"), ("test/x/a.png", "L")):
+        draw(tmp_path / name, 9, (8, 8), mode)
+    data = load(train="train", test="test")
+    assert data.input_shape == (3, 8, 8)
+    assert data.train.inputs[:, :, 0, 0].tolist() == [[9, 9, 9], [9, 0, 0]]
+    assert load(train="test", test="train").input_shape == (3, 8, 8)
+
+
 def test_files_with_an_image_column_equal_their_pixels(tmp_path, load):
     draw(tmp_path / "a.png", 5)
     write(
