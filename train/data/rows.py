@@ -1,7 +1,7 @@
 """Read a user's files through Hugging Face's `datasets`, and check the columns that training needs.
 
-A table file has named columns. A text file is one row with the column `text`. A folder has a row for each image below
-it, whose class is the name of the folder that holds it. Nothing is kept in a cache.
+A table file has named columns. A text file is one row with the column `text`. A folder has a row for each image in its
+subfolders, of which the uppermost names the class. Nothing is kept in a cache.
 """
 
 import glob
@@ -197,15 +197,19 @@ def _read_tables(kind: str, paths: Sequence[Path], source: str, separator: str |
 
 
 def _read_folder(folder: Path) -> Any:
-    """Return a table of the images in a folder: their files, and the names of the folders that hold them."""
+    """Return a table of the images in a folder: their files, and the names of the subfolders that are their classes.
+
+    Hidden files and folders, which notebooks and file managers leave behind, are no images and no classes.
+    """
     datasets = import_datasets()
-    paths = sorted(path for path in folder.glob("*/**/*") if path.suffix.lower() in IMAGES)
+    images = sorted(path.relative_to(folder) for path in folder.glob("*/**/*") if path.suffix.lower() in IMAGES)
+    paths = [path for path in images if not any(part.startswith(".") for part in path.parts)]
     if not paths:
         raise UserError(f"{folder} has no images; it needs a folder for each class, with files {', '.join(IMAGES)}")
     return datasets.Dataset.from_dict(
         {
-            "image": [{"path": str(path), "bytes": None} for path in paths],
-            "label": [path.relative_to(folder).parts[0] for path in paths],
+            "image": [{"path": str(folder / path), "bytes": None} for path in paths],
+            "label": [path.parts[0] for path in paths],
         }
     )
 

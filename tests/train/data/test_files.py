@@ -220,6 +220,14 @@ def test_image_folder_has_a_class_for_each_subfolder(tmp_path, load):
     assert data.train.inputs.dtype == torch.uint8
 
 
+def test_image_folder_has_no_hidden_files_or_classes(tmp_path, load):
+    for name in ("dog/a.png", ".ipynb_checkpoints/a.png", "dog/.cache/a.png"):
+        draw(tmp_path / ".data/train" / name, 1)
+    (tmp_path / ".data/train/dog/._a.png").write_bytes(b"of a file manager")
+    data = load(train=".data/train", test=".data/train")
+    assert (data.class_names, len(data.train)) == (("dog",), 1)
+
+
 def test_image_folder_with_other_sizes_needs_a_size(tmp_path, load):
     draw(tmp_path / "train/x/a.png", 9, (4, 4), "L")
     draw(tmp_path / "train/x/b.png", 9, (6, 2), "L")
