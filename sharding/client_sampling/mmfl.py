@@ -1,4 +1,4 @@
-"""Sampling for several models (MMFL): in a round each client sends an update of at most one model.
+"""Sampling for several models (MMFL): in a round each client sends an update of at most one model, but for `full`.
 
 Client i works for model s with probability p_{s|i}, and Σ_s p_{s|i} ≤ 1. The best split of a client's total p_i is in
 proportion to its norms; its share of the variance is then (Σ_s a_is)²/p_i. The optimal p_i are therefore those of one
@@ -29,6 +29,8 @@ class TaskSampler(BudgetSampler):
     - `norm`: optimal for the norms of the updates. Every client trains every model.
     - `loss`: the same with losses. Every client evaluates every model, and only selected clients train.
     - `round_robin`: all clients alike, each for one model after the other, so that each round trains every model.
+      Only the clients whose turn it is, one in S, can be drawn for a model, with p = m/N, but they count over the data
+      of all. So a model's expected step is 1/S of that of the other signals: choose its step size for itself.
     - `uniform`: all pairs of client and model alike.
     - `full`: every client sends every model, whatever the budget: the bound on what sampling can reach.
 
