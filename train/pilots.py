@@ -2,9 +2,9 @@
 
 G_i is the largest ‖U_i‖/η of client i in a uniform pilot, averaged over pilots. The numbers of rounds that the pilots'
 mean training loss took to given losses determine β/α (Luo et al. 2024, arXiv 2404.13804, Section 5.3.1 and Eq. 35).
-Pilots start from the run's own model, with its data and network. Their draws and batches are their own, the same for
-all runs of one `data_seed`. The result is kept in `pilots.json`, for a resumed run, or for another run of the same
-`data_seed` into whose directory it is copied.
+Pilots start from the run's own model, with its data and network. Their draws of clients and terms and their batches are
+their own, the same for all runs of one `data_seed`. The result is kept in `pilots.json`, for a resumed run, or for
+another run of the same `data_seed` into whose directory it is copied.
 """
 
 import json
@@ -23,7 +23,7 @@ from sharding.client_sampling.sampler import Client, Population
 from sharding.errors import UserError
 from sharding.rng import seed_of
 from sharding.validation import Vector
-from train.assembly import make_server
+from train.assembly import make_planner, make_server
 from train.callbacks import Callback
 from train.callbacks.stopping import DivergedError, Interruption, LostRounds
 from train.evaluation import evaluate
@@ -152,7 +152,8 @@ def run_pilot(
             return losses[-1] <= FURTHER * min(config.clients.pilot_losses)
 
     changed = config.model_copy(update={"evaluate_every": config.rounds, "alignment": False})
-    server = make_server(changed, deepcopy(task.server.model), task.server.planner)
+    planner = make_planner(config.model_copy(update={"seed": seed}))
+    server = make_server(changed, deepcopy(task.server.model), planner)
     copy = replace(task, config=changed, server=server, job=replace(task.job, seed=seed), with_residual=set())
     lost = LostRounds(config.rounds, which)
     try:

@@ -68,6 +68,17 @@ def test_pilot_keeps_the_largest_norm():
     assert np.isnan(np.delete(pilot.largest, 3)).all()
 
 
+def test_pilots_of_two_seeds_with_one_data_seed_are_the_same(tmp_path):
+    runs = []
+    for seed in (0, 1):
+        overrides = ["strategy=unbiased", "keep_ratio=0.5", "rounds=2", "data_seed=0", f"seed={seed}"]
+        experiment = assemble(configured(tmp_path, *overrides))
+        runs.append(run_pilot(experiment, np.full(10, 0.1), "uniform", 0, StopRequest()))
+    (first, losses), (second, same) = runs
+    assert losses == same
+    np.testing.assert_array_equal(first.largest, second.largest)
+
+
 def test_resumed_run_reuses_the_estimates_of_its_pilots(tmp_path, monkeypatch):
     whole = run(configured(tmp_path / "whole"))
 
