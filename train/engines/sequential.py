@@ -4,8 +4,9 @@ Shards are copied into the resident model, so memory does not grow with the numb
 """
 
 import logging
+from copy import deepcopy
 
-from torch import nn
+from torch import Tensor, nn
 
 from sharding import Plan, Shard, client_model
 from sharding.failures import Failure
@@ -17,13 +18,15 @@ from train.engines.memory_format import keep_memory_format
 
 log = logging.getLogger(__name__)
 
+UnsentBuffer = tuple[nn.Module, str, Tensor | None]  # its module, name and value
+
 
 class SequentialEngine(Engine):
     """Trains the clients one by one, in the order of the plan."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self._residents: dict[float | None, nn.Module] = {}
+        self._residents: dict[float | None, tuple[nn.Module, list[UnsentBuffer]]] = {}
 
     def train(self, plan: Plan, round: int, lr: float) -> Updates:
         """Yield the clients' updates."""
@@ -48,8 +51,18 @@ class SequentialEngine(Engine):
             return Update(None, None, failure)
 
     def resident(self, shard: Shard) -> nn.Module:
-        """Return the model that shards of this one's keep ratio are trained in."""
+        """Return the model that shards of this one's keep ratio are trained in, with unsent buffers as in a new one."""
         size = shard.keep_ratio if shard.terms else None  # without terms all layers are whole
         if size not in self._residents:
-            self._residents[size] = keep_memory_format(client_model(self.job.model, shard, residual=self.job.residual))
-        return self._residents[size]
+            model = keep_memory_format(client_model(self.job.model, shard, residual=self.job.residual))
+            self._residents[size] = model, unsent_buffers(model)
+        model, buffers = self._residents[size]
+        for module, name, value in buffers:
+            module._buffers[name] = None if value is None else value.clone()
+        return model
+
+
+def unsent_buffers(model: nn.Module) -> list[UnsentBuffer]:
+    """Return a copy of each buffer with `persistent=False`, which a forward pass may change."""
+    named = [(module, name) for module in model.modules() for name in sorted(module._non_persistent_buffers_set)]
+    return [(module, name, deepcopy(module._buffers[name])) for module, name in named]

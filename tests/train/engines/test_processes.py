@@ -121,6 +121,26 @@ def test_engine_trains_as_a_device_that_dequantizes_its_tail_in_each_step(kind):
     )
 
 
+class Annealed(nn.Module):
+    """Shrinks with each forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(()), persistent=False)
+
+    def forward(self, inputs):
+        self.scale *= 0.9
+        return self.scale * inputs
+
+
+def test_sequential_client_does_not_see_what_an_earlier_one_left_in_unsent_buffers():
+    job = replace(make_job(), model=nn.Sequential(Annealed(), nn.Flatten(), nn.Linear(64, 5)))
+    plan = make_plan(job, "dense")
+    together = dict(SequentialEngine(job).train(plan, 0, LR))
+    alone = SequentialEngine(job).train_client(1, plan.shard(1), 0, LR)
+    assert torch.equal(together[1].loss, alone.loss)
+
+
 def test_processes_with_a_dead_worker_raise_at_once(engine_of):
     job = make_job()
     engine, plan = engine_of(job, 2), make_plan(job)
