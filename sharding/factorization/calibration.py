@@ -33,7 +33,9 @@ def observe(model: nn.Module, layers: Mapping[str, nn.Module], batches: Iterable
     """
     moments = {name: _empty_moment(name, layer) for name, layer in layers.items()}
     modes = [(module, module.training) for module in model.modules()]
-    hooks = [layer.register_forward_hook(partial(_add, moments[name])) for name, layer in layers.items()]
+    hooks = [
+        layer.register_forward_hook(partial(_add, moments[name]), with_kwargs=True) for name, layer in layers.items()
+    ]
     count = 0
     try:
         model.eval()
@@ -73,9 +75,11 @@ def _empty_moment(name: str, layer: nn.Module) -> Moment:
     return Moment(weight.new_zeros(blocks, width, width, dtype=torch.float64), of_inputs, transposed)
 
 
-def _add(moment: Moment, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    """Add what a layer computed; a forward hook."""
-    activations = inputs[0] if moment.of_inputs else output
+def _add(
+    moment: Moment, layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor
+) -> None:
+    """Add what a layer computed; a forward hook with keyword arguments."""
+    activations = (*inputs, *named.values())[0] if moment.of_inputs else output
     if isinstance(layer, _ConvNd):
         activations = activations.movedim(-len(layer.kernel_size) - 1, -1)
     bias = layer._parameters.get("bias")

@@ -106,6 +106,19 @@ def test_calibration_with_single_samples_equals_that_with_a_batch(layer, batch):
     torch.testing.assert_close(single.sums, together.sums)
 
 
+def test_calibration_observes_a_layer_called_by_keyword():
+    class ByKeyword(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 5)
+
+        def forward(self, x):
+            return self.layer(input=x)
+
+    model, x = ByKeyword(), torch.randn(7, 3)
+    torch.testing.assert_close(observe(model, {"layer": model.layer}, [x])["layer"].sums[0], x.double().mT @ x.double())
+
+
 def test_calibration_with_few_activations_is_near_plain_truncation():
     torch.manual_seed(0)
     layer = nn.Linear(8, 6).double()

@@ -92,6 +92,21 @@ def test_strided_pointwise_convolution_has_correct_gradients(make, channels):
         torch.testing.assert_close(gradients, list(theirs), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("make", [nn.Flatten, lambda: nn.Conv2d(4, 8, 1, stride=2), lambda: nn.GroupNorm(2, 4)])
+def test_layer_called_by_keyword_keeps_its_values(make):
+    class ByKeyword(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = make()
+
+        def forward(self, images):
+            return self.layer(input=images)
+
+    model, images = ByKeyword(), torch.randn(2, 4, 6, 6, requires_grad=True)
+    plain = model(images)
+    torch.testing.assert_close(keep_memory_format(model)(channels_last(images)), plain)
+
+
 @pytest.mark.parametrize("groups", [1, 2, 8])
 def test_group_norm_keeps_channels_last_and_values(groups):
     norm = nn.GroupNorm(groups, 16)

@@ -34,11 +34,11 @@ def keep_memory_format(model: nn.Module) -> nn.Module:
     """Keep the gradients of a model's images in channels-last format, and return the model."""
     for module in model.modules():
         if isinstance(module, ENDS):
-            module.register_forward_pre_hook(_convert_gradient)
+            module.register_forward_pre_hook(_convert_gradient, with_kwargs=True)
         elif isinstance(module, nn.Conv2d | FactorizedConv) and _is_unsafe(module):
-            module.register_forward_pre_hook(_to_contiguous)
+            module.register_forward_pre_hook(_to_contiguous, with_kwargs=True)
         elif isinstance(module, nn.GroupNorm) and module.num_channels // module.num_groups < SMALL_GROUP:
-            module.register_forward_pre_hook(_to_contiguous)
+            module.register_forward_pre_hook(_to_contiguous, with_kwargs=True)
             module.register_forward_hook(_to_channels_last)
     return model
 
@@ -49,15 +49,18 @@ def _is_unsafe(layer: nn.Conv2d | FactorizedConv) -> bool:
     return pointwise and strided and layer.in_channels // layer.groups < FEW_CHANNELS
 
 
-def _to_contiguous(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return (inputs[0].contiguous(), *inputs[1:])
+def _to_contiguous(
+    module: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]
+) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    images = (*inputs, *named.values())[0]
+    return (images.contiguous(), *inputs[1:]), {name: value for name, value in named.items() if value is not images}
 
 
 def _to_channels_last(module: nn.Module, inputs: tuple[Tensor, ...], images: Tensor) -> Tensor:
     return channels_last(images)
 
 
-def _convert_gradient(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    images = inputs[0]
+def _convert_gradient(module: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+    images = (*inputs, *named.values())[0]
     if images.requires_grad and images.dim() == 4 and not images.is_contiguous():
         images.register_hook(channels_last)
