@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -14,7 +15,8 @@ from sharding.client_sampling.sampler import (
     uniform_cohort,
     upload_coins,
 )
-from sharding.designs import draw_terms
+from sharding.designs import fit
+from sharding.designs.design import Design
 from sharding.inclusion import optimal_inclusion
 from sharding.rng import generator
 from sharding.validation import Vector
@@ -70,19 +72,24 @@ class WeightedSampler(UniformSampler):
         """Return the round's cohort, ascending."""
         if self.replacement:
             return super().invite(round)
-        return draw_terms(self._inclusion(), rng=generator(self.seed, "invite", round)).tolist()
+        return self._design.draw(generator(self.seed, "invite", round)).tolist()
 
     def select(self, round: int, cohort: list[int], norms: Mapping[Client, float]) -> Participation:
         """Select the whole cohort."""
         if self.replacement:
             return super().select(round, cohort, norms)
-        sizes, inclusion = self.population.num_samples, self._inclusion()
+        sizes, inclusion = self.population.num_samples, self._inclusion
         weights: dict[Client, float] = {j: float(sizes[j] / inclusion[j]) for j in cohort}
         return Participation(weights, float(sizes.sum()))
 
+    @cached_property
     def _inclusion(self) -> Vector:
         sizes = self.population.num_samples
         return optimal_inclusion(sizes, min(self.per_round, int(np.count_nonzero(sizes))))
+
+    @cached_property
+    def _design(self) -> Design:
+        return fit(self._inclusion)  # takes seconds for 100,000 clients
 
 
 class UniformScaledSampler(Sampler):

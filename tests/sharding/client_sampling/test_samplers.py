@@ -1,10 +1,12 @@
 """Samplers: which clients they invite and select, unbiasedness of their weights, and invalid reports."""
 
 from itertools import product
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
+import sharding.designs
 from sharding import draw_terms, optimal_inclusion
 from sharding.client_sampling import SAMPLERS, Population, Profiles, aocs_probabilities, improvement_factors, plain_sum
 from sharding.client_sampling.sampler import WithReplacement, upload_coins
@@ -124,6 +126,14 @@ def test_weighted_without_replacement_weighs_by_its_inclusion():
         participation = sampler.select(t, cohort, {})
         assert participation.weights == {c: SIZES[c] / inclusion[c] for c in cohort}
         assert participation.total == SIZES.sum()
+
+
+def test_weighted_fits_its_design_once(monkeypatch):
+    fit = Mock(wraps=sharding.designs.fit)
+    monkeypatch.setattr("sharding.client_sampling.uniform.fit", fit)
+    sampler = make("weighted", 3)
+    assert len({tuple(sampler.invite(t)) for t in range(10)}) > 1
+    fit.assert_called_once()
 
 
 @pytest.mark.parametrize("replacement", [False, True])
