@@ -18,7 +18,7 @@ from sharding.inclusion import (
     schatten_inclusion,
     successive_inclusion,
 )
-from sharding.validation import Vector, as_floats
+from sharding.validation import Vector, as_floats, check_probabilities
 
 # PriSM draws in proportion to λᵏ. λ below this share of the largest is raised to it, since λ⁴ would underflow.
 PRISM_FLOOR = 1e-7
@@ -58,14 +58,15 @@ class Allocation(NamedTuple):
         """Check an allocation of `num_terms` out of `size` terms, and return it with float64 vectors.
 
         Raises:
-            UserError: a vector has another length, π does not sum to n, ω of a term that can be drawn is not finite
-                and above 0, or a term with π = 0 has a weight.
+            UserError: a vector has another length, π is outside [0, 1] or does not sum to n, ω of a term that can be
+                drawn is not finite and above 0, or of a term only one of π and its weight is above 0.
         """
         pi, omega = as_floats(self.inclusion, "π"), as_floats(self.multipliers, "ω")
         weights = None if self.weights is None else as_floats(self.weights, "weights")
         for what, values in (("π", pi), ("ω", omega), ("weights", weights)):
             if values is not None and values.shape != (size,):
                 raise UserError(f"{what} has shape {values.shape}; one number for each of {size} terms is needed")
+        check_probabilities(pi, "π")
         if not abs(pi.sum() - num_terms) <= 1e-6 * num_terms:
             raise UserError(
                 f"the π sum to {pi.sum():g}; they must sum to {num_terms}, the number of terms at this keep ratio"
@@ -73,8 +74,11 @@ class Allocation(NamedTuple):
         drawn = omega[pi > 0]
         if not (np.isfinite(drawn) & (drawn > 0)).all():
             raise UserError("ω of a term that can be drawn is not finite and above 0")
-        if weights is not None and weights[pi == 0].any():
-            raise UserError("a term with π = 0 has a weight, with which it would be drawn; give it weight 0")
+        if weights is not None and (bad := np.flatnonzero((weights > 0) != (pi > 0))).size:
+            term = int(bad[0])
+            raise UserError(
+                f"term {term} has π = {pi[term]:g} and weight {weights[term]:g}; both must be above 0, or neither"
+            )
         return Allocation(pi, omega, weights)
 
 

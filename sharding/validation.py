@@ -53,6 +53,20 @@ def as_floats(values: Any, name: str) -> Vector:
     raise UserError(f"{name} has complex values; real ones are needed: take np.abs of them")
 
 
+def check_probabilities(values: Vector, name: str) -> None:
+    """Check that a vector's entries are probabilities.
+
+    Raises:
+        UserError: one is outside [0, 1] or NaN.
+    """
+    bad = np.flatnonzero(~((values >= 0.0) & (values <= 1.0)))
+    if bad.size:
+        raise UserError(
+            f"{name}[{bad[0]}] is {values[bad[0]]}; probabilities in [0, 1] are needed: "
+            "use one of sharding.inclusion's solvers, or np.clip against rounding"
+        )
+
+
 def as_amounts(values: Any, name: str) -> Vector:
     """Return a vector of finite numbers of at least 0, in float64.
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sharding.errors import UserError
-from sharding.validation import as_floats
+from sharding.validation import as_floats, check_probabilities
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -62,12 +62,7 @@ def split(inclusion: ArrayLike) -> tuple[Indices, Indices, Floats]:
     pi = np.array(as_floats(inclusion, "inclusion"))
     if pi.ndim != 1 or pi.size == 0:
         raise UserError(f"inclusion has shape {pi.shape}; a non-empty vector is needed, one entry for each term")
-    bad = np.flatnonzero(~((pi >= 0.0) & (pi <= 1.0)))
-    if bad.size:
-        raise UserError(
-            f"inclusion[{bad[0]}] is {pi[bad[0]]}; probabilities in [0, 1] are needed: "
-            "use one of sharding.inclusion's solvers, or np.clip against rounding"
-        )
+    check_probabilities(pi, "inclusion")
     total, num_terms = float(pi.sum()), round(float(pi.sum()))
     if num_terms == 0 or abs(total - num_terms) > SUM_TOLERANCE * num_terms:
         raise UserError(

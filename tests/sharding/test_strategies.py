@@ -63,11 +63,18 @@ def test_an_allocation_with_a_wrong_number_of_weights_is_refused(count):
         allocation.checked(4, 2)
 
 
-def test_an_allocation_that_draws_a_term_of_probability_zero_is_refused():
-    pi = np.array([1.0, 1.0, 0.0])
-    with pytest.raises(UserError, match="a term with π = 0 has a weight"):
-        Allocation(pi, np.ones(3), np.ones(3)).checked(3, 2)
-    Allocation(pi, np.ones(3), np.array([1.0, 1.0, 0.0])).checked(3, 2)
+@pytest.mark.parametrize(
+    ("pi", "weights", "words"),
+    [
+        ([1.0, 1.0, 0.0], [1.0, 1.0, 1.0], "term 2 has π = 0 and weight 1; both must be above 0, or neither"),
+        ([0.5, 0.5, 1.0], [0.0, 1.0, 1.0], "term 0 has π = 0.5 and weight 0;"),
+        ([0.5, 1.5, 0.0], [1.0, 1.0, 0.0], r"π\[1\] is 1.5; probabilities in \[0, 1\] are needed"),
+    ],
+)
+def test_an_allocation_whose_weights_cannot_have_its_probabilities_is_refused(pi, weights, words):
+    with pytest.raises(UserError, match=words):
+        Allocation(np.array(pi), np.ones(3), np.array(weights)).checked(3, 2)
+    Allocation(np.array([1.0, 1.0, 0.0]), np.ones(3), np.array([1.0, 1.0, 0.0])).checked(3, 2)
 
 
 def test_prism_gives_every_term_a_positive_probability():
