@@ -37,9 +37,7 @@ def round_time(compute: ArrayLike, communicate: ArrayLike, bandwidth: float) -> 
 
     Source: Luo et al. 2024 (arXiv 2404.13804), the adaptive bandwidth allocation of a round.
     """
-    tau, t = as_amounts(compute, "compute"), as_amounts(communicate, "communicate")
-    if tau.shape != t.shape:
-        raise UserError(f"compute has {tau.size} times and communicate has {t.size}; one of each per client is needed")
+    tau, t = _as_times(compute, communicate)
     f_tot = positive_bandwidth(bandwidth)
     if tau.size == 0:
         return 0.0
@@ -67,11 +65,20 @@ class Profiles:
         compute: (N,) τ, seconds of local training.
         communicate: (N,) t, seconds of sending times bandwidth.
         bandwidth: f_tot.
+
+    Raises:
+        UserError: times are negative, not finite or of different lengths, or the bandwidth is not above 0.
     """
 
     compute: Vector
     communicate: Vector
     bandwidth: float
+
+    def __post_init__(self) -> None:
+        compute, communicate = _as_times(self.compute, self.communicate)
+        object.__setattr__(self, "compute", compute)
+        object.__setattr__(self, "communicate", communicate)
+        object.__setattr__(self, "bandwidth", positive_bandwidth(self.bandwidth))
 
     @classmethod
     def draw(
@@ -83,7 +90,6 @@ class Profiles:
         communicate: Distribution = 1.0,
     ) -> Self:
         """Draw τ and t, each from an exponential distribution with a mean or a uniform one from least to most."""
-        positive_bandwidth(bandwidth)
         tau, t = (_drawn(distribution, num_clients, rng) for distribution in (compute, communicate))
         return cls(tau, t, bandwidth)
 
@@ -112,6 +118,18 @@ def positive_bandwidth(bandwidth: float) -> float:
     if not (is_number(bandwidth) and bandwidth > LEAST_BANDWIDTH):
         raise UserError(f"bandwidth is {safe_repr(bandwidth)}; a finite number above {LEAST_BANDWIDTH:g} is needed")
     return float(bandwidth)
+
+
+def _as_times(compute: ArrayLike, communicate: ArrayLike) -> tuple[Vector, Vector]:
+    """Return τ and t as float64 vectors.
+
+    Raises:
+        UserError: they are negative, not finite or of different lengths.
+    """
+    tau, t = as_amounts(compute, "compute"), as_amounts(communicate, "communicate")
+    if tau.shape != t.shape:
+        raise UserError(f"compute has {tau.size} times and communicate has {t.size}; one of each per client is needed")
+    return tau, t
 
 
 def _drawn(distribution: Distribution, count: int, rng: np.random.Generator) -> Vector:

@@ -77,9 +77,7 @@ def wireless_probabilities(
 
 def statistical_probabilities(weights: ArrayLike, gradient_norms: ArrayLike) -> Vector:
     """Return q ∝ pG, (N,), which needs the fewest rounds and ignores their time."""
-    p, g = as_amounts(weights, "weights"), as_amounts(gradient_norms, "gradient_norms")
-    if p.size != g.size:
-        raise UserError(f"weights and gradient_norms have {p.size} and {g.size} entries, not one per client")
+    p, g = _as_clients(weights, gradient_norms)
     a = p * g
     return a / a.sum() if a.sum() > 0.0 else np.full(a.size, 1.0 / a.size)
 
@@ -107,10 +105,19 @@ def estimate_beta_over_alpha(
     Returns:
         The mean of the estimates by loss, and these, (L,), NaN where the pilots contradict the bound.
 
+    Raises:
+        UserError: p or G is negative or not finite, or lengths differ.
+
     Source: Luo et al. 2024, Eq. 35 and Section 5.3.1.
     """
-    p, g = as_amounts(weights, "weights"), as_amounts(gradient_norms, "gradient_norms")
-    ratio = np.asarray(as_floats(rounds_uniform, "rounds_uniform")) / as_floats(rounds_weighted, "rounds_weighted")
+    p, g = _as_clients(weights, gradient_norms)
+    of_uniform, of_weighted = as_floats(rounds_uniform, "rounds_uniform"), as_floats(rounds_weighted, "rounds_weighted")
+    if of_uniform.shape != of_weighted.shape:
+        raise UserError(
+            f"rounds_uniform has {of_uniform.size} entries and rounds_weighted has {of_weighted.size}; one of each per "
+            "loss is needed"
+        )
+    ratio = np.asarray(of_uniform / of_weighted)
     uniform, weighted = p.size * float(p**2 @ g**2), float(p @ g**2)
     with np.errstate(divide="ignore", invalid="ignore"):
         each = (uniform - ratio * weighted) / (cohort_size * (ratio - 1.0))
@@ -119,6 +126,18 @@ def estimate_beta_over_alpha(
         log.warning("the pilots' rounds contradict the bound at every loss; using β/α = 0")
         return 0.0, each
     return float(np.nanmean(each)), each
+
+
+def _as_clients(weights: ArrayLike, gradient_norms: ArrayLike) -> tuple[Vector, Vector]:
+    """Return p and G as float64 vectors.
+
+    Raises:
+        UserError: they are negative, not finite or of different lengths.
+    """
+    p, g = as_amounts(weights, "weights"), as_amounts(gradient_norms, "gradient_norms")
+    if p.size != g.size:
+        raise UserError(f"weights and gradient_norms have {p.size} and {g.size} entries, not one per client")
+    return p, g
 
 
 def _gap(a: Vector, slack: Vector, fastest: float, target: float) -> float:

@@ -29,6 +29,7 @@ from sharding.client_sampling import (
     Population,
     Profiles,
     aocs_probabilities,
+    estimate_beta_over_alpha,
     mmfl_probabilities,
     plain_sum,
     round_time,
@@ -198,6 +199,11 @@ CLIENTS = [
     (lambda: round_time([1.0], [-1.0], 1), r"communicate\[0\] is -1"),
     (lambda: round_time([NAN], [1.0], 1), r"compute\[0\] is nan"),
     (lambda: round_time([1.0, 2.0], [1.0], 1), "compute has 2 times and communicate has 1"),
+    (lambda: Profiles([1.0, 2.0], [1.0], 1), "compute has 2 times and communicate has 1"),
+    (lambda: Profiles(ONES, -ONES, 1), r"communicate\[0\] is -1"),
+    (lambda: Profiles(ONES, ONES, 0), "bandwidth is 0"),
+    (lambda: estimate_beta_over_alpha(HALVES, ONES, [2], [1], 1), "weights and gradient_norms have 2 and 4 entries"),
+    (lambda: estimate_beta_over_alpha(HALVES, HALVES, [2, 3], [1], 1), "rounds_uniform has 2 .* rounds_weighted has 1"),
 ]
 CASES = [*MODELS, *INCLUSION, *CLIENTS]
 

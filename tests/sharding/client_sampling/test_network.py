@@ -45,6 +45,12 @@ def test_profiles_costs_and_round_time_equal_their_formulas():
     assert profiles.round_time([0, 2], []) == profiles.compute[[0, 2]].max()
 
 
+def test_profiles_of_lists_have_vectors():
+    profiles = Profiles([1, 2, 3], [1, 1, 4], 2)
+    assert profiles.round_time([0, 2]) == round_time([1, 3], [1, 4], 2)
+    np.testing.assert_array_equal(profiles.costs(2), [2.0, 3.0, 7.0])
+
+
 def test_profiles_draw_has_exponential_and_uniform_moments():
     profiles = Profiles.draw(4000, 1.0, np.random.default_rng(1), compute=0.5, communicate=(0.22, 5.04))
     assert profiles.compute.mean() == pytest.approx(0.5, abs=0.04)
