@@ -8,7 +8,8 @@ and the first n to arrive are drawn. So i is drawn if it arrives before the n-th
     are there).
 
 The chances on the right are Poisson-binomial (`poisson_binomial`), and the integral is one-dimensional and
-smooth in log t. No difference of near-equal numbers is taken, so tiny weights get an accurate π too.
+smooth in log t. The density is a difference, in which tiny weights lose digits: compared with enumeration, the relative
+error of π is 4e-11 at a weight of 1e-10 of the largest, 1e-7 at 3e-18 and 4 % at 1e-28.
 """
 
 from math import exp, expm1, log1p, sqrt
