@@ -18,7 +18,9 @@ from sharding.flower.messages import ARRAYS, LACKS_RESIDUAL, LATE, RESIDUAL, UNS
 log = logging.getLogger("flwr.sharding")  # Flower shows the lines of "flwr"
 
 POLL = 0.5  # seconds between looks for replies
-SLACK = 10.0  # seconds that a message outlives the wait for its reply, so that the server decides when time is up
+# Seconds that a message outlives the wait for its reply, in which others are sent and their replies are fetched.
+# The server decides when time is up.
+SLACK = 3600.0
 
 
 class StreamingGrid:
