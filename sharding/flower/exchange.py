@@ -10,10 +10,12 @@ from math import inf
 from time import monotonic, sleep
 from typing import Any
 
+import httpx
 from flwr.app import ArrayRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from sharding.flower.messages import ARRAYS, LACKS_RESIDUAL, LATE, RESIDUAL, UNSENT
+from sharding.errors import UserError
+from sharding.flower.messages import ARRAYS, LACKS_RESIDUAL, LATE, RESIDUAL, UNREADABLE, UNSENT
 
 log = logging.getLogger("flwr.sharding")  # Flower shows the lines of "flwr"
 
@@ -62,31 +64,47 @@ class StreamingGrid:
         end = monotonic() + seconds
         for number, message in sent:
             node = message.metadata.dst_node_id
-            reply = None if number is None else self._wait(number, node, end)
-            if reply is not None and reply.has_error() and LACKS_RESIDUAL in reply.error.reason:
+            reply = self._wait(number, node, end, seconds)
+            if isinstance(reply, Error) and LACKS_RESIDUAL in reply.reason:
                 log.info("node %d is sent the residual again", node)
                 number = self._push(_with_content(message, {**message.content, **self._again(node)}))  # noqa: PLW2901
-                reply = None if number is None else self._wait(number, node, end)
-            if reply is not None and not reply.has_error():
-                yield reply
-            else:
-                error = Error(UNSENT, "Flower did not accept the message to it, see the log")
-                if number is not None:
-                    error = Error(LATE, f"no reply within {seconds:g} s") if reply is None else reply.error
-                # Errors of the SuperLink do not name the node.
-                yield Message(error, reply_to=message)
+                reply = self._wait(number, node, end, seconds)
+            # Errors of the SuperLink do not name the node.
+            yield Message(reply, reply_to=message) if isinstance(reply, Error) else reply
             del reply
 
-    def _wait(self, number: str, node: int, end: float) -> Message | None:
-        """Return a node's reply to a message, or None if there is none by the end."""
+    def _wait(self, number: str | None, node: int, end: float, seconds: float) -> Message | Error:
+        """Return a node's reply to a message, or why there is none by the end."""
+        if number is None:
+            return Error(UNSENT, "Flower did not accept the message to it, see the log")
         while True:
-            for reply in self._grid.pull_messages([number]):
-                if reply.has_error() or reply.metadata.src_node_id == node:
+            try:
+                replies = pull(self._grid, number)
+            except UserError as error:
+                return Error(UNREADABLE, str(error))
+            for reply in replies:
+                if reply.has_error():
+                    return reply.error
+                if reply.metadata.src_node_id == node:
                     return reply
                 log.warning("ignored an unrequested reply from node %d", reply.metadata.src_node_id)
             if monotonic() > end:
-                return None
+                return Error(LATE, f"no reply within {seconds:g} s")
             sleep(POLL)
+
+
+def pull(grid: Grid, number: str) -> list[Message]:
+    """Return the replies to a message that have come.
+
+    Raises:
+        UserError: what the node sent is not a message.
+    """
+    try:
+        return list(grid.pull_messages([number]))
+    except (httpx.HTTPError, OSError):  # of the SuperLink
+        raise
+    except Exception as error:  # any kind, since Flower does not check what nodes send before it reads it
+        raise UserError(f"Flower cannot read its reply ({type(error).__name__}: {error})") from error
 
 
 def _with_content(message: Message, records: Mapping[str, Any]) -> Message:

@@ -22,7 +22,9 @@ SHARD = "shard"  # the name of the array
 STYPE = "spectral-sharding.shard"  # how to read an array's bytes; Flower does not look at them
 NODE_UNAVAILABLE = 5  # Flower's code for a node that is not connected
 LACKS_RESIDUAL = "this node lacks the residual of the model"  # in the error of a node that has to be sent it again
-LATE, UNSENT = 1000, 1001  # codes of errors in place of a reply that did not come; Flower's own codes are small
+# Codes of errors in place of a reply that did not come, or that Flower cannot read; Flower's own codes are small.
+LATE, UNSENT, UNREADABLE = 1000, 1001, 1002
+KINDS = {LATE: Kind.LATE, UNSENT: Kind.FAILED, UNREADABLE: Kind.MALFORMED}
 
 
 def pack(shard: Shard | Residual) -> ArrayRecord:
@@ -63,8 +65,8 @@ def content_of(reply: Message) -> RecordDict:
         return reply.content
     code, reason = reply.error.code, one_line(reply.error.reason)
     reason += hint_at(reason)
-    if code in (LATE, UNSENT):
-        raise FailureError(Kind.LATE if code == LATE else Kind.FAILED, reason)
+    if code in KINDS:
+        raise FailureError(KINDS[code], reason)
     kind = Kind.ABSENT if code == NODE_UNAVAILABLE else Kind.FAILED
     raise FailureError(kind, f"error {code}: {reason}")
 

@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from sharding.errors import UserError
+from sharding.flower.exchange import pull
 from sharding.flower.messages import NODE, RESIDUAL, content_of, pack, part_of
 from sharding.residual import Residual
 
@@ -68,14 +69,16 @@ class Nodes:
             else:
                 message = Message(self._question, dst_node_id=id, message_type=MessageType.QUERY)
                 self._asked |= {number: (id, monotonic() + PATIENCE) for number in grid.push_messages([message])}
-        for reply in grid.pull_messages(list(self._asked)) if self._asked else ():
-            if (number := reply.metadata.reply_to_message_id) in self._asked:
-                id, _ = self._asked.pop(number)
-                try:
-                    self._known[id] = self.admit(id, part_of(content_of(reply), NODE, ConfigRecord))
-                except UserError as error:
-                    self._known[id] = None
-                    log.warning("node %d is left out: %s", id, error)
+        for number, (id, _) in list(self._asked.items()):
+            try:
+                reply = next(iter(pull(grid, number)), None)
+                if reply is None:
+                    continue
+                self._known[id] = self.admit(id, part_of(content_of(reply), NODE, ConfigRecord))
+            except UserError as error:
+                self._known[id] = None
+                log.warning("node %d is left out: %s", id, error)
+            del self._asked[number]
         # Two nodes may report the same partition: the first one is the client, as long as it is connected.
         return {node.client: node for node in reversed(self._known.values()) if node is not None}
 

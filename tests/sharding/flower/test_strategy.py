@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from math import nan
 
+import httpx
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
@@ -199,6 +200,31 @@ def test_error_of_a_nodes_torch_has_the_remedy():
         FailureError, match=r"error 2: .*Expected more.*\(a batch norm cannot train on .*drop_last=True"
     ):
         content_of(Message(error, reply_to=request))
+
+
+@pytest.mark.parametrize("unreadable", ["query", "train"])
+def test_reply_that_flower_cannot_read_is_of_one_node_only(caplog, unreadable):
+    class Hostile(StubGrid):
+        def pull_messages(self, numbers):
+            for reply in super().pull_messages(numbers):
+                if (reply.metadata.message_type, reply.metadata.src_node_id) == (unreadable, 999):
+                    raise AttributeError("'list' object has no attribute 'items'")
+                yield reply
+
+    strategy, _, grid = run(server_of(), Hostile(make_app(structure_of(), train), configs()), rounds=1)
+    assert "Flower cannot read its reply (AttributeError: 'list' object" in caplog.text
+    failures = {client: failure.kind for client, failure in strategy.failures.get(1, {}).items()}
+    assert failures == ({1: Kind.MALFORMED} if unreadable == "train" else {})
+    assert [node for node, kind, _ in grid.pushed if kind == "train"].count(999) == (unreadable == "train")
+
+
+def test_superlink_that_cannot_be_reached_ends_the_run():
+    class Unreachable(StubGrid):
+        def pull_messages(self, numbers):
+            raise httpx.ConnectError("connection refused")
+
+    with pytest.raises(httpx.ConnectError):
+        run(server_of(), Unreachable(make_app(structure_of(), train), configs()), keep_ratio=0.5)
 
 
 def test_reply_of_another_node_is_ignored(caplog):
@@ -446,8 +472,11 @@ def test_metric_of_another_length_is_left_out(caplog):
 
 def test_round_waits_for_the_reports_of_new_nodes():
     class Slow(StubGrid):
-        def pull_messages(self, numbers):
-            return super().pull_messages(numbers[:1])  # one report at a time
+        looks = 0
+
+        def pull_messages(self, numbers):  # a report at every second look
+            self.looks += 1
+            return super().pull_messages(numbers) if self.looks % 2 else []
 
     grid = Slow(make_app(structure_of(), train), configs())
     run(server_of(), grid, rounds=1)
