@@ -36,6 +36,10 @@ UNGUARDED = (
     "the worker processes did not start: a script that trains does so under `if __name__ == '__main__':`, "
     "or with engine=sequential"
 )
+UNSENDABLE = (
+    "model or dataset cannot be sent to other processes ({}): define its functions and classes at the top level of a "
+    "module, without parametrizations, or set engine=sequential"
+)
 TOO_FEW_FILES = (errno.EMFILE, errno.ENFILE)
 
 
@@ -118,19 +122,14 @@ def _saved(job: Job) -> Iterator[Path]:
             file = Path(stack.enter_context(TemporaryDirectory(prefix="sharding-"))) / "job.pt"
             with file.open("wb") as stream:
                 torch.save(job.to("cpu"), stream)
-        except (AttributeError, TypeError, PicklingError) as error:
-            raise UserError(
-                f"model or dataset cannot be sent to other processes ({error}): "
-                "define its functions and classes at the top level of a module, or set engine=sequential"
-            ) from error
-        except (OSError, RuntimeError) as error:
+        except (AttributeError, TypeError, PicklingError, OSError, RuntimeError) as error:
             cause = error if isinstance(error, OSError) else error.__context__  # torch hides the reason
-            if not isinstance(cause, OSError):
-                raise
-            raise UserError(
-                f"the temporary file of the worker processes cannot be written ({cause.strerror}): set "
-                "engine=sequential, or TMPDIR to a folder with space"
-            ) from error
+            if isinstance(cause, OSError):
+                raise UserError(
+                    f"the temporary file of the worker processes cannot be written ({cause.strerror}): set "
+                    "engine=sequential, or TMPDIR to a folder with space"
+                ) from error
+            raise UserError(UNSENDABLE.format(error)) from error
         yield file
 
 

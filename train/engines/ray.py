@@ -9,6 +9,7 @@ import os
 import warnings
 from dataclasses import replace
 from functools import cache
+from pickle import PicklingError
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from sharding.plan import Client
 from train.config.registries import import_parts
 from train.data import Split
 from train.engines.engine import Engine, Job, Updates
+from train.engines.processes import UNSENDABLE
 from train.engines.sequential import SequentialEngine
 from train.engines.workers import AHEAD, Answer, answer, train_in_order
 from train.utils.errors import REMEDY, RunError
@@ -34,7 +36,7 @@ class RayEngine(Engine):
 
     Raises:
         ImportError: Ray is not installed.
-        UserError: no cluster is there.
+        UserError: no cluster is there, or the job has a part that cannot be sent to it.
     """
 
     def __init__(self, job: Job) -> None:
@@ -43,7 +45,11 @@ class RayEngine(Engine):
         gpus = 1 if self._resource == "GPU" else 0
         self._task = self._ray.remote(_train).options(num_cpus=1, num_gpus=gpus)
         # The dataset prepares and augments samples, but holds none.
-        self._sent = self._ray.put(replace(job, clients={}, dataset=job.dataset.without_samples()).to("cpu"))
+        shared = replace(job, clients={}, dataset=job.dataset.without_samples()).to("cpu")
+        try:
+            self._sent = self._ray.put(shared)
+        except (AttributeError, TypeError, PicklingError, RuntimeError) as error:
+            raise UserError(UNSENDABLE.format(error)) from error
         if not self._slots():
             log.warning("the Ray cluster has no %s yet: the run waits until a node with one joins", self._resource)
 

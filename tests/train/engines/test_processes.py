@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from sharding import Plan, UserError, client_model
 from tests.train.engines.jobs import MODELS, RATIOS, make_job, make_plan, with_bad_clients
@@ -193,6 +194,13 @@ def test_auto_engine_with_an_unpicklable_job_falls_back_to_sequential(monkeypatc
         ProcessesEngine(job)
     assert type(ENGINES["auto"](job)) is SequentialEngine
     assert "Training in one process" in caplog.text
+
+
+def test_auto_engine_with_a_parametrized_model_falls_back_to_sequential(monkeypatch, caplog):
+    monkeypatch.setattr(processes, "num_cores", lambda: 2)
+    job = replace(make_job(), model=nn.Sequential(nn.Flatten(), weight_norm(nn.Linear(64, 5))))
+    assert type(ENGINES["auto"](job)) is SequentialEngine
+    assert "cannot be sent to other processes (Serialization of parametrized modules" in caplog.text
 
 
 @contextmanager

@@ -1,11 +1,15 @@
 """Ray on clusters of several nodes: the bits of `sequential`, whatever joins and whatever dies."""
 
+import pickle
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from sharding import UserError
 from tests.train.engines.jobs import make_job, make_plan, with_bad_clients
@@ -53,6 +57,13 @@ def test_ray_engine_without_ray_raises_with_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"^engine=ray needs the package ray: pip install -e '.\[ray\]'$"):
         RayEngine(make_job())
+
+
+def test_ray_engine_with_a_parametrized_model_raises_with_the_remedy(monkeypatch):
+    job = replace(make_job(), model=nn.Sequential(nn.Flatten(), weight_norm(nn.Linear(64, 5))))
+    monkeypatch.setattr("train.engines.ray.connect", lambda: Mock(put=pickle.dumps))
+    with pytest.raises(UserError, match=r"cannot be sent to other processes \(Serialization.*engine=sequential"):
+        RayEngine(job)
 
 
 def test_ray_engine_without_a_cluster_raises_with_the_remedy(monkeypatch):
