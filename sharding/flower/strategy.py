@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from sharding.flower.messages import (
     part_of,
     weight_of,
 )
-from sharding.flower.nodes import KeepRatio, KeptResiduals, Node, Nodes
+from sharding.flower.nodes import PATIENCE, KeepRatio, KeptResiduals, Node, Nodes
 from sharding.plan import Client, Plan
 from sharding.planner import ShardPlanner
 from sharding.residual import Residual
@@ -211,11 +211,13 @@ class SpectralSharding(Strategy):
         return self.evaluate_metrics_aggr_fn(records, self.weighted_by_key) if records else None
 
     def _sample(self, grid: Grid, purpose: str, fraction: float, least: int, server_round: int) -> list[Node]:
-        """Return the nodes that take part; wait until enough are connected, and for the reports of new ones."""
+        """Return the nodes that take part; wait until enough are connected, then a while for new ones."""
         if fraction == 0:
             return []
-        needed = max(self.min_available_nodes, least, 1)
-        while len(nodes := self._nodes.connected(grid)) < needed or self._nodes.waits:
+        needed, end = max(self.min_available_nodes, least, 1), monotonic() + PATIENCE
+        while len(nodes := self._nodes.connected(grid)) < needed or (self._nodes.waits and monotonic() < end):
+            if len(nodes) < needed:
+                end = monotonic() + PATIENCE
             log.info("Waiting for nodes to connect: %d connected (minimum required: %d).", len(nodes), needed)
             sleep(1)
         clients, count = sorted(nodes), max(int(len(nodes) * fraction), least)

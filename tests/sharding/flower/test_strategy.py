@@ -483,6 +483,26 @@ def test_round_waits_for_the_reports_of_new_nodes():
     assert [kind for _, kind, _ in grid.pushed] == ["query"] * 3 + ["train"] * 3
 
 
+def test_round_begins_although_a_node_restarts_again_and_again(monkeypatch):
+    clock = [0.0]
+
+    class Flapping(StubGrid):  # a node that crashes at its start has a new number every 20 s
+        def get_node_ids(self):
+            return [*self.settings, 2000 + int(clock[0] // 20)]
+
+    def sleep(seconds):
+        clock[0] += seconds
+        assert clock[0] < 100
+
+    for module in ("nodes", "strategy"):
+        monkeypatch.setattr(f"sharding.flower.{module}.monotonic", lambda: clock[0])
+    monkeypatch.setattr("sharding.flower.strategy.sleep", sleep)
+    strategy, _, grid = run(server_of(), Flapping(make_app(structure_of(), train), configs()), rounds=1)
+    assert clock == [60.0]
+    assert strategy.failures == {}
+    assert [node for node, kind, _ in grid.pushed if kind == "train"] == [1000, 999, 998]
+
+
 def test_message_that_flower_does_not_accept_is_a_failure():
     class Full(StubGrid):
         def push_messages(self, messages):
