@@ -111,9 +111,11 @@ def _received(
         context.state[RESIDUAL] = message.content.pop(RESIDUAL)
     residual = None
     if shard.residual:
-        if RESIDUAL in context.state:
+        try:
             residual = Residual.from_bytes(bytes_of(part_of(context.state, RESIDUAL, ArrayRecord)))
-        if residual is None or residual.digest != shard.residual:
-            raise UserError(f"{LACKS_RESIDUAL}, for example after a restart; the server sends it again")
+        except UserError as error:
+            raise UserError(f"{LACKS_RESIDUAL} ({error})") from error
+        if residual.digest != shard.residual:
+            raise UserError(f"{LACKS_RESIDUAL}: it has another one")
         residual = residual.to(device)
     return shard, client_model(structure, shard, copy=False, residual=residual)

@@ -108,20 +108,18 @@ def read_node(id: int, values: ConfigRecord) -> Node:
 
 
 class KeptResiduals:
-    """Which residual each node keeps, by Flower's number: it is sent once, and again to a node that has lost it."""
+    """Which residual each node was sent, by Flower's number: once, and again if the node replies that it lacks it."""
 
     def __init__(self) -> None:
         self._digests: dict[int, str] = {}
 
     def records(self, node: int, residual: Residual) -> dict[str, ArrayRecord]:
-        """Return what a node's message has besides its shard: the residual, unless there is none or the node has it."""
-        missing = len(residual) and self._digests.get(node) != residual.digest
-        return {RESIDUAL: pack(residual)} if missing else {}
-
-    def add(self, node: int, residual: Residual) -> None:
-        """Note that a node has answered, and so keeps this residual."""
+        """Return what a node's message has besides its shard: the residual, unless there is none or it was sent."""
+        if not len(residual) or self._digests.get(node) == residual.digest:
+            return {}
         self._digests[node] = residual.digest
+        return {RESIDUAL: pack(residual)}
 
     def discard(self, node: int) -> None:
-        """Note that a node may have lost its residual."""
+        """Note that a node lacks its residual: it has lost it, or it was not sent it after all."""
         self._digests.pop(node, None)

@@ -263,10 +263,8 @@ class SpectralSharding(Strategy):
             content: RecordDict | Failure
             try:
                 content = content_of(reply)
-                self._kept.add(node.id, self._residual)
             except UserError as error:
                 content = Failure.of(error)
-                self._kept.discard(node.id)
             del reply
             yield node.client, content
             del content

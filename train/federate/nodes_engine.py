@@ -97,12 +97,10 @@ class NodesEngine(Engine):
             return content(clients_of[id], nodes[clients_of[id]]).array_records
 
         replies = StreamingGrid(self._roster.grid, again).send_and_receive(messages, timeout=timeout)
-        for (client, node), reply in zip(nodes.items(), replies, strict=True):
+        for client, reply in zip(nodes, replies, strict=True):
             try:
                 yield client, read(content_of(reply))
-                self._kept.add(node.id, self._job.residual)
             except UserError as error:
-                self._kept.discard(node.id)
                 yield client, Failure.of(error)
 
     def _here(self, answer: Update | Failure) -> Update:

@@ -374,7 +374,38 @@ def test_node_that_always_lacks_the_residual_is_left_out():
     assert len([kind for _, kind, _ in grid.pushed if kind == "train"]) == 2 * len(RATIOS)
 
 
-def test_spoiled_residual_in_a_nodes_state_fails_in_one_line():
+@pytest.mark.parametrize("fault", ["fails", "is late"])
+def test_residual_is_sent_once_to_a_node_without_a_valid_reply(fault):
+    def train_or_fail(model, config, context):
+        if context.node_id == 999 and fault == "fails":
+            raise MemoryError("batch too large")
+        return train(model, config, context)
+
+    grid = StubGrid(make_app(structure_of(), train_or_fail), configs())
+    if fault == "is late":
+        grid.bend[999] = lambda reply: []
+    strategy, _, _ = run(frozen_server(), grid, rounds=3, keep_ratio=0.5)
+    assert [list(failed) for failed in strategy.failures.values()] == [[999]] * 3
+    assert [node for node, _, content in grid.pushed if "residual" in content] == [998, 999, 1000]
+
+
+def test_residual_that_flower_did_not_accept_is_sent_again():
+    class Full(StubGrid):
+        full = True
+
+        def push_messages(self, messages):
+            if self.full and messages[0].metadata.dst_node_id == 999:
+                self.full = False
+                return []
+            return super().push_messages(messages)
+
+    grid = Full(make_app(structure_of(), train), configs())
+    strategy, _, _ = run(frozen_server(), grid, keep_ratio=0.5)
+    assert strategy.failures.keys() == {1}
+    assert [node for node, _, content in grid.pushed if "residual" in content] == [998, 1000, 999]
+
+
+def test_spoiled_residual_in_a_nodes_state_is_sent_again():
     def spoil(model, config, context):
         array = context.state["residual"]["shard"]
         array.data = array.data[:-1] + bytes([array.data[-1] ^ 1])
@@ -382,7 +413,8 @@ def test_spoiled_residual_in_a_nodes_state_fails_in_one_line():
 
     grid = StubGrid(make_app(structure_of(), spoil), configs())
     strategy, _, _ = run(frozen_server(), grid)
-    assert all("this residual is spoiled" in str(failure) for failure in strategy.failures[2].values())
+    assert strategy.failures == {}
+    assert [node for node, _, content in grid.pushed if "residual" in content] == [1000, 999, 998] * 2
 
 
 def test_evaluation_on_nodes_is_the_weighted_mean_of_their_models():
