@@ -1,7 +1,7 @@
 """The nodes that are connected, as clients with a keep ratio.
 
-Flower gives a node another random number at each start. A node that reports its ``partition-id`` is the client of this
-number, so that its draws repeat; else the node's number is the client.
+Flower gives a node another random number at each start, unless its key is registered. A node that reports its
+``partition-id`` is the client of this number, so that its draws repeat; else the node's number is the client.
 """
 
 import logging
@@ -21,7 +21,8 @@ log = logging.getLogger("flwr.sharding")  # Flower shows the lines of "flwr"
 
 KeepRatio = float | Callable[[int], float]
 
-PATIENCE = 60.0  # seconds that a round waits for a new node's report
+PATIENCE = 60.0  # seconds that a round waits for a new node's report, and until a node that was left out is asked again
+LIFETIME = 600.0  # seconds that a question waits for its answer; then the node is asked again
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ class Nodes:
 
     def __init__(self, keep_ratio: KeepRatio | None = None, question: RecordDict | None = None) -> None:
         self._keep_ratio, self._question = keep_ratio, question or RecordDict()
-        self._known: dict[int, Node | None] = {}  # by Flower's number; None for a node that is left out
+        self._known: dict[int, Node] = {}  # by Flower's number
+        self._next: dict[int, float] = {}  # by Flower's number, when a node that is not known is asked again
         self._asked: dict[str, tuple[int, float]] = {}  # by message: the node, and until when a round waits for it
 
     @property
@@ -58,17 +60,20 @@ class Nodes:
         return any(end > monotonic() for _, end in self._asked.values())
 
     def connected(self, grid: Grid) -> dict[int, Node]:
-        """Return the connected nodes by client. New nodes are asked, and count once they have answered."""
+        """Return the connected nodes by client. Others are asked, and count once they have answered."""
         present = set(grid.get_node_ids())
         self._known = {id: node for id, node in self._known.items() if id in present}
+        self._next = {id: time for id, time in self._next.items() if id in present}
         self._asked = {number: (id, end) for number, (id, end) in self._asked.items() if id in present}
-        for id in sorted(present - self._known.keys() - {id for id, _ in self._asked.values()}):
+        for id in sorted(present - self._known.keys()):
             if self._keep_ratio is not None:
                 ratio = self._keep_ratio(id) if callable(self._keep_ratio) else self._keep_ratio
                 self._known[id] = Node(id, id, ratio)
-            else:
-                message = Message(self._question, dst_node_id=id, message_type=MessageType.QUERY)
-                self._asked |= {number: (id, monotonic() + PATIENCE) for number in grid.push_messages([message])}
+            elif (now := monotonic()) >= self._next.get(id, now):
+                end = now if id in self._next else now + PATIENCE  # no round waits for a second answer
+                self._next[id] = now + LIFETIME
+                message = Message(self._question, dst_node_id=id, message_type=MessageType.QUERY, ttl=LIFETIME)
+                self._asked |= dict.fromkeys(grid.push_messages([message]), (id, end))
         for number, (id, _) in list(self._asked.items()):
             try:
                 reply = next(iter(pull(grid, number)), None)
@@ -76,11 +81,11 @@ class Nodes:
                     continue
                 self._known[id] = self.admit(id, part_of(content_of(reply), NODE, ConfigRecord))
             except UserError as error:
-                self._known[id] = None
+                self._next[id] = monotonic() + PATIENCE
                 log.warning("node %d is left out: %s", id, error)
             del self._asked[number]
         # Two nodes may report the same partition: the first one is the client, as long as it is connected.
-        return {node.client: node for node in reversed(self._known.values()) if node is not None}
+        return {node.client: node for node in reversed(self._known.values())}
 
     def admit(self, id: int, values: ConfigRecord) -> Node:
         """Return the client that a new node is, from its report.
@@ -90,7 +95,7 @@ class Nodes:
         """
         new = read_node(id, values)
         for node in self._known.values():
-            if node is not None and node.client == new.client:
+            if node.client == new.client:
                 log.warning("node %d waits: its partition-id is %d, as that of node %d", id, new.client, node.id)
         return new
 

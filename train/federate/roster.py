@@ -160,7 +160,7 @@ class Roster(Nodes):
         if key and key == self._digests.get(node):
             if owner != node:
                 log.warning("node %d is left out: client %d belongs to node %d, which has its key", owner, client, node)
-                self._known[owner] = None
+                self._known.pop(owner, None)
         elif key and not set(self._keys.values()).isdisjoint(self._digests.values()):
             raise UserError(
                 f"it claims client {client}, which belongs to another key in this run; start it with the key "

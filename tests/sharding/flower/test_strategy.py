@@ -20,6 +20,7 @@ from sharding.failures import FailureError, Kind
 from sharding.flower import SpectralSharding, train_message
 from sharding.flower import exchange as exchange_module
 from sharding.flower.messages import content_of
+from sharding.flower.nodes import Nodes
 from sharding.flower.strategy import weighted_means
 from tests.sharding.flower.grid import StubGrid, make_app
 
@@ -285,6 +286,31 @@ def test_node_without_keep_ratio_is_left_out(caplog):
     nodes = configs() | {2000: {"partition-id": 3}}
     run(server_of(), StubGrid(make_app(structure_of(), train), nodes))
     assert "keep-ratio is None in --node-config" in caplog.text
+
+
+def test_node_whose_report_fails_is_asked_again_after_a_minute(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("sharding.flower.nodes.monotonic", lambda: clock[0])
+    nodes, grid = Nodes(), StubGrid(make_app(structure_of(), train), configs() | {999: {"partition-id": 1}})
+    assert sorted(nodes.connected(grid)) == [0, 2]
+    grid.settings[999] = configs()[999]
+    for clock[0], clients in ((59.0, [0, 2]), (60.0, [0, 1, 2])):
+        assert sorted(nodes.connected(grid)) == clients
+
+
+def test_node_whose_report_is_lost_is_asked_again_but_no_round_waits_twice(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("sharding.flower.nodes.monotonic", lambda: clock[0])
+    nodes, grid = Nodes(), StubGrid(make_app(structure_of(), train), configs())
+    grid.bend[999] = lambda reply: []
+    seen = []
+    for clock[0] in (0.0, 59.0, 60.0, 600.0):
+        seen.append((sorted(nodes.connected(grid)), nodes.waits))
+    assert seen == [([0, 2], True), ([0, 2], True), ([0, 2], False), ([0, 2], False)]
+    del grid.bend[999]
+    clock[0] = 1200.0
+    assert sorted(nodes.connected(grid)) == [0, 1, 2]
+    assert [node for node, _, _ in grid.pushed] == [998, 999, 1000, 999, 999]
 
 
 def frozen_server():
