@@ -134,9 +134,8 @@ class FactorizedLayer(ComputesWeight):
         """The columns of the matrix, or of each of its blocks."""
         return self.v.shape[0] // self.num_blocks
 
-    @property
     def tail_factors(self) -> tuple[Tensor, Tensor]:
-        """The stored factors of T, shape (blocks·n, rows of a block) and (blocks·n, columns)."""
+        """Return the stored factors of T, shape (blocks·n, rows of a block) and (blocks·n, columns)."""
         assert self.tail is not None
         return split_terms(self.tail, len(self.u) // self.num_blocks)
 
@@ -185,7 +184,7 @@ class FactorizedLayer(ComputesWeight):
 
     def _dequantized_tail(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return the factors of T, shape (blocks·n, rows of a block) and (blocks·n, columns)."""
-        u, v = self.tail_factors
+        u, v = self.tail_factors()
         return dequantize(u, len(self.u) // self.num_blocks, dtype), dequantize(v, self.columns, dtype)
 
     @classmethod

@@ -68,7 +68,7 @@ class FactorizedConv(Convolution):
         sizes = [0] * dims if isinstance(padding, str | int) else padding
         geometry = (self.stride, sizes, self.dilation, self.groups)
         if self.tail is not None:
-            y = convolution_with_tail(x, filters, self.scaled_u, self.tail_factors, *geometry)
+            y = convolution_with_tail(x, filters, self.scaled_u, self.tail_factors(), *geometry)
             y = y if self.bias is None else y + self.bias.to(y.dtype).view(-1, *(1 for _ in range(dims)))
         else:
             convolve = CONVOLVE[dims]
@@ -105,7 +105,7 @@ class FactorizedConvTranspose(Convolution):
         if self.residual is not None:
             y = y + frozen_convolution(x, self.residual, self.weight_shape, *geometry)
         if self.tail is not None:
-            u, v = self.tail_factors
+            u, v = self.tail_factors()
             ones, zeros = [1] * dims, [0] * dims
             shape = (len(u), self.in_channels // self.groups, *ones)
             terms = frozen_convolution(x, u, shape, ones, zeros, ones, self.groups)

@@ -25,7 +25,7 @@ class FactorizedLinear(FactorizedLayer):
         if self.residual is not None:
             y = y + frozen_linear(x, self.residual, self.in_features)
         if self.tail is not None:
-            u, v = self.tail_factors
+            u, v = self.tail_factors()
             terms = frozen_linear(x, v, self.in_features)
             y = y + frozen_linear(terms, u, self.out_features, transposed=True)
         return y
@@ -50,7 +50,7 @@ class FactorizedTransposedLinear(FactorizedLayer):
         if self.residual is not None:
             y = y + frozen_linear(x, self.residual, self.nf, transposed=True)
         if self.tail is not None:
-            u, v = self.tail_factors
+            u, v = self.tail_factors()
             y = y + frozen_linear(frozen_linear(x, u, len(self.u)), v, self.nf, transposed=True)
         return y
 

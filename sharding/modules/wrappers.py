@@ -189,7 +189,7 @@ def refuse_scripted(model: nn.Module) -> None:
     """
     if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
         raise UserError(
-            "the layers of a scripted or traced model cannot be replaced; replace them first, then script the model"
+            "the layers of a scripted or traced model cannot be replaced; replace them first, then trace the model"
         )
 
 
