@@ -57,8 +57,8 @@ def factorize(
 
     Raises:
         UserError: a keep ratio outside (0, 1], a pattern that matches nothing, a weight that is not finite, a budget
-            that is too small, an unknown residual, or calibration without batches or values. The model is unchanged
-            then.
+            that is too small, an unknown residual or a layer that adds none, or calibration without batches or values.
+            The model is unchanged then.
 
     Warns:
         CoverageWarning: nothing was factorized, or less than half of what was not skipped.
@@ -83,7 +83,7 @@ def factorize(
     report = Report(
         dense=reasons_dense, uncovered=uncovered(plan, dense, reasons_dense), parameters_before=count_parameters(model)
     )
-    kinds = {name: _kind(name, layer) for name, layer in dense.items()}
+    kinds = {name: _kind(name, layer, residual) for name, layer in dense.items()}
     moments = {} if calibration is None else observe(plan, dense, calibration)
     target = unpack(model, packed) if inplace else plan
     old = {name: get_submodule(target, name) for name in kept}
@@ -121,7 +121,8 @@ def factorize_empty(
         raise UserError(f"the model has no layer {', '.join(missing)}")
     formats = residuals or {}
     empty = {
-        id(layers[name]): _kind(name, layers[name])(layers[name], n, formats.get(name)) for name, n in terms.items()
+        id(layers[name]): _kind(name, layers[name], formats.get(name))(layers[name], n, formats.get(name))
+        for name, n in terms.items()
     }
     return replace_modules(model, empty)
 
@@ -142,10 +143,15 @@ def merge(model: nn.Module, inplace: bool = False) -> nn.Module:
     return model
 
 
-def _kind(name: str, layer: nn.Module) -> type[FactorizedLayer]:
+def _kind(name: str, layer: nn.Module, residual: Format | None) -> type[FactorizedLayer]:
     kind = factorized_type(layer)
     if kind is None:
         raise UserError(f"layer {name} is a {type(layer).__name__}, which has no factorized form")
+    if residual is not None and not kind.adds_residual:
+        raise UserError(
+            f"layer {name} cannot have a residual: the forward of {kind.__name__} would have to add it, and the class "
+            "to set adds_residual = True; leave the layer out with skip, or use residual=None"
+        )
     return kind
 
 

@@ -86,10 +86,7 @@ class FactorizedLayer(ComputesWeight):
             kinds = " or ".join(kind.__name__ for kind in self.made_from)
             raise UserError(f"{type(self).__name__} is made from an nn.{kinds}, not a {type(dense).__name__}")
         if residual is not None and not self.adds_residual:
-            raise UserError(
-                f"a {type(self).__name__} has no residual: its forward would have to add it, and its class to set "
-                "adds_residual = True; leave the layer out with skip, or use residual=None"
-            )
+            raise UserError(f"a {type(self).__name__} has no residual, since its adds_residual is not True")
         carry_over(dense, self)
         weight, bias = _weight(dense), dense._parameters.get("bias")
         self.dense_type = type(dense)

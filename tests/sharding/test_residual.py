@@ -215,10 +215,12 @@ class FactorizedDoubled(FactorizedLayer):
 def test_residual_of_a_layer_that_does_not_add_it_raises(monkeypatch):
     monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
     register_layer(Doubled, FactorizedDoubled)
-    model = nn.Sequential(Doubled(4, 4))
+    model, attention = nn.Sequential(Doubled(4, 4)), nn.MultiheadAttention(4, 2)
     assert isinstance(factorize(model, 0.25, ())[0], FactorizedDoubled)
-    with pytest.raises(UserError, match="a FactorizedDoubled has no residual: its forward would have to add it"):
-        factorize(model, 0.25, (), residual="int4")
+    both = nn.Sequential(attention, *model)
+    with pytest.raises(UserError, match="layer 1 cannot have a residual: the forward of FactorizedDoubled would"):
+        factorize(both, 0.25, (), inplace=True, residual="int4")
+    assert both[0] is attention
     FactorizedDoubled.adds_residual = True  # its forward uses the whole weight
     small, x = factorize(model, 0.25, (), residual="float32"), torch.randn(3, 4)
     torch.testing.assert_close(small(x), model(x))
