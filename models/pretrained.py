@@ -80,13 +80,13 @@ def build_transformer(
     options = {"num_labels": num_classes} if task == "sequence_classification" else {}
     with reading(weights, f"weights={weights} for {task}"):
         config = transformers.AutoConfig.from_pretrained(weights, **options)
-        longest = getattr(config, "max_position_embeddings", None)
-        if longest is not None and input_shape[0] > longest:
-            raise UserError(f"data.max_length={input_shape[0]} must be at most {longest}, the model's positions")
         ends = config.eos_token_id
         pads = (pad_token_id, config.pad_token_id, ends[0] if isinstance(ends, list) else ends)
         config.pad_token_id = next((id for id in pads if id is not None), None)
         model = getattr(transformers, TASKS[task]).from_config(config, dtype=torch.float32)
+    longest = _num_positions(model)
+    if longest is not None and input_shape[0] > longest:
+        raise UserError(f"data.max_length={input_shape[0]} must be at most {longest}, the model's positions")
     _freeze_embeddings(model, train_embeddings)
     return Transformer(model, config.pad_token_id if task == "sequence_classification" else None)
 
@@ -210,6 +210,15 @@ def _create_timm(
     except (RuntimeError, OSError, ValueError, TypeError) as error:
         raise UserError(f"timm cannot make architecture={architecture}: {one_line(error)}") from error
     return model
+
+
+def _num_positions(model: Any) -> int | None:
+    """Return the length of the longest text that a model of transformers can read, or None for any length."""
+    positions: int = getattr(model.config, "max_position_embeddings", None) or 0
+    for name, layer in model.named_modules():
+        if name.endswith("position_embeddings") and getattr(layer, "padding_idx", None) is not None:
+            positions = layer.num_embeddings - layer.padding_idx - 1  # RoBERTa and others count from padding_idx + 1
+    return positions if positions > 0 else None  # XLNet says -1
 
 
 def _freeze_embeddings(model: Any, train: bool) -> None:

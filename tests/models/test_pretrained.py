@@ -1,6 +1,7 @@
 """Pretrained weights: of transformers' folders, timm's models and files; what is loaded, and what does not fit."""
 
 import logging
+from functools import partial
 
 import pytest
 import safetensors.torch
@@ -62,6 +63,23 @@ def test_transformer_for_other_classes_has_a_new_head_and_says_so(tmp_path, capl
         model = load("transformers", tmp_path, (6,), 5)
     assert model(torch.ones(2, 6, dtype=torch.int64)).shape == (2, 5)
     assert "of another shape, so new: classifier.bias, classifier.weight" in caplog.text
+
+
+def test_positions_of_a_roberta_begin_after_its_padding(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    transformers.RobertaConfig(vocab_size=30, max_position_embeddings=12, **sizes).save_pretrained(tmp_path)
+    make = partial(build_model, "transformers", num_classes=2, weights=str(tmp_path))
+    assert make(input_shape=(10,))(torch.full((2, 10), 5)).shape == (2, 2)
+    with pytest.raises(UserError, match=r"data.max_length=11 must be at most 10, the model's positions"):
+        make(input_shape=(11,))
+
+
+def test_xlnet_reads_texts_of_any_length(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    transformers.XLNetConfig(vocab_size=30, d_model=16, n_layer=1, n_head=2, d_inner=24).save_pretrained(tmp_path)
+    model = build_model("transformers", input_shape=(700,), num_classes=2, weights=str(tmp_path))
+    assert model(torch.full((2, 7), 5)).shape == (2, 2)
 
 
 def test_transformer_for_causal_lm_predicts_the_vocabulary(tmp_path):
