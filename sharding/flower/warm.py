@@ -19,15 +19,21 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
+from shlex import quote
 from shutil import rmtree, which
 from tempfile import mkdtemp
 from typing import NoReturn
 
 PROGRAM = "flwr-clientapp"
+SOCKET = "socket"
 POLL = 0.1  # seconds between looks of Flower's SuperExec for messages; by default 1
 
-SCRIPT = """#!{python} -IS
-import json, os, socket, sys
+LONGEST = 100  # bytes of a socket's path; systems allow a few more
+
+SCRIPT = """#!/bin/sh
+exec {python} -IS {code} "$@"
+"""
+CODE = """import json, os, socket, sys
 
 try:
     with socket.socket(socket.AF_UNIX) as connection:
@@ -40,13 +46,11 @@ except OSError:
 
 def main() -> None:
     """Become the SuperNode; a child of it starts the apps, and ends with it."""
-    folder, supernode = Path(mkdtemp(prefix="supernode-")), os.getpid()
+    folder, supernode = make_folder(), os.getpid()
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address := str(folder / "socket"))
+    listener.bind(str(folder / SOCKET))
     listener.listen()
-    script = folder / PROGRAM
-    script.write_text(SCRIPT.format(python=sys.executable, address=address, program=which(PROGRAM)), encoding="utf-8")
-    script.chmod(0o700)
+    write_script(folder, sys.executable, which(PROGRAM))
     if os.fork() == 0:
         serve(listener, supernode)
         rmtree(folder)
@@ -54,6 +58,29 @@ def main() -> None:
         os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
         os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", str(POLL))
         os.execvp("flower-supernode", ["flower-supernode", *sys.argv[1:]])
+
+
+def make_folder() -> Path:
+    """Make a temporary folder in which a socket can be."""
+    folder = Path(mkdtemp(prefix="supernode-"))
+    if len(os.fsencode(folder / SOCKET)) <= LONGEST:
+        return folder
+    folder.rmdir()
+    return Path(mkdtemp(prefix="supernode-", dir="/tmp"))
+
+
+def write_script(folder: Path, python: str, program: str | None) -> None:
+    """Write the script that passes its arguments to the socket of a folder, or else to the program.
+
+    Args:
+        folder: of the socket and the script.
+        python: the interpreter; its path may have spaces, which the first line of a script cannot have.
+        program: Flower's.
+    """
+    code, script = folder / "ask.py", folder / PROGRAM
+    code.write_text(CODE.format(address=str(folder / SOCKET), program=program), encoding="utf-8")
+    script.write_text(SCRIPT.format(python=quote(python), code=quote(str(code))), encoding="utf-8")
+    script.chmod(0o700)
 
 
 def serve(listener: socket.socket, supernode: int) -> None:

@@ -1,13 +1,15 @@
 """Apps start from a process that has torch in memory; without Flower's programs, which scripts stand for."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 
-from sharding.flower.warm import installed
+from sharding.flower.warm import installed, make_folder, write_script
 
 ROOT = Path(__file__).parents[3]
 
@@ -45,6 +47,27 @@ def test_warm_supernode_starts_flowers_own_program_in_a_fork(run, tmp_path):
 def test_warm_supernode_without_its_helper_starts_apps_as_flower_does(run):
     _, told = run('rm "$(dirname "$(command -v flwr-clientapp)")/socket"\nflwr-clientapp --token "a b"')
     assert "cold --token a b" in told
+
+
+def test_script_runs_although_the_paths_have_spaces(tmp_path):
+    python = tmp_path / "my project" / "python"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    write_script(python.parent, str(python), "/bin/echo")  # no process listens
+    script = python.with_name("flwr-clientapp")
+    told = subprocess.run([script, "--token", "a  b"], capture_output=True, text=True, check=True).stdout
+    assert told == "--token a  b\n"
+
+
+def test_socket_fits_its_folder_where_temporary_paths_are_long(tmp_path, monkeypatch):
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    folder = make_folder()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "socket"))
+    rmtree(folder)
+    assert list(long.iterdir()) == []
 
 
 def test_installed_modules_are_those_that_a_fork_has_imported():
