@@ -25,6 +25,7 @@ from sharding.flower.messages import (
     weight_of,
 )
 from sharding.flower.nodes import PATIENCE, KeepRatio, KeptResiduals, Node, Nodes
+from sharding.modules.wrappers import unwrap
 from sharding.plan import Client, Plan
 from sharding.planner import ShardPlanner
 from sharding.residual import Residual
@@ -133,6 +134,8 @@ class SpectralSharding(Strategy):
         """
         if initial_arrays is not None:
             self.server.model.load_state_dict(initial_arrays.to_torch_state_dict())
+            if self.server.averaged is not None:
+                self.server.averaged.module.load_state_dict(unwrap(self.server.model).state_dict())
         self._timeout = timeout
         streaming, arrays = StreamingGrid(grid, self._arrays_again), self._arrays()
         return super().start(streaming, arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
@@ -276,8 +279,8 @@ class SpectralSharding(Strategy):
             self.failures.setdefault(server_round, {}).update(failures)
 
     def _arrays(self) -> ArrayRecord:
-        """Return the state of the result; NumPy lacks some types, such as bfloat16, which become float32."""
-        state = self.server.result.state_dict()
+        """Return the tensors of the result; NumPy lacks some types, such as bfloat16, which become float32."""
+        state = {name: part for name, part in self.server.result.state_dict().items() if isinstance(part, Tensor)}
         unknown = [name for name, part in state.items() if part.is_floating_point() and part.dtype not in NUMPY_FLOATS]
         return ArrayRecord({**state, **{name: state[name].float() for name in unknown}})
 

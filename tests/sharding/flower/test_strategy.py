@@ -9,11 +9,11 @@ from math import nan
 import httpx
 import pytest
 import torch
-from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from torch import nn
 from torch.nn import functional as F
 
-from sharding import Server, ShardPlanner, client_model, clip_and_decay, factorize, init_empty
+from sharding import Server, ShardPlanner, client_model, clip_and_decay, factorize, init_empty, iterate_average
 from sharding.aggregation.aggregate import Average
 from sharding.errors import UserError
 from sharding.failures import FailureError, Kind
@@ -512,6 +512,34 @@ def test_evaluate_fn_gets_the_state_of_each_round():
     assert [number for number, _ in states] == [0, 1, 2]
     assert all(torch.equal(value, server.model.state_dict()[name]) for name, value in states[2][1].items())
     assert not torch.equal(states[0][1]["2.weight"], states[1][1]["2.weight"])
+
+
+def test_initial_arrays_are_those_of_the_average_too():
+    model, other, states = make_model(), make_model(), []
+    server = Server(model, ShardPlanner("top_n"), averaged=iterate_average(model))
+    strategy = SpectralSharding(server, fraction_evaluate=0.0)
+    strategy.start(
+        StubGrid(make_app(structure_of(), train), configs()),
+        ArrayRecord(other.state_dict()),
+        num_rounds=1,
+        timeout=0.0,
+        evaluate_fn=lambda number, arrays: states.append(arrays.to_torch_state_dict()),
+    )
+    assert all(torch.equal(value, states[0][name]) for name, value in other.state_dict().items())
+    assert all(torch.equal(value, states[1][name]) for name, value in model.state_dict().items())
+
+
+def test_extra_state_is_not_among_the_arrays():
+    class Described(nn.Linear):
+        def get_extra_state(self):
+            return {"made": "today"}
+
+        def set_extra_state(self, state):
+            pass
+
+    model = nn.Sequential(*make_model()[:4], Described(16, 4))
+    _, result, _ = run(Server(model, ShardPlanner("top_n")), rounds=1)
+    assert [*result.arrays] == [*make_model().state_dict()]
 
 
 def test_weighted_means_of_metrics_that_some_nodes_report():
