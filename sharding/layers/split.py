@@ -33,8 +33,9 @@ class SplitLinear(ComputesWeight):
         super().__init__()
         if not (type(layer) is nn.Linear or is_transposed_linear(layer)):
             raise UserError(f"a {type(layer).__name__} cannot be split; only nn.Linear and transformers' Conv1D can")
-        if layer._parameters.get("weight") is None:
-            raise UserError("a layer whose weight is computed (normalized or pruned) cannot be split")
+        for name in ("weight", "bias"):
+            if layer._parameters.get(name) is None and getattr(layer, name) is not None:
+                raise UserError(f"a layer whose {name} is computed (normalized or pruned) cannot be split")
         carry_over(layer, self)
         self.axis = int(is_transposed_linear(layer))  # of the weight, the one that counts the outputs
         weight = _parameter(layer, "weight")

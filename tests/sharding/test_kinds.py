@@ -221,9 +221,10 @@ def test_split_layers_of_tied_split_or_pruned_layers_raises():
     split = split_layers(nn.Sequential(nn.Linear(4, 4)), {"0": 2})
     with pytest.raises(UserError, match="'0' matches no layer that has not been split"):
         split_layers(split, {"0": 2})
-    pruned = nn.Sequential(prune.l1_unstructured(nn.Linear(4, 4), "weight", 0.5))
-    with pytest.raises(UserError, match="a layer whose weight is computed"):
-        split_layers(pruned, {"0": 2})
+    for name in ("weight", "bias"):
+        pruned = nn.Sequential(prune.l1_unstructured(nn.Linear(4, 4), name, 0.5))
+        with pytest.raises(UserError, match=f"a layer whose {name} is computed"):
+            split_layers(pruned, {"0": 2})
 
 
 def test_embeddings_are_factorized_only_with_also():
