@@ -123,10 +123,12 @@ def count_terms(
 
 
 def check_keep_ratio(keep_ratio: KeepRatio) -> None:
-    """Raise a UserError if a ratio is outside (0, 1]."""
-    for ratio in keep_ratio.values() if isinstance(keep_ratio, Mapping) else [keep_ratio]:
-        if not isinstance(ratio, Energy | Budget):
+    """Raise a UserError if a ratio is outside (0, 1], or one of several is an `Energy` or a `Budget`."""
+    if isinstance(keep_ratio, Mapping):
+        for ratio in keep_ratio.values():
             num_terms(1, ratio)
+    elif not isinstance(keep_ratio, Energy | Budget):
+        num_terms(1, keep_ratio)
 
 
 def _check_values(layers: Mapping[str, nn.Module], wanted: Energy | Budget) -> None:

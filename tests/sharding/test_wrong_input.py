@@ -111,6 +111,13 @@ MODELS = [
     (lambda: shardable_layers(make_net(), ["0", None]), "None is not a pattern"),
     (lambda: shardable_layers(make_net(), nn.Conv3d), "matches no layer"),
     *((lambda r=r: factorize(make_net(), r), f"keep ratio {r} is outside") for r in (0, -0.1, 1.01, NAN)),
+    *(
+        (
+            lambda part=part: factorize(make_net(), {"0": part}),
+            rf"keep ratio {type(part).__name__}\(.*\) is of type {type(part).__name__}, not a number in",
+        )
+        for part in (Energy(0.9), Budget(800))
+    ),
     *((lambda e=e: Energy(e), f"energy {e!r} is outside") for e in (1.5, "x", NAN)),
     (lambda: Budget(parameters="800"), "a Budget of '800' is not a number"),
     *(
