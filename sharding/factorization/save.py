@@ -117,7 +117,7 @@ def load_factorized(folder: str | Path, model: nn.Module, device: torch.device |
         *(
             f"{name} is {tensor.dtype} in the folder, {slots[name].dtype} in the model"
             for name, tensor in tensors.items()
-            if name in names and _kind(tensor) != _kind(slots[name])
+            if name in names and _number_kind(tensor) != _number_kind(slots[name])
         ),
     ]
     if problems:
@@ -156,7 +156,7 @@ def _is_structure(config: Mapping[str, Any]) -> bool:
     )
 
 
-def _kind(tensor: Tensor) -> tuple[bool, bool]:
+def _number_kind(tensor: Tensor) -> tuple[bool, bool]:
     """Return whether a tensor is real and whether it is complex; integers and masks are neither."""
     return tensor.is_floating_point(), tensor.is_complex()
 
