@@ -194,7 +194,7 @@ def _changed(model: nn.Module, start: nn.Module, layers: Iterable[str]) -> list[
         for name, part in [*named_parameters(model), *named_buffers(model)]
         if (not name.startswith(inside) or name.endswith(".bias"))
         and not name.endswith(".num_batches_tracked")
-        and not (name in before and torch.equal(full_tensor(before[name]), full_tensor(part)))
+        and not (name in before and torch.equal(full_tensor(before[name]).to(part.device), full_tensor(part)))
     ]
 
 
@@ -203,7 +203,7 @@ def _same_residual(layer: FactorizedLayer, before: nn.Module) -> bool:
     start = before.residual if isinstance(before, FactorizedLayer) else None
     if layer.residual is None or start is None:
         return layer.residual is start
-    return torch.equal(layer.residual, start)
+    return torch.equal(layer.residual, start.to(layer.residual.device))
 
 
 def _unrepresentable(layer: FactorizedLayer) -> str | None:
