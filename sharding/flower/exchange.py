@@ -20,9 +20,15 @@ from sharding.flower.messages import ARRAYS, LACKS_RESIDUAL, LATE, RESIDUAL, UNR
 log = logging.getLogger("flwr.sharding")  # Flower shows the lines of "flwr"
 
 POLL = 0.5  # seconds between looks for replies
-# Seconds that a message outlives the wait for its reply, in which others are sent and their replies are fetched.
-# The server decides when time is up.
-SLACK = 3600.0
+SLACK = 10.0  # seconds to send a message, or to fetch its reply
+
+
+def lifetime(timeout: float, num_messages: int) -> float:
+    """Return the seconds that each of a round's messages lives: the wait begins when all are sent.
+
+    A message that lives longer is waste: a node that was late would still train for it.
+    """
+    return timeout + SLACK * (1 + num_messages)
 
 
 class StreamingGrid:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sharding.errors import UserError
 from sharding.failures import Failure
-from sharding.flower.exchange import SLACK, StreamingGrid
+from sharding.flower.exchange import StreamingGrid, lifetime
 from sharding.flower.messages import (
     ARRAYS,
     CONFIG,
@@ -237,7 +237,7 @@ class SpectralSharding(Strategy):
             self._residual = planner.residual(model)
 
     def _messages(self, kind: str, server_round: int, config: ConfigRecord) -> Iterator[Message]:
-        ttl = None if self._timeout is None else self._timeout + SLACK
+        ttl = None if self._timeout is None else lifetime(self._timeout, len(self._sampled))
         for id, node in self._sampled.items():
             settings = ConfigRecord({**config, "server-round": server_round})
             content = RecordDict({**self._arrays_for(node), CONFIG: settings})

@@ -13,7 +13,7 @@ from sharding import Plan
 from sharding.aggregation.faults import find_misfit
 from sharding.errors import UserError
 from sharding.failures import Failure, Kind
-from sharding.flower.exchange import SLACK, StreamingGrid
+from sharding.flower.exchange import StreamingGrid, lifetime
 from sharding.flower.messages import ARRAYS, CONFIG, content_of, pack
 from sharding.flower.nodes import KeptResiduals, Node
 from sharding.plan import Client
@@ -86,9 +86,9 @@ class NodesEngine(Engine):
         nodes, timeout = self._roster.reach(clients), self._roster.timeouts.round
         absent = Failure(Kind.ABSENT, "its node is not connected")
         yield from ((client, absent) for client in clients if client not in nodes)
-        kept, group, clients_of = timeout + SLACK, str(round), {node.id: client for client, node in nodes.items()}
+        ttl, group, clients_of = lifetime(timeout, len(nodes)), str(round), {node.id: c for c, node in nodes.items()}
         messages = (
-            Message(content(client, node), dst_node_id=node.id, message_type=kind, ttl=kept, group_id=group)
+            Message(content(client, node), dst_node_id=node.id, message_type=kind, ttl=ttl, group_id=group)
             for client, node in nodes.items()
         )
 

@@ -244,16 +244,17 @@ def test_reply_of_another_node_is_ignored(caplog):
 def test_replies_count_even_if_sending_takes_longer_than_the_timeout():
     expiry = {}
 
-    class Slow(StubGrid):  # sends a message in ten minutes; what has expired has no reply
+    class Slow(StubGrid):  # sends a message in ten seconds; what has expired has no reply
         def push_messages(self, messages):
             (number,) = super().push_messages(messages)
-            expiry[number] = 600 * len(expiry) + messages[0].metadata.ttl
+            expiry[number] = 10 * len(expiry) + messages[0].metadata.ttl
             return [number]
 
         def pull_messages(self, numbers):
-            return super().pull_messages(number for number in numbers if expiry[number] > 600 * len(expiry))
+            return super().pull_messages(number for number in numbers if expiry[number] > 10 * len(expiry))
 
-    strategy, _, _ = run(server_of(), Slow(make_app(structure_of(), train), configs()), rounds=1, keep_ratio=0.5)
+    grid = Slow(make_app(structure_of(), train), configs())
+    strategy, _, _ = run(server_of(), grid, rounds=1, keep_ratio=0.5)
     assert strategy.failures == {}
 
 
