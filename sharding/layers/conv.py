@@ -57,28 +57,28 @@ class FactorizedConv(Convolution):
     padding_mode: Literal["zeros", "reflect", "replicate", "circular"]
     _reversed_padding_repeated_twice: list[int]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """Map (batch, in_channels, …) to (batch, out_channels, …)."""
         dims, padding = len(self.kernel_size), self.padding
         if self.padding_mode != "zeros":
-            x, padding = F.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode), 0
+            input, padding = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode), 0
         if padding == "same" and (self.residual is not None or self.tail is not None):
-            x, padding = F.pad(x, self._reversed_padding_repeated_twice), 0
+            input, padding = F.pad(input, self._reversed_padding_repeated_twice), 0
         filters = self._filters().contiguous()  # once, not in every convolution's kernel
         sizes = [0] * dims if isinstance(padding, str | int) else padding
         geometry = (self.stride, sizes, self.dilation, self.groups)
         if self.tail is not None:
-            y = convolution_with_tail(x, filters, self.scaled_u, self.tail_factors(), *geometry)
+            y = convolution_with_tail(input, filters, self.scaled_u, self.tail_factors(), *geometry)
             y = y if self.bias is None else y + self.bias.to(y.dtype).view(-1, *(1 for _ in range(dims)))
         else:
             convolve = CONVOLVE[dims]
-            terms = convolve(x, filters, None, self.stride, padding, self.dilation, self.groups)
+            terms = convolve(input, filters, None, self.stride, padding, self.dilation, self.groups)
             pointwise = max(self.kernel_size) == 1  # it costs little, so scaling U would count; or has one position
             u = self.u if pointwise else self.scaled_u
             terms = self._scaled(terms) if pointwise else terms
             y = convolve(terms, as_filters(u, dims), self.bias, 1, 0, 1, self.groups)
         if self.residual is not None:
-            y = y + frozen_convolution(x, self.residual, self.weight_shape, *geometry)
+            y = y + frozen_convolution(input, self.residual, self.weight_shape, *geometry)
         return y
 
 
@@ -93,21 +93,22 @@ class FactorizedConvTranspose(Convolution):
     output_padding: tuple[int, ...]
     _output_padding: Callable[..., list[int]] = nn.ConvTranspose2d._output_padding  # for any number of dimensions
 
-    def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """Map (batch, in_channels, …) to (batch, out_channels, …)."""
         dims, rows = len(self.kernel_size), stacked_terms(self.u, self.num_blocks)
-        terms = self._scaled(CONVOLVE[dims](x, as_filters(rows, dims), None, 1, 0, 1, self.groups))
-        extra = self._output_padding(x, output_size, self.stride, self.padding, self.kernel_size, dims, self.dilation)
+        terms = self._scaled(CONVOLVE[dims](input, as_filters(rows, dims), None, 1, 0, 1, self.groups))
+        geometry_of_output = (self.stride, self.padding, self.kernel_size, dims, self.dilation)
+        extra = self._output_padding(input, output_size, *geometry_of_output)
         y = TRANSPOSE[dims](
             terms, self._filters(), self.bias, self.stride, self.padding, extra, self.groups, self.dilation
         )
         geometry = (self.stride, self.padding, self.dilation, self.groups, extra)
         if self.residual is not None:
-            y = y + frozen_convolution(x, self.residual, self.weight_shape, *geometry)
+            y = y + frozen_convolution(input, self.residual, self.weight_shape, *geometry)
         if self.tail is not None:
             u, v = self.tail_factors()
             ones, zeros = [1] * dims, [0] * dims
             shape = (len(u), self.in_channels // self.groups, *ones)
-            terms = frozen_convolution(x, u, shape, ones, zeros, ones, self.groups)
+            terms = frozen_convolution(input, u, shape, ones, zeros, ones, self.groups)
             y = y + frozen_convolution(terms, v, (len(v), *self.weight_shape[1:]), *geometry)
         return y

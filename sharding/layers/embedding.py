@@ -20,16 +20,16 @@ class FactorizedEmbedding(FactorizedLayer):
     embedding_dim: int
     padding_idx: int | None
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """Map ids (…) to vectors (…, embedding_dim), in the table's type under autocast too, as `nn.Embedding` does."""
-        rows = F.embedding(ids, self.u, self.padding_idx)
+        rows = F.embedding(input, self.u, self.padding_idx)
         vectors = F.linear(rows * self.omega, self.v).to(self.v.dtype)  # whatever type autocast gave the product
         if self.residual is not None:
-            frozen = dequantize(self.residual[ids.flatten()], self.embedding_dim, self.v.dtype)
+            frozen = dequantize(self.residual[input.flatten()], self.embedding_dim, self.v.dtype)
             vectors = vectors + frozen.view_as(vectors)
         if self.tail is not None:
             u, v = self._dequantized_tail(self.v.dtype)
-            vectors = vectors + (u[:, ids.flatten()].mT @ v).view_as(vectors)
+            vectors = vectors + (u[:, input.flatten()].mT @ v).view_as(vectors)
         return vectors
 
     def _clear(self, layer: nn.Module) -> None:

@@ -19,14 +19,14 @@ class FactorizedLinear(FactorizedLayer):
     in_features: int
     out_features: int
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """Map (..., in_features) to (..., out_features)."""
-        y = F.linear(x @ self.v * self.omega, self.u, self.bias)
+        y = F.linear(input @ self.v * self.omega, self.u, self.bias)
         if self.residual is not None:
-            y = y + frozen_linear(x, self.residual, self.in_features)
+            y = y + frozen_linear(input, self.residual, self.in_features)
         if self.tail is not None:
             u, v = self.tail_factors()
-            terms = frozen_linear(x, v, self.in_features)
+            terms = frozen_linear(input, v, self.in_features)
             y = y + frozen_linear(terms, u, self.out_features, transposed=True)
         return y
 

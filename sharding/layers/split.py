@@ -58,9 +58,9 @@ class SplitLinear(ComputesWeight):
             parameter.requires_grad_(any(_parameter(part, name).requires_grad for part in self.parts))
         return fused
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """Map (..., in) to (..., out)."""
-        return torch.cat([part(x) for part in self.parts], dim=-1)
+        return torch.cat([part(input) for part in self.parts], dim=-1)
 
     @property
     def sizes(self) -> list[int]:

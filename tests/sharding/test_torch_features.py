@@ -37,6 +37,22 @@ class Bare(nn.Module):
         return made if isinstance(made, torch.Tensor) else made.logits
 
 
+@pytest.mark.parametrize(
+    ("layer", "x"),
+    [
+        (nn.Linear(8, 6), torch.randn(2, 8)),
+        (nn.Conv2d(4, 6, 3), torch.randn(2, 4, 5, 5)),
+        (nn.ConvTranspose2d(4, 6, 3), torch.randn(2, 4, 5, 5)),
+        (nn.Embedding(8, 6), torch.tensor([1, 2])),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_factorized_layer_is_called_by_torchs_keyword(layer, x):
+    small = factorize(nn.Sequential(layer), 0.5, skip=(), also="*")[0]
+    assert type(small).__name__.startswith("Factorized")
+    torch.testing.assert_close(small(input=x), small(x), rtol=0, atol=0)
+
+
 def test_compile_of_a_factorized_model_has_one_graph(case):
     model, inputs = case
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
