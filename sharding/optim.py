@@ -74,18 +74,20 @@ def clip_and_decay(
         rates = {id(parameter): group["lr"] for group in optimizer.param_groups for parameter in group["params"]}
         scale = getattr(optimizer, "grad_scale", None)  # what a fused optimizer will divide the gradients by
         for layer in layers:
-            parts = [part for part in (layer.u, layer.v) if id(part) in rates and part.grad is not None]
-            if not parts:
+            parts = (part for part in (layer.u, layer.v) if id(part) in rates)
+            gradients = {id(part): part.grad for part in parts if part.grad is not None}
+            if not gradients:
                 continue
             factor = None if clip is None else (clip / layer.multipliers).clamp(max=1.0)
             if decay:
-                step = decay * rates[id(parts[0])]
+                step = decay * rates[next(iter(gradients))]
                 omega = decay_multipliers(decay_of, layer, step if factor is None else step * factor)
                 for part, gradient in decay_gradients(layer, omega):
-                    if part.grad is not None and id(part) in rates:
-                        part.grad.add_(gradient if scale is None else gradient * scale, alpha=decay)
-            for part in parts if factor is not None else ():
-                part.grad.mul_(distribute_like(factor, part.grad, copies=True))
+                    if id(part) in gradients:
+                        gradients[id(part)].add_(gradient if scale is None else gradient * scale, alpha=decay)
+            if factor is not None:
+                for gradient in gradients.values():
+                    gradient.mul_(distribute_like(factor, gradient, copies=True))
 
     return hook
 
