@@ -46,7 +46,7 @@ def test_tuning_with_the_best_at_the_edge_extends_that_scheme_only(tmp_path, mon
     table = multi_task.table("multi_task", runs, best)
     assert list(table)[:4] == ["signal", "step 0.0075", "step 0.015", "step 0.03"]
     assert list(table.iloc[0])[:5] == ["norm", "–", "–", "84.8 ± 0.0", "90.0 ± 0.0"]
-    assert list(table.iloc[0])[-5:] == ["90.0", "1.2 ± 0.0", "1.00", "10.00", "12"]
+    assert list(table.iloc[0])[-5:] == ["90.0", "+1.2 ± 0.0", "1.00", "10.00", "12"]
 
 
 def test_curve_of_a_run_with_null_values_has_none(tmp_path):
