@@ -274,10 +274,9 @@ class Server:
             kind, index, option = entry.split("/")
             if kind != type(self.optimizer).__name__ or int(index) >= len(options):
                 raise UserError(f"{entry} is of another optimizer")
-            if not isinstance(options[int(index)].get(option), Tensor):
-                options[int(index)][option] = tuple(value.tolist()) if value.dim() else value.item()
-            else:
-                options[int(index)][option] = value
+            numbers = tuple(value.tolist()) if value.dim() else value.item()
+            is_tensor = isinstance(options[int(index)].get(option), Tensor)
+            options[int(index)][option] = value if is_tensor else numbers
         self.optimizer.load_state_dict({"state": loaded, "param_groups": options})
 
 

@@ -103,8 +103,8 @@ def explain(error: BaseException, again: str | None) -> tuple[str, int]:
 
 def _run(args: argparse.Namespace, console: Console) -> None:
     config = with_directory(load_config(args.config, args.overrides), args.overrides)
-    check_directory(config, args.resume)
     if args.resume and not (config.directory / CONFIG_FILE).exists():
+        check_directory(config, resume=True)  # it may hold other files
         log.warning("%s holds no run to resume: a new run starts there", config.directory)
     with RoundProgress(console, [config]) as progress, stage_listener(partial(progress.show_stage, 0)):
         run(config, [EachRound(partial(progress.show, 0))], args.resume)
