@@ -15,6 +15,7 @@ SAYS = {
     "compress_gpt2.py": ("saved and loaded", "the change is an adapter", "merged: Conv1D again"),
     "finetune_minilm.py": ("on top of a frozen residual", "first contact: ", "MB to the phone", "of 4 other texts"),
     "inclusion_probabilities.py": ("wrote inclusion_probabilities.png",),
+    "one_round.py": ("after 20 rounds: 7",),
     "own_module.py": ("trained in factors", "merged: Linear", "factorized 2 layers"),
     "vit_from_shards.py": ("round 10: ", "of the model's bytes"),
 }
