@@ -25,6 +25,7 @@ D_c     ``num_samples``                           size of client c's data
 
 from importlib.metadata import PackageNotFoundError, version
 
+from sharding import recipes as recipes
 from sharding.aggregation.fed_yogi import FedYogi
 from sharding.aggregation.iterate_average import iterate_average
 from sharding.client import client_model, init_empty, train_shard

@@ -17,7 +17,7 @@ LAYERS = {
         {"client", "norms", "plan"},
         {"aggregation", "diagnostics", "planner"},
         {"server"},
-        {"flower"},
+        {"flower", "recipes"},
         {"__init__"},
     ],
     "train": [
