@@ -2,10 +2,10 @@
 
 One round is `plan`, `average`, `step`; `round` does all three with a function that trains a client's shard.
 
-The server's step takes the pseudo-gradient Δ = average − W for a negative gradient, so that any torch optimizer can
-take it (Reddi et al., "Adaptive Federated Optimization", ICLR 2021). It acts on weights, since singular vectors have
-another basis in every round. So momentum costs a client neither bytes nor work, and it also moves the terms that a
-round does not draw. Some optimizers by the names that papers give them:
+The server's step takes the pseudo-gradient Δ = average − W for a negative gradient, so that any torch optimizer
+that needs no closure (all but `LBFGS`) can take it (Reddi et al., "Adaptive Federated Optimization", ICLR 2021). It acts
+on weights, since singular vectors have another basis in every round. So momentum costs a client neither bytes nor
+work, and it also moves the terms that a round does not draw. Some optimizers by the names that papers give them:
 
 - FedAvg: `SGD(lr=1)`, which makes the average the new model; a smaller lr is the server's rate η_g.
 - FedAvgM: `SGD(lr, momentum)`: m ← βm + Δ, W ← W + η_g m. Hsu, Qi & Brown 2019 (arXiv 1909.06335).
@@ -15,6 +15,7 @@ round does not draw. Some optimizers by the names that papers give them:
 """
 
 from collections.abc import Callable, Mapping
+from inspect import Parameter, signature
 from typing import Any
 
 import numpy as np
@@ -67,8 +68,8 @@ class Server:
         max_share: the most that one client may have of a round's weights, see `Average`.
 
     Raises:
-        UserError: the optimizer has a parameter that is not the model's, or lacks one that trains; the average is of
-            another model; or a guard is out of its range.
+        UserError: the optimizer has a parameter that is not the model's, or lacks one that trains, or needs a closure;
+            the average is of another model; or a guard is out of its range.
     """
 
     def __init__(
@@ -85,6 +86,9 @@ class Server:
         parameters = dict(named_parameters(model))
         if optimizer is None and parameters:
             optimizer = SGD(parameters.values(), lr=1.0)
+        closure = None if optimizer is None else signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is Parameter.empty:
+            raise UserError(f"{type(optimizer).__name__} needs a closure, and the server has none; use SGD or Adam")
         self.optimizer = optimizer
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         if any(id(parameter) not in self._names for parameter in self._optimized()):

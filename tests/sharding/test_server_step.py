@@ -296,3 +296,9 @@ def test_yogi_step_of_complex_weights_equals_that_of_their_pairs():
         weight.grad = torch.full_like(part, 0.25 - 0.5j) if part.is_complex() else part.new_tensor([[0.25, -0.5]] * 2)
         FedYogi([weight], lr=0.5).step()
     torch.testing.assert_close(torch.view_as_real(whole), pairs)
+
+
+def test_server_refuses_an_optimizer_that_needs_a_closure():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3), nn.Linear(3, 2))
+    with pytest.raises(UserError, match="LBFGS needs a closure"):
+        Server(model, ShardPlanner(), torch.optim.LBFGS(model.parameters()))
