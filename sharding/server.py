@@ -3,8 +3,8 @@
 One round is `plan`, `average`, `step`; `round` does all three with a function that trains a client's shard.
 
 The server's step takes the pseudo-gradient Δ = average − W for a negative gradient, so that any torch optimizer
-that needs no closure (all but `LBFGS`) can take it (Reddi et al., "Adaptive Federated Optimization", ICLR 2021). It acts
-on weights, since singular vectors have another basis in every round. So momentum costs a client neither bytes nor
+that needs no closure (all but `LBFGS`) can take it (Reddi et al., "Adaptive Federated Optimization", ICLR 2021). It
+acts on weights, since singular vectors have another basis in every round. So momentum costs a client neither bytes nor
 work, and it also moves the terms that a round does not draw. Some optimizers by the names that papers give them:
 
 - FedAvg: `SGD(lr=1)`, which makes the average the new model; a smaller lr is the server's rate η_g.
