@@ -38,6 +38,7 @@ def assemble(config: Config) -> Experiment:
         UserError: a missing data folder, a model option that does not exist, a device that is not there, a design or
             a sampler that cannot draw.
     """
+    assert not config.tasks  # `train.multi_model.assemble_models` builds several models
     return build_experiment(config, *simulate_clients(config))
 
 

@@ -86,26 +86,28 @@ class Experiment:
 
 
 class Experiments(Protocol):
-    """What files and callbacks read of a run, of one model or of several.
-
-    Attributes:
-        config: of the run.
-        sampler: chooses the clients.
-        node_keys: as in `Experiment`.
-        model: what is trained; of several, a module of all.
-        result: what is evaluated.
-        parts: the experiment of each model, by name; a run of one model has one, of the run's name.
-    """
+    """What files and callbacks read of a run, of one model or of several."""
 
     @property
-    def config(self) -> Config: ...  # noqa: D102
+    def config(self) -> Config:
+        """The configuration of the run."""
+
     @property
-    def sampler(self) -> Sampler: ...  # noqa: D102
+    def sampler(self) -> Sampler:
+        """What chooses the clients."""
+
     @property
-    def node_keys(self) -> Sequence[str]: ...  # noqa: D102
+    def node_keys(self) -> Sequence[str]:
+        """As in `Experiment`."""
+
     @property
-    def model(self) -> nn.Module: ...  # noqa: D102
+    def model(self) -> nn.Module:
+        """What is trained; several models are one module."""
+
     @property
-    def result(self) -> nn.Module: ...  # noqa: D102
+    def result(self) -> nn.Module:
+        """What is evaluated; several models are one module."""
+
     @property
-    def parts(self) -> Mapping[str, Experiment]: ...  # noqa: D102
+    def parts(self) -> Mapping[str, Experiment]:
+        """The experiment of each model, by name; a run of one model has one, of the run's name."""

@@ -197,7 +197,7 @@ def test_bytes_of_each_method_are_those_of_the_wire(name):
     ours = federation(name, [*TINY, "residual=int4", "keep_ratio=0.2", "strategy=top_n"])
     base, seen = len(ours.server.stored.to_bytes()), set()
     for t in range(2):
-        cohort = ours.sampler.cohort(t)
+        cohort = ours.experiment.sampler.cohort(t)
         shards = dict(ours.server.shards(dict.fromkeys(cohort, 0.2), t))
         rest = sum(
             len(Shard({}, shard.dense, plan=shard.plan, residual=shard.residual).to_bytes())

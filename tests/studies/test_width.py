@@ -76,7 +76,7 @@ def test_width_run_with_uneven_clients_trains_first_channels_of_weak_ones():
 
     nested = width.Federation.of(config, "nested")
     invited = [c for c, r in nested.experiment.keep_ratios.items() if r == 0.1]
-    nested.sampler.invite = lambda t: invited
+    nested.experiment.sampler.invite = lambda t: invited
     before, (_, aggregated, sent) = nested.model.conv1.weight.clone(), nested.train_round(0)
     moved = (nested.model.conv1.weight != before).flatten(1).any(1)
     weak, strong = (width.nbytes(nested.clients[ratio].state_dict()) for ratio in (0.1, 0.6))

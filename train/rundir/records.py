@@ -27,7 +27,7 @@ DIGITS = 6  # significant ones are enough to draw
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 
-Clients = Mapping[str, Mapping[str, object]]  # by task, as from `describe_clients`
+Clients = Mapping[str, Mapping[str, object]]  # by model, as from `describe_clients`
 Layers = Mapping[str, Sequence["LayerStatistics"]]  # of a round: by layer, one entry per keep ratio
 
 
@@ -103,15 +103,15 @@ def records_layers(config: Config, metrics: RoundMetrics) -> bool:
     return rounds == 1 or last or (every is not None and rounds % every == 0)
 
 
-def append_layers(path: Path, round: int, task: str, layers: Layers) -> None:
+def append_layers(path: Path, round: int, model: str, layers: Layers) -> None:
     """Append a round's layer records."""
     entries = {name: [entry.to_json() for entry in entries] for name, entries in layers.items()}
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"round": round, "task": task, "layers": entries}) + "\n")
+        file.write(json.dumps({"round": round, "task": model, "layers": entries}) + "\n")
 
 
 def read_layers(directory: Path) -> dict[tuple[int, str], Layers]:
-    """Return a run's layer records by round and task; if a round was run again, its last record.
+    """Return a run's layer records by round and model; if a round was run again, its last record.
 
     Reading ends at a damaged line.
     """
