@@ -13,7 +13,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -23,9 +22,8 @@ from measure import resident, run_and_watch, save
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from sharding import Plan
 from train.assembly import assemble
-from train.callbacks import Callback
+from train.callbacks import Callback, Plans
 from train.config.schema import load_config
 from train.data import default_root
 from train.experiment import Experiment
@@ -60,13 +58,15 @@ def make(case: list[str], engine: str, args: argparse.Namespace) -> Experiment:
     """Assemble a case for one engine."""
     root = [] if "quickstart" in case[0] and "data=cifar10" not in case else [f"data.root={args.data}"]
     config = load_config(ROOT / case[0], [*case[1:], *root, f"engine={engine}", f"device={args.device}", *MANY])
-    return assemble(config)
+    experiment = assemble(config)
+    experiment.start()
+    return experiment
 
 
 class Once(Callback):
     """Ends a run after one round, in which no client may fail."""
 
-    def after_round(self, metrics: RoundMetrics, plans: Mapping[str, Plan]) -> bool:
+    def after_round(self, metrics: RoundMetrics, plan: Plans) -> bool:
         """End the run."""
         assert not metrics.num_failed
         return True

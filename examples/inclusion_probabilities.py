@@ -46,6 +46,7 @@ def trained_magnitudes() -> np.ndarray:
     config = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
     plain = ["strategy=dense", "server_optimizer=plain"]
     experiment = assemble(load_config(config, [*plain, "rounds=20", "evaluate_every=20"]))
+    experiment.start()
     run_rounds(
         experiment, 0, [EachRound(lambda metrics: print(f"round {metrics['round'] + 1} of 20", end="\r", flush=True))]
     )

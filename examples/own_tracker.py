@@ -1,9 +1,6 @@
 """A tracker: a CSV file of accuracies. `--import examples.own_tracker tracker=csv`"""
 
-from collections.abc import Mapping
-
-from sharding import Plan
-from train.callbacks import Callback
+from train.callbacks import Callback, Plans
 from train.config.registries import TRACKERS
 from train.config.schema import Config
 from train.metrics import RoundMetrics
@@ -15,7 +12,7 @@ class CsvTracker(Callback):
     def __init__(self, config: Config) -> None:
         self.file = (config.directory / "accuracy.csv").open("a", encoding="utf-8")
 
-    def after_round(self, metrics: RoundMetrics, plans: Mapping[str, Plan]) -> None:
+    def after_round(self, metrics: RoundMetrics, plan: Plans) -> None:
         """Write the rounds that were evaluated."""
         if metrics.test_accuracy is not None:
             self.file.write(f"{metrics.round},{metrics.test_accuracy}\n")

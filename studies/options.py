@@ -223,8 +223,7 @@ def last_accuracy(config: Config) -> float:
     checkpoint = find_checkpoint(config.directory, config.rounds)
     assert checkpoint is not None
     checkpoint[1].restore(experiment.model)
-    (task,) = experiment.tasks.values()
-    return evaluate(experiment.model, task.dataset, task.dataset.test)[0]
+    return evaluate(experiment.model, experiment.dataset, experiment.dataset.test)[0]
 
 
 def best_rate(name: str, arm: Arm, trials: pd.DataFrame) -> float:

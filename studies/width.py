@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sharding.client_sampling import Sampler
 from sharding.errors import UserError
 from studies.curves import evaluations
 from train.assembly import assemble, make_model, make_server_optimizer
@@ -32,7 +31,7 @@ from train.data import Dataset
 from train.engines.local_training import train_locally
 from train.engines.memory_format import keep_memory_format
 from train.evaluation import evaluate
-from train.experiment import Task
+from train.experiment import Experiment
 from train.frame import round_frame
 from train.rundir.file_names import METRICS_FILE
 from train.utils.jsonl import read_lines
@@ -101,8 +100,7 @@ class Federation:
     """The server's model, and a client model for each keep ratio.
 
     Attributes:
-        task: data and batches.
-        sampler: chooses the cohorts.
+        experiment: data, batches and sampler.
         model: the server's model.
         clients: client models by keep ratio; a client whose ratio is missing does not take part.
         groups: the number of groups of channels in a layer of the server's model.
@@ -110,8 +108,7 @@ class Federation:
         optimizer: takes the server's step.
     """
 
-    task: Task
-    sampler: Sampler
+    experiment: Experiment
     model: nn.Module
     clients: Mapping[float, nn.Module]
     groups: int
@@ -124,29 +121,28 @@ class Federation:
         if config.result != "last":
             raise UserError(f"result={config.result} does not work with windows of width; use result=last")
         experiment = assemble(config)
-        (task,) = experiment.tasks.values()
-        planner = task.server.planner
+        planner = experiment.server.planner
         clients = {
-            ratio: keep_memory_format(narrow(config, task.dataset, planner.nbytes(experiment.model, ratio)))
-            for ratio in sorted(set(task.keep_ratios.values()))
+            ratio: keep_memory_format(narrow(config, experiment.dataset, planner.nbytes(experiment.model, ratio)))
+            for ratio in sorted(set(experiment.keep_ratios.values()))
         }
         model = experiment.model if kind == "rolling" else keep_memory_format(deepcopy(clients[max(clients)]))
         groups = next(part.num_groups for part in model.modules() if isinstance(part, nn.GroupNorm))
         optimizer = make_server_optimizer(config, model)
-        return cls(task, experiment.sampler, model, clients, groups, kind == "rolling", optimizer)
+        return cls(experiment, model, clients, groups, kind == "rolling", optimizer)
 
     def train_round(self, t: int) -> tuple[float | None, int, int]:
         """Train round `t`; return the clients' mean loss, their number, and the bytes sent to them."""
-        task, job, full = self.task, self.task.job, self.model.state_dict()
-        averages, losses, sent, lr = Averages(full), [], 0, task.lr(t)
-        for client in self.sampler.cohort(t):
-            small = self.clients[task.keep_ratios[client]]
+        experiment, job, full = self.experiment, self.experiment.job, self.model.state_dict()
+        averages, losses, sent, lr = Averages(full), [], 0, experiment.lr(t)
+        for client in experiment.sampler.cohort(t):
+            small = self.clients[experiment.keep_ratios[client]]
             shift = t if self.moves else 0
             indices = {name: windows(full[name], part, self.groups, shift) for name, part in small.state_dict().items()}
             small.load_state_dict({name: full[name][index] for name, index in indices.items()})
-            key = (task.config.seed, t, client)
+            key = (experiment.config.seed, t, client)
             losses.append(float(train_locally(small, job.clients[client], job.dataset, job.local, lr, None, key)))
-            averages.add(small.state_dict(), indices, task.num_samples[client])
+            averages.add(small.state_dict(), indices, experiment.num_samples[client])
             sent += nbytes(small.state_dict())
         self.step(averages.state())
         return fmean(losses) if losses else None, len(losses), sent
@@ -179,7 +175,7 @@ def run_all(kind: str, configs: Mapping[str, Config], *_: object) -> pd.DataFram
 def run(config: Config, kind: str) -> None:
     """Train as configured, with windows instead of shards, and write the metrics, one line per round."""
     federation = Federation.of(config, kind)
-    dataset = federation.task.dataset
+    dataset = federation.experiment.dataset
     config.directory.mkdir(parents=True, exist_ok=True)
     with (config.directory / METRICS_FILE).open("w", encoding="utf-8") as file:
         for t in range(config.rounds):

@@ -1,7 +1,6 @@
 """Build the parts of a run from a configuration."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from statistics import median_low
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch.optim import Optimizer
 
 from models import build_model, load_pretrained
 from sharding import Server, ShardPlanner, Strategy, factorize, iterate_average, merge
-from sharding.client_sampling import Population, Profiles, Sampler, TaskSampler
+from sharding.client_sampling import Population, Profiles, Sampler
 from sharding.designs import fit
 from sharding.errors import UserError, join_first, lookup, safe_repr
 from sharding.failures import one_line
@@ -28,25 +27,19 @@ from train.data.shares import Shares
 from train.engines import ENGINES, Engine, Job
 from train.engines.local_training import make_optimizer
 from train.engines.memory_format import channels_last
-from train.experiment import Experiment, Task
-from train.multi_model import MultiModel
+from train.experiment import Experiment
 from train.utils.stages import set_stage
 
 
 def assemble(config: Config) -> Experiment:
-    """Build everything a run needs; writes nothing.
+    """Build everything that a run of one model needs; writes nothing.
 
     Raises:
         UserError: a missing data folder, a model option that does not exist, a device that is not there, a design or
             a sampler that cannot draw.
     """
-    if not config.tasks:
-        return build_experiment(config, *simulate_clients(config))
-    tasks = {name: build_task(task, *simulate_clients(task)) for name, task in config.task_configs().items()}
-    samples = next(iter(tasks.values())).num_samples
-    sampler = make_sampler(config, samples, dict.fromkeys(samples, 1.0))
-    assert isinstance(sampler, TaskSampler)
-    return MultiModel(config, tasks, sampler)
+    assert not config.tasks  # `train.multi_model.assemble_models` builds several models
+    return build_experiment(config, *simulate_clients(config))
 
 
 def simulate_clients(
@@ -94,27 +87,8 @@ def build_experiment(
     keep_ratios: Mapping[Client, float],
     num_samples: Mapping[Client, int],
     engine: Callable[[Job], Engine],
+    sampler: Sampler | None = None,
 ) -> Experiment:
-    """Build an experiment of one model, from the arguments of `build_task`; its sampler knows what shards cost."""
-    task = build_task(config, dataset, clients, keep_ratios, num_samples, engine)
-    planner, model = task.server.planner, task.server.model
-    nbytes = {ratio: planner.nbytes(model, ratio) for ratio in set(keep_ratios.values())}  # an update has no tail
-    costs = {client: nbytes[ratio] / task.dense_nbytes for client, ratio in keep_ratios.items()}
-    sampler = make_sampler(config, num_samples, costs)
-    sampler.cohort(0)  # fails now if it cannot draw
-    if sampler.lr_scales is not None:
-        task.job = replace(task.job, lr_scales=dict(enumerate(sampler.lr_scales.tolist())))
-    return Experiment(config, {config.name: task}, sampler)
-
-
-def build_task(
-    config: Config,
-    dataset: Dataset,
-    clients: Shares,
-    keep_ratios: Mapping[Client, float],
-    num_samples: Mapping[Client, int],
-    engine: Callable[[Job], Engine],
-) -> Task:
     """Build the parts that train one model. The clients' samples may be on other machines; then `clients` is empty.
 
     Args:
@@ -124,6 +98,7 @@ def build_task(
         keep_ratios: r of every client.
         num_samples: D_c of every client.
         engine: creates the engine that trains them.
+        sampler: chooses the clients; by default the configured one, which knows what shards cost.
     """
     set_stage(f"building {config.model.name}")
     planner = make_planner(config)
@@ -136,11 +111,18 @@ def build_task(
     local = config.local
     if local.steps is None:  # no batch of an epoch is larger than its client's data
         local = local.model_copy(update={"batch_size": min(local.batch_size, max(num_samples.values()))})
+    if sampler is None:
+        nbytes = {ratio: planner.nbytes(model, ratio) for ratio in set(keep_ratios.values())}  # an update has no tail
+        costs = {client: nbytes[ratio] / dense for client, ratio in keep_ratios.items()}
+        sampler = make_sampler(config, num_samples, costs)
+    sampler.cohort(0)  # fails now if it cannot draw
+    scales: dict[Client, float] = {} if sampler.lr_scales is None else dict(enumerate(sampler.lr_scales.tolist()))
     residual = planner.residual(model)
     named = ":" in config.device  # as cuda:1, and not cuda or auto
-    job = Job(model, clients, dataset, local, clip, config.seed, config.plugins, residual=residual, one_device=named)
+    job = Job(model, clients, dataset, local, clip, config.seed, config.plugins, scales, residual, one_device=named)
     server, once = make_server(config, model, planner), residual.nbytes if len(residual) else 0
-    return Task(config, dataset, clients.all(), server, keep_ratios, num_samples, dense, once, job, engine)
+    training = clients.all()
+    return Experiment(config, dataset, training, server, sampler, keep_ratios, num_samples, dense, once, job, engine)
 
 
 def first_model(config: Config, model: nn.Module, strategy: Strategy, keep_ratios: Collection[float]) -> nn.Module:

@@ -9,7 +9,7 @@ from torch import nn
 from train.config.registries import cross_entropy
 from train.data import Dataset, Split
 from train.engines.memory_format import channels_last
-from train.experiment import Task
+from train.experiment import Experiment
 from train.metrics import RoundMetrics
 
 MOST_LOGITS = 2**26  # of a batch: 256 MB in float32
@@ -17,12 +17,12 @@ MOST_LOGITS = 2**26  # of a batch: 256 MB in float32
 log = logging.getLogger(__name__)
 
 
-def scores(task: Task, metrics: RoundMetrics) -> None:
+def scores(experiment: Experiment, metrics: RoundMetrics) -> None:
     """Add accuracy and loss on the test split and, with `evaluate_training`, on all clients' samples."""
-    model, dataset = task.server.result, task.dataset
+    model, dataset = experiment.result, experiment.dataset
     metrics.test_accuracy, metrics.test_loss = evaluate(model, dataset, dataset.test)
-    if task.config.evaluate_training:
-        metrics.train_set_accuracy, metrics.train_set_loss = evaluate(model, dataset, task.training)
+    if experiment.config.evaluate_training:
+        metrics.train_set_accuracy, metrics.train_set_loss = evaluate(model, dataset, experiment.training)
 
 
 @torch.no_grad()

@@ -9,25 +9,25 @@ from torch import Tensor, nn
 from sharding import Server, ShardPlanner
 from sharding.diagnostics import alignment
 from sharding.plan import Client
-from train.experiment import Task
+from train.experiment import Experiment
 
 
 class FedAvgStep:
-    """FedAvg's update of a task's model in this round; the model itself is not changed.
+    """FedAvg's update of the model in this round; the model itself is not changed.
 
     For it, the cohort also trains the whole model on the batches that it trains its shards on. It is measured and
     discarded, which about doubles the cost of a round.
     """
 
-    def __init__(self, task: Task, cohort: Sequence[Client], round: int) -> None:
-        twin = Server(deepcopy(task.server.model), ShardPlanner("dense"))
+    def __init__(self, experiment: Experiment, cohort: Sequence[Client], round: int) -> None:
+        twin = Server(deepcopy(experiment.server.model), ShardPlanner("dense"))
         plan = twin.plan(dict.fromkeys(cohort, 1.0), round)
-        scaled = bool(task.job.lr_scales)  # then a client's data count in its steps, and all updates count alike
-        average = twin.average(plan, dict.fromkeys(plan, 1.0) if scaled else task.num_samples)
-        for client, update in task.engine.train(plan, round, task.lr(round)):
+        scaled = bool(experiment.job.lr_scales)  # then a client's data count in its steps, and all updates count alike
+        average = twin.average(plan, dict.fromkeys(plan, 1.0) if scaled else experiment.num_samples)
+        for client, update in experiment.engine.train(plan, round, experiment.lr(round)):
             average.add(client, update.failure or update.shard)
         twin.step(average)
-        self._before = flatten(task.server.model)
+        self._before = flatten(experiment.server.model)
         self._update = flatten(twin.model) - self._before
 
     def cosine(self, model: nn.Module) -> float:

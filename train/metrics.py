@@ -1,7 +1,7 @@
 """The metrics of a round: losses, accuracies, bytes, seconds, and the clients left out, with reasons."""
 
 from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
@@ -13,6 +13,7 @@ from sharding.client_sampling.network import Profiles
 from sharding.diagnostics import plan_anme, plan_coverage, plan_discrepancy
 from sharding.failures import Kind
 from sharding.plan import Client, Plan
+from train.experiment import Experiment
 
 
 @dataclass(kw_only=True)
@@ -111,42 +112,38 @@ class RoundMetrics:
 
 
 def measure(
-    round: int,
+    experiment: Experiment,
+    t: int,
     plan: Plan,
     selection: Participation,
     aggregation: Aggregation,
     losses: Mapping[Client, Tensor],
-    num_samples: Mapping[Client, int],
-    dense_nbytes: int,
-    profiles: Profiles | None,
-    residual_nbytes: int,
-    with_residual: Container[Client],
 ) -> RoundMetrics:
-    """Return the metrics of one model's round that follow from its plan and its updates.
+    """Return the metrics that follow from a round's plan and updates; note which clients now have what is frozen.
 
     Args:
-        round: t.
+        experiment: whose model was trained.
+        t: the round.
         plan: the shards as sent.
         selection: the clients that were to upload.
         aggregation: the clients that were averaged in.
         losses: the mean training loss of each client that reported one.
-        num_samples: D_c of every client.
-        dense_nbytes: what dense FedAvg sends one client, one way.
-        profiles: the clients' speeds, if time is simulated.
-        residual_nbytes: of what is frozen, 0 if nothing is.
-        with_residual: the clients that have it from an earlier round.
     """
+    num_samples, profiles = experiment.num_samples, experiment.sampler.population.profiles
     accepted = [client for client in aggregation.accepted if client in losses]
     samples = sum(num_samples[client] for client in accepted)
     loss = sum(float(losses[client]) * num_samples[client] for client in accepted)
     reasons = dict(selection.rejected) | aggregation.rejected
     failures = {client: reasons[client] for client in plan if client in reasons}
     absent = {client for client, failure in failures.items() if failure.kind == Kind.ABSENT}
-    new = [client for client in plan if client not in absent and client not in with_residual] if residual_nbytes else []
+    new = []
+    if experiment.residual_nbytes:
+        new = [client for client in plan if client not in absent and client not in experiment.with_residual]
+        experiment.with_residual.update(new)
     collective, single = plan_discrepancy(plan)
     uploads = sum(aggregation.nbytes.get(client, 0) for client in selection.weights)
     return RoundMetrics(
-        round=round,
+        round=t,
         num_clients=len(plan),
         num_aggregated=len(aggregation.accepted),
         num_failed=len(failures),
@@ -157,10 +154,11 @@ def measure(
             selection.download_bytes
             + plan.nbytes
             - sum(plan.template(client).nbytes for client in absent)
-            + residual_nbytes * len(new)
+            + experiment.residual_nbytes * len(new)
         ),
         bytes_up=selection.report_bytes + uploads,
-        bytes_dense=dense_nbytes,
+        bytes_dense=experiment.dense_nbytes,
+        lr=experiment.lr(t),
         train_loss=loss / samples if accepted else None,
         anme=plan_anme(plan),
         discrepancy=collective,

@@ -1,10 +1,10 @@
 """Several models trained at once by the same clients; each client sends at most one update per round (MMFL).
 
-The rounds are those of `train.rounds`. Only the selection differs: it also assigns each client to a model.
+The rounds have the steps of `train.rounds`, for each model. The selection also assigns each client to a model.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,18 +18,32 @@ from sharding.client_sampling import Participation, TaskSampler
 from sharding.client_sampling.optimal import REPORT_BYTES, reject
 from sharding.failures import Failure
 from sharding.plan import Client
-from train.evaluation import rows_at_once
-from train.experiment import Experiment, Task
-from train.metrics import RoundMetrics
+from train.assembly import build_experiment, make_sampler, simulate_clients
+from train.callbacks import Callback
+from train.clock import Clock
+from train.config.schema import Config
+from train.engines.two_stage import report
+from train.evaluation import rows_at_once, scores
+from train.experiment import Experiment
+from train.history import History
+from train.metrics import RoundMetrics, measure
+from train.rounds import collect
 
 MEANS = ("train_loss", "test_accuracy", "test_loss", "train_set_accuracy", "train_set_loss")
 
 
 @dataclass
-class MultiModel(Experiment):
-    """The parts of a run of several models, whose sampler chooses a model for each client."""
+class MultiModel:
+    """The parts of a run of several models, whose sampler chooses a model for each client.
 
+    Attributes:
+        parts: of each model, by name.
+    """
+
+    config: Config
+    parts: Mapping[str, Experiment]
     sampler: TaskSampler
+    node_keys: Sequence[str] = ()
     _cohort: list[int] = field(default_factory=list, init=False)
     _assigned: list[dict[int, float]] = field(default_factory=list, init=False)
     _rejected: dict[str, dict[Client, Failure]] = field(default_factory=dict, init=False)
@@ -37,24 +51,29 @@ class MultiModel(Experiment):
     @property
     def model(self) -> nn.Module:
         """All models, which are saved and loaded together."""
-        return nn.ModuleDict({name: task.server.model for name, task in self.tasks.items()})
+        return nn.ModuleDict({name: one.model for name, one in self.parts.items()})
 
     @property
     def result(self) -> nn.Module:
         """The models to evaluate."""
-        return nn.ModuleDict({name: task.server.result for name, task in self.tasks.items()})
+        return nn.ModuleDict({name: one.result for name, one in self.parts.items()})
+
+    def close(self) -> None:
+        """Release the engines' processes, if there are any."""
+        for one in self.parts.values():
+            one.close()
 
     def invite(self, t: int) -> dict[str, list[int]]:
         """Return the clients that train each model: all of them, if they are selected by their norms."""
         self._cohort = self.sampler.cohort(t)
         if self.sampler.needs_norms:
-            return dict.fromkeys(self.tasks, self._cohort)
+            return dict.fromkeys(self.parts, self._cohort)
         losses: dict[str, dict[Client, float]] = {}
         if self.sampler.signal == "loss":
-            for name, task in self.tasks.items():
-                losses[name] = dict(zip(self._cohort, local_losses(task, self._cohort).tolist(), strict=True))
+            for name, one in self.parts.items():
+                losses[name] = dict(zip(self._cohort, local_losses(one, self._cohort).tolist(), strict=True))
         self._assign(t, losses)
-        return {name: list(chosen) for name, chosen in zip(self.tasks, self._assigned, strict=True)}
+        return {name: list(chosen) for name, chosen in zip(self.parts, self._assigned, strict=True)}
 
     def select(
         self, t: int, plans: Mapping[str, Plan], norms: Mapping[str, Mapping[Client, float]]
@@ -64,7 +83,7 @@ class MultiModel(Experiment):
             self._assign(t, norms)
         return {
             name: self._weigh(name, plans[name], chosen)
-            for name, chosen in zip(self.tasks, self._assigned, strict=True)
+            for name, chosen in zip(self.parts, self._assigned, strict=True)
         }
 
     def _assign(self, t: int, signals: Mapping[str, Mapping[Client, float]]) -> None:
@@ -72,19 +91,19 @@ class MultiModel(Experiment):
 
         The signal is 0 for a model that the client could not train, or of which it reported no number.
         """
-        self._rejected = {name: reject(signals.get(name, {}), t, self.sampler.signal) for name in self.tasks}
-        scaled = np.zeros((len(self._cohort), len(self.tasks)))
-        for s, (name, task) in enumerate(self.tasks.items()):
+        self._rejected = {name: reject(signals.get(name, {}), t, self.sampler.signal) for name in self.parts}
+        scaled = np.zeros((len(self._cohort), len(self.parts)))
+        for s, (name, one) in enumerate(self.parts.items()):
             if name in signals:
                 usable = signals[name].keys() - self._rejected[name].keys()
                 values = np.array([signals[name][client] if client in usable else 0.0 for client in self._cohort])
-                sizes = np.array([task.num_samples[client] for client in self._cohort], dtype=np.float64)
+                sizes = np.array([one.num_samples[client] for client in self._cohort], dtype=np.float64)
                 scaled[:, s] = values * sizes / sizes.sum()
         self._assigned = self.sampler.assign(t, self._cohort, self.sampler.probabilities(t, scaled))
 
     def _weigh(self, name: str, plan: Plan, chosen: Mapping[int, float]) -> Participation:
-        task, rejected, signal, invited = self.tasks[name], self._rejected[name], self.sampler.signal, len(self._cohort)
-        samples = task.num_samples
+        one, rejected, signal, invited = self.parts[name], self._rejected[name], self.sampler.signal, len(self._cohort)
+        samples = one.num_samples
         weights: dict[Client, float] = {
             client: samples[client] * weight for client, weight in chosen.items() if client not in rejected
         }
@@ -95,25 +114,25 @@ class MultiModel(Experiment):
             float(sum(samples[client] for client in self._cohort)),
             rejected,
             report_bytes=REPORT_BYTES * invited * (signal in ("norm", "loss")),
-            download_bytes=downloads * task.dense_nbytes if signal == "loss" else 0,
+            download_bytes=downloads * one.dense_nbytes if signal == "loss" else 0,
         )
 
     def summarize(self, metrics: Mapping[str, RoundMetrics]) -> RoundMetrics:
         """Return sums of bytes and counts, means of losses and accuracies, and each model's metrics by its name."""
-        of_tasks = list(metrics.values())
-        kinds = sum((Counter(one.failed_by_kind) for one in of_tasks), Counter())
+        of_models = list(metrics.values())
+        kinds = sum((Counter(one.failed_by_kind) for one in of_models), Counter())
         summary = RoundMetrics(
-            round=of_tasks[0].round,
+            round=of_models[0].round,
             num_clients=len(self._cohort),
-            num_aggregated=sum(one.num_aggregated for one in of_tasks),
-            num_failed=sum(one.num_failed for one in of_tasks),
+            num_aggregated=sum(one.num_aggregated for one in of_models),
+            num_failed=sum(one.num_failed for one in of_models),
             failed_by_kind=dict(kinds),
             failures={
                 f"{name}/{client}": reason for name, one in metrics.items() for client, reason in one.failures.items()
             },
-            bytes_down=sum(one.bytes_down for one in of_tasks),
-            bytes_up=sum(one.bytes_up for one in of_tasks),
-            bytes_dense=sum(one.bytes_dense for one in of_tasks),
+            bytes_down=sum(one.bytes_down for one in of_models),
+            bytes_up=sum(one.bytes_up for one in of_models),
+            bytes_dense=sum(one.bytes_dense for one in of_models),
             extra={
                 f"{name}/{key}": value
                 for name, one in metrics.items()
@@ -122,16 +141,84 @@ class MultiModel(Experiment):
             },
         )
         for key in MEANS:
-            if values := [value for one in of_tasks if (value := getattr(one, key)) is not None]:
+            if values := [value for one in of_models if (value := getattr(one, key)) is not None]:
                 setattr(summary, key, float(np.mean(values)))
         return summary
 
 
+def run_multi_model(
+    models: MultiModel, start: int = 0, callbacks: Sequence[Callback] = (), history: History | None = None
+) -> RoundMetrics | None:
+    """Run the rounds of several models from `start`, as `train.rounds.run_rounds` runs those of one.
+
+    Args:
+        models: are trained; their experiments have been started.
+        start: the first round, from 0.
+        callbacks: all are called after each round, with the plans by model.
+        history: of the rounds before `start`.
+
+    Returns:
+        The metrics of the last round; None if there was none to run.
+    """
+    config, parts = models.config, models.parts
+    history, metrics = history or History(config), None
+    for t in range(start, config.rounds):
+        clock, measured = Clock(), dict[str, RoundMetrics]()
+        cohorts = models.invite(t)
+
+        with clock("plan"):
+            plans = {name: one.plan(cohorts[name], t) for name, one in parts.items()}
+
+        with clock("train"):
+            if models.sampler.needs_norms:  # clients keep their updates until the server has selected by the norms
+                reports = {name: report(one.engine, plans[name], t, one.lr(t)) for name, one in parts.items()}
+                selected = models.select(t, plans, {name: each.norms for name, each in reports.items()})
+                updates = {name: each.collect(selected[name].weights) for name, each in reports.items()}
+            else:  # updates are averaged as they arrive
+                selected = models.select(t, plans, {})
+                updates = {name: one.engine.train(plans[name], t, one.lr(t)) for name, one in parts.items()}
+
+        for name, one in parts.items():
+            with clock("train"):
+                average, losses = collect(one, plans[name], selected[name], updates[name])
+
+            with clock("aggregate"):
+                aggregation = one.server.step(average)
+
+            measured[name] = measure(one, t, plans[name], selected[name], aggregation, losses)
+            if config.evaluates(t):
+                with clock("evaluate"):
+                    scores(one, measured[name])
+
+        metrics = models.summarize(measured)
+        clock.write_to(metrics)
+        history.complete(metrics)
+        stops = [callback.after_round(metrics, plans) for callback in callbacks]
+        if metrics.stopped or any(stops):
+            break
+    return metrics
+
+
+def assemble_models(config: Config) -> MultiModel:
+    """Build everything that a run of several models needs, as `train.assembly.assemble` for one.
+
+    Raises:
+        UserError: one of them cannot be built.
+    """
+    configs = config.task_configs()
+    simulated = {name: simulate_clients(of_model) for name, of_model in configs.items()}
+    num_samples = next(iter(simulated.values()))[3]
+    sampler = make_sampler(config, num_samples, dict.fromkeys(num_samples, 1.0))
+    assert isinstance(sampler, TaskSampler)  # the configuration is checked
+    parts = {name: build_experiment(configs[name], *simulated[name], sampler) for name in configs}
+    return MultiModel(config, parts, sampler)
+
+
 @torch.no_grad()
-def local_losses(task: Task, cohort: list[int], batch_size: int = 512) -> NDArray[np.float64]:
+def local_losses(experiment: Experiment, cohort: list[int], batch_size: int = 512) -> NDArray[np.float64]:
     """Return the mean loss of the server's model on each client's own data, (n,), in batches as `evaluate` has."""
-    model, dataset = task.server.model.eval(), task.dataset
-    data = [task.job.clients[client] for client in cohort]
+    model, dataset = experiment.model.eval(), experiment.dataset
+    data = [experiment.job.clients[client] for client in cohort]
     inputs, targets = torch.cat([part.inputs for part in data]), torch.cat([part.targets for part in data])
     owners = torch.repeat_interleave(torch.arange(len(data)), torch.tensor([len(part) for part in data]))
     sums = torch.zeros(2, len(data), dtype=torch.float64, device=targets.device)  # of losses, and of targets

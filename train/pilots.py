@@ -17,17 +17,17 @@ from statistics import fmean
 import numpy as np
 from pydantic.dataclasses import dataclass as checked
 
-from sharding import Plan
 from sharding.client_sampling import Participation, StatisticalSampler, WirelessSampler, estimate_beta_over_alpha
-from sharding.client_sampling.sampler import Client, Population
+from sharding.client_sampling.sampler import Population
 from sharding.errors import UserError
+from sharding.plan import Client
 from sharding.rng import seed_of
 from sharding.validation import Vector
 from train.assembly import make_planner, make_server
-from train.callbacks import Callback
+from train.callbacks import Callback, Plans
 from train.callbacks.stopping import DivergedError, Interruption, LostRounds
 from train.evaluation import evaluate
-from train.experiment import Experiment
+from train.experiment import Experiment, Experiments
 from train.metrics import RoundMetrics
 from train.rounds import run_rounds
 from train.rundir.file_names import PILOTS_FILE
@@ -89,16 +89,15 @@ class RunPilots(Callback):
     def __init__(self, request: StopRequest) -> None:
         self._request = request
 
-    def before_training(self, experiment: Experiment) -> None:
-        """Calibrate the sampler, if it can be.
+    def before_training(self, experiment: Experiments) -> None:
+        """Calibrate the sampler.
 
         Raises:
             UserError: the result cannot be read, or has another number of clients.
             Stopped: a signal asked to stop.
         """
-        clients, sampler = experiment.config.clients, experiment.sampler
-        if not clients.pilot_losses:
-            return
+        sampler = experiment.sampler
+        assert isinstance(experiment, Experiment)
         assert isinstance(sampler, StatisticalSampler)  # the configuration is checked
         path = experiment.config.directory / PILOTS_FILE
         if not path.exists():
@@ -142,22 +141,23 @@ def run_pilot(
     which = f"pilot {number + 1} of {PILOTS} with {kind} draws"
     set_stage(f"running {which}")
     config, seed = experiment.config, seed_of(experiment.config.seed_of_data, "pilot", kind, number)
-    ((name, task),) = experiment.tasks.items()
     pilot = Pilot(distribution, seed, experiment.sampler.per_round, experiment.sampler.population)
     losses: list[float] = []
 
     class StopAtLoss(Callback):
-        def after_round(self, metrics: RoundMetrics, plans: Mapping[str, Plan]) -> bool:
-            losses.append(evaluate(copy.server.model, copy.dataset, copy.training)[1])
+        def after_round(self, metrics: RoundMetrics, plan: Plans) -> bool:
+            losses.append(evaluate(copy.model, copy.dataset, copy.training)[1])
             return losses[-1] <= FURTHER * min(config.clients.pilot_losses)
 
     changed = config.model_copy(update={"evaluate_every": config.rounds, "alignment": False})
     planner = make_planner(config.model_copy(update={"seed": seed}))
-    server = make_server(changed, deepcopy(task.server.model), planner)
-    copy = replace(task, config=changed, server=server, job=replace(task.job, seed=seed), with_residual=set())
+    server = make_server(changed, deepcopy(experiment.model), planner)
+    job = replace(experiment.job, seed=seed)
+    copy = replace(experiment, config=changed, server=server, sampler=pilot, job=job, with_residual=set())
     lost = LostRounds(config.rounds, which)
+    copy.start()
     try:
-        run_rounds(Experiment(changed, {name: copy}, pilot), 0, [StopAtLoss(), lost, Interruption(request)])
+        run_rounds(copy, 0, [StopAtLoss(), lost, Interruption(request)])
         request.raise_if_set()
         lost.close()
     finally:

@@ -1,17 +1,22 @@
-"""The algorithm: invite a cohort, plan its shards, train, select updates, average, step, evaluate, call back."""
+"""The algorithm: invite a cohort, plan its shards, train, average, step, measure, evaluate, call back."""
 
 from collections.abc import Sequence
 
 from torch import Tensor
 
+from sharding import Plan
+from sharding.aggregation.aggregate import Average
+from sharding.client_sampling import Participation
 from sharding.plan import Client
 from train.callbacks import Callback
 from train.clock import Clock
+from train.engines.engine import Updates
+from train.engines.two_stage import train_selected
 from train.evaluation import scores
 from train.experiment import Experiment
 from train.fedavg_reference import FedAvgStep
 from train.history import History
-from train.metrics import RoundMetrics
+from train.metrics import RoundMetrics, measure
 
 
 def run_rounds(
@@ -20,7 +25,7 @@ def run_rounds(
     """Run the rounds from `start`, until the last one or until the history or a callback ends the run.
 
     Args:
-        experiment: whose models are trained.
+        experiment: whose model is trained; it has been started.
         start: the first round, from 0.
         callbacks: all are called after each round.
         history: of the rounds before `start`.
@@ -28,55 +33,48 @@ def run_rounds(
     Returns:
         The metrics of the last round; None if there was none to run.
     """
-    config, tasks, sampler = experiment.config, experiment.tasks, experiment.sampler
+    config, server, sampler = experiment.config, experiment.server, experiment.sampler
     history, metrics = history or History(config), None
     for t in range(start, config.rounds):
-        clock, measured = Clock(), dict[str, RoundMetrics]()
-
-        cohorts = experiment.invite(t)  # clients by model; most runs train one model
+        clock, evaluates = Clock(), config.evaluates(t)
+        cohort = sampler.cohort(t)
 
         with clock("plan"):
-            plans = {name: task.plan(cohorts[name], t) for name, task in tasks.items()}
+            plan = experiment.plan(cohort, t)
 
         with clock("train"):
-            if sampler.needs_norms:  # clients keep their updates until the server has selected by the norms
-                reports = {name: tasks[name].engine.report(plan, t, tasks[name].lr(t)) for name, plan in plans.items()}
-                norms = {name: report.norms for name, report in reports.items()}
-                selected = experiment.select(t, plans, norms)
-                updates = {name: report.collect(selected[name].weights) for name, report in reports.items()}
-            else:  # updates are averaged as they arrive
-                selected = experiment.select(t, plans, {})
-                updates = {name: tasks[name].engine.train(plan, t, tasks[name].lr(t)) for name, plan in plans.items()}
+            selection, updates = train_selected(experiment.engine, sampler, plan, t, experiment.lr(t))
 
-        for name, task in tasks.items():
-            plan, selection, server = plans[name], selected[name], task.server
-            evaluates, losses = config.evaluates(t), dict[Client, Tensor]()
-            fedavg = FedAvgStep(task, cohorts[name], t) if config.alignment and evaluates else None
+        fedavg = FedAvgStep(experiment, cohort, t) if config.alignment and evaluates else None
 
-            with clock("train"):
-                average = server.average(plan, selection.weights, selection.total)
-                for client, update in updates[name]:
-                    average.add(client, update.failure or update.shard)
-                    if update.loss is not None:
-                        losses[client] = update.loss
+        with clock("train"):
+            average, losses = collect(experiment, plan, selection, updates)
 
-            with clock("aggregate"):
-                aggregation = server.step(average)
+        with clock("aggregate"):
+            aggregation = server.step(average)
 
-            profiles = sampler.population.profiles
-            metrics = task.measure(t, plan, selection, aggregation, losses, profiles)
-            metrics.lr = task.lr(t)
-            if fedavg is not None:
-                metrics.alignment = fedavg.cosine(server.model)
-            if evaluates:
-                with clock("evaluate"):
-                    scores(task, metrics)
-            measured[name] = metrics
+        metrics = measure(experiment, t, plan, selection, aggregation, losses)
+        if fedavg is not None:
+            metrics.alignment = fedavg.cosine(server.model)
+        if evaluates:
+            with clock("evaluate"):
+                scores(experiment, metrics)
 
-        metrics = experiment.summarize(measured)
         clock.write_to(metrics)
         history.complete(metrics)
-        stops = [callback.after_round(metrics, plans) for callback in callbacks]
+        stops = [callback.after_round(metrics, plan) for callback in callbacks]
         if metrics.stopped or any(stops):
             break
     return metrics
+
+
+def collect(
+    experiment: Experiment, plan: Plan, selection: Participation, updates: Updates
+) -> tuple[Average, dict[Client, Tensor]]:
+    """Average the updates as they arrive; return the average, and the loss of each client that has one."""
+    average, losses = experiment.server.average(plan, selection.weights, selection.total), dict[Client, Tensor]()
+    for client, update in updates:
+        average.add(client, update.failure or update.shard)
+        if update.loss is not None:
+            losses[client] = update.loss
+    return average, losses

@@ -16,9 +16,10 @@ from train.callbacks.stopping import Interruption, LostRounds
 from train.callbacks.trackers import check_trackers, open_trackers
 from train.config.schema import Config
 from train.config.yaml_text import dump_yaml
-from train.experiment import Experiment
+from train.experiment import Experiment, Experiments
 from train.history import History
 from train.metrics import RoundMetrics
+from train.multi_model import MultiModel, assemble_models, run_multi_model
 from train.pilots import RunPilots
 from train.rounds import run_rounds
 from train.rundir import file_names as files
@@ -34,7 +35,7 @@ from train.utils.stages import set_stage
 
 log = logging.getLogger(__name__)
 
-Build = Callable[[Config], Experiment]
+Build = Callable[[Config], Experiment | MultiModel]
 
 
 def run(config: Config, callbacks: Sequence[Callback] = (), resume: bool = False, build: Build | None = None) -> Path:
@@ -55,7 +56,7 @@ def run(config: Config, callbacks: Sequence[Callback] = (), resume: bool = False
     check_trackers(config)
     with open_directory(config, resume), threads(config.threads):
         if not (resume and is_finished(config)):
-            _train(config, callbacks, resume, build or assemble)
+            _train(config, callbacks, resume, build or (assemble_models if config.tasks else assemble))
     return config.directory
 
 
@@ -68,11 +69,10 @@ def _train(config: Config, callbacks: Sequence[Callback], resume: bool, build: B
         if resume:
             check_clients(config.directory, clients)
         earlier = _restore(config, experiment) if resume else []
-        for task in experiment.tasks.values():
-            task.engine  # noqa: B018  # start it now, so that errors appear before a new run writes anything
-        for name, task in experiment.tasks.items():
+        for name, one in experiment.parts.items():
+            one.start()  # now, so that errors appear before a new run writes anything
             lines = (metrics.extra.get(f"{name}/new_clients", metrics.new_clients) for metrics in earlier)
-            task.with_residual.update(client for new in lines for client in new or ())
+            one.with_residual.update(client for new in lines for client in new or ())
         _describe(config, experiment, clients, provenance, len(earlier))
         history, lost = History(config, earlier), LostRounds(config.rounds, earlier=earlier)
         lost.raise_if_diverged()
@@ -85,22 +85,32 @@ def _train(config: Config, callbacks: Sequence[Callback], resume: bool, build: B
                 callback.before_training(experiment)
             set_stage("training its first round" if not earlier else f"resuming with round {len(earlier) + 1}")
             ended = len(earlier) == config.rounds or (bool(earlier) and earlier[-1].stopped is not None)
-            last = None if ended else run_rounds(experiment, len(earlier), watching, history)
+            last = None if ended else _rounds(experiment, len(earlier), watching, history)
             lost.raise_if_diverged()
             rounds = len(earlier) if last is None else last.round + 1
             checkpoints.save()
-            save_model(config.directory / files.MODEL_FILE, experiment.result, rounds, experiment.tasks)
+            save_model(config.directory / files.MODEL_FILE, experiment.result, rounds, experiment.parts)
             if last is not None and rounds < config.rounds and last.stopped is None:
                 request.raise_if_set()
     finally:
         experiment.close()
 
 
-def open_callbacks(experiment: Experiment, earlier: Sequence[RoundMetrics], request: StopRequest) -> list[Callback]:
+def _rounds(
+    experiment: Experiment | MultiModel, start: int, callbacks: Sequence[Callback], history: History
+) -> RoundMetrics | None:
+    """Run the rounds of one model or of several."""
+    if isinstance(experiment, MultiModel):
+        return run_multi_model(experiment, start, callbacks, history)
+    return run_rounds(experiment, start, callbacks, history)
+
+
+def open_callbacks(experiment: Experiments, earlier: Sequence[RoundMetrics], request: StopRequest) -> list[Callback]:
     """Return the callbacks of a run; `earlier` are the metrics of the rounds that an earlier process has finished."""
     config = experiment.config
+    pilots = [RunPilots(request)] if config.clients.pilot_losses else []
     return [
-        RunPilots(request),
+        *pilots,
         Interruption(request),
         SaveBest(experiment, earlier[-1].best_accuracy if earlier else None),
         MetricsFile(config),
@@ -119,7 +129,7 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(previous)
 
 
-def _restore(config: Config, experiment: Experiment) -> list[RoundMetrics]:
+def _restore(config: Config, experiment: Experiments) -> list[RoundMetrics]:
     """Load the last checkpoint that has metrics; return the metrics of its rounds."""
     path = config.directory / files.METRICS_FILE
     lines = read_lines(path)
@@ -127,8 +137,8 @@ def _restore(config: Config, experiment: Experiment) -> list[RoundMetrics]:
     if newest is not None:
         file, checkpoint = newest
         checkpoint.restore(experiment.model, states_of(experiment))
-        for task in experiment.tasks.values():  # what is frozen may have been rounded on another processor
-            task.job = replace(task.job, residual=task.server.residual)
+        for one in experiment.parts.values():  # what is frozen may have been rounded on another processor
+            one.job = replace(one.job, residual=one.server.residual)
         start = checkpoint.rounds
         if file.name != files.CHECKPOINT_FILE:  # else the next checkpoint would replace it
             file.replace(config.directory / files.CHECKPOINT_FILE)
@@ -140,12 +150,12 @@ def _restore(config: Config, experiment: Experiment) -> list[RoundMetrics]:
 
 
 def _describe(
-    config: Config, experiment: Experiment, clients: Clients, provenance: Provenance | None, start: int
+    config: Config, experiment: Experiments, clients: Clients, provenance: Provenance | None, start: int
 ) -> None:
     """Write the configuration, the clients' data, and the provenance."""
     write_atomically(config.directory / files.CONFIG_FILE, dump_yaml(plain(config)).encode())
     write_atomically(config.directory / files.CLIENTS_FILE, json.dumps(clients).encode())
     updated = (
-        provenance.resumed(describe_start(start)) if provenance else Provenance.of(config, experiment.tasks, start)
+        provenance.resumed(describe_start(start)) if provenance else Provenance.of(config, experiment.parts, start)
     )
     write_atomically(config.directory / files.PROVENANCE_FILE, updated.to_json().encode())

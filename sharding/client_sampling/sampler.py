@@ -1,5 +1,7 @@
 """Samplers: each invites clients to train and selects whose update counts, with which weight.
 
+Clients are numbered from 0.
+
 The server's step for a parameter x that all clients train is, in update space (U_c = x_c − x),
 
     x ← x + η_g Σ_{c selected} (weight_c/total)·U_c.
@@ -17,10 +19,9 @@ from torch import Tensor
 from sharding.client_sampling.network import Profiles
 from sharding.errors import UserError, safe_repr
 from sharding.failures import Failure
+from sharding.plan import Client
 from sharding.rng import generator
 from sharding.validation import Vector, as_floats, as_whole, is_number
-
-Client = int | str  # as in `sharding.plan`; samplers number them from 0
 
 
 @dataclass(frozen=True)

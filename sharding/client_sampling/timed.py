@@ -7,9 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sharding.client_sampling.sampler import Client, Participation, Sampler, WithReplacement
+from sharding.client_sampling.sampler import Participation, Sampler, WithReplacement
 from sharding.client_sampling.wireless import statistical_probabilities, wireless_probabilities
 from sharding.errors import UserError, safe_repr
+from sharding.plan import Client
 from sharding.rng import generator
 from sharding.validation import Vector, is_number
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from sharding.client_sampling.sampler import (
     BudgetSampler,
-    Client,
     Participation,
     Sampler,
     WithReplacement,
@@ -18,6 +17,7 @@ from sharding.client_sampling.sampler import (
 from sharding.designs import fit
 from sharding.designs.design import Design
 from sharding.inclusion import optimal_inclusion
+from sharding.plan import Client
 from sharding.rng import generator
 from sharding.validation import Vector
 

@@ -16,7 +16,6 @@ from torch import nn
 
 from sharding import Residual, Shard
 from sharding.aggregation.faults import find_spoiled
-from sharding.client_sampling import Sampler
 from sharding.plan import Client
 from sharding.quantization import dequantize
 from studies.curves import evaluations
@@ -26,7 +25,7 @@ from train.client_memory import client_memory
 from train.config.schema import Config
 from train.engines.sequential import SequentialEngine
 from train.evaluation import evaluate
-from train.experiment import Task
+from train.experiment import Experiment
 from train.frame import round_frame
 from train.rundir.file_names import METRICS_FILE
 from train.utils.jsonl import read_lines
@@ -44,15 +43,13 @@ class Federation:
     """A method's server and the clients.
 
     Attributes:
-        task: data, keep ratios and step sizes.
-        sampler: chooses the cohorts.
+        experiment: data, keep ratios, sampler and step sizes.
         server: the method's.
         last: the last round of each client that took part.
         bytes_first: that clients received on first contact so far.
     """
 
-    task: Task
-    sampler: Sampler
+    experiment: Experiment
     server: MethodServer
     last: dict[Client, int] = field(default_factory=dict)
     bytes_first: int = 0
@@ -62,13 +59,14 @@ class Federation:
     def of(cls, config: Config, make: MakeServer) -> Self:
         """Build the start of a run."""
         experiment = assemble(config)
-        (task,) = experiment.tasks.values()
-        return cls(task, experiment.sampler, make(config, experiment.model, make_model(config, task.dataset)))
+        return cls(experiment, make(config, experiment.model, make_model(config, experiment.dataset)))
 
     def train_round(self, t: int) -> dict[str, float | int | None]:
         """Train round `t` and return its metrics."""
-        task, server = self.task, self.server
-        ratios: dict[Client, float] = {client: task.keep_ratios[client] for client in self.sampler.cohort(t)}
+        experiment, server = self.experiment, self.server
+        ratios: dict[Client, float] = {
+            client: experiment.keep_ratios[client] for client in experiment.sampler.cohort(t)
+        }
         updates, losses = dict[Client, Shard](), list[float]()
         shards = server.shards(ratios, t)
         engine = self._engine_of(server.residual)
@@ -76,11 +74,13 @@ class Federation:
         for client, shard in shards:
             down += server.sent_nbytes(shard, self.last.get(client), t)
             self.last[client] = t
-            update = engine.train_client(client, replace(shard, residual=engine.job.residual.digest), t, task.lr(t))
+            update = engine.train_client(
+                client, replace(shard, residual=engine.job.residual.digest), t, experiment.lr(t)
+            )
             if update.shard is not None and update.loss is not None and find_spoiled(update.shard) is None:
                 updates[client] = replace(update.shard, residual=shard.residual)
                 losses.append(float(update.loss))
-        server.step(updates, task.num_samples)
+        server.step(updates, experiment.num_samples)
         up = sum(update.nbytes for update in updates.values())
         line: dict[str, float | int | None] = {"round": t, "train_loss": fmean(losses) if losses else None}
         line |= {"bytes_down": down, "bytes_up": up, "num_clients": len(ratios), "num_aggregated": len(updates)}
@@ -89,8 +89,8 @@ class Federation:
 
     def memory(self, ratio: float) -> int:
         """Return the bytes of a client's tensors while it trains, with frozen weights in their stored format."""
-        task, server = self.task, self.server
-        of_run = max(task.keep_ratios.values()), task.dataset, task.config.local, task.job.clip
+        experiment, server = self.experiment, self.server
+        of_run = max(experiment.keep_ratios.values()), experiment.dataset, experiment.config.local, experiment.job.clip
         parts = client_memory(server.planner, server.model, ratio, *of_run)
         stored = server.stored
         return (
@@ -105,7 +105,7 @@ class Federation:
             layers = {
                 name: dequantize(stored, columns[name], torch.float32) for name, stored in residual.layers.items()
             }
-            job = replace(self.task.job, model=self.server.structure, residual=Residual(layers, residual.dense))
+            job = replace(self.experiment.job, model=self.server.structure, residual=Residual(layers, residual.dense))
             self._engine = residual.digest, SequentialEngine(job)
         return self._engine[1]
 
@@ -125,7 +125,7 @@ def run_all(make: MakeServer, configs: Mapping[str, Config], *_: object) -> pd.D
 def run(config: Config, make: MakeServer) -> None:
     """Train as configured, and write the metrics, one line per round."""
     federation = Federation.of(config, make)
-    dataset, ratios = federation.task.dataset, federation.task.keep_ratios.values()
+    dataset, ratios = federation.experiment.dataset, federation.experiment.keep_ratios.values()
     memory = {"memory_least": federation.memory(min(ratios)), "memory_most": federation.memory(max(ratios))}
     config.directory.mkdir(parents=True, exist_ok=True)
     with (config.directory / METRICS_FILE).open("w", encoding="utf-8") as file:

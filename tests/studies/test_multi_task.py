@@ -8,8 +8,8 @@ import pytest
 from sharding import UserError
 from studies import curves, multi_task, runner
 from studies.runner import Arguments
-from train.assembly import assemble
 from train.frame import round_frame
+from train.multi_model import assemble_models
 
 SENT = {"bytes_up": 10**6, "bytes_down": 10**7, "num_aggregated": 12}
 
@@ -17,9 +17,9 @@ SENT = {"bytes_up": 10**6, "bytes_down": 10**7, "num_aggregated": 12}
 @pytest.mark.parametrize("study", multi_task.STUDIES)
 def test_multi_task_partition_gives_a_tenth_of_clients_half_the_data(study, tmp_path, drawn_data):
     config = multi_task.config_of(study, "loss", 0.1, 0, tmp_path, [f"data.root={drawn_data}"])
-    tasks = assemble(config)
-    assert len({task.config.seed for task in tasks.tasks.values()}) == len(tasks.tasks)
-    for task in tasks.tasks.values():
+    tasks = assemble_models(config)
+    assert len({task.config.seed for task in tasks.parts.values()}) == len(tasks.parts)
+    for task in tasks.parts.values():
         sizes = np.array(list(task.num_samples.values()))
         large = len(sizes) // 10
         assert sizes[:large].min() > 2 * sizes[large:].max()

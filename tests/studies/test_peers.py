@@ -105,8 +105,9 @@ def test_other_lora_methods_start_all_clients_from_the_same_factors(name):
 )
 def test_rounds_of_the_librarys_methods_equal_those_of_the_program(name, overrides):
     ours = federation(name, overrides)
-    program = assemble(ours.task.config)
+    program = assemble(ours.experiment.config)
     lines = [ours.train_round(t) for t in range(2)]
+    program.start()
     metrics = run_rounds(program, 0)
     assert lines[1]["bytes_up"] == metrics.bytes_up
     assert lines[1]["bytes_down"] == metrics.bytes_down
@@ -117,12 +118,12 @@ def test_rounds_of_the_librarys_methods_equal_those_of_the_program(name, overrid
 def test_lora_starts_at_the_pretrained_model_and_moves_as_its_formula_says(name):
     ours = federation(name)
     before = {key: layer.matrix().detach() for key, layer in ours.server.layers.items()}
-    shards = dict(ours.server.shards(ours.task.keep_ratios, 0))
+    shards = dict(ours.server.shards(ours.experiment.keep_ratios, 0))
     assert all(not terms.u.any() and terms.v.any() for shard in shards.values() for terms in shard.terms.values())
     assert {shard.terms["stages.1.0.conv1"].indices.numel() for shard in shards.values()} == {4, 7}
     moved = {client: trained(shard, client) for client, shard in list(shards.items())[:3]}
-    ours.server.step(moved, ours.task.num_samples)
-    samples = [ours.task.num_samples[client] for client in moved]
+    ours.server.step(moved, ours.experiment.num_samples)
+    samples = [ours.experiment.num_samples[client] for client in moved]
     weights = [size / sum(samples) for size in samples]
     aggregate = ours.server.aggregate
     for key, layer in ours.server.layers.items():
@@ -137,10 +138,10 @@ def test_lora_starts_at_the_pretrained_model_and_moves_as_its_formula_says(name)
 @pytest.mark.parametrize("name", ["HetLoRA", "FlexLoRA"])
 def test_strong_clients_keep_their_rank_after_a_round_of_weak_ones(name):
     ours = federation(name)
-    weak = {client: ratio for client, ratio in ours.task.keep_ratios.items() if ratio == 0.2}
+    weak = {client: ratio for client, ratio in ours.experiment.keep_ratios.items() if ratio == 0.2}
     moved = {client: trained(shard, client) for client, shard in ours.server.shards(weak, 0)}
     before = {key: layer.v.detach()[:, 4:].clone() for key, layer in ours.server.layers.items()}
-    ours.server.step(moved, ours.task.num_samples)
+    ours.server.step(moved, ours.experiment.num_samples)
     ((_, shard), *_) = ours.server.shards({0: 0.4}, 1)
     assert shard.terms["stages.1.0.conv1"].v.shape[1] == 7
     if name == "HetLoRA":
@@ -196,7 +197,7 @@ def test_bytes_of_each_method_are_those_of_the_wire(name):
     ours = federation(name, [*TINY, "residual=int4", "keep_ratio=0.2", "strategy=top_n"])
     base, seen = len(ours.server.stored.to_bytes()), set()
     for t in range(2):
-        cohort = ours.sampler.cohort(t)
+        cohort = ours.experiment.sampler.cohort(t)
         shards = dict(ours.server.shards(dict.fromkeys(cohort, 0.2), t))
         rest = sum(
             len(Shard({}, shard.dense, plan=shard.plan, residual=shard.residual).to_bytes())

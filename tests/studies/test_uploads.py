@@ -13,7 +13,6 @@ from studies.picture import draw
 from studies.runner import Arguments
 from studies.upload_studies import UPLOADS
 from studies.uploads import Arm, Results
-from tests.train.runs import task_of
 from train.assembly import assemble
 from train.report.text import frame_table
 
@@ -54,7 +53,7 @@ def test_large_clients_have_the_published_share_of_the_data(index, share, data, 
     experiment = assemble(
         study.config_of(comparison, comparison.arms[1], 0.125, 0, tmp_path, [f"data.root={drawn_data}"])
     )
-    sizes = np.array(list(task_of(experiment).num_samples.values()))
+    sizes = np.array(list(experiment.num_samples.values()))
     assert (sizes == 380).mean() == share
     assert sizes[sizes == 380].sum() / sizes.sum() == pytest.approx(data, abs=0.006)
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from studies import width
-from tests.train.runs import task_of
 from train.assembly import assemble
 from train.config.schema import load_config
 from train.rounds import run_rounds
@@ -45,6 +44,7 @@ def test_width_averages_of_entries_are_over_the_clients_with_them():
 def test_width_run_with_the_full_window_equals_fedavg(server):
     config = load_config("configs/quickstart.yaml", [*TINY, "keep_ratio=1", "strategy=dense", *server])
     plain = assemble(config)
+    plain.start()
     run_rounds(plain, 0)
     for kind in width.WINDOWS:
         ours = width.Federation.of(config, kind)
@@ -58,7 +58,7 @@ def test_width_run_sends_no_more_than_shards_and_trains_its_window(tmp_path):
     width.run(load_config(path, [*TINY, f"output={tmp_path}"]), "rolling")
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     experiment = assemble(load_config(path, TINY))
-    nbytes = task_of(experiment).server.planner.nbytes(experiment.model, 0.2)
+    nbytes = experiment.server.planner.nbytes(experiment.model, 0.2)
     assert [line["round"] for line in lines] == [0, 1]
     assert all(0.3 * nbytes < line["bytes_up"] / 5 <= nbytes for line in lines)
     assert all(0 <= line["test_accuracy"] <= 1 for line in lines)
@@ -75,8 +75,8 @@ def test_width_run_with_uneven_clients_trains_first_channels_of_weak_ones():
     config = load_config("configs/quickstart.yaml", [*TINY, *uneven])
 
     nested = width.Federation.of(config, "nested")
-    invited = [c for c, r in nested.task.keep_ratios.items() if r == 0.1]
-    nested.sampler.invite = lambda t: invited
+    invited = [c for c, r in nested.experiment.keep_ratios.items() if r == 0.1]
+    nested.experiment.sampler.invite = lambda t: invited
     before, (_, aggregated, sent) = nested.model.conv1.weight.clone(), nested.train_round(0)
     moved = (nested.model.conv1.weight != before).flatten(1).any(1)
     weak, strong = (width.nbytes(nested.clients[ratio].state_dict()) for ratio in (0.1, 0.6))

@@ -10,7 +10,6 @@ from studies import runner, wireless
 from studies.curves import read_curves
 from studies.runner import CONFIGS, Arguments
 from studies.wireless import SCHEMES, SETUPS
-from tests.train.runs import task_of
 from train import pilots
 from train.assembly import assemble
 from train.config.schema import load_config
@@ -32,9 +31,9 @@ DATA = {
 )
 def test_wireless_setups_of_images_are_the_published_ones(name, clients, classes, draws, samples, drawn_data):
     experiment = assemble(load_config(CONFIGS / f"{name}.yaml", ["seed=4", f"data.root={drawn_data}"]))
-    sizes = np.array(list(task_of(experiment).num_samples.values()))
+    sizes = np.array(list(experiment.num_samples.values()))
     assert (len(sizes), sizes.sum(), experiment.sampler.per_round) == (clients, samples, draws)
-    kinds = [len(task_of(experiment).job.clients[c].targets.unique()) for c in range(clients)]
+    kinds = [len(experiment.job.clients[c].targets.unique()) for c in range(clients)]
     assert (min(kinds), max(kinds)) == (1, classes)
     assert sizes.max() > 40 * np.median(sizes) / clients**0.5, "few are large"
     local, profiles = experiment.config.local, experiment.sampler.population.profiles
@@ -58,9 +57,9 @@ def test_wireless_setups_of_images_are_the_published_ones(name, clients, classes
 
 def test_wireless_setup_2_is_the_published_one():
     experiment = assemble(load_config(CONFIGS / "wireless_synthetic.yaml", ["seed=4"]))
-    sizes = np.array(list(task_of(experiment).num_samples.values()))
+    sizes = np.array(list(experiment.num_samples.values()))
     assert (len(sizes), experiment.sampler.per_round) == (100, 10)
-    assert sizes.sum() + len(task_of(experiment).dataset.test) == 20_509
+    assert sizes.sum() + len(experiment.dataset.test) == 20_509
     assert 100 * ((sizes / sizes.sum()) ** 2).sum() == pytest.approx(6.05, abs=0.1)
     local = experiment.config.local
     assert (local.steps, local.batch_size, *local.optimizer.options.values(), local.schedule.name) == (

@@ -14,7 +14,6 @@ import cloudpickle
 from train.callbacks import EachRound
 from train.cli.commands import main
 from train.config.schema import Config, load_config
-from train.experiment import Experiment, Task
 from train.run import run
 from train.rundir.file_names import CHECKPOINT_FILE, METRICS_FILE
 
@@ -31,12 +30,6 @@ def tiny(output, *overrides, shared: Sequence[str] = TINY) -> Config:
     return load_config(QUICKSTART, [*shared, "engine=sequential", f"output={output}", *overrides])
 
 
-def task_of(experiment: Experiment) -> Task:
-    """Return the one task of a run of one model."""
-    (task,) = experiment.tasks.values()
-    return task
-
-
 def read(directory: Path) -> list[dict]:
     return [json.loads(line) for line in (directory / METRICS_FILE).read_text().splitlines()]
 
@@ -46,7 +39,7 @@ def without_times(lines: list[dict]) -> list[dict]:
 
 
 def _is_time(key: str) -> bool:
-    """Tell `seconds…`, also of one task as `one/seconds…`; simulated seconds are a result."""
+    """Tell `seconds…`, also of one model as `one/seconds…`; simulated seconds are a result."""
     return key.rpartition("/")[2].startswith("seconds")
 
 

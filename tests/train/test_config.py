@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from models import MODELS
 from models.small import MLP
 from sharding import SAMPLERS, Sampler, UserError
-from tests.train.runs import task_of, tiny
+from tests.train.runs import tiny
 from train.assembly import assemble
 from train.config import schema
 from train.config.messages import RENAMED
@@ -228,9 +228,9 @@ def test_configured_options_reach_the_parts(tmp_path, monkeypatch):
 
     monkeypatch.setitem(PARTITIONS, "mine", mine)
     partition = ["data.partition=mine", "data.partition.alpha=2"]
-    task = task_of(assemble(tiny(tmp_path, *partition, "design=brewer", "local.clip=3")))
+    task = assemble(tiny(tmp_path, *partition, "design=brewer", "local.clip=3"))
     assert (given, task.server.planner.design, task.job.clip) == ([2.0], "brewer", 3.0)
-    assert task_of(assemble(tiny(tmp_path, "strategy=top_n"))).job.clip is None
+    assert assemble(tiny(tmp_path, "strategy=top_n")).job.clip is None
 
 
 OLD = {

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from tests.train.runs import task_of
 from train.assembly import assemble
 from train.cli.inspection import inspect_partition
 from train.config.schema import load_config
@@ -20,7 +19,7 @@ def config():
 
 def test_inspect_has_the_partition_and_keep_ratios_of_the_run(config, tmp_path):
     told = "\n".join(inspect_partition(config, tmp_path))
-    part = task_of(assemble(config))
+    part = assemble(config)
     parameters = sum(parameter.numel() for parameter in part.server.model.parameters())
     assert f"mlp: {parameters:,} parameters, {part.dense_nbytes:,} bytes; top_n shards " in told
     planned = part.server.plan({"0.2": 0.2, "0.4": 0.4}, 0)

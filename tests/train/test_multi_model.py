@@ -14,13 +14,12 @@ from tests.train import runs
 from tests.train.runs import cut_off_and_resumed, read, without_times
 from tests.train.test_runs import Tampering, scaled
 from train import load_model
-from train.assembly import assemble
 from train.callbacks import EachRound
 from train.callbacks.stopping import DivergedError
 from train.config.schema import check_config
+from train.engines.two_stage import report
 from train.evaluation import evaluate
-from train.multi_model import local_losses
-from train.rounds import run_rounds
+from train.multi_model import assemble_models, local_losses, run_multi_model
 from train.run import run
 from train.rundir.checkpoint import Checkpoint
 from train.rundir.directory import plain
@@ -35,12 +34,17 @@ OPTIONS = [
 tiny = partial(runs.tiny, shared=OPTIONS)
 
 
+def start(models):
+    for one in models.parts.values():
+        one.start()
+
+
 def test_run_of_tasks_evaluates_and_saves_each_average(tmp_path):
     config = tiny(tmp_path / "run")
     last = read(run(config))[-1]
-    state, tasks = Checkpoint.read(config.directory / CHECKPOINT_FILE).state, assemble(config)
+    state, tasks = Checkpoint.read(config.directory / CHECKPOINT_FILE).state, assemble_models(config)
     models = load_model(config.directory)
-    for name, part in tasks.tasks.items():
+    for name, part in tasks.parts.items():
         assert int(state[f".server/{name}/average/n_averaged"]) == config.rounds
         accuracy, loss = evaluate(models[name], part.dataset, part.dataset.test)
         assert (last[f"{name}/test_accuracy"], last[f"{name}/test_loss"]) == (accuracy, loss)
@@ -91,9 +95,9 @@ def test_task_with_another_server_optimizer_has_its_options():
 
 def test_engine_that_cannot_start_closes_the_others(tmp_path):
     config = tiny(tmp_path / "run")
-    models = assemble(config)
-    one, two = models.tasks.values()
-    one.__dict__["engine"] = engine = Mock()
+    models = assemble_models(config)
+    one, two = models.parts.values()
+    one.make_engine = Mock(return_value=(engine := Mock()))
     two.make_engine = Mock(side_effect=UserError("no such engine"))
     with pytest.raises(UserError, match="no such engine"):
         run(config, build=lambda config: models)
@@ -101,7 +105,7 @@ def test_engine_that_cannot_start_closes_the_others(tmp_path):
 
 
 def test_local_losses_equal_those_of_each_client_in_batches_of_few_logits(monkeypatch):
-    task, sizes = assemble(tiny("unused")).tasks["one"], []
+    task, sizes = assemble_models(tiny("unused")).parts["one"], []
     monkeypatch.setattr("train.evaluation.MOST_LOGITS", 7 * task.dataset.num_classes)
     with task.server.model.register_forward_pre_hook(lambda model, inputs: sizes.append(len(inputs[0]))):
         losses = local_losses(task, [3, 5], batch_size=50)
@@ -113,18 +117,19 @@ def test_local_losses_equal_those_of_each_client_in_batches_of_few_logits(monkey
 
 
 def test_run_of_tasks_with_failed_or_nan_clients_continues(caplog):
-    tasks = assemble(tiny("unused", "rounds=1"))
-    one = tasks.tasks["one"]
+    tasks = assemble_models(tiny("unused", "rounds=1"))
+    one = tasks.parts["one"]
     clients = dict(one.job.clients)
     clients[2] = type(clients[2])(clients[2].inputs * float("nan"), clients[2].targets)
     clients[4] = None
     one.job = replace(one.job, clients=clients)
-    norms = {name: task.engine.report(task.plan(range(8), 0), 0, 0.1).norms for name, task in tasks.tasks.items()}
+    start(tasks)
+    norms = {name: report(task.engine, task.plan(range(8), 0), 0, 0.1).norms for name, task in tasks.parts.items()}
     assert np.isnan(norms["one"][2])
     assert 4 not in norms["one"]
     assert norms["two"][4] > 0
     lines = []
-    run_rounds(tasks, 0, [EachRound(lines.append)])
+    run_multi_model(tasks, 0, [EachRound(lines.append)])
     assert lines[0]["failures"].keys() == {"one/2", "one/4"}
     assert lines[0]["failures"]["one/2"] == "reported a norm of nan"
     assert lines[0]["failed_by_kind"] == {"not finite": 1, "failed": 1}
@@ -146,20 +151,23 @@ def test_task_that_diverges_leaves_the_others_training(tmp_path):
 
 
 def test_client_without_a_loss_is_not_assigned_the_task(monkeypatch):
-    tasks = assemble(tiny("unused", "rounds=1", "clients.sampler.signal=loss"))
+    tasks = assemble_models(tiny("unused", "rounds=1", "clients.sampler.signal=loss"))
     losses = cycle([np.array([np.nan, *np.ones(7)]), np.zeros(8)])  # of one and of two
-    monkeypatch.setattr("train.multi_model.local_losses", lambda task, cohort: next(losses))
+    monkeypatch.setattr("train.multi_model.local_losses", lambda one, cohort: next(losses))
     cohorts = [tasks.invite(t) for t in range(10)]
     assert {client for cohort in cohorts for client in cohort["one"]} == set(range(1, 8))
     assert not any(cohort["two"] for cohort in cohorts)
 
 
 def test_run_of_tasks_applies_guards_to_each():
-    tasks = assemble(tiny("unused", "rounds=1", "clients.sampler.signal=round_robin", "aggregation.norm_bound=5"))
-    one = tasks.tasks["one"]
-    one.__dict__["engine"] = Tampering(one.engine, scaled(1e6))
+    tasks = assemble_models(
+        tiny("unused", "rounds=1", "clients.sampler.signal=round_robin", "aggregation.norm_bound=5")
+    )
+    one = tasks.parts["one"]
+    start(tasks)
+    one.engine = Tampering(one.engine, scaled(1e6))
     lines = []
-    run_rounds(tasks, 0, [EachRound(lines.append)])
+    run_multi_model(tasks, 0, [EachRound(lines.append)])
     assert lines[0]["one/num_failed"] == 1
     assert lines[0]["one/num_aggregated"] > 0
     assert "times the median" in next(iter(lines[0]["one/failures"].values()))

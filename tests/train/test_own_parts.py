@@ -11,7 +11,7 @@ from torch import nn
 from models import MODELS
 from sharding import STRATEGIES, Allocation, ShardPlanner, Strategy, UserError, draw_terms
 from sharding.client_sampling import UniformSampler
-from tests.train.runs import QUICKSTART, SMALL, TINY, read, task_of
+from tests.train.runs import QUICKSTART, SMALL, TINY, read
 from train.assembly import assemble
 from train.cli.commands import main
 from train.config.naming import describe, settings_in_name, with_directory
@@ -164,13 +164,13 @@ def test_custom_loss_and_optimizer_train_in_processes(start, monkeypatch):
         "engine=processes",
     ]
     experiment = assemble(load_config(QUICKSTART, overrides))
-    task = task_of(experiment)
-    plan = task.plan(experiment.sampler.cohort(0), 0)
+    plan = experiment.plan(experiment.sampler.cohort(0), 0)
+    experiment.start()
     try:
-        updates = dict(task.engine.train(plan, 0, 0.01))
+        updates = dict(experiment.engine.train(plan, 0, 0.01))
     finally:
         experiment.close()
-    for client, update in SequentialEngine(task.job).train(plan, 0, 0.01):
+    for client, update in SequentialEngine(experiment.job).train(plan, 0, 0.01):
         assert updates[client].failure is None
         assert torch.equal(updates[client].loss, update.loss)
 

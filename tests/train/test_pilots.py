@@ -9,7 +9,7 @@ import pytest
 
 from sharding import UserError
 from sharding.client_sampling import estimate_beta_over_alpha
-from tests.train.runs import cut_off, read, task_of, without_times
+from tests.train.runs import cut_off, read, without_times
 from train.assembly import assemble
 from train.callbacks.stopping import DivergedError
 from train.config.schema import load_config
@@ -146,13 +146,13 @@ def test_runs_with_the_same_world_seed_differ_only_in_draws_and_batches(tmp_path
         for seed, world in ((1, 5), (2, 5), (5, "null"))
     )
     for another in (other, third):
-        assert task_of(another).keep_ratios == task_of(one).keep_ratios
-        assert bool((task_of(another).training.inputs == task_of(one).training.inputs).all())
+        assert another.keep_ratios == one.keep_ratios
+        assert bool((another.training.inputs == one.training.inputs).all())
         assert (another.sampler.population.profiles.compute == one.sampler.population.profiles.compute).all()
         state = another.model.state_dict()
         assert all(bool((value == state[name]).all()) for name, value in one.model.state_dict().items())
     assert [one.sampler.invite(t) for t in range(9)] != [other.sampler.invite(t) for t in range(9)]
-    assert task_of(one).job.seed != task_of(other).job.seed
+    assert one.job.seed != other.job.seed
     distribution = np.full(10, 0.1)
     curves = [run_pilot(each, distribution, "uniform", 0, StopRequest())[1] for each in (one, other)]
     assert curves[0] == curves[1]

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from sharding.errors import UserError
-from tests.train.runs import TINY, assert_same, cut_off_and_resumed, read, task_of, tiny
+from tests.train.runs import TINY, assert_same, cut_off_and_resumed, read, tiny
 from train import load_model
 from train.assembly import assemble
 from train.callbacks.saving import states_of
@@ -31,16 +31,15 @@ def test_clients_of_unequal_keep_ratios_all_train_on_a_residual(tmp_path):
 def test_bytes_of_a_run_on_a_residual_count_each_client_once(tmp_path):
     config = tiny(tmp_path / "run", shared=ON_INT4)
     experiment = assemble(config)
-    task = task_of(experiment)
-    assert task.residual_nbytes == len(task.server.residual.to_bytes())
+    assert experiment.residual_nbytes == len(experiment.server.residual.to_bytes())
     seen = set()
     for t, line in enumerate(read(run(config))):
-        plan = task.plan(experiment.sampler.cohort(t), t)
+        plan = experiment.plan(experiment.sampler.cohort(t), t)
         new = [client for client in plan if client not in seen]
         seen.update(new)
         assert line.get("new_clients", []) == new
-        assert line["bytes_down"] == plan.nbytes + task.residual_nbytes * len(new)
-        assert line["bytes_dense"] == task.dense_nbytes
+        assert line["bytes_down"] == plan.nbytes + experiment.residual_nbytes * len(new)
+        assert line["bytes_dense"] == experiment.dense_nbytes
 
 
 def test_loaded_model_of_a_run_on_a_residual_is_dense_and_computes_the_same(tmp_path):

@@ -12,7 +12,7 @@ from sharding.client_sampling import SAMPLERS
 from sharding.factorization import num_terms, shardable_layers
 from sharding.rng import generator
 from tests.sharding.models import along
-from tests.train.runs import RESNET, assert_same, cut_off_and_resumed, read, task_of, tiny, without_times
+from tests.train.runs import RESNET, assert_same, cut_off_and_resumed, read, tiny, without_times
 from train import load_model
 from train.assembly import assemble, assign_keep_ratios, find_engine
 from train.callbacks import Callback, EachRound
@@ -78,11 +78,11 @@ def test_run_with_the_same_seed_is_equal_and_with_another_differs(tmp_path):
 def test_run_with_failing_clients_continues_and_reports_them(tmp_path, caplog, options, reason, logged):
     experiment = assemble(tiny(tmp_path / "run", "rounds=1", *options))
     poisoned, broken, _ = experiment.sampler.invite(0)
-    task = task_of(experiment)
-    data = task.job.clients[poisoned]
+    data = experiment.job.clients[poisoned]
     bad = {poisoned: replace(data, inputs=data.inputs * float("nan")), broken: None}
-    task.job = replace(task.job, clients={**task.job.clients, **bad})
+    experiment.job = replace(experiment.job, clients={**experiment.job.clients, **bad})
     lines = []
+    experiment.start()
     run_rounds(experiment, 0, [EachRound(lines.append)])
     assert (lines[0]["num_failed"], lines[0]["num_aggregated"]) == (2, 1)
     assert lines[0]["failures"].keys() == {str(poisoned), str(broken)}
@@ -95,11 +95,12 @@ def test_run_with_failing_clients_continues_and_reports_them(tmp_path, caplog, o
 @pytest.mark.parametrize("wire", COMPRESSIONS)
 def test_run_bytes_equal_the_serialized_shards(tmp_path, wire):
     experiment = assemble(tiny(tmp_path / "run", "rounds=1", "keep_ratio=0.4", f"compression={wire}"))
-    server = task_of(experiment).server
+    server = experiment.server
     plan = server.plan(dict.fromkeys(experiment.sampler.invite(0), 0.4), 0)
     expected = sum(len(shard.to_bytes()) for _, shard in plan.shards())
     dense = len(ShardPlanner("dense").plan(experiment.model, {"any": 1.0}).shard("any").to_bytes())
     lines = []
+    experiment.start()
     run_rounds(experiment, 0, [EachRound(lines.append)])
     assert (lines[0]["bytes_down"], lines[0]["bytes_up"], lines[0]["bytes_dense"]) == (expected, expected, dense)
     assert server.planner.compression == wire
@@ -198,7 +199,7 @@ def test_run_with_averaging_evaluates_it_and_trains_the_same(tmp_path):
     torch.testing.assert_close(kept, expected, rtol=1e-5, atol=1e-6)
     experiment = assemble(config)
     experiment.model.load_state_dict(kept)
-    dataset = task_of(experiment).dataset
+    dataset = experiment.dataset
     accuracy, loss = evaluate(experiment.model, dataset, dataset.test)
     assert (lines[-1]["test_accuracy"], lines[-1]["test_loss"]) == (accuracy, loss)
     assert [line["train_loss"] for line in lines] == [line["train_loss"] for line in read(last.directory)]
@@ -238,9 +239,8 @@ def test_client_drawn_twice_counts_twice_in_simulated_time(tmp_path):
 def test_sampler_cost_of_a_client_is_its_update_over_the_dense_model(tmp_path, strategy):
     options = ["clients.sampler=ocs_partial", "clients.sampler.budget=0.6", "keep_ratio={0.2: 0.5, 0.6: 0.5}"]
     experiment = assemble(tiny(tmp_path, *options, f"strategy={strategy}"))
-    task = task_of(experiment)
-    plan = task.server.plan(task.keep_ratios, 0)
-    costs = [shard.returned(shard.trained()).nbytes / task.dense_nbytes for _, shard in plan.shards()]
+    plan = experiment.server.plan(experiment.keep_ratios, 0)
+    costs = [shard.returned(shard.trained()).nbytes / experiment.dense_nbytes for _, shard in plan.shards()]
     np.testing.assert_allclose(experiment.sampler.population.costs, costs, rtol=1e-12)
     assert min(costs) > 0.2
 
@@ -272,8 +272,8 @@ class Tampering(Engine):
 def tampered(tmp_path, tamper, *overrides):
     """The metrics and the experiment of a run in which `tamper` has the last word on what clients send."""
     experiment = assemble(tiny(tmp_path / "run", *overrides))
-    task = task_of(experiment)
-    task.__dict__["engine"] = Tampering(task.engine, tamper)
+    experiment.start()
+    experiment.engine = Tampering(experiment.engine, tamper)
     lines, lost = [], LostRounds(experiment.config.rounds)
     run_rounds(experiment, 0, [EachRound(lines.append), lost])
     lost.raise_if_diverged()
@@ -345,8 +345,8 @@ def test_run_with_a_huge_update_and_guards_trains(tmp_path, factor, guard, lost)
 
 def test_rounds_that_overflow_are_lost_and_end_the_run(tmp_path):
     experiment, lines, models, lost = assemble(tiny(tmp_path, "rounds=20")), [], [], LostRounds(20)
-    task = task_of(experiment)
-    task.__dict__["engine"] = Tampering(task.engine, lambda plan, pairs: scaled(1e38)(plan, pairs))
+    experiment.start()
+    experiment.engine = Tampering(experiment.engine, lambda plan, pairs: scaled(1e38)(plan, pairs))
 
     def record(metrics):
         lines.append(metrics)
@@ -380,11 +380,12 @@ def test_diverged_run_is_unfinished_and_raises_when_resumed(tmp_path, rounds, af
 
 def test_lost_last_round_counts_before_the_run_ends(tmp_path):
     experiment = assemble(tiny(tmp_path / "run"))
-    task, lost = task_of(experiment), LostRounds(2)
-    task.__dict__["engine"] = Tampering(task.engine, lambda plan, pairs: [])
+    lost = LostRounds(2)
+    experiment.start()
+    experiment.engine = Tampering(experiment.engine, lambda plan, pairs: [])
 
     class End(Callback):
-        def after_round(self, metrics, plans):
+        def after_round(self, metrics, plan):
             return metrics.round == 1
 
     run_rounds(experiment, 0, [End(), lost])
@@ -398,9 +399,8 @@ def test_run_with_evaluate_training_changes_nothing(tmp_path):
     assert "train_set_loss" not in first
     experiment = assemble(config)
     Checkpoint.read(config.directory / CHECKPOINT_FILE).restore(experiment.model)
-    task = task_of(experiment)
-    assert sum(task.num_samples.values()) == len(task.training)
-    expected = evaluate(experiment.model, task.dataset, task.training)
+    assert sum(experiment.num_samples.values()) == len(experiment.training)
+    expected = evaluate(experiment.model, experiment.dataset, experiment.training)
     assert (last.pop("train_set_accuracy"), last.pop("train_set_loss")) == expected
     plain = read(run(tiny(tmp_path / "plain", "result=last", "evaluate_every=2")))
     assert without_times([first, last]) == without_times(plain)
@@ -411,7 +411,7 @@ def test_custom_callbacks_are_closed_with_the_outcome(tmp_path):
         def __init__(self, stops):
             self.stops, self.failed = stops, None
 
-        def after_round(self, metrics, plans):
+        def after_round(self, metrics, plan):
             if self.stops:
                 raise ZeroDivisionError
 
@@ -428,6 +428,6 @@ def test_evaluation_that_is_not_finite_logs_a_warning(tmp_path, caplog):
     experiment = assemble(tiny(tmp_path / "run"))
     with torch.no_grad():
         next(experiment.model.parameters()).fill_(torch.nan)
-    dataset = task_of(experiment).dataset
+    dataset = experiment.dataset
     evaluate(experiment.model, dataset, dataset.test)
     assert "loss on digits is nan: lower local.optimizer.lr or server_optimizer.lr" in caplog.text

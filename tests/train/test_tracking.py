@@ -154,10 +154,10 @@ def test_custom_tracker_has_all_metrics_after_they_are_written(tmp_path, monkeyp
 
     class Mine(Callback):
         def __init__(self, config):
-            self.file = config.directory / "metrics.jsonl"
+            self.config, self.file = config, config.directory / "metrics.jsonl"
 
-        def after_round(self, metrics, plans):
-            layers = sorted(*layer_statistics(plans).values())
+        def after_round(self, metrics, plan):
+            layers = sorted(*layer_statistics(self.config, plan).values())
             told.append((metrics.round, len(self.file.read_text().splitlines()), layers))
 
         def close(self, failed=False):

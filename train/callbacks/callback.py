@@ -5,22 +5,24 @@ from contextlib import contextmanager
 from typing import Any
 
 from sharding import Plan
-from train.experiment import Experiment
+from train.experiment import Experiments
 from train.metrics import RoundMetrics
+
+Plans = Plan | Mapping[str, Plan]  # of one model, or by name of several
 
 
 class Callback:
     """Acts on a run's rounds; a subclass overrides what it needs. The order of callbacks does not matter."""
 
-    def before_training(self, experiment: Experiment) -> None:
+    def before_training(self, experiment: Experiments) -> None:
         """Act before the first round of this process. An exception ends the run."""
 
-    def after_round(self, metrics: RoundMetrics, plans: Mapping[str, Plan]) -> bool | None:
+    def after_round(self, metrics: RoundMetrics, plan: Plans) -> bool | None:
         """Act on a finished round, and return True to end the run with it. An exception ends the run as failed.
 
         Args:
             metrics: of the round.
-            plans: the shards that were sent, by model.
+            plan: the shards that were sent; where a run trains several models, the plan of each, by name.
         """
 
     def close(self, failed: bool = False) -> None:
@@ -33,7 +35,7 @@ class EachRound(Callback):
     def __init__(self, show: Callable[[dict[str, Any]], object]) -> None:
         self._show = show
 
-    def after_round(self, metrics: RoundMetrics, plans: Mapping[str, Plan]) -> None:
+    def after_round(self, metrics: RoundMetrics, plan: Plans) -> None:
         """Pass the metrics on."""
         self._show(metrics.to_dict())
 

@@ -2,13 +2,11 @@
 
 import json
 import os
-from collections.abc import Mapping
 from math import isfinite
 
-from sharding import Plan
-from train.callbacks.callback import Callback
+from train.callbacks.callback import Callback, Plans
 from train.config.schema import Config
-from train.experiment import Experiment
+from train.experiment import Experiments
 from train.metrics import RoundMetrics
 from train.rundir.checkpoint import Checkpoint, Stateful, save_checkpoint
 from train.rundir.file_names import BEST_FILE, LAYERS_FILE, METRICS_FILE
@@ -32,12 +30,12 @@ class MetricsFile(Callback):
             self._file = self._path.open("ab", buffering=0)
             sync_folder(self._path.parent)
 
-    def after_round(self, metrics: RoundMetrics, plans: Mapping[str, Plan]) -> None:
+    def after_round(self, metrics: RoundMetrics, plan: Plans) -> None:
         """Write the round, so that its metrics are on disk before the next round starts."""
         if records_layers(self._config, metrics):
-            for task, layers in layer_statistics(plans).items():
+            for name, layers in layer_statistics(self._config, plan).items():
                 with writing(self._layers):
-                    append_layers(self._layers, metrics.round, task, layers)
+                    append_layers(self._layers, metrics.round, name, layers)
         clean = {
             key: None if isinstance(value, float) and not isfinite(value) else value
             for key, value in metrics.to_dict().items()
@@ -60,11 +58,11 @@ class SaveCheckpoints(Callback):
     result.
     """
 
-    def __init__(self, experiment: Experiment) -> None:
+    def __init__(self, experiment: Experiments) -> None:
         self._experiment, self._every = experiment, experiment.config.checkpoint_every
         self._unsaved: int | None = None  # finished rounds, if the last one has no checkpoint
 
-    def after_round(self, metrics: RoundMetrics, plans: Mapping[str, Plan]) -> None:
+    def after_round(self, metrics: RoundMetrics, plan: Plans) -> None:
         """Write the checkpoint if it is due.
 
         Raises:
@@ -97,10 +95,10 @@ class SaveBest(Callback):
         best: the best accuracy of the rounds that an earlier process finished.
     """
 
-    def __init__(self, experiment: Experiment, best: float | None = None) -> None:
+    def __init__(self, experiment: Experiments, best: float | None = None) -> None:
         self._experiment, self._best = experiment, -1.0 if best is None else best
 
-    def after_round(self, metrics: RoundMetrics, plans: Mapping[str, Plan]) -> None:
+    def after_round(self, metrics: RoundMetrics, plan: Plans) -> None:
         """Write the model if it is the best so far.
 
         Raises:
@@ -109,9 +107,9 @@ class SaveBest(Callback):
         if metrics.test_accuracy is not None and metrics.test_accuracy > self._best:
             self._best, experiment = metrics.test_accuracy, self._experiment
             path = experiment.config.directory / BEST_FILE
-            save_model(path, experiment.result, metrics.round + 1, experiment.tasks)
+            save_model(path, experiment.result, metrics.round + 1, experiment.parts)
 
 
-def states_of(experiment: Experiment) -> dict[str, Stateful]:
+def states_of(experiment: Experiments) -> dict[str, Stateful]:
     """Return what a checkpoint stores with the models: the servers' optimizers and averages, and the sampler."""
-    return {f"server/{name}": task.server for name, task in experiment.tasks.items()} | {"sampler": experiment.sampler}
+    return {f"server/{name}": one.server for name, one in experiment.parts.items()} | {"sampler": experiment.sampler}

@@ -1,10 +1,9 @@
 """Callbacks that end a run: it was asked to stop, or all updates are lost."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from sharding import Plan
-from train.callbacks.callback import Callback
+from train.callbacks.callback import Callback, Plans
 from train.metrics import RoundMetrics
 from train.rundir.status import MAX_LOST
 from train.utils.errors import RunError
@@ -39,7 +38,7 @@ class LostRounds(Callback):
         """Whether the last rounds were all lost."""
         return self._in_a_row >= self._limit
 
-    def after_round(self, metrics: RoundMetrics, plans: Mapping[str, Plan]) -> bool:
+    def after_round(self, metrics: RoundMetrics, plan: Plans) -> bool:
         """Count a round; return whether the run has diverged."""
         self._count(metrics)
         return self.diverged
@@ -68,6 +67,6 @@ class Interruption(Callback):
     def __init__(self, request: StopRequest) -> None:
         self._request = request
 
-    def after_round(self, metrics: RoundMetrics, plans: Mapping[str, Plan]) -> bool:
+    def after_round(self, metrics: RoundMetrics, plan: Plans) -> bool:
         """Return whether the run was asked to stop."""
         return self._request.signal is not None

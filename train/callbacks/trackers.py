@@ -1,13 +1,12 @@
 """Trackers: Weights & Biases, if enabled, and custom callbacks. A tracker that fails does not end the run."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from sharding import Plan
 from sharding.errors import UserError
-from train.callbacks.callback import Callback
+from train.callbacks.callback import Callback, Plans
 from train.config.schema import Config
-from train.experiment import Experiment
+from train.experiment import Experiments
 from train.metrics import RoundMetrics
 
 log = logging.getLogger(__name__)
@@ -20,13 +19,13 @@ class Guarded(Callback):
         self._name, self._callback = name, callback
         self._works = True
 
-    def before_training(self, experiment: Experiment) -> None:
+    def before_training(self, experiment: Experiments) -> None:
         """Pass the experiment on."""
         self._try(lambda: self._callback.before_training(experiment))
 
-    def after_round(self, metrics: RoundMetrics, plans: Mapping[str, Plan]) -> bool | None:
+    def after_round(self, metrics: RoundMetrics, plan: Plans) -> bool | None:
         """Pass the round on."""
-        return self._try(lambda: self._callback.after_round(metrics, plans))
+        return self._try(lambda: self._callback.after_round(metrics, plan))
 
     def close(self, failed: bool = False) -> None:
         """Close it, if it still works."""

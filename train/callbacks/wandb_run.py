@@ -15,10 +15,9 @@ from uuid import uuid4
 import numpy as np
 import wandb
 
-from sharding import Plan
 from sharding.errors import UserError
 from sharding.validation import is_number
-from train.callbacks.callback import Callback
+from train.callbacks.callback import Callback, Plans
 from train.config.naming import settings_in_name
 from train.config.schema import Config
 from train.metrics import RoundMetrics
@@ -97,7 +96,7 @@ class WandbRun(Callback):
         self._define()
         set_stage(f"logging to W&B, {mode}: {self._where}")
 
-    def after_round(self, metrics: RoundMetrics, plans: Mapping[str, Plan]) -> None:
+    def after_round(self, metrics: RoundMetrics, plan: Plans) -> None:
         """Log the numbers of one round, with the round as the step."""
         if metrics.round < self._num_logged:
             return
@@ -105,18 +104,18 @@ class WandbRun(Callback):
         numbers["megabytes"] = metrics.bytes_total / 1e6
         if metrics.best_accuracy is not None:
             numbers[self._named("best_test_accuracy")] = numbers.pop("best_accuracy")
-        layers = self._histograms(layer_statistics(plans)) if records_layers(self._config, metrics) else {}
+        layers = self._histograms(layer_statistics(self._config, plan)) if records_layers(self._config, metrics) else {}
         self._run.log(numbers | layers, step=metrics.round)
         self._num_logged = metrics.round + 1
         self._save_state()
         for client, reason in metrics.failures.items():
             self._run.summary[f"failures/{metrics.round}/{client}"] = reason
 
-    def _histograms(self, layers_of_tasks: Mapping[str, Layers]) -> dict[str, Any]:
+    def _histograms(self, layers_of_models: Mapping[str, Layers]) -> dict[str, Any]:
         """Return histograms of λ, π and ω, and the ANME, of each layer."""
         histograms: dict[str, Any] = {}
-        for task, layers in layers_of_tasks.items():
-            prefix = f"{task}/" if self._config.tasks else ""
+        for model, layers in layers_of_models.items():
+            prefix = f"{model}/" if self._config.tasks else ""
             for name, entries in layers.items():
                 for entry in entries:
                     layer = f"{prefix}{name}" + (f"/r={entry.keep_ratio:g}" if len(entries) > 1 else "")

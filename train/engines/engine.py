@@ -1,7 +1,7 @@
 """The interface of an engine."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,9 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sharding import Plan, Residual, Shard
-from sharding.aggregation.faults import NOTHING, find_misfit
 from sharding.failures import Failure
-from sharding.norms import update_norm
 from sharding.plan import Client
 from train.config.sections import LocalConfig
 from train.data import Dataset, Split
@@ -34,19 +32,6 @@ class Update:
 
 
 Updates = Iterable[tuple[Client, Update]]
-
-
-@dataclass(frozen=True)
-class Reports:
-    """Reports of clients that keep their updates until the server has selected some.
-
-    Attributes:
-        norms: ‖U‖/lr of every client that trained; the division makes norms of different rounds comparable.
-        collect: returns the updates of these clients, and the failures of the others.
-    """
-
-    norms: Mapping[Client, float]
-    collect: Callable[[Collection[Client]], Updates]
 
 
 @dataclass(frozen=True)
@@ -104,27 +89,6 @@ class Engine(ABC):
 
         The order depends only on the plan and the clients' data. The update of a client that failed has the reason.
         """
-
-    def report(self, plan: Plan, round: int, lr: float) -> Reports:
-        """Train every client and keep the updates until the server has selected some by their norms."""
-        updates: dict[Client, Update] = {}
-        norms: dict[Client, Tensor] = {}
-        for client, update in self.train(plan, round, lr):
-            if client in plan and client not in updates:
-                shard = plan.shard(client)
-                misfit = None if update.shard is None else find_misfit(shard, update.shard)
-                updates[client] = update if misfit is None else Update(None, None, misfit)
-                if update.shard is not None and misfit is None:
-                    norms[client] = update_norm(shard, update.shard)
-        values = (torch.stack([*norms.values()]) / lr).tolist() if norms else []
-
-        def collect(selected: Collection[Client]) -> Updates:
-            for client in plan:
-                update = updates.get(client, Update(None, None, NOTHING))
-                if client in selected or update.failure is not None:
-                    yield client, update
-
-        return Reports(dict(zip(norms, values, strict=True)), collect)
 
     def close(self) -> None:  # noqa: B027  # most engines have nothing to release
         """Release the engine's processes, if any."""

@@ -63,5 +63,5 @@ def read_norm(content: RecordDict) -> float:
 
 
 def norm_of(sent: Shard, returned: Shard, lr: float) -> float:
-    """Return ‖U‖/lr, with the bits of `train.engines.Engine.report`."""
+    """Return ‖U‖/lr, with the bits of `train.engines.two_stage.keep_updates`."""
     return float(torch.stack([update_norm(sent, returned)]) / lr)

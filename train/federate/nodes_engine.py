@@ -17,8 +17,9 @@ from sharding.flower.exchange import StreamingGrid, lifetime
 from sharding.flower.messages import ARRAYS, CONFIG, content_of, pack
 from sharding.flower.nodes import KeptResiduals, Node
 from sharding.plan import Client
-from train.engines import Engine, Job, Reports, Update
+from train.engines import Job, Update
 from train.engines.engine import Updates
+from train.engines.two_stage import Reports, TwoStageEngine
 from train.federate.messages import CONFIG_TEXT, LR, ROUND, UPLOAD, config_text, norm_of, read_norm, read_update
 from train.federate.roster import Roster
 
@@ -26,7 +27,7 @@ Answer = TypeVar("Answer")
 CLOSE = 1e-3  # the allowed relative difference between a reported norm and ours, since machines round differently
 
 
-class NodesEngine(Engine):
+class NodesEngine(TwoStageEngine):
     """Lets the node that holds a client's data train its shard."""
 
     def __init__(self, roster: Roster, job: Job) -> None:

@@ -21,7 +21,7 @@ from sharding import merge
 from sharding.errors import UserError
 from sharding.layers import FactorizedLayer
 from train.config.schema import Config
-from train.experiment import Task
+from train.experiment import Experiment
 from train.rundir.checkpoint import cpu_copies, metadata_of
 from train.rundir.directory import check_regular, config_in
 from train.rundir.file_names import BEST_FILE, CONFIG_FILE, MODEL_FILE
@@ -31,21 +31,21 @@ KEY = "model"
 SLACK = 10  # times the file's size that a model may take while it is built
 
 
-def save_model(path: Path, model: nn.Module, rounds: int, tasks: Mapping[str, Task]) -> None:
+def save_model(path: Path, model: nn.Module, rounds: int, parts: Mapping[str, Experiment]) -> None:
     """Write the dense weights of a model under their own names, with the sizes that `read_model` needs.
 
     Args:
         path: of the file.
-        model: evaluated model of a run; with tasks, one module per task.
+        model: evaluated model of a run; of several models, one module per model.
         rounds: number of rounds that it was trained for.
-        tasks: of the run, by name.
+        parts: of each model, by name.
 
     Raises:
         RunError: the disk is full or not writable.
     """
     sizes = {
-        name: {"input_shape": task.dataset.input_shape, "num_classes": task.dataset.num_classes}
-        for name, task in tasks.items()
+        name: {"input_shape": one.dataset.input_shape, "num_classes": one.dataset.num_classes}
+        for name, one in parts.items()
     }
     if any(isinstance(part, FactorizedLayer) for part in model.modules()):
         model = merge(model)

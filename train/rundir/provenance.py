@@ -22,7 +22,7 @@ from pydantic.dataclasses import dataclass as checked
 
 from sharding.errors import UserError
 from train.config.schema import Config
-from train.experiment import Task
+from train.experiment import Experiment
 from train.rundir.file_names import PROVENANCE_FILE
 from train.utils.jsonl import read_record
 
@@ -40,7 +40,7 @@ class Provenance:
         engine: as configured.
         threads: of each process that trains.
         device: on which the run was started.
-        data: how its samples differ from the official ones, by task; without tasks, under the run's name.
+        data: how its samples differ from the official ones, by model; of one model, under the run's name.
         starts: when it was started and resumed: the first round, and versions, commit, processor.
     """
 
@@ -67,10 +67,10 @@ class Provenance:
         return json.dumps(asdict(self), indent=1) + "\n"
 
     @classmethod
-    def of(cls, config: Config, tasks: Mapping[str, Task], round: int) -> Self:
+    def of(cls, config: Config, parts: Mapping[str, Experiment], round: int) -> Self:
         """Describe a run that is about to start."""
-        device = str(next(iter(tasks.values())).job.device)
-        data = {name: task.dataset.remarks for name, task in tasks.items()}
+        device = str(next(iter(parts.values())).job.device)
+        data = {name: one.dataset.remarks for name, one in parts.items()}
         return cls(config.engine, config.threads, device, data, (describe_start(round),))
 
     def resumed(self, start: Mapping[str, Any]) -> "Provenance":

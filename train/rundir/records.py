@@ -18,7 +18,7 @@ from sharding.diagnostics import anme
 from train.config.schema import Config
 from train.config.sections import Ratio
 from train.data.partition import class_counts
-from train.experiment import Experiment, Task
+from train.experiment import Experiment, Experiments
 from train.metrics import RoundMetrics
 from train.rundir.file_names import CLIENTS_FILE, LAYERS_FILE, WANDB_FILE
 from train.utils.jsonl import complete_lines, from_json, read_record, valid_objects
@@ -27,7 +27,7 @@ DIGITS = 6  # significant ones are enough to draw
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 
-Clients = Mapping[str, Mapping[str, object]]  # by task, as from `describe_clients`
+Clients = Mapping[str, Mapping[str, object]]  # by model, as from `describe_clients`
 Layers = Mapping[str, Sequence["LayerStatistics"]]  # of a round: by layer, one entry per keep ratio
 
 
@@ -63,7 +63,7 @@ class LayerStatistics:
 
 @checked(frozen=True)
 class _Clients:
-    """Schema of one task's clients in the file."""
+    """Schema of one model's clients in the file."""
 
     samples: list[Count]
     keep_ratios: list[Ratio]
@@ -79,8 +79,9 @@ class _Clients:
             raise ValueError("classes has rows of several lengths")
 
 
-def layer_statistics(plans: Mapping[str, Plan]) -> dict[str, Layers]:
-    """Return a round's decisions for each layer, by model; without models that were sent whole."""
+def layer_statistics(config: Config, plan: Plan | Mapping[str, Plan]) -> dict[str, Layers]:
+    """Return a round's decisions for each layer, by model or the run's name; without models that were sent whole."""
+    plans = {config.name: plan} if isinstance(plan, Plan) else plan
     return {name: _statistics_of(plan) for name, plan in plans.items() if plan.spectra}
 
 
@@ -102,15 +103,15 @@ def records_layers(config: Config, metrics: RoundMetrics) -> bool:
     return rounds == 1 or last or (every is not None and rounds % every == 0)
 
 
-def append_layers(path: Path, round: int, task: str, layers: Layers) -> None:
+def append_layers(path: Path, round: int, model: str, layers: Layers) -> None:
     """Append a round's layer records."""
     entries = {name: [entry.to_json() for entry in entries] for name, entries in layers.items()}
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"round": round, "task": task, "layers": entries}) + "\n")
+        file.write(json.dumps({"round": round, "task": model, "layers": entries}) + "\n")
 
 
 def read_layers(directory: Path) -> dict[tuple[int, str], Layers]:
-    """Return a run's layer records by round and task; if a round was run again, its last record.
+    """Return a run's layer records by round and model; if a round was run again, its last record.
 
     Reading ends at a damaged line.
     """
@@ -123,10 +124,10 @@ def read_layers(directory: Path) -> dict[tuple[int, str], Layers]:
     }
 
 
-def describe_clients(experiment: Experiment) -> Clients:
-    """Return, by task, each client's samples, keep ratio, and samples of each class (None for text or remote data)."""
+def describe_clients(experiment: Experiments) -> Clients:
+    """Return, by model, each client's samples, keep ratio, and samples of each class (None for text or remote data)."""
     node_keys = {"node_keys": list(experiment.node_keys)} if experiment.node_keys else {}
-    return {name: _client_record(task) | node_keys for name, task in experiment.tasks.items()}
+    return {name: _client_record(one) | node_keys for name, one in experiment.parts.items()}
 
 
 def read_clients(directory: Path) -> dict[str, dict[str, Any]]:
@@ -138,7 +139,7 @@ def read_clients(directory: Path) -> dict[str, dict[str, Any]]:
     path = directory / CLIENTS_FILE
     if not path.is_file():
         return {}
-    return read_record(path, lambda tasks: {name: dict(vars(_Clients(**record))) for name, record in tasks.items()})
+    return read_record(path, lambda models: {name: dict(vars(_Clients(**record))) for name, record in models.items()})
 
 
 def check_clients(directory: Path, clients: Clients) -> None:
@@ -162,15 +163,15 @@ def wandb_state(directory: Path) -> dict[str, Any]:
     return {}
 
 
-def _client_record(task: Task) -> dict[str, object]:
-    targets, sizes = task.training.targets, list(task.num_samples.values())
+def _client_record(experiment: Experiment) -> dict[str, object]:
+    targets, sizes = experiment.training.targets, list(experiment.num_samples.values())
     classes = None
     if targets.dim() == 1 and len(targets) == sum(sizes):  # not text, and the samples are on this machine
         owned = np.split(np.arange(len(targets)), np.cumsum(sizes)[:-1])
-        classes = class_counts(owned, targets.cpu().numpy(), task.dataset.num_classes)
+        classes = class_counts(owned, targets.cpu().numpy(), experiment.dataset.num_classes)
     return {
         "samples": sizes,
-        "keep_ratios": list(task.keep_ratios.values()),
+        "keep_ratios": list(experiment.keep_ratios.values()),
         "classes": None if classes is None else classes.tolist(),
     }
 

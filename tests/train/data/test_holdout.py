@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from sharding.errors import UserError
-from tests.train.runs import task_of
 from train.assembly import assemble, read_dataset
 from train.config.schema import load_config
 from train.data import DATASETS, load_dataset
@@ -55,8 +54,8 @@ def test_holdout_in_a_configuration_replaces_the_test_set() -> None:
     config = load_config("configs/quickstart.yaml", ["data.holdout=200", "seed=3"])
     whole = load_config("configs/quickstart.yaml", [])
     experiment = assemble(config)
-    assert len(task_of(experiment).dataset.test) == 200
-    assert sum(task_of(experiment).num_samples.values()) == len(read_dataset(whole).train) - 200
+    assert len(experiment.dataset.test) == 200
+    assert sum(experiment.num_samples.values()) == len(read_dataset(whole).train) - 200
 
 
 def test_hold_out_without_targets_raises(monkeypatch) -> None:

@@ -19,7 +19,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from sharding import Plan, UserError, client_model
 from tests.train.engines.jobs import MODELS, RATIOS, make_job, make_plan, with_bad_clients
-from tests.train.runs import QUICKSTART, REPOSITORY, TINY, assert_same, task_of, tiny, wait_until
+from tests.train.runs import QUICKSTART, REPOSITORY, TINY, assert_same, tiny, wait_until
 from train import engines as engines_module
 from train.assembly import assemble
 from train.engines import ENGINES, ProcessesEngine, processes
@@ -56,7 +56,7 @@ def engine_of():
 
 @pytest.mark.parametrize(("device", "named"), [("cpu", False), ("cpu:0", True)])
 def test_job_of_a_device_with_an_index_has_only_that_device(tmp_path, device, named):
-    assert task_of(assemble(tiny(tmp_path, f"device={device}"))).job.one_device is named
+    assert assemble(tiny(tmp_path, f"device={device}")).job.one_device is named
 
 
 @pytest.mark.parametrize(("one_device", "used"), [(True, ["cuda:1"]), (False, ["cuda:0", "cuda:1", "cuda:2"])])

@@ -10,7 +10,6 @@ import torch
 from sharding import Shard
 from sharding.errors import UserError
 from sharding.shard import Terms
-from tests.train.runs import task_of
 from train.assembly import assemble, make_model
 from train.data import DATASETS, Split, empty_dataset, load_dataset
 from train.federate.client_app import open_data, partition_of, read_data, write_data
@@ -99,7 +98,7 @@ def test_node_of_files_that_were_read_before_needs_neither_files_nor_classes(dty
 
 def test_node_without_a_file_has_the_samples_of_a_simulation(config):
     ours = config()
-    clients = task_of(assemble(ours)).job.clients
+    clients = assemble(ours).job.clients
     _, got = open_data(ours, {"partition-id": 2})
     assert torch.equal(got.inputs, clients[2].inputs)
     with pytest.raises(UserError, match="clients 0 to 3"):

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from sharding.failures import Failure, Kind
-from tests.train.runs import PATIENCE, model_of, task_of, wait_until
+from tests.train.runs import PATIENCE, model_of, wait_until
 from tests.train.runs import read as read_metrics
 from train.assembly import assemble
 from train.config.schema import load_config
@@ -114,7 +114,8 @@ def with_participation(config, failing):
             for client, update in super().train(plan, round, lr):
                 yield client, Update(None, None, Failure(Kind.FAILED, "lost")) if client in failing else update
 
-    task_of(experiment).make_engine = Some
+    experiment.make_engine = Some
+    experiment.start()
     run_rounds(experiment, 0)
     return experiment.model.state_dict()
 

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 
 from tests.sharding.flower.grid import StubGrid
 from tests.train.federate.nodes import Nodes
-from tests.train.runs import task_of
 from train.assembly import assemble, make_model, partition_dataset, read_dataset
 from train.engines.local_training import train_locally
 from train.federate.roster import Timeouts
@@ -61,7 +60,7 @@ def task_module(config, made):
 @pytest.mark.parametrize("overrides", [[], ["data.partition=power_law", "compression=int8"]])
 def test_app_of_the_guide_has_the_bits_of_train_federate(config, monkeypatch, caplog, overrides):
     ours, made = config(*SETTINGS, *overrides), []
-    ratios = task_of(assemble(ours)).keep_ratios
+    ratios = assemble(ours).keep_ratios
     nodes = {100 + client: {"partition-id": client, "keep-ratio": ratio} for client, ratio in ratios.items()}
     run(ours, build=partial(assemble_over, grid=Nodes(nodes), timeouts=Timeouts(0.5, 0.5)))
 

@@ -1,0 +1,81 @@
+"""Training in two stages: clients report the norm of their update, and keep it until the server has selected some."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sharding import Plan
+from sharding.aggregation.faults import NOTHING, find_misfit
+from sharding.client_sampling import Participation, Sampler
+from sharding.norms import update_norm
+from sharding.plan import Client
+from train.engines.engine import Engine, Update, Updates
+
+
+@dataclass(frozen=True)
+class Reports:
+    """Reports of clients that keep their updates until the server has selected some.
+
+    Attributes:
+        norms: ‖U‖/lr of every client that trained; the division makes norms of different rounds comparable.
+        collect: returns the updates of these clients, and the failures of the others.
+    """
+
+    norms: Mapping[Client, float]
+    collect: Callable[[Collection[Client]], Updates]
+
+
+class TwoStageEngine(Engine):
+    """An engine whose clients themselves keep their updates."""
+
+    @abstractmethod
+    def report(self, plan: Plan, round: int, lr: float) -> Reports:
+        """Train every client and return the norms; the clients keep their updates until they are collected."""
+
+
+def train_selected(
+    engine: Engine, sampler: Sampler, plan: Plan, round: int, lr: float
+) -> tuple[Participation, Updates]:
+    """Train a round's clients; return the sampler's selection, and the updates that it needs.
+
+    Most samplers select before the clients train, and their updates arrive one by one. With a sampler that
+    `needs_norms`, all clients train first and report.
+    """
+    cohort = [int(client) for client in plan]
+    if not sampler.needs_norms:
+        return sampler.select(round, cohort, {}), engine.train(plan, round, lr)
+    reports = report(engine, plan, round, lr)
+    selection = sampler.select(round, cohort, reports.norms)
+    return selection, reports.collect(selection.weights)
+
+
+def report(engine: Engine, plan: Plan, round: int, lr: float) -> Reports:
+    """Train every client of a plan and return the norms; the updates are kept here if the clients do not keep them."""
+    if isinstance(engine, TwoStageEngine):
+        return engine.report(plan, round, lr)
+    return keep_updates(plan, engine.train(plan, round, lr), lr)
+
+
+def keep_updates(plan: Plan, updates: Updates, lr: float) -> Reports:
+    """Keep the updates of a plan's clients, in place of the clients, and return their norms."""
+    kept: dict[Client, Update] = {}
+    norms: dict[Client, Tensor] = {}
+    for client, update in updates:
+        if client in plan and client not in kept:
+            shard = plan.shard(client)
+            misfit = None if update.shard is None else find_misfit(shard, update.shard)
+            kept[client] = update if misfit is None else Update(None, None, misfit)
+            if update.shard is not None and misfit is None:
+                norms[client] = update_norm(shard, update.shard)
+    values = (torch.stack([*norms.values()]) / lr).tolist() if norms else []
+
+    def collect(selected: Collection[Client]) -> Updates:
+        for client in plan:
+            update = kept.get(client, Update(None, None, NOTHING))
+            if client in selected or update.failure is not None:
+                yield client, update
+
+    return Reports(dict(zip(norms, values, strict=True)), collect)
