@@ -43,10 +43,10 @@ def run_rounds(
                 reports = {name: tasks[name].engine.report(plan, t, tasks[name].lr(t)) for name, plan in plans.items()}
                 norms = {name: report.norms for name, report in reports.items()}
                 selected = experiment.select(t, plans, norms)
-                updates = {name: report.collect(selected[name].weights) for name, report in reports.items()}
+                replies = {name: report.collect(selected[name].weights) for name, report in reports.items()}
             else:  # updates are averaged as they arrive
                 selected = experiment.select(t, plans, {})
-                updates = {name: tasks[name].engine.train(plan, t, tasks[name].lr(t)) for name, plan in plans.items()}
+                replies = {name: tasks[name].engine.train(plan, t, tasks[name].lr(t)) for name, plan in plans.items()}
 
         for name, task in tasks.items():
             plan, selection, server = plans[name], selected[name], task.server
@@ -55,10 +55,10 @@ def run_rounds(
 
             with clock("train"):
                 average = server.average(plan, selection.weights, selection.total)
-                for client, update in updates[name]:
-                    average.add(client, update.failure or update.shard)
-                    if update.loss is not None:
-                        losses[client] = update.loss
+                for client, reply in replies[name]:
+                    average.add(client, reply.failure or reply.update)
+                    if reply.loss is not None:
+                        losses[client] = reply.loss
 
             with clock("aggregate"):
                 aggregation = server.step(average)

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from sharding import Plan, Residual, Shard
+from sharding import Plan, Residual, Update
 from sharding.aggregation.faults import NOTHING, find_misfit
 from sharding.failures import Failure
 from sharding.norms import update_norm
@@ -19,21 +19,21 @@ from train.data import Dataset, Split
 
 
 @dataclass(frozen=True)
-class Update:
-    """What a client sends back.
+class Reply:
+    """What came back from a client.
 
     Attributes:
-        shard: the trained shard, or None if the client failed.
+        update: None if the client failed.
         loss: its mean training loss, a scalar on the device, or None.
         failure: why the client failed, or None.
     """
 
-    shard: Shard | None
+    update: Update | None
     loss: Tensor | None
     failure: Failure | None = None
 
 
-Updates = Iterable[tuple[Client, Update]]
+Replies = Iterable[tuple[Client, Reply]]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Reports:
     """
 
     norms: Mapping[Client, float]
-    collect: Callable[[Collection[Client]], Updates]
+    collect: Callable[[Collection[Client]], Replies]
 
 
 @dataclass(frozen=True)
@@ -99,30 +99,30 @@ class Engine(ABC):
     """Trains every client of a plan on its own shard and its own data."""
 
     @abstractmethod
-    def train(self, plan: Plan, round: int, lr: float) -> Updates:
-        """Yield one update for each client as it arrives, so that memory does not grow with the cohort.
+    def train(self, plan: Plan, round: int, lr: float) -> Replies:
+        """Yield one reply for each client as it arrives, so that memory does not grow with the cohort.
 
-        The order depends only on the plan and the clients' data. The update of a client that failed has the reason.
+        The order depends only on the plan and the clients' data. The reply of a client that failed has the reason.
         """
 
     def report(self, plan: Plan, round: int, lr: float) -> Reports:
         """Train every client and keep the updates until the server has selected some by their norms."""
-        updates: dict[Client, Update] = {}
+        replies: dict[Client, Reply] = {}
         norms: dict[Client, Tensor] = {}
-        for client, update in self.train(plan, round, lr):
-            if client in plan and client not in updates:
+        for client, reply in self.train(plan, round, lr):
+            if client in plan and client not in replies:
                 shard = plan.shard(client)
-                misfit = None if update.shard is None else find_misfit(shard, update.shard)
-                updates[client] = update if misfit is None else Update(None, None, misfit)
-                if update.shard is not None and misfit is None:
-                    norms[client] = update_norm(shard, update.shard)
+                misfit = None if reply.update is None else find_misfit(shard, reply.update)
+                replies[client] = reply if misfit is None else Reply(None, None, misfit)
+                if reply.update is not None and misfit is None:
+                    norms[client] = update_norm(shard, reply.update)
         values = (torch.stack([*norms.values()]) / lr).tolist() if norms else []
 
-        def collect(selected: Collection[Client]) -> Updates:
+        def collect(selected: Collection[Client]) -> Replies:
             for client in plan:
-                update = updates.get(client, Update(None, None, NOTHING))
-                if client in selected or update.failure is not None:
-                    yield client, update
+                reply = replies.get(client, Reply(None, None, NOTHING))
+                if client in selected or reply.failure is not None:
+                    yield client, reply
 
         return Reports(dict(zip(norms, values, strict=True)), collect)
 
