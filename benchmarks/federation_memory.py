@@ -123,8 +123,8 @@ def serve(num_clients: int, layers: int) -> Row:
     before = resident("VmRSS")
     forget_peak()
     average = server.average(plan, dict.fromkeys(plan, 1.0))
-    for client, update in engine.train(plan, 0, 0.1):
-        average.add(client, update.shard)
+    for client, reply in engine.train(plan, 0, 0.1):
+        average.add(client, reply.update)
     peak = resident("VmHWM") - before
     assert len(server.step(average).accepted) == num_clients
     return {

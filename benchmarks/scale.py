@@ -36,6 +36,7 @@ from sharding import (
     Server,
     Shard,
     ShardPlanner,
+    Update,
     client_model,
     clip_and_decay,
     init_empty,
@@ -98,10 +99,10 @@ def plan_round(server: Server) -> Plan:
     return server.plan(dict.fromkeys(range(NUM_CLIENTS), KEEP_RATIO), round=0)
 
 
-def trained(shard: Shard) -> Shard:
+def trained(shard: Shard) -> Update:
     """Return an update of the size of a trained one, in its own memory."""
     terms = {name: replace(each, u=each.u * 1.001, v=each.v * 1.001) for name, each in shard.terms.items()}
-    return replace(shard, terms=terms, dense={name: part * 1.001 for name, part in shard.dense.items()})
+    return Update(terms, {name: part * 1.001 for name, part in shard.dense.items()}, shard.keep_ratio, shard.plan)
 
 
 def aggregate(server: Server, plan: Plan) -> Aggregation:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
-from sharding import Residual, Server, Shard, ShardPlanner, factorize, init_empty, train_shard
+from sharding import Residual, Server, Shard, ShardPlanner, Update, factorize, init_empty, train_shard
 
 HUB = "sentence-transformers/all-MiniLM-L6-v2"
 SPACE = (
@@ -64,7 +64,7 @@ def main(weights: str) -> None:
         structure = freeze_embeddings(AutoModelForSequenceClassification.from_config(pretrained.config))
     residual = Residual.from_bytes(once)
 
-    def train(client: str, shard: Shard) -> Shard:
+    def train(client: str, shard: Shard) -> Update:
         received = Shard.from_bytes(shard.to_bytes())
         batches = [batch_of(TEXTS[client])] * 3
         adamw = lambda parameters: torch.optim.AdamW(parameters, lr=5e-4)  # noqa: E731

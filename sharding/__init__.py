@@ -42,7 +42,7 @@ from sharding.plan import Plan
 from sharding.planner import ShardPlanner
 from sharding.residual import Residual
 from sharding.server import Server
-from sharding.shard import Shard
+from sharding.shard import Shard, Update
 from sharding.strategies import STRATEGIES, Allocation, LayerContext, Strategy
 from sharding.transport.compression import COMPRESSIONS
 
@@ -79,6 +79,7 @@ __all__ = [  # noqa: RUF022 - by theme, as docs/reference/api.md lists it
     "ShardPlanner",
     "Plan",
     "Shard",
+    "Update",
     "Residual",
     "FedYogi",
     "iterate_average",

@@ -28,7 +28,7 @@ from sharding.modules.wrappers import key, named_modules, named_state
 from sharding.optim import DecayOf, can_be_fused, clip_and_decay
 from sharding.quantization import empty_quantized, format_of
 from sharding.residual import Residual, residual_layers
-from sharding.shard import Shard
+from sharding.shard import Shard, Update
 from sharding.transport.compression import EXACT
 from sharding.validation import is_number
 
@@ -48,7 +48,7 @@ def train_shard(
     decay: float = 1e-4,
     decay_of: DecayOf = "bounded",
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
-) -> Shard:
+) -> Update:
     """Train a shard on a client's data, with one optimizer step a batch, and return the update::
 
         train_shard(model, shard, batches, lr=0.1)

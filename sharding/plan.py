@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sharding.modules.finite import computable
-from sharding.shard import Shard, Terms
+from sharding.shard import Shard, Terms, Update
 from sharding.spectrum import Spectrum
 from sharding.strategies import Allocation, LayerContext
 from sharding.transport.compression import EXACT, round_columns
@@ -139,20 +139,20 @@ class Plan(Collection[Client]):
         size = self.nbytes / 1000
         return f"Plan(clients={len(self)}, layers={len(self.spectra)}, {size:,.0f} kB)"
 
-    def values_of(self, update: Shard) -> Shard:
+    def values_of(self, update: Update) -> Update:
         """Return an update as new values: where it holds changes, from what the server has, not from what it sent.
 
         Args:
             update: of a shard of this plan, without a fault, on the spectra's device; its indices say which terms.
         """
-        if update.compression == EXACT:
+        if not update.changes:
             return update
         terms = {}
         for layer, change in update.terms.items():
             u, v = self.spectra[layer].cut(change.indices)
             terms[layer] = replace(change, u=u + change.u, v=v + change.v)
         dense = {name: computable(self.dense[name]) + computable(change) for name, change in update.dense.items()}
-        return replace(update, terms=terms, dense=dense, compression=EXACT)
+        return replace(update, terms=terms, dense=dense, compression=EXACT, changes=False)
 
     def tail_indices(self, client: Client) -> dict[str, Tensor]:
         """Return, by layer, the indices of the terms that a client holds frozen: all of the round after its own."""

@@ -33,7 +33,7 @@ from sharding.modules.wrappers import distribute_like, is_distributed, named_par
 from sharding.plan import Client, Plan
 from sharding.planner import ShardPlanner
 from sharding.residual import Residual
-from sharding.shard import Shard
+from sharding.shard import Shard, Update
 
 
 class Server:
@@ -113,7 +113,7 @@ class Server:
         self,
         round: int,
         keep_ratios: Mapping[Client, float],
-        train: Callable[[Client, Shard], Shard | Failure | None],
+        train: Callable[[Client, Shard], Update | Failure | None],
         num_samples: Mapping[Client, float] | None = None,
     ) -> Aggregation:
         """Run one round and return which clients were averaged in.

@@ -1,8 +1,9 @@
-"""The message between server and client: singular terms of the sharded layers, and all other tensors but frozen ones.
+"""The messages between server and client: a `Shard` goes out, and an `Update` comes back.
 
-Frozen parameters are in the `Residual`, which is sent once. Frozen terms, integers and masks are sent but not returned:
-a client computes with the server's, and they are not averaged. With a compression that rounds
-(`sharding.transport.compression`), what is sent is rounded, and clients return changes.
+A shard has singular terms of the sharded layers, and all other tensors but frozen ones. Frozen parameters are in the
+`Residual`, which is sent once. Frozen terms, integers and masks are sent but not returned: a client computes with the
+server's, and they are not averaged. With a compression that rounds (`sharding.transport.compression`), what is sent is
+rounded, and clients return changes.
 """
 
 import json
@@ -45,6 +46,10 @@ class Terms:
     v: Tensor
     multipliers: Tensor
 
+    def to(self, device: torch.device | str) -> "Terms":
+        """Return the same terms on a device."""
+        return Terms(*(getattr(self, part).to(device) for part in PARTS))
+
 
 @dataclass(frozen=True, eq=False)
 class Shard:
@@ -62,8 +67,6 @@ class Shard:
         tail: by layer, the terms that only stronger clients of the round train, which the client holds frozen, as
             `sharding.quantization.quantize_terms` stores them. It is not returned.
         residual: the digest of the residual that the client's model needs; empty where it needs none.
-        changes: whether its numbers are changes from the values that were sent, as in updates with a compression that
-            rounds.
     """
 
     terms: Mapping[str, Terms]
@@ -72,7 +75,6 @@ class Shard:
     frozen: frozenset[str] = frozenset()
     plan: str = ""
     compression: str = EXACT
-    changes: bool = False
     residual: str = ""
     tail: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -86,21 +88,16 @@ class Shard:
     @property
     def nbytes(self) -> int:
         """The exact length of `to_bytes()`, computed without encoding."""
-        tensors = self._named_tensors()
-        if self.compression != EXACT:
-            tensors = compression.encode(
-                {name: tensor.to("meta") for name, tensor in tensors.items()}, self.compression
-            )
-        return serialize.size_of(tensors, self._metadata())
+        return _size_of(self)
 
     def to_bytes(self) -> bytes:
         """Return the wire form: a safetensors file with keys ``terms/<layer>/<part>``, ``dense/<name>`` and
         ``tail/<layer>/terms``.
 
         Keys of frozen tensors begin with ``frozen/``. Keep ratio and plan are in the file's metadata. Values that the
-        compression cannot represent are rounded; a planner's shards and clients' updates are rounded already.
+        compression cannot represent are rounded; a planner's shards are rounded already.
         """
-        return serialize.to_bytes(compression.encode(self._named_tensors(), self.compression), self._metadata())
+        return serialize.to_bytes(*_encode(self))
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
@@ -111,11 +108,11 @@ class Shard:
         Raises:
             UserError: the bytes are not a shard.
         """
-        return cls._from_named(*serialize.from_bytes(data))
+        return cls(**_decode(*serialize.from_bytes(data), "shard"))
 
     def write(self, path: Path | str) -> None:
         """Write the wire form to a file."""
-        serialize.to_file(compression.encode(self._named_tensors(), self.compression), self._metadata(), path)
+        serialize.to_file(*_encode(self), path)
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
@@ -124,13 +121,11 @@ class Shard:
         Raises:
             UserError: the file is not a shard.
         """
-        return cls._from_named(*serialize.from_file(path))
+        return cls(**_decode(*serialize.from_file(path), "shard"))
 
     def to(self, device: torch.device | str) -> "Shard":
         """Return the same values on a device."""
-        terms = {
-            name: Terms(*(getattr(layer, part).to(device) for part in PARTS)) for name, layer in self.terms.items()
-        }
+        terms = {name: each.to(device) for name, each in self.terms.items()}
         dense, tail = ({name: part.to(device) for name, part in each.items()} for each in (self.dense, self.tail))
         return replace(self, terms=terms, dense=dense, tail=tail)
 
@@ -158,7 +153,7 @@ class Shard:
         return factors | {name: tensor for name, tensor in self.dense.items() if name not in self.frozen}
 
     @torch.no_grad()
-    def returned(self, values: Mapping[str, Tensor]) -> "Shard":
+    def returned(self, values: Mapping[str, Tensor]) -> "Update":
         """Return the update with these values, by the names of `trained`.
 
         Its types are those of the shard, whatever the client computes in. With compression it holds the rounded changes
@@ -177,7 +172,7 @@ class Shard:
             if layer not in self.frozen
         }
         dense = {name: round_outputs(values[name], self.compression) for name in self.dense if name not in self.frozen}
-        return replace(self, terms=terms, dense=dense, frozen=frozenset(), changes=changes, tail={})
+        return Update(terms, dense, self.keep_ratio, self.plan, self.compression, changes, self.residual)
 
     def matching_state(self, model: nn.Module) -> dict[str, Tensor]:
         """Check that a client's model matches this shard, and return its parameters and buffers by name.
@@ -218,7 +213,7 @@ class Shard:
             counter.zero_()
 
     @torch.no_grad()
-    def read_from(self, model: nn.Module) -> "Shard":
+    def read_from(self, model: nn.Module) -> "Update":
         """Return the update: the same terms and names, with the model's current values.
 
         Raises:
@@ -258,49 +253,141 @@ class Shard:
             f"{name} is not in the shard" for name in state if id(state[name]) not in known and name not in seen
         )
 
-    def _metadata(self) -> dict[str, str]:
-        # One entry, since safetensors writes several in any order.
-        fields = {"keep_ratio": float(self.keep_ratio), "plan": self.plan}
-        fields |= {"residual": self.residual} if self.residual else {}
-        kind = CHANGES if self.changes else VALUES
-        return {"shard": json.dumps(fields if self.compression == EXACT else fields | {kind: self.compression})}
 
-    def _named_tensors(self) -> dict[str, Tensor]:
-        tensors = {
-            f"{self._prefix(layer)}terms/{layer}/{part}": getattr(terms, part)
-            for layer, terms in self.terms.items()
-            for part in PARTS
-        }
-        tensors |= {f"tail/{layer}/terms": stored for layer, stored in self.tail.items()}
-        return tensors | {f"{self._prefix(name)}dense/{name}": tensor for name, tensor in self.dense.items()}
+@dataclass(frozen=True, eq=False)
+class Update:
+    """What a client sends back: all that it trained of its shard.
 
-    def _prefix(self, name: str) -> str:
-        return FROZEN if name in self.frozen else ""
+    Attributes:
+        terms: by layer name; their indices and ω are those of the shard.
+        dense: what was trained whole, by state-dict key.
+        keep_ratio: the shard's.
+        plan: the shard's, ``<round>-<digest>``.
+        compression: the shard's.
+        changes: whether u, v and dense are changes from what was sent, as with a compression that rounds, or new
+            values.
+        residual: the shard's.
+    """
+
+    terms: Mapping[str, Terms]
+    dense: Mapping[str, Tensor]
+    keep_ratio: float = 1.0
+    plan: str = ""
+    compression: str = EXACT
+    changes: bool = False
+    residual: str = ""
+
+    def __repr__(self) -> str:
+        size = self.nbytes / 1000
+        return f"Update(layers={len(self.terms)}, {size:,.0f} kB, plan={self.plan[:7]!r})"
+
+    @property
+    def nbytes(self) -> int:
+        """The exact length of `to_bytes()`, computed without encoding."""
+        return _size_of(self)
+
+    def to_bytes(self) -> bytes:
+        """Return the wire form, as `Shard.to_bytes`."""
+        return serialize.to_bytes(*_encode(self))
 
     @classmethod
-    def _from_named(cls, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Self:
-        fields = _checked_fields(metadata)
-        parts: dict[str, dict[str, Tensor]] = {}
-        dense: dict[str, Tensor] = {}
-        tail: dict[str, Tensor] = {}
-        frozen = set()
-        for entry, tensor in compression.decode(tensors, fields["compression"]).items():
-            kind, _, name = entry.removeprefix(FROZEN).partition("/")
-            if kind == "terms":
-                name, _, part = name.rpartition("/")
-                parts.setdefault(name, {})[part] = tensor
-            elif kind == "tail" and entry.endswith("/terms"):
-                tail[name.removesuffix("/terms")] = tensor
-            elif kind == "dense" and name not in dense and (tensor.is_floating_point() or entry.startswith(FROZEN)):
-                dense[name] = tensor
-            else:
-                raise UserError(f"this is not a shard: unknown entry {entry[:80]!r}, {tensor.dtype}")
-            if entry.startswith(FROZEN):
-                frozen.add(name)
-        terms = {layer: _checked_terms(layer, parts[layer]) for layer in sorted(parts)}
-        if other := sorted(tail.keys() - terms.keys()):
-            raise UserError(f"this is not a shard: it has a tail of {other[0][:80]!r} without terms")
-        return cls(terms, dense, frozen=frozenset(frozen), tail=tail, **fields)
+    def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
+        """Read the wire form back, as `Shard.from_bytes`.
+
+        Raises:
+            UserError: the bytes are not an update; a shard with frozen tensors or a tail is none.
+        """
+        what = "client's update"
+        fields = _decode(*serialize.from_bytes(data, what), what)
+        if frozen := fields.pop("frozen"):
+            raise UserError(f"frozen tensors were returned: {', '.join(sorted(frozen)[:3])[:200]}")
+        if tail := fields.pop("tail"):
+            raise UserError(f"the tail was returned: {', '.join(sorted(tail)[:3])[:200]}")
+        return cls(**fields)
+
+    def to(self, device: torch.device | str) -> "Update":
+        """Return the same values on a device."""
+        terms = {name: each.to(device) for name, each in self.terms.items()}
+        return replace(self, terms=terms, dense={name: part.to(device) for name, part in self.dense.items()})
+
+    def trained(self) -> dict[str, Tensor]:
+        """Return u and v of every layer, and the dense rest, by the names of `Shard.trained`."""
+        factors = {key(layer, part): getattr(terms, part) for layer, terms in self.terms.items() for part in "uv"}
+        return factors | dict(self.dense)
+
+
+def _size_of(message: Shard | Update) -> int:
+    tensors = _named_tensors(message)
+    if message.compression != EXACT:
+        tensors = compression.encode({name: tensor.to("meta") for name, tensor in tensors.items()}, message.compression)
+    return serialize.size_of(tensors, _metadata(message))
+
+
+def _encode(message: Shard | Update) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors and the metadata of the wire form."""
+    return compression.encode(_named_tensors(message), message.compression), _metadata(message)
+
+
+def _metadata(message: Shard | Update) -> dict[str, str]:
+    # One entry, since safetensors writes several in any order.
+    fields = {"keep_ratio": float(message.keep_ratio), "plan": message.plan}
+    fields |= {"residual": message.residual} if message.residual else {}
+    kind = CHANGES if isinstance(message, Update) and message.changes else VALUES
+    return {"shard": json.dumps(fields if message.compression == EXACT else fields | {kind: message.compression})}
+
+
+def _named_tensors(message: Shard | Update) -> dict[str, Tensor]:
+    frozen, tail = (message.frozen, message.tail) if isinstance(message, Shard) else (frozenset[str](), {})
+
+    def prefix(name: str) -> str:
+        return FROZEN if name in frozen else ""
+
+    tensors = {
+        f"{prefix(layer)}terms/{layer}/{part}": getattr(terms, part)
+        for layer, terms in message.terms.items()
+        for part in PARTS
+    }
+    tensors |= {f"tail/{layer}/terms": stored for layer, stored in tail.items()}
+    return tensors | {f"{prefix(name)}dense/{name}": tensor for name, tensor in message.dense.items()}
+
+
+def _decode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], what: str) -> dict[str, Any]:
+    """Return the fields of a shard or of an update, which has `frozen` and `tail` besides.
+
+    Raises:
+        UserError: the file is not one.
+    """
+    try:
+        return _checked(tensors, metadata, changes=what != "shard")
+    except UserError as error:
+        raise UserError(f"this is not a {what}: {error}") from error
+
+
+def _checked(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], changes: bool) -> dict[str, Any]:
+    fields = _checked_fields(metadata)
+    if not changes and fields.pop("changes"):
+        raise UserError("it has changes, as an update has them")
+    parts: dict[str, dict[str, Tensor]] = {}
+    dense: dict[str, Tensor] = {}
+    tail: dict[str, Tensor] = {}
+    frozen = set()
+    for entry, tensor in compression.decode(tensors, fields["compression"]).items():
+        kind, _, name = entry.removeprefix(FROZEN).partition("/")
+        if kind == "terms":
+            name, _, part = name.rpartition("/")
+            parts.setdefault(name, {})[part] = tensor
+        elif kind == "tail" and entry.endswith("/terms"):
+            tail[name.removesuffix("/terms")] = tensor
+        elif kind == "dense" and name not in dense and (tensor.is_floating_point() or entry.startswith(FROZEN)):
+            dense[name] = tensor
+        else:
+            raise UserError(f"unknown entry {entry[:80]!r}, {tensor.dtype}")
+        if entry.startswith(FROZEN):
+            frozen.add(name)
+    terms = {layer: _checked_terms(layer, parts[layer]) for layer in sorted(parts)}
+    if other := sorted(tail.keys() - terms.keys()):
+        raise UserError(f"it has a tail of {other[0][:80]!r} without terms")
+    return {"terms": terms, "dense": dense, "frozen": frozenset(frozen), "tail": tail, **fields}
 
 
 def _checked_terms(layer: str, parts: Mapping[str, Tensor]) -> Terms:
@@ -311,7 +398,7 @@ def _checked_terms(layer: str, parts: Mapping[str, Tensor]) -> Terms:
     """
     for part in PARTS:
         if part not in parts:
-            raise UserError(f"this is not a shard: it lacks {part!r} of layer {layer[:80]!r}")
+            raise UserError(f"it lacks {part!r} of layer {layer[:80]!r}")
     if len(parts) == len(PARTS) and all(parts[part].is_floating_point() for part in PARTS[1:]):
         terms = Terms(*(parts[part] for part in PARTS))
         n = terms.indices.shape
@@ -322,7 +409,7 @@ def _checked_terms(layer: str, parts: Mapping[str, Tensor]) -> Terms:
     forms = ", ".join(
         f"{part[:20]} {str(tensor.dtype)[6:]}{list(tensor.shape)}" for part, tensor in sorted(parts.items())
     )
-    raise UserError(f"this is not a shard: layer {layer[:80]!r} has {forms[:200]}, or its indices do not ascend")
+    raise UserError(f"layer {layer[:80]!r} has {forms[:200]}, or its indices do not ascend")
 
 
 def _checked_fields(metadata: Mapping[str, str]) -> dict[str, Any]:
@@ -335,9 +422,9 @@ def _checked_fields(metadata: Mapping[str, str]) -> dict[str, Any]:
         fields = json.loads(metadata["shard"])
         keep_ratio, plan, residual = fields["keep_ratio"], fields["plan"], fields.get("residual", "")
     except (KeyError, ValueError, TypeError, RecursionError) as error:
-        raise UserError("this is not a shard: its metadata has no keep ratio and plan") from error
+        raise UserError("its metadata has no keep ratio and plan") from error
     if not (is_number(keep_ratio) and 0 < keep_ratio <= 1 and isinstance(plan, str) and isinstance(residual, str)):
-        raise UserError(f"this is not a shard: its metadata has {str(fields)[:80]}")
+        raise UserError(f"its metadata has {str(fields)[:80]}")
     changes = CHANGES in fields
     return {
         "keep_ratio": float(keep_ratio),

@@ -24,8 +24,8 @@ class FedAvgStep:
         plan = twin.plan(dict.fromkeys(cohort, 1.0), round)
         scaled = bool(experiment.job.lr_scales)  # then a client's data count in its steps, and all updates count alike
         average = twin.average(plan, dict.fromkeys(plan, 1.0) if scaled else experiment.num_samples)
-        for client, update in experiment.engine.train(plan, round, experiment.lr(round)):
-            average.add(client, update.failure or update.shard)
+        for client, reply in experiment.engine.train(plan, round, experiment.lr(round)):
+            average.add(client, reply.failure or reply.update)
         twin.step(average)
         self._before = flatten(experiment.server.model)
         self._update = flatten(twin.model) - self._before

@@ -10,7 +10,7 @@ from sharding.client_sampling import Participation
 from sharding.plan import Client
 from train.callbacks import Callback
 from train.clock import Clock
-from train.engines.engine import Updates
+from train.engines.engine import Replies
 from train.engines.two_stage import train_selected
 from train.evaluation import scores
 from train.experiment import Experiment
@@ -43,12 +43,12 @@ def run_rounds(
             plan = experiment.plan(cohort, t)
 
         with clock("train"):
-            selection, updates = train_selected(experiment.engine, sampler, plan, t, experiment.lr(t))
+            selection, replies = train_selected(experiment.engine, sampler, plan, t, experiment.lr(t))
 
         fedavg = FedAvgStep(experiment, cohort, t) if config.alignment and evaluates else None
 
         with clock("train"):
-            average, losses = collect(experiment, plan, selection, updates)
+            average, losses = collect(experiment, plan, selection, replies)
 
         with clock("aggregate"):
             aggregation = server.step(average)
@@ -69,12 +69,12 @@ def run_rounds(
 
 
 def collect(
-    experiment: Experiment, plan: Plan, selection: Participation, updates: Updates
+    experiment: Experiment, plan: Plan, selection: Participation, replies: Replies
 ) -> tuple[Average, dict[Client, Tensor]]:
     """Average the updates as they arrive; return the average, and the loss of each client that has one."""
     average, losses = experiment.server.average(plan, selection.weights, selection.total), dict[Client, Tensor]()
-    for client, update in updates:
-        average.add(client, update.failure or update.shard)
-        if update.loss is not None:
-            losses[client] = update.loss
+    for client, reply in replies:
+        average.add(client, reply.failure or reply.update)
+        if reply.loss is not None:
+            losses[client] = reply.loss
     return average, losses

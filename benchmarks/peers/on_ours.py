@@ -39,8 +39,8 @@ def main() -> None:
     for t in range(ROUNDS + 1):
         plan = server.plan(dict.fromkeys(sampler.cohort(t), 1.0), t)
         average = server.average(plan, dict.fromkeys(plan, PER_USER))
-        for client, update in engine.train(plan, t, LR):
-            average.add(client, update.shard)
+        for client, reply in engine.train(plan, t, LR):
+            average.add(client, reply.update)
         assert len(server.step(average).accepted) == COHORT
         watch.lap()
     engine.close()

@@ -47,7 +47,7 @@ from sharding.modules.wrappers import key
 from sharding.norms import statistics_norm, update_norm
 from sharding.plan import Client, Plan
 from sharding.product import ProductSpectrum
-from sharding.shard import Shard
+from sharding.shard import Update
 from sharding.validation import is_number
 
 log = logging.getLogger(__name__)
@@ -125,10 +125,10 @@ class Average:
         self._bound, self._max_share = norm_bound, max_share
         heaviest = 0 if max_share == 1 else floor(1 / max_share)  # more clients cannot have this share each
         self._num_pending = heaviest if norm_bound is None else inf
-        self._pending: dict[Client, Shard] = {}  # until their norms or weights can be compared
+        self._pending: dict[Client, Update] = {}  # until their norms or weights can be compared
 
     @torch.no_grad()
-    def add(self, client: Client, update: Shard | Failure | None, weight: float | None = None) -> None:
+    def add(self, client: Client, update: Update | Failure | None, weight: float | None = None) -> None:
         """Add a client's update, if the client counts and the update fits the plan and is finite.
 
         A client's first update counts; later ones are left out and logged. An update of a client without a weight is
@@ -136,7 +136,7 @@ class Average:
 
         Args:
             client: of the plan; others are noted and left out.
-            update: the trained shard, or the reason why there is none; None where nothing came back.
+            update: what the client sent back, or the reason why there is none; None where nothing came back.
             weight: D_c, where the average was made without weights; else not read.
         """
         if client not in self._plan:
@@ -147,21 +147,21 @@ class Average:
             log.warning("client %s sent another update in the same round; its first one counts", client)
             return
         self._received.add(client)
-        if self._weighs_late and isinstance(update, Shard):
+        if self._weighs_late and isinstance(update, Update):
             if is_number(weight) and weight > 0:
                 self._weights[client] = float(weight)
                 self._claimed += float(weight)
             else:
                 update = Failure(Kind.MALFORMED, f"its weight is {safe_repr(weight)}, not a finite number above 0")
         failure = update if isinstance(update, Failure) else find_misfit(self._plan.template(client), update)
-        if isinstance(update, Shard) and failure is None:
+        if isinstance(update, Update) and failure is None:
             self._nbytes[client] = update.nbytes
             failure = find_spoiled(update) if client in self._weights else None
         if failure is not None:
             self._rejected.setdefault(client, failure)
             if self._weighs_late:
                 self._weights.pop(client, None)  # else a node could lower the others' bound by an update that fails
-        elif isinstance(update, Shard) and client in self._weights:
+        elif isinstance(update, Update) and client in self._weights:
             self._pending[client] = update.to(self._plan.device)
             if len(self._pending) > self._num_pending:
                 lightest = min(self._pending, key=self._weights.__getitem__)  # of equal ones, the first to arrive
@@ -188,7 +188,7 @@ class Average:
         order = [client for client in (*self._plan, *rejected) if client in rejected]
         return Aggregation(delta, accepted, {client: rejected[client] for client in order}, self._nbytes)
 
-    def _count(self, client: Client, shard: Shard) -> None:
+    def _count(self, client: Client, shard: Update) -> None:
         """Add the terms that a client held to the mean: new values of those that it trained, and its tail unchanged."""
         self._mean.add(self._plan.values_of(shard), self._weights[client], self._plan.tail_indices(client))
 

@@ -10,13 +10,13 @@ from torch import Tensor
 from sharding.failures import Failure, Kind
 from sharding.modules.finite import find_nonfinite
 from sharding.modules.state import is_variance
-from sharding.shard import Shard
+from sharding.shard import Shard, Update
 from sharding.transport.compression import EXACT
 
 NOTHING = Failure(Kind.ABSENT, "nothing returned")
 
 
-def find_spoiled(returned: Shard) -> Failure | None:
+def find_spoiled(returned: Update) -> Failure | None:
     """Return why the values of an update that fits the plan cannot be averaged, or None."""
     if (name := find_nonfinite(returned.trained())) is not None:
         return Failure(Kind.NOT_FINITE, f"NaN or Inf in {name}")
@@ -31,18 +31,18 @@ def find_misfit(sent: Shard, returned: object) -> Failure | None:
     """Return why this is not an update of the shard that was sent, apart from its values, or None. Never raises."""
     if returned is None:
         return NOTHING
-    if not isinstance(returned, Shard):
-        return Failure(Kind.MALFORMED, f"a {type(returned).__name__}, not a shard")
+    if not isinstance(returned, Update):
+        return Failure(Kind.MALFORMED, f"a {type(returned).__name__}, not an update")
     try:
         if returned.plan != sent.plan:
             return Failure(Kind.OTHER_PLAN, f"an update of the plan {str(returned.plan)[:40]!r}, not of {sent.plan!r}")
         reason = _other_form(sent, returned) or _differing_tensor(sent, returned) or _differing_term(sent, returned)
     except Exception as error:  # parts that are not tensors, or are on several devices: not an update in any case
-        reason = f"not a readable shard: {type(error).__name__}: {error}"
+        reason = f"not a readable update: {type(error).__name__}: {error}"
     return None if reason is None else Failure(Kind.MALFORMED, reason)
 
 
-def _other_form(sent: Shard, returned: Shard) -> str | None:
+def _other_form(sent: Shard, returned: Update) -> str | None:
     """Return the error in the update's form, if any, before tensors are compared."""
     if returned.compression != sent.compression:
         return f"an update in {str(returned.compression)[:40]}, not in {sent.compression}"
@@ -52,14 +52,10 @@ def _other_form(sent: Shard, returned: Shard) -> str | None:
             if sent.compression != EXACT
             else "changes, not values"
         )
-    if returned.tail:
-        return f"the tail was returned: {', '.join(sorted(map(str, returned.tail))[:3])}"
-    if returned.frozen:
-        return f"frozen tensors were returned: {', '.join(sorted(map(str, returned.frozen))[:3])}"
     return None
 
 
-def _differing_tensor(sent: Shard, returned: Shard) -> str | None:
+def _differing_tensor(sent: Shard, returned: Update) -> str | None:
     """Return which of the tensors to average is missing, unknown, or of another type or shape."""
     ours, theirs = sent.trained(), returned.trained()
     known = returned.terms.keys() <= sent.terms.keys() and returned.dense.keys() <= sent.dense.keys()
@@ -70,7 +66,7 @@ def _differing_tensor(sent: Shard, returned: Shard) -> str | None:
     )
 
 
-def _differing_term(sent: Shard, returned: Shard) -> str | None:
+def _differing_term(sent: Shard, returned: Update) -> str | None:
     """Return which layer's terms differ from those sent. Updates of an engine share the indices that were sent."""
     received: dict[str, tuple[Tensor, Tensor]] = {}
     for layer, theirs in returned.terms.items():

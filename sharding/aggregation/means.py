@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sharding.shard import Shard, Terms
+from sharding.shard import Terms, Update
 from sharding.spectrum import Spectrum, compose
 
 STRIP = 256  # rows of a weight that move at once: in float64 a whole layer is twice its size
@@ -29,7 +29,7 @@ class Mean(Protocol):
 
     weight: float
 
-    def add(self, shard: Shard, weight: float, frozen: Mapping[str, Tensor]) -> None:
+    def add(self, shard: Update, weight: float, frozen: Mapping[str, Tensor]) -> None:
         """Add an update of values, and by layer the indices of the terms that its client holds as they were sent."""
 
     def dense(self) -> Iterator[tuple[str, Tensor]]:
@@ -51,7 +51,7 @@ class RunningMean:
         self._dense: dict[str, Tensor] = {}
         self._layers: dict[str, _Sums] = {}
 
-    def add(self, shard: Shard, weight: float, frozen: Mapping[str, Tensor]) -> None:
+    def add(self, shard: Update, weight: float, frozen: Mapping[str, Tensor]) -> None:
         """Add an update to the sums."""
         self.weight += weight
         for name, tensor in shard.dense.items():
@@ -118,10 +118,10 @@ class TrimmedMean:
     def __init__(self, spectra: Mapping[str, Spectrum], trim: float) -> None:
         self.weight = 0.0
         self._spectra, self._trim = spectra, trim
-        self._updates: list[tuple[Shard, float]] = []
+        self._updates: list[tuple[Update, float]] = []
         self._frozen: dict[str, Tensor] = {}  # by layer, the weight of the clients that hold each term frozen
 
-    def add(self, shard: Shard, weight: float, frozen: Mapping[str, Tensor]) -> None:
+    def add(self, shard: Update, weight: float, frozen: Mapping[str, Tensor]) -> None:
         """Keep an update."""
         self.weight += weight
         self._updates.append((shard, weight))

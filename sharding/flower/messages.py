@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 from sharding.errors import UserError
 from sharding.failures import FailureError, Kind, hint_at, one_line
 from sharding.residual import Residual
-from sharding.shard import Shard
+from sharding.shard import Shard, Update
 from sharding.validation import is_number
 
 # The records of a message, by the keys of Flower's FedAvg, and two more.
@@ -27,9 +27,9 @@ LATE, UNSENT, UNREADABLE = 1000, 1001, 1002
 KINDS = {LATE: Kind.LATE, UNSENT: Kind.FAILED, UNREADABLE: Kind.MALFORMED}
 
 
-def pack(shard: Shard | Residual) -> ArrayRecord:
-    """Return a shard or a residual as one array."""
-    data = shard.to_bytes()
+def pack(message: Shard | Update | Residual) -> ArrayRecord:
+    """Return a shard, an update or a residual as one array."""
+    data = message.to_bytes()
     return ArrayRecord({SHARD: Array("uint8", (len(data),), STYPE, data)})
 
 

@@ -31,7 +31,7 @@ from sharding.planner import ShardPlanner
 from sharding.residual import Residual
 from sharding.rng import generator
 from sharding.server import Server
-from sharding.shard import Shard
+from sharding.shard import Update
 
 log = logging.getLogger("flwr.sharding")  # Flower shows the lines of "flwr"
 
@@ -168,10 +168,10 @@ class SpectralSharding(Strategy):
                     average.add(client, content)
                     continue
                 metrics = part_of(content, METRICS, MetricRecord)
-                shard = Shard.from_bytes(bytes_of(part_of(content, ARRAYS, ArrayRecord)))
-                average.add(client, shard, weight_of(metrics, self.weighted_by_key))
+                update = Update.from_bytes(bytes_of(part_of(content, ARRAYS, ArrayRecord)))
+                average.add(client, update, weight_of(metrics, self.weighted_by_key))
                 records[client] = RecordDict({METRICS: metrics})
-                del shard
+                del update
             except UserError as error:
                 average.add(client, Failure.of(error))
             del content  # with its arrays

@@ -81,7 +81,7 @@ def decode(tensors: Mapping[str, Tensor], compression: str) -> dict[str, Tensor]
     """
     if not isinstance(compression, str) or compression not in COMPRESSIONS:
         known, given = ", ".join(COMPRESSIONS), str(compression)[:40]
-        raise UserError(f"this is not a shard: its numbers are in {given!r}, not in one of {known}")
+        raise UserError(f"its numbers are in {given!r}, not in one of {known}")
     if compression == EXACT:
         return dict(tensors)
     decoded: dict[str, Tensor] = {}
@@ -102,7 +102,7 @@ def _scaled(name: str, integers: Tensor | None, exponents: Tensor) -> Tensor:
     """Return the numbers that a tensor of integers represents."""
     rows = None if integers is None or integers.dtype != torch.int8 else _vectors(name, integers)
     if rows is None or integers is None or exponents.dtype != torch.int8 or exponents.shape != rows.shape[:1]:
-        raise UserError(f"this is not a shard: the scales of {name[:80]!r} are not its own")
+        raise UserError(f"the scales of {name[:80]!r} are not its own")
     return _restored(_unpack(rows, exponents), name, integers)
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from sharding import Residual, Shard
+from sharding import Residual, Update
 from sharding.aggregation.faults import find_spoiled
 from sharding.plan import Client
 from sharding.quantization import dequantize
@@ -67,19 +67,19 @@ class Federation:
         ratios: dict[Client, float] = {
             client: experiment.keep_ratios[client] for client in experiment.sampler.cohort(t)
         }
-        updates, losses = dict[Client, Shard](), list[float]()
+        updates, losses = dict[Client, Update](), list[float]()
         shards = server.shards(ratios, t)
         engine = self._engine_of(server.residual)
         down = first = server.first_nbytes * len(ratios.keys() - self.last.keys())
         for client, shard in shards:
             down += server.sent_nbytes(shard, self.last.get(client), t)
             self.last[client] = t
-            update = engine.train_client(
+            reply = engine.train_client(
                 client, replace(shard, residual=engine.job.residual.digest), t, experiment.lr(t)
             )
-            if update.shard is not None and update.loss is not None and find_spoiled(update.shard) is None:
-                updates[client] = replace(update.shard, residual=shard.residual)
-                losses.append(float(update.loss))
+            if reply.update is not None and reply.loss is not None and find_spoiled(reply.update) is None:
+                updates[client] = replace(reply.update, residual=shard.residual)
+                losses.append(float(reply.loss))
         server.step(updates, experiment.num_samples)
         up = sum(update.nbytes for update in updates.values())
         line: dict[str, float | int | None] = {"round": t, "train_loss": fmean(losses) if losses else None}

@@ -15,6 +15,7 @@ from sharding import (
     Server,
     Shard,
     ShardPlanner,
+    Update,
     draw_terms,
     merge,
     optimal_inclusion,
@@ -63,7 +64,7 @@ class MethodServer(ABC):
         """Yield each client's shard of round t."""
 
     @abstractmethod
-    def step(self, updates: Mapping[Client, Shard], samples: Mapping[Client, float]) -> None:
+    def step(self, updates: Mapping[Client, Update], samples: Mapping[Client, float]) -> None:
         """Average the updates of the round, and take the average as the new model."""
 
     def sent_nbytes(self, shard: Shard, since: int | None, t: int) -> int:
@@ -98,7 +99,7 @@ class ShardServer(MethodServer):
         self.plan = self.server.plan(ratios, t)
         return self.plan.shards()
 
-    def step(self, updates: Mapping[Client, Shard], samples: Mapping[Client, float]) -> None:
+    def step(self, updates: Mapping[Client, Update], samples: Mapping[Client, float]) -> None:
         """Average the updates, and take the average as the new model."""
         assert self.plan is not None
         average = self.server.average(self.plan, {client: samples[client] for client in self.plan})
@@ -169,7 +170,7 @@ class LoraServer(MethodServer):
         return {name: first_columns(layer, ratio) for name, layer in self.layers.items()}
 
     @torch.no_grad()
-    def step(self, updates: Mapping[Client, Shard], samples: Mapping[Client, float]) -> None:
+    def step(self, updates: Mapping[Client, Update], samples: Mapping[Client, float]) -> None:
         """Average the factors as the method does, and everything else by samples; without updates nothing moves."""
         if not updates:
             return
@@ -221,7 +222,7 @@ class FloraServer(LoraServer):
         start_factors(self.layers, self.seed, t, client)
         return super().terms(client, ratio, t)
 
-    def step(self, updates: Mapping[Client, Shard], samples: Mapping[Client, float]) -> None:
+    def step(self, updates: Mapping[Client, Update], samples: Mapping[Client, float]) -> None:
         """Stack the factors and merge them into the base."""
         super().step(updates, samples)
         terms = {}

@@ -1,13 +1,12 @@
 """A small model and a round with it, shared by the tests of the library."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from sharding import Plan, Server, Shard, ShardPlanner, init_empty
+from sharding import Plan, Server, Shard, ShardPlanner, Update, init_empty
 from sharding.aggregation.aggregate import Aggregation
 from sharding.shard import Terms
 from sharding.spectrum import Spectrum, decompose
@@ -46,7 +45,7 @@ def make_plan(model: nn.Module, budgets: dict, strategy: str = "collective", rou
     return ShardPlanner(strategy, seed=seed).plan(model, budgets, round)
 
 
-def perturbed(shard: Shard, seed: int) -> Shard:
+def perturbed(shard: Shard, seed: int) -> Update:
     """What training might make of a shard: the same terms, other values."""
     rng = torch.Generator().manual_seed(seed)
 
@@ -55,10 +54,16 @@ def perturbed(shard: Shard, seed: int) -> Shard:
 
     terms = {n: Terms(t.indices, noisy(t.u), noisy(t.v), t.multipliers) for n, t in shard.terms.items()}
     dense = {name: noisy(tensor) for name, tensor in shard.dense.items()}
-    return replace(shard, terms=terms, dense=dense, changes=shard.compression != "float32")
+    changes = shard.compression != "float32"
+    return Update(terms, dense, shard.keep_ratio, shard.plan, shard.compression, changes, shard.residual)
 
 
-def along(sent: Shard, after: Shard, factor: float) -> Shard:
+def unchanged(shard: Shard) -> Update:
+    """The update of a client that trained nothing."""
+    return shard.returned(shard.trained())
+
+
+def along(sent: Shard, after: Update, factor: float) -> Update:
     """The update that goes `factor` times as far as `after` from what was sent."""
     values = after.trained()
     return sent.returned({name: part + factor * (values[name] - part) for name, part in sent.trained().items()})

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from sharding import Server, Shard, ShardPlanner, UserError, train_shard
+from sharding import Server, ShardPlanner, Update, UserError, train_shard
 from sharding.aggregation.aggregate import Average
 from sharding.aggregation.faults import NOTHING
 from sharding.aggregation.shares import cap_shares
 from sharding.failures import Failure, Kind
-from tests.sharding.models import aggregate, make_net, make_plan, perturbed, spectra_of
+from tests.sharding.models import aggregate, make_net, make_plan, perturbed, spectra_of, unchanged
 
 BUDGETS = {"a": 0.25, "b": 0.25, "c": 0.5, "d": 0.5}
 NUM_SAMPLES = {"a": 10, "b": 30, "c": 5, "d": 1}
@@ -82,15 +82,15 @@ def test_average_of_terms_is_over_the_clients_that_drew_them(round_one):
         torch.testing.assert_close(model.state_dict()[name], mean, rtol=0, atol=1e-12)
 
 
-def doubled(shard: Shard) -> Shard:
-    terms = {name: replace(terms, multipliers=2 * terms.multipliers) for name, terms in shard.terms.items()}
-    return replace(shard, terms=terms)
+def doubled(update: Update) -> Update:
+    terms = {name: replace(terms, multipliers=2 * terms.multipliers) for name, terms in update.terms.items()}
+    return replace(update, terms=terms)
 
 
 ALIKE = {
     "multipliers": lambda updates: {client: doubled(shard) for client, shard in updates.items()},
     "order of arrival": lambda updates: dict(reversed(updates.items())),
-    "travel": lambda updates: {client: Shard.from_bytes(shard.to_bytes()) for client, shard in updates.items()},
+    "travel": lambda updates: {client: Update.from_bytes(update.to_bytes()) for client, update in updates.items()},
 }
 
 
@@ -103,14 +103,14 @@ def test_average_is_invariant_to_multipliers_order_and_serialization(round_one, 
     assert_equal(model, other.state_dict())
 
 
-def corrupted(shard: Shard, part: str, change) -> Shard:
-    """The same shard with one tensor replaced."""
+def corrupted(shard: Update, part: str, change) -> Update:
+    """The same update with one tensor replaced."""
     name, terms = next(iter(shard.terms.items()))
     return replace(shard, terms={**shard.terms, name: replace(terms, **{part: change(getattr(terms, part))})})
 
 
-def with_dense(shard: Shard, change) -> Shard:
-    """The same shard with all dense tensors replaced."""
+def with_dense(shard: Update, change) -> Update:
+    """The same update with all dense tensors replaced."""
     return replace(shard, dense={name: change(tensor) for name, tensor in shard.dense.items()})
 
 
@@ -146,10 +146,10 @@ FAULTS = {
         ),
         "other layers",
     ),
-    "not a shard": (lambda shard: {"u": 1}, "a dict, not a shard"),
+    "not a shard": (lambda shard: {"u": 1}, "a dict, not an update"),
     "another plan": (lambda shard: replace(shard, plan="0-0"), r"an update of the plan '0-0', not of '0-[0-9a-f]{16}'"),
-    "no terms": (lambda shard: replace(shard, terms=None), "not a readable shard: AttributeError"),
-    "terms of nothing": (lambda shard: replace(shard, terms=dict.fromkeys(shard.terms)), "not a readable shard"),
+    "no terms": (lambda shard: replace(shard, terms=None), "not a readable update: AttributeError"),
+    "terms of nothing": (lambda shard: replace(shard, terms=dict.fromkeys(shard.terms)), "not a readable update"),
 }
 
 
@@ -184,7 +184,7 @@ def test_update_of_another_plan_with_equal_shapes_is_rejected():
         model[1].weight.mul_(1.001)
     plans += [make_plan(model, BUDGETS, "full")]
     for i, plan in enumerate(plans):
-        outcomes = [aggregate(deepcopy(model), plan, {"a": other.shard("a")}, {"a": 1}) for other in plans]
+        outcomes = [aggregate(deepcopy(model), plan, {"a": unchanged(other.shard("a"))}, {"a": 1}) for other in plans]
         assert [bool(outcome.accepted) for outcome in outcomes] == [j == i for j in range(len(plans))]
     assert "an update of the plan '0-" in outcomes[0].rejected["a"].message
 
@@ -260,7 +260,7 @@ def test_average_with_an_overflow_is_rejected_and_changes_nothing(round_one, gua
     plan = make_plan(model, BUDGETS, "full")
     before = deepcopy(model.state_dict())
     huge = {
-        c: corrupted(corrupted(shard, "u", lambda u: u * 0 + 1e38), "v", lambda v: v * 0 + 1e38)
+        c: corrupted(corrupted(unchanged(shard), "u", lambda u: u * 0 + 1e38), "v", lambda v: v * 0 + 1e38)
         for c, shard in plan.shards()
     }
     outcome = aggregate(model, plan, huge, NUM_SAMPLES, server_lr=server_lr, **guards)
@@ -353,10 +353,11 @@ def test_update_of_frozen_parameters_is_rejected_and_changes_nothing():
     planner = ShardPlanner()
     plan, residual = planner.plan(net, {"a": 0.5, "b": 0.5}), planner.residual(net)
     batches = [(torch.randn(4, 8), torch.randint(8, (4,)))]
-    updates = {"a": train_shard(net, plan.shard("a"), batches, 0.1, residual=residual), "b": plan.shard("b")}
+    everything = replace(unchanged(plan.shard("b")), dense=plan.shard("b").dense)
+    updates = {"a": train_shard(net, plan.shard("a"), batches, 0.1, residual=residual), "b": everything}
     outcome = aggregate(net, plan, updates, {"a": 100, "b": 50})
     assert (outcome.accepted, list(outcome.rejected)) == (["a"], ["b"])
-    assert "frozen" in outcome.rejected["b"].message
+    assert "other layers: table" in outcome.rejected["b"].message
     for name in ("0.weight", "0.bias", "2.bias", "table"):
         torch.testing.assert_close(net.state_dict()[name], before[name], rtol=0, atol=0)
     assert not torch.equal(net.state_dict()["1.bias"], before["1.bias"])
@@ -367,13 +368,14 @@ def test_sent_shard_returned_under_compression_is_rejected(wire):
     net = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
     before = deepcopy(net.state_dict())
     plan = ShardPlanner("full", compression=wire).plan(net, {"a": 1.0, "b": 1.0})
-    received = Shard.from_bytes(plan.shard("a").to_bytes())
+    received = Update.from_bytes(plan.shard("a").to_bytes())
     outcome = aggregate(net, plan, {"a": received, "b": plan.shard("b")}, {"a": 1, "b": 1})
     assert not outcome.accepted
-    assert all(wire in failure.message for failure in outcome.rejected.values())
+    assert wire in outcome.rejected["a"].message
+    assert outcome.rejected["b"].message == "a Shard, not an update"
     assert_equal(net, before)
     update = train_shard(net, plan.shard("a"), [(torch.randn(4, 8), torch.randint(8, (4,)))], 0.1)
-    again = Shard.from_bytes(update.to_bytes())
+    again = Update.from_bytes(update.to_bytes())
     assert (again.changes, again.compression) == (True, wire)
     assert len(update.to_bytes()) == update.nbytes
     assert aggregate(net, plan, {"a": again}, {"a": 1}).accepted == ["a"]
@@ -466,6 +468,6 @@ def test_max_share_keeps_only_the_heaviest_updates():
     plan = make_plan(nn.Linear(2, 2).double(), dict.fromkeys(weights, 1.0), "dense")
     average = Average(plan, weights, max_share=0.5)
     for client, shard in plan.shards():
-        average.add(client, shard)
+        average.add(client, unchanged(shard))
         assert len(average._pending) <= 2
     assert [*average._pending] == ["c7", "c8"]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from sharding import Shard
+from sharding import Shard, Update
 from sharding.aggregation import means
 from sharding.aggregation.means import trimmed_mean
 from sharding.layers import as_blocks, num_blocks
@@ -23,7 +23,7 @@ SAMPLES = {client: 1.0 + i for i, client in enumerate(CLIENTS)}
 HONEST_SCALE = 0.01  # of the honest clients' changes
 
 
-def moved(shard: Shard, seed: int, factor: float = 1.0) -> Shard:
+def moved(shard: Shard, seed: int, factor: float = 1.0) -> Update:
     """A shard after an honest step, or `factor` times that step."""
     return along(shard, perturbed(shard, seed), factor * HONEST_SCALE)
 

@@ -1,13 +1,14 @@
-"""Arbitrary bytes as a shard: a `UserError`, or a shard that leaves the server's model finite."""
+"""Arbitrary bytes as an update: a `UserError`, or an update that leaves the server's model finite."""
 
 import json
+import re
 from copy import deepcopy
 
 import numpy as np
 import pytest
 import torch
 
-from sharding import COMPRESSIONS, Shard, ShardPlanner, UserError
+from sharding import COMPRESSIONS, Shard, ShardPlanner, Update, UserError
 from sharding.transport.serialize import LONGEST_HEADER
 from tests.sharding.models import aggregate, make_net, perturbed
 
@@ -91,30 +92,30 @@ CHANGES = [
 ODDS = np.array([8, 4, 3, 0.5, 1, 0.5, 1])
 
 
-def read(data: bytes) -> Shard | str:
-    """Return the shard or the error's message."""
+def read(data: bytes) -> Update | str:
+    """Return the update or the error's message."""
     try:
-        return Shard.from_bytes(data)
+        return Update.from_bytes(data)
     except UserError as error:
         return str(error)
 
 
 @pytest.mark.parametrize("wire", COMPRESSIONS)
 @pytest.mark.parametrize("cases", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_from_bytes_of_corrupted_shards_raises_or_leaves_the_server_finite(wire, cases):
+def test_from_bytes_of_corrupted_updates_raises_or_leaves_the_server_finite(wire, cases):
     model, plan, updates = make_round(wire)
     rng, data = np.random.default_rng(cases), updates["a"].to_bytes()
     refused = rejected = 0
     for _ in range(cases):
         corrupted = CHANGES[rng.choice(len(CHANGES), p=ODDS / ODDS.sum())](data, rng)
-        shard = read(corrupted)
-        if isinstance(shard, str):
-            assert "not a shard" in shard
-            assert "\n" not in shard
+        update = read(corrupted)
+        if isinstance(update, str):
+            assert re.search("not a client's update|were returned|was returned", update)
+            assert "\n" not in update
             refused += 1
             continue
         server = deepcopy(model)
-        outcome = aggregate(server, plan, {"a": shard, "b": updates["b"]}, {"a": 1, "b": 1})
+        outcome = aggregate(server, plan, {"a": update, "b": updates["b"]}, {"a": 1, "b": 1})
         rejected += "a" in outcome.rejected
         assert all(tensor.isfinite().all() for tensor in server.state_dict().values())
     assert refused > cases / 3

@@ -1,13 +1,11 @@
 """Unusual updates: dtypes without arithmetic, variances below 0, clients that changed nothing."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
 
 from sharding import ShardPlanner, UserError, client_model
-from tests.sharding.models import aggregate
+from tests.sharding.models import aggregate, unchanged
 
 
 def plan_for(model, clients=3):
@@ -15,14 +13,15 @@ def plan_for(model, clients=3):
 
 
 def shifted(shard, by, only=""):
-    return replace(shard, dense={name: tensor + by * (only in name) for name, tensor in shard.dense.items()})
+    return shard.returned({name: tensor + by * (only in name) for name, tensor in shard.trained().items()})
 
 
 def test_update_with_a_negative_variance_is_rejected():
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     plan = plan_for(model)
     corrupted = shifted(plan.shard(1), -4.0, "running_var")
-    outcome = aggregate(model, plan, dict(plan.shards()) | {1: corrupted}, dict.fromkeys(plan, 1.0))
+    updates = {client: unchanged(shard) for client, shard in plan.shards()} | {1: corrupted}
+    outcome = aggregate(model, plan, updates, dict.fromkeys(plan, 1.0))
     assert outcome.accepted == [0, 2]
     assert "running_var" in outcome.rejected[1].message
 
@@ -39,7 +38,8 @@ def test_sampled_average_with_a_negative_variance_clamps_it_to_zero():
 def test_norm_bound_with_unchanged_updates_ignores_their_norms():
     model = nn.Linear(3, 2)
     plan = plan_for(model, 4)
-    updates = dict(plan.shards()) | {2: shifted(plan.shard(2), 1.0), 3: shifted(plan.shard(3), 50.0)}
+    updates = {client: unchanged(shard) for client, shard in plan.shards()}
+    updates |= {2: shifted(plan.shard(2), 1.0), 3: shifted(plan.shard(3), 50.0)}
     outcome = aggregate(model, plan, updates, dict.fromkeys(plan, 1.0), norm_bound=10)
     assert outcome.accepted == [0, 1, 2]
     assert "norm" in outcome.rejected[3].message

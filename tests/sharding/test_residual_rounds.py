@@ -88,8 +88,7 @@ def test_the_weight_moves_by_the_averages_of_the_drawn_terms(strategy):
     before = {name: server.model.get_submodule(name).weight.detach().double() for name in LAYERS}
     plan = server.plan({0: 0.5, 1: 0.25, 2: 0.25}, 0)
     weights = {0: 1.0, 1: 2.0, 2: 4.0}
-    updates = {client: perturbed(shard, client) for client, shard in plan.shards()}
-    updates = {client: update.returned(update.trained()) for client, update in updates.items()}
+    updates = {client: shard.returned(perturbed(shard, client).trained()) for client, shard in plan.shards()}
     average = server.average(plan, weights)
     for client, update in updates.items():
         average.add(client, update)

@@ -318,8 +318,8 @@ def test_run_with_duplicate_or_unknown_updates_counts_each_once(tmp_path, caplog
 def scaled(factor):
     """Every first client's update, `factor` times as large."""
 
-    def change(plan, client, update):
-        return [(client, replace(update, shard=along(plan.shard(client), update.shard, factor)))]
+    def change(plan, client, reply):
+        return [(client, replace(reply, update=along(plan.shard(client), reply.update, factor)))]
 
     return first(change)
 

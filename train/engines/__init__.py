@@ -5,7 +5,7 @@ from collections.abc import Callable
 from multiprocessing import parent_process
 
 from sharding.errors import UserError
-from train.engines.engine import Engine, Job, Update
+from train.engines.engine import Engine, Job, Replies, Reply
 from train.engines.processes import ProcessesEngine, count_devices
 from train.engines.ray import RayEngine
 from train.engines.sequential import SequentialEngine
@@ -31,4 +31,4 @@ ENGINES: dict[str, Callable[[Job], Engine]] = {
     "ray": RayEngine,
 }
 
-__all__ = ["ENGINES", "Engine", "Job", "ProcessesEngine", "RayEngine", "Update"]
+__all__ = ["ENGINES", "Engine", "Job", "ProcessesEngine", "RayEngine", "Replies", "Reply"]

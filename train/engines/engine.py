@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from sharding import Plan, Residual, Shard
+from sharding import Plan, Residual, Update
 from sharding.failures import Failure
 from sharding.plan import Client
 from train.config.sections import LocalConfig
@@ -17,21 +17,21 @@ from train.data import Dataset, Split
 
 
 @dataclass(frozen=True)
-class Update:
-    """What a client sends back.
+class Reply:
+    """What came back from a client.
 
     Attributes:
-        shard: the trained shard, or None if the client failed.
+        update: None if the client failed.
         loss: its mean training loss, a scalar on the device, or None.
         failure: why the client failed, or None.
     """
 
-    shard: Shard | None
+    update: Update | None
     loss: Tensor | None
     failure: Failure | None = None
 
 
-Updates = Iterable[tuple[Client, Update]]
+Replies = Iterable[tuple[Client, Reply]]
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,10 @@ class Engine(ABC):
     """Trains every client of a plan on its own shard and its own data."""
 
     @abstractmethod
-    def train(self, plan: Plan, round: int, lr: float) -> Updates:
-        """Yield one update for each client as it arrives, so that memory does not grow with the cohort.
+    def train(self, plan: Plan, round: int, lr: float) -> Replies:
+        """Yield one reply for each client as it arrives, so that memory does not grow with the cohort.
 
-        The order depends only on the plan and the clients' data. The update of a client that failed has the reason.
+        The order depends only on the plan and the clients' data. The reply of a client that failed has the reason.
         """
 
     def close(self) -> None:  # noqa: B027  # most engines have nothing to release

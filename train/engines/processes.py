@@ -26,7 +26,7 @@ from sharding import Plan
 from sharding.errors import UserError
 from sharding.plan import Client
 from train.config.registries import import_parts
-from train.engines.engine import Engine, Job, Updates
+from train.engines.engine import Engine, Job, Replies
 from train.engines.sequential import SequentialEngine
 from train.engines.workers import AHEAD, Answer, answer, train_in_order
 from train.utils.errors import REMEDY, RunError
@@ -88,8 +88,8 @@ class ProcessesEngine(Engine):
                 raise RunError(UNGUARDED) from error
             raise
 
-    def train(self, plan: Plan, round: int, lr: float) -> Updates:
-        """Yield the clients' updates in the order of the plan.
+    def train(self, plan: Plan, round: int, lr: float) -> Replies:
+        """Yield the clients' replies in the order of the plan.
 
         Raises:
             RunError: a process died.

@@ -19,7 +19,7 @@ from sharding.errors import UserError
 from sharding.plan import Client
 from train.config.registries import import_parts
 from train.data import Split
-from train.engines.engine import Engine, Job, Updates
+from train.engines.engine import Engine, Job, Replies
 from train.engines.processes import UNSENDABLE
 from train.engines.sequential import SequentialEngine
 from train.engines.workers import AHEAD, Answer, answer, train_in_order
@@ -53,8 +53,8 @@ class RayEngine(Engine):
         if not self._slots():
             log.warning("the Ray cluster has no %s yet: the run waits until a node with one joins", self._resource)
 
-    def train(self, plan: Plan, round: int, lr: float) -> Updates:
-        """Yield the clients' updates in the order of the plan.
+    def train(self, plan: Plan, round: int, lr: float) -> Replies:
+        """Yield the clients' replies in the order of the plan.
 
         Raises:
             RunError: the cluster is lost, or a task failed as often as Ray repeats it.
@@ -65,10 +65,10 @@ class RayEngine(Engine):
 
         ahead = AHEAD * max(1, self._slots())  # more than there are slots, so that nodes that join have work
         try:
-            for client, update in train_in_order(plan, self._job.device, ahead, self._ray.put, send, self._ray.get):
-                if update.failure is not None:  # the worker's own log stays on its node
-                    log.warning("client %s failed in round %d: %s", client, round, update.failure)
-                yield client, update
+            for client, reply in train_in_order(plan, self._job.device, ahead, self._ray.put, send, self._ray.get):
+                if reply.failure is not None:  # the worker's own log stays on its node
+                    log.warning("client %s failed in round %d: %s", client, round, reply.failure)
+                yield client, reply
         except self._ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None) or error
             first, *_ = str(cause).splitlines() or [""]

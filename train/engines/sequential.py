@@ -12,7 +12,7 @@ from sharding import Plan, Shard, client_model
 from sharding.failures import Failure
 from sharding.optim import factorized_layers
 from sharding.plan import Client
-from train.engines.engine import Engine, Job, Update, Updates
+from train.engines.engine import Engine, Job, Replies, Reply
 from train.engines.local_training import train_locally
 from train.engines.memory_format import keep_memory_format
 
@@ -28,12 +28,12 @@ class SequentialEngine(Engine):
         self.job = job
         self._residents: dict[float | None, tuple[nn.Module, list[UnsentBuffer]]] = {}
 
-    def train(self, plan: Plan, round: int, lr: float) -> Updates:
-        """Yield the clients' updates."""
+    def train(self, plan: Plan, round: int, lr: float) -> Replies:
+        """Yield the clients' replies."""
         for client, shard in plan.shards():
             yield client, self.train_client(client, shard, round, lr)
 
-    def train_client(self, client: Client, shard: Shard, round: int, lr: float) -> Update:
+    def train_client(self, client: Client, shard: Shard, round: int, lr: float) -> Reply:
         """Train one client on its shard."""
         job = self.job
         try:
@@ -43,12 +43,12 @@ class SequentialEngine(Engine):
                 layer.dequantize_tail()  # the same numbers in each step; a device has no memory for this
             key, lr = (job.seed, round, client), job.lr(client, lr)
             loss = train_locally(model, job.clients[client], job.dataset, job.local, lr, job.clip, key)
-            return Update(shard.read_from(model), loss)
+            return Reply(shard.read_from(model), loss)
         except Exception as error:  # a client's failure never stops a round
             failure = Failure.in_training(error)
             debugged = log.isEnabledFor(logging.DEBUG)
             log.warning("client %s failed in round %d: %s", client, round, failure, exc_info=debugged)
-            return Update(None, None, failure)
+            return Reply(None, None, failure)
 
     def resident(self, shard: Shard) -> nn.Module:
         """Return the model that shards of this one's keep ratio are trained in, with unsent buffers as in a new one."""

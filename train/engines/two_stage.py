@@ -12,7 +12,7 @@ from sharding.aggregation.faults import NOTHING, find_misfit
 from sharding.client_sampling import Participation, Sampler
 from sharding.norms import update_norm
 from sharding.plan import Client
-from train.engines.engine import Engine, Update, Updates
+from train.engines.engine import Engine, Replies, Reply
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Reports:
     """
 
     norms: Mapping[Client, float]
-    collect: Callable[[Collection[Client]], Updates]
+    collect: Callable[[Collection[Client]], Replies]
 
 
 class TwoStageEngine(Engine):
@@ -38,7 +38,7 @@ class TwoStageEngine(Engine):
 
 def train_selected(
     engine: Engine, sampler: Sampler, plan: Plan, round: int, lr: float
-) -> tuple[Participation, Updates]:
+) -> tuple[Participation, Replies]:
     """Train a round's clients; return the sampler's selection, and the updates that it needs.
 
     Most samplers select before the clients train, and their updates arrive one by one. With a sampler that
@@ -59,23 +59,23 @@ def report(engine: Engine, plan: Plan, round: int, lr: float) -> Reports:
     return keep_updates(plan, engine.train(plan, round, lr), lr)
 
 
-def keep_updates(plan: Plan, updates: Updates, lr: float) -> Reports:
+def keep_updates(plan: Plan, replies: Replies, lr: float) -> Reports:
     """Keep the updates of a plan's clients, in place of the clients, and return their norms."""
-    kept: dict[Client, Update] = {}
+    kept: dict[Client, Reply] = {}
     norms: dict[Client, Tensor] = {}
-    for client, update in updates:
+    for client, reply in replies:
         if client in plan and client not in kept:
             shard = plan.shard(client)
-            misfit = None if update.shard is None else find_misfit(shard, update.shard)
-            kept[client] = update if misfit is None else Update(None, None, misfit)
-            if update.shard is not None and misfit is None:
-                norms[client] = update_norm(shard, update.shard)
+            misfit = None if reply.update is None else find_misfit(shard, reply.update)
+            kept[client] = reply if misfit is None else Reply(None, None, misfit)
+            if reply.update is not None and misfit is None:
+                norms[client] = update_norm(shard, reply.update)
     values = (torch.stack([*norms.values()]) / lr).tolist() if norms else []
 
-    def collect(selected: Collection[Client]) -> Updates:
+    def collect(selected: Collection[Client]) -> Replies:
         for client in plan:
-            update = kept.get(client, Update(None, None, NOTHING))
-            if client in selected or update.failure is not None:
-                yield client, update
+            reply = kept.get(client, Reply(None, None, NOTHING))
+            if client in selected or reply.failure is not None:
+                yield client, reply
 
     return Reports(dict(zip(norms, values, strict=True)), collect)

@@ -11,15 +11,15 @@ from typing import TypeVar
 
 import torch
 
-from sharding import Plan, Shard
+from sharding import Plan, Shard, Update
 from sharding.failures import Failure
 from sharding.plan import Client
-from train.engines.engine import Update, Updates
+from train.engines.engine import Replies, Reply
 from train.engines.sequential import SequentialEngine
 
 AHEAD = 4  # clients queued per worker: enough to keep it busy, with memory independent of the cohort's size
 
-Answer = tuple[bytes | None, float | None, Failure | None]  # a shard's wire form, its loss, why the client failed
+Answer = tuple[bytes | None, float | None, Failure | None]  # a reply, the update in its wire form
 Shared = TypeVar("Shared")
 Ticket = TypeVar("Ticket")
 
@@ -31,8 +31,8 @@ def train_in_order(
     share: Callable[[bytes], Shared],
     send: Callable[[Client, bytes, Shared], Ticket],
     wait: Callable[[Ticket], Answer],
-) -> Updates:
-    """Yield the updates of a plan's clients in its order, while workers train the next clients.
+) -> Replies:
+    """Yield the replies of a plan's clients in its order, while workers train the next clients.
 
     Args:
         plan: of the round.
@@ -52,17 +52,17 @@ def train_in_order(
 
     tickets = {client: start(client) for client in order[:ahead]}
     for client, later in zip_longest(order, order[ahead:]):
-        shard, loss, failure = wait(tickets.pop(client))
+        data, loss, failure = wait(tickets.pop(client))
         if later is not None:
             tickets[later] = start(later)
-        sent_back = None if shard is None else Shard.from_bytes(shard).to(device)
-        yield client, Update(sent_back, None if loss is None else torch.tensor(loss, device=device), failure)
+        update = None if data is None else Update.from_bytes(data).to(device)
+        yield client, Reply(update, None if loss is None else torch.tensor(loss, device=device), failure)
 
 
 def answer(engine: SequentialEngine, client: Client, terms: bytes, dense: bytes, round: int, lr: float) -> Answer:
     """Train a client in a worker, on its own terms and the dense tensors that all clients of the round share."""
     client_shard, common = Shard.from_bytes(terms), Shard.from_bytes(dense)
     shard = replace(client_shard, dense=common.dense, frozen=client_shard.frozen | common.frozen).to(engine.job.device)
-    update = engine.train_client(client, shard, round, lr)
-    sent_back = None if update.shard is None else update.shard.to_bytes()
-    return sent_back, None if update.loss is None else float(update.loss), update.failure
+    reply = engine.train_client(client, shard, round, lr)
+    data = None if reply.update is None else reply.update.to_bytes()
+    return data, None if reply.loss is None else float(reply.loss), reply.failure

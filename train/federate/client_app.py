@@ -15,7 +15,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from sharding import Shard, init_empty
+from sharding import Shard, Update, init_empty
 from sharding.client_sampling import SAMPLERS
 from sharding.errors import UserError
 from sharding.flower import query_message, train_message
@@ -69,7 +69,7 @@ def train(message: Message, context: Context) -> Message:
         return train_message(message, context, structure, fit, device=device)
     sent = Shard.from_bytes(bytes_of(message.content[ARRAYS])).to(device)
     reply = train_message(message, context, structure, fit, device=device)
-    update = Shard.from_bytes(bytes_of(reply.content[ARRAYS])).to(device)
+    update = Update.from_bytes(bytes_of(reply.content[ARRAYS])).to(device)
     context.state.update({**reply.content, KEPT: ConfigRecord({"plan": sent.plan})})
     reply.content.clear()
     reply.content[METRICS] = MetricRecord({NORM: norm_of(sent, update, lr)})

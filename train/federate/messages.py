@@ -10,13 +10,13 @@ from math import isfinite
 import torch
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
-from sharding import Shard
+from sharding import Shard, Update
 from sharding.errors import UserError
 from sharding.failures import one_line
 from sharding.flower.messages import ARRAYS, METRICS, bytes_of, part_of
 from sharding.norms import update_norm
 from train.config.schema import Config, check_config
-from train.engines import Update
+from train.engines import Reply
 
 CONFIG_TEXT, ROUND, LR = "config", "round", "lr"  # what a node is sent
 NUM_SAMPLES, LOSS, NORM = "num-examples", "train_loss", "norm"  # what it reports
@@ -37,8 +37,8 @@ def read_config(text: str) -> Config:
     return check_config(json.loads(text))
 
 
-def read_update(content: RecordDict) -> Update:
-    """Read a node's update; it need not fit the round.
+def read_reply(content: RecordDict) -> Reply:
+    """Read a node's reply; its update need not fit the round.
 
     Raises:
         UserError: the content is not that of `train_message`, or has no loss.
@@ -46,8 +46,8 @@ def read_update(content: RecordDict) -> Update:
     loss = part_of(content, METRICS, MetricRecord).get(LOSS)
     if not isinstance(loss, float):
         raise UserError(f"its loss is {one_line(repr(loss))}, not a number")
-    shard = Shard.from_bytes(bytes_of(part_of(content, ARRAYS, ArrayRecord)))
-    return Update(shard, torch.tensor(loss) if isfinite(loss) else None)
+    update = Update.from_bytes(bytes_of(part_of(content, ARRAYS, ArrayRecord)))
+    return Reply(update, torch.tensor(loss) if isfinite(loss) else None)
 
 
 def read_norm(content: RecordDict) -> float:
@@ -62,6 +62,6 @@ def read_norm(content: RecordDict) -> float:
     return norm
 
 
-def norm_of(sent: Shard, returned: Shard, lr: float) -> float:
+def norm_of(sent: Shard, update: Update, lr: float) -> float:
     """Return ‖U‖/lr, with the bits of `train.engines.two_stage.keep_updates`."""
-    return float(torch.stack([update_norm(sent, returned)]) / lr)
+    return float(torch.stack([update_norm(sent, update)]) / lr)

@@ -17,10 +17,9 @@ from sharding.flower.exchange import StreamingGrid, lifetime
 from sharding.flower.messages import ARRAYS, CONFIG, content_of, pack
 from sharding.flower.nodes import KeptResiduals, Node
 from sharding.plan import Client
-from train.engines import Job, Update
-from train.engines.engine import Updates
+from train.engines import Job, Replies, Reply
 from train.engines.two_stage import Reports, TwoStageEngine
-from train.federate.messages import CONFIG_TEXT, LR, ROUND, UPLOAD, config_text, norm_of, read_norm, read_update
+from train.federate.messages import CONFIG_TEXT, LR, ROUND, UPLOAD, config_text, norm_of, read_norm, read_reply
 from train.federate.roster import Roster
 
 Answer = TypeVar("Answer")
@@ -35,12 +34,12 @@ class NodesEngine(TwoStageEngine):
         self._config = config_text(roster.config.model_copy(update={"local": job.local}))
         self._kept = KeptResiduals()
 
-    def train(self, plan: Plan, round: int, lr: float) -> Updates:
-        """Yield the clients' updates: those of absent clients first, the others in the order of the plan.
+    def train(self, plan: Plan, round: int, lr: float) -> Replies:
+        """Yield the clients' replies: those of absent clients first, the others in the order of the plan.
 
         A client whose node is absent, fails, or has not replied at the round's deadline has a failure in its place.
         """
-        for client, answer in self._train(plan, round, lr, read_update):
+        for client, answer in self._train(plan, round, lr, read_reply):
             yield client, self._here(answer)
 
     def report(self, plan: Plan, round: int, lr: float) -> Reports:
@@ -51,17 +50,17 @@ class NodesEngine(TwoStageEngine):
         answers = dict(self._train(plan, round, lr, read_norm))
         norms = {client: norm for client, norm in answers.items() if not isinstance(norm, Failure)}
 
-        def collect(selected: Collection[Client]) -> Updates:
-            yield from ((c, Update(None, None, answer)) for c, answer in answers.items() if isinstance(answer, Failure))
+        def collect(selected: Collection[Client]) -> Replies:
+            yield from ((c, Reply(None, None, answer)) for c, answer in answers.items() if isinstance(answer, Failure))
             wanted = [client for client in norms if client in selected]
             request = RecordDict({CONFIG: ConfigRecord({"plan": plan.id})})
-            for client, answer in self._exchange(UPLOAD, wanted, lambda *_: request, read_update, round):
+            for client, answer in self._exchange(UPLOAD, wanted, lambda *_: request, read_reply, round):
                 if isinstance(answer, Failure) and answer.kind == Kind.ABSENT:
                     # A node that leaves now has received its shard, so it does not count as absent.
                     answer = replace(answer, kind=Kind.LATE)  # noqa: PLW2901
-                update = self._here(answer)
-                failure = None if update.shard is None else _contradiction(plan, client, update, norms[client], lr)
-                yield client, update if failure is None else Update(None, None, failure)
+                reply = self._here(answer)
+                failure = None if reply.update is None else _contradiction(plan, client, reply, norms[client], lr)
+                yield client, reply if failure is None else Reply(None, None, failure)
 
         return Reports(norms, collect)
 
@@ -104,19 +103,19 @@ class NodesEngine(TwoStageEngine):
             except UserError as error:
                 yield client, Failure.of(error)
 
-    def _here(self, answer: Update | Failure) -> Update:
+    def _here(self, answer: Reply | Failure) -> Reply:
         if isinstance(answer, Failure):
-            return Update(None, None, answer)
-        assert answer.shard is not None
-        return Update(answer.shard.to(self._job.device), answer.loss)
+            return Reply(None, None, answer)
+        assert answer.update is not None
+        return Reply(answer.update.to(self._job.device), answer.loss)
 
 
-def _contradiction(plan: Plan, client: Client, update: Update, reported: float, lr: float) -> Failure | None:
+def _contradiction(plan: Plan, client: Client, reply: Reply, reported: float, lr: float) -> Failure | None:
     """Return why an update cannot be the one whose norm was reported, or None."""
-    assert update.shard is not None
-    if (misfit := find_misfit(plan.template(client), update.shard)) is not None:
+    assert reply.update is not None
+    if (misfit := find_misfit(plan.template(client), reply.update)) is not None:
         return misfit
-    norm = norm_of(plan.shard(client), update.shard, lr)
+    norm = norm_of(plan.shard(client), reply.update, lr)
     if abs(norm - reported) <= CLOSE * norm:
         return None
     return Failure(Kind.CONTRADICTORY, f"its update has a norm of {norm:.4g}, but it reported {reported:.4g}")

@@ -23,7 +23,7 @@ from tests.train.runs import QUICKSTART, REPOSITORY, TINY, assert_same, tiny, wa
 from train import engines as engines_module
 from train.assembly import assemble
 from train.engines import ENGINES, ProcessesEngine, processes
-from train.engines.engine import Update
+from train.engines.engine import Reply
 from train.engines.local_training import train_locally
 from train.engines.memory_format import keep_memory_format
 from train.engines.sequential import SequentialEngine
@@ -70,9 +70,9 @@ def assert_same_bits(expected, updates):
     assert [client for client, _ in updates] == [client for client, _ in expected]
     for (_, mine), (_, theirs) in zip(expected, updates, strict=True):
         assert mine.failure == theirs.failure
-        if mine.shard is not None:
+        if mine.update is not None:
             torch.testing.assert_close(theirs.loss, mine.loss, rtol=0, atol=0, equal_nan=True)
-            values = theirs.shard.trained(), mine.shard.trained()
+            values = theirs.update.trained(), mine.update.trained()
             torch.testing.assert_close(*values, rtol=0, atol=0, equal_nan=True)
 
 
@@ -117,9 +117,7 @@ def test_engine_trains_as_a_device_that_dequantizes_its_tail_in_each_step(kind):
     assert {stored.dtype for stored in shard.tail.values()} == {torch.uint8}
     device = keep_memory_format(client_model(job.model, shard))
     loss = train_locally(device, job.clients[client], job.dataset, job.local, LR, job.clip, (job.seed, 0, client))
-    assert_same_bits(
-        [(client, Update(shard.read_from(device), loss))], [next(SequentialEngine(job).train(plan, 0, LR))]
-    )
+    assert_same_bits([(client, Reply(shard.read_from(device), loss))], [next(SequentialEngine(job).train(plan, 0, LR))])
 
 
 class Annealed(nn.Module):

@@ -17,7 +17,7 @@ from tests.train.runs import PATIENCE, model_of, wait_until
 from tests.train.runs import read as read_metrics
 from train.assembly import assemble
 from train.config.schema import load_config
-from train.engines import SequentialEngine, Update
+from train.engines import Reply, SequentialEngine
 from train.federate import launch
 from train.federate.keys import write_node_key
 from train.federate.roster import Timeouts
@@ -112,7 +112,7 @@ def with_participation(config, failing):
     class Some(SequentialEngine):
         def train(self, plan, round, lr):
             for client, update in super().train(plan, round, lr):
-                yield client, Update(None, None, Failure(Kind.FAILED, "lost")) if client in failing else update
+                yield client, Reply(None, None, Failure(Kind.FAILED, "lost")) if client in failing else update
 
     experiment.make_engine = Some
     experiment.start()

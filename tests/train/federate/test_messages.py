@@ -6,7 +6,7 @@ from models import build_model
 from sharding import ShardPlanner
 from sharding.errors import UserError
 from sharding.flower.messages import pack
-from train.federate.messages import config_text, read_config, read_update
+from train.federate.messages import config_text, read_config, read_reply
 
 
 @pytest.fixture
@@ -23,11 +23,11 @@ def test_read_config_of_config_text_is_equal(config, words):
     assert read_config(config_text(sent)) == sent.model_copy(update={"output": None})
 
 
-def test_read_update_has_the_shard_and_a_finite_loss(shard):
+def test_read_reply_has_the_shard_and_a_finite_loss(shard):
     def read(loss):
-        return read_update(RecordDict({"arrays": pack(shard), "metrics": MetricRecord({"train_loss": loss})}))
+        return read_reply(RecordDict({"arrays": pack(shard), "metrics": MetricRecord({"train_loss": loss})}))
 
-    assert read(1.5).shard.to_bytes() == shard.to_bytes()
+    assert read(1.5).update.to_bytes() == shard.to_bytes()
     assert read(1.5).loss == 1.5
     assert read(float("nan")).loss is None
     assert torch.is_tensor(read(1.5).loss)
@@ -46,12 +46,12 @@ LOSS = MetricRecord({"train_loss": 1.0})
         {"metrics": LOSS},
     ],
 )
-def test_read_update_of_invalid_content_raises(content):
+def test_read_reply_of_invalid_content_raises(content):
     with pytest.raises(UserError):
-        read_update(RecordDict(content))
+        read_reply(RecordDict(content))
 
 
 @pytest.mark.parametrize("loss", [{}, {"train_loss": 1}, {"train_loss": [1.0]}])
-def test_read_update_without_a_loss_raises(shard, loss):
+def test_read_reply_without_a_loss_raises(shard, loss):
     with pytest.raises(UserError, match=r"its loss is .*, not a number"):
-        read_update(RecordDict({"arrays": pack(shard), "metrics": MetricRecord(loss)}))
+        read_reply(RecordDict({"arrays": pack(shard), "metrics": MetricRecord(loss)}))

@@ -19,7 +19,7 @@ from train.callbacks import EachRound
 from train.callbacks.stopping import DivergedError
 from train.federate import roster as waiting
 from train.federate import server_app
-from train.federate.messages import read_config, read_update
+from train.federate.messages import read_config, read_reply
 from train.federate.roster import Timeouts
 from train.federate.server_app import assemble_over
 from train.federate.status import FOLDER, Status
@@ -69,7 +69,7 @@ def altered(change):
     """Return what has a node's update changed on its way."""
 
     def bend(reply):
-        reply.content["arrays"] = pack(change(read_update(reply.content).shard))
+        reply.content["arrays"] = pack(change(read_reply(reply.content).update))
         return [reply]
 
     return bend
