@@ -27,6 +27,7 @@ from sharding.validation import is_number
 
 PARTS = ("indices", "u", "v", "multipliers")
 FROZEN = "frozen/"
+CLIP = 10.0  # τ of a shard whose metadata has none
 VALUES, CHANGES = "wire", "diff"  # the metadata's key of the compression, for values and for changes
 
 
@@ -67,6 +68,7 @@ class Shard:
         tail: by layer, the terms that only stronger clients of the round train, which the client holds frozen, as
             `sharding.quantization.quantize_terms` stores them. It is not returned.
         residual: the digest of the residual that the client's model needs; empty where it needs none.
+        clip: τ with which the client trains, see `sharding.clip_and_decay`; None for no clipping.
     """
 
     terms: Mapping[str, Terms]
@@ -77,6 +79,7 @@ class Shard:
     compression: str = EXACT
     residual: str = ""
     tail: Mapping[str, Tensor] = field(default_factory=dict)
+    clip: float | None = CLIP
 
     def __repr__(self) -> str:
         num_terms = sum(terms.indices.numel() for terms in self.terms.values())
@@ -332,6 +335,7 @@ def _metadata(message: Shard | Update) -> dict[str, str]:
     # One entry, since safetensors writes several in any order.
     fields = {"keep_ratio": float(message.keep_ratio), "plan": message.plan}
     fields |= {"residual": message.residual} if message.residual else {}
+    fields |= {"clip": message.clip} if isinstance(message, Shard) and message.clip != CLIP else {}
     kind = CHANGES if isinstance(message, Update) and message.changes else VALUES
     return {"shard": json.dumps(fields if message.compression == EXACT else fields | {kind: message.compression})}
 
@@ -365,7 +369,9 @@ def _decode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], what: st
 
 def _checked(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], changes: bool) -> dict[str, Any]:
     fields = _checked_fields(metadata)
-    if not changes and fields.pop("changes"):
+    if changes:
+        fields.pop("clip")
+    elif fields.pop("changes"):
         raise UserError("it has changes, as an update has them")
     parts: dict[str, dict[str, Tensor]] = {}
     dense: dict[str, Tensor] = {}
@@ -413,7 +419,7 @@ def _checked_terms(layer: str, parts: Mapping[str, Tensor]) -> Terms:
 
 
 def _checked_fields(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Return keep ratio, plan, compression and whether values are changes.
+    """Return keep ratio, plan, clip, compression and whether values are changes.
 
     Raises:
         UserError: they are missing or invalid.
@@ -421,15 +427,18 @@ def _checked_fields(metadata: Mapping[str, str]) -> dict[str, Any]:
     try:
         fields = json.loads(metadata["shard"])
         keep_ratio, plan, residual = fields["keep_ratio"], fields["plan"], fields.get("residual", "")
+        clip = fields.get("clip", CLIP)
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise UserError("its metadata has no keep ratio and plan") from error
-    if not (is_number(keep_ratio) and 0 < keep_ratio <= 1 and isinstance(plan, str) and isinstance(residual, str)):
+    numbers = is_number(keep_ratio) and 0 < keep_ratio <= 1 and (clip is None or (is_number(clip) and clip >= 1))
+    if not (numbers and isinstance(plan, str) and isinstance(residual, str)):
         raise UserError(f"its metadata has {str(fields)[:80]}")
     changes = CHANGES in fields
     return {
         "keep_ratio": float(keep_ratio),
         "plan": plan,
         "residual": residual,
+        "clip": clip,
         "compression": fields.get(CHANGES if changes else VALUES, EXACT),
         "changes": changes,
     }

@@ -90,7 +90,7 @@ class Federation:
     def memory(self, ratio: float) -> int:
         """Return the bytes of a client's tensors while it trains, with frozen weights in their stored format."""
         task, server = self.task, self.server
-        of_run = max(task.keep_ratios.values()), task.dataset, task.config.local, task.job.clip
+        of_run = max(task.keep_ratios.values()), task.dataset, task.config.local
         parts = client_memory(server.planner, server.model, ratio, *of_run)
         stored = server.stored
         return (
