@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sharding.codec import CLIP
 from sharding.decomposition import check_layers, decompose_layers, form_of, group_layers
 from sharding.designs import DESIGNS, fit, successive_design
 from sharding.designs.design import Design
@@ -33,7 +34,7 @@ from sharding.plan import Client, Draw, Plan
 from sharding.quantization import Format, check_format, quantize_terms
 from sharding.residual import Residual, residual_layers
 from sharding.rng import generator, seed_of
-from sharding.shard import CLIP, Shard, Terms
+from sharding.shard import Shard, Terms
 from sharding.spectrum import Spectrum, map_threads
 from sharding.strategies import Allocation, LayerContext, Strategy, get_strategy, norm_ratio
 from sharding.transport.compression import COMPRESSIONS, EXACT, round_outputs
