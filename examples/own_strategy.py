@@ -14,4 +14,4 @@ def even(layer: LayerContext) -> Allocation:
     return Allocation(inclusion, 1 / inclusion)
 
 
-STRATEGIES["even"] = Strategy("every term is equally likely", even, clips=True)
+STRATEGIES["even"] = Strategy("every term is equally likely", even)

@@ -44,12 +44,11 @@ def train_shard(
     *,
     residual: Residual | None = None,
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
-    clip: float | None = 10.0,
     decay: float = 1e-4,
     decay_of: DecayOf = "bounded",
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
 ) -> Update:
-    """Train a shard on a client's data, with one optimizer step a batch, and return the update::
+    """Train a shard on a client's data, with one optimizer step a batch and the shard's clip, and return the update::
 
         train_shard(model, shard, batches, lr=0.1)
         train_shard(model, shard, batches, optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3))
@@ -62,7 +61,6 @@ def train_shard(
         lr: of this round, for SGD with a momentum of 0.9, which starts at zero in each round.
         residual: that the shard needs, as for `client_model`.
         optimizer: makes any other optimizer of the trainable parameters; give either `lr` or this.
-        clip: τ, or None for no clipping, whatever the shard's strategy; see `clip_and_decay`.
         decay: the strength of the Frobenius decay.
         decay_of: what decays.
         loss: for pairs, a function of the outputs (or of their ``.logits``) and the targets that returns a scalar.
@@ -85,7 +83,7 @@ def train_shard(
         steps = SGD(parameters, lr, momentum=0.9, fused=can_be_fused(small))
     else:
         raise UserError(f"lr is {safe_repr(lr)}; a finite number of at least 0 is needed")
-    steps.register_step_pre_hook(clip_and_decay(small, clip, decay, decay_of))
+    steps.register_step_pre_hook(clip_and_decay(small, shard.clip, decay, decay_of))
     for batch in batches:
         steps.zero_grad()
         _loss_of(small, batch, loss).backward()

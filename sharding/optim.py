@@ -50,8 +50,8 @@ def clip_and_decay(
 
     Args:
         model: with factorized layers; other parameters keep their gradients.
-        clip: τ ≥ 1: gradients of u'ᵢ and v'ᵢ are multiplied by min(1, τ/ωᵢ); None for no clipping, as for
-            strategies without `clips`.
+        clip: τ ≥ 1: gradients of u'ᵢ and v'ᵢ are multiplied by min(1, τ/ωᵢ); None for no clipping. The
+            client of a shard takes `Shard.clip`.
         decay: δ, the strength of the decay δ Σ ‖UΩVᵀ‖²_F; 0 for none.
         decay_of: ``effective`` decays UΩVᵀ, as published; ``bounded`` decays it with ωᵢ lowered to at most
             1/√(2ηδ·max(‖u'ᵢ‖², ‖v'ᵢ‖²)), so that no step of the decay removes more than a whole vector.

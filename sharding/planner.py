@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
+from math import inf
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sharding.codec import CLIP
 from sharding.decomposition import check_layers, decompose_layers, form_of, group_layers
 from sharding.designs import DESIGNS, fit, successive_design
 from sharding.designs.design import Design
@@ -53,9 +55,11 @@ class ShardPlanner:
         tail: the format in which a weak client also holds the terms that only stronger clients of the round train,
             frozen: ``int4``, ``int8``, ``bfloat16`` or ``float32``; None leaves them out. It is for strategies whose
             terms are nested, such as ``top_n``; the others have no tail.
+        clip: τ ≥ 1 of all shards, see `sharding.clip_and_decay`; None for no clipping. Shards of a strategy that does
+            not clip have None.
 
     Raises:
-        UserError: unknown strategy, design, compression or format of the tail.
+        UserError: unknown strategy, design, compression or format of the tail, or the clip is below 1.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class ShardPlanner:
         also: Patterns = (),
         compression: str = EXACT,
         tail: Format | None = "int4",
+        clip: float | None = CLIP,
     ) -> None:
         lookup(COMPRESSIONS, compression, "compression")
         lookup(DESIGNS, design, "design")
@@ -79,6 +84,9 @@ class ShardPlanner:
         if tail is not None:
             check_format(tail, "tail")
         self.tail = tail if self.strategy.nested else None
+        if clip is not None and not clip >= 1:
+            raise UserError(f"clip is {safe_repr(clip)}, but τ must be at least 1; use None for no clipping")
+        self.clip = clip if self.strategy.clips and clip != inf else None
 
     def plan(self, model: nn.Module, keep_ratios: Mapping[Client, float], round: int = 0) -> Plan:
         """Draw the terms of each client.
@@ -130,7 +138,8 @@ class ShardPlanner:
         ratios = {client: ratio if layers else 1.0 for ratio, clients in groups.items() for client in clients}
         id = f"{round}-{self._digest(round, spectra, dense)}"
         rest = {name: round_outputs(tensor, self.compression) for name, tensor in dense.items()}
-        header = Shard({}, rest, 1.0, frozen, id, self.compression, residual=Residual.of(model, layers).digest)
+        digest = Residual.of(model, layers).digest
+        header = Shard({}, rest, 1.0, frozen, id, self.compression, digest, clip=self.clip)
         headers = {client: replace(header, keep_ratio=ratios[client]) for client in keep_ratios}
         shapes = {name: layer.weight.shape for name, layer in layers.items() if isinstance(layer.weight, Tensor)}
         return Plan(id, headers, spectra, groups, draws, dense, shapes, self._tails(layers, spectra, groups, draws))
@@ -172,7 +181,7 @@ class ShardPlanner:
                 tail[name] = quantize_terms(new(count, form.rows), new(count, form.columns), self.tail)
         frozen = frozen_names(model, layers, dense)
         digest = Residual.of(model, layers).digest
-        return Shard(terms, dense, ratio, frozen, f"0-{0:016x}", self.compression, residual=digest, tail=tail)
+        return Shard(terms, dense, ratio, frozen, f"0-{0:016x}", self.compression, digest, tail, self.clip)
 
     def residual(self, model: nn.Module) -> Residual:
         """Return what each client needs once, besides its shards; without tensors where nothing is frozen."""

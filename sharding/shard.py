@@ -6,7 +6,6 @@ server's, and they are not averaged. With a compression that rounds (`sharding.t
 rounded, and clients return changes.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,19 +14,18 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from sharding import codec
+from sharding.codec import CLIP
 from sharding.errors import UserError
 from sharding.layers import FactorizedLayer
 from sharding.modules.finite import computable, difference
 from sharding.modules.state import as_real, batch_counters, is_transmitted
 from sharding.modules.wrappers import distribute_like, full_tensor, key, named_modules, named_state
 from sharding.residual import digest_of, residual_layers
-from sharding.transport import compression, serialize
+from sharding.transport import serialize
 from sharding.transport.compression import EXACT, round_columns, round_outputs
-from sharding.validation import is_number
 
 PARTS = ("indices", "u", "v", "multipliers")
-FROZEN = "frozen/"
-VALUES, CHANGES = "wire", "diff"  # the metadata's key of the compression, for values and for changes
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +65,7 @@ class Shard:
         tail: by layer, the terms that only stronger clients of the round train, which the client holds frozen, as
             `sharding.quantization.quantize_terms` stores them. It is not returned.
         residual: the digest of the residual that the client's model needs; empty where it needs none.
+        clip: τ with which the client trains, see `sharding.clip_and_decay`; None for no clipping.
     """
 
     terms: Mapping[str, Terms]
@@ -77,6 +76,7 @@ class Shard:
     compression: str = EXACT
     residual: str = ""
     tail: Mapping[str, Tensor] = field(default_factory=dict)
+    clip: float | None = CLIP
 
     def __repr__(self) -> str:
         num_terms = sum(terms.indices.numel() for terms in self.terms.values())
@@ -88,7 +88,7 @@ class Shard:
     @property
     def nbytes(self) -> int:
         """The exact length of `to_bytes()`, computed without encoding."""
-        return _size_of(self)
+        return codec.size_of(self)
 
     def to_bytes(self) -> bytes:
         """Return the wire form: a safetensors file with keys ``terms/<layer>/<part>``, ``dense/<name>`` and
@@ -97,7 +97,7 @@ class Shard:
         Keys of frozen tensors begin with ``frozen/``. Keep ratio and plan are in the file's metadata. Values that the
         compression cannot represent are rounded; a planner's shards are rounded already.
         """
-        return serialize.to_bytes(*_encode(self))
+        return serialize.to_bytes(*codec.encode(self))
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
@@ -108,11 +108,11 @@ class Shard:
         Raises:
             UserError: the bytes are not a shard.
         """
-        return cls(**_decode(*serialize.from_bytes(data), "shard"))
+        return cls(**_shard_fields(serialize.from_bytes(data)))
 
     def write(self, path: Path | str) -> None:
         """Write the wire form to a file."""
-        serialize.to_file(*_encode(self), path)
+        serialize.to_file(*codec.encode(self), path)
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
@@ -121,7 +121,7 @@ class Shard:
         Raises:
             UserError: the file is not a shard.
         """
-        return cls(**_decode(*serialize.from_file(path), "shard"))
+        return cls(**_shard_fields(serialize.from_file(path)))
 
     def to(self, device: torch.device | str) -> "Shard":
         """Return the same values on a device."""
@@ -284,11 +284,11 @@ class Update:
     @property
     def nbytes(self) -> int:
         """The exact length of `to_bytes()`, computed without encoding."""
-        return _size_of(self)
+        return codec.size_of(self)
 
     def to_bytes(self) -> bytes:
         """Return the wire form, as `Shard.to_bytes`."""
-        return serialize.to_bytes(*_encode(self))
+        return serialize.to_bytes(*codec.encode(self))
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
@@ -297,12 +297,10 @@ class Update:
         Raises:
             UserError: the bytes are not an update; a shard with frozen tensors or a tail is none.
         """
-        what = "client's update"
-        fields = _decode(*serialize.from_bytes(data, what), what)
-        if frozen := fields.pop("frozen"):
-            raise UserError(f"frozen tensors were returned: {', '.join(sorted(frozen)[:3])[:200]}")
-        if tail := fields.pop("tail"):
-            raise UserError(f"the tail was returned: {', '.join(sorted(tail)[:3])[:200]}")
+        fields = _fields(serialize.from_bytes(data, "client's update"), "client's update")
+        del fields["clip"]
+        if frozen := sorted(fields.pop("frozen") | fields.pop("tail").keys()):
+            raise UserError(f"frozen tensors were returned: {', '.join(frozen[:3])[:200]}")
         return cls(**fields)
 
     def to(self, device: torch.device | str) -> "Update":
@@ -316,123 +314,24 @@ class Update:
         return factors | dict(self.dense)
 
 
-def _size_of(message: Shard | Update) -> int:
-    tensors = _named_tensors(message)
-    if message.compression != EXACT:
-        tensors = compression.encode({name: tensor.to("meta") for name, tensor in tensors.items()}, message.compression)
-    return serialize.size_of(tensors, _metadata(message))
+def _shard_fields(file: tuple[Mapping[str, Tensor], Mapping[str, str]]) -> dict[str, Any]:
+    fields = _fields(file, "shard")
+    if fields.pop("changes"):
+        raise UserError("this is not a shard: its values are changes")
+    return fields
 
 
-def _encode(message: Shard | Update) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors and the metadata of the wire form."""
-    return compression.encode(_named_tensors(message), message.compression), _metadata(message)
-
-
-def _metadata(message: Shard | Update) -> dict[str, str]:
-    # One entry, since safetensors writes several in any order.
-    fields = {"keep_ratio": float(message.keep_ratio), "plan": message.plan}
-    fields |= {"residual": message.residual} if message.residual else {}
-    kind = CHANGES if isinstance(message, Update) and message.changes else VALUES
-    return {"shard": json.dumps(fields if message.compression == EXACT else fields | {kind: message.compression})}
-
-
-def _named_tensors(message: Shard | Update) -> dict[str, Tensor]:
-    frozen, tail = (message.frozen, message.tail) if isinstance(message, Shard) else (frozenset[str](), {})
-
-    def prefix(name: str) -> str:
-        return FROZEN if name in frozen else ""
-
-    tensors = {
-        f"{prefix(layer)}terms/{layer}/{part}": getattr(terms, part)
-        for layer, terms in message.terms.items()
-        for part in PARTS
-    }
-    tensors |= {f"tail/{layer}/terms": stored for layer, stored in tail.items()}
-    return tensors | {f"{prefix(name)}dense/{name}": tensor for name, tensor in message.dense.items()}
-
-
-def _decode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], what: str) -> dict[str, Any]:
-    """Return the fields of a shard or of an update, which has `frozen` and `tail` besides.
+def _fields(file: tuple[Mapping[str, Tensor], Mapping[str, str]], what: str) -> dict[str, Any]:
+    """Return the fields of a shard and of an update.
 
     Raises:
-        UserError: the file is not one.
+        UserError: the file has none; the message calls it `what`.
     """
     try:
-        return _checked(tensors, metadata, changes=what != "shard")
+        fields = codec.decode(*file)
     except UserError as error:
         raise UserError(f"this is not a {what}: {error}") from error
-
-
-def _checked(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], changes: bool) -> dict[str, Any]:
-    fields = _checked_fields(metadata)
-    if not changes and fields.pop("changes"):
-        raise UserError("it has changes, as an update has them")
-    parts: dict[str, dict[str, Tensor]] = {}
-    dense: dict[str, Tensor] = {}
-    tail: dict[str, Tensor] = {}
-    frozen = set()
-    for entry, tensor in compression.decode(tensors, fields["compression"]).items():
-        kind, _, name = entry.removeprefix(FROZEN).partition("/")
-        if kind == "terms":
-            name, _, part = name.rpartition("/")
-            parts.setdefault(name, {})[part] = tensor
-        elif kind == "tail" and entry.endswith("/terms"):
-            tail[name.removesuffix("/terms")] = tensor
-        elif kind == "dense" and name not in dense and (tensor.is_floating_point() or entry.startswith(FROZEN)):
-            dense[name] = tensor
-        else:
-            raise UserError(f"unknown entry {entry[:80]!r}, {tensor.dtype}")
-        if entry.startswith(FROZEN):
-            frozen.add(name)
-    terms = {layer: _checked_terms(layer, parts[layer]) for layer in sorted(parts)}
-    if other := sorted(tail.keys() - terms.keys()):
-        raise UserError(f"it has a tail of {other[0][:80]!r} without terms")
-    return {"terms": terms, "dense": dense, "frozen": frozenset(frozen), "tail": tail, **fields}
-
-
-def _checked_terms(layer: str, parts: Mapping[str, Tensor]) -> Terms:
-    """Return the terms of these parts.
-
-    Raises:
-        UserError: their names, types or shapes do not fit together, or the indices do not ascend.
-    """
-    for part in PARTS:
-        if part not in parts:
-            raise UserError(f"it lacks {part!r} of layer {layer[:80]!r}")
-    if len(parts) == len(PARTS) and all(parts[part].is_floating_point() for part in PARTS[1:]):
-        terms = Terms(*(parts[part] for part in PARTS))
-        n = terms.indices.shape
-        alike = terms.u.dim() == terms.v.dim() == 2 and n == terms.multipliers.shape == terms.u.shape[1:]
-        ascending = terms.indices.dtype == torch.int64 and bool((terms.indices.diff() > 0).all())
-        if n and alike and n == terms.v.shape[1:] and ascending and bool((terms.indices >= 0).all()):
-            return terms
-    forms = ", ".join(
-        f"{part[:20]} {str(tensor.dtype)[6:]}{list(tensor.shape)}" for part, tensor in sorted(parts.items())
-    )
-    raise UserError(f"layer {layer[:80]!r} has {forms[:200]}, or its indices do not ascend")
-
-
-def _checked_fields(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Return keep ratio, plan, compression and whether values are changes.
-
-    Raises:
-        UserError: they are missing or invalid.
-    """
-    try:
-        fields = json.loads(metadata["shard"])
-        keep_ratio, plan, residual = fields["keep_ratio"], fields["plan"], fields.get("residual", "")
-    except (KeyError, ValueError, TypeError, RecursionError) as error:
-        raise UserError("its metadata has no keep ratio and plan") from error
-    if not (is_number(keep_ratio) and 0 < keep_ratio <= 1 and isinstance(plan, str) and isinstance(residual, str)):
-        raise UserError(f"its metadata has {str(fields)[:80]}")
-    changes = CHANGES in fields
-    return {
-        "keep_ratio": float(keep_ratio),
-        "plan": plan,
-        "residual": residual,
-        "compression": fields.get(CHANGES if changes else VALUES, EXACT),
-        "changes": changes,
-    }
+    return fields | {"terms": {layer: Terms(**parts) for layer, parts in fields["terms"].items()}}
 
 
 def _now(slot: Tensor, sent: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The strategies by name: how likely each term is drawn (π), how it is weighted (ω), and whether a run clips.
+"""The strategies by name: how likely each term is drawn (π), how it is weighted (ω), and whether clients clip.
 
 The core of a strategy is a function of one layer's spectrum and the clients' keep ratio. To add a strategy, write this
 function and add a line to `STRATEGIES`.
@@ -89,8 +89,7 @@ class Strategy:
     Attributes:
         summary: one line for lists and tables.
         allocate: a function from a `LayerContext` to an `Allocation`; None to shard nothing.
-        clips: whether the clients of `python -m train` clip the effective learning rate (τ/ω). In your own loop, the
-            argument `clip` of `sharding.train_shard` or `sharding.clip_and_decay` decides, which do not read this.
+        clips: whether clients clip the steps of terms whose ω is above the planner's `clip` (τ).
         nested: whether a client's terms are the first of those of every stronger client, with ω = 1. Then it can hold
             the others as a tail (`ShardPlanner`).
         rescales: whether all drawn terms share ω = √(Σλ² / Σ_{drawn} λ²) instead of the allocation's ω.
@@ -99,7 +98,7 @@ class Strategy:
 
     summary: str
     allocate: Callable[[LayerContext], Allocation] | None
-    clips: bool = False
+    clips: bool = True
     nested: bool = False
     rescales: bool = False
     keep_ratio: float | None = None
@@ -145,14 +144,14 @@ def schatten(layer: LayerContext) -> Allocation:
 
 STRATEGIES: dict[str, Strategy] = {
     "top_n": Strategy("the n largest terms", top_n, nested=True),
-    "top_n_scaled": Strategy("the n largest terms, rescaled to the layer's norm", top_n, rescales=True),
+    "top_n_scaled": Strategy("the n largest terms, rescaled to the layer's norm", top_n, clips=False, rescales=True),
     "prism": Strategy("drawn in proportion to λᵏ", prism),
-    "prism_scaled": Strategy("PriSM, rescaled to the layer's norm", prism, rescales=True),
-    "prism_wallenius": Strategy("PriSM with ω = 1/π", prism_wallenius),
-    "prism_wallenius_clip": Strategy("PriSM with ω = 1/π and clipping", prism_wallenius, clips=True),
-    "unbiased": Strategy("unbiased, least discrepancy of one client", unbiased, clips=True),
-    "collective": Strategy("least discrepancy of the clients' average", collective, clips=True),
-    "schatten": Strategy("unbiased, least Schatten-4 discrepancy", schatten, clips=True),
+    "prism_scaled": Strategy("PriSM, rescaled to the layer's norm", prism, clips=False, rescales=True),
+    "prism_wallenius": Strategy("PriSM with ω = 1/π", prism_wallenius, clips=False),
+    "prism_wallenius_clip": Strategy("PriSM with ω = 1/π and clipping", prism_wallenius),
+    "unbiased": Strategy("unbiased, least discrepancy of one client", unbiased),
+    "collective": Strategy("least discrepancy of the clients' average", collective),
+    "schatten": Strategy("unbiased, least Schatten-4 discrepancy", schatten),
     "full": Strategy("all terms to every client, factorized", top_n, keep_ratio=1.0),
     "dense": Strategy("no sharding: FedAvg", None),
 }

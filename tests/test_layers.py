@@ -10,7 +10,7 @@ LAYERS = {
     "sharding": [
         {"errors", "rng"},
         {"failures", "quantization", "transport", "validation"},
-        {"activations", "inclusion", "modules", "spectrum"},
+        {"activations", "codec", "inclusion", "modules", "spectrum"},
         {"designs", "layers", "product", "strategies"},
         {"decomposition", "residual"},
         {"factorization", "optim", "shard"},

@@ -105,7 +105,6 @@ def build_experiment(
     built = make_model(config, dataset).to(dataset.test.targets.device)
     check_fit(config.model.name, built, dataset)
     dense, model = dense_nbytes(built), first_model(config, built, planner.strategy, keep_ratios.values())
-    clip = config.local.clip if planner.strategy.clips else None
     fit([0.5, 0.5], config.design)  # fails now if it cannot draw
     check_optimizers(config, dataset.test.targets.device)
     local = config.local
@@ -119,7 +118,7 @@ def build_experiment(
     scales: dict[Client, float] = {} if sampler.lr_scales is None else dict(enumerate(sampler.lr_scales.tolist()))
     residual = planner.residual(model)
     named = ":" in config.device  # as cuda:1, and not cuda or auto
-    job = Job(model, clients, dataset, local, clip, config.seed, config.plugins, scales, residual, one_device=named)
+    job = Job(model, clients, dataset, local, config.seed, config.plugins, scales, residual, one_device=named)
     server, once = make_server(config, model, planner), residual.nbytes if len(residual) else 0
     training = clients.all()
     return Experiment(config, dataset, training, server, sampler, keep_ratios, num_samples, dense, once, job, engine)
@@ -222,7 +221,8 @@ def make_sampler(config: Config, num_samples: Mapping[Client, int], costs: Mappi
 
 def make_planner(config: Config) -> ShardPlanner:
     """Return the planner of a run."""
-    return ShardPlanner(config.strategy, config.design, config.seed, compression=config.compression, tail=config.tail)
+    draws = config.strategy, config.design, config.seed
+    return ShardPlanner(*draws, compression=config.compression, tail=config.tail, clip=config.local.clip)
 
 
 def make_server(config: Config, model: nn.Module, planner: ShardPlanner) -> Server:

@@ -52,7 +52,6 @@ def client_memory(
     strongest: float,
     dataset: Dataset,
     local: LocalConfig,
-    clip: float | None,
 ) -> ClientMemory:
     """Train a client of a keep ratio for two steps on samples of the test split, and count the bytes of its tensors.
 
@@ -63,7 +62,6 @@ def client_memory(
         strongest: the largest r of all clients.
         dataset: prepares the samples.
         local: the client's optimizer and batch size.
-        clip: τ, or None for no clipping.
 
     Raises:
         UserError: the training fails.
@@ -72,7 +70,7 @@ def client_memory(
     shard = random_shard(replace(planner.template(model, keep_ratio, strongest), residual=residual.digest))
     samples = Split(*(part[: local.batch_size] for part in (dataset.test.inputs, dataset.test.targets)))
     local = local.model_copy(update={"steps": 2, "batch_size": len(samples)})
-    engine = SequentialEngine(Job(model, {0: samples}, dataset, local, clip, 0, residual=residual))
+    engine = SequentialEngine(Job(model, {0: samples}, dataset, local, 0, residual=residual))
     with PeakMemory() as peak:
         update = engine.train_client(0, shard, 0, 0.0)
     if update.failure is not None:

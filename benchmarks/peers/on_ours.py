@@ -34,7 +34,7 @@ def main() -> None:
     model, nothing = network(), Split(torch.empty(0, 3, 32, 32), torch.empty(0, dtype=torch.int64))
     dataset = Dataset("cifar10", nothing, nothing, 10, (3, 32, 32), scale)
     local = LocalConfig(epochs=EPOCHS, batch_size=BATCH, optimizer="sgd", lr=LR, momentum=0)
-    engine = ProcessesEngine(Job(model, Users(), dataset, local, None, 0))
+    engine = ProcessesEngine(Job(model, Users(), dataset, local, 0))
     sampler, server, watch = UniformSampler(USERS, COHORT, 0), Server(model, ShardPlanner("dense")), Stopwatch()
     for t in range(ROUNDS + 1):
         plan = server.plan(dict.fromkeys(sampler.cohort(t), 1.0), t)

@@ -4,6 +4,7 @@ A node keeps the residual of a pretrained model in its state, which Flower keeps
 """
 
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ def train_message(
 
         def fit(model, config):
             optimizer = torch.optim.AdamW(model.parameters(), config["lr"])
-            optimizer.register_step_pre_hook(clip_and_decay(model))
+            optimizer.register_step_pre_hook(clip_and_decay(model, config["clip"]))
             ...
             return {"num-examples": len(data), "train_loss": loss}
 
@@ -59,7 +60,7 @@ def train_message(
         context: of the app; its state keeps the residual of a pretrained model, which the server sends once.
         structure: of the model, as for `sharding.client_model`, for example made in `init_empty()`; it is not changed.
         train: trains the client's small model in place, and returns metrics, among them ``num-examples``. It also takes
-            the message's configuration, which has ``server-round``.
+            the message's configuration, which has ``server-round`` and the shard's ``clip``, infinite for no clipping.
         device: of the model.
 
     Raises:
@@ -69,6 +70,7 @@ def train_message(
     shard, model = _received(message, context, structure, device)
     if not model.training:  # else parts in evaluation, such as frozen batch norms, stay so
         model.train()
+    message.content[CONFIG]["clip"] = inf if shard.clip is None else shard.clip  # Flower has no None
     metrics = train(model, message.content[CONFIG])
     reply = {ARRAYS: pack(shard.read_from(model)), METRICS: MetricRecord(dict(metrics))}
     return Message(RecordDict(reply), reply_to=message)

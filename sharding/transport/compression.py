@@ -11,7 +11,7 @@ relative to the change. The server adds the mean change to its own vectors, so t
 enter the model.
 """
 
-from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,7 +24,9 @@ COMPRESSIONS = {EXACT: 32, "bfloat16": 16, "int8": 8}  # bits of a number
 LARGEST = 127  # of the integers
 LEAST = -126  # the exponent of float32's smallest normal number
 NOT_FINITE = -128  # instead of an exponent: the vector has a NaN or Inf
-SCALES = "scales/"  # before the name of a tensor: the exponents of its vectors
+
+# What a tensor has: which terms, a vector in each column, the weights of an output in each row, or single numbers.
+Role = Literal["indices", "columns", "outputs", "numbers"]
 
 
 def round_columns(matrix: Tensor, compression: str) -> Tensor:
@@ -51,59 +53,47 @@ def round_outputs(tensor: Tensor, compression: str) -> Tensor:
     )
 
 
-def encode(tensors: Mapping[str, Tensor], compression: str) -> dict[str, Tensor]:
-    """Return the tensors to send for a shard's tensors, by their keys in the wire form, rounded to the grid.
+def compress(tensor: Tensor, role: Role, compression: str) -> tuple[Tensor, Tensor | None]:
+    """Return the tensor to send, rounded to the grid, and the exponents of its vectors, if any.
 
     On the `meta` device, only types and shapes are returned.
     """
     if compression == EXACT:
-        return dict(tensors)
-    encoded: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        rows = _vectors(name, tensor) if tensor.dtype == torch.float32 and tensor.numel() else None
-        if _role(name) == "indices":
-            encoded[name] = tensor.int()
-        elif rows is None:
-            encoded[name] = tensor
-        elif compression == "bfloat16":
-            encoded[name] = tensor.bfloat16()
-        else:
-            integers, encoded[SCALES + name] = _pack(rows)
-            encoded[name] = _restored(integers, name, tensor)
-    return encoded
+        return tensor, None
+    if role == "indices":
+        return tensor.int(), None
+    rows = _vectors(role, tensor) if tensor.dtype == torch.float32 and tensor.numel() else None
+    if rows is None:
+        return tensor, None
+    if compression == "bfloat16":
+        return tensor.bfloat16(), None
+    integers, exponents = _pack(rows)
+    return _restored(integers, role, tensor), exponents
 
 
-def decode(tensors: Mapping[str, Tensor], compression: str) -> dict[str, Tensor]:
-    """Undo `encode`; the values are on the grid.
+def expand(tensor: Tensor, role: Role, compression: str, exponents: Tensor | None, name: str) -> Tensor:
+    """Undo `compress`; the values are on the grid.
 
     Raises:
-        UserError: the tensors are not what `encode` returns.
+        UserError: the exponents are not those of the tensor, which the message calls `name`.
     """
+    if exponents is not None:
+        rows = _vectors(role, tensor) if tensor.dtype == torch.int8 else None
+        if rows is None or exponents.dtype != torch.int8 or exponents.shape != rows.shape[:1]:
+            raise UserError(f"the scales of {name[:80]!r} are not its own")
+        return _restored(_unpack(rows, exponents), role, tensor)
+    if role == "indices" and tensor.dtype == torch.int32:
+        return tensor.long()
+    if compression == "bfloat16" and tensor.dtype == torch.bfloat16 and _vectors(role, tensor) is not None:
+        return tensor.float()
+    return tensor
+
+
+def check_compression(compression: object) -> None:
+    """Raise a UserError unless there is a compression of this name."""
     if not isinstance(compression, str) or compression not in COMPRESSIONS:
         known, given = ", ".join(COMPRESSIONS), str(compression)[:40]
         raise UserError(f"its numbers are in {given!r}, not in one of {known}")
-    if compression == EXACT:
-        return dict(tensors)
-    decoded: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        scaled = name.removeprefix(SCALES)
-        if scaled != name:
-            decoded[scaled] = _scaled(scaled, tensors.get(scaled), tensor)
-        elif _role(name) == "indices" and tensor.dtype == torch.int32:
-            decoded[name] = tensor.long()
-        elif compression == "bfloat16" and tensor.dtype == torch.bfloat16 and _vectors(name, tensor) is not None:
-            decoded[name] = tensor.float()
-        elif SCALES + name not in tensors:
-            decoded[name] = tensor
-    return decoded
-
-
-def _scaled(name: str, integers: Tensor | None, exponents: Tensor) -> Tensor:
-    """Return the numbers that a tensor of integers represents."""
-    rows = None if integers is None or integers.dtype != torch.int8 else _vectors(name, integers)
-    if rows is None or integers is None or exponents.dtype != torch.int8 or exponents.shape != rows.shape[:1]:
-        raise UserError(f"the scales of {name[:80]!r} are not its own")
-    return _restored(_unpack(rows, exponents), name, integers)
 
 
 def _round_rows(rows: Tensor, compression: str) -> Tensor:
@@ -139,18 +129,12 @@ def _power(exponents: Tensor) -> Tensor:
     return ((exponents.clamp(LEAST, LARGEST) + 127) << 23).view(torch.float32)[:, None]
 
 
-def _vectors(name: str, tensor: Tensor) -> Tensor | None:
+def _vectors(role: Role, tensor: Tensor) -> Tensor | None:
     """Return the vectors to round, one per row; None for a tensor that is not rounded."""
-    if _role(name) in ("u", "v"):
+    if role == "columns":
         return tensor.mT if tensor.dim() == 2 else None
-    return tensor.flatten(1) if _role(name) == "dense" and tensor.dim() > 1 else None
+    return tensor.flatten(1) if role == "outputs" and tensor.dim() > 1 else None
 
 
-def _restored(rows: Tensor, name: str, tensor: Tensor) -> Tensor:
-    return rows.view_as(tensor) if _role(name) == "dense" else rows.mT
-
-
-def _role(name: str) -> str:
-    """Return `dense`, or the part of a layer's terms that a key names."""
-    kind, _, rest = name.removeprefix("frozen/").partition("/")
-    return kind if kind == "dense" else rest.rpartition("/")[2]
+def _restored(rows: Tensor, role: Role, tensor: Tensor) -> Tensor:
+    return rows.view_as(tensor) if role == "outputs" else rows.mT

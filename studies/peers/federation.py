@@ -90,7 +90,7 @@ class Federation:
     def memory(self, ratio: float) -> int:
         """Return the bytes of a client's tensors while it trains, with frozen weights in their stored format."""
         experiment, server = self.experiment, self.server
-        of_run = max(experiment.keep_ratios.values()), experiment.dataset, experiment.config.local, experiment.job.clip
+        of_run = max(experiment.keep_ratios.values()), experiment.dataset, experiment.config.local
         parts = client_memory(server.planner, server.model, ratio, *of_run)
         stored = server.stored
         return (

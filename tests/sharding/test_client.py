@@ -369,9 +369,9 @@ def batches(count=3):
 
 
 def test_train_shard_equals_clipped_decayed_sgd_on_the_client_model():
-    shard = make_plan(make_net(), {0: 0.3}, "unbiased").shard(0)
+    shard = replace(make_plan(make_net(), {0: 0.3}, "unbiased").shard(0), clip=2.0)
     sent = shard.to_bytes()
-    update = train_shard(make_skeleton(make_net), shard, batches(), lr=0.1, decay=0.01, clip=2.0)
+    update = train_shard(make_skeleton(make_net), shard, batches(), lr=0.1, decay=0.01)
     model = client_model(make_skeleton(make_net), shard)
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
     optimizer.register_step_pre_hook(clip_and_decay(model, 2.0, 0.01))
@@ -381,19 +381,38 @@ def test_train_shard_equals_clipped_decayed_sgd_on_the_client_model():
         optimizer.step()
     assert_same(update, shard.read_from(model))
     assert shard.to_bytes() == sent
-    usual, strong = {"lr": 0.1, "decay": 0.01, "clip": 2.0}, {"lr": 0.1, "decay": 1.0, "clip": None}
+    clips = {clip: replace(shard, clip=clip) for clip in (None, 2.0, 3.0)}
+    usual, strong = {"shard": shard, "lr": 0.1, "decay": 0.01}, {"shard": clips[None], "lr": 0.1, "decay": 1.0}
     for first, changed in (
-        (usual, {"clip": None}),
-        (usual, {"clip": 3.0}),
+        (usual, {"shard": clips[None]}),
+        (usual, {"shard": clips[3.0]}),
         (usual, {"decay": 0.0}),
         (usual, {"lr": None, "optimizer": lambda parameters: SGD(parameters, lr=0.1)}),
         (strong, {"decay_of": "effective"}),
     ):
         one, other = (
-            train_shard(make_skeleton(make_net), shard, batches(), **arguments)
+            train_shard(make_skeleton(make_net), batches=batches(), **arguments)
             for arguments in (first, first | changed)
         )
         assert not torch.equal(other.terms["1"].u, one.terms["1"].u)
+
+
+@pytest.mark.parametrize(("strategy", "clip"), [("prism_wallenius", None), ("prism_wallenius_clip", 1.5)])
+def test_train_shard_clips_as_the_strategy_does(strategy, clip):
+    plan = ShardPlanner(strategy, clip=1.5).plan(make_net(), {0: 0.3})
+    shard = Shard.from_bytes(plan.shard(0).to_bytes())
+    assert max(float(terms.multipliers.max()) for terms in shard.terms.values()) > 1.5
+    update = train_shard(make_skeleton(make_net), shard, batches(), lr=0.1, decay=0)
+    model = client_model(make_skeleton(make_net), shard)
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
+    if clip is not None:
+        optimizer.register_step_pre_hook(clip_and_decay(model, clip, 0))
+    for inputs, targets in batches():
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+    assert shard.clip == clip
+    assert_same(update, shard.read_from(model))
 
 
 def test_round_with_a_frozen_backbone_changes_only_the_head():

@@ -110,7 +110,7 @@ def test_from_bytes_of_corrupted_updates_raises_or_leaves_the_server_finite(wire
         corrupted = CHANGES[rng.choice(len(CHANGES), p=ODDS / ODDS.sum())](data, rng)
         update = read(corrupted)
         if isinstance(update, str):
-            assert re.search("not a client's update|were returned|was returned", update)
+            assert re.search("not a client's update|were returned", update)
             assert "\n" not in update
             refused += 1
             continue

@@ -82,6 +82,24 @@ def test_load_into_then_read_from_returns_an_equal_copy(keep_ratio):
     assert_same(returned, shard)
 
 
+def test_clip_takes_bytes_only_where_it_is_unusual():
+    usual, clipped, none = (
+        ShardPlanner("unbiased", clip=clip).plan(make_net(), {0: 0.3}).shard(0) for clip in (10.0, 2.0, None)
+    )
+    assert usual.nbytes == replace(clipped, clip=10.0).nbytes < min(clipped.nbytes, none.nbytes)
+    for shard in (usual, clipped, none):
+        assert Shard.from_bytes(shard.to_bytes()).clip == shard.clip
+        assert len(shard.to_bytes()) == shard.nbytes
+        assert len(shard.returned(shard.trained()).to_bytes()) == usual.returned(usual.trained()).nbytes
+
+
+@pytest.mark.parametrize("clip", [0.5, "ten", True, float("nan")])
+def test_a_shard_with_an_invalid_clip_raises(clip):
+    words = json.dumps({"keep_ratio": 1.0, "plan": "", "clip": clip})
+    with pytest.raises(UserError, match="its metadata has"):
+        Shard.from_bytes(safetensors.torch.save({"dense/bias": torch.ones(3)}, {"shard": words}))
+
+
 def test_update_norm_equals_the_norm_of_all_changes():
     model = make_net().double()
     sent = make_plan(model, {"a": 0.5}).shard("a")

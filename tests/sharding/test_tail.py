@@ -146,7 +146,7 @@ def test_clients_train_on_top_of_the_tail_and_return_their_terms_alone():
     update = train_shard(structure, shard, [(torch.randn(8, 20), torch.randint(4, (8,)))], lr=0.1)
     assert shard.tail
     assert find_misfit(shard, update) is None
-    with pytest.raises(UserError, match="the tail was returned: 2"):
+    with pytest.raises(UserError, match="frozen tensors were returned: 2"):
         Update.from_bytes(shard.to_bytes())
     server = Server(model, ShardPlanner("top_n"))
     result = server.round(0, RATIOS, lambda _, shard: train_shard(structure, shard, [], lr=0.1))

@@ -33,7 +33,7 @@ def train(config, shard=None):
     with init_empty():
         structure = make_model(config, dataset)
     planner = make_planner(config)
-    job = Job(structure, {0: dataset.test}, dataset, config.local, 10.0, 0)
+    job = Job(structure, {0: dataset.test}, dataset, config.local, 0)
     before = kilobytes("VmRSS")
     shard = random_shard(planner.template(structure, config.keep_ratio))
     update = SequentialEngine(job).train_client(0, shard, 0, 0.01)
@@ -49,7 +49,7 @@ def memory_of(*overrides):
     config = load_config("configs/quickstart.yaml", overrides)
     dataset, planner = read_dataset(config), make_planner(config)
     model = first_model(config, make_model(config, dataset), planner.strategy, [config.keep_ratio])
-    return model, client_memory(planner, model, config.keep_ratio, config.keep_ratio, dataset, config.local, 10.0)
+    return model, client_memory(planner, model, config.keep_ratio, config.keep_ratio, dataset, config.local)
 
 
 @pytest.mark.parametrize(

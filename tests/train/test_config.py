@@ -229,8 +229,8 @@ def test_configured_options_reach_the_parts(tmp_path, monkeypatch):
     monkeypatch.setitem(PARTITIONS, "mine", mine)
     partition = ["data.partition=mine", "data.partition.alpha=2"]
     task = assemble(tiny(tmp_path, *partition, "design=brewer", "local.clip=3"))
-    assert (given, task.server.planner.design, task.job.clip) == ([2.0], "brewer", 3.0)
-    assert assemble(tiny(tmp_path, "strategy=top_n")).job.clip is None
+    assert (given, task.server.planner.design, task.server.planner.clip) == ([2.0], "brewer", 3.0)
+    assert assemble(tiny(tmp_path, "strategy=prism_wallenius")).server.planner.clip is None
 
 
 OLD = {

@@ -64,7 +64,7 @@ def _describe_model(config: Config, dataset: Dataset, keep_ratios: Mapping[Clien
     planner, built = make_planner(config), make_model(config, dataset)
     parameters, dense = sum(parameter.numel() for parameter in built.parameters()), dense_nbytes(built)
     model = first_model(config, built, planner.strategy, keep_ratios.values())
-    residual, clip = planner.residual(model), config.local.clip if planner.strategy.clips else None
+    residual = planner.residual(model)
     size = f"{parameters:,} parameters, {dense:,} bytes"
     yield f"{config.model.name}: {size}; {config.strategy} shards {len(planner.sharded_layers(model))} layers"
     if len(residual):
@@ -75,7 +75,7 @@ def _describe_model(config: Config, dataset: Dataset, keep_ratios: Mapping[Clien
         clients = [client for client in keep_ratios if keep_ratios[client] == ratio]
         share = f"{nbytes:,} bytes a shard, {100 * nbytes / dense:.1f} % of the model's"
         yield f"keep ratio {ratio:g}: {share}; {len(clients)} clients, {join_first(clients, NAMED)}"
-        memory = client_memory(planner, model, ratio, strongest, dataset, config.local, clip)
+        memory = client_memory(planner, model, ratio, strongest, dataset, config.local)
         parts = ", ".join(f"{name} {size / 1e6:,.1f}" for name, size in asdict(memory).items())
         yield f"  a client's tensors: {memory.total / 1e6:,.1f} MB ({parts}), batches of {config.local.batch_size}"
 

@@ -43,7 +43,6 @@ class Job:
         clients: each client's samples, on the device.
         dataset: prepares and augments them.
         local: epochs, batch size and so on.
-        clip: τ, or None for no clipping.
         seed: of the run.
         plugins: modules with custom parts, which new processes import.
         lr_scales: factors of some clients' learning rates.
@@ -55,7 +54,6 @@ class Job:
     clients: Mapping[Client, Split]
     dataset: Dataset
     local: LocalConfig
-    clip: float | None
     seed: int
     plugins: Sequence[str] = ()
     lr_scales: Mapping[Client, float] = field(default_factory=dict)

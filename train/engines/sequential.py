@@ -42,7 +42,7 @@ class SequentialEngine(Engine):
             for layer in factorized_layers(model):
                 layer.dequantize_tail()  # the same numbers in each step; a device has no memory for this
             key, lr = (job.seed, round, client), job.lr(client, lr)
-            loss = train_locally(model, job.clients[client], job.dataset, job.local, lr, job.clip, key)
+            loss = train_locally(model, job.clients[client], job.dataset, job.local, lr, shard.clip, key)
             return Reply(shard.read_from(model), loss)
         except Exception as error:  # a client's failure never stops a round
             failure = Failure.in_training(error)

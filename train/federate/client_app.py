@@ -20,7 +20,6 @@ from sharding.client_sampling import SAMPLERS
 from sharding.errors import UserError
 from sharding.flower import query_message, train_message
 from sharding.flower.messages import ARRAYS, CONFIG, METRICS, NODE, bytes_of
-from sharding.strategies import get_strategy
 from train.assembly import assign_keep_ratios, data_options, find_device, make_model, partition_dataset, read_dataset
 from train.config.schema import Config
 from train.data import DATASETS, Dataset, Split, empty_dataset
@@ -56,12 +55,12 @@ def train(message: Message, context: Context) -> Message:
     config, lr, partition = read_config(values[CONFIG_TEXT]), values[LR], partition_of(context.node_config)
     torch.set_num_threads(config.threads)
     device, (dataset, data) = find_device(config.device), open_data(config, context.node_config)
-    clip = config.local.clip if get_strategy(config.strategy).clips else None
     with init_empty():
         structure = make_model(config, dataset, pretrained=False)
 
     def fit(model: torch.nn.Module, values: ConfigRecord) -> dict[str, float]:
         key = config.seed, values[ROUND], partition
+        clip = values["clip"]
         loss = train_locally(keep_memory_format(model), data.to(device), dataset, config.local, lr, clip, key)
         return {NUM_SAMPLES: len(data), LOSS: float(loss)}
 

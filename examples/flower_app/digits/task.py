@@ -28,7 +28,8 @@ def load_data(partition=None):
 def fit(model, config, data):
     """Train for an epoch with AdamW."""
     optimizer = torch.optim.AdamW(model.parameters(), config["lr"])
-    optimizer.register_step_pre_hook(clip_and_decay(model))  # clips the gradients, and decays UΩVᵀ in place of U and V
+    # Clips the gradients, and decays UΩVᵀ in place of U and V.
+    optimizer.register_step_pre_hook(clip_and_decay(model, config["clip"]))
     for inputs, targets in zip(data[0].split(10), data[1].split(10), strict=True):
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs), targets)

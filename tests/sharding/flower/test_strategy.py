@@ -4,7 +4,7 @@ import copy
 import importlib
 import sys
 from dataclasses import replace
-from math import nan
+from math import inf, nan
 
 import httpx
 import pytest
@@ -23,6 +23,7 @@ from sharding.flower.messages import content_of
 from sharding.flower.nodes import Nodes
 from sharding.flower.strategy import weighted_means
 from tests.sharding.flower.grid import StubGrid, make_app
+from tests.sharding.models import unchanged
 
 RATIOS = {0: 0.25, 1: 0.5, 2: 0.5}
 SIZES = {0: 20, 1: 40, 2: 10}
@@ -115,6 +116,36 @@ def test_strategy_with_adamw_on_nodes_equals_server_round(compression, max_share
     state = theirs.model.state_dict()
     assert all(torch.equal(value, state[name]) for name, value in ours.model.state_dict().items())
     assert all(torch.equal(value, state[name]) for name, value in result.arrays.to_torch_state_dict().items())
+
+
+@pytest.mark.parametrize(("strategy", "clips"), [("prism_wallenius", False), ("prism_wallenius_clip", True)])
+def test_nodes_clip_as_the_strategy_does(strategy, clips):
+    ours, theirs = server_of(strategy), server_of(strategy)
+    ours.planner.clip = theirs.planner.clip = 1.5 if clips else ours.planner.clip
+    given = []
+
+    def hooked(model, clip, client):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.register_step_pre_hook(clip_and_decay(model, clip, 0))
+        inputs, targets = data_of(client)
+        F.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        return {"num-examples": SIZES[client]}
+
+    def train_there(model, config, context):
+        given.append(config["clip"])
+        return hooked(model, config["clip"], context.node_config["partition-id"])
+
+    def train_here(client, shard):
+        model = client_model(structure_of(), shard)
+        hooked(model, 1.5 if clips else None, client)
+        return shard.read_from(model)
+
+    run(ours, StubGrid(make_app(structure_of(), train_there), configs()), rounds=1)
+    theirs.round(0, RATIOS, train_here, SIZES)
+    assert given == [1.5 if clips else inf] * len(RATIOS)
+    state = theirs.model.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in ours.model.state_dict().items())
 
 
 def test_nodes_with_other_numbers_give_the_same_bits():
@@ -501,7 +532,7 @@ def test_subclass_gives_each_node_a_configuration():
         grid, num_rounds=1, timeout=0.0, train_config=ConfigRecord({"b": 2})
     )
     assert {client: config["lr"] for client, config in seen.items()} == {0: 0.0, 1: 0.1, 2: 0.2}
-    assert seen[0] == {"b": 2, "server-round": 1, "lr": 0.0}
+    assert seen[0] == {"b": 2, "server-round": 1, "lr": 0.0, "clip": 10.0}
 
 
 def test_evaluate_fn_gets_the_state_of_each_round():
@@ -613,7 +644,7 @@ def test_simulated_node_without_a_configuration_reports_the_given_keep_ratio():
 def test_average_with_an_invalid_late_weight_rejects_the_update(weight):
     plan = server_of().plan(RATIOS, 0)
     average = Average(plan, None)
-    average.add(0, plan.shard(0), weight)
+    average.add(0, unchanged(plan.shard(0)), weight)
     aggregation = average.finish()
     assert "its weight is" in str(aggregation.rejected[0])
     assert aggregation.accepted == []
@@ -621,13 +652,13 @@ def test_average_with_an_invalid_late_weight_rejects_the_update(weight):
 
 def test_average_with_late_weights_bounds_the_shares_of_updates_that_count():
     plan = server_of().plan(RATIOS, 0)
-    spoiled = plan.shard(2)
+    spoiled = unchanged(plan.shard(2))
     late, early = Average(plan, None, max_share=0.6), Average(plan, {0: 1.0, 1: 9.0}, max_share=0.6)
     for average in (late, early):
         for client, weight in ((0, 1.0), (1, 9.0)):
-            shard = plan.shard(client)
-            moved = {name: value + 1 + client for name, value in shard.dense.items()}
-            average.add(client, replace(shard, dense=moved), weight)
+            update = unchanged(plan.shard(client))
+            moved = {name: value + 1 + client for name, value in update.dense.items()}
+            average.add(client, replace(update, dense=moved), weight)
     late.add(2, replace(spoiled, dense={name: value * nan for name, value in spoiled.dense.items()}), 1e9)
     ours, theirs = late.finish(), early.finish()
     assert ours.accepted == theirs.accepted == [0, 1]

@@ -38,11 +38,11 @@ def make_job(kind: str = "resnet") -> Job:
     model = build_model(name, input_shape=parts[1], num_classes=parts[0], **options)
     clients = {c: Split(*data) for c, data in enumerate(zip(inputs.split(SIZES), targets.split(SIZES), strict=True))}
     local = LocalConfig(epochs=2, batch_size=4, optimizer={"name": "sgd", "lr": 0.02, "momentum": 0.9}, decay=1e-3)
-    return Job(model, clients, dataset, local, clip=2.0, seed=0)
+    return Job(model, clients, dataset, local, seed=0)
 
 
 def make_plan(job: Job, strategy: str = "unbiased", round: int = 0):
-    return ShardPlanner(strategy, seed=job.seed).plan(job.model, dict(enumerate(RATIOS)), round)
+    return ShardPlanner(strategy, seed=job.seed, clip=2.0).plan(job.model, dict(enumerate(RATIOS)), round)
 
 
 def with_bad_clients(job: Job) -> Job:

@@ -116,7 +116,7 @@ def test_engine_trains_as_a_device_that_dequantizes_its_tail_in_each_step(kind):
     client, shard = next(plan.shards())
     assert {stored.dtype for stored in shard.tail.values()} == {torch.uint8}
     device = keep_memory_format(client_model(job.model, shard))
-    loss = train_locally(device, job.clients[client], job.dataset, job.local, LR, job.clip, (job.seed, 0, client))
+    loss = train_locally(device, job.clients[client], job.dataset, job.local, LR, shard.clip, (job.seed, 0, client))
     assert_same_bits([(client, Reply(shard.read_from(device), loss))], [next(SequentialEngine(job).train(plan, 0, LR))])
 
 

@@ -23,7 +23,7 @@ def test_read_config_of_config_text_is_equal(config, words):
     assert read_config(config_text(sent)) == sent.model_copy(update={"output": None})
 
 
-def test_read_reply_has_the_shard_and_a_finite_loss(shard):
+def test_read_reply_has_the_update_and_a_finite_loss(shard):
     def read(loss):
         return read_reply(RecordDict({"arrays": pack(shard), "metrics": MetricRecord({"train_loss": loss})}))
 

@@ -50,7 +50,7 @@ def task_module(config, made):
     def fit(model, values, data):
         client, split = data
         key = config.seed, values["server-round"] - 1, client
-        loss = train_locally(model, split, dataset, local, local.optimizer.options["lr"], local.clip, key)
+        loss = train_locally(model, split, dataset, local, local.optimizer.options["lr"], values["clip"], key)
         return {"num-examples": len(split), "train_loss": float(loss)}
 
     task.make_model, task.load_data, task.fit = make, lambda client: (client, shares[client]), fit

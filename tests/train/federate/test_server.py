@@ -76,7 +76,11 @@ def altered(change):
 
 
 def scaled(factor):
-    return lambda shard: shard.returned({name: value * factor for name, value in shard.trained().items()})
+    def change(update):
+        terms = {name: replace(each, u=factor * each.u, v=factor * each.v) for name, each in update.terms.items()}
+        return replace(update, terms=terms, dense={name: factor * value for name, value in update.dense.items()})
+
+    return change
 
 
 def cut(shard):

@@ -1,0 +1,166 @@
+"""The wire form of a shard and of an update: a safetensors file, whose keys say what each tensor is.
+
+Keys are ``terms/<layer>/<part>``, ``dense/<name>`` and ``tail/<layer>/terms``; those of frozen tensors begin with
+``frozen/``. With the compression ``int8`` the exponents of a tensor's vectors are in ``scales/<key>``.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sharding.errors import UserError
+from sharding.transport import serialize
+from sharding.transport.compression import EXACT, Role, check_compression, compress, expand
+from sharding.validation import is_number
+
+ROLES: dict[str, Role] = {"indices": "indices", "u": "columns", "v": "columns", "multipliers": "numbers"}  # of terms
+FROZEN = "frozen/"
+SCALES = "scales/"  # before the key of a tensor: the exponents of its vectors
+CLIP = 10.0  # τ of a shard whose metadata has none
+VALUES, CHANGES = "wire", "diff"  # the metadata's key of the compression, for values and for changes
+
+
+def encode(message: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors and the metadata of the file for a shard or an update; on `meta`, types and shapes only."""
+    encoded: dict[str, Tensor] = {}
+    for name, role, tensor in _entries(message):
+        encoded[name], scales = compress(tensor, role, message.compression)
+        if scales is not None:
+            encoded[SCALES + name] = scales
+    return encoded, _metadata(message)
+
+
+def size_of(message: Any) -> int:
+    """Return the exact length of the file, without encoding."""
+    encoded: dict[str, Tensor] = {}
+    for name, role, tensor in _entries(message):
+        encoded[name], scales = compress(tensor.to("meta"), role, message.compression)
+        if scales is not None:
+            encoded[SCALES + name] = scales
+    return serialize.size_of(encoded, _metadata(message))
+
+
+def decode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of a `Shard` and of an `Update`, by name; terms by layer and part.
+
+    Names, types and shapes are checked against each other; values are not checked.
+
+    Raises:
+        UserError: the file is not a message.
+    """
+    fields = _checked_fields(metadata)
+    terms: dict[str, dict[str, Tensor]] = {}
+    dense: dict[str, Tensor] = {}
+    tail: dict[str, Tensor] = {}
+    frozen = set()
+    for entry, tensor in _expanded(tensors, fields["compression"]).items():
+        kind, _, name = entry.removeprefix(FROZEN).partition("/")
+        if kind == "terms":
+            name, _, part = name.rpartition("/")
+            terms.setdefault(name, {})[part] = tensor
+        elif kind == "tail" and entry.endswith("/terms"):
+            tail[name.removesuffix("/terms")] = tensor
+        elif kind == "dense" and name not in dense and (tensor.is_floating_point() or entry.startswith(FROZEN)):
+            dense[name] = tensor
+        else:
+            raise UserError(f"unknown entry {entry[:80]!r}, {tensor.dtype}")
+        if entry.startswith(FROZEN):
+            frozen.add(name)
+    for layer in sorted(terms):
+        _check_terms(layer, terms[layer])
+    if other := sorted(tail.keys() - terms.keys()):
+        raise UserError(f"it has a tail of {other[0][:80]!r} without terms")
+    terms = {layer: terms[layer] for layer in sorted(terms)}
+    return {"terms": terms, "dense": dense, "frozen": frozenset(frozen), "tail": tail, **fields}
+
+
+def _entries(message: Any) -> Iterator[tuple[str, Role, Tensor]]:
+    """Yield the key, the role and the values of each tensor."""
+    frozen = getattr(message, "frozen", ())
+    for layer, terms in message.terms.items():
+        for part, role in ROLES.items():
+            yield f"{FROZEN if layer in frozen else ''}terms/{layer}/{part}", role, getattr(terms, part)
+    for layer, stored in getattr(message, "tail", {}).items():
+        yield f"tail/{layer}/terms", "numbers", stored
+    for name, tensor in message.dense.items():
+        yield f"{FROZEN if name in frozen else ''}dense/{name}", "outputs", tensor
+
+
+def _role(entry: str) -> Role:
+    kind, _, name = entry.removeprefix(FROZEN).partition("/")
+    return "outputs" if kind == "dense" else ROLES.get(name.rpartition("/")[2], "numbers")
+
+
+def _expanded(tensors: Mapping[str, Tensor], compression: str) -> Mapping[str, Tensor]:
+    """Return the tensors of the message by their keys, without their scales."""
+    if compression == EXACT:
+        return tensors
+    scales = {name.removeprefix(SCALES): tensor for name, tensor in tensors.items() if name.startswith(SCALES)}
+    if other := sorted(name for name in scales if name not in tensors):
+        raise UserError(f"the scales of {other[0][:80]!r} are not its own")
+    return {
+        name: expand(tensor, _role(name), compression, scales.get(name), name)
+        for name, tensor in tensors.items()
+        if not name.startswith(SCALES)
+    }
+
+
+def _metadata(message: Any) -> dict[str, str]:
+    # One entry, since safetensors writes several in any order.
+    fields = {"keep_ratio": float(message.keep_ratio), "plan": message.plan}
+    fields |= {"residual": message.residual} if message.residual else {}
+    fields |= {"clip": message.clip} if getattr(message, "clip", CLIP) != CLIP else {}
+    kind = CHANGES if getattr(message, "changes", False) else VALUES
+    return {"shard": json.dumps(fields if message.compression == EXACT else fields | {kind: message.compression})}
+
+
+def _check_terms(layer: str, parts: Mapping[str, Tensor]) -> None:
+    """Check one layer's terms.
+
+    Raises:
+        UserError: their names, types or shapes do not fit together, or the indices do not ascend.
+    """
+    for part in ROLES:
+        if part not in parts:
+            raise UserError(f"it lacks {part!r} of layer {layer[:80]!r}")
+    if len(parts) == len(ROLES) and all(parts[part].is_floating_point() for part in ("u", "v", "multipliers")):
+        indices, u, v, multipliers = (parts[part] for part in ROLES)
+        n = indices.shape
+        alike = u.dim() == v.dim() == 2 and n == multipliers.shape == u.shape[1:]
+        ascending = indices.dtype == torch.int64 and bool((indices.diff() > 0).all())
+        if n and alike and n == v.shape[1:] and ascending and bool((indices >= 0).all()):
+            return
+    forms = ", ".join(
+        f"{part[:20]} {str(tensor.dtype)[6:]}{list(tensor.shape)}" for part, tensor in sorted(parts.items())
+    )
+    raise UserError(f"layer {layer[:80]!r} has {forms[:200]}, or its indices do not ascend")
+
+
+def _checked_fields(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Return keep ratio, plan, clip, compression and whether values are changes.
+
+    Raises:
+        UserError: they are missing or invalid.
+    """
+    try:
+        fields = json.loads(metadata["shard"])
+        keep_ratio, plan, residual = fields["keep_ratio"], fields["plan"], fields.get("residual", "")
+        clip = fields.get("clip", CLIP)
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
+        raise UserError("its metadata has no keep ratio and plan") from error
+    numbers = is_number(keep_ratio) and 0 < keep_ratio <= 1 and (clip is None or (is_number(clip) and clip >= 1))
+    if not (numbers and isinstance(plan, str) and isinstance(residual, str)):
+        raise UserError(f"its metadata has {str(fields)[:80]}")
+    changes = CHANGES in fields
+    check_compression(compression := fields.get(CHANGES if changes else VALUES, EXACT))
+    return {
+        "keep_ratio": float(keep_ratio),
+        "plan": plan,
+        "residual": residual,
+        "clip": clip,
+        "compression": compression,
+        "changes": changes,
+    }
